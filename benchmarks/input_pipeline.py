@@ -24,7 +24,7 @@ import numpy as np
 
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
-from taser_jax.data.batches.prefetch import prefetch
+from taser_jax.data.batches.stream import prefetch
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.devices.mesh import MeshConfig, make_mesh

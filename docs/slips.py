@@ -57,7 +57,7 @@ ANIMALS = [
     "kestrel",
     "newt",
 ]
-PREPARE = "prepare beir --gin_file=faq.gin"
+PREPARE = "prepare --gin_file=faq.gin"
 VOCAB = "vocab --gin_file=faq.gin"
 LENGTHS = "{'query':16,'passage':24}"
 TOKENIZE = f"tokenize --gin_file=faq.gin --gin.TASK_FEATURE_LENGTHS={LENGTHS}"
@@ -239,13 +239,13 @@ SLIPS = (
     ),
     Slip(
         "A query without a positive",
-        (f"{PREPARE} --gin.PrepareOptions.missing_positives=drop",),
+        (PREPARE,),
         change=replace("shop/qrels/test.tsv", "q35\tp11", "q35\tp99"),
         shows="without a positive",
     ),
     Slip(
-        "`DIRECTORIES` without the task's name",
-        (f"{PREPARE} --gin.DIRECTORIES=shop",),
+        "A folder that is misspelled",
+        (f"{PREPARE} --gin.DIRECTORIES=shp",),
     ),
     Slip(
         "One length where there are two",

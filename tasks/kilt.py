@@ -1,7 +1,8 @@
 """KILT's eight tasks with the lengths and prompts of TACO-DR (Table 5).
 
-`taser prepare kilt` makes the collection "kilt", with the tasks below. Four mixtures, by what is
-put before the queries: "kilt" nothing, "kilt_name" the task's name and the end of a text,
+`taser prepare --gin_file=runs/kilt_full_prepare.gin` makes the collection "kilt",
+with the tasks below. Four mixtures, by what is put before the queries: "kilt" nothing,
+"kilt_name" the task's name and the end of a text,
 "kilt_name_t5" the name and <extra_id_1> as in TACO-DR's code (a T5 vocabulary with extra ids),
 "kilt_marker" its family's marker.
 """

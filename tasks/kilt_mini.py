@@ -1,7 +1,8 @@
 """Seven tasks of four families over one small collection of Wikipedia passages.
 
-`taser prepare kilt` makes the collection "kilt_mini". Four mixtures, by what is put before the
-queries: "kilt_mini" nothing, "kilt_mini_name" the task's name and the end of a text,
+`taser prepare --gin_file=runs/kilt_mini_prepare.gin` makes the collection "kilt_mini".
+Four mixtures, by what is put before the queries: "kilt_mini" nothing,
+"kilt_mini_name" the task's name and the end of a text,
 "kilt_mini_name_t5" the name and <extra_id_1> as in TACO-DR's code (a T5 vocabulary with extra ids),
 "kilt_mini_marker" its family's marker.
 """

@@ -1,6 +1,6 @@
 """The five open-domain question-answering sets of DPR and TASER, and EntityQuestions.
 
-`taser prepare dpr --gin_file=runs/odqa_prepare.gin` makes the collection "odqa" over Wikipedia. Of
+`taser prepare --gin_file=runs/odqa_prepare.gin` makes the collection "odqa" over Wikipedia. Of
 its two mixtures "odqa" has the five sets, and "odqa_entities" EntityQuestions' relations too, which
 have test questions alone: one token store then serves training and the evaluation on both.
 """

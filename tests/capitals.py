@@ -50,14 +50,14 @@ class Capitals:
             f"rivers/QuestionFiles.questions = '{self.root}/rivers.tsv'\n"
             f"rivers/QuestionFiles.qrels = '{self.root}/rivers.qrels'\n"
         )
-        succeed("prepare", "dpr", *self.prepare_arguments())
+        succeed("prepare", *self.prepare_arguments())
 
     def prepare_arguments(self) -> list[str]:
         capital = {"train": f"{self.root}/train.json", "validation": f"{self.root}/test.qa.csv"}
         capital["test"] = f"{self.root}/test.qa.csv"
         splits = ", ".join(f"'{split}': @rivers/QuestionFiles()" for split in ("train", "test"))
         return [
-            "--gin_file=runs/prepare_dpr.gin",
+            "--gin_file=runs/prepare.gin",
             f"--gin_file={self.root}/questions.gin",
             *self.where,
             *gin(PASSAGES=self.root / "passages.tsv"),

@@ -12,7 +12,12 @@ import pytest
 
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
 # Neither tokens nor a model is needed for these.
-SAMPLE = ("query id that occurs twice", "without a positive", "DIRECTORIES", "batch size that is")
+SAMPLE = (
+    "query id that occurs twice",
+    "without a positive",
+    "folder that is misspelled",
+    "batch size that is",
+)
 
 
 @pytest.fixture

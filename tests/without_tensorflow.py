@@ -1,6 +1,6 @@
 """Runs commands in one process in which TensorFlow, TensorFlow Text and SeqIO are not installed.
 
-    python without_tensorflow.py '[["prepare", "tsv", ...], ["tokenize", ...]]'
+    python without_tensorflow.py '[["prepare", ...], ["tokenize", ...]]'
 
 `sys.modules["tensorflow"] = None` would not do: TensorFlow Datasets takes it for loaded.
 """

@@ -31,7 +31,7 @@ query_tasks=$(printf "'%s', " $tasks)
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$(realpath -m "$output_dir")/compiled}
 
 if [ ! -d "$data_dir" ]; then
-  taser prepare kilt --gin_file=runs/kilt_mini_prepare.gin \
+  taser prepare --gin_file=runs/kilt_mini_prepare.gin \
     --gin.DATA_DIR="$data_dir" --gin.SOURCE_DIR="$source_dir"
 fi
 for mixture in kilt_mini_name kilt_mini kilt_mini_marker; do

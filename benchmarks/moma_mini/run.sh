@@ -31,19 +31,16 @@ fi
 cat "$output_dir/source/sizes.txt"
 
 common=(--gin.DATA_DIR="$data_dir")
-taser prepare merged "${common[@]}" --gin.COLLECTION=source --gin.SOURCE_DIR="$output_dir/source" \
-  --gin.SOURCES="{'source': @KiltFiles()}" --gin.KiltFiles.passages=source.tsv \
-  --gin.KiltFiles.queries="{
+taser prepare "${common[@]}" --gin.COLLECTION=source --gin.SOURCE_DIR="$output_dir/source" \
+  --gin.PASSAGES=source.tsv --gin.VALIDATION_SHARE=0.1 --gin.QUERIES="{
       'squad': {'train': 'squad-train.jsonl', 'test': 'squad-dev.jsonl'},
-      'nq_qed': {'train': 'nq_qed-train.jsonl', 'test': 'nq_qed-dev.jsonl'}}" \
-  --gin.PrepareOptions.validation_share=0.1
-taser prepare tsv "${common[@]}" --gin.COLLECTION=wiki --gin.PASSAGES="$output_dir/source/wiki.tsv" \
-  --gin.QUERIES="{}"
+      'nq_qed': {'train': 'nq_qed-train.jsonl', 'test': 'nq_qed-dev.jsonl'}}"
+taser prepare "${common[@]}" --gin.COLLECTION=wiki --gin.PASSAGES="$output_dir/source/wiki.tsv"
 taser prepare thesaurus "${common[@]}" --gin.COLLECTION=ontology --gin.PASSAGES="[
       '$shared_data/thesaurus/disease_ontology.jsonl.gz',
       '$shared_data/thesaurus/symptom_ontology.jsonl.gz']"
 for target in $targets; do
-  taser prepare beir "${common[@]}" --gin.COLLECTION="$target" \
+  taser prepare "${common[@]}" --gin.COLLECTION="$target" \
     --gin.DIRECTORIES="{'$target': '$output_dir/source/$target'}"
 done
 tokenize() {

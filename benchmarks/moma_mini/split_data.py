@@ -27,13 +27,6 @@ BEIR_TARGETS = ("scifact", "medquad")
 KILT_TARGETS = {"fm2": "fm2-dev", "climate_fever": "climate_fever-all"}
 
 
-class _Plain(csv.excel_tab):
-    """What `taser prepare tsv` reads: without quotes."""
-
-    quoting = csv.QUOTE_NONE
-    quotechar = None
-
-
 def main() -> None:
     """Writes the files, and prints how many passages and questions each has."""
     if len(sys.argv) != 3:
@@ -59,7 +52,7 @@ def _split_kilt_mini(kilt_mini: pathlib.Path, output: pathlib.Path, target_share
     wiki = [line for line in lines if not sets_of[line["id"]] & own and is_kept(line["id"], share)]
     _write(output / "source.tsv", source, list(lines[0]))
     # A memory that held a target's passages would be there without the target, too.
-    _write(output / "wiki.tsv", wiki, ["id", "text", "title"], dialect=_Plain)
+    _write(output / "wiki.tsv", wiki, ["id", "text", "title"])
     for task in SOURCES:
         for split, kept in (("train", float(os.environ.get("QUERIES", "0.5"))), ("dev", 1.0)):
             path = output / f"{task}-{split}.jsonl"
@@ -138,15 +131,9 @@ def _table(path: pathlib.Path) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(file, delimiter="\t")
 
 
-def _write(
-    path: pathlib.Path,
-    rows: Sequence[dict[str, str]],
-    columns: Sequence[str],
-    *,
-    dialect: type[csv.Dialect] = csv.excel_tab,
-) -> None:
+def _write(path: pathlib.Path, rows: Sequence[dict[str, str]], columns: Sequence[str]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, columns, dialect=dialect, extrasaction="ignore")
+        writer = csv.DictWriter(file, columns, dialect=csv.excel_tab, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
     print(f"{path.stem}: {len(rows):,} passages")

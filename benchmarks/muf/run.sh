@@ -25,8 +25,8 @@ export PYTHONPATH=$here${PYTHONPATH:+:$PYTHONPATH}
 # Seeds share their programs.
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$(realpath -m "$output_dir")/compiled}
 
-taser prepare merged --gin_file=runs/muf_mini_prepare.gin --gin.DATA_DIR="$data_dir" \
-  --gin.SOURCE_DIR="$shared_data" --gin.MergeOptions.distractors="${DISTRACTORS:-0.1}"
+taser prepare --gin_file=runs/muf_mini_prepare.gin --gin.DATA_DIR="$data_dir" \
+  --gin.SOURCE_DIR="$shared_data" --gin.PrepareOptions.distractors="${DISTRACTORS:-0.1}"
 taser tokenize --gin.DATA_DIR="$data_dir" --gin.VOCABULARY="$pretrained" \
   --gin.MIXTURE_OR_TASK_NAME=muf_mini --gin.MIXTURE_OR_TASK_MODULE=muf_tasks \
   --gin.TASK_FEATURE_LENGTHS="{'query': 32, 'passage': ${PASSAGE_LENGTH:-64}}" --gin.TOKEN_STORE="$tokens"

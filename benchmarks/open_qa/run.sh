@@ -25,7 +25,7 @@ python "$here/split_questions.py" \
   "$source_dir/squad/squad_split_train.dpr.jsonl.gz" \
   "$source_dir/nq_qed/nq_qed_train.dpr.jsonl.gz" "$questions"
 
-taser prepare dpr --gin_file=runs/open_qa_prepare.gin --gin.DATA_DIR="$data_dir" \
+taser prepare --gin_file=runs/open_qa_prepare.gin --gin.DATA_DIR="$data_dir" \
   --gin.PASSAGES="{'squad': '$source_dir/squad/psgs_squad_dev.tsv.gz',
     'nq': '$source_dir/nq_qed/psgs_nq_qed.tsv.gz', 'kilt': '$source_dir/kilt_mini/passages.tsv.gz'}" \
   --gin.squad_train/QuestionFiles.questions="$questions/squad_split_train.train.jsonl" \

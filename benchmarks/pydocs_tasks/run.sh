@@ -119,8 +119,8 @@ experts_on() {
 
 experts() {
   if [ ! -d "$data_dir/muf_mini" ]; then
-    taser prepare merged --gin_file=runs/muf_mini_prepare.gin --gin.DATA_DIR="$data_dir" \
-      --gin.SOURCE_DIR="$shared_data" --gin.MergeOptions.distractors=0.1
+    taser prepare --gin_file=runs/muf_mini_prepare.gin --gin.DATA_DIR="$data_dir" \
+      --gin.SOURCE_DIR="$shared_data" --gin.PrepareOptions.distractors=0.1
   fi
   tokenize pydocs taser_jax.tasks.pydocs
   tokenize muf_mini muf_tasks

@@ -23,7 +23,7 @@ for set in ${SETS:-scifact medquad}; do
   root=$output_dir/beir/$set
   common=(--gin.DATA_DIR="$root/data" --gin.TOKEN_STORE="$root/tokens")
   python "$here/beir_splits.py" "$shared_data/beir/$set" "$root/source"
-  taser prepare beir --gin.DATA_DIR="$root/data" --gin.COLLECTION="$set" \
+  taser prepare --gin.DATA_DIR="$root/data" --gin.COLLECTION="$set" \
     --gin.DIRECTORIES="{'$set': '$root/source'}"
   taser tokenize "${common[@]}" --gin.VOCABULARY="$pretrained" \
     --gin.MIXTURE_OR_TASK_NAME="$set" --gin.MIXTURE_OR_TASK_MODULE=beir_tasks \

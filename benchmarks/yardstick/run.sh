@@ -19,7 +19,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 data_dir=$output_dir/data tokens=$output_dir/tokens comparison=$output_dir/comparison
 split=${SPLIT:-test}
 
-taser prepare kilt --gin_file=runs/kilt_mini_prepare.gin \
+taser prepare --gin_file=runs/kilt_mini_prepare.gin \
   --gin.DATA_DIR="$data_dir" --gin.SOURCE_DIR="$shared_data/kilt_mini"
 taser tokenize --gin.DATA_DIR="$data_dir" --gin.VOCABULARY="$pretrained" \
   --gin.MIXTURE_OR_TASK_NAME=kilt_mini --gin.MIXTURE_OR_TASK_MODULE=taser_jax.tasks.kilt_mini \

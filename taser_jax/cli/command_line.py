@@ -177,6 +177,10 @@ def parser() -> argparse.ArgumentParser:
                 action="append",
                 type=functools.partial(_bound, macro),
             )
+        for flag, binding in command.switches.items():
+            one.add_argument(flag, dest="bindings", action="append_const", const=binding)
+        if name in GROUPS:
+            verbs[name] = one.add_subparsers()
     return top
 
 
@@ -184,7 +188,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     """Splits the command line into the command and its flags.
 
     Example:
-        `["prepare", "dpr", "--gin.DATA_DIR=data"]` is the command "prepare dpr" with one binding.
+        `["prepare", "mesh", "--gin.DATA_DIR=data"]` is the command "prepare mesh" with one binding.
 
     Raises:
         ConfigError: an unknown command or flag, with the nearest known one.
@@ -227,6 +231,8 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 def _with_argument(words: Sequence[str]) -> tuple[str, list[tuple[str, str]]]:
     """The command that words name, and the binding of what follows it."""
+    if " ".join(words) in COMMANDS:
+        return " ".join(words), []
     for name, several in COMMANDS.items():
         if several.many and several.argument and words[:1] == [name] and len(words) > 1:
             return name, [(several.argument, repr(words[1:]))]

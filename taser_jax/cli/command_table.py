@@ -29,6 +29,7 @@ class Command:
         base: the Gin file that completes given files which do not configure the command themselves
             (or the command whose recipes it takes); it is read before them. None means `gin_file`.
         flags: its own flags: flag -> the macro or parameter that it sets.
+        switches: its own flags without a value: flag -> (macro, value).
         argument: the macro or `function.parameter` that a word after the command sets.
         many: whether several words may follow, as a list.
         optional: whether the word may be left out.
@@ -42,6 +43,7 @@ class Command:
     recipe_of: str | None = None
     base: str | None = None
     flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    switches: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     argument: str | None = None
     many: bool = False
     optional: bool = False
@@ -63,7 +65,7 @@ def _command(
     """A command by the usual names.
 
     Example:
-        `prepare dpr` is `prepare_dpr` of commands/prepare.py and reads runs/prepare_dpr.gin.
+        `prepare mesh` is `prepare_mesh` of commands/prepare.py and reads runs/prepare_mesh.gin.
     """
     joined = name.replace(" ", "_")
     module = module or f"commands.{name.split()[0]}"
@@ -93,12 +95,20 @@ COMMANDS: dict[str, Command] = dict(
                 optional=True,
             ),
         ),
+        (
+            "prepare",
+            Command(
+                "commands.prepare",
+                "prepare",
+                "convert a folder, or files of any format, into a collection",
+                "runs/prepare.gin",
+                switches={"--strict": ("STRICT", "True")},
+                argument="DIRECTORIES",
+                many=True,
+                optional=True,
+            ),
+        ),
         _command("prepare pydocs", "build the built-in collection"),
-        _command("prepare dpr", "convert DPR's TSV, JSON and qa.csv files"),
-        _command("prepare beir", "convert a BEIR directory"),
-        _command("prepare tsv", "convert plain TSV passages and queries"),
-        _command("prepare kilt", "convert KILT's passages and queries"),
-        _command("prepare merged", "convert KILT's and BEIR's data sets into one collection"),
         _command("prepare mesh", "convert MeSH's XML"),
         _command("prepare thesaurus", "convert a thesaurus, JSON lines or OBO"),
         _command("vocab", "train a vocabulary on a collection"),

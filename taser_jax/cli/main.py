@@ -66,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
         if argv[0] == "--version":
             print(f"taser_jax {__version__}")
             return 0
-        if argv[0] in GROUPS and argv[1:] in (["--help"], ["-h"]):
+        if argv[0] in {*GROUPS} - {*COMMANDS} and argv[1:] in (["--help"], ["-h"]):
             print(overview(argv[0]))
             return 0
         arguments = parse(argv)

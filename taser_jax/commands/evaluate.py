@@ -11,8 +11,8 @@ import numpy as np
 
 from taser_jax.commands import inputs
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
-from taser_jax.data.prepare.kilt import gold_path
-from taser_jax.data.readers.kilt import KiltQuery, Outputs, read_queries
+from taser_jax.data.prepare.receipts import gold_path
+from taser_jax.data.readers.kilt import KiltQuery, read_queries
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.evaluation.answers import AnswerMatch
 from taser_jax.evaluation.comparisons import compare_with_baselines
@@ -297,9 +297,9 @@ def _gold(queries: QuerySet) -> list[KiltQuery]:
     path = gold_path(queries)
     if not path.exists():
         problem = f"task {queries.task!r} was not prepared from KILT's files"
-        fix = "prepare it with `taser prepare kilt`, or judge by 'qrels'"
+        fix = "prepare it from files of KILT's format, or judge by 'qrels'"
         raise ConfigError(problem, where=str(path), fix=fix)
-    return list(read_queries(path, outputs=Outputs.OPTIONAL))
+    return list(read_queries(path))
 
 
 def write_table(

@@ -12,7 +12,7 @@ from taser_jax.storage.progress import logger
 _GIN = """\
 # {name}: paths and names of one project. Every command takes this file alone:
 #
-#     taser prepare tsv --gin_file={slug}.gin
+#     taser prepare --gin_file={slug}.gin
 #
 # What only one run changes is set on the command line: --gin.TRAIN_STEPS=1000.
 
@@ -20,8 +20,8 @@ include 'models/bert_tiny.gin'
 include 'models/taser.gin'
 
 # Your files: passages (id, text, title), questions (id, text) and judgements (question, 0, passage,
-# relevance), all separated by tabs; {{split}} is train, validation or test. `taser prepare dpr` and
-# `taser prepare beir` read other formats.
+# relevance), all separated by tabs; {{split}} is train, validation or test. Files of other formats:
+# DIRECTORIES = ['my_folder'], instead of the next lines.
 COLLECTION = '{slug}'
 PASSAGES = '{slug}/passages.tsv'
 QUERIES = @QuestionFiles()
@@ -73,7 +73,7 @@ for _task in TASKS:
 add_retrieval_mixture("{slug}", [f"{slug}_{{_task}}" for _task in TASKS])
 '''
 
-_STEPS = ("prepare tsv", "vocab", "tokenize", "train", "encode", "search", "evaluate")
+_STEPS = ("prepare", "vocab", "tokenize", "train", "encode", "search", "evaluate")
 
 
 def init(*, name: str, tasks: Sequence[str] = ("questions",), directory: str = ".") -> None:

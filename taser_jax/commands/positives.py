@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from taser_jax.commands.inputs import answer_matcher, check_known
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks, write_queries
-from taser_jax.data.prepare.receipts import write_without_positive
+from taser_jax.data.prepare.receipts import write_left_out
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.evaluation.answers import AnswerMatch
 from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
@@ -34,7 +34,7 @@ def positives(
 
     Each question is searched together with its answers. Of the best passages, those that contain
     an answer become its positives, best first, and the others its hard negatives. Training and
-    validation questions without a positive are dropped and listed in without_positive/; test
+    validation questions without a positive are dropped and listed in left_out/; test
     questions are copied as they are, for they are judged by their answers.
 
     Source: DPR-MUF (Li et al., Findings of EMNLP 2021), appendix A.1.
@@ -55,14 +55,11 @@ def positives(
         ConfigError: an unknown task, one that would be written over itself, or no answers.
         DataError: no question of a split is left.
     """
-    known = list_tasks(data_dir, collection)
-    check_known([*tasks, *regex_tasks], known, where="positives.tasks")
+    splits_of = list_tasks(data_dir, collection)
+    check_known([*tasks, *regex_tasks], splits_of, where="positives.tasks")
     if not tasks or set(tasks) & set(tasks.values()) or len(set(tasks.values())) < len(tasks):
-        raise ConfigError(
-            f"tasks {dict(tasks)}",
-            where="positives.tasks",
-            expected="one at least, each with a new name of its own: {'webq': 'webq_bm25'}",
-        )
+        fix = "name one at least, each with a new name of its own: {'webq': 'webq_bm25'}"
+        raise ConfigError(f"tasks {dict(tasks)}", where="positives.tasks", fix=fix)
     store = PassageStore.open(data_dir, collection)
     index = Bm25Index.build(
         (title_and_text(passage) for passage in store.iterate()),
@@ -73,24 +70,21 @@ def positives(
     dropped: dict[str, dict[str, int]] = collections.defaultdict(dict)
     for task, name in tasks.items():
         matching = AnswerMatch.REGEX if task in regex_tasks else AnswerMatch.STRING
-        for split in known[task]:
+        for split in splits_of[task]:
             queries = list(QuerySet.open(data_dir, collection, task, split))
             if not any(query.answers for query in queries):
-                raise ConfigError(
-                    f"no {split} question of {task!r} has answers",
-                    where="positives.tasks",
-                    expected="questions with answers",
-                )
+                found = f"no {split} question of {task!r} has answers"
+                raise ConfigError(found, where="positives.tasks", fix="leave the task out")
             lost: list[str] = []
-            found: Iterator[Query] = iter(queries)
+            divided: Iterator[Query] = iter(queries)
             if split != "test":
                 with phase(f"positives of {task} {split}"):
                     texts = [" ".join([query.text, *query.answers]) for query in queries]
                     result = index.search(texts, depth)
-                    found = _divided(queries, result, store, matching, lost)
-            renamed = (dataclasses.replace(query, task=name) for query in found)
+                    divided = _divided(queries, result, store, matching, lost)
+            renamed = (dataclasses.replace(query, task=name) for query in divided)
             write_queries(data_dir, collection, name, split, renamed)
-            write_without_positive(data_dir, collection, name, split, lost)
+            write_left_out(data_dir, collection, (name, split), lost)
             dropped[name][split] = len(lost)
             logger.info(
                 "%s %s: %s questions, %s dropped without a positive among BM25's first %d",

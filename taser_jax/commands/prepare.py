@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from taser_jax.data.collections.store import (
@@ -12,11 +12,9 @@ from taser_jax.data.collections.store import (
     write_collection,
     write_queries,
 )
-from taser_jax.data.prepare import formats, kilt, merged
-from taser_jax.data.prepare.kilt_options import KiltOptions
-from taser_jax.data.prepare.merged import BeirFolder, KiltFiles, MergeOptions
-from taser_jax.data.prepare.questions import PrepareOptions, QuestionFiles
-from taser_jax.data.prepare.receipts import PreparedCollection, without_positive_file
+from taser_jax.data.prepare import collection as preparation
+from taser_jax.data.prepare.options import PrepareOptions, QuestionFiles
+from taser_jax.data.prepare.receipts import PreparedCollection, left_out_directory
 from taser_jax.data.pydocs.build import build_pydocs
 from taser_jax.data.pydocs.tasks import TASKS
 from taser_jax.devices.hosts import writes
@@ -55,12 +53,8 @@ def prepare_pydocs(
         ConfigError: an unknown task.
     """
     if unknown := sorted(set(tasks or ()) - set(TASKS)):
-        raise ConfigError(
-            f"no task {', '.join(unknown)}",
-            where="TASKS",
-            expected=f"some of {', '.join(TASKS)}",
-            fix="correct the name",
-        )
+        fix = f"take some of {', '.join(TASKS)}"
+        raise ConfigError(f"no task {', '.join(unknown)}", where="TASKS", fix=fix)
     with phase("build pydocs"):
         built = build_pydocs(packages)
     wanted = {task: built.queries[task] for task in TASKS if tasks is None or task in tasks}
@@ -114,53 +108,46 @@ def reporting(
 
 def _report(prepared: PreparedCollection, data_dir: FilePath) -> PreparedCollection:
     logger.info(
-        "%s: %s passages (%s duplicates merged, %s renamed), fingerprint %s%s",
+        "%s: %s passages (%s duplicates merged, %s renamed%s), fingerprint %s%s",
         prepared.collection,
         f"{prepared.passages:,}",
         f"{prepared.merged:,}",
         f"{prepared.renamed:,}",
+        _listed(prepared.left_out),
         prepared.fingerprint,
         ", reused" if prepared.reused else "",
     )
     for split in prepared.splits:
         logger.info(
-            "%s: task %s, %s: %s queries (%s without a positive; %s positives and %s hard "
-            "negatives not in the collection)",
+            "%s: task %s, %s: %s queries%s",
             prepared.collection,
             split.task,
             split.split,
             f"{split.queries:,}",
-            f"{split.without_positive:,}",
-            f"{split.missing_positives:,}",
-            f"{split.missing_hard_negatives:,}",
+            _listed(split.left_out),
         )
-        if split.without_positive:
-            listed = without_positive_file(data_dir, prepared.collection, split.task, split.split)
-            logger.info("those without a positive: %s", listed)
+    if prepared.left_out or any(split.left_out for split in prepared.splits):
+        listed = left_out_directory(data_dir, prepared.collection)
+        logger.info("%s: listed with file and line in %s", prepared.collection, listed)
     there = {(split.task, split.split) for split in prepared.splits}
     for task in sorted({task for task, split in there if split == "train"}):
         if (task, "validation") not in there:
             logger.info(
                 "%s: task %s has no validation split; VALIDATION_SHARE=0.1 makes one of a tenth "
                 "of its training queries (PrepareOptions.validation_share)",
-                *(prepared.collection, task),
+                prepared.collection,
+                task,
             )
     return prepared
 
 
-prepare_beir = reporting(formats.prepare_beir)
-prepare_dpr = reporting(formats.prepare_dpr)
-prepare_kilt = reporting(kilt.prepare_kilt)
-prepare_mesh = reporting(formats.prepare_mesh)
-prepare_thesaurus = reporting(formats.prepare_thesaurus)
-prepare_merged = reporting(merged.prepare_merged)
-prepare_tsv = reporting(formats.prepare_tsv)
+def _listed(left_out: Mapping[str, int]) -> str:
+    """What was left out, to be appended; empty where that is nothing."""
+    return "".join(f", {count:,} {kind}" for kind, count in left_out.items())
 
-CONFIGURABLES = (
-    BeirFolder,
-    KiltFiles,
-    KiltOptions,
-    MergeOptions,
-    PrepareOptions,
-    QuestionFiles,
-)
+
+prepare = reporting(preparation.prepare)
+prepare_mesh = reporting(preparation.prepare_mesh)
+prepare_thesaurus = reporting(preparation.prepare_thesaurus)
+
+CONFIGURABLES = (PrepareOptions, QuestionFiles)

@@ -28,20 +28,20 @@ def verify(*, directory: str) -> int:
         DataError: files that are missing or damaged; names them.
     """
     if not pathlib.Path(directory).is_dir():
-        raise ConfigError("no such directory", where=directory, expected="a folder of artefacts")
-    found = list(checksums.verify(directory))
-    bad = [f"{path}: {problem}" for path, problem in found if problem is not None]
+        raise ConfigError("no such directory", where=directory, fix="give a folder of artefacts")
+    checked = list(checksums.verify(directory))
+    bad = [f"{path}: {problem}" for path, problem in checked if problem is not None]
     if bad:
         more = [f"and {len(bad) - _SHOWN} more"] if len(bad) > _SHOWN else []
+        count = f"{len(bad)} of {len(checked):,} files are not as {checksums.FILE} recorded them"
         raise DataError(
-            "\n    ".join([f"{len(bad)} of {len(found):,} files", *bad[:_SHOWN], *more]),
+            "\n    ".join([count, *bad[:_SHOWN], *more]),
             where=directory,
-            expected=f"what each folder's {checksums.FILE} has recorded",
             fix="delete what is damaged and run the command that makes it again; delete the lines "
             "of files that you changed yourself",
         )
-    logger.info("%s: %s files are what was written", directory, f"{len(found):,}")
-    return len(found)
+    logger.info("%s: %s files are what was written", directory, f"{len(checked):,}")
+    return len(checked)
 
 
 CONFIGURABLES = ()

@@ -72,12 +72,9 @@ def open_bytes(path: FilePath) -> Iterator[IO[bytes]]:
         try:
             yield stream
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise DataError(
-                f"the gzip stream is damaged or truncated ({error})",
-                where=os.fspath(path),
-                expected="a complete gzip file",
-                fix="copy or download the file again, and check it with gzip -t",
-            ) from error
+            found = f"the gzip stream is damaged or truncated ({error})"
+            fix = "copy or download the file again, and check it with gzip -t"
+            raise DataError(found, where=os.fspath(path), fix=fix) from error
 
 
 @contextlib.contextmanager
@@ -202,12 +199,9 @@ def _json_array(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
             except (ValueError, RecursionError) as error:
                 raise _malformed_json(path, line, error) from error
             if between not in ("[", ","):
-                raise DataError(
-                    f"found {between!r} between two values",
-                    where=f"{os.fspath(path)}:{line}",
-                    expected="one comma",
-                    fix="write the file again with a JSON library",
-                )
+                found = f"found {between!r} between two values, not one comma"
+                fix = "write the file again with a JSON library"
+                raise DataError(found, where=f"{os.fspath(path)}:{line}", fix=fix)
             where = f"{os.fspath(path)}:{line}"
             check_text(value, written=buffer[position:stop], where=where)
             yield line, _as_object(path, line, value)
@@ -224,12 +218,8 @@ def _refill(text: codecs.StreamReader, kept: str) -> tuple[str, int, bool]:
 
 
 def _cut_short(path: FilePath, line: int) -> DataError:
-    return DataError(
-        "the JSON array is not closed",
-        where=f"{os.fspath(path)}:{line}",
-        expected="a final ]",
-        fix="the file is truncated: copy or download it again",
-    )
+    where, fix = f"{os.fspath(path)}:{line}", "the file is truncated: copy or download it again"
+    return DataError("the JSON array is not closed", where=where, fix=fix)
 
 
 def _first_character(path: FilePath) -> str:
@@ -242,12 +232,9 @@ def _first_character(path: FilePath) -> str:
 
 def _as_object(path: FilePath, line: int, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise DataError(
-            f"found a JSON {type(value).__name__}",
-            where=f"{os.fspath(path)}:{line}",
-            expected="a JSON object, {...}",
-            fix="write one object per line, or one array of objects",
-        )
+        found = f"found a JSON {type(value).__name__}, not an object, {{...}}"
+        fix = "write one object per line, or one array of objects"
+        raise DataError(found, where=f"{os.fspath(path)}:{line}", fix=fix)
     return value
 
 
@@ -256,40 +243,24 @@ def _malformed_json(path: FilePath, line: int, error: Exception) -> DataError:
     found = str(error)
     if isinstance(error, json.JSONDecodeError):
         found = f"{error.msg} (column {error.colno})"
-    return DataError(
-        f"not valid JSON: {found}",
-        where=f"{os.fspath(path)}:{line}",
-        expected="a JSON object",
-        fix="correct the line, or write the file again with a JSON library",
-    )
+    fix = "correct the line, or write the file again with a JSON library"
+    return DataError(f"not valid JSON: {found}", where=f"{os.fspath(path)}:{line}", fix=fix)
 
 
 def _empty(path: FilePath) -> DataError:
-    return DataError(
-        "the file is empty",
-        where=os.fspath(path),
-        expected="at least one line",
-        fix="check that the command that wrote it finished",
-    )
+    fix = "check that the command that wrote it finished"
+    return DataError("the file is empty", where=os.fspath(path), fix=fix)
 
 
 def _not_utf8(where: str, error: UnicodeDecodeError) -> DataError:
     bad = error.object[error.start : error.start + 1].hex()
     # Windows' "Unicode" begins with one of these.
     utf_16 = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    return DataError(
-        f"not UTF-8: byte 0x{bad} ({error.reason})",
-        where=where,
-        expected="UTF-8 text",
-        fix=f"convert it, for example with iconv -f {'utf-16' if utf_16 else 'latin1'} -t utf-8",
-    )
+    fix = f"convert it, for example with iconv -f {'utf-16' if utf_16 else 'latin1'} -t utf-8"
+    return DataError(f"not UTF-8: byte 0x{bad} ({error.reason})", where=where, fix=fix)
 
 
 def _unreadable(path: FilePath, error: Exception) -> DataError:
     reason = getattr(error, "strerror", None) or str(error)
-    return DataError(
-        f"cannot be read: {reason}",
-        where=os.fspath(path),
-        expected="a file that exists and can be read",
-        fix="check the path's spelling and the file's permissions",
-    )
+    fix = "check the path's spelling and the file's permissions"
+    return DataError(f"cannot be read: {reason}", where=os.fspath(path), fix=fix)

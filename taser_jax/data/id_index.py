@@ -11,6 +11,7 @@ from typing import overload
 
 import numpy as np
 from etils import epath
+from jaxtyping import Bool
 
 from taser_jax.storage.artifacts import is_remote, read_json, storage_errors
 from taser_jax.storage.json_fields import JsonField, JsonType, checked_fields
@@ -41,46 +42,36 @@ def normalized_content(title: str, text: str) -> str:
     return f"{title}\n{text}"
 
 
-class RepeatFinder:
-    """Finds repeated strings, with about 8 bytes per string.
+class SeenTexts:
+    """Which strings came before, with about 8 bytes for each.
 
     It stores only 64-bit hashes, in sorted runs that are merged as they grow, so 21 million ids
-    take 170 MB. A repeat is reported at once if both are in the current block, otherwise at the
-    block's end. Two different strings share a hash about once in 10^5 collections of that size, so
+    take 170 MB. Two different strings share a hash about once in 10^5 collections of that size, so
     the caller must confirm.
-
-    Args:
-        block: number of hashes collected before they are compared with the earlier ones.
     """
 
-    def __init__(self, block: int = 1 << 16) -> None:
-        self._block = block
-        self._recent: dict[int, str] = {}
+    def __init__(self) -> None:
         self._runs: list[np.ndarray] = []
 
-    def add(self, text: str) -> str | None:
-        """Adds one string; returns a string that seems to be repeated, if one was found."""
-        key = text_hash(text)
-        if key in self._recent:
-            return text
-        self._recent[key] = text
-        return self.flush() if len(self._recent) >= self._block else None
+    def add(self, texts: Sequence[str]) -> Bool[np.ndarray, " texts"]:
+        """Adds strings; whether each seems to be equal to one before it.
 
-    def flush(self) -> str | None:
-        """Compares the current block with all earlier ones; call it once more at the end."""
-        block = np.sort(np.fromiter(self._recent, np.uint64, len(self._recent)))
-        found = None
+        Example:
+            >>> SeenTexts().add(["a", "b", "a"]).tolist()
+            [False, False, True]
+        """
+        hashes = np.fromiter(map(text_hash, texts), np.uint64, len(texts))
+        block, first = np.unique(hashes, return_index=True)
+        repeated = np.ones(len(hashes), bool)
+        repeated[first] = False
         for run in self._runs:
-            places = np.minimum(np.searchsorted(run, block), len(run) - 1)
-            repeated = block[run[places] == block]
-            if len(repeated):
-                found = self._recent[int(repeated[0])]
-        self._recent = {}
+            places = np.minimum(np.searchsorted(run, hashes), len(run) - 1)
+            repeated |= run[places] == hashes
         if len(block):
             self._runs.append(block)
         while len(self._runs) > 1 and len(self._runs[-1]) >= len(self._runs[-2]):
             self._runs[-2:] = [np.sort(np.concatenate(self._runs[-2:]))]
-        return found
+        return repeated
 
 
 class HashIndex:

@@ -196,7 +196,7 @@ def _best_passages(
     unique = np.unique(ranked.rows[ranked.rows != NO_ROW])
     page_of = dict(zip(unique.tolist(), pages_of(unique.tolist()), strict=True))
     if without := [row for row, page in page_of.items() if not page]:
-        fix = "prepare the collection from KILT's files with `taser prepare kilt`"
+        fix = "prepare the collection from files with page ids, such as KILT's"
         raise DataError(f"passage row {without[0]} has no page", where="collection", fix=fix)
     best: dict[str, dict[str, tuple[int, float]]] = {}
     for query_id, rows, scores in zip(

@@ -334,7 +334,7 @@ def _on_pages_of(
     pages = set(pages_of(positives.tolist()))
     if "" in pages:
         problem = "passages of the positives' pages are to be left out, and a positive has none"
-        fix = "prepare the collection with page ids (`taser prepare kilt`)"
+        fix = "prepare the collection from files with page ids, such as KILT's"
         raise ConfigError(problem, where="MiningConfig.excluded", fix=fix)
     found = np.flatnonzero(rows != NO_ROW)
     on_page = np.zeros(rows.shape, bool)

@@ -44,11 +44,11 @@ def test_every_seed_runs_the_recipe(tmp_path: pathlib.Path):
         DISTRACTORS="0.2",
     )
     assert [" ".join(call.split()[:2]) for call in calls] == [
-        "prepare merged",
+        "prepare --gin_file=runs/muf_mini_prepare.gin",
         f"tokenize --gin.DATA_DIR={tmp_path}/out/data",
         *["pipeline muf"] * 2,
     ]
-    assert calls[0].endswith("--gin.MergeOptions.distractors=0.2")
+    assert calls[0].endswith("--gin.PrepareOptions.distractors=0.2")
     assert f"--gin.OUTPUT_DIR={tmp_path}/out/seed-3 " in calls[2]
     # The joint model sees as many queries as five specialists; a later binding wins.
     steps = "--gin.TRAIN_STEPS=20 --gin.JOINT_STEPS=100 --gin.TRAIN_STEPS=7"

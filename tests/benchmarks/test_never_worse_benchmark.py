@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from script_calls import REPOSITORY
 
-from taser_jax.data.prepare.detection import Format, detect
+from taser_jax.data.prepare.detection import detect
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def kilt_mini(tmp_path: pathlib.Path) -> pathlib.Path:
 
 def written(never_worse: Any, folder: pathlib.Path, data: Any, size: int | None) -> dict[str, set]:
     counts = never_worse.write_cell(data, folder, size=size, passages=24)
-    assert detect(folder).format is Format.BEIR
+    assert detect(folder).passages == (str(folder / "corpus.jsonl"),)
     found = {
         name: {line.split("\t")[0] for line in path.read_text().splitlines()[1:]}
         for name in ("train", "test")

@@ -167,7 +167,7 @@ def test_a_block_that_uses_one_expert_counts_as_collapsed():
     ("module", "function", "gin_file"),
     [
         (taser, "pipeline_taser", "runs/open_qa.gin"),
-        (prepare, "prepare_dpr", "runs/open_qa_prepare.gin"),
+        (prepare, "prepare", "runs/open_qa_prepare.gin"),
     ],
 )
 def test_gin_files_resolve(module, function, gin_file):

@@ -113,8 +113,9 @@ def test_a_command_without_a_dry_run_says_so(toy, capsys):
     ("argv", "words"),
     [
         (["trian"], "did you mean `taser train`?"),
-        (["prepare"], "did you mean `taser prepare"),
-        (["prepare", "pydoc"], "did you mean `taser prepare pydocs`?"),
+        (["pipeline"], "did you mean `taser pipeline"),
+        (["pipeline", "tazer"], "did you mean `taser pipeline taser`?"),
+        (["prepare"], "COLLECTION, DATA_DIR not set"),
         (["zzz"], "run `taser --help`"),
         (["train", "now"], "no command 'train now'"),
         (["--gin_file=a.gin"], "no command ''"),
@@ -141,11 +142,11 @@ def test_wrong_command_lines_return_2(argv, words, capsys):
 def test_parsing():
     arguments = cli.parse(
         [
-            *("prepare", "dpr", "--gin_file=a.gin", "--gin_file", "b.gin", "--dry-run"),
+            *("prepare", "mesh", "--gin_file=a.gin", "--gin_file", "b.gin", "--dry-run"),
             *("--gin.X=1=2", "--gin_search_paths=c,d", "--multihost", "--coordinator_timeout=9"),
         ]
     )
-    assert arguments.command == "prepare dpr"
+    assert arguments.command == "prepare mesh"
     assert arguments.flags.files == ("a.gin", "b.gin")
     assert arguments.flags.bindings == (("X", "1=2"),)
     assert arguments.flags.search_paths == ("c", "d")
@@ -169,9 +170,9 @@ def test_the_overview_lists_every_command(argv, capsys):
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_the_help_of_a_group_lists_its_commands(flag, capsys):
-    assert cli.run(["prepare", flag]) == 0
+    assert cli.run(["pipeline", flag]) == 0
     printed = capsys.readouterr().out
-    assert "prepare beir" in printed
+    assert "pipeline ance" in printed
     assert "quickstart" not in printed
 
 

@@ -33,9 +33,13 @@ RECIPES = {
         ),
     ),
     "tokenize": (("runs/kilt_full_tokenize.gin",),),
-    "prepare kilt": (("runs/kilt_mini_prepare.gin",), ("runs/kilt_full_prepare.gin",)),
-    "prepare merged": (("runs/muf_mini_prepare.gin",),),
-    "prepare dpr": (("runs/odqa_prepare.gin",), ("runs/open_qa_prepare.gin",)),
+    "prepare": (
+        ("runs/kilt_mini_prepare.gin",),
+        ("runs/kilt_full_prepare.gin",),
+        ("runs/muf_mini_prepare.gin",),
+        ("runs/odqa_prepare.gin",),
+        ("runs/open_qa_prepare.gin",),
+    ),
     "evaluate": (("runs/entity_questions.gin",),),
     "pipeline taser": (
         ("runs/open_qa.gin",),

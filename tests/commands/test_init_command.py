@@ -79,7 +79,7 @@ def test_from_files_to_a_table_with_one_gin_file(
     write_files(project / "faq")
     with open("faq.gin", "a") as file:
         file.write(SMALLER)
-    run("prepare tsv")
+    run("prepare")
     assert list_tasks("faq/data", "faq") == {task: list(SPLITS) for task in ("what", "where")}
     run("vocab")
     run("tokenize")
@@ -106,7 +106,7 @@ def test_from_files_to_a_table_with_one_gin_file(
 
 # Commands that need nothing else.
 FLOW = (
-    "prepare tsv",
+    "prepare",
     "vocab",
     "tokenize",
     "train",

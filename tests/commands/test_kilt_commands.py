@@ -1,4 +1,4 @@
-"""`taser prepare kilt` and `taser evaluate` by KILT's pages, on files made by hand."""
+"""`taser prepare` and `taser evaluate` by KILT's pages, on files made by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from small_world import figures, gin, refused, succeed
 
 from taser_jax.data.collections.store import QuerySet
-from taser_jax.data.prepare.kilt import gold_path
+from taser_jax.data.prepare.receipts import gold_path
 
 PASSAGES = """\
 id\ttext\ttitle\twikipedia_id\tparagraph_id
@@ -51,9 +51,8 @@ def prepared(tmp_path: pathlib.Path) -> pathlib.Path:
     lines = (json.dumps(_record(id, outputs)) + "\n" for id, outputs in QUERIES)
     (tmp_path / "q.jsonl").write_text("".join(lines))
     succeed(
-        *("prepare", "kilt", *gin(DATA_DIR=tmp_path / "data", COLLECTION="k", PASSAGES="p.tsv")),
+        *("prepare", *gin(DATA_DIR=tmp_path / "data", COLLECTION="k", PASSAGES="p.tsv")),
         *gin(QUERIES={"fever": {"test": "q.jsonl"}}, SOURCE_DIR=tmp_path),
-        *gin("KiltOptions", gold="finest"),
     )
     (tmp_path / "runs").mkdir()
     with open(tmp_path / "runs" / "fever.test.trec", "w") as file:
@@ -102,10 +101,10 @@ def test_a_task_judged_by_pages_alone(prepared: pathlib.Path):
     lines = (json.dumps(_record(id, outputs)) + "\n" for id, outputs in QUERIES)
     (prepared / "q2.jsonl").write_text("".join(lines))
     succeed(
-        *("prepare", "kilt", *gin(DATA_DIR=prepared / "d2", COLLECTION="k", PASSAGES="p.tsv")),
+        *("prepare", *gin(DATA_DIR=prepared / "d2", COLLECTION="k", PASSAGES="p.tsv")),
         *gin(QUERIES={"fever": {"test": "q.jsonl"}, "aida": {"test": "q2.jsonl"}}),
         *gin(SOURCE_DIR=prepared),
-        *gin("KiltOptions", page_gold_tasks=["aida"]),
+        *gin("PrepareOptions", page_gold_tasks=["aida"]),
     )
     run = (prepared / "runs" / "fever.test.trec").read_text()
     (prepared / "runs" / "aida.test.trec").write_text(run)
@@ -155,7 +154,9 @@ def test_refusals(prepared: pathlib.Path, capsys: pytest.CaptureFixture[str]):
         capsys, *evaluate, *gin("EvaluationConfig", judge="kilt", measures=["PageRprec"])
     )
     assert "task 'fever' was not prepared from KILT's files" in message
-    prepare = ["prepare", "kilt", *gin(DATA_DIR=prepared / "d2", COLLECTION="k")]
+    prepare = ["prepare", *gin(DATA_DIR=prepared / "d2", COLLECTION="k")]
     message = refused(capsys, *prepare, *gin(QUERIES={"t": "no.jsonl"}, PASSAGES="no.tsv"))
     assert "no.tsv: cannot be read" in message
-    assert "neither is given" in refused(capsys, *prepare, *gin(QUERIES={"t": "no.jsonl"}))
+    assert "neither a folder nor a file" in refused(
+        capsys, *prepare, *gin(QUERIES={"t": "no.jsonl"})
+    )

@@ -29,7 +29,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     judged = "".join(f"{query}\t{passage}\t1\n" for query, passage in QUERIES.items())
     (root / "beir" / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}")
     directories = f"--gin.DIRECTORIES={{'arguana': '{root}/beir'}}"
-    succeed("prepare", "beir", *_where(root), directories)
+    succeed("prepare", *_where(root), directories)
     return root
 
 

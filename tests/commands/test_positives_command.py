@@ -4,7 +4,7 @@ import pytest
 
 from taser_jax.commands.positives import positives
 from taser_jax.data.collections.store import QuerySet, write_collection, write_queries
-from taser_jax.data.prepare.receipts import without_positive_file
+from taser_jax.data.prepare.receipts import left_out_directory
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Passage, Query
 
@@ -56,7 +56,7 @@ def test_passages_with_an_answer_are_positives_and_the_others_hard_negatives(wor
     assert found["a"].positives == (0, 1)
     assert found["a"].hard_negatives == (2,)
     assert found["a"].task == "qa_bm25"
-    lost = without_positive_file(world, "c", "qa_bm25", "train").read_text()
+    lost = (left_out_directory(world, "c") / "qa_bm25.train.txt").read_text()
     assert lost.splitlines() == ["b: which bread is best", "c: who wrote the first program"]
     # Judged by their answers: all of them.
     assert {id: query.positives for id, query in read(world, "test").items()} == dict.fromkeys(

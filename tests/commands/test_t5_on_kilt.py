@@ -17,6 +17,7 @@ from taser_jax.data.token_store.store import TokenStore
 pytestmark = pytest.mark.slow
 
 PAGES = 20
+SHARES = {"train": 0.6, "validation": 0.1, "test": 0.4}
 MEASURES = ["PageRprec", "Rprec", "Recall@20"]
 
 
@@ -52,10 +53,10 @@ class SmallKilt:
             (self.root / f"{task}.jsonl").write_text("\n".join(lines) + "\n")
         collection = gin(DATA_DIR=self.root / "data", COLLECTION="small_kilt")
         succeed(
-            *("prepare", "kilt", *collection),
+            *("prepare", *collection),
             *gin(PASSAGES="passages.tsv", SOURCE_DIR=self.root),
-            *gin("KiltOptions", validation_last=8),
-            *gin("KiltOptions", shares={"train": 0.6, "validation": 0.1, "test": 0.4}),
+            *gin("PrepareOptions", validation_last=8),
+            *gin("PrepareOptions", task_shares={task: SHARES for task in TASKS}),
             *gin(QUERIES={task: f"{task}.jsonl" for task in TASKS}),
         )
         succeed(

@@ -38,7 +38,7 @@ def run(folder: pathlib.Path, *commands: list[str]) -> subprocess.CompletedProce
 
 @pytest.fixture
 def files(tmp_path: pathlib.Path) -> list[str]:
-    """Bindings of `taser prepare tsv`: four passages, a query for each."""
+    """Bindings of `taser prepare`: four passages, a query for each."""
     passages = "".join(f"p{i}\t{text}\t\n" for i, text in enumerate(TEXTS))
     (tmp_path / "passages.tsv").write_text("id\ttext\ttitle\n" + passages)
     for split in ("train", "test"):
@@ -58,7 +58,7 @@ def made(root: pathlib.Path, files: list[str]) -> list[list[str]]:
     """From files to a token store."""
     data = gin(DATA_DIR=root / "data", VOCABULARY=root / "vocabulary")
     return [
-        ["prepare", "tsv", *files],
+        ["prepare", *files],
         ["vocab", *data, *gin(COLLECTION="rivers", VOCAB_SIZE=64)],
         [
             *("tokenize", *data, *gin(MIXTURE_OR_TASK_NAME="rivers", TOKEN_STORE=root / "tokens")),

@@ -12,16 +12,14 @@ def test_hash_and_normal_form_are_fixed():
 
 
 @pytest.mark.parametrize("block", [1, 3, 8, 1000])
-def test_repeat_finder_agrees_with_a_set(block):
+def test_seen_texts_agree_with_a_set(block):
     rng = np.random.default_rng(0)
     for _ in range(20):
         texts = [str(n) for n in rng.choice(400, size=int(rng.integers(1, 60)))]
-        finder = id_index.RepeatFinder(block=block)
-        found = [text for text in map(finder.add, texts) if text is not None]
-        found += [text for text in [finder.flush()] if text is not None]
-        repeated = {text for text in texts if texts.count(text) > 1}
-        assert set(found) <= repeated
-        assert bool(found) == bool(repeated)
+        seen = id_index.SeenTexts()
+        parts = [seen.add(texts[at : at + block]) for at in range(0, len(texts), block)]
+        expected = [text in texts[:at] for at, text in enumerate(texts)]
+        assert np.concatenate(parts).tolist() == expected
 
 
 def test_hash_index_lists_every_row_of_a_hash(tmp_path):

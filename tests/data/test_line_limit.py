@@ -8,7 +8,7 @@ import pytest
 
 from taser_jax.cli import main as cli
 from taser_jax.data.files import json_lines, json_records, numbered_lines
-from taser_jax.data.readers import mesh
+from taser_jax.data.readers.terms import read_mesh
 from taser_jax.storage import limits
 from taser_jax.storage.errors import ConfigError, DataError
 
@@ -81,4 +81,4 @@ def test_a_concept_beyond_the_limit_is_named(one_line):
         limits.use(limits.Limits(line_mib=2)),
         pytest.raises(DataError, match=r"m\.xml\.gz:2: longer than 2 MiB"),
     ):
-        list(mesh.read_passages(path))
+        list(read_mesh(path))

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from taser_jax.data.readers import dpr
+from taser_jax.data.readers.questions import read_questions
 from taser_jax.evaluation.results import RetrievalResult, RetrievedPassage, write_dpr_results
 from taser_jax.storage.errors import StorageError
 from taser_jax.storage.records import Passage
@@ -37,7 +37,7 @@ def test_dpr_results_are_what_fid_reads(tmp_path):
         },
         {"question": "when?", "answers": ["1815"], "ctxs": []},
     ]
-    assert [question.text for question in dpr.read_questions(path)] == ["who?", "when?"]
+    assert [question.text for question in read_questions(path)] == ["who?", "when?"]
 
 
 def test_confidences_stand_beside_the_passages_where_there_are_any(tmp_path):

@@ -10,7 +10,11 @@ import numpy as np
 from bert_checkpoints import CONFIG
 from safetensors.numpy import save
 
-from taser_jax.data.readers import beir, dpr, kilt, mesh, thesaurus, tsv
+from taser_jax.data.readers import kilt
+from taser_jax.data.readers.passages import read_passages
+from taser_jax.data.readers.questions import read_questions
+from taser_jax.data.readers.tables import read_qrels
+from taser_jax.data.readers.terms import read_mesh, read_thesaurus
 from taser_jax.data.text.bert_files import WordSplitting, read_bert_files
 from taser_jax.data.text.wordpiece import wordpiece_tokenizer
 from taser_jax.interop.bert import bert_config
@@ -60,28 +64,28 @@ FORMATS: dict[str, tuple[str, bytes, Read]] = {
     "dpr passages": (
         "p.tsv",
         rows(("id", "text", "title"), ("1", "The capital.", "Oslo"), ("2", '"a ""b"""', "B")),
-        lambda path: list(dpr.read_passages(path)),
+        lambda path: list(read_passages(path)),
     ),
     "dpr json": (
         "t.json",
         json.dumps([QUESTION, QUESTION]).encode(),
-        lambda path: list(dpr.read_training(path)),
+        lambda path: list(read_questions(path)),
     ),
-    "dpr jsonl": ("t.jsonl", jsonl(QUESTION, QUESTION), lambda p: list(dpr.read_training(p))),
+    "dpr jsonl": ("t.jsonl", jsonl(QUESTION, QUESTION), lambda p: list(read_questions(p))),
     "qa.csv": (
         "t.qa.csv",
         b"capital of norway\t['Oslo', \"O's\"]\nwho\t\"['a ''b''']\"\n",
-        lambda path: list(dpr.read_questions(path)),
+        lambda path: list(read_questions(path)),
     ),
     "beir corpus": (
         "corpus.jsonl",
         jsonl(*({"_id": f"d{i}", "title": "T", "text": f"text {i}"} for i in range(3))),
-        lambda path: list(beir.read_passages(path.parent)),
+        lambda path: list(read_passages(path)),
     ),
     "beir queries": (
         "queries.jsonl",
         jsonl(*({"_id": f"q{i}", "text": f"question {i}"} for i in range(3))),
-        lambda path: list(beir.read_queries(path.parent)),
+        lambda path: list(read_questions(path)),
     ),
     "kilt queries": (
         "k.jsonl",
@@ -96,31 +100,31 @@ FORMATS: dict[str, tuple[str, bytes, Read]] = {
     "kilt passages": (
         "p.tsv",
         rows(("id", "text", "title", "wikipedia_id"), ("1", "The capital.", "Oslo", "7")),
-        lambda path: list(kilt.read_passages(path)),
+        lambda path: list(read_passages(path)),
     ),
     "tsv passages": (
         "p.tsv",
         rows(("1", "text", "T"), ("2", "b", "")),
-        lambda p: list(tsv.read_passages(p)),
+        lambda p: list(read_passages(p)),
     ),
     "tsv queries": (
         "q.tsv",
         rows(("1", "what"), ("2", "who")),
-        lambda p: list(tsv.read_queries(p)),
+        lambda p: list(read_questions(p)),
     ),
-    "qrels": ("q.tsv", b"q1 0 p1 1\nq2 0 p2 0\n", lambda path: list(tsv.read_qrels(path))),
+    "qrels": ("q.tsv", b"q1 0 p1 1\nq2 0 p2 0\n", lambda path: list(read_qrels(path))),
     "beir qrels": (
         "q.tsv",
         rows(("query-id", "corpus-id", "score"), ("q1", "p1", "1"), ("q2", "p2", "2")),
-        lambda path: list(tsv.read_qrels(path)),
+        lambda path: list(read_qrels(path)),
     ),
     "thesaurus": (
         "t.jsonl",
         jsonl({"name": "oslo", "definition": "The capital.", "id": "1"}),
-        lambda path: list(thesaurus.read_passages(path)),
+        lambda path: list(read_thesaurus(path)),
     ),
-    "obo": ("t.obo", OBO, lambda path: list(thesaurus.read_passages(path))),
-    "mesh": ("m.xml", MESH, lambda path: list(mesh.read_passages(path))),
+    "obo": ("t.obo", OBO, lambda path: list(read_thesaurus(path))),
+    "mesh": ("m.xml", MESH, lambda path: list(read_mesh(path))),
     "run": (
         "t.test.trec",
         RUN,

@@ -24,7 +24,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from taser_jax.cli import configuration
-from taser_jax.data.readers import beir, dpr, kilt, mesh, thesaurus, tsv
+from taser_jax.data.readers import kilt
+from taser_jax.data.readers.passages import read_passages
+from taser_jax.data.readers.questions import read_questions
+from taser_jax.data.readers.tables import read_qrels
+from taser_jax.data.readers.terms import read_mesh, read_thesaurus
 from taser_jax.data.text.bert_files import SPECIAL_TOKENS, piece_ids, read_vocab_txt
 from taser_jax.retrieval.runs import NO_ROW, Run, read_trec_run, write_trec_run
 from taser_jax.storage.errors import DataError, TaserError
@@ -103,7 +107,7 @@ LINE_ENDS = st.sampled_from(["\n", "\r\n"])
 def test_dpr_passages(found: list[Passage], line_end: str):
     rows = [["id", "text", "title"], *([one.id, one.text, one.title] for one in found)]
     with written(csv_text(rows, line_end)) as path:
-        assert list(dpr.read_passages(path)) == found
+        assert [one.passage for one in read_passages(path)] == found
 
 
 CONTEXT = st.fixed_dictionaries({"title": ANY_TEXT, "text": ANY_TEXT, "passage_id": ID})
@@ -126,8 +130,8 @@ def test_dpr_training_files(records: list[dict], style: dict, as_array: bool):
     else:
         style = {name: value for name, value in style.items() if name != "indent"}
         content = "".join(json.dumps(record, **style) + "\n" for record in records)
-    with written(content) as path:
-        found = list(dpr.read_training(path))
+    with written(content, "t.json") as path:
+        found = list(read_questions(path))
     assert [(q.text, list(q.answers)) for q in found] == [
         (record["question"], record["answers"]) for record in records
     ]
@@ -147,7 +151,7 @@ def test_dpr_training_files(records: list[dict], style: dict, as_array: bool):
 def test_questions_as_qa_csv(questions: list[tuple[str, list[str]]]):
     content = csv_text([[text, repr(answers)] for text, answers in questions], "\n")
     with written(content, "x.qa.csv") as path:
-        assert [(q.text, list(q.answers)) for q in dpr.read_questions(path)] == questions
+        assert [(q.text, list(q.answers)) for q in read_questions(path)] == questions
 
 
 @examples(passages(ANY_TEXT, ids=ANY_ID), STYLES)
@@ -156,9 +160,9 @@ def test_beir_corpora_and_queries(found: list[Passage], style: dict):
     records = [{"_id": one.id, "title": one.title, "text": one.text} for one in found]
     content = "".join(json.dumps(record, **style) + "\n" for record in records)
     with written(content, "corpus.jsonl") as path:
-        assert list(beir.read_passages(path.parent)) == found
+        assert [one.passage for one in read_passages(path)] == found
     with written(content, "queries.jsonl") as path:
-        queries = list(beir.read_queries(path.parent))
+        queries = list(read_questions(path))
     assert [(query.id, query.text) for query in queries] == [(one.id, one.text) for one in found]
 
 
@@ -170,9 +174,9 @@ def test_ids_that_would_split_a_column_are_refused_with_their_line(id: str):
     with written("".join(json.dumps(one) + "\n" for one in records), "corpus.jsonl") as path:
         if splits:
             with pytest.raises(DataError, match=r"corpus\.jsonl:2, field 'id'"):
-                list(beir.read_passages(path.parent))
+                [one.passage for one in read_passages(path)]
         else:
-            assert [one.id for one in beir.read_passages(path.parent)] == ["fine", id]
+            assert [one.passage.id for one in read_passages(path)] == ["fine", id]
 
 
 @examples(passages(COLUMN.map(str.strip), ids=ANY_ID), st.booleans())
@@ -183,9 +187,9 @@ def test_tsv_passages_and_queries(found: list[Passage], has_titles: bool):
         found = [Passage(one.id, one.text) for one in found]
     columns = [[one.id, one.text, *([one.title] if has_titles else [])] for one in found]
     with written("".join("\t".join(row) + "\n" for row in columns)) as path:
-        assert list(tsv.read_passages(path)) == found
+        assert [one.passage for one in read_passages(path)] == found
     with written("".join("\t".join(row[:2]) + "\n" for row in columns)) as path:
-        queries = [(query.id, query.text) for query in tsv.read_queries(path)]
+        queries = [(query.id, query.text) for query in read_questions(path)]
     assert queries == [(one.id, one.text) for one in found]
 
 
@@ -201,7 +205,7 @@ def test_qrels(judgements: list[tuple[str, str, int]], as_beir: bool):
         # Line 1 would be taken for a header.
         content = "x 0 y 0\n" + content
     with written(content) as path:
-        found = [(j.query_id, j.passage_id, j.relevance) for j in tsv.read_qrels(path)]
+        found = [(j.query_id, j.passage_id, j.relevance) for j in read_qrels(path)]
     assert found == ([] if as_beir else [("x", "y", 0)]) + judgements
 
 
@@ -245,11 +249,11 @@ def test_kilt_pages_and_passages(found: list[Passage], paragraphs: list[str]):
     header = ["id", "text", "title", "wikipedia_id"]
     rows = [[one.id, one.text, one.title, f"p{one.id}"] for one in found]
     with written(csv_text([header, *rows], "\n")) as path:
-        read = [one.passage for one in kilt.read_passages(path)]
+        read = [one.passage for one in read_passages(path)]
     assert [[one.id, one.text, one.title, one.page_id] for one in read] == rows
     pages = [{"wikipedia_id": one.id, "wikipedia_title": one.title} for one in found]
     lines = "".join(json.dumps({**page, "text": paragraphs}) + "\n" for page in pages)
-    with written(lines) as path:
+    with written(lines, "k.jsonl") as path:
         read_pages = [(one.id, one.title, list(one.paragraphs)) for one in kilt.read_pages(path)]
     assert read_pages == [(one.id, one.title, paragraphs) for one in found]
 
@@ -260,7 +264,7 @@ def test_thesauri_keep_what_has_a_definition(found: list[Passage], is_undefined:
     if is_undefined:
         records.insert(0, {"id": "none", "name": "without a definition"})
     with written("".join(json.dumps(record) + "\n" for record in records)) as path:
-        assert list(thesaurus.read_passages(path)) == found
+        assert [one.passage for one in read_thesaurus(path)] == found
 
 
 @examples(passages(with_words(COLUMN).map(str.strip)))
@@ -270,7 +274,7 @@ def test_obo(found: list[Passage]):
         quoted = one.text.replace("\\", "\\\\").replace('"', '\\"')
         content += f'[Term]\nid: {one.id}\nname: {one.title}\ndef: "{quoted}" [x:1]\n\n'
     with written(content, "t.obo") as path:
-        assert list(thesaurus.read_passages(path)) == found
+        assert [one.passage for one in read_thesaurus(path)] == found
 
 
 # XML 1.0 has no way to write the other control characters.
@@ -289,7 +293,7 @@ def test_mesh(found: list[Passage]):
     )
     content = f"<DescriptorRecordSet><ConceptList>{concepts}</ConceptList></DescriptorRecordSet>"
     with written(content) as path:
-        read = list(mesh.read_passages(path))
+        read = [one.passage for one in read_mesh(path)]
     assert read == [
         Passage(one.id, " ".join(one.text.split()), " ".join(one.title.split())) for one in found
     ]

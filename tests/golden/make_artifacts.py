@@ -116,7 +116,7 @@ def main() -> None:
     os.chdir(ARTIFACTS)
     write_sources()
     run(
-        *("prepare", "tsv", *COLLECTION, "--gin.PASSAGES=sources/passages.tsv"),
+        *("prepare", *COLLECTION, "--gin.PASSAGES=sources/passages.tsv"),
         "--gin.QUERIES=@QuestionFiles()",
         "--gin.QuestionFiles.questions=sources/{task}.{split}.tsv",
         "--gin.QuestionFiles.qrels=sources/{task}.{split}.qrels",

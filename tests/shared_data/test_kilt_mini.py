@@ -3,10 +3,12 @@ import json
 import pytest
 
 from taser_jax.data.collections.store import PassageStore, QuerySet
-from taser_jax.data.prepare.kilt import gold_path, prepare_kilt
-from taser_jax.data.prepare.kilt_options import KiltOptions
-from taser_jax.data.prepare.questions import PrepareOptions
+from taser_jax.data.prepare.collection import prepare
+from taser_jax.data.prepare.mapping import WITHOUT_POSITIVE
+from taser_jax.data.prepare.options import PrepareOptions
+from taser_jax.data.prepare.receipts import gold_path
 from taser_jax.data.readers import kilt
+from taser_jax.data.readers.passages import read_passages
 
 COUNTS = {
     "squad-train": 8038,
@@ -33,7 +35,7 @@ def test_counts_and_places(kilt_mini):
     assert {
         name: sum(1 for _ in kilt.read_queries(kilt_mini / f"{name}.jsonl.gz")) for name in COUNTS
     } == COUNTS
-    passages = list(kilt.read_passages(kilt_mini / "passages.tsv.gz"))
+    passages = list(read_passages(kilt_mini / "passages.tsv.gz"))
     assert len(passages) == 57937
     assert len({one.passage.page_id for one in passages}) == 28537
     assert all(one.span is not None for one in passages)
@@ -49,13 +51,13 @@ def prepared(kilt_mini, tmp_path_factory):
         "selqa": "selqa-dev.jsonl.gz",
         "climate_fever": {"test": "climate_fever-all.jsonl.gz"},
     }
-    result = prepare_kilt(
+    result = prepare(
         data_dir=data_dir,
         collection="mini",
         passages="passages.tsv.gz",
         queries=tasks,
         directory=kilt_mini,
-        options=KiltOptions(strictness=PrepareOptions(evaluation_without_positive="error")),
+        options=PrepareOptions(strict=True),
     )
     return data_dir, result
 
@@ -65,7 +67,7 @@ def test_every_query_has_gold_and_splits_add_up(prepared):
     counts: dict[str, int] = {}
     for split in result.splits:
         counts[split.task] = counts.get(split.task, 0) + split.queries
-        assert (split.without_positive, split.missing_positives) == (0, 0)
+        assert WITHOUT_POSITIVE not in split.left_out
     assert counts == {"hotpotqa": 100, "musique": 100, "selqa": 785, "climate_fever": 1061}
 
 

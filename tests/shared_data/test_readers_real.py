@@ -4,10 +4,17 @@ import re
 import pytest
 
 from taser_jax.data.collections.store import PassageStore, QuerySet
-from taser_jax.data.prepare.formats import prepare_beir, prepare_dpr
-from taser_jax.data.prepare.questions import QuestionFiles
-from taser_jax.data.readers import dpr, mesh, thesaurus
+from taser_jax.data.prepare.collection import prepare
+from taser_jax.data.prepare.mapping import MISSING_POSITIVES
+from taser_jax.data.prepare.options import QuestionFiles
+from taser_jax.data.readers.passages import read_passages
+from taser_jax.data.readers.questions import read_questions
+from taser_jax.data.readers.terms import read_mesh, read_thesaurus
 from taser_jax.storage.errors import DataError
+
+
+def passages(path, read=read_passages):
+    return [one.passage for one in read(path)]
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +22,7 @@ def merged(shared_data, tmp_path_factory):
     """SQuAD's, NQ's and kilt_mini's passages in one collection."""
     data_dir = tmp_path_factory.mktemp("data")
     squad, nq = shared_data / "squad", shared_data / "nq_qed"
-    prepared = prepare_dpr(
+    prepared = prepare(
         data_dir=data_dir,
         collection="multi",
         passages={
@@ -23,12 +30,11 @@ def merged(shared_data, tmp_path_factory):
             "nq": nq / "psgs_nq_qed.tsv.gz",
             "kilt": shared_data / "kilt_mini" / "passages.tsv.gz",
         },
-        tasks={
+        queries={
             "squad": {
                 "train": squad / "squad_split_train.dpr.jsonl.gz",
                 "validation": QuestionFiles(
-                    squad / "squad_split_dev.qa.csv.gz",
-                    ids=squad / "squad_split_dev.queries.tsv.gz",
+                    squad / "squad_split_dev.queries.tsv.gz",
                     qrels=squad / "squad_split_dev.qrels.tsv.gz",
                     passages="squad",
                 ),
@@ -38,8 +44,7 @@ def merged(shared_data, tmp_path_factory):
                 "train": nq / "nq_qed_train.dpr.jsonl.gz",
                 "validation": nq / "nq_qed_dev.dpr.jsonl.gz",
                 "test": QuestionFiles(
-                    nq / "nq_qed_dev.qa.csv.gz",
-                    ids=nq / "nq_qed_dev.queries.tsv.gz",
+                    nq / "nq_qed_dev.queries.tsv.gz",
                     qrels=nq / "nq_qed_dev.qrels.tsv.gz",
                     passages="nq",
                 ),
@@ -58,13 +63,11 @@ def merged(shared_data, tmp_path_factory):
     ],
 )
 def test_passage_counts(shared_data, path, count):
-    assert sum(1 for _ in dpr.read_passages(shared_data / path)) == count
+    assert len(passages(shared_data / path)) == count
 
 
 def test_kilt_mini_passages_name_their_page(shared_data):
-    pages = {
-        passage.page_id for passage in dpr.read_passages(shared_data / "kilt_mini/passages.tsv.gz")
-    }
+    pages = {passage.page_id for passage in passages(shared_data / "kilt_mini/passages.tsv.gz")}
     assert len(pages) == 28537
 
 
@@ -82,14 +85,14 @@ def test_kilt_mini_passages_name_their_page(shared_data):
     ],
 )
 def test_question_counts(shared_data, path, count):
-    questions = list(dpr.read_questions(shared_data / path))
+    questions = list(read_questions(shared_data / path))
     assert len(questions) == count
     assert all(question.answers for question in questions)
 
 
 def test_curated_trec_answers_are_one_regular_expression_each(shared_data):
     path = shared_data / "qa/curatedtrec_curated_train.qa.csv.gz"
-    questions = list(dpr.read_questions(path))
+    questions = list(read_questions(path))
     assert all(len(question.answers) == 1 for question in questions)
     assert all(re.compile(question.answers[0]) for question in questions)
     assert questions[0].answers == ("Sept?(ember)?|Feb(ruary)?",)
@@ -102,12 +105,12 @@ def test_merging_squad_nq_and_kilt_mini_gives_kilt_mini(merged, shared_data):
     assert (prepared.passages, prepared.merged, prepared.renamed) == (57937, 2067 + 9826, 2067)
     store = PassageStore.open(data_dir, "multi")
     rows = []
-    for passage in dpr.read_passages(shared_data / "kilt_mini/passages.tsv.gz"):
+    for passage in passages(shared_data / "kilt_mini/passages.tsv.gz"):
         row = store.find(f"kilt:{passage.id}")
         rows.append(store.row_of(passage.id) if row is None else row)
     assert sorted(rows) == list(range(57937))
     assert [split.queries for split in prepared.splits] == [8038, 1584, 1584, 7131, 1359, 1359]
-    assert all(split.missing_positives == 0 for split in prepared.splits)
+    assert all(MISSING_POSITIVES not in split.left_out for split in prepared.splits)
 
 
 @pytest.mark.slow
@@ -119,8 +122,8 @@ def test_qrels_and_contexts_name_the_same_rows(merged, task, by_content, by_qrel
     data_dir, _ = merged
     one = list(QuerySet.open(data_dir, "multi", task, by_content))
     other = list(QuerySet.open(data_dir, "multi", task, by_qrels))
-    assert [(q.id, q.text, q.positives, q.answers) for q in one] == [
-        (q.id, q.text, q.positives, q.answers) for q in other
+    assert [(q.id, q.text, q.positives) for q in one] == [
+        (q.id, q.text, q.positives) for q in other
     ]
     store = PassageStore.open(data_dir, "multi")
     golds = store.get_many([query.positives[0] for query in one])
@@ -132,7 +135,7 @@ def test_qrels_and_contexts_name_the_same_rows(merged, task, by_content, by_qrel
 
 
 def test_scifact(shared_data, tmp_path):
-    prepared = prepare_beir(
+    prepared = prepare(
         data_dir=tmp_path,
         collection="scifact",
         directories={"scifact": os.fspath(shared_data / "beir/scifact")},
@@ -147,7 +150,7 @@ def test_scifact(shared_data, tmp_path):
 
 
 def test_the_sample_of_mesh(shared_data):
-    first, *others = mesh.read_passages(shared_data / "thesaurus" / "mesh2006_sample.xml.gz")
+    first, *others = passages(shared_data / "thesaurus" / "mesh2006_sample.xml.gz", read_mesh)
     assert first.title == "Calcimycin"
     assert first.text.startswith("An ionophorous, polyether antibiotic")
     assert all(passage.text and passage.title for passage in others)
@@ -155,10 +158,10 @@ def test_the_sample_of_mesh(shared_data):
 
 def test_the_defined_terms_of_two_ontologies(shared_data):
     terms = {
-        name: list(thesaurus.read_passages(shared_data / "thesaurus" / f"{name}.jsonl.gz"))
+        name: passages(shared_data / "thesaurus" / f"{name}.jsonl.gz", read_thesaurus)
         for name in ("disease_ontology", "symptom_ontology")
     }
     assert sum(map(len, terms.values())) == 3052
     assert terms["disease_ontology"][0].title == "angiosarcoma"
     with pytest.raises(DataError, match="no term has a definition"):
-        list(thesaurus.read_passages(shared_data / "thesaurus" / "medquad_focus_terms.jsonl.gz"))
+        passages(shared_data / "thesaurus" / "medquad_focus_terms.jsonl.gz", read_thesaurus)

@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from taser_jax.data.readers import tsv
+from taser_jax.data.readers.tables import read_qrels
 from taser_jax.evaluation.metrics import evaluate_qrels
 from taser_jax.retrieval.runs import Run, read_trec_run
 
@@ -44,7 +44,7 @@ def evaluate(directory, scratch, *, run, qrels, depth, measures):
     found = read_trec_run(six_columns, row_of)
     found = Run(found.query_ids, found.rows[:, :depth], found.scores[:, :depth])
     judged = {}
-    for one in tsv.read_qrels(directory / qrels):
+    for one in read_qrels(directory / qrels):
         judged.setdefault(one.query_id, {})[row_of(one.passage_id)] = one.relevance
     return evaluate_qrels(found, judged, tuple(measures))
 

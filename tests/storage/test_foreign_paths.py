@@ -13,7 +13,7 @@ from taser_jax.storage.artifacts import storage_errors
 from taser_jax.storage.errors import StorageError
 
 LONG = "n" * 300
-PREPARE = ("prepare", "beir", "--gin.COLLECTION=c", "--gin.DIRECTORIES={'t': 'beir'}")
+PREPARE = ("prepare", "--gin.COLLECTION=c", "--gin.DIRECTORIES={'t': 'beir'}")
 
 
 def error(capsys, *arguments: str) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 
 from taser_jax.assembly.pretrained import Pretrained
 from taser_jax.commands.pipelines.compare_data import (
-    check_detected,
     collection_name,
     file_sizes,
     fit_lengths,
@@ -48,7 +47,6 @@ from taser_jax.commands.pipelines.taser import begin_pipeline
 from taser_jax.commands.tokenize import tokenize
 from taser_jax.commands.vocab import vocab
 from taser_jax.data.collections.store import PassageStore, QuerySet
-from taser_jax.data.prepare.detection import detect
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.interop.hub import fetch, read_encoder_settings
@@ -123,8 +121,6 @@ def compare(
     """
     names = systems.split(",") if isinstance(systems, str) else list(systems)
     _check_systems(names, candidates)
-    detected = [detect(directory) for directory in directories]
-    check_detected(detected)
     fixed = {
         "steps": train_steps,
         "learning_rate": learning_rate,
@@ -142,7 +138,7 @@ def compare(
     splits = run.stages.run(
         "prepare",
         prepare_detected,
-        detected=detected,
+        directories=list(directories),
         sizes=file_sizes(directories),
         data_dir=str(run.root / "data"),
         collection=run.collection,

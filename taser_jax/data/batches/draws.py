@@ -1,11 +1,12 @@
-"""Vectorised draws from lists of rows, one list per query."""
+"""Lists of rows, one per query: vectorised draws, and look-ups of a teacher's values."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float32, Int
 
 from taser_jax.data.token_store.arrays import Ragged, TeacherScores, TokenizedQueries
 from taser_jax.storage.artifacts import fingerprint
@@ -161,3 +162,48 @@ def occurs(
     within = np.arange(copies.sum()) - np.repeat(np.cumsum(copies) - copies, copies)
     found[queries, order[np.repeat(first, copies) + within]] = True
     return found
+
+
+@runtime_checkable
+class TeacherRows(Protocol):
+    """A teacher's embeddings of the token store's texts."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of what decides the embeddings."""
+
+    def queries(self, task: str, rows: np.ndarray) -> np.ndarray:
+        """Embeddings of a task's training queries. [rows, teacher_dim], float32."""
+
+    def passages(self, rows: np.ndarray) -> np.ndarray:
+        """Embeddings of passages. [rows, teacher_dim], float32."""
+
+
+class ScoreTable:
+    """A teacher's scores of the queries' positives and hard negatives, by (query, passage).
+
+    Args:
+        queries: queries with a teacher's scores.
+        num_rows: number of passages of the store.
+    """
+
+    def __init__(self, queries: TokenizedQueries, num_rows: int) -> None:
+        assert queries.teacher is not None
+        self._num_rows = num_rows
+        pairs = np.concatenate(
+            [keys(lists, num_rows) for lists in (queries.positives, queries.hard_negatives)]
+        )
+        scores = np.concatenate([queries.teacher.positives, queries.teacher.negatives])
+        self._pairs, first = np.unique(pairs, return_index=True)
+        self._scores = scores[first]
+
+    def look_up(
+        self,
+        queries: Int[np.ndarray, " batch"],
+        passages: Int[np.ndarray, "batch candidates"],
+    ) -> Float32[np.ndarray, "batch candidates"]:
+        """Scores of each query's passages; NaN where the teacher has none."""
+        wanted = queries.astype(np.int64)[:, None] * self._num_rows + passages
+        place = np.minimum(np.searchsorted(self._pairs, wanted), len(self._pairs) - 1)
+        found = self._pairs[place] == wanted
+        return np.where(found, self._scores[place], np.nan).astype(np.float32)

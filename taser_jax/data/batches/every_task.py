@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from taser_jax.data.batches.draws import TeacherRows
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.batches.padding import Layout, OtherTexts, Padding
 from taser_jax.data.batches.schedule import task_number
-from taser_jax.data.batches.teacher import TeacherRows
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import HostShare
@@ -74,12 +74,9 @@ class TaskBatchingConfig:
         if isinstance(self.num_negatives, int):
             return dict.fromkeys(wanted, self.num_negatives)
         if self.num_negatives.keys() != set(wanted):
-            raise ConfigError(
-                f"numbers of hard negatives of {', '.join(sorted(self.num_negatives))}",
-                where="TaskBatchingConfig.num_negatives",
-                expected=f"of each of {', '.join(sorted(wanted))}, or one number for all",
-                fix="name every task that is trained on",
-            )
+            found = f"numbers of hard negatives of {', '.join(sorted(self.num_negatives))}"
+            fix = f"give one of each of {', '.join(sorted(wanted))}, or one number for all"
+            raise ConfigError(found, where="TaskBatchingConfig.num_negatives", fix=fix)
         return {task: self.num_negatives[task] for task in wanted}
 
 
@@ -113,12 +110,9 @@ def task_batch_sizes(
     """
     empty = [task for task, size in sizes.items() if size < 1]
     if empty or not sizes:
-        raise ConfigError(
-            f"task {', '.join(empty)} has no training queries" if empty else "no task",
-            where="task batches",
-            expected="tasks with training queries",
-            fix="remove it from TASKS, or prepare its training split",
-        )
+        found = f"task {', '.join(empty)} has no training queries" if empty else "no task"
+        fix = "remove it from TASKS, or prepare its training split"
+        raise ConfigError(found, where="task batches", fix=fix)
     if temperature <= 0 or total % multiple or total // multiple < len(sizes):
         raise ConfigError(
             f"{total} queries in a step, temperature {temperature}",

@@ -33,11 +33,9 @@ class Padding:
     def __post_init__(self) -> None:
         buckets = list(self.buckets)
         if buckets != sorted(set(buckets)) or any(length < 1 for length in buckets):
-            raise ConfigError(
-                f"buckets of {buckets} tokens",
-                where="TrainingConfig.length_buckets",
-                expected="ascending lengths above 0, such as [16, 32, 64, 128, 256]",
-            )
+            fix = "give ascending lengths above 0, such as [16, 32, 64, 128, 256]"
+            where = "TrainingConfig.length_buckets"
+            raise ConfigError(f"buckets of {buckets} tokens", where=where, fix=fix)
 
 
 @runtime_checkable

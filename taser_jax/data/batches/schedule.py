@@ -155,10 +155,8 @@ def _check_rates(rates: Mapping[str, float], tasks: Mapping[str, int]) -> None:
     for task, rate in rates.items():
         if task not in tasks:
             nearest = difflib.get_close_matches(task, tasks, n=1)
-            raise ConfigError(
-                f"a rate for task {task!r}, which is not trained on",
-                expected=f"one of {', '.join(sorted(tasks))}",
-                fix=f"did you mean {nearest[0]!r}?" if nearest else None,
-            )
+            found = f"a rate for task {task!r}, which is none of {', '.join(sorted(tasks))}"
+            fix = f"did you mean {nearest[0]!r}?" if nearest else "leave it out"
+            raise ConfigError(found, fix=fix)
         if not (math.isfinite(rate) and rate > 0):
             raise ConfigError(f"rate {rate} for task {task!r}", expected="a positive number")

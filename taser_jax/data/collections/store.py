@@ -16,7 +16,7 @@ from etils import epath
 
 from taser_jax.data import id_index
 from taser_jax.data.collections import records as record_dataset
-from taser_jax.data.collections.content import (
+from taser_jax.data.collections.records import (
     EmptyPassages,
     PassageIndexWriter,
     passage_features,
@@ -101,12 +101,9 @@ class PassageStore:
         """
         row = self.find(id)
         if row is None:
-            raise DataError(
-                f"no passage has the id {id!r}",
-                where=f"collection {self.name!r}",
-                expected=f"one of its {len(self):,} ids, such as {self.ids[0]!r}",
-                fix="check that the file and the collection belong together",
-            )
+            found = f"none of its {len(self):,} passages has the id {id!r}"
+            fix = f"take ids of this collection, such as {self.ids[0]!r}"
+            raise DataError(found, where=f"collection {self.name!r}", fix=fix)
         return row
 
     def find(self, id: str) -> int | None:
@@ -245,7 +242,7 @@ def write_collection(
                 examples_per_shard=passages_per_shard,
             )
             if not count:
-                raise DataError("there are no passages", where=where, expected="at least one")
+                raise DataError("there are no passages", where=where)
             with storage_errors(staging):
                 index.close(aliases or {})
     except Exception:
@@ -299,7 +296,7 @@ def write_queries(
             examples_per_shard=_PASSAGES_PER_SHARD,
         )
         if not count:
-            raise DataError("there are no queries", where=where, expected="at least one")
+            raise DataError("there are no queries", where=where)
     except Exception:
         record_dataset.discard(staging)
         raise
@@ -342,18 +339,15 @@ def _passages_directory(data_dir: FilePath, collection: str) -> epath.Path:
 
 def _queries_directory(data_dir: FilePath, collection: str, task: str, split: str) -> epath.Path:
     if split not in SPLITS:
-        raise ConfigError(
-            f"split {split!r}", where=f"task {task!r}", expected="one of " + ", ".join(SPLITS)
-        )
+        fix = f"take one of {', '.join(SPLITS)}"
+        raise ConfigError(f"split {split!r}", where=f"task {task!r}", fix=fix)
     root = collection_directory(data_dir, collection) / "queries"
     return root / _checked_name(task, "task") / split
 
 
 def _checked_name(name: str, what: str) -> str:
     if not _NAME.fullmatch(name) or len(name.encode()) > _LONGEST_NAME:
-        raise ConfigError(
-            f"{what} name {name[:_LONGEST_NAME]!r}",
-            expected="letters, digits, '.', '_' and '-', starting with a letter or digit, at most "
-            f"{_LONGEST_NAME} bytes",
-        )
+        fix = "take letters, digits, '.', '_' and '-', starting with a letter or digit, at most "
+        fix += f"{_LONGEST_NAME} bytes"
+        raise ConfigError(f"{what} name {name[:_LONGEST_NAME]!r}", fix=fix)
     return name

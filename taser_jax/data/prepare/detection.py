@@ -1,4 +1,4 @@
-"""Detects the format of a folder's files from their names and first lines."""
+"""Detects passages, tasks and splits of a folder's files from their names and first lines."""
 
 from __future__ import annotations
 
@@ -8,128 +8,177 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from taser_jax.data.collections.store import SPLITS
-from taser_jax.data.files import json_records, numbered_lines
-from taser_jax.data.prepare.questions import QuestionFiles
-from taser_jax.data.readers import beir
+from taser_jax.data.files import numbered_lines
+from taser_jax.data.prepare.options import QuestionFiles
+from taser_jax.data.prepare.patterns import WHOLE
+from taser_jax.data.readers.fields import Role, is_pair, read_records, roles_of
+from taser_jax.data.readers.passages import text_files
 from taser_jax.storage.errors import ConfigError
 
-_TEXT = (".json", ".jsonl", ".tsv", ".csv", ".txt")
+_TEXT = (".json", ".jsonl", ".tsv", ".csv", ".txt", ".parquet", ".sgml", ".xml", ".qrels", ".trec")
 _SPLIT_WORDS = {"train": "train", "dev": "validation", "valid": "validation"} | {
     split: split for split in SPLITS
 }
-_WHOLE = "train+validation+test"
 # Words of file names that are not part of a task's name.
-_OTHER_WORDS = {"queries", "questions", "query", "qa", "kilt", "dpr", "biencoder"}
-
-
-class Format(enum.Enum):
-    """A format that `taser prepare` reads; the value is the command's second word."""
-
-    BEIR = "beir"
-    DPR = "dpr"
-    KILT = "kilt"
-    TSV = "tsv"
+_OTHER_WORDS = {
+    "queries",
+    "questions",
+    "query",
+    "qa",
+    "kilt",
+    "dpr",
+    "biencoder",
+    "qrels",
+    "topics",
+}
 
 
 class _Role(enum.Enum):
     """The role of a file, detected from its first lines."""
 
     PASSAGES = "passages"
-    DPR = "questions of DPR"
+    PAIRS = "questions with their passages or answers"
     KILT = "queries of KILT"
-    PAGES = "KILT's knowledge source"
     QRELS = "judgements"
     QUERIES = "queries of id and text"
+    TOPICS = "TREC's topics"
 
 
 @dataclasses.dataclass(frozen=True)
 class DetectedFiles:
-    """The files of one folder, as `taser prepare` takes them.
+    """The files of one folder, as `prepare` takes them.
 
     Attributes:
-        format: their format.
-        passages: the file with the passages; the folder itself for BEIR.
-        questions: task -> split -> files; empty for BEIR, whose reader finds them.
+        passages: the file with the passages, those of pairs, or the folder itself if its text files
+            are the passages.
+        questions: task -> split -> files.
     """
 
-    format: Format
-    passages: str
-    questions: dict[str, dict[str, QuestionFiles]]
+    passages: tuple[str, ...]
+    questions: Mapping[str, Mapping[str, QuestionFiles]]
 
 
-def detect(directory: str | os.PathLike[str]) -> DetectedFiles:
-    """Detects the format, passages, tasks and splits of the files in a folder.
+def detect(directory: str | os.PathLike[str], name: str = "") -> DetectedFiles:
+    """Detects the passages, tasks and splits of the files in a folder.
 
-    BEIR has a corpus.jsonl. KILT's queries are JSON lines with `input` and `output`, DPR's have
-    `question`, or are a `.qa.csv`. A TSV of two columns holds queries if a file of judgements
-    belongs to it; the only TSV of three columns or more holds the passages. Task and split are
-    words of a file's name, as in `nq-train.json` or `faq.validation.queries.tsv`; `dev` means
-    validation, and a file without a task's name belongs to the task of the folder's name.
+    BEIR's folders have corpus.jsonl, queries.jsonl and qrels/<split>.tsv. In others the fields of a
+    file's first record decide (`fields.Role`): KILT's queries have `input` and `output`, DPR's and
+    pairs have a question, passages have a text. A table of two columns without a header, or TREC's
+    topics, holds queries if a file of judgements belongs to it. Task and split are words of a
+    file's name, as in `nq-train.json` or `faq.validation.queries.tsv`; `dev` means validation, a
+    file without a task's name belongs to the task of the folder's name, and one without a split is
+    divided into all three, but TREC's topics are test queries.
+
+    A folder without a file of passages takes those that its questions quote (positives, or else
+    answers), or its .txt, .md and .html files. Without questions it is a collection to be searched.
 
     Args:
         directory: a local folder.
+        name: the task of files without one; "" takes the folder's name.
 
     Raises:
         ConfigError: no known format, or several files of passages; lists what was found.
     """
     folder = pathlib.Path(directory)
     if not folder.is_dir():
-        raise ConfigError("no such folder", where=os.fspath(directory), fix="check the spelling")
-    if any((folder / f"corpus.jsonl{suffix}").is_file() for suffix in ("", ".gz")):
-        if not beir.qrels_files(folder):
-            raise _unknown(folder, ["corpus.jsonl, but no qrels/"])
-        return DetectedFiles(Format.BEIR, str(folder), {})
+        fix = "check the spelling; `taser prepare pydocs`, `mesh` and `thesaurus` are commands"
+        raise ConfigError("no such folder", where=os.fspath(directory), fix=fix)
+    name = name or folder.resolve().name
+    corpus = _of_name(folder, "corpus.jsonl")
+    if corpus is not None and (folder / "qrels").is_dir():
+        return DetectedFiles((corpus,), {name: _of_beir(folder)})
     roles: dict[str, _Role] = {}
     for path in sorted(folder.iterdir()):
-        if path.name.removesuffix(".gz").endswith(_TEXT):
-            role = _role(path)
-            if role is not None:
-                roles[str(path)] = role
-    passages = [path for path, role in roles.items() if role in (_Role.PASSAGES, _Role.PAGES)]
-    described = [f"{pathlib.Path(path).name}: {role.value}" for path, role in roles.items()]
-    for role, format in ((_Role.KILT, Format.KILT), (_Role.DPR, Format.DPR)):
-        if role in roles.values() and len(passages) == 1:
-            files = {path: QuestionFiles(path) for path, found in roles.items() if found is role}
-            found = _by_task(files, folder, whole=_WHOLE if format is Format.KILT else "")
-            return DetectedFiles(format, passages[0], found)
-    judged = _judged([path for path, role in roles.items() if role is _Role.QRELS])
-    files = {
-        path: QuestionFiles(path, qrels=judged[_words(path)])
-        for path, role in roles.items()
-        if role is _Role.QUERIES and _words(path) in judged
+        if path.name.removesuffix(".gz").endswith(_TEXT) and path.is_file():
+            detected = _role(path)
+            if detected is not None:
+                roles[str(path)] = detected
+    qrels = {_words(path): path for path, role in roles.items() if role is _Role.QRELS}
+    judged = {
+        file: QuestionFiles(file, qrels=qrels[_words(file)])
+        for file, role in roles.items()
+        if role in (_Role.QUERIES, _Role.TOPICS) and _words(file) in qrels
     }
-    if not files or len(passages) != 1:
+    if _Role.PASSAGES not in roles.values() and not judged:
+        # Without judgements a table of id and text is what there is to search.
+        roles |= {file: _Role.PASSAGES for file in roles if roles[file] is _Role.QUERIES}
+    quoting = (_Role.KILT, _Role.PAIRS)
+    questions = judged | {file: QuestionFiles(file) for file in roles if roles[file] in quoting}
+    passages = tuple(path for path, role in roles.items() if role is _Role.PASSAGES)
+    if not passages and not judged:
+        passages = tuple(path for path, role in roles.items() if role is _Role.PAIRS)
+        if not passages and text_files(folder):
+            passages = (str(folder),)
+    if not passages or (len(passages) > 1 and roles[passages[0]] is _Role.PASSAGES):
+        described = [f"{pathlib.Path(path).name}: {role.value}" for path, role in roles.items()]
         raise _unknown(folder, described)
-    return DetectedFiles(Format.TSV, passages[0], _by_task(files, folder))
+    found = _by_task(questions, name, {path for path in roles if roles[path] is _Role.TOPICS})
+    if _Role.KILT in roles.values():
+        # KILT publishes gold for train and dev alone: dev is the test set, train has both others.
+        for splits in found.values():
+            if "validation" in splits and "test" not in splits:
+                splits["test"] = splits.pop("validation")
+            if "train" in splits and "validation" not in splits:
+                splits["train+validation"] = splits.pop("train")
+    return DetectedFiles(passages, found)
+
+
+def _of_beir(folder: pathlib.Path) -> dict[str, QuestionFiles]:
+    """Split -> the queries judged in it; layout as published with Thakur et al., 2021."""
+    queries = _of_name(folder, "queries.jsonl")
+    found = {}
+    for name, split in (("train", "train"), ("dev", "validation"), ("test", "test")):
+        qrels = _of_name(folder / "qrels", f"{name}.tsv")
+        if queries and qrels:
+            found[split] = QuestionFiles(queries, qrels=qrels)
+    if not found:
+        raise _unknown(folder, ["corpus.jsonl, but no queries.jsonl with judgements in qrels/"])
+    return found
+
+
+def _of_name(folder: pathlib.Path, name: str) -> str | None:
+    paths = (folder / name, folder / f"{name}.gz")
+    return next((str(path) for path in paths if path.is_file()), None)
 
 
 def _role(path: pathlib.Path) -> _Role | None:
     """The role of a file by its name and first lines; None if it has none of these roles."""
     name = path.name.removesuffix(".gz")
-    if name.endswith(".qa.csv"):
-        return _Role.DPR
-    if name.endswith((".json", ".jsonl")):
-        record = next((record for _, record in json_records(path)), {})
-        if {"input", "output"} <= record.keys():
-            return _Role.KILT
-        if {"wikipedia_id", "text"} <= record.keys():
-            return _Role.PAGES
-        return _Role.DPR if "question" in record else None
-    lines = [line.rstrip("\r\n") for _, line in itertools.islice(numbered_lines(path), 2)]
-    if not lines:
+    if not path.stat().st_size:
         return None
+    if name.endswith(".qa.csv"):
+        return _Role.PAIRS
+    records = read_records(path)
+    if records is not None:
+        return _role_of_fields(name, next(records, (0, {}))[1])
+    lines = [line.rstrip("\r\n") for _, line in itertools.islice(numbered_lines(path), 2)]
+    if lines[0].lstrip().lower().startswith(("<top", "<doc>")):
+        return _Role.TOPICS if "<top" in lines[0].lower() else _Role.PASSAGES
     columns = lines[-1].split("\t")
-    trec = re.fullmatch(r"\S+\s+\S+\s+\S+\s+\d+", lines[0]) and lines[0].count("\t") != 1
-    if lines[0].startswith("query-id") or trec:
+    if re.fullmatch(r"\S+\s+\S+\s+\S+\s+-?\d+", lines[0]) and lines[0].count("\t") != 1:
         return _Role.QRELS
-    if len(columns) >= 3:
-        return _Role.PASSAGES
-    if len(columns) == 2:
-        # Passages may have no title.
-        return _Role.PASSAGES if "passage" in name or "corpus" in name else _Role.QUERIES
+    if name.endswith(".md") or len(columns) < 2:
+        return None
+    # Passages may have no title.
+    has_title = len(columns) > 2 or "passage" in name or "corpus" in name
+    return _Role.PASSAGES if has_title else _Role.QUERIES
+
+
+def _role_of_fields(name: str, record: Mapping[str, object]) -> _Role | None:
+    roles = roles_of(record)
+    if {"input", "output"} <= record.keys():
+        return _Role.KILT
+    if {Role.PASSAGE_ID, Role.RELEVANCE} <= roles.keys():
+        return _Role.QRELS
+    is_named = re.search("quer|question|topic", name) is not None
+    if Role.QUESTION in roles:
+        quotes = is_pair(record) or "positive_ctxs" in record
+        return _Role.QUERIES if is_named and not quotes else _Role.PAIRS
+    if Role.TEXT in roles:
+        return _Role.QUERIES if is_named else _Role.PASSAGES
     return None
 
 
@@ -138,41 +187,25 @@ def _words(path: str) -> tuple[str, str]:
     stem = pathlib.Path(path).name.split(".gz")[0].rpartition(".")[0]
     words = [word for word in re.split(r"[.\-]", stem.removesuffix(".qa")) if word]
     split = next((_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS), "")
-    kept = [
-        word for word in words if word not in _SPLIT_WORDS and word not in {*_OTHER_WORDS, "qrels"}
-    ]
-    return "-".join(kept), split
-
-
-def _judged(qrels: Sequence[str]) -> dict[tuple[str, str], str]:
-    return {_words(path): path for path in qrels}
+    task = [word for word in words if word not in _SPLIT_WORDS and word not in _OTHER_WORDS]
+    return "-".join(task), split
 
 
 def _by_task(
-    files: dict[str, QuestionFiles], folder: pathlib.Path, *, whole: str = ""
+    files: Mapping[str, QuestionFiles], name: str, topics: Collection[str]
 ) -> dict[str, dict[str, QuestionFiles]]:
     found: dict[str, dict[str, QuestionFiles]] = {}
     for path, questions in files.items():
         task, split = _words(path)
-        split = split or whole
-        splits = found.setdefault(task or folder.resolve().name, {})
-        if not split or split in splits:
+        splits = found.setdefault(task or name, {})
+        split = split or ("test" if path in topics else WHOLE)
+        if split in splits:
             raise ConfigError(
-                f"no split in the name of {pathlib.Path(path).name}"
-                if not split
-                else f"{splits[split].questions} and {path} are both {split}",
-                where=str(folder),
-                expected="one file for each task and split, named like nq-train.json",
-                fix="rename the files, or move others out of the folder",
+                f"{splits[split].questions} and {path} are both {split}",
+                where=f"task {task or name!r}",
+                fix="name one after another task or split, as in faq.test.queries.tsv",
             )
         splits[split] = questions
-    # KILT publishes gold for train and dev alone: dev is the test set, and train has both others.
-    if whole:
-        for splits in found.values():
-            if "validation" in splits and "test" not in splits:
-                splits["test"] = splits.pop("validation")
-            if "train" in splits and "validation" not in splits:
-                splits["train+validation"] = splits.pop("train")
     return found
 
 
@@ -180,9 +213,8 @@ def _unknown(folder: pathlib.Path, described: Sequence[str]) -> ConfigError:
     return ConfigError(
         f"no collection is recognised; found {'; '.join(described) or 'no file of text'}",
         where=str(folder),
-        expected="BEIR (corpus.jsonl, queries.jsonl, qrels/), or one TSV of passages beside DPR's "
-        "or KILT's questions, or beside queries and judgements (faq.train.queries.tsv, "
-        "faq.train.qrels.tsv)",
-        fix="prepare it with one of `taser prepare beir`, `dpr`, `kilt` and `tsv`, which take "
-        "files of any name",
+        expected="one file of passages (a table or JSON lines with id, title and text), questions "
+        "with their passages, or .txt, .md and .html files; queries beside judgements as in "
+        "faq.train.queries.tsv and faq.train.qrels.tsv",
+        fix="rename the files, or name them with PASSAGES and QUERIES (runs/prepare.gin)",
     )

@@ -139,7 +139,6 @@ class PassageResolver:
             raise DataError(
                 f"the passage id {id!r} means different passages in the merged files",
                 where=where,
-                expected="the passage file that the ids belong to",
                 fix="name the file with QuestionFiles(..., passages=<label>), one of "
                 + ", ".join(self._rows_of_source),
             )

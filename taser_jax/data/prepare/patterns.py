@@ -13,7 +13,7 @@ from etils import epath
 
 from taser_jax.data.collections.store import SPLITS
 from taser_jax.data.files import file_exists
-from taser_jax.data.prepare.questions import QuestionFiles
+from taser_jax.data.prepare.options import QuestionFiles
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
@@ -24,26 +24,24 @@ Tasks = Files | Mapping[str, Files | Mapping[str, Files]]
 
 _PLACE = re.compile(r"\{(task|split)\}")
 _SPLIT = "|".join(SPLITS)
-# KILT's files may hold several splits.
+# A file may hold several splits.
+WHOLE = "+".join(SPLITS)
 _SPLITS = rf"(?:{_SPLIT})(?:\+(?:{_SPLIT}))*"
 _SHOWN = 8
 
 
-def by_task_and_split(
-    given: Tasks, *, whole: str | None = None
-) -> dict[str, dict[str, QuestionFiles]]:
+def by_task_and_split(given: Tasks) -> dict[str, dict[str, QuestionFiles]]:
     """Question files by task and split, where patterns stand for all files whose names match.
 
     Example:
         "sample/{task}.{split}.queries.tsv" finds sample/code.train.queries.tsv and gives
         {"code": {"train": QuestionFiles("sample/code.train.queries.tsv")}};
-        {"code": "sample/{split}.tsv"} finds one task's files, and {"code": {"train": "a.tsv"}} has
-        no pattern.
+        {"code": "sample/{split}.tsv"} finds one task's files, and {"code": "a.tsv"} is one file of
+        all three splits, {"code": {"train+validation+test": "a.tsv"}}.
 
     Args:
-        given: a pattern, or task -> pattern or task -> split -> files. In `QuestionFiles`,
+        given: a pattern, or task -> pattern or file, or task -> split -> file. In `QuestionFiles`,
             `questions` is searched for, and the other files are those of the task and split found.
-        whole: the split of files that are given or found without one; None makes that an error.
 
     Returns:
         Task -> split -> files.
@@ -53,13 +51,13 @@ def by_task_and_split(
             the questions does not exist; says what matched and what did not.
     """
     if not isinstance(given, Mapping):
-        return _found(_files(given), None, whole)
+        return _found(_files(given), None)
     named: dict[str, dict[str, QuestionFiles]] = {}
     for task, files in given.items():
         if isinstance(files, Mapping):
             named[task] = {split: _files(one) for split, one in files.items()}
         else:
-            named |= _found(_files(files), task, whole)
+            named |= _found(_files(files), task)
     return named
 
 
@@ -68,7 +66,7 @@ def below(directory: FilePath, files: Any) -> Any:
     if isinstance(files, Mapping):
         return {name: below(directory, inner) for name, inner in files.items()}
     if isinstance(files, QuestionFiles):
-        named = {name: getattr(files, name) for name in ("questions", "ids", "qrels")}
+        named = {name: getattr(files, name) for name in ("questions", "qrels")}
         return dataclasses.replace(
             files, **{name: below(directory, path) for name, path in named.items() if path}
         )
@@ -81,25 +79,20 @@ def _files(given: Files) -> QuestionFiles:
     return given if isinstance(given, QuestionFiles) else QuestionFiles(given)
 
 
-def _found(
-    given: QuestionFiles, task: str | None, whole: str | None
-) -> dict[str, dict[str, QuestionFiles]]:
+def _found(given: QuestionFiles, task: str | None) -> dict[str, dict[str, QuestionFiles]]:
     """The files of all tasks, or of one, that match a pattern."""
     pattern = os.fspath(given.questions)
     if task is not None:
         pattern = pattern.replace("{task}", task)
     places = set(_PLACE.findall(pattern))
-    wanted = {"task"} if task is None else set()
-    wanted |= {"split"} if whole is None else set()
-    if missing := sorted(wanted - places):
+    if task is None and "task" not in places:
         raise ConfigError(
-            f"the pattern has no {' and no '.join(f'{{{one}}}' for one in missing)}",
+            "the pattern has no {task}",
             where=pattern,
-            expected="a pattern such as 'folder/{task}.{split}.queries.tsv', or "
-            "{task: {split: path}}",
+            fix="write one such as 'folder/{task}.{split}.queries.tsv', or {task: {split: path}}",
         )
     if not places:
-        return {str(task): {str(whole): given}}
+        return {str(task): {WHOLE: given}}
     found: dict[str, dict[str, QuestionFiles]] = collections.defaultdict(dict)
     others = []
     for path in _candidates(pattern):
@@ -107,15 +100,22 @@ def _found(
         if match is None:
             others.append(path)
             continue
-        named = {"task": task or "", "split": whole or "", **match.groupdict()}
+        named = {"task": task or "", "split": WHOLE, **match.groupdict()}
         found[named["task"]][named["split"]] = _filled(given, **named)
     if not found:
         raise _nothing_matches(pattern, others)
+    with_split = [name for name in found if set(re.split(r"\W", name)) & {*SPLITS}]
+    if "split" not in places and with_split:
+        raise ConfigError(
+            f"the pattern has no {{split}}, and finds {_few(with_split)} as tasks",
+            where=pattern,
+            fix="write {split} where the files' names have train, validation or test",
+        )
     ordered = {
         name: {split: splits[split] for split in sorted(splits, key=_place_of_split)}
         for name, splits in sorted(found.items())
     }
-    _check_companions(ordered)
+    _check_qrels(ordered)
     if others:
         logger.info("%s: skipped, since their names have no split: %s", pattern, _few(others))
     return ordered
@@ -136,17 +136,15 @@ def _filled(given: QuestionFiles, *, task: str, split: str) -> QuestionFiles:
     return dataclasses.replace(given, **{name: fill(text) for name, text in texts.items() if text})
 
 
-def _check_companions(found: Mapping[str, Mapping[str, QuestionFiles]]) -> None:
-    for field in ("ids", "qrels"):
-        paths = [getattr(files, field) for splits in found.values() for files in splits.values()]
-        there = [path for path in paths if path and file_exists(path)]
-        if absent := [path for path in paths if path and path not in there]:
-            raise ConfigError(
-                f"missing: {_few(absent)}",
-                where=f"QuestionFiles.{field}",
-                expected=f"one for each file of questions; there is: {_few(there)}",
-                fix="add what is missing, or correct the pattern",
-            )
+def _check_qrels(found: Mapping[str, Mapping[str, QuestionFiles]]) -> None:
+    paths = [files.qrels for splits in found.values() for files in splits.values()]
+    there = [os.fspath(path) for path in paths if path and file_exists(path)]
+    if absent := [os.fspath(path) for path in paths if path and os.fspath(path) not in there]:
+        raise ConfigError(
+            f"missing: {_few(absent)}; there is: {_few(there)}",
+            where="QuestionFiles.qrels",
+            fix="add one for each file of questions, or correct the pattern",
+        )
 
 
 def _nothing_matches(pattern: str, others: list[str]) -> ConfigError:
@@ -161,7 +159,6 @@ def _nothing_matches(pattern: str, others: list[str]) -> ConfigError:
     return ConfigError(
         f"no file matches; {seen}",
         where=pattern,
-        expected=f"a file for each task and split, {{split}} being {', '.join(SPLITS)}",
         fix="correct the pattern, or name the files: {task: {split: path}}",
     )
 

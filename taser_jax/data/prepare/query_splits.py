@@ -1,20 +1,120 @@
-"""Splits the queries of one file by hash or position, in the same way on every machine."""
+"""The questions of a split: files are divided by hash or position, alike on every machine."""
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from taser_jax.data.collections.store import SPLITS
 from taser_jax.data.id_index import hash_share, text_hash
+from taser_jax.data.prepare.options import SHARES, VALIDATION, PrepareOptions, QuestionFiles
+from taser_jax.data.readers.located import Question
+from taser_jax.data.readers.questions import read_questions
+from taser_jax.data.readers.tables import read_qrels
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Query
 
-Item = TypeVar("Item")
+
+@dataclasses.dataclass(frozen=True)
+class QuestionSplit:
+    """The questions of one task and split, read as often as needed.
+
+    Attributes:
+        task: their task.
+        split: "train", "validation" or "test".
+        sharing: all splits that their file is divided into.
+        files: their files.
+        options: how they are divided.
+        pairs: whether the passages of their file are the collection's.
+        read_ids: ids of all questions of the file, once it has been read.
+    """
+
+    task: str
+    split: str
+    sharing: tuple[str, ...]
+    files: QuestionFiles
+    options: PrepareOptions
+    pairs: bool = False
+    read_ids: set[str] = dataclasses.field(default_factory=set, compare=False)
+
+    def questions(self) -> Iterator[Question]:
+        """The split's questions, each with an id, in the file's order.
+
+        Raises:
+            DataError: malformed input; names file:line, the field and the fix.
+        """
+        count = self.options.train_samples.get(self.task) if "train" in self.sharing else None
+        last = self.options.validation_last
+        if last and len(self.sharing) > 1 and VALIDATION in self.sharing:
+            questions = _sampled(self._all, self.task, count)
+            if self.split == VALIDATION:
+                return iter(collections.deque(questions, maxlen=last))
+            others = tuple(split for split in self.sharing if split != VALIDATION)
+            return self._of_split(_without_last(questions, last), others)
+        return _sampled(
+            lambda: self._of_split(self._all(), self.sharing),
+            self.task,
+            count if self.split == "train" else None,
+        )
+
+    def _all(self) -> Iterator[Question]:
+        questions = read_questions(self.files.questions, pairs=self.pairs)
+        judged = None
+        if self.files.qrels is not None:
+            judged = {judgement.query_id for judgement in read_qrels(self.files.qrels)}
+        prefix = self.split if len(self.sharing) == 1 else "question"
+        for number, question in enumerate(questions):
+            if judged is None or question.id in judged or question.answers:
+                id = question.id or f"{prefix}-{number}"
+                self.read_ids.add(id)
+                yield dataclasses.replace(question, id=id)
+
+    def _of_split(
+        self, questions: Iterable[Question], splits: tuple[str, ...]
+    ) -> Iterator[Question]:
+        shares = self.options.task_shares.get(self.task, SHARES)
+        for question in questions:
+            if splits == (self.split,) or self.split == split_of(
+                self._group(question), task=self.task, splits=splits, shares=shares
+            ):
+                yield question
+
+    def _group(self, question: Question) -> str:
+        """What decides the question's split: its id, a part of it, or the page of its positives."""
+        if self.task not in self.options.split_by_page:
+            pattern = self.options.split_groups.get(self.task)
+            return group_of(question.id, pattern, question.where)
+        pages = {place.page_id for place in question.provenance}
+        if len(pages) != 1:
+            raise DataError(
+                f"the positives of {question.id!r} are on {len(pages)} pages",
+                where=f"{question.where}, field 'output'",
+                fix=f"take {self.task!r} out of PrepareOptions.split_by_page",
+            )
+        return pages.pop()
+
+
+def _sampled(
+    read: Callable[[], Iterator[Question]], task: str, count: int | None
+) -> Iterator[Question]:
+    """A sample of the questions; reads them twice, for the ids and for the sample."""
+    if count is None:
+        return read()
+    chosen = sampled((question.id for question in read()), task=task, count=count)
+    return (question for question in read() if question.id in chosen)
+
+
+def _without_last(questions: Iterable[Question], count: int) -> Iterator[Question]:
+    """All but the last `count`, read once; nothing if there are no more than these."""
+    held: collections.deque[Question] = collections.deque()
+    for question in questions:
+        held.append(question)
+        if len(held) > count:
+            yield held.popleft()
 
 
 def named_splits(name: str, where: str) -> tuple[str, ...]:
@@ -25,11 +125,8 @@ def named_splits(name: str, where: str) -> tuple[str, ...]:
     """
     splits = tuple(name.split("+"))
     if len(set(splits)) < len(splits) or not set(splits) <= set(SPLITS):
-        raise ConfigError(
-            f"split {name!r}",
-            where=where,
-            expected=f"of {', '.join(SPLITS)}, several joined by '+'",
-        )
+        fix = f"write one of {', '.join(SPLITS)}, or several joined by '+'"
+        raise ConfigError(f"split {name!r}", where=where, fix=fix)
     return splits
 
 
@@ -47,11 +144,8 @@ def split_of(id: str, *, task: str, splits: Sequence[str], shares: Mapping[str, 
     """
     weights = [shares.get(split, 0.0) for split in splits]
     if min(weights) <= 0:
-        raise ConfigError(
-            f"shares {dict(shares)}",
-            where=f"task {task!r}",
-            expected=f"a share above 0 for each of {', '.join(splits)}",
-        )
+        fix = f"give a share above 0 to each of {', '.join(splits)}"
+        raise ConfigError(f"shares {dict(shares)}", where=f"task {task!r}", fix=fix)
     if len(splits) == 1:
         return splits[0]
     place = hash_share(f"{task}\t{id}") * sum(weights)
@@ -60,20 +154,6 @@ def split_of(id: str, *, task: str, splits: Sequence[str], shares: Mapping[str, 
             return split
         place -= weight
     return splits[-1]
-
-
-def without_last(items: Iterable[Item], count: int) -> Iterator[Item]:
-    """All but the last `count`, read once; nothing if there are no more than these."""
-    held: collections.deque[Item] = collections.deque()
-    for item in items:
-        held.append(item)
-        if len(held) > count:
-            yield held.popleft()
-
-
-def last(items: Iterable[Item], count: int) -> Iterator[Item]:
-    """The last `count`, read once; all if there are no more than these."""
-    yield from collections.deque(items, maxlen=count)
 
 
 def group_of(id: str, pattern: str | None, where: str) -> str:

@@ -1,4 +1,4 @@
-"""The receipt of a prepared collection: its content and the inputs it was made from."""
+"""Files beside a prepared collection: its receipt, lists of what was left out, KILT's gold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from taser_jax.storage.artifacts import FilePath, read_json, split_path, write_j
 from taser_jax.storage.errors import TaserError
 
 _RECEIPT = "prepare.json"
-_FORMAT_VERSION = 1
+_GOLD = "kilt.jsonl"
+_LEFT_OUT = "left_out"
+_FORMAT_VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,32 +25,24 @@ class PreparedSplit:
         task: its task.
         split: "train", "validation" or "test".
         queries: number written.
-        without_positive: questions without a positive, dropped or kept.
-        missing_positives: positives dropped because they are not in the collection.
-        missing_hard_negatives: hard negatives dropped for the same reason.
+        left_out: kind -> number of what its files lack.
         fingerprint: fingerprint of the query set.
+        has_gold: whether KILT's gold is beside it.
     """
 
     task: str
     split: str
     queries: int
-    without_positive: int
-    missing_positives: int
-    missing_hard_negatives: int
+    left_out: Mapping[str, int]
     fingerprint: str
+    has_gold: bool
 
     @classmethod
-    def of(cls, queries: QuerySet, counts: Mapping[str, int]) -> PreparedSplit:
+    def of(cls, queries: QuerySet, left_out: Mapping[str, int]) -> PreparedSplit:
         """A written query set with what its mapper counted."""
-        return cls(
-            task=queries.task,
-            split=queries.split,
-            queries=len(queries),
-            without_positive=counts.get("without_positive", 0),
-            missing_positives=counts.get("missing_positives", 0),
-            missing_hard_negatives=counts.get("missing_hard_negatives", 0),
-            fingerprint=queries.fingerprint,
-        )
+        counts = {kind: count for kind, count in left_out.items() if count}
+        has_gold = gold_path(queries).exists()
+        return cls(queries.task, queries.split, len(queries), counts, queries.fingerprint, has_gold)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,6 +54,7 @@ class PreparedCollection:
         passages: number written.
         merged: passages skipped because their title and text occurred before.
         renamed: passages whose id was taken, now written label:id.
+        left_out: kind -> number of passages left out.
         fingerprint: fingerprint of the collection.
         splits: the query sets.
         reused: whether the same had been prepared before, so that nothing was done.
@@ -69,55 +64,45 @@ class PreparedCollection:
     passages: int
     merged: int
     renamed: int
+    left_out: Mapping[str, int]
     fingerprint: str
     splits: tuple[PreparedSplit, ...]
     reused: bool = False
 
 
 def write_receipt(
-    data_dir: FilePath,
-    store: PassageStore,
-    splits: Sequence[PreparedSplit],
-    *,
-    inputs: str,
-    merged: int = 0,
-    renamed: int = 0,
+    data_dir: FilePath, prepared: PreparedCollection, *, inputs: str
 ) -> PreparedCollection:
-    """Records what was prepared, for `already_prepared`, and returns it.
-
-    Args:
-        data_dir: folder of collections.
-        store: the collection.
-        splits: its query sets.
-        inputs: fingerprint of the inputs.
-        merged: as in `PreparedCollection`.
-        renamed: as in `PreparedCollection`.
-    """
-    prepared = PreparedCollection(
-        collection=store.name,
-        passages=len(store),
-        merged=merged,
-        renamed=renamed,
-        fingerprint=store.fingerprint,
-        splits=tuple(splits),
-    )
-    receipt = epath.Path(data_dir) / store.name / _RECEIPT
+    """Records what was prepared from inputs with this fingerprint, for `already_prepared`."""
+    receipt = epath.Path(data_dir) / prepared.collection / _RECEIPT
     content = {"format_version": _FORMAT_VERSION, "inputs": inputs}
     write_json(receipt, {**content, "prepared": dataclasses.asdict(prepared)})
     return prepared
 
 
-def without_positive_file(data_dir: FilePath, collection: str, task: str, split: str) -> epath.Path:
-    """The list of a file's questions without a positive; absent where all have one."""
-    name = split_path("without_positive", task, split, ".txt")
-    return epath.Path(data_dir) / collection / name
+def gold_path(queries: QuerySet) -> epath.Path:
+    """The official gold of a query set that was prepared from KILT's files."""
+    return queries.directory / _GOLD
 
 
-def write_without_positive(
-    data_dir: FilePath, collection: str, task: str, split: str, lines: Sequence[str]
+def left_out_directory(data_dir: FilePath, collection: str) -> epath.Path:
+    """The lists of what was left out, one a query set; passages.txt is that of the passages."""
+    return epath.Path(data_dir) / collection / _LEFT_OUT
+
+
+def write_left_out(
+    data_dir: FilePath, collection: str, name: str | tuple[str, str], lines: Sequence[str]
 ) -> None:
-    """Lists the questions without a positive: file, line and text of each."""
-    path = without_positive_file(data_dir, collection, task, split)
+    """Lists what was left out: file, line and reason of each.
+
+    Args:
+        data_dir: folder of collections.
+        collection: its name.
+        name: "passages", or task and split.
+        lines: the list; without any there is no file.
+    """
+    file = f"{name}.txt" if isinstance(name, str) else split_path("", *name, ".txt")
+    path = left_out_directory(data_dir, collection) / file
     path.unlink(missing_ok=True)
     if lines:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,6 +124,7 @@ def already_prepared(data_dir: FilePath, collection: str, inputs: str) -> Prepar
         for one in splits:
             queries = QuerySet.open(data_dir, collection, one.task, one.split)
             intact = intact and queries.fingerprint == one.fingerprint
+            intact = intact and (not one.has_gold or gold_path(queries).exists())
     except TaserError:
         return None
     return dataclasses.replace(prepared, reused=True) if intact else None

@@ -7,21 +7,13 @@ import importlib.metadata
 import platform
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
-from taser_jax.data.pydocs.leakage import find_leaks
-from taser_jax.data.pydocs.objects import read_objects
-from taser_jax.data.pydocs.passages import Corpus, build_corpus
+from taser_jax.data.pydocs.objects import Corpus, build_corpus, read_objects
+from taser_jax.data.pydocs.parse import words
 from taser_jax.data.pydocs.splits import SPLITS, assign
-from taser_jax.data.pydocs.tasks import (
-    TASKS,
-    Question,
-    candidates,
-    cut_elements,
-    fair_questions,
-)
+from taser_jax.data.pydocs.tasks import TASKS, Question, candidates, cut_elements, fair_questions
 from taser_jax.data.pydocs.walk import THIRD_PARTY, package_of
 from taser_jax.storage.artifacts import Fingerprint
 from taser_jax.storage.progress import phase, track
@@ -50,50 +42,6 @@ class PydocsCollection:
     checksum: str
     versions: dict[str, str]
     unavailable: tuple[str, ...]
-
-    def statistics(self) -> dict[str, Any]:
-        """Counts for checking a collection, ready for JSON.
-
-        Returns:
-            Passages and objects per package, words per passage, and for each task the number of
-            queries per split and package, their words, and the sizes of their gold sets in
-            objects (how many test queries have 1, 2, ... gold objects).
-        """
-        return {
-            "passages": len(self.passages),
-            "objects": len({p.page_id for p in self.passages}),
-            "passages_by_package": _by_package(p.page_id for p in self.passages),
-            "passage_words": _percentiles([len(p.text.split()) for p in self.passages]),
-            "tasks": {task: self._task_statistics(splits) for task, splits in self.queries.items()},
-        }
-
-    def _task_statistics(self, splits: dict[str, list[Query]]) -> dict[str, Any]:
-        everything = [query for queries in splits.values() for query in queries]
-        gold = Counter(
-            len({self.passages[row].page_id for row in q.positives}) for q in splits["test"]
-        )
-        return {
-            "queries": {split: len(queries) for split, queries in splits.items()},
-            "packages": _by_package(q.id for q in everything),
-            "query_words": _percentiles([len(q.text.split()) for q in everything]),
-            "test_gold_objects": {str(size): gold[size] for size in sorted(gold)},
-        }
-
-
-def query_package(query_id: str) -> str:
-    """The package that a query belongs to: the first part of its id."""
-    return query_id.partition(":")[0]
-
-
-def _by_package(names: Iterable[str]) -> dict[str, int]:
-    counts = Counter(query_package(n) if ":" in n else package_of(n) for n in names)
-    return {p: counts[p] for p in ("python", *THIRD_PARTY) if counts[p]}
-
-
-def _percentiles(lengths: list[int]) -> dict[str, int]:
-    if not lengths:
-        return {}
-    return {f"p{p}": int(np.percentile(lengths, p)) for p in (10, 50, 90)}
 
 
 def _query(question: Question, corpus: Corpus, name: str) -> Query:
@@ -177,3 +125,37 @@ def build_pydocs(packages: Sequence[str] | None = None) -> PydocsCollection:
         versions=_versions(),
         unavailable=unavailable,
     )
+
+
+_MIN_WORDS = 5
+
+
+def find_leaks(queries: Sequence[str], passages: Iterable[str]) -> list[int]:
+    """Positions of the queries of five or more words that a passage contains verbatim.
+
+    Texts are compared as sequences of lower-cased words, ignoring punctuation and line breaks.
+
+    Example:
+        >>> find_leaks(["the sum of two numbers", "two numbers"], ["Is the sum, of two numbers."])
+        [0]
+
+    Args:
+        queries: texts that must not occur in passages.
+        passages: texts to search; read once.
+
+    Returns:
+        Sorted positions in `queries`.
+    """
+    by_start: dict[tuple[str, ...], list[tuple[int, list[str]]]] = {}
+    for position, text in enumerate(queries):
+        tokens = words(text)
+        if len(tokens) >= _MIN_WORDS:
+            by_start.setdefault(tuple(tokens[:_MIN_WORDS]), []).append((position, tokens))
+    leaks: set[int] = set()
+    for passage in passages:
+        tokens = words(passage)
+        for start in range(len(tokens) - _MIN_WORDS + 1):
+            for position, query in by_start.get(tuple(tokens[start : start + _MIN_WORDS]), ()):
+                if tokens[start : start + len(query)] == query:
+                    leaks.add(position)
+    return sorted(leaks)

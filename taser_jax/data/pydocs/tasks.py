@@ -7,11 +7,9 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from taser_jax.data.pydocs.objects import DocumentedObject
+from taser_jax.data.pydocs.objects import DocumentedObject, name_in_words
 from taser_jax.data.pydocs.parse import ElementKind, count_words, words
-from taser_jax.data.pydocs.passages import name_in_words
-from taser_jax.data.pydocs.similarity import shingles, similar_pairs
-from taser_jax.data.pydocs.splits import Assignment
+from taser_jax.data.pydocs.splits import Assignment, shingles, similar_pairs
 
 TASKS = ("summary", "parameter", "example", "code", "see_also", "lookup")
 MIN_WORDS_LEFT = 20

@@ -1,16 +1,59 @@
-"""Shared by the readers: records that carry their file and line, and checks on fields."""
+"""Shared by the readers: records with their places, checks on fields, and what is left out."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from taser_jax.data.id_index import RepeatFinder
+from taser_jax.data.blocks import in_blocks
+from taser_jax.data.id_index import SeenTexts
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.records import EmptyPassages, Passage, check_id, empty_passage
+from taser_jax.storage.records import Passage, check_id
+
+# Paragraph and character in it. A whole paragraph ends at this character.
+Position = tuple[int, int]
+PARAGRAPH_END = (1 << 31) - 1
+_BLOCK = 1 << 14
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of a page, from `start` up to but excluding `end`.
+
+    Attributes:
+        start: paragraph and character of the first character.
+        end: paragraph and character after the last one.
+    """
+
+    start: Position
+    end: Position
+
+    def overlaps(self, other: Span) -> bool:
+        """Whether the two spans share a character."""
+        return self.start < other.end and other.start < self.end
+
+    def whole_paragraphs(self) -> Span:
+        """The paragraphs that the span touches."""
+        return Span((self.start[0], 0), (self.end[0], PARAGRAPH_END))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LocatedPassage:
+    """A passage as read from its file.
+
+    Attributes:
+        line: its first line.
+        passage: the passage.
+        span: its position in its page; None if the file does not give it.
+    """
+
+    line: int
+    passage: Passage
+    span: Span | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,6 +72,23 @@ class Context:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Provenance:
+    """The location of evidence for an answer.
+
+    Attributes:
+        page_id: the page; empty if the file has null.
+        title: the page's title.
+        passage_id: id of the passage, if the file gives it (KILT's own files do not).
+        span: paragraphs, and characters if given; None if only the page is known.
+    """
+
+    page_id: str
+    title: str = ""
+    passage_id: str = ""
+    span: Span | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Question:
     """A question as read from its file, before its passages are mapped to rows.
 
@@ -40,6 +100,8 @@ class Question:
         positives: gold first.
         hard_negatives: passages that look relevant but are not.
         negatives: other irrelevant passages.
+        provenance: places of the positives, in files of KILT's format.
+        record: the original line of such a file, for writing it again.
     """
 
     where: str
@@ -49,6 +111,8 @@ class Question:
     positives: tuple[Context, ...] = ()
     hard_negatives: tuple[Context, ...] = ()
     negatives: tuple[Context, ...] = ()
+    provenance: tuple[Provenance, ...] = ()
+    record: Mapping[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,48 +132,97 @@ class Judgement:
     relevance: int
 
 
+class LeftOut:
+    """What is left out of incomplete files: counted and listed, or refused.
+
+    Args:
+        strict: whether to refuse it.
+
+    Attributes:
+        counts: kind -> number.
+        lines: file, line and reason of each.
+    """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self._strict = strict
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.lines: list[str] = []
+
+    def add(self, kind: str, error: DataError) -> None:
+        """Counts and lists one case of a kind; raises the error if strict."""
+        if self._strict:
+            raise error
+        self.counts[kind] += 1
+        self.lines.append(f"{error.where}: {error.found}")
+
+
 def checked_passages(
-    path: FilePath,
-    located: Callable[[], Iterator[tuple[int, Passage]]],
-    empty: EmptyPassages,
-) -> Iterator[Passage]:
-    """Passages of a file, after checks for text and unique ids.
+    path: FilePath, located: Callable[[], Iterator[LocatedPassage]], left_out: LeftOut
+) -> Iterator[LocatedPassage]:
+    """Passages of a file; leaves out those without any text, and repeated ones.
 
     Args:
         path: the file, for messages.
-        located: starts reading the file: (line number, passage).
-        empty: what to do with passages without text.
+        located: starts reading the file.
+        left_out: takes what is left out.
 
     Yields:
-        Passages in the file's order.
+        Passages in the file's order. A title alone is a passage.
 
     Raises:
-        DataError: an empty passage, an id that is empty or that run files cannot hold, or a
-            repeated id, with both lines.
+        DataError: an id that is empty or that run files cannot hold, or one that is used for two
+            different texts, with both lines.
     """
-    finder = RepeatFinder()
-    for line, passage in located():
-        check_id(passage.id, where=f"{os.fspath(path)}:{line}, field 'id'")
-        if (repeated := finder.add(passage.id)) is not None:
-            _raise_if_repeated(path, located, repeated)
-        if empty is not EmptyPassages.KEEP and not passage.text.strip():
-            if empty is EmptyPassages.SKIP:
-                continue
-            raise empty_passage(f"{os.fspath(path)}:{line}")
-        yield passage
-    if (repeated := finder.flush()) is not None:
-        _raise_if_repeated(path, located, repeated)
+    seen = SeenTexts()
+    repeated: list[LocatedPassage] = []
+    for block in in_blocks(located(), _BLOCK):
+        for one in block:
+            check_id(one.passage.id, where=f"{os.fspath(path)}:{one.line}, field 'id'")
+        repeats = seen.add([one.passage.id for one in block])
+        for one, is_repeated in zip(block, repeats, strict=True):
+            if is_repeated:
+                repeated.append(one)
+            elif one.passage.text.strip() or one.passage.title.strip():
+                yield one
+            else:
+                where = f"{os.fspath(path)}:{one.line}, field 'text'"
+                fix = "remove it, or leave out --strict, which skips it"
+                left_out.add("empty passages", DataError("it is empty", where=where, fix=fix))
+    if repeated:
+        _check_repeated(path, located, repeated, left_out)
+
+
+def _check_repeated(
+    path: FilePath,
+    located: Callable[[], Iterator[LocatedPassage]],
+    repeated: list[LocatedPassage],
+    left_out: LeftOut,
+) -> None:
+    # Reading again, for repeated ids only, avoids keeping every id and text in memory.
+    ids = {one.passage.id for one in repeated}
+    first: dict[str, LocatedPassage] = {}
+    for one in located():
+        if one.passage.id in ids:
+            first.setdefault(one.passage.id, one)
+    for one in repeated:
+        before = first[one.passage.id]
+        error = DataError(
+            f"the id {one.passage.id!r} was already used on line {before.line}",
+            where=f"{os.fspath(path)}:{one.line}, field 'id'",
+            fix="remove the duplicate or rename it",
+        )
+        # Equal lines: another id has the same 64-bit hash, which is as good as impossible.
+        if one.line == before.line or one.passage != before.passage:
+            raise error
+        left_out.add("repeated passages", error)
 
 
 def string_field(record: Mapping[str, Any], name: str, where: str) -> str:
     """The value of a required string field."""
     value = record.get(name)
     if not isinstance(value, str):
-        raise DataError(
-            f"no field {name!r}" if name not in record else f"found {value!r}",
-            where=f"{where}, field {name!r}",
-            expected="a string",
-        )
+        found = f"no field {name!r}" if name not in record else f"found {value!r}, not a string"
+        raise DataError(found, where=f"{where}, field {name!r}", fix="write a string")
     return value
 
 
@@ -120,9 +233,8 @@ def id_field(record: Mapping[str, Any], *names: str, where: str) -> str:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, str | int):
-            raise DataError(
-                f"found {value!r}", where=f"{where}, field {name!r}", expected="a string or number"
-            )
+            where = f"{where}, field {name!r}"
+            raise DataError(f"found {value!r}", where=where, fix="write a string or a number")
         return str(value)
     return ""
 
@@ -131,29 +243,12 @@ def string_list(value: object, where: str) -> tuple[str, ...]:
     """A value that must be a list of strings; numbers in it are converted."""
     items = value if isinstance(value, list | tuple) else None
     if items is None or any(not isinstance(item, str | int | float) for item in items):
-        raise DataError(
-            f"found {_shortened(value)}, a {type(value).__name__}",
-            where=where,
-            expected="a list of strings",
-            fix=f"write [{_shortened(value)}]" if isinstance(value, str) else 'write ["Paris"]',
-        )
+        found = f"found {_shortened(value)}, a {type(value).__name__}"
+        example = _shortened(value) if isinstance(value, str) else "'Paris'"
+        raise DataError(found, where=where, fix=f"write [{example}]")
     return tuple(map(str, items))
 
 
 def _shortened(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _raise_if_repeated(
-    path: FilePath, located: Callable[[], Iterator[tuple[int, Passage]]], id: str
-) -> None:
-    # Reading again, only before an error, avoids keeping every id and line in memory.
-    lines = [line for line, passage in located() if passage.id == id]
-    if len(lines) > 1:
-        raise DataError(
-            f"the id {id!r} was already used on line {lines[0]}",
-            where=f"{os.fspath(path)}:{lines[1]}, field 'id'",
-            expected="a unique id for each passage",
-            fix="remove the duplicate or rename it",
-        )

@@ -16,12 +16,11 @@ from taser_jax.data.collections.store import (
     PassageStore,
     QuerySet,
     collection_directory,
-    list_tasks,
     write_collection,
     write_queries,
 )
-from taser_jax.data.prepare.kilt import gold_path
 from taser_jax.data.prepare.merging import PassageMerger, PassageSource
+from taser_jax.data.prepare.receipts import gold_path
 from taser_jax.data.seqio_tasks.context import require_data
 from taser_jax.data.seqio_tasks.retrieval_task import QueryTask
 from taser_jax.data.seqio_tasks.sources import QuerySource
@@ -105,32 +104,6 @@ def write_merged(tasks: Sequence[QueryTask]) -> None:
         for split in source.splits
     ]
     _merge(require_data().data_dir, sources[0].collection, moved)
-
-
-def merge_collections(data_dir: FilePath, name: str, collections: Sequence[str]) -> None:
-    """Writes several prepared collections with all of their tasks as one, as `write_merged` does.
-
-    Args:
-        data_dir: folder of collections.
-        name: name of the merged collection.
-        collections: names of the collections to merge.
-
-    Raises:
-        ConfigError: a collection of this name was prepared, not merged.
-        DataError: a collection is not prepared.
-        StorageError: the disk is full or the data folder cannot be written.
-        BusyError: another process is merging the same collections.
-    """
-    tasks = {label: list_tasks(data_dir, label) for label in collections}
-    count = Counter(task for splits in tasks.values() for task in splits)
-    moved = [
-        _Moved(_name(label, task, count), split, label, queries)
-        for label, found in tasks.items()
-        for task, splits in found.items()
-        for split in splits
-        for queries in [QuerySet.open(data_dir, label, task, split)]
-    ]
-    _merge(data_dir, name, moved)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,174 +1,19 @@
-"""Folders of several formats become one collection of `taser compare`."""
+"""The collection of `taser compare`: its name, and what tells that its files have changed."""
 
 from __future__ import annotations
 
-import json
-import pathlib
-
-import pytest
-from small_world import refused
-
-from taser_jax.commands.pipelines.compare_data import (
-    check_detected,
-    collection_name,
-    file_sizes,
-    prepare_detected,
-)
-from taser_jax.data.collections.store import PassageStore, QuerySet
-from taser_jax.data.prepare.detection import detect
-from taser_jax.data.prepare.kilt import gold_path
-from taser_jax.storage.errors import ConfigError
-
-_SHARED = "water flows downhill"
-
-
-def _lines(*records: object) -> str:
-    return "".join(json.dumps(record) + "\n" for record in records)
-
-
-def _write(folder: pathlib.Path, files: dict[str, str]) -> str:
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return str(folder)
-
-
-def beir(folder: pathlib.Path) -> str:
-    """Passages 0 to 3, a query on each; the first is in every folder."""
-    texts = [_SHARED, "rivers freeze", "lakes are deep", "seas are salty"]
-    qrels = "query-id\tcorpus-id\tscore\n"
-    return _write(
-        folder,
-        {
-            "corpus.jsonl": _lines(
-                *({"_id": f"{n}", "text": t, "title": ""} for n, t in enumerate(texts))
-            ),
-            "queries.jsonl": _lines(
-                *({"_id": f"q{n}", "text": t[:6]} for n, t in enumerate(texts))
-            ),
-            "qrels/train.tsv": qrels + "q0\t0\t1\nq1\t1\t1\n",
-            "qrels/dev.tsv": qrels + "q2\t2\t1\n",
-            "qrels/test.tsv": qrels + "q3\t3\t1\n",
-        },
-    )
-
-
-def tsv(folder: pathlib.Path, task: str = "faq") -> str:
-    """The same passage first under the same id, another under an id of BEIR's."""
-    texts = [_SHARED, "hills erode", "moors burn"]
-    files = {"passages.tsv": "id\ttext\ttitle\n" + _table((n, t, "") for n, t in enumerate(texts))}
-    for row, split in enumerate(("train", "validation", "test")):
-        files[f"{task}.{split}.queries.tsv"] = f"a{row}\tquestion {row}\n"
-        files[f"{task}.{split}.qrels.tsv"] = f"a{row} 0 {row} 1\n"
-    return _write(folder, files)
-
-
-def _table(rows: object) -> str:
-    return "".join("\t".join(map(str, row)) + "\n" for row in rows)
-
-
-def dpr(folder: pathlib.Path, task: str = "trivia") -> str:
-    texts = [_SHARED, "cliffs fall"]
-    files = {"passages.tsv": "id\ttext\ttitle\n" + _table((n, t, "") for n, t in enumerate(texts))}
-    for split, row in (("train", 0), ("dev", 1), ("test", 1)):
-        context = {"passage_id": str(row), "title": "", "text": texts[row]}
-        record = {"question": f"question {split}", "answers": ["x"], "positive_ctxs": [context]}
-        files[f"{task}-{split}.json"] = json.dumps(
-            [{**record, "negative_ctxs": [], "hard_negative_ctxs": []}]
-        )
-    return _write(folder, files)
-
-
-def kilt(folder: pathlib.Path) -> str:
-    pages = [
-        {
-            "_id": n,
-            "wikipedia_id": n,
-            "wikipedia_title": t,
-            "text": [t, f"{t} is a long paragraph."],
-        }
-        for n, t in (("1", "Fens"), ("2", "Woods"))
-    ]
-    files = {"knowledge.jsonl": _lines(*pages)}
-    for split, page in (("train", "1"), ("dev", "2")):
-        proof = {"wikipedia_id": page, "title": "Fens", "start_paragraph_id": 1}
-        proof |= {"end_paragraph_id": 1, "start_character": 0, "end_character": 5}
-        output = {"answer": "yes", "provenance": [proof]}
-        queries = [
-            {"id": f"{split}{n}", "input": f"query {n}", "output": [output]} for n in range(9)
-        ]
-        files[f"fever-{split}-kilt.jsonl"] = _lines(*queries)
-    return _write(folder, files)
-
-
-def prepared(root: pathlib.Path, *folders: str) -> dict[str, list[str]]:
-    """Task -> its splits, of the folders as collection "land" below root/data."""
-    detected = [detect(folder) for folder in folders]
-    check_detected(detected)
-    return prepare_detected(
-        detected=detected,
-        sizes=file_sizes(folders),
-        data_dir=str(root / "data"),
-        collection="land",
-        validation_share=0.1,
-    )
-
-
-def _gold(root: pathlib.Path, task: str, split: str) -> list[str]:
-    store = PassageStore.open(root / "data", "land")
-    queries = QuerySet.open(root / "data", "land", task, split)
-    return [store[row].text for query in queries for row in query.positives]
-
-
-def test_beir_beside_tsv(tmp_path):
-    tasks = prepared(tmp_path, beir(tmp_path / "waters"), tsv(tmp_path / "ground"))
-    assert tasks.keys() == {"waters", "faq"}
-    texts = [passage.text for passage in PassageStore.open(tmp_path / "data", "land")]
-    assert (len(texts), texts.count(_SHARED)) == (6, 1)
-    # Ids 1 and 2 mean other passages in the two folders.
-    assert _gold(tmp_path, "waters", "train") == [_SHARED, "rivers freeze"]
-    assert _gold(tmp_path, "faq", "train") == [_SHARED]
-    assert _gold(tmp_path, "faq", "validation") == ["hills erode"]
-    assert _gold(tmp_path, "faq", "test") == ["moors burn"]
-
-
-def test_kilt_beside_dpr(tmp_path):
-    tasks = prepared(tmp_path, kilt(tmp_path / "pages"), dpr(tmp_path / "cliffs"))
-    assert tasks.keys() == {"fever", "trivia"}
-    assert _gold(tmp_path, "trivia", "test") == ["cliffs fall"]
-    assert set(_gold(tmp_path, "fever", "test")) == {"Woods is a long paragraph."}
-    # KILT's gold, which page measures read, comes along.
-    test = QuerySet.open(tmp_path / "data", "land", "fever", "test")
-    assert test[0].id == "dev0"
-    assert gold_path(test).read_text().count("dev") == 9
-
-
-def test_two_folders_of_one_format_need_no_merging(tmp_path):
-    tasks = prepared(tmp_path, tsv(tmp_path / "a", "first"), tsv(tmp_path / "b", "second"))
-    assert tasks.keys() == {"first", "second"}
-    assert [path.name for path in (tmp_path / "data").iterdir()] == ["land"]
-    assert len(PassageStore.open(tmp_path / "data", "land")) == 3
-
-
-@pytest.mark.parametrize("make", [beir, tsv])
-def test_tasks_of_one_name_are_named_with_their_folders(tmp_path, capsys, make):
-    first = make(tmp_path / "a" / "faq")
-    second = tsv(tmp_path / "b" / "faq")
-    message = refused(capsys, "compare", first, second, f"--out={tmp_path / 'out'}")
-    assert "task 'faq' in " in message
-    assert "b/faq/passages.tsv" in message
-    assert "rename a folder of BEIR" in message
-
-
-def test_two_folders_of_kilt_are_refused(tmp_path):
-    second = kilt(tmp_path / "b")
-    for path in pathlib.Path(second).glob("fever-*"):
-        path.rename(path.with_name(path.name.replace("fever", "trex")))
-    with pytest.raises(ConfigError, match="2 folders of KILT's files: "):
-        prepared(tmp_path, kilt(tmp_path / "a"), second)
+from taser_jax.commands.pipelines.compare_data import collection_name, file_sizes
 
 
 def test_a_collection_is_named_after_its_folders():
     assert collection_name(["data/Sci Facts/", "b-2"]) == "sci_facts_b_2"
     assert collection_name(["2024"]) == "c_2024"
+
+
+def test_files_of_all_folders_have_their_sizes(tmp_path):
+    (tmp_path / "a" / "qrels").mkdir(parents=True)
+    (tmp_path / "a" / "qrels" / "test.tsv").write_text("123")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "p.tsv").write_text("")
+    found = file_sizes([str(tmp_path / "a"), str(tmp_path / "b")])
+    assert found == {f"{tmp_path}/a/qrels/test.tsv": 3, f"{tmp_path}/b/p.tsv": 0}

@@ -14,7 +14,7 @@ import recipes
 from taser_jax.commands.bm25 import bm25
 from taser_jax.commands.mine import mine
 from taser_jax.data.collections.store import PassageStore, QuerySet
-from taser_jax.data.prepare.formats import prepare_beir
+from taser_jax.data.prepare.collection import prepare
 from taser_jax.retrieval.mining import MiningConfig
 from taser_jax.retrieval.runs import read_trec_run
 
@@ -82,7 +82,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Judged:
     )
     (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + qrels)
     data_dir = str(root / "data")
-    prepare_beir(data_dir=data_dir, collection="judged", directories={"topics": folder})
+    prepare(data_dir=data_dir, collection="judged", directories={"topics": folder})
     bm25(
         data_dir=data_dir,
         collection="judged",

@@ -80,7 +80,7 @@ def world(source: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pat
     """Collection, vocabulary, tiny BERT and token store."""
     root = tmp_path_factory.mktemp("world")
     data = gin(DATA_DIR=root / "data")
-    succeed("prepare", "dpr", "--gin_file=runs/odqa_prepare.gin", *data, *gin(SOURCE_DIR=source))
+    succeed("prepare", "--gin_file=runs/odqa_prepare.gin", *data, *gin(SOURCE_DIR=source))
     succeed("vocab", *data, *gin(COLLECTION="odqa", VOCAB_SIZE=300, VOCABULARY=root / "vocabulary"))
     directory = write_with_vocabulary(root / "bert", root / "vocabulary", num_layers=3)
     assert directory == root / "bert"

@@ -116,7 +116,7 @@ def test_five_sets_as_the_paper_trains_on_them():
 
 def test_entity_questions_are_averaged_over_relations():
     assert tuple(recipes.value("evaluate", "tasks", "runs/entity_questions.gin")) == ENTITY_TASKS
-    prepared = recipes.value("prepare dpr", "tasks", "runs/odqa_prepare.gin")
+    prepared = recipes.value("prepare", "queries", "runs/odqa_prepare.gin")
     assert set(prepared) == {*TASKS, *ENTITY_TASKS}
     assert all(set(prepared[task]) == {"test"} for task in ENTITY_TASKS)
 

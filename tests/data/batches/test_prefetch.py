@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from taser_jax.data.batches.prefetch import prefetch
+from taser_jax.data.batches.stream import prefetch
 from taser_jax.storage.errors import ConfigError
 
 

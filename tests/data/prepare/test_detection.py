@@ -8,7 +8,7 @@ import pathlib
 
 import pytest
 
-from taser_jax.data.prepare.detection import Format, detect
+from taser_jax.data.prepare.detection import detect
 from taser_jax.storage.errors import ConfigError
 
 PASSAGES = "id\ttext\ttitle\np1\tsome text\tA title\n"
@@ -42,10 +42,25 @@ def _names(found):
 
 @pytest.mark.parametrize("suffix", ["", "__gz"])
 def test_beir(tmp_path: pathlib.Path, suffix: str):
-    _write(tmp_path / "qrels", **{f"test__tsv{suffix}": "query-id\tcorpus-id\tscore\n"})
-    _write(tmp_path, **{f"corpus__jsonl{suffix}": {"_id": "1"}, "notes__json": "{}"})
-    found = detect(tmp_path)
-    assert (found.format, found.passages, found.questions) == (Format.BEIR, str(tmp_path), {})
+    folder = tmp_path / "facts"
+    for split in ("dev", "test"):
+        _write(folder / "qrels", **{f"{split}__tsv{suffix}": "query-id\tcorpus-id\tscore\n"})
+    files = {f"{name}__jsonl{suffix}": {"_id": "1"} for name in ("corpus", "queries")}
+    _write(folder, **files, notes__json="{}")
+    ending = suffix.replace("__", ".")
+    found = detect(folder)
+    assert found.passages == (f"{folder}/corpus.jsonl{ending}",)
+    queries = f"queries.jsonl{ending}"
+    expected = {
+        "validation": (queries, f"dev.tsv{ending}"),
+        "test": (queries, f"test.tsv{ending}"),
+    }
+    assert _names(found) == {"facts": expected}
+    # "dev" is our validation; a name given replaces the folder's.
+    assert _names(detect(folder, "claims")) == {"claims": expected}
+    (folder / queries).unlink()
+    with pytest.raises(ConfigError, match=r"no queries\.jsonl with judgements"):
+        detect(folder)
 
 
 def test_dpr(tmp_path: pathlib.Path):
@@ -56,8 +71,7 @@ def test_dpr(tmp_path: pathlib.Path):
         **{"trivia__test__jsonl": DPR, "README__md": "text", "scores__json": '{"a": 1}'},
     )
     found = detect(tmp_path)
-    assert found.format is Format.DPR
-    assert pathlib.Path(found.passages).name == "psgs.tsv.gz"
+    assert [pathlib.Path(path).name for path in found.passages] == ["psgs.tsv.gz"]
     assert _names(found) == {
         "nq": {"train": ("nq-train.json.gz", None), "validation": ("nq-dev.qa.csv", None)},
         "trivia": {"test": ("trivia.test.jsonl", None)},
@@ -73,7 +87,6 @@ def test_kilt_tests_on_dev_and_divides_train(tmp_path: pathlib.Path):
         claims__jsonl=KILT,
     )
     found = detect(tmp_path)
-    assert found.format is Format.KILT
     assert _names(found) == {
         "claims": {"train+validation+test": ("claims.jsonl", None)},
         "fever": {
@@ -93,7 +106,6 @@ def test_tsv_with_and_without_a_task_in_the_names(tmp_path: pathlib.Path):
         "unjudged__tsv": "3\twhy\n",
     }
     found = detect(_write(tmp_path / "my_faq", **files))
-    assert found.format is Format.TSV
     assert _names(found) == {
         "faq": {
             "train": ("faq.train.queries.tsv", "faq.train.qrels.tsv"),
@@ -112,10 +124,9 @@ def test_what_is_not_recognised_is_listed(tmp_path: pathlib.Path):
         detect(tmp_path)
 
 
-def test_a_file_without_a_split_and_two_of_one_split(tmp_path: pathlib.Path):
+def test_a_file_without_a_split_is_all_three_and_two_of_one_split_clash(tmp_path: pathlib.Path):
     _write(tmp_path / "one", p__tsv=PASSAGES, nq__json=DPR)
-    with pytest.raises(ConfigError, match=r"no split in the name of nq\.json"):
-        detect(tmp_path / "one")
+    assert _names(detect(tmp_path / "one")) == {"nq": {"train+validation+test": ("nq.json", None)}}
     _write(tmp_path / "two", p__tsv=PASSAGES, **{"nq-dev__json": DPR, "nq-validation__json": DPR})
     with pytest.raises(ConfigError, match="are both validation"):
         detect(tmp_path / "two")

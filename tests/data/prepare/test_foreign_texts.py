@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, write_collection, write_queries
-from taser_jax.data.prepare.formats import prepare_beir, prepare_dpr, prepare_thesaurus, prepare_tsv
-from taser_jax.data.readers import dpr, kilt, tsv
+from taser_jax.data.prepare.collection import prepare as prepare_files
+from taser_jax.data.prepare.collection import prepare_thesaurus
+from taser_jax.data.readers import kilt
+from taser_jax.data.readers.passages import read_passages
+from taser_jax.data.readers.questions import read_questions
 from taser_jax.retrieval.runs import Run, read_trec_run, write_trec_run
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage, Query, check_id
@@ -48,7 +51,7 @@ def beir_folder(root: pathlib.Path, convert=str.encode, **changed: str) -> pathl
 
 def prepare(root: pathlib.Path, **changed: str):
     folder = beir_folder(root / "beir", **changed)
-    return prepare_beir(data_dir=root / "data", collection="c", directories={"t": folder})
+    return prepare_files(data_dir=root / "data", collection="c", directories={"t": folder})
 
 
 @pytest.mark.parametrize("character", UNUSABLE)
@@ -140,7 +143,7 @@ def test_halves_of_characters_in_nested_answers_are_named(tmp_path):
     with pytest.raises(
         DataError, match=r"t\.json:\d+, field 'positive_ctxs\[1\]\.title': one half"
     ):
-        list(dpr.read_training(path))
+        list(read_questions(path))
 
 
 CONVERSIONS = {
@@ -159,7 +162,7 @@ def test_files_as_editors_leave_them_are_the_same_collection(tmp_path, name):
     plain = PassageStore.open(tmp_path / "data", "c")
     assert plain[0].title == "One\tor 1"
     folder = beir_folder(tmp_path / "other", CONVERSIONS[name])
-    prepare_beir(data_dir=tmp_path / "o", collection="c", directories={"t": folder})
+    prepare_files(data_dir=tmp_path / "o", collection="c", directories={"t": folder})
     assert PassageStore.open(tmp_path / "o", "c").fingerprint == plain.fingerprint
     found, expected = (
         list(QuerySet.open(tmp_path / data, "c", "t", "test")) for data in ("o", "data")
@@ -174,7 +177,6 @@ def test_columns_as_editors_leave_them_are_the_same_collection(tmp_path, format,
     passages = {"dpr": "id\ttext\ttitle\n1\tfirst\tOne\n", "tsv": "1\tfirst\tOne\n"}[format]
     questions = {"dpr": "who?\t['Ada']\n", "tsv": "q1\twho?\n"}[format]
     suffix = {"dpr": "qa.csv", "tsv": "tsv"}[format]
-    make = {"dpr": prepare_dpr, "tsv": prepare_tsv}[format]
     found = []
     for folder, convert in (("plain", str.encode), ("other", CONVERSIONS[name])):
         data = tmp_path / folder
@@ -182,7 +184,7 @@ def test_columns_as_editors_leave_them_are_the_same_collection(tmp_path, format,
         (data / "p.tsv").write_bytes(convert(passages))
         (data / f"q.{suffix}").write_bytes(convert(questions))
         tasks = {"t": {"test": data / f"q.{suffix}"}}
-        make(data_dir=data, collection="c", passages=data / "p.tsv", tasks=tasks)
+        prepare_files(data_dir=data, collection="c", passages=data / "p.tsv", queries=tasks)
         store = PassageStore.open(data, "c")
         found.append((store.fingerprint, list(QuerySet.open(data, "c", "t", "test"))))
     assert found[0] == found[1]
@@ -192,17 +194,17 @@ def test_columns_as_editors_leave_them_are_the_same_collection(tmp_path, format,
 def test_a_tab_in_a_title_without_quotes_is_a_column_too_many(tmp_path):
     path = tmp_path / "p.tsv"
     path.write_text("1\ttext\tA\ttab\n")
-    with pytest.raises(DataError, match=r"p\.tsv:1: 4 columns(.|\n)*tabs or newlines within"):
-        list(tsv.read_passages(path))
+    with pytest.raises(DataError, match=r"p\.tsv:1: 4 tab-separated(.|\n)*tabs or newlines within"):
+        list(read_passages(path))
     path.write_text('id\ttext\ttitle\n1\ttext\t"A\ttab"\n')
-    assert next(iter(dpr.read_passages(path))).title == "A\ttab"
+    assert next(read_passages(path)).passage.title == "A\ttab"
     path.write_text("id\ttext\ttitle\n1\ttext\tA\ttab\n")
     with pytest.raises(DataError, match=r"p\.tsv:2: 4 tab-separated columns"):
-        list(dpr.read_passages(path))
+        list(read_passages(path))
 
 
 def test_text_as_windows_calls_unicode_is_named(tmp_path):
     path = tmp_path / "p.tsv"
     path.write_bytes("1\ttext\n".encode("utf-16"))
-    with pytest.raises(DataError, match=r"p\.tsv:1: not UTF-8: .*\n.*\n  fix: .*-f utf-16"):
-        list(tsv.read_passages(path))
+    with pytest.raises(DataError, match=r"p\.tsv:1: not UTF-8: .*\n  fix: .*-f utf-16"):
+        list(read_passages(path))

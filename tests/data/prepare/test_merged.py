@@ -7,8 +7,8 @@ import pytest
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.id_index import text_hash
-from taser_jax.data.prepare.merged import BeirFolder, KiltFiles, MergeOptions, prepare_merged
-from taser_jax.data.prepare.questions import PrepareOptions
+from taser_jax.data.prepare.collection import prepare as prepare_files
+from taser_jax.data.prepare.options import PrepareOptions
 from taser_jax.storage.errors import ConfigError, DataError
 
 # Of "set\tqN", N below 10, with validation's share of a half: hashes below the middle are training.
@@ -51,19 +51,20 @@ def sources(tmp_path):
     judged = "".join(f"t{n}\t3\t1\nt{n}\tx\t2\n" for n in range(10))
     (beir / "qrels" / "train.tsv").write_text(header + judged)
     (beir / "qrels" / "test.tsv").write_text(f"{header}held-out\ty\t1\n")
-    return {
-        "wiki": KiltFiles("passages.tsv", {"set": {"train+validation": "set.jsonl.gz"}}),
-        "beir": BeirFolder("beir"),
-    }
+    return {**wiki({"set": {"train+validation": "set.jsonl.gz"}}), "directories": "beir"}
 
 
-def prepare(tmp_path, sources, validation_share=0.0, **options):
-    return prepare_merged(
+def wiki(queries):
+    return {"passages": {"wiki": "passages.tsv"}, "queries": queries}
+
+
+def prepare(tmp_path, sources, **options):
+    return prepare_files(
         data_dir=tmp_path / "data",
         collection="c",
-        sources=sources,
+        **sources,
         directory=tmp_path,
-        options=MergeOptions(PrepareOptions(validation_share=validation_share), **options),
+        options=PrepareOptions(**options),
     )
 
 
@@ -72,7 +73,7 @@ def queries(tmp_path, task, split):
 
 
 def test_both_formats_become_one_collection(tmp_path, sources):
-    prepared = prepare(tmp_path, sources, shares=HALF)
+    prepared = prepare(tmp_path, sources, task_shares={"set": HALF})
     store = PassageStore.open(tmp_path / "data", "c")
     # 30 and 4, of which one is there already and one's id is taken.
     assert (prepared.passages, prepared.merged, prepared.renamed) == (33, 1, 1)
@@ -90,7 +91,7 @@ def test_both_formats_become_one_collection(tmp_path, sources):
 
 
 def test_one_file_of_several_splits_is_divided_by_hash(tmp_path, sources):
-    prepare(tmp_path, sources, shares=HALF)
+    prepare(tmp_path, sources, task_shares={"set": HALF})
     splits = ("train", "validation")
     ids = {split: [q.id for q in queries(tmp_path, "set", split)] for split in splits}
     assert ids["train"] == [f"q{n}" for n in range(10) if text_hash(f"set\tq{n}") < 1 << 63]
@@ -101,7 +102,7 @@ def test_validation_queries_are_held_out_where_there_are_none(tmp_path, sources)
     rows = [f"t{n}\t{'x' if n % 2 else '3'}\t1\n" for n in range(10)]
     path = tmp_path / "beir" / "qrels" / "train.tsv"
     path.write_text("query-id\tcorpus-id\tscore\n" + "".join(rows))
-    prepare(tmp_path, sources, validation_share=0.5, shares=HALF)
+    prepare(tmp_path, sources, validation_share=0.5, task_shares={"set": HALF})
     held_out = {row for query in queries(tmp_path, "beir", "validation") for row in query.positives}
     # All queries of one of the two passages; the set with a split of its own keeps it.
     assert len(held_out) == 1
@@ -112,15 +113,15 @@ def test_validation_queries_are_held_out_where_there_are_none(tmp_path, sources)
 
 
 def test_fewer_distractors_keep_every_positive_and_its_query(tmp_path, sources):
-    whole = prepare(tmp_path, sources, shares=HALF)
-    few = prepare(tmp_path, sources, shares=HALF, distractors=0.0)
+    whole = prepare(tmp_path, sources, task_shares={"set": HALF})
+    few = prepare(tmp_path, sources, task_shares={"set": HALF}, distractors=0.0)
     store = PassageStore.open(tmp_path / "data", "c")
     # y has the text of 5, which is nobody's positive by that id: y stays under its own.
     assert list(store.ids) == ["3", "29", "x", "beir:3", "y"]
     assert [split.queries for split in few.splits] == [split.queries for split in whole.splits]
-    some = prepare(tmp_path, sources, shares=HALF, distractors=0.3)
+    some = prepare(tmp_path, sources, task_shares={"set": HALF}, distractors=0.3)
     assert few.passages < some.passages < whole.passages
-    assert prepare(tmp_path, sources, shares=HALF, distractors=0.3).reused
+    assert prepare(tmp_path, sources, task_shares={"set": HALF}, distractors=0.3).reused
 
 
 def dialogues(tmp_path):
@@ -134,7 +135,7 @@ def dialogues(tmp_path):
         for n in range(40)
     ]
     (tmp_path / "films.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return {"wiki": KiltFiles("passages.tsv", {"films": {"train+test": "films.jsonl"}})}
+    return wiki({"films": {"train+test": "films.jsonl"}})
 
 
 def test_queries_of_a_page_share_a_split(tmp_path, sources):
@@ -176,19 +177,19 @@ def test_a_sample_of_training_queries_keeps_its_positives_and_all_tests(tmp_path
 
 
 def test_what_cannot_be_merged_is_refused(tmp_path, sources):
-    with pytest.raises(ConfigError, match="no source"):
-        prepare(tmp_path, {})
     with pytest.raises(ConfigError, match="between 0 and 1"):
         prepare(tmp_path, sources, distractors=2.0)
-    twice = {**sources, "set": BeirFolder("beir")}
-    with pytest.raises(ConfigError, match="task 'set' is in two sources"):
-        prepare(tmp_path, twice)
+    with pytest.raises(ConfigError, match="task set is in it and in another source"):
+        prepare(tmp_path, {**sources, "directories": {"set": "beir"}})
     split_twice = {"train": "set.jsonl.gz", "train+validation": "set.jsonl.gz"}
     with pytest.raises(ConfigError, match="split 'train' twice"):
-        prepare(tmp_path, {"wiki": KiltFiles("passages.tsv", {"set": split_twice})})
+        prepare(tmp_path, wiki({"set": split_twice}))
     proof = {"wikipedia_id": "3", "title": "P"}
     line = {"id": "q", "input": "who", "output": [{"provenance": [proof]}]}
     (tmp_path / "bare.jsonl").write_text(json.dumps(line) + "\n")
-    bare = {"wiki": KiltFiles("passages.tsv", {"set": {"train": "bare.jsonl"}})}
+    bare = {**sources, **wiki({"set": {"train": "bare.jsonl"}})}
     with pytest.raises(DataError, match=r"bare\.jsonl:1.*'P' has no passage_id"):
-        prepare(tmp_path, bare)
+        prepare(tmp_path, bare, distractors=0.5)
+    # Without it, its page's passages are gold.
+    prepare(tmp_path, bare)
+    assert [query.positives for query in queries(tmp_path, "set", "train")] == [(3,)]

@@ -7,9 +7,9 @@ import pathlib
 import pytest
 
 from taser_jax.data.collections.store import QuerySet, list_tasks
-from taser_jax.data.prepare.formats import prepare_tsv
+from taser_jax.data.prepare.collection import prepare
+from taser_jax.data.prepare.options import QuestionFiles
 from taser_jax.data.prepare.patterns import below, by_task_and_split
-from taser_jax.data.prepare.questions import QuestionFiles
 from taser_jax.storage.errors import ConfigError
 
 
@@ -45,7 +45,7 @@ def test_every_task_and_split_of_a_pattern(folder: pathlib.Path):
         "sum.mary": {"train": "faq/sum.mary.train.queries.tsv"},
     }
     assert list(found["code"]) == ["train", "validation", "test"]
-    # Paths below another folder, and absolute ones, as prepare_dpr's `directory` makes them.
+    # Paths below another folder, and absolute ones, as `directory` makes them.
     absolute = paths(by_task_and_split(below(folder, QUERIES)))
     assert absolute["code"]["test"] == str(folder / "faq" / "code.test.queries.tsv")
 
@@ -67,7 +67,6 @@ def test_patterns_and_files_side_by_side(folder: pathlib.Path):
 
 
 def test_files_of_several_splits_and_without_a_split(folder: pathlib.Path):
-    """As KILT's are given."""
     (folder / "fever.train+validation.jsonl").touch()
     (folder / "fever.train+dev.jsonl").touch()
     assert paths(by_task_and_split("{task}.{split}.jsonl")) == {
@@ -75,20 +74,16 @@ def test_files_of_several_splits_and_without_a_split(folder: pathlib.Path):
     }
     everything = "train+validation+test"
     (folder / "selqa.json").touch()
-    assert paths(by_task_and_split("{task}.json", whole=everything)) == {
-        "selqa": {everything: "selqa.json"}
-    }
-    assert paths(by_task_and_split({"selqa": "s.json"}, whole=everything)) == {
-        "selqa": {everything: "s.json"}
-    }
+    assert paths(by_task_and_split("{task}.json")) == {"selqa": {everything: "selqa.json"}}
+    assert paths(by_task_and_split({"selqa": "s.json"})) == {"selqa": {everything: "s.json"}}
 
 
 def test_judgements_go_with_their_questions(folder: pathlib.Path):
-    prepare_tsv(
+    prepare(
         data_dir="data",
         collection="faq",
         passages="faq/passages.tsv",
-        tasks=QuestionFiles(QUERIES, qrels=QRELS),
+        queries=QuestionFiles(QUERIES, qrels=QRELS),
     )
     assert list_tasks("data", "faq") == {
         "code": ["train", "validation", "test"],
@@ -112,9 +107,8 @@ def test_what_is_passed_over_is_reported(folder: pathlib.Path, caplog: pytest.Lo
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("faq/{task}.queries.tsv", ["the pattern has no {split}", "'folder/{task}.{split}"]),
-        ("faq/queries.tsv", ["has no {split} and no {task}"]),
-        ({"code": "faq/code.train.queries.tsv"}, ["the pattern has no {split}"]),
+        ("faq/{task}.queries.tsv", ["the pattern has no {split}, and finds code.test, code.tr"]),
+        ("faq/queries.tsv", ["the pattern has no {task}", "'folder/{task}.{split}"]),
         ("fqa/{task}.{split}.tsv", ["no file matches; there is no folder fqa"]),
         (
             "faq/{task}-{split}.tsv",

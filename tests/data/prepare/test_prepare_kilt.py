@@ -5,14 +5,17 @@ import pathlib
 import pytest
 
 from taser_jax.data.collections.store import SPLITS, PassageStore, QuerySet, list_tasks
-from taser_jax.data.prepare import kilt
-from taser_jax.data.prepare.kilt import gold_path, prepare_kilt
-from taser_jax.data.prepare.kilt_gold import Gold
-from taser_jax.data.prepare.kilt_options import KiltOptions
-from taser_jax.data.prepare.kilt_queries import dialogue_input, entity_input
+from taser_jax.data.prepare import collection
+from taser_jax.data.prepare.collection import prepare
+from taser_jax.data.prepare.mapping import (
+    MISSING_POSITIVES,
+    WHOLE_PAGES,
+    WITHOUT_POSITIVE,
+    entity_input,
+)
+from taser_jax.data.prepare.options import PrepareOptions
 from taser_jax.data.prepare.query_splits import sampled, split_of
-from taser_jax.data.prepare.questions import NoPositive, PrepareOptions
-from taser_jax.data.readers.kilt import Outputs
+from taser_jax.data.prepare.receipts import gold_path
 from taser_jax.storage.errors import ConfigError, DataError
 
 PASSAGES = [
@@ -51,12 +54,12 @@ def _at(page: str, first: int | None = None, last: int | None = None, **fields) 
 
 
 def _prepare(folder: pathlib.Path, queries, **options):
-    return prepare_kilt(
+    return prepare(
         data_dir=folder / "data",
         collection="c",
         passages=_passages(folder),
         queries=queries,
-        options=KiltOptions(**options),
+        options=PrepareOptions(**options),
     )
 
 
@@ -64,30 +67,17 @@ def _positives(folder: pathlib.Path, task: str = "t", split: str = "test") -> di
     return {q.id: q.positives for q in QuerySet.open(folder / "data", "c", task, split)}
 
 
-def test_a_verdict_is_no_answer(tmp_path):
-    """Or P1 would drop the passages that contain the word "supports"."""
-    outputs = [{"answer": one, "provenance": [_at("7", 1, 1)]} for one in ("SUPPORTS", "Bern")]
-    path = _queries(
-        tmp_path,
-        {**_query("claim"), "output": outputs[:1]},
-        {**_query("both"), "output": outputs},
-    )
-    _prepare(tmp_path, {"t": {"test": path}})
-    queries = QuerySet.open(tmp_path / "data", "c", "t", "test")
-    assert {query.id: query.answers for query in queries} == {"claim": (), "both": ("Bern",)}
-    # The official gold keeps it.
-    assert "SUPPORTS" in gold_path(queries).read_text()
-
-
 @pytest.mark.parametrize(
-    ("gold", "expected"),
+    ("options", "expected"),
     [
-        (Gold.FINEST, {"id": (2,), "par": (0, 1), "both": (3, 0, 1, 2), "page": (0, 1, 2)}),
-        (Gold.PAGE, {"id": (0, 1, 2), "par": (0, 1, 2), "both": (3, 0, 1, 2), "page": (0, 1, 2)}),
-        (Gold.PASSAGE, {"id": (2,), "par": (0, 1), "both": (3, 0, 1, 2)}),
+        ({}, {"id": (2,), "par": (0, 1), "both": (3, 0, 1, 2), "page": (0, 1, 2)}),
+        (
+            {"page_gold_tasks": ("t",)},
+            {"id": (0, 1, 2), "par": (0, 1, 2), "both": (3, 0, 1, 2), "page": (0, 1, 2)},
+        ),
     ],
 )
-def test_gold_by_id_by_paragraph_and_by_page(tmp_path, gold, expected):
+def test_gold_by_id_by_paragraph_and_by_page(tmp_path, options, expected):
     path = _queries(
         tmp_path,
         _query("id", _at("7", 1, 1, passage_id="c")),
@@ -95,9 +85,9 @@ def test_gold_by_id_by_paragraph_and_by_page(tmp_path, gold, expected):
         _query("both", _at("8", 0, 0), _at("7", 1, 2), _at("8", 0, 0)),
         _query("page", _at("7")),
     )
-    strict = PrepareOptions(missing_positives="drop", evaluation_without_positive="drop")
-    _prepare(tmp_path, {"t": {"test": path}}, gold=gold, strictness=strict)
+    (split,) = _prepare(tmp_path, {"t": {"test": path}}, **options).splits
     assert _positives(tmp_path) == expected
+    assert split.left_out == ({} if options else {WHOLE_PAGES: 1})
 
 
 def test_characters_choose_among_the_chunks_of_a_paragraph(tmp_path):
@@ -120,13 +110,13 @@ def test_characters_choose_among_the_chunks_of_a_paragraph(tmp_path):
         _query("space", _at("7", 1, 1, start_character=15, end_character=16)),
         _query("heading", _at("7", 2, 2)),
     )
-    prepare_kilt(
+    prepare(
         data_dir=tmp_path / "data",
         collection="c",
-        knowledge_source=_queries(tmp_path, page, name="k.json").name,
+        passages=_queries(tmp_path, page, name="k.json").name,
         queries={"t": {"test": path.name}},
         directory=tmp_path,
-        options=KiltOptions(max_tokens=4),
+        options=PrepareOptions(passage_words=4),
     )
     store = PassageStore.open(tmp_path / "data", "c")
     assert [(p.id, p.page_id, p.text) for p in store] == [
@@ -154,13 +144,13 @@ def test_official_gold_is_kept_line_by_line(tmp_path):
     kept = [json.loads(line) for line in gold_path(queries).read_text().splitlines()]
     assert kept == [records[0], {**records[1], "id": "1"}]
     assert queries[1].answers == ("x", "y")
-    assert first.splits[0].without_positive == 1
+    assert first.splits[0].left_out == {WITHOUT_POSITIVE: 1, WHOLE_PAGES: 1}
     assert not first.reused
     assert _prepare(tmp_path, {"t": {"test": path}}).reused
     gold_path(queries).unlink()
     assert not _prepare(tmp_path, {"t": {"test": path}}).reused
     assert gold_path(queries).exists()
-    assert not _prepare(tmp_path, {"t": {"test": path}}, gold=Gold.PAGE).reused
+    assert not _prepare(tmp_path, {"t": {"test": path}}, page_gold_tasks=("t",)).reused
     # Nothing half-written is left.
     assert not list((tmp_path / "data").rglob("*partial*"))
 
@@ -217,7 +207,7 @@ def test_the_last_queries_of_a_file_are_its_validation_split(tmp_path, name):
     assert (len(train), len(validation)) == (3, 5)
     in_order = sorted(train + validation, key=lambda id: int(id[1:]))
     assert train + validation == in_order
-    with pytest.raises(DataError, match="not one query is left for this split"):
+    with pytest.raises(DataError, match="not one query is left for train"):
         _prepare(tmp_path, files, validation_last=12)
 
 
@@ -239,32 +229,24 @@ def test_a_task_may_have_shares_of_its_own(tmp_path):
         split = split_of(f"q{number}", task="t", splits=SPLITS, shares=own)
         assert f"q{number}" in splits[split]
     assert len(splits["test"]) > 30
-    with pytest.raises(ConfigError, match="options for other"):
+    with pytest.raises(ConfigError, match="task_shares: it names 'other'"):
         _prepare(tmp_path, {"t": path}, task_shares={"other": own})
 
 
 def test_what_an_earlier_version_prepared_is_prepared_again(tmp_path, monkeypatch):
     path = _queries(tmp_path, _query("q", _at("7")))
     with monkeypatch.context() as earlier:
-        earlier.setattr(kilt, "_VERSION", 1)
+        earlier.setattr(collection, "_FORMAT_VERSION", 1)
         _prepare(tmp_path, {"t": {"test": path}})
     assert not _prepare(tmp_path, {"t": {"test": path}}).reused
     assert _prepare(tmp_path, {"t": {"test": path}}).reused
 
 
 def test_last_queries_and_groups_do_not_go_together():
-    with pytest.raises(ConfigError, match="validation_last and split_groups of t"):
-        KiltOptions(validation_last=5, split_groups={"t": "^."})
+    with pytest.raises(ConfigError, match="validation_last, whose questions"):
+        PrepareOptions(validation_last=5, split_groups={"t": "^."})
     with pytest.raises(ConfigError, match="validation_last is -1"):
-        KiltOptions(validation_last=-1)
-
-
-@pytest.mark.parametrize(
-    "options", [{"max_tokens": 0}, {"left_words": -1}, {"dialogue_turns": {"wow": 0}}]
-)
-def test_numbers_that_would_leave_no_text(options):
-    with pytest.raises(ConfigError, match=f"{next(iter(options))} is"):
-        KiltOptions(**options)
+        PrepareOptions(validation_last=-1)
 
 
 def test_shares_and_samples_are_what_was_asked_for():
@@ -285,7 +267,7 @@ def test_shares_and_samples_are_what_was_asked_for():
     assert sampled(ids, task="t", count=99) == set(ids)
 
 
-def test_entity_and_dialogue_inputs(tmp_path):
+def test_inputs_with_a_marked_mention(tmp_path):
     text = "one two three [START_ENT] Bern [END_ENT] and more"
     assert (
         entity_input(text, left_words=2, where="w")
@@ -296,63 +278,53 @@ def test_entity_and_dialogue_inputs(tmp_path):
     for bad in ("no mention", "[START_ENT] Bern", "[START_ENT] [END_ENT]", text + " " + text):
         with pytest.raises(DataError, match="w, field 'input'"):
             entity_input(bad, left_words=2, where="w")
-    assert dialogue_input("a\n\nb\nc", turns=2) == "b\nc"
-    assert dialogue_input("a", turns=2) == "a"
-    path = _queries(
-        tmp_path, _query("q", _at("7"), input=text), _query("r", _at("8"), input=f"{text}\nb")
-    )
-    _prepare(
-        tmp_path,
-        {"aida": {"test": path}, "wow": {"test": path}},
-        entity_tasks=("aida",),
-        left_words=1,
-        page_gold_tasks=("aida",),
-        dialogue_turns={"wow": 1},
-    )
+    long = " ".join(f"w{n}" for n in range(70)) + " [START_ENT] Bern [END_ENT]"
+    path = _queries(tmp_path, _query("q", _at("7"), input=long))
+    _prepare(tmp_path, {task: {"test": path} for task in ("aida", "wow")}, entity_tasks=("aida",))
     aida, wow = (QuerySet.open(tmp_path / "data", "c", task, "test") for task in ("aida", "wow"))
-    assert aida[0].text == "three [START_ENT] Bern [END_ENT] and more"
-    assert (wow[0].text, wow[1].text) == (text, "b")
+    assert (aida[0].text, wow[0].text) == (long[long.index("w6 ") :], long)
 
 
 @pytest.mark.parametrize(
     ("provenance", "message"),
     [
-        (_at("99"), r"q.jsonl:1, output\[0\].provenance\[0\], field 'wikipedia_id': the page '99'"),
+        (_at("99"), r"q.jsonl:1, provenance 0, field 'wikipedia_id': the page '99'"),
         (_at(""), r"the page ''"),
-        (_at("7", passage_id="zz"), r"field 'passage_id': no passage has the id 'zz'"),
+        (_at("7", passage_id="zz"), r"field 'passage_id': the passage 'zz' is not in"),
         (_at("7", passage_id="d"), r"field 'passage_id': passage 'd' is not of page '7'"),
     ],
 )
 def test_provenance_that_the_collection_lacks(tmp_path, provenance, message):
+    tasks = {"t": {"test": _queries(tmp_path, _query("q", provenance))}}
     with pytest.raises(DataError, match=message):
-        _prepare(tmp_path, {"t": {"test": _queries(tmp_path, _query("q", provenance))}})
+        _prepare(tmp_path, tasks, strict=True)
 
 
-def test_missing_pages_and_positives_by_option(tmp_path):
-    path = _queries(tmp_path, _query("q0", _at("99")), _query("q1", _at("99"), _at("7")))
-    drop = PrepareOptions(missing_positives="drop")
-    prepared = _prepare(tmp_path, {"t": {"train": path, "test": path}}, strictness=drop)
-    counts = [
-        (s.split, s.queries, s.without_positive, s.missing_positives) for s in prepared.splits
-    ]
-    assert counts == [("train", 1, 1, 2), ("test", 2, 1, 2)]
-    strict = PrepareOptions(missing_positives="drop", train_without_positive=NoPositive.ERROR)
-    with pytest.raises(DataError, match=r"q.jsonl:1, field 'output': no output has a provenance"):
-        _prepare(tmp_path, {"t": {"train": path}}, strictness=strict)
-
-
-def test_a_paragraph_that_no_passage_covers(tmp_path):
-    path = _queries(tmp_path, _query("q", _at("7", 9, 9)))
-    with pytest.raises(DataError, match="the place in the page is not in the collection"):
-        _prepare(tmp_path, {"t": {"test": path}}, gold=Gold.PASSAGE)
+def test_missing_pages_are_counted(tmp_path):
+    path = _queries(tmp_path, _query("q0", _at("99")), _query("q1", _at("99"), _at("7", 1, 1)))
+    prepared = _prepare(tmp_path, {"t": {"train": path, "test": path}})
+    counts = [(split.split, split.queries, split.left_out) for split in prepared.splits]
+    lacks = {MISSING_POSITIVES: 2, WITHOUT_POSITIVE: 1}
+    assert counts == [("train", 1, lacks), ("test", 2, lacks)]
 
 
 def test_a_blind_test_set(tmp_path):
     path = _queries(tmp_path, {"id": "q", "input": "x?"})
-    with pytest.raises(DataError, match="no output"):
-        _prepare(tmp_path, {"t": {"test": path}})
-    _prepare(tmp_path, {"t": {"test": path}}, outputs=Outputs.OPTIONAL)
+    (split,) = _prepare(tmp_path, {"t": {"test": path}}).splits
     assert _positives(tmp_path) == {"q": ()}
+    assert split.left_out == {WITHOUT_POSITIVE: 1}
+
+
+def test_a_validation_share_has_its_own_gold(tmp_path):
+    path = _queries(
+        tmp_path,
+        *(_query(f"q{n}", _at("7", passage_id=id)) for n, id in enumerate("abcabc")),
+    )
+    _prepare(tmp_path, {"t": {"train": path}}, validation_share=0.4)
+    for split in ("train", "validation"):
+        queries = QuerySet.open(tmp_path / "data", "c", "t", split)
+        gold = [json.loads(line)["id"] for line in gold_path(queries).read_text().splitlines()]
+        assert gold == [query.id for query in queries]
 
 
 def test_tasks_of_size_zero(tmp_path):
@@ -361,7 +333,7 @@ def test_tasks_of_size_zero(tmp_path):
         _prepare(tmp_path, {"t": {"test": tmp_path / "empty.jsonl"}})
     path = _queries(tmp_path, _query("q", _at("7")))
     with pytest.raises(
-        DataError, match=r"q\.jsonl, (train|validation|test): not one query is left"
+        DataError, match=r"q\.jsonl: not one query is left for (train|validation|test)"
     ):
         _prepare(tmp_path, {"t": path})
 
@@ -369,14 +341,12 @@ def test_tasks_of_size_zero(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"queries": {}}, "no query file is given"),
         ({"queries": {"t": {"dev": "q.jsonl"}}}, "split 'dev'"),
         ({"queries": {"t": {"train+train": "q.jsonl"}}}, r"split 'train\+train'"),
         ({"queries": {"t": {"train": "q.jsonl", "train+test": "q.jsonl"}}}, "'train' twice"),
-        ({"knowledge_source": "k.json"}, "both are given"),
-        ({"passages": None}, "neither is given"),
-        ({"options": KiltOptions(entity_tasks=("aida",))}, "options for aida"),
-        ({"options": KiltOptions(shares={"train": 1.0})}, "shares {'train': 1.0}"),
+        ({"passages": None}, "neither a folder nor a file of passages is given"),
+        ({"options": PrepareOptions(entity_tasks=("aida",))}, "it names 'aida'"),
+        ({"options": PrepareOptions(task_shares={"t": {"train": 1.0}})}, "shares {'train': 1.0}"),
     ],
 )
 def test_settings_that_cannot_be(tmp_path, arguments, message):
@@ -384,4 +354,4 @@ def test_settings_that_cannot_be(tmp_path, arguments, message):
     _queries(tmp_path, _query("q", _at("7")))
     given = {"passages": "p.tsv", "queries": {"t": "q.jsonl"}, **arguments}
     with pytest.raises(ConfigError, match=message):
-        prepare_kilt(data_dir=tmp_path / "data", collection="c", directory=tmp_path, **given)
+        prepare(data_dir=tmp_path / "data", collection="c", directory=tmp_path, **given)

@@ -9,10 +9,11 @@ import pathlib
 import pytest
 
 from taser_jax.data.collections.store import QuerySet, list_tasks
-from taser_jax.data.prepare.formats import prepare_beir
+from taser_jax.data.prepare.collection import prepare
+from taser_jax.data.prepare.mapping import WITHOUT_POSITIVE
+from taser_jax.data.prepare.options import PrepareOptions
 from taser_jax.data.prepare.query_splits import divide_by_positives
-from taser_jax.data.prepare.questions import PrepareOptions
-from taser_jax.data.prepare.receipts import without_positive_file
+from taser_jax.data.prepare.receipts import left_out_directory
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Query
 
@@ -62,9 +63,9 @@ def test_equal_positives_divide_two_tasks_alike():
 def test_a_share_of_training_becomes_validation(tmp_path: pathlib.Path):
     _beir(tmp_path / "beir", queries=60, splits=("train", "test"))
     arguments = {"collection": "c", "directories": {"t": tmp_path / "beir"}}
-    prepare_beir(data_dir=tmp_path / "whole", **arguments)
+    prepare(data_dir=tmp_path / "whole", **arguments)
     options = PrepareOptions(validation_share=0.3)
-    prepared = prepare_beir(data_dir=tmp_path / "carved", options=options, **arguments)
+    prepared = prepare(data_dir=tmp_path / "carved", options=options, **arguments)
 
     assert list_tasks(tmp_path / "whole", "c")["t"] == ["train", "test"]
     assert list_tasks(tmp_path / "carved", "c")["t"] == ["train", "validation", "test"]
@@ -83,16 +84,20 @@ def test_a_share_of_training_becomes_validation(tmp_path: pathlib.Path):
     assert 5 < len(ids["validation"]) < 35
     # q0 and q1 have one passage.
     assert ("q0" in ids["train"]) == ("q1" in ids["train"])
-    counts = {split.split: split.without_positive for split in prepared.splits}
-    assert counts == {"train": 1, "validation": 0, "test": 1}
-    listed = without_positive_file(tmp_path / "carved", "c", "t", "train").read_text()
-    assert listed == f"{tmp_path}/beir/queries.jsonl:60, question 'query q59'\n"
+    counts = {split.split: split.left_out for split in prepared.splits}
+    assert counts == {
+        "train": {WITHOUT_POSITIVE: 1},
+        "validation": {},
+        "test": {WITHOUT_POSITIVE: 1},
+    }
+    listed = (left_out_directory(tmp_path / "carved", "c") / "t.train.txt").read_text()
+    assert listed == f"{tmp_path}/beir/queries.jsonl:60, question 'query q59': without a positive\n"
 
 
 def test_a_validation_split_of_the_files_stays(tmp_path: pathlib.Path):
     _beir(tmp_path / "beir", queries=20, splits=("train", "dev"))
     options = PrepareOptions(validation_share=0.5)
-    prepared = prepare_beir(
+    prepared = prepare(
         data_dir=tmp_path, collection="c", directories={"t": tmp_path / "beir"}, options=options
     )
     assert {split.split: split.queries for split in prepared.splits} == {
@@ -104,7 +109,7 @@ def test_a_validation_split_of_the_files_stays(tmp_path: pathlib.Path):
 def test_a_share_that_leaves_one_side_empty(tmp_path: pathlib.Path):
     _beir(tmp_path / "beir", queries=3, splits=("train",))
     with pytest.raises(ConfigError, match="0 of 2 training queries become"):
-        prepare_beir(
+        prepare(
             data_dir=tmp_path,
             collection="c",
             directories={"t": tmp_path / "beir"},
@@ -117,4 +122,4 @@ def test_a_share_that_leaves_one_side_empty(tmp_path: pathlib.Path):
 def test_a_repeated_query_id_is_refused(tmp_path: pathlib.Path):
     _beir(tmp_path / "beir", queries=3, splits=("train",), repeat="q1")
     with pytest.raises(DataError, match=r"'q1' was already used at .*queries\.jsonl:2"):
-        prepare_beir(data_dir=tmp_path, collection="c", directories={"t": tmp_path / "beir"})
+        prepare(data_dir=tmp_path, collection="c", directories={"t": tmp_path / "beir"})

@@ -1,8 +1,7 @@
 import pytest
 
-from taser_jax.data.pydocs.objects import DocumentedObject
+from taser_jax.data.pydocs.objects import MAX_WORDS, DocumentedObject, build_corpus, name_in_words
 from taser_jax.data.pydocs.parse import parse_docstring
-from taser_jax.data.pydocs.passages import MAX_WORDS, build_corpus, name_in_words
 from taser_jax.data.pydocs.splits import Assignment, assign, split_of
 from taser_jax.data.pydocs.tasks import candidates, cut_elements, fair_questions
 

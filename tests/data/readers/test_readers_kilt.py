@@ -4,9 +4,9 @@ import json
 import pytest
 
 from taser_jax.data.readers import kilt
-from taser_jax.data.readers.kilt import PARAGRAPH_END, Output, Outputs, Provenance, Span
+from taser_jax.data.readers.kilt import Output
+from taser_jax.data.readers.located import PARAGRAPH_END, Provenance, Span
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.records import Passage
 
 GOLD = {"answer": "Bern", "provenance": [{"wikipedia_id": "7", "title": "Bern"}]}
 
@@ -57,15 +57,13 @@ def test_a_query_with_every_kind_of_provenance(tmp_path):
 
 def test_a_blind_test_set_has_no_outputs(tmp_path):
     path = _write(tmp_path / "q.jsonl", {"id": 5, "input": "capital?"})
-    [query] = kilt.read_queries(path, outputs=Outputs.OPTIONAL)
+    [query] = kilt.read_queries(path)
     assert (query.id, query.outputs) == ("5", ())
 
 
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"id": "q2", "input": "x"}, r":2, field 'output': no output"),
-        (_query(id="q2", output=[]), r":2, field 'output': no output"),
         (_query(id="q2", output="Bern"), r":2, field 'output': found a str"),
         (_query(id="q2", output=["Bern"]), r":2, output\[0\]: found a str"),
         (_query(id="q2", output=[{"answer": 3}]), r"output\[0\], field 'answer': found 3"),
@@ -97,52 +95,11 @@ def test_bad_queries_name_line_and_field(tmp_path, record, message):
     assert error.match(message)
 
 
-def test_passages_in_maillards_six_columns_and_in_five(tmp_path):
-    six = tmp_path / "six.tsv"
-    six.write_text('id\ttext\ttitle\tpage\ta\tb\n0\t"a ""b"""\tT\t7\t\t\n1\tc\tT\t7\t\t\n')
-    assert [(p.passage, p.span) for p in kilt.read_passages(six)] == [
-        (Passage("0", 'a "b"', "T", "7"), None),
-        (Passage("1", "c", "T", "7"), None),
-    ]
-    five = tmp_path / "five.tsv"
-    five.write_text("id\ttext\ttitle\twikipedia_id\tparagraph_id\n0\ta\tT\t7\t3\n1\tb\tU\t8\t0\n")
-    assert [(p.passage.page_id, p.span) for p in kilt.read_passages(five)] == [
-        ("7", Span((3, 0), (3, PARAGRAPH_END))),
-        ("8", Span((0, 0), (0, PARAGRAPH_END))),
-    ]
-
-
-HEADER = "id\ttext\ttitle\twikipedia_id\tparagraph_id\n"
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("id\ttext\ttitle\n1\ta\tT\n", r":1: columns id, text, title"),
-        ("1\ta\tT\t7\t0\n", r":1: columns 1, a, T, 7, 0"),
-        (HEADER + "1\ta\tT\t7\n", r":2: 4 tab-separated columns"),
-        (HEADER + "1\ta\tT\t\t0\n", r":2, field 'wikipedia_id': the page's id is empty"),
-        (HEADER + "1\ta\tT\t7\tx\n", r":2, field 'paragraph_id': found 'x'"),
-        (HEADER + "1\ta\tT\t7\t0\n1\tb\tT\t7\t1\n", r":3, field 'id': the id '1' was already used"),
-        (HEADER + "1\t \tT\t7\t0\n", r":2, field 'text': the passage is empty"),
-    ],
-)
-def test_bad_passages_name_the_line(tmp_path, content, message):
-    path = tmp_path / "p.tsv"
-    path.write_text(content)
-    with pytest.raises(DataError, match=r"p\.tsv" + message):
-        list(kilt.read_passages(path))
-
-
-def test_pages_of_a_knowledge_source(tmp_path):
-    record = {"wikipedia_id": "7", "wikipedia_title": "Bern", "text": ["Bern\n", "A city.\n"]}
-    [page] = kilt.read_pages(_write(tmp_path / "k.json", record))
-    assert (page.id, page.title, page.paragraphs) == ("7", "Bern", ("Bern\n", "A city.\n"))
-    for bad, message in (
-        ({**record, "wikipedia_id": None}, r":2, field 'wikipedia_id': no page id"),
-        ({**record, "wikipedia_id": "8", "text": "A city."}, r":2, field 'text': found a str"),
-        ({"wikipedia_id": "8", "text": []}, r":2, field 'wikipedia_title': no field"),
-        (record, r":2, field 'wikipedia_id': the page '7' is already on line 1"),
-    ):
-        with pytest.raises(DataError, match=r"k\.json" + message):
-            list(kilt.read_pages(_write(tmp_path / "k.json", record, bad)))
+def test_a_verdict_is_no_answer():
+    """Or P1 would drop the passages that contain the word "supports"."""
+    outputs = tuple(Output(answer, None) for answer in ("SUPPORTS", "Bern", "", None, "Bern"))
+    query = kilt.KiltQuery("f:1", "q", "text", outputs, {"id": 5, "input": "text"})
+    question = kilt.as_question(query)
+    assert question.answers == ("Bern",)
+    # The official gold keeps all of it, with the id that queries have.
+    assert question.record == {"id": "q", "input": "text"}

@@ -28,7 +28,6 @@ def write_target(folder, data, vocabulary, *, shift=0):
     (folder / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]))
     succeed(
         "prepare",
-        "beir",
         *gin(DATA_DIR=data, COLLECTION="other"),
         *gin(DIRECTORIES={"other": str(folder)}),
     )

@@ -3,16 +3,18 @@ import json
 import pytest
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
-from taser_jax.data.prepare import formats as prepare
-from taser_jax.data.prepare.formats import prepare_beir, prepare_dpr, prepare_tsv
-from taser_jax.data.prepare.questions import (
-    MissingPassages,
-    NoPositive,
-    PrepareOptions,
-    QuestionFiles,
+from taser_jax.data.prepare import collection
+from taser_jax.data.prepare.collection import prepare
+from taser_jax.data.prepare.mapping import (
+    CONTRADICTING,
+    MISSING_NEGATIVES,
+    MISSING_POSITIVES,
+    MISSING_QUERIES,
+    WITHOUT_POSITIVE,
 )
+from taser_jax.data.prepare.options import PrepareOptions, QuestionFiles
+from taser_jax.data.prepare.receipts import left_out_directory
 from taser_jax.storage.errors import ConfigError, DataError, StorageError
-from taser_jax.storage.records import EmptyPassages
 
 PASSAGES = "id\ttext\ttitle\n1\tfirst\tA\n2\tsecond\tB\n3\tthird\t\n"
 
@@ -61,19 +63,19 @@ def _queries(tmp_path, task, split):
     return list(QuerySet.open(tmp_path / "data", "c", task, split))
 
 
-def _dpr(tmp_path, passages, tasks, **options):
-    return prepare_dpr(
+def _prepare(tmp_path, passages, queries, **options):
+    return prepare(
         data_dir=tmp_path / "data",
         collection="c",
         passages=passages,
-        tasks=tasks,
+        queries=queries,
         options=PrepareOptions(**options),
     )
 
 
 def test_dpr_training_rows_become_rows_of_the_collection(tmp_path, files):
     paths = files(p__tsv=PASSAGES, t__jsonl=TRAIN)
-    prepared = _dpr(tmp_path, paths["p__tsv"], {"nq": {"train": paths["t__jsonl"]}})
+    prepared = _prepare(tmp_path, paths["p__tsv"], {"nq": {"train": paths["t__jsonl"]}})
     first, last = _queries(tmp_path, "nq", "train")
     assert (first.id, first.text, first.task, first.answers) == ("train-0", "by id?", "nq", ("x",))
     assert first.positives == (1, 0)
@@ -81,7 +83,7 @@ def test_dpr_training_rows_become_rows_of_the_collection(tmp_path, files):
     assert (last.id, last.positives) == ("train-2", (2,))
     assert last.hard_negatives == (1,)  # DPR's fallback to the other negatives.
     (split,) = prepared.splits
-    assert (split.queries, split.without_positive, split.missing_hard_negatives) == (2, 1, 1)
+    assert (split.queries, split.left_out) == (2, {MISSING_NEGATIVES: 1, WITHOUT_POSITIVE: 1})
     assert (prepared.passages, prepared.merged, prepared.reused) == (3, 0, False)
     assert prepared.fingerprint == PassageStore.open(tmp_path / "data", "c").fingerprint
 
@@ -89,14 +91,22 @@ def test_dpr_training_rows_become_rows_of_the_collection(tmp_path, files):
 def test_evaluation_questions_have_answers_and_positives(tmp_path, files):
     paths = files(
         p__tsv=PASSAGES,
+        dev__jsonl=[
+            {"id": id, "question": text, "answers": answers}
+            for id, text, answers in (
+                ("a1", "who?", ["Ada"]),
+                ("a2", "when?", ["1815", "'15"]),
+                ("a3", "why?", ["so"]),
+            )
+        ],
         dev__qa_csv="who?\t['Ada']\nwhen?\t['1815', \"'15\"]\nwhy?\t['so']\n",
-        ids__tsv="a1\twho?\na2\twhen?\na3\twhy?\n",
         qrels__tsv="a1\t0\t3\t1\na2\t0\t1\t1\na2\t0\t2\t2\na1\t0\t1\t0\n",
         t__jsonl=TRAIN,
     )
-    dev = QuestionFiles(paths["dev__qa_csv"], ids=paths["ids__tsv"], qrels=paths["qrels__tsv"])
-    tasks = {"nq": {"validation": dev, "test": paths["t__jsonl"]}, "qa": {"test": dev.questions}}
-    prepared = _dpr(tmp_path, paths["p__tsv"], tasks)
+    dev = QuestionFiles(paths["dev__jsonl"], qrels=paths["qrels__tsv"])
+    tasks = {"nq": {"validation": dev, "test": paths["t__jsonl"]}}
+    tasks["qa"] = {"test": paths["dev__qa_csv"]}
+    prepared = _prepare(tmp_path, paths["p__tsv"], tasks)
     found = _queries(tmp_path, "nq", "validation")
     assert [(q.id, q.positives, q.relevance, q.answers) for q in found] == [
         ("a1", (2,), (), ("Ada",)),
@@ -107,7 +117,7 @@ def test_evaluation_questions_have_answers_and_positives(tmp_path, files):
     assert [q.id for q in _queries(tmp_path, "nq", "test")] == ["test-0", "q7", "test-2"]
     unnamed = _queries(tmp_path, "qa", "test")[0]
     assert (unnamed.id, unnamed.positives, unnamed.answers) == ("test-0", (), ("Ada",))
-    assert [split.without_positive for split in prepared.splits] == [1, 1, 3]
+    assert [split.left_out[WITHOUT_POSITIVE] for split in prepared.splits] == [1, 1, 3]
     assert list_tasks(tmp_path / "data", "c") == {"nq": ["validation", "test"], "qa": ["test"]}
 
 
@@ -127,7 +137,7 @@ def test_several_passage_files_are_merged(tmp_path, files):
     )
     labelled = QuestionFiles(paths["q__tsv"], qrels=paths["qrels__tsv"], passages="b")
     tasks = {"t": {"train": paths["t__jsonl"], "test": labelled}}
-    prepared = _dpr(tmp_path, [paths["a__tsv"], paths["b__tsv"]], tasks)
+    prepared = _prepare(tmp_path, [paths["a__tsv"], paths["b__tsv"]], tasks)
     assert (prepared.passages, prepared.merged, prepared.renamed) == (4, 1, 1)
     assert _queries(tmp_path, "t", "train")[0].positives == (1,)
     assert _queries(tmp_path, "t", "test")[0].positives == (3,)
@@ -136,30 +146,29 @@ def test_several_passage_files_are_merged(tmp_path, files):
 
     unlabelled = QuestionFiles(paths["q__tsv"], qrels=paths["qrels__tsv"])
     with pytest.raises(DataError, match=r"qrels\.tsv:1: the passage id '2' means different"):
-        _dpr(tmp_path, [paths["a__tsv"], paths["b__tsv"]], {"t": {"test": unlabelled}})
+        _prepare(tmp_path, [paths["a__tsv"], paths["b__tsv"]], {"t": {"test": unlabelled}})
     with pytest.raises(ConfigError, match="no passage file is labelled 'b'"):
-        _dpr(tmp_path, {"x": paths["a__tsv"], "y": paths["b__tsv"]}, {"t": {"test": labelled}})
-    with pytest.raises(ConfigError, match="two passage files have the same name"):
-        _dpr(tmp_path, [paths["a__tsv"], paths["a__tsv"]], {})
+        _prepare(tmp_path, {"x": paths["a__tsv"], "y": paths["b__tsv"]}, {"t": {"test": labelled}})
+    with pytest.raises(ConfigError, match="two have the same name"):
+        _prepare(tmp_path, [paths["a__tsv"], paths["a__tsv"]], {})
 
 
 def test_running_again_does_nothing_until_an_input_or_output_changes(tmp_path, files, monkeypatch):
     paths = files(p__tsv=PASSAGES, t__jsonl=TRAIN)
     tasks = {"nq": {"train": paths["t__jsonl"]}}
-    first = _dpr(tmp_path, paths["p__tsv"], tasks)
+    first = _prepare(tmp_path, paths["p__tsv"], tasks)
     with monkeypatch.context() as patched:
-        patched.setattr(prepare, "write_collection", None)
-        again = _dpr(tmp_path, paths["p__tsv"], tasks)
+        patched.setattr(collection, "write_collection", None)
+        again = _prepare(tmp_path, paths["p__tsv"], tasks)
     assert again.reused
     assert (again.splits, again.fingerprint) == (first.splits, first.fingerprint)
 
-    strict = {"train_without_positive": NoPositive.KEEP}
-    assert _dpr(tmp_path, paths["p__tsv"], tasks, **strict).splits[0].queries == 3
+    assert not _prepare(tmp_path, paths["p__tsv"], tasks, strict=True).reused
     paths["t__jsonl"].write_text(json.dumps(TRAIN[0]) + "\n")
-    changed = _dpr(tmp_path, paths["p__tsv"], tasks)
+    changed = _prepare(tmp_path, paths["p__tsv"], tasks)
     assert (changed.splits[0].queries, changed.fingerprint) == (1, first.fingerprint)
     (tmp_path / "data/c/queries/nq/train/metadata.json").unlink()
-    rebuilt = _dpr(tmp_path, paths["p__tsv"], tasks)
+    rebuilt = _prepare(tmp_path, paths["p__tsv"], tasks)
     assert (rebuilt.splits, rebuilt.reused) == (changed.splits, False)
 
 
@@ -169,78 +178,88 @@ def test_a_positive_outside_the_collection(tmp_path, files):
     tasks = {"nq": {"train": paths["t__jsonl"]}}
     with pytest.raises(
         DataError,
-        match=r"t\.jsonl:2, positive_ctxs\[0\]: the positive \(id '9', title 'T'\) is not in the"
-        r"(.|\n)*fix: .*missing_positives = 'drop'",
+        match=r"t\.jsonl:2, positive 0: the positive \(id '9', title 'T'\) is not in the"
+        r"(.|\n)*fix: .*leave out --strict",
     ):
-        _dpr(tmp_path, paths["p__tsv"], tasks)
+        _prepare(tmp_path, paths["p__tsv"], tasks, strict=True)
     assert list_tasks(tmp_path / "data", "c") == {}
-    (split,) = _dpr(tmp_path, paths["p__tsv"], tasks, missing_positives=MissingPassages.DROP).splits
-    assert (split.queries, split.missing_positives, split.without_positive) == (1, 1, 1)
+    (split,) = _prepare(tmp_path, paths["p__tsv"], tasks).splits
+    counts = {MISSING_NEGATIVES: 1, MISSING_POSITIVES: 1, WITHOUT_POSITIVE: 1}
+    assert (split.queries, split.left_out) == (1, counts)
+    listed = (left_out_directory(tmp_path / "data", "c") / "nq.train.txt").read_text()
+    assert "t.jsonl:2, positive 0: the positive (id '9', title 'T') is not in the" in listed
+    assert "t.jsonl:2, question 'by content?': without a positive" in listed
 
 
-def test_a_question_without_positive_is_an_error_where_required(tmp_path, files):
-    paths = files(p__tsv=PASSAGES, t__jsonl=TRAIN)
-    for split, option in [
-        ("train", {"train_without_positive": NoPositive.ERROR}),
-        ("test", {"evaluation_without_positive": NoPositive.ERROR}),
-    ]:
-        message = r"t\.jsonl:2, question 'none\?': the question has no positive"
-        with pytest.raises(DataError, match=message):
-            _dpr(tmp_path, paths["p__tsv"], {"nq": {split: paths["t__jsonl"]}}, **option)
+def test_training_questions_without_any_positive(tmp_path, files):
+    paths = files(p__tsv=PASSAGES, t__jsonl=[{"question": "q", "answers": ["a"]}])
+    with pytest.raises(
+        DataError, match=r"t\.jsonl: not one query is left for train(.|\n)*positives"
+    ):
+        _prepare(tmp_path, paths["p__tsv"], {"nq": {"train": paths["t__jsonl"]}})
+
+
+def test_contradicting_judgements_count_once_with_the_highest_grade(tmp_path, files):
+    paths = files(
+        p__tsv=PASSAGES, q__tsv="a\tq\n", qrels__tsv="a 0 1 1\na 0 2 0\na 0 1 2\na 0 1 2\na 0 2 1\n"
+    )
+    tasks = {"t": {"test": QuestionFiles(paths["q__tsv"], qrels=paths["qrels__tsv"])}}
+    (split,) = _prepare(tmp_path, paths["p__tsv"], tasks).splits
+    [query] = _queries(tmp_path, "t", "test")
+    assert (query.positives, query.relevance) == ((0, 1), (2, 1))
+    assert split.left_out == {CONTRADICTING: 2}
+    with pytest.raises(DataError, match=r"qrels\.tsv:1: the grade 1, where another line has 2"):
+        _prepare(tmp_path, paths["p__tsv"], tasks, strict=True)
 
 
 def test_bad_question_files_name_the_line(tmp_path, files):
     paths = files(
         p__tsv=PASSAGES,
         twice__jsonl=[{**TRAIN[0], "qid": "q"}, {**TRAIN[2], "qid": "q"}],
-        dev__qa_csv="who?\t['Ada']\nwhen?\t['1815']\n",
-        other__tsv="a1\twho?\na2\twhere?\n",
-        short__tsv="a1\twho?\n",
-        long__tsv="a1\twho?\na2\twhen?\na3\twhy?\n",
-        ids__tsv="a1\twho?\na2\twhen?\n",
+        q__tsv="a1\twho?\na2\twhen?\n",
         foreign__tsv="b1 0 1 1\n",
         gone__tsv="a1 0 1 1\na2 0 99 1\n",
     )
-    dev = paths["dev__qa_csv"]
 
     def fails(match, split="test", **given):
+        tasks = {"nq": {split: QuestionFiles(**given)}}
         with pytest.raises(DataError, match=match):
-            _dpr(tmp_path, paths["p__tsv"], {"nq": {split: QuestionFiles(**given)}})
+            _prepare(tmp_path, paths["p__tsv"], tasks, strict=True)
 
     fails(
         r"twice\.jsonl:2, field 'id': the id 'q' was already used at .*twice\.jsonl:1",
         questions=paths["twice__jsonl"],
     )
-    fails(r"other\.tsv:2: found 'where\?'", questions=dev, ids=paths["other__tsv"])
-    fails(r"short\.tsv: found 'the end of the file'", questions=dev, ids=paths["short__tsv"])
-    fails(r"long\.tsv:3: found 'why\?'", questions=dev, ids=paths["long__tsv"])
-    ids = paths["ids__tsv"]
-    fails(r"foreign\.tsv: not one of its 1", questions=dev, ids=ids, qrels=paths["foreign__tsv"])
-    fails(
-        r"gone\.tsv:2: the positive \(id '99'\)", questions=dev, ids=ids, qrels=paths["gone__tsv"]
-    )
+    dev = paths["q__tsv"]
+    fails(r"foreign\.tsv: not one of its 1", questions=dev, qrels=paths["foreign__tsv"])
+    fails(r"gone\.tsv:2: the positive \(id '99'\)", questions=dev, qrels=paths["gone__tsv"])
 
 
 def test_inputs_are_checked_before_anything_is_built(tmp_path, files):
     paths = files(p__tsv=PASSAGES, t__jsonl=TRAIN)
     with pytest.raises(DataError, match=r"gone\.jsonl: cannot be read"):
-        _dpr(tmp_path, paths["p__tsv"], {"nq": {"train": tmp_path / "gone.jsonl"}})
-    with pytest.raises(ConfigError, match="unknown split 'dev'"):
-        _dpr(tmp_path, paths["p__tsv"], {"nq": {"dev": paths["t__jsonl"]}})
-    with pytest.raises(ConfigError, match="no passage file"):
-        _dpr(tmp_path, [], {})
+        _prepare(tmp_path, paths["p__tsv"], {"nq": {"train": tmp_path / "gone.jsonl"}})
+    with pytest.raises(ConfigError, match="split 'dev'"):
+        _prepare(tmp_path, paths["p__tsv"], {"nq": {"dev": paths["t__jsonl"]}})
+    with pytest.raises(ConfigError, match="neither a folder nor a file of passages"):
+        _prepare(tmp_path, [], {})
+    tasks = {"nq": {"train": paths["t__jsonl"]}}
+    with pytest.raises(ConfigError, match=r"entity_tasks: it names 'aida'; the tasks are nq"):
+        _prepare(tmp_path, paths["p__tsv"], tasks, entity_tasks=("aida",))
     assert not (tmp_path / "data").exists()
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError):
-        prepare_dpr(data_dir=tmp_path / "file", collection="c", passages=paths["p__tsv"], tasks={})
+        prepare(data_dir=tmp_path / "file", collection="c", passages=paths["p__tsv"])
 
 
-def test_empty_passages_skip(tmp_path, files):
-    paths = files(p__tsv=PASSAGES + "4\t\tEmpty\n")
-    with pytest.raises(DataError, match=r"p\.tsv:5, field 'text': the passage is empty"):
-        _dpr(tmp_path, paths["p__tsv"], {})
-    assert _dpr(tmp_path, paths["p__tsv"], {}, empty=EmptyPassages.SKIP).passages == 3
-    assert _dpr(tmp_path, paths["p__tsv"], {}, empty=EmptyPassages.KEEP).passages == 4
+def test_empty_passages_are_left_out_and_listed(tmp_path, files):
+    paths = files(p__tsv=PASSAGES + "4\t\t\n")
+    with pytest.raises(DataError, match=r"p\.tsv:5, field 'text': it is empty"):
+        _prepare(tmp_path, paths["p__tsv"], {}, strict=True)
+    prepared = _prepare(tmp_path, paths["p__tsv"], {})
+    assert (prepared.passages, prepared.left_out) == (3, {"empty passages": 1})
+    listed = (left_out_directory(tmp_path / "data", "c") / "passages.txt").read_text()
+    assert listed == f"{paths['p__tsv']}:5, field 'text': it is empty\n"
 
 
 def test_tsv(tmp_path, files):
@@ -250,17 +269,13 @@ def test_tsv(tmp_path, files):
         qrels__tsv="q1 0 d2 1\nq2 0 d1 3\nq9 0 d9 1\n",
     )
     files_of = QuestionFiles(paths["q__tsv"], qrels=paths["qrels__tsv"])
-    prepared = prepare_tsv(
-        data_dir=tmp_path / "data",
-        collection="c",
-        passages=paths["p__tsv"],
-        tasks={"m": {"train": files_of}},
-    )
+    prepared = _prepare(tmp_path, paths["p__tsv"], {"m": {"train": files_of}})
     assert [(q.id, q.positives, q.relevance) for q in _queries(tmp_path, "m", "train")] == [
         ("q1", (1,), ()),
         ("q2", (0,), (3,)),
     ]
-    assert prepared.splits[0].without_positive == 1
+    # What nobody judged is no query of the split; q9 has a judgement only.
+    assert prepared.splits[0].left_out == {MISSING_QUERIES: 1}
 
 
 def _beir(folder, prefix, documents):
@@ -280,7 +295,7 @@ def _beir(folder, prefix, documents):
 def test_beir_folders_share_a_collection(tmp_path):
     one = _beir(tmp_path / "one", "a", {1: "x", 2: "y"})
     two = _beir(tmp_path / "two", "b", {1: "y", 2: "z"})
-    prepared = prepare_beir(
+    prepared = prepare(
         data_dir=tmp_path / "data", collection="c", directories={"one": one, "two": two}
     )
     assert (prepared.passages, prepared.merged, prepared.renamed) == (3, 1, 1)
@@ -293,18 +308,21 @@ def test_beir_folders_share_a_collection(tmp_path):
         ("b0", (1,)),
         ("b1", ()),
     ]
-    (one / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nzz\t1\t1\n")
+    (one / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nzz\t1\t1\na0\t1\t1\n")
+    arguments = {"data_dir": tmp_path / "data", "collection": "c", "directories": [one, two]}
     with pytest.raises(DataError, match=r"test\.tsv:2, field 'query-id': the query 'zz' is not in"):
-        prepare_beir(data_dir=tmp_path / "data", collection="c", directories={"one": one})
-    (one / "qrels/test.tsv").unlink()
-    with pytest.raises(DataError, match="there are no qrels"):
-        prepare_beir(data_dir=tmp_path / "data", collection="c", directories={"one": one})
+        prepare(**arguments, options=PrepareOptions(strict=True))
+    assert prepare(**arguments).splits[0].left_out == {MISSING_QUERIES: 1}
 
 
-def test_options_take_values_for_members():
-    options = PrepareOptions(empty="skip", train_without_positive="error")
-    assert options == PrepareOptions(
-        empty=EmptyPassages.SKIP, train_without_positive=NoPositive.ERROR
-    )
-    with pytest.raises(ConfigError, match=r"PrepareOptions\.missing_positives: found 'none'"):
-        PrepareOptions(missing_positives="none")
+def test_tasks_and_labels_of_one_name_are_named_with_their_folders(tmp_path):
+    one = _beir(tmp_path / "a" / "faq", "a", {1: "x"})
+    two = _beir(tmp_path / "b" / "faq", "b", {1: "y"})
+    arguments = {"data_dir": tmp_path / "data", "collection": "c"}
+    with pytest.raises(ConfigError, match=r"directories: two have the same name: .*b/faq"):
+        prepare(**arguments, directories=[one, two])
+    tasks = {"faq": {"test": one / "queries.jsonl"}}
+    with pytest.raises(ConfigError, match=r"b/faq: task faq is in it and in another source"):
+        prepare(**arguments, passages=one / "corpus.jsonl", queries=tasks, directories=two)
+    splits = prepare(**arguments, directories={"first": one, "second": two}).splits
+    assert [(split.task, split.queries) for split in splits] == [("first", 2), ("second", 2)]

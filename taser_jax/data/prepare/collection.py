@@ -1,0 +1,419 @@
+"""Turns files of any format into a collection with its query sets."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import logging
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+from etils import epath
+
+from taser_jax.data.collections.store import QuerySet, write_collection, write_queries
+from taser_jax.data.files import file_digest
+from taser_jax.data.id_index import hash_share
+from taser_jax.data.prepare.detection import detect
+from taser_jax.data.prepare.mapping import PageIndex, QuestionMapper
+from taser_jax.data.prepare.merging import PassageMerger, PassageSource
+from taser_jax.data.prepare.options import VALIDATION, PrepareOptions, QuestionFiles
+from taser_jax.data.prepare.patterns import Tasks, below, by_task_and_split
+from taser_jax.data.prepare.query_splits import QuestionSplit, divide_by_positives, named_splits
+from taser_jax.data.prepare.receipts import (
+    PreparedCollection,
+    PreparedSplit,
+    already_prepared,
+    gold_path,
+    write_left_out,
+    write_receipt,
+)
+from taser_jax.data.readers.located import LeftOut, LocatedPassage, Question
+from taser_jax.data.readers.passages import read_passages, text_files
+from taser_jax.data.readers.questions import is_kilt
+from taser_jax.data.readers.tables import read_qrels
+from taser_jax.data.readers.terms import read_mesh, read_thesaurus
+from taser_jax.storage.artifacts import FilePath, fingerprint_json, storage_errors
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.records import EmptyPassages, Passage, Query
+from taser_jax.storage.settings import to_plain
+
+# Version of the output for the same files and options; a new one prepares them again.
+_FORMAT_VERSION = 3
+_DEFAULTS = PrepareOptions()
+
+PassageFiles = FilePath | Sequence[FilePath] | Mapping[str, FilePath]
+Read = Callable[[FilePath, LeftOut], Iterator[LocatedPassage]]
+logger = logging.getLogger("taser")
+
+
+def prepare(
+    *,
+    data_dir: FilePath,
+    collection: str,
+    directories: PassageFiles = (),
+    passages: PassageFiles | None = None,
+    queries: Tasks | None = None,
+    directory: FilePath | None = None,
+    options: PrepareOptions = _DEFAULTS,
+) -> PreparedCollection:
+    """Prepares folders whose files are detected, and files given by name, as one collection.
+
+    Several passage files are merged: passages with the same title and text become one; an id that
+    another file has taken is written `label:id`. The official gold of KILT's questions is copied as
+    `kilt.jsonl` beside each query set, line by line as in the source, for `taser evaluate` with
+    judge 'kilt' and for KILT's own script. What the files lack is counted, and listed in left_out/.
+
+    Example:
+        >>> prepare(  # doctest: +SKIP
+        ...     data_dir="data", collection="wikipedia", passages="psgs_w100.tsv",
+        ...     queries={"nq": {"train": "nq-train.json", "test": "nq-test.qa.csv"}})
+        >>> prepare(data_dir="data", collection="c", directories="my_beir")  # doctest: +SKIP
+
+    Args:
+        data_dir: folder of collections.
+        collection: name of the collection to write.
+        directories: a folder, several, or name -> folder (`detect`). The name is the label of its
+            passages, and the task of files without one in their names.
+        passages: a file, several (labelled by their names without suffixes), or label -> file.
+        queries: task -> split -> questions, as a path or `QuestionFiles`; a split such as
+            "train+validation" is divided by a hash of the ids, and a file without a split into all
+            three. Or a pattern of these files, such as "nq/{task}-{split}.json"
+            (`by_task_and_split`).
+        directory: base of relative paths; None is the current directory.
+        options: how files are divided, and what they may lack.
+
+    Returns:
+        Counts and fingerprints. The same call on the same files does nothing.
+
+    Raises:
+        ConfigError: no file, a task or label twice, options of other tasks.
+        DataError: malformed input; names file:line, the field and the fix.
+        StorageError: the disk is full or `data_dir` cannot be written.
+    """
+    base = "" if directory is None else directory
+    sources = {} if passages is None else _labelled(below(base, passages), "passages")
+    tasks = {} if queries is None else by_task_and_split(below(base, queries))
+    if len(sources) == 1:
+        tasks = _with_label(tasks, *sources)
+    for name, folder in _labelled(below(base, directories), "directories").items():
+        found = detect(folder, name)
+        clashing = sorted(tasks.keys() & found.questions.keys())
+        if name in sources or clashing:
+            raise ConfigError(
+                f"task {', '.join(clashing)} is in it and in another source"
+                if clashing
+                else f"the name {name!r} is taken by another source",
+                where=os.fspath(folder),
+                fix="rename the files, after which tasks are named, or give names: {name: folder}",
+            )
+        if len(found.passages) == 1:
+            sources[name] = found.passages[0]
+            tasks |= _with_label(found.questions, name)
+        else:
+            sources |= {f"{name}.{_label(path)}": path for path in found.passages}
+            tasks |= _with_label(found.questions, "")
+    if not sources:
+        fix = "write `taser prepare DIRECTORY`, or set PASSAGES and QUERIES"
+        raise ConfigError("neither a folder nor a file of passages is given", fix=fix)
+    options.check_tasks(tasks)
+    splits = _splits(tasks, sources, options)
+    read = functools.partial(read_passages, words=options.passage_words)
+    return _prepare(data_dir, collection, sources, splits, options, read=read)
+
+
+def prepare_mesh(
+    *, data_dir: FilePath, collection: str, passages: PassageFiles
+) -> PreparedCollection:
+    """Prepares MeSH's XML as a collection without queries: one passage for each scope note.
+
+    Args:
+        data_dir: folder of collections.
+        collection: name of the collection to write.
+        passages: Descriptor and Qualifier sets: one file, several, or label -> file.
+
+    Returns:
+        Counts and fingerprints. The same call on the same files does nothing.
+
+    Raises:
+        DataError: malformed input; names file:line and the fix.
+        StorageError: the disk is full or `data_dir` cannot be written.
+    """
+    sources = _labelled(passages, "passages")
+    return _prepare(data_dir, collection, sources, [], _DEFAULTS, read=read_mesh)
+
+
+def prepare_thesaurus(
+    *, data_dir: FilePath, collection: str, passages: PassageFiles
+) -> PreparedCollection:
+    """Prepares a thesaurus as a collection without queries: one passage for each defined term.
+
+    Args:
+        data_dir: folder of collections.
+        collection: name of the collection to write.
+        passages: JSON lines or OBO: one file, several (merged), or label -> file.
+
+    Returns:
+        Counts and fingerprints. The same call on the same files does nothing.
+
+    Raises:
+        DataError: malformed input; names file:line, the field and the fix.
+        StorageError: the disk is full or `data_dir` cannot be written.
+    """
+    sources = _labelled(passages, "passages")
+    return _prepare(data_dir, collection, sources, [], _DEFAULTS, read=read_thesaurus)
+
+
+def _prepare(
+    data_dir: FilePath,
+    collection: str,
+    sources: Mapping[str, FilePath],
+    splits: Sequence[QuestionSplit],
+    options: PrepareOptions,
+    *,
+    read: Read,
+) -> PreparedCollection:
+    """Writes passages as one collection, and questions as its query sets."""
+    inputs = _inputs_fingerprint(sources, splits, options)
+    if (done := already_prepared(data_dir, collection, inputs)) is not None:
+        return done
+    left_out, pages = LeftOut(strict=options.strict), PageIndex()
+    has_pages = any(is_kilt(split.files.questions) for split in splits)
+
+    def passages_of(label: str) -> Iterator[Passage]:
+        found = read(sources[label], left_out)
+        if options.distractors < 1:
+            found = _without_distractors(found, label, splits, options.distractors)
+        return (one.passage for one in (pages.watch(found) if has_pages else found))
+
+    merger = PassageMerger(
+        [
+            PassageSource(label, path, functools.partial(passages_of, label))
+            for label, path in sources.items()
+        ]
+    )
+    store = write_collection(
+        data_dir, collection, merger.passages(), aliases=merger.aliases, empty=EmptyPassages.KEEP
+    )
+    write_left_out(data_dir, collection, "passages", left_out.lines)
+    if has_pages:
+        several = len(sources) > 1
+        rows = [merger.rows(label) for label in sources] if several else [np.arange(len(store))]
+        pages.close(np.concatenate(rows).astype(np.int32))
+    resolver = merger.resolver(store)
+    held_out = {split.task for split in splits if split.split == VALIDATION}
+    written: list[PreparedSplit] = []
+    for split in splits:
+        lacks = LeftOut(strict=options.strict)
+        mapper = QuestionMapper(split, resolver, pages, lacks)
+        carves = split.split == "train" and split.task not in held_out
+        share = options.validation_share if carves else 0.0
+        for queries in _write_split(data_dir, collection, mapper, share):
+            counts = lacks.counts if queries.split == split.split else {}
+            written.append(PreparedSplit.of(queries, counts))
+        write_left_out(data_dir, collection, (split.task, split.split), lacks.lines)
+    prepared = PreparedCollection(
+        collection=collection,
+        passages=len(store),
+        merged=merger.merged,
+        renamed=merger.renamed,
+        left_out=dict(left_out.counts),
+        fingerprint=store.fingerprint,
+        splits=tuple(written),
+    )
+    return write_receipt(data_dir, prepared, inputs=inputs)
+
+
+def _write_split(
+    data_dir: FilePath,
+    collection: str,
+    mapper: QuestionMapper,
+    validation_share: float,
+) -> list[QuerySet]:
+    """Writes the queries of a split, or of training and validation, and KILT's gold."""
+    split = mapper.split
+    scratch = epath.Path(data_dir) / collection / f"{split.task}.{split.split}.kilt.partial"
+    try:
+        with storage_errors(scratch), scratch.open("w") as gold:
+
+            def mapped() -> Iterator[Query]:
+                for query, question in mapper.queries():
+                    if question.record is not None:
+                        gold.write(json.dumps(question.record, ensure_ascii=False) + "\n")
+                    yield query
+
+            queries = _not_empty(mapped(), split)
+            parts: Mapping[str, Iterable[Query]] = {split.split: queries}
+            if validation_share:
+                parts = _carved(queries, split.task, validation_share)
+            written = [
+                write_queries(data_dir, collection, split.task, name, part)
+                for name, part in parts.items()
+            ]
+        with storage_errors(scratch):
+            _publish_gold(scratch, written)
+    finally:
+        scratch.unlink(missing_ok=True)
+    return written
+
+
+def _publish_gold(scratch: epath.Path, written: Sequence[QuerySet]) -> None:
+    """Puts the lines of KILT's gold beside the query sets that have their queries."""
+    for queries in written if scratch.stat().length else ():
+        if len(written) == 1:
+            scratch.copy(gold_path(queries), overwrite=True)
+            return
+        ids = {query.id for query in queries}
+        with scratch.open() as lines, gold_path(queries).open("w") as gold:
+            gold.writelines(line for line in lines if json.loads(line)["id"] in ids)
+
+
+def _not_empty(queries: Iterator[Query], split: QuestionSplit) -> Iterator[Query]:
+    first = next(queries, None)
+    if first is None:
+        raise DataError(
+            f"not one query is left for {split.split}",
+            where=os.fspath(split.files.questions),
+            fix="give a larger file, another share, or fewer splits; training queries need "
+            "positives, which `taser positives` finds for questions with answers",
+        )
+    return itertools.chain([first], queries)
+
+
+def _carved(queries: Iterable[Query], task: str, share: float) -> dict[str, list[Query]]:
+    """A task's training and validation queries."""
+    train, validation = divide_by_positives(list(queries), share=share)
+    if not train or not validation:
+        raise ConfigError(
+            f"{len(validation)} of {len(train) + len(validation)} training queries become a "
+            "validation split, where queries that share a positive stay together",
+            where=f"PrepareOptions.validation_share = {share}, task {task!r}",
+            fix="choose another share, or add a validation split to the files",
+        )
+    return {"train": train, VALIDATION: validation}
+
+
+def _without_distractors(
+    passages: Iterator[LocatedPassage], label: str, splits: Sequence[QuestionSplit], share: float
+) -> Iterator[LocatedPassage]:
+    """The passages that are positive for a query, and a share of the others."""
+    gold = {
+        id for split in splits if split.files.passages in ("", label) for id in _positive_ids(split)
+    }
+    for one in passages:
+        if one.passage.id in gold or hash_share(one.passage.id) < share:
+            yield one
+
+
+def _positive_ids(split: QuestionSplit) -> Iterator[str]:
+    asked = {question.id: question for question in split.questions()}
+    if split.files.qrels is not None:
+        for judgement in read_qrels(split.files.qrels):
+            if judgement.relevance > 0 and judgement.query_id in asked:
+                yield judgement.passage_id
+        return
+    for question in asked.values():
+        yield from _ids_of_positives(question)
+
+
+def _ids_of_positives(question: Question) -> Iterator[str]:
+    named = [(one.id, one.title) for one in question.positives]
+    named += [(one.passage_id, one.title or one.page_id) for one in question.provenance]
+    for id, title in named:
+        if not id:
+            raise DataError(
+                f"the positive on {title!r} has no passage_id",
+                where=question.where,
+                fix="add it, or keep all passages: PrepareOptions.distractors = 1.0",
+            )
+        yield id
+
+
+def _labelled(given: PassageFiles, where: str) -> dict[str, FilePath]:
+    """Label -> file or folder; without a label it is the name, without suffixes."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    paths = [given] if isinstance(given, str | os.PathLike) else list(given)
+    labelled = {_label(path): path for path in paths}
+    if len(labelled) < len(paths):
+        raise ConfigError(
+            f"two have the same name: {', '.join(os.fspath(path) for path in paths)}",
+            where=where,
+            fix="give a label to each: {label: path}",
+        )
+    return labelled
+
+
+def _label(path: FilePath) -> str:
+    name = pathlib.PurePath(os.fspath(path)).name or pathlib.Path(os.fspath(path)).resolve().name
+    return name.removesuffix(".gz").removesuffix(".tsv")
+
+
+def _with_label(
+    tasks: Mapping[str, Mapping[str, QuestionFiles]], label: str
+) -> dict[str, dict[str, QuestionFiles]]:
+    """The same files, which refer to the passages of this label unless they name another."""
+    return {
+        task: {
+            split: dataclasses.replace(files, passages=files.passages or label)
+            for split, files in splits.items()
+        }
+        for task, splits in tasks.items()
+    }
+
+
+def _splits(
+    tasks: Mapping[str, Mapping[str, QuestionFiles]],
+    sources: Mapping[str, FilePath],
+    options: PrepareOptions,
+) -> list[QuestionSplit]:
+    paths = {os.fspath(path) for path in sources.values()}
+    splits: dict[tuple[str, str], QuestionSplit] = {}
+    for task, named in tasks.items():
+        for name, files in named.items():
+            where = f"task {task!r}, split {name!r}"
+            pairs = os.fspath(files.questions) in paths
+            if files.passages and files.passages not in sources:
+                found = f"no passage file is labelled {files.passages!r}"
+                raise ConfigError(found, where=where, fix=f"take one of {', '.join(sources)}")
+            sharing = named_splits(name, f"task {task!r}")
+            for split in sharing:
+                if (task, split) in splits:
+                    fix = "give each split once"
+                    raise ConfigError(f"split {split!r} twice", where=f"task {task!r}", fix=fix)
+                splits[task, split] = QuestionSplit(task, split, sharing, files, options, pairs)
+    return list(splits.values())
+
+
+def _digest(path: FilePath) -> str:
+    """A file's digest, or that of a folder's texts."""
+    if not os.path.isdir(path):
+        return file_digest(path)
+    return fingerprint_json(
+        [[str(one), file_digest(one)] for one in text_files(pathlib.Path(path))]
+    )
+
+
+def _inputs_fingerprint(
+    sources: Mapping[str, FilePath], splits: Sequence[QuestionSplit], options: PrepareOptions
+) -> str:
+    """Fingerprint of all inputs' bytes; reports a missing file before any work is done."""
+    digests: dict[str, str] = {}
+
+    def digest(path: FilePath) -> str:
+        if os.fspath(path) not in digests:
+            digests[os.fspath(path)] = _digest(path)
+        return digests[os.fspath(path)]
+
+    described: list[object] = [_FORMAT_VERSION, to_plain(options)]
+    described += [[label, digest(path)] for label, path in sources.items()]
+    for split in splits:
+        files = split.files
+        paths = (files.questions, files.qrels)
+        contents = [None if path is None else digest(path) for path in paths]
+        names = [split.task, split.split, *split.sharing, files.passages]
+        described.append([*names, os.fspath(files.questions), *contents])
+    return fingerprint_json(described)

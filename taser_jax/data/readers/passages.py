@@ -1,0 +1,265 @@
+"""Passages of any format: tables, JSON lines, Parquet, TREC's documents, pages and text files."""
+
+from __future__ import annotations
+
+import functools
+import html.parser
+import itertools
+import os
+import pathlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from taser_jax.data.files import numbered_lines
+from taser_jax.data.readers import kilt
+from taser_jax.data.readers.fields import (
+    Role,
+    first_of,
+    is_json,
+    is_pair,
+    positives,
+    quoted_passages,
+    read_records,
+)
+from taser_jax.data.readers.located import (
+    PARAGRAPH_END,
+    LeftOut,
+    LocatedPassage,
+    Span,
+    checked_passages,
+    id_field,
+    string_field,
+)
+from taser_jax.data.readers.tables import plain_rows, wrong_columns
+from taser_jax.storage.artifacts import FilePath
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import Passage
+
+TEXT_SUFFIXES = (".txt", ".md", ".html", ".htm")
+# Rows of a table without a header in which titles and texts are compared.
+_COMPARED = 100
+
+
+def read_passages(
+    path: FilePath, left_out: LeftOut | None = None, *, words: int = kilt.PASSAGE_WORDS
+) -> Iterator[LocatedPassage]:
+    r"""Passages of a file or folder, whose name and first line decide how it is read.
+
+    - A table with a header that names the column text, in any place, and optionally id, title,
+      wikipedia_id or page_id (else, as in Maillard's files, the fourth of six) and paragraph_id, or
+      synonyms of these (`fields.Role`). Columns are separated by tabs, commas or semicolons, with
+      csv's double quotes. JSON lines and Parquet have the same fields. Without ids, passages are
+      numbered.
+    - A table without a header: id, text and optionally title, separated by tabs. A quote is an
+      ordinary character, as in MS MARCO's files.
+    - Questions with passages, anchor/positive/negative or question/answer: each passage once.
+    - TREC's documents, <DOC> with <DOCNO>.
+    - KILT's knowledge source, which is cut into passages of `words` (`kilt.chunk_page`).
+    - A folder of .txt, .md and .html, also cut: title from the first heading, or the file's name.
+
+    Args:
+        path: local or gs://, plain or `.gz`; a folder must be local.
+        left_out: takes what is left out; None refuses it.
+        words: words per passage of what is cut.
+
+    Yields:
+        Passages in the file's order, as they are read.
+
+    Raises:
+        DataError: malformed input; names file:line, the field and the fix.
+    """
+    read = functools.partial(_located, path, words)
+    return checked_passages(path, read, left_out or LeftOut(strict=True))
+
+
+def _located(path: FilePath, words: int) -> Iterator[LocatedPassage]:
+    if os.path.isdir(path):
+        yield from _of_texts(pathlib.Path(path), words)
+    elif (records := read_records(path)) is not None:
+        yield from _of_records(path, records, words)
+    elif next(numbered_lines(path))[1].lstrip().startswith("<"):
+        yield from _of_trec(path)
+    else:
+        yield from _of_columns(path)
+
+
+def _of_records(
+    path: FilePath, records: Iterator[tuple[int, dict[str, Any]]], words: int
+) -> Iterator[LocatedPassage]:
+    first = next(records, (0, {}))
+    if is_json(path) and isinstance(first[1].get("text"), list):
+        for one in kilt.read_pages(path):
+            yield from kilt.chunk_page(one, words=words)
+        return
+    located = itertools.chain([first] if first[1] else [], records)
+    if is_pair(first[1]):
+        yield from _of_pairs(path, located)
+        return
+    has_ids = first_of(first[1], Role.ID) is not None
+    for number, (line, record) in enumerate(located):
+        where = f"{os.fspath(path)}:{line}"
+        name = first_of(record, Role.ID) or "id"
+        id = id_field(record, name, where=where) if has_ids else str(number)
+        if not id and is_json(path):
+            raise DataError("no id", where=f"{where}, field {name!r}", fix="give each passage one")
+        text = string_field(record, first_of(record, Role.TEXT) or "text", where)
+        title = _optional(record, Role.TITLE, where)
+        page = _optional(record, Role.PAGE, where) or _maillard(record)
+        paragraph = first_of(record, Role.PARAGRAPH)
+        span = _paragraph_span(str(record[paragraph]), where) if paragraph else None
+        yield LocatedPassage(line, Passage(id, text, title, page.strip()), span)
+
+
+def _optional(record: Mapping[str, Any], role: Role, where: str) -> str:
+    name = first_of(record, role)
+    return "" if name is None or record[name] is None else string_field(record, name, where)
+
+
+def _maillard(record: Mapping[str, Any]) -> str:
+    """The page of Maillard's six columns: the fourth, whatever its name."""
+    values = list(record.values())
+    names = list(record)
+    return str(values[3]) if len(values) == 6 and names[:3] == ["id", "text", "title"] else ""
+
+
+def _of_pairs(
+    path: FilePath, records: Iterator[tuple[int, dict[str, Any]]]
+) -> Iterator[LocatedPassage]:
+    seen = set()
+    for line, record in records:
+        where = f"{os.fspath(path)}:{line}"
+        for one in (*positives(record, where), *quoted_passages(record, Role.NEGATIVE, where)):
+            if one.id not in seen:
+                seen.add(one.id)
+                yield LocatedPassage(line, Passage(one.id, one.text, one.title))
+
+
+def _of_columns(path: FilePath) -> Iterator[LocatedPassage]:
+    rows = plain_rows(path)
+    compared = list(itertools.islice(rows, _COMPARED))
+    if sum(len(text) < len(title) for _, (_, text, title) in _threes(compared)) > len(compared) / 2:
+        raise DataError(
+            "its third column, the title, is longer than the second, the text",
+            where=os.fspath(path),
+            fix="name the columns in a first line, such as id<tab>title<tab>text",
+        )
+    for line, columns in itertools.chain(compared, rows):
+        if len(columns) not in (2, 3):
+            expected = "2 or 3: id, text and optionally title"
+            raise wrong_columns(f"{os.fspath(path)}:{line}", len(columns), expected)
+        yield LocatedPassage(line, Passage(*columns))
+
+
+def _threes(rows: list[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
+    return ((line, columns) for line, columns in rows if len(columns) == 3)
+
+
+def _of_trec(path: FilePath) -> Iterator[LocatedPassage]:
+    """Documents of TREC's SGML; the text is what is left without tags."""
+    start, lines = 0, list[str]()
+    for line, content in numbered_lines(path):
+        if content.strip().upper() == "<DOC>":
+            start, lines = line, []
+        elif content.strip().upper() == "</DOC>":
+            document = "".join(lines)
+            id = _tagged(document, "DOCNO")
+            title = _tagged(document, "TITLE|HEADLINE|HEAD|TI")
+            body = re.sub(r"(?is)<(DOCNO|TITLE|HEADLINE|HEAD|TI)>.*?</\1>|<[^>]*>", " ", document)
+            yield LocatedPassage(start, Passage(id, " ".join(body.split()), title))
+        else:
+            lines.append(content)
+
+
+def _tagged(document: str, names: str) -> str:
+    found = re.search(rf"(?is)<({names})>(.*?)</\1>", document)
+    return " ".join(re.sub(r"<[^>]*>", " ", found[2]).split()) if found else ""
+
+
+def text_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The text files of a folder and of those in it, sorted."""
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in TEXT_SUFFIXES)
+
+
+def _of_texts(folder: pathlib.Path, words: int) -> Iterator[LocatedPassage]:
+    for path in text_files(folder):
+        content = "".join(line for _, line in numbered_lines(path)) if path.stat().st_size else ""
+        name = re.sub(r"\s+", "_", path.relative_to(folder).as_posix())
+        title, paragraphs = _title_and_paragraphs(path, content)
+        for number, text in enumerate(_windows(paragraphs, words) or [""]):
+            yield LocatedPassage(1, Passage(f"{name}#{number}", text, title if text else "", name))
+
+
+def _title_and_paragraphs(path: pathlib.Path, content: str) -> tuple[str, list[str]]:
+    if path.suffix.lower() in (".html", ".htm"):
+        page = _Page()
+        page.feed(content)
+        page.close()
+        content, title = "".join(page.text), "".join(page.title or page.heading)
+    else:
+        heading = re.search(r"(?m)^#{1,6}\s+(.+?)\s*#*$", content)
+        title = heading[1] if heading and path.suffix.lower() == ".md" else ""
+    paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", content)]
+    return " ".join(title.split()) or path.stem, [part for part in paragraphs if part]
+
+
+def _windows(paragraphs: list[str], words: int) -> list[str]:
+    """Paragraphs joined to passages of up to `words` words; longer ones are cut.
+
+    Example:
+        of 3 words: "a b", "c", "d e f g" are "a b c", "d e f", "g".
+    """
+    windows: list[list[str]] = []
+    for paragraph in paragraphs:
+        found = paragraph.split()
+        if windows and len(windows[-1]) + len(found) <= words:
+            windows[-1] += found
+        else:
+            windows += [found[at : at + words] for at in range(0, len(found), words)]
+    return [" ".join(window) for window in windows]
+
+
+class _Page(html.parser.HTMLParser):
+    """Collects a page's title, its first heading and its text, blocks as paragraphs."""
+
+    _SILENT = ("script", "style", "head", "nav")
+    _BLOCKS = ("p", "div", "li", "tr", "section", "article", "blockquote", "pre")
+    _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.title: list[str] = []
+        self.heading: list[str] = []
+        self.text: list[str] = []
+        self._open: list[str] = []
+        self._headings = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        del attrs
+        if tag in (*self._SILENT, *self._HEADINGS, "title"):
+            self._open.append(tag)
+        if tag in (*self._BLOCKS, *self._HEADINGS):
+            self.text.append("\n\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._open:
+            while self._open.pop() != tag:
+                pass
+        self._headings += tag in self._HEADINGS
+        if tag in (*self._BLOCKS, *self._HEADINGS):
+            self.text.append("\n\n")
+
+    def handle_data(self, data: str) -> None:
+        if "title" in self._open:
+            self.title.append(data)
+        elif not {*self._SILENT} & {*self._open}:
+            self.text.append(data)
+            if not self._headings and {*self._HEADINGS} & {*self._open}:
+                self.heading.append(data)
+
+
+def _paragraph_span(text: str, where: str) -> Span:
+    if not text.strip().isdecimal():
+        where = f"{where}, field {Role.PARAGRAPH.value[0]!r}"
+        raise DataError(f"found {text!r}", where=where, fix="write a whole number")
+    return Span((int(text), 0), (int(text), PARAGRAPH_END))

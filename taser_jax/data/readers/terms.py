@@ -1,0 +1,193 @@
+"""Defined terms, a document for each: MeSH's scope notes, thesauri as JSON lines, and OBO."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import xml.sax
+import xml.sax.expatreader
+import xml.sax.handler
+import xml.sax.xmlreader
+from collections.abc import Iterator
+
+from taser_jax.data.files import json_lines, numbered_lines, open_bytes
+from taser_jax.data.readers.located import (
+    LeftOut,
+    LocatedPassage,
+    checked_passages,
+    id_field,
+    string_field,
+)
+from taser_jax.storage import limits
+from taser_jax.storage.artifacts import FilePath
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import Passage
+
+_ROOTS = ("DescriptorRecordSet", "QualifierRecordSet")
+_CONCEPT, _ID, _NAME, _NOTE = "Concept", "ConceptUI", "ConceptName", "ScopeNote"
+_BLOCK = 1 << 20
+# def: "text, with \" for a quote" [where it is from]
+_DEFINITION = re.compile(r'"((?:[^"\\]|\\.)*)"')
+
+
+def read_mesh(path: FilePath, left_out: LeftOut | None = None) -> Iterator[LocatedPassage]:
+    """Scope notes of a Descriptor or Qualifier set; concepts without one are left out.
+
+    Example:
+        <Concept><ConceptUI>M0000001</ConceptUI><ConceptName><String>Calcimycin</String>
+        </ConceptName><ScopeNote>An ionophorous ...</ScopeNote></Concept> is the passage M0000001
+        with title "Calcimycin".
+
+    Args:
+        path: descYYYY.xml or qualYYYY.xml, local or gs://, plain or `.gz`.
+        left_out: takes repeated concepts; None refuses them.
+
+    Yields:
+        Passages in the file's order, as they are read; white space is joined.
+
+    Raises:
+        DataError: not XML, cut off, of another kind, or without any scope note.
+
+    Source: MoMA (arXiv 2302.03754), appendix: MeSH's entries are ScopeNote and ConceptName.
+    """
+    read = functools.partial(_scope_notes, path)
+    return checked_passages(path, read, left_out or LeftOut(strict=True))
+
+
+def read_thesaurus(path: FilePath, left_out: LeftOut | None = None) -> Iterator[LocatedPassage]:
+    r"""Terms with a definition, as title and text; terms without one are left out.
+
+    JSON lines have `name`, `definition` and optionally `id`; without it, the id is the name with _
+    for spaces. In OBO files the `[Term]` stanzas with `def:` are read, except obsolete ones.
+
+    Example:
+        {"id": "DOID:4", "name": "disease", "definition": "A disease is ..."}
+
+    Args:
+        path: OBO if the name ends in .obo or .obo.gz, else JSON lines; local or gs://.
+        left_out: takes repeated terms; None refuses them.
+
+    Yields:
+        Passages in the file's order, as they are read.
+
+    Raises:
+        DataError: a defined term without a name, an id of two terms, or no term with a definition.
+    """
+    read = functools.partial(_defined_terms, path)
+    return checked_passages(path, read, left_out or LeftOut(strict=True))
+
+
+def _scope_notes(path: FilePath) -> Iterator[LocatedPassage]:
+    where, found = os.fspath(path), False
+    parser = xml.sax.expatreader.ExpatParser()
+    concepts = _Concepts(where, parser)
+    parser.setContentHandler(concepts)
+    try:
+        with open_bytes(path) as stream:
+            while block := stream.read(_BLOCK):
+                parser.feed(block)
+                found |= bool(concepts.passages)
+                yield from concepts.passages
+                concepts.passages.clear()
+        parser.close()
+    except xml.sax.SAXParseException as error:
+        message = f"not complete XML: {error.getMessage()}"
+        at = f"{where}:{error.getLineNumber()}"
+        raise DataError(message, where=at, fix="download or copy the file again") from error
+    if not found:
+        fix = "take MeSH's full files, descYYYY.xml and qualYYYY.xml"
+        raise DataError("no concept has a ScopeNote", where=where, fix=fix)
+
+
+class _Concepts(xml.sax.handler.ContentHandler):
+    """Collects id, name and scope note of each concept, but not the names of its terms."""
+
+    def __init__(self, where: str, place: xml.sax.xmlreader.Locator) -> None:
+        super().__init__()
+        self._place = place
+        self.passages: list[LocatedPassage] = []
+        self._where = where
+        self._path: list[str] = []
+        self._texts: dict[str, list[str]] = {}
+        # Of the concept so far.
+        self._line, self._size = 0, 0
+
+    def startElement(self, name: str, attrs: xml.sax.xmlreader.AttributesImpl) -> None:
+        del attrs
+        if not self._path and name not in _ROOTS:
+            at = f"{self._where}:{self._place.getLineNumber()}"
+            fix = f"give MeSH's Descriptor or Qualifier file, whose root is {' or '.join(_ROOTS)}"
+            raise DataError(f"the root element is {name!r}", where=at, fix=fix)
+        self._path.append(name)
+        if name == _CONCEPT:
+            self._texts, self._size = {}, 0
+            self._line = self._place.getLineNumber() or 0
+
+    def characters(self, content: str) -> None:
+        self._size += len(content)
+        if self._size > limits.line_bytes():
+            raise limits.line_too_long(self._where, self._line)
+        parts = self._path[-3:]
+        for field in (_ID, _NAME, _NOTE):
+            if parts[-2:] == [_CONCEPT, field] or parts == [_CONCEPT, field, "String"]:
+                self._texts.setdefault(field, []).append(content)
+
+    def endElement(self, name: str) -> None:
+        self._path.pop()
+        if name != _CONCEPT or _NOTE not in self._texts:
+            return
+        id_, title, text = (
+            " ".join("".join(self._texts.get(field, [])).split()) for field in (_ID, _NAME, _NOTE)
+        )
+        self.passages.append(LocatedPassage(self._line, Passage(id=id_, text=text, title=title)))
+
+
+def _defined_terms(path: FilePath) -> Iterator[LocatedPassage]:
+    is_obo = os.fspath(path).removesuffix(".gz").endswith(".obo")
+    found = False
+    for term in _obo_terms(path) if is_obo else _json_terms(path):
+        if not term.passage.text.strip():
+            continue
+        if not term.passage.title.strip():
+            where = f"{os.fspath(path)}:{term.line}, field 'name'"
+            message = f"the term {term.passage.id!r} has no name"
+            raise DataError(message, where=where, fix="name it, or remove its definition")
+        found = True
+        yield term
+    if not found:
+        fix = "take a thesaurus with definitions: names alone say nothing to a retriever"
+        raise DataError("no term has a definition", where=os.fspath(path), fix=fix)
+
+
+def _json_terms(path: FilePath) -> Iterator[LocatedPassage]:
+    for line, record in json_lines(path):
+        where = f"{os.fspath(path)}:{line}"
+        fields = {
+            name: string_field(record, name, where) if record.get(name) is not None else ""
+            for name in ("name", "definition")
+        }
+        # Names have spaces, which ids cannot have.
+        id_ = id_field(record, "id", where=where) or "_".join(fields["name"].split())
+        yield LocatedPassage(line, Passage(id_, fields["definition"], fields["name"]))
+
+
+def _obo_terms(path: FilePath) -> Iterator[LocatedPassage]:
+    stanza, start, fields = "", 0, dict[str, str]()
+    for line, content in numbered_lines(path):
+        content = content.strip()
+        if content.startswith("[") and content.endswith("]"):
+            yield from _obo_term(stanza, start, fields)
+            stanza, start, fields = content, line, {}
+        elif ": " in content:
+            name, _, value = content.partition(": ")
+            fields.setdefault(name, value)
+    yield from _obo_term(stanza, start, fields)
+
+
+def _obo_term(stanza: str, line: int, fields: dict[str, str]) -> Iterator[LocatedPassage]:
+    quoted = _DEFINITION.match(fields.get("def", ""))
+    if stanza != "[Term]" or quoted is None or fields.get("is_obsolete") == "true":
+        return
+    text = re.sub(r"\\(.)", r"\1", quoted[1])
+    yield LocatedPassage(line, Passage(fields.get("id", ""), text, fields.get("name", "")))

@@ -1,0 +1,207 @@
+"""Data as people have it: the same documents in many layouts become the same collection."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import pathlib
+
+import pytest
+
+from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.data.prepare.collection import prepare
+from taser_jax.data.prepare.mapping import MISSING_QUERIES
+from taser_jax.data.prepare.options import PrepareOptions
+from taser_jax.storage.errors import ConfigError, DataError
+
+TITLES = ["Bern", "Aare", "Bears"]
+TEXTS = ["A city, on a river.", 'A "river" in Bern; it is long.', "They live in the city."]
+QUESTIONS = ["which city", "which river", "which animals"]
+
+
+def _table(rows: list[list[str]], delimiter: str = ",") -> str:
+    file = io.StringIO()
+    csv.writer(file, delimiter=delimiter, lineterminator="\n").writerows(rows)
+    return file.getvalue()
+
+
+def _lines(records: list[dict]) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def _write(folder: pathlib.Path, files: dict[str, str]) -> pathlib.Path:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return folder
+
+
+def _prepare(root: pathlib.Path, files: dict[str, str], **options):
+    folder = _write(root / "notes", files)
+    data, options = root / "data", PrepareOptions(**options)
+    prepared = prepare(data_dir=data, collection="c", directories=folder, options=options)
+    return prepared, PassageStore.open(data, "c")
+
+
+def _table_of_passages(delimiter: str) -> str:
+    rows = zip(TITLES, TEXTS, "abc", strict=True)
+    return _table([["Title", "Content", "doc-id"], *map(list, rows)], delimiter)
+
+
+PASSAGES = [
+    {"passages.csv": _table_of_passages(",")},
+    {"export.csv": _table_of_passages(";")},
+    {"lone.tsv": _table_of_passages("\t")},
+    {
+        "docs.jsonl": _lines(
+            [
+                {"docid": id, "title": title, "contents": text}
+                for id, title, text in zip("abc", TITLES, TEXTS, strict=True)
+            ]
+        )
+    },
+    {
+        "docs.sgml": "".join(
+            f"<DOC>\n<DOCNO> {id} </DOCNO>\n<TITLE>{title}</TITLE>\n<TEXT>\n{text}\n</TEXT>\n"
+            "</DOC>\n"
+            for id, title, text in zip("abc", TITLES, TEXTS, strict=True)
+        )
+    },
+]
+
+
+@pytest.mark.parametrize("files", PASSAGES, ids=lambda files: next(iter(files)))
+def test_passages_alone_by_the_names_of_their_fields(tmp_path, files):
+    prepared, store = _prepare(tmp_path, files)
+    found = [(one.id, one.title, one.text) for one in store]
+    assert found == list(zip("abc", TITLES, TEXTS, strict=True))
+    assert prepared.splits == ()
+
+
+def test_parquet(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    columns = {"id": list("abc"), "title": TITLES, "text": TEXTS}
+    (tmp_path / "notes").mkdir()
+    parquet.write_table(pyarrow.table(columns), tmp_path / "notes" / "docs.parquet")
+    _, store = _prepare(tmp_path, {})
+    found = [(one.id, one.title, one.text) for one in store]
+    assert found == list(zip("abc", TITLES, TEXTS, strict=True))
+    (tmp_path / "notes" / "docs.parquet").write_text("no parquet")
+    with pytest.raises(DataError, match=r"docs\.parquet: not a Parquet file"):
+        _prepare(tmp_path, {})
+
+
+def test_rows_without_ids_are_numbered(tmp_path):
+    rows = [list(row) for row in zip(TITLES, TEXTS, strict=True)]
+    _, store = _prepare(tmp_path, {"passages.csv": _table([["title", "text"], *rows])})
+    assert list(store.ids) == ["0", "1", "2"]
+
+
+def test_a_folder_of_text_files(tmp_path):
+    long = " ".join(f"word{n}" for n in range(7))
+    files = {
+        "a b.txt": f"one two\n\nthree\n\n{long}\n",
+        "deep/page.md": "intro\n\n# A heading #\n\nbody\n",
+        "page.html": "<html><head><title>The <b>title</title><style>p {}</style></head><body>"
+        "<h1>Head</h1><p>one &amp; two</p><script>no()</script><p>three</p></body></html>",
+        "bare.html": "<h2>Only a heading</h2><p>text</p>",
+        "empty.txt": "",
+    }
+    prepared, store = _prepare(tmp_path, files, passage_words=5)
+    found = {one.id: (one.title, one.text, one.page_id) for one in store}
+    assert found == {
+        "a_b.txt#0": ("a b", "one two three", "a_b.txt"),
+        "a_b.txt#1": ("a b", "word0 word1 word2 word3 word4", "a_b.txt"),
+        "a_b.txt#2": ("a b", "word5 word6", "a_b.txt"),
+        "bare.html#0": ("Only a heading", "Only a heading text", "bare.html"),
+        "deep/page.md#0": ("A heading", "intro # A heading #", "deep/page.md"),
+        "deep/page.md#1": ("A heading", "body", "deep/page.md"),
+        "page.html#0": ("The title", "Head one & two three", "page.html"),
+    }
+    assert prepared.left_out == {"empty passages": 1}
+    assert _prepare(tmp_path, {}, passage_words=5)[0].reused
+    (tmp_path / "notes" / "a b.txt").write_text("new")
+    assert not _prepare(tmp_path, {}, passage_words=5)[0].reused
+
+
+def _pairs(*names: str) -> list[dict]:
+    negatives = TEXTS[1:] + TEXTS[:1]
+    columns = zip(QUESTIONS, TEXTS, negatives, strict=True)
+    return [dict(zip(names, values, strict=False)) for values in columns]
+
+
+ROWS = [list(row) for row in zip(QUESTIONS, TEXTS, strict=True)]
+PAIRS = [
+    {"train.csv": _table([["anchor", "positive"], *ROWS])},
+    {"train.jsonl": _lines(_pairs("query", "pos"))},
+    {"faq.train.csv": _table([["Question", "Answer"], *ROWS])},
+    {"qa.train.jsonl": _lines(_pairs("question", "context"))},
+    {"triplets.train.jsonl": _lines(_pairs("anchor", "positive", "negative_1"))},
+]
+
+
+@pytest.mark.parametrize("files", PAIRS, ids=lambda files: next(iter(files)))
+def test_pairs_are_passages_and_queries(tmp_path, files):
+    # Answers and pairs come without ids; a repeated passage is one.
+    prepared, store = _prepare(tmp_path, files)
+    assert sorted(one.text for one in store) == sorted(TEXTS)
+    queries = [
+        query
+        for task, splits in list_tasks(tmp_path / "data", "c").items()
+        for split in splits
+        for query in QuerySet.open(tmp_path / "data", "c", task, split)
+    ]
+    assert {q.text: store[q.positives[0]].text for q in queries} == dict(
+        zip(QUESTIONS, TEXTS, strict=True)
+    )
+    negatives = {q.text: [store[row].text for row in q.hard_negatives] for q in queries}
+    has_negatives = "triplets" in next(iter(files))
+    assert negatives[QUESTIONS[0]] == ([TEXTS[1]] if has_negatives else [])
+    assert prepared.left_out == {}
+
+
+def test_pairs_of_several_splits_share_their_passages(tmp_path):
+    records = _pairs("anchor", "positive")
+    files = {"train.jsonl": _lines(records), "test.jsonl": _lines(records[:1])}
+    prepared, store = _prepare(tmp_path, files)
+    assert (len(store), prepared.merged) == (3, 1)
+    [query] = QuerySet.open(tmp_path / "data", "c", "notes", "test")
+    assert store[query.positives[0]].text == TEXTS[0]
+
+
+def test_trecs_topics_and_judgements_are_test_queries(tmp_path):
+    topics = "".join(
+        f"<top>\n<num> Number: {n}\n<title> {text}\n\n<desc> Description:\nmore\n</top>\n\n"
+        for n, text in enumerate(QUESTIONS)
+    )
+    files = {
+        "topics.txt": topics,
+        "qrels.txt": "0 0 a 1\n1 0 b 2\n2 0 c 0\n9 0 a 1\n",
+        "docs.csv": _table_of_passages(","),
+    }
+    prepared, _ = _prepare(tmp_path, files)
+    assert list_tasks(tmp_path / "data", "c") == {"notes": ["test"]}
+    queries = list(QuerySet.open(tmp_path / "data", "c", "notes", "test"))
+    assert [(q.id, q.text, q.positives, q.relevance) for q in queries] == [
+        ("0", QUESTIONS[0], (0,), ()),
+        ("1", QUESTIONS[1], (1,), (2,)),
+        ("2", QUESTIONS[2], (), ()),
+    ]
+    assert prepared.splits[0].left_out[MISSING_QUERIES] == 1
+
+
+def test_titles_longer_than_their_texts_are_refused(tmp_path):
+    rows = [list(row) for row in zip("abc", TITLES, TEXTS, strict=True)]
+    with pytest.raises(DataError, match=r"third column, the title, is longer(.|\n)*a first line"):
+        _prepare(tmp_path, {"passages.tsv": _table(rows, "\t")})
+
+
+def test_what_is_not_recognised_is_listed(tmp_path):
+    with pytest.raises(ConfigError, match="found no file of text"):
+        _prepare(tmp_path, {"picture.png": "x"})
+    with pytest.raises(ConfigError, match=r"a\.csv: passages; b\.csv: passages"):
+        _prepare(tmp_path, {f"{name}.csv": _table_of_passages(",") for name in "ab"})
