@@ -69,7 +69,7 @@ SHARED = ExpertConfig(
         ),
         (
             {"train_from_block": 1, "model": dataclasses.replace(MODEL, experts=SHARED)},
-            "blocks 1 are frozen, and their router serves all",
+            "blocks 1 are frozen; their router serves all",
         ),
     ],
 )
