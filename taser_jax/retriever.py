@@ -15,7 +15,7 @@ from taser_jax.assembly.text_facts import TextSettings, task_names, text_setting
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.data.token_store.text_settings import QuerySettings
+from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop.hub import EncoderSettings, fetch, read_encoder_settings
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.models.batch import Role, Tokens

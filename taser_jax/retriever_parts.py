@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.text.vocabularies import Vocabulary
-from taser_jax.data.token_store.text_settings import QuerySettings, Titles
+from taser_jax.data.token_store.store import QuerySettings, Titles
 from taser_jax.models.batch import Tokens
 from taser_jax.retrieval.bm25 import Bm25Index
 from taser_jax.retrieval.exact import Searcher

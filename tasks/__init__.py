@@ -9,14 +9,14 @@ A module that uses SeqIO's registries itself imports `seqio` first, so that the 
 """
 
 from taser_jax.data.seqio_tasks.registry import (
-    add_passages_task,
+    add_passages,
     add_retrieval_mixture,
     add_retrieval_task,
 )
 from taser_jax.data.seqio_tasks.registry import remove as remove_task
 from taser_jax.data.seqio_tasks.retrieval_task import number_of_queries
-from taser_jax.data.text.prompts import Family, Prompt, TaskPrompt
-from taser_jax.data.token_store.text_settings import QueryNormalization, Titles
+from taser_jax.data.text.preprocessors import Family, Prompt, TaskPrompt
+from taser_jax.data.token_store.store import QueryNormalization, Titles
 
 __all__ = [
     "Family",
@@ -24,7 +24,7 @@ __all__ = [
     "QueryNormalization",
     "TaskPrompt",
     "Titles",
-    "add_passages_task",
+    "add_passages",
     "add_retrieval_mixture",
     "add_retrieval_task",
     "number_of_queries",

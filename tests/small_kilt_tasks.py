@@ -1,7 +1,7 @@
 """Two tasks on a small collection in KILT's formats, with TACO-DR's prompts for T5."""
 
 from taser_jax.data.seqio_tasks.registry import add_retrieval_mixture, add_retrieval_task
-from taser_jax.data.text.prompts import Prompt, TaskPrompt
+from taser_jax.data.text.preprocessors import Prompt, TaskPrompt
 
 # Task -> name in its prompt, tokens of a query.
 TASKS = {"fever": ("FEVER", 24), "nq": ("NQ", 16)}

@@ -14,11 +14,11 @@ import numpy as np
 
 from taser_jax.assembly.text_sources import QueryDocuments
 from taser_jax.data.batches.padding import OtherTexts, Texts
-from taser_jax.data.token_store.arrays import TokenizedQueries
-from taser_jax.data.token_store.states import (
+from taser_jax.data.token_store.arrays import (
     STATES,
     CachedStates,
     StateRows,
+    TokenizedQueries,
     passages_directory,
     queries_directory,
 )

@@ -16,8 +16,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import PyTree
 
-from taser_jax.data.token_store.store import TokenStore
-from taser_jax.data.token_store.text_settings import Titles
+from taser_jax.data.token_store.store import Titles, TokenStore
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner, placed
 from taser_jax.models import config_io

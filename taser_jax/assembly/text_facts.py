@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from taser_jax.data.batches.stream import Stream
-from taser_jax.data.token_store.store import TokenStore
-from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
+from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles, TokenStore
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.json_fields import JsonField, JsonType, checked_fields
 

@@ -9,8 +9,7 @@ from jaxtyping import PyTree
 
 from taser_jax.assembly.model_directory import LoadedModel
 from taser_jax.data.batches.padding import OtherTexts, Texts
-from taser_jax.data.token_store.arrays import TokenizedQueries
-from taser_jax.data.token_store.states import CachedStates
+from taser_jax.data.token_store.arrays import CachedStates, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.retrieval.encoding import EncodeConfig

@@ -6,23 +6,18 @@ import importlib
 import os
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from taser_jax.assembly.data import MIXTURE_FILE, check_lengths
-from taser_jax.data.collections.store import SPLITS, list_tasks
-from taser_jax.data.seqio_tasks.context import use_data
-from taser_jax.data.seqio_tasks.registry import (
-    add_collection,
-    is_registered,
-    mixture_rates,
-    retrieval_tasks,
-)
+from taser_jax.data.collections.store import list_tasks
+from taser_jax.data.seqio_tasks.registry import find_mixture, mixture_of_collection, names
+from taser_jax.data.seqio_tasks.retrieval_task import OwnSource, RetrievalMixture, use_data
 from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
-from taser_jax.data.text.prompts import Prompt, TaskPrompt
+from taser_jax.data.text.preprocessors import Prompt, TaskPrompt
 from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.data.token_store.text_settings import Titles
+from taser_jax.data.token_store.store import Titles
 from taser_jax.devices.hosts import first_host_only, writes
-from taser_jax.interop.hub import EncoderSettings, read_encoder_settings
+from taser_jax.interop.hub import read_encoder_settings
 from taser_jax.storage.artifacts import write_json
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
@@ -40,7 +35,6 @@ def tokenize(
     output_dir: str,
     module: str | None = None,
     extra_ids: int | None = None,
-    splits: Sequence[str] = SPLITS,
     replace: bool = False,
 ) -> str:
     """Tokenises a mixture's collection and queries; training reads the result with NumPy alone.
@@ -58,61 +52,38 @@ def tokenize(
             for a collection, or for tasks that are registered already.
         extra_ids: number of T5's <extra_id_N> after the ids of a SentencePiece model; None takes
             the number saved with it or in its tokenizer_config.json, or else 0.
-        splits: which splits.
         replace: whether a finished store from other inputs is replaced; otherwise it is refused.
 
     Returns:
         The store's fingerprint.
     """
     check_lengths(feature_lengths)
-    if module:
-        # As `python -m` does, so that task files in the working directory need no PYTHONPATH.
-        if "" not in sys.path and os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())
-        try:
-            importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"cannot import {error.name!r}",
-                where=f"MIXTURE_OR_TASK_MODULE={module}",
-                expected="a module that registers tasks, and what it imports",
-                fix="run from the folder it is in, put that on PYTHONPATH, or correct the name",
-            ) from error
-    elif mixture_or_task and (
-        list_tasks(data_dir, mixture_or_task) and not is_registered(mixture_or_task)
-    ):
-        settings = _settings(vocabulary)
-        add_collection(
-            data_dir,
-            mixture_or_task,
-            prompt=_prompt(settings),
-            titles=Titles.INCLUDE if settings is None else Titles.JOIN,
-        )
+    mixture = None
+    if mixture_or_task is not None:
+        mixture = _mixture(mixture_or_task, module, data_dir, vocabulary)
     with phase("tokenize"):
         store = tokenize_collection(
             data_dir=data_dir,
-            mixture_or_task=mixture_or_task,
+            mixture=mixture,
             # A project's file names its collection beside its mixture.
-            collection=None if mixture_or_task else collection,
+            collection=collection if mixture is None else None,
             vocabulary=load_vocabulary(vocabulary, extra_ids=extra_ids),
             query_length=feature_lengths["query"],
             passage_length=feature_lengths["passage"],
             output_dir=output_dir,
-            splits=splits,
             replace=replace,
         )
-    if mixture_or_task is not None:
+    if mixture is not None:
         with use_data(data_dir=data_dir, vocabulary=load_vocabulary(store.vocabulary_directory)):
             trained = [task for task, there in store.tasks.items() if "train" in there]
-            weights = mixture_rates(mixture_or_task, trained=trained)
-            tasks = retrieval_tasks(mixture_or_task)
-        mixture = {
+            weights = mixture.weights(trained=trained)
+        content = {
             "format_version": 1,
-            "mixture": mixture_or_task,
+            "mixture": mixture.name,
             "weights": weights,
-            "registered": {task.name: task.source.task for task in tasks},
+            "registered": {task.name: task.source.task for task in mixture.tasks},
         }
-        write_json(pathlib.Path(output_dir) / MIXTURE_FILE, mixture)
+        write_json(pathlib.Path(output_dir) / MIXTURE_FILE, content)
     logger.info(
         "token store: %s passages, %s query sets, fingerprint %s",
         f"{len(store):,}",
@@ -122,17 +93,54 @@ def tokenize(
     return store.metadata.fingerprint
 
 
-def _settings(vocabulary: str) -> EncoderSettings | None:
-    """Those of a sentence-transformers model, if the vocabulary is its directory."""
-    directory = pathlib.Path(vocabulary)
-    return read_encoder_settings(directory) if directory.is_dir() else None
+def _mixture(name: str, module: str | None, data_dir: str, vocabulary: str) -> RetrievalMixture:
+    if module:
+        import_tasks(module)
+    elif name not in names() and list_tasks(data_dir, name):
+        directory = pathlib.Path(vocabulary)
+        settings = read_encoder_settings(directory) if directory.is_dir() else None
+        if settings is None:
+            return mixture_of_collection(data_dir, name)
+        # Of a sentence-transformers model: its query prompt, and titles as it is trained with.
+        text = settings.query_prompt
+        prompt = TaskPrompt(Prompt.TEXT, text=text) if text else TaskPrompt()
+        return mixture_of_collection(data_dir, name, prompt=prompt, titles=Titles.JOIN)
+    return find_mixture(name)
 
 
-def _prompt(settings: EncoderSettings | None) -> TaskPrompt:
-    """The query prompt of a sentence-transformers model."""
-    if settings is None or not settings.query_prompt:
-        return TaskPrompt()
-    return TaskPrompt(Prompt.TEXT, text=settings.query_prompt)
+def collections_of(mixture_or_task: str, module: str | None) -> dict[str, list[str] | None]:
+    """The collections of a mixture's tasks -> the tasks' names there; None is all of them.
+
+    Queries that the tasks' own sources yield are left out: the first tokenisation writes them.
+    """
+    if module:
+        import_tasks(module)
+    if mixture_or_task not in names():
+        return {mixture_or_task: None}
+    tasks: dict[str, list[str] | None] = {}
+    for source in [task.source.original for task in find_mixture(mixture_or_task).tasks]:
+        own = [] if isinstance(source, OwnSource) else [source.task]
+        tasks[source.collection] = [*(tasks.get(source.collection) or ()), *own]
+    return tasks
+
+
+def import_tasks(module: str) -> None:
+    """Imports a module that registers tasks.
+
+    Raises:
+        ConfigError: it, or what it imports, is not there.
+    """
+    # As `python -m` does, so that task files in the working directory need no PYTHONPATH.
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"cannot import {error.name!r}",
+            where=f"MIXTURE_OR_TASK_MODULE={module}",
+            fix="run from the folder it is in, put that on PYTHONPATH, or correct the name",
+        ) from error
 
 
 CONFIGURABLES = ()

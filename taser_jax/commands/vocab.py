@@ -7,9 +7,13 @@ import pathlib
 from collections.abc import Iterator
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
-from taser_jax.data.text.bert_files import VOCAB_FILE
-from taser_jax.data.text.vocabularies import T5_MODEL_FILE, load_vocabulary
-from taser_jax.data.text.vocabulary_training import VocabularyKind, train_vocabulary
+from taser_jax.data.text.vocabularies import (
+    T5_MODEL_FILE,
+    VocabularyKind,
+    load_vocabulary,
+    train_vocabulary,
+)
+from taser_jax.data.text.vocabulary_files import VOCAB_FILE
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
@@ -45,21 +49,20 @@ def vocab(
         The vocabulary's fingerprint.
     """
     if (pathlib.Path(output_dir) / "vocabulary.json").exists():
-        found = load_vocabulary(output_dir)
-        if found.kind != kind.value or found.size > size:
+        former = load_vocabulary(output_dir)
+        if former.kind != kind.value or former.size > size:
             raise ConfigError(
-                f"a {found.kind} vocabulary of {found.size} entries is here",
+                f"a {former.kind} vocabulary of {former.size} entries is here, not a {kind.value} "
+                f"one of {size}",
                 where=output_dir,
-                expected=f"{kind.value}, {size} entries, or nothing",
                 fix="choose another VOCABULARY directory",
             )
-        logger.info("vocabulary: reused (%d entries)", found.size)
-        return found.fingerprint
+        logger.info("vocabulary: reused (%d entries)", former.size)
+        return former.fingerprint
     if there := [name for name in _OF_WEIGHTS if (pathlib.Path(output_dir) / name).exists()]:
         raise ConfigError(
             f"here is {', '.join(there)}: a vocabulary of pretrained weights, or a file of words",
             where=output_dir,
-            expected="an empty directory, or a vocabulary of `taser vocab`",
             fix="go on with `taser tokenize`, which takes this vocabulary as it is, or choose "
             "another VOCABULARY directory",
         )

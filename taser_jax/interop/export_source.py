@@ -12,7 +12,7 @@ from typing import Any
 
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
-from taser_jax.data.token_store.text_settings import QuerySettings, Titles
+from taser_jax.data.token_store.store import QuerySettings, Titles
 from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.storage.errors import ConfigError
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import taser_jax
-from taser_jax.data.token_store.text_settings import QueryNormalization, Titles
+from taser_jax.data.token_store.store import QueryNormalization, Titles
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.models import config_io
 from taser_jax.models.encoded import Normalization

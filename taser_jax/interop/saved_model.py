@@ -13,9 +13,9 @@ from flax.traverse_util import unflatten_dict
 # The only Python access to the op that runs a StableHLO program; jax2tf uses it, too.
 from tensorflow.compiler.tf2xla.python import xla
 
-from taser_jax.data.text import preprocessing_graph, preprocessors
+from taser_jax.data.text import preprocessors, text_graph
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
-from taser_jax.data.token_store.text_settings import Titles
+from taser_jax.data.token_store.store import Titles
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.model_card import CardTexts
 from taser_jax.interop.stablehlo import check_source, lower_encoder, named_leaves
@@ -111,8 +111,8 @@ def _signature(
 
     def encode_query(queries: tf.Tensor) -> dict[str, tf.Tensor]:
         settings = source.query_settings
-        queries = preprocessing_graph.normalize_queries(queries, settings.normalization)
-        ids = preprocessing_graph.query_ids(queries, vocabulary, length, prompt=settings.prompt)
+        queries = text_graph.normalize_queries(queries, settings.normalization)
+        ids = text_graph.query_ids(queries, vocabulary, length, prompt=settings.prompt)
         return embed(ids)
 
     def encode_passage(titles: tf.Tensor, texts: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -125,7 +125,7 @@ def _signature(
             texts = tf.where(tf.strings.length(titles) > 0, joined, texts)
         if source.titles is not Titles.INCLUDE:
             titles = tf.zeros_like(titles)
-        return embed(preprocessing_graph.passage_ids(titles, texts, vocabulary, length))
+        return embed(text_graph.passage_ids(titles, texts, vocabulary, length))
 
     encode, inputs = {
         Role.QUERY: (encode_query, [strings]),

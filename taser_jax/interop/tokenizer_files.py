@@ -10,9 +10,13 @@ from typing import Any
 import tokenizers
 from tokenizers import processors
 
-from taser_jax.data.text.bert_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, VOCAB_FILE
 from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.data.text.vocabulary_files import METADATA
+from taser_jax.data.text.vocabulary_files import (
+    METADATA,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    VOCAB_FILE,
+)
 from taser_jax.data.text.wordpiece import WordPieceVocabulary, wordpiece_tokenizer
 from taser_jax.storage.errors import ConfigError, DataError
 
@@ -62,15 +66,13 @@ def write_tokenizer(
         raise DataError(
             "no vocabulary: the exported model would have no tokenizer",
             where=str(vocabulary_dir),
-            expected=f"{METADATA}, {VOCAB_FILE} or {TOKENIZER_FILE}",
-            fix="give the vocabulary directory that the model was trained with",
+            fix=f"give the model's {METADATA}, {VOCAB_FILE} or {TOKENIZER_FILE}",
         )
     vocabulary = load_vocabulary(vocabulary_dir, rows=rows)
     if not isinstance(vocabulary, WordPieceVocabulary):
         raise ConfigError(
-            f"a {vocabulary.kind} vocabulary",
+            f"a {vocabulary.kind} vocabulary, and Hugging Face's BERT has WordPiece alone",
             where=str(vocabulary_dir),
-            expected="WordPiece, the only tokenizer of Hugging Face's BERT",
             fix="export as saved_model, which supports any tokenizer",
         )
     ids = {piece: i for i, piece in enumerate(vocabulary.pieces)}

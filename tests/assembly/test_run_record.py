@@ -7,7 +7,7 @@ import types
 import pytest
 
 from taser_jax.assembly.text_facts import data_facts, text_settings
-from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
+from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
 from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.storage.errors import ConfigError
 

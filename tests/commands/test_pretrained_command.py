@@ -19,8 +19,8 @@ from taser_jax.assembly.pretrained_words import check_words
 from taser_jax.cli import main as cli
 from taser_jax.commands.import_model import import_model
 from taser_jax.commands.train import train
-from taser_jax.data.text.bert_files import WordSplitting
-from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.text.vocabularies import load_vocabulary, train_vocabulary
+from taser_jax.data.text.vocabulary_files import WordSplitting
 from taser_jax.data.text.wordpiece import WordPieceVocabulary, wordpiece_tokenizer
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.interop.pretrained import pretrained_bert
@@ -46,6 +46,20 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return directory
 
 
+def store_of(directory: pathlib.Path, vocabulary: WordPieceVocabulary) -> pathlib.Path:
+    """The tiny token store with a real vocabulary."""
+    tiny_training.write_token_store(directory)
+    vocabulary.save(TokenStore.open(directory).vocabulary_directory)
+    (directory / "checksums.txt").unlink()
+    return directory
+
+
+@pytest.fixture(scope="module")
+def store_dir(checkpoint, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The tiny token store with the checkpoint's words."""
+    return store_of(tmp_path_factory.mktemp("store") / "tokens", load_vocabulary(checkpoint))
+
+
 def taser(checkpoint: pathlib.Path, **changes) -> DualEncoderConfig:
     config = DualEncoderConfig(
         bert=pretrained_bert(checkpoint, num_layers=2),
@@ -63,12 +77,12 @@ def training(checkpoint: pathlib.Path, **changes):
 
 
 @pytest.mark.slow
-def test_training_starts_from_the_pretrained_weights(checkpoint, tiny_store_dir, tmp_path):
+def test_training_starts_from_the_pretrained_weights(checkpoint, store_dir, tmp_path):
     # A step of rate zero leaves parameters where training found them.
     still = OptimizerConfig(learning_rate=0.0, warmup_steps=0)
     train(
         model_dir=str(tmp_path / "trained"),
-        token_store=str(tiny_store_dir),
+        token_store=str(store_dir),
         model=taser(checkpoint),
         training=training(checkpoint, optimizer=still),
     )
@@ -130,49 +144,37 @@ def test_an_imported_model_encodes_as_the_plain_encoder_and_has_its_vocabulary(
         np.testing.assert_allclose(embeddings, found[0], atol=1e-6)
 
 
-def test_sizes_that_differ_are_refused_before_anything_is_written(
-    checkpoint, tiny_store_dir, tmp_path
-):
+def test_sizes_that_differ_are_refused_before_anything_is_written(checkpoint, store_dir, tmp_path):
     config = taser(checkpoint)
     wider = dataclasses.replace(config, bert=dataclasses.replace(config.bert, mlp_dim=48))
     with pytest.raises(ConfigError, match=r"(?s)mlp_dim 24.*mlp_dim 48"):
         train(
             model_dir=str(tmp_path / "model"),
-            token_store=str(tiny_store_dir),
+            token_store=str(store_dir),
             model=wider,
             training=training(checkpoint),
         )
     assert not (tmp_path / "model").exists()
 
 
-def test_texts_of_another_vocabulary_are_refused_with_both_sizes(checkpoint, tmp_path):
-    store_dir = tmp_path / "tokens"
-    tiny_training.write_token_store(store_dir)
-    used = TokenStore.open(store_dir).vocabulary_directory / "vocab.txt"
-    used.write_text("\n".join([*WORDS, "other"]) + "\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"(?s)9 entries.*line 9.*96 entries"):
+@pytest.mark.parametrize(
+    ("used", "message"),
+    [
+        (WordPieceVocabulary([*WORDS, "other"]), r"from line 9 on: 'other', not 'w0'"),
+        (None, r"lower_case True, and the weights' False"),
+    ],
+)
+def test_texts_of_another_vocabulary_or_casing_are_refused(checkpoint, tmp_path, used, message):
+    source = shutil.copytree(checkpoint, tmp_path / "bert")
+    if used is None:
+        used = load_vocabulary(source)
+        (source / "tokenizer_config.json").write_text('{"do_lower_case": false}', encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
         train(
             model_dir=str(tmp_path / "model"),
-            token_store=str(store_dir),
-            model=taser(checkpoint),
-            training=training(checkpoint),
-        )
-
-
-def test_texts_of_another_casing_are_refused(checkpoint, tmp_path):
-    store_dir = tmp_path / "tokens"
-    tiny_training.write_token_store(store_dir)
-    saved = TokenStore.open(store_dir).vocabulary_directory / "vocabulary.json"
-    saved.write_text(json.dumps({"lower_case": True}), encoding="utf-8")
-    (store_dir / "checksums.txt").unlink()
-    cased = shutil.copytree(checkpoint, tmp_path / "cased")
-    (cased / "tokenizer_config.json").write_text('{"do_lower_case": false}', encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"(?s)lower_case True.*False"):
-        train(
-            model_dir=str(tmp_path / "model"),
-            token_store=str(store_dir),
-            model=taser(cased),
-            training=training(cased),
+            token_store=str(store_of(tmp_path / "tokens", used)),
+            model=taser(source),
+            training=training(source),
         )
 
 
@@ -193,32 +195,28 @@ def as_transformers_5_writes_it(checkpoint: pathlib.Path, directory: pathlib.Pat
 def test_words_of_a_tokenizer_json_alone_are_compared(checkpoint, tmp_path, words):
     """Today's transformers writes no vocab.txt; the check of words was skipped then."""
     source = as_transformers_5_writes_it(checkpoint, tmp_path / "bert")
-    store_dir = tmp_path / "tokens"
-    tiny_training.write_token_store(store_dir)
     used = words_of(checkpoint)
     if words == "other":
         used[40], used[41] = used[41], used[40]
-    WordPieceVocabulary(used).save(TokenStore.open(store_dir).vocabulary_directory)
-    (store_dir / "checksums.txt").unlink()
     arguments = {
         "model_dir": str(tmp_path / "model"),
-        "token_store": str(store_dir),
+        "token_store": str(store_of(tmp_path / "tokens", WordPieceVocabulary(used))),
         "model": taser(source),
         "training": training(source),
     }
     if words == "same":
         train(**arguments, dry_run=True)
         return
-    with pytest.raises(ConfigError, match=r"(?s)differs from line 41 on.*bert/tokenizer\.json"):
+    with pytest.raises(ConfigError, match=r"(?s)from line 41 on: .*VOCABULARY=.*/bert"):
         train(**arguments, dry_run=True)
 
 
 @pytest.mark.parametrize(
     ("saved", "settings", "message"),
     [
-        ({}, {"strip_accents": False}, r"strip_accents True.*False"),
+        ({}, {"strip_accents": False}, r"strips_accents True.*False"),
         ({}, {"tokenize_chinese_chars": False}, r"split_ideographs True.*False"),
-        ({"strip_accents": False}, {}, r"strip_accents False.*True"),
+        ({"strip_accents": False}, {}, r"strips_accents False.*True"),
     ],
 )
 def test_texts_that_were_split_otherwise_are_refused(
@@ -233,14 +231,19 @@ def test_texts_that_were_split_otherwise_are_refused(
 
 
 def test_words_of_another_kind_are_refused(checkpoint, tmp_path):
-    WordPieceVocabulary(words_of(checkpoint)).save(tmp_path / "words")
-    (tmp_path / "sentences").mkdir()
-    (tmp_path / "sentences" / "sentencepiece.model").write_bytes(b"model")
-    with pytest.raises(ConfigError, match=r"(?s)a SentencePiece model.*a WordPiece vocabulary"):
-        check_words(checkpoint, tmp_path / "sentences")
-    (tmp_path / "sentences" / "sentencepiece.model").rename(tmp_path / "sentences" / "spiece.model")
-    with pytest.raises(ConfigError, match=r"(?s)a WordPiece vocabulary.*a SentencePiece model"):
-        check_words(tmp_path / "sentences", tmp_path / "words")
+    train_vocabulary(words_of(checkpoint), kind="sentencepiece", size=64, output_dir=tmp_path)
+    message = "is of kind {}, and the weights' of kind {}"
+    with pytest.raises(ConfigError, match=message.format("sentencepiece", "wordpiece")):
+        check_words(checkpoint, tmp_path)
+    (tmp_path / "sentencepiece.model").rename(tmp_path / "spiece.model")
+    (tmp_path / "vocabulary.json").unlink()
+    with pytest.raises(ConfigError, match=message.format("wordpiece", "sentencepiece")):
+        check_words(tmp_path, checkpoint)
+    check_words(tmp_path, tmp_path)
+    other = tmp_path / "other"
+    train_vocabulary(["other words"] * 9, kind="sentencepiece", size=64, output_dir=other)
+    with pytest.raises(ConfigError, match="is another SentencePiece model"):
+        check_words(tmp_path, other)
 
 
 def with_an_added_token(directory: pathlib.Path) -> None:
@@ -262,10 +265,7 @@ def with_a_word_too_many(directory: pathlib.Path) -> None:
 def test_import_train_tokenize_and_retriever_refuse_alike(checkpoint, tmp_path, change, message):
     source = shutil.copytree(checkpoint, tmp_path / "bert")
     change(source)
-    store_dir = tmp_path / "tokens"
-    tiny_training.write_token_store(store_dir)
-    WordPieceVocabulary(words_of(source)).save(TokenStore.open(store_dir).vocabulary_directory)
-    (store_dir / "checksums.txt").unlink()
+    store_dir = store_of(tmp_path / "tokens", WordPieceVocabulary(words_of(source)))
     weights = Pretrained(str(source), num_layers=2)
     model_dir = str(tmp_path / "model")
     commands = {

@@ -3,15 +3,14 @@
 import pytest
 import seqio
 
-from taser_jax.data.seqio_tasks import names, registry
+from taser_jax.data.seqio_tasks import registry
 
 
 @pytest.fixture
 def empty_registries(monkeypatch):
     """Each test registers its own tasks; those of others come back after it."""
-    monkeypatch.setattr(names, "_here", {})
-    monkeypatch.setattr(names, "_in_seqio", set())
-    monkeypatch.setattr(registry, "_whole", set())
+    for name in ("_tasks", "_mixtures", "_titles"):
+        monkeypatch.setattr(registry, name, {})
     before = dict(seqio.TaskRegistry._REGISTRY), dict(seqio.MixtureRegistry._REGISTRY)
     seqio.TaskRegistry._REGISTRY, seqio.MixtureRegistry._REGISTRY = {}, {}
     yield

@@ -11,8 +11,7 @@ import pytest
 from legacy_t5x import write_legacy
 from mutations import mutated
 
-from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.data.text.vocabulary_training import train_vocabulary
+from taser_jax.data.text.vocabularies import load_vocabulary, train_vocabulary
 from taser_jax.interop.t5x import read_t5x_checkpoint
 from taser_jax.storage.errors import TaserError
 

@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
+from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.model_card import (
     CardTexts,

@@ -19,7 +19,7 @@ import ten_steps
 
 from taser_jax.data.text.preprocessors import encode_queries, passage_ids
 from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.data.token_store.text_settings import QuerySettings
+from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop import onnx, sentence_transformers
 from taser_jax.interop.model_card import write_card
 from taser_jax.interop.plain import plain_encoder

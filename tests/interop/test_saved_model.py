@@ -19,9 +19,8 @@ from tiny_source import (
 )
 
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
-from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.data.text.vocabulary_training import train_vocabulary
-from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
+from taser_jax.data.text.vocabularies import load_vocabulary, train_vocabulary
+from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
 from taser_jax.interop.saved_model import export_saved_model
 from taser_jax.models import config_io
 from taser_jax.models.batch import Role

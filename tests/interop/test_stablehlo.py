@@ -21,9 +21,8 @@ from tiny_source import (
 )
 
 from taser_jax.data.text.preprocessors import encode_queries
-from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.data.text.vocabulary_training import train_vocabulary
-from taser_jax.data.token_store.text_settings import QuerySettings
+from taser_jax.data.text.vocabularies import load_vocabulary, train_vocabulary
+from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop import stablehlo
 from taser_jax.interop.stablehlo import (
     LOAD_SNIPPET,

@@ -9,7 +9,7 @@ import pytest
 from tiny_t5_source import PASSAGES, QUERIES, expected, t5_source, t5_vocabulary
 
 from taser_jax.data.text.preprocessors import passage_ids, query_ids
-from taser_jax.data.token_store.text_settings import QuerySettings
+from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop.sentence_transformers import (
     check_exportable,
     check_plain,

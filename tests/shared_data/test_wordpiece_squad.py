@@ -5,8 +5,7 @@ import pytest
 import sentencepiece
 import tokenizers
 
-from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.data.text.vocabulary_training import train_vocabulary
+from taser_jax.data.text.vocabularies import load_vocabulary, train_vocabulary
 
 
 @pytest.fixture(scope="module")

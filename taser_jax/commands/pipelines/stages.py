@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from etils import epath
 
+from taser_jax.commands.tokenize import collections_of
 from taser_jax.data.collections.store import SPLITS, collection_directory
 from taser_jax.devices.hosts import first_host_only, written_by
 from taser_jax.storage import checksums
@@ -286,14 +287,13 @@ class _StageInputs:
 
     def _of_place(self, name: str, place: str, field: str) -> dict[str, Any]:
         path, fingerprint, splits = epath.Path(place), None, self._splits or set(SPLITS)
-        # Tokenising names tasks in the place of their collection.
-        collection = self._given.get("collection") if field == "data_dir" else None
-        if collection is not None:
-            path = collection_directory(place, collection)
+        collections = self._collections() if field == "data_dir" else {}
+        if len(collections) == 1:
+            path = collection_directory(place, *collections)
         if os.path.abspath(path) not in self._written:
             fingerprint = (
-                _collection_fingerprint(path, self._given.get("tasks"), splits)
-                if collection is not None
+                _collections_fingerprint(place, collections, splits)
+                if collections
                 else artifact_fingerprint(path, splits)
             )
         inputs = {} if fingerprint is None else {f"{name}{FINGERPRINT}": fingerprint}
@@ -301,6 +301,14 @@ class _StageInputs:
         if below is not None or fingerprint is None:
             inputs[name] = place if below is None else below
         return inputs
+
+    def _collections(self) -> Mapping[str, Sequence[str] | None]:
+        """Collections that the function reads -> the tasks of each; None is all of them."""
+        if collection := self._given.get("collection"):
+            return {collection: self._given.get("tasks")}
+        # Tokenising names tasks in the place of their collection.
+        mixture = self._given.get("mixture_or_task")
+        return collections_of(mixture, self._given.get("module")) if mixture else {}
 
 
 def is_place(field: str, value: object) -> bool:
@@ -345,6 +353,17 @@ def _counts(name: str, splits: set[str]) -> bool:
     others = [split for split in SPLITS if split not in splits]
     is_of_another = any(f".{split}." in name for split in others)
     return "/" not in name and not name.endswith(".json") and not is_of_another
+
+
+def _collections_fingerprint(
+    data_dir: str, collections: Mapping[str, Sequence[str] | None], splits: set[str]
+) -> str | None:
+    """Of several collections' passages, and of the queries of these tasks and splits."""
+    each = [
+        _collection_fingerprint(collection_directory(data_dir, name), tasks, splits)
+        for name, tasks in collections.items()
+    ]
+    return each[0] if len(each) == 1 else fingerprint_json(each)
 
 
 def _collection_fingerprint(

@@ -1,270 +1,173 @@
-"""Retrieval tasks in SeqIO's registries, and SeqIO's tasks and mixtures as retrieval tasks.
+"""Retrieval tasks in SeqIO's registries, and SeqIO as what runs their preprocessors.
 
 Imported only if SeqIO is needed: by tasks with preprocessors of their own, and by modules that
-register mixtures or tasks with SeqIO itself.
+import SeqIO themselves.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import inspect
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import seqio
 import tensorflow as tf
 
-from taser_jax.data.seqio_tasks import retrieval_task
-from taser_jax.data.seqio_tasks.context import require_data
+from taser_jax.data.collections.store import SPLITS
 from taser_jax.data.seqio_tasks.retrieval_task import (
-    CollectionPassages,
-    Rate,
+    QuerySource,
     RetrievalMixture,
     RetrievalTask,
-    TokenizedQuery,
+    data_in_use,
 )
-from taser_jax.data.seqio_tasks.seqio_sources import (
-    PASSAGES_SPLIT,
-    SeqioPassages,
-    SeqioQueries,
-)
-from taser_jax.data.seqio_tasks.sources import PassageSource, QuerySource
-from taser_jax.data.seqio_tasks.tokenizers import (
-    TOKENS,
-    PassageTokenizer,
-    QueryTokenizer,
-)
-from taser_jax.data.token_store.text_settings import QuerySettings, Titles
-from taser_jax.storage.artifacts import fingerprint
-from taser_jax.storage.errors import DataError
+from taser_jax.data.text.preprocessors import normalize_queries, query_ids
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.records import Query
 
-_BLOCK = 1024
-Preprocessor = Callable[[tf.data.Dataset], tf.data.Dataset]
+_ROWS = tf.TensorSpec([None], tf.int32)
+_EXAMPLE = {
+    "query": tf.TensorSpec([], tf.string),
+    "query_id": tf.TensorSpec([], tf.string),
+    "query_row": tf.TensorSpec([], tf.int32),
+    "positives": _ROWS,
+    "hard_negatives": _ROWS,
+}
 
 
-@dataclasses.dataclass(frozen=True)
-class _RunBySeqio:
-    task: seqio.Task
-
-    @property
-    def name(self) -> str:
-        """The registered name."""
-        return self.task.name
-
-    @property
-    def description(self) -> str:
-        """Fingerprint of the preprocessors."""
-        return fingerprint(_steps(self.task))
-
-
-@dataclasses.dataclass(frozen=True)
-class SeqioTask(_RunBySeqio):
-    """A retrieval task that SeqIO runs.
-
-    Attributes:
-        task: as registered; its source is `SeqioQueries`.
-        source: its queries.
-    """
-
-    source: QuerySource
-
-    def num_input_examples(self, split: str) -> int:
-        """Number of queries of a split."""
-        return len(self.source.open(split))
-
-    def settings(self) -> QuerySettings | None:
-        """How texts become tokens, inside `use_data`; None if the task's own code does it."""
-        for step in self._tokenizers:
-            ids = step.prompt.ids(require_data().vocabulary)
-            return QuerySettings(step.normalization, tuple(ids))
-        return None
-
-    def check_room(self, length: int) -> None:
-        """Refuses a length that leaves no room after the prompt; call it inside `use_data`.
-
-        Raises:
-            ConfigError: names the task.
-        """
-        for step in self._tokenizers:
-            retrieval_task.check_query_room(self.name, step.prompt, length)
-
-    def tokenized(self, split: str, length: int) -> Iterator[TokenizedQuery]:
-        """The queries of a split in the order of the preprocessors' output, inside `use_data`."""
-        for batch in _batches(self.task, split, {"query": length}):
-            ids = (id.decode() for id in batch["query_id"].numpy())
-            columns = (batch[name].to_list() for name in ("query", "positives", "hard_negatives"))
-            yield from itertools.starmap(TokenizedQuery, zip(ids, *columns, strict=True))
-
-    def over(self, source: QuerySource) -> SeqioTask:
-        """The same task over other queries; nothing is registered."""
-        task = seqio.Task(
-            self.name,
-            source=SeqioQueries(source),
-            output_features=self.task.output_features,
-            preprocessors=self.task.preprocessors,
-        )
-        return SeqioTask(task, source)
-
-    @property
-    def _tokenizers(self) -> list[QueryTokenizer]:
-        return [step for step in self.task.preprocessors if isinstance(step, QueryTokenizer)]
-
-
-@dataclasses.dataclass(frozen=True)
-class SeqioPassageTask(_RunBySeqio):
-    """A collection's passages that SeqIO runs.
-
-    Attributes:
-        task: as registered; its source is `SeqioPassages`.
-        source: the passages.
-    """
-
-    source: PassageSource
-
-    @property
-    def titles(self) -> Titles | None:
-        """Whether tokens include titles; None if the task's own code makes them."""
-        steps = [step for step in self.task.preprocessors if isinstance(step, PassageTokenizer)]
-        return steps[0].titles if steps else None
-
-    def tokenized(self, length: int) -> Iterator[Sequence[int]]:
-        """The ids of each passage in row order, inside `use_data`.
-
-        Raises:
-            DataError: the preprocessors left passages out, or changed their order.
-        """
-        expected = itertools.count()
-        for batch in _batches(self.task, PASSAGES_SPLIT, {"passage": length}):
-            for found in batch["passage_row"].numpy():
-                if found != (row := next(expected)):
-                    raise DataError(
-                        f"row {found} came in place of row {row}",
-                        where=f"SeqIO task {self.name!r}",
-                        expected="preprocessors of passages to keep all of them in order",
-                    )
-            yield from batch["passage"].to_list()
-
-
-@dataclasses.dataclass(frozen=True)
-class SeqioMixture:
-    """A mixture that was registered with SeqIO itself.
-
-    Attributes:
-        mixture: as registered.
-    """
-
-    mixture: seqio.Mixture
-
-    @property
-    def name(self) -> str:
-        """The registered name."""
-        return self.mixture.name
-
-    @property
-    def task_names(self) -> Sequence[str]:
-        """The tasks' names, sorted."""
-        return [task.name for task in self.mixture.tasks]
-
-    def rate(self, task: retrieval_task.QueryTask) -> float:
-        """A task's rate; those that are functions of its size need `use_data`."""
-        return float(self.mixture.get_rate(seqio.TaskRegistry.get(task.name)))
-
-
-def add_task(task: RetrievalTask, *, query_preprocessors: Sequence[Preprocessor] = ()) -> SeqioTask:
-    """Registers a task with SeqIO.
+class SeqioQueries(seqio.FunctionDataSource):
+    """Queries of a collection as a SeqIO source, in row order.
 
     Args:
-        task: the task.
-        query_preprocessors: functions from data set to data set for examples whose `query` is still
-            text.
+        queries: the queries.
     """
-    added = seqio.TaskRegistry.add(
+
+    def __init__(self, queries: QuerySource) -> None:
+        self.queries = queries
+        super().__init__(self._dataset, SPLITS)
+
+    @property
+    def splits(self) -> Sequence[str]:
+        """The splits there are; all names possible while no data are in use."""
+        return self.queries.splits
+
+    def num_input_examples(self, split: str) -> int:
+        """Number of queries."""
+        return len(self.queries.open(split))
+
+    def _dataset(self, split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
+        del shuffle_files, seed
+        queries = self.queries.open(split)
+
+        def examples() -> Iterator[dict[str, Any]]:
+            for row, query in enumerate(queries):
+                yield {
+                    "query": query.text.encode("utf-8", "replace"),
+                    "query_id": query.id.encode("utf-8", "replace"),
+                    "query_row": row,
+                    "positives": np.array(query.positives, np.int32),
+                    "hard_negatives": np.array(query.hard_negatives, np.int32),
+                }
+
+        return tf.data.Dataset.from_generator(examples, output_signature=_EXAMPLE)
+
+
+class IdVocabulary(seqio.PassThroughVocabulary):
+    """Stands for the vocabulary of the `use_data` context in SeqIO's features, which are ids."""
+
+    def __init__(self) -> None:
+        super().__init__(size=0)
+
+    @property
+    def _base_vocab_size(self) -> int:
+        return data_in_use().vocabulary.size
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return data_in_use().vocabulary.decode(ids)
+
+
+# One for all: SeqIO mixes tasks only where their vocabularies are equal.
+_IDS = seqio.Feature(IdVocabulary(), add_eos=False)
+_TEXT = seqio.Feature(seqio.PassThroughVocabulary(size=0), add_eos=False, dtype=tf.string, rank=0)
+
+
+def preprocessed(task: RetrievalTask, split: str) -> Iterator[Query]:
+    """The queries of a split after the task's own preprocessors, in their order."""
+    texts = seqio.Task(
         task.name,
         source=SeqioQueries(task.source),
-        preprocessors=[*query_preprocessors, QueryTokenizer(task.normalization, task.prompt)],
-        output_features={"query": TOKENS},
+        preprocessors=task.query_preprocessors,
+        output_features={"query": _TEXT},
     )
-    return SeqioTask(added, task.source)
+    dataset = texts.get_dataset(None, split=split, shuffle=False, try_in_mem_cache=False)
+    for example in dataset.as_numpy_iterator():
+        yield Query(
+            id=example["query_id"].decode(),
+            text=example["query"].decode("utf-8", "replace"),
+            task=task.source.task,
+            positives=tuple(example["positives"].tolist()),
+            hard_negatives=tuple(example["hard_negatives"].tolist()),
+        )
 
 
-def add(item: RetrievalTask | CollectionPassages | RetrievalMixture) -> None:
-    """Registers with SeqIO what was registered without it."""
-    match item:
-        case RetrievalTask():
-            add_task(item)
-        case RetrievalMixture():
-            add_mixture(item.name, item.rates)
-        case CollectionPassages():
-            seqio.TaskRegistry.add(
-                item.name,
-                source=SeqioPassages(item.source),
-                preprocessors=[PassageTokenizer(item.titles)],
-                output_features={"passage": TOKENS},
-            )
+def add(item: RetrievalTask | RetrievalMixture) -> None:
+    """Registers a task, or a mixture with those of its tasks that are not registered yet."""
+    if isinstance(item, RetrievalMixture):
+        for task in item.tasks:
+            if task.name not in seqio.TaskRegistry.names():
+                add(task)
+        seqio.MixtureRegistry.add(item.name, list(item.rates.items()))
+    else:
+        seqio.TaskRegistry.add(
+            item.name,
+            source=SeqioQueries(item.source),
+            preprocessors=[*item.query_preprocessors, _tokenizer(item)],
+            output_features={"query": _IDS},
+        )
 
 
-def add_mixture(name: str, rates: Mapping[str, Rate]) -> SeqioMixture:
-    """Registers a mixture with SeqIO.
+def find_mixture(name: str, tasks: Mapping[str, RetrievalTask]) -> RetrievalMixture:
+    """A mixture or task of SeqIO's registries.
 
     Args:
         name: its name.
-        rates: name of a task or mixture -> rate.
+        tasks: name -> retrieval task.
+
+    Raises:
+        ConfigError: it has a task that is no retrieval task.
     """
-    return SeqioMixture(seqio.MixtureRegistry.add(name, list(rates.items())))
+    mixture = seqio.get_mixture_or_task(name)
+    names = sorted(task.name for task in seqio.get_subtasks(mixture))
+    for task in names:
+        if task not in tasks:
+            where, fix = f"mixture or task {name!r}", "register it with add_retrieval_task"
+            raise ConfigError(f"{task!r} is not a retrieval task", where=where, fix=fix)
+
+    def rate(task: RetrievalTask) -> float:
+        return mixture.get_rate(seqio.TaskRegistry.get(task.name))
+
+    return RetrievalMixture(name, dict.fromkeys(names, rate), tuple(tasks[task] for task in names))
 
 
-def remove(name: str) -> None:
-    """Removes a task or mixture from SeqIO's registries."""
-    seqio.TaskRegistry.remove(name)
-    seqio.MixtureRegistry.remove(name)
+def _tokenizer(task: RetrievalTask) -> Callable[..., tf.data.Dataset]:
+    """Preprocessor: `query` from text to ids, the text kept as `query_pretokenized`."""
 
+    def tokenize(
+        dataset: tf.data.Dataset, sequence_length: dict[str, int] | None = None
+    ) -> tf.data.Dataset:
+        vocabulary, length = data_in_use().vocabulary, (sequence_length or {}).get("query")
+        prompt = task.prompt.ids(vocabulary)
 
-def registered() -> set[str]:
-    """Names of all tasks and mixtures in SeqIO's registries."""
-    return {*seqio.MixtureRegistry.names(), *seqio.TaskRegistry.names()}
+        def ids(text: bytes) -> np.ndarray:
+            shown = normalize_queries([text.decode("utf-8", "replace")], task.normalization)
+            return np.array(query_ids(shown, vocabulary, length, prompt=prompt)[0], np.int32)
 
+        @tf.autograph.experimental.do_not_convert
+        def converted(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            # By Python: TensorFlow's own ids differ from those of `tokenizers` in rare characters.
+            query = tf.numpy_function(ids, [example["query"]], tf.int32, stateful=False)
+            texts = {"query_pretokenized": example["query"]}
+            return {**example, **texts, "query": tf.ensure_shape(query, [None])}
 
-def find(name: str) -> SeqioMixture | SeqioTask | SeqioPassageTask | seqio.Task:
-    """A task or mixture of SeqIO's registries; tasks over other texts are returned unchanged."""
-    found = seqio.get_mixture_or_task(name)
-    return SeqioMixture(found) if isinstance(found, seqio.Mixture) else _adapted(found)
+        return dataset.map(converted, num_parallel_calls=tf.data.AUTOTUNE)
 
-
-def _adapted(task: seqio.Task) -> SeqioTask | SeqioPassageTask | seqio.Task:
-    if isinstance(task.source, SeqioQueries):
-        return SeqioTask(task, task.source.queries)
-    if isinstance(task.source, SeqioPassages):
-        return SeqioPassageTask(task, task.source.passages)
-    return task
-
-
-def _steps(task: seqio.Task) -> list[str]:
-    """Descriptions of a task's preprocessors: their source code and bound arguments."""
-    parts: list[str] = []
-    for function in task.preprocessors:
-        if isinstance(function, QueryTokenizer):
-            parts += retrieval_task.query_steps(function.normalization, function.prompt)
-            continue
-        if isinstance(function, PassageTokenizer):
-            parts += retrieval_task.passage_steps(function.titles)
-            continue
-        while isinstance(function, functools.partial):
-            parts.append(repr((function.args, sorted(function.keywords.items()))))
-            function = function.func
-        function = inspect.unwrap(function)
-        if not inspect.isroutine(function):
-            parts.append(repr(function))
-            function = type(function)
-        try:
-            parts.append(inspect.getsource(function))
-        except (OSError, TypeError):
-            parts.append(f"{function.__module__}.{function.__qualname__}")
-    return parts
-
-
-def _batches(task: seqio.Task, split: str, lengths: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """A task's examples in batches of ragged tensors, in the source's order."""
-    dataset = task.get_dataset(lengths, split=split, shuffle=False, try_in_mem_cache=False)
-    yield from dataset.ragged_batch(_BLOCK)
+    return tokenize

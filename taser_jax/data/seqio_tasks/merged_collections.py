@@ -21,9 +21,7 @@ from taser_jax.data.collections.store import (
 )
 from taser_jax.data.prepare.merging import PassageMerger, PassageSource
 from taser_jax.data.prepare.receipts import gold_path
-from taser_jax.data.seqio_tasks.context import require_data
-from taser_jax.data.seqio_tasks.retrieval_task import QueryTask
-from taser_jax.data.seqio_tasks.sources import QuerySource
+from taser_jax.data.seqio_tasks.retrieval_task import QuerySource, RetrievalTask, data_in_use
 from taser_jax.storage.artifacts import FilePath, check_version, read_json, write_bytes, write_json
 from taser_jax.storage.errors import ConfigError, TaserError
 from taser_jax.storage.locks import one_writer
@@ -47,20 +45,25 @@ class MergedSource(QuerySource):
     """
 
     def __init__(self, collection: str, task: str, original: QuerySource) -> None:
-        self.original = original
         super().__init__(collection, task, query_length=original.query_length)
+        self._original = original
+
+    @property
+    def original(self) -> QuerySource:
+        """The queries of the task's own collection."""
+        return self._original
 
     @property
     def splits(self) -> Sequence[str]:
         """The splits in the task's own collection."""
-        return self.original.splits
+        return self._original.splits
 
 
-def moved_tasks(collection: str, tasks: Sequence[QueryTask]) -> list[QueryTask]:
-    """Tasks of several collections as tasks of a merged one; nothing is registered or written.
+def merged_tasks(collection: str, tasks: Sequence[RetrievalTask]) -> tuple[RetrievalTask, ...]:
+    """Tasks of several collections as tasks of a merged one; those of one collection as they are.
 
-    A task keeps its name in its collection; if several collections have a task of that name, it
-    becomes `COLLECTION.TASK`.
+    Nothing is written. A task keeps its name in its collection; if several collections have a task
+    of that name, it becomes `COLLECTION.TASK`.
 
     Example:
         tasks `train` of `a` and `b`, and `qa` of `b`, become `a.train`, `b.train` and `qa`.
@@ -72,16 +75,19 @@ def moved_tasks(collection: str, tasks: Sequence[QueryTask]) -> list[QueryTask]:
     Returns:
         Copies with a `MergedSource`, in the same order.
     """
-    count = Counter(task.source.task for task in tasks)
-    return [
-        task.over(MergedSource(collection, _name(own.collection, own.task, count), own))
-        for task in tasks
-        for own in [task.source]
-    ]
+    sources = [task.source for task in tasks]
+    if len({source.collection for source in sources}) == 1:
+        return tuple(tasks)
+    count = Counter(source.task for source in sources)
+    names = [_name(source.collection, source.task, count) for source in sources]
+    return tuple(
+        dataclasses.replace(task, source=MergedSource(collection, name, task.source))
+        for task, name in zip(tasks, names, strict=True)
+    )
 
 
-def write_merged(tasks: Sequence[QueryTask]) -> None:
-    """Writes the collection of `moved_tasks` and their queries, inside `use_data`.
+def write_merged(tasks: Sequence[RetrievalTask]) -> None:
+    """Writes the collection of `merged_tasks` and their queries, inside `use_data`.
 
     Passages with the same title and text become one, also across collections, and the rows of
     positives and hard negatives change accordingly: two positives that became one count once, with
@@ -97,13 +103,13 @@ def write_merged(tasks: Sequence[QueryTask]) -> None:
         StorageError: the disk is full or the data folder cannot be written.
         BusyError: another process is merging the same collections.
     """
-    sources = [task.source for task in tasks if isinstance(task.source, MergedSource)]
     moved = [
-        _Moved(source.task, split, source.original.collection, source.original.open(split))
-        for source in sources
-        for split in source.splits
+        _Moved(task.source.task, split, own.collection, own.open(split))
+        for task in tasks
+        for own in [task.source.original]
+        for split in own.splits
     ]
-    _merge(require_data().data_dir, sources[0].collection, moved)
+    _merge(data_in_use().data_dir, tasks[0].source.collection, moved)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,27 +129,27 @@ class _Moved:
 def _merge(data_dir: FilePath, name: str, moved: Sequence[_Moved]) -> None:
     directory = collection_directory(data_dir, name)
     _check_ours(data_dir, name)
-    labels = sorted({one.collection for one in moved})
+    labels = sorted({part.collection for part in moved})
     stores = {label: PassageStore.open(data_dir, label) for label in labels}
     inputs = {
         "collections": {label: store.fingerprint for label, store in stores.items()},
-        "queries": {one.name: one.queries.fingerprint for one in moved},
+        "queries": {part.name: part.queries.fingerprint for part in moved},
     }
     with one_writer(directory):
         before = _read(directory)
         if before.get("inputs") == inputs and _is_intact(data_dir, name, before, moved):
             return
-        _remove_former(directory, before, {one.name for one in moved})
+        _remove_former(directory, before, {part.name for part in moved})
         # Written first and without `passages`, so that an interrupted merge is recognised.
         content = {"format_version": _FORMAT_VERSION, "inputs": inputs}
         write_json(directory / MERGED_FILE, content)
         store, rows, merged = _write_passages(data_dir, name, stores)
-        for one in moved:
-            queries = _with_rows(one.queries, one.task, rows[one.collection])
-            written = write_queries(data_dir, name, one.task, one.split, queries)
-            if gold_path(one.queries).exists():
+        for part in moved:
+            queries = _with_rows(part.queries, part.task, rows[part.collection])
+            written = write_queries(data_dir, name, part.task, part.split, queries)
+            if gold_path(part.queries).exists():
                 # KILT's own gold names pages and queries, not rows.
-                write_bytes(gold_path(written), gold_path(one.queries).read_bytes())
+                write_bytes(gold_path(written), gold_path(part.queries).read_bytes())
         write_json(directory / MERGED_FILE, {**content, "passages": store.fingerprint})
     logger.info(
         "collection %s: %s passages of %s in one, %s were in it already",
@@ -161,18 +167,12 @@ def _name(collection: str, task: str, count: Mapping[str, int]) -> str:
 def _check_ours(data_dir: FilePath, name: str) -> None:
     """Refuses to replace a collection that was not made by merging."""
     directory = collection_directory(data_dir, name)
-    there = [
-        part
-        for part in ("passages", "queries", "prepare.json")
-        if (directory / part).exists()
-        and (part == "prepare.json" or not (directory / MERGED_FILE).exists())
-    ]
-    if there:
+    is_other = (directory / "passages").exists() and not (directory / MERGED_FILE).exists()
+    if is_other or (directory / "prepare.json").exists():
         raise ConfigError(
             f"the mixture's tasks are of several collections, and a collection {name!r} is there "
-            f"already, with {', '.join(there)}",
+            "already: the merged one gets the mixture's name",
             where=os.fspath(directory),
-            expected="no collection of the mixture's name: the merged one gets it",
             fix="give the mixture another name",
         )
 
@@ -186,17 +186,14 @@ def _read(directory: epath.Path) -> dict[str, Any]:
 
 
 def _is_intact(
-    data_dir: FilePath,
-    name: str,
-    content: Mapping[str, Any],
-    moved: Sequence[_Moved],
+    data_dir: FilePath, name: str, content: Mapping[str, Any], moved: Sequence[_Moved]
 ) -> bool:
     """Whether all that was written is still there."""
     try:
         same = PassageStore.open(data_dir, name).fingerprint == content.get("passages")
         return same and all(
-            len(QuerySet.open(data_dir, name, one.task, one.split)) == len(one.queries)
-            for one in moved
+            len(QuerySet.open(data_dir, name, part.task, part.split)) == len(part.queries)
+            for part in moved
         )
     except TaserError:
         return False

@@ -1,54 +1,48 @@
-"""Retrieval tasks over a collection's query sets and passage store, by name.
+"""Retrieval tasks over a collection's query sets, by name.
 
-Registration needs neither data nor vocabulary: both are looked up when a task is used, in the
-`use_data` context around the use. Nor does it need SeqIO, unless a task has preprocessors of its
-own. Once a module has imported SeqIO, all tasks and mixtures are in SeqIO's registries too, and
-what is registered there is found here.
+Registration needs neither data nor vocabulary, nor SeqIO unless a task has preprocessors of its
+own. Tasks and mixtures registered after a module has imported SeqIO are in SeqIO's registries, too,
+and SeqIO's mixtures of them are found here.
 
 Example:
     add_retrieval_task("trivia", collection="wikipedia")
     add_retrieval_mixture("open_qa", ["trivia", ("open_qa_nq", 2.0)], default_rate=1.0)
-
-    with use_data(data_dir="data", vocabulary=load_vocabulary("vocabulary")):
-        (task,) = retrieval_tasks("trivia")
-        tokens = [query.tokens for query in task.tokenized("validation", 32)]
+    find_mixture("open_qa").tasks
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
+import sys
+import types
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from taser_jax.data.collections.store import list_tasks
-from taser_jax.data.seqio_tasks import names
-from taser_jax.data.seqio_tasks.merged_collections import MergedSource, moved_tasks
+from taser_jax.data.seqio_tasks.merged_collections import merged_tasks
 from taser_jax.data.seqio_tasks.retrieval_task import (
-    CollectionPassages,
-    PassageTask,
-    QueryTask,
+    OwnSource,
+    Preprocessor,
+    QuerySource,
     Rate,
     RetrievalMixture,
     RetrievalTask,
     number_of_queries,
 )
-from taser_jax.data.seqio_tasks.sources import OwnSource, PassageSource, QuerySource
-from taser_jax.data.text.preprocessors import check_length
-from taser_jax.data.text.prompts import TaskPrompt
-from taser_jax.data.token_store.text_settings import QueryNormalization, Titles
-from taser_jax.storage.errors import ConfigError
+from taser_jax.data.text.preprocessors import TaskPrompt, check_length
+from taser_jax.data.token_store.store import QueryNormalization, Titles
+from taser_jax.storage.errors import ConfigError, how_to_install
 
 if TYPE_CHECKING:
     import seqio
-    import tensorflow as tf
 
-    from taser_jax.data.seqio_tasks.in_seqio import SeqioMixture
-
-# Mixtures that `add_collection` registered.
-_whole: set[str] = set()
-Preprocessor = Callable[["tf.data.Dataset"], "tf.data.Dataset"]
+_tasks: dict[str, RetrievalTask] = {}
+_mixtures: dict[str, RetrievalMixture] = {}
+# Collection -> form of its passages.
+_titles: dict[str, Titles] = {}
 
 
 def add_retrieval_task(
@@ -62,8 +56,8 @@ def add_retrieval_task(
     query_length: int | None = None,
     source: seqio.DataSource | None = None,
     source_preprocessors: Sequence[Preprocessor] = (),
-) -> QueryTask:
-    """Registers a task of a collection, and the collection's passages if they are not registered.
+) -> RetrievalTask:
+    """Registers a task of a collection.
 
     In SeqIO its examples have `query` (token ids), `query_pretokenized`, `query_row`, `query_id`,
     `positives` and `hard_negatives` (rows of the passage store).
@@ -72,7 +66,7 @@ def add_retrieval_task(
         name: the name to register it under.
         collection: the collection that its queries refer to.
         task: the task's name in the collection (a folder under `queries/`); `name` if None.
-        normalization: normalisation of its queries, applied first.
+        normalization: normalisation of its queries.
         query_preprocessors: functions from data set to data set for examples whose `query` is
             still text, such as filters; SeqIO runs them.
         prompt: token ids before its queries; never truncated.
@@ -84,48 +78,27 @@ def add_retrieval_task(
         source_preprocessors: functions from data set to data set that give the source's examples
             these names.
 
-    Returns:
-        The task.
-
     Raises:
         ConfigError: a length that leaves no room for special tokens, a name that is taken, or
             preprocessors without SeqIO.
     """
     if query_length is not None:
         check_length(query_length)
-    if passages_task(collection) not in names.all_names():
-        add_passages_task(passages_task(collection), collection=collection)
-    queries = name if task is None else task
-    if source is None:
-        found = QuerySource(collection, queries, query_length=query_length)
-    else:
-        found = OwnSource(
+    queries = QuerySource(collection, task or name, query_length=query_length)
+    if source is not None:
+        queries = OwnSource(
             collection,
-            queries,
+            task or name,
             source,
             preprocessors=source_preprocessors,
             query_length=query_length,
         )
-    plain = RetrievalTask(name, found, normalization, prompt)
+    added = RetrievalTask(name, queries, normalization, prompt, tuple(query_preprocessors))
     if query_preprocessors:
-        names.check_free(name)
-        in_seqio = names.seqio(f"task {name!r}, query_preprocessors")
-        return in_seqio.add_task(plain, query_preprocessors=query_preprocessors)
-    names.register(plain)
-    return plain
-
-
-def add_passages_task(
-    name: str, *, collection: str, titles: Titles = Titles.INCLUDE
-) -> CollectionPassages:
-    """Registers the passages of a collection, in row order.
-
-    `add_retrieval_task` does this with titles under the name `passages_task(collection)`. Call this
-    function for another form of the passages, and pass its name to `tokenize_collection`.
-    """
-    passages = CollectionPassages(name, PassageSource(collection), titles)
-    names.register(passages)
-    return passages
+        _import_seqio(f"task {name!r}, query_preprocessors")
+    _register(added)
+    _tasks[name] = added
+    return added
 
 
 def add_retrieval_mixture(
@@ -133,7 +106,7 @@ def add_retrieval_mixture(
     tasks: Sequence[str | tuple[str, Rate]],
     *,
     default_rate: Rate = number_of_queries,
-) -> RetrievalMixture | SeqioMixture:
+) -> RetrievalMixture:
     """Registers a mixture, after checking that its tasks are registered.
 
     Args:
@@ -141,227 +114,164 @@ def add_retrieval_mixture(
         tasks: their names, or (name, rate).
         default_rate: rate of tasks without one; by default their number of training queries.
 
-    Returns:
-        The mixture.
-
     Raises:
         ConfigError: there is no task, one is not registered (names the nearest) or is named twice,
             or the mixture's name is taken.
     """
-    if not tasks:
-        raise ConfigError("no task", where=f"mixture {name!r}", expected="one or more")
     pairs = [(task, default_rate) if isinstance(task, str) else task for task in tasks]
     rates = dict(pairs)
-    if len(rates) < len(pairs):
-        raise ConfigError(
-            f"tasks {', '.join(name for name, _ in pairs)}",
-            where=f"mixture {name!r}",
-            expected="each task once",
-        )
-    found = [find_mixture_or_task(task, where=f"mixture {name!r}") for task in rates]
-    plain = all(isinstance(task, RetrievalTask) for task in found)
-    if plain and all(map(_is_plain, rates.values())):
-        mixture = RetrievalMixture(name, rates)
-        names.register(mixture)
-        return mixture
-    names.check_free(name)
-    return names.seqio(f"mixture {name!r}").add_mixture(name, rates)
+    if not pairs or len(rates) < len(pairs):
+        names = ", ".join(task for task, _ in pairs) or "no task"
+        raise ConfigError(names, where=f"mixture {name!r}", fix="name one or more, each task once")
+    for task in rates:
+        if task not in _tasks:
+            raise _unknown(task, set(_tasks), where=f"mixture {name!r}")
+    added = RetrievalMixture(name, rates, tuple(_tasks[task] for task in sorted(rates)))
+    _register(added)
+    _mixtures[name] = added
+    return added
+
+
+def add_passages(collection: str, *, titles: Titles) -> None:
+    """Registers the form of a collection's passages; without it, they include their titles."""
+    _titles[collection] = titles
 
 
 def remove(name: str) -> None:
     """Removes a task or mixture, if it is registered, so that another can have its name."""
-    _whole.discard(name)
-    names.remove(name)
+    _tasks.pop(name, None)
+    _mixtures.pop(name, None)
+    for registry in _registries_of_seqio():
+        registry.remove(name)
 
 
-def add_collection(
-    data_dir: str | os.PathLike[str],
-    collection: str,
-    *,
-    prompt: TaskPrompt = TaskPrompt(),
-    titles: Titles = Titles.INCLUDE,
-) -> str:
-    """Registers all tasks of a prepared collection with default settings, and a mixture of them.
-
-    Task `what` of collection `faq` becomes `faq.what`, and the mixture is `faq`. A module for
-    `taser tokenize` to import is needed only for other settings. Registering again replaces all.
-
-    Args:
-        data_dir: folder of collections.
-        collection: one that was prepared.
-        prompt: prompt before the queries of all tasks.
-        titles: how the passages' titles become tokens.
-
-    Returns:
-        The mixture's name: the collection's.
-
-    Raises:
-        ConfigError: the collection has no queries.
-    """
-    passages = passages_task(collection)
-    if passages in _whole:
-        remove(passages)
-    # Those that a module registered keep their form.
-    if passages not in names.all_names():
-        add_passages_task(passages, collection=collection, titles=titles)
-        _whole.add(passages)
-    added = []
-    for task in list_tasks(data_dir, collection):
-        name = re.sub(r"[^\w.:]", "_", f"{collection}.{task}")
-        remove(name)
-        add_retrieval_task(name, collection=collection, task=task, prompt=prompt)
-        added.append(name)
-    if collection in _whole:
-        remove(collection)
-    add_retrieval_mixture(collection, added)
-    _whole.add(collection)
-    return collection
+def names() -> set[str]:
+    """All registered names; once a module has imported SeqIO, those in its registries, too."""
+    return {*_tasks, *_mixtures}.union(*(registry.names() for registry in _registries_of_seqio()))
 
 
-def is_registered(name: str) -> bool:
-    """Whether a module registered this mixture or task; `add_collection`'s do not count."""
-    return name in names.all_names() - _whole
-
-
-def passages_task(collection: str) -> str:
-    """Name under which a collection's passages are registered."""
-    return f"{collection}_passages"
-
-
-def find_mixture_or_task(name: str, *, where: str = "MIXTURE_OR_TASK_NAME") -> Any:
-    """A registered mixture, task or collection's passages; other SeqIO tasks come unchanged.
-
-    Args:
-        name: the registered name.
-        where: the setting that refers to it, for the message.
-
-    Raises:
-        ConfigError: the name is not registered; suggests the nearest.
-    """
-    if (found := names.registered_here(name)) is not None:
-        return found
-    if name not in (known := names.all_names()):
-        nearest = difflib.get_close_matches(name, known, n=3)
-        raise ConfigError(
-            f"no mixture or task {name!r} is registered",
-            where=where,
-            expected=f"one of {', '.join(sorted(known)) or '(none is registered)'}",
-            fix=f"did you mean {' or '.join(map(repr, nearest))}?"
-            if nearest
-            else "import the module that registers it",
-        )
-    return names.seqio(name).find(name)
-
-
-def retrieval_tasks(name: str) -> list[QueryTask]:
-    """The retrieval tasks of a mixture, or the one task, sorted by name.
+def find_mixture(name: str) -> RetrievalMixture:
+    """A registered mixture, or a task as a mixture of its own.
 
     Tasks of several collections are those of one merged collection, named as the mixture is;
     `tokenize_collection` writes it.
 
     Raises:
-        ConfigError: not registered, not retrieval tasks, or two of one query set.
+        ConfigError: not registered (names the nearest), not of retrieval tasks, or two of its tasks
+            are of one query set.
     """
-    tasks = _registered_tasks(name)
-    collections = {task.source.collection for task in tasks}
-    return tasks if len(collections) == 1 else moved_tasks(name, tasks)
-
-
-def _registered_tasks(name: str) -> list[QueryTask]:
-    found = find_mixture_or_task(name)
-    tasks = [find_mixture_or_task(task) for task in getattr(found, "task_names", [name])]
-    sources: dict[tuple[str, str], str] = {}
-    for task in tasks:
-        if not isinstance(getattr(task, "source", None), QuerySource):
+    if name in _tasks:
+        mixture = RetrievalMixture(name, {name: 1.0}, (_tasks[name],))
+    elif name in _mixtures:
+        mixture = _mixtures[name]
+    elif name in names():
+        mixture = _import_seqio(name).find_mixture(name, _tasks)
+    else:
+        raise _unknown(name, names(), where="MIXTURE_OR_TASK_NAME")
+    task_of_queries: dict[tuple[str, str], str] = {}
+    for task in mixture.tasks:
+        former = task_of_queries.setdefault((task.source.collection, task.source.task), task.name)
+        if former != task.name:
             raise ConfigError(
-                f"{task.name!r} is not a retrieval task",
-                where=f"mixture or task {name!r}",
-                fix="register it with add_retrieval_task",
-            )
-        key = task.source.collection, task.source.task
-        if key in sources:
-            raise ConfigError(
-                f"{sources[key]!r} and {task.name!r} are the same queries",
+                f"{former!r} and {task.name!r} are the same queries",
                 where=f"mixture {name!r}",
-                expected="each task of a collection once",
+                fix="name each task of a collection once",
             )
-        sources[key] = task.name
-    return tasks
+    return dataclasses.replace(mixture, tasks=merged_tasks(name, mixture.tasks))
 
 
-def find_passages(name: str | None, collection: str, tasks: Sequence[QueryTask]) -> PassageTask:
-    """The registered passages of a collection; registers their usual form if necessary.
+def mixture_of_collection(
+    data_dir: str | os.PathLike[str],
+    collection: str,
+    *,
+    prompt: TaskPrompt = TaskPrompt(),
+    titles: Titles = Titles.INCLUDE,
+) -> RetrievalMixture:
+    """All tasks of a prepared collection with default settings, which are not registered.
+
+    Task `what` of collection `faq` is named `faq.what`, and the mixture `faq`.
 
     Args:
-        name: the registered name; None for the collection's usual form.
+        data_dir: folder of collections.
+        collection: one that was prepared with queries.
+        prompt: prompt before the queries of all tasks.
+        titles: how the passages' titles become tokens, unless a module registered it.
+    """
+    tasks = {
+        re.sub(r"[^\w.:]", "_", f"{collection}.{task}"): QuerySource(collection, task)
+        for task in list_tasks(data_dir, collection)
+    }
+    return RetrievalMixture(
+        collection,
+        dict.fromkeys(tasks, number_of_queries),
+        tuple(RetrievalTask(name, tasks[name], prompt=prompt) for name in sorted(tasks)),
+        titles,
+    )
+
+
+def titles_of(collection: str, mixture: RetrievalMixture | None = None) -> Titles:
+    """How the titles of a collection's passages become tokens.
+
+    Args:
         collection: the collection; passages of a merged one have the form of the collections that
             its tasks come from.
-        tasks: its retrieval tasks.
+        mixture: its tasks.
 
     Raises:
-        ConfigError: not registered, not the passages of this collection, or several collections
-            whose passages have different forms.
+        ConfigError: passages of these collections have different forms.
     """
-    usual = passages_task(collection)
-    if name in (None, usual) and usual not in names.all_names():
-        return add_passages_task(usual, collection=collection, titles=_titles(collection, tasks))
-    name = name or usual
-    found = find_mixture_or_task(name)
-    source = getattr(found, "source", None)
-    if not isinstance(source, PassageSource) or source.collection != collection:
-        raise ConfigError(
-            f"{name!r} is not the passages of collection {collection!r}",
-            where="passages",
-            fix="register them with add_passages_task",
-        )
-    return found
-
-
-def _titles(collection: str, tasks: Sequence[QueryTask]) -> Titles:
-    """The one form of the passages of the collections that tasks come from."""
-    forms: dict[str, Titles | None] = {
-        label: find_mixture_or_task(passages_task(label)).titles
-        for task in tasks
-        if isinstance(task.source, MergedSource)
-        for label in [task.source.original.collection]
-    }
-    titles = set(forms.values()) or {Titles.INCLUDE}
-    found = titles.pop()
-    if titles or found is None:
-        described = ", ".join(
-            f"{label} {'its own' if form is None else f'titles={form.value}'}"
-            for label, form in forms.items()
-        )
-        name = passages_task(collection)
+    if collection in _titles or mixture is None:
+        return _titles.get(collection, Titles.INCLUDE)
+    labels = sorted({task.source.original.collection for task in mixture.tasks})
+    forms = {label: _titles.get(label, mixture.titles) for label in labels}
+    if len(set(forms.values())) > 1:
+        described = ", ".join(f"{label} titles={form.value}" for label, form in forms.items())
         raise ConfigError(
             f"the passages of its collections have different forms: {described}",
             where=f"mixture {collection!r}",
-            expected="one form",
-            fix=f"register it with add_passages_task({name!r}, collection={collection!r})",
+            fix=f"register one with add_passages({collection!r}, titles=...)",
         )
-    return found
+    return next(iter(forms.values()))
 
 
-def mixture_rates(name: str, *, trained: Collection[str] | None = None) -> dict[str, float]:
-    """Mixing weights, by the tasks' names in their collection (as in the token store).
-
-    Rates that are functions of the task's size, such as `number_of_queries`, need the `use_data`
-    context. A single task has weight 1.
-
-    Args:
-        name: name of the mixture or task.
-        trained: the tasks with a train split, whose size a rate may depend on; None means all.
-    """
-    mixture = find_mixture_or_task(name)
-    # Rates are of the tasks that are registered, not of those moved to a merged collection.
-    pairs = zip(_registered_tasks(name), retrieval_tasks(name), strict=True)
-    return {
-        moved.source.task: mixture.rate(task) if hasattr(mixture, "rate") else 1.0
-        for task, moved in pairs
-        if trained is None or moved.source.task in trained
-    }
+def _register(item: RetrievalTask | RetrievalMixture) -> None:
+    """Refuses a name that is taken; registers with SeqIO if that has been imported."""
+    if item.name in names():
+        raise ConfigError(
+            f"{item.name!r} is registered already",
+            where="registration of tasks",
+            fix="choose another name, or remove the former with taser_jax.tasks.remove_task",
+        )
+    if _registries_of_seqio():
+        _import_seqio(item.name).add(item)
 
 
-def _is_plain(rate: object) -> bool:
-    """Whether a rate works without SeqIO; functions of a SeqIO task do not."""
-    return not callable(rate) or rate is number_of_queries
+def _unknown(name: str, known: set[str], *, where: str) -> ConfigError:
+    nearest = difflib.get_close_matches(name, known, n=3)
+    return ConfigError(
+        f"no mixture or task {name!r} is registered",
+        where=where,
+        expected=f"one of {', '.join(sorted(known)) or '(none is registered)'}",
+        fix=f"did you mean {' or '.join(map(repr, nearest))}?"
+        if nearest
+        else "import the module that registers it",
+    )
+
+
+def _registries_of_seqio() -> list[Any]:
+    """SeqIO's registries, if it has been imported: nothing can be registered there otherwise."""
+    seqio = sys.modules.get("seqio")
+    return [seqio.TaskRegistry, seqio.MixtureRegistry] if seqio else []
+
+
+def _import_seqio(needed_by: str) -> types.ModuleType:
+    try:
+        from taser_jax.data.seqio_tasks import in_seqio
+    except ImportError as error:
+        raise ConfigError(
+            f"SeqIO or TensorFlow is not installed ({error})",
+            where=needed_by,
+            expected="both, for preprocessors, sources and rates that SeqIO runs",
+            fix=how_to_install("tensorflow"),
+        ) from error
+    return in_seqio

@@ -1,201 +1,232 @@
-"""Registered items: a task of queries, a collection's passages, a mixture of tasks.
+"""Retrieval tasks and mixtures: plain descriptions, which need neither data nor SeqIO.
 
-These are plain descriptions, which need neither data nor SeqIO; data and vocabulary are looked up
-in the `use_data` context when texts become tokens.
+Data and vocabulary are looked up when a task is used, in the `use_data` context around the use.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
-from taser_jax.data.blocks import in_blocks
-from taser_jax.data.seqio_tasks.context import require_data
-from taser_jax.data.seqio_tasks.sources import PassageSource, QuerySource
-from taser_jax.data.text import preprocessors
-from taser_jax.data.text.prompts import TaskPrompt
-from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
+import numpy as np
+import numpy.typing as npt
+
+from taser_jax.data.collections.store import (
+    SPLITS,
+    PassageStore,
+    QuerySet,
+    list_tasks,
+    write_queries,
+)
+from taser_jax.data.text.preprocessors import TaskPrompt
+from taser_jax.data.text.vocabularies import Vocabulary
+from taser_jax.data.token_store.store import QueryNormalization, Titles
 from taser_jax.storage.artifacts import fingerprint
-from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.records import Query
 
-_BLOCK = 4096
+if TYPE_CHECKING:
+    import seqio
+    import tensorflow as tf
 
-
-class TokenizedQuery(NamedTuple):
-    """A query as a token store has it; positives and negatives are rows of the passages."""
-
-    id: str
-    tokens: Sequence[int]
-    positives: Sequence[int]
-    hard_negatives: Sequence[int]
-
-
-class Sized(Protocol):
-    """The argument of a rate function: one of our tasks or of SeqIO's."""
-
-    def num_input_examples(self, split: str) -> int | None:
-        """Number of queries of a split."""
-        ...
+# Maps a data set of queries that are still text, such as a filter.
+Preprocessor = Callable[["tf.data.Dataset"], "tf.data.Dataset"]
+# A share of the batches, or a function of the task.
+Rate = float | Callable[["RetrievalTask"], float]
 
 
-Rate = float | Callable[[Sized], float]
+@dataclasses.dataclass(frozen=True)
+class DataContext:
+    """The data folder and vocabulary that tasks use."""
+
+    data_dir: str
+    vocabulary: Vocabulary
 
 
-def number_of_queries(task: Sized) -> float:
-    """A task's rate in a mixture: its training queries, so that each is seen once per epoch."""
-    return float(task.num_input_examples("train") or 0)
+_CONTEXT: contextvars.ContextVar[DataContext | None] = contextvars.ContextVar("data", default=None)
 
 
-class QueryTask(Protocol):
-    """A task whose queries can be tokenised: a `RetrievalTask`, or one that SeqIO runs."""
-
-    @property
-    def name(self) -> str:
-        """The registered name."""
-        ...
-
-    @property
-    def source(self) -> QuerySource:
-        """Its queries."""
-        ...
-
-    @property
-    def description(self) -> str:
-        """Fingerprint of the preprocessing of its texts."""
-        ...
-
-    def num_input_examples(self, split: str) -> int | None:
-        """Number of queries of a split."""
-        ...
-
-    def settings(self) -> QuerySettings | None:
-        """How texts become tokens, inside `use_data`; None if the task's own code does it."""
-        ...
-
-    def check_room(self, length: int) -> None:
-        """Refuses a length that leaves no room after the prompt; call it inside `use_data`."""
-        ...
-
-    def tokenized(self, split: str, length: int) -> Iterator[TokenizedQuery]:
-        """The queries of a split in row order, inside `use_data`."""
-        ...
-
-    def over(self, source: QuerySource) -> QueryTask:
-        """The same task over other queries; nothing is registered."""
-        ...
+@contextlib.contextmanager
+def use_data(*, data_dir: str, vocabulary: Vocabulary) -> Iterator[None]:
+    """Sets the collections' folder and the vocabulary that tasks use inside the `with`."""
+    token = _CONTEXT.set(DataContext(str(data_dir), vocabulary))
+    try:
+        yield
+    finally:
+        _CONTEXT.reset(token)
 
 
-class PassageTask(Protocol):
-    """Passages that can be tokenised: `CollectionPassages`, or a task that SeqIO runs."""
+def data_in_use() -> DataContext:
+    """The values of the innermost enclosing `use_data`.
+
+    Raises:
+        ConfigError: there is no enclosing `use_data`.
+    """
+    context = _CONTEXT.get()
+    if context is None:
+        fix = "use tasks inside `with use_data(data_dir=..., vocabulary=...)`"
+        raise ConfigError("no data and vocabulary are set", fix=fix)
+    return context
+
+
+class QuerySource:
+    """The queries of one task of a collection, in row order.
+
+    Args:
+        collection: the collection that they refer to.
+        task: the task's name in it.
+        query_length: tokens of its queries in a token store; None means the store's.
+    """
+
+    def __init__(self, collection: str, task: str, *, query_length: int | None = None) -> None:
+        self.collection, self.task, self.query_length = collection, task, query_length
 
     @property
-    def name(self) -> str:
-        """The registered name."""
-        ...
+    def original(self) -> QuerySource:
+        """The queries before their collection was merged with others."""
+        return self
 
     @property
-    def source(self) -> PassageSource:
-        """The passages."""
-        ...
+    def splits(self) -> Sequence[str]:
+        """The splits there are; all names possible while no data are in use."""
+        if _CONTEXT.get() is None:
+            return SPLITS
+        return list_tasks(data_in_use().data_dir, self.collection).get(self.task, [])
+
+    def open(self, split: str) -> QuerySet:
+        """The query set of a split."""
+        return QuerySet.open(data_in_use().data_dir, self.collection, self.task, split)
+
+
+class OwnSource(QuerySource):
+    """Queries from any SeqIO source; their first use writes them beside the collection.
+
+    All later commands, BM25 and evaluation included, then find them as if they had been prepared.
+
+    Args:
+        collection: the collection that they refer to.
+        task: the task's name in it.
+        source: yields examples with `query`, `positives` (one or several ids of passages), and
+            optionally `query_id` and `hard_negatives`; only its splits train, validation and test
+            are used.
+        preprocessors: functions from data set to data set that give its examples these names.
+        query_length: tokens of its queries in a token store; None means the store's.
+    """
+
+    def __init__(
+        self,
+        collection: str,
+        task: str,
+        source: seqio.DataSource,
+        *,
+        preprocessors: Sequence[Preprocessor] = (),
+        query_length: int | None = None,
+    ) -> None:
+        super().__init__(collection, task, query_length=query_length)
+        self._source, self._preprocessors = source, preprocessors
+        self._written: set[tuple[str, str]] = set()
 
     @property
-    def description(self) -> str:
-        """Fingerprint of the preprocessing of their texts."""
-        ...
+    def splits(self) -> Sequence[str]:
+        """The source's splits that a token store can have."""
+        return [split for split in SPLITS if split in self._source.splits]
 
-    @property
-    def titles(self) -> Titles | None:
-        """Whether tokens include titles; None if the task's own code makes them."""
-        ...
+    def open(self, split: str) -> QuerySet:
+        """The query set of a split, which is written first if it does not exist yet.
 
-    def tokenized(self, length: int) -> Iterator[Sequence[int]]:
-        """The ids of each passage in row order, inside `use_data`."""
-        ...
+        Raises:
+            DataError: an example without a query or positives, or with an unknown passage id.
+            ConfigError: the task already has other queries.
+        """
+        data_dir = data_in_use().data_dir
+        if (data_dir, split) not in self._written:
+            self._write(data_dir, split)
+            self._written.add((data_dir, split))
+        return super().open(split)
+
+    def _write(self, data_dir: str, split: str) -> None:
+        queries = list(self._read(PassageStore.open(data_dir, self.collection), split))
+        if split not in list_tasks(data_dir, self.collection).get(self.task, ()):
+            write_queries(data_dir, self.collection, self.task, split, queries)
+        elif list(super().open(split)) != queries:
+            raise ConfigError(
+                f"task {self.task!r} already has queries of split {split!r}, and not its source's",
+                where=f"collection {self.collection!r}",
+                fix="give the task another name, or delete these queries",
+            )
+
+    def _read(self, store: PassageStore, split: str) -> Iterator[Query]:
+        dataset = self._source.get_dataset(split, shuffle=False)
+        for preprocessor in self._preprocessors:
+            dataset = preprocessor(dataset)
+        for number, example in enumerate(dataset.as_numpy_iterator()):
+            where = f"source of task {self.task!r}, split {split!r}, example {number}"
+            if missing := {"query", "positives"} - example.keys():
+                names = f"no {' and no '.join(sorted(missing))}, but {', '.join(sorted(example))}"
+                raise DataError(names, where=where, fix="rename them in source_preprocessors")
+            yield Query(
+                id=_text(example.get("query_id", f"{split}-{number}")),
+                text=_text(example["query"]),
+                task=self.task,
+                positives=_rows(store, example["positives"], where),
+                hard_negatives=_rows(store, example.get("hard_negatives", ()), where),
+            )
+
+
+def _rows(store: PassageStore, ids: npt.ArrayLike, where: str) -> tuple[int, ...]:
+    rows = []
+    for id in map(_text, np.atleast_1d(np.asarray(ids, object))):
+        row = store.find(id)
+        if row is None:
+            fix = f"give ids of the task's collection, such as {store.ids[0]!r}"
+            raise DataError(f"no passage has the id {id!r}", where=where, fix=fix)
+        rows.append(row)
+    return tuple(rows)
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 @dataclasses.dataclass(frozen=True)
 class RetrievalTask:
-    """A task of a collection without preprocessors of its own.
+    """A task of a collection.
 
     Attributes:
         name: the registered name.
         source: its queries.
         normalization: normalisation of its queries.
         prompt: prompt before its queries.
+        query_preprocessors: SeqIO runs them on its queries, before normalisation.
     """
 
     name: str
     source: QuerySource
     normalization: QueryNormalization = QueryNormalization.NONE
     prompt: TaskPrompt = TaskPrompt()
-
-    @property
-    def splits(self) -> Sequence[str]:
-        """The splits there are; all names possible while no data are in use."""
-        return self.source.splits
+    query_preprocessors: tuple[Preprocessor, ...] = ()
+    # Rates of SeqIO, such as seqio.mixing_rate_num_examples, ask for it.
+    cache_dir: ClassVar[None] = None
 
     @property
     def description(self) -> str:
-        """Fingerprint of normalisation and prompt."""
-        return fingerprint(query_steps(self.normalization, self.prompt))
+        """Fingerprint of the preprocessing of its texts."""
+        code = [part for function in self.query_preprocessors for part in _described(function)]
+        return fingerprint([*code, f"normalization {self.normalization.value}", repr(self.prompt)])
 
     def num_input_examples(self, split: str) -> int:
-        """Number of queries of a split."""
+        """Number of queries of a split, inside `use_data`."""
         return len(self.source.open(split))
 
-    def settings(self) -> QuerySettings:
-        """How texts become tokens, inside `use_data`."""
-        return QuerySettings(self.normalization, tuple(self.prompt.ids(require_data().vocabulary)))
 
-    def check_room(self, length: int) -> None:
-        """Refuses a length that leaves no room after the prompt; call it inside `use_data`.
-
-        Raises:
-            ConfigError: names the task.
-        """
-        check_query_room(self.name, self.prompt, length)
-
-    def tokenized(self, split: str, length: int) -> Iterator[TokenizedQuery]:
-        """The queries of a split in row order, inside `use_data`."""
-        vocabulary = require_data().vocabulary
-        prompt = self.prompt.ids(vocabulary)
-        for block in in_blocks(self.source.open(split), _BLOCK):
-            texts = preprocessors.normalize_queries([q.text for q in block], self.normalization)
-            ids = preprocessors.query_ids(texts, vocabulary, length, prompt=prompt)
-            for query, tokens in zip(block, ids, strict=True):
-                yield TokenizedQuery(query.id, tokens, query.positives, query.hard_negatives)
-
-    def over(self, source: QuerySource) -> RetrievalTask:
-        """The same task over other queries; nothing is registered."""
-        return dataclasses.replace(self, source=source)
-
-
-@dataclasses.dataclass(frozen=True)
-class CollectionPassages:
-    """The passages of a collection.
-
-    Attributes:
-        name: the registered name.
-        source: the passages.
-        titles: whether their tokens include titles.
-    """
-
-    name: str
-    source: PassageSource
-    titles: Titles = Titles.INCLUDE
-
-    @property
-    def description(self) -> str:
-        """Fingerprint of the titles' setting."""
-        return fingerprint(passage_steps(self.titles))
-
-    def tokenized(self, length: int) -> Iterator[Sequence[int]]:
-        """The ids of each passage in row order, inside `use_data`."""
-        vocabulary = require_data().vocabulary
-        for block in in_blocks(self.source.open(), _BLOCK):
-            shown, texts = self.titles.applied([p.title for p in block], [p.text for p in block])
-            yield from preprocessors.passage_ids(shown, texts, vocabulary, length)
+def number_of_queries(task: RetrievalTask) -> float:
+    """A task's rate in a mixture: its training queries, so that each is seen once per epoch."""
+    return float(task.num_input_examples("train"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,45 +236,47 @@ class RetrievalMixture:
     Attributes:
         name: the registered name.
         rates: task's name -> rate.
+        tasks: the tasks, sorted by name.
+        titles: form of the passages of collections for which no module registered one.
     """
 
     name: str
     rates: Mapping[str, Rate]
+    tasks: tuple[RetrievalTask, ...]
+    titles: Titles = Titles.INCLUDE
 
     @property
-    def task_names(self) -> Sequence[str]:
-        """The tasks' names, sorted."""
-        return sorted(self.rates)
+    def collection(self) -> str:
+        """The collection of all its tasks."""
+        return self.tasks[0].source.collection
 
-    def rate(self, task: QueryTask) -> float:
-        """A task's rate; those that are functions of its size need `use_data`."""
-        rate = self.rates[task.name]
-        return float(rate(task) if callable(rate) else rate)
+    def weights(self, *, trained: Collection[str] | None = None) -> dict[str, float]:
+        """Mixing weights, by the tasks' names in their collection (as in the token store).
+
+        Rates that are functions of the task need the `use_data` context.
+
+        Args:
+            trained: the tasks with a train split, whose size a rate may depend on; None means all.
+        """
+        weights = {}
+        for task in self.tasks:
+            rate = self.rates[task.name]
+            if trained is None or task.source.task in trained:
+                weights[task.source.task] = float(rate(task) if callable(rate) else rate)
+        return weights
 
 
-def query_steps(normalization: QueryNormalization, prompt: TaskPrompt) -> list[str]:
-    """Descriptions of the preprocessing of queries, for fingerprints."""
-    return [f"normalization {normalization.value}", repr(prompt)]
-
-
-def passage_steps(titles: Titles) -> list[str]:
-    """Descriptions of the preprocessing of passages, for fingerprints."""
-    return [f"titles {titles.value}"]
-
-
-def check_query_room(task: str, prompt: TaskPrompt, length: int) -> None:
-    """Refuses a length that leaves no room after a task's prompt; call it inside `use_data`.
-
-    Raises:
-        ConfigError: names the task.
-    """
-    vocabulary = require_data().vocabulary
+def _described(function: Preprocessor) -> list[str]:
+    """A preprocessor's bound arguments and source code."""
+    parts = []
+    while isinstance(function, functools.partial):
+        parts.append(repr((function.args, sorted(function.keywords.items()))))
+        function = function.func
+    function = inspect.unwrap(function)
+    if not inspect.isroutine(function):
+        parts.append(repr(function))
+        function = type(function)
     try:
-        preprocessors.query_room(vocabulary, length, prompt=prompt.ids(vocabulary))
-    except ConfigError as error:
-        raise ConfigError(
-            error.found,
-            where=f"task {task!r}, {error.where}",
-            expected=error.expected,
-            fix=error.fix,
-        ) from error
+        return [*parts, inspect.getsource(function)]
+    except (OSError, TypeError):
+        return [*parts, f"{function.__module__}.{function.__qualname__}"]

@@ -6,39 +6,50 @@ import json
 import logging
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from taser_jax.data.collections.store import SPLITS, list_tasks
-from taser_jax.data.seqio_tasks import registry
-from taser_jax.data.seqio_tasks.context import use_data
+from taser_jax.data.blocks import in_blocks
+from taser_jax.data.collections.store import SPLITS, PassageStore, list_tasks
 from taser_jax.data.seqio_tasks.merged_collections import MergedSource, write_merged
-from taser_jax.data.seqio_tasks.retrieval_task import QueryTask
-from taser_jax.data.text.preprocessors import check_length
+from taser_jax.data.seqio_tasks.registry import titles_of
+from taser_jax.data.seqio_tasks.retrieval_task import (
+    RetrievalMixture,
+    RetrievalTask,
+    data_in_use,
+    use_data,
+)
+from taser_jax.data.text import preprocessors
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
-from taser_jax.data.token_store.store import TokenStore
-from taser_jax.data.token_store.text_settings import PREPROCESSING_VERSION
+from taser_jax.data.token_store.store import (
+    PREPROCESSING_VERSION,
+    QuerySettings,
+    Titles,
+    TokenStore,
+)
 from taser_jax.data.token_store.writer import TokenStoreWriter
-from taser_jax.storage.artifacts import METADATA, read_json, storage_errors
+from taser_jax.storage.artifacts import METADATA, fingerprint, read_json, storage_errors
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import phase, track
+from taser_jax.storage.records import Query
 from taser_jax.storage.settings import flatten
 
 INPUTS = "inputs.json"
 logger = logging.getLogger("taser")
 
 
+_BLOCK = 4096
+
+
 def tokenize_collection(
     *,
     data_dir: str | os.PathLike[str],
-    mixture_or_task: str | None = None,
+    mixture: RetrievalMixture | None = None,
     collection: str | None = None,
     vocabulary: str | os.PathLike[str] | Vocabulary,
     query_length: int,
     passage_length: int,
     output_dir: str | os.PathLike[str],
-    splits: Sequence[str] = SPLITS,
-    passages: str | None = None,
     replace: bool = False,
 ) -> TokenStore:
     """Makes the token store of a mixture's collection and tasks, or reuses a finished one.
@@ -48,57 +59,53 @@ def tokenize_collection(
 
     Args:
         data_dir: folder that holds collections.
-        mixture_or_task: the registered name; tasks of several collections are merged into a
-            collection with the mixture's name.
+        mixture: the tasks; those of several collections are merged into a collection with the
+            mixture's name.
         collection: instead of a mixture, a collection without queries, such as a memory.
         vocabulary: a vocabulary, or the path of one.
         query_length: length in tokens of queries, including special tokens, unless their task sets
             one.
         passage_length: length in tokens of passages.
         output_dir: directory of the store.
-        splits: splits to tokenise, of the tasks that have them.
-        passages: registered name of the passages, if not the collection's default.
         replace: whether a finished store from other inputs is replaced, too.
 
     Returns:
         The store; its tasks are named as in the collection.
 
     Raises:
-        ConfigError: an unregistered name, a length that leaves no room for text, a store from
-            other inputs, or a merged collection whose name is that of another.
+        ConfigError: a length that leaves no room for text, a store from other inputs, or a merged
+            collection whose name is that of another.
         DataError: the collection or a task is not prepared.
         StorageError: the disk is full or `output_dir` cannot be written.
     """
-    check_length(query_length)
-    check_length(passage_length)
+    preprocessors.check_length(query_length)
+    preprocessors.check_length(passage_length)
     if isinstance(vocabulary, str | os.PathLike):
         vocabulary = load_vocabulary(vocabulary)
-    if (mixture_or_task is None) == (collection is None):
+    if (mixture is None) == (collection is None):
         raise ConfigError(
-            f"mixture or task {mixture_or_task!r}, collection {collection!r}",
+            f"mixture {mixture and mixture.name!r} and collection {collection!r}",
             where="tokenize",
-            expected="one of the two",
             fix="name tasks to have their queries, or a collection to have its passages alone",
         )
-    tasks = [] if mixture_or_task is None else registry.retrieval_tasks(mixture_or_task)
-    if collection is None:
-        collection = tasks[0].source.collection
-    passage_task = registry.find_passages(passages, collection, tasks)
+    tasks = () if mixture is None else mixture.tasks
+    collection = collection or tasks[0].source.collection
+    titles = titles_of(collection, mixture)
     output_dir = pathlib.Path(output_dir)
     with use_data(data_dir=os.fspath(data_dir), vocabulary=vocabulary):
-        work = _work(tasks, splits, os.fspath(data_dir))
+        work = _work(tasks, os.fspath(data_dir))
         for task in tasks:
-            task.check_room(task.source.query_length or query_length)
+            _check_room(task, query_length)
         if any(isinstance(task.source, MergedSource) for task in tasks):
             write_merged(tasks)
-        store = passage_task.source.open()
+        store = PassageStore.open(data_dir, collection)
         inputs = {
             "preprocessing_version": PREPROCESSING_VERSION,
-            "mixture_or_task": mixture_or_task,
+            "mixture_or_task": mixture and mixture.name,
             "lengths": {"query": query_length, "passage": passage_length},
             "vocabulary": vocabulary.fingerprint,
             "collection": store.fingerprint,
-            "passages": {passage_task.name: passage_task.description},
+            "passages": {f"{collection}_passages": fingerprint([f"titles {titles.value}"])},
             **_query_inputs(work),
         }
         reused = _reuse(output_dir, inputs, replace=replace)
@@ -112,46 +119,52 @@ def tokenize_collection(
             vocabulary_size=vocabulary.size,
             query_length=query_length,
             passage_length=passage_length,
-            titles=passage_task.titles,
+            titles=titles,
         )
         vocabulary.save(str(writer.vocabulary_directory))
-        with phase(f"tokenising {mixture_or_task or collection}"):
+        with phase(f"tokenising {mixture.name if mixture else collection}"):
             count = len(store)
-            rows = passage_task.tokenized(passage_length)
+            rows = _tokenized_passages(store, titles, passage_length)
             writer.write_passages(
-                track(rows, f"{passage_task.name} passages", total=count, unit="text"), count=count
+                track(rows, f"{collection} passages", total=count, unit="text"), count=count
             )
             for task, split in work:
                 _write_queries(writer, task, split, query_length)
-        _write_inputs(output_dir, inputs)
+        with storage_errors(output_dir):
+            text = json.dumps(inputs, indent=2) + "\n"
+            (output_dir / INPUTS).write_text(text, encoding="utf-8")
         return writer.finish()
 
 
-def _work(
-    tasks: Sequence[QueryTask], splits: Sequence[str], data_dir: str
-) -> list[tuple[QueryTask, str]]:
-    """The tasks' splits that exist."""
-    for split in splits:
-        if split not in SPLITS:
-            raise ConfigError(f"split {split!r}", expected=f"of {', '.join(SPLITS)}")
+def _work(tasks: Sequence[RetrievalTask], data_dir: str) -> list[tuple[RetrievalTask, str]]:
+    """The splits of each task."""
     work = []
     for task in tasks:
-        found = [split for split in splits if split in task.source.splits]
-        if not found:
-            source = task.source
-            source = source.original if isinstance(source, MergedSource) else source
-            prepared = list_tasks(data_dir, source.collection)
+        own = task.source.original
+        if not own.splits:
+            prepared = ", ".join(list_tasks(data_dir, own.collection)) or "(none)"
             raise DataError(
-                f"task {source.task!r} has none of the splits {', '.join(splits)}",
-                where=f"{data_dir}, collection {source.collection!r}",
-                expected=f"one of the prepared tasks: {', '.join(prepared) or '(none)'}",
+                f"task {own.task!r} is not among the prepared tasks: {prepared}",
+                where=f"{data_dir}, collection {own.collection!r}",
                 fix="prepare the task's queries with `taser prepare`",
             )
-        work += [(task, split) for split in found]
+        work += [(task, split) for split in SPLITS if split in own.splits]
     return work
 
 
-def _query_inputs(work: Sequence[tuple[QueryTask, str]]) -> dict[str, Any]:
+def _check_room(task: RetrievalTask, length: int) -> None:
+    """Refuses a length that leaves no room after the task's prompt."""
+    vocabulary, length = data_in_use().vocabulary, task.source.query_length or length
+    try:
+        preprocessors.query_room(vocabulary, length, prompt=task.prompt.ids(vocabulary))
+    except ConfigError as error:
+        where = f"task {task.name!r}, {error.where}"
+        raise ConfigError(
+            error.found, where=where, expected=error.expected, fix=error.fix
+        ) from error
+
+
+def _query_inputs(work: Sequence[tuple[RetrievalTask, str]]) -> dict[str, Any]:
     """What a store's queries are made from."""
     queries = {
         f"{task.name} {split}": [task.description, task.source.open(split).fingerprint]
@@ -162,23 +175,37 @@ def _query_inputs(work: Sequence[tuple[QueryTask, str]]) -> dict[str, Any]:
     return {"queries": queries, **({"query_lengths": lengths} if lengths else {})}
 
 
-def _write_queries(writer: TokenStoreWriter, task: QueryTask, split: str, length: int) -> None:
-    own = task.source.query_length
-    total = len(task.source.open(split))
-    queries = list(
-        track(
-            task.tokenized(split, own or length), f"{task.name} {split}", total=total, unit="text"
-        )
-    )
+def _tokenized_passages(
+    store: PassageStore, titles: Titles, length: int
+) -> Iterator[Sequence[int]]:
+    vocabulary = data_in_use().vocabulary
+    for block in in_blocks(store, _BLOCK):
+        shown, texts = titles.applied([p.title for p in block], [p.text for p in block])
+        yield from preprocessors.passage_ids(shown, texts, vocabulary, length)
+
+
+def _write_queries(writer: TokenStoreWriter, task: RetrievalTask, split: str, length: int) -> None:
+    source = task.source
+    queries: Iterable[Query] = source.open(split)
+    if task.query_preprocessors:
+        from taser_jax.data.seqio_tasks.in_seqio import preprocessed
+
+        queries = preprocessed(task, split)
+    total = task.num_input_examples(split)
+    queries = list(track(queries, f"{task.name} {split}", total=total, unit="text"))
+    vocabulary = data_in_use().vocabulary
+    texts = preprocessors.normalize_queries([query.text for query in queries], task.normalization)
+    prompt = task.prompt.ids(vocabulary)
+    longest = source.query_length or length
     writer.write_queries(
-        task.source.task,
+        source.task,
         split,
         query_ids=[query.id for query in queries],
-        tokens=[query.tokens for query in queries],
+        tokens=preprocessors.query_ids(texts, vocabulary, longest, prompt=prompt),
         positives=[query.positives for query in queries],
         hard_negatives=[query.hard_negatives for query in queries],
-        length=own,
-        settings=task.settings(),
+        length=source.query_length,
+        settings=QuerySettings(task.normalization, tuple(prompt)),
     )
 
 
@@ -194,10 +221,10 @@ def _reuse(output_dir: pathlib.Path, inputs: dict[str, Any], *, replace: bool) -
         found = read_json(output_dir / INPUTS)
     except DataError:
         return None
-    if found != inputs:
-        if not replace:
-            raise _another_store(output_dir, found, inputs)
+    if found != inputs and replace:
         return None
+    if found != inputs:
+        raise _another_store(output_dir, found, inputs)
     try:
         store = TokenStore.open(output_dir)
     except DataError:
@@ -207,39 +234,33 @@ def _reuse(output_dir: pathlib.Path, inputs: dict[str, Any], *, replace: bool) -
 
 
 def _another_store(
-    directory: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
+    directory: pathlib.Path, found: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> ConfigError:
     """The error that names the differences between the existing store and the requested one."""
-    old, new = flatten(store=found), flatten(store=wanted)
+    old, new = flatten(store=found), flatten(store=inputs)
     names = [name for name in sorted(old | new) if old.get(name) != new.get(name)]
     changes = "; ".join(
         f"{name.removeprefix('store.')} {old.get(name)}, now {new.get(name)}" for name in names[:4]
     )
     more = f"; and {len(names) - 4} more" if len(names) > 4 else ""
-    name = _another_name(directory, found, wanted)
+    name = _another_name(directory, found, inputs)
     return ConfigError(
         f"another token store is here: {changes}{more}",
         where=str(directory),
-        expected="a new directory, or the inputs that this store was made from",
         fix=f"choose another TOKEN_STORE, such as {name}, or set "
         "tokenize.replace=True: models trained on the old store will not accept the new one",
     )
 
 
 def _another_name(
-    directory: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
+    directory: pathlib.Path, found: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> str:
     """The store's name with what differs, such as `tokens-442d64` for another vocabulary."""
-    lengths = wanted["lengths"]
+    lengths = inputs["lengths"]
     parts = {
-        "mixture_or_task": wanted["mixture_or_task"] or directory.name,
-        "vocabulary": wanted["vocabulary"][:6],
+        "mixture_or_task": inputs["mixture_or_task"] or directory.name,
+        "vocabulary": inputs["vocabulary"][:6],
         "lengths": f"{lengths['query']}-{lengths['passage']}",
     }
-    apart = [part for name, part in parts.items() if found.get(name) != wanted[name]]
+    apart = [part for name, part in parts.items() if found.get(name) != inputs[name]]
     return "-".join([str(directory), *(apart or ["2"])])
-
-
-def _write_inputs(output_dir: pathlib.Path, inputs: dict[str, Any]) -> None:
-    with storage_errors(output_dir):
-        (output_dir / INPUTS).write_text(json.dumps(inputs, indent=2) + "\n", encoding="utf-8")

@@ -1,21 +1,114 @@
-"""Turns texts into token ids, in the same way for token stores and typed questions.
+"""Turns texts into token ids, in the same way for token stores and typed questions; prompts.
 
-`preprocessing_graph` has the same functions as TensorFlow graphs, for SavedModels.
+`text_graph` has the same functions as TensorFlow graphs, for SavedModels.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 from collections.abc import Sequence
 
 import numpy as np
 
 from taser_jax.data.text.vocabularies import Vocabulary
-from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
+from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
 from taser_jax.models.batch import Tokens
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Passage
 
 _MIN_LENGTH = 4
+
+
+class Prompt(enum.Enum):
+    """The tokens before a task's queries.
+
+    NONE: nothing.
+    NAME: the task's name and a separator, as in TACO-DR.
+    MARKER: one token for the task's family, as in Maillard et al., 2021; coarser, since several
+        tasks share a family.
+    TEXT: any text, as in sentence-transformers models ("query: ").
+    """
+
+    NONE = "none"
+    NAME = "name"
+    MARKER = "marker"
+    TEXT = "text"
+
+
+class Family(enum.Enum):
+    """KILT's families of tasks; the value is the marker for vocabularies without spare pieces."""
+
+    QUESTION_ANSWERING = "question answering"
+    FACT_CHECKING = "fact checking"
+    SLOT_FILLING = "slot filling"
+    ENTITY_LINKING = "entity linking"
+    DIALOGUE = "dialogue"
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskPrompt:
+    """The prompt of one task.
+
+    Example:
+        `TaskPrompt(Prompt.NAME, name="NQ")` turns "who wrote it", in BERT's vocabulary, into
+        [CLS] nq [SEP] who wrote it [SEP]
+
+    Attributes:
+        kind: the kind of prompt.
+        name: the task's name, for NAME.
+        text: the text before each query, for TEXT.
+        family: the task's family, for MARKER: BERT's spare piece [unused1] for the first family,
+            and so on; with vocabularies without such pieces, the family's name as ordinary text.
+        separator: piece between name and query, such as "<extra_id_1>"; None is the vocabulary's
+            end-of-text token ([SEP], T5's </s>). TACO-DR's paper has [SP], its code <extra_id_1>,
+            one of T5's extra ids.
+    """
+
+    kind: Prompt = Prompt.NONE
+    name: str = ""
+    text: str = ""
+    family: Family | None = None
+    separator: str | None = None
+
+    def __post_init__(self) -> None:
+        needed = {
+            Prompt.NAME: ("name", self.name),
+            Prompt.MARKER: ("family", self.family),
+            Prompt.TEXT: ("text", self.text),
+        }
+        if self.kind in needed and not needed[self.kind][1]:
+            name = needed[self.kind][0]
+            raise ConfigError(f"{self.kind.value!r} without a {name}", where="TaskPrompt.kind")
+
+    def ids(self, vocabulary: Vocabulary) -> list[int]:
+        """The prompt's token ids.
+
+        Raises:
+            ConfigError: the separator is not a piece of the vocabulary.
+        """
+        if self.kind is Prompt.NAME:
+            return [*vocabulary.encode([self.name])[0], self._separator_id(vocabulary)]
+        if self.kind is Prompt.TEXT:
+            return vocabulary.encode([self.text])[0]
+        if self.kind is Prompt.MARKER:
+            assert self.family is not None
+            piece = f"[unused{1 + list(Family).index(self.family)}]"
+            id = vocabulary.id_of(piece)
+            return vocabulary.encode([self.family.value])[0] if id is None else [id]
+        return []
+
+    def _separator_id(self, vocabulary: Vocabulary) -> int:
+        if self.separator is None:
+            return vocabulary.sep_id
+        id = vocabulary.id_of(self.separator)
+        if id is None:
+            raise ConfigError(
+                f"{self.separator!r} is not a piece of the vocabulary",
+                where="TaskPrompt.separator",
+                fix="<extra_id_N>: give the vocabulary extra ids, tokenize.extra_ids=100 (T5's)",
+            )
+        return id
 
 
 def normalize_queries(texts: Sequence[str], normalization: QueryNormalization) -> list[str]:
@@ -74,15 +167,15 @@ def passage_ids(
     if length is not None:
         check_length(length)
     start, end = _start(vocabulary), vocabulary.sep_id
-    found = []
+    rows = []
     encoded = zip(titles, vocabulary.encode(titles), vocabulary.encode(texts), strict=True)
     for shown, title, text in encoded:
         if length is not None:
             room = length - 1 - len(start) - bool(shown)
             title = title[: max(room - len(text), (room + (len(title) > len(text))) // 2)]
             text = text[: room - len(title)]
-        found.append([*start, *title, *([end] if shown else []), *text, end])
-    return found
+        rows.append([*start, *title, *([end] if shown else []), *text, end])
+    return rows
 
 
 def encode_queries(
@@ -120,8 +213,7 @@ def query_room(vocabulary: Vocabulary, length: int, *, prompt: Sequence[int] = (
         raise ConfigError(
             f"the prompt of {len(prompt)} tokens leaves no room for the query",
             where=f"query length {length}",
-            expected=f"{length - room + 1} tokens or more, special tokens included",
-            fix="raise the query length of the task, or shorten its prompt",
+            fix=f"shorten the prompt, or give {length - room + 1} tokens or more",
         )
     return room
 

@@ -54,7 +54,7 @@ class SentencePieceVocabulary:
     pad_id = 0
 
     def __init__(self, model: bytes, *, where: str = MODEL_FILE, extra_ids: int = 0) -> None:
-        self._model = model
+        self.model = model
         self.extra_ids = extra_ids
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -62,29 +62,24 @@ class SentencePieceVocabulary:
             raise DataError(f"not a SentencePiece model ({error})", where=where) from error
         if not model:
             raise DataError("the vocabulary is empty", where=where)
-        if self._processor.pad_id() != 0:
+        pad_id, eos_id = self._processor.pad_id(), self._processor.eos_id()
+        if pad_id != 0 or eos_id < 0:
             raise DataError(
-                f"pad is id {self._processor.pad_id()}",
+                f"pad is id {pad_id} and the end of a text id {eos_id}, not 0 and another",
                 where=where,
-                expected="id 0",
-                fix="train with pad_id=0, or make one with `taser vocab`",
-            )
-        if self._processor.eos_id() < 0:
-            raise DataError(
-                "no end piece ([SEP] or </s>)", where=where, fix="train with eos_id set"
+                fix="train with pad_id=0 and eos_id set, or make one with `taser vocab`",
             )
         if extra_ids < 0:
-            raise DataError(f"{extra_ids} extra ids", where=where, expected="0 or more")
+            raise DataError(f"{extra_ids} extra ids", where=where, fix="give 0 or more")
         if extra_ids and self._piece_id(_extra_id_name(0)) is not None:
             raise DataError(
                 f"{extra_ids} extra ids for a model that has pieces of their names",
                 where=where,
-                expected="no extra ids: the model has its own",
-                fix="set tokenize.extra_ids=0",
+                fix="set tokenize.extra_ids=0: the model has its own",
             )
         bos_id = self._processor.bos_id()
         self.cls_id = bos_id if bos_id >= 0 else None
-        self.sep_id = self._processor.eos_id()
+        self.sep_id = eos_id
         self.unk_id = self._processor.unk_id()
 
     @classmethod
@@ -114,7 +109,7 @@ class SentencePieceVocabulary:
     def fingerprint(self) -> str:
         """Fingerprint of the model and of any extra ids."""
         extra = [f"{self.extra_ids} extra ids"] if self.extra_ids else []
-        return fingerprint([self.kind, self._model, *extra])
+        return fingerprint([self.kind, self.model, *extra])
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens. Lone surrogates become "?"."""
@@ -150,8 +145,8 @@ class SentencePieceVocabulary:
         return self.size - 1 - int(name[1])
 
     def _piece_id(self, piece: str) -> int | None:
-        found = self._processor.piece_to_id(piece)
-        return found if self._processor.id_to_piece(found) == piece else None
+        id = self._processor.piece_to_id(piece)
+        return id if self._processor.id_to_piece(id) == piece else None
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Writes `sentencepiece.model` and `vocabulary.json`."""
@@ -160,7 +155,7 @@ class SentencePieceVocabulary:
             kind=self.kind,
             fingerprint=self.fingerprint,
             size=self.size,
-            data=(MODEL_FILE, self._model),
+            data=(MODEL_FILE, self.model),
             **({"extra_ids": self.extra_ids} if self.extra_ids else {}),
         )
 
@@ -169,7 +164,7 @@ class SentencePieceVocabulary:
         import tensorflow as tf
         import tensorflow_text as tf_text
 
-        return tf_text.SentencepieceTokenizer(model=self._model, out_type=tf.int32)
+        return tf_text.SentencepieceTokenizer(model=self.model, out_type=tf.int32)
 
 
 def _extra_id_name(number: int) -> str:

@@ -1,86 +1,37 @@
-"""Vocabularies: from text to token ids, for token stores, questions and exports."""
+"""Vocabularies, from text to token ids: loading one of either kind, and training one."""
 
 from __future__ import annotations
 
+import collections
+import enum
+import io
+import itertools
 import os
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Iterator
 
+import sentencepiece
+import tokenizers
 from etils import epath
+from tokenizers import models, normalizers, pre_tokenizers, trainers
 
-from taser_jax.data.text.bert_files import (
+from taser_jax.data.text.sentencepiece import EXTRA_ID, SentencePieceVocabulary
+from taser_jax.data.text.vocabulary_files import (
+    MAX_WORD_CHARACTERS,
+    METADATA,
+    SPECIAL_TOKENS,
     TOKENIZER_CONFIG_FILE,
     VOCAB_FILE,
     check_rows,
     read_bert_files,
+    read_metadata,
 )
-from taser_jax.data.text.sentencepiece import EXTRA_ID, SentencePieceVocabulary
-from taser_jax.data.text.vocabulary_files import METADATA, read_metadata
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.storage.artifacts import read_json
-from taser_jax.storage.errors import DataError
+from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.json_fields import JsonField, JsonType
+from taser_jax.storage.progress import phase, track
 
-if TYPE_CHECKING:
-    import tensorflow as tf
-
-
-class Vocabulary(Protocol):
-    """Converts between text and token ids.
-
-    Attributes:
-        kind: "wordpiece" or "sentencepiece".
-        pad_id: always 0.
-        sep_id: id put after a text.
-        unk_id: id of text that has no pieces.
-    """
-
-    kind: str
-    pad_id: int
-    sep_id: int
-    unk_id: int
-
-    @property
-    def cls_id(self) -> int | None:
-        """Id put before a text; None if the vocabulary has no such token (T5's)."""
-        ...
-
-    @property
-    def trackables(self) -> tuple[tf.Module, ...]:
-        """Objects that a `tf.Module` must hold so that it can be saved with `encode_tf`."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Number of ids."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Fingerprint of everything that decides the ids of a text."""
-        ...
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, without special tokens."""
-        ...
-
-    def encode_tf(self, texts: tf.Tensor) -> tf.RaggedTensor:
-        """Ids of each text, without special tokens. [texts] -> [texts, (pieces)], int32."""
-        ...
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids, without padding, [CLS] and [SEP]."""
-        ...
-
-    def id_of(self, piece: str) -> int | None:
-        """Id of a piece by its name, such as "[unused1]"; None if there is no such piece."""
-        ...
-
-    def save(self, directory: str) -> None:
-        """Writes a directory that `load_vocabulary` reads."""
-        ...
-
-
+Vocabulary = WordPieceVocabulary | SentencePieceVocabulary
 T5_MODEL_FILE = "spiece.model"
 _NAME = JsonField(JsonType.STRING, required=True)
 _TOKEN = JsonField(JsonType.OBJECT, fields={"content": _NAME})
@@ -93,23 +44,32 @@ _EXTRA_IDS_FIELDS = {
     "added_tokens_decoder": JsonField(JsonType.OBJECT, items=_TOKEN),
 }
 _KINDS = {kind.kind: kind for kind in (WordPieceVocabulary, SentencePieceVocabulary)}
+_MAX_ALPHABET = 1000
+_MIN_SIZE = 64
+# SentencePiece adds up its threads' results in order, so their number affects them, but not timing.
+_SENTENCEPIECE_THREADS = 16
+
+
+class VocabularyKind(enum.Enum):
+    """How a vocabulary splits words."""
+
+    WORDPIECE = "wordpiece"
+    SENTENCEPIECE = "sentencepiece"
 
 
 def load_vocabulary(
     path: str | os.PathLike[str],
     *,
-    lower_case: bool | None = None,
     extra_ids: int | None = None,
     rows: int | None = None,
-) -> WordPieceVocabulary | SentencePieceVocabulary:
+) -> Vocabulary:
     """Loads a vocabulary from a local or `gs://` path.
 
     Args:
         path: a directory that `save` wrote, a BERT or T5 checkpoint's directory with a
             `tokenizer.json`, `vocab.txt` or `spiece.model`, one of the last two files itself, or
-            any SentencePiece `.model`.
-        lower_case: for a WordPiece `vocab.txt`, which does not record it. None: as saved, else as
-            in the `tokenizer_config.json` or `tokenizer.json` beside it, else True.
+            any SentencePiece `.model`. A `vocab.txt` is lower-cased unless a
+            `tokenizer_config.json` or `tokenizer.json` beside it says otherwise.
         extra_ids: for a SentencePiece `.model`: number of ids after its own, T5's `<extra_id_N>`.
             None: as saved, else as in the `tokenizer_config.json` beside it, else 0.
         rows: rows of the embedding table of the model that the ids are for, at least one per id.
@@ -120,7 +80,7 @@ def load_vocabulary(
         ConfigError: a tokenizer with an unsupported way of splitting words, or with added tokens.
         FingerprintError: the files are not the ones that were saved.
     """
-    vocabulary = _load(os.fspath(path).rstrip("/"), lower_case, extra_ids)
+    vocabulary = _load(os.fspath(path).rstrip("/"), extra_ids)
     if rows is not None and vocabulary.size > rows:
         raise DataError(
             f"the vocabulary has {vocabulary.size:,} ids",
@@ -131,36 +91,25 @@ def load_vocabulary(
     return vocabulary
 
 
-def _load(
-    path: str, lower_case: bool | None, extra_ids: int | None
-) -> WordPieceVocabulary | SentencePieceVocabulary:
+def _load(path: str, extra_ids: int | None) -> Vocabulary:
     if not epath.Path(path).is_dir():
         if path.endswith(".model"):
             return _load_model(path, extra_ids)
-        return _load_bert(os.path.dirname(path), os.path.basename(path), lower_case, extra_ids)
+        return _load_bert(os.path.dirname(path), os.path.basename(path), extra_ids)
     if not epath.Path(path, METADATA).exists():
         if epath.Path(path, T5_MODEL_FILE).exists():
             return _load_model(f"{path}/{T5_MODEL_FILE}", extra_ids)
-        return _load_bert(path, None, lower_case, extra_ids)
+        return _load_bert(path, None, extra_ids)
     metadata = read_metadata(path)
+    where = f"{path}/{METADATA}"
     if metadata["kind"] not in _KINDS:
-        raise DataError(
-            f"kind {metadata['kind']!r}",
-            where=f"{path}/{METADATA}, field 'kind'",
-            expected=f"one of {', '.join(map(repr, sorted(_KINDS)))}",
-        )
-    if lower_case is not None and metadata.get("lower_case", lower_case) != lower_case:
-        raise DataError(
-            f"lower_case is {metadata['lower_case']}, requested was {lower_case}",
-            where=f"{path}/{METADATA}",
-            fix=f"give the path of the {VOCAB_FILE} itself to read it with another setting",
-        )
+        kinds = " and ".join(sorted(_KINDS))
+        raise DataError(f"kind {metadata['kind']!r}; there are {kinds}", where=where)
     saved = metadata.get("extra_ids", 0)
     if extra_ids is not None and saved != extra_ids:
+        fix = "give the path of the SentencePiece .model itself to read it with another number"
         raise DataError(
-            f"it has {saved} extra ids, requested were {extra_ids}",
-            where=f"{path}/{METADATA}",
-            fix="give the path of the SentencePiece .model itself to read it with another setting",
+            f"it has {saved} extra ids, requested were {extra_ids}", where=where, fix=fix
         )
     return _KINDS[metadata["kind"]].from_directory(path, metadata)
 
@@ -185,31 +134,149 @@ def _named_extra_ids(directory: str) -> dict[str, int | None]:
     """The extra ids in a T5's tokenizer_config.json, with their ids if it gives them."""
     path = os.path.join(directory, TOKENIZER_CONFIG_FILE)
     config = read_json(path, fields=_EXTRA_IDS_FIELDS, absent={})
-    found: dict[str, int | None] = {
+    ids: dict[str, int | None] = {
         f"<extra_id_{number}>": None for number in range(config.get("extra_ids", 0))
     }
     for token in config.get("additional_special_tokens", ()):
-        found.setdefault(token["content"] if isinstance(token, dict) else token, None)
+        ids.setdefault(token["content"] if isinstance(token, dict) else token, None)
     for id, token in config.get("added_tokens_decoder", {}).items():
         if not (id.isascii() and id.isdigit()):
-            raise DataError(
-                f"id {id!r} of {token['content']!r}",
-                where=f"{path}, field 'added_tokens_decoder'",
-                expected="a whole number",
-            )
-        found[token["content"]] = int(id)
-    return {name: id for name, id in found.items() if EXTRA_ID.fullmatch(name)}
+            where = f"{path}, field 'added_tokens_decoder'"
+            raise DataError(f"id {id!r} of {token['content']!r} is no number", where=where)
+        ids[token["content"]] = int(id)
+    return {name: id for name, id in ids.items() if EXTRA_ID.fullmatch(name)}
 
 
 def _load_bert(
-    directory: str, vocab_file: str | None, lower_case: bool | None, extra_ids: int | None
+    directory: str, vocab_file: str | None, extra_ids: int | None
 ) -> WordPieceVocabulary:
     if extra_ids:
         raise DataError(
             f"{extra_ids} extra ids for a WordPiece vocabulary",
             where=os.path.join(directory, vocab_file or VOCAB_FILE),
-            expected="a SentencePiece .model: only those take extra ids",
-            fix="leave tokenize.extra_ids out",
+            fix="leave tokenize.extra_ids out: only SentencePiece models take extra ids",
         )
-    files = read_bert_files(directory or ".", vocab_file=vocab_file, lower_case=lower_case)
-    return WordPieceVocabulary.from_files(files)
+    return WordPieceVocabulary.from_files(read_bert_files(directory or ".", vocab_file=vocab_file))
+
+
+def train_vocabulary(
+    texts: Iterable[str],
+    *,
+    kind: VocabularyKind | str = VocabularyKind.WORDPIECE,
+    size: int,
+    output_dir: str | os.PathLike[str],
+    lower_case: bool = True,
+) -> Vocabulary:
+    """Trains a vocabulary and saves it where `load_vocabulary` finds it.
+
+    The same texts in the same order give the same vocabulary, in any process. WordPiece stores only
+    counts of distinct words. SentencePiece (a unigram model) holds all texts in memory, so give it
+    a sample of a large collection.
+
+    Args:
+        texts: texts to learn from; read once.
+        kind: how it splits words.
+        size: number of ids; few texts may give a smaller vocabulary.
+        output_dir: created if missing.
+        lower_case: lower-case and strip accents.
+
+    Returns:
+        The vocabulary, [PAD] = 0, [UNK] = 1, [CLS] = 2, [SEP] = 3, [MASK] = 4.
+
+    Raises:
+        ConfigError: a size that the texts do not allow.
+        DataError: no words in the texts.
+    """
+    if size < _MIN_SIZE:
+        raise ConfigError(f"size {size}", where="train_vocabulary", fix=f"give {_MIN_SIZE} or more")
+    is_wordpiece = VocabularyKind(kind) is VocabularyKind.WORDPIECE
+    train = _train_wordpiece if is_wordpiece else _train_sentencepiece
+    vocabulary = train(track(texts, "reading texts", unit="text"), size, lower_case)
+    vocabulary.save(os.fspath(output_dir))
+    return vocabulary
+
+
+def _train_wordpiece(texts: Iterable[str], size: int, lower_case: bool) -> Vocabulary:
+    """Byte-pair merges by count (what `tokenizers` calls WordPiece training).
+
+    The trainer numbers letters in the order in which a hash map yields words, and breaks ties
+    between merges by these numbers. To make the result deterministic, all letters, including those
+    that continue words, are numbered before it starts.
+    """
+    counts = _count_words(texts, lower_case)
+    if not counts:
+        raise DataError("no words in the texts", where="train_vocabulary")
+    letters: collections.Counter[str] = collections.Counter()
+    for word, count in counts.items():
+        for letter in word:
+            letters[letter] += count
+    # At most half of a small vocabulary goes to letters (each stands alone and as ##letter).
+    limit = min(_MAX_ALPHABET, size // 4)
+    alphabet = {c for c, _ in sorted(letters.items(), key=lambda item: (-item[1], item[0]))[:limit]}
+    continuing = {f"##{c}" for word in counts for c in word[1:] if c in alphabet}
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=2,
+        special_tokens=[*SPECIAL_TOKENS, *sorted(continuing)],
+        initial_alphabet=sorted(alphabet),
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    with phase("learning word pieces"):
+        tokenizer.train_from_iterator(_repeat(counts), trainer)
+    ids = tokenizer.get_vocab()
+    return WordPieceVocabulary(sorted(ids, key=ids.__getitem__), lower_case=lower_case)
+
+
+def _count_words(texts: Iterable[str], lower_case: bool) -> collections.Counter[str]:
+    normalizer = normalizers.BertNormalizer(lowercase=lower_case)
+    splitter = pre_tokenizers.BertPreTokenizer()
+    counts: collections.Counter[str] = collections.Counter()
+    for text in texts:
+        words = splitter.pre_tokenize_str(normalizer.normalize_str(text))
+        counts.update(word for word, _ in words if len(word) <= MAX_WORD_CHARACTERS)
+    return counts
+
+
+def _repeat(counts: collections.Counter[str]) -> Iterator[str]:
+    """Repeats each word as often as it was counted, in texts of at most 1,000 words."""
+    for word in sorted(counts):
+        whole, rest = divmod(counts[word], 1000)
+        yield from itertools.repeat(f"{word} " * 1000, whole)
+        yield f"{word} " * rest
+
+
+def _train_sentencepiece(texts: Iterable[str], size: int, lower_case: bool) -> Vocabulary:
+    model = io.BytesIO()
+    pad, unknown, cls, sep, mask = SPECIAL_TOKENS
+    try:
+        with phase("learning sentence pieces"):
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(texts),
+                model_writer=model,
+                vocab_size=size,
+                model_type="unigram",
+                normalization_rule_name="nmt_nfkc_cf" if lower_case else "nmt_nfkc",
+                pad_id=0,
+                unk_id=1,
+                bos_id=2,
+                eos_id=3,
+                pad_piece=pad,
+                unk_piece=unknown,
+                bos_piece=cls,
+                eos_piece=sep,
+                control_symbols=[mask],
+                max_sentence_length=1 << 20,
+                hard_vocab_limit=False,
+                num_threads=_SENTENCEPIECE_THREADS,
+                minloglevel=2,
+            )
+    except RuntimeError as error:
+        raise ConfigError(
+            f"SentencePiece rejects size {size} ({error})",
+            where="train_vocabulary",
+            fix="give other texts, or a size that the message allows",
+        ) from error
+    return SentencePieceVocabulary(model.getvalue())

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from taser_jax.data.text import vocabulary_files
-from taser_jax.data.text.bert_files import (
+from taser_jax.data.text.vocabulary_files import (
     MAX_WORD_CHARACTERS,
     SPECIAL_TOKENS,
     VOCAB_FILE,
@@ -103,12 +103,12 @@ class WordPieceVocabulary:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens. Lone surrogates become "?"."""
-        found: list[list[int]] = []
+        ids: list[list[int]] = []
         for start in range(0, len(texts), _BATCH):
             batch = [vocabulary_files.whole(text) for text in texts[start : start + _BATCH]]
             encoded = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
-            found += [encoding.ids for encoding in encoded]
-        return found
+            ids += [encoding.ids for encoding in encoded]
+        return ids
 
     def encode_tf(self, texts: tf.Tensor) -> tf.RaggedTensor:
         """Ids of each text, without special tokens. [texts] -> [texts, (pieces)], int32."""
@@ -124,7 +124,7 @@ class WordPieceVocabulary:
 
     @functools.cached_property
     def _graph(self) -> tf.types.experimental.GenericFunction:
-        from taser_jax.data.text.wordpiece_graph import wordpiece_graph
+        from taser_jax.data.text.text_graph import wordpiece_graph
 
         return wordpiece_graph(self.pieces, self.splitting)
 

@@ -1,17 +1,31 @@
-"""Token ids and lists of rows of many texts, as NumPy arrays."""
+"""Token ids, lists of rows and states of many texts, as NumPy arrays.
+
+States of frozen blocks replace a store's tokens. On disk they are float32, or bfloat16 stored as
+uint16; texts follow one another without padding, and the token store knows their lengths:
+
+    passages/states.npy                 [tokens of all passages, width]
+    queries/<task>.<split>/states.npy   [tokens of all queries, width]
+    plan.json beside each               their sources
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
+import ml_dtypes
 import numpy as np
-from jaxtyping import Float32, Int
+from jaxtyping import Float, Float32, Int
 
-from taser_jax.models.batch import Tokens
-from taser_jax.storage.artifacts import fingerprint
+from taser_jax.models.batch import States, Tokens
+from taser_jax.storage.artifacts import ARRAY_ERRORS, FilePath, fingerprint, split_path
+from taser_jax.storage.checksums import check_file
 from taser_jax.storage.errors import DataError
+
+STATES = "states.npy"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,26 +158,16 @@ class TokenizedQueries:
         array = pack_tokens(tokens, length, vocabulary_size, where, query_ids)
         gold = Ragged.from_lists(positives)
         hard = Ragged.from_lists([[]] * len(array) if hard_negatives is None else hard_negatives)
-        for name, count in (
-            ("query ids", len(query_ids)),
-            ("lists of positives", len(gold)),
-            ("lists of hard negatives", len(hard)),
-        ):
-            if count != len(array):
-                raise DataError(f"{count} {name} for {len(array)} token lists", where=where)
+        if {len(query_ids), len(gold), len(hard)} != {len(array)}:
+            raise DataError(
+                f"{len(query_ids)} query ids, {len(gold)} lists of positives and {len(hard)} of "
+                f"hard negatives for {len(array)} token lists",
+                where=where,
+            )
         arrays = [array.ids, array.lengths]
         arrays += [gold.offsets, gold.values, hard.offsets, hard.values]
         content = fingerprint([task, split, json.dumps(list(query_ids)), *arrays])
-        return cls(
-            array.ids,
-            array.lengths,
-            gold,
-            hard,
-            list(query_ids),
-            task,
-            split,
-            content,
-        )
+        return cls(array.ids, array.lengths, gold, hard, list(query_ids), task, split, content)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -186,31 +190,37 @@ class TokenizedQueries:
         """
         where = f"task {self.task!r}, split {self.split!r}"
         if len(hard_negatives) != len(self):
-            raise DataError(
-                f"{len(hard_negatives)} lists of hard negatives for {len(self)} queries",
-                where=where,
-            )
-        parts: list[str | np.ndarray] = [
-            self.fingerprint,
-            hard_negatives.offsets,
-            hard_negatives.values,
-        ]
+            lists = f"{len(hard_negatives)} lists of hard negatives for {len(self)} queries"
+            raise DataError(lists, where=where)
+        parts: list[str | np.ndarray] = [self.fingerprint]
+        parts += [hard_negatives.offsets, hard_negatives.values]
         if teacher is not None:
-            found = len(teacher.positives), len(teacher.negatives)
-            wanted = len(self.positives.values), len(hard_negatives.values)
-            if found != wanted:
+            scored = len(teacher.positives), len(teacher.negatives)
+            passages = len(self.positives.values), len(hard_negatives.values)
+            if scored != passages:
                 raise DataError(
-                    f"teacher scores of {found[0]} positives and {found[1]} hard negatives",
+                    f"teacher scores of {scored[0]} of {passages[0]} positives and of {scored[1]} "
+                    f"of {passages[1]} hard negatives",
                     where=where,
-                    expected=f"of {wanted[0]} and {wanted[1]}",
                 )
             parts += [teacher.positives, teacher.negatives]
         return dataclasses.replace(
-            self,
-            hard_negatives=hard_negatives,
-            teacher=teacher,
-            fingerprint=fingerprint(parts),
+            self, hard_negatives=hard_negatives, teacher=teacher, fingerprint=fingerprint(parts)
         )
+
+
+def load_array(
+    path: pathlib.Path, *, fix: str, mmap_mode: Literal["r"] | None = None
+) -> np.ndarray:
+    """Reads or maps an array.
+
+    Raises:
+        DataError: it is missing or damaged.
+    """
+    try:
+        return np.load(path, mmap_mode=mmap_mode)
+    except ARRAY_ERRORS as error:
+        raise DataError(f"missing or damaged ({error})", where=str(path), fix=fix) from error
 
 
 def id_dtype(vocabulary_size: int) -> np.dtype:
@@ -250,3 +260,91 @@ def pack_tokens(
 
 def _name(names: Sequence[str], index: int) -> str:
     return str(names[index]) if index < len(names) else f"text {index}"
+
+
+@dataclasses.dataclass(frozen=True)
+class StateRows:
+    """States of many texts, which `tokens` pads like a token array's ids.
+
+    Attributes:
+        states: states of all texts, one after another; may be memory-mapped. [total, width]
+        starts: first state of each text. Shape [texts], int64.
+        lengths: real tokens of each text. Shape [texts].
+        length: tokens that texts are padded to.
+    """
+
+    states: Float[np.ndarray, "total width"]
+    starts: Int[np.ndarray, " texts"]
+    lengths: Int[np.ndarray, " texts"]
+    length: int
+
+    @classmethod
+    def open(
+        cls, directory: FilePath, lengths: Int[np.ndarray, " texts"], *, length: int
+    ) -> StateRows:
+        """Opens the states of all texts of a side.
+
+        Args:
+            directory: `passages/`, or that of one split.
+            lengths: real tokens of the texts.
+            length: tokens that texts are padded to.
+
+        Raises:
+            DataError: missing or damaged, or of another number of tokens.
+        """
+        path = pathlib.Path(directory) / STATES
+        fix = f"delete {directory}, then run the command that made it again"
+        check_file(path, fix=fix)
+        states = load_array(path, fix=fix, mmap_mode="r")
+        ends = np.cumsum(lengths, dtype=np.int64)
+        if states.ndim != 2 or len(states) != ends[-1]:
+            shape = f"shape {states.shape}, not those of {ends[-1]} tokens"
+            raise DataError(shape, where=str(path), fix=fix)
+        if states.dtype == np.uint16:
+            states = states.view(ml_dtypes.bfloat16)
+        return cls(states, ends - lengths, lengths, length)
+
+    def take(self, rows: Int[np.ndarray, " kept"], *, length: int) -> StateRows:
+        """States of some of the texts, padded to another length."""
+        return dataclasses.replace(
+            self, starts=self.starts[rows], lengths=self.lengths[rows], length=length
+        )
+
+    def tokens(self, rows: Int[np.ndarray, " rows"]) -> States:
+        """States and mask of the given rows, in their order."""
+        positions = np.arange(self.length)
+        mask = positions < self.lengths[rows][:, None]
+        hidden = np.zeros((*mask.shape, self.states.shape[1]), self.states.dtype)
+        hidden[mask] = self.states[(self.starts[rows][:, None] + positions)[mask]]
+        return States(hidden, mask)
+
+
+@dataclasses.dataclass(frozen=True)
+class CachedStates:
+    """States of a token store's passages and of some of its queries.
+
+    Attributes:
+        passages: states of all passages.
+        queries: (task, split) -> states of all its queries.
+        query_rows: (task, split) -> query id -> its row.
+    """
+
+    passages: StateRows
+    queries: Mapping[tuple[str, str], StateRows]
+    query_rows: Mapping[tuple[str, str], Mapping[str, int]]
+
+    def of_queries(self, queries: TokenizedQueries) -> StateRows:
+        """The states of these queries, which may be a part of their split."""
+        key = (queries.task, queries.split)
+        rows = [self.query_rows[key][query_id] for query_id in queries.query_ids]
+        return self.queries[key].take(np.array(rows, np.int64), length=queries.ids.shape[1])
+
+
+def passages_directory(directory: FilePath) -> pathlib.Path:
+    """The directory of the passages' states."""
+    return pathlib.Path(directory) / "passages"
+
+
+def queries_directory(directory: FilePath, task: str, split: str) -> pathlib.Path:
+    """The directory of the states of one split's queries."""
+    return split_path(pathlib.Path(directory) / "queries", task, split)

@@ -15,8 +15,8 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import IO, Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int32
@@ -26,8 +26,7 @@ from taser_jax.storage.checksums import check_file
 from taser_jax.storage.errors import DataError
 
 FORMAT_VERSION = 2
-_REMAKE = "mine them again with `taser mine`, into a new directory"
-_RESCORE = "score them again with `taser score`, into a new directory"
+_REMAKE = "mine them again with `taser mine`, or score them with `taser score`, to a new directory"
 _FILES = "files"
 _LARGEST_ROW = np.iinfo(np.int32).max
 
@@ -103,32 +102,26 @@ def write_negatives(
         raise DataError(
             f"{len(query_ids)} queries, {len(rows)} lists of rows, {len(scores)} of scores",
             where=where,
-            expected="as many of each",
         )
     lines = []
     for number, query_id in enumerate(query_ids):
-        query_rows, query_scores = rows[number], scores[number]
+        query_rows, query_scores = np.asarray(rows[number]), np.asarray(scores[number])
         if len(query_rows) != len(query_scores):
-            raise DataError(
-                f"{len(query_rows)} rows and {len(query_scores)} scores",
-                where=f"{where}, query {query_id!r}",
-            )
-        found = [
-            (int(row), float(score))
-            for row, score in zip(query_rows, query_scores, strict=True)
-            if row >= 0
-        ]
+            what = f"{len(query_rows)} rows and {len(query_scores)} scores"
+            raise DataError(what, where=f"{where}, query {query_id!r}")
+        has_result = query_rows >= 0
         record: dict[str, Any] = {
             "query_id": query_id,
-            "rows": [row for row, _ in found],
-            "scores": [score for _, score in found],
+            "rows": query_rows[has_result].tolist(),
+            "scores": query_scores[has_result].tolist(),
         }
         if query_id in dropped:
             record["dropped"] = True
         if teacher is not None:
+            line = teacher[number]
             record["teacher"] = {
-                "positives": [float(score) for score in teacher[number].positives],
-                "negatives": [float(score) for score in teacher[number].negatives],
+                "positives": line.positives.tolist(),
+                "negatives": line.negatives.tolist(),
             }
         lines.append(json.dumps(record) + "\n")
     path = negatives_path(directory, task, split)
@@ -192,115 +185,80 @@ def read_negatives(
         there = ", ".join(sorted(file.name for file in path.parent.glob("*.jsonl")))
         raise DataError("no such file", where=str(path), expected=f"one of {there}", fix=_REMAKE)
     check_file(path, fix=_REMAKE)
-    found: dict[str, QueryNegatives] = {}
-    with open(path, encoding="utf-8") as file:
-        for number, line in _decoded(file, path):
-            query_id, negatives = _parse(line, f"{path}:{number}")
-            if query_id in found:
+    line_of_query: dict[str, QueryNegatives] = {}
+    with open(path, "rb") as file:
+        for number, text in enumerate(file, start=1):
+            query_id, line = _parse(text, f"{path}:{number}")
+            if query_id in line_of_query:
                 raise DataError(f"query {query_id!r} is repeated", where=f"{path}:{number}")
-            found[query_id] = negatives
-    if query_ids and found.keys().isdisjoint(query_ids):
-        raise DataError(
-            f"none of the {len(query_ids)} queries is here",
-            where=str(path),
-            expected=f"query ids like {query_ids[0]!r}",
-            fix=_REMAKE,
-        )
-    absent = QueryNegatives(np.zeros(0, np.int32), np.zeros(0, np.float32))
-    lines = [found.get(query_id, absent) for query_id in query_ids]
-    _check_teacher(lines, query_ids, str(path))
-    return lines
-
-
-def _decoded(file: IO[str], path: pathlib.Path) -> Iterator[tuple[int, str]]:
-    try:
-        yield from enumerate(file, start=1)
-    except UnicodeDecodeError as error:
-        raise DataError(f"not UTF-8 ({error})", where=str(path), fix=_REMAKE) from error
-
-
-def _check_teacher(lines: Sequence[QueryNegatives], query_ids: Sequence[str], where: str) -> None:
+            line_of_query[query_id] = line
+    if query_ids and line_of_query.keys().isdisjoint(query_ids):
+        absent = f"none of the {len(query_ids)} queries is here, such as {query_ids[0]!r}"
+        raise DataError(absent, where=str(path), fix=_REMAKE)
+    empty = QueryNegatives(np.zeros(0, np.int32), np.zeros(0, np.float32))
+    lines = [line_of_query.get(query_id, empty) for query_id in query_ids]
     unscored = [
         query_id for query_id, line in zip(query_ids, lines, strict=True) if line.teacher is None
     ]
-    if unscored and len(unscored) < len(lines):
+    if 0 < len(unscored) < len(lines):
+        counts = f"{len(unscored)} of {len(lines)} queries"
         raise DataError(
-            f"{len(unscored)} of {len(lines)} queries have no teacher scores, such as "
-            f"{unscored[0]!r}",
-            where=where,
-            expected="scores of every query, or of none",
-            fix=_RESCORE,
+            f"{counts} have no teacher scores, such as {unscored[0]!r}",
+            where=str(path),
+            fix=_REMAKE,
         )
+    return lines
 
 
-def _parse(line: str, where: str) -> tuple[str, QueryNegatives]:
+def _parse(line: bytes, where: str) -> tuple[str, QueryNegatives]:
     try:
         record = json.loads(line)
-        query_id, rows, scores = record["query_id"], record["rows"], record["scores"]
-        teacher = record.get("teacher")
+        query_id, teacher = record["query_id"], record.get("teacher")
+        if not isinstance(query_id, str):
+            raise TypeError(f"query_id is {query_id!r}")
+        rows = record["rows"]
+        if not all(type(row) is int and 0 <= row <= _LARGEST_ROW for row in rows):
+            raise ValueError(f"rows of query {query_id!r} that are no rows")
+        scores = _numbers(record["scores"], f"scores of query {query_id!r}", count=len(rows))
         if teacher is not None:
-            teacher = teacher["positives"], teacher["negatives"]
+            what = f"teacher scores of query {query_id!r}"
+            teacher = TeacherLine(
+                _numbers(teacher["positives"], what),
+                _numbers(teacher["negatives"], what, count=len(rows)),
+            )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"not a line of negatives ({error})", where=where, fix=_REMAKE) from error
-    if not isinstance(query_id, str):
-        raise DataError(f"query_id is {query_id!r}", where=where, expected="a string")
-    if not isinstance(rows, list) or not all(
-        type(row) is int and 0 <= row <= _LARGEST_ROW for row in rows
-    ):
-        raise DataError(
-            "rows is not a list of rows", where=where, expected="whole numbers, 0 or more"
-        )
-    mined = _numbers(scores, f"scores of query {query_id!r}", where, fix=_REMAKE, count=len(rows))
-    if teacher is not None:
-        what = f"teacher scores of query {query_id!r}"
-        teacher = TeacherLine(
-            _numbers(teacher[0], what, where, fix=_RESCORE),
-            _numbers(teacher[1], what, where, fix=_RESCORE, count=len(rows)),
-        )
     is_dropped = record.get("dropped") is True
-    return query_id, QueryNegatives(np.asarray(rows, np.int32), mined, is_dropped, teacher)
+    return query_id, QueryNegatives(np.asarray(rows, np.int32), scores, is_dropped, teacher)
 
 
 def _numbers(
-    values: object, what: str, where: str, *, fix: str, count: int | None = None
+    values: list[float], what: str, *, count: int | None = None
 ) -> Float32[np.ndarray, " numbers"]:
     """A list of finite numbers, `count` of them where that is known."""
-    if not isinstance(values, list) or not all(
-        type(value) in (int, float) and math.isfinite(value) for value in values
-    ):
-        raise DataError(
-            f"{what} that are not all finite numbers",
-            where=where,
-            expected="lists of finite numbers",
-            fix=fix,
-        )
+    if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
+        raise ValueError(f"{what} that are not all finite numbers")
     if count is not None and len(values) != count:
-        raise DataError(
-            f"{len(values)} {what}", where=where, expected=f"{count}, one for each row", fix=fix
-        )
+        raise ValueError(f"{len(values)} {what} for {count} rows")
     return np.asarray(values, np.float32)
 
 
 def _write_metadata(
     directory: pathlib.Path, metadata: Mapping[str, Any], files: Mapping[str, Any]
 ) -> None:
-    for name in ("collection_fingerprint", "source"):
-        if name not in metadata:
-            raise DataError(f"metadata without {name!r}", where=str(directory))
     new = {"format_version": FORMAT_VERSION, **metadata}
-    known: dict[str, Any] = {}
+    others: dict[str, Any] = {}
     if (directory / artifacts.METADATA).exists():
         old = read_metadata(directory)
-        known = old.pop(_FILES, {})
-        for name in new.keys() & old.keys():
+        others = old.pop(_FILES, {})
+        for name in sorted(new.keys() & old.keys()):
             if new[name] != old[name]:
                 raise DataError(
-                    f"it has negatives with {name} {old[name]!r}",
+                    f"it has negatives with {name} {old[name]!r}, not {new[name]!r}",
                     where=str(directory),
-                    expected=f"{name} {new[name]!r}",
                     fix="write to a new directory, to keep the two kinds apart",
                 )
-    artifacts.write_json(directory / artifacts.METADATA, {**new, _FILES: {**known, **files}})
+    artifacts.write_json(directory / artifacts.METADATA, {**new, _FILES: {**others, **files}})
 
 
 def negatives_path(directory: artifacts.FilePath, task: str, split: str) -> pathlib.Path:

@@ -15,21 +15,80 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import enum
 import pathlib
 import urllib.parse
-from typing import Literal
+from collections.abc import Sequence
 
 import numpy as np
 
-from taser_jax.data.token_store.arrays import Ragged, TokenArray, TokenizedQueries
-from taser_jax.data.token_store.text_settings import PREPROCESSING_VERSION
-from taser_jax.storage.artifacts import ARRAY_ERRORS, METADATA, FilePath, check_version, read_json
+from taser_jax.data.token_store.arrays import Ragged, TokenArray, TokenizedQueries, load_array
+from taser_jax.storage.artifacts import METADATA, FilePath, check_version, read_json
 from taser_jax.storage.checksums import check_directory
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.json_files import read_strings
 
 FORMAT_VERSION = 1
+# The ids of a token store depend on this version as well as on its settings; it is raised when
+# formatting changes. 2: passages get the ids of Hugging Face's tokenizers also where a title is
+# blank or longer than half the passage.
+PREPROCESSING_VERSION = 2
+_PARTS = ("offsets", "values")
 _REMAKE = "make the token store again with `taser tokenize`"
+
+
+class QueryNormalization(enum.Enum):
+    """Normalisation of a query before tokenisation.
+
+    CURLY_APOSTROPHE: ’ becomes ', as in DPR's `normalize_question`.
+    """
+
+    NONE = "none"
+    CURLY_APOSTROPHE = "curly_apostrophe"
+
+
+class Titles(enum.Enum):
+    """Whether a passage's title precedes its text.
+
+    INCLUDE: as a text of its own, `[CLS] title [SEP] text [SEP]`, as in DPR.
+    JOIN: in one text with it, `[CLS] title text [SEP]`, as sentence-transformers does.
+    OMIT: not at all.
+    """
+
+    INCLUDE = "include"
+    JOIN = "join"
+    OMIT = "omit"
+
+    def applied(
+        self, titles: Sequence[str], texts: Sequence[str]
+    ) -> tuple[Sequence[str], Sequence[str]]:
+        """Titles and texts as they become tokens.
+
+        Example:
+            >>> Titles.JOIN.applied(["Paris"], ["lies on the Seine."])
+            ([''], ['Paris lies on the Seine.'])
+        """
+        if self is Titles.INCLUDE:
+            return titles, texts
+        if self is Titles.JOIN:
+            texts = [
+                f"{title} {text}" if title else text
+                for title, text in zip(titles, texts, strict=True)
+            ]
+        return [""] * len(texts), texts
+
+
+@dataclasses.dataclass(frozen=True)
+class QuerySettings:
+    """How a task's queries become tokens, besides vocabulary and length.
+
+    Attributes:
+        normalization: normalisation of the text.
+        prompt: token ids between [CLS] and the text.
+    """
+
+    normalization: QueryNormalization = QueryNormalization.NONE
+    prompt: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,15 +203,18 @@ class TokenStore:
         for entry in self.metadata.queries:
             if (entry.task, entry.split) == (task, split):
                 return _open_queries(self.directory, entry, self.metadata.collection_fingerprint)
+        absent, missing, there = f"no task {task!r}", task, sorted(self.tasks)
         if task in self.tasks:
-            found, known = f"task {task!r} has no split {split!r}", self.tasks[task]
-        else:
-            found, known = f"no task {task!r}", sorted(self.tasks)
-        nearest = difflib.get_close_matches(split if task in self.tasks else task, known, n=1)
+            absent, missing, there = (
+                f"task {task!r} has no split {split!r}",
+                split,
+                self.tasks[task],
+            )
+        nearest = difflib.get_close_matches(missing, there, n=1)
         raise ConfigError(
-            found,
+            absent,
             where=str(self.directory),
-            expected=f"one of {', '.join(known) or '(the store has no queries)'}",
+            expected=f"one of {', '.join(there) or '(the store has no queries)'}",
             fix=f"did you mean {nearest[0]!r}?" if nearest else None,
         )
 
@@ -193,30 +255,19 @@ def _read_metadata(directory: pathlib.Path) -> TokenStoreMetadata:
     return metadata
 
 
-def _load(path: pathlib.Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray:
-    try:
-        return np.load(path, mmap_mode=mmap_mode)
-    except ARRAY_ERRORS as error:
-        raise DataError(f"missing or damaged ({error})", where=str(path), fix=_REMAKE) from error
-
-
 def _open_tokens(folder: pathlib.Path, count: int) -> TokenArray:
     # Lengths are small and used at every step: read, not mapped.
-    array = TokenArray(_load(folder / "ids.npy", "r"), _load(folder / "lengths.npy"))
+    ids = load_array(folder / "ids.npy", fix=_REMAKE, mmap_mode="r")
+    array = TokenArray(ids, load_array(folder / "lengths.npy", fix=_REMAKE))
     if not len(array.ids) == len(array.lengths) == count:
-        raise DataError(
-            f"{len(array.ids)} rows of ids and {len(array.lengths)} lengths",
-            where=str(folder),
-            expected=f"{count} of each",
-            fix=_REMAKE,
-        )
+        rows = f"{len(array.ids)} rows of ids and {len(array.lengths)} lengths, not {count} of each"
+        raise DataError(rows, where=str(folder), fix=_REMAKE)
     longest = array.ids.shape[1]
     bad = np.flatnonzero((array.lengths < 1) | (array.lengths > longest))
     if len(bad):
         raise DataError(
-            f"row {bad[0]} has length {array.lengths[bad[0]]}",
+            f"row {bad[0]} has length {array.lengths[bad[0]]}, not 1 to {longest}",
             where=str(folder / "lengths.npy"),
-            expected=f"1 to {longest}",
             fix=_REMAKE,
         )
     return array
@@ -228,20 +279,15 @@ def _open_queries(
     folder = queries_folder(directory, entry.task, entry.split)
     array = _open_tokens(folder, entry.count)
     positives, hard_negatives = (
-        Ragged(
-            _load(folder / f"{name}.offsets.npy"),
-            _load(folder / f"{name}.values.npy"),
-        )
+        Ragged(*(load_array(folder / f"{name}.{part}.npy", fix=_REMAKE) for part in _PARTS))
         for name in ("positives", "hard_negatives")
     )
-    path = folder / "query_ids.json"
-    query_ids = read_strings(path, fix=_REMAKE)
     return TokenizedQueries(
         array.ids,
         array.lengths,
         positives,
         hard_negatives,
-        query_ids,
+        read_strings(folder / "query_ids.json", fix=_REMAKE),
         entry.task,
         entry.split,
         entry.fingerprint,

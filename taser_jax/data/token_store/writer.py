@@ -14,11 +14,12 @@ from taser_jax.data.blocks import in_blocks
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries, id_dtype, pack_tokens
 from taser_jax.data.token_store.store import (
     QueriesEntry,
+    QuerySettings,
+    Titles,
     TokenStore,
     TokenStoreMetadata,
     queries_folder,
 )
-from taser_jax.data.token_store.text_settings import QuerySettings, Titles
 from taser_jax.storage import artifacts, checksums
 from taser_jax.storage.errors import ConfigError, DataError
 
@@ -53,13 +54,9 @@ class TokenStoreWriter:
         passage_length: int,
         titles: Titles | None = None,
     ) -> None:
-        for name, value in (
-            ("vocabulary_size", vocabulary_size),
-            ("query_length", query_length),
-            ("passage_length", passage_length),
-        ):
+        for value in (vocabulary_size, query_length, passage_length):
             if value < 1:
-                raise ConfigError(f"{name} is {value}", expected="1 or more")
+                raise ConfigError(f"a vocabulary or length of {value}", where="TokenStoreWriter")
         self.directory = pathlib.Path(directory)
         self._header: dict[str, Any] = {
             "collection": collection,
@@ -190,9 +187,8 @@ class TokenStoreWriter:
         row, query = self._largest_row
         if row >= self._num_passages:
             raise DataError(
-                f"passage row {row}",
+                f"passage row {row} of {self._num_passages}",
                 where=query,
-                expected=f"a row below {self._num_passages}, the number of passages",
                 fix="queries and passages must come from one collection: prepare it again",
             )
         content = artifacts.fingerprint(

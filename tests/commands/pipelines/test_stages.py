@@ -12,9 +12,12 @@ from dataclasses import dataclass
 import pytest
 
 from taser_jax.commands.pipelines.stages import Stages, passes_on, stage_inputs
+from taser_jax.commands.tokenize import tokenize
+from taser_jax.data.collections.store import write_collection, write_queries
 from taser_jax.devices.hosts import writes
 from taser_jax.storage.artifacts import fingerprint_json, write_json
 from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.records import Passage, Query
 
 
 class Counter:
@@ -261,3 +264,33 @@ def test_defaults_of_what_a_stage_calls_are_among_its_inputs(tmp_path):
     assert inputs == {"model_dir": "elsewhere", "k": 1, "depth": 3}
     inputs = stage_inputs(outer, {"model_dir": "elsewhere", "k": 1, "depth": 5}, tmp_path)
     assert inputs == {"model_dir": "elsewhere", "k": 1, "depth": 5}
+
+
+@pytest.mark.parametrize("module", ["small_tasks", None])
+def test_tokenising_depends_on_the_passages_and_queries_of_its_tasks(tmp_path, module):
+    """A mixture's own tasks, or all of a collection that is named in place of a mixture."""
+    data_dir, collection = str(tmp_path / "data"), "small" if module else "collection"
+
+    def fingerprint():
+        arguments = {
+            "data_dir": data_dir,
+            "mixture_or_task": collection,
+            "module": module,
+            "vocabulary": "vocabulary",
+            "feature_lengths": {"query": 8, "passage": 8},
+            "output_dir": str(tmp_path / "tokens"),
+        }
+        return stage_inputs(tokenize, arguments, tmp_path)["data_dir.fingerprint"]
+
+    def written(task, text):
+        queries = [Query("q", text, task, (0,))]
+        write_queries(data_dir, collection, task, "train", queries)
+        return fingerprint()
+
+    write_collection(data_dir, collection, [Passage("p", "text")])
+    before = [fingerprint(), written("code", "one"), written("summary", "two")]
+    assert (written("another", "three") == before[-1]) == (module is not None)
+    after = [written("code", "other")]
+    write_collection(data_dir, collection, [Passage("p", "changed")])
+    after.append(fingerprint())
+    assert len({*before, *after}) == 5

@@ -21,11 +21,10 @@ from taser_jax.data.collections.store import (
     write_queries,
 )
 from taser_jax.data.seqio_tasks import registry
-from taser_jax.data.seqio_tasks.context import use_data
 from taser_jax.data.seqio_tasks.merged_collections import MERGED_FILE, write_merged
+from taser_jax.data.seqio_tasks.retrieval_task import use_data
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
-from taser_jax.data.token_store.store import TokenStore
-from taser_jax.data.token_store.text_settings import Titles
+from taser_jax.data.token_store.store import Titles, TokenStore
 from taser_jax.storage.artifacts import write_json
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage, Query
@@ -73,7 +72,7 @@ def register(*, rates=(1.0, 1.0, 1.0)) -> None:
 
 def merge(data_dir: str, mixture: str = "land") -> None:
     with use_data(data_dir=data_dir, vocabulary=WordPieceVocabulary(PIECES)):
-        write_merged(registry.retrieval_tasks(mixture))
+        write_merged(registry.find_mixture(mixture).tasks)
 
 
 def make_tokens(data_dir: str, tmp_path, **more) -> TokenStore:
@@ -190,7 +189,7 @@ def test_the_same_tasks_again_change_nothing_and_others_follow(data_dir):
     # A mixture of the same name without a task, over other passages.
     write_collection(data_dir, "hills", [Passage("p0", "e"), *HILLS])
     write_queries(data_dir, "hills", "qa", "train", [Query("q0", "a", "qa", (2,))])
-    seqio.MixtureRegistry.remove("land")
+    registry.remove("land")
     registry.add_retrieval_mixture("land", ["hills_qa", "seas_qa"])
     merge(data_dir)
     assert list_tasks(data_dir, "land") == {"hills.qa": ["train"], "seas.qa": ["train"]}
@@ -225,20 +224,21 @@ def test_a_prepared_collection_is_never_replaced(data_dir, over):
 
 
 def test_forms_of_passages_are_those_of_the_collections(data_dir, tmp_path):
-    registry.add_passages_task("hills_passages", collection="hills", titles=Titles.OMIT)
+    registry.add_passages("hills", titles=Titles.OMIT)
     register()
     with pytest.raises(ConfigError, match="hills titles=omit, seas titles=include"):
         make_tokens(data_dir, tmp_path)
     assert not pathlib.Path(data_dir, "land").exists()
-    seqio.TaskRegistry.remove("seas_passages")
-    registry.add_passages_task("seas_passages", collection="seas", titles=Titles.OMIT)
-    passages = registry.find_passages(None, "land", registry.retrieval_tasks("land"))
-    assert passages.titles is Titles.OMIT
+    registry.add_passages("seas", titles=Titles.OMIT)
+    mixture = registry.find_mixture("land")
+    assert registry.titles_of("land", mixture) is Titles.OMIT
+    registry.add_passages("land", titles=Titles.INCLUDE)
+    assert registry.titles_of("land", mixture) is Titles.INCLUDE
 
 
 def test_a_task_that_is_not_prepared_is_named_before_anything_is_written(data_dir, tmp_path):
     register()
     shutil.rmtree(pathlib.Path(data_dir, "seas", "queries", "claims"))
-    with pytest.raises(DataError, match="collection 'seas': task 'claims' has none"):
+    with pytest.raises(DataError, match="collection 'seas': task 'claims' is not among"):
         make_tokens(data_dir, tmp_path)
     assert not pathlib.Path(data_dir, "land").exists()

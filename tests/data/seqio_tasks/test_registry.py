@@ -7,9 +7,8 @@ import tensorflow as tf
 
 from taser_jax.data.collections.store import write_collection, write_queries
 from taser_jax.data.seqio_tasks import registry as retrieval
-from taser_jax.data.seqio_tasks.context import use_data
-from taser_jax.data.seqio_tasks.seqio_sources import PASSAGES_SPLIT
-from taser_jax.data.seqio_tasks.tokenizers import ContextVocabulary
+from taser_jax.data.seqio_tasks.in_seqio import IdVocabulary
+from taser_jax.data.seqio_tasks.retrieval_task import use_data
 from taser_jax.data.text.preprocessors import QueryNormalization, Titles
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.storage.errors import ConfigError
@@ -63,22 +62,6 @@ def test_examples_of_a_task(data_dir, vocabulary):
     assert (last["positives"].tolist(), last["hard_negatives"].tolist()) == ([1, 5], [4])
 
 
-def test_passages_are_a_task_with_or_without_titles(data_dir, vocabulary):
-    retrieval.add_retrieval_task("toy_one", collection="toy", task="one")
-    retrieval.add_retrieval_task("toy_two", collection="toy", task="two")
-    retrieval.add_passages_task("toy_texts", collection="toy", titles=Titles.OMIT)
-    with use_data(data_dir=data_dir, vocabulary=vocabulary):
-        lengths = {}
-        for name in (retrieval.passages_task("toy"), "toy_texts"):
-            dataset = seqio.get_mixture_or_task(name).get_dataset(
-                {"passage": 9}, split=PASSAGES_SPLIT, shuffle=False
-            )
-            rows = [int(example["passage_row"]) for example in dataset]
-            assert rows == list(range(6))
-            lengths[name] = [len(example["passage"]) for example in dataset]
-    assert lengths == {"toy_passages": [5, 7] * 3, "toy_texts": [5] * 6}
-
-
 def test_query_preprocessors_run_on_text(data_dir, vocabulary):
     def find(dataset: tf.data.Dataset) -> tf.data.Dataset:
         return dataset.map(lambda example: {**example, "query": "find " + example["query"]})
@@ -98,39 +81,35 @@ def test_seqio_mixes_and_states_rates(data_dir, vocabulary):
     add("by_size", ["toy_one", "toy_two"], default_rate=seqio.mixing_rate_num_examples)
     add("fixed", [("toy_one", 3.0), "toy_two"], default_rate=1.0)
     with use_data(data_dir=data_dir, vocabulary=vocabulary):
-        assert retrieval.mixture_rates("by_size") == {"one": 3.0, "two": 5.0}
+        assert retrieval.find_mixture("by_size").weights() == {"one": 3.0, "two": 5.0}
         mixed = seqio.get_mixture_or_task("fixed").get_dataset(
             {"query": 8}, split="train", shuffle=False, num_epochs=1
         )
         assert sum(1 for _ in mixed) > 3
-    assert retrieval.mixture_rates("fixed") == {"one": 3.0, "two": 1.0}
-    assert retrieval.mixture_rates("toy_two") == {"two": 1.0}
+    assert retrieval.find_mixture("fixed").weights() == {"one": 3.0, "two": 1.0}
+    assert retrieval.find_mixture("toy_two").weights() == {"two": 1.0}
 
 
-def test_stand_in_vocabulary_is_the_one_in_use(vocabulary):
-    stand_in = ContextVocabulary()
+def test_the_vocabulary_in_seqio_is_the_one_in_use(vocabulary):
+    stand_in = IdVocabulary()
     with pytest.raises(ConfigError, match="use_data"):
-        stand_in.encode("a")
+        stand_in.decode([4])
     with use_data(data_dir="unused", vocabulary=vocabulary):
         ids = [PIECES.index("a"), PIECES.index("b")]
-        assert stand_in.encode("a b") == ids
-        assert stand_in.encode_tf(tf.constant("a b")).numpy().tolist() == ids
-        assert stand_in.encode_tf(tf.constant(["a b", ""])).to_list() == [ids, []]
         assert stand_in.decode([2, *ids, 3, *ids, 3]) == "a b a b"
-        decoded = stand_in.decode_tf(tf.constant([[2, *ids, 3], [2, ids[0], 3, 0]]))
-        assert decoded.numpy().tolist() == [b"a b", b"a"]
+        assert stand_in.encode(ids) == ids
         assert stand_in.vocab_size == len(PIECES)
 
 
 def test_names_that_are_not_registered():
     with pytest.raises(ConfigError, match="none is registered"):
-        retrieval.find_mixture_or_task("toy")
+        retrieval.find_mixture("toy")
     retrieval.add_retrieval_task("toy_one", collection="toy", task="one")
     seqio.MixtureRegistry.add("toy_mixture", ["toy_one"], default_rate=1.0)
     with pytest.raises(ConfigError, match="did you mean 'toy_mixture'"):
-        retrieval.find_mixture_or_task("toy_mixtrue")
+        retrieval.find_mixture("toy_mixtrue")
     with pytest.raises(ConfigError, match="did you mean 'toy_one'"):
-        retrieval.mixture_rates("toy_on")
+        retrieval.find_mixture("toy_on").weights()
 
 
 def test_mixtures_that_cannot_be_trained_on():
@@ -138,42 +117,33 @@ def test_mixtures_that_cannot_be_trained_on():
         retrieval.add_retrieval_task(name, collection="x", task="t")
     seqio.MixtureRegistry.add("twice", ["a", "again"], default_rate=1.0)
     with pytest.raises(ConfigError, match="'a' and 'again' are the same queries"):
-        retrieval.retrieval_tasks("twice")
-    with pytest.raises(ConfigError, match="is not a retrieval task"):
-        retrieval.retrieval_tasks("x_passages")
+        retrieval.find_mixture("twice")
+    source = seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: None, ["train"])
+    seqio.TaskRegistry.add("texts", source=source, preprocessors=[], output_features={})
+    with pytest.raises(ConfigError, match="'texts' is not a retrieval task"):
+        retrieval.find_mixture("texts")
 
 
 def test_task_files_register_without_data():
     for name in ("pydocs", "open_qa", "template"):
         runpy.run_path(str(TASK_FILES / f"{name}.py"))
-    pydocs = retrieval.retrieval_tasks("pydocs")
+    pydocs = retrieval.find_mixture("pydocs").tasks
     assert {task.source.task for task in pydocs} == {
         "summary", "parameter", "example", "code", "see_also", "lookup"
     }  # fmt: skip
-    assert [task.name for task in retrieval.retrieval_tasks("open_qa")] == [
+    assert [task.name for task in retrieval.find_mixture("open_qa").tasks] == [
         "open_qa_nq",
         "open_qa_squad",
     ]
-    assert tuple(pydocs[0].splits) == ("train", "validation", "test")
-    assert retrieval.mixture_rates("my_mixture") == {"questions": 2.0, "claims": 1.0}
+    assert tuple(pydocs[0].source.splits) == ("train", "validation", "test")
+    assert retrieval.find_mixture("my_mixture").weights() == {"questions": 2.0, "claims": 1.0}
 
 
-def test_a_collection_as_it_is_takes_titles_as_its_vocabulary_says(data_dir, vocabulary):
-    def passages() -> list[list[int]]:
-        with use_data(data_dir=data_dir, vocabulary=vocabulary):
-            found = retrieval.find_passages(None, "toy", [])
-            return [list(ids) for ids in found.tokenized(16)]
-
-    start, end, title = (PIECES.index(piece) for piece in ("[CLS]", "[SEP]", "t"))
-    text = vocabulary.encode(["a b c"])[0]
-    retrieval.add_collection(data_dir, "toy", titles=Titles.JOIN)
-    assert passages()[:2] == [[start, *text, end], [start, title, *text, end]]
-    # Registered again for another vocabulary.
-    retrieval.add_collection(data_dir, "toy")
-    assert passages()[1] == [start, title, end, *text, end]
-
-
-def test_passages_that_a_module_registered_keep_their_form(data_dir):
-    retrieval.add_passages_task("toy_passages", collection="toy", titles=Titles.OMIT)
-    retrieval.add_collection(data_dir, "toy", titles=Titles.JOIN)
-    assert retrieval.find_passages(None, "toy", []).titles is Titles.OMIT
+def test_a_collection_as_it_is_takes_titles_as_its_vocabulary_says(data_dir):
+    mixture = retrieval.mixture_of_collection(data_dir, "toy", titles=Titles.JOIN)
+    assert [task.name for task in mixture.tasks] == ["toy.one", "toy.two"]
+    assert retrieval.titles_of("toy", mixture) is Titles.JOIN
+    assert retrieval.titles_of("toy") is Titles.INCLUDE
+    # Those that a module registered keep their form.
+    retrieval.add_passages("toy", titles=Titles.OMIT)
+    assert retrieval.titles_of("toy", mixture) is Titles.OMIT

@@ -8,13 +8,11 @@ import tensorflow as tf
 from taser_jax.data.collections.store import write_collection, write_queries
 from taser_jax.data.seqio_tasks import registry as retrieval
 from taser_jax.data.seqio_tasks import tokenize
-from taser_jax.data.seqio_tasks.context import use_data
-from taser_jax.data.text.preprocessors import encode_passages, encode_queries
-from taser_jax.data.text.prompts import Prompt, TaskPrompt
+from taser_jax.data.seqio_tasks.retrieval_task import use_data
+from taser_jax.data.text.preprocessors import Prompt, TaskPrompt, encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
-from taser_jax.data.token_store.store import TokenStore
-from taser_jax.data.token_store.text_settings import QueryNormalization, Titles
+from taser_jax.data.token_store.store import QueryNormalization, Titles, TokenStore
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage, Query
 
@@ -49,16 +47,20 @@ def settings(tmp_path_factory) -> dict:
     WordPieceVocabulary(PIECES).save(str(root / "vocabulary"))
     return {
         "data_dir": root,
-        "mixture_or_task": "toy",
+        "mixture": "toy",
         "vocabulary": root / "vocabulary",
         "query_length": 6,
         "passage_length": 16,
     }
 
 
+def make(*, mixture: str, **settings) -> TokenStore:
+    return tokenize.tokenize_collection(mixture=retrieval.find_mixture(mixture), **settings)
+
+
 def test_store_holds_what_the_texts_encode_to(settings, tmp_path):
     """2,500 passages and 1,100 queries: several batches of each, the last not full."""
-    store = tokenize.tokenize_collection(**settings, output_dir=tmp_path / "tokens")
+    store = make(**settings, output_dir=tmp_path / "tokens")
     vocabulary = load_vocabulary(store.vocabulary_directory)
     assert vocabulary.fingerprint == store.metadata.vocabulary_fingerprint
     expected = encode_passages(PASSAGES, vocabulary, length=16)
@@ -78,11 +80,11 @@ def test_store_holds_what_the_texts_encode_to(settings, tmp_path):
 
 def test_same_inputs_are_not_tokenised_again(settings, tmp_path):
     output = {"output_dir": tmp_path / "tokens"}
-    settings = settings | {"mixture_or_task": "toy_two"}
-    first = tokenize.tokenize_collection(**settings, **output)
+    settings = settings | {"mixture": "toy_two"}
+    first = make(**settings, **output)
     ids = tmp_path / "tokens" / "passages" / "ids.npy"
     before = ids.stat().st_mtime_ns
-    again = tokenize.tokenize_collection(**settings, **output)
+    again = make(**settings, **output)
     assert (again.metadata, ids.stat().st_mtime_ns) == (first.metadata, before)
 
     shorter = settings | {"passage_length": 12, "replace": True}
@@ -90,23 +92,23 @@ def test_same_inputs_are_not_tokenised_again(settings, tmp_path):
         ConfigError,
         match=r"another token store is here: lengths\.passage 16, now 12(.|\n)*/tokens-6-12, or",
     ):
-        tokenize.tokenize_collection(**shorter | {"replace": False}, **output)
+        make(**shorter | {"replace": False}, **output)
     assert ids.stat().st_mtime_ns == before
-    changed = tokenize.tokenize_collection(**shorter, **output)
+    changed = make(**shorter, **output)
     assert changed.passages.ids.shape == (2500, 12)
     (tmp_path / "tokens" / "metadata.json").unlink()  # as a kill before the end would leave it
-    repaired = tokenize.tokenize_collection(**shorter | {"replace": False}, **output)
+    repaired = make(**shorter | {"replace": False}, **output)
     assert repaired.metadata == changed.metadata
 
 
 def test_a_store_of_an_older_preprocessing_is_named(settings, tmp_path, monkeypatch):
-    only = settings | {"mixture_or_task": "toy_two", "output_dir": tmp_path / "tokens"}
-    monkeypatch.setattr(tokenize, "PREPROCESSING_VERSION", 1)
-    tokenize.tokenize_collection(**only)
-    monkeypatch.undo()
+    only = settings | {"mixture": "toy_two", "output_dir": tmp_path / "tokens"}
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenize, "PREPROCESSING_VERSION", 1)
+        make(**only)
     with pytest.raises(ConfigError, match="another token store is here: preprocessing_version 1"):
-        tokenize.tokenize_collection(**only)
-    assert tokenize.tokenize_collection(**only, replace=True).metadata.preprocessing_version == 2
+        make(**only)
+    assert make(**only, replace=True).metadata.preprocessing_version == 2
 
 
 def test_a_changed_preprocessor_is_noticed(settings, tmp_path):
@@ -119,23 +121,23 @@ def test_a_changed_preprocessor_is_noticed(settings, tmp_path):
             "toy_two", collection="toy", task="two", query_preprocessors=[function]
         )
 
-    only = settings | {"mixture_or_task": "toy_two", "output_dir": tmp_path / "tokens"}
+    only = settings | {"mixture": "toy_two", "output_dir": tmp_path / "tokens"}
     for prompt in ("a", "b"):
         register(prompt)
-        store = tokenize.tokenize_collection(**only, replace=True)
+        store = make(**only, replace=True)
         assert store.queries("two", "train").ids[0, 1] == PIECES.index(prompt)
 
 
-def test_other_passages_splits_and_an_open_vocabulary(settings, tmp_path):
-    retrieval.add_passages_task("toy_texts", collection="toy", titles=Titles.OMIT)
+@pytest.mark.parametrize("titles", [Titles.OMIT, Titles.JOIN])
+def test_other_passages_and_an_open_vocabulary(settings, tmp_path, titles):
+    retrieval.add_passages("toy", titles=titles)
     vocabulary = load_vocabulary(settings["vocabulary"])
-    changes = {"vocabulary": vocabulary, "mixture_or_task": "toy_one"}
-    changes |= {"passages": "toy_texts", "splits": ["test"]}
-    store = tokenize.tokenize_collection(**settings | changes, output_dir=tmp_path)
-    expected = encode_passages(PASSAGES, vocabulary, length=16, titles=Titles.OMIT)
+    changes = {"vocabulary": vocabulary, "mixture": "toy_one"}
+    store = make(**settings | changes, output_dir=tmp_path)
+    expected = encode_passages(PASSAGES, vocabulary, length=16, titles=titles)
     np.testing.assert_array_equal(store.passages.ids, expected.ids)
-    assert store.metadata.titles == "omit"
-    assert store.tasks == {"one": ["test"]}
+    assert store.metadata.titles == titles.value
+    assert store.tasks == {"one": ["train", "test"]}
     assert json.loads((tmp_path / tokenize.INPUTS).read_text())["mixture_or_task"] == "toy_one"
 
 
@@ -148,8 +150,8 @@ def test_the_store_records_what_was_done_to_texts(settings, tmp_path):
         normalization=QueryNormalization.CURLY_APOSTROPHE,
         prompt=TaskPrompt(Prompt.NAME, name="b"),
     )
-    only = settings | {"mixture_or_task": "toy_two"}
-    store = tokenize.tokenize_collection(**only, output_dir=tmp_path / "tokens")
+    only = settings | {"mixture": "toy_two"}
+    store = make(**only, output_dir=tmp_path / "tokens")
     found = {entry.task: (entry.normalization, entry.prompt) for entry in store.metadata.queries}
     prompt = (PIECES.index("b"), PIECES.index("[SEP]"))
     assert found == {"two": ("curly_apostrophe", prompt)}
@@ -169,50 +171,30 @@ def test_the_store_records_what_was_done_to_texts(settings, tmp_path):
     assert {(entry.normalization, entry.prompt) for entry in old.queries} == {(None, ())}
 
 
-def test_preprocessors_must_keep_passages_in_order(settings, tmp_path):
-    task = seqio.TaskRegistry.get("toy_passages")
-    retrieval.remove("toy_passages")
-    seqio.TaskRegistry.add(
-        "toy_passages",
-        source=task.source,
-        preprocessors=[lambda d: d.filter(lambda x: x["passage_row"] != 1), *task.preprocessors],
-        output_features=task.output_features,
-    )
-    with pytest.raises(DataError, match="row 2 came in place of row 1"):
-        tokenize.tokenize_collection(**settings, output_dir=tmp_path / "tokens")
-    with pytest.raises(DataError, match="unfinished"):
-        TokenStore.open(tmp_path / "tokens")
-
-
 @pytest.mark.parametrize(
     ("change", "error", "found"),
     [
-        ({"mixture_or_task": "tyo"}, ConfigError, "did you mean 'toy'"),
-        ({"mixture_or_task": "toy_three"}, DataError, r"'three' has none(.|\n)*one, two"),
+        ({"mixture": "tyo"}, ConfigError, "did you mean 'toy'"),
+        ({"mixture": "toy_three"}, DataError, "'three' is not among the prepared tasks: one, two"),
         ({"query_length": 3}, ConfigError, "length 3"),
-        ({"splits": ["dev"]}, ConfigError, "split 'dev'"),
-        ({"passages": "toy_one"}, ConfigError, "is not the passages"),
-        ({"passages": "toy_pasages"}, ConfigError, "did you mean 'toy_passages'"),
         ({"data_dir": "nowhere"}, DataError, "taser prepare"),
         ({"vocabulary": "nowhere"}, DataError, "taser vocab"),
     ],
 )
 def test_bad_settings_are_reported_before_any_work(settings, tmp_path, change, error, found):
     with pytest.raises(error, match=found):
-        tokenize.tokenize_collection(**settings | change, output_dir=tmp_path / "tokens")
+        make(**settings | change, output_dir=tmp_path / "tokens")
     assert not (tmp_path / "tokens").exists()
 
 
 def test_another_vocabulary_makes_another_store(settings, tmp_path):
     output = {"output_dir": tmp_path / "tokens"}
-    settings = settings | {"mixture_or_task": "toy_two"}
-    first = tokenize.tokenize_collection(**settings, **output)
+    settings = settings | {"mixture": "toy_two"}
+    first = make(**settings, **output)
     cased = WordPieceVocabulary(PIECES, lower_case=False)
     with pytest.raises(ConfigError, match=f"such as .*/tokens-{cased.fingerprint[:6]}, or set"):
-        tokenize.tokenize_collection(**settings | {"vocabulary": cased}, **output)
-    second = tokenize.tokenize_collection(
-        **settings | {"vocabulary": cased}, **output, replace=True
-    )
+        make(**settings | {"vocabulary": cased}, **output)
+    second = make(**settings | {"vocabulary": cased}, **output, replace=True)
     assert second.metadata.vocabulary_fingerprint != first.metadata.vocabulary_fingerprint
     assert second.metadata.fingerprint != first.metadata.fingerprint
     assert load_vocabulary(second.vocabulary_directory).lower_case is False

@@ -1,20 +1,21 @@
-"""A token store has the same bits whether SeqIO runs its tasks or nobody has imported SeqIO."""
+"""A token store has the same tokens whether SeqIO runs its tasks or nobody has imported SeqIO."""
 
 from __future__ import annotations
 
 import pathlib
 
+import numpy as np
 import pytest
 import seqio
 
 from taser_jax.data.collections.store import write_collection, write_queries
-from taser_jax.data.seqio_tasks import names, registry
-from taser_jax.data.seqio_tasks.in_seqio import SeqioPassageTask, SeqioTask
-from taser_jax.data.seqio_tasks.retrieval_task import CollectionPassages, RetrievalTask
+from taser_jax.data.seqio_tasks import registry
+from taser_jax.data.seqio_tasks.retrieval_task import use_data
 from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
-from taser_jax.data.text.prompts import Prompt, TaskPrompt
+from taser_jax.data.text.preprocessors import Prompt, TaskPrompt
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
-from taser_jax.data.token_store.text_settings import QueryNormalization
+from taser_jax.data.token_store.arrays import TokenizedQueries
+from taser_jax.data.token_store.store import QueryNormalization
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Passage, Query
 
@@ -27,60 +28,65 @@ pytestmark = pytest.mark.usefixtures("empty_registries")
 @pytest.fixture
 def data_dir(tmp_path: pathlib.Path) -> str:
     folder = str(tmp_path / "data")
-    passages = [Passage(f"p{i}", f"{text} f", TEXTS[i % 3]) for i, text in enumerate(TEXTS * 200)]
-    write_collection(folder, "toy", passages)
+    write_collection(folder, "toy", [Passage("p0", "a"), Passage("p1", "b")])
     queries = [
-        Query(f"q{i}", text, "one", tuple(range(i % 3)), (), (i,)) for i, text in enumerate(TEXTS)
+        Query(f"q{i}", text, "one", (1, 0)[: i % 3], (), (i % 2,)) for i, text in enumerate(TEXTS)
     ]
     write_queries(folder, "toy", "one", "train", queries)
     return folder
 
 
-def test_the_same_bits_from_both(data_dir: str, tmp_path: pathlib.Path):
-    registry.add_retrieval_task(
-        "toy_one",
-        collection="toy",
-        task="one",
-        normalization=QueryNormalization.CURLY_APOSTROPHE,
-        prompt=TaskPrompt(Prompt.NAME, name="b"),
-        query_length=9,
-    )
-    registry.add_retrieval_mixture("toy", ["toy_one"])
+def test_the_same_tokens_from_both(data_dir: str, tmp_path: pathlib.Path):
+    vocabulary = WordPieceVocabulary(PIECES)
 
-    def made(name: str) -> dict[str, bytes]:
-        tokenize_collection(
+    def made(name: str, **settings) -> TokenizedQueries:
+        registry.add_retrieval_task(
+            name,
+            collection="toy",
+            task="one",
+            normalization=QueryNormalization.CURLY_APOSTROPHE,
+            prompt=TaskPrompt(Prompt.NAME, name="b"),
+            query_length=9,
+            **settings,
+        )
+        store = tokenize_collection(
             data_dir=data_dir,
-            mixture_or_task="toy",
-            vocabulary=WordPieceVocabulary(PIECES),
+            mixture=registry.find_mixture(name),
+            vocabulary=vocabulary,
             query_length=6,
             passage_length=12,
             output_dir=tmp_path / name,
         )
-        files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
-        return {str(path.relative_to(tmp_path / name)): path.read_bytes() for path in files}
+        return store.queries("one", "train")
 
-    assert isinstance(registry.find_mixture_or_task("toy_one"), RetrievalTask)
-    assert isinstance(registry.find_mixture_or_task("toy_passages"), CollectionPassages)
-    ours = made("ours")
-    # SeqIO has them too; now it has nothing but its own.
-    names._here.clear()
-    assert isinstance(registry.find_mixture_or_task("toy_one"), SeqioTask)
-    assert isinstance(registry.find_mixture_or_task("toy_passages"), SeqioPassageTask)
-    assert made("seqio") == ours
-
-
-def test_seqio_mixes_our_tasks_and_its_own():
-    registry.add_retrieval_task("ours", collection="toy", task="one")
-    theirs = registry.add_retrieval_task(
-        "theirs", collection="toy", task="two", query_preprocessors=[lambda dataset: dataset]
+    plain = made("plain")
+    # The fingerprint is of ids, tokens, positives and hard negatives.
+    assert made("run_by_seqio", query_preprocessors=[lambda data: data]).fingerprint == (
+        plain.fingerprint
     )
-    assert isinstance(theirs, SeqioTask)
-    registry.add_retrieval_mixture("both", [("ours", 2.0), "theirs"], default_rate=1.0)
-    seqio.MixtureRegistry.add("again", ["ours", ("theirs", 3.0)], default_rate=1.0)
-    for name in ("both", "again"):
-        assert [task.name for task in registry.retrieval_tasks(name)] == ["ours", "theirs"]
-    assert registry.mixture_rates("both") == {"one": 2.0, "two": 1.0}
-    assert registry.mixture_rates("again") == {"one": 1.0, "two": 3.0}
+    with use_data(data_dir=data_dir, vocabulary=vocabulary):
+        dataset = seqio.get_mixture_or_task("plain").get_dataset(
+            {"query": 9}, split="train", shuffle=False
+        )
+        for row, example in enumerate(dataset.as_numpy_iterator()):
+            length = plain.lengths[row]
+            np.testing.assert_array_equal(example["query"], plain.ids[row, :length])
+            np.testing.assert_array_equal(example["positives"], plain.positives[row])
+    assert row == len(TEXTS) - 1
+
+
+def test_seqio_mixes_our_tasks():
+    registry.add_retrieval_task("plain", collection="toy", task="one")
+    registry.add_retrieval_task(
+        "filtered", collection="toy", task="two", query_preprocessors=[lambda data: data]
+    )
+    registry.add_retrieval_mixture("both", [("plain", 2.0), "filtered"], default_rate=1.0)
+    seqio.MixtureRegistry.add("again", ["plain", ("filtered", 3.0)], default_rate=1.0)
+    for name, weights in (("both", {"one": 2.0, "two": 1.0}), ("again", {"one": 1.0, "two": 3.0})):
+        mixture = registry.find_mixture(name)
+        assert [task.name for task in mixture.tasks] == ["filtered", "plain"]
+        assert mixture.weights() == weights
+    assert seqio.MixtureRegistry.get("both").total_rate == 3.0
 
 
 def test_a_name_is_registered_once():

@@ -1,18 +1,16 @@
 """T5's `<extra_id_N>` after the pieces of a SentencePiece model."""
 
-import io
 import json
 
 import pytest
-import sentencepiece
 import seqio
+from sentence_models import t5_model
 
 from taser_jax.commands.tokenize import tokenize
 from taser_jax.data.collections.store import write_collection, write_queries
-from taser_jax.data.seqio_tasks.registry import add_retrieval_task
+from taser_jax.data.seqio_tasks.registry import add_retrieval_task, find_mixture
 from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
-from taser_jax.data.text.preprocessors import query_ids
-from taser_jax.data.text.prompts import Prompt, TaskPrompt
+from taser_jax.data.text.preprocessors import Prompt, TaskPrompt, query_ids
 from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.storage.errors import ConfigError, DataError
@@ -24,18 +22,7 @@ PIECES = 32
 
 @pytest.fixture(scope="module")
 def model() -> bytes:
-    written = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS * 20),
-        model_writer=written,
-        vocab_size=PIECES,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
-        minloglevel=2,
-    )
-    return written.getvalue()
+    return t5_model(TEXTS * 20, PIECES)
 
 
 @pytest.fixture
@@ -156,21 +143,10 @@ def test_what_cannot_be(checkpoint, model, tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n")
     with pytest.raises(DataError, match="5 extra ids for a WordPiece vocabulary"):
         load_vocabulary(tmp_path, extra_ids=5)
-    own = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS * 20),
-        model_writer=own,
-        vocab_size=PIECES,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
-        user_defined_symbols=["<extra_id_0>"],
-        minloglevel=2,
-    )
+    own = t5_model(TEXTS * 20, PIECES, user_defined_symbols=["<extra_id_0>"])
     with pytest.raises(DataError, match="pieces of their names"):
-        SentencePieceVocabulary(own.getvalue(), extra_ids=100)
-    assert SentencePieceVocabulary(own.getvalue()).id_of("<extra_id_0>") is not None
+        SentencePieceVocabulary(own, extra_ids=100)
+    assert SentencePieceVocabulary(own).id_of("<extra_id_0>") is not None
 
 
 @pytest.mark.usefixtures("empty_registries")
@@ -206,7 +182,7 @@ def test_taco_drs_prompt_in_a_token_store(checkpoint, tmp_path):
     directory = made("with", extra_ids=100)
     store = tokenize_collection(
         data_dir=data_dir,
-        mixture_or_task="toy_river",
+        mixture=find_mixture("toy_river"),
         vocabulary=vocabulary,
         query_length=16,
         passage_length=16,

@@ -14,7 +14,7 @@ from taser_jax.data.text.preprocessors import (
 )
 from taser_jax.data.text.vocabularies import Vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
-from taser_jax.data.token_store.text_settings import QuerySettings
+from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Passage
 
@@ -87,7 +87,7 @@ def test_pairs_and_texts_are_cut_as_tokenizers_cuts_them(vocabulary, oracle, len
 def test_the_graphs_of_saved_models_do_the_same(vocabulary, length):
     import tensorflow as tf
 
-    from taser_jax.data.text import preprocessing_graph as graph
+    from taser_jax.data.text import text_graph as graph
 
     rng = np.random.default_rng(2)
     columns = [

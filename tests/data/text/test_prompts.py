@@ -1,16 +1,14 @@
-import io
 import pathlib
 import runpy
 
 import numpy as np
 import pytest
-import sentencepiece
+from sentence_models import t5_model
 
 from taser_jax.data.collections.store import write_collection, write_queries
 from taser_jax.data.seqio_tasks import registry as retrieval
 from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
-from taser_jax.data.text.preprocessors import query_ids
-from taser_jax.data.text.prompts import Family, Prompt, TaskPrompt
+from taser_jax.data.text.preprocessors import Family, Prompt, TaskPrompt, query_ids
 from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.storage.errors import ConfigError
@@ -61,20 +59,8 @@ def test_pieces_by_name_in_both_kinds_of_vocabulary(vocabulary):
         3,
         None,
     )
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["a b c nq", "b c a nq"] * 5),
-        model_writer=model,
-        vocab_size=16,
-        hard_vocab_limit=False,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
-        user_defined_symbols=["<extra_id_1>"],
-        minloglevel=2,
-    )
-    t5 = SentencePieceVocabulary(model.getvalue())
+    model = t5_model(["a b c nq", "b c a nq"] * 5, 16, user_defined_symbols=["<extra_id_1>"])
+    t5 = SentencePieceVocabulary(model)
     assert (t5.id_of("</s>"), t5.id_of("<pad>"), t5.id_of("<extra_id_2>")) == (1, 0, None)
     extra = t5.id_of("<extra_id_1>")
     assert t5.decode([extra]) == "<extra_id_1>"
@@ -134,7 +120,7 @@ def test_each_task_has_its_own_length_and_prompt_in_a_token_store(vocabulary, da
 def _tokenize(name, vocabulary, data_dir, tmp_path, *, query_length):
     return tokenize_collection(
         data_dir=data_dir,
-        mixture_or_task=name,
+        mixture=retrieval.find_mixture(name),
         vocabulary=vocabulary,
         query_length=query_length,
         passage_length=8,
@@ -176,7 +162,7 @@ def test_mixtures_of_tasks_that_are_not_registered():
 def test_kilts_task_files(module, lengths, vocabulary):
     runpy.run_path(str(TASK_FILES / f"{module}.py"))
     for mixture in (module, f"{module}_name", f"{module}_name_t5", f"{module}_marker"):
-        tasks = retrieval.retrieval_tasks(mixture)
+        tasks = retrieval.find_mixture(mixture).tasks
         assert {task.source.task: task.source.query_length for task in tasks} == lengths
         assert {task.source.collection for task in tasks} == {module}
         prompts = {task.source.task: task.prompt for task in tasks}

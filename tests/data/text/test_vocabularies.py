@@ -5,8 +5,7 @@ import tensorflow as tf
 import tokenizers
 
 from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
-from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.data.text.vocabulary_training import train_vocabulary
+from taser_jax.data.text.vocabularies import load_vocabulary, train_vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.storage.errors import DataError, FingerprintError
 
@@ -83,8 +82,8 @@ def test_ids_equal_hugging_face_on_unicode_probes(tmp_path, lower_case):
     known = [piece for piece in PIECES if len(piece) > 1 and piece not in letters]
     pieces = known + letters + [f"##{c}" for c in letters if c != "s" and c != "b" and c != "2"]
     pieces = list(dict.fromkeys(p for p in pieces if p not in ("\x85", "\u2028", "\x1b", "\x07")))
-    WordPieceVocabulary(pieces).save(tmp_path)
-    ours = load_vocabulary(tmp_path / "vocab.txt", lower_case=lower_case)
+    WordPieceVocabulary(pieces, lower_case=lower_case).save(tmp_path)
+    ours = load_vocabulary(tmp_path)
     theirs = huggingface(tmp_path / "vocab.txt", lower_case=lower_case)
     for probe in PROBES:
         assert ours.encode([probe]) == theirs([probe]), probe
@@ -124,12 +123,9 @@ def test_directory_of_a_bert_checkpoint(tmp_path, small):
     assert load_vocabulary(tmp_path).lower_case is False
 
 
-def test_windows_line_ends_are_not_part_of_pieces(tmp_path, small):
+def test_windows_line_ends_and_lone_surrogates(tmp_path, small):
     (tmp_path / "vocab.txt").write_bytes("".join(f"{p}\r\n" for p in PIECES).encode())
     assert load_vocabulary(tmp_path / "vocab.txt").pieces == small.pieces
-
-
-def test_lone_surrogates_do_not_stop_encoding(small):
     assert small.encode(["the \ud83d cafe"]) == small.encode(["the ? cafe"])
 
 
@@ -150,37 +146,29 @@ def test_bad_vocab_txt(tmp_path, lines, found):
         load_vocabulary(path)
 
 
-def test_not_utf8_vocab_txt(tmp_path):
-    (tmp_path / "vocab.txt").write_bytes(b"[PAD]\n\xff\xfe\n")
-    with pytest.raises(DataError, match="not UTF-8"):
-        load_vocabulary(tmp_path)
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("vocab.txt", b"[PAD]\n\xff\xfe\n", "not UTF-8"),
+        ("vocabulary.json", b'{"format_version": 1, "kind": "bytes"}', "kind 'bytes'"),
+        ("vocabulary.json", b'{"format_version": 9, "kind": "wordpiece"}', "format version 9"),
+        ("vocabulary.json", b"{", r"vocabulary\.json: not JSON"),
+        ("vocabulary.json", b'{"format_version": 1}', "not a vocabulary's metadata"),
+        ("nothing", None, "cannot be read"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path, small, file, content, message):
+    if file == "vocabulary.json":
+        small.save(tmp_path)
+        (tmp_path / "checksums.txt").unlink()
+    if content is not None:
+        (tmp_path / file).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        load_vocabulary(tmp_path / file if content is None else tmp_path)
 
 
-def test_unknown_kind_version_and_absent_files(tmp_path, small):
-    with pytest.raises(DataError, match="cannot be read"):
-        load_vocabulary(tmp_path / "nothing")
+def test_changed_files_are_refused(tmp_path, small):
     small.save(tmp_path)
-    (tmp_path / "checksums.txt").unlink()
-    metadata = json.loads((tmp_path / "vocabulary.json").read_text())
-    (tmp_path / "vocabulary.json").write_text(json.dumps({**metadata, "kind": "bytes"}))
-    with pytest.raises(DataError, match="kind 'bytes'"):
-        load_vocabulary(tmp_path)
-    (tmp_path / "vocabulary.json").write_text(json.dumps({**metadata, "format_version": 9}))
-    with pytest.raises(DataError, match="format version 9"):
-        load_vocabulary(tmp_path)
-    for text, message in (
-        ("{", r"vocabulary\.json: not JSON"),
-        ('{"format_version": 1}', "not a vocabulary's metadata"),
-    ):
-        (tmp_path / "vocabulary.json").write_text(text)
-        with pytest.raises(DataError, match=message):
-            load_vocabulary(tmp_path)
-
-
-def test_changed_files_and_contradicting_case_are_refused(tmp_path, small):
-    small.save(tmp_path)
-    with pytest.raises(DataError, match="lower_case is True"):
-        load_vocabulary(tmp_path, lower_case=False)
     with open(tmp_path / "vocab.txt", "a") as file:
         file.write("more\n")
     with pytest.raises(FingerprintError, match="fingerprint"):

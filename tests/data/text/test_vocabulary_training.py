@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.data.text.vocabulary_training import VocabularyKind, train_vocabulary
+from taser_jax.data.text.vocabularies import VocabularyKind, load_vocabulary, train_vocabulary
 from taser_jax.storage.errors import ConfigError, DataError
 
 _SYLLABLES = ("wal", "ker", "ta", "ling", "größ", "naï", "ve", "漢", "字", "est", "ly", "un")
@@ -18,7 +17,7 @@ TEXTS = [
 
 _TRAIN = """
 import json, sys
-from taser_jax.data.text.vocabulary_training import train_vocabulary
+from taser_jax.data.text.vocabularies import train_vocabulary
 texts = json.load(open(sys.argv[1]))
 print(train_vocabulary(texts, kind=sys.argv[2], size=90, output_dir=sys.argv[3]).fingerprint)
 """
@@ -73,7 +72,7 @@ def test_no_words(tmp_path, kind):
 
 
 def test_bad_settings(tmp_path):
-    with pytest.raises(ConfigError, match=r"'bpe'(.|\n)*'wordpiece'"):
+    with pytest.raises(ValueError, match="'bpe'"):
         train_vocabulary(TEXTS, kind="bpe", size=100, output_dir=tmp_path)
     with pytest.raises(ConfigError, match="size 5"):
         train_vocabulary(TEXTS, size=5, output_dir=tmp_path)

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from taser_jax.data.token_store.states import StateRows
+from taser_jax.data.token_store.arrays import StateRows
 from taser_jax.storage.errors import DataError
 
 LENGTHS = np.array([2, 1, 3], np.int32)

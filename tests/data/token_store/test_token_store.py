@@ -102,19 +102,16 @@ def test_ragged():
         lists[3]
 
 
-def test_unfinished_store_does_not_open(tmp_path):
-    write(tmp_path)
+def test_a_store_is_unfinished_until_its_end_and_while_it_is_rewritten(tmp_path):
+    writer = write(tmp_path)
     with pytest.raises(DataError, match=r"unfinished.*\n.*taser tokenize"):
         TokenStore.open(tmp_path)
-    with pytest.raises(DataError, match="does not exist"):
-        TokenStore.open(tmp_path / "nowhere")
-
-
-def test_rewriting_makes_the_store_unfinished_at_once(tmp_path):
-    write(tmp_path).finish()
+    writer.finish()
     make_writer(tmp_path)
     with pytest.raises(DataError, match="unfinished"):
         TokenStore.open(tmp_path)
+    with pytest.raises(DataError, match="does not exist"):
+        TokenStore.open(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("version", [None, 1, 3])
@@ -131,29 +128,21 @@ def test_texts_that_became_tokens_otherwise_are_refused(tmp_path, version):
         TokenStore.open(tmp_path)
 
 
-def test_other_format_version(tmp_path):
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("passages/ids.npy", b"\x93NUMPY", r"ids\.npy: missing or damaged"),
+        ("metadata.json", b"{", r"metadata\.json: not JSON"),
+        ("metadata.json", b'{"format_version": 1}', "not a token store's metadata"),
+        ("metadata.json", b'{"format_version": 99}', "format version 99"),
+    ],
+)
+def test_damaged_files(tmp_path, file, content, message):
     write(tmp_path).finish()
-    path = tmp_path / "metadata.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format_version": 99}))
     (tmp_path / "checksums.txt").unlink()
-    with pytest.raises(DataError, match="format version 99"):
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(DataError, match=message):
         TokenStore.open(tmp_path)
-
-
-def test_damaged_files(tmp_path):
-    write(tmp_path).finish()
-    ids = tmp_path / "passages" / "ids.npy"
-    ids.write_bytes(ids.read_bytes()[:-4])
-    (tmp_path / "checksums.txt").unlink()
-    with pytest.raises(DataError, match=r"ids\.npy: missing or damaged"):
-        TokenStore.open(tmp_path)
-    for text, message in (
-        ("{", r"metadata\.json: not JSON"),
-        ('{"format_version": 1}', "not a token store's metadata"),
-    ):
-        (tmp_path / "metadata.json").write_text(text)
-        with pytest.raises(DataError, match=message):
-            TokenStore.open(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +164,9 @@ def test_wrong_counts(tmp_path):
         make_writer(tmp_path).write_passages(PASSAGES, count=1)
     with pytest.raises(DataError, match=r"3 passages\n  expected: 4"):
         make_writer(tmp_path).write_passages(PASSAGES, count=4)
-    with pytest.raises(DataError, match="1 query ids for 2 token lists"):
+    with pytest.raises(
+        DataError, match="1 query ids, 2 lists of positives and 2 of hard negatives for 2 token"
+    ):
         TokenizedQueries.from_lists(
             "t",
             "train",
