@@ -21,6 +21,7 @@ CORE = [
     "jaxtyping>=0.3,<0.4",
     "safetensors>=0.5,<1",
     "huggingface_hub>=1,<3",
+    "msgspec>=0.20,<1",
     "tqdm>=4.66,<5",
     "argcomplete>=3.5,<4",
     "msgspec>=0.19,<1",
@@ -77,7 +78,7 @@ setuptools.setup(
         "taser_jax.tasks": "tasks",
     },
     package_data={
-        "taser_jax.gin_configs": ["**/*.gin", "former_macros.txt"],
+        "taser_jax.gin_configs": ["**/*.gin"],
         "taser_jax.serving": ["*.html"],
     },
     install_requires=CORE + DATA,

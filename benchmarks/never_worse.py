@@ -33,10 +33,10 @@ from typing import Any
 import numpy as np
 
 from taser_jax.data.pydocs.build import build_pydocs
+from taser_jax.evaluation.reports import markdown_table
 from taser_jax.evaluation.results import per_query_path, read_per_query
 from taser_jax.evaluation.significance import SignificanceConfig, bootstrap_over_tasks
 from taser_jax.storage.artifacts import write_json, write_text
-from taser_jax.storage.markdown import markdown_table
 
 BASELINE = "Pretrained, untrained + BM25"
 MEASURE = "nDCG@10"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import importlib
 import inspect
 import pathlib
 import re
@@ -54,10 +53,9 @@ def page() -> str:
     parts = [HEAD]
     objects: dict[str, Any] = {}
     for name, command in command_table.COMMANDS.items():
-        module = importlib.import_module(f"taser_jax.{command.module}")
-        function = getattr(module, command.function)
-        parts.append(_command(name, command, function, module.CONFIGURABLES))
-        for configurable in module.CONFIGURABLES:
+        configurables = command_table.configurables_of(name)
+        parts.append(_command(name, command, command_table.load(name), configurables))
+        for configurable in configurables:
             objects[configurable.__name__] = configurable
     parts.append("## Objects\n\nWhat options may refer to, with the fields that Gin can set.\n")
     parts += [_object(objects[name]) for name in sorted(objects)]

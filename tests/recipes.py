@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from typing import Any
 
 import gin
 
 from taser_jax.cli import configuration
-from taser_jax.cli import main as cli
-from taser_jax.cli.command_line import configurable_names
+from taser_jax.cli.command_table import load
 
 
 def value(command: str, parameter: str, *gin_files: str, **macros: str) -> Any:
@@ -25,19 +23,11 @@ def value(command: str, parameter: str, *gin_files: str, **macros: str) -> Any:
         gin_files: the recipe, in its order.
         macros: as on the command line; those that are required and not given are text.
     """
-    entry = cli.COMMANDS[command]
-    module = importlib.import_module(f"taser_jax.{entry.module}")
-    function = getattr(module, entry.function)
+    function = load(command)
 
     def resolve(bindings: tuple[tuple[str, str], ...]) -> configuration.Resolved:
         flags = configuration.GinFlags(files=gin_files, bindings=bindings)
-        return configuration.resolve(
-            function,
-            configurables=module.CONFIGURABLES,
-            flags=flags,
-            allow_unset=True,
-            elsewhere=configurable_names(),
-        )
+        return configuration.resolve_command(command, flags, allow_unset=True)
 
     given = tuple(macros.items())
     resolve((*given, *((macro, "something") for macro in resolve(given).unset)))

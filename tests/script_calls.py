@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import pathlib
@@ -68,10 +67,4 @@ def run_script(
 def check_options(words: list[str]) -> None:
     """Resolves a command's configuration: every Gin file, macro and parameter is one it has."""
     arguments = cli.parse(words)
-    command = cli.COMMANDS[arguments.command]
-    module = importlib.import_module(f"taser_jax.{command.module}")
-    configuration.resolve(
-        getattr(module, command.function),
-        configurables=module.CONFIGURABLES,
-        flags=arguments.flags,
-    )
+    configuration.resolve(command_table.load(arguments.command), flags=arguments.flags)

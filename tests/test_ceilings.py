@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import collections
 import functools
-import importlib
 import inspect
 import io
 import pathlib
@@ -23,7 +22,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from taser_jax.cli import main as cli
+from taser_jax.cli import command_table
 
 REPOSITORY = pathlib.Path(__file__).parents[1]
 PACKAGE = REPOSITORY / "taser_jax"
@@ -140,8 +139,8 @@ def _unbound_fields() -> set[str]:
     """`Class.field` that Gin may bind, and that no recipe and no benchmark does."""
     fields = {
         f"{settings.__name__}.{field}"
-        for command in cli.COMMANDS.values()
-        for settings in importlib.import_module(f"taser_jax.{command.module}").CONFIGURABLES
+        for name in command_table.COMMANDS
+        for settings in command_table.configurables_of(name)
         if inspect.isclass(settings)
         for field in inspect.signature(settings).parameters
     }
@@ -170,7 +169,7 @@ def _files_of_benchmarks() -> Iterator[pathlib.Path]:
 def _modules_of_training() -> int:
     """Modules of the package that the command `train` imports."""
     program = (
-        f"import sys, taser_jax.{cli.COMMANDS['train'].module};"
+        f"import sys, taser_jax.{command_table.COMMANDS['train'].module};"
         "print(sum(name.split('.')[0] == 'taser_jax' for name in sys.modules))"
     )
     command = [sys.executable, "-c", program]
@@ -181,7 +180,7 @@ def _modules_of_training() -> int:
 def figures() -> dict[str, float]:
     """Name -> what it is at present."""
     return _sizes() | {
-        "commands": len(cli.COMMANDS),
+        "commands": len(command_table.COMMANDS),
         "fields that nothing binds": len(_unbound_fields()),
         "modules that train imports": _modules_of_training(),
     }

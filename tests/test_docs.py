@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from taser_jax.cli import command_line, configuration, gin_files
+from taser_jax.cli import command_table, configuration, gin_files
 from taser_jax.cli import main as cli
 from taser_jax.commands.init import init
 
@@ -105,20 +105,14 @@ def test_commands_are_commands_with_options_they_have(page, tmp_path):
             init(name=words[1], directory=str(tmp_path))
             continue
         arguments = cli.parse([*words, f"--gin_search_paths={tmp_path}"])
-        command = cli.COMMANDS[arguments.command]
         files = arguments.flags.files
         local = [file for file in files if not (gin_files.gin_directory() / file).exists()]
         if any(not (tmp_path / file).exists() for file in local):
             assert page.name == "configuration.md", f"{name(page)}: {' '.join(words)}"
             continue
-        module = importlib.import_module(f"taser_jax.{command.module}")
         # As a person gives it: whatever is required is given, or the run is a dry one.
-        configuration.resolve(
-            getattr(module, command.function),
-            configurables=module.CONFIGURABLES,
-            flags=arguments.flags,
-            allow_unset=arguments.dry_run,
-            elsewhere=command_line.configurable_names(),
+        configuration.resolve_command(
+            arguments.command, arguments.flags, allow_unset=arguments.dry_run
         )
 
 
@@ -128,7 +122,7 @@ def test_page_of_commands_has_every_command_with_its_options_and_objects(monkeyp
     monkeypatch.setattr(generator, "PATH", tmp_path / "commands.md")
     generator.main()
     text = (tmp_path / "commands.md").read_text(encoding="utf-8")
-    assert re.findall(r"^## taser (.*)$", text, re.MULTILINE) == list(cli.COMMANDS)
+    assert re.findall(r"^## taser (.*)$", text, re.MULTILINE) == list(command_table.COMMANDS)
     assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= anchors(tmp_path / "commands.md")
     train = text.partition("## taser train\n")[2].partition("\n## taser")[0]
     assert "| `TOKEN_STORE` | **required** | tokens of passages and queries" in train

@@ -14,7 +14,7 @@ from taser_jax.data.collections.store import PassageStore
 from taser_jax.evaluation.results import per_query_path, read_per_query, read_results
 from taser_jax.retrieval.runs import FUSED_LISTS, QueryArrays
 from taser_jax.storage.artifacts import file_name, read_json, split_path
-from taser_jax.storage.settings import from_plain
+from taser_jax.storage.typed_files import typed
 from taser_jax.systems.muf.ensemble_files import Ensemble
 from taser_jax.systems.muf.fuse import FUSION_FILE
 from taser_jax.systems.muf.specialists import (
@@ -40,7 +40,7 @@ class FinishedRun:
     def __init__(self, directory: pathlib.Path) -> None:
         self.directory, self.stages = directory, Stages(directory)
         self._fusion = read_json(self.fusion_of(MUF) / FUSION_FILE)
-        self.weighing = from_plain(Weighing, self._fusion["weighing"], FUSION_FILE)
+        self.weighing = typed(self._fusion["weighing"], Weighing, where=FUSION_FILE)
 
     def fusion_of(self, row: str) -> pathlib.Path:
         """The folder of a row's fusion of all specialists."""
@@ -78,7 +78,7 @@ class FinishedRun:
         temperatures: Mapping[str, float] = self._fusion["summary"]["temperatures"]
         specialists = {
             name: dataclasses.replace(
-                from_plain(Specialist, plain, name),
+                typed(plain, Specialist, where=name),
                 temperature=temperatures[name],
                 members=members,
             )

@@ -34,7 +34,7 @@ from taser_jax.retrieval.encoding import EncodeConfig, batches_by_length
 from taser_jax.storage.artifacts import Fingerprint, fingerprint_json, follow_plan, replacing
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import bar, logger
-from taser_jax.storage.settings import to_plain
+from taser_jax.storage.typed_files import to_plain
 
 # At least the size of a NumPy file's header.
 _HEADER = 128

@@ -11,28 +11,12 @@ from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.data.batches.options import BatchingConfig
 from taser_jax.devices.mesh import MeshConfig
 from taser_jax.devices.partitioning import LogicalRules
-from taser_jax.interop.pretrained import (
-    pretrained_bert,
-    pretrained_normalization,
-    pretrained_pooling,
-    pretrained_t5,
-)
-from taser_jax.models.bert import BertConfig
-from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.fusion import BertFusionConfig, T5FusionConfig
-from taser_jax.models.routing import ExpertConfig
-from taser_jax.models.t5 import T5Config
-from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.optim.multitask import MultitaskConfig
 from taser_jax.optim.optimizers import OptimizerConfig
-from taser_jax.optim.tsage_options import TSageConfig
 from taser_jax.retrieval.embeddings import EmbeddingDtype
 from taser_jax.training.checkpoints import CheckpointConfig
-from taser_jax.training.distillation import Distillation, Guide
 from taser_jax.training.loop import LoopConfig
-from taser_jax.training.losses import RoutingRegularizer
 from taser_jax.training.objective import ObjectiveConfig
-from taser_jax.training.validation import PoolConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,35 +89,3 @@ class TrainingConfig:
 
 
 # Everything that Gin may configure in a training.
-CONFIGURABLES = (
-    BatchingConfig,
-    BertConfig,
-    BertFusionConfig,
-    CheckpointConfig,
-    Distillation,
-    DualEncoderConfig,
-    ExpertConfig,
-    Guide,
-    LogicalRules,
-    MeshConfig,
-    MultitaskConfig,
-    MultitaskTraining,
-    ObjectiveConfig,
-    OptimizerConfig,
-    PoolConfig,
-    Pretrained,
-    RoutingRegularizer,
-    T5Config,
-    T5DualEncoderConfig,
-    T5FusionConfig,
-    TSageConfig,
-    TaskBatchingConfig,
-    Tracking,
-    TrainingConfig,
-    ValidationConfig,
-    LoopConfig,
-    pretrained_bert,
-    pretrained_normalization,
-    pretrained_pooling,
-    pretrained_t5,
-)

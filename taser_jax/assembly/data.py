@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from taser_jax.data.batches.draws import queries_of
@@ -22,17 +23,17 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.batch import Batch, Tokens
 from taser_jax.models.dual_encoder import ModelConfig
-from taser_jax.storage.artifacts import read_json
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.json_fields import JsonField, JsonType
 from taser_jax.storage.progress import logger
+from taser_jax.storage.typed_files import read_typed
 
 # Beside the token store: the SeqIO mixture it was made from, with its sampling weights.
 MIXTURE_FILE = "mixture.json"
-_MIXTURE_FIELDS = {
-    "weights": JsonField(JsonType.OBJECT, required=True, items=JsonField(JsonType.NUMBER)),
-    "registered": JsonField(JsonType.OBJECT, items=JsonField(JsonType.STRING)),
-}
+
+
+class _MixtureFile(msgspec.Struct):
+    weights: dict[str, float]
+    registered: dict[str, str] = {}
 
 
 def training_queries(
@@ -97,7 +98,7 @@ def names_in_store(store: TokenStore, names: Sequence[str]) -> list[str]:
         `docs_summary`, registered for task `summary` of collection `docs`, is `summary`.
     """
     path = store.directory / MIXTURE_FILE
-    registered = read_json(path, fields=_MIXTURE_FIELDS, absent={}).get("registered", {})
+    registered = read_typed(path, _MixtureFile, absent=_MixtureFile({})).registered
     return [name if name in store.tasks else registered.get(name, name) for name in names]
 
 
@@ -188,7 +189,7 @@ def with_mixture_rates(
     path = store.directory / MIXTURE_FILE
     if batching.rates or not path.exists():
         return batching
-    weights = read_json(path, fields=_MIXTURE_FIELDS)["weights"]
+    weights = read_typed(path, _MixtureFile).weights
     sizes = {task: len(found) for task, found in queries.items()}
     if not sizes.keys() <= weights.keys():
         return batching

@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 import re
 import tempfile
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import numpy as np
 from etils import epath
 from jaxtyping import PyTree
 
-from taser_jax.data.token_store.store import Titles, TokenStore
+from taser_jax.data.token_store.store import QueryNormalization, Titles, TokenStore
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner, placed
 from taser_jax.models import config_io
@@ -36,28 +37,30 @@ from taser_jax.storage.artifacts import (
 )
 from taser_jax.storage.checksums import check_file
 from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.json_fields import JsonField, JsonType
+from taser_jax.storage.typed_files import Natural, Positive, typed
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
 
 MODEL_FILE = "model.json"
 RUN_FILE = "run.json"
 CONFIG_FILE = "config.gin"
 VOCABULARY = "vocabulary"
-_COUNT = JsonField(JsonType.INTEGER, minimum=1)
-# The fields of run.json that commands read; one value, or one for each task.
-_FACT_FIELDS = {
-    "query_length": _COUNT,
-    "passage_length": _COUNT,
-    "query_lengths": JsonField(JsonType.OBJECT, items=_COUNT),
-    "query_prompt": JsonField((JsonType.LIST, JsonType.OBJECT)),
-    "query_normalization": JsonField((JsonType.STRING, JsonType.OBJECT)),
-    "titles": JsonField(JsonType.STRING, choices=tuple(kind.value for kind in Titles)),
-    "selection": JsonField(JsonType.STRING, choices=tuple(kind.value for kind in Selection)),
-    "train_from_block": JsonField(JsonType.INTEGER, minimum=0),
-    "tsage_beta": JsonField(JsonType.NUMBER),
-    "data_fingerprint": JsonField(JsonType.STRING),
-    "collection_fingerprint": JsonField(JsonType.STRING),
-}
+
+
+class RunFacts(TypedDict, total=False):
+    """The fields of run.json that commands read; some have one value, or one for each task."""
+
+    query_length: Positive
+    passage_length: Positive
+    query_lengths: dict[str, Positive]
+    query_prompt: list[Natural] | dict[str, list[Natural]]
+    query_normalization: QueryNormalization | dict[str, QueryNormalization]
+    titles: Titles
+    selection: Selection
+    train_from_block: Natural
+    tsage_beta: float
+    data_fingerprint: str
+    collection_fingerprint: str
+
 
 EncodeFn = Callable[[EncoderInput], jax.Array]
 
@@ -344,8 +347,10 @@ def read_facts(model_dir: FilePath) -> dict[str, Any]:
     Raises:
         DataError: it is no JSON object, or a field that commands read is not what it must be.
     """
-    again = "copy the file again from where the model was trained"
-    return read_json(epath.Path(model_dir) / RUN_FILE, fields=_FACT_FIELDS, fix=again, absent={})
+    path, again = epath.Path(model_dir) / RUN_FILE, "copy it again from where the model was trained"
+    facts = read_json(path, fix=again, absent={})
+    typed(facts, RunFacts, where=os.fspath(path), fix=again)
+    return {name: fact for name, fact in facts.items() if fact is not None}
 
 
 def read_config_text(model_dir: FilePath) -> str:

@@ -16,7 +16,7 @@ from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.storage.artifacts import FilePath, write_text
 from taser_jax.storage.errors import DataError, FingerprintError
 from taser_jax.storage.progress import logger
-from taser_jax.storage.settings import flatten
+from taser_jax.storage.typed_files import flatten
 
 SETTINGS_FILE = "settings.jsonl"
 

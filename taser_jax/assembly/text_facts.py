@@ -9,7 +9,6 @@ from typing import Any
 from taser_jax.data.batches.stream import Stream
 from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles, TokenStore
 from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.json_fields import JsonField, JsonType, checked_fields
 
 
 def data_facts(stream: Stream, store: TokenStore, *, train_steps: int) -> dict[str, object]:
@@ -46,15 +45,6 @@ def _joined(by_task: Mapping[str, object]) -> object:
     return first if all(other == first for other in others) else dict(by_task)
 
 
-# What run.json may hold for one task.
-_FIELDS = {
-    "query_prompt": JsonField(JsonType.LIST, items=JsonField(JsonType.INTEGER, minimum=0)),
-    "query_normalization": JsonField(
-        JsonType.STRING, choices=tuple(kind.value for kind in QueryNormalization)
-    ),
-}
-
-
 @dataclasses.dataclass(frozen=True)
 class TextSettings:
     """How a run's texts became tokens.
@@ -79,17 +69,15 @@ def text_settings(facts: Mapping[str, Any], task: str | None) -> TextSettings:
 
     Raises:
         ConfigError: tasks differ, and `task` is none of them.
-        DataError: a prompt that is no list of ids, or an unknown normalisation.
     """
-    found = checked_fields(
-        {name: _of_task(facts, name, task) for name in _FIELDS}, _FIELDS, where="run.json"
-    )
+    normalization = _of_task(facts, "query_normalization", task)
+    prompt = _of_task(facts, "query_prompt", task)
     lengths = facts.get("query_lengths")
     length = _of_task(facts, "query_lengths", task) if lengths else facts.get("query_length")
     return TextSettings(
         queries=QuerySettings(
-            QueryNormalization(found.get("query_normalization", "none")),
-            tuple(found.get("query_prompt", ())),
+            QueryNormalization(normalization or "none"),
+            tuple(prompt or ()),
         ),
         query_length=length,
         titles=Titles(facts.get("titles") or "include"),

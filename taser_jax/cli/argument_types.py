@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
-import inspect
 import os
+import re
 import types
 import typing
 from typing import Any
 
-_NAMES = {
-    int: "a whole number",
-    float: "a number",
-    str: "a string",
-    bool: "True or False",
-    type(None): "None",
-}
 _SEQUENCES = (collections.abc.Sequence, list, tuple)
 _MAPPINGS = (collections.abc.Mapping, dict)
 
@@ -44,12 +37,12 @@ def fits(value: Any, hint: Any) -> bool:
             return False
         if origin is tuple and Ellipsis not in parts:
             return len(value) == len(parts) and all(map(fits, value, parts))
-        return not parts or all(fits(one, parts[0]) for one in value)
+        return not parts or all(fits(part, parts[0]) for part in value)
     if origin in _MAPPINGS or hint in _MAPPINGS:
         if not isinstance(value, collections.abc.Mapping):
             return False
         return not parts or all(
-            fits(key, parts[0]) and fits(one, parts[1]) for key, one in value.items()
+            fits(key, parts[0]) and fits(part, parts[1]) for key, part in value.items()
         )
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
@@ -62,27 +55,15 @@ def fits(value: Any, hint: Any) -> bool:
     return True
 
 
-def describe(hint: Any) -> str:
-    """An annotation in words.
+def shown(hint: Any) -> str:
+    """An annotation as it is written in code.
 
     Example:
-        >>> describe(dict[str, int] | None)
-        '{a string: a whole number} or None'
+        >>> shown(collections.abc.Mapping[str, int] | None)
+        'Mapping[str, int] | None'
     """
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(describe(part) for part in parts))
-    if origin is typing.Literal:
-        return "one of " + ", ".join(map(repr, parts))
-    if origin in _SEQUENCES and parts:
-        return f"a list, each {describe(parts[0])}"
-    if origin in _MAPPINGS and parts:
-        return f"{{{describe(parts[0])}: {describe(parts[1])}}}"
-    if origin is os.PathLike:
-        return "a path"
-    if hint in _NAMES:
-        return _NAMES[hint]
-    return hint.__name__ if inspect.isclass(hint) else str(hint)
+    text = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
+    return re.sub(r"[\w.]+\.(?=\w)", "", text)
 
 
 def fix_of(value: Any, hint: Any) -> str | None:

@@ -7,7 +7,6 @@ import dataclasses
 import difflib
 import functools
 import itertools
-import pathlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
@@ -240,23 +239,6 @@ def _with_argument(words: Sequence[str]) -> tuple[str, list[tuple[str, str]]]:
     if command is None or command.argument is None:
         return " ".join(words), []
     return " ".join(words[:-1]), [(command.argument, words[-1])]
-
-
-@functools.cache
-def configurable_names() -> frozenset[str]:
-    """Names of all commands' functions and of what they may be configured with.
-
-    From the sources: importing every command would load every library.
-    """
-    package = pathlib.Path(__file__).resolve().parents[1]
-    texts = (
-        path.read_text(encoding="utf-8")
-        for room in ("assembly", "commands", "systems")
-        for path in (package / room).rglob("*.py")
-    )
-    lists = (re.findall(r"^CONFIGURABLES = \((.*?)\)$", text, re.M | re.S) for text in texts)
-    objects = re.findall(r"(?<![*.\w])\w+(?![.\w])", " ".join(itertools.chain(*lists)))
-    return frozenset([*objects, *(command.function for command in COMMANDS.values())])
 
 
 def _spelled_out(arguments: Sequence[str]) -> Iterator[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 import inspect
+import pathlib
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from taser_jax.cli.command_table import Command
+from taser_jax.cli.command_table import COMMANDS, configurables_of, load
 from taser_jax.cli.gin_files import FILLED_IN, find_gin_file, gin_directory
 
 _WIDTH = 80
@@ -160,13 +161,9 @@ def first_comment(text: str) -> str:
     return re.split(r"(?<=[.;])\s", " ".join(lines), maxsplit=1)[0].rstrip(".;:")
 
 
-def help_text(
-    name: str,
-    command: Command,
-    function: Callable[..., Any],
-    configurables: Collection[Callable[..., Any]],
-) -> str:
+def help_text(name: str) -> str:
     """What a command does, all that can be set for it, and the Gin files at hand."""
+    command, function, configurables = COMMANDS[name], load(name), configurables_of(name)
     parts = [f"taser {name}: {command.summary}\n\n{description(inspect.getdoc(function) or '')}\n"]
     if command.flags:
         parts.append("".join(f"  {flag}=VALUE  sets {m}\n" for flag, m in command.flags.items()))
@@ -204,3 +201,20 @@ def listed(names: Sequence[str]) -> str:
         f"  {name:<{width}}  {textwrap.shorten(comment, _WIDTH - width - 4, placeholder=' …')}\n"
         for name, comment in zip(names, comments, strict=True)
     )
+
+
+def show_gin(*, file: str | None = None) -> None:
+    """Prints a Gin file, or lists those at hand with what they are for.
+
+    Args:
+        file: a packaged file, such as models/taser.gin, or one of the working directory; None lists
+            all of both.
+
+    Raises:
+        ConfigError: no such file; suggests the nearest.
+    """
+    if file is not None:
+        print(find_gin_file(file).read_text(encoding="utf-8"), end="")
+        return
+    here = sorted(path.name for path in pathlib.Path().glob("*.gin"))
+    print(listed([*here, *packaged()]), end="")

@@ -1,11 +1,19 @@
-"""All commands: the function of each, its Gin file and its flags."""
+"""All commands: the function of each, its Gin file and flags, and what Gin may configure."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
-from collections.abc import Mapping, Sequence
-from types import ModuleType
+import itertools
+import pathlib
+import re
+import sys
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from taser_jax.storage.registered import BUILDERS
 
 # Commands of two words, by their first.
 GROUPS = {
@@ -19,13 +27,13 @@ class Command:
     """One entry of the command line.
 
     Attributes:
-        module: module in `taser_jax`; it lists what Gin may configure in CONFIGURABLES.
+        module: module in `taser_jax`.
         function: its function.
         summary: one line for the list of commands.
         gin_file: the Gin file read by default.
         recipe: for a command that takes another command's recipes, the one read by default;
             `gin_file` is then always read before it.
-        recipe_of: that other command's function.
+        recipe_of: that other command.
         base: the Gin file that completes given files which do not configure the command themselves
             (or the command whose recipes it takes); it is read before them. None means `gin_file`.
         flags: its own flags: flag -> the macro or parameter that it sets.
@@ -60,196 +68,213 @@ class Command:
 
 
 def _command(
-    name: str, summary: str, *, module: str | None = None, function: str | None = None
+    name: str, module: str, summary: str, *, function: str = "", **more: Any
 ) -> tuple[str, Command]:
     """A command by the usual names.
 
     Example:
-        `prepare mesh` is `prepare_mesh` of commands/prepare.py and reads runs/prepare_mesh.gin.
+        `prepare dpr` is `prepare_dpr` of its module and reads runs/prepare_dpr.gin.
     """
     joined = name.replace(" ", "_")
-    module = module or f"commands.{name.split()[0]}"
-    return name, Command(module, function or joined, summary, f"runs/{joined}.gin")
+    return name, Command(module, function or joined, summary, f"runs/{joined}.gin", **more)
 
+
+# What takes the recipes of `train`.
+_OF_TRAIN = {"recipe": "runs/taser_base.gin", "recipe_of": "train", "base": "runs/train.gin"}
+_PREPARE, _PIPELINES = "commands.prepare", "commands.pipelines"
+_COMPARE_FLAGS = {
+    "--pretrained": "PRETRAINED",
+    "--out": "OUTPUT_DIR",
+    "--systems": "SYSTEMS",
+    "--minutes": "MINUTES",
+}
+_PLAN_FLAGS = dict.fromkeys(("--topology", "--topologies"), "plan_recipe.topologies")
 
 COMMANDS: dict[str, Command] = dict(
-    [
-        (
+    (
+        _command(
             "init",
-            Command(
-                "commands.init",
-                "init",
-                "write a project's Gin file and task module",
-                "runs/init.gin",
-                argument="init.name",
-            ),
+            "commands.init",
+            "write a project's Gin file and task module",
+            argument="init.name",
         ),
-        (
+        _command(
             "gin",
-            Command(
-                "cli.show_gin",
-                "show_gin",
-                "list the Gin files at hand, or print one",
-                "runs/gin.gin",
-                argument="show_gin.file",
-                optional=True,
-            ),
+            "cli.command_options",
+            "list the Gin files at hand, or print one",
+            function="show_gin",
+            argument="show_gin.file",
+            optional=True,
         ),
-        (
+        _command(
             "prepare",
-            Command(
-                "commands.prepare",
-                "prepare",
-                "convert a folder, or files of any format, into a collection",
-                "runs/prepare.gin",
-                switches={"--strict": ("STRICT", "True")},
-                argument="DIRECTORIES",
-                many=True,
-                optional=True,
-            ),
+            _PREPARE,
+            "convert a folder, or files of any format, into a collection",
+            switches={"--strict": ["STRICT", "True"]},
+            argument="DIRECTORIES",
+            many=True,
+            optional=True,
         ),
-        _command("prepare pydocs", "build the built-in collection"),
-        _command("prepare mesh", "convert MeSH's XML"),
-        _command("prepare thesaurus", "convert a thesaurus, JSON lines or OBO"),
-        _command("vocab", "train a vocabulary on a collection"),
-        _command("tokenize", "tokenize tasks into a token store"),
+        _command("prepare pydocs", _PREPARE, "build the built-in collection"),
+        _command("prepare mesh", _PREPARE, "convert MeSH's XML"),
+        _command("prepare thesaurus", _PREPARE, "convert a thesaurus, JSON lines or OBO"),
+        _command("vocab", "commands.vocab", "train a vocabulary on a collection"),
+        _command("tokenize", "commands.tokenize", "tokenize tasks into a token store"),
         _command(
             "import",
+            "commands.import_model",
             "make a model directory from pretrained weights",
-            module="commands.import_model",
             function="import_model",
         ),
-        _command("train", "train a dual encoder"),
-        (
+        _command("train", "commands.train", "train a dual encoder"),
+        _command(
             "compile",
-            Command(
-                "commands.compile",
-                "compile_recipe",
-                "compile a training recipe for a TPU pod, without a TPU",
-                "runs/compile.gin",
-                recipe="runs/taser_base.gin",
-                recipe_of="train",
-                base="runs/train.gin",
-                flags={"--topology": "compile_recipe.topology"},
-            ),
+            "commands.compile",
+            "compile a training recipe for a TPU pod, without a TPU",
+            function="compile_recipe",
+            flags={"--topology": "compile_recipe.topology"},
+            **_OF_TRAIN,
         ),
-        (
+        _command(
             "plan",
-            Command(
-                "commands.plan",
-                "plan_recipe",
-                "choose mesh, rematerialisation and chunks for a TPU topology, without a TPU",
-                "runs/plan.gin",
-                recipe="runs/taser_base.gin",
-                recipe_of="train",
-                base="runs/train.gin",
-                flags={
-                    "--topology": "plan_recipe.topologies",
-                    "--topologies": "plan_recipe.topologies",
-                },
-            ),
+            "commands.plan",
+            "choose mesh, rematerialisation and chunks for a TPU topology, without a TPU",
+            function="plan_recipe",
+            flags=_PLAN_FLAGS,
+            **_OF_TRAIN,
         ),
-        _command("encode", "embed the passages"),
+        _command("encode", "commands.encode", "embed the passages"),
         _command(
             "ensemble",
+            "systems.muf.ensemble",
             "train the ensemble that measures a specialist's confidence",
-            module="systems.muf.ensemble",
         ),
-        _command("search", "index embeddings and search them, write run files"),
-        _command("bm25", "search queries with BM25"),
-        _command("hybrid", "fuse a dense and a BM25 run"),
-        (
+        _command("search", "commands.search", "index embeddings and search them, write run files"),
+        _command("bm25", "commands.bm25", "search queries with BM25"),
+        _command("hybrid", "commands.hybrid", "fuse a dense and a BM25 run"),
+        _command(
             "memory",
-            Command(
-                "systems.moma.memory",
-                "memory",
-                "add a memory to a mixture, remove one, or list all",
-                "runs/memory.gin",
-                argument="memory.action",
-                optional=True,
-            ),
+            "systems.moma.memory",
+            "add a memory to a mixture, remove one, or list all",
+            argument="memory.action",
+            optional=True,
         ),
         _command(
-            "augment",
-            "retrieve each query's documents from the memories",
-            module="systems.moma.augment",
+            "augment", "systems.moma.augment", "retrieve each query's documents from the memories"
         ),
         _command(
             "fuse",
+            "systems.muf.fuse",
             "combine the lists of specialists, weighted by their confidence",
-            module="systems.muf.fuse",
         ),
-        _command("mine", "mine hard negatives"),
-        _command("positives", "find positives of questions with answers, with BM25"),
-        _command("score", "add a teacher's scores to negatives"),
-        _command("evaluate", "evaluate runs"),
-        _command("analyze", "measure which parameters serve which task"),
-        (
+        _command("mine", "commands.mine", "mine hard negatives"),
+        _command(
+            "positives", "commands.positives", "find positives of questions with answers, with BM25"
+        ),
+        _command("score", "commands.score", "add a teacher's scores to negatives"),
+        _command("evaluate", "commands.evaluate", "evaluate runs"),
+        _command("analyze", "commands.analyze", "measure which parameters serve which task"),
+        _command(
             "verify",
-            Command(
-                "commands.verify",
-                "verify",
-                "compare files with their recorded checksums",
-                "runs/verify.gin",
-                argument="DIRECTORY",
-            ),
+            "commands.verify",
+            "compare files with their recorded checksums",
+            argument="DIRECTORY",
         ),
-        _command("ask", "answer typed questions from an index"),
-        (
-            "serve",
-            Command(
-                "commands.serve",
-                "serve",
-                "answer searches over HTTP",
-                "runs/serve.gin",
-                argument="DIRECTORY",
-            ),
+        _command("ask", "commands.ask", "answer typed questions from an index"),
+        _command("serve", "commands.serve", "answer searches over HTTP", argument="DIRECTORY"),
+        _command(
+            "export",
+            "commands.export",
+            "export a model to other libraries' formats",
+            function="export_model",
         ),
-        _command("export", "export a model to other libraries' formats", function="export_model"),
-        (
+        _command(
             "compare",
-            Command(
-                "commands.pipelines.compare",
-                "compare",
-                "from a folder of text to a table, an index and an export",
-                "runs/compare.gin",
-                flags={
-                    "--pretrained": "PRETRAINED",
-                    "--out": "OUTPUT_DIR",
-                    "--systems": "SYSTEMS",
-                    "--minutes": "MINUTES",
-                },
-                argument="DIRECTORIES",
-                many=True,
-            ),
+            f"{_PIPELINES}.compare",
+            "from a folder of text to a table, an index and an export",
+            flags=_COMPARE_FLAGS,
+            argument="DIRECTORIES",
+            many=True,
         ),
+        _command("pipeline taser", f"{_PIPELINES}.taser", "train, mine, retrain, evaluate"),
         _command(
-            "pipeline taser", "train, mine, retrain, evaluate", module="commands.pipelines.taser"
-        ),
-        _command(
-            "pipeline ance",
-            "warm up, then alternate mining and training",
-            module="commands.pipelines.ance",
+            "pipeline ance", f"{_PIPELINES}.ance", "warm up, then alternate mining and training"
         ),
         _command(
             "pipeline muf",
+            "systems.muf.pipeline",
             "train specialists apart, combine them weighted by their confidence",
-            module="systems.muf.pipeline",
         ),
         _command(
             "pipeline moma",
+            "systems.moma.pipeline",
             "train end retriever and lookup in turn, over swappable memories",
-            module="systems.moma.pipeline",
         ),
         _command(
-            "quickstart",
-            "compare BM25, MiniLM and TASER on pydocs",
-            module="commands.pipelines.quickstart",
+            "quickstart", f"{_PIPELINES}.quickstart", "compare BM25, MiniLM and TASER on pydocs"
         ),
-    ]
+    )
 )
 
 
-def load(name: str) -> ModuleType:
-    """Imports a command's module."""
-    return importlib.import_module(f"taser_jax.{COMMANDS[name].module}")
+def load(name: str) -> Callable[..., Any]:
+    """Imports a command's function."""
+    command = COMMANDS[name]
+    return getattr(importlib.import_module(f"taser_jax.{command.module}"), command.function)
+
+
+def configurables(*functions: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """What Gin may configure for functions, from the annotations of their parameters.
+
+    These are the dataclasses that they name, in unions and collections too; their subclasses; what
+    their fields name; and functions that make one of them (`BUILDERS`).
+
+    Example:
+        `train(*, training: TrainingConfig)` is configured by `TrainingConfig` and its `LoopConfig`.
+
+    Args:
+        functions: a command's, or any other.
+    """
+    reached: dict[Callable[..., Any], None] = {}
+    waiting = list(functions)
+    while waiting:
+        hints = typing.get_type_hints(waiting.pop())
+        hints.pop("return", None)
+        for kind in itertools.chain.from_iterable(map(_classes_in, hints.values())):
+            own: list[Callable[..., Any]] = [kind] if dataclasses.is_dataclass(kind) else []
+            new = [target for target in (*own, *BUILDERS[kind]) if target not in reached]
+            reached |= dict.fromkeys(new)
+            waiting += new
+    return sorted(reached, key=lambda target: target.__name__)
+
+
+def _classes_in(hint: Any) -> Iterator[type[Any]]:
+    """Classes that an annotation names and their subclasses, but for those of Python itself."""
+    for part in hint if isinstance(hint, list) else typing.get_args(hint):
+        yield from _classes_in(part)
+    library = getattr(hint, "__module__", "builtins").partition(".")[0]
+    if isinstance(hint, type) and library not in sys.stdlib_module_names:
+        yield hint
+        subclasses: list[type[Any]] = hint.__subclasses__()
+        for subclass in subclasses:
+            yield from _classes_in(subclass)
+
+
+def configurables_of(name: str) -> list[Callable[..., Any]]:
+    """What Gin may configure for a command: with the function whose recipes it takes, if any."""
+    recipe_of = COMMANDS[name].recipe_of
+    others = [load(recipe_of)] if recipe_of else []
+    return [*others, *configurables(load(name), *others)]
+
+
+@functools.cache
+def configurable_names() -> frozenset[str]:
+    """Names of all commands' functions and of all that some command may be configured with.
+
+    From the sources: importing every command would load every library.
+    """
+    marked = r"^@(?:dataclasses\.dataclass.*|builds)\n(?:class|def) (\w+)"
+    package = pathlib.Path(__file__).resolve().parents[1]
+    texts = (path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
+    names = itertools.chain.from_iterable(re.findall(marked, text, re.M) for text in texts)
+    return frozenset([*names, *(command.function for command in COMMANDS.values())])

@@ -19,12 +19,12 @@ from typing import Any
 
 import gin
 
-from taser_jax.cli.argument_types import describe, fits, fix_of
+from taser_jax.cli import command_table
+from taser_jax.cli.argument_types import fits, fix_of, shown
 from taser_jax.cli.gin_files import (
     MACRO,
     GinReader,
     did_you_mean,
-    former_macros,
     packaged_macros,
     read_files,
     references,
@@ -95,14 +95,13 @@ def configurable(target: Callable[..., object]) -> Callable[..., object]:
         }
         try:
             return target(*args, **converted)
-        except TypeError as error:
+        except (TypeError, ConfigError) as error:
             unset = [name for name in converted if _is_unset(converted[name], hints.get(name))]
             if not unset or not inspect.isclass(target):
                 raise
             raise ConfigError(
                 "not set",
                 where=", ".join(_with_macro(f"{target.__name__}.{name}") for name in unset),
-                expected="a value: a dry run checks it with the others",
                 fix="set it in a Gin file or on the command line",
             ) from error
 
@@ -131,12 +130,8 @@ def _convert(value: Any, hint: Any, *, where: str) -> Any:
         )
     # A dry run gives None for what is still to be set.
     if hint is not None and value is not None and not fits(value, hint):
-        raise ConfigError(
-            f"{value!r}",
-            where=_with_macro(where),
-            expected=describe(hint),
-            fix=fix_of(value, hint),
-        )
+        expected, fix = shown(hint), fix_of(value, hint)
+        raise ConfigError(f"{value!r}", where=_with_macro(where), expected=expected, fix=fix)
     if isinstance(value, list) and any(typing.get_origin(option) is tuple for option in options):
         return tuple(value)
     return value
@@ -164,20 +159,30 @@ def _is_union(hint: object) -> bool:
     return typing.get_origin(hint) in (typing.Union, types.UnionType)
 
 
+def resolve_command(name: str, flags: GinFlags, *, allow_unset: bool = False) -> Resolved:
+    """As `resolve`, for a command, whose files may configure other commands too."""
+    recipe_of = command_table.COMMANDS[name].recipe_of
+    return resolve(
+        command_table.load(name),
+        flags=flags,
+        allow_unset=allow_unset,
+        recipe_of=command_table.load(recipe_of) if recipe_of else None,
+        elsewhere=command_table.configurable_names(),
+    )
+
+
 def resolve(
     function: Callable[..., object],
     *,
-    configurables: Collection[Callable[..., object]],
     flags: GinFlags,
     allow_unset: bool = False,
-    recipe_of: str | None = None,
+    recipe_of: Callable[..., object] | None = None,
     elsewhere: Collection[str] = frozenset(),
 ) -> Resolved:
-    """Reads files and bindings for a command and checks every name in them.
+    """Reads files and bindings for a function and checks every name in them.
 
     Args:
-        function: the command's function; bindings name it as `<function name>.<parameter>`.
-        configurables: dataclasses and functions that its bindings may refer to.
+        function: bindings name it as `<function name>.<parameter>`.
         flags: files and bindings of the command line.
         allow_unset: list macros that are still required instead of raising (for dry runs); what
             they would have set is then None.
@@ -187,30 +192,30 @@ def resolve(
     Raises:
         ConfigError: with the nearest real name where something is misspelled.
     """
-    targets = [function, *configurables]
+    functions = [function, *([recipe_of] if recipe_of else [])]
+    targets = [*functions, *command_table.configurables(*functions)]
     _register(targets)
     needed = frozenset() if recipe_of else without_default(function)
     make = functools.partial(GinReader, flags.search_paths, elsewhere, flags.imports)
-    name = recipe_of or function.__name__
+    name = functions[-1].__name__
     reader = read_files(make, flags.files, flags.defaults, function=name, needed=needed)
-    for name, value in flags.bindings:
-        reader.read_binding(name, value)
+    for setting, value in flags.bindings:
+        reader.read_binding(setting, value)
     bindings = _all_bindings()
     used = _reachable(function.__name__, bindings)
-    _check_macros(bindings, reader.referenced, targets, given={name for name, _ in flags.bindings})
-    _check_pretrained(bindings, used, configurables)
+    _check_macros(bindings, reader.referenced, given={macro for macro, _ in flags.bindings})
+    _check_pretrained(bindings, used, targets, command=function.__name__)
     _check_command_line(flags.bindings, bindings, used, function.__name__)
     unset = _required(bindings, used)
     if unset and not allow_unset:
         raise ConfigError(
             f"{', '.join(unset)} not set",
             where=", ".join(flags.files) or "the command line",
-            expected="a value",
             fix=" ".join(map(_how_to_set, unset)),
         )
-    for name in unset:
-        gin.bind_parameter(f"{name}/gin.macro.value" if name.isupper() else name, None)
-    reached = used | _reachable(recipe_of, bindings) if recipe_of else used
+    for setting in unset:
+        gin.bind_parameter(f"{setting}/gin.macro.value" if setting.isupper() else setting, None)
+    reached = used | _reachable(name, bindings)
     own = {_selector(target) for target in targets}
     others = {selector.split(".")[-1] for _, selector in bindings if selector not in {MACRO, *own}}
     return Resolved(
@@ -301,21 +306,14 @@ def _reachable(root: str, bindings: _Bindings) -> set[_Key]:
     return used
 
 
-def _check_macros(
-    bindings: _Bindings,
-    referenced: set[str],
-    targets: Iterable[Callable[..., object]],
-    *,
-    given: Collection[str],
-) -> None:
+def _check_macros(bindings: _Bindings, referenced: set[str], *, given: Collection[str]) -> None:
     """Rejects unknown macros, and macros of other commands on the command line."""
     bound = {scope for scope, selector in bindings if selector == MACRO}
-    known = referenced | {target.__name__ for target in targets}
     for name in sorted(referenced - bound):
         raise ConfigError(
             f"%{name} is referred to but never given a value",
             where=f"%{name}",
-            fix=_in_place_of(name, known) or did_you_mean(name, bound) or f"set --gin.{name}=...",
+            fix=did_you_mean(name, bound) or f"set --gin.{name}=...",
         )
     # A project's file sets macros for all commands.
     for name in sorted(bound - referenced - (packaged_macros() - set(given))):
@@ -323,25 +321,27 @@ def _check_macros(
             f"macro {name} is set, but nothing refers to it",
             where=name,
             expected=f"one of {', '.join(sorted(referenced))}",
-            fix=_in_place_of(name, known)
-            or did_you_mean(name, referenced | packaged_macros() - {name})
+            fix=did_you_mean(name, referenced | packaged_macros() - {name})
             or "check the spelling, or remove it",
         )
 
 
-def _in_place_of(macro: str, known: Collection[str]) -> str | None:
-    """Names the bindings of this command that replace a former macro."""
-    bindings = former_macros().get(macro, [])
-    possible = [name for name in bindings if name.split("/")[-1].split(".")[0] in known]
-    return f"set {' or '.join(possible)} instead" if possible else None
-
-
 def _check_pretrained(
-    bindings: _Bindings, used: set[_Key], configurables: Iterable[Callable[..., object]]
+    bindings: _Bindings,
+    used: set[_Key],
+    targets: Iterable[Callable[..., object]],
+    *,
+    command: str,
 ) -> None:
     """Rejects a configuration that names pretrained weights without loading them."""
-    loads = any(target.__name__ == _WEIGHTS for target in configurables)
-    loaded = any(selector.split(".")[-1] == _WEIGHTS for _, selector in used)
+    loads = any(target.__name__ == _WEIGHTS for target in targets)
+    # A command may take the name itself.
+    loaded = any(selector.split(".")[-1] == _WEIGHTS for _, selector in used) or any(
+        (_PRETRAINED, MACRO) in references(value)
+        for (_, selector), values in bindings.items()
+        if selector.split(".")[-1] == command
+        for value in values.values()
+    )
     if (_PRETRAINED, MACRO) in bindings and loads and not loaded:
         raise ConfigError(
             f"{_PRETRAINED} is set, but nothing loads it: this would start from random weights",

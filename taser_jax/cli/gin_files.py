@@ -187,7 +187,6 @@ class GinReader:
             raise ConfigError(
                 "dynamic registration, by which a file may call any function of any module",
                 where=where,
-                expected="settings of what this command knows",
                 fix="remove the line; `taser <command> --help` lists the names that can be set",
             )
         if not any(f"{module}.".startswith(f"{allowed}.") for allowed in self._imports):
@@ -203,7 +202,6 @@ class GinReader:
             raise ConfigError(
                 f"cannot import {error.name!r}",
                 where=where,
-                expected="a module that is installed, or on PYTHONPATH",
                 fix="correct the name, or run from the folder it is in with PYTHONPATH=.",
             ) from error
 
@@ -293,13 +291,6 @@ def packaged_macros() -> frozenset[str]:
     return frozenset(
         name for text in texts for name in re.findall(r"^([A-Z][A-Z0-9_]*) = ", text, re.MULTILINE)
     )
-
-
-def former_macros() -> dict[str, list[str]]:
-    """Former macros -> the bindings or macros that replace them."""
-    text = (gin_directory() / "former_macros.txt").read_text(encoding="utf-8")
-    rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
-    return {name: bindings for name, *bindings in rows}
 
 
 def _contradicts(binding: _Binding, former: _Binding) -> bool:

@@ -9,14 +9,13 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
 
 import argcomplete
 
 from taser_jax import __version__
 from taser_jax.cli import configuration
-from taser_jax.cli.command_line import Arguments, configurable_names, overview, parse, parser
+from taser_jax.cli.command_line import Arguments, overview, parse, parser
 from taser_jax.cli.command_options import help_text
 from taser_jax.cli.command_table import COMMANDS, GROUPS, load
 from taser_jax.storage import limits, messages
@@ -70,7 +69,6 @@ def run(argv: Sequence[str]) -> int:
             print(overview(argv[0]))
             return 0
         arguments = parse(argv)
-        command = COMMANDS[arguments.command]
         if arguments.multihost:
             if arguments.command.startswith(_ONE_HOST):
                 raise ConfigError(
@@ -81,10 +79,9 @@ def run(argv: Sequence[str]) -> int:
             from taser_jax.devices import hosts
 
             hosts.initialize(timeout=arguments.coordinator_timeout)
-        module = load(arguments.command)
-        function = getattr(module, command.function)
+        function = load(arguments.command)
         if arguments.help:
-            print(help_text(arguments.command, command, function, module.CONFIGURABLES))
+            print(help_text(arguments.command))
             return 0
         lost = hosts.naming_lost_hosts() if arguments.multihost else contextlib.nullcontext()
         from taser_jax.storage.artifacts import storage_errors
@@ -92,7 +89,7 @@ def run(argv: Sequence[str]) -> int:
         # Commands name what they write; this is for the rest.
         rest = storage_errors(f"taser {arguments.command}", doing="read or write")
         with limits.use(arguments.limits), lost, rest:
-            return _execute(module, function, arguments)
+            return _execute(function, arguments)
     except TaserError as error:
         messages.say(f"error{_this_host()}: {_message(error)}")
         return EXIT_USER_ERROR
@@ -131,7 +128,7 @@ def _message(error: Exception) -> str:
     return str(error).split("\n  In call to configurable ")[0]
 
 
-def _execute(module: ModuleType, function: Callable[..., None], arguments: Arguments) -> int:
+def _execute(function: Callable[..., None], arguments: Arguments) -> int:
     has_dry_run = "dry_run" in inspect.signature(function).parameters
     try:
         if arguments.dry_run and not has_dry_run:
@@ -140,13 +137,8 @@ def _execute(module: ModuleType, function: Callable[..., None], arguments: Argum
                 where="--dry_run",
                 fix="leave it out",
             )
-        resolved = configuration.resolve(
-            function,
-            configurables=module.CONFIGURABLES,
-            flags=arguments.flags,
-            allow_unset=arguments.dry_run,
-            recipe_of=COMMANDS[arguments.command].recipe_of,
-            elsewhere=configurable_names(),
+        resolved = configuration.resolve_command(
+            arguments.command, arguments.flags, allow_unset=arguments.dry_run
         )
     except ConfigError as error:
         # The other hosts wait for this one's command line. They learn that it differs; here the

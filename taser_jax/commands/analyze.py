@@ -46,7 +46,6 @@ from taser_jax.evaluation.specialty.sensitivity import (
     total_sensitivities,
 )
 from taser_jax.evaluation.specialty.specialty import (
-    SpecialtyConfig,
     count_leaf,
     entropy_edges,
     on_host,
@@ -397,6 +396,3 @@ def _write(findings: Findings, directory: pathlib.Path, measured: str) -> None:
         with replacing(directory / name) as scratch:
             figure.savefig(scratch, format="png")
     write_text(directory / "analysis.md", to_markdown(findings, measured=measured))
-
-
-CONFIGURABLES = (AnalysisConfig, MeshConfig, ObjectiveConfig, SpecialtyConfig, TaskBatchingConfig)

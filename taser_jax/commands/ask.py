@@ -151,6 +151,3 @@ def _show(question: str, answer: Answer) -> None:
         print(f"  {rank}. {hit.passage.title}  [{hit.score:.2f}]\n     {text}")
     for line in answer.sources:
         print(line)
-
-
-CONFIGURABLES = ()

@@ -66,6 +66,3 @@ def bm25(
         paths.append(path)
         write_trec_run(path, run, ids=store.ids, tag="bm25")
     return paths
-
-
-CONFIGURABLES = (Bm25Config,)

@@ -14,7 +14,6 @@ from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.data import open_store, training_queries
 from taser_jax.assembly.model_directory import embed
 from taser_jax.assembly.program import Program, make_program
-from taser_jax.commands import train
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.compiler import (
     CompiledStep,
@@ -357,6 +356,3 @@ def what_would_fit(
             )
     fixes.append("more chips, over which the batch is split")
     return "; or ".join(fixes)
-
-
-CONFIGURABLES = (train.train, EncodeConfig, *train.CONFIGURABLES)

@@ -131,6 +131,3 @@ def encode(
         # No host may go on to the index before the last shard is written.
         wait_for_all("passages and queries encoded")
     return fingerprints
-
-
-CONFIGURABLES = (EncodeConfig,)

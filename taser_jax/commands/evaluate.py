@@ -370,6 +370,3 @@ def _write_dpr_results(
             )
 
     write_dpr_results(path, results())
-
-
-CONFIGURABLES = (EvaluationConfig, SignificanceConfig)

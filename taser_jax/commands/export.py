@@ -305,6 +305,3 @@ def _metrics(results_dir: str | None, system: str | None) -> dict[str, float]:
         for task, result in results[0].tasks.items()
         for measure, value in result.metrics.items()
     }
-
-
-CONFIGURABLES = ()

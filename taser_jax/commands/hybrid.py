@@ -164,6 +164,3 @@ def _choose(
     if config.chosen_for is ChosenFor.EACH_TASK:
         return {task: choose(task, [sets[task]]) for task in names}
     return dict.fromkeys(names, choose("all tasks", list(sets.values())))
-
-
-CONFIGURABLES = (EvaluationConfig, HybridConfig)

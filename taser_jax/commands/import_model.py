@@ -13,21 +13,10 @@ from taser_jax.assembly.pretrained import Pretrained, place_pretrained, read_pre
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.devices.hosts import writes
 from taser_jax.devices.mesh import MeshConfig, make_mesh
-from taser_jax.devices.partitioning import LogicalRules, Partitioner
+from taser_jax.devices.partitioning import Partitioner
 from taser_jax.interop.hub import fetch
-from taser_jax.interop.pretrained import (
-    pretrained_bert,
-    pretrained_normalization,
-    pretrained_pooling,
-    pretrained_t5,
-)
-from taser_jax.models.bert import BertConfig
-from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
 from taser_jax.models.parameters import init_params, logical_axes, parameter_count
-from taser_jax.models.routing import ExpertConfig
-from taser_jax.models.t5 import T5Config
-from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.storage.artifacts import storage_errors
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
@@ -113,19 +102,3 @@ def import_model(
         )
     logger.info("%s: %s parameters in %s", pretrained.source, parameter_count(params), model_dir)
     return parameter_count(params)
-
-
-CONFIGURABLES = (
-    BertConfig,
-    DualEncoderConfig,
-    ExpertConfig,
-    LogicalRules,
-    MeshConfig,
-    Pretrained,
-    T5Config,
-    T5DualEncoderConfig,
-    pretrained_bert,
-    pretrained_normalization,
-    pretrained_pooling,
-    pretrained_t5,
-)

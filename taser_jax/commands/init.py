@@ -111,6 +111,3 @@ def init(*, name: str, tasks: Sequence[str] = ("questions",), directory: str = "
     logger.info("next: put your files below %s/ as %s.gin describes, then run", slug, slug)
     for step in _STEPS:
         logger.info("  taser %s --gin_file=%s.gin", step, slug)
-
-
-CONFIGURABLES = ()

@@ -27,7 +27,7 @@ from taser_jax.storage.artifacts import FilePath, split_path, write_text
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.records import Passage, Query
-from taser_jax.storage.settings import to_plain
+from taser_jax.storage.typed_files import to_plain
 
 # Makes the draw of the sample independent of other draws with the same seed.
 _PURPOSE = 0x5A3D
@@ -211,6 +211,3 @@ def write_sample(
 
 def _one_line(passage: Passage) -> str:
     return f"{passage.title}: {passage.text}"
-
-
-CONFIGURABLES = (MiningConfig,)

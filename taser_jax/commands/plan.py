@@ -16,20 +16,19 @@ from etils import epath
 from taser_jax.assembly.candidates import Candidate, Estimate, best_first, candidates, estimate
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.program import Program, make_program
-from taser_jax.commands import train
 from taser_jax.commands.compile import REPORT_JSON, compile_recipe
 from taser_jax.devices.compiler import CompilerEffort
 from taser_jax.devices.mesh import make_mesh
 from taser_jax.devices.partitioning import Partitioner
 from taser_jax.devices.topologies import Topology, open_topology
+from taser_jax.evaluation.reports import markdown_table
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.models.layers import Remat
 from taser_jax.models.parameters import parameter_count
 from taser_jax.storage.artifacts import fingerprint_json, storage_errors, write_text
 from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.markdown import markdown_table
 from taser_jax.storage.progress import logger
-from taser_jax.storage.settings import flatten
+from taser_jax.storage.typed_files import flatten
 
 _STARTED = "started"
 _HEAD = ("mesh (data, fsdp, model)", "remat", "chunks", "by", "peak GiB", "bound by", "ms", "MFU ≤")
@@ -288,6 +287,3 @@ def _nothing_fits(nearest: Sequence[PlanRow], model: ModelConfig) -> ConfigError
         where=", ".join(row.topology for row in nearest),
         fix="take more chips, chips with more memory, or a smaller BATCH_SIZE",
     )
-
-
-CONFIGURABLES = (train.train, *train.CONFIGURABLES)

@@ -114,6 +114,3 @@ def _divided(
             relevance=(),
             hard_negatives=tuple(rows[wrong].tolist()),
         )
-
-
-CONFIGURABLES = (Bm25Config,)

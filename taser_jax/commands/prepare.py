@@ -13,7 +13,6 @@ from taser_jax.data.collections.store import (
     write_queries,
 )
 from taser_jax.data.prepare import collection as preparation
-from taser_jax.data.prepare.options import PrepareOptions, QuestionFiles
 from taser_jax.data.prepare.receipts import PreparedCollection, left_out_directory
 from taser_jax.data.pydocs.build import build_pydocs
 from taser_jax.data.pydocs.tasks import TASKS
@@ -149,5 +148,3 @@ def _listed(left_out: Mapping[str, int]) -> str:
 prepare = reporting(preparation.prepare)
 prepare_mesh = reporting(preparation.prepare_mesh)
 prepare_thesaurus = reporting(preparation.prepare_thesaurus)
-
-CONFIGURABLES = (PrepareOptions, QuestionFiles)

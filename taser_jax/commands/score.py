@@ -220,6 +220,3 @@ def _share_of_positives_first(lines: Sequence[TeacherLine]) -> float:
         if len(line.positives) and len(line.negatives)
     ]
     return float(np.mean(firsts)) if firsts else 0.0
-
-
-CONFIGURABLES = ()

@@ -104,6 +104,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-CONFIGURABLES = (ServeOptions,)

@@ -141,6 +141,3 @@ def import_tasks(module: str) -> None:
             where=f"MIXTURE_OR_TASK_MODULE={module}",
             fix="run from the folder it is in, put that on PYTHONPATH, or correct the name",
         ) from error
-
-
-CONFIGURABLES = ()

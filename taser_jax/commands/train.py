@@ -12,7 +12,6 @@ import jax
 from etils import epath
 
 from taser_jax.assembly.cached_states import frozen_texts
-from taser_jax.assembly.config import CONFIGURABLES as CONFIGURABLES
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.data import (
     DeviceBatches,
@@ -40,7 +39,7 @@ from taser_jax.optim.optimizers import trainable
 from taser_jax.storage.artifacts import fingerprint, storage_errors
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
-from taser_jax.storage.settings import flatten
+from taser_jax.storage.typed_files import flatten
 from taser_jax.training import loop
 from taser_jax.training.checkpoint_directory import (
     restore_initial_params,

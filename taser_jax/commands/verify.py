@@ -42,6 +42,3 @@ def verify(*, directory: str) -> int:
         )
     logger.info("%s: %s files are what was written", directory, f"{len(checked):,}")
     return len(checked)
-
-
-CONFIGURABLES = ()

@@ -86,6 +86,3 @@ def _texts(data_dir: str, collection: str, passages: int | None) -> Iterator[str
         if "train" in splits:
             for query in QuerySet.open(data_dir, collection, task, "train"):
                 yield query.text
-
-
-CONFIGURABLES = ()

@@ -19,7 +19,7 @@ from etils import epath
 from taser_jax.storage import limits
 from taser_jax.storage.artifacts import FilePath, is_remote
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.json_fields import check_text
+from taser_jax.storage.typed_files import check_text
 
 _CHUNK = 1 << 20
 # If a text is merely cut off, json reports an error at most this close to its end: no literal or

@@ -13,8 +13,8 @@ import numpy as np
 from etils import epath
 from jaxtyping import Bool
 
-from taser_jax.storage.artifacts import is_remote, read_json, storage_errors
-from taser_jax.storage.json_fields import JsonField, JsonType, checked_fields
+from taser_jax.storage.artifacts import is_remote, storage_errors
+from taser_jax.storage.typed_files import Natural, read_typed
 
 _IDS, _OFFSETS, _ALIASES = "ids.txt", "id_offsets.npy", "aliases.json"
 _IDS_BLOCK = 4096
@@ -207,15 +207,8 @@ def save_aliases(directory: epath.Path, aliases: Mapping[str, int]) -> None:
 
 def load_aliases(directory: epath.Path) -> dict[str, int]:
     """Reads what `save_aliases` wrote."""
-    rows = JsonField(JsonType.INTEGER, minimum=0)
-    path, again = directory / _ALIASES, "run the `taser prepare` command that made it again"
-    value = checked_fields(
-        {"aliases": read_json(path, fix=again)},
-        {"aliases": JsonField(JsonType.OBJECT, items=rows)},
-        where=str(path),
-        fix=again,
-    )
-    return value["aliases"]
+    again = "run the `taser prepare` command that made it again"
+    return read_typed(directory / _ALIASES, dict[str, Natural], fix=again)
 
 
 def save_array(path: epath.Path, array: np.ndarray) -> None:

@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import io
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from matplotlib.figure import Figure
 
@@ -14,7 +14,6 @@ from taser_jax.evaluation.comparisons import AVERAGE, ComparedRows, Comparisons
 from taser_jax.evaluation.results import SystemResult
 from taser_jax.storage.artifacts import FilePath, replacing, write_text
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.markdown import markdown_table
 
 LEGEND = (
     "In percent. R@k: queries with a relevant passage (by answers: one that contains an answer) "
@@ -253,6 +252,19 @@ class ResultsTable:
 
     def _detail_names(self) -> list[str]:
         return list(dict.fromkeys(name for result in self.results for name in result.details))
+
+
+def markdown_table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    r"""A Markdown table: names to the left in the first column, figures to the right in others.
+
+    Example:
+        >>> markdown_table(["task", "R@1"], [["a|b", 71.3]]).splitlines()
+        ['| task | R@1 |', '| --- | ---: |', '| a\\|b | 71.3 |']
+    """
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+    return "\n".join(
+        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
 
 
 def save_figure(path: FilePath, figure: Figure) -> None:

@@ -6,10 +6,12 @@ import functools
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import jax
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from taser_jax.interop import leaves
 from taser_jax.interop.leaves import Leaf, Params, Path, leaves_of, params_to_tensors, size_words
@@ -18,7 +20,7 @@ from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig, BertEncoder
 from taser_jax.models.layers import Activation
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.json_fields import JsonField, JsonType, checked_fields
+from taser_jax.storage.typed_files import Share, read_typed
 
 _TOKEN_TABLE = "embeddings.word_embeddings.weight"
 _ACTIVATIONS = {
@@ -41,38 +43,6 @@ _SIZES = {
     "max_length": "max_position_embeddings",
     "type_vocab_size": "type_vocab_size",
 }
-# Far above those of any BERT: larger numbers are damaged and would fill the memory.
-_LARGEST = {
-    "vocab_size": 10_000_000,
-    "hidden_size": 65_536,
-    "num_hidden_layers": 1_000,
-    "num_attention_heads": 1_024,
-    "intermediate_size": 1_000_000,
-    "max_position_embeddings": 10_000_000,
-    "type_vocab_size": 1_000,
-}
-# Read first, since other architectures have other fields.
-_KIND_FIELDS = {
-    "model_type": JsonField(JsonType.STRING),
-    "architectures": JsonField(JsonType.LIST, items=JsonField(JsonType.STRING)),
-    "position_embedding_type": JsonField(JsonType.STRING),
-    "is_decoder": JsonField(JsonType.BOOLEAN),
-    "add_cross_attention": JsonField(JsonType.BOOLEAN),
-}
-_RATE = JsonField(JsonType.NUMBER, minimum=0, maximum=1)
-_FIELDS = {
-    **{
-        name: JsonField(
-            JsonType.INTEGER, required=name != "type_vocab_size", minimum=1, maximum=largest
-        )
-        for name, largest in _LARGEST.items()
-    },
-    "hidden_act": JsonField(JsonType.STRING),
-    "hidden_dropout_prob": _RATE,
-    "attention_probs_dropout_prob": _RATE,
-    "layer_norm_eps": JsonField(JsonType.NUMBER, above=0, maximum=1),
-    "initializer_range": _RATE,
-}
 # Our parameters' names in a block, and beside the blocks -> Hugging Face's.
 _BLOCK_NAMES = {
     "attention/query": "attention.self.query",
@@ -93,6 +63,33 @@ _EMBEDDING_NAMES = {
 _T = TypeVar("_T")
 
 
+class _Kind(msgspec.Struct):
+    """Read first, since other architectures have other fields."""
+
+    model_type: str | None = None
+    architectures: list[str] = []
+    position_embedding_type: str = "absolute"
+    is_decoder: bool = False
+    add_cross_attention: bool = False
+
+
+class _File(msgspec.Struct):
+    """Sizes far above those of any BERT are damaged and would fill the memory."""
+
+    vocab_size: Annotated[int, Meta(ge=1, le=10_000_000)]
+    hidden_size: Annotated[int, Meta(ge=1, le=65_536)]
+    num_hidden_layers: Annotated[int, Meta(ge=1, le=1_000)]
+    num_attention_heads: Annotated[int, Meta(ge=1, le=1_024)]
+    intermediate_size: Annotated[int, Meta(ge=1, le=1_000_000)]
+    max_position_embeddings: Annotated[int, Meta(ge=1, le=10_000_000)]
+    type_vocab_size: Annotated[int, Meta(ge=1, le=1_000)] = 2
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: Share = 0.1
+    attention_probs_dropout_prob: Share = 0.1
+    layer_norm_eps: Annotated[float, Meta(gt=0, le=1)] = 1e-12
+    initializer_range: Share = 0.02
+
+
 def bert_config(directory: pathlib.Path, **overrides: object) -> BertConfig:
     """Reads the sizes and numerics from a checkpoint's `config.json`.
 
@@ -104,26 +101,25 @@ def bert_config(directory: pathlib.Path, **overrides: object) -> BertConfig:
         DataError: there is no config.json, it is not JSON, or a size is missing or invalid.
         ConfigError: another architecture, or an unsupported variant of BERT.
     """
-    path, value = read_config(directory, fields=_KIND_FIELDS)
-    _check_architecture(value, str(path))
-    value = checked_fields(value, _FIELDS, where=str(path))
-    value.setdefault("type_vocab_size", 2)
-    fields: dict[str, Any] = {ours: value[theirs] for ours, theirs in _SIZES.items()}
+    path, kind = read_config(directory, _Kind)
+    _check_architecture(kind, str(path))
+    file = read_typed(path, _File)
+    fields: dict[str, Any] = {ours: getattr(file, theirs) for ours, theirs in _SIZES.items()}
     heads, embed = fields["num_heads"], fields["embed_dim"]
     if embed % heads:
         problem = f"hidden_size {embed} is not divisible by num_attention_heads {heads}"
         raise DataError(problem, where=str(path), fix="the file is damaged: download it again")
-    activation = value.get("hidden_act", "gelu")
+    activation = file.hidden_act
     if activation not in _ACTIVATIONS:
         problem = f"hidden_act is {activation!r}, not one of {', '.join(_ACTIVATIONS)}"
         raise ConfigError(problem, where=str(path), fix="choose another checkpoint")
     fields |= {
         "head_dim": embed // heads,
         "activation": _ACTIVATIONS[activation],
-        "dropout_rate": float(value.get("hidden_dropout_prob", 0.1)),
-        "attention_dropout_rate": float(value.get("attention_probs_dropout_prob", 0.1)),
-        "layer_norm_epsilon": float(value.get("layer_norm_eps", 1e-12)),
-        "initializer_stddev": float(value.get("initializer_range", 0.02)),
+        "dropout_rate": file.hidden_dropout_prob,
+        "attention_dropout_rate": file.attention_probs_dropout_prob,
+        "layer_norm_epsilon": file.layer_norm_eps,
+        "initializer_stddev": file.initializer_range,
     }
     return BertConfig(**(fields | overrides))
 
@@ -292,9 +288,8 @@ def _canonical(tensors: Mapping[str, _T], where: str) -> dict[str, _T]:
     return named
 
 
-def _check_architecture(value: Mapping[str, Any], where: str) -> None:
-    architectures = value.get("architectures") or []
-    model_type = value.get("model_type")
+def _check_architecture(kind: _Kind, where: str) -> None:
+    architectures, model_type = kind.architectures, kind.model_type
     if model_type is None and all(name.startswith("Bert") for name in architectures):
         model_type = "bert"
     if model_type != "bert":
@@ -302,9 +297,9 @@ def _check_architecture(value: Mapping[str, Any], where: str) -> None:
         problem = f"model_type is {model_type!r}{named}; 'bert' can be read"
         fix = "give a BERT-family checkpoint: BERT, coCondenser, MiniLM, BERT-small, ..."
         raise ConfigError(problem, where=where, fix=fix)
-    positions = value.get("position_embedding_type") or "absolute"
+    positions = kind.position_embedding_type
     if positions != "absolute":
         problem = f"position_embedding_type is {positions!r}; only 'absolute' is implemented"
         raise ConfigError(problem, where=where, fix="choose another checkpoint")
-    if value.get("is_decoder") or value.get("add_cross_attention"):
+    if kind.is_decoder or kind.add_cross_attention:
         raise ConfigError("this is a decoder", where=where, fix="give a BERT encoder")

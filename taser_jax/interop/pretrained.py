@@ -25,6 +25,7 @@ from taser_jax.models.layers import SIZES
 from taser_jax.models.t5 import T5Config, rescale
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.registered import builds
 
 Source = str | os.PathLike[str]
 
@@ -34,6 +35,7 @@ _PROJECTION = "projection_layer"
 _MUST_MATCH = (*SIZES, "max_length", "type_vocab_size", "activation", "layer_norm_epsilon")
 
 
+@builds
 def pretrained_bert(
     source: Source,
     *,
@@ -71,12 +73,14 @@ def pretrained_bert(
     )
 
 
+@builds
 def pretrained_pooling(source: Source) -> Pooling:
     """The pooling that a checkpoint's modules.json names; [CLS] without a modules.json."""
     settings = read_encoder_settings(fetch(source))
     return Pooling.CLS if settings is None else settings.pooling
 
 
+@builds
 def pretrained_normalization(source: Source) -> Normalization:
     """The normalisation that a checkpoint's modules.json names; NONE without a modules.json."""
     settings = read_encoder_settings(fetch(source))
@@ -159,6 +163,7 @@ def _blocks(
     return tuple(layers)
 
 
+@builds
 def pretrained_t5(source: Source, *, numerics: T5Config = T5Config()) -> T5Config:
     """The configuration of a checkpoint's T5: its sizes, with the given training numerics.
 

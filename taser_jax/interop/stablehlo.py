@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import safetensors.numpy
 from jax import export
@@ -27,8 +28,7 @@ from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
 from taser_jax.models.parameters import abstract_params
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.json_fields import JsonField, JsonType
-from taser_jax.storage.json_files import read_json
+from taser_jax.storage.typed_files import Positive, read_typed
 
 FORMAT_VERSION = 1
 SIGNATURE_FILE = "signature.json"
@@ -38,10 +38,6 @@ VOCABULARY = "vocabulary"
 # The tokenizer of queries, where a prompt precedes them.
 QUERY_TOKENIZER = "query_tokenizer"
 _VOCABULARY_FILE = "vocabulary.json"
-_VOCABULARY_FIELDS = {
-    "size": JsonField(JsonType.INTEGER, required=True, minimum=1),
-    "kind": JsonField(JsonType.STRING, required=True),
-}
 PLATFORMS = ("cpu", "cuda", "tpu")
 # The first version with guaranteed compatibility, which consumers older than this JAX can read
 # (TensorFlow 2.20 reads up to 1.12; JAX 0.10 writes 1.15 by default).
@@ -134,7 +130,7 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
         output_dir / PARAMETERS_FILE,
     )
     shutil.copytree(source.vocabulary_dir, output_dir / VOCABULARY)
-    if vocabulary["kind"] == "wordpiece":
+    if vocabulary.kind == "wordpiece":
         longest = max(source.query_length, source.passage_length)
         write_tokenizer(source.vocabulary_dir, output_dir / VOCABULARY, max_length=longest)
         if prompt := source.query_settings.prompt:
@@ -177,7 +173,7 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
             "shape": ["batch", int(embeddings.shape[1])],
             "dtype": str(embeddings.dtype),
         },
-        "vocabulary": {"directory": VOCABULARY, **vocabulary},
+        "vocabulary": {"directory": VOCABULARY, **msgspec.structs.asdict(vocabulary)},
         "model_fingerprint": source.fingerprint,
     }
     text = json.dumps(signature, indent=2) + "\n"
@@ -195,7 +191,7 @@ def card_texts(source: ExportSource) -> CardTexts:
         "the files beside it, without taser_jax; passages have their own length. With taser_jax, "
         "use `taser_jax.data.text.preprocessors.encode_queries` and `encode_passages`.\n"
     ) + left_to_the_reader(source)
-    kind = _vocabulary_metadata(source)["kind"]
+    kind = _vocabulary_metadata(source).kind
     prompt = list(source.query_settings.prompt)
     tokenize = TOKENIZE_SNIPPETS[kind] % {
         "length": source.query_length,
@@ -205,20 +201,27 @@ def card_texts(source: ExportSource) -> CardTexts:
     return CardTexts("stablehlo", contents, f"{tokenize}\n{LOAD_SNIPPET}", ("jax",))
 
 
-def _vocabulary_metadata(source: ExportSource) -> dict[str, Any]:
+class _Vocabulary(msgspec.Struct):
+    kind: str
+    size: Positive
+    fingerprint: str | None = None
+
+
+def _vocabulary_metadata(source: ExportSource) -> _Vocabulary:
     path = source.vocabulary_dir / _VOCABULARY_FILE
     try:
-        metadata = read_json(path, fields=_VOCABULARY_FIELDS)
-        size, kind = metadata["size"], metadata["kind"]
+        vocabulary = read_typed(path, _Vocabulary)
     except DataError as error:
         fix = "copy the vocabulary that the model was trained with into its vocabulary/"
         raise ConfigError(f"no vocabulary ({error})", where=str(path), fix=fix) from error
     rows = source.config.transformer.vocab_size
-    if size > rows:
-        problem = f"the vocabulary has {size:,} ids; the model's table has room for {rows:,}"
+    if vocabulary.size > rows:
+        problem = (
+            f"the vocabulary has {vocabulary.size:,} ids; the model's table has room for {rows:,}"
+        )
         fix = "give the vocabulary that the model was trained with"
         raise DataError(problem, where=f"{path}, field 'size'", fix=fix)
-    return {"kind": kind, "size": size, "fingerprint": metadata.get("fingerprint")}
+    return vocabulary
 
 
 class Lengths(enum.Enum):

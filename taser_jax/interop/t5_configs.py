@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from flax.traverse_util import flatten_dict
+from msgspec import Meta
 
 from taser_jax.interop.t5 import count_layers, find, unscanned
 from taser_jax.interop.tensors import listed, read_config
 from taser_jax.models.t5 import PositionBias, T5Config
 from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.json_fields import JsonField, JsonType, checked_fields
+from taser_jax.storage.typed_files import Share, read_typed
 
 # Our field -> Hugging Face's.
 _SIZES = {
@@ -27,44 +29,32 @@ _SIZES = {
     "num_buckets": "relative_attention_num_buckets",
     "max_distance": "relative_attention_max_distance",
 }
-# Far above those of any T5: larger numbers are damaged and would fill the memory.
-_LARGEST = {
-    "vocab_size": 10_000_000,
-    "d_model": 65_536,
-    "num_layers": 1_000,
-    "num_decoder_layers": 1_000,
-    "num_heads": 1_024,
-    "d_kv": 65_536,
-    "d_ff": 1_000_000,
-    "relative_attention_num_buckets": 100_000,
-    "relative_attention_max_distance": 10_000_000,
-}
-_OPTIONAL = {
-    "num_decoder_layers",
-    "relative_attention_num_buckets",
-    "relative_attention_max_distance",
-}
-# Read first, since other architectures have other fields.
-_KIND_FIELDS = {
-    "model_type": JsonField(JsonType.STRING),
-    "architectures": JsonField(JsonType.LIST, items=JsonField(JsonType.STRING)),
-}
-_FIELDS = {
-    **{
-        name: JsonField(
-            JsonType.INTEGER,
-            required=name not in _OPTIONAL,
-            minimum=0 if name == "num_decoder_layers" else 1,
-            maximum=largest,
-        )
-        for name, largest in _LARGEST.items()
-    },
-    "feed_forward_proj": JsonField(JsonType.STRING),
-    "dropout_rate": JsonField(JsonType.NUMBER, minimum=0, maximum=1),
-    "layer_norm_epsilon": JsonField(JsonType.NUMBER, above=0, maximum=1),
-}
 _FEED_FORWARDS = {"relu": ("relu",), "gated-gelu": ("gelu", "linear")}
 _POSITIONS = {"t5": PositionBias.SHARED, "umt5": PositionBias.PER_LAYER}
+
+
+class _Kind(msgspec.Struct):
+    """Read first, since other architectures have other fields."""
+
+    model_type: str | None = None
+    architectures: list[str] = []
+
+
+class _File(msgspec.Struct):
+    """Sizes far above those of any T5 are damaged and would fill the memory."""
+
+    vocab_size: Annotated[int, Meta(ge=1, le=10_000_000)]
+    d_model: Annotated[int, Meta(ge=1, le=65_536)]
+    num_layers: Annotated[int, Meta(ge=1, le=1_000)]
+    num_heads: Annotated[int, Meta(ge=1, le=1_024)]
+    d_kv: Annotated[int, Meta(ge=1, le=65_536)]
+    d_ff: Annotated[int, Meta(ge=1, le=1_000_000)]
+    num_decoder_layers: Annotated[int, Meta(ge=0, le=1_000)] | None = None
+    relative_attention_num_buckets: Annotated[int, Meta(ge=1, le=100_000)] = 32
+    relative_attention_max_distance: Annotated[int, Meta(ge=1, le=10_000_000)] = 128
+    feed_forward_proj: str = "relu"
+    dropout_rate: Share = 0.1
+    layer_norm_epsilon: Annotated[float, Meta(gt=0, le=1)] = 1e-6
 
 
 def t5_config(directory: pathlib.Path, **overrides: object) -> T5Config:
@@ -78,27 +68,23 @@ def t5_config(directory: pathlib.Path, **overrides: object) -> T5Config:
         DataError: there is no config.json, it is not JSON, or a size is missing or invalid.
         ConfigError: another architecture, or an unsupported variant of T5.
     """
-    path, value = read_config(directory, fields=_KIND_FIELDS)
-    kind = value.get("model_type")
+    path, described = read_config(directory, _Kind)
+    kind = described.model_type
     if kind not in _POSITIONS:
         fix = "give a T5 checkpoint; BERT's are read by pretrained_bert"
         problem = f"model_type is {kind!r}, not {' or '.join(_POSITIONS)}"
         raise ConfigError(problem, where=str(path), fix=fix)
-    value = checked_fields(value, _FIELDS, where=str(path))
-    value.setdefault("num_decoder_layers", value["num_layers"])
-    value.setdefault("relative_attention_num_buckets", 32)
-    value.setdefault("relative_attention_max_distance", 128)
-    if any(name.endswith("EncoderModel") for name in value.get("architectures", ())):
-        value["num_decoder_layers"] = 0
-    feed_forward = value.get("feed_forward_proj", "relu")
+    file = read_typed(path, _File)
+    if any(name.endswith("EncoderModel") for name in described.architectures):
+        file.num_decoder_layers = 0
+    elif file.num_decoder_layers is None:
+        file.num_decoder_layers = file.num_layers
+    feed_forward = file.feed_forward_proj
     if feed_forward not in _FEED_FORWARDS:
         problem = f"feed_forward_proj is {feed_forward!r}, not {' or '.join(_FEED_FORWARDS)}"
         raise ConfigError(problem, where=str(path), fix="choose another checkpoint")
-    numbers = {
-        "dropout_rate": float(value.get("dropout_rate", 0.1)),
-        "rms_norm_epsilon": float(value.get("layer_norm_epsilon", 1e-6)),
-    }
-    fields: dict[str, Any] = {ours: value[theirs] for ours, theirs in _SIZES.items()}
+    numbers = {"dropout_rate": file.dropout_rate, "rms_norm_epsilon": file.layer_norm_epsilon}
+    fields: dict[str, Any] = {ours: getattr(file, theirs) for ours, theirs in _SIZES.items()}
     fields |= {"mlp_activations": _FEED_FORWARDS[feed_forward], "position_bias": _POSITIONS[kind]}
     return T5Config(**(fields | numbers | overrides))
 

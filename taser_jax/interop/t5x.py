@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import tensorstore
 from flax.serialization import msgpack_restore
@@ -19,9 +20,8 @@ from msgpack.exceptions import ExtraData, FormatError, OutOfData, StackError
 
 from taser_jax.storage import limits
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.json_fields import JsonField, JsonType
-from taser_jax.storage.json_files import read_json
 from taser_jax.storage.progress import track
+from taser_jax.storage.typed_files import Natural, Positive, read_typed
 
 _INDEX_FILE = "checkpoint"
 _ORBAX_FILE = "_METADATA"
@@ -30,13 +30,6 @@ _TENSORFLOW_MARK = b"model_checkpoint_path"
 _PLACEHOLDER = "PLACEHOLDER://"
 # From this version on bfloat16 is written natively; before, as unsigned integer bits.
 _NATIVE_BFLOAT16 = 3
-_SIZES = JsonField(JsonType.LIST, required=True, items=JsonField(JsonType.INTEGER, minimum=0))
-_ZARRAY_FIELDS = {
-    "shape": _SIZES,
-    "chunks": dataclasses.replace(_SIZES, items=JsonField(JsonType.INTEGER, minimum=1)),
-    "dtype": JsonField(JsonType.STRING, required=True),
-    "dimension_separator": JsonField(JsonType.STRING),
-}
 _FIX_COPY = "copy the checkpoint again, as a whole with hidden files: files may be truncated"
 _UNREADABLE = (ValueError, KeyError, TypeError, ExtraData, FormatError, OutOfData, StackError)
 
@@ -241,7 +234,7 @@ def _read_zarr(directory: pathlib.Path, stored: str, name: tuple[str, ...]) -> n
         problem = f"no zarr array for parameter {parameter}"
         raise DataError(problem, where=str(metadata_file), fix=_FIX_COPY)
     try:
-        metadata = read_json(metadata_file, fields=_ZARRAY_FIELDS)
+        metadata = read_typed(metadata_file, _Zarray)
         _check_size(metadata, metadata_file, parameter)
         _check_chunks(path, metadata, parameter)
         spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(path.absolute())}}
@@ -251,39 +244,49 @@ def _read_zarr(directory: pathlib.Path, stored: str, name: tuple[str, ...]) -> n
         raise DataError(problem, where=str(path), fix=_FIX_COPY) from error
 
 
-def _check_size(metadata: dict[str, Any], path: pathlib.Path, parameter: str) -> None:
+class _Zarray(msgspec.Struct):
+    """The .zarray file of an array."""
+
+    shape: list[Natural]
+    chunks: list[Positive]
+    dtype: str
+    dimension_separator: str = "."
+    fill_value: object = None
+
+
+def _check_size(metadata: _Zarray, path: pathlib.Path, parameter: str) -> None:
     """Refuses arrays beyond the limit before memory is taken for them, or for one of their chunks.
 
     Raises:
         DataError: naming the size and how to raise the limit.
     """
     try:
-        item = np.dtype(metadata["dtype"]).itemsize
+        item = np.dtype(metadata.dtype).itemsize
     except TypeError as error:
-        problem = f"NumPy has no dtype {metadata['dtype']!r}"
+        problem = f"NumPy has no dtype {metadata.dtype!r}"
         raise DataError(problem, where=f"{path}, field 'dtype'", fix=_FIX_COPY) from error
-    for field in ("shape", "chunks"):
+    for field, shape in {"shape": metadata.shape, "chunks": metadata.chunks}.items():
         limits.check_array(
-            item * math.prod(metadata[field]),
-            what=f"parameter {parameter}, of shape {metadata[field]}",
+            item * math.prod(shape),
+            what=f"parameter {parameter}, of shape {shape}",
             where=f"{path}, field {field!r}",
         )
 
 
-def _check_chunks(path: pathlib.Path, metadata: dict[str, Any], parameter: str) -> None:
+def _check_chunks(path: pathlib.Path, metadata: _Zarray, parameter: str) -> None:
     """Refuses missing chunks, which zarr reads as the fill value; T5X writes every chunk."""
-    if metadata.get("fill_value") is not None:
+    if metadata.fill_value is not None:
         return
-    counts = [
-        -(-size // chunk) for size, chunk in zip(metadata["shape"], metadata["chunks"], strict=True)
-    ]
+    sizes = zip(metadata.shape, metadata.chunks, strict=True)
+    counts = [-(-size // chunk) for size, chunk in sizes]
     total, files = math.prod(counts), sum(len(names) for _, _, names in os.walk(path))
     if total > files:
         # There may be far too many to name.
         problem = f"{total - files + 1:,} of {total:,} chunks of parameter {parameter} are missing"
         raise DataError(problem, where=str(path), fix=_FIX_COPY)
-    separator = metadata.get("dimension_separator", ".")
-    names = [separator.join(map(str, index)) or "0" for index in np.ndindex(*counts)]
+    names = [
+        metadata.dimension_separator.join(map(str, index)) or "0" for index in np.ndindex(*counts)
+    ]
     missing = [name for name in names if not (path / name).is_file()]
     if missing:
         problem = f"{len(missing)} of {total} chunks of parameter {parameter} are missing"

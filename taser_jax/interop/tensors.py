@@ -5,16 +5,16 @@ from __future__ import annotations
 import pathlib
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import ml_dtypes  # noqa: F401  # NumPy knows bfloat16 by it
+import msgspec
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from taser_jax.storage.artifacts import read_json
 from taser_jax.storage.errors import ConfigError, DataError, how_to_install
-from taser_jax.storage.json_fields import JsonField, JsonType
+from taser_jax.storage.typed_files import read_typed
 
 CONFIG_FILE = "config.json"
 SAFETENSORS = "model.safetensors"
@@ -26,10 +26,6 @@ _WEIGHTS = (SAFETENSORS, SAFETENSORS_INDEX, PYTORCH, PYTORCH_INDEX)
 # safetensors' names of the dtypes that NumPy has; quantised weights have others.
 _FLOATS, _OTHERS = ("F64", "F32", "F16", "BF16"), ("C64", "BOOL")
 _DTYPES = {*_FLOATS, *_OTHERS, *(f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64))}
-_INDEX_FIELDS = {
-    "weight_map": JsonField(JsonType.OBJECT, required=True, items=JsonField(JsonType.STRING))
-}
-
 _LISTED = 5
 _FIX_DIRECTORY = "give the directory that the model's save_pretrained wrote"
 _FIX_DOWNLOAD = "download the checkpoint again, all of its files"
@@ -38,6 +34,10 @@ _FIX_QUANTISED = "quantised checkpoints are not supported: use the original chec
 Tensors = dict[str, np.ndarray]
 Shapes = dict[str, tuple[int, ...]]
 _T = TypeVar("_T")
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
 
 
 def read_tensors(directory: pathlib.Path) -> Tensors:
@@ -81,14 +81,12 @@ def read_shapes(directory: pathlib.Path) -> Shapes | None:
     return None
 
 
-def read_config(
-    directory: str | pathlib.Path, *, fields: Mapping[str, JsonField]
-) -> tuple[pathlib.Path, dict[str, Any]]:
+def read_config(directory: str | pathlib.Path, kind: type[_T]) -> tuple[pathlib.Path, _T]:
     """The `config.json` of a Hugging Face directory: its path and its content.
 
     Args:
         directory: the checkpoint's directory.
-        fields: types and bounds of its fields.
+        kind: its type.
 
     Raises:
         DataError: there is none, it is not a JSON object, or a field is invalid.
@@ -97,13 +95,13 @@ def read_config(
     if not path.is_file():
         problem = f"no {CONFIG_FILE}" if path.parent.is_dir() else "no such directory"
         raise DataError(problem, where=str(path.parent), fix=_FIX_DIRECTORY)
-    return path, read_json(path, fields=fields)
+    return path, read_typed(path, kind)
 
 
 def _read_shards(
     index: pathlib.Path, read: Callable[[pathlib.Path], dict[str, _T]]
 ) -> dict[str, _T]:
-    shard_of = read_json(index, fields=_INDEX_FIELDS)["weight_map"]
+    shard_of = read_typed(index, _Index).weight_map
     shards = sorted(set(shard_of.values()))
     outside = [shard for shard in shards if pathlib.PurePath(shard).name != shard or shard == ".."]
     if outside:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
@@ -12,7 +13,7 @@ from taser_jax.models.fusion import BertFusionConfig, T5FusionConfig
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.storage.artifacts import check_version
 from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.settings import from_plain, to_plain
+from taser_jax.storage.typed_files import to_plain, typed
 
 FORMAT_VERSION = 1
 
@@ -111,7 +112,19 @@ def from_json(text: str, *, where: str = "model.json") -> ModelConfig:
     if not isinstance(kind, str) or kind not in _KINDS:
         problem = f"kind is {kind!r}, not one of {', '.join(_KINDS)}"
         raise ConfigError(problem, where=where, fix=again)
-    return from_plain(_KINDS[kind], value, where)
+    config: ModelConfig = typed(value, _KINDS[kind], where=where, fix=again)
+    unknown = set(_paths(value)) - set(_paths(to_plain(config)))
+    if unknown:
+        raise ConfigError(f"unknown fields: {', '.join(sorted(unknown))}", where=where, fix=again)
+    return config
+
+
+def _paths(value: dict[str, Any], place: str = "") -> Iterator[str]:
+    """Names of all fields, those of objects within as `object.field`."""
+    for name, part in value.items():
+        yield f"{place}{name}"
+        if isinstance(part, dict):
+            yield from _paths(part, f"{place}{name}.")
 
 
 def save(config: ModelConfig, path: str | pathlib.Path) -> None:

@@ -18,18 +18,13 @@ from bm25s.tokenization import Tokenizer
 from taser_jax.retrieval.runs import NO_ROW, SearchResult
 from taser_jax.storage import artifacts, checksums
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
-from taser_jax.storage.json_fields import JsonField, JsonType
 from taser_jax.storage.locks import one_writer
 from taser_jax.storage.progress import track
 from taser_jax.storage.records import Passage
-from taser_jax.storage.settings import from_plain, to_plain
+from taser_jax.storage.typed_files import to_plain
 
 _KIND = "bm25 index"
 _VERSION = 2
-_FIELDS = {
-    "fingerprints": artifacts.FINGERPRINTS,
-    "config": JsonField(JsonType.OBJECT, required=True),
-}
 # Fewer queries are answered before a progress bar could be drawn.
 _SHOWN = 1000
 _WORD = re.compile(r"\w+")
@@ -92,6 +87,10 @@ def title_and_text(passage: Passage) -> str:
     return f"{passage.title} {passage.text}" if passage.title else passage.text
 
 
+class _Metadata(artifacts.Metadata, frozen=True):
+    config: Bm25Config
+
+
 class Bm25Index:
     """An opened index; `build` makes one, `open` opens one made before.
 
@@ -102,9 +101,8 @@ class Bm25Index:
     """
 
     def __init__(self, directory: artifacts.FilePath) -> None:
-        metadata = artifacts.read_metadata(directory, _KIND, _VERSION, fields=_FIELDS)
-        self.config = from_plain(Bm25Config, metadata["config"], str(directory))
-        self.fingerprints: dict[str, str] = metadata["fingerprints"]
+        metadata = artifacts.read_metadata(directory, _KIND, _VERSION, _Metadata)
+        self.config, self.fingerprints = metadata.config, metadata.fingerprints
         self._index = bm25s.BM25.load(directory, mmap=True)
         self._tokenizer = _tokenizer(self.config)
         self._tokenizer.get_vocab_dict().update(self._index.vocab_dict)

@@ -9,7 +9,6 @@ retrieving from several memories read them with NumPy alone.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import functools
 import os
@@ -23,16 +22,15 @@ from jaxtyping import Int
 
 from taser_jax.storage.artifacts import (
     ARRAY_ERRORS,
-    FINGERPRINTS,
     METADATA,
     FilePath,
+    Metadata,
     read_metadata,
     require_equal,
     split_path,
 )
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.json_fields import JsonField, JsonType
-from taser_jax.storage.json_files import read_strings
+from taser_jax.storage.typed_files import Natural, Positive, read_typed
 
 FORMAT_VERSION = 1
 QUERY_IDS = "query_ids.json"
@@ -50,16 +48,14 @@ class EmbeddingDtype(enum.Enum):
         return np.dtype(np.float32 if self is EmbeddingDtype.FLOAT32 else ml_dtypes.bfloat16)
 
 
-_COUNT = JsonField(JsonType.INTEGER, required=True, minimum=1)
-_FIELDS = {
-    "fingerprints": FINGERPRINTS,
-    "num_rows": dataclasses.replace(_COUNT, minimum=0),
-    "dim": _COUNT,
-    "shard_rows": _COUNT,
-    "dtype": JsonField(
-        JsonType.STRING, required=True, choices=tuple(kind.value for kind in EmbeddingDtype)
-    ),
-}
+class EmbeddingsMetadata(Metadata, frozen=True):
+    """What a directory of embeddings records; `normalization` is absent from older ones."""
+
+    num_rows: Natural
+    dim: Positive
+    shard_rows: Positive
+    dtype: EmbeddingDtype
+    normalization: str | None = None
 
 
 class Embeddings:
@@ -77,11 +73,11 @@ class Embeddings:
 
     def __init__(self, directory: FilePath) -> None:
         self.directory = pathlib.Path(directory)
-        self.metadata = read_metadata(directory, self.KIND, FORMAT_VERSION, fields=_FIELDS)
-        self.fingerprints: dict[str, str] = self.metadata["fingerprints"]
-        self.shape: tuple[int, int] = (self.metadata["num_rows"], self.metadata["dim"])
-        self._dtype = EmbeddingDtype(self.metadata["dtype"])
-        count = -(-self.shape[0] // self.metadata["shard_rows"])
+        self.metadata = read_metadata(directory, self.KIND, FORMAT_VERSION, EmbeddingsMetadata)
+        self.fingerprints = self.metadata.fingerprints
+        self.shape = (self.metadata.num_rows, self.metadata.dim)
+        self._dtype = self.metadata.dtype
+        count = -(-self.shape[0] // self.metadata.shard_rows)
         if count > sum(1 for _ in self.directory.iterdir()):
             # There may be far too many to name.
             raise DataError(
@@ -89,7 +85,7 @@ class Embeddings:
                 where=f"{self.directory / METADATA}, fields 'num_rows' and 'shard_rows'",
                 fix="encode again, into another directory",
             )
-        bounds = shard_bounds(self.shape[0], self.metadata["shard_rows"])
+        bounds = shard_bounds(self.shape[0], self.metadata.shard_rows)
         self._starts = np.array([start for start, _ in bounds])
         self._shards = [
             _open_shard(self.directory / name, (stop - start, self.shape[1]), self._dtype)
@@ -225,7 +221,7 @@ class QueryEmbeddings(Embeddings):
     def query_ids(self) -> list[str]:
         """The source's own ids, one per row."""
         again = f"delete {self.directory}, then run `taser encode` again"
-        ids = read_strings(self.directory / QUERY_IDS, fix=again)
+        ids = read_typed(self.directory / QUERY_IDS, list[str], fix=again)
         if len(ids) != len(self):
             raise DataError(
                 f"{len(ids)} query ids",

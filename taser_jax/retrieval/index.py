@@ -26,7 +26,7 @@ from taser_jax.retrieval.scann_index import ScannSearcher, build_scann
 from taser_jax.retrieval.scann_shards import ScannConfig
 from taser_jax.storage import artifacts
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.json_fields import JsonField, JsonType
+from taser_jax.storage.typed_files import Positive
 
 
 def truncate(
@@ -70,11 +70,11 @@ class TruncatedEmbeddings:
             problem = f"the first {dim} dimensions of {whole.shape[1]}"
             fix = "take one of the model's Matryoshka dimensions"
             raise ConfigError(problem, where="IndexConfig.dim", fix=fix)
-        if "normalization" not in whole.metadata:
+        if whole.metadata.normalization is None:
             problem = "it is not recorded how the embeddings are normalised"
             fix = "encode again, into another directory"
             raise DataError(problem, where=str(whole.directory), fix=fix)
-        return cls(whole, dim, Normalization(whole.metadata["normalization"]))
+        return cls(whole, dim, Normalization(whole.metadata.normalization))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -109,11 +109,11 @@ class TruncatedSearcher:
 _EXACT_KIND = "exact index"
 _BLOCK = 1 << 16
 _VERSION = 1
-_EXACT_FIELDS = {
-    "fingerprints": artifacts.FINGERPRINTS,
-    "embeddings": JsonField(JsonType.STRING, required=True),
-    "dim": JsonField(JsonType.INTEGER, minimum=1),
-}
+
+
+class _Metadata(artifacts.Metadata, frozen=True):
+    embeddings: str
+    dim: Positive | None = None
 
 
 class IndexKind(enum.Enum):
@@ -217,9 +217,9 @@ def open_index(
     directory = pathlib.Path(index_dir)
     if artifacts.kind_of(directory) == SCANN_KIND:
         return ScannSearcher.open(directory, fingerprints=fingerprints)
-    metadata = artifacts.read_metadata(directory, _EXACT_KIND, _VERSION, fields=_EXACT_FIELDS)
+    metadata = artifacts.read_metadata(directory, _EXACT_KIND, _VERSION, _Metadata)
     embeddings = Embeddings.open(
-        directory / metadata["embeddings"], fingerprints=metadata["fingerprints"]
+        directory / metadata.embeddings, fingerprints=metadata.fingerprints
     )
     artifacts.require_equal(
         f"exact index {directory}",
@@ -228,8 +228,8 @@ def open_index(
         "build the index from this model's embeddings, into another directory",
     )
     fingerprints = embeddings.fingerprints
-    if "dim" not in metadata:
+    if metadata.dim is None:
         return ExactSearcher(embeddings, devices=devices, fingerprints=fingerprints)
-    truncated = TruncatedEmbeddings.of(embeddings, metadata["dim"])
+    truncated = TruncatedEmbeddings.of(embeddings, metadata.dim)
     searcher = ExactSearcher(truncated, devices=devices, fingerprints=fingerprints)
     return TruncatedSearcher(searcher, truncated)

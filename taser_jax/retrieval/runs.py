@@ -18,9 +18,9 @@ from jaxtyping import Float32, Int32
 from taser_jax.data.files import numbered_lines
 from taser_jax.storage.artifacts import (
     ARRAY_ERRORS,
-    FINGERPRINTS,
     METADATA,
     FilePath,
+    Metadata,
     is_remote,
     read_metadata,
     replacing,
@@ -29,8 +29,7 @@ from taser_jax.storage.artifacts import (
 )
 from taser_jax.storage.checksums import check_file
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.json_fields import JsonField, JsonType
-from taser_jax.storage.json_files import read_strings
+from taser_jax.storage.typed_files import read_typed
 
 NO_ROW = -1
 Qrels = dict[str, dict[int, int]]
@@ -249,11 +248,11 @@ def _number(text: str, where: str) -> float:
 
 LISTS, CONFIDENCE, FUSED_LISTS = "ranked lists", "confidence", "fused lists"
 _VERSION = 1
-_FIELDS = {
-    "fingerprints": FINGERPRINTS,
-    "columns": JsonField(JsonType.LIST, required=True, items=JsonField(JsonType.STRING)),
-}
 _ARRAYS, _QUERY_IDS = "arrays.npz", "query_ids.json"
+
+
+class _Metadata(Metadata, frozen=True):
+    columns: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,9 +312,9 @@ class QueryArrays:
             FingerprintError: it was made from something else.
         """
         directory = pathlib.Path(directory)
-        metadata = read_metadata(directory, kind, _VERSION, fields=_FIELDS)
+        metadata = read_metadata(directory, kind, _VERSION, _Metadata)
         again = f"delete {directory}, then run the same command again, or name another directory"
-        require_equal(f"{kind} {directory}", metadata["fingerprints"], fingerprints or {}, again)
+        require_equal(f"{kind} {directory}", metadata.fingerprints, fingerprints or {}, again)
         try:
             with np.load(directory / _ARRAYS) as file:
                 arrays = {name: file[name] for name in file.files}
@@ -323,8 +322,8 @@ class QueryArrays:
             raise DataError(
                 f"missing or damaged: {error}", where=str(directory), fix=again
             ) from error
-        query_ids = read_strings(directory / _QUERY_IDS, fix=again)
-        return cls(kind, query_ids, arrays, metadata["fingerprints"], tuple(metadata["columns"]))
+        query_ids = read_typed(directory / _QUERY_IDS, list[str], fix=again)
+        return cls(kind, query_ids, arrays, metadata.fingerprints, metadata.columns)
 
 
 def is_finished(directory: FilePath) -> bool:

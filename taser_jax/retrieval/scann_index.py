@@ -43,21 +43,20 @@ from taser_jax.retrieval.scann_shards import (
 )
 from taser_jax.storage import artifacts, checksums
 from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.json_fields import JsonField, JsonType
 from taser_jax.storage.progress import logger, track
-from taser_jax.storage.settings import from_plain, to_plain
+from taser_jax.storage.typed_files import Positive, to_plain
 
 KIND = "scann index"
 _VERSION = 1
-_COUNT = JsonField(JsonType.INTEGER, required=True, minimum=1)
-_FIELDS = {
-    "fingerprints": artifacts.FINGERPRINTS,
-    "effort": JsonField(JsonType.OBJECT, required=True),
-    "num_passages": _COUNT,
-    "config": JsonField(JsonType.OBJECT, required=True, fields={"shard_passages": _COUNT}),
-}
 _SEED = 20221010
 _RESIDENT_BYTES = 32 << 30
+
+
+class _Metadata(artifacts.Metadata, frozen=True):
+    effort: SearchEffort
+    num_passages: Positive
+    dim: Positive
+    config: ScannConfig
 
 
 class ScannSearcher:
@@ -73,13 +72,13 @@ class ScannSearcher:
         self, directory: artifacts.FilePath, *, resident_bytes: int = _RESIDENT_BYTES
     ) -> None:
         self.directory = pathlib.Path(directory)
-        self.metadata = artifacts.read_metadata(directory, KIND, _VERSION, fields=_FIELDS)
-        self.fingerprints: Mapping[str, str] = self.metadata["fingerprints"]
-        self.effort = from_plain(SearchEffort, self.metadata["effort"], str(directory))
+        self.metadata = artifacts.read_metadata(directory, KIND, _VERSION, _Metadata)
+        self.fingerprints: Mapping[str, str] = self.metadata.fingerprints
+        self.effort = self.metadata.effort
         self._shards = Shards(
             self.directory,
-            num_passages=self.metadata["num_passages"],
-            shard_passages=self.metadata["config"]["shard_passages"],
+            num_passages=self.metadata.num_passages,
+            shard_passages=self.metadata.config.shard_passages,
             resident_bytes=resident_bytes,
         )
 
@@ -112,9 +111,9 @@ class ScannSearcher:
         Raises:
             ConfigError: k below 1, or dimensions that differ from the passages'.
         """
-        check_search(query_embeddings, k, dim=self.metadata["dim"])
+        check_search(query_embeddings, k, dim=self.metadata.dim)
         # The effort was measured at recall_k; more results need more candidates.
-        scale = max(1.0, k / self.metadata["config"]["recall_k"])
+        scale = max(1.0, k / self.metadata.config.recall_k)
         effort = dataclasses.replace(self.effort, reorder=math.ceil(self.effort.reorder * scale))
         return self._shards.search(query_embeddings, k, effort)
 

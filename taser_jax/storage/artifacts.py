@@ -10,12 +10,11 @@ import os
 import pathlib
 import re
 import tokenize
-import types
 import urllib.parse
 import uuid
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from etils import epath
@@ -29,11 +28,12 @@ from taser_jax.storage.errors import (
     TaserError,
     how_to_install,
 )
-from taser_jax.storage.json_fields import JsonField, JsonType, checked_fields
-from taser_jax.storage.json_files import FilePath, is_remote, read_json
+from taser_jax.storage.typed_files import FilePath, Metadata, is_remote, read_json, typed
 
 # Re-exported: readers of artefacts need them, too.
-__all__ = ["FilePath", "is_remote", "read_json"]
+__all__ = ["FilePath", "Metadata", "is_remote", "read_json"]
+
+T = TypeVar("T")
 
 METADATA = "metadata.json"
 # Ends the names of files and directories that are being written.
@@ -43,7 +43,6 @@ ARRAY_ERRORS = (
     *(OSError, ValueError, EOFError, SyntaxError, TypeError, KeyError),
     *(MemoryError, OverflowError, RecursionError, tokenize.TokenError, zipfile.BadZipFile),
 )
-FINGERPRINTS = JsonField(JsonType.OBJECT, required=True, items=JsonField(JsonType.STRING))
 _PLAN = "plan.json"
 _DIGITS = 16
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -190,11 +189,12 @@ def replacing(path: FilePath, *, recorded: bool = False) -> Iterator[epath.Path]
         with storage_errors(path):
             target.parent.mkdir(parents=True, exist_ok=True)
             yield scratch
-            if recorded and not is_remote(path):
-                checksums.add(path, scratch)
             if target.is_dir():
                 target.rmtree()
-            scratch.replace(target)
+            if recorded and not is_remote(path):
+                checksums.replace(path, scratch)
+            else:
+                scratch.replace(target)
     finally:
         with contextlib.suppress(OSError):
             if scratch.is_dir():
@@ -250,20 +250,14 @@ def check_version(
         )
 
 
-def read_metadata(
-    directory: FilePath,
-    kind: str,
-    version: int,
-    *,
-    fields: Mapping[str, JsonField] = types.MappingProxyType({}),
-) -> dict[str, Any]:
+def read_metadata(directory: FilePath, kind: str, version: int, fields: type[T]) -> T:
     """Reads a directory's metadata.json and checks its kind.
 
     Args:
         directory: the artefact.
         kind: what it must hold, for example "embeddings".
         version: the newest format version this code reads.
-        fields: what its fields must be.
+        fields: the type of its fields; others are ignored.
 
     Raises:
         DataError: the artefact is absent, unfinished, damaged, not JSON, or of another kind or
@@ -274,7 +268,6 @@ def read_metadata(
         raise DataError(
             f"no finished {kind} here",
             where=str(path),
-            expected=f"a directory that the command making {kind} wrote to its end",
             fix="rerun that command (it resumes where it stopped), or correct the path",
         )
     metadata = read_json(path)
@@ -289,7 +282,7 @@ def read_metadata(
     again = f"delete {os.fspath(directory)} and run the command that makes {kind} again"
     if not is_remote(path):
         checksums.check_directory(directory, fix=again)
-    return checked_fields(metadata, fields, where=os.fspath(path), fix=again)
+    return typed(metadata, fields, where=os.fspath(path), fix=again)
 
 
 def kind_of(directory: FilePath) -> str | None:

@@ -3,20 +3,20 @@
     8f3a1c07 5120128 passages/ids.npy
 
 A line is the file's CRC-32 in hexadecimal, its bytes and its name, below the folder of
-`checksums.txt`. Replacing a file adds a line, and a file passes if any of its lines describes it.
-The line can therefore be written before the file: a kill between the two harms nothing.
-Files without a line are not checked, such as those of earlier versions. A bucket checks its
-objects' checksums itself: addresses with gs:// have no such file.
+`checksums.txt`. Files without a line are not checked. A bucket checks its objects' checksums
+itself: addresses with gs:// have no such file.
 """
 
 from __future__ import annotations
 
-import collections
+import contextlib
+import fcntl
 import os
 import pathlib
 import re
+import uuid
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
 from taser_jax.storage.errors import DataError
 
@@ -30,7 +30,8 @@ _BLOCK = 1 << 22
 _compared: dict[str, tuple[int, int]] = {}
 
 FilePath = str | os.PathLike[str]
-Records = dict[str, set[tuple[int, str]]]
+Record = tuple[int, str]
+"""A file's bytes and checksum."""
 
 
 def crc(path: FilePath) -> str:
@@ -46,47 +47,61 @@ def crc(path: FilePath) -> str:
     return f"{value:08x}"
 
 
-def add(path: FilePath, content: FilePath) -> None:
-    """Records what is about to become the file `path`.
+def replace(path: FilePath, content: FilePath) -> None:
+    """Renames a finished file to `path` and records it in the `checksums.txt` beside it.
+
+    The line of what it replaces goes first and its own is written last: a file that a kill leaves
+    between the two has no line.
 
     Args:
-        path: the file; its line goes to the `checksums.txt` beside it.
-        content: the finished file that will be renamed to it.
+        path: what it becomes.
+        content: the finished file.
     """
     target = pathlib.Path(path)
-    size, checksum = os.path.getsize(content), crc(content)
-    if (size, checksum) in read(target.parent)[target.name]:
-        return
-    line = f"{checksum} {size} {target.name}\n"
-    with open(target.parent / FILE, "ab") as file:
-        # A line that a kill cut off ends here.
-        file.write((line if _ends_a_line(target.parent / FILE) else f"\n{line}").encode())
+    record = os.path.getsize(content), crc(content)
+    with _locked(target.parent):
+        records = read(target.parent)
+        if records.pop(target.name, None):
+            _write(target.parent, records)
+        os.replace(content, target)
+        _write(target.parent, {**records, target.name: record})
 
 
 def seal(directory: FilePath) -> None:
     """Records all files below a directory, in place of what was recorded before."""
     root = pathlib.Path(directory)
-    lines = [
-        f"{crc(path)} {path.stat().st_size} {path.relative_to(root).as_posix()}\n"
-        for path in _files(root)
-    ]
-    scratch = root / f".{FILE}.partial"
-    scratch.write_text("".join(lines), encoding="utf-8")
-    scratch.replace(root / FILE)
+    files = {path.relative_to(root).as_posix(): path for path in _files(root)}
+    _write(root, {name: (path.stat().st_size, crc(path)) for name, path in files.items()})
 
 
-def read(directory: FilePath) -> Records:
-    """File -> the sizes and checksums it may have; empty where nothing is recorded."""
-    found: Records = collections.defaultdict(set)
+def read(directory: FilePath) -> dict[str, Record]:
+    """File -> its size and checksum; empty where nothing is recorded."""
     try:
         text = (pathlib.Path(directory) / FILE).read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return found
-    for line in text.splitlines():
-        # Malformed lines are ignored.
-        if parts := _LINE.fullmatch(line):
-            found[parts[3]].add((int(parts[2]), parts[1]))
-    return found
+        return {}
+    # Malformed lines are ignored.
+    lines = filter(None, map(_LINE.fullmatch, text.splitlines()))
+    return {line[3]: (int(line[2]), line[1]) for line in lines}
+
+
+def _write(directory: pathlib.Path, records: Mapping[str, Record]) -> None:
+    scratch = directory / f".{FILE}.{uuid.uuid4().hex[:8]}.partial"
+    lines = [f"{checksum} {size} {name}\n" for name, (size, checksum) in records.items()]
+    scratch.write_text("".join(lines), encoding="utf-8")
+    scratch.replace(directory / FILE)
+
+
+@contextlib.contextmanager
+def _locked(directory: pathlib.Path) -> Iterator[None]:
+    """One process at a time rewrites the record, where the disk has locks."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def check_file(path: FilePath, *, fix: str) -> None:
@@ -110,11 +125,13 @@ def check_directory(directory: FilePath, *, fix: str, reads_all: bool = False) -
     _check(pathlib.Path(directory), read(directory), fix=fix, reads_all=reads_all)
 
 
-def _check(root: pathlib.Path, records: Records, *, fix: str, reads_all: bool = False) -> None:
+def _check(
+    root: pathlib.Path, records: Mapping[str, Record], *, fix: str, reads_all: bool = False
+) -> None:
     total = 0
     for name, recorded in records.items():
         size = _size(root / name)
-        if all(size != of for of, _ in recorded):
+        if size != recorded[0]:
             raise _damaged(root / name, size, recorded, fix)
         total += size or 0
     if total > READ_ON_OPENING and not reads_all:
@@ -124,7 +141,7 @@ def _check(root: pathlib.Path, records: Records, *, fix: str, reads_all: bool = 
         state = path.stat()
         key, seen = os.path.realpath(path), (state.st_size, state.st_mtime_ns)
         if _compared.get(key) != seen:
-            if (state.st_size, crc(path)) not in recorded:
+            if (state.st_size, crc(path)) != recorded:
                 raise _damaged(path, state.st_size, recorded, fix)
             _compared[key] = seen
 
@@ -139,15 +156,13 @@ def verify(root: FilePath) -> Iterator[tuple[pathlib.Path, str | None]]:
         for name, recorded in sorted(read(folder.parent).items()):
             path = folder.parent / name
             size = _size(path)
-            if size is None or (size, crc(path)) not in recorded:
+            if size is None or (size, crc(path)) != recorded:
                 yield path, _difference(size, recorded)
             else:
                 yield path, None
 
 
-def _damaged(
-    path: pathlib.Path, size: int | None, recorded: set[tuple[int, str]], fix: str
-) -> DataError:
+def _damaged(path: pathlib.Path, size: int | None, recorded: Record, fix: str) -> DataError:
     return DataError(
         f"damaged after it was written: {_difference(size, recorded)}",
         where=str(path),
@@ -156,12 +171,11 @@ def _damaged(
     )
 
 
-def _difference(size: int | None, recorded: set[tuple[int, str]]) -> str:
-    sizes: Sequence[int] = sorted({of for of, _ in recorded})
+def _difference(size: int | None, recorded: Record) -> str:
     if size is None:
         return "missing"
-    if size not in sizes:
-        return f"{size:,} bytes in place of {' or '.join(f'{of:,}' for of in sizes)}"
+    if size != recorded[0]:
+        return f"{size:,} bytes in place of {recorded[0]:,}"
     return "other bytes of the same number"
 
 
@@ -170,14 +184,6 @@ def _size(path: pathlib.Path) -> int | None:
         return path.stat().st_size
     except OSError:
         return None
-
-
-def _ends_a_line(path: pathlib.Path) -> bool:
-    with open(path, "rb") as file:
-        if not file.seek(0, os.SEEK_END):
-            return True
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
 
 
 def _files(root: pathlib.Path) -> list[pathlib.Path]:

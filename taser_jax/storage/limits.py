@@ -10,13 +10,14 @@ import dataclasses
 import os
 from collections.abc import Iterator
 
-from taser_jax.storage.errors import DataError, check_fields
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.typed_files import Checked, Positive
 
 _MIB, _GIB = 1 << 20, 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class Limits(Checked):
     """The limits; set by flags of every command, or by `use`.
 
     Attributes:
@@ -24,12 +25,8 @@ class Limits:
         array_gib: GiB of one array of a checkpoint from elsewhere.
     """
 
-    line_mib: int = 64
-    array_gib: int = 16
-
-    def __post_init__(self) -> None:
-        names = (field.name for field in dataclasses.fields(self))
-        check_fields(self, *names, is_valid=lambda n: n >= 1, expected="1 or more")
+    line_mib: Positive = 64
+    array_gib: Positive = 16
 
 
 _in_use = Limits()

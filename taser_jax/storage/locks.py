@@ -134,7 +134,6 @@ def _busy(directory: pathlib.Path, text: str) -> BusyError:
     return BusyError(
         f"being written by {who}",
         where=str(directory),
-        expected="one writer at a time",
         fix="wait until it has ended or end it, then run the same command again; or choose another "
         "directory",
     )

@@ -1,11 +1,28 @@
-"""What core commands need of a system, registered by the system's modules."""
+"""What modules offer to others: a system's part, or a function that Gin files may refer to."""
 
 from __future__ import annotations
 
+import collections
 import importlib
-from typing import Generic, TypeVar
+import typing
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 Offer = TypeVar("Offer")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+BUILDERS: dict[type, list[Callable[..., Any]]] = collections.defaultdict(list)
+"""Type -> functions that make its values and that Gin files may refer to."""
+
+
+def builds(function: Function) -> Function:
+    """Lets Gin files refer to a function wherever they set what it returns.
+
+    Example:
+        `DualEncoderConfig.bert = @pretrained_bert()`
+    """
+    BUILDERS[typing.get_type_hints(function)["return"]].append(function)
+    return function
 
 
 class Registered(Generic[Offer]):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from taser_jax.models.batch import Batch, TeacherEmbeddings
-from taser_jax.storage.errors import ConfigError, check_fields
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.typed_files import Checked, PositiveNumber
 
 T = TypeVar("T")
 
@@ -53,7 +54,7 @@ class Candidates(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Distillation:
+class Distillation(Checked):
     """A term that moves the student's scores towards a teacher's.
 
     Attributes:
@@ -65,19 +66,12 @@ class Distillation:
             are divided by the objective's.
     """
 
+    RANGE_FIX: ClassVar[str] = "to do without a teacher, set distillation = None"
+
     distance: Distance = Distance.KL
     candidates: Candidates = Candidates.OWN
-    weight: float = 1.0
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_fields(
-            self,
-            *("weight", "temperature"),
-            is_valid=lambda x: x > 0,
-            expected="a positive number",
-            fix="to do without a teacher, set distillation = None",
-        )
+    weight: PositiveNumber = 1.0
+    temperature: PositiveNumber = 1.0
 
     @property
     def reads(self) -> TeacherInput:

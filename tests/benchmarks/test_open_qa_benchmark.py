@@ -175,7 +175,6 @@ def test_gin_files_resolve(module, function, gin_file):
         flags = configuration.GinFlags(files=(gin_file,), bindings=bindings)
         return configuration.resolve(
             getattr(module, function),
-            configurables=module.CONFIGURABLES,
             flags=flags,
             allow_unset=allow_unset,
         )

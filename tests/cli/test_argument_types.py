@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from taser_jax.cli.argument_types import describe, fits, fix_of
+from taser_jax.cli.argument_types import fits, fix_of, shown
 
 
 @dataclasses.dataclass
@@ -42,10 +42,10 @@ def test_what_an_annotation_allows(hint: object, good: list[object], bad: list[o
     assert [value for value in bad if fits(value, hint)] == []
 
 
-def test_annotations_in_words_and_what_to_write():
-    assert describe(Mapping[str, int] | None) == "{a string: a whole number} or None"
-    assert describe(Sequence[str]) == "a list, each a string"
-    assert describe(Part | None) == "Part or None"
+def test_annotations_and_what_to_write():
+    assert shown(Mapping[str, int] | None) == "Mapping[str, int] | None"
+    assert shown(str | os.PathLike[str]) == "str | PathLike[str]"
+    assert (shown(Part | None), shown(int)) == ("Part | None", "int")
     assert fix_of("faq", Sequence[str] | None) == "write ['faq']"
     assert fix_of("good", Mapping[str, str]) == "write {'good': 'good'}"
     assert fix_of(3, Mapping[str, str]) is None

@@ -29,7 +29,6 @@ def _same_logging_afterwards():
 class _Toy(types.ModuleType):
     """A module whose command does what a test tells it to."""
 
-    CONFIGURABLES = ()
     act = None
 
     @staticmethod
@@ -44,7 +43,7 @@ def toy(monkeypatch, tmp_path):
     path = tmp_path / "toy.gin"
     path.write_text("MESSAGE = 'hello'\ntoy_command.message = %MESSAGE\n")
     command = command_table.Command("commands.toy_module", "toy_command", "a toy", str(path))
-    monkeypatch.setitem(cli.COMMANDS, "toy", command)
+    monkeypatch.setitem(command_table.COMMANDS, "toy", command)
     return lambda act: monkeypatch.setattr(_Toy, "act", staticmethod(act))
 
 
@@ -163,7 +162,7 @@ def test_parsing():
 def test_the_overview_lists_every_command(argv, capsys):
     assert cli.run(argv) == 0
     printed = capsys.readouterr().out
-    for name, command in cli.COMMANDS.items():
+    for name, command in command_table.COMMANDS.items():
         assert name in printed
         assert command.summary in printed
 

@@ -34,7 +34,14 @@ class GarnishConfig:
     sauce: SauceConfig | None = None
 
 
-def cook(*, dish: str, sauce: SauceConfig = SauceConfig(), portions: int = 1, note: str = ""):
+def cook(
+    *,
+    dish: str,
+    sauce: SauceConfig = SauceConfig(),
+    portions: int = 1,
+    note: str = "",
+    garnish: GarnishConfig | None = None,
+):
     return dish, sauce, portions, note
 
 
@@ -58,7 +65,6 @@ def resolve(tmp_path):
         path.write_text(text)
         return configuration.resolve(
             cook,
-            configurables=(SauceConfig, GarnishConfig),
             flags=GinFlags(
                 files=(str(path), *map(str, files)),
                 bindings=tuple(binding.split("=", 1) for binding in bindings),
@@ -113,7 +119,6 @@ def test_defaults_are_read_unless_the_files_set_all_that_is_needed(tmp_path, pro
         (tmp_path / f"{name}.gin").write_text(text)
     resolved = configuration.resolve(
         cook,
-        configurables=(SauceConfig, GarnishConfig),
         flags=GinFlags(
             files=(str(tmp_path / "project.gin"),), defaults=(str(tmp_path / "defaults.gin"),)
         ),
@@ -299,7 +304,6 @@ def test_a_scope_reaches_what_its_references_are_made_of(tmp_path):
     def resolve(*bindings):
         return configuration.resolve(
             plate,
-            configurables=(GarnishConfig, SauceConfig),
             flags=GinFlags(files=(str(path),), bindings=bindings),
         )
 

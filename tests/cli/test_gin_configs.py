@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import inspect
 import pathlib
 import re
 from collections.abc import Iterator
 
 import pytest
 
-from taser_jax.cli import configuration
-from taser_jax.cli import main as cli
-from taser_jax.cli.gin_files import former_macros, gin_directory
+from taser_jax.cli import command_table, configuration
+from taser_jax.cli.command_table import load
+from taser_jax.cli.gin_files import gin_directory
 from taser_jax.storage.errors import ConfigError
 
 RECIPES = {
@@ -63,7 +61,7 @@ RECIPES = {
     "quickstart": (("runs/quickstart_scratch.gin",),),
 }
 PAIRS = sorted(
-    {(name, command.gin_files()) for name, command in cli.COMMANDS.items()}
+    {(name, command.gin_files()) for name, command in command_table.COMMANDS.items()}
     | {(name, files) for name, recipes in RECIPES.items() for files in recipes}
 )
 
@@ -81,17 +79,10 @@ def _lines(*gin_files: str) -> Iterator[str]:
 
 @pytest.mark.parametrize(("name", "gin_files"), PAIRS)
 def test_it_resolves(name, gin_files):
-    command = cli.COMMANDS[name]
-    module = importlib.import_module(f"taser_jax.{command.module}")
-    function = getattr(module, command.function)
+    recipe_of = command_table.COMMANDS[name].recipe_of
+    function, recipe_of = load(name), load(recipe_of) if recipe_of else None
     flags = configuration.GinFlags(files=gin_files)
-    resolved = configuration.resolve(
-        function,
-        configurables=module.CONFIGURABLES,
-        flags=flags,
-        allow_unset=True,
-        recipe_of=command.recipe_of,
-    )
+    resolved = configuration.resolve(function, flags=flags, allow_unset=True, recipe_of=recipe_of)
     assert not resolved.unused
     # What is required is documented, can be set by its name, and then nothing is left open.
     comments = [line for line in _lines(*gin_files) if line.startswith("#")]
@@ -99,7 +90,7 @@ def test_it_resolves(name, gin_files):
         assert re.search(rf"\b{re.escape(name.split('/')[-1])}\b", "\n".join(comments)), name
     bindings = tuple((name, "something") for name in resolved.unset)
     flags = dataclasses.replace(flags, bindings=bindings)
-    again = configuration.resolve(function, configurables=module.CONFIGURABLES, flags=flags)
+    again = configuration.resolve(function, flags=flags, recipe_of=recipe_of)
     assert again.unset == ()
 
 
@@ -121,55 +112,14 @@ def test_taser_base_is_short():
     assert 1 + sum(line.startswith("include") for line in lines) <= 4
 
 
-def _parameters() -> set[str]:
-    """`Owner.parameter` of all that commands can be given, and the macros of packaged files."""
-    names = set()
-    for command in cli.COMMANDS.values():
-        module = importlib.import_module(f"taser_jax.{command.module}")
-        for target in (getattr(module, command.function), *module.CONFIGURABLES):
-            names |= {f"{target.__name__}.{name}" for name in inspect.signature(target).parameters}
-    return names | {name for name in map(_macro, _lines(*FILES)) if name}
-
-
 def _macro(line: str) -> str | None:
     """The macro that a line of Gin sets."""
     found = re.match(r"([A-Z][A-Z0-9_]*) = ", line)
     return found.group(1) if found else None
 
 
-def test_what_has_replaced_a_macro_exists():
-    known = _parameters()
-    for macro, bindings in former_macros().items():
-        assert bindings
-        assert {binding.split("/")[-1] for binding in bindings} <= known, macro
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_no_file_names_a_macro_that_it_does_not_have(file):
-    """Comments and values alike: a macro of the file, of what it includes or of its includers."""
-    text = (gin_directory() / file).read_text(encoding="utf-8")
-    known = {name for name in map(_macro, _lines(*FILES)) if name}
-    gone = {name for name in former_macros() if name not in known}
-    assert not gone & set(re.findall(r"\b[A-Z][A-Z0-9_]*[A-Z0-9]\b", text))
-
-
-@pytest.mark.parametrize(
-    ("name", "macro", "instead"),
-    [
-        ("train", "NUM_LAYERS", "set BertConfig.num_layers or T5Config.num_layers instead"),
-        # Of what has replaced it, a command names what it has.
-        ("analyze", "NUM_NEGATIVES", "set TaskBatchingConfig.num_negatives instead"),
-        ("encode", "CHECKPOINT_STEP", "set encode.step instead"),
-        # A macro of other commands.
-        ("bm25", "RUNS_DIR", "set BM25_RUNS_DIR instead"),
-        ("encode", "RUNS_DIR", "did you mean"),
-    ],
-)
-def test_a_macro_that_is_gone_is_answered_with_what_has_replaced_it(name, macro, instead):
-    command = cli.COMMANDS[name]
-    module = importlib.import_module(f"taser_jax.{command.module}")
-    flags = configuration.GinFlags(files=command.gin_files(), bindings=((macro, "2"),))
-    with pytest.raises(ConfigError, match=rf"(?s)macro {macro} is set, but nothing.*{instead}"):
-        configuration.resolve(
-            getattr(module, command.function), configurables=module.CONFIGURABLES, flags=flags
-        )
+def test_a_macro_of_another_command_is_answered_with_the_nearest():
+    files = command_table.COMMANDS["encode"].gin_files()
+    flags = configuration.GinFlags(files=files, bindings=(("RUNS_DIR", "2"),))
+    with pytest.raises(ConfigError, match=r"macro RUNS_DIR is set, but nothing(.|\n)*did you mean"):
+        configuration.resolve(load("encode"), flags=flags)

@@ -10,7 +10,7 @@ from taser_jax.cli.configuration import GinFlags
 from taser_jax.storage.errors import ConfigError
 
 
-def bake(*, bread: str = "rye", minutes: int = 30, tin: object = None):
+def bake(*, bread: str = "rye", minutes: int = 30, tin: Pretrained | str | None = None):
     return bread, minutes, tin
 
 
@@ -22,7 +22,7 @@ def resolve(tmp_path, monkeypatch):
         for name, text in texts.items():
             (tmp_path / f"{name}.gin").write_text(text)
         flags = GinFlags(files=tuple(f"{name}.gin" for name in files))
-        return configuration.resolve(bake, configurables=(Pretrained,), flags=flags).function()
+        return configuration.resolve(bake, flags=flags).function()
 
     return call
 

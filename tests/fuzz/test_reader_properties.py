@@ -364,7 +364,7 @@ def test_gin_values(value: object, after: str):
     for content in (f"given_to_gin.value = {value!r}{after}\n", macro):
         with written(content, "x.gin") as path:
             flags = configuration.GinFlags(files=(str(path),))
-            resolved = configuration.resolve(given_to_gin, configurables=(), flags=flags)
+            resolved = configuration.resolve(given_to_gin, flags=flags)
             assert resolved.function() == value
 
 

@@ -5,7 +5,7 @@ import optax
 import pytest
 from task_problem import TASKS, flatten, steps, tree
 
-from taser_jax.assembly.config import CONFIGURABLES, MultitaskTraining
+from taser_jax.assembly.config import MultitaskTraining, TrainingConfig
 from taser_jax.cli import configuration
 from taser_jax.optim.multitask import (
     Combiner,
@@ -97,7 +97,7 @@ def test_tasks_must_be_named_once():
             build_combiner(MultitaskConfig(), tasks=tasks, total_steps=1)
 
 
-def take(training: MultitaskTraining) -> MultitaskTraining:
+def take(training: MultitaskTraining, whole: TrainingConfig | None = None) -> MultitaskTraining:
     """What a command does with the Gin files."""
     return training
 
@@ -110,6 +110,6 @@ def test_the_gin_file_of_every_combiner_is_its_defaults(combiner, tmp_path):
         "RANDOM_SEED = 0\ntake.training = @MultitaskTraining()\n"
     )
     flags = configuration.GinFlags(files=(str(command),))
-    resolved = configuration.resolve(take, configurables=CONFIGURABLES, flags=flags)
+    resolved = configuration.resolve(take, flags=flags)
     assert resolved.unused == ("TrainingConfig.multitask",)
     assert resolved.function() == MultitaskTraining(combiner=MultitaskConfig(combiner))

@@ -88,7 +88,11 @@ def test_what_cannot_be_read_is_named(tmp_path):
     path = tmp_path / "value.json"
     with pytest.raises(DataError, match=r"value\.json: no such file"):
         read_json(path)
-    for text, message in (("{", "not JSON"), ("[1]", "(?s)list.*a JSON object"), ("\xff", "JSON")):
+    for text, message in (
+        ("{", "not JSON"),
+        ("[1]", "expected an object"),
+        ("\xff", "JSON"),
+    ):
         path.write_bytes(text.encode("latin1"))
         with pytest.raises(DataError, match=message):
             read_json(path, fix="make it again")

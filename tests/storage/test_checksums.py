@@ -52,17 +52,42 @@ def test_the_checksum_is_the_standards(tmp_path: pathlib.Path):
     assert len(checksums.crc(tmp_path / "x")) == 8
 
 
-def test_a_file_may_be_what_any_of_its_lines_says(tmp_path: pathlib.Path):
+def test_a_replaced_file_has_one_line(tmp_path: pathlib.Path):
     path = tmp_path / "a b.json"
     for value in ({"x": 1}, {"x": 22}, {"x": 1}):
         artifacts.write_json(path, value)
         assert artifacts.read_json(path) == value
     lines = (tmp_path / checksums.FILE).read_text().splitlines()
-    assert [line.split(" ", 2)[2] for line in lines] == ["a b.json"] * 2
-    # Killed after the line and before the file: the former file is still whole.
-    (tmp_path / "scratch").write_text("{}")
-    checksums.add(path, tmp_path / "scratch")
-    assert artifacts.read_json(path) == {"x": 1}
+    assert [line.split(" ", 2)[2] for line in lines] == ["a b.json"]
+
+
+@pytest.mark.parametrize("killed_at", [1, 2, 3])
+def test_a_file_is_never_damaged_by_a_kill(tmp_path: pathlib.Path, monkeypatch, killed_at: int):
+    """At each of the three steps that replace it, the file is whole or has no line."""
+    path, scratch, steps = tmp_path / "a.json", tmp_path / "scratch", []
+    artifacts.write_json(path, {"x": 1})
+    scratch.write_text('{"x": 22}')
+    write, rename = checksums._write, os.replace
+
+    def die_at_step() -> None:
+        steps.append(1)
+        if len(steps) == killed_at:
+            raise KeyboardInterrupt
+
+    def dying_write(directory: pathlib.Path, records: dict) -> None:
+        die_at_step()
+        write(directory, records)
+
+    def dying_rename(source: pathlib.Path, target: pathlib.Path) -> None:
+        if target == path:
+            die_at_step()
+        rename(source, target)
+
+    monkeypatch.setattr(checksums, "_write", dying_write)
+    monkeypatch.setattr(os, "replace", dying_rename)
+    with pytest.raises(KeyboardInterrupt):
+        checksums.replace(path, scratch)
+    assert artifacts.read_json(path) == ({"x": 1} if killed_at < 3 else {"x": 22})
 
 
 def test_what_nobody_recorded_is_not_checked(tmp_path: pathlib.Path):

@@ -19,7 +19,7 @@ from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.index import open_index
 from taser_jax.storage.artifacts import write_json
 from taser_jax.storage.errors import DataError, TaserError
-from taser_jax.storage.json_files import read_json, read_strings
+from taser_jax.storage.typed_files import read_json, read_typed
 from taser_jax.systems.moma.query_documents import read_lookup
 
 DEEP, LONG = "[" * 1_000_000, '{"a": ' + "9" * 5000 + "}"
@@ -45,7 +45,11 @@ def embeddings(tmp_path, **changed):
 def test_what_python_does_not_parse_is_named(tmp_path, text):
     path = tmp_path / "a.json"
     path.write_text(text)
-    for read in (read_json, read_strings, lambda path: config_io.from_json(path.read_text())):
+    for read in (
+        read_json,
+        lambda path: read_typed(path, list[str]),
+        lambda path: config_io.from_json(path.read_text()),
+    ):
         with pytest.raises(TaserError, match="not JSON"):
             read(path)
     (tmp_path / "config.json").write_text(text)
@@ -66,16 +70,16 @@ def test_a_byte_order_mark_is_taken(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"num_rows": "3"}, 'num_rows is "3"(.|\n)*an integer'),
-        ({"num_rows": -3}, "at least 0"),
+        ({"num_rows": "3"}, 'num_rows is "3": expected an integer'),
+        ({"num_rows": -3}, "an integer, 0 or more"),
         ({"num_rows": 10**15}, "rows in .* shards, which are not all here"),
-        ({"shard_rows": 0}, "at least 1"),
+        ({"shard_rows": 0}, "an integer, 1 or more"),
         ({"dim": 2.0}, "dim is 2.0"),
         ({"dtype": "float8"}, "one of 'float32', 'bfloat16'"),
         ({"dtype": []}, "dtype is "),
-        ({"fingerprints": ["m"]}, r"an object \{...\}"),
-        ({"fingerprints": {"model": 1}}, "field 'fingerprints.model'"),
-        ({"fingerprints": None}, "no field 'fingerprints'"),
+        ({"fingerprints": ["m"]}, "expected an object, got a list"),
+        ({"fingerprints": {"model": 1}}, r"field 'fingerprints\[...\]': expected a string"),
+        ({"fingerprints": None}, "required field 'fingerprints'"),
     ],
 )
 def test_metadata_of_embeddings(tmp_path, changed, message):
@@ -95,24 +99,24 @@ def test_metadata_of_embeddings(tmp_path, changed, message):
 )
 def test_metadata_of_indexes(tmp_path, metadata):
     write_json(tmp_path / "metadata.json", {"format_version": 1, "fingerprints": {}, **metadata})
-    with pytest.raises(DataError, match=r"metadata\.json, field|: no field"):
+    with pytest.raises(DataError, match=r"metadata\.json, field|required field"):
         open_index(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ([1], "a JSON object"),
-        (None, "a JSON object"),
+        ([1], "expected an object"),
+        (None, "expected an object"),
         ({"query_length": "32"}, 'query_length is "32"'),
-        ({"passage_length": 0}, "at least 1"),
+        ({"passage_length": 0}, "an integer, 1 or more"),
         ({"query_prompt": "query: "}, "field 'query_prompt'"),
         ({"query_prompt": [1, "a"]}, r"field 'query_prompt\[1\]'"),
-        ({"query_prompt": {"t": 7}}, "field 'query_prompt'"),
-        ({"query_lengths": {"t": None}}, "field 'query_lengths.t'"),
+        ({"query_prompt": {"t": 7}}, "field 'query_prompt"),
+        ({"query_lengths": {"t": None}}, "field 'query_lengths"),
         ({"query_normalization": "all"}, "one of 'none', 'curly_apostrophe'"),
-        ({"query_normalization": {"t": 3}}, "field 'query_normalization'"),
-        ({"titles": "both"}, "one of 'include', 'omit'"),
+        ({"query_normalization": {"t": 3}}, "field 'query_normalization"),
+        ({"titles": "both"}, "titles is .both.: expected one of 'include', 'join', 'omit'"),
         ({"selection": "best"}, "one of 'nll'"),
     ],
 )
@@ -130,16 +134,16 @@ def test_facts_of_no_task(tmp_path):
 def test_lists_of_ids(tmp_path):
     path = tmp_path / "ids.json"
     path.write_text('["a", "b"]')
-    assert read_strings(path) == ["a", "b"]
+    assert read_typed(path, list[str]) == ["a", "b"]
     for content, message in (
-        ("{}", r"a list \[...\]"),
-        ('["a", 1]', r"list\[1\]"),
+        ("{}", "expected a list, got an object"),
+        ('["a", 1]', r"field '\[1\]': \[1\] is 1"),
         ("[", "JSON"),
-        ("null", "list"),
+        ("null", "expected a list"),
     ):
         path.write_text(content)
         with pytest.raises(DataError, match=message):
-            read_strings(path)
+            read_typed(path, list[str])
     folder = tmp_path / "t.test"
     folder.mkdir()
     metadata = {"kind": "documents of queries", "format_version": 1, "fingerprints": {}}
@@ -153,7 +157,7 @@ def test_a_mixtures_file(tmp_path):
     store = TokenStore.__new__(TokenStore)
     store.directory = tmp_path
     (tmp_path / MIXTURE_FILE).write_text('{"weights": {"a": "1"}}')
-    with pytest.raises(DataError, match=r"field 'weights\.a'"):
+    with pytest.raises(DataError, match=r"field 'weights\[...\]'"):
         names_in_store(store, ["a"])
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from taser_jax.storage.quiet_import import quiet_import
+from taser_jax.storage.messages import quiet_import
 
 WRITES = """import os
 notice = b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR"

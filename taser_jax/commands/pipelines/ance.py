@@ -16,7 +16,6 @@ from taser_jax.assembly.model_directory import latest_checkpoint, selected_check
 from taser_jax.commands.inputs import check_collection
 from taser_jax.commands.pipelines.retrieval_stages import BM25, RetrievalStages, Setting
 from taser_jax.commands.pipelines.stages import Stages
-from taser_jax.commands.pipelines.taser import CONFIGURABLES as TASER_CONFIGURABLES
 from taser_jax.commands.pipelines.taser import begin_pipeline, check_depth, print_table
 from taser_jax.commands.train import train
 from taser_jax.data.collections.store import PassageStore
@@ -26,7 +25,7 @@ from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval.mining import MiningConfig
 from taser_jax.storage.errors import ConfigError, check_fields
-from taser_jax.storage.settings import flatten
+from taser_jax.storage.typed_files import flatten
 
 WARM_UP = "warm-up"
 
@@ -358,6 +357,3 @@ def _finished(directory: pathlib.Path, episodes: int, mining: MiningConfig) -> _
 def _forget_embeddings(root: pathlib.Path) -> None:
     for name in ("embeddings", "exact", "index"):
         shutil.rmtree(root / name, ignore_errors=True)
-
-
-CONFIGURABLES = (*TASER_CONFIGURABLES, Episodes)

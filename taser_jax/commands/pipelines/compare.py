@@ -42,7 +42,6 @@ from taser_jax.commands.pipelines.compared_rows import (
 )
 from taser_jax.commands.pipelines.retrieval_stages import DEVELOPMENT, Setting, System
 from taser_jax.commands.pipelines.stages import Stages
-from taser_jax.commands.pipelines.taser import CONFIGURABLES as TASER_CONFIGURABLES
 from taser_jax.commands.pipelines.taser import begin_pipeline
 from taser_jax.commands.tokenize import tokenize
 from taser_jax.commands.vocab import vocab
@@ -409,6 +408,3 @@ def _check_systems(names: Sequence[str], candidates: Mapping[str, System]) -> No
             expected=f"of {', '.join(candidates)}, each once",
             fix="write --systems=taser,dpr",
         )
-
-
-CONFIGURABLES = tuple(each for each in TASER_CONFIGURABLES if each is not Pretrained)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from taser_jax.commands.pipelines.retrieval_stages import BM25, Setting, System
 from taser_jax.commands.pipelines.stages import Stages
-from taser_jax.commands.pipelines.taser import CONFIGURABLES as TASER_CONFIGURABLES
 from taser_jax.commands.pipelines.taser import answer, best_dense_row, pipeline_taser
 from taser_jax.commands.prepare import prepare_pydocs
 from taser_jax.commands.tokenize import tokenize
@@ -109,6 +108,3 @@ def quickstart(
     print(f"\nAll of it is under {root}: table.md, table.csv, table.png, runs, models, stages.")
     print(f"In Python: taser_jax.Retriever.load({str(root)!r}).search(['your question'])")
     return table
-
-
-CONFIGURABLES = TASER_CONFIGURABLES

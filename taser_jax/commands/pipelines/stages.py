@@ -32,7 +32,7 @@ from taser_jax.storage.artifacts import (
 )
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
-from taser_jax.storage.settings import parts_of, to_plain
+from taser_jax.storage.typed_files import parts_of, to_plain
 
 FORMAT_VERSION = 2
 FINGERPRINT = ".fingerprint"
@@ -345,7 +345,7 @@ def artifact_fingerprint(path: epath.Path, splits: set[str]) -> str | None:
         for name, recorded in checksums.read(directory).items():
             # Metadata has times, and query embeddings are added below passages'.
             if checkpoints or _counts(name, splits):
-                content[f"{directory.name}/{name}" if checkpoints else name] = sorted(recorded)
+                content[f"{directory.name}/{name}" if checkpoints else name] = [recorded]
     return fingerprint_json(content) if content else None
 
 

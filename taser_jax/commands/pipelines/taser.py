@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import jax
 
 from taser_jax.commands.ask import ask
-from taser_jax.commands.evaluate import EvaluationConfig, write_table
+from taser_jax.commands.evaluate import write_table
 from taser_jax.commands.hybrid import hybrid
 from taser_jax.commands.inputs import check_collection
 from taser_jax.commands.pipelines.retrieval_stages import (
@@ -23,18 +23,11 @@ from taser_jax.commands.pipelines.retrieval_stages import (
     row_name,
 )
 from taser_jax.commands.pipelines.stages import Stages
-from taser_jax.commands.search import CONFIGURABLES as INDEX_CONFIGURABLES
-from taser_jax.commands.train import CONFIGURABLES as TRAIN_CONFIGURABLES
 from taser_jax.commands.train import train
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
-from taser_jax.evaluation.significance import SignificanceConfig
-from taser_jax.retrieval.bm25 import Bm25Config
-from taser_jax.retrieval.encoding import EncodeConfig
-from taser_jax.retrieval.fusion import HybridConfig
-from taser_jax.retrieval.mining import MiningConfig
 from taser_jax.retriever_parts import RetrieverParts, write_parts
 from taser_jax.storage.artifacts import file_name, storage_errors
 from taser_jax.storage.errors import ConfigError
@@ -396,17 +389,3 @@ def check_depth(setting: Setting) -> None:
             where="TOP_K",
             fix="raise TOP_K, or lower MiningConfig.depth",
         )
-
-
-CONFIGURABLES = (
-    *TRAIN_CONFIGURABLES,
-    *INDEX_CONFIGURABLES,
-    Bm25Config,
-    EncodeConfig,
-    EvaluationConfig,
-    SignificanceConfig,
-    HybridConfig,
-    MiningConfig,
-    Setting,
-    System,
-)

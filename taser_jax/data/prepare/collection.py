@@ -39,7 +39,7 @@ from taser_jax.data.readers.terms import read_mesh, read_thesaurus
 from taser_jax.storage.artifacts import FilePath, fingerprint_json, storage_errors
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import EmptyPassages, Passage, Query
-from taser_jax.storage.settings import to_plain
+from taser_jax.storage.typed_files import to_plain
 
 # Version of the output for the same files and options; a new one prepares them again.
 _FORMAT_VERSION = 3

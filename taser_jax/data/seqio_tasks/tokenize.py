@@ -32,7 +32,7 @@ from taser_jax.storage.artifacts import METADATA, fingerprint, read_json, storag
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import phase, track
 from taser_jax.storage.records import Query
-from taser_jax.storage.settings import flatten
+from taser_jax.storage.typed_files import flatten
 
 INPUTS = "inputs.json"
 logger = logging.getLogger("taser")

@@ -88,7 +88,9 @@ class SentencePieceVocabulary:
         return cls(vocabulary_files.read_bytes(path), where=path, extra_ids=extra_ids)
 
     @classmethod
-    def from_directory(cls, directory: str, metadata: dict) -> SentencePieceVocabulary:
+    def from_directory(
+        cls, directory: str, metadata: vocabulary_files.VocabularyMetadata
+    ) -> SentencePieceVocabulary:
         """Reads what `save` wrote."""
         extra_ids = metadata.get("extra_ids", 0)
         vocabulary = cls.from_file(f"{directory}/{MODEL_FILE}", extra_ids=extra_ids)

@@ -8,6 +8,7 @@ import io
 import itertools
 import os
 from collections.abc import Iterable, Iterator
+from typing import TypedDict
 
 import sentencepiece
 import tokenizers
@@ -26,23 +27,24 @@ from taser_jax.data.text.vocabulary_files import (
     read_metadata,
 )
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
-from taser_jax.storage.artifacts import read_json
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.json_fields import JsonField, JsonType
 from taser_jax.storage.progress import phase, track
+from taser_jax.storage.typed_files import Natural, read_typed
 
 Vocabulary = WordPieceVocabulary | SentencePieceVocabulary
 T5_MODEL_FILE = "spiece.model"
-_NAME = JsonField(JsonType.STRING, required=True)
-_TOKEN = JsonField(JsonType.OBJECT, fields={"content": _NAME})
-_EXTRA_IDS_FIELDS = {
-    "extra_ids": JsonField(JsonType.INTEGER, minimum=0),
-    "additional_special_tokens": JsonField(
-        JsonType.LIST,
-        items=JsonField((JsonType.STRING, JsonType.OBJECT), fields={"content": _NAME}),
-    ),
-    "added_tokens_decoder": JsonField(JsonType.OBJECT, items=_TOKEN),
-}
+
+
+class _Token(TypedDict):
+    content: str
+
+
+class _T5TokenizerConfig(TypedDict, total=False):
+    extra_ids: Natural
+    additional_special_tokens: list[str | _Token]
+    added_tokens_decoder: dict[str, _Token]
+
+
 _KINDS = {kind.kind: kind for kind in (WordPieceVocabulary, SentencePieceVocabulary)}
 _MAX_ALPHABET = 1000
 _MIN_SIZE = 64
@@ -133,7 +135,7 @@ def _load_model(path: str, extra_ids: int | None) -> SentencePieceVocabulary:
 def _named_extra_ids(directory: str) -> dict[str, int | None]:
     """The extra ids in a T5's tokenizer_config.json, with their ids if it gives them."""
     path = os.path.join(directory, TOKENIZER_CONFIG_FILE)
-    config = read_json(path, fields=_EXTRA_IDS_FIELDS, absent={})
+    config = read_typed(path, _T5TokenizerConfig, absent=_T5TokenizerConfig())
     ids: dict[str, int | None] = {
         f"<extra_id_{number}>": None for number in range(config.get("extra_ids", 0))
     }

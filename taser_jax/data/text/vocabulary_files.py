@@ -7,27 +7,20 @@ import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 from etils import epath
 
 from taser_jax.storage.artifacts import check_version, read_json, replacing, write_json
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
-from taser_jax.storage.json_fields import JsonField, JsonType
+from taser_jax.storage.typed_files import Natural, Positive, read_typed
 
 METADATA = "vocabulary.json"
 FORMAT_VERSION = 1
 # For vocabularies that split words differently from BERT's cased and uncased ones.
 UNUSUAL_SPLITTING_VERSION = 2
-SPLITTING = ("lower_case", "strip_accents", "split_ideographs")
-FIELDS = {
-    "kind": JsonField(JsonType.STRING),
-    "fingerprint": JsonField(JsonType.STRING),
-    "extra_ids": JsonField(JsonType.INTEGER, minimum=0),
-    **dict.fromkeys(SPLITTING, JsonField(JsonType.BOOLEAN)),
-}
-
-
+_Splitting = Literal["lower_case", "strip_accents", "split_ideographs"]
+SPLITTING: tuple[_Splitting, ...] = ("lower_case", "strip_accents", "split_ideographs")
 VOCAB_FILE = "vocab.txt"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
@@ -35,14 +28,37 @@ ADDED_TOKENS_FILE = "added_tokens.json"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_WORD_CHARACTERS = 100
 
-_FLAG, _TEXT = JsonField(JsonType.BOOLEAN), JsonField(JsonType.STRING, required=True)
-_CONFIG_FIELDS = {
-    **dict.fromkeys(("do_lower_case", "strip_accents", "tokenize_chinese_chars"), _FLAG),
-    "added_tokens_decoder": JsonField(
-        JsonType.OBJECT,
-        items=JsonField(JsonType.OBJECT, fields={"content": _TEXT, "special": _FLAG}),
-    ),
-}
+
+class VocabularyMetadata(TypedDict, total=False):
+    """`vocabulary.json`, as far as it is read; `SPLITTING` names the last three fields."""
+
+    format_version: int
+    kind: str
+    fingerprint: str
+    extra_ids: Natural
+    lower_case: bool
+    strip_accents: bool
+    split_ideographs: bool
+
+
+class _Added(TypedDict):
+    content: str
+    special: NotRequired[bool | None]
+
+
+class _Config(TypedDict, total=False):
+    """tokenizer_config.json."""
+
+    do_lower_case: bool
+    strip_accents: bool
+    tokenize_chinese_chars: bool
+    added_tokens_decoder: dict[str, _Added]
+
+
+class _WeightsConfig(TypedDict, total=False):
+    vocab_size: Positive
+
+
 # Our field -> its names in tokenizer_config.json and in tokenizer.json's normalizer.
 _SPLITTING = {
     "lower_case": ("do_lower_case", "lowercase"),
@@ -161,14 +177,14 @@ def save_directory(
     write_json(epath.Path(directory) / METADATA, {**metadata, "fingerprint": fingerprint, **extra})
 
 
-def read_metadata(directory: str) -> dict[str, Any]:
+def read_metadata(directory: str) -> VocabularyMetadata:
     """`vocabulary.json` of a saved vocabulary.
 
     Raises:
         DataError: not JSON, without a kind, or of another format version.
     """
     path, again = f"{directory}/{METADATA}", "make the vocabulary again with `taser vocab`"
-    metadata = read_json(path, fields=FIELDS, fix=again)
+    metadata = read_typed(path, VocabularyMetadata, fix=again)
     if metadata.get("format_version") != UNUSUAL_SPLITTING_VERSION:
         check_version(metadata, FORMAT_VERSION, where=path, fix=again)
     if "kind" not in metadata:
@@ -176,7 +192,7 @@ def read_metadata(directory: str) -> dict[str, Any]:
     return metadata
 
 
-def check_fingerprint(directory: str, metadata: dict[str, Any], actual: str) -> None:
+def check_fingerprint(directory: str, metadata: VocabularyMetadata, actual: str) -> None:
     """Raises `FingerprintError` if the files are not the ones that were saved."""
     if metadata.get("fingerprint", actual) != actual:
         raise FingerprintError(
@@ -212,7 +228,7 @@ def read_bert_files(
             fix=f"give the directory of a BERT with its {VOCAB_FILE} or {TOKENIZER_FILE}, or make "
             "a vocabulary with `taser vocab`",
         )
-    config = read_json(folder / TOKENIZER_CONFIG_FILE, fields=_CONFIG_FIELDS, absent={})
+    config = read_typed(folder / TOKENIZER_CONFIG_FILE, _Config, absent=_Config())
     splitting = _splitting(config, tokenizer["normalizer"] if tokenizer else {}, folder)
     pieces = [] if tokenizer is None else _pieces(tokenizer, tokenizer_path)
     where = os.fspath(words if has_words else tokenizer_path)
@@ -301,8 +317,7 @@ def check_rows(directory: str | os.PathLike[str], size: int, *, where: str) -> N
         DataError: naming both files and the field.
     """
     path = epath.Path(directory) / "config.json"
-    rows = JsonField(JsonType.INTEGER, minimum=1)
-    config = read_json(path, fields={"vocab_size": rows}, absent={})
+    config = read_typed(path, _WeightsConfig, absent=_WeightsConfig())
     if config.get("vocab_size", size) < size:
         raise DataError(
             f"the vocabulary has {size:,} ids",

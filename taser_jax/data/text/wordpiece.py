@@ -71,7 +71,9 @@ class WordPieceVocabulary:
         return cls(files.pieces, splitting=files.splitting, where=files.where)
 
     @classmethod
-    def from_directory(cls, directory: str, metadata: dict) -> WordPieceVocabulary:
+    def from_directory(
+        cls, directory: str, metadata: vocabulary_files.VocabularyMetadata
+    ) -> WordPieceVocabulary:
         """Reads what `save` wrote."""
         path = f"{directory}/{VOCAB_FILE}"
         saved = {name: metadata[name] for name in vocabulary_files.SPLITTING if name in metadata}

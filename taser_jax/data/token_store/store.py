@@ -26,7 +26,7 @@ from taser_jax.data.token_store.arrays import Ragged, TokenArray, TokenizedQueri
 from taser_jax.storage.artifacts import METADATA, FilePath, check_version, read_json
 from taser_jax.storage.checksums import check_directory
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.json_files import read_strings
+from taser_jax.storage.typed_files import read_typed
 
 FORMAT_VERSION = 1
 # The ids of a token store depend on this version as well as on its settings; it is raised when
@@ -287,7 +287,7 @@ def _open_queries(
         array.lengths,
         positives,
         hard_negatives,
-        read_strings(folder / "query_ids.json", fix=_REMAKE),
+        read_typed(folder / "query_ids.json", list[str], fix=_REMAKE),
         entry.task,
         entry.split,
         entry.fingerprint,

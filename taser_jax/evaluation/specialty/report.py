@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
+from taser_jax.evaluation.reports import markdown_table
 from taser_jax.evaluation.specialty.commitment import OWN, CommitmentRow
 from taser_jax.evaluation.specialty.specialty import (
     BINS_PER_MEDIAN,
@@ -22,7 +23,6 @@ from taser_jax.evaluation.specialty.specialty import (
 )
 from taser_jax.optim.median import MedianOver
 from taser_jax.storage.errors import check_fields
-from taser_jax.storage.markdown import markdown_table
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from taser_jax.evaluation.specialty.sensitivity import normalize
-from taser_jax.storage.errors import ConfigError, check_fields
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.typed_files import Checked, NaturalNumber, PositiveNumber
 
 SHARED_BINS = 12
 """Bins of the entropies of shared parameters."""
@@ -46,7 +47,7 @@ class Specialty(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class SpecialtyConfig:
+class SpecialtyConfig(Checked):
     """What makes a parameter task-specific; the values are the paper's.
 
     Attributes:
@@ -57,14 +58,9 @@ class SpecialtyConfig:
             activated.
     """
 
-    temperature: float = 2.0
-    specific_entropy: float = 0.3
-    activated: float = 0.1
-
-    def __post_init__(self) -> None:
-        positive = ("temperature", "specific_entropy")
-        check_fields(self, *positive, is_valid=lambda x: x > 0, expected="a number above 0")
-        check_fields(self, "activated", is_valid=lambda x: x >= 0, expected="0 or more")
+    temperature: PositiveNumber = 2.0
+    specific_entropy: PositiveNumber = 0.3
+    activated: NaturalNumber = 0.1
 
 
 class LeafCounts(NamedTuple):

@@ -121,7 +121,7 @@ def _is_done(output_dir: str, queries: TokenizedQueries, prints: dict[str, str])
         _, metadata = read_lookup(output_dir, queries.task, queries.split)
     except DataError:
         return False
-    return metadata["fingerprints"] == prints
+    return metadata.fingerprints == prints
 
 
 def _look_up(
@@ -165,6 +165,3 @@ def _write_run(
     compact = np.where(run.rows >= 0, np.searchsorted(real, run.rows), NO_ROW).astype(np.int32)
     run = Run(run.query_ids, compact, run.scores)
     write_trec_run(run_path(output_dir, task, split), run, ids=ids, tag="memories")
-
-
-CONFIGURABLES = (EncodeConfig,)

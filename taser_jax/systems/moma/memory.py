@@ -178,6 +178,3 @@ def remove_memory(*, name: str, memory_dir: str) -> None:
     manifest = read_manifest(memory_dir) or Manifest({}, (), PARTS)
     write_manifest(memory_dir, manifest.without(name))
     logger.info("memory %s: removed", name)
-
-
-CONFIGURABLES = (EncodeConfig,)

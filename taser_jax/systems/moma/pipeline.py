@@ -14,7 +14,6 @@ from taser_jax.commands.inputs import check_collection
 from taser_jax.commands.pipelines.ance import Episode, Episodes, number_episodes
 from taser_jax.commands.pipelines.retrieval_stages import BM25, RetrievalStages, Setting
 from taser_jax.commands.pipelines.stages import Stages
-from taser_jax.commands.pipelines.taser import CONFIGURABLES as TASER_CONFIGURABLES
 from taser_jax.commands.pipelines.taser import begin_pipeline, check_depth, print_table
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.store import TokenStore
@@ -253,6 +252,3 @@ class _Target:
 def _attention(**options: Any) -> dict[str, Any]:
     attended = attention_by_task(**options).values()
     return {"attention": [of_task.shares for of_task in attended]}
-
-
-CONFIGURABLES = (*TASER_CONFIGURABLES, Episodes, MomaConfig)

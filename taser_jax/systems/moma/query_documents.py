@@ -31,9 +31,9 @@ from taser_jax.models.fusion import BertFusionConfig, FusedStates, encode_with_a
 from taser_jax.retrieval.encoding import EncodeConfig, encode_rows
 from taser_jax.storage.artifacts import (
     ARRAY_ERRORS,
-    FINGERPRINTS,
     METADATA,
     FilePath,
+    Metadata,
     fingerprint,
     read_metadata,
     replacing,
@@ -42,13 +42,19 @@ from taser_jax.storage.artifacts import (
     write_json,
 )
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.json_files import read_strings
+from taser_jax.storage.typed_files import read_typed
 from taser_jax.systems.moma.embeddings import EmbeddingsByText
 from taser_jax.systems.moma.memories import AugmentedTexts, Lookup, Mixture
 
 KIND = "documents of queries"
 _VERSION = 1
 _LOOKUP, _QUERY_IDS = "documents.npz", "query_ids.json"
+
+
+class LookupMetadata(Metadata, frozen=True):
+    """What is recorded of a split's documents."""
+
+    memory_dir: str = ""
 
 
 def write_lookup(
@@ -84,7 +90,7 @@ def write_lookup(
     write_json(own / METADATA, metadata)
 
 
-def read_lookup(directory: FilePath, task: str, split: str) -> tuple[Lookup, dict]:
+def read_lookup(directory: FilePath, task: str, split: str) -> tuple[Lookup, LookupMetadata]:
     """The documents of a split's queries, and the metadata beside them.
 
     Raises:
@@ -94,9 +100,9 @@ def read_lookup(directory: FilePath, task: str, split: str) -> tuple[Lookup, dic
     if not (own / METADATA).is_file():
         fix = "run `taser augment` for this task and split"
         raise DataError(f"no documents of task {task!r}, split {split!r}", where=str(own), fix=fix)
-    metadata = read_metadata(own, KIND, _VERSION, fields={"fingerprints": FINGERPRINTS})
+    metadata = read_metadata(own, KIND, _VERSION, LookupMetadata)
     again = f"delete {own} and run `taser augment` again"
-    query_ids = read_strings(own / _QUERY_IDS, fix=again)
+    query_ids = read_typed(own / _QUERY_IDS, list[str], fix=again)
     where = str(own / _LOOKUP)
     try:
         with np.load(own / _LOOKUP) as arrays:
@@ -161,16 +167,16 @@ class Augmentation:
             title = f"{self.per_query} documents per query of {looked_up.rows.shape[1]} looked up"
             fix = "lower DOCUMENTS, or augment with a larger k"
             raise ConfigError(title, where=where, fix=fix)
-        mixture = Mixture.open(pathlib.Path(where) / metadata["memory_dir"])
+        mixture = Mixture.open(pathlib.Path(where) / metadata.memory_dir)
         fix = "the memories have changed: run `taser augment` again"
-        require_equal(where, metadata["fingerprints"], mixture.fingerprints, fix)
+        require_equal(where, metadata.fingerprints, mixture.fingerprints, fix)
         lines = looked_up.of(queries.query_ids, where=where)
         return lines.rows[:, : self.per_query], mixture
 
     def renamed(self, queries: TokenizedQueries) -> TokenizedQueries:
         """The same queries with a fingerprint that depends on their documents."""
         looked_up, metadata = read_lookup(self.directory, queries.task, queries.split)
-        prints = json.dumps(metadata["fingerprints"])
+        prints = json.dumps(metadata.fingerprints)
         content = fingerprint([queries.fingerprint, prints, looked_up.rows, self.per_query])
         return dataclasses.replace(queries, fingerprint=content)
 

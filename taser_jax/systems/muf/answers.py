@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 from collections.abc import Iterable, Sequence
 
+import msgspec
 import numpy as np
 from jaxtyping import Float
 
@@ -16,11 +17,23 @@ from taser_jax.retrieval.fusion import Weighting, fuse_runs, weights_of
 from taser_jax.retrieval.runs import Run
 from taser_jax.retriever import Retriever
 from taser_jax.retriever_parts import Hit
-from taser_jax.storage.artifacts import file_name, read_json, require_equal
+from taser_jax.storage.artifacts import file_name, require_equal
 from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.settings import from_plain
+from taser_jax.storage.typed_files import read_typed
 from taser_jax.systems.muf.fuse import FUSION_FILE
 from taser_jax.systems.muf.specialists import Specialist, Weighing, open_specialists
+
+
+class _Summary(msgspec.Struct):
+    temperatures: dict[str, float]
+
+
+class _Fusion(msgspec.Struct):
+    data_dir: str
+    collection: str
+    weighing: Weighing
+    specialists: dict[str, Specialist]
+    summary: _Summary
 
 
 def ask_fused(questions: Sequence[str], settings: AskSettings) -> list[Answer]:
@@ -39,22 +52,18 @@ def ask_fused(questions: Sequence[str], settings: AskSettings) -> list[Answer]:
     """
     assert settings.fusion_dir is not None
     path = pathlib.Path(settings.fusion_dir) / FUSION_FILE
-    record = read_json(path, fix="run `taser fuse` first, or correct FUSION_DIR")
-    store = PassageStore.open(record["data_dir"], record["collection"])
-    weighing = from_plain(Weighing, record["weighing"], f"{path}, weighing")
-    specialists = {
-        name: from_plain(Specialist, plain, f"{path}, specialist {name!r}")
-        for name, plain in record["specialists"].items()
-    }
+    record = read_typed(path, _Fusion, fix="run `taser fuse` first, or correct FUSION_DIR")
+    store = PassageStore.open(record.data_dir, record.collection)
+    weighing, specialists = record.weighing, record.specialists
     opened = open_specialists(
         specialists,
         path.parent / "specialists",
-        data_dir=record["data_dir"],
+        data_dir=record.data_dir,
         store=store,
         weighing=weighing,
         evaluation=EvaluationConfig(),
     )
-    temperatures = record["summary"]["temperatures"]
+    temperatures = record.summary.temperatures
     weighs = weighing.fusion.weighting is not Weighting.EQUAL
     runs, columns = [], []
     ids = [str(line) for line in range(len(questions))]

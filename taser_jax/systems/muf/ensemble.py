@@ -13,15 +13,14 @@ from etils import epath
 
 from taser_jax.assembly.metric_writers import make_writers
 from taser_jax.data.batches.one_task import BatchStream
-from taser_jax.data.batches.options import BatchingConfig
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices import hosts
 from taser_jax.devices.topologies import peak_flops
-from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
+from taser_jax.optim.optimizers import build_optimizer
 from taser_jax.storage.artifacts import fingerprint_json, follow_plan, storage_errors
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
-from taser_jax.storage.settings import to_plain
+from taser_jax.storage.typed_files import to_plain
 from taser_jax.systems.muf.ensemble_files import (
     Ensemble,
     EnsembleBatches,
@@ -30,7 +29,6 @@ from taser_jax.systems.muf.ensemble_files import (
     ensemble_fingerprint,
 )
 from taser_jax.systems.muf.members import (
-    EnsembleConfig,
     MemberPlacement,
     init_ensemble_state,
     init_members,
@@ -249,6 +247,3 @@ def _finished(job: _Job, checkpoints: Checkpoints, step: int) -> Ensemble:
 
 def _write_config(output_dir: str, config_text: str) -> None:
     (epath.Path(output_dir) / "config.gin").write_text(config_text, encoding="utf-8")
-
-
-CONFIGURABLES = (BatchingConfig, EnsembleConfig, EnsembleTraining, OptimizerConfig)

@@ -21,18 +21,18 @@ from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
 from taser_jax.storage.artifacts import (
     ARRAY_ERRORS,
-    FINGERPRINTS,
     METADATA,
     FilePath,
     Fingerprint,
+    Metadata,
     fingerprint_json,
     read_metadata,
     replacing,
     require_equal,
     write_json,
 )
-from taser_jax.storage.errors import ConfigError, DataError, check_fields
-from taser_jax.storage.json_fields import JsonField, JsonType
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.typed_files import Checked, Positive
 from taser_jax.systems.muf.members import (
     EnsembleBatch,
     EnsembleConfig,
@@ -44,18 +44,17 @@ from taser_jax.training.state import Params
 
 KIND = "ensemble"
 _VERSION = 1
-_COUNT = JsonField(JsonType.INTEGER, required=True, minimum=1)
-_FIELDS = {
-    "fingerprints": FINGERPRINTS,
-    "members": _COUNT,
-    "hidden_dims": JsonField(JsonType.LIST, required=True, items=_COUNT),
-    "tasks": JsonField(JsonType.LIST, required=True, items=JsonField(JsonType.STRING)),
-}
 _MEMBERS = "members.npz"
 
 
+class _Metadata(Metadata, frozen=True):
+    members: Positive
+    hidden_dims: tuple[Positive, ...]
+    tasks: tuple[str, ...]
+
+
 @dataclasses.dataclass(frozen=True)
-class EnsembleTraining:
+class EnsembleTraining(Checked):
     """How an ensemble is trained; the defaults are DPR-MUF's.
 
     Attributes:
@@ -71,13 +70,12 @@ class EnsembleTraining:
     model: EnsembleConfig = EnsembleConfig()
     batching: BatchingConfig = BatchingConfig(batch_size=128)
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5, warmup_steps=1237)
-    epochs: int = 100
-    evaluations: int = 20
+    epochs: Positive = 100
+    evaluations: Positive = 20
     seed: int = 0
 
     def __post_init__(self) -> None:
-        is_count = "1 or more"
-        check_fields(self, "epochs", "evaluations", is_valid=lambda n: n >= 1, expected=is_count)
+        super().__post_init__()
         if self.batching.queue_steps:
             title = "members see the passages of their batch alone, and a queue is set"
             fix = "set its queue_steps = 0"
@@ -290,9 +288,9 @@ class Ensemble:
             DataError: none is there, or its arrays are damaged.
             FingerprintError: it belongs to another model or collection.
         """
-        metadata = read_metadata(directory, KIND, _VERSION, fields=_FIELDS)
+        metadata = read_metadata(directory, KIND, _VERSION, _Metadata)
         fix = "train an ensemble on this model's embeddings (`taser ensemble`), or correct the path"
-        require_equal(f"ensemble {directory}", metadata["fingerprints"], fingerprints or {}, fix)
+        require_equal(f"ensemble {directory}", metadata.fingerprints, fingerprints or {}, fix)
         path = pathlib.Path(directory) / _MEMBERS
         params: dict[str, dict[str, np.ndarray]] = {}
         try:
@@ -303,8 +301,8 @@ class Ensemble:
         except ARRAY_ERRORS as error:
             fix = "run `taser ensemble` again: it writes them from its checkpoints"
             raise DataError(f"missing or damaged: {error}", where=str(path), fix=fix) from error
-        config = EnsembleConfig(metadata["members"], tuple(metadata["hidden_dims"]))
-        return cls(config, params, metadata["fingerprints"], tuple(metadata["tasks"]))
+        config = EnsembleConfig(metadata.members, metadata.hidden_dims)
+        return cls(config, params, metadata.fingerprints, metadata.tasks)
 
 
 def ensemble_fingerprint(params: Params) -> str:

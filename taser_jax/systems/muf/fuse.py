@@ -36,7 +36,7 @@ from taser_jax.retrieval.runs import FUSED_LISTS, QueryArrays, Run, top_k, write
 from taser_jax.storage.artifacts import file_name, split_path, write_json
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
-from taser_jax.storage.settings import to_plain
+from taser_jax.storage.typed_files import to_plain
 from taser_jax.systems.muf.oracle import Oracle, oracle_weights
 from taser_jax.systems.muf.specialists import (
     VALIDATION,
@@ -314,13 +314,3 @@ def _write(
     path = run_path(pathlib.Path(output_dir) / folder, task, split)
     best = Run.of(run.query_ids, top_k(run.rows, run.scores, k))
     write_trec_run(path, best, ids=store.ids, tag=tag)
-
-
-CONFIGURABLES = (
-    AddedBm25,
-    EvaluationConfig,
-    FusionConfig,
-    HybridConfig,
-    Specialist,
-    Weighing,
-)

@@ -11,7 +11,6 @@ from taser_jax.assembly.config import TrainingConfig
 from taser_jax.commands.inputs import check_collection
 from taser_jax.commands.pipelines.retrieval_stages import BM25, Setting, System, check_untrained
 from taser_jax.commands.pipelines.stages import Stages
-from taser_jax.commands.pipelines.taser import CONFIGURABLES as TASER_CONFIGURABLES
 from taser_jax.commands.pipelines.taser import begin_pipeline
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.store import TokenStore
@@ -20,9 +19,6 @@ from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.storage.artifacts import file_name
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
-from taser_jax.systems.muf.ensemble import CONFIGURABLES as ENSEMBLE_CONFIGURABLES
-from taser_jax.systems.muf.fuse import CONFIGURABLES as FUSE_CONFIGURABLES
-from taser_jax.systems.muf.oracle import BayesianConfig
 from taser_jax.systems.muf.stages import Fusion, MufStages
 from taser_jax.systems.muf.tables import (
     BAYESIAN,
@@ -35,7 +31,6 @@ from taser_jax.systems.muf.tables import (
     UNSEEN,
     WITHOUT_DOMAIN,
     WORST,
-    MixedConfig,
     write_tables,
 )
 
@@ -204,11 +199,3 @@ def _check(
         title = f"without {fusion.left_out!r} fewer than two specialists are left"
         fix = "add a specialist, or set it to None"
         raise ConfigError(title, where="Fusion.left_out", fix=fix)
-
-
-CONFIGURABLES = (
-    *dict.fromkeys((*TASER_CONFIGURABLES, *ENSEMBLE_CONFIGURABLES, *FUSE_CONFIGURABLES)),
-    BayesianConfig,
-    Fusion,
-    MixedConfig,
-)
