@@ -164,7 +164,7 @@ def test_a_system_never_takes_anothers_file(tmp_path):
     [
         ("{", "not JSON"),
         ("{}", "format version None"),
-        ("[]", "list\\n  expected: a JSON object"),
+        ("[]", "expected an object, got a list"),
         ('{"format_version": 2}', "format version 2"),
         ('{"format_version": 1, "system": "BM25"}', "field: 'tasks'"),
         ('{"format_version": 1, "tasks": {"nq": {"metrics": {"R@1": "x"}}}}', "convert string"),
