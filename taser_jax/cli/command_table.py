@@ -110,7 +110,7 @@ COMMANDS: dict[str, Command] = dict(
             "prepare",
             _PREPARE,
             "convert a folder, or files of any format, into a collection",
-            switches={"--strict": ["STRICT", "True"]},
+            switches={"--strict": ("STRICT", "True")},
             argument="DIRECTORIES",
             many=True,
             optional=True,
