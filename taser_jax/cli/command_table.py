@@ -181,7 +181,13 @@ COMMANDS: dict[str, Command] = dict(
             argument="DIRECTORY",
         ),
         _command("ask", "commands.ask", "answer typed questions from an index"),
-        _command("serve", "commands.serve", "answer searches over HTTP", argument="DIRECTORY"),
+        _command(
+            "serve",
+            "commands.serve",
+            "answer searches over HTTP",
+            argument="DIRECTORY",
+            optional=True,
+        ),
         _command(
             "export",
             "commands.export",

@@ -287,7 +287,7 @@ def test_what_cannot_be_analysed_is_refused_before_anything_is_computed(
     assert "1 task: first" in told(tasks=["first"])
     assert "no task 'third'" in told(tasks=["first", "third"])
     assert "no model here" in told(model_dirs=str(models / "none"))
-    assert "two model directories of the same name" in told(model_dirs=["a/model", "b/model"])
+    assert "two models of the same name" in told(model_dirs=["a/model", "b/model"])
     specialty = SpecialtyConfig(specific_entropy=0.7)
     assert "ln 2 = 0.693" in told(config=dataclasses.replace(CONFIG, specialty=specialty))
     assert "a multiple of 8" in told(batching=TaskBatchingConfig(total=20, num_negatives=1))
