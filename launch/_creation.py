@@ -10,6 +10,7 @@ from _options import UsageError
 
 # Marks what this launcher creates, so that it deletes nothing else. Labels allow few characters.
 LAUNCHED_BY = "taser_jax-" + re.sub("[^a-z0-9]", "-", getpass.getuser().lower())[:40]
+ON_DEMAND = "on demand"
 # Options that only a TPU to be created has.
 OF_NEW_TPUS = (
     *("version", "spot", "reserved", "reservation", "network", "subnetwork", "service_account"),
@@ -43,7 +44,7 @@ def price_class(options: argparse.Namespace) -> str:
                 f"--labels has '{label}', expected KEY=VALUE of lower-case letters, digits, "
                 "- and _, the key from a letter on"
             )
-    return chosen[0] if chosen else "on demand"
+    return chosen[0] if chosen else ON_DEMAND
 
 
 def creation_flags(options: argparse.Namespace) -> list[str]:

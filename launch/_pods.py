@@ -10,7 +10,7 @@ import sys
 
 import _tables
 from _attempts import INSTALL, AttemptError
-from _creation import LAUNCHED_BY, creation_flags, price_class
+from _creation import LAUNCHED_BY, ON_DEMAND, creation_flags, price_class
 from _options import UsageError, positive
 from _outputs import KeptError, outputs
 from _shell import Shell, read_json
@@ -41,6 +41,9 @@ class Pod:
             self.nodes = [f"{self.name}-{number}" for number in range(options.slices)]
         self.chips, self.quota, self.price, self.price_text = self._read_type()
         self.price_class = price_class(options)
+        if self.price_class != ON_DEMAND and not options.price_per_hour:
+            # The list has prices on demand alone; spot costs less, by zone and day.
+            self.price = None
         # Addresses that must hold results before a deletion that nobody has asked for.
         self.outputs: list[str] = []
         self.kept = ""

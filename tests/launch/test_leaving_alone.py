@@ -6,6 +6,7 @@ import ast
 import getpass
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from launch_stubs import (
 pytestmark = pytest.mark.slow
 
 MINE = f"taser_jax-{getpass.getuser()}"
+PAID = "--price_per_hour=3"
 SKIP = ("--skip_install", "--retries=0")
 
 
@@ -46,6 +48,35 @@ def test_a_lost_connection_is_made_anew_and_the_command_goes_on(stubs):
     assert result.stderr.count("the connection to pod was lost; the command goes on there") == 2
     assert "loss 0.9" in result.stdout
     assert stubs.sleeps == 2
+
+
+def test_a_real_host_goes_on_while_its_connection_is_lost(stubs):
+    """The first connection is cut after a second; taser waits until the second one is made."""
+    checkout = stubs.folder / "home" / "taser_jax"
+    (checkout / ".venv" / "bin").mkdir(parents=True)
+    (checkout / "launch").mkdir()
+    shutil.copy(LAUNCH / "_host.sh", checkout / "launch")
+    for path, text in (
+        (
+            checkout / ".venv" / "bin" / "taser",
+            'echo "step 49 of $*"; until [ -e again ]; do sleep 0.1; done; echo step 51',
+        ),
+        (
+            stubs.folder / "bin" / "ssh",
+            f"export PATH=/usr/bin:/bin; cd {stubs.folder}/home\n"
+            'case "$*" in *--attach) touch taser_jax/again; exec bash -c "${@: -1}";;\n'
+            '*_host.sh*) timeout --signal=HUP 1 bash -c "${@: -1}"; exit 255;; esac',
+        ),
+    ):
+        path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+        path.chmod(0o755)
+    result = stubs.run("hosts.sh", "--hosts=a", *SKIP, "--", "train", "--gin.X=a b")
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stdout.splitlines() if line.startswith("step")]
+    # What was shown before is shown again, so that nothing is missed.
+    first = "step 49 of train --gin.X=a b --multihost"
+    assert lines == [first, first, "step 51"]
+    assert result.stderr.count("the connection to a was lost") == 1
 
 
 def test_a_dead_connection_is_noticed(stubs):
@@ -230,6 +261,16 @@ def test_the_price_of_a_thousand_steps_is_printed_at_the_end(stubs, line, cost):
         assert f"cost: about {cost}" in result.stdout
     else:
         assert "1,000 steps" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "printed"), [((), True), (("--spot",), False), (("--spot", PAID), True)]
+)
+def test_spot_does_not_cost_what_the_list_says(stubs, options, printed):
+    answer = f"training: 9 of 10, 2.00step/s\n{finished()}"
+    stubs.answer(("describe", node("READY"), 0), ("_host.sh", answer, 0))
+    result = stubs.run("tpu_vm.sh", *TPU, "--type=v5p-8", *SKIP, *options, *TRAIN)
+    assert ("for 1,000 steps" in result.stdout) == printed
 
 
 def test_slices_are_prepared_at_the_same_time(stubs):
