@@ -19,6 +19,7 @@ from taser_jax.data.text.vocabulary_files import WordSplitting, read_bert_files
 from taser_jax.data.text.wordpiece import wordpiece_tokenizer
 from taser_jax.interop.bert import bert_config
 from taser_jax.interop.tensors import read_tensors
+from taser_jax.retrieval.embeddings import EmbeddingsMetadata
 from taser_jax.retrieval.runs import read_trec_run
 from taser_jax.storage.artifacts import read_metadata
 
@@ -146,5 +147,9 @@ FORMATS: dict[str, tuple[str, bytes, Read]] = {
         "\n".join(WORDS).encode(),
         lambda path: read_bert_files(path.parent),
     ),
-    "metadata": ("metadata.json", METADATA, lambda p: read_metadata(p.parent, "embeddings", 1)),
+    "metadata": (
+        "metadata.json",
+        METADATA,
+        lambda path: read_metadata(path.parent, "embeddings", 1, EmbeddingsMetadata),
+    ),
 }

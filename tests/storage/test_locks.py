@@ -42,6 +42,7 @@ NOT_ARTEFACTS = {
     "export",
     "verify",
     "gin",
+    "serve",
 }
 
 

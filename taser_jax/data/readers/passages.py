@@ -78,7 +78,7 @@ def _located(path: FilePath, words: int) -> Iterator[LocatedPassage]:
         yield from _of_texts(pathlib.Path(path), words)
     elif (records := read_records(path)) is not None:
         yield from _of_records(path, records, words)
-    elif next(numbered_lines(path))[1].lstrip().startswith("<"):
+    elif next(numbered_lines(path), (0, ""))[1].strip().upper() == "<DOC>":
         yield from _of_trec(path)
     else:
         yield from _of_columns(path)

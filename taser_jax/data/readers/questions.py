@@ -64,7 +64,7 @@ def read_questions(path: FilePath, *, pairs: bool = False) -> Iterator[Question]
             yield _question(record, f"{os.fspath(path)}:{line}", pairs=pairs)
     elif name.endswith(".csv"):
         yield from _qa_csv(path)
-    elif next(numbered_lines(path))[1].lstrip().lower().startswith("<top"):
+    elif next(numbered_lines(path), (0, ""))[1].lstrip().lower().startswith("<top"):
         yield from _topics(path)
     else:
         yield from _of_table(path)

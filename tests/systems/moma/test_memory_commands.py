@@ -200,7 +200,7 @@ def test_training_and_encoding_take_documents(world, mixture_dir, tmp_path, docu
     with pytest.raises(ConfigError, match=r"5 documents per query of 4 looked up"):
         train(model_dir=str(tmp_path / "x"), augmentation_dir=augmentation, documents=5, **about)
     plain = {**about, "model": tiny_training.model_config()}
-    with pytest.raises(ConfigError, match="fuses no documents"):
+    with pytest.raises(ConfigError, match="this model fuses none"):
         train(model_dir=str(tmp_path / "x"), augmentation_dir=augmentation, **plain)
 
 
