@@ -114,7 +114,11 @@ def collections_of(mixture_or_task: str, module: str | None) -> dict[str, list[s
     Queries that the tasks' own sources yield are left out: the first tokenisation writes them.
     """
     if module:
-        import_tasks(module)
+        try:
+            import_tasks(module)
+        except ConfigError:
+            # Tokenising says what is wrong with the module.
+            return {}
     if mixture_or_task not in names():
         return {mixture_or_task: None}
     tasks: dict[str, list[str] | None] = {}

@@ -180,7 +180,7 @@ def test_flops_by_hand():
 
 
 def test_what_cannot_be_fused():
-    with pytest.raises(ConfigError, match=r"(?s)fuses no documents.*t5_fusion"):
+    with pytest.raises(ConfigError, match=r"(?s)fuses none.*t5_fusion"):
         encode(tiny_t5_model(), {}, augmented(), Role.QUERY)
     with pytest.raises(ConfigError, match="the decoder attends to the documents"):
         T5FusionConfig(t5=tiny_t5(), embedding=T5Embedding.ENCODER_MEAN)

@@ -129,7 +129,7 @@ def read_records(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]] | None:
     if os.fspath(path).endswith(".parquet"):
         return _parquet(path)
     for delimiter in _DELIMITERS:
-        header = next(quoted_rows(path, delimiter))[1]
+        _, header = next(quoted_rows(path, delimiter), (0, []))
         if is_header(header):
             return _table(path, delimiter)
     return None
