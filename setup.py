@@ -24,7 +24,6 @@ CORE = [
     "msgspec>=0.20,<1",
     "tqdm>=4.66,<5",
     "argcomplete>=3.5,<4",
-    "msgspec>=0.19,<1",
 ]
 # Data preparation, ScaNN, BM25, evaluation: no TensorFlow either. TensorFlow Datasets and ScaNN are
 # used without it.

@@ -67,4 +67,4 @@ def run_script(
 def check_options(words: list[str]) -> None:
     """Resolves a command's configuration: every Gin file, macro and parameter is one it has."""
     arguments = cli.parse(words)
-    configuration.resolve(command_table.load(arguments.command), flags=arguments.flags)
+    configuration.resolve_command(arguments.command, arguments.flags)

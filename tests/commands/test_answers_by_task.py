@@ -30,7 +30,7 @@ def sets(capitals: Capitals, tmp_path_factory: pytest.TempPathFactory) -> pathli
         files[task] = dict.fromkeys(("train", "validation", "test"), str(root / f"{task}.json"))
     where = gin(DATA_DIR=root / "data", COLLECTION="sets")
     passages = gin(PASSAGES=capitals.root / "passages.tsv")
-    succeed("prepare", "dpr", *where, *passages, f"--gin.QUERIES={files}")
+    succeed("prepare", *where, *passages, f"--gin.QUERIES={files}")
     for split in ("train", "validation", "test"):
         places = gin(BM25_RUNS_DIR=root / "runs", BM25_INDEX_DIR=root / "index", SPLIT=split)
         succeed("bm25", *where, *places)

@@ -145,7 +145,7 @@ def test_refusals(prepared: pathlib.Path, capsys: pytest.CaptureFixture[str]):
         capsys, *evaluate, *gin("EvaluationConfig", measures=["PageRecall@5"])
     )
     message = refused(capsys, *evaluate, *gin("EvaluationConfig", page_only_tasks=["fever"]))
-    assert "expected: judge 'kilt'" in message
+    assert "judge by 'kilt' and add PageRprec" in message
     pages = gin("EvaluationConfig", judge="kilt", measures=["PageRprec"])
     message = refused(capsys, *evaluate, *pages, *gin("EvaluationConfig", page_only_tasks=["aida"]))
     assert "no task aida" in message

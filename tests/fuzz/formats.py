@@ -19,9 +19,9 @@ from taser_jax.data.text.vocabulary_files import WordSplitting, read_bert_files
 from taser_jax.data.text.wordpiece import wordpiece_tokenizer
 from taser_jax.interop.bert import bert_config
 from taser_jax.interop.tensors import read_tensors
-from taser_jax.retrieval.embeddings import EmbeddingsMetadata
 from taser_jax.retrieval.runs import read_trec_run
 from taser_jax.storage.artifacts import read_metadata
+from taser_jax.storage.typed_files import Metadata
 
 ROWS = {"p0": 0, "p1": 1, "p2": 2}
 
@@ -57,7 +57,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b"]
 BERT = json.dumps(CONFIG).encode()
 TOKENIZER = wordpiece_tokenizer({word: i for i, word in enumerate(WORDS)}, WordSplitting())
 RUN = b"q0 Q0 p0 1 2.5 t\nq0 Q0 p2 2 1.5 t\nq1 Q0 p1 1 0.5 t\n"
-METADATA = json.dumps({"kind": "embeddings", "format_version": 1, "num_rows": 3}).encode()
+METADATA = json.dumps({"kind": "embeddings", "format_version": 1, "fingerprints": {"model": "a"}})
 
 Read = Callable[[pathlib.Path], object]
 # Format -> (name of the file, its content, what reads it).
@@ -149,7 +149,7 @@ FORMATS: dict[str, tuple[str, bytes, Read]] = {
     ),
     "metadata": (
         "metadata.json",
-        METADATA,
-        lambda path: read_metadata(path.parent, "embeddings", 1, EmbeddingsMetadata),
+        METADATA.encode(),
+        lambda path: read_metadata(path.parent, "embeddings", 1, Metadata),
     ),
 }

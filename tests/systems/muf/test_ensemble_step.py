@@ -1,10 +1,12 @@
 """The step of all members: PyTorch's, member by member, on one device or eight."""
 
 import functools
+import unittest.mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
@@ -47,11 +49,10 @@ def program(devices, members=CONFIG.members):
     shapes = jax.eval_shape(
         lambda key: jax.tree.map(lambda leaf: leaf[0], init(key)), jax.random.key(0)
     )
-    optimizer = build_optimizer(
-        OptimizerConfig(learning_rate=RATE, warmup_steps=1, epsilon=EPSILON),
-        shapes,
-        total_steps=STEPS,
-    )
+    adam = functools.partial(optax.scale_by_adam, eps=EPSILON)
+    with unittest.mock.patch.object(optax, "scale_by_adam", adam):
+        config = OptimizerConfig(learning_rate=RATE, warmup_steps=1)
+        optimizer = build_optimizer(config, shapes, total_steps=STEPS)
     state = init_ensemble_state(init, optimizer, 0, placement)
     return placement, state, make_ensemble_step(optimizer, placement)
 
