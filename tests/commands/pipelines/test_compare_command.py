@@ -191,7 +191,7 @@ def test_bad_arguments(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str
     assert "taser compare DIRECTORY" in refused(capsys, "compare")
     output = f"--out={tmp_path / 'out'}"
     assert "shared, taser, dpr" in refused(capsys, "compare", folder, output, "--systems=bert")
-    assert "different names" in refused(capsys, "compare", folder, folder, f"{output}2")
+    assert "the same name" in refused(capsys, "compare", folder, folder, f"{output}2")
     (tmp_path / "hills" / "qrels" / "train.tsv").unlink()
     message = refused(capsys, "compare", folder, output)
     assert "hills: no train split, and nothing is pretrained" in message
