@@ -46,17 +46,22 @@ def read_passages(
 ) -> Iterator[LocatedPassage]:
     r"""Passages of a file or folder, whose name and first line decide how it is read.
 
-    - A table with a header that names the column text, in any place, and optionally id, title,
-      wikipedia_id or page_id (else, as in Maillard's files, the fourth of six) and paragraph_id, or
-      synonyms of these (`fields.Role`). Columns are separated by tabs, commas or semicolons, with
-      csv's double quotes. JSON lines and Parquet have the same fields. Without ids, passages are
-      numbered.
-    - A table without a header: id, text and optionally title, separated by tabs. A quote is an
-      ordinary character, as in MS MARCO's files.
-    - Questions with passages, anchor/positive/negative or question/answer: each passage once.
-    - TREC's documents, <DOC> with <DOCNO>.
-    - KILT's knowledge source, which is cut into passages of `words` (`kilt.chunk_page`).
-    - A folder of .txt, .md and .html, also cut: title from the first heading, or the file's name.
+    A table with a header that names the column text, in any place, and optionally id, title,
+    wikipedia_id or page_id (else, as in Maillard's files, the fourth of six) and paragraph_id, or
+    synonyms of these (`fields.Role`). Columns are separated by tabs, commas or semicolons, with
+    csv's double quotes. JSON lines and Parquet have the same fields. Without ids, passages are
+    numbered.
+
+    A table without a header: id, text and optionally title, separated by tabs. A quote is an
+    ordinary character, as in MS MARCO's files.
+
+    Questions with passages, anchor/positive/negative or question/answer: each passage once.
+
+    TREC's documents, <DOC> with <DOCNO>.
+
+    KILT's knowledge source, which is cut into passages of `words` (`kilt.chunk_page`).
+
+    A folder of .txt, .md and .html, also cut: title from the first heading, or the file's name.
 
     Args:
         path: local or gs://, plain or `.gz`; a folder must be local.

@@ -32,16 +32,21 @@ from taser_jax.storage.errors import DataError
 def read_questions(path: FilePath, *, pairs: bool = False) -> Iterator[Question]:
     r"""Questions of a file, whose name and first record decide how it is read.
 
-    - JSON or JSON lines of {input, output}: KILT's (`kilt.read_queries`).
-    - JSON, JSON lines, Parquet or a table with a header, of {question, answers, id} or synonyms
-      (`fields.Role`), with DPR's positive_ctxs, negative_ctxs and hard_negative_ctxs where there
-      are any (a context is {title, text} and optionally passage_id or psg_id), or with the passages
-      of anchor/positive/negative pairs.
-    - JSON lines of {_id, text}: BEIR's.
-    - `.csv`, in DPR's way without a header: the question, a tab, and a Python list literal of
-      answers, either bare or in quotes with the inner quotes doubled.
-    - TREC's topics, <top> with <num> and <title>.
-    - Other names: a table of id and text, separated by tabs.
+    JSON or JSON lines of {input, output}: KILT's (`kilt.read_queries`).
+
+    JSON, JSON lines, Parquet or a table with a header, of {question, answers, id} or synonyms
+    (`fields.Role`), with DPR's positive_ctxs, negative_ctxs and hard_negative_ctxs where there are
+    any (a context is {title, text} and optionally passage_id or psg_id), or with the passages of
+    anchor/positive/negative pairs.
+
+    JSON lines of {_id, text}: BEIR's.
+
+    `.csv`, in DPR's way without a header: the question, a tab, and a Python list literal of
+    answers, either bare or in quotes with the inner quotes doubled.
+
+    TREC's topics, <top> with <num> and <title>.
+
+    Other names: a table of id and text, separated by tabs.
 
     Example:
         A line of a .qa.csv: `who wrote it\t["Ada Lovelace", "Lovelace"]`
