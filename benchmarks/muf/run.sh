@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# DPR-MUF on five domains: specialists of SQuAD, NQ, MedQuAD, FewRel and CMU DoG from a pretrained MiniLM, fused
-# by how sure each is, beside one joint model, five that have not seen a domain, BM25 and the untrained model,
+# DPR-MUF on five domains: specialists of SQuAD, NQ, MedQuAD, FewRel and CMU DoG from a pretrained MiniLM, weighted
+# by their confidence, beside one joint model, five that have not seen a domain, BM25 and the untrained model,
 # under several seeds. One command, resumable stage by stage:
 #
 #     benchmarks/muf/run.sh SHARED_DATA OUTPUT_DIR PRETRAINED [--gin.NAME=VALUE ...]
