@@ -35,7 +35,7 @@ def host(tmp_path, program: str, *words: str) -> subprocess.Popen[str]:
 
 def test_a_host_reports_its_status(tmp_path):
     process = host(tmp_path, 'printf "%s|" "$@"; exit 75')
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode == 75
     assert output.startswith("train|a b|--multihost|")
     assert "taser-status 75 on " in output
@@ -46,7 +46,7 @@ def test_a_host_that_must_stop_lets_taser_save(tmp_path):
     process = host(tmp_path, saves)
     assert process.stdout.readline() == "ready\n"
     process.terminate()
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode == 75
     assert output.splitlines()[0] == "saved"
 
@@ -59,7 +59,7 @@ def test_what_an_earlier_attempt_left_is_ended_first(tmp_path):
     left.kill()
     left.wait()
     again = host(tmp_path, "exit 0")
-    output, _ = again.communicate(timeout=60)
+    output, _ = again.communicate(timeout=120)
     assert again.returncode == 0
     assert "of an earlier attempt" in output
     assert left.stdout.read() == "ended\n"
@@ -73,23 +73,23 @@ def test_a_command_goes_on_without_its_connection_and_is_followed_again(tmp_path
     assert cut_off.stdout.readline() == "ready\n"
     # What the connection's end does to all that runs in it.
     os.killpg(cut_off.pid, signal.SIGHUP)
-    cut_off.communicate(timeout=30)
+    cut_off.communicate(timeout=120)
     again = host(tmp_path, GOES_ON, "--attach")
     assert again.stdout.readline() == "ready\n"
     (tmp_path / "more").touch()
-    output, _ = again.communicate(timeout=30)
+    output, _ = again.communicate(timeout=120)
     assert again.returncode == 3
     assert output.startswith("more\ntaser-status 3 on ")
     # What has ended says so once more.
     last = host(tmp_path, GOES_ON, "--attach")
-    output, _ = last.communicate(timeout=30)
+    output, _ = last.communicate(timeout=120)
     assert (output.splitlines()[:2], last.returncode) == (["ready", "more"], 3)
 
 
 def test_a_host_that_was_started_anew_is_a_lost_one(tmp_path):
     """The process is gone and has left no status; or nothing was ever started."""
     nothing = host(tmp_path, "exit 0", "--attach")
-    output, _ = nothing.communicate(timeout=30)
+    output, _ = nothing.communicate(timeout=120)
     assert "no command was started" in output
     assert "taser-status 75 on " in output
     ended = subprocess.Popen(["true"])
@@ -97,7 +97,7 @@ def test_a_host_that_was_started_anew_is_a_lost_one(tmp_path):
     (tmp_path / ".taser.pid").write_text(f"{ended.pid}\n")
     (tmp_path / "taser.log").write_text("loss 1.0\n")
     process = host(tmp_path, "exit 0", "--attach")
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=120)
     assert (output.splitlines()[0], process.returncode) == ("loss 1.0", 75)
 
 
@@ -106,9 +106,9 @@ def test_what_runs_is_ended_from_outside(tmp_path):
     process = host(tmp_path, saves)
     assert process.stdout.readline() == "ready\n"
     end = host(tmp_path, saves, "--end")
-    end.communicate(timeout=30)
+    end.communicate(timeout=120)
     assert end.returncode == 0
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=120)
     assert (output.splitlines()[0], process.returncode) == ("saved", 75)
 
 
