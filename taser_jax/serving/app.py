@@ -194,10 +194,10 @@ class Server:
             raise BadRequestError("no BM25 index beside the model: leave `hybrid` out")
         operation = Operation.HYBRID_SEARCH if hybrid else Operation.SEARCH
         work = Work(operation, asked.task, rounded_k(asked.k))
-        results = await self._batcher.submit(work, asked.queries)
+        results = await self._batcher.submit(work, asked.texts)
         seconds = time.monotonic() - start
         if self._log_queries:
-            logger.info("%.0f ms: %s", 1000 * seconds, asked.queries)
+            logger.info("%.0f ms: %s", 1000 * seconds, asked.texts)
         return _json(
             {
                 "results": [

@@ -83,10 +83,6 @@ class Batcher(Generic[Item, Result]):
             await self._task
         self._worker.shutdown(wait=True)
 
-    async def run_in_worker(self, function: Callable[[], Result]) -> Result:
-        """Runs something between two batches, in the worker thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._worker, function)
-
     async def submit(self, key: Hashable, items: Sequence[Item]) -> list[Result]:
         """One result per item, computed with those of others.
 

@@ -53,7 +53,6 @@ class Engine:
 
     Args:
         load: reads the retriever; called again by `reload`.
-        tasks: tasks that requests may name.
         warm_batches: numbers of queries to try before the first request.
     """
 

@@ -12,7 +12,6 @@ MAX_TEXTS, MAX_K, MAX_CHARACTERS = 64, 1000, 20_000
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_CHARACTERS)]
 Texts = Annotated[list[Text], msgspec.Meta(min_length=1, max_length=MAX_TEXTS)]
-Body = TypeVar("Body")
 
 
 class BadRequestError(Exception):
@@ -35,7 +34,7 @@ class SearchRequest(msgspec.Struct, forbid_unknown_fields=True):
     hybrid: bool | None = None
 
     @property
-    def queries(self) -> list[str]:
+    def texts(self) -> list[str]:
         """One or several, as a list."""
         return [self.query] if isinstance(self.query, str) else self.query
 
@@ -61,6 +60,9 @@ class EmbeddingsRequest(msgspec.Struct):
         return [self.input] if isinstance(self.input, str) else self.input
 
 
+Body = TypeVar("Body", SearchRequest, EmbeddingsRequest)
+
+
 def parse(body: bytes, kind: type[Body]) -> Body:
     """A body as what it should be.
 
@@ -71,8 +73,7 @@ def parse(body: bytes, kind: type[Body]) -> Body:
         request = msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequestError(str(error)) from None
-    texts = request.queries if isinstance(request, SearchRequest) else request.texts  # type: ignore[attr-defined]
-    if not all(map(str.strip, texts)):
+    if not all(map(str.strip, request.texts)):
         raise BadRequestError("a text is empty")
     return request
 
