@@ -13,13 +13,11 @@ import csv
 import dataclasses
 import functools
 import json
-import pathlib
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from finished_run import FinishedRun
+from finished_run import FinishedRun, run_of_arguments
 
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.fusion import FusionConfig, fuse_runs, weights_of
@@ -71,20 +69,16 @@ class Latency:
 
 def main() -> None:
     """Writes the costs of a run that has its tables."""
-    if len(sys.argv) != 2:
-        print(__doc__, file=sys.stderr)
-        sys.exit(2)
-    directory = pathlib.Path(sys.argv[1])
-    if not (directory / "domains.csv").exists():
+    run = run_of_arguments(__doc__)
+    if run is None:
         return
-    run = FinishedRun(directory)
     measured = latencies(run)
     plain = {members: dataclasses.asdict(latency) for members, latency in measured.items()}
-    (directory / "costs.json").write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
+    (run.directory / "costs.json").write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
     specialists = {name: model_cost(run, name) for name in run.specialists}
     joint = {name: model_cost(run, name) for name in joint_models(run)}
     table = costs_table(specialists, joint, measured[max(measured)])
-    (directory / "costs.md").write_text(table, encoding="utf-8")
+    (run.directory / "costs.md").write_text(table, encoding="utf-8")
 
 
 def joint_models(run: FinishedRun) -> list[str]:

@@ -9,14 +9,12 @@ queries; distributions of w, risk by coverage, reliability, and how many special
 from __future__ import annotations
 
 import json
-import pathlib
-import sys
 from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from finished_run import FinishedRun
+from finished_run import FinishedRun, run_of_arguments
 from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -38,16 +36,12 @@ OfTasks = Mapping[str, Float[np.ndarray, " queries"]]
 
 def main() -> None:
     """Draws the figures of a run that has its tables."""
-    if len(sys.argv) != 2:
-        print(__doc__, file=sys.stderr)
-        sys.exit(2)
-    directory = pathlib.Path(sys.argv[1])
-    if not (directory / "domains.csv").exists():
+    run = run_of_arguments(__doc__)
+    if run is None:
         return
-    run = FinishedRun(directory)
-    (directory / "figures").mkdir(exist_ok=True)
+    (run.directory / "figures").mkdir(exist_ok=True)
     for name, figure in figures(run).items():
-        figure.savefig(directory / "figures" / f"{name}.png")
+        figure.savefig(run.directory / "figures" / f"{name}.png")
 
 
 def figures(run: FinishedRun) -> dict[str, Figure]:

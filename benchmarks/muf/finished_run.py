@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import sys
 from collections.abc import Mapping
 
 import numpy as np
@@ -24,6 +25,19 @@ from taser_jax.systems.muf.specialists import (
     open_specialists,
 )
 from taser_jax.systems.muf.tables import MUF, TEST
+
+
+def run_of_arguments(usage: str | None) -> FinishedRun | None:
+    """The run whose folder is the script's one argument; None if it has no tables yet.
+
+    Args:
+        usage: printed where there is not one argument.
+    """
+    if len(sys.argv) != 2:
+        print(usage, file=sys.stderr)
+        sys.exit(2)
+    directory = pathlib.Path(sys.argv[1])
+    return FinishedRun(directory) if (directory / "domains.csv").exists() else None
 
 
 class FinishedRun:

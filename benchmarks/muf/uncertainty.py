@@ -11,12 +11,10 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-import pathlib
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-from finished_run import FinishedRun
+from finished_run import FinishedRun, run_of_arguments
 from jaxtyping import Bool, Float
 
 from taser_jax.evaluation.results import per_query_path, read_per_query
@@ -25,13 +23,10 @@ from taser_jax.systems.muf.tables import MUF, TEST
 
 def main() -> None:
     """Writes the CSV of a run that has its tables."""
-    if len(sys.argv) != 2:
-        print(__doc__, file=sys.stderr)
-        sys.exit(2)
-    directory = pathlib.Path(sys.argv[1])
-    if (directory / "domains.csv").exists():
-        text = uncertainty_csv(read_uncertainty(FinishedRun(directory)))
-        (directory / "uncertainty.csv").write_text(text, encoding="utf-8")
+    run = run_of_arguments(__doc__)
+    if run is not None:
+        text = uncertainty_csv(read_uncertainty(run))
+        (run.directory / "uncertainty.csv").write_text(text, encoding="utf-8")
 
 
 @dataclasses.dataclass(frozen=True)
