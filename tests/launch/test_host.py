@@ -24,7 +24,11 @@ def host(tmp_path, program: str, *words: str) -> subprocess.Popen[str]:
     taser.write_text(f"#!/usr/bin/env bash\n{program}\n")
     taser.chmod(0o755)
     return subprocess.Popen(
-        ["bash", str(tmp_path / "launch" / "_host.sh"), *(words or ("train", "a b"))],
+        [
+            # A test run that ignores hang-ups (under nohup) must not hand that on.
+            *("env", "--default-signal=HUP"),
+            *("bash", str(tmp_path / "launch" / "_host.sh"), *(words or ("train", "a b"))),
+        ],
         env=os.environ | {"TASER": str(taser)},
         stdout=subprocess.PIPE,
         text=True,
