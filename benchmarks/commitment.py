@@ -25,7 +25,7 @@ from taser_jax.assembly.validator import ValidationConfig
 from taser_jax.commands.analyze import analyze
 from taser_jax.commands.train import train
 from taser_jax.data.batches.every_task import TaskBatchingConfig
-from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
+from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.evaluation.specialty.commitment import OWN
 from taser_jax.evaluation.specialty.report import AnalysisConfig, commitment_table

@@ -23,8 +23,7 @@ import jax
 import numpy as np
 
 from taser_jax.data.batches.one_task import BatchStream
-from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
-from taser_jax.data.batches.stream import prefetch
+from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives, PositiveChoice, prefetch
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.devices.mesh import MeshConfig, make_mesh

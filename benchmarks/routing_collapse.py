@@ -41,7 +41,7 @@ from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import LoadedModel, load_model
 from taser_jax.assembly.validator import ValidationConfig
 from taser_jax.commands.train import train
-from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
+from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling

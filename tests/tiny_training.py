@@ -8,7 +8,7 @@ import numpy as np
 
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.validator import ValidationConfig
-from taser_jax.data.batches.options import BatchingConfig
+from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.models.bert import BertConfig

@@ -31,7 +31,7 @@ from taser_jax.assembly.model_directory import selected_checkpoint
 from taser_jax.assembly.validator import ValidationConfig
 from taser_jax.commands.encode import encode
 from taser_jax.commands.train import TrainSummary, train
-from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
+from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.token_store.negatives import write_negatives
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.bert import BertConfig

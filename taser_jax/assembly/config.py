@@ -8,7 +8,7 @@ from taser_jax.assembly.metric_writers import Tracking
 from taser_jax.assembly.pretrained import Pretrained
 from taser_jax.assembly.validator import ValidationConfig
 from taser_jax.data.batches.every_task import TaskBatchingConfig
-from taser_jax.data.batches.options import BatchingConfig
+from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.devices.mesh import MeshConfig
 from taser_jax.devices.partitioning import LogicalRules
 from taser_jax.optim.multitask import MultitaskConfig

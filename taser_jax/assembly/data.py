@@ -9,10 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from taser_jax.data.batches.draws import queries_of
-from taser_jax.data.batches.options import BatchingConfig
-from taser_jax.data.batches.schedule import rates_from_weights
-from taser_jax.data.batches.stream import Stream, prefetch
+from taser_jax.data.batches.draws import queries_of, rates_from_weights
+from taser_jax.data.batches.stream import BatchingConfig, Stream, prefetch
 from taser_jax.data.token_store.arrays import Ragged, TeacherScores, TokenizedQueries
 from taser_jax.data.token_store.negatives import (
     QueryNegatives,

@@ -13,8 +13,8 @@ from jaxtyping import Float, Int, PyTree
 
 from taser_jax.data.batches.draws import queries_of
 from taser_jax.data.batches.one_task import BatchStream
-from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.batches.padding import OtherTexts, Texts
+from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.partitioning import Partitioner

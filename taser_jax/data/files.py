@@ -8,11 +8,12 @@ import errno
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import os
 import zlib
-from collections.abc import Iterator
-from typing import IO, Any
+from collections.abc import Iterable, Iterator
+from typing import IO, Any, TypeVar
 
 from etils import epath
 
@@ -21,12 +22,26 @@ from taser_jax.storage.artifacts import FilePath, is_remote
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.typed_files import check_text
 
+T = TypeVar("T")
+
 _CHUNK = 1 << 20
 # If a text is merely cut off, json reports an error at most this close to its end: no literal or
 # escape is longer.
 _CUT_LITERAL = 16
 _WHITE_SPACE = " \t\r\n"
 _BETWEEN_VALUES = _WHITE_SPACE + ",["
+
+
+def in_blocks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """The items in lists of `size`; the last may be shorter.
+
+    Example:
+        >>> list(in_blocks("abc", 2))
+        [['a', 'b'], ['c']]
+    """
+    remaining = iter(items)
+    while block := list(itertools.islice(remaining, size)):
+        yield block
 
 
 def file_digest(path: FilePath) -> str:

@@ -1,20 +1,289 @@
-"""From a `MultitaskConfig` to the optimiser of a multi-task run."""
+"""Optimisers of multi-task runs: the combiners beside T-SAGE, and the choice among all of them."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
-from jaxtyping import PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from taser_jax.optim.baselines import cgd, gradnorm, pcgrad
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer, trainable
-from taser_jax.optim.task_gradients import Reduction, check_combined, check_tasks
+from taser_jax.optim.task_gradients import (
+    Reduction,
+    Report,
+    check_combined,
+    check_task_gradients,
+    check_tasks,
+    gram_matrix,
+    squared_norms,
+    weighted_gradients,
+    weights_entropy,
+)
 from taser_jax.optim.tsage import tsage
 from taser_jax.optim.tsage_options import TSageConfig
 from taser_jax.storage.errors import ConfigError
+
+_SMALLEST_LOSS = 1e-6
+
+
+class PCGradState(NamedTuple):
+    """Report of the last step: `conflicts` is the share of task pairs with a negative product."""
+
+    report: Report
+
+
+def pcgrad(
+    *,
+    tasks: Sequence[str],
+    trainable: PyTree[bool] | None = None,
+    reduction: Reduction = Reduction.SUM,
+) -> optax.GradientTransformationExtraArgs:
+    """The combiner Σ_i g′_i of gradient surgery.
+
+    g′_i starts as g_i; the other tasks j are visited in random order, and where <g′_i, g_j> < 0,
+    g′_i ← g′_i − <g′_i, g_j>/‖g_j‖² · g_j with the original g_j. Gradients are whole vectors over
+    all trainable parameters. Every g′_i is a combination of the g_j, so the dot products of the
+    gradients, one [tasks, tasks] matrix, are all it takes: g′ is never stored.
+
+    Example:
+        g_1 = (1, 0), g_2 = (−1, 1): their product is −1. g′_1 = g_1 + g_2/2 = (0.5, 0.5),
+        g′_2 = g_2 + g_1 = (0, 1), the sum is (0.5, 1.5); in terms of the gradients,
+        2·g_1 + 1.5·g_2.
+
+    Args:
+        tasks: names, in the order of the task axis.
+        trainable: tree of bool; dot products exclude frozen parameters.
+        reduction: SUM is the paper's; MEAN divides by the number of tasks, as TACO-DR's code does.
+
+    Source: Yu et al. 2020, "Gradient Surgery for Multi-Task Learning", Algorithm 1.
+    """
+    tasks = check_tasks(tasks)
+    num_tasks = len(tasks)
+    scale = 1.0 / num_tasks if reduction is Reduction.MEAN else 1.0
+
+    def init(params: PyTree) -> PCGradState:
+        del params
+        weights = jnp.full((num_tasks,), scale, jnp.float32)
+        return PCGradState(Report(weights, {"conflicts": jnp.float32(0)}))
+
+    def update(
+        updates: PyTree,
+        state: PCGradState,
+        params: PyTree | None = None,
+        *,
+        losses: jax.typing.ArrayLike,
+        key: jax.Array,
+        **extra: object,
+    ) -> tuple[PyTree, PCGradState]:
+        del state, extra
+        products = gram_matrix(check_task_gradients(updates, params, losses, tasks, trainable))
+        factors = projected(products, visiting_orders(key, num_tasks))
+        weights = scale * jnp.sum(factors, axis=0)
+        combined = weighted_gradients(weights, updates, params, trainable=trainable)
+        pairs = max(1, num_tasks * (num_tasks - 1))
+        conflicts = jnp.sum(products < 0).astype(jnp.float32) / pairs
+        return combined, PCGradState(Report(weights, {"conflicts": conflicts}))
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def visiting_orders(key: jax.Array, num_tasks: int) -> Int[Array, "task visit"]:
+    """For each task the others in random order; the task itself comes last and has no effect."""
+    draws = jax.random.uniform(key, (num_tasks, num_tasks))
+    return jnp.argsort(draws + 2.0 * jnp.eye(num_tasks), axis=1)
+
+
+def projected(
+    products: Float[Array, "task task"], orders: Int[Array, "task visit"]
+) -> Float[Array, "task task"]:
+    """Factors c with g′_i = Σ_j c_ij·g_j, from the products of the original gradients."""
+    num_tasks = len(products)
+    squares = jnp.diagonal(products)
+    is_other: Bool[np.ndarray, "task task"] = ~np.eye(num_tasks, dtype=bool)
+
+    def of_task(task: jax.Array, order: jax.Array) -> jax.Array:
+        def visit(factors: jax.Array, other: jax.Array) -> tuple[jax.Array, None]:
+            product = factors @ products[:, other]
+            conflicts = (product < 0) & jnp.asarray(is_other)[task, other] & (squares[other] > 0)
+            step = product / jnp.where(squares[other] > 0, squares[other], 1.0)
+            return factors.at[other].add(jnp.where(conflicts, -step, 0.0)), None
+
+        start = jax.nn.one_hot(task, num_tasks, dtype=jnp.float32)
+        return jax.lax.scan(visit, start, order)[0]
+
+    with jax.default_matmul_precision("highest"):
+        return jax.vmap(of_task)(jnp.arange(num_tasks), orders)
+
+
+class CgdState(NamedTuple):
+    """Logarithms of the tasks' weights, and the report of the last step."""
+
+    log_weights: Array
+    report: Report
+
+
+def cgd(
+    *,
+    tasks: Sequence[str],
+    trainable: PyTree[bool] | None = None,
+    loss_exponent: float = 0.25,
+    temperature: float = 100.0,
+) -> optax.GradientTransformationExtraArgs:
+    """The combiner Σ_t w_t·g_t with weights that grow with a task's contribution to all tasks.
+
+    r_i = Σ_j (ℓ_i·ℓ_j)^p · cos(g_i, g_j), over all tasks, i itself included; then
+    w ← softmax(log w + r/τ), from 1/T at the start, and the new w is used at once.
+
+    Example:
+        ℓ = (4, 1), p = 0.5, τ = 1, g_1 = (3, 4), g_2 = (0, 2). Cosines: 1, 0.8, 1.
+        r = (4 + 2·0.8, 2·0.8 + 1) = (5.6, 2.6), w = softmax(5.6, 2.6) = (0.9526, 0.0474), the
+        gradient is (2.8577, 3.9051).
+
+    Args:
+        tasks: names, in the order of the task axis.
+        trainable: tree of bool; the cosines exclude frozen parameters.
+        loss_exponent: p; 0.25 in TACO-DR's scripts, 0.5 in CGD's paper, where the losses stand for
+            the gradients' sizes.
+        temperature: τ, the inverse of the weights' step size; 100 in TACO-DR's scripts.
+
+    Source: Piratla et al. 2022, "Focus on the Common Good: Group Distributional Robustness
+    Follows", Algorithm 1, with cosines over all parameters.
+    """
+    tasks = check_tasks(tasks)
+
+    def init(params: PyTree) -> CgdState:
+        del params
+        weights = jnp.full((len(tasks),), 1.0 / len(tasks), jnp.float32)
+        return CgdState(
+            jnp.log(weights), Report(weights, {"task_entropy": weights_entropy(weights)})
+        )
+
+    def update(
+        updates: PyTree,
+        state: CgdState,
+        params: PyTree | None = None,
+        *,
+        losses: jax.typing.ArrayLike,
+        **extra: object,
+    ) -> tuple[PyTree, CgdState]:
+        del extra
+        products = gram_matrix(check_task_gradients(updates, params, losses, tasks, trainable))
+        norms = jnp.sqrt(jnp.diagonal(products))
+        inverse = jnp.where(norms > 0, 1.0 / jnp.where(norms > 0, norms, 1.0), 0.0)
+        # A regulariser may make a loss negative; it then counts as 0.
+        powers = jnp.maximum(losses, 0.0) ** loss_exponent
+        gains = powers * inverse
+        common = gains * jnp.sum(products * gains, axis=1)
+        log_weights = jax.nn.log_softmax(state.log_weights + common / temperature)
+        weights = jnp.exp(log_weights)
+        combined = weighted_gradients(weights, updates, params, trainable=trainable)
+        report = Report(weights, {"task_entropy": weights_entropy(weights)})
+        return combined, CgdState(log_weights, report)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+class GradNormState(NamedTuple):
+    """State of GradNorm.
+
+    Attributes:
+        step: steps done.
+        weights: w, one per task; their sum is the number of tasks.
+        first_losses: the losses of the first step.
+        inner: state of the weights' Adam.
+        report: the weights that the last step used.
+    """
+
+    step: Array
+    weights: Array
+    first_losses: Array
+    inner: PyTree
+    report: Report
+
+
+def gradnorm(
+    *,
+    tasks: Sequence[str],
+    trainable: PyTree[bool] | None = None,
+    alpha: float = 1.5,
+    learning_rate: float = 0.025,
+) -> optax.GradientTransformationExtraArgs:
+    """The combiner Σ_t w_t·g_t with weights trained on the tasks' gradient norms.
+
+    With G_t = ‖w_t·g_t‖ over all trainable parameters, Ḡ their mean over tasks, and
+    r_t = (ℓ_t/ℓ_t(0)) / (its mean over tasks), the weights minimise Σ_t |G_t − Ḡ·r_t^α| by gradient
+    descent, with Ḡ·r_t^α held constant: the gradient for w_t is sign(G_t − Ḡ·r_t^α)·‖g_t‖. They
+    have an Adam of their own and are then scaled to add up to T. A step uses the weights of the
+    step before. A weight that would fall below 0 becomes 0, and its own gradient can raise it
+    again; if all weights would, none changes. Losses below 1e-6 count as 1e-6 in r, because the
+    first loss is a divisor.
+
+    Example:
+        ‖g‖ = (4, 2), w = (1, 1), ℓ = ℓ(0): r = (1, 1), Ḡ = 3, gradients of w (+4, −2). Adam's first
+        step moves each by its rate, 0.025: (0.975, 1.025), which add up to 2 already.
+
+    Args:
+        tasks: names, in the order of the task axis.
+        trainable: tree of bool; the norms exclude frozen parameters.
+        alpha: how strongly slow tasks are favoured; 1.5 in the paper's experiments on NYUv2.
+        learning_rate: learning rate of the weights' own Adam; 0.025 in the paper.
+
+    Source: Chen et al. 2018, "GradNorm: Gradient Normalization for Adaptive Loss Balancing in Deep
+    Multitask Networks", Equations 1 and 2 and Algorithm 1.
+    """
+    tasks = check_tasks(tasks)
+    num_tasks = len(tasks)
+    inner = optax.adam(learning_rate)
+
+    def init(params: PyTree) -> GradNormState:
+        del params
+        weights = jnp.ones((num_tasks,), jnp.float32)
+        return GradNormState(
+            step=jnp.zeros((), jnp.int32),
+            weights=weights,
+            first_losses=jnp.ones((num_tasks,), jnp.float32),
+            inner=inner.init(weights),
+            report=Report(weights, {"task_entropy": jnp.float32(math.log(num_tasks))}),
+        )
+
+    def update(
+        updates: PyTree,
+        state: GradNormState,
+        params: PyTree | None = None,
+        *,
+        losses: jax.typing.ArrayLike,
+        **extra: object,
+    ) -> tuple[PyTree, GradNormState]:
+        del extra
+        leaves = check_task_gradients(updates, params, losses, tasks, trainable)
+        norms = jnp.sqrt(squared_norms(leaves))
+        # A loss can be exactly 0, where a softmax saturates, and below 0 with a regulariser.
+        losses = jnp.maximum(losses, _SMALLEST_LOSS)
+        first_losses = jnp.where(state.step == 0, losses, state.first_losses)
+        paces = losses / first_losses
+        paces = paces / jnp.mean(paces)
+        weighted_norms = state.weights * norms
+        targets = jnp.mean(weighted_norms) * paces**alpha
+        slopes = jnp.sign(weighted_norms - targets) * norms
+        steps, inner_state = inner.update(slopes, state.inner)
+        weights = jnp.maximum(state.weights + steps, 0.0)
+        whole = jnp.sum(weights)
+        scaled = weights * num_tasks / jnp.where(whole > 0, whole, 1.0)
+        # If all were 0, no gradient could raise one again.
+        weights = jnp.where(whole > 0, scaled, state.weights)
+        combined = weighted_gradients(state.weights, updates, params, trainable=trainable)
+        report = Report(state.weights, {"task_entropy": weights_entropy(state.weights)})
+        new_state = GradNormState(state.step + 1, weights, first_losses, inner_state, report)
+        return combined, new_state
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 class Combiner(enum.Enum):

@@ -9,7 +9,7 @@ import tiny_training
 
 from taser_jax.assembly.validator import Validator
 from taser_jax.data.batches.draws import queries_of
-from taser_jax.data.batches.options import FalseNegatives
+from taser_jax.data.batches.stream import FalseNegatives
 from taser_jax.data.token_store.arrays import Ragged
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import MeshConfig, make_mesh

@@ -15,7 +15,7 @@ from taser_jax.assembly.model_directory import load_model
 from taser_jax.commands.encode import encode
 from taser_jax.commands.train import train
 from taser_jax.data.batches.every_task import TaskBatchingConfig
-from taser_jax.data.batches.options import FalseNegatives
+from taser_jax.data.batches.stream import FalseNegatives
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.parameter_rules import parameter_paths
 from taser_jax.models.dual_encoder import DualEncoder, Towers

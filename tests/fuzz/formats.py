@@ -11,9 +11,9 @@ from bert_checkpoints import CONFIG
 from safetensors.numpy import save
 
 from taser_jax.data.readers import kilt
+from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.passages import read_passages
 from taser_jax.data.readers.questions import read_questions
-from taser_jax.data.readers.tables import read_qrels
 from taser_jax.data.readers.terms import read_mesh, read_thesaurus
 from taser_jax.data.text.vocabulary_files import WordSplitting, read_bert_files
 from taser_jax.data.text.wordpiece import wordpiece_tokenizer

@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 
 from taser_jax.cli import configuration
 from taser_jax.data.readers import kilt
+from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.passages import read_passages
 from taser_jax.data.readers.questions import read_questions
-from taser_jax.data.readers.tables import read_qrels
 from taser_jax.data.readers.terms import read_mesh, read_thesaurus
 from taser_jax.data.text.vocabulary_files import SPECIAL_TOKENS, piece_ids, read_vocab_txt
 from taser_jax.retrieval.runs import NO_ROW, Run, read_trec_run, write_trec_run

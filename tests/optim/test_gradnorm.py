@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from task_problem import TASKS, TRAINABLE, flatten, on_eight_devices, permuted, run, steps, tree
 
-from taser_jax.optim.baselines import gradnorm
+from taser_jax.optim.multitask import gradnorm
 
 PARAMS = tree(np.random.default_rng(9))
 

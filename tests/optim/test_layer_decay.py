@@ -9,7 +9,7 @@ from taser_jax.models.fusion import BertFusionConfig
 from taser_jax.models.parameters import abstract_params
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
-from taser_jax.optim.layer_decay import layer_depths, layer_factors
+from taser_jax.optim.optimizers import layer_depths, layer_factors
 from taser_jax.storage.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from task_problem import TASKS, TRAINABLE, flatten, on_eight_devices, permuted, run, steps, tree
 
-from taser_jax.optim.baselines import pcgrad, projected, visiting_orders
+from taser_jax.optim.multitask import pcgrad, projected, visiting_orders
 from taser_jax.optim.task_gradients import Reduction
 
 PARAMS = tree(np.random.default_rng(9))

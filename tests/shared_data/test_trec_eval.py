@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from taser_jax.data.readers.tables import read_qrels
+from taser_jax.data.readers.fields import read_qrels
 from taser_jax.evaluation.metrics import evaluate_qrels
 from taser_jax.retrieval.runs import Run, read_trec_run
 

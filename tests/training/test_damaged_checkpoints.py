@@ -17,7 +17,7 @@ from damage import flip
 from taser_jax.assembly.data import DeviceBatches
 from taser_jax.commands.verify import verify
 from taser_jax.data.batches.one_task import BatchStream
-from taser_jax.data.batches.options import BatchingConfig
+from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner
 from taser_jax.storage import checksums

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tiny_encoder import TinyEncoder, init, make_batch
 
-from taser_jax.data.batches.options import BatchingConfig
+from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.models.batch import Batch, Role
 from taser_jax.models.encoded import Encoded
 from taser_jax.storage.errors import ConfigError

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from taser_jax.data.batches.draws import TeacherRows
+from taser_jax.data.batches.draws import TeacherRows, task_number
 from taser_jax.data.batches.one_task import BatchStream
-from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.batches.padding import Layout, OtherTexts, Padding
-from taser_jax.data.batches.schedule import task_number
+from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import HostShare

@@ -12,15 +12,21 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from taser_jax.data.batches import draws as sampling
-from taser_jax.data.batches.draws import ScoreTable, TeacherRows
-from taser_jax.data.batches.options import (
+from taser_jax.data.batches.draws import (
+    Purpose,
+    Schedule,
+    ScoreTable,
+    TeacherRows,
+    generator,
+    task_number,
+)
+from taser_jax.data.batches.padding import Layout, OtherTexts, Padding, Texts
+from taser_jax.data.batches.stream import (
     BatchingConfig,
     FalseNegatives,
     PositiveChoice,
     check_queries,
 )
-from taser_jax.data.batches.padding import Layout, OtherTexts, Padding, Texts
-from taser_jax.data.batches.schedule import Purpose, Schedule, generator, task_number
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import HostShare

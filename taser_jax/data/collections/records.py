@@ -19,7 +19,7 @@ import tensorflow_datasets as tfds
 from etils import epath
 
 from taser_jax.data import id_index
-from taser_jax.data.blocks import in_blocks
+from taser_jax.data.files import in_blocks
 from taser_jax.storage import checksums
 from taser_jax.storage.artifacts import (
     METADATA,

@@ -20,8 +20,14 @@ from taser_jax.data.id_index import hash_share
 from taser_jax.data.prepare.detection import detect
 from taser_jax.data.prepare.mapping import PageIndex, QuestionMapper
 from taser_jax.data.prepare.merging import PassageMerger, PassageSource
-from taser_jax.data.prepare.options import VALIDATION, PrepareOptions, QuestionFiles
-from taser_jax.data.prepare.patterns import Tasks, below, by_task_and_split
+from taser_jax.data.prepare.options import (
+    VALIDATION,
+    PrepareOptions,
+    QuestionFiles,
+    Tasks,
+    below,
+    by_task_and_split,
+)
 from taser_jax.data.prepare.query_splits import QuestionSplit, divide_by_positives, named_splits
 from taser_jax.data.prepare.receipts import (
     PreparedCollection,
@@ -31,10 +37,10 @@ from taser_jax.data.prepare.receipts import (
     write_left_out,
     write_receipt,
 )
+from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.located import LeftOut, LocatedPassage, Question
 from taser_jax.data.readers.passages import read_passages, text_files
 from taser_jax.data.readers.questions import is_kilt
-from taser_jax.data.readers.tables import read_qrels
 from taser_jax.data.readers.terms import read_mesh, read_thesaurus
 from taser_jax.storage.artifacts import FilePath, fingerprint_json, storage_errors
 from taser_jax.storage.errors import ConfigError, DataError

@@ -12,8 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from taser_jax.data.collections.store import SPLITS
 from taser_jax.data.files import numbered_lines
-from taser_jax.data.prepare.options import QuestionFiles
-from taser_jax.data.prepare.patterns import WHOLE
+from taser_jax.data.prepare.options import WHOLE, QuestionFiles
 from taser_jax.data.readers.fields import Role, is_pair, read_records, roles_of
 from taser_jax.data.readers.passages import text_files
 from taser_jax.storage.errors import ConfigError

@@ -13,6 +13,7 @@ from jaxtyping import Int32
 from taser_jax.data.id_index import HashIndex, text_hash
 from taser_jax.data.prepare.merging import PassageResolver
 from taser_jax.data.prepare.query_splits import QuestionSplit
+from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.located import (
     Context,
     Judgement,
@@ -22,7 +23,6 @@ from taser_jax.data.readers.located import (
     Question,
     Span,
 )
-from taser_jax.data.readers.tables import read_qrels
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Query, check_id
 

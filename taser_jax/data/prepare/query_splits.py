@@ -12,9 +12,9 @@ import numpy as np
 from taser_jax.data.collections.store import SPLITS
 from taser_jax.data.id_index import hash_share, text_hash
 from taser_jax.data.prepare.options import SHARES, VALIDATION, PrepareOptions, QuestionFiles
+from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.located import Question
 from taser_jax.data.readers.questions import read_questions
-from taser_jax.data.readers.tables import read_qrels
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Query
 

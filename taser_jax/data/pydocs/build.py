@@ -12,8 +12,15 @@ import numpy as np
 
 from taser_jax.data.pydocs.objects import Corpus, build_corpus, read_objects
 from taser_jax.data.pydocs.parse import words
-from taser_jax.data.pydocs.splits import SPLITS, assign
-from taser_jax.data.pydocs.tasks import TASKS, Question, candidates, cut_elements, fair_questions
+from taser_jax.data.pydocs.tasks import (
+    SPLITS,
+    TASKS,
+    Question,
+    assign,
+    candidates,
+    cut_elements,
+    fair_questions,
+)
 from taser_jax.data.pydocs.walk import THIRD_PARTY, package_of
 from taser_jax.storage.artifacts import Fingerprint
 from taser_jax.storage.progress import phase, track

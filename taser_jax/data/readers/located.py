@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from taser_jax.data.blocks import in_blocks
+from taser_jax.data.files import in_blocks
 from taser_jax.data.id_index import SeenTexts
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError

@@ -18,9 +18,11 @@ from taser_jax.data.readers.fields import (
     first_of,
     is_json,
     is_pair,
+    plain_rows,
     positives,
     quoted_passages,
     read_records,
+    wrong_columns,
 )
 from taser_jax.data.readers.located import (
     PARAGRAPH_END,
@@ -31,7 +33,6 @@ from taser_jax.data.readers.located import (
     id_field,
     string_field,
 )
-from taser_jax.data.readers.tables import plain_rows, wrong_columns
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage

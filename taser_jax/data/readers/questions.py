@@ -18,13 +18,14 @@ from taser_jax.data.readers.fields import (
     Role,
     first_of,
     is_json,
+    plain_rows,
     positives,
     quoted_passages,
     read_records,
     roles_of,
+    wrong_columns,
 )
 from taser_jax.data.readers.located import Context, Question, id_field, string_field, string_list
-from taser_jax.data.readers.tables import plain_rows, wrong_columns
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
 

@@ -9,8 +9,8 @@ import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from taser_jax.data.blocks import in_blocks
 from taser_jax.data.collections.store import SPLITS, PassageStore, list_tasks
+from taser_jax.data.files import in_blocks
 from taser_jax.data.seqio_tasks.merged_collections import MergedSource, write_merged
 from taser_jax.data.seqio_tasks.registry import titles_of
 from taser_jax.data.seqio_tasks.retrieval_task import (

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from taser_jax.data.blocks import in_blocks
+from taser_jax.data.files import in_blocks
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries, id_dtype, pack_tokens
 from taser_jax.data.token_store.store import (
     QueriesEntry,

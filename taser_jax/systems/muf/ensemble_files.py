@@ -13,8 +13,7 @@ from jaxtyping import Float
 from taser_jax.assembly.data import training_queries
 from taser_jax.data.batches.draws import queries_of
 from taser_jax.data.batches.one_task import BatchStream
-from taser_jax.data.batches.options import BatchingConfig
-from taser_jax.data.batches.stream import prefetch
+from taser_jax.data.batches.stream import BatchingConfig, prefetch
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.optim.optimizers import OptimizerConfig

@@ -9,7 +9,7 @@ import recipes
 
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.data.batches.every_task import TaskBatchingConfig
-from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
+from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.retrieval.bm25 import Possessives
 from taser_jax.retrieval.mining import AnswerContaining, Excluded
 from taser_jax.storage.records import DevelopmentSets

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from taser_jax.data.batches.one_task import BatchStream
-from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
+from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.token_store.arrays import Ragged
 from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.devices.mesh import HostShare

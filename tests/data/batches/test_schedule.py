@@ -2,7 +2,7 @@ import collections
 
 import pytest
 
-from taser_jax.data.batches.schedule import Schedule, Turn, rates_from_weights
+from taser_jax.data.batches.draws import Schedule, Turn, rates_from_weights
 from taser_jax.storage.errors import ConfigError
 
 SIZES = {"nq": 100, "trec": 15, "webq": 3}

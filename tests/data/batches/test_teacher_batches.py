@@ -11,7 +11,7 @@ import tiny_training
 from taser_jax.data.batches.draws import queries_of
 from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
 from taser_jax.data.batches.one_task import BatchStream
-from taser_jax.data.batches.options import BatchingConfig
+from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.data.token_store.arrays import Ragged, TeacherScores
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import HostShare

@@ -8,8 +8,7 @@ import pytest
 
 from taser_jax.data.collections.store import QuerySet, list_tasks
 from taser_jax.data.prepare.collection import prepare
-from taser_jax.data.prepare.options import QuestionFiles
-from taser_jax.data.prepare.patterns import below, by_task_and_split
+from taser_jax.data.prepare.options import QuestionFiles, below, by_task_and_split
 from taser_jax.storage.errors import ConfigError
 
 

@@ -2,8 +2,14 @@ import pytest
 
 from taser_jax.data.pydocs.objects import MAX_WORDS, DocumentedObject, build_corpus, name_in_words
 from taser_jax.data.pydocs.parse import parse_docstring
-from taser_jax.data.pydocs.splits import Assignment, assign, split_of
-from taser_jax.data.pydocs.tasks import candidates, cut_elements, fair_questions
+from taser_jax.data.pydocs.tasks import (
+    Assignment,
+    assign,
+    candidates,
+    cut_elements,
+    fair_questions,
+    split_of,
+)
 
 FILLER = " ".join(f"filler{i}" for i in range(30)) + "."
 

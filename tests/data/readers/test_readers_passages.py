@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from taser_jax.data.readers import tables
+from taser_jax.data.readers import fields
+from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.kilt import Page, chunk_page, read_pages
 from taser_jax.data.readers.located import PARAGRAPH_END, LeftOut, Span
 from taser_jax.data.readers.passages import read_passages
-from taser_jax.data.readers.tables import read_qrels
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage
 
@@ -131,7 +131,7 @@ def test_a_bad_corpus_names_line_and_field(tmp_path, row, message):
 
 
 def test_a_field_beyond_all_measure_is_an_open_quote(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "_LONGEST_FIELD", 200_000)
+    monkeypatch.setattr(fields, "_LONGEST_FIELD", 200_000)
     path = write(tmp_path / "p.tsv", 'id\ttext\ttitle\n1\t"' + "x" * 199_000 + '"\tb\n')
     assert len(passages(path)[0].text) == 199_000
     path = write(tmp_path / "p.tsv", 'id\ttext\ttitle\n1\t"' + "long line\n" * 30_000)

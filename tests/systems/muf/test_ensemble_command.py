@@ -12,7 +12,7 @@ import tiny_training
 from tiny_specialist import write_specialist
 
 from taser_jax.data.batches.one_task import BatchStream
-from taser_jax.data.batches.options import BatchingConfig
+from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.retrieval.embeddings import EmbeddingDtype, Embeddings

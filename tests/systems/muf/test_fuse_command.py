@@ -10,7 +10,7 @@ from tiny_specialist import write_specialist
 from taser_jax.commands.bm25 import bm25
 from taser_jax.commands.evaluate import evaluate
 from taser_jax.commands.inputs import read_task_run
-from taser_jax.data.batches.options import BatchingConfig
+from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.optim.optimizers import OptimizerConfig
