@@ -160,12 +160,8 @@ def _check_shapes(gradients: PyTree, shapes: PyTree, *, expected: str, fix: str)
         )
     for (path, leaf), shape in zip(found, wanted, strict=True):
         if jnp.shape(leaf) != shape:
-            raise ConfigError(
-                f"gradient of {parameter_path(path)} has shape {jnp.shape(leaf)}",
-                where=_WHERE,
-                expected=f"{expected}: {shape}",
-                fix=fix,
-            )
+            problem = f"gradient of {parameter_path(path)} has shape {jnp.shape(leaf)}"
+            raise ConfigError(problem, where=_WHERE, expected=f"{expected}: {shape}", fix=fix)
 
 
 def gram_matrix(leaves: Sequence[Float[Array, "task ..."]]) -> Float[Array, "task task"]:

@@ -106,11 +106,9 @@ def _storage_errors(directory: epath.Path) -> Iterator[None]:
                 fix="free space and run the same command again: it resumes",
             ) from error
         if number in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
-            raise StorageError(
-                f"the directory cannot be written ({os.strerror(number)})",
-                where=str(directory),
-                fix="choose another MODEL_DIR or change its permissions",
-            ) from error
+            problem = f"the directory cannot be written ({os.strerror(number)})"
+            fix = "choose another MODEL_DIR or change its permissions"
+            raise StorageError(problem, where=str(directory), fix=fix) from error
         raise
 
 

@@ -108,11 +108,9 @@ def check_queries(
             )
     most = int(queries.positives.lengths.max())
     if len(store) - most < config.num_negatives:
-        raise ConfigError(
-            f"{config.num_negatives} negatives per query from {len(store)} passages",
-            where=where,
-            expected=f"{len(store) - most} or fewer: a query has {most} positives",
-        )
+        problem = f"{config.num_negatives} negatives per query from {len(store)} passages"
+        expected = f"{len(store) - most} or fewer: a query has {most} positives"
+        raise ConfigError(problem, where=where, expected=expected)
     if len(queries) < config.batch_size and config.false_negatives is FalseNegatives.KEEP:
         raise ConfigError(
             f"{len(queries)} queries do not fill a batch of {config.batch_size}",

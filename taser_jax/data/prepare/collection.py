@@ -38,7 +38,7 @@ from taser_jax.data.prepare.receipts import (
     write_receipt,
 )
 from taser_jax.data.readers.fields import read_qrels
-from taser_jax.data.readers.located import LeftOut, LocatedPassage, Question
+from taser_jax.data.readers.located import LeftOut, LocatedPassage
 from taser_jax.data.readers.passages import read_passages, text_files
 from taser_jax.data.readers.questions import is_kilt
 from taser_jax.data.readers.terms import read_mesh, read_thesaurus
@@ -322,20 +322,14 @@ def _positive_ids(split: QuestionSplit) -> Iterator[str]:
                 yield judgement.passage_id
         return
     for question in asked.values():
-        yield from _ids_of_positives(question)
-
-
-def _ids_of_positives(question: Question) -> Iterator[str]:
-    named = [(one.id, one.title) for one in question.positives]
-    named += [(one.passage_id, one.title or one.page_id) for one in question.provenance]
-    for id, title in named:
-        if not id:
-            raise DataError(
-                f"the positive on {title!r} has no passage_id",
-                where=question.where,
-                fix="add it, or keep all passages: PrepareOptions.distractors = 1.0",
-            )
-        yield id
+        titles = [(context.id, context.title) for context in question.positives]
+        titles += [(one.passage_id, one.title or one.page_id) for one in question.provenance]
+        for id, title in titles:
+            if not id:
+                problem = f"the positive on {title!r} has no passage_id"
+                fix = "add it, or keep all passages: PrepareOptions.distractors = 1.0"
+                raise DataError(problem, where=question.where, fix=fix)
+            yield id
 
 
 def _labelled(given: PassageFiles, where: str) -> dict[str, FilePath]:
@@ -345,11 +339,8 @@ def _labelled(given: PassageFiles, where: str) -> dict[str, FilePath]:
     paths = [given] if isinstance(given, str | os.PathLike) else list(given)
     labelled = {_label(path): path for path in paths}
     if len(labelled) < len(paths):
-        raise ConfigError(
-            f"two have the same name: {', '.join(os.fspath(path) for path in paths)}",
-            where=where,
-            fix="give a label to each: {label: path}",
-        )
+        problem = f"two have the same name: {', '.join(os.fspath(path) for path in paths)}"
+        raise ConfigError(problem, where=where, fix="give a label to each: {label: path}")
     return labelled
 
 

@@ -199,11 +199,9 @@ def _by_task(
         splits = found.setdefault(task or name, {})
         split = split or ("test" if path in topics else WHOLE)
         if split in splits:
-            raise ConfigError(
-                f"{splits[split].questions} and {path} are both {split}",
-                where=f"task {task or name!r}",
-                fix="name one after another task or split, as in faq.test.queries.tsv",
-            )
+            problem = f"{splits[split].questions} and {path} are both {split}"
+            fix = "name one after another task or split, as in faq.test.queries.tsv"
+            raise ConfigError(problem, where=f"task {task or name!r}", fix=fix)
         splits[split] = questions
     return found
 

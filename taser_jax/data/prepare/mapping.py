@@ -175,11 +175,9 @@ class QuestionMapper:
         missing = [id for id in judgements if id not in self.split.read_ids]
         questions = os.fspath(files.questions)
         if missing and len(missing) == len(judgements):
-            raise DataError(
-                f"not one of its {len(judgements):,} queries is among those of {questions}",
-                where=os.fspath(files.qrels or ""),
-                fix="give the qrels of these questions",
-            )
+            problem = f"not one of its {len(judgements):,} queries is among those of {questions}"
+            fix = "give the qrels of these questions"
+            raise DataError(problem, where=os.fspath(files.qrels or ""), fix=fix)
         for id in missing:
             found = f"the query {id!r} is not in {questions}"
             where = f"{judgements[id][0].where}, field 'query-id'"

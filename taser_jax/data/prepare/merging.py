@@ -89,11 +89,9 @@ class PassageMerger:
                     self.renamed += 1
                     passage = dataclasses.replace(passage, id=name)
                 if passage.id in taken:
-                    raise DataError(
-                        f"the id {passage.id!r} is used twice",
-                        where=str(source.path),
-                        fix="give the file another label",
-                    )
+                    fix = "give the file another label"
+                    where = str(source.path)
+                    raise DataError(f"the id {passage.id!r} is used twice", where=where, fix=fix)
                 taken[passage.id] = row
                 yield passage
                 row += 1

@@ -91,11 +91,9 @@ class PrepareOptions:
         kept = "a share between 0 and 1"
         check_fields(self, "distractors", is_valid=lambda x: 0 <= x <= 1, expected=kept)
         if self.validation_last and (self.split_groups or self.split_by_page):
-            raise ConfigError(
-                "validation_last, whose questions may be part of a group of the others",
-                where="PrepareOptions",
-                fix="set validation_last = 0, or leave out split_groups and split_by_page",
-            )
+            problem = "validation_last, whose questions may be part of a group of the others"
+            fix = "set validation_last = 0, or leave out split_groups and split_by_page"
+            raise ConfigError(problem, where="PrepareOptions", fix=fix)
 
     def check_tasks(self, tasks: Mapping[str, object]) -> None:
         """Checks that the tasks that options name are tasks of the files.
@@ -183,11 +181,8 @@ def _found(given: QuestionFiles, task: str | None) -> dict[str, dict[str, Questi
         pattern = pattern.replace("{task}", task)
     places = set(_PLACE.findall(pattern))
     if task is None and "task" not in places:
-        raise ConfigError(
-            "the pattern has no {task}",
-            where=pattern,
-            fix="write one such as 'folder/{task}.{split}.queries.tsv', or {task: {split: path}}",
-        )
+        fix = "write one such as 'folder/{task}.{split}.queries.tsv', or {task: {split: path}}"
+        raise ConfigError("the pattern has no {task}", where=pattern, fix=fix)
     if not places:
         return {str(task): {WHOLE: given}}
     found: dict[str, dict[str, QuestionFiles]] = collections.defaultdict(dict)
@@ -203,11 +198,9 @@ def _found(given: QuestionFiles, task: str | None) -> dict[str, dict[str, Questi
         raise _nothing_matches(pattern, others)
     with_split = [name for name in found if set(re.split(r"\W", name)) & {*SPLITS}]
     if "split" not in places and with_split:
-        raise ConfigError(
-            f"the pattern has no {{split}}, and finds {_few(with_split)} as tasks",
-            where=pattern,
-            fix="write {split} where the files' names have train, validation or test",
-        )
+        problem = f"the pattern has no {{split}}, and finds {_few(with_split)} as tasks"
+        fix = "write {split} where the files' names have train, validation or test"
+        raise ConfigError(problem, where=pattern, fix=fix)
     ordered = {
         name: {split: splits[split] for split in sorted(splits, key=_place_of_split)}
         for name, splits in sorted(found.items())
@@ -237,11 +230,9 @@ def _check_qrels(found: Mapping[str, Mapping[str, QuestionFiles]]) -> None:
     paths = [files.qrels for splits in found.values() for files in splits.values()]
     there = [os.fspath(path) for path in paths if path and file_exists(path)]
     if absent := [os.fspath(path) for path in paths if path and os.fspath(path) not in there]:
-        raise ConfigError(
-            f"missing: {_few(absent)}; there is: {_few(there)}",
-            where="QuestionFiles.qrels",
-            fix="add one for each file of questions, or correct the pattern",
-        )
+        fix = "add one for each file of questions, or correct the pattern"
+        where = "QuestionFiles.qrels"
+        raise ConfigError(f"missing: {_few(absent)}; there is: {_few(there)}", where=where, fix=fix)
 
 
 def _nothing_matches(pattern: str, others: list[str]) -> ConfigError:
@@ -253,11 +244,8 @@ def _nothing_matches(pattern: str, others: list[str]) -> ConfigError:
         seen = f"there is no folder {base}"
     else:
         seen = f"{base} has {_few(sorted(path.name for path in folder.iterdir()))}"
-    return ConfigError(
-        f"no file matches; {seen}",
-        where=pattern,
-        fix="correct the pattern, or name the files: {task: {split: path}}",
-    )
+    fix = "correct the pattern, or name the files: {task: {split: path}}"
+    return ConfigError(f"no file matches; {seen}", where=pattern, fix=fix)
 
 
 def _candidates(pattern: str) -> list[str]:

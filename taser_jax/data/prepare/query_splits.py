@@ -90,11 +90,9 @@ class QuestionSplit:
             return group_of(question.id, pattern, question.where)
         pages = {place.page_id for place in question.provenance}
         if len(pages) != 1:
-            raise DataError(
-                f"the positives of {question.id!r} are on {len(pages)} pages",
-                where=f"{question.where}, field 'output'",
-                fix=f"take {self.task!r} out of PrepareOptions.split_by_page",
-            )
+            problem = f"the positives of {question.id!r} are on {len(pages)} pages"
+            fix = f"take {self.task!r} out of PrepareOptions.split_by_page"
+            raise DataError(problem, where=f"{question.where}, field 'output'", fix=fix)
         return pages.pop()
 
 
@@ -170,11 +168,9 @@ def group_of(id: str, pattern: str | None, where: str) -> str:
         return id
     found = re.search(pattern, id)
     if found is None:
-        raise DataError(
-            f"the pattern {pattern!r} does not match the id {id!r}",
-            where=f"{where}, field 'id'",
-            fix="correct the pattern in split_groups, or leave the task out of it",
-        )
+        problem = f"the pattern {pattern!r} does not match the id {id!r}"
+        fix = "correct the pattern in split_groups, or leave the task out of it"
+        raise DataError(problem, where=f"{where}, field 'id'", fix=fix)
     return found.group()
 
 

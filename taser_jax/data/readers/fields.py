@@ -62,11 +62,8 @@ def quoted_rows(path: FilePath, delimiter: str = "\t") -> Iterator[tuple[int, li
 
 def wrong_columns(where: str, found: int, expected: str) -> DataError:
     """The error for a row of too few or too many columns."""
-    return DataError(
-        f"{found} tab-separated columns, not {expected}",
-        where=where,
-        fix="check for a missing tab, tabs or newlines within a text, or a quote left open",
-    )
+    fix = "check for a missing tab, tabs or newlines within a text, or a quote left open"
+    return DataError(f"{found} tab-separated columns, not {expected}", where=where, fix=fix)
 
 
 def read_qrels(path: FilePath) -> Iterator[Judgement]:

@@ -145,11 +145,9 @@ def _of_columns(path: FilePath) -> Iterator[LocatedPassage]:
     rows = plain_rows(path)
     compared = list(itertools.islice(rows, _COMPARED))
     if sum(len(text) < len(title) for _, (_, text, title) in _threes(compared)) > len(compared) / 2:
-        raise DataError(
-            "its third column, the title, is longer than the second, the text",
-            where=os.fspath(path),
-            fix="name the columns in a first line, such as id<tab>title<tab>text",
-        )
+        problem = "its third column, the title, is longer than the second, the text"
+        fix = "name the columns in a first line, such as id<tab>title<tab>text"
+        raise DataError(problem, where=os.fspath(path), fix=fix)
     for line, columns in itertools.chain(compared, rows):
         if len(columns) not in (2, 3):
             expected = "2 or 3: id, text and optionally title"

@@ -172,11 +172,9 @@ def find_mixture(name: str) -> RetrievalMixture:
     for task in mixture.tasks:
         former = task_of_queries.setdefault((task.source.collection, task.source.task), task.name)
         if former != task.name:
-            raise ConfigError(
-                f"{former!r} and {task.name!r} are the same queries",
-                where=f"mixture {name!r}",
-                fix="name each task of a collection once",
-            )
+            problem = f"{former!r} and {task.name!r} are the same queries"
+            fix = "name each task of a collection once"
+            raise ConfigError(problem, where=f"mixture {name!r}", fix=fix)
     return dataclasses.replace(mixture, tasks=merged_tasks(name, mixture.tasks))
 
 
@@ -226,22 +224,18 @@ def titles_of(collection: str, mixture: RetrievalMixture | None = None) -> Title
     forms = {label: _titles.get(label, mixture.titles) for label in labels}
     if len(set(forms.values())) > 1:
         described = ", ".join(f"{label} titles={form.value}" for label, form in forms.items())
-        raise ConfigError(
-            f"the passages of its collections have different forms: {described}",
-            where=f"mixture {collection!r}",
-            fix=f"register one with add_passages({collection!r}, titles=...)",
-        )
+        problem = f"the passages of its collections have different forms: {described}"
+        fix = f"register one with add_passages({collection!r}, titles=...)"
+        raise ConfigError(problem, where=f"mixture {collection!r}", fix=fix)
     return next(iter(forms.values()))
 
 
 def _register(item: RetrievalTask | RetrievalMixture) -> None:
     """Refuses a name that is taken; registers with SeqIO if that has been imported."""
     if item.name in names():
-        raise ConfigError(
-            f"{item.name!r} is registered already",
-            where="registration of tasks",
-            fix="choose another name, or remove the former with taser_jax.tasks.remove_task",
-        )
+        fix = "choose another name, or remove the former with taser_jax.tasks.remove_task"
+        where = "registration of tasks"
+        raise ConfigError(f"{item.name!r} is registered already", where=where, fix=fix)
     if _registries_of_seqio():
         _import_seqio(item.name).add(item)
 
@@ -268,10 +262,8 @@ def _import_seqio(needed_by: str) -> types.ModuleType:
     try:
         from taser_jax.data.seqio_tasks import in_seqio
     except ImportError as error:
-        raise ConfigError(
-            f"SeqIO or TensorFlow is not installed ({error})",
-            where=needed_by,
-            expected="both, for preprocessors, sources and rates that SeqIO runs",
-            fix=how_to_install("tensorflow"),
-        ) from error
+        problem = f"SeqIO or TensorFlow is not installed ({error})"
+        expected = "both, for preprocessors, sources and rates that SeqIO runs"
+        fix = how_to_install("tensorflow")
+        raise ConfigError(problem, where=needed_by, expected=expected, fix=fix) from error
     return in_seqio

@@ -83,11 +83,9 @@ def tokenize_collection(
     if isinstance(vocabulary, str | os.PathLike):
         vocabulary = load_vocabulary(vocabulary)
     if (mixture is None) == (collection is None):
-        raise ConfigError(
-            f"mixture {mixture and mixture.name!r} and collection {collection!r}",
-            where="tokenize",
-            fix="name tasks to have their queries, or a collection to have its passages alone",
-        )
+        problem = f"mixture {mixture and mixture.name!r} and collection {collection!r}"
+        fix = "name tasks to have their queries, or a collection to have its passages alone"
+        raise ConfigError(problem, where="tokenize", fix=fix)
     tasks = () if mixture is None else mixture.tasks
     collection = collection or tasks[0].source.collection
     titles = titles_of(collection, mixture)
@@ -143,11 +141,9 @@ def _work(tasks: Sequence[RetrievalTask], data_dir: str) -> list[tuple[Retrieval
         own = task.source.original
         if not own.splits:
             prepared = ", ".join(list_tasks(data_dir, own.collection)) or "(none)"
-            raise DataError(
-                f"task {own.task!r} is not among the prepared tasks: {prepared}",
-                where=f"{data_dir}, collection {own.collection!r}",
-                fix="prepare the task's queries with `taser prepare`",
-            )
+            problem = f"task {own.task!r} is not among the prepared tasks: {prepared}"
+            fix = "prepare the task's queries with `taser prepare`"
+            raise DataError(problem, where=f"{data_dir}, collection {own.collection!r}", fix=fix)
         work += [(task, split) for split in SPLITS if split in own.splits]
     return work
 

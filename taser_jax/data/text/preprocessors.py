@@ -103,11 +103,9 @@ class TaskPrompt:
             return vocabulary.sep_id
         id = vocabulary.id_of(self.separator)
         if id is None:
-            raise ConfigError(
-                f"{self.separator!r} is not a piece of the vocabulary",
-                where="TaskPrompt.separator",
-                fix="<extra_id_N>: give the vocabulary extra ids, tokenize.extra_ids=100 (T5's)",
-            )
+            problem = f"{self.separator!r} is not a piece of the vocabulary"
+            fix = "<extra_id_N>: give the vocabulary extra ids, tokenize.extra_ids=100 (T5's)"
+            raise ConfigError(problem, where="TaskPrompt.separator", fix=fix)
         return id
 
 
@@ -210,11 +208,9 @@ def query_room(vocabulary: Vocabulary, length: int, *, prompt: Sequence[int] = (
     """
     room = check_length(length) - 1 - (vocabulary.cls_id is not None) - len(prompt)
     if room < 1:
-        raise ConfigError(
-            f"the prompt of {len(prompt)} tokens leaves no room for the query",
-            where=f"query length {length}",
-            fix=f"shorten the prompt, or give {length - room + 1} tokens or more",
-        )
+        problem = f"the prompt of {len(prompt)} tokens leaves no room for the query"
+        fix = f"shorten the prompt, or give {length - room + 1} tokens or more"
+        raise ConfigError(problem, where=f"query length {length}", fix=fix)
     return room
 
 

@@ -64,19 +64,15 @@ class SentencePieceVocabulary:
             raise DataError("the vocabulary is empty", where=where)
         pad_id, eos_id = self._processor.pad_id(), self._processor.eos_id()
         if pad_id != 0 or eos_id < 0:
-            raise DataError(
-                f"pad is id {pad_id} and the end of a text id {eos_id}, not 0 and another",
-                where=where,
-                fix="train with pad_id=0 and eos_id set, or make one with `taser vocab`",
-            )
+            problem = f"pad is id {pad_id} and the end of a text id {eos_id}, not 0 and another"
+            fix = "train with pad_id=0 and eos_id set, or make one with `taser vocab`"
+            raise DataError(problem, where=where, fix=fix)
         if extra_ids < 0:
             raise DataError(f"{extra_ids} extra ids", where=where, fix="give 0 or more")
         if extra_ids and self._piece_id(_extra_id_name(0)) is not None:
-            raise DataError(
-                f"{extra_ids} extra ids for a model that has pieces of their names",
-                where=where,
-                fix="set tokenize.extra_ids=0: the model has its own",
-            )
+            problem = f"{extra_ids} extra ids for a model that has pieces of their names"
+            fix = "set tokenize.extra_ids=0: the model has its own"
+            raise DataError(problem, where=where, fix=fix)
         bos_id = self._processor.bos_id()
         self.cls_id = bos_id if bos_id >= 0 else None
         self.sep_id = eos_id

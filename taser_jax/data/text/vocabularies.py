@@ -84,12 +84,10 @@ def load_vocabulary(
     """
     vocabulary = _load(os.fspath(path).rstrip("/"), extra_ids)
     if rows is not None and vocabulary.size > rows:
-        raise DataError(
-            f"the vocabulary has {vocabulary.size:,} ids",
-            where=os.fspath(path),
-            expected=f"at most {rows:,}, the rows of the model's embedding table (vocab_size)",
-            fix="give the vocabulary that the model was trained with",
-        )
+        problem = f"the vocabulary has {vocabulary.size:,} ids"
+        expected = f"at most {rows:,}, the rows of the model's embedding table (vocab_size)"
+        fix = "give the vocabulary that the model was trained with"
+        raise DataError(problem, where=os.fspath(path), expected=expected, fix=fix)
     return vocabulary
 
 
@@ -123,12 +121,10 @@ def _load_model(path: str, extra_ids: int | None) -> SentencePieceVocabulary:
     check_rows(os.path.dirname(path), vocabulary.size, where=path)
     for name, id in named.items():
         if id is not None and vocabulary.id_of(name) != id:
-            raise DataError(
-                f"{name} is id {id}",
-                where=os.path.join(os.path.dirname(path), TOKENIZER_CONFIG_FILE),
-                expected=f"{vocabulary.id_of(name)}: extra ids follow the model's, the first last",
-                fix="set tokenize.extra_ids to read the model with another number",
-            )
+            expected = f"{vocabulary.id_of(name)}: extra ids follow the model's, the first last"
+            fix = "set tokenize.extra_ids to read the model with another number"
+            where = os.path.join(os.path.dirname(path), TOKENIZER_CONFIG_FILE)
+            raise DataError(f"{name} is id {id}", where=where, expected=expected, fix=fix)
     return vocabulary
 
 
@@ -153,11 +149,9 @@ def _load_bert(
     directory: str, vocab_file: str | None, extra_ids: int | None
 ) -> WordPieceVocabulary:
     if extra_ids:
-        raise DataError(
-            f"{extra_ids} extra ids for a WordPiece vocabulary",
-            where=os.path.join(directory, vocab_file or VOCAB_FILE),
-            fix="leave tokenize.extra_ids out: only SentencePiece models take extra ids",
-        )
+        fix = "leave tokenize.extra_ids out: only SentencePiece models take extra ids"
+        where = os.path.join(directory, vocab_file or VOCAB_FILE)
+        raise DataError(f"{extra_ids} extra ids for a WordPiece vocabulary", where=where, fix=fix)
     return WordPieceVocabulary.from_files(read_bert_files(directory or ".", vocab_file=vocab_file))
 
 
@@ -276,9 +270,7 @@ def _train_sentencepiece(texts: Iterable[str], size: int, lower_case: bool) -> V
                 minloglevel=2,
             )
     except RuntimeError as error:
-        raise ConfigError(
-            f"SentencePiece rejects size {size} ({error})",
-            where="train_vocabulary",
-            fix="give other texts, or a size that the message allows",
-        ) from error
+        problem = f"SentencePiece rejects size {size} ({error})"
+        fix = "give other texts, or a size that the message allows"
+        raise ConfigError(problem, where="train_vocabulary", fix=fix) from error
     return SentencePieceVocabulary(model.getvalue())

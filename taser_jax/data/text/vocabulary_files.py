@@ -195,12 +195,10 @@ def read_metadata(directory: str) -> VocabularyMetadata:
 def check_fingerprint(directory: str, metadata: VocabularyMetadata, actual: str) -> None:
     """Raises `FingerprintError` if the files are not the ones that were saved."""
     if metadata.get("fingerprint", actual) != actual:
-        raise FingerprintError(
-            f"the vocabulary's files have fingerprint {actual}",
-            where=directory,
-            expected=f"{metadata['fingerprint']}, as recorded in {METADATA}",
-            fix="the file was changed after saving: restore it, or make the vocabulary again",
-        )
+        problem = f"the vocabulary's files have fingerprint {actual}"
+        expected = f"{metadata['fingerprint']}, as recorded in {METADATA}"
+        fix = "the file was changed after saving: restore it, or make the vocabulary again"
+        raise FingerprintError(problem, where=directory, expected=expected, fix=fix)
 
 
 def read_bert_files(
@@ -236,11 +234,9 @@ def read_bert_files(
         lines = read_vocab_txt(words)
         if tokenizer is not None and lines != pieces:
             line, ours, theirs = first_difference(lines, pieces)
-            raise DataError(
-                f"{ours}, and {theirs} is id {line - 1} in {tokenizer_path}",
-                where=f"{where}:{line}",
-                fix="delete the file that is not of these weights",
-            )
+            problem = f"{ours}, and {theirs} is id {line - 1} in {tokenizer_path}"
+            fix = "delete the file that is not of these weights"
+            raise DataError(problem, where=f"{where}:{line}", fix=fix)
         pieces = lines
     _check_added(_added_tokens(folder, tokenizer, config), piece_ids(pieces, where), where)
     check_rows(folder, len(pieces), where=where)
@@ -346,11 +342,9 @@ def _read_tokenizer(path: epath.Path) -> dict[str, Any]:
     for (part, name), value in _FIXED.items():
         actual = (tokenizer[part] or {}).get(name)
         if actual != value:
-            raise ConfigError(
-                f"{part}.{name} is {actual!r}, and {value!r} in BERT's tokenizers",
-                where=os.fspath(path),
-                fix="choose a checkpoint with a tokenizer of BERT",
-            )
+            problem = f"{part}.{name} is {actual!r}, and {value!r} in BERT's tokenizers"
+            fix = "choose a checkpoint with a tokenizer of BERT"
+            raise ConfigError(problem, where=os.fspath(path), fix=fix)
     return tokenizer
 
 

@@ -239,20 +239,16 @@ def pack_tokens(
     lengths = np.fromiter((len(ids) for ids in token_lists), np.int32, len(token_lists))
     bad = np.flatnonzero((lengths < 1) | (lengths > length))
     if len(bad):
-        raise DataError(
-            f"{lengths[bad[0]]} tokens",
-            where=f"{where}, {_name(names, bad[0])}",
-            expected=f"1 to {length} tokens, special tokens included",
-        )
+        expected = f"1 to {length} tokens, special tokens included"
+        where = f"{where}, {_name(names, bad[0])}"
+        raise DataError(f"{lengths[bad[0]]} tokens", where=where, expected=expected)
     flat = np.fromiter((i for ids in token_lists for i in ids), np.int64, int(lengths.sum()))
     bad = np.flatnonzero((flat < 0) | (flat >= vocabulary_size))
     if len(bad):
         text = int(np.searchsorted(np.cumsum(lengths), bad[0], side="right"))
-        raise DataError(
-            f"token id {flat[bad[0]]}",
-            where=f"{where}, {_name(names, text)}",
-            expected=f"an id of the vocabulary, 0 to {vocabulary_size - 1}",
-        )
+        expected = f"an id of the vocabulary, 0 to {vocabulary_size - 1}"
+        where = f"{where}, {_name(names, text)}"
+        raise DataError(f"token id {flat[bad[0]]}", where=where, expected=expected)
     ids = np.zeros((len(token_lists), length), id_dtype(vocabulary_size))
     ids[np.arange(length)[None, :] < lengths[:, None]] = flat
     return TokenArray(ids, lengths)

@@ -202,11 +202,8 @@ def read_negatives(
     ]
     if 0 < len(unscored) < len(lines):
         counts = f"{len(unscored)} of {len(lines)} queries"
-        raise DataError(
-            f"{counts} have no teacher scores, such as {unscored[0]!r}",
-            where=str(path),
-            fix=_REMAKE,
-        )
+        problem = f"{counts} have no teacher scores, such as {unscored[0]!r}"
+        raise DataError(problem, where=str(path), fix=_REMAKE)
     return lines
 
 
@@ -253,11 +250,9 @@ def _write_metadata(
         others = old.pop(_FILES, {})
         for name in sorted(new.keys() & old.keys()):
             if new[name] != old[name]:
-                raise DataError(
-                    f"it has negatives with {name} {old[name]!r}, not {new[name]!r}",
-                    where=str(directory),
-                    fix="write to a new directory, to keep the two kinds apart",
-                )
+                problem = f"it has negatives with {name} {old[name]!r}, not {new[name]!r}"
+                fix = "write to a new directory, to keep the two kinds apart"
+                raise DataError(problem, where=str(directory), fix=fix)
     artifacts.write_json(directory / artifacts.METADATA, {**new, _FILES: {**others, **files}})
 
 

@@ -211,12 +211,9 @@ class TokenStore:
                 self.tasks[task],
             )
         nearest = difflib.get_close_matches(missing, there, n=1)
-        raise ConfigError(
-            absent,
-            where=str(self.directory),
-            expected=f"one of {', '.join(there) or '(the store has no queries)'}",
-            fix=f"did you mean {nearest[0]!r}?" if nearest else None,
-        )
+        expected = f"one of {', '.join(there) or '(the store has no queries)'}"
+        fix = f"did you mean {nearest[0]!r}?" if nearest else None
+        raise ConfigError(absent, where=str(self.directory), expected=expected, fix=fix)
 
 
 def queries_folder(directory: pathlib.Path, task: str, split: str) -> pathlib.Path:
@@ -265,11 +262,8 @@ def _open_tokens(folder: pathlib.Path, count: int) -> TokenArray:
     longest = array.ids.shape[1]
     bad = np.flatnonzero((array.lengths < 1) | (array.lengths > longest))
     if len(bad):
-        raise DataError(
-            f"row {bad[0]} has length {array.lengths[bad[0]]}, not 1 to {longest}",
-            where=str(folder / "lengths.npy"),
-            fix=_REMAKE,
-        )
+        problem = f"row {bad[0]} has length {array.lengths[bad[0]]}, not 1 to {longest}"
+        raise DataError(problem, where=str(folder / "lengths.npy"), fix=_REMAKE)
     return array
 
 

@@ -186,11 +186,8 @@ class TokenStoreWriter:
             raise DataError("no passages were written", where=str(self.directory))
         row, query = self._largest_row
         if row >= self._num_passages:
-            raise DataError(
-                f"passage row {row} of {self._num_passages}",
-                where=query,
-                fix="queries and passages must come from one collection: prepare it again",
-            )
+            fix = "queries and passages must come from one collection: prepare it again"
+            raise DataError(f"passage row {row} of {self._num_passages}", where=query, fix=fix)
         content = artifacts.fingerprint(
             [json.dumps(self._header, sort_keys=True), self._passages_fingerprint]
             + [entry.fingerprint for entry in self._entries]
