@@ -58,7 +58,7 @@ OTHERS = {
     "commands": 35,
     "fields that nothing binds": 100,
     "Any in annotations": 262,
-    "modules that train imports": 97,
+    "modules that train imports": 93,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
