@@ -31,6 +31,7 @@ DATA = [
     "tensorflow-datasets>=4.9.10,<4.10",
     "array-record>=0.8,<0.9",
     "importlib_resources>=6",
+    "pyarrow>=20",
     "scann==1.4.2",
     "tensorboard>=2.19,<3",
     "bm25s>=0.3.16,<0.4",
@@ -51,6 +52,8 @@ TORCH = ["torch==2.13.0", "transformers>=5.23,<5.24", "sentence-transformers>=6.
 # jax's own extra brings the libtpu that this jax was made for.
 TPU = ["jax[tpu]>=0.10.2,<0.13"]
 ONNX = ["onnx>=1.19", "onnxscript>=0.5", "onnxruntime>=1.31,<1.32"]
+# `taser export faiss`.
+FAISS = ["faiss-cpu>=1.15,<1.16"]
 # HTTP: search, embeddings and a search page.
 SERVE = ["starlette>=1.0,<2", "uvicorn>=0.40,<1", "prometheus-client>=0.21,<1"]
 # The site of docs/ with its API reference.
@@ -90,7 +93,8 @@ setuptools.setup(
         "wandb": ["wandb>=0.31,<1"],
         "trackio": ["trackio>=0.43,<1"],
         # What benchmarks/ compares with; nothing else needs it.
-        "benchmarks": [*TORCH, "faiss-cpu>=1.15,<1.16"],
+        "benchmarks": [*TORCH, *FAISS],
+        "faiss": FAISS,
         "docs": DOCS,
         "serve": SERVE,
         "test": [

@@ -191,8 +191,11 @@ COMMANDS: dict[str, Command] = dict(
         _command(
             "export",
             "commands.export",
-            "export a model to other libraries' formats",
+            "export a model, or embeddings, to formats of other libraries and vector stores",
             function="export_model",
+            argument="export_model.formats",
+            many=True,
+            optional=True,
         ),
         _command(
             "compare",

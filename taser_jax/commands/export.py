@@ -1,4 +1,4 @@
-"""`taser export`: converts a trained model into other libraries' formats."""
+"""`taser export`: models and embeddings in the formats of other libraries and vector stores."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from taser_jax.assembly.model_directory import (
     read_model_config,
 )
 from taser_jax.assembly.text_facts import task_prompts, text_settings
+from taser_jax.commands.stores import EmbeddingsExport, export_stores
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.results import read_results
@@ -26,6 +27,7 @@ from taser_jax.interop.export_source import ExportSource, check_exported
 from taser_jax.interop.model_card import METADATA, CardTexts, metadata, write_card
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
+from taser_jax.retrieval.embedding_files import StoreFormat
 from taser_jax.storage.artifacts import read_json, replacing
 from taser_jax.storage.errors import ConfigError, DataError, how_to_install
 from taser_jax.storage.progress import logger, phase
@@ -83,9 +85,10 @@ _PLAIN = (ExportFormat.SENTENCE_TRANSFORMERS, ExportFormat.ONNX)
 @writes("{output_dir}")
 def export_model(
     *,
-    model_dir: str,
+    model_dir: str | None,
     output_dir: str,
-    formats: Sequence[str | ExportFormat] = ("sentence_transformers",),
+    formats: Sequence[str | ExportFormat | StoreFormat] = ("sentence_transformers",),
+    embeddings: EmbeddingsExport = EmbeddingsExport(),
     step: int | None = None,
     query_length: int | None = None,
     passage_length: int | None = None,
@@ -99,14 +102,17 @@ def export_model(
 ) -> dict[str, pathlib.Path]:
     """Writes a trained model in other formats, each with a model card and export.json.
 
-    Each format is written to the sub-directory of `output_dir` with its name. All are checked
+    With the formats of vector stores, writes embeddings instead, each with a metadata.json. Each
+    format is written to the sub-directory of `output_dir` with its name. All are checked
     before anything is computed, and none is left half-written.
 
     Args:
-        model_dir: the trained model.
+        model_dir: the trained model; for embeddings that of their queries, or None.
         output_dir: parent of the formats' directories. Each must be absent or empty, or hold this
             very export, which is then kept.
-        formats: some of "sentence_transformers", "saved_model", "stablehlo" and "onnx".
+        formats: some of "sentence_transformers", "saved_model", "stablehlo" and "onnx"; or, for
+            embeddings, of "embeddings" (Parquet), "faiss" and "vertex".
+        embeddings: what the formats of embeddings hold.
         step: step of the checkpoint; None means the best one.
         query_length: maximum tokens per query; None means as in training.
         passage_length: maximum tokens per passage; None means as in training.
@@ -126,8 +132,13 @@ def export_model(
         ConfigError: an unknown format, one that cannot hold this model or whose packages are not
             installed, a directory that is not empty, or unknown lengths.
         DataError: the vocabulary is missing.
+        FingerprintError: embeddings of another model or collection.
     """
-    chosen = _formats(formats)
+    chosen, stores = _formats(formats)
+    if stores:
+        return export_stores(stores, embeddings, model_dir, pathlib.Path(output_dir), step=step)
+    if model_dir is None:
+        raise ConfigError("no model", where="MODEL_DIR", fix="--gin.MODEL_DIR=...")
     directories = {format: pathlib.Path(output_dir) / format.value for format in chosen}
     for directory in directories.values():
         if ensemble_dir is not None or not (directory / METADATA).is_file():
@@ -209,16 +220,25 @@ def _exporter(format: ExportFormat) -> tuple[_Export, Callable[[ExportSource], C
     return stablehlo.export_stablehlo, stablehlo.card_texts
 
 
-def _formats(formats: Sequence[str | ExportFormat]) -> list[ExportFormat]:
-    choices = [format.value for format in ExportFormat]
+def _formats(
+    formats: Sequence[str | ExportFormat | StoreFormat],
+) -> tuple[list[ExportFormat], list[StoreFormat]]:
+    """The formats of models, or those of embeddings, once each."""
+    models = [format.value for format in ExportFormat]
+    stores = [format.value for format in StoreFormat]
     given = [formats] if isinstance(formats, str) else list(formats)
-    values = [format.value if isinstance(format, ExportFormat) else format for format in given]
-    unknown = [value for value in values if value not in choices]
+    values = [format if isinstance(format, str) else format.value for format in given]
+    unknown = [value for value in values if value not in (*models, *stores)]
     if unknown or not values:
         problem = f"{unknown[0]!r} is no format" if unknown else "no format is given"
-        fix = f"choose of {', '.join(choices)}: --gin.export_model.formats=\"['stablehlo']\""
+        fix = f"choose of {', '.join([*models, *stores])}, as in `taser export stablehlo`"
         raise ConfigError(problem, where="export_model.formats", fix=fix)
-    return [ExportFormat(value) for value in dict.fromkeys(values)]
+    chosen = dict.fromkeys(values)
+    if not chosen.keys() & models or not chosen.keys() & stores:
+        of_models = [ExportFormat(value) for value in chosen if value in models]
+        return of_models, [StoreFormat(value) for value in chosen if value in stores]
+    fix = f"two commands: `taser export {' '.join(models[:1])}`, then `taser export {stores[0]}`"
+    raise ConfigError("formats of a model and of embeddings", where="taser export", fix=fix)
 
 
 def _check_empty(directory: pathlib.Path) -> None:
