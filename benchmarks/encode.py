@@ -41,7 +41,8 @@ from side_by_side import (
 )
 
 from taser_jax.data.token_store.arrays import TokenArray
-from taser_jax.interop.bert import config_to_json, encoder_to_tensors
+from taser_jax.interop.bert import encoder_to_tensors
+from taser_jax.interop.bert_formats import config_to_json
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import DualEncoder, Normalization

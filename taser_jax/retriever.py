@@ -19,7 +19,7 @@ from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop.hub import EncoderSettings, fetch, read_encoder_settings
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.models.batch import Role, Tokens
-from taser_jax.models.bert import BertConfig
+from taser_jax.models.bert_config import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params

@@ -5,6 +5,7 @@ A model's tree gives the shapes, and one function the names of Hugging Face.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import re
@@ -34,16 +35,24 @@ class Leaf:
         name: name of the tensor.
         shape: ours. A kernel is [inputs..., outputs...].
         inputs: number of leading axes of a kernel that are inputs; 0 if it is not transposed.
+        part: which of how many equal parts of the tensor it is, along the tensor's first axis.
     """
 
     path: Path
     name: str
     shape: tuple[int, ...]
     inputs: int = 0
+    part: tuple[int, int] = (0, 1)
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
         """Shape under Hugging Face's name: a Linear's weight is [outputs, inputs]."""
+        rows, *rest = self.part_shape
+        return rows * self.part[1], *rest
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        """Shape of this parameter's part of the tensor."""
         if self.inputs:
             return math.prod(self.shape[self.inputs :]), math.prod(self.shape[: self.inputs])
         return (math.prod(self.shape),) if self.path[-1] != "embedding" else self.shape
@@ -115,7 +124,8 @@ def params_from_tensors(
     check_shapes(leaves, shapes, where=where, sizes=sizes)
     params: dict[Path, np.ndarray] = {}
     for leaf in leaves:
-        tensor = weights(tensors[leaf.name], leaf.name, where)
+        place, count = leaf.part
+        tensor = np.split(weights(tensors[leaf.name], leaf.name, where), count)[place]
         ours = (tensor.T if leaf.inputs else tensor).reshape(leaf.shape)
         params[leaf.path] = np.ascontiguousarray(ours)
     return unflatten_dict(params)
@@ -127,8 +137,9 @@ def params_to_tensors(params: Params, leaves: Sequence[Leaf]) -> Tensors:
     Raises:
         ConfigError: the parameters are not those of the leaves.
     """
-    flat, tensors = flatten_dict(params), {}
-    for leaf in leaves:
+    flat = flatten_dict(params)
+    parts: dict[str, list[np.ndarray]] = collections.defaultdict(list)
+    for leaf in sorted(leaves, key=lambda leaf: leaf.part):
         value = flat.get(leaf.path)
         if value is None or tuple(value.shape) != leaf.shape:
             problem = "is absent" if value is None else f"has shape {tuple(value.shape)}"
@@ -139,10 +150,10 @@ def params_to_tensors(params: Params, leaves: Sequence[Leaf]) -> Tensors:
             )
         value = np.asarray(value, np.float32)
         if leaf.inputs:
-            value = value.reshape(leaf.tensor_shape[::-1]).T
-        # An array of its own, not a view of the parameters.
-        tensors[leaf.name] = np.array(value.reshape(leaf.tensor_shape), order="C")
-    return tensors
+            value = value.reshape(leaf.part_shape[::-1]).T
+        parts[leaf.name].append(value.reshape(leaf.part_shape))
+    # Arrays of their own, not views of the parameters.
+    return {name: np.ascontiguousarray(np.concatenate(found)) for name, found in parts.items()}
 
 
 def weights(array: ArrayLike, name: str, where: str) -> Float[np.ndarray, "*shape"]:

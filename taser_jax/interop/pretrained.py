@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from taser_jax.interop.bert import bert_config, check_shapes, encoder_from_tensors
+from taser_jax.interop.bert import check_shapes, encoder_from_tensors
+from taser_jax.interop.bert_formats import bert_config
 from taser_jax.interop.hub import fetch, read_encoder_settings
 from taser_jax.interop.leaves import check_sizes
 from taser_jax.interop.plain import from_plain_encoders
@@ -17,7 +18,7 @@ from taser_jax.interop.t5 import check_t5_shapes, t5_from_t5x, t5_from_tensors
 from taser_jax.interop.t5_configs import t5_config, t5x_t5_config
 from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x
 from taser_jax.interop.tensors import CONFIG_FILE, read_shapes, read_tensors
-from taser_jax.models.bert import BertConfig
+from taser_jax.models.bert_config import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import Params
 from taser_jax.models.encoded import Normalization
@@ -32,7 +33,10 @@ Source = str | os.PathLike[str]
 # Fields that must be equal for the weights to have the same meaning.
 _T5_MUST_MATCH = (*SIZES, "num_decoder_layers", "mlp_activations", "num_buckets", "position_bias")
 _PROJECTION = "projection_layer"
-_MUST_MATCH = (*SIZES, "max_length", "type_vocab_size", "activation", "layer_norm_epsilon")
+_MUST_MATCH = (
+    *(*SIZES, "max_length", "type_vocab_size", "activation", "layer_norm_epsilon"),
+    *("family", "rotary"),
+)
 
 
 @builds

@@ -17,7 +17,8 @@ from typing import Any, cast
 
 from safetensors.numpy import save_file
 
-from taser_jax.interop.bert import config_to_json, encoder_to_tensors
+from taser_jax.interop.bert import encoder_to_tensors
+from taser_jax.interop.bert_formats import FORMATS, config_to_json
 from taser_jax.interop.export_source import (
     DOCUMENT,
     QUERY,
@@ -186,6 +187,8 @@ def _with_transformers_alone(
     embedding = "hidden[:, 0]" if config.pooling is Pooling.CLS else "hidden.mean(1)"
     if config.normalization is Normalization.L2:
         embedding = f"normalize({embedding})"
+    has_pooler = FORMATS[config.bert.family].has_pooler
+    no_pooler = ", add_pooling_layer=False" if has_pooler else ""
     imports = "from torch.nn.functional import normalize\n" if "normalize" in embedding else ""
     tokens = f"tokenizer(*passages[0], truncation=True, max_length={source.passage_length}"
     return f"""
@@ -193,7 +196,7 @@ def _with_transformers_alone(
 {imports}from transformers import AutoModel, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("{directory}")
-encoder = AutoModel.from_pretrained("{directory}", add_pooling_layer=False)
+encoder = AutoModel.from_pretrained("{directory}"{no_pooler})
 tokens = {tokens}, return_tensors="pt")
 hidden = encoder(**tokens).last_hidden_state
 first_passage_embedding = {embedding}
@@ -239,8 +242,8 @@ def write_model(
             rows=config.bert.vocab_size,
             prompt=prompt,
         )
-        # BertModel would add an unused pooler.
-        settings["model_args"] = {"add_pooling_layer": False}
+        if FORMATS[config.bert.family].has_pooler:
+            settings["model_args"] = {"add_pooling_layer": False}
     if serves_both:
         settings["query_length"] = source.query_length
         settings["document_length"] = source.passage_length

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 
 import flax.linen as nn
@@ -12,18 +11,15 @@ from jaxtyping import Array, Bool, Float, Int
 
 from taser_jax.models import routing
 from taser_jax.models.batch import Role, States, Tokens
-from taser_jax.models.bert_layers import AttentionKernel, FeedForward, SelfAttention
+from taser_jax.models.bert_config import BertConfig
+from taser_jax.models.bert_layers import FeedForward, SelfAttention
 from taser_jax.models.dropout import Dropout
 from taser_jax.models.encoded import RoutingStatistics
 from taser_jax.models.layers import (
-    DTYPES,
-    SIZES,
-    Activation,
     Affine,
     Initializer,
     LayerNormParameters,
     Remat,
-    TransformerConfig,
     layer_norm,
     mean_over_tokens,
     parameter,
@@ -36,8 +32,11 @@ from taser_jax.models.routing import (
     Routing,
     SequenceSummary,
 )
-from taser_jax.storage.errors import ConfigError, check_fields
+from taser_jax.models.t5_layers import RelativePositionBias
+from taser_jax.storage.errors import ConfigError
 
+# From this distance on MPNet's relative positions share a bucket.
+_MAX_DISTANCE = 128
 _ROUTER_INIT = nn.initializers.normal(0.02)
 
 
@@ -54,62 +53,8 @@ class EncoderOutput(enum.Enum):
     FROZEN = "frozen"
 
 
-@dataclasses.dataclass(frozen=True)
-class BertConfig(TransformerConfig):
-    """Sizes and numerics of a BERT encoder; the defaults are bert-base-uncased.
-
-    Attributes:
-        vocab_size: rows of the token table.
-        embed_dim: width of the hidden states.
-        num_layers: number of blocks.
-        num_heads: number of attention heads.
-        head_dim: width of a head.
-        mlp_dim: inner width of the feed-forward.
-        max_length: rows of the position table.
-        type_vocab_size: rows of the segment table; every token is of segment 0.
-        dropout_rate: dropout after embeddings, attention and feed-forward.
-        attention_dropout_rate: dropout of attention probabilities.
-        layer_norm_epsilon: epsilon of all layer normalisations.
-        initializer_stddev: standard deviation of the normal for initial kernels and tables.
-        activation: activation of the feed-forward.
-        dtype: dtype of activations, "float32" or "bfloat16"; parameters, softmax and normalisation
-            statistics, router logits and returned embeddings are always float32.
-        remat: rematerialisation.
-        attention: attention kernel.
-    """
-
-    vocab_size: int = 30522
-    embed_dim: int = 768
-    num_layers: int = 12
-    num_heads: int = 12
-    head_dim: int = 64
-    mlp_dim: int = 3072
-    max_length: int = 512
-    type_vocab_size: int = 2
-    dropout_rate: float = 0.1
-    attention_dropout_rate: float = 0.1
-    layer_norm_epsilon: float = 1e-12
-    initializer_stddev: float = 0.02
-    activation: Activation = Activation.GELU
-    dtype: str = "float32"
-    remat: Remat = Remat.NONE
-    attention: AttentionKernel = AttentionKernel.EINSUM
-
-    def __post_init__(self) -> None:
-        tables = ("max_length", "type_vocab_size")
-        check_fields(self, *SIZES, *tables, is_valid=lambda n: n >= 1, expected="1 or more")
-        rates = ("dropout_rate", "attention_dropout_rate")
-        check_fields(self, *rates, is_valid=lambda x: 0 <= x < 1, expected="0 <= rate < 1")
-        check_fields(self, "dtype", is_valid=DTYPES.__contains__, expected=" or ".join(DTYPES))
-
-    @property
-    def kernel_init(self) -> Initializer:
-        """Initialiser of kernels and tables."""
-        return nn.initializers.normal(self.initializer_stddev)
-
-
 class Embeddings(nn.Module):
-    """LayerNorm(token + position + segment 0), then dropout."""
+    """LayerNorm(token + position + segment 0), of those that the family has, then dropout."""
 
     config: BertConfig
     deterministic: bool
@@ -117,18 +62,28 @@ class Embeddings(nn.Module):
     @nn.compact
     def __call__(self, ids: Int[Array, "batch length"]) -> Float[Array, "batch length embed"]:
         """Embeds token ids; positions count from 0 at [CLS]."""
-        config = self.config
-        token = self._table("token", config.vocab_size, "vocab")
-        position = self._table("position", config.max_length, "length")
-        segment = self._table("type", config.type_vocab_size, None)
-        hidden = jnp.take(token, ids, axis=0) + position[: ids.shape[1]] + segment[0]
-        scale, bias = LayerNormParameters((config.embed_dim,), ("embed",), name="layer_norm")()
-        hidden = layer_norm(hidden, scale, bias, epsilon=config.layer_norm_epsilon)
+        config, first = self.config, self.config.traits.first_position
+        hidden = jnp.take(self._table("token", config.vocab_size, "vocab"), ids, axis=0)
+        if first is not None:
+            position = self._table("position", config.max_length + first, "length")
+            hidden += position[first : first + ids.shape[1]]
+        if config.traits.segments:
+            hidden += self._table("type", config.type_vocab_size, None)[0]
+        hidden = _normalized(hidden, config, "layer_norm")
         dropout = Dropout(config.dropout_rate, deterministic=self.deterministic)
         return dropout(hidden.astype(config.dtype))
 
     def _table(self, name: str, rows: int, axis: str | None) -> Float[Array, "rows embed"]:
         return Table(rows, self.config.embed_dim, axis, self.config.kernel_init, name=name)()
+
+
+def _normalized(
+    hidden: Float[Array, "*batch embed"], config: BertConfig, name: str
+) -> Float[Array, "*batch embed"]:
+    """The layer normalisation of this name, inside a compact method."""
+    has_bias = config.traits.norm_biases
+    scale, bias = LayerNormParameters((config.embed_dim,), ("embed",), has_bias, name=name)()
+    return layer_norm(hidden, scale, bias, epsilon=config.layer_norm_epsilon)
 
 
 class Table(nn.Module):
@@ -147,10 +102,11 @@ class Table(nn.Module):
 
 
 class Block(nn.Module):
-    """One post-LN Transformer block; its feed-forward is plain, or experts with a router.
+    """One Transformer block; its feed-forward is plain, or experts with a router.
 
     Attributes:
         config: the encoder's configuration.
+        number: place in the stack, from 1.
         experts: the experts; None in a shared block.
         role: role of the input, for Det-R's choice during tracing.
         deterministic: True at inference.
@@ -158,6 +114,7 @@ class Block(nn.Module):
     """
 
     config: BertConfig
+    number: int
     experts: ExpertConfig | None
     role: Role
     deterministic: bool
@@ -170,6 +127,7 @@ class Block(nn.Module):
         mask: Bool[Array, "batch length"],
         group_gates: Float[Array, "batch 1 group"] | None = None,
         shared_router: tuple[Array, Array] | None = None,
+        bias: Float[Array, "#heads length length"] | None = None,
     ) -> tuple[Float[Array, "batch queries embed"], RoutingStatistics | None]:
         """Applies the block.
 
@@ -178,6 +136,7 @@ class Block(nn.Module):
             mask: True at real tokens.
             group_gates: Det-R with I > 2 in training: each sequence's expert in its group.
             shared_router: kernel and bias of the router, if one serves all blocks.
+            bias: added to attention scores.
 
         Returns:
             Hidden states, and the statistics of a learned router.
@@ -187,7 +146,7 @@ class Block(nn.Module):
             block_input, mask_out = hidden[:, :1], mask[:, :1]
         else:
             mask_out = mask
-        attended = self._attention(block_input, hidden, mask)
+        attended = self._attention(block_input, hidden, mask, bias)
 
         feed_forward = FeedForward(
             mlp_dim=config.mlp_dim,
@@ -196,6 +155,7 @@ class Block(nn.Module):
             epsilon=config.layer_norm_epsilon,
             kernel_init=config.kernel_init,
             deterministic=self.deterministic,
+            traits=config.traits,
             num_experts=None if self.experts is None else self.experts.num_experts,
             name="mlp" if self.experts is None else "experts",
         )
@@ -219,8 +179,9 @@ class Block(nn.Module):
         queries: Float[Array, "batch queries embed"],
         keys: Float[Array, "batch length embed"],
         mask: Bool[Array, "batch length"],
+        bias: Float[Array, "#heads length length"] | None,
     ) -> Float[Array, "batch queries embed"]:
-        config = self.config
+        config, traits, count = self.config, self.config.traits, queries.shape[1]
         attention = SelfAttention(
             num_heads=config.num_heads,
             head_dim=config.head_dim,
@@ -228,13 +189,17 @@ class Block(nn.Module):
             kernel=config.attention,
             kernel_init=config.kernel_init,
             deterministic=self.deterministic,
+            has_bias=traits.biases,
+            theta=config.rotary.theta_of(self.number) if traits.rotary else None,
             name="attention",
         )
         dropout = Dropout(config.dropout_rate, deterministic=self.deterministic)
-        attended = queries + dropout(attention(queries, keys, mask=mask))
-        norm = LayerNormParameters((config.embed_dim,), ("embed",), name="attention_layer_norm")
-        scale, bias = norm()
-        return layer_norm(attended, scale, bias, epsilon=config.layer_norm_epsilon)
+        name = "attention_layer_norm"
+        if traits.pre_norm and self.number > 1:
+            keys = _normalized(keys, config, name)
+        bias = None if bias is None else bias[:, :count]
+        attended = queries + dropout(attention(keys[:, :count], keys, mask=mask, bias=bias))
+        return attended if traits.pre_norm else _normalized(attended, config, name)
 
     def _route(
         self,
@@ -269,8 +234,9 @@ def router_parameters(config: BertConfig, experts: ExpertConfig) -> tuple[Array,
 class BertEncoder(nn.Module):
     """Embeddings and `num_layers` blocks, some of them specialised.
 
-    Parameters: `embeddings/...`, `layers_i/...` for i from 0 (block i+1 of the paper), and
-    `router/...` if one router serves all specialised blocks.
+    Parameters: `embeddings/...`, `layers_i/...` for i from 0 (block i+1 of the paper), `router/...`
+    if one router serves all specialised blocks, and, in families that have them,
+    `relative_bias/...` and `final_layer_norm/...`.
 
     Attributes:
         config: sizes and numerics.
@@ -305,7 +271,7 @@ class BertEncoder(nn.Module):
             Hidden states in `config.dtype`, and the statistics of learned routers.
 
         Raises:
-            ConfigError: the sequences are longer than the position table.
+            ConfigError: the sequences are longer than `max_length`.
         """
         config, experts = self.config, self.experts
         mask = jnp.asarray(texts.mask)
@@ -327,6 +293,7 @@ class BertEncoder(nn.Module):
             embeddings = Embeddings(config, not train or frozen > 0, name="embeddings")
             first, hidden = 0, embeddings(jnp.asarray(texts.ids))
         hidden = split_over_batch(hidden)
+        biases = self._attention_biases(mask.shape[1])
         statistics = []
         for i in range(first, frozen if output is EncoderOutput.FROZEN else config.num_layers):
             trains = train and i >= frozen
@@ -335,6 +302,7 @@ class BertEncoder(nn.Module):
             is_specialized = i + 1 in specialized
             block = block_class(
                 config=config,
+                number=i + 1,
                 experts=experts if is_specialized else None,
                 role=role,
                 deterministic=not trains,
@@ -342,13 +310,29 @@ class BertEncoder(nn.Module):
                 name=f"layers_{i}",
             )
             gates = group_gates if i >= frozen else None
-            hidden, block_statistics = block(hidden, mask, gates, shared_router)
+            hidden, block_statistics = block(hidden, mask, gates, shared_router, biases[i])
             hidden = split_over_batch(hidden)
             if block_statistics is not None and i >= frozen:
                 statistics.append(block_statistics)
         if output is EncoderOutput.FIRST_TOKEN:
             hidden = hidden[:, :1]
+        if config.traits.pre_norm and output is not EncoderOutput.FROZEN:
+            hidden = _normalized(hidden, config, "final_layer_norm")
         return hidden, routing.stack_statistics(statistics) if statistics else None
+
+    def _attention_biases(self, length: int) -> list[Float[Array, "#heads length length"] | None]:
+        """What each block adds to its attention scores: distances, a local window, or nothing."""
+        config, traits = self.config, self.config.traits
+        if traits.relative_buckets:
+            relative = RelativePositionBias(
+                config.num_heads, traits.relative_buckets, _MAX_DISTANCE, name="relative_bias"
+            )
+            return [relative(length)] * config.num_layers
+        if not traits.rotary:
+            return [None] * config.num_layers
+        blocks = range(1, config.num_layers + 1)
+        local = config.rotary.local_bias(length)
+        return [local if config.rotary.is_local(block) else None for block in blocks]
 
     def _group_gates(
         self, role: Role, mask: Bool[Array, "batch length"], *, train: bool

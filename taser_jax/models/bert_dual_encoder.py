@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from taser_jax.models.batch import Augmented, Role, States, Tokens
-from taser_jax.models.bert import BertConfig, BertEncoder, EncoderOutput, block_output
-from taser_jax.models.bert_layers import AttentionKernel
+from taser_jax.models.bert import BertEncoder, EncoderOutput, block_output
+from taser_jax.models.bert_config import AttentionKernel, BertConfig
 from taser_jax.models.dual_encoder import (
     Description,
     ModelConfig,
@@ -96,7 +96,7 @@ class DualEncoderConfig(ModelConfig):
 
     @property
     def max_length(self) -> int:
-        """Rows of the position table."""
+        """Maximum tokens of a text."""
         return self.bert.max_length
 
     @property
@@ -110,11 +110,12 @@ class DualEncoderConfig(ModelConfig):
 
         FLOPs of a block on all L tokens, width d, joined head width a = heads·kv, inner width f:
             2·L·d·a·3 (query, key, value) + 2·L·L·a·2 (scores, values) + 2·L·a·d (out) + 2·L·d·f·2
+        A gate adds 2·L·d·f. Local attention counts all L·L scores, as it computes them.
         With [CLS] pooling the last block computes 1 query instead of L; only its keys and values
         are over all tokens. A learned router adds 2·d·I per choice.
 
-        Activations per token are 9 vectors of width d and 2 of width f, the latter for each expert
-        that learned routing computes, and an attention map; dropout stores no mask.
+        Activations per token are 9 vectors of width d and 2 of width f (3 with a gate), the latter
+        for each expert that learned routing computes, and an attention map; dropout stores no mask.
         """
         bert, experts = self.bert, self.experts
         embed, attention = bert.embed_dim, bert.num_heads * bert.head_dim
@@ -129,10 +130,11 @@ class DualEncoderConfig(ModelConfig):
             if is_specialized and experts.learned:
                 choices = queries if experts.routing is Routing.TOKEN else 1
                 flops += 2 * embed * experts.num_experts * choices
-            feed_forward = 2 * 2 * queries * embed * bert.mlp_dim
+            kernels = 3 if bert.traits.gated else 2
+            feed_forward = 2 * kernels * queries * embed * bert.mlp_dim
             computed = experts.num_experts if is_specialized and experts.learned else 1
             inner = bert.mlp_dim * computed
-            stored = length * (9 * embed + 2 * inner) + bert.num_heads * length * length
+            stored = length * (9 * embed + kernels * inner) + bert.num_heads * length * length
             costs.append(
                 BlockCost(
                     flops=flops + feed_forward,
@@ -144,10 +146,11 @@ class DualEncoderConfig(ModelConfig):
 
     def describe(self) -> Description:
         """The model in words."""
+        bert = self.bert
         title = "DPR" if self.towers is Towers.SEPARATE else "Shared encoder"
-        blocks = self.experts.specialized_blocks(self.bert.num_layers)
+        blocks = self.experts.specialized_blocks(bert.num_layers)
         facts = [
-            ("encoder", f"BERT, {self.bert.num_layers} blocks of width {self.bert.embed_dim}"),
+            ("encoder", f"{bert.family.name}, {bert.num_layers} blocks of width {bert.embed_dim}"),
             ("specialised blocks", ", ".join(map(str, blocks)) or "none"),
         ]
         if blocks:
@@ -166,7 +169,7 @@ class DualEncoderConfig(ModelConfig):
         return BertEncoder(self.bert, self.experts, frozen_blocks)
 
     def frozen_parameters(self, blocks: int) -> str:
-        """Regular expression of the paths of embeddings and the first blocks.
+        """Regular expression of the paths of embeddings, relative positions and the first blocks.
 
         Raises:
             ConfigError: frozen and trained blocks share a router.
@@ -177,7 +180,7 @@ class DualEncoderConfig(ModelConfig):
             problem = f"blocks {', '.join(map(str, frozen))} are frozen; their router serves all"
             fix = f"train_from_block={frozen[0] - 1} or less, or ExpertConfig.gate_sharing"
             raise ConfigError(problem, where="TrainingConfig.train_from_block", fix=fix)
-        return rf"[^/]+/(embeddings|{layer_names(blocks)})/.*"
+        return rf"[^/]+/(embeddings|relative_bias|{layer_names(blocks)})/.*"
 
     def frozen_settings(self, blocks: int) -> tuple[object, ...]:
         """BERT's settings, and those of the experts if a frozen block is specialised.

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import enum
-import functools
 import math
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from taser_jax.models.bert_config import AttentionKernel, Traits
 from taser_jax.models.dropout import Dropout
 from taser_jax.models.layers import (
     Activation,
@@ -29,21 +29,31 @@ from taser_jax.models.layers import (
 Parameters = dict[str, jax.Array]
 
 
-class AttentionKernel(enum.Enum):
-    """Implementations of softmax(q·kᵀ/√d)·v; their values agree to rounding.
+def rotate(
+    x: Float[Array, "batch length heads kv"], theta: float
+) -> Float[Array, "batch length heads kv"]:
+    """Turns the pairs (x_i, x_{i + kv/2}) of position p by the angle p·theta^(−2i/kv).
 
-    EINSUM moves the heads into the batch dimension before the products, and can drop attention
-    probabilities. DOT_PRODUCT is `jax.nn.dot_product_attention`; CUDNN is the same with cuDNN's
-    flash attention (NVIDIA GPUs, bfloat16), which needs even numbers of queries and keys;
-    otherwise, as with [CLS] pooling's one query, CUDNN is DOT_PRODUCT. These two have no attention
-    dropout: while it is active (training with `attention_dropout_rate` > 0) EINSUM replaces them.
+    Products of a query and a key then depend on the difference of their positions alone.
 
-    On CPUs EINSUM trains a small encoder no slower than DOT_PRODUCT, hence the default.
+    Example:
+        Of width 2, (1, 0) at position 1 becomes (cos 1, sin 1), whatever theta.
+
+    Args:
+        x: queries or keys, from position 0.
+        theta: base.
+
+    Source: Su et al., 2021, with the pairs of Hugging Face's implementations.
     """
-
-    EINSUM = "einsum"
-    DOT_PRODUCT = "dot_product"
-    CUDNN = "cudnn"
+    length, width = x.shape[1], x.shape[-1]
+    # float32 throughout, as there: at distant positions the rounding shows.
+    exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
+    frequencies = np.float32(1.0) / np.float32(theta) ** exponents
+    angles = (np.arange(length, dtype=np.float32)[:, None] * frequencies)[:, None]
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = np.cos(angles), np.sin(angles)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x.dtype)
 
 
 def _einsum_attention(
@@ -51,11 +61,14 @@ def _einsum_attention(
     key: Float[Array, "batch keys heads kv"],
     value: Float[Array, "batch keys heads kv"],
     mask: Bool[Array, "batch keys"],
+    bias: Float[Array, "#heads queries keys"] | None,
     dropout: Dropout,
 ) -> Float[Array, "batch queries heads kv"]:
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
     query = query * (1.0 / math.sqrt(query.shape[-1]))
     logits = float32_einsum("bhqd,bhkd->bhqk", query, key)
+    if bias is not None:
+        logits += bias
     attended = softmax_mean(masked_scores(logits, mask), value, dropout=dropout)
     return jnp.swapaxes(attended, 1, 2)
 
@@ -70,6 +83,8 @@ class SelfAttention(nn.Module):
         kernel: see `AttentionKernel`.
         kernel_init: initialiser of the four projections.
         deterministic: True disables dropout.
+        has_bias: whether the projections have biases.
+        theta: base of rotary positions; None for none.
     """
 
     num_heads: int
@@ -78,6 +93,8 @@ class SelfAttention(nn.Module):
     kernel: AttentionKernel
     kernel_init: nn.initializers.Initializer
     deterministic: bool
+    has_bias: bool = True
+    theta: float | None = None
 
     @nn.compact
     def __call__(
@@ -86,13 +103,15 @@ class SelfAttention(nn.Module):
         keys: Float[Array, "batch keys embed"],
         *,
         mask: Bool[Array, "batch keys"],
+        bias: Float[Array, "#heads queries keys"] | None = None,
     ) -> Float[Array, "batch queries embed"]:
         """Attends from `queries` to `keys`.
 
         Args:
-            queries: hidden states of the positions to compute.
+            queries: hidden states of the first positions, which are computed.
             keys: hidden states of all positions.
             mask: True at real tokens of `keys`.
+            bias: added to the scores.
 
         Returns:
             The attended values, projected, before residual and normalisation.
@@ -100,12 +119,16 @@ class SelfAttention(nn.Module):
         embed = keys.shape[-1]
         query = self._heads("query", queries)
         key, value = self._heads("key", keys), self._heads("value", keys)
+        if self.theta is not None:
+            query, key = rotate(query, self.theta), rotate(key, self.theta)
 
         dropping = self.dropout_rate > 0 and not self.deterministic
         if dropping or self.kernel is AttentionKernel.EINSUM:
             dropout = Dropout(self.dropout_rate, deterministic=self.deterministic)
-            attended = _einsum_attention(query, key, value, mask, dropout)
-        elif self.kernel is AttentionKernel.CUDNN and not (query.shape[1] % 2 or key.shape[1] % 2):
+            attended = _einsum_attention(query, key, value, mask, bias, dropout)
+        elif self.kernel is AttentionKernel.CUDNN and not (
+            query.shape[1] % 2 or key.shape[1] % 2 or bias is not None
+        ):
             # A mask would need a bias for every query and key. Texts are padded at their ends, so
             # lengths are enough; a text without tokens gets length 1, or its softmax would be NaN.
             attended = jax.nn.dot_product_attention(
@@ -117,15 +140,21 @@ class SelfAttention(nn.Module):
             )
         else:
             attended = jax.nn.dot_product_attention(
-                query, key, value, mask=mask[:, None, None, :], implementation="xla"
+                query,
+                key,
+                value,
+                None if bias is None else bias[None],
+                mask=mask[:, None, None, :],
+                implementation="xla",
             )
 
         heads = (self.num_heads, self.head_dim)
         axes = ("heads", "kv", "embed")
-        kernel, bias = Affine((*heads, embed), axes, (0, 1), self.kernel_init, name="out")()
+        out = Affine((*heads, embed), axes, (0, 1), self.kernel_init, self.has_bias, name="out")
+        kernel, out_bias = out()
         attended = attended.reshape(*attended.shape[:2], math.prod(heads))
         kernel = kernel.reshape(math.prod(heads), embed)
-        return rows_product(attended, kernel) + bias.astype(attended.dtype)
+        return rows_product(attended, kernel) + out_bias.astype(attended.dtype)
 
     def _heads(
         self, name: str, x: Float[Array, "batch length embed"]
@@ -133,7 +162,8 @@ class SelfAttention(nn.Module):
         heads = (self.num_heads, self.head_dim)
         embed = x.shape[-1]
         axes = ("embed", "heads", "kv")
-        kernel, bias = Affine((embed, *heads), axes, (0,), self.kernel_init, name=name)()
+        shape = (embed, *heads)
+        kernel, bias = Affine(shape, axes, (0,), self.kernel_init, self.has_bias, name=name)()
         projected = rows_product(x, kernel.reshape(embed, math.prod(heads)))
         projected = projected.reshape(*x.shape[:2], *heads)
         return projected + bias.astype(x.dtype)
@@ -141,6 +171,9 @@ class SelfAttention(nn.Module):
 
 class FeedForward(nn.Module):
     """LN(h + W₂·gelu(W₁·h + b₁) + b₂), including the output normalisation (post-LN BERT).
+
+    With `Traits.pre_norm` it is h + W₂·gelu(W₁·LN(h)), and `Traits.gated` multiplies the inner
+    states by V·LN(h).
 
     With `num_experts`, every parameter, the LayerNorm's too, has a leading expert axis (as in
     TASER's released code; the paper does not specify whether LayerNorm is replicated). A call
@@ -154,6 +187,7 @@ class FeedForward(nn.Module):
         epsilon: epsilon of the layer normalisation.
         kernel_init: initialiser of both kernels; experts start as exact copies.
         deterministic: True disables dropout.
+        traits: norm, biases and gate.
         num_experts: None for one plain feed-forward.
     """
 
@@ -163,6 +197,7 @@ class FeedForward(nn.Module):
     epsilon: float
     kernel_init: Initializer
     deterministic: bool
+    traits: Traits
     num_experts: int | None = None
 
     @nn.compact
@@ -192,14 +227,17 @@ class FeedForward(nn.Module):
         if gates is None:
             if self.num_experts is not None:
                 parameters = {name: value[expert] for name, value in parameters.items()}
-            branch = _branch(hidden, parameters, None, activation=self.activation)
+            branch = self._branch(hidden, parameters, None)
             scale, bias = parameters["scale"], parameters["norm_bias"]
         else:
             group = slice(first_expert, first_expert + gates.shape[-1])
             parameters = {name: value[group] for name, value in parameters.items()}
             branch = self._gated_branch(hidden, parameters, gates)
             scale, bias = gates @ parameters["scale"], gates @ parameters["norm_bias"]
-        return layer_norm(hidden + dropout(branch), scale, bias, epsilon=self.epsilon)
+        output = hidden + dropout(branch)
+        if self.traits.pre_norm:
+            return output
+        return layer_norm(output, scale, bias, epsilon=self.epsilon)
 
     def _parameters(self, embed: int) -> Parameters:
         lead: tuple[int, ...] = ()
@@ -210,13 +248,18 @@ class FeedForward(nn.Module):
 
         def affine(name: str, inputs: tuple[str, int], outputs: tuple[str, int]) -> Affine:
             shape, names = (*lead, inputs[1], outputs[1]), (*axes, inputs[0], outputs[0])
-            return Affine(shape, names, (len(lead),), kernel_init, name=name)
+            has_bias = self.traits.biases
+            return Affine(shape, names, (len(lead),), kernel_init, has_bias, name=name)
 
         wi, bi = affine("wi", ("embed", embed), ("mlp", self.mlp_dim))()
         wo, bo = affine("wo", ("mlp", self.mlp_dim), ("embed", embed))()
-        norm = LayerNormParameters((*lead, embed), (*axes, "embed"), name="layer_norm")
-        scale, norm_bias = norm()
-        return {"wi": wi, "bi": bi, "wo": wo, "bo": bo, "scale": scale, "norm_bias": norm_bias}
+        shape, names, has_bias = (*lead, embed), (*axes, "embed"), self.traits.norm_biases
+        scale, norm_bias = LayerNormParameters(shape, names, has_bias, name="layer_norm")()
+        products = {"wi": wi, "bi": bi, "wo": wo, "bo": bo}
+        if self.traits.gated:
+            wg, bg = affine("wi_gate", ("embed", embed), ("mlp", self.mlp_dim))()
+            products |= {"wg": wg, "bg": bg}
+        return {**products, "scale": scale, "norm_bias": norm_bias}
 
     def _gated_branch(
         self,
@@ -231,7 +274,6 @@ class FeedForward(nn.Module):
         devices. Inference skips experts that no input of the batch chose, which removes the excess
         once routing follows the role (a batch has one role).
         """
-        branch = functools.partial(_branch, activation=self.activation)
         total = jnp.zeros_like(hidden)
         for expert in range(gates.shape[-1]):
             chosen = {name: value[expert] for name, value in parameters.items()}
@@ -239,24 +281,30 @@ class FeedForward(nn.Module):
             if self.deterministic:
                 total += jax.lax.cond(
                     jnp.any(gate != 0),
-                    branch,
+                    self._branch,
                     lambda h, *_: jnp.zeros_like(h),
                     hidden,
                     chosen,
                     gate,
                 )
             else:
-                total += branch(hidden, chosen, gate)
+                total += self._branch(hidden, chosen, gate)
         return total
 
-
-def _branch(
-    hidden: Float[Array, "batch length embed"],
-    parameters: Parameters,
-    gate: Float[Array, "batch #length 1"] | None,
-    *,
-    activation: Activation,
-) -> Float[Array, "batch length embed"]:
-    wi, bi, wo, bo = (parameters[name].astype(hidden.dtype) for name in ("wi", "bi", "wo", "bo"))
-    output = rows_product(activate(rows_product(hidden, wi) + bi, activation), wo) + bo
-    return output if gate is None else output * gate
+    def _branch(
+        self,
+        hidden: Float[Array, "batch length embed"],
+        parameters: Parameters,
+        gate: Float[Array, "batch #length 1"] | None,
+    ) -> Float[Array, "batch length embed"]:
+        """The residual branch of one expert, times its gate."""
+        names = ("scale", "norm_bias")
+        products = {k: v.astype(hidden.dtype) for k, v in parameters.items() if k not in names}
+        if self.traits.pre_norm:
+            scale, norm_bias = (parameters[name] for name in names)
+            hidden = layer_norm(hidden, scale, norm_bias, epsilon=self.epsilon)
+        inner = activate(rows_product(hidden, products["wi"]) + products["bi"], self.activation)
+        if self.traits.gated:
+            inner *= rows_product(hidden, products["wg"]) + products["bg"]
+        output = rows_product(inner, products["wo"]) + products["bo"]
+        return output if gate is None else output * gate

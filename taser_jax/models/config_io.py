@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+from taser_jax.models.bert_config import Family
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.models.fusion import BertFusionConfig, T5FusionConfig
@@ -53,8 +54,13 @@ def to_json(config: ModelConfig) -> str:
 
 
 def _settings(config: ModelConfig) -> dict[str, Any]:
-    """A model's fields with the constants that fingerprints of BERT's models include."""
+    """A model's fields with the constants that fingerprints of BERT's models include.
+
+    A BERT has no field of the other families.
+    """
     fields = to_plain(config)
+    if fields.get("bert", {}).get("family") == Family.BERT.value:
+        del fields["bert"]["family"], fields["bert"]["rotary"]
     for names, constant, before in _CONSTANTS:
         part = fields
         for name in names:

@@ -86,6 +86,7 @@ class Activation(enum.Enum):
     GELU = "gelu"
     GELU_TANH = "gelu_tanh"
     RELU = "relu"
+    SILU = "silu"
 
 
 def activate(x: Float[Array, "..."], activation: Activation) -> Float[Array, "..."]:
@@ -97,6 +98,8 @@ def activate(x: Float[Array, "..."], activation: Activation) -> Float[Array, "..
     if activation is Activation.RELU:
         return jax.nn.relu(x)
     wide = x.astype(jnp.float32)
+    if activation is Activation.SILU:
+        return jax.nn.silu(wide).astype(x.dtype)
     if activation is Activation.GELU_TANH:
         return jax.nn.gelu(wide, approximate=True).astype(x.dtype)
     return (0.5 * wide * (1.0 + jax.lax.erf(wide * 0.5**0.5))).astype(x.dtype)
@@ -275,12 +278,14 @@ class Affine(nn.Module):
         axes: logical axis name of each of its axes.
         inputs: axes of the kernel that a product sums over; the bias has the others.
         kernel_init: initialiser of the kernel; the bias starts at zero.
+        has_bias: False for no parameter; the bias is then 0.
     """
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     inputs: tuple[int, ...]
     kernel_init: Initializer
+    has_bias: bool = True
 
     @nn.compact
     def __call__(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
@@ -289,6 +294,8 @@ class Affine(nn.Module):
         shape = tuple(self.shape[axis] for axis in outputs)
         axes = tuple(self.axes[axis] for axis in outputs)
         kernel = parameter(self, "kernel", self.kernel_init, self.shape, self.axes)
+        if not self.has_bias:
+            return kernel, jnp.zeros(shape)
         return kernel, parameter(self, "bias", nn.initializers.zeros, shape, axes)
 
 
@@ -298,15 +305,19 @@ class LayerNormParameters(nn.Module):
     Attributes:
         shape: [embed], or [experts, embed] for one normalisation per expert.
         axes: logical axis names.
+        has_bias: False for no parameter; the bias is then 0.
     """
 
     shape: tuple[int, ...]
     axes: tuple[str, ...]
+    has_bias: bool = True
 
     @nn.compact
     def __call__(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
         """Returns (scale, bias)."""
         scale = parameter(self, "scale", nn.initializers.ones, self.shape, self.axes)
+        if not self.has_bias:
+            return scale, jnp.zeros(self.shape)
         return scale, parameter(self, "bias", nn.initializers.zeros, self.shape, self.axes)
 
 

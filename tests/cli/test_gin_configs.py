@@ -20,6 +20,7 @@ RECIPES = {
         ("runs/dpr_base.gin",),
         ("runs/taser_base.gin", "models/bert_pretrained.gin"),
         ("runs/train.gin", "models/bert_tiny.gin", "models/shared.gin"),
+        ("runs/train.gin", "models/modernbert_tiny.gin", "models/taser.gin"),
         ("runs/taser_base.gin", "models/routing_regularizer.gin"),
         ("runs/train.gin", "models/t5_base.gin"),
         ("runs/train.gin", "models/t5_base.gin", "models/t5_pretrained.gin"),

@@ -17,7 +17,7 @@ from taser_jax.data.readers.questions import read_questions
 from taser_jax.data.readers.terms import read_mesh, read_thesaurus
 from taser_jax.data.text.vocabulary_files import WordSplitting, read_bert_files
 from taser_jax.data.text.wordpiece import wordpiece_tokenizer
-from taser_jax.interop.bert import bert_config
+from taser_jax.interop.bert_formats import bert_config
 from taser_jax.interop.tensors import read_tensors
 from taser_jax.retrieval.runs import read_trec_run
 from taser_jax.storage.artifacts import read_metadata

@@ -9,12 +9,8 @@ import pytest
 from bert_checkpoints import CONFIG, random_tensors, tensor_shapes, write_checkpoint, write_config
 from hugging_face_parity import hidden_states, relative_error
 
-from taser_jax.interop.bert import (
-    bert_config,
-    config_to_json,
-    encoder_from_tensors,
-    encoder_to_tensors,
-)
+from taser_jax.interop.bert import encoder_from_tensors, encoder_to_tensors
+from taser_jax.interop.bert_formats import bert_config, config_to_json
 from taser_jax.interop.pretrained import pretrained_bert
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.layers import Activation
@@ -86,11 +82,24 @@ def test_heads_that_bert_cannot_have():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "roberta", "architectures": ["RobertaModel"]}, "'roberta'.*'bert'"),
-        ({"model_type": "t5", "architectures": ["T5Model"]}, "'t5'.*T5Model.*'bert'"),
-        ({"model_type": None, "architectures": ["ElectraModel"]}, "ElectraModel.*'bert'"),
+        (
+            {"model_type": "deberta", "architectures": ["DebertaModel"]},
+            "'deberta'.*bert, distilbert, roberta, mpnet, modernbert, nomic_bert, xlm-roberta",
+        ),
+        ({"model_type": "t5", "architectures": ["T5Model"]}, "'t5'.*T5Model.*of t5 to a T5"),
+        ({"model_type": None, "architectures": ["ElectraModel"]}, "ElectraModel.*bert, "),
+        ({"model_type": "nomic_bert", "prenorm": True}, "prenorm is True; only False"),
+        (
+            {"model_type": "nomic_bert", "rope_parameters": {"rope_theta": 1, "rope_type": "yarn"}},
+            "rope_type is 'yarn'",
+        ),
+        (
+            {"model_type": "modernbert", "layer_types": ["sliding_attention", "full_attention"]},
+            "layer_types is not one global block",
+        ),
+        ({"model_type": "roberta", "pad_token_id": 0}, "pad_token_id is 0; only 1"),
         ({"position_embedding_type": "relative_key"}, "'relative_key'.*'absolute'"),
-        ({"hidden_act": "silu"}, "'silu'.*gelu, .*gelu_new.*relu"),
+        ({"hidden_act": "quick_gelu"}, "'quick_gelu'.*gelu, .*gelu_new.*relu"),
         ({"is_decoder": True}, "decoder"),
     ],
 )
@@ -115,6 +124,10 @@ def test_an_old_config_without_model_type(tmp_path):
         (
             json.dumps(CONFIG | {"num_attention_heads": 3}),
             "16 is not divisible by",
+        ),
+        (
+            json.dumps(CONFIG | {"model_type": "roberta", "max_position_embeddings": 2}),
+            "max_position_embeddings 2, of which 2 are no position",
         ),
     ],
 )

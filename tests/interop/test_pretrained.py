@@ -8,12 +8,8 @@ import pytest
 from bert_checkpoints import random_tensors, write_checkpoint
 from safetensors.numpy import save_file
 
-from taser_jax.interop.bert import (
-    bert_config,
-    config_to_json,
-    encoder_from_tensors,
-    encoder_to_tensors,
-)
+from taser_jax.interop.bert import encoder_from_tensors, encoder_to_tensors
+from taser_jax.interop.bert_formats import bert_config, config_to_json
 from taser_jax.interop.plain import plain_encoder
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.models.batch import Role, Tokens

@@ -12,12 +12,8 @@ from safetensors.numpy import save_file
 
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.interop.bert import (
-    bert_config,
-    config_to_json,
-    encoder_from_tensors,
-    encoder_to_tensors,
-)
+from taser_jax.interop.bert import encoder_from_tensors, encoder_to_tensors
+from taser_jax.interop.bert_formats import bert_config, config_to_json
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.interop.tensors import read_tensors
 from taser_jax.interop.tokenizer_files import write_tokenizer

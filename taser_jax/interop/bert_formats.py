@@ -1,0 +1,413 @@
+"""Hugging Face's `config.json` and tensor names of each family of encoders."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, field
+
+from taser_jax.interop.tensors import read_config
+from taser_jax.models.bert_config import BertConfig, Family, RotaryConfig
+from taser_jax.models.layers import Activation
+from taser_jax.storage.artifacts import read_json
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.typed_files import Positive, PositiveNumber, Share, read_typed
+
+_ACTIVATIONS = {
+    "gelu": Activation.GELU,
+    "gelu_python": Activation.GELU,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_fast": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "relu": Activation.RELU,
+    "silu": Activation.SILU,
+    "swiglu": Activation.SILU,
+}
+_WRITTEN_ACTIVATIONS = {
+    **{activation: activation.value for activation in Activation},
+    Activation.GELU_TANH: "gelu_new",
+}
+# Our field -> the attribute of all `config.json` types below, under BERT's name.
+_FIELDS = {
+    "vocab_size": "vocab_size",
+    "embed_dim": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "mlp_dim": "intermediate_size",
+    "max_length": "max_position_embeddings",
+    "type_vocab_size": "type_vocab_size",
+    "dropout_rate": "hidden_dropout_prob",
+    "attention_dropout_rate": "attention_probs_dropout_prob",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "initializer_stddev": "initializer_range",
+}
+_ANOTHER = "choose another checkpoint"
+
+
+class _Kind(msgspec.Struct):
+    """Read first, since other architectures have other fields."""
+
+    model_type: str | None = None
+    architectures: list[str] = []
+    position_embedding_type: str = "absolute"
+    is_decoder: bool = False
+    add_cross_attention: bool = False
+    n_embd: int | None = None
+
+
+# Sizes far above those of any BERT are damaged and would fill the memory.
+_Rows = Annotated[int, Meta(ge=1, le=10_000_000)]
+_Width = Annotated[int, Meta(ge=1, le=65_536)]
+_Layers = Annotated[int, Meta(ge=1, le=1_000)]
+_Heads = Annotated[int, Meta(ge=1, le=1_024)]
+_Inner = Annotated[int, Meta(ge=1, le=1_000_000)]
+_Segments = Annotated[int, Meta(ge=1, le=1_000)]
+_Epsilon = Annotated[float, Meta(gt=0, le=1)]
+
+
+class _Bert(msgspec.Struct, kw_only=True):
+    vocab_size: _Rows
+    hidden_size: _Width
+    num_hidden_layers: _Layers
+    num_attention_heads: _Heads
+    intermediate_size: _Inner
+    max_position_embeddings: _Rows
+    type_vocab_size: _Segments = 2
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: Share = 0.1
+    attention_probs_dropout_prob: Share = 0.1
+    layer_norm_eps: _Epsilon = 1e-12
+    initializer_range: Share = 0.02
+
+
+class _DistilBert(_Bert, kw_only=True):
+    hidden_size: _Width = field(name="dim")
+    num_hidden_layers: _Layers = field(name="n_layers")
+    num_attention_heads: _Heads = field(name="n_heads")
+    intermediate_size: _Inner = field(name="hidden_dim")
+    hidden_act: str = field(name="activation", default="gelu")
+    hidden_dropout_prob: Share = field(name="dropout", default=0.1)
+    attention_probs_dropout_prob: Share = field(name="attention_dropout", default=0.1)
+
+
+class _Rope(msgspec.Struct, frozen=True):
+    rope_theta: PositiveNumber
+    rope_type: str = "default"
+
+
+class _ModernBert(_Bert, kw_only=True):
+    """Newer files have the last two fields instead of thetas and the number of layers."""
+
+    hidden_act: str = field(name="hidden_activation", default="gelu")
+    hidden_dropout_prob: Share = field(name="mlp_dropout", default=0.0)
+    attention_probs_dropout_prob: Share = field(name="attention_dropout", default=0.0)
+    layer_norm_eps: _Epsilon = field(name="norm_eps", default=1e-5)
+    global_rope_theta: PositiveNumber = 160_000.0
+    local_rope_theta: PositiveNumber = 10_000.0
+    local_attention: Positive = 128
+    global_attn_every_n_layers: Positive = 3
+    rope_parameters: dict[str, _Rope] | None = None
+    layer_types: list[str] | None = None
+
+
+class _NomicBert(_Bert, kw_only=True):
+    rope_parameters: _Rope = _Rope(1000.0)
+
+
+class _NomicBertOfHub(_Bert, kw_only=True):
+    """With the names of GPT-2, for the code in the model's own repository."""
+
+    hidden_size: _Width = field(name="n_embd")
+    num_hidden_layers: _Layers = field(name="n_layer")
+    num_attention_heads: _Heads = field(name="n_head")
+    intermediate_size: _Inner = field(name="n_inner")
+    max_position_embeddings: _Rows = field(name="n_positions")
+    hidden_act: str = field(name="activation_function", default="swiglu")
+    hidden_dropout_prob: Share = field(name="resid_pdrop", default=0.0)
+    attention_probs_dropout_prob: Share = field(name="attn_pdrop", default=0.0)
+    layer_norm_eps: _Epsilon = field(name="layer_norm_epsilon", default=1e-12)
+    rotary_emb_base: PositiveNumber = 1000.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """How Hugging Face writes the encoders of one family.
+
+    Attributes:
+        architecture: name of the class of models.
+        file: type of `config.json`.
+        constants: fields of `config.json` that must have these values, where they are present.
+        block: names of a block's tensors start with it and the block's number.
+        names: our parameter in a block, or beside the blocks -> name of its module.
+        fused: name of a module -> our kernels in a block that its weight joins, in this order.
+        unused: fields of `config.json` that are written as null, whose defaults may be too large.
+        has_pooler: whether the class adds an unused pooler unless told otherwise.
+    """
+
+    architecture: str
+    file: type[_Bert]
+    constants: Mapping[str, object]
+    block: str
+    names: Mapping[str, str]
+    fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+    has_pooler: bool = True
+
+    @property
+    def token_table(self) -> str:
+        """Name of the tensor of token embeddings."""
+        return f"{self.names['embeddings/token']}.weight"
+
+
+_EMBEDDINGS = {
+    "embeddings/token": "embeddings.word_embeddings",
+    "embeddings/position": "embeddings.position_embeddings",
+    "embeddings/type": "embeddings.token_type_embeddings",
+    "embeddings/layer_norm": "embeddings.LayerNorm",
+}
+_BERT_NAMES = {
+    **_EMBEDDINGS,
+    "attention/query": "attention.self.query",
+    "attention/key": "attention.self.key",
+    "attention/value": "attention.self.value",
+    "attention/out": "attention.output.dense",
+    "attention_layer_norm": "attention.output.LayerNorm",
+    "mlp/wi": "intermediate.dense",
+    "mlp/wo": "output.dense",
+    "mlp/layer_norm": "output.LayerNorm",
+}
+_QKV = ("attention/query", "attention/key", "attention/value")
+FORMATS = {
+    Family.BERT: Format(
+        "BertModel",
+        _Bert,
+        {"position_embedding_type": "absolute", "pad_token_id": 0},
+        "encoder.layer.",
+        _BERT_NAMES,
+    ),
+    Family.DISTILBERT: Format(
+        "DistilBertModel",
+        _DistilBert,
+        {"pad_token_id": 0},
+        "transformer.layer.",
+        {
+            **_EMBEDDINGS,
+            "attention/query": "attention.q_lin",
+            "attention/key": "attention.k_lin",
+            "attention/value": "attention.v_lin",
+            "attention/out": "attention.out_lin",
+            "attention_layer_norm": "sa_layer_norm",
+            "mlp/wi": "ffn.lin1",
+            "mlp/wo": "ffn.lin2",
+            "mlp/layer_norm": "output_layer_norm",
+        },
+        has_pooler=False,
+    ),
+    Family.ROBERTA: Format(
+        "RobertaModel", _Bert, {"pad_token_id": 1}, "encoder.layer.", _BERT_NAMES
+    ),
+    Family.MPNET: Format(
+        "MPNetModel",
+        _Bert,
+        {
+            "pad_token_id": 1,
+            "relative_attention_num_buckets": Family.MPNET.traits.relative_buckets,
+        },
+        "encoder.layer.",
+        {
+            **_BERT_NAMES,
+            "attention/query": "attention.attn.q",
+            "attention/key": "attention.attn.k",
+            "attention/value": "attention.attn.v",
+            "attention/out": "attention.attn.o",
+            "attention_layer_norm": "attention.LayerNorm",
+            "relative_bias": "encoder.relative_attention_bias",
+        },
+    ),
+    Family.MODERNBERT: Format(
+        "ModernBertModel",
+        _ModernBert,
+        {"attention_bias": False, "mlp_bias": False, "norm_bias": False},
+        "layers.",
+        {
+            "embeddings/token": "embeddings.tok_embeddings",
+            "embeddings/layer_norm": "embeddings.norm",
+            "attention/out": "attn.Wo",
+            "attention_layer_norm": "attn_norm",
+            "mlp/wo": "mlp.Wo",
+            "mlp/layer_norm": "mlp_norm",
+            "final_layer_norm": "final_norm",
+        },
+        {"attn.Wqkv": _QKV, "mlp.Wi": ("mlp/wi", "mlp/wi_gate")},
+        tuple(f"{token}_token_id" for token in ("pad", "bos", "eos", "cls", "sep")),
+        has_pooler=False,
+    ),
+    Family.NOMIC_BERT: Format(
+        "NomicBertModel",
+        _NomicBert,
+        {
+            "prenorm": False,
+            "use_rms_norm": False,
+            "qkv_proj_bias": False,
+            "mlp_fc1_bias": False,
+            "mlp_fc2_bias": False,
+            "rotary_emb_fraction": 1.0,
+            "rotary_emb_interleaved": False,
+            "rotary_scaling_factor": None,
+        },
+        "encoder.layers.",
+        {
+            **_EMBEDDINGS,
+            "embeddings/layer_norm": "emb_ln",
+            "attention/out": "attn.out_proj",
+            "attention_layer_norm": "norm1",
+            "mlp/wi": "mlp.fc12",
+            "mlp/wi_gate": "mlp.fc11",
+            "mlp/wo": "mlp.fc2",
+            "mlp/layer_norm": "norm2",
+        },
+        {"attn.Wqkv": _QKV},
+        has_pooler=False,
+    ),
+}
+_MODEL_TYPES = {family.value: family for family in Family} | {
+    "xlm-roberta": Family.ROBERTA,
+    "camembert": Family.ROBERTA,
+}
+
+
+def bert_config(directory: pathlib.Path, **overrides: object) -> BertConfig:
+    """Reads the sizes and numerics from a checkpoint's `config.json`.
+
+    Args:
+        directory: the checkpoint's directory.
+        overrides: fields of `BertConfig` that replace the checkpoint's.
+
+    Raises:
+        DataError: there is no config.json, it is not JSON, or a size is missing or invalid.
+        ConfigError: another architecture, or an unsupported variant of one.
+    """
+    path, kind = read_config(directory, _Kind)
+    family = _family(kind, str(path))
+    format = FORMATS[family]
+    of_hub = family is Family.NOMIC_BERT and kind.n_embd is not None
+    file: _Bert = read_typed(path, _NomicBertOfHub if of_hub else format.file)
+    values = read_json(path)
+    for name, constant in format.constants.items():
+        if values.get(name, constant) not in (constant, None):
+            problem = f"{name} is {values[name]!r}; only {constant!r} is implemented"
+            raise ConfigError(problem, where=str(path), fix=_ANOTHER)
+    fields: dict[str, Any] = {ours: getattr(file, theirs) for ours, theirs in _FIELDS.items()}
+    heads, embed = fields["num_heads"], fields["embed_dim"]
+    if embed % heads:
+        problem = f"hidden_size {embed} is not divisible by num_attention_heads {heads}"
+        raise DataError(problem, where=str(path), fix="the file is damaged: download it again")
+    if file.hidden_act not in _ACTIVATIONS:
+        problem = f"hidden_act is {file.hidden_act!r}, not one of {', '.join(_ACTIVATIONS)}"
+        raise ConfigError(problem, where=str(path), fix=_ANOTHER)
+    first = family.traits.first_position or 0
+    if fields["max_length"] <= first:
+        rows = fields["max_length"]
+        problem = f"max_position_embeddings {rows}, of which {first} are no position"
+        raise DataError(problem, where=str(path), fix="the file is damaged: download it again")
+    fields["max_length"] -= first
+    fields |= {
+        "family": family,
+        "head_dim": embed // heads,
+        "activation": _ACTIVATIONS[file.hidden_act],
+        "rotary": _rotary(file, str(path)),
+    }
+    return BertConfig(**(fields | overrides))
+
+
+def _family(kind: _Kind, where: str) -> Family:
+    model_type = kind.model_type
+    if model_type is None and all(name.startswith("Bert") for name in kind.architectures):
+        model_type = Family.BERT.value
+    if model_type not in _MODEL_TYPES:
+        named = f" (architecture {', '.join(kind.architectures)})" if kind.architectures else ""
+        problem = f"model_type is {kind.model_type!r}{named}"
+        fix = f"give a checkpoint of {', '.join(_MODEL_TYPES)}, or of t5 to a T5"
+        raise ConfigError(problem, where=where, fix=fix)
+    positions = kind.position_embedding_type
+    if positions != "absolute":
+        problem = f"position_embedding_type is {positions!r}; only 'absolute' is implemented"
+        raise ConfigError(problem, where=where, fix=_ANOTHER)
+    if kind.is_decoder or kind.add_cross_attention:
+        raise ConfigError("this is a decoder", where=where, fix="give an encoder")
+    return _MODEL_TYPES[model_type]
+
+
+def _rotary(file: _Bert, where: str) -> RotaryConfig:
+    if isinstance(file, _NomicBertOfHub):
+        return RotaryConfig(theta=file.rotary_emb_base, global_every=1)
+    if isinstance(file, _NomicBert):
+        return RotaryConfig(theta=_theta(file.rope_parameters, where), global_every=1)
+    if not isinstance(file, _ModernBert):
+        return RotaryConfig()
+    thetas = {"full_attention": file.global_rope_theta, "sliding_attention": file.local_rope_theta}
+    ropes = file.rope_parameters or {}
+    thetas |= {kind: _theta(rope, where) for kind, rope in ropes.items()}
+    rotary = RotaryConfig(
+        thetas["full_attention"],
+        thetas["sliding_attention"],
+        file.local_attention,
+        file.global_attn_every_n_layers,
+    )
+    if file.layer_types is None:
+        return rotary
+    local = [kind == "sliding_attention" for kind in file.layer_types]
+    for every in (rotary.global_every, *range(1, len(local) + 2)):
+        rotary = dataclasses.replace(rotary, global_every=every)
+        if local == [rotary.is_local(block) for block in range(1, len(local) + 1)]:
+            return rotary
+    problem = "layer_types is not one global block and then a fixed number of local ones, repeated"
+    raise ConfigError(problem, where=where, fix=_ANOTHER)
+
+
+def _theta(rope: _Rope, where: str) -> float:
+    if rope.rope_type != "default":
+        problem = f"rope_type is {rope.rope_type!r}; only 'default' is implemented"
+        raise ConfigError(problem, where=where, fix=_ANOTHER)
+    return rope.rope_theta
+
+
+def config_to_json(config: BertConfig) -> dict[str, Any]:
+    """`config.json` of Hugging Face's model for a plain encoder.
+
+    Raises:
+        ConfigError: the heads together are not as wide as the hidden states, as those models
+            require.
+    """
+    if config.num_heads * config.head_dim != config.embed_dim:
+        raise ConfigError(
+            f"{config.num_heads} heads of {config.head_dim} with embed_dim {config.embed_dim}: "
+            "Hugging Face's BERT has heads x head_dim = embed_dim",
+            where="BertConfig",
+            fix="export as saved_model or stablehlo",
+        )
+    format, family, rotary = FORMATS[config.family], config.family, config.rotary
+    fields = {theirs: getattr(config, ours) for ours, theirs in _FIELDS.items()}
+    fields["max_position_embeddings"] += family.traits.first_position or 0
+    fields["hidden_act"] = _WRITTEN_ACTIVATIONS[config.activation]
+    if family is Family.MODERNBERT:
+        fields |= {
+            "global_rope_theta": rotary.theta,
+            "local_rope_theta": rotary.local_theta,
+            "local_attention": rotary.local_window,
+            "global_attn_every_n_layers": rotary.global_every,
+        }
+    if family is Family.NOMIC_BERT:
+        fields["rope_parameters"] = _Rope(rotary.theta)
+    written = msgspec.to_builtins(format.file(**fields))
+    return {
+        "architectures": [format.architecture],
+        "model_type": family.value,
+        **{name: value for name, value in written.items() if value is not None},
+        **{name: value for name, value in format.constants.items() if value is not None},
+        **dict.fromkeys(format.unused),
+    }
