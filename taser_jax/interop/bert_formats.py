@@ -402,6 +402,10 @@ def config_to_json(config: BertConfig) -> dict[str, Any]:
             "global_attn_every_n_layers": rotary.global_every,
         }
     if family is Family.NOMIC_BERT:
+        if rotary.global_every != 1:
+            problem = "a nomic_bert with blocks that attend to near tokens alone"
+            fix = "set RotaryConfig.global_every=1, or export as saved_model or stablehlo"
+            raise ConfigError(problem, where="RotaryConfig.global_every", fix=fix)
         fields["rope_parameters"] = _Rope(rotary.theta)
     written = msgspec.to_builtins(format.file(**fields))
     return {

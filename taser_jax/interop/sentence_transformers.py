@@ -52,6 +52,13 @@ _POOLING_DIR, _NORMALIZE_DIR = "1_Pooling", "2_Normalize"
 # sentence-transformers' name of a route -> the role's directory.
 _ROUTES = {"query": Role.QUERY, "document": Role.PASSAGE}
 
+# Pooling of one text without padding, in the card's code.
+_POOLED = {
+    Pooling.CLS: "hidden[:, 0]",
+    Pooling.MEAN: "hidden.mean(1)",
+    Pooling.LAST: "hidden[:, -1]",
+}
+
 PlainConfig = DualEncoderConfig | T5DualEncoderConfig
 
 
@@ -184,7 +191,7 @@ def _with_transformers_alone(
     config: DualEncoderConfig, source: ExportSource, directory: str
 ) -> str:
     """The card's code for the first passage, without sentence-transformers."""
-    embedding = "hidden[:, 0]" if config.pooling is Pooling.CLS else "hidden.mean(1)"
+    embedding = _POOLED[config.pooling]
     if config.normalization is Normalization.L2:
         embedding = f"normalize({embedding})"
     has_pooler = FORMATS[config.bert.family].has_pooler

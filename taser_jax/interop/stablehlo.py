@@ -7,6 +7,7 @@ import enum
 import json
 import pathlib
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 from jaxtyping import PyTree
 
+from taser_jax.data.text.tokenizer_json import TokenizerJsonVocabulary
 from taser_jax.interop.export_source import ExportSource, check_exported
 from taser_jax.interop.model_card import CardTexts, left_to_the_reader
 from taser_jax.interop.tokenizer_files import write_tokenizer
@@ -133,12 +135,13 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
     if vocabulary.kind == "wordpiece":
         longest = max(source.query_length, source.passage_length)
         write_tokenizer(source.vocabulary_dir, output_dir / VOCABULARY, max_length=longest)
-        if prompt := source.query_settings.prompt:
-            folder = output_dir / QUERY_TOKENIZER
-            folder.mkdir()
-            write_tokenizer(
-                source.vocabulary_dir, folder, max_length=source.query_length, prompt=prompt
-            )
+    prompt = source.query_settings.prompt
+    if vocabulary.kind != "sentencepiece" and _query_folder(vocabulary.kind, prompt) != VOCABULARY:
+        folder = output_dir / QUERY_TOKENIZER
+        folder.mkdir()
+        write_tokenizer(
+            source.vocabulary_dir, folder, max_length=source.query_length, prompt=prompt
+        )
     config_io.save(source.config, output_dir / MODEL_FILE)
     lengths = {Role.QUERY: source.query_length, Role.PASSAGE: source.passage_length}
     functions: dict[str, dict[str, Any]] = {}
@@ -193,12 +196,18 @@ def card_texts(source: ExportSource) -> CardTexts:
     ) + left_to_the_reader(source)
     kind = _vocabulary_metadata(source).kind
     prompt = list(source.query_settings.prompt)
-    tokenize = TOKENIZE_SNIPPETS[kind] % {
+    snippet = "sentencepiece" if kind == "sentencepiece" else "wordpiece"
+    tokenize = TOKENIZE_SNIPPETS[snippet] % {
         "length": source.query_length,
-        "folder": QUERY_TOKENIZER if prompt else VOCABULARY,
+        "folder": _query_folder(kind, prompt),
         "prompt": prompt,
     }
     return CardTexts("stablehlo", contents, f"{tokenize}\n{LOAD_SNIPPET}", ("jax",))
+
+
+def _query_folder(kind: str, prompt: Sequence[int]) -> str:
+    """Folder of the tokenizer of queries; a vocabulary that is a tokenizer.json stays as it is."""
+    return QUERY_TOKENIZER if prompt or kind == TokenizerJsonVocabulary.kind else VOCABULARY
 
 
 class _Vocabulary(msgspec.Struct):

@@ -1,16 +1,17 @@
-"""Writes WordPiece vocabularies as Hugging Face's tokenizer files."""
+"""Writes vocabularies as Hugging Face's tokenizer files."""
 
 from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tokenizers
 from tokenizers import processors
 
-from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.text.tokenizer_json import TokenizerJsonVocabulary
+from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.text.vocabulary_files import (
     METADATA,
     TOKENIZER_CONFIG_FILE,
@@ -57,7 +58,7 @@ def write_tokenizer(
 
     Raises:
         DataError: the vocabulary is missing or damaged, or has more ids than there are rows.
-        ConfigError: it is not a WordPiece vocabulary.
+        ConfigError: it is a SentencePiece vocabulary.
     """
     vocabulary_dir, output_dir = pathlib.Path(vocabulary_dir), pathlib.Path(output_dir)
     if not any(
@@ -69,9 +70,12 @@ def write_tokenizer(
             fix=f"give the model's {METADATA}, {VOCAB_FILE} or {TOKENIZER_FILE}",
         )
     vocabulary = load_vocabulary(vocabulary_dir, rows=rows)
+    if isinstance(vocabulary, TokenizerJsonVocabulary):
+        _write_own(vocabulary, output_dir, max_length=max_length, prompt=prompt)
+        return
     if not isinstance(vocabulary, WordPieceVocabulary):
         raise ConfigError(
-            f"a {vocabulary.kind} vocabulary, and Hugging Face's BERT has WordPiece alone",
+            f"a {vocabulary.kind} vocabulary, and Hugging Face's BERT has none of that kind",
             where=str(vocabulary_dir),
             fix="export as saved_model, which supports any tokenizer",
         )
@@ -93,8 +97,7 @@ def write_tokenizer(
         SPECIAL_TOKENS_FILE: special,
     }
     for name, value in files.items():
-        text = json.dumps(value, ensure_ascii=False, indent=2) + "\n"
-        (output_dir / name).write_text(text, encoding="utf-8")
+        _write_json(output_dir / name, value)
     pieces = "".join(f"{piece}\n" for piece in vocabulary.pieces)
     (output_dir / VOCAB_FILE).write_bytes(pieces.encode("utf-8"))
 
@@ -107,14 +110,65 @@ def _tokenizer(
 ) -> tokenizers.Tokenizer:
     """Our tokenisation in the `tokenizers` library."""
     tokenizer = wordpiece_tokenizer(ids, vocabulary.splitting)
-    pieces: list[Any] = [(name, ids[name]) for name in ("[CLS]", "[SEP]")]
-    if prompt:
-        tokens = [vocabulary.pieces[id] for id in prompt]
-        pieces.append({"id": _PROMPT, "ids": list(prompt), "tokens": tokens})
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"[CLS] {_PROMPT} $A [SEP]" if prompt else "[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B [SEP]",
-        special_tokens=pieces,
-    )
+    tokenizer.post_processor = _template(vocabulary, vocabulary.pieces.__getitem__, prompt)
     tokenizer.add_special_tokens(sorted(special, key=ids.__getitem__))
     return tokenizer
+
+
+def _template(
+    vocabulary: Vocabulary, name_of: Callable[[int], str], prompt: Sequence[int]
+) -> processors.TemplateProcessing:
+    """What stands around texts: `[CLS] prompt text [SEP]` and `[CLS] title [SEP] text [SEP]`."""
+    assert vocabulary.cls_id is not None
+    before, after = name_of(vocabulary.cls_id), name_of(vocabulary.sep_id)
+    pieces: list[Any] = [(before, vocabulary.cls_id), (after, vocabulary.sep_id)]
+    if prompt:
+        tokens = [name_of(id) for id in prompt]
+        pieces.append({"id": _PROMPT, "ids": list(prompt), "tokens": tokens})
+    return processors.TemplateProcessing(
+        single=f"{before} {_PROMPT} $A {after}" if prompt else f"{before} $A {after}",
+        pair=f"{before} $A {after} $B {after}",
+        special_tokens=pieces,
+    )
+
+
+def _write_own(
+    vocabulary: TokenizerJsonVocabulary,
+    output_dir: pathlib.Path,
+    *,
+    max_length: int,
+    prompt: Sequence[int],
+) -> None:
+    """Writes a tokenizer.json with our template around texts."""
+    tokenizer = tokenizers.Tokenizer.from_buffer(vocabulary.content)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.post_processor = _template(vocabulary, vocabulary.piece, prompt)
+    cls, sep = vocabulary.piece(vocabulary.cls_id), vocabulary.piece(vocabulary.sep_id)
+    likely = {
+        "unk_token": ("[UNK]", "<unk>"),
+        "pad_token": ("[PAD]", "<pad>"),
+        "mask_token": ("[MASK]", "<mask>"),
+    }
+    found = {
+        role: name
+        for role, names in likely.items()
+        for name in names
+        if vocabulary.id_of(name) is not None
+    }
+    # Padding is masked: without a token of its own, any will do.
+    special = {"cls_token": cls, "sep_token": sep, "pad_token": sep, **found}
+    _write_json(output_dir / TOKENIZER_FILE, json.loads(tokenizer.to_str()))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_length,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "split_special_tokens": True,
+        **special,
+    }
+    _write_json(output_dir / TOKENIZER_CONFIG_FILE, config)
+    _write_json(output_dir / SPECIAL_TOKENS_FILE, special)
+
+
+def _write_json(path: pathlib.Path, value: object) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

@@ -25,13 +25,18 @@ from taser_jax.storage.errors import ConfigError
 
 
 class Pooling(enum.Enum):
-    """How hidden states become an embedding: [CLS] or the mean over real tokens."""
+    """How hidden states become an embedding: [CLS], the mean over real tokens, or the last one."""
 
     CLS = "cls"
     MEAN = "mean"
+    LAST = "lasttoken"
 
 
-_POOLED = {Pooling.CLS: "the hidden state of [CLS]", Pooling.MEAN: "the mean of hidden states"}
+_POOLED = {
+    Pooling.CLS: "the hidden state of [CLS]",
+    Pooling.MEAN: "the mean of hidden states",
+    Pooling.LAST: "the hidden state of the last token",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +53,7 @@ class DualEncoderConfig(ModelConfig):
         bert: the encoder.
         experts: its specialised blocks.
         towers: one encoder or two.
-        pooling: [CLS] or mean.
+        pooling: [CLS], mean or last token.
         normalization: normalisation of embeddings: none in the papers; L2 for encoders pretrained
             with cosine similarity, with a temperature of about 0.05.
         query_tasks: tasks with their own query tower (TACO-DR's QSpec); empty for one tower
@@ -210,4 +215,7 @@ class DualEncoderConfig(ModelConfig):
         """One float32 vector per text; [CLS] pooling reads the first position only."""
         if self.pooling is Pooling.CLS:
             return hidden[:, 0].astype(jnp.float32)
+        if self.pooling is Pooling.LAST:
+            last = jnp.maximum(mask.sum(1) - 1, 0)
+            return jnp.take_along_axis(hidden, last[:, None, None], 1)[:, 0].astype(jnp.float32)
         return mean_over_tokens(hidden, mask)

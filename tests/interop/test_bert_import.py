@@ -12,7 +12,7 @@ from hugging_face_parity import hidden_states, relative_error
 from taser_jax.interop.bert import encoder_from_tensors, encoder_to_tensors
 from taser_jax.interop.bert_formats import bert_config, config_to_json
 from taser_jax.interop.pretrained import pretrained_bert
-from taser_jax.models.bert import BertConfig
+from taser_jax.models.bert_config import BertConfig, Family
 from taser_jax.models.layers import Activation
 from taser_jax.storage.errors import ConfigError, DataError, TaserError
 
@@ -72,6 +72,11 @@ def test_config_comes_back(tmp_path, activation):
     config = dataclasses.replace(TINY, activation=activation, dropout_rate=0.2)
     (tmp_path / "config.json").write_text(json.dumps(config_to_json(config)), encoding="utf-8")
     assert bert_config(tmp_path) == config
+
+
+def test_a_nomic_bert_with_local_attention_cannot_leave():
+    with pytest.raises(ConfigError, match="blocks that attend to near tokens alone"):
+        config_to_json(dataclasses.replace(TINY, family=Family.NOMIC_BERT))
 
 
 def test_heads_that_bert_cannot_have():

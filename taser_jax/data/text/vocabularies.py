@@ -16,11 +16,13 @@ from etils import epath
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from taser_jax.data.text.sentencepiece import EXTRA_ID, SentencePieceVocabulary
+from taser_jax.data.text.tokenizer_json import TokenizerJsonVocabulary, is_own_kind
 from taser_jax.data.text.vocabulary_files import (
     MAX_WORD_CHARACTERS,
     METADATA,
     SPECIAL_TOKENS,
     TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
     VOCAB_FILE,
     check_rows,
     read_bert_files,
@@ -31,7 +33,7 @@ from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import phase, track
 from taser_jax.storage.typed_files import Natural, read_typed
 
-Vocabulary = WordPieceVocabulary | SentencePieceVocabulary
+Vocabulary = WordPieceVocabulary | SentencePieceVocabulary | TokenizerJsonVocabulary
 T5_MODEL_FILE = "spiece.model"
 
 
@@ -45,7 +47,10 @@ class _T5TokenizerConfig(TypedDict, total=False):
     added_tokens_decoder: dict[str, _Token]
 
 
-_KINDS = {kind.kind: kind for kind in (WordPieceVocabulary, SentencePieceVocabulary)}
+_KINDS: dict[str, type[Vocabulary]] = {
+    kind.kind: kind
+    for kind in (WordPieceVocabulary, SentencePieceVocabulary, TokenizerJsonVocabulary)
+}
 _MAX_ALPHABET = 1000
 _MIN_SIZE = 64
 # SentencePiece adds up its threads' results in order, so their number affects them, but not timing.
@@ -68,7 +73,7 @@ def load_vocabulary(
     """Loads a vocabulary from a local or `gs://` path.
 
     Args:
-        path: a directory that `save` wrote, a BERT or T5 checkpoint's directory with a
+        path: a directory that `save` wrote, an encoder's or T5's checkpoint directory with a
             `tokenizer.json`, `vocab.txt` or `spiece.model`, one of the last two files itself, or
             any SentencePiece `.model`. A `vocab.txt` is lower-cased unless a
             `tokenizer_config.json` or `tokenizer.json` beside it says otherwise.
@@ -99,6 +104,8 @@ def _load(path: str, extra_ids: int | None) -> Vocabulary:
     if not epath.Path(path, METADATA).exists():
         if epath.Path(path, T5_MODEL_FILE).exists():
             return _load_model(f"{path}/{T5_MODEL_FILE}", extra_ids)
+        if is_own_kind(f"{path}/{TOKENIZER_FILE}"):
+            return TokenizerJsonVocabulary.from_file(f"{path}/{TOKENIZER_FILE}")
         return _load_bert(path, None, extra_ids)
     metadata = read_metadata(path)
     where = f"{path}/{METADATA}"

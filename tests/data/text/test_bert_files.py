@@ -204,7 +204,7 @@ def test_more_ids_than_rows_are_refused_and_more_rows_are_padding(tmp_path):
 @pytest.mark.parametrize(
     ("part", "changes", "message"),
     [
-        ("model", {"type": "BPE", "merges": []}, "model.type is 'BPE'"),
+        ("model", {"type": "BPE", "merges": []}, "0 special tokens around a text"),
         ("model", {"type": "BPE"}, "not a tokenizer of"),
         ("model", {"unk_token": "<unk>"}, r"model\.unk_token is '<unk>'"),
         ("model", {"continuing_subword_prefix": "@@"}, "continuing_subword_prefix is '@@'"),

@@ -1,0 +1,126 @@
+"""Vocabularies that are a tokenizer.json, as encoders other than BERT have them."""
+
+import json
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from taser_jax.data.text.preprocessors import passage_ids, query_ids
+from taser_jax.data.text.tokenizer_json import TokenizerJsonVocabulary
+from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.interop.tokenizer_files import write_tokenizer
+from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
+
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+TEXTS = ["The cats sat on the mat.", "", " été  x²", "a </s> in a text", "cats on the mat " * 9]
+
+
+def roberta():
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    return tokenizer
+
+
+def xlm_roberta():
+    pieces = [*SPECIAL, "▁", *"abcdefghijklmnopqrstuvwxyzT.</>²é", "▁the", "▁cat", "s"]
+    scores = [(piece, -float(id)) for id, piece in enumerate(dict.fromkeys(pieces))]
+    tokenizer = tokenizers.Tokenizer(models.Unigram(scores, unk_id=3))
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B </s>",
+        special_tokens=[("<s>", 0), ("</s>", 2)],
+    )
+    tokenizer.add_special_tokens(SPECIAL)
+    return tokenizer
+
+
+def mpnet():
+    pieces = [*SPECIAL, "[UNK]", *"abcdefghijklmnopqrstuvwxyz./<>", "the", "cat", "##s", "on"]
+    ids = {piece: id for id, piece in enumerate(pieces)}
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    tokenizer.add_special_tokens(SPECIAL)
+    return tokenizer
+
+
+@pytest.fixture(params=[roberta, xlm_roberta, mpnet])
+def tokenizer(request, tmp_path):
+    tokenizer = request.param()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tokenizer
+
+
+def test_ids_are_those_of_tokenizers(tokenizer, tmp_path):
+    vocabulary = load_vocabulary(tmp_path)
+    assert isinstance(vocabulary, TokenizerJsonVocabulary)
+    assert (vocabulary.cls_id, vocabulary.sep_id) == (0, 2)
+    assert vocabulary.size == tokenizer.get_vocab_size()
+    ids = vocabulary.encode(TEXTS)
+    for text, found in zip(TEXTS, ids, strict=True):
+        if "</s>" not in text:
+            assert found == tokenizer.encode(text, add_special_tokens=False).ids
+    assert len(ids[0]) > 5
+    # A special token's name in a text is text, except in Unigram models, which have it as a piece.
+    special = {0, 1, 2, 4} & {id for row in ids for id in row}
+    is_unigram = json.loads(tokenizer.to_str())["model"]["type"] == "Unigram"
+    assert special == ({2} if is_unigram else set())
+    assert vocabulary.decode(ids[0]).lower().startswith("the cats")
+
+
+def test_what_is_saved_comes_back(tokenizer, tmp_path):
+    vocabulary = load_vocabulary(tmp_path)
+    vocabulary.save(tmp_path / "saved")
+    again = load_vocabulary(tmp_path / "saved")
+    assert again.fingerprint == vocabulary.fingerprint
+    assert again.encode(TEXTS) == vocabulary.encode(TEXTS)
+    path = tmp_path / "saved" / "tokenizer.json"
+    path.write_text(path.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    with pytest.raises(FingerprintError):
+        load_vocabulary(tmp_path / "saved")
+
+
+def test_transformers_reads_what_is_written(tokenizer, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    vocabulary = load_vocabulary(tmp_path)
+    prompt = vocabulary.encode(["on the mat"])[0]
+    for before in ((), prompt):
+        output = tmp_path / f"written{len(before)}"
+        output.mkdir()
+        write_tokenizer(tmp_path, output, max_length=12 + len(before), prompt=before)
+        theirs = transformers.AutoTokenizer.from_pretrained(output)
+        length = 12 + len(before)
+        expected = query_ids(TEXTS, vocabulary, length, prompt=before)
+        found = theirs(TEXTS, truncation=True)["input_ids"]
+        assert found == expected
+        padded = theirs(TEXTS, truncation=True, padding=True)
+        assert {len(row) for row in padded["input_ids"]} == {max(map(len, expected))}
+        assert [sum(row) for row in padded["attention_mask"]] == list(map(len, expected))
+        titles = ["A cat"] * len(TEXTS)
+        found = theirs(titles, TEXTS, truncation=True)["input_ids"]
+        assert found == passage_ids(titles, TEXTS, vocabulary, length)
+
+
+def test_what_is_refused(tokenizer, tmp_path):
+    with pytest.raises(ConfigError, match="TensorFlow has no tokenizer"):
+        load_vocabulary(tmp_path).encode_tf(["a"])
+    (tmp_path / "config.json").write_text('{"vocab_size": 9}', encoding="utf-8")
+    with pytest.raises(DataError, match="at most 9"):
+        load_vocabulary(tmp_path)
+    value = json.loads(tokenizer.to_str()) | {"post_processor": None}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(value), encoding="utf-8")
+    with pytest.raises(ConfigError, match="0 special tokens around a text"):
+        load_vocabulary(tmp_path)

@@ -1,0 +1,83 @@
+"""BERT's relatives with their own tokenizers as sentence-transformers directories, and back."""
+
+import jax
+import numpy as np
+import pytest
+import tokenizers
+from tiny_source import DETERMINISTIC, PASSAGE_LENGTH, QUERY_LENGTH, embed, tiny_source
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from taser_jax.data.text.preprocessors import encode_passages, encode_queries
+from taser_jax.data.text.tokenizer_json import TokenizerJsonVocabulary
+from taser_jax.interop.hub import read_encoder_settings
+from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
+from taser_jax.interop.sentence_transformers import export_sentence_transformers
+from taser_jax.models.batch import Role
+from taser_jax.models.bert_config import Family, RotaryConfig
+from taser_jax.models.bert_dual_encoder import Pooling
+from taser_jax.models.routing import ExpertConfig
+from taser_jax.storage.records import Passage
+
+st = pytest.importorskip("sentence_transformers")
+
+TEXTS = ["the cats sat on the mat", "cats", "a </s> in été", "the mat " * 20]
+ROTARY = {
+    Family.MODERNBERT: RotaryConfig(local_window=4, global_every=2),
+    Family.NOMIC_BERT: RotaryConfig(theta=1000.0, global_every=1),
+}
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+
+
+def byte_pairs():
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    return TokenizerJsonVocabulary(tokenizer.to_str().encode("utf-8"))
+
+
+@pytest.mark.parametrize("family", [family for family in Family if family is not Family.BERT])
+def test_there_and_back(tmp_path, family):
+    vocabulary = byte_pairs()
+    pooling = Pooling.LAST if family is Family.MODERNBERT else Pooling.MEAN
+    source = tiny_source(
+        tmp_path,
+        experts=DETERMINISTIC,
+        vocabulary=vocabulary,
+        bert={"family": family, "rotary": ROTARY.get(family, RotaryConfig())},
+        pooling=pooling,
+    )
+    output = tmp_path / "out"
+    output.mkdir()
+    export_sentence_transformers(source, output)
+    model = st.SentenceTransformer(str(output), device="cpu", local_files_only=True)
+    queries = encode_queries(TEXTS, vocabulary, length=QUERY_LENGTH)
+    found = model.encode_query(TEXTS)
+    np.testing.assert_allclose(found, embed(source, Role.QUERY, queries), rtol=0, atol=1e-5)
+    pairs = [("A cat", text) for text in TEXTS]
+    passages = encode_passages(
+        [Passage(str(i), text, title) for i, (title, text) in enumerate(pairs)],
+        vocabulary,
+        length=PASSAGE_LENGTH,
+    )
+    found = model.encode_document(pairs)
+    np.testing.assert_allclose(found, embed(source, Role.PASSAGE, passages), rtol=0, atol=1e-5)
+
+    config = source.config
+    settings = read_encoder_settings(output / "query")
+    assert settings is not None
+    assert settings.pooling is pooling
+    assert pretrained_bert(output / "query", numerics=config.bert) == config.bert
+    again = load_pretrained(
+        output / "query",
+        config=config,
+        params=source.params,
+        passage_source=output / "passage",
+    )
+    jax.tree.map(np.testing.assert_array_equal, again, source.params)
+    assert config.experts == ExpertConfig(num_experts=2, blocks=(2,))
