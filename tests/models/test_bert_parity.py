@@ -26,13 +26,20 @@ def oracle(params, tokens, **kwargs):
     return bert_oracle.encode(params, tokens.ids, tokens.mask, num_heads=NUM_HEADS, **kwargs)
 
 
+POOL = {
+    Pooling.CLS: lambda hidden: hidden[0],
+    Pooling.MEAN: lambda hidden: hidden.mean(0),
+    Pooling.LAST: lambda hidden: hidden[-1],
+}
+
+
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("pooling", Pooling)
 def test_deterministic_experts(role, pooling):
     model = tiny_model(experts={"num_experts": 2}, pooling=pooling)
     params, tokens = random_params(model), tiny_tokens()
     hidden = oracle(params["encoder"], tokens, choose=ROLES[role])
-    expected = [h[0] if pooling is Pooling.CLS else h.mean(0) for h in hidden]
+    expected = [POOL[pooling](h) for h in hidden]
     embeddings = encode(model, params, tokens, role).embeddings
     assert embeddings.dtype == np.float32
     np.testing.assert_allclose(embeddings, np.stack(expected), atol=1e-5, rtol=0)
@@ -85,7 +92,7 @@ def test_a_router_may_read_the_mean_of_the_tokens(pooling, router_input):
     of_router = {"choose": "sequence", "router_input": router_input.value}
     hidden = oracle(params["encoder"], tokens, summary="mean", **of_router)
     encoded = encode(model, params, tokens, Role.QUERY)
-    expected = np.stack([h[0] if pooling is Pooling.CLS else h.mean(0) for h in hidden])
+    expected = np.stack([POOL[pooling](h) for h in hidden])
     np.testing.assert_allclose(encoded.embeddings, expected, atol=1e-5, rtol=0)
     # [CLS] would have chosen otherwise.
     from_cls = np.stack([h[0] for h in oracle(params["encoder"], tokens, **of_router)])
