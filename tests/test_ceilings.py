@@ -31,15 +31,15 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_947,
+    "assembly": 1_951,
     "cli": 1_274,
     "commands": 5_353,
-    "data": 6_987,
+    "data": 7_081,
     "devices": 1_294,
     "evaluation": 1_936,
-    "interop": 2_472,
+    "interop": 2_792,
     "loose files": 412,
-    "models": 2_161,
+    "models": 2_326,
     "optim": 1_042,
     "retrieval": 1_963,
     "serving": 464,
@@ -48,17 +48,17 @@ ROOMS = {
     "training": 1_746,
 }
 OTHERS = {
-    "lines of code": 33_604,
+    "lines of code": 34_187,
     "percent of code that imports or raises": 16.1,
-    "files": 246,
-    "lines of the longest file": 416,
+    "files": 249,
+    "lines of the longest file": 417,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 26,
     "commands": 35,
     "fields that nothing binds": 100,
     "Any in annotations": 262,
-    "modules that train imports": 93,
+    "modules that train imports": 95,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
