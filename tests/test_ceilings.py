@@ -32,8 +32,8 @@ SLACK = 0.03
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
     "assembly": 1_951,
-    "cli": 1_274,
-    "commands": 5_353,
+    "cli": 1_279,
+    "commands": 5_422,
     "data": 7_081,
     "devices": 1_294,
     "evaluation": 1_936,
@@ -41,16 +41,16 @@ ROOMS = {
     "loose files": 412,
     "models": 2_326,
     "optim": 1_042,
-    "retrieval": 1_963,
+    "retrieval": 2_143,
     "serving": 464,
     "storage": 960,
     "systems": 3_593,
     "training": 1_746,
 }
 OTHERS = {
-    "lines of code": 34_187,
-    "percent of code that imports or raises": 16.1,
-    "files": 249,
+    "lines of code": 34_441,
+    "percent of code that imports or raises": 16.0,
+    "files": 250,
     "lines of the longest file": 417,
     "loose files": 3,
     "rooms at the top": 14,

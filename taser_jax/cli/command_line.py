@@ -194,6 +194,9 @@ def parse(argv: Sequence[str]) -> Arguments:
     """
     words = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv))
     rest = argv[len(words) :]
+    of_words = COMMANDS.get(" ".join(words[:-1]))
+    if of_words and words[-1] in of_words.recipes:
+        rest = [f"--gin_file={of_words.recipes[words.pop()]}", *rest]
     name, bindings = _with_argument(words)
     if name not in COMMANDS:
         nearest = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.4)

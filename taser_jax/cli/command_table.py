@@ -41,6 +41,7 @@ class Command:
         argument: the macro or `function.parameter` that a word after the command sets.
         many: whether several words may follow, as a list.
         optional: whether the word may be left out.
+        recipes: word after the command -> the Gin file that it stands for.
     """
 
     module: str
@@ -55,6 +56,7 @@ class Command:
     argument: str | None = None
     many: bool = False
     optional: bool = False
+    recipes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def gin_files(self, given: Sequence[str] = ()) -> tuple[str, ...]:
         """Files to read, in order.
@@ -123,8 +125,9 @@ COMMANDS: dict[str, Command] = dict(
         _command(
             "import",
             "commands.import_model",
-            "make a model directory from pretrained weights",
+            "make a model directory from pretrained weights; `import embeddings` reads Parquet",
             function="import_model",
+            recipes={"embeddings": "runs/import_embeddings.gin"},
         ),
         _command("train", "commands.train", "train a dual encoder"),
         _command(

@@ -1,4 +1,4 @@
-"""`taser import`: pretrained weights as a model directory that needs no training."""
+"""`taser import`: pretrained weights as a model directory that needs no training; embeddings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import jax
 
 from taser_jax.assembly.model_directory import VOCABULARY, write_run_record
 from taser_jax.assembly.pretrained import Pretrained, place_pretrained, read_pretrained
+from taser_jax.commands.stores import EmbeddingsImport, import_stores
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.devices.hosts import writes
 from taser_jax.devices.mesh import MeshConfig, make_mesh
@@ -27,15 +28,16 @@ from taser_jax.training.state import TrainState, named_key, parameter_table
 @writes("{model_dir}")
 def import_model(
     *,
-    model_dir: str,
-    model: ModelConfig,
-    pretrained: Pretrained,
+    model_dir: str | None = None,
+    model: ModelConfig | None = None,
+    pretrained: Pretrained | None = None,
+    embeddings: EmbeddingsImport | None = None,
     vocabulary: str | None = None,
     feature_lengths: Mapping[str, int] = types.MappingProxyType({"query": 32, "passage": 256}),
     seed: int = 0,
     config_text: str = "",
 ) -> int:
-    """Makes a model directory from pretrained weights, without training.
+    """Makes a model directory from pretrained weights, without training; or imports embeddings.
 
     `model_dir` is what `taser train` would leave at step 0: `taser encode`, `ask` and `export` read
     it, and `taser train` can start from its checkpoint_0 (INITIAL_CHECKPOINT_PATH).
@@ -44,18 +46,24 @@ def import_model(
         model_dir: directory of the new model; must not contain one.
         model: the dual encoder; every tower and expert becomes a copy of the pretrained encoder.
         pretrained: the weights.
+        embeddings: embeddings to import instead (runs/import_embeddings.gin).
         vocabulary: vocabulary for tokenising; None takes the checkpoint's own.
         feature_lengths: {"query": ..., "passage": ...}, in tokens; recorded for exports.
         seed: seed of parameters that the checkpoint lacks (routers).
         config_text: written to config.gin.
 
     Returns:
-        Number of parameters.
+        Number of parameters; of passages, for embeddings.
 
     Raises:
         ConfigError: sizes or vocabularies differ, or the directory already has a model.
         DataError: missing or damaged files.
     """
+    if embeddings is not None:
+        return import_stores(embeddings)
+    if model_dir is None or model is None or pretrained is None:
+        fix = "--gin.MODEL_DIR=... --gin.PRETRAINED=..."
+        raise ConfigError("no model, no weights and no embeddings", where="import", fix=fix)
     directory = pathlib.Path(model_dir)
     if any(directory.glob("checkpoint_*")):
         fix = "choose another MODEL_DIR, an empty or new directory"

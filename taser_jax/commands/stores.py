@@ -1,19 +1,33 @@
-"""Embeddings to the files of vector stores (`taser export`)."""
+"""Embeddings to the files of vector stores (`taser export`) and back (`taser import`)."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Sequence
+
+import numpy as np
 
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.interop.model_card import METADATA
-from taser_jax.retrieval.embedding_files import StoreFormat, export_embeddings
+from taser_jax.retrieval.codes import Codes, Coding, recall_of_codes
+from taser_jax.retrieval.embedding_files import (
+    StoreFormat,
+    export_embeddings,
+    import_embeddings,
+)
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings, encoded_splits
+from taser_jax.retrieval.scann_shards import RECALL_QUERIES
+from taser_jax.storage.artifacts import METADATA as EMBEDDINGS_METADATA
 from taser_jax.storage.artifacts import read_json
 from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.locks import one_writer
 from taser_jax.storage.progress import logger, phase
+
+# Results by which the recall of codes is measured.
+_RECALL_K = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,11 +38,14 @@ class EmbeddingsExport:
         embeddings_dir: from `taser encode`; the queries' embeddings are exported too.
         data_dir: folder of collections, for ids, titles and texts.
         collection: the collection.
+        codes: how Parquet holds the passages' numbers; the recall that int8 and binary cost is
+            measured on the encoded queries, printed and recorded.
     """
 
     embeddings_dir: str | None = None
     data_dir: str | None = None
     collection: str | None = None
+    codes: Codes = Codes.FLOAT32
 
 
 def export_stores(
@@ -73,6 +90,14 @@ def export_stores(
         )
         for task, split in encoded_splits(source.embeddings_dir)
     ]
+    coding = Coding.of(source.codes, embeddings)
+    facts: dict[str, object] = {}
+    if source.codes is not Codes.FLOAT32:
+        if list(formats) != [StoreFormat.PARQUET]:
+            problem, fix = f"{source.codes.value} codes are for Parquet", "taser export embeddings"
+            raise ConfigError(problem, where="EmbeddingsExport.codes", fix=fix)
+        facts = {"recall": _print_recall(embeddings, [query for query, _ in queries], coding)}
+    facts |= _query_encoders(output_dir, embeddings.fingerprints.get("model"))
     directories = {format.value: output_dir / format.value for format in formats}
     for format in formats:
         with phase(f"export {format.value}"):
@@ -81,11 +106,35 @@ def export_stores(
                 store,
                 directories[format.value],
                 format=format,
+                coding=coding,
                 queries=queries if format is StoreFormat.PARQUET else (),
-                facts=_query_encoders(output_dir, embeddings.fingerprints.get("model")),
+                facts={
+                    **facts,
+                    **_query_encoders(output_dir, embeddings.fingerprints.get("model")),
+                },
             )
         logger.info("%s: %s", format.value, directories[format.value])
     return directories
+
+
+def _print_recall(
+    embeddings: Embeddings, encoded: Sequence[QueryEmbeddings], coding: Coding
+) -> dict[str, float]:
+    """Measures what codes cost on some of all queries; without any, on passages."""
+    share = -(-RECALL_QUERIES // max(len(encoded), 1))
+    samples = [
+        source.take(np.linspace(0, len(source) - 1, min(share, len(source)), dtype=np.int64))
+        for source in (*encoded, *([] if encoded else [embeddings]))
+    ]
+    queries = np.concatenate(samples).astype(np.float32)
+    recall = recall_of_codes(embeddings, queries, coding, k=_RECALL_K)
+    logger.info(
+        "%s codes: recall@%d %.4f against exact search, %.4f with the first %d scored again by "
+        "whole embeddings; %d %s",
+        *(coding.codes.value, _RECALL_K, recall["alone"], recall["rescored"], 4 * _RECALL_K),
+        *(len(queries), "queries" if encoded else "passages as queries"),
+    )
+    return recall
 
 
 def _query_encoders(output_dir: pathlib.Path, fingerprint: str | None) -> dict[str, object]:
@@ -99,3 +148,47 @@ def _query_encoders(output_dir: pathlib.Path, fingerprint: str | None) -> dict[s
         settings = path.parent / "config_sentence_transformers.json"
         prompts = read_json(settings, absent={}).get("prompts") or prompts
     return {"query_encoders": encoders, "prompts": prompts}
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingsImport:
+    """Embeddings in Parquet, and the collection that they are of.
+
+    Attributes:
+        source: directory of the Parquet files, as `taser export embeddings` writes it; others'
+            needs the columns `id` and `embedding` alone.
+        output_dir: gets what `taser encode` writes.
+        data_dir: folder of collections.
+        collection: the collection, whose ids the files name.
+    """
+
+    source: str
+    output_dir: str
+    data_dir: str
+    collection: str
+
+
+def import_stores(given: EmbeddingsImport) -> int:
+    """Makes a directory of embeddings from Parquet; `taser search` then needs no model.
+
+    Returns:
+        Number of passages.
+
+    Raises:
+        ConfigError: the directory has embeddings already.
+        DataError: files that do not fit the collection.
+    """
+    directory = pathlib.Path(given.output_dir)
+    if (directory / EMBEDDINGS_METADATA).exists():
+        fix = "choose another EMBEDDINGS_DIR, an empty or new directory"
+        raise ConfigError("there are embeddings here", where=given.output_dir, fix=fix)
+    store = PassageStore.open(given.data_dir, given.collection)
+    with one_writer(directory), phase("import embeddings"):
+        import_embeddings(
+            pathlib.Path(given.source),
+            directory,
+            store=store,
+            open_queries=functools.partial(QuerySet.open, given.data_dir, given.collection),
+        )
+    logger.info("%s: %d passages in %s", given.source, len(store), directory)
+    return len(store)

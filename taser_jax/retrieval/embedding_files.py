@@ -1,4 +1,4 @@
-"""Embeddings with ids and texts, in the files that vector stores load.
+"""Embeddings with ids and texts, in the files that vector stores load, and Parquet back.
 
     <directory>/passages/00000-of-00002.parquet    id, embedding, title, text, task
     <directory>/queries/<task>.<split>.parquet     the same columns
@@ -14,23 +14,40 @@ import enum
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow
+import pyarrow.compute
 import pyarrow.parquet
-from jaxtyping import Float
+from jaxtyping import Num
 
 from taser_jax.data.collections.store import PassageStore, QuerySet
-from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings, shard_bounds
+from taser_jax.retrieval.codes import Codes, Coding
+from taser_jax.retrieval.embeddings import (
+    FORMAT_VERSION as ROWS_VERSION,
+)
+from taser_jax.retrieval.embeddings import (
+    QUERY_IDS,
+    EmbeddingDtype,
+    Embeddings,
+    QueryEmbeddings,
+    queries_directory,
+    shard_bounds,
+    shard_names,
+)
 from taser_jax.storage.artifacts import (
     METADATA,
+    Fingerprint,
     follow_plan,
+    read_json,
     replacing,
+    require_equal,
     split_path,
     write_json,
 )
-from taser_jax.storage.errors import ConfigError, how_to_install
+from taser_jax.storage.errors import ConfigError, DataError, how_to_install
 from taser_jax.storage.progress import bar
 
 FORMAT_VERSION = 1
@@ -38,6 +55,8 @@ KIND = "exported embeddings"
 PASSAGES, QUERIES = "passages", "queries"
 # Passages held in memory, with their texts.
 _BLOCK = 8192
+# Rows of a shard of imported embeddings.
+_SHARD = 65536
 
 
 class StoreFormat(enum.Enum):
@@ -59,14 +78,14 @@ class TextEmbeddings:
 
     Attributes:
         ids: the texts' ids.
-        embeddings: one per text.
+        embeddings: one per text, or its codes.
         titles: titles of passages; empty for queries.
         texts: the texts.
         task: the queries' task; empty for passages.
     """
 
     ids: Sequence[str]
-    embeddings: Float[np.ndarray, "texts dim"]
+    embeddings: Num[np.ndarray, "texts dim"]
     titles: Sequence[str]
     texts: Sequence[str]
     task: str = ""
@@ -90,6 +109,7 @@ def export_embeddings(
     directory: pathlib.Path,
     *,
     format: StoreFormat,
+    coding: Coding = Coding(),
     queries: Sequence[tuple[QueryEmbeddings, QuerySet]] = (),
     facts: Mapping[str, object],
 ) -> None:
@@ -100,6 +120,7 @@ def export_embeddings(
         store: their passages.
         directory: output directory.
         format: what is written.
+        coding: how Parquet holds the passages' numbers; queries are float32.
         queries: embeddings of splits, with their queries; for Parquet alone.
         facts: further fields of metadata.json.
 
@@ -115,7 +136,8 @@ def export_embeddings(
         "fingerprints": dict(embeddings.fingerprints),
         "num_rows": len(embeddings),
         "dim": embeddings.shape[1],
-        "dtype": "float32",
+        "dtype": coding.codes.value,
+        "scale": coding.scale,
         "metric": "dot",
         "normalization": embeddings.metadata.normalization,
         "queries": {
@@ -133,7 +155,7 @@ def export_embeddings(
         for shard, (start, stop) in enumerate(bounds):
             name = f"{shard:05d}-of-{len(bounds):05d}{suffix}"
             if not (path := directory / PASSAGES / name).exists():
-                write(path, _blocks(embeddings, store, start, stop))
+                write(path, _blocks(embeddings, store, start, stop, coding))
     for embedded, texts in queries:
         path = split_path(directory / QUERIES, texts.task, texts.split, ".parquet")
         if not path.exists():
@@ -142,7 +164,11 @@ def export_embeddings(
 
 
 def _blocks(
-    embeddings: Embeddings, store: PassageStore, start: int, stop: int
+    embeddings: Embeddings,
+    store: PassageStore,
+    start: int,
+    stop: int,
+    coding: Coding = Coding(),
 ) -> Iterator[TextEmbeddings]:
     with bar("export", total=stop - start, unit="passage") as progress:
         for first in range(start, stop, _BLOCK):
@@ -150,7 +176,7 @@ def _blocks(
             passages = list(store.iterate(first, last))
             yield TextEmbeddings(
                 [passage.id for passage in passages],
-                embeddings.rows(first, last).astype(np.float32),
+                coding.encode(embeddings.rows(first, last)),
                 [passage.title for passage in passages],
                 [passage.text for passage in passages],
             )
@@ -198,3 +224,122 @@ def _write_faiss(embeddings: Embeddings, store: PassageStore, directory: pathlib
         scratch.write_text("".join(f"{id}\n" for id in ids), encoding="utf-8")
     with replacing(directory / "index.faiss", recorded=True) as scratch:
         faiss.write_index(index, os.fspath(scratch))
+
+
+def import_embeddings(
+    source: pathlib.Path,
+    directory: pathlib.Path,
+    *,
+    store: PassageStore,
+    open_queries: Callable[[str, str], QuerySet],
+) -> dict[str, str]:
+    """Reads Parquet of `id` and `embedding`, in any order of rows, into our directories.
+
+    `source` is laid out as `export_embeddings` writes it. Others' needs no metadata.json, and its
+    passages may lie in it directly.
+
+    Args:
+        source: directory of the Parquet files.
+        directory: gets what `taser encode` writes.
+        store: the passages that the ids name.
+        open_queries: (task, split) -> the queries that the ids of its file name.
+
+    Returns:
+        Fingerprints of model and collection. For a model that is not named, the former is that of
+        its passages' embeddings.
+
+    Raises:
+        DataError: no Parquet, other columns, an id that is unknown, absent or there twice, or an
+            embedding that is null, not finite or of another dimension.
+        FingerprintError: the embeddings are of another collection.
+    """
+    facts = read_json(source / METADATA, absent={"fingerprints": {}})
+    collection = {"collection": store.fingerprint}
+    fix = "import them for the collection that they were exported from"
+    require_equal(f"embeddings {source}", facts["fingerprints"], collection, fix)
+    coding = Coding(Codes(facts.get("dtype", "float32")), facts.get("scale", 1.0))
+    inner = source / PASSAGES
+    paths = sorted((inner if inner.is_dir() else source).glob("*.parquet"))
+    found = _read(paths, coding, where=inner)
+    rows = np.array([_known(id, store.find(id), "passage", inner) for id in found.ids], np.int64)
+    counts = np.bincount(rows, minlength=len(store))
+    if (counts != 1).any():
+        row = int(np.argmax(counts != 1))
+        problem = f"passage {store.ids[row]!r} is there {counts[row]} times; all must be there once"
+        raise DataError(problem, where=str(inner), fix="write one row per passage")
+    ordered = found.embeddings[np.argsort(rows)]
+    model = facts["fingerprints"].get("model") or Fingerprint().add(ordered).hex()
+    fingerprints = {"model": model, **collection}
+    lengths = np.linalg.norm(ordered, axis=1)
+    normalization = "l2" if np.allclose(lengths, 1, atol=1e-3) else "none"
+    for path in sorted((source / QUERIES).glob("*.parquet")):
+        task, _, split = path.stem.rpartition(".")
+        task, split = urllib.parse.unquote(task), urllib.parse.unquote(split)
+        queries = _read([path], Coding(), where=path)
+        known = {query.id: query for query in open_queries(task, split)}
+        for id in queries.ids:
+            _known(id, known.get(id), "query", path)
+        if queries.embeddings.shape[1] != ordered.shape[1]:
+            problem = f"{queries.embeddings.shape[1]} dimensions, and passages {ordered.shape[1]}"
+            raise DataError(problem, where=str(path), fix="take passages and queries of one model")
+        target = queries_directory(directory, task, split)
+        write_json(target / QUERY_IDS, list(queries.ids))
+        _write_rows(target, queries.embeddings, QueryEmbeddings.KIND, fingerprints, normalization)
+    _write_rows(directory, ordered, Embeddings.KIND, fingerprints, normalization)
+    return fingerprints
+
+
+def _known(id: str, named: object, what: str, where: pathlib.Path) -> object:
+    if named is None:
+        fix = "import them for the collection that they are of"
+        raise DataError(f"the collection has no {what} {id!r}", where=str(where), fix=fix)
+    return named
+
+
+def _read(paths: Sequence[pathlib.Path], coding: Coding, *, where: pathlib.Path) -> TextEmbeddings:
+    """Ids and embeddings of Parquet files, decoded to float32."""
+    fix = "write columns `id`, strings, and `embedding`, lists of numbers of one length"
+    if not paths:
+        raise DataError("no Parquet files here", where=str(where), fix=fix)
+    try:
+        table = pyarrow.concat_tables(
+            pyarrow.parquet.read_table(path, columns=["id", "embedding"]) for path in paths
+        )
+        ids, column = table["id"].to_pylist(), table["embedding"].combine_chunks()
+        numbers = column.flatten().to_numpy(zero_copy_only=False)
+    except (OSError, KeyError, AttributeError, pyarrow.ArrowException) as error:
+        raise DataError(f"cannot be read: {error}", where=str(where), fix=fix) from error
+    sizes = np.unique(pyarrow.compute.list_value_length(column).to_numpy(zero_copy_only=False))
+    if len(sizes) != 1 or not sizes[0] > 0:
+        problem = f"embeddings of {', '.join(map(str, sizes))} numbers"
+        raise DataError(problem, where=str(where), fix=fix)
+    embeddings = coding.decode(numbers.reshape(len(ids), -1))
+    finite = np.isfinite(embeddings).all(axis=1)
+    if not finite.all():
+        problem = f"the embedding of {ids[int(np.argmin(finite))]!r} has NaN or infinite numbers"
+        raise DataError(problem, where=str(where), fix="encode this text again")
+    return TextEmbeddings([str(id) for id in ids], embeddings, (), ())
+
+
+def _write_rows(
+    directory: pathlib.Path,
+    rows: np.ndarray,
+    kind: str,
+    fingerprints: Mapping[str, str],
+    normalization: str,
+) -> None:
+    bounds = shard_bounds(len(rows), _SHARD)
+    for name, (start, stop) in zip(shard_names(len(bounds)), bounds, strict=True):
+        with replacing(directory / name, recorded=True) as scratch, open(scratch, "wb") as file:
+            np.save(file, rows[start:stop])
+    metadata = {
+        "format_version": ROWS_VERSION,
+        "kind": kind,
+        "fingerprints": dict(fingerprints),
+        "num_rows": len(rows),
+        "dim": rows.shape[1],
+        "shard_rows": _SHARD,
+        "dtype": EmbeddingDtype.FLOAT32.value,
+        "normalization": normalization,
+    }
+    write_json(directory / METADATA, metadata)

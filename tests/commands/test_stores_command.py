@@ -15,6 +15,7 @@ from test_export_command import make_model
 
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.retrieval import embedding_files
+from taser_jax.retrieval.embeddings import Embeddings
 
 
 @pytest.fixture(scope="module")
@@ -144,3 +145,108 @@ def test_embeddings_of_another_collection_are_refused(tmp_path, capsys, world, c
 def test_what_is_missing_is_named(tmp_path, capsys, formats, words):
     where = gin(MODEL_DIR=None, EXPORT_DIR=tmp_path)
     assert words in refused(capsys, "export", *formats, *where)
+
+
+def _import(world: StoreWorld, source: pathlib.Path, output: pathlib.Path) -> list[str]:
+    return ["import", "embeddings", *gin(SOURCE=source, EMBEDDINGS_DIR=output), *world.where]
+
+
+def _search(world: StoreWorld, embeddings: pathlib.Path, output: pathlib.Path) -> list[str]:
+    where = gin(EMBEDDINGS_DIR=embeddings, INDEX_DIR=output / "index", RUNS_DIR=output / "runs")
+    return ["search", *where, *world.where, *gin(TOP_K=10)]
+
+
+def test_an_imported_export_is_searched_like_the_original(tmp_path, exported, world):
+    succeed(*_import(world, exported / "embeddings", tmp_path / "e"))
+    found, whole = Embeddings.open(tmp_path / "e"), Embeddings.open(world.embeddings)
+    np.testing.assert_array_equal(found.rows(0, PASSAGES), whole.rows(0, PASSAGES))
+    assert found.fingerprints == whole.fingerprints
+    for name, embeddings in (("ours", world.embeddings), ("back", tmp_path / "e")):
+        succeed(*_search(world, embeddings, tmp_path / name))
+    runs = [(tmp_path / name / "runs" / "nq.test.trec").read_text() for name in ("ours", "back")]
+    assert runs[0] == runs[1]
+    evaluated = gin(RUNS_DIR=tmp_path / "back" / "runs", EVAL_OUTPUT_DIR=tmp_path / "table")
+    succeed("evaluate", *evaluated, *world.where, *gin(SYSTEM="imported"))
+    assert (tmp_path / "table" / "results" / "imported.json").exists()
+
+
+def _foreign(directory: pathlib.Path, embeddings, ids=None) -> pathlib.Path:
+    """Parquet of another model: two columns, a list of any length, rows in another order."""
+    order = np.random.default_rng(0).permutation(len(embeddings))
+    ids = [f"p{row}" for row in range(len(embeddings))] if ids is None else ids
+    columns = {"id": [ids[row] for row in order], "embedding": [embeddings[row] for row in order]}
+    directory.mkdir(parents=True)
+    pyarrow.parquet.write_table(pyarrow.table(columns), directory / "any.parquet")
+    return directory
+
+
+def test_embeddings_of_another_model_in_any_order(tmp_path, world):
+    doubles = TABLE[:PASSAGES].astype(np.float64)
+    doubles /= np.linalg.norm(doubles, axis=1, keepdims=True)
+    succeed(*_import(world, _foreign(tmp_path / "f", doubles.tolist()), tmp_path / "e"))
+    found = Embeddings.open(tmp_path / "e")
+    np.testing.assert_allclose(found.rows(0, PASSAGES), doubles, atol=1e-7)
+    assert found.metadata.normalization == "l2"
+    assert found.fingerprints["collection"] == world.store.fingerprint
+
+
+def _with(rows: dict[int, object]) -> list[object]:
+    embeddings: list[object] = TABLE[:PASSAGES].tolist()
+    for row, value in rows.items():
+        embeddings[row] = value
+    return embeddings
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "ids", "words"),
+    [
+        (_with({}), {3: "p4"}, "passage 'p3' is there 0 times"),
+        (_with({}), {3: "x"}, "the collection has no passage 'x'"),
+        (_with({5: [1.0, 2.0]}), {}, "embeddings of 2, 16 numbers"),
+        (_with({5: [float("nan")] * DIM}), {}, "the embedding of 'p5' has NaN"),
+        (_with({5: None}), {}, "embeddings of"),
+        (["text"] * PASSAGES, {}, "cannot be read"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(tmp_path, capsys, world, embeddings, ids, words):
+    names = [ids.get(row, f"p{row}") for row in range(PASSAGES)]
+    source = _foreign(tmp_path / "f", embeddings, names)
+    assert words in refused(capsys, *_import(world, source, tmp_path / "e"))
+    assert not (tmp_path / "e" / "metadata.json").exists()
+
+
+def test_other_directories_are_refused(tmp_path, capsys, exported, world):
+    (tmp_path / "empty").mkdir()
+    message = refused(capsys, *_import(world, tmp_path / "empty", tmp_path / "e"))
+    assert "no Parquet files here" in message
+    message = refused(capsys, *_import(world, exported / "embeddings", world.embeddings))
+    assert "there are embeddings here" in message
+
+
+def test_codes_are_printed_with_the_recall_they_cost(tmp_path, capsys, world):
+    """Recall against sorting by NumPy; the 4k best of 40 passages by bits, scored again."""
+    whole = TABLE[PASSAGES:] @ TABLE[:PASSAGES].T
+    bits = np.sign(TABLE[PASSAGES:]) @ np.sign(TABLE[:PASSAGES]).T
+    best = np.argsort(-whole, axis=1)[:, :20]
+    by_bits = np.argsort(-bits, axis=1, kind="stable")[:, :20]
+    shared = [len(set(a) & set(b)) for a, b in zip(best.tolist(), by_bits.tolist(), strict=True)]
+    for codes in ("int8", "binary"):
+        succeed(*world.export(tmp_path / codes, "embeddings"), f"--gin.CODES={codes}")
+        assert f"{codes} codes: recall@20" in capsys.readouterr().err
+    facts = json.loads((tmp_path / "binary" / "embeddings" / "metadata.json").read_text())
+    assert facts["recall"] == {"alone": pytest.approx(np.mean(shared) / 20), "rescored": 1.0}
+    facts = json.loads((tmp_path / "int8" / "embeddings" / "metadata.json").read_text())
+    assert facts["scale"] == pytest.approx(np.abs(TABLE[:PASSAGES]).max() / 127)
+    assert facts["recall"]["alone"] > 0.95
+
+    succeed(*_import(world, tmp_path / "int8" / "embeddings", tmp_path / "e"))
+    found = Embeddings.open(tmp_path / "e").rows(0, PASSAGES)
+    np.testing.assert_allclose(found, TABLE[:PASSAGES], atol=0.51 * facts["scale"])
+    succeed(*_import(world, tmp_path / "binary" / "embeddings", tmp_path / "b"))
+    signs = Embeddings.open(tmp_path / "b").rows(0, PASSAGES)
+    np.testing.assert_array_equal(signs, np.sign(TABLE[:PASSAGES]))
+
+
+def test_codes_are_for_parquet(tmp_path, capsys, world):
+    message = refused(capsys, *world.export(tmp_path, "vertex"), "--gin.CODES=int8")
+    assert "int8 codes are for Parquet" in message
