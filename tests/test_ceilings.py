@@ -39,7 +39,7 @@ ROOMS = {
     "evaluation": 1_936,
     "interop": 2_792,
     "loose files": 412,
-    "models": 2_326,
+    "models": 2_335,
     "optim": 1_042,
     "retrieval": 2_143,
     "serving": 464,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_746,
 }
 OTHERS = {
-    "lines of code": 34_441,
+    "lines of code": 34_450,
     "percent of code that imports or raises": 16.0,
     "files": 250,
     "lines of the longest file": 417,

@@ -252,7 +252,8 @@ def lower_encoder(
 
     BERT's attention kernel becomes EINSUM, since cuDNN's exists on one platform only; values agree
     to rounding. The dtype of activations is unchanged. Relative positions are computed during
-    tracing, so T5's program with UP_TO pads to `length`, and shorter sequences cost as much.
+    tracing, as are rotary ones, so programs of T5, MPNet, ModernBERT and nomic-bert with UP_TO pad
+    to `length`, and shorter sequences cost as much.
 
     Args:
         config: the dual encoder.
@@ -266,7 +267,7 @@ def lower_encoder(
         int32 and mask is bool [batch, length], embeddings are float32 [batch, dim].
     """
     model = DualEncoder(config.portable())
-    pads = lengths is Lengths.UP_TO and config.max_length is None
+    pads = lengths is Lengths.UP_TO and config.transformer.by_distance
 
     def encode(params: PyTree, ids: jax.Array, mask: jax.Array) -> jax.Array:
         if pads:

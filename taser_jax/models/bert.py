@@ -293,7 +293,7 @@ class BertEncoder(nn.Module):
             embeddings = Embeddings(config, not train or frozen > 0, name="embeddings")
             first, hidden = 0, embeddings(jnp.asarray(texts.ids))
         hidden = split_over_batch(hidden)
-        biases = self._attention_biases(mask.shape[1])
+        biases = self._attention_biases(mask)
         statistics = []
         for i in range(first, frozen if output is EncoderOutput.FROZEN else config.num_layers):
             trains = train and i >= frozen
@@ -320,8 +320,12 @@ class BertEncoder(nn.Module):
             hidden = _normalized(hidden, config, "final_layer_norm")
         return hidden, routing.stack_statistics(statistics) if statistics else None
 
-    def _attention_biases(self, length: int) -> list[Float[Array, "#heads length length"] | None]:
+    def _attention_biases(
+        self, mask: Bool[Array, "batch length"]
+    ) -> list[Float[Array, "#heads length length"] | None]:
         """What each block adds to its attention scores: distances, a local window, or nothing."""
+        # Not an integer in an export, whose lengths are symbols.
+        length = mask.shape[1]
         config, traits = self.config, self.config.traits
         if traits.relative_buckets:
             relative = RelativePositionBias(

@@ -198,6 +198,11 @@ class BertConfig(TransformerConfig):
         return self.family.traits
 
     @property
+    def by_distance(self) -> bool:
+        """Whether the family has rotary or relative positions."""
+        return self.traits.rotary or self.traits.relative_buckets > 0
+
+    @property
     def kernel_init(self) -> Initializer:
         """Initialiser of kernels and tables."""
         return nn.initializers.normal(self.initializer_stddev)

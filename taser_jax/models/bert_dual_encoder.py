@@ -216,6 +216,7 @@ class DualEncoderConfig(ModelConfig):
         if self.pooling is Pooling.CLS:
             return hidden[:, 0].astype(jnp.float32)
         if self.pooling is Pooling.LAST:
-            last = jnp.maximum(mask.sum(1) - 1, 0)
-            return jnp.take_along_axis(hidden, last[:, None, None], 1)[:, 0].astype(jnp.float32)
+            # A sum, since exported programs have no gather by row.
+            is_last = jnp.arange(mask.shape[1]) == mask.sum(1, keepdims=True) - 1
+            return jnp.where(is_last[..., None], hidden.astype(jnp.float32), 0.0).sum(1)
         return mean_over_tokens(hidden, mask)

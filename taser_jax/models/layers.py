@@ -48,6 +48,11 @@ class TransformerConfig:
         """Bytes of one activation."""
         return _BYTES[self.dtype]
 
+    @property
+    def by_distance(self) -> bool:
+        """Whether attention depends on distances: a program then needs a number as its length."""
+        return True
+
 
 def layer_names(count: int) -> str:
     """Regular expression of the names of the first blocks.

@@ -12,7 +12,8 @@ from taser_jax.data.text.tokenizer_json import TokenizerJsonVocabulary
 from taser_jax.interop.hub import read_encoder_settings
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.interop.sentence_transformers import export_sentence_transformers
-from taser_jax.models.batch import Role
+from taser_jax.interop.stablehlo import Lengths, lower_encoder
+from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert_config import Family, RotaryConfig
 from taser_jax.models.bert_dual_encoder import Pooling
 from taser_jax.models.routing import ExpertConfig
@@ -67,6 +68,11 @@ def test_there_and_back(tmp_path, family):
     )
     found = model.encode_document(pairs)
     np.testing.assert_allclose(found, embed(source, Role.PASSAGE, passages), rtol=0, atol=1e-5)
+
+    program = lower_encoder(source.config, Role.QUERY, length=QUERY_LENGTH, lengths=Lengths.UP_TO)
+    for tokens in (queries, Tokens(queries.ids[1:3, :4], queries.mask[1:3, :4])):
+        found = program.call(source.params, tokens.ids, tokens.mask)
+        np.testing.assert_allclose(found, embed(source, Role.QUERY, tokens), rtol=0, atol=1e-5)
 
     config = source.config
     settings = read_encoder_settings(output / "query")
