@@ -3,12 +3,13 @@ r"""What the TPU compiler says of TASER base and DPR base on pods: a table, one 
     nice python benchmarks/compile_table.py --results compile_results      # an hour or two
     python benchmarks/compile_table.py --results compile_results --print   # the rows there are
 
-Needs libtpu (the extra `tpu`), no TPU. A row is one run of `taser compile` in a process of its own,
-and its report one directory of --results: what is there is not compiled again, and has to be of the
-same --effort. A batch that would not fit starts with the number of chunks that the memory estimate
-asks for; what the compiler refuses all the same is compiled again with the chunks that the
-command's message names. The compiler works with quick effort; `--effort full`, in another
-directory, takes four times as long. Prints Markdown.
+Needs libtpu (the extra `tpu`), no TPU. Texts are as long as runs/wikipedia_lengths.gin says, and
+padded to the recipe's length_buckets, or all to 256 tokens with `--padding full`. A row is one run
+of `taser compile` in a process of its own, and its report one directory of --results: what is there
+is not compiled again, and has to be of the same --effort and --padding. A batch that would not fit
+starts with the number of chunks that the memory estimate asks for; what the compiler refuses all
+the same is compiled again with the chunks that the command's message names. The compiler works
+with quick effort; `--effort full`, in another directory, takes four times as long. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ BATCHES = (256, 4096)
 BERT_BASE = DualEncoderConfig(bert=BertConfig(dtype="bfloat16"))
 NUM_NEGATIVES, LENGTH = 1, 256
 MOST_ATTEMPTS = 3
+# --padding -> what it binds.
+PADDING: dict[str, tuple[str, ...]] = {
+    "buckets": (),
+    "full": ("--gin.TrainingConfig.length_buckets=()",),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +94,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--effort", choices=("quick", "full"), default="quick", help="of the compiler"
     )
+    parser.add_argument("--padding", choices=PADDING, default="buckets", help="of the texts")
     parser.add_argument("--rows", type=int, default=len(ROWS), help="how many, from the first")
     return parser.parse_args()
 
@@ -109,7 +116,7 @@ def likely_chunks(row: Row) -> int:
     return chunks
 
 
-def compile_row(row: Row, results: pathlib.Path, *, effort: str) -> None:
+def compile_row(row: Row, results: pathlib.Path, *, effort: str, padding: str) -> None:
     """Compiles until it fits; leaves a row.json either way."""
     directory, chunks, tried = results / row.name, likely_chunks(row), []
     directory.mkdir(parents=True, exist_ok=True)
@@ -125,6 +132,7 @@ def compile_row(row: Row, results: pathlib.Path, *, effort: str) -> None:
             f"--gin_file=runs/{row.model}_base.gin",
             f"--gin.BATCH_SIZE={row.batch}",
             f"--gin.TrainingConfig.num_chunks={chunks}",
+            *PADDING[padding],
             "--gin.compile_recipe.encoding=None",
             f"--gin.compile_recipe.compiler_effort={effort}",
             f"--gin.compile_recipe.output_dir={directory}",
@@ -144,7 +152,12 @@ def compile_row(row: Row, results: pathlib.Path, *, effort: str) -> None:
         if fits or advice is None:
             break
         chunks = int(advice.group(1))
-    about = dataclasses.asdict(row) | {"attempts": tried, "effort": effort, "jax": jax.__version__}
+    about = dataclasses.asdict(row) | {
+        "attempts": tried,
+        "effort": effort,
+        "padding": padding,
+        "jax": jax.__version__,
+    }
     (directory / ROW_FILE).write_text(json.dumps(about, indent=2) + "\n")
 
 
@@ -153,24 +166,26 @@ def training_step_fits(report: pathlib.Path) -> bool | None:
     return json.loads(report.read_text())[0]["fits"] if report.exists() else None
 
 
-def check_effort(results: pathlib.Path, effort: str) -> None:
-    """Ends the program where a row that is kept was compiled with another effort."""
+def check_options(results: pathlib.Path, **options: str) -> None:
+    """Ends the program where a row that is there was compiled with other options."""
     for row in ROWS:
         path = results / row.name / ROW_FILE
-        kept = json.loads(path.read_text())["effort"] if path.exists() else effort
-        if kept != effort:
-            raise SystemExit(
-                f"{path}: compiled with {kept} effort, and --effort is {effort}: one table has "
-                "rows of one effort; name another directory with --results"
-            )
+        about = json.loads(path.read_text()) if path.exists() else options
+        for name, value in options.items():
+            if about[name] != value:
+                raise SystemExit(
+                    f"{path}: compiled with {about[name]} {name}, and --{name} is {value}: one "
+                    "table has rows of one kind; name another directory with --results"
+                )
 
 
 def markdown(results: pathlib.Path) -> str:
     """The rows there are."""
     lines = [
         "| model | batch | topology | chunks | peak GiB | of HBM | TFLOPs | x model | traffic GiB "
-        "| sent MiB | compute ms | HBM ms | ICI ms | bound by | MFU at most |",
-        "|---|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|---:|",
+        "| sent MiB | compute ms | HBM ms | ICI ms | bound by | MFU at most | of real tokens "
+        "| padding |",
+        "|---|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|---:|---:|---:|",
     ]
     for row in ROWS:
         path = results / row.name / ROW_FILE
@@ -183,7 +198,7 @@ def markdown(results: pathlib.Path) -> str:
 def _line(row: Row, attempt: dict[str, Any], report: pathlib.Path) -> str:
     start = [row.model, f"{row.batch:,}", row.topology, str(attempt["num_chunks"])]
     if not attempt["fits"]:
-        return f"| {' | '.join([*start, 'does not fit', *[''] * 10])} |"
+        return f"| {' | '.join([*start, 'does not fit', *[''] * 12])} |"
     step = json.loads(report.read_text())[0]
     memory, flops, estimate = step["memory"], step["flops"], step["roofline"]
     sent = sum(each["sent"] for each in step["collectives"])
@@ -198,17 +213,20 @@ def _line(row: Row, attempt: dict[str, Any], report: pathlib.Path) -> str:
         *(f"{1e3 * estimate[resource]:.1f}" for resource in ("compute", "hbm", "ici")),
         estimate["bound"],
         f"{estimate['mfu']:.0%}",
+        f"{estimate['mfu_of_real_tokens']:.0%}",
+        f"{step['padding']:.0%}",
     ]
     return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
     arguments = parse()
+    options = {"effort": arguments.effort, "padding": arguments.padding}
     if not arguments.print:
-        check_effort(arguments.results, arguments.effort)
+        check_options(arguments.results, **options)
     for row in () if arguments.print else ROWS[: arguments.rows]:
         if not (arguments.results / row.name / ROW_FILE).exists():
-            compile_row(row, arguments.results, effort=arguments.effort)
+            compile_row(row, arguments.results, **options)
     print(markdown(arguments.results))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -13,12 +13,18 @@ from taser_jax.assembly.config import MultitaskTraining, TrainingConfig
 from taser_jax.assembly.data import with_mixture_rates
 from taser_jax.data.batches.every_task import TaskBatchStream, step_batch_sizes
 from taser_jax.data.batches.one_task import BatchStream
-from taser_jax.data.batches.padding import Layout, Padding
+from taser_jax.data.batches.padding import (
+    Layout,
+    LengthQuantiles,
+    Padding,
+    drawn_lengths,
+    lengths_at,
+)
 from taser_jax.data.batches.stream import Stream
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.partitioning import Partitioner
-from taser_jax.models.batch import Batch, BatchShape, DocumentsShape
+from taser_jax.models.batch import Batch, BatchShape, DocumentsShape, TextsShape
 from taser_jax.optim.multitask import Combiner
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
 from taser_jax.storage.artifacts import fingerprint_json
@@ -27,14 +33,18 @@ from taser_jax.training.batch_loss import check_chunks
 from taser_jax.training.distillation import TeacherInput, require
 from taser_jax.training.objective import ObjectiveConfig
 
+# "query" and "passage" -> how long texts of that side are.
+TextLengths = Mapping[str, LengthQuantiles]
+
 
 @dataclasses.dataclass(frozen=True)
 class BatchPlan:
     """The batches of a training's steps.
 
     Attributes:
-        shapes: task -> shape of its batch in a step, without groups of similar length. Where each
-            step has a batch of one task, chosen by a schedule, one entry represents all tasks.
+        shapes: task -> shape of its batch in a step, in groups where lengths are known. Where each
+            step has a batch of one task, chosen by a schedule, one entry represents all tasks: the
+            one with most tokens.
         tasks: the tasks of every step, in the order of the task axis; None if each step has one
             task.
         stream: the batches; None without a token store.
@@ -50,6 +60,43 @@ class BatchPlan:
         """Shapes and dtypes of a step's batches."""
         return {task: shape.abstract() for task, shape in self.shapes.items()}
 
+    def real_shapes(self, text_lengths: TextLengths) -> dict[str, BatchShape]:
+        """The same batches with typical texts, each in as many columns as it has tokens."""
+        return {
+            task: dataclasses.replace(
+                shape,
+                query_groups=_typical(text_lengths["query"], shape.queries, shape.query_length),
+                passage_groups=_typical(
+                    text_lengths["passage"], shape.passages, shape.passage_length
+                ),
+            )
+            for task, shape in self.shapes.items()
+        }
+
+
+def lengths_in(store: TokenStore, queries: Mapping[str, TokenizedQueries]) -> TextLengths:
+    """How long the texts of a token store are.
+
+    Args:
+        store: its passages are taken, all alike.
+        queries: task -> queries to train on.
+    """
+    sides = {
+        "query": np.concatenate([of_task.lengths for of_task in queries.values()]),
+        "passage": store.passages.lengths,
+    }
+    places = np.linspace(0, 1, 101)
+    return {
+        side: {place: int(np.quantile(lengths, place)) for place in places.tolist()}
+        for side, lengths in sides.items()
+    }
+
+
+def _typical(quantiles: LengthQuantiles, texts: int, longest: int) -> tuple[TextsShape, ...]:
+    lengths = lengths_at(quantiles, (np.arange(texts) + 0.5) / texts)
+    tokens, counts = np.unique(np.minimum(lengths, longest), return_counts=True)
+    return tuple(zip(counts.tolist(), tokens.tolist(), strict=True))
+
 
 def make_plan(
     training: TrainingConfig,
@@ -61,6 +108,7 @@ def make_plan(
     queries: Mapping[str, TokenizedQueries],
     query_tasks: Sequence[str] = (),
     task_sizes: Mapping[str, int] | None = None,
+    text_lengths: TextLengths | None = None,
     memory: DocumentsShape | None = None,
 ) -> BatchPlan:
     """The plan of a configuration.
@@ -75,6 +123,7 @@ def make_plan(
         queries: task -> queries to train on, in the order of the task axis.
         query_tasks: the model's tasks with a query tower of their own.
         task_sizes: task -> number of queries, if there is no store.
+        text_lengths: how long texts are, if there is no store; None pads all to one length.
         memory: sizes of the documents fused with each query, for batches of one task; None fuses
             none.
 
@@ -96,8 +145,10 @@ def make_plan(
             store=store,
             queries=queries,
             task_sizes=task_sizes or {},
+            text_lengths=text_lengths,
         )
     batching, devices = training.batching, partitioner.batch_devices
+    padding = Padding(training.length_buckets, multiple=devices * training.num_chunks)
     partitioner.check_batch_size(batching.batch_size)
     check_chunks(batching.batch_size, training.num_chunks, num_shards=devices)
     stream = None
@@ -109,7 +160,7 @@ def make_plan(
             rated,
             share=partitioner.host_share,
             teacher=teacher,
-            padding=Padding(training.length_buckets, multiple=devices * training.num_chunks),
+            padding=padding,
         )
     passages, scored = 1 + batching.num_negatives, TeacherInput.SCORES in training.objective.reads
     shape = BatchShape(
@@ -122,8 +173,12 @@ def make_plan(
         teacher_candidates=passages if scored else 0,
         teacher_dim=0 if teacher is None else teacher.dim,
     )
+    task = next(iter((*query_tasks, *queries, "any")))
+    layouts = (
+        _drawn_layouts({task: shape}, text_lengths, padding) if stream is None else stream.layouts
+    )
     return BatchPlan(
-        shapes={next(iter((*query_tasks, *queries, "any"))): shape},
+        shapes={task: max(_grouped(shape, layouts.values()), key=lambda each: each.tokens)},
         tasks=None,
         stream=stream,
         facts={
@@ -132,7 +187,7 @@ def make_plan(
                 f"{passages} passages{_of_steps(batching.queue_steps)} - 1, {_devices()}"
             ),
             "false_negatives": batching.false_negatives.value,
-            **({} if stream is None else _length_groups(stream.layouts)),
+            **_length_groups(layouts),
         },
     )
 
@@ -148,9 +203,11 @@ def _every_task(
     store: TokenStore | None,
     queries: Mapping[str, TokenizedQueries],
     task_sizes: Mapping[str, int],
+    text_lengths: TextLengths | None,
 ) -> BatchPlan:
     batching, devices = multitask.batching, partitioner.batch_devices
     num_chunks, scored = training.num_chunks, TeacherInput.SCORES in training.objective.reads
+    padding = Padding(training.length_buckets, multiple=devices * num_chunks)
     facts: dict[str, object] = {}
     stream = None
     if store is not None:
@@ -162,7 +219,7 @@ def _every_task(
             num_chunks=num_chunks,
             share=partitioner.host_share,
             teacher=teacher,
-            padding=Padding(training.length_buckets, multiple=devices * num_chunks),
+            padding=padding,
         )
         sizes, lengths = stream.batch_sizes, stream.query_lengths
         combiner = multitask.combiner
@@ -177,7 +234,6 @@ def _every_task(
             "padded_query_lengths": lengths,
             "false_negatives": batching.false_negatives.value,
         }
-        facts |= _length_groups(stream.layouts)
     elif task_sizes:
         sizes = step_batch_sizes(batching, task_sizes, num_devices=devices, num_chunks=num_chunks)
         lengths = dict.fromkeys(sizes, query_length)
@@ -198,7 +254,39 @@ def _every_task(
         )
         for task, negatives in batching.negatives_of(sizes).items()
     }
+    layouts = _drawn_layouts(shapes, text_lengths, padding) if stream is None else stream.layouts
+    if layouts:
+        shapes = {task: _grouped(shape, [layouts[task]])[0] for task, shape in shapes.items()}
+    facts |= _length_groups(layouts)
     return BatchPlan(shapes=shapes, tasks=tuple(sizes), stream=stream, facts=facts)
+
+
+def _drawn_layouts(
+    shapes: Mapping[str, BatchShape], text_lengths: TextLengths | None, padding: Padding
+) -> dict[str, tuple[Layout, Layout]]:
+    """Groups as those of a token store whose texts are that long; none without buckets."""
+    if text_lengths is None or not padding.buckets:
+        return {}
+
+    def layout(side: str, texts: int, longest: int) -> Layout:
+        lengths = drawn_lengths(text_lengths[side], steps=padding.steps, texts=texts)
+        return Layout.of(np.minimum(lengths, longest), padding, longest=longest)
+
+    return {
+        task: (
+            layout("query", shape.queries, shape.query_length),
+            layout("passage", shape.passages, shape.passage_length),
+        )
+        for task, shape in shapes.items()
+    }
+
+
+def _grouped(shape: BatchShape, layouts: Iterable[tuple[Layout, Layout]]) -> list[BatchShape]:
+    """The batch in each of these groups; as it is where there are none."""
+    return [
+        dataclasses.replace(shape, query_groups=queries.groups, passage_groups=passages.groups)
+        for queries, passages in layouts
+    ] or [shape]
 
 
 def _length_groups(layouts: Mapping[str, tuple[Layout, Layout]]) -> dict[str, object]:

@@ -17,7 +17,7 @@ from taser_jax.assembly.data import (
     lengths,
     training_queries,
 )
-from taser_jax.assembly.plans import BatchPlan, make_plan
+from taser_jax.assembly.plans import BatchPlan, TextLengths, make_plan
 from taser_jax.assembly.pretrained import read_pretrained
 from taser_jax.assembly.text_facts import data_facts
 from taser_jax.assembly.text_sources import QUERY_DOCUMENTS, QueryDocuments
@@ -104,6 +104,7 @@ def make_program(
     queries: Mapping[str, TokenizedQueries],
     feature_lengths: Mapping[str, int],
     task_sizes: Mapping[str, int] | None = None,
+    text_lengths: TextLengths | None = None,
     documents: int = 0,
 ) -> Program:
     """Shapes, shardings and the step of a configuration.
@@ -116,6 +117,7 @@ def make_program(
         queries: task -> queries to train on.
         feature_lengths: {"query": ..., "passage": ...}; checked against the token store.
         task_sizes: task -> training queries, for a batch of every task without a store.
+        text_lengths: how long texts are, without a store.
         documents: documents fused with each query, K; 0 for queries alone.
 
     Raises:
@@ -135,6 +137,7 @@ def make_program(
         queries=queries,
         query_tasks=model.query_tasks,
         task_sizes=task_sizes,
+        text_lengths=text_lengths,
         memory=model.config.documents_shape(documents, passage_length) if documents else None,
     )
     params, axes = abstract_params(model), logical_axes(model)

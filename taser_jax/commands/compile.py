@@ -13,6 +13,7 @@ from etils import epath
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.data import open_store, training_queries
 from taser_jax.assembly.model_directory import embed
+from taser_jax.assembly.plans import TextLengths, lengths_in
 from taser_jax.assembly.program import Program, make_program
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.compiler import (
@@ -23,7 +24,7 @@ from taser_jax.devices.compiler import (
 )
 from taser_jax.devices.mesh import make_mesh
 from taser_jax.devices.partitioning import Partitioner, placed
-from taser_jax.devices.step_report import StepRefusal, StepReport
+from taser_jax.devices.step_report import RealWork, StepRefusal, StepReport
 from taser_jax.devices.topologies import (
     Topology,
     one_host,
@@ -52,6 +53,7 @@ def compile_recipe(
     feature_lengths: Mapping[str, int] | None = None,
     num_slices: int = 1,
     task_sizes: Mapping[str, int] | None = None,
+    text_lengths: TextLengths | None = None,
     documents: int = 10,
     token_store: str = "",
     tasks: Sequence[str] | None = None,
@@ -74,9 +76,12 @@ def compile_recipe(
         feature_lengths: {"query": ..., "passage": ...}, tokens.
         num_slices: slices of the topology.
         task_sizes: task -> training queries, for recipes with a batch of every task.
+        text_lengths: {"query": {quantile: tokens}, "passage": ...}: how long texts are, which
+            decides the groups of `TrainingConfig.length_buckets` and the report's share of padding;
+            None pads all to `feature_lengths`.
         documents: documents fused with each query, K, for models that fuse them; 0 compiles
             queries alone.
-        token_store: token store to take `task_sizes` and `feature_lengths` from.
+        token_store: token store to take `task_sizes`, `feature_lengths` and `text_lengths` from.
         tasks: tasks to train on, of those in the token store.
         encoding: batches of passages to encode; None compiles the training step alone.
         compiler_effort: full, as a training run gets, or quick.
@@ -95,14 +100,18 @@ def compile_recipe(
     require_compiler(target)
     documents = documents if model.fuses else 0
     store = open_store(token_store, dry_run=not token_store)
+    queries = {} if store is None else training_queries(store, task_names=tasks)
+    if store is not None:
+        text_lengths = lengths_in(store, queries)
     program = make_program(
         model,
         training,
         partitioner=Partitioner(make_mesh(training.mesh, devices=target.devices), training.rules),
         store=store,
-        queries={} if store is None else training_queries(store, task_names=tasks),
+        queries=queries,
         feature_lengths=_lengths(feature_lengths, store),
         task_sizes=task_sizes,
+        text_lengths=text_lengths,
         documents=documents,
     )
     with storage_errors(output_dir):
@@ -115,7 +124,14 @@ def compile_recipe(
             compiler_effort.value,
         )
         reports = _Reports(output)
-        _training_report(reports, target, program, training, effort=compiler_effort)
+        _training_report(
+            reports,
+            target,
+            program,
+            training,
+            text_lengths=text_lengths,
+            effort=compiler_effort,
+        )
         if encoding is not None:
             _encoding_reports(
                 reports, target, program, encoding, documents=documents, effort=compiler_effort
@@ -157,6 +173,7 @@ def _training_report(
     program: Program,
     training: TrainingConfig,
     *,
+    text_lengths: TextLengths | None,
     effort: CompilerEffort,
 ) -> None:
     partitioner, state, config = program.partitioner, program.state, program.model.config
@@ -180,6 +197,7 @@ def _training_report(
             compiled=compiled,
             model_flops=sum(config.training_flops(shape) for shape in shapes)
             / partitioner.mesh.size,
+            real=None if text_lengths is None else real_work(program, text_lengths),
             copied=program.copied_axes,
         ),
         advise=lambda needed, available: what_would_fit(
@@ -191,6 +209,22 @@ def _training_report(
             available=available,
             state_bytes=sum(map(_bytes_per_device, jax.tree.leaves(state))),
         ),
+    )
+
+
+def real_work(program: Program, text_lengths: TextLengths) -> RealWork:
+    """What a step computes of typical texts, on each device.
+
+    Args:
+        program: the step, with its padded batches.
+        text_lengths: how long texts are.
+    """
+    config, padded = program.model.config, program.plan.shapes.values()
+    real = program.plan.real_shapes(text_lengths).values()
+    return RealWork(
+        flops=sum(map(config.training_flops, real)) / program.partitioner.mesh.size,
+        tokens=sum(shape.tokens for shape in real),
+        padded_tokens=sum(shape.tokens for shape in padded),
     )
 
 

@@ -15,8 +15,9 @@ from etils import epath
 
 from taser_jax.assembly.candidates import Candidate, Estimate, best_first, candidates, estimate
 from taser_jax.assembly.config import TrainingConfig
+from taser_jax.assembly.plans import TextLengths
 from taser_jax.assembly.program import Program, make_program
-from taser_jax.commands.compile import REPORT_JSON, compile_recipe
+from taser_jax.commands.compile import REPORT_JSON, compile_recipe, real_work
 from taser_jax.devices.compiler import CompilerEffort
 from taser_jax.devices.mesh import make_mesh
 from taser_jax.devices.partitioning import Partitioner
@@ -31,7 +32,17 @@ from taser_jax.storage.progress import logger
 from taser_jax.storage.typed_files import flatten
 
 _STARTED = "started"
-_HEAD = ("mesh (data, fsdp, model)", "remat", "chunks", "by", "peak GiB", "bound by", "ms", "MFU ≤")
+_HEAD = (
+    "mesh (data, fsdp, model)",
+    "remat",
+    "chunks",
+    "by",
+    "peak GiB",
+    "bound by",
+    "ms",
+    "MFU ≤",
+    "of real tokens",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +60,7 @@ class PlanRow:
         bound: what limits the step; empty if it does not fit.
         step_seconds: lower bound of its time; None if it does not fit.
         mfu: upper bound of its MFU; None if it does not fit.
+        real_mfu: the same of the work that is not padding; None where lengths are unknown, too.
     """
 
     topology: str
@@ -61,12 +73,13 @@ class PlanRow:
     bound: str = ""
     step_seconds: float | None = None
     mfu: float | None = None
+    real_mfu: float | None = None
 
     def cells(self) -> list[str]:
         """The row of the printed table."""
         each = self.candidate
         data = self.num_devices // (each.fsdp * each.model)
-        time, share = self.step_seconds, self.mfu
+        time = self.step_seconds
         return [
             f"{data}, {each.fsdp}, {each.model}",
             each.remat.value,
@@ -75,7 +88,7 @@ class PlanRow:
             f"{self.peak / 2**30:.2f}",
             self.bound if self.fits else "does not fit",
             "" if time is None else f"{1e3 * time:.2f}",
-            "" if share is None else f"{share:.0%}",
+            *("" if share is None else f"{share:.0%}" for share in (self.mfu, self.real_mfu)),
         ]
 
 
@@ -86,6 +99,7 @@ def plan_recipe(
     training: TrainingConfig,
     feature_lengths: Mapping[str, int] | None = None,
     task_sizes: Mapping[str, int] | None = None,
+    text_lengths: TextLengths | None = None,
     num_compiled: int = 2,
     compiler_effort: CompilerEffort = CompilerEffort.QUICK,
     output_dir: str = "plan",
@@ -103,6 +117,7 @@ def plan_recipe(
         training: how it is trained; its mesh, chunks and rematerialisation are replaced.
         feature_lengths: {"query": ..., "passage": ...}, tokens.
         task_sizes: task -> training queries, for recipes with a batch of every task.
+        text_lengths: how long texts are, as `taser compile` takes it.
         num_compiled: candidates to compile for each topology; 0 uses the formulas alone.
         compiler_effort: quick, or full, as a training run gets.
         output_dir: where compiled reports are kept, by the fingerprint of recipe and candidate.
@@ -124,10 +139,12 @@ def plan_recipe(
             queries={},
             feature_lengths=feature_lengths or {},
             task_sizes=task_sizes,
+            text_lengths=text_lengths,
         )
+        real_share = _real_share(program, text_lengths)
         estimates = _estimates(program, target)
         ranked = best_first(estimates)
-        rows = [_formula_row(each, target) for each in ranked[: max(num_compiled, 5)]]
+        rows = [_formula_row(each, target, real_share) for each in ranked[: max(num_compiled, 5)]]
         with storage_errors(output_dir):
             compiled = [
                 _compiled_row(
@@ -135,7 +152,11 @@ def plan_recipe(
                     target,
                     model=model,
                     training=training,
-                    options={"feature_lengths": feature_lengths, "task_sizes": task_sizes},
+                    options={
+                        "feature_lengths": feature_lengths,
+                        "task_sizes": task_sizes,
+                        "text_lengths": text_lengths,
+                    },
                     effort=compiler_effort,
                     output=epath.Path(output_dir),
                 )
@@ -149,7 +170,7 @@ def plan_recipe(
             best.append(rows[0])
         else:
             least = min(estimates, key=lambda each: each.peak)
-            nearest.append(_formula_row(least, target))
+            nearest.append(_formula_row(least, target, real_share))
         print(f"{target.name}\n\n{markdown_table(_HEAD, [row.cells() for row in rows])}\n")
         if best and best[-1].topology == target.name:
             print(f"{_gin_lines(best[-1], model)}\n", flush=True)
@@ -169,7 +190,16 @@ def _estimates(program: Program, target: Topology) -> list[Estimate]:
     ]
 
 
-def _formula_row(each: Estimate, target: Topology) -> PlanRow:
+def _real_share(program: Program, text_lengths: TextLengths | None) -> float | None:
+    """The part of a step's FLOPs that is not spent on padding."""
+    if text_lengths is None:
+        return None
+    padded = sum(map(program.model.config.training_flops, program.plan.shapes.values()))
+    real = real_work(program, text_lengths)
+    return real.flops * program.partitioner.mesh.size / padded
+
+
+def _formula_row(each: Estimate, target: Topology, real_share: float | None) -> PlanRow:
     return PlanRow(
         topology=target.name,
         num_devices=len(target.devices),
@@ -181,6 +211,7 @@ def _formula_row(each: Estimate, target: Topology) -> PlanRow:
         bound=each.roofline.bound,
         step_seconds=each.roofline.step_seconds,
         mfu=each.roofline.mfu,
+        real_mfu=None if real_share is None else real_share * each.roofline.mfu,
     )
 
 
@@ -233,7 +264,8 @@ def _compiled_row(
     if not step["fits"]:
         return row
     time = {name: step["roofline"][name] for name in ("bound", "step_seconds", "mfu")}
-    return dataclasses.replace(row, fits=True, **time)
+    real_mfu = step["roofline"]["mfu_of_real_tokens"]
+    return dataclasses.replace(row, fits=True, real_mfu=real_mfu, **time)
 
 
 def _unfit_row(candidate: Candidate, target: Topology) -> PlanRow:

@@ -98,6 +98,26 @@ def roofline(
 
 
 @dataclasses.dataclass(frozen=True)
+class RealWork:
+    """The part of a step that is not padding.
+
+    Attributes:
+        flops: of one device, by the model's formulas, if each text had its own length.
+        tokens: of the step's texts.
+        padded_tokens: the same with padding.
+    """
+
+    flops: float
+    tokens: int
+    padded_tokens: int
+
+    @property
+    def padding(self) -> float:
+        """Share of positions that hold no token."""
+        return 1 - self.tokens / self.padded_tokens
+
+
+@dataclasses.dataclass(frozen=True)
 class StepReport:
     """A compiled step, compared with the model's formulas and the chip's limits.
 
@@ -107,7 +127,8 @@ class StepReport:
         topology: the target.
         mesh: devices along each axis.
         compiled: the compiler's report.
-        model_flops: useful FLOPs of one device, by the model's formulas.
+        model_flops: FLOPs of one device by the model's formulas, padded positions included.
+        real: the work without padding; None where the texts' lengths are unknown.
         copied: axes of parameters that could not be split.
     """
 
@@ -117,6 +138,7 @@ class StepReport:
     mesh: Mapping[str, int]
     compiled: CompiledStep
     model_flops: float
+    real: RealWork | None = None
     copied: Sequence[CopiedAxis] = ()
 
     @property
@@ -165,6 +187,13 @@ class StepReport:
             collectives=self.compiled.communication.collectives,
         )
 
+    @property
+    def real_mfu(self) -> float | None:
+        """MFU that counts the work of real tokens alone: an upper bound."""
+        if self.real is None:
+            return None
+        return self.roofline.mfu * self.real.flops / self.model_flops
+
     def as_json(self) -> dict[str, object]:
         """The report as plain values, in bytes, FLOPs and seconds of one device."""
         estimate = self.roofline
@@ -205,7 +234,9 @@ class StepReport:
                 "sequential_seconds": estimate.sequential_seconds,
                 "bound": estimate.bound,
                 "mfu": estimate.mfu,
+                "mfu_of_real_tokens": self.real_mfu,
             },
+            "padding": None if self.real is None else self.real.padding,
         }
 
     def __str__(self) -> str:
@@ -218,6 +249,7 @@ class StepReport:
             *_arithmetic_lines(self),
             *_collective_lines(self.compiled.communication.collectives),
             *_time_lines(self.roofline),
+            *_padding_lines(self),
         ]
         return "\n".join(lines)
 
@@ -343,6 +375,16 @@ def _collective_line(name: str, members: Sequence[Collective]) -> str:
     size = sum(each.times * each.num_bytes for each in members)
     sent = sum(each.link_bytes for each in members)
     return f"    {name:<33}{count:>8}{size / _MIB:>12.3f}{sent / _MIB:>12.3f}"
+
+
+def _padding_lines(report: StepReport) -> list[str]:
+    real = report.real
+    if real is None:
+        return []
+    counts = f"{real.tokens:,} tokens in {real.padded_tokens:,} positions"
+    return [
+        f"  {real.padding:.1%} padding: {counts}; MFU of the tokens alone {report.real_mfu:.1%}"
+    ]
 
 
 def _time_lines(estimate: Roofline) -> list[str]:

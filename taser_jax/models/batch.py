@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
+from collections.abc import Iterable
 from typing import Any, no_type_check
 
 import jax
@@ -120,6 +122,8 @@ class Augmented:
         return dataclasses.replace(self, query=self.query.resized(length))
 
 
+# Number of texts, and the tokens of each with padding.
+TextsShape = tuple[int, int]
 # Texts of one length, in whatever form a model takes them.
 EncoderInput = Tokens | States | Augmented | Embedded
 
@@ -199,20 +203,26 @@ class Batch:
     @property
     def shape(self) -> BatchShape:
         """Sizes of the arrays, over all devices where they are on these."""
-        queries, passages = (
-            tuple((len(each.mask), each.mask.shape[1]) for each in groups_of(side))
-            for side in (self.queries, self.passages)
+        (query_groups, (num_queries, query_length)), (passage_groups, (num_passages, length)) = (
+            _sizes(side) for side in (self.queries, self.passages)
         )
-        (num_queries, query_length), (num_passages, passage_length) = (
-            (sum(rows for rows, _ in side), max(length for _, length in side))
-            for side in (queries, passages)
-        )
-        groups = (*queries, *passages)
         first = groups_of(self.queries)[0]
-        fused = _documents_shape(first) if isinstance(first, Augmented) else None
         return BatchShape(
-            num_queries, query_length, num_passages, passage_length, groups=groups, memory=fused
+            num_queries,
+            query_length,
+            num_passages,
+            length,
+            query_groups=query_groups,
+            passage_groups=passage_groups,
+            memory=_documents_shape(first) if isinstance(first, Augmented) else None,
         )
+
+
+def _sizes(side: EncoderInput | TokenGroups) -> tuple[tuple[TextsShape, ...], TextsShape]:
+    """(texts, length) of each group, none without groups, and of all texts together."""
+    groups = tuple((len(each.mask), each.mask.shape[1]) for each in groups_of(side))
+    whole = sum(rows for rows, _ in groups), max(length for _, length in groups)
+    return groups if isinstance(side, TokenGroups) else (), whole
 
 
 def _documents_shape(texts: Augmented) -> DocumentsShape:
@@ -256,7 +266,8 @@ class BatchShape:
         teacher_candidates: passages of a query that a teacher scores; 0 without such scores.
         teacher_dim: dimensions of a teacher's embeddings; 0 without.
         queued: passages of earlier steps that are negatives too.
-        groups: (texts, length) of each group, where texts are padded in groups.
+        query_groups: (queries, length) of each group, where they are padded in groups.
+        passage_groups: the same of passages.
         memory: documents of queries that a memory augments; None without.
     """
 
@@ -267,14 +278,17 @@ class BatchShape:
     teacher_candidates: int = 0
     teacher_dim: int = 0
     queued: int = 0
-    groups: tuple[tuple[int, int], ...] = ()
+    query_groups: tuple[TextsShape, ...] = ()
+    passage_groups: tuple[TextsShape, ...] = ()
     memory: DocumentsShape | None = None
 
     @property
-    def sides(self) -> tuple[tuple[int, int], ...]:
+    def sides(self) -> tuple[TextsShape, ...]:
         """(texts, length) of queries and of passages, or of all their groups."""
-        whole = (self.queries, self.query_length), (self.passages, self.passage_length)
-        return self.groups or whole
+        return (
+            *(self.query_groups or ((self.queries, self.query_length),)),
+            *(self.passage_groups or ((self.passages, self.passage_length),)),
+        )
 
     @property
     def tokens(self) -> int:
@@ -285,36 +299,49 @@ class BatchShape:
 
     def chunk(self, num_chunks: int) -> BatchShape:
         """One of `num_chunks` equal parts."""
+        query_groups, passage_groups = (
+            tuple((rows // num_chunks, length) for rows, length in groups)
+            for groups in (self.query_groups, self.passage_groups)
+        )
         return dataclasses.replace(
             self,
             queries=self.queries // num_chunks,
             passages=self.passages // num_chunks,
-            groups=tuple((rows // num_chunks, length) for rows, length in self.groups),
+            query_groups=query_groups,
+            passage_groups=passage_groups,
         )
 
     def abstract(self) -> Batch:
-        """Shapes and dtypes of the arrays, without groups, as `jax.jit(...).lower` takes them."""
+        """Shapes and dtypes of the arrays, as `jax.jit(...).lower` takes them."""
 
         # Any: what stands in the batch's fields is no array.
         def array(dtype: type, *shape: int) -> Any:
             return jax.ShapeDtypeStruct(shape, dtype)
 
-        whole = dataclasses.replace(self, groups=())
-
         def tokens(*shape: int) -> Tokens:
             return Tokens(array(np.int32, *shape), array(np.bool_, *shape))
 
-        queries, passages = (tokens(*side) for side in whole.sides)
-        memory = self.memory
-        if memory is not None:
-            each = (self.queries, memory.per_query)
+        def augmented(count: int, length: int) -> Tokens | Augmented:
+            memory = self.memory
+            if memory is None:
+                return tokens(count, length)
+            each = (count, memory.per_query)
             documents = (
                 array(np.float32, *each, memory.dim) if memory.dim else tokens(*each, memory.length)
             )
+            return Augmented(tokens(count, length), documents, array(np.bool_, *each))
+
+        def grouped(groups: Iterable[EncoderInput], count: int) -> TokenGroups:
+            return TokenGroups(tuple(groups), array(np.int32, count))
+
+        queries: Tokens | Augmented | TokenGroups = augmented(self.queries, self.query_length)
+        if self.query_groups:
+            queries = grouped(itertools.starmap(augmented, self.query_groups), self.queries)
+        passages: Tokens | TokenGroups = tokens(self.passages, self.passage_length)
+        if self.passage_groups:
+            passages = grouped(itertools.starmap(tokens, self.passage_groups), self.passages)
         return Batch(
-            queries=queries
-            if memory is None
-            else Augmented(queries, documents, array(np.bool_, *each)),
+            queries=queries,
             passages=passages,
             positive_index=array(np.int32, self.queries),
             ignore=array(np.bool_, self.queries, self.passages + self.queued),

@@ -46,13 +46,13 @@ def command(status: int, *, fits: bool | None, told: str = ""):
 def test_a_step_that_fits_and_one_that_does_not(benchmark, tmp_path, monkeypatch):
     row = benchmark.ROWS[0]
     monkeypatch.setattr(benchmark.subprocess, "run", command(0, fits=True))
-    benchmark.compile_row(row, tmp_path, effort="quick")
+    benchmark.compile_row(row, tmp_path, effort="quick", padding="full")
     kept = json.loads((tmp_path / row.name / "row.json").read_text())
     assert [attempt["fits"] for attempt in kept["attempts"]] == [True]
     monkeypatch.setattr(
         benchmark.subprocess, "run", command(2, fits=False, told="TrainingConfig.num_chunks=8")
     )
-    benchmark.compile_row(row, tmp_path, effort="quick")
+    benchmark.compile_row(row, tmp_path, effort="quick", padding="full")
     kept = json.loads((tmp_path / row.name / "row.json").read_text())
     assert [attempt["fits"] for attempt in kept["attempts"]] == [False] * 3
     assert kept["attempts"][-1]["num_chunks"] == 8
@@ -76,19 +76,26 @@ def test_any_other_end_leaves_no_row(benchmark, tmp_path, monkeypatch, status, f
     (tmp_path / row.name / "report.json").write_text('[{"fits": false}]')
     monkeypatch.setattr(benchmark.subprocess, "run", command(status, fits=fits, told="why"))
     with pytest.raises(SystemExit, match="why"):
-        benchmark.compile_row(row, tmp_path, effort="quick")
+        benchmark.compile_row(row, tmp_path, effort="quick", padding="full")
     assert not (tmp_path / row.name / "row.json").exists()
 
 
-def test_rows_of_another_effort_are_refused(benchmark, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--effort=full"], "compiled with quick effort, and --effort is full"),
+        ([], "compiled with full padding, and --padding is buckets"),
+    ],
+)
+def test_rows_of_other_options_are_refused(benchmark, tmp_path, monkeypatch, flags, told):
     directory = tmp_path / benchmark.ROWS[3].name
     directory.mkdir()
-    (directory / "row.json").write_text('{"effort": "quick"}')
-    benchmark.check_effort(tmp_path, "quick")
-    arguments = ["compile_table.py", f"--results={tmp_path}", "--effort=full"]
+    (directory / "row.json").write_text('{"effort": "quick", "padding": "full"}')
+    benchmark.check_options(tmp_path, effort="quick", padding="full")
+    arguments = ["compile_table.py", f"--results={tmp_path}", *flags]
     monkeypatch.setattr(sys, "argv", arguments)
     monkeypatch.setattr(benchmark, "compile_row", lambda *_, **__: pytest.fail("compiled"))
-    with pytest.raises(SystemExit, match="compiled with quick effort, and --effort is full"):
+    with pytest.raises(SystemExit, match=told):
         benchmark.main()
 
 
@@ -103,9 +110,13 @@ def test_a_row_of_the_table(benchmark, tmp_path):
         "flops": {"model": 10e12, "matrix_products": 15e12, "loop_factor": 2.0},
         "bytes_accessed": 50 * 2**30,
         "collectives": [{"sent": 3.0 * 2**20}, {"sent": 4.0 * 2**20}],
-        "roofline": {"compute": 0.05, "hbm": 0.131, "ici": 0.0143, "bound": "HBM", "mfu": 0.388},
+        "roofline": {
+            **{"compute": 0.05, "hbm": 0.131, "ici": 0.0143, "bound": "HBM", "mfu": 0.388},
+            "mfu_of_real_tokens": 0.352,
+        },
+        "padding": 0.101,
     }
     (directory / "report.json").write_text(json.dumps([report]))
     cells = benchmark.markdown(tmp_path).splitlines()[-1].strip("| ").split(" | ")
-    expected = "taser 256 v5e:2x4 2 8.00 50% 15.00 1.50 100 7 50.0 131.0 14.3 HBM 39%"
+    expected = "taser 256 v5e:2x4 2 8.00 50% 15.00 1.50 100 7 50.0 131.0 14.3 HBM 39% 35% 10%"
     assert cells == expected.split()

@@ -33,6 +33,7 @@ SMALL = (
         "--gin.BertConfig.vocab_size=512",
     ),
     *("--gin.BATCH_SIZE=16", "--gin.TASK_FEATURE_LENGTHS={'query': 32, 'passage': 64}"),
+    *("--gin.TEXT_LENGTHS=None", "--gin.TrainingConfig.length_buckets=()"),
     *(
         "--gin.BertConfig.dropout_rate=0.0",
         "--gin.BertConfig.attention_dropout_rate=0.0",
@@ -228,6 +229,55 @@ def test_tasks_by_their_sizes(capsys, monkeypatch):
     assert code == 2
     # The example of `task_batch_sizes`, in seats of four queries, one for each device.
     assert taken == [{"large": (16, 32), "small": (8, 32), "tiny": (8, 32)}]
+
+
+@pytest.mark.parametrize(
+    ("flags", "tasks"),
+    [
+        ([], {"any": 16}),
+        (
+            [
+                "--gin_file=optim/tsage.gin",
+                "--gin.TaskBatchingConfig.total=16",
+                "--gin.TaskBatchingConfig.num_negatives=1",
+                "--gin.compile_recipe.task_sizes={'large': 1, 'small': 1}",
+            ],
+            {"large": 8, "small": 8},
+        ),
+    ],
+)
+def test_texts_of_known_lengths_are_in_groups(flags, tasks, tmp_path, capsys, monkeypatch):
+    """Queries of 8 tokens, passages of 16 in a bucket of 32: 3 in 9 positions are padding."""
+    given = []
+
+    def compile_step(step, *arguments, mesh, effort, **static):
+        given.append(arguments[1])
+        return compiled(SMALL_MEMORY)
+
+    monkeypatch.setattr(compile_module, "compile_step", compile_step)
+    lengths = "{'query': {0: 8, 1: 8}, 'passage': {0: 16, 1: 16}}"
+    directory = f"--gin.compile_recipe.output_dir={tmp_path}"
+    buckets = [f"--gin.TEXT_LENGTHS={lengths}", "--gin.TrainingConfig.length_buckets=(8, 32)"]
+    assert run("--topology=v5e:2x2", directory, *buckets, *flags) == 0
+    groups = {
+        task: [[each.ids.shape for each in side.groups] for side in (batch.queries, batch.passages)]
+        for task, batch in given[0].items()
+    }
+    negatives = 1
+    assert groups == {
+        task: [[(size, 8)], [(size * (1 + negatives), 32)]] for task, size in tasks.items()
+    }
+    training, _ = json.loads((tmp_path / "report.json").read_text())
+    real, padded = 16 * 8 + 32 * 16, 16 * 8 + 32 * 32
+    assert training["padding"] == pytest.approx(1 - real / padded)
+    bert = BertConfig(vocab_size=512, embed_dim=128, num_layers=2, num_heads=2, mlp_dim=256)
+    model = DualEncoderConfig(bert=bert)
+    flops = [model.training_flops(BatchShape(16, 8, 32, length)) for length in (16, 32)]
+    estimate = training["roofline"]
+    assert estimate["mfu_of_real_tokens"] / estimate["mfu"] == pytest.approx(
+        flops[0] / flops[1], rel=1e-3
+    )
+    assert f"44.4% padding: {real} tokens in {padded:,} positions" in capsys.readouterr().out
 
 
 def test_help_names_the_flag(capsys):

@@ -24,7 +24,7 @@ def run(directory, *arguments: str) -> int:
 
 
 def report(*, fits: bool = True, seconds: float = 0.25) -> list[dict]:
-    roofline = {"bound": "ICI", "step_seconds": seconds, "mfu": 0.5}
+    roofline = {"bound": "ICI", "step_seconds": seconds, "mfu": 0.5, "mfu_of_real_tokens": 0.4}
     return [{"fits": fits, "memory": {"peak": 3 * 2**30}, "roofline": roofline}]
 
 
@@ -65,7 +65,7 @@ def test_the_compiler_decides_among_the_best_and_is_asked_once(tmp_path, capsys,
     first = capsys.readouterr().out
     assert len(asked) == 2
     rows = [line for line in first.splitlines() if "compiler" in line]
-    assert "| ICI | 125.00 | 50% |" in rows[0]
+    assert "| ICI | 125.00 | 50% | 40% |" in rows[0]
     assert "| does not fit |" in rows[1]
     fsdp = asked[1][0]
     assert f"MESH_FSDP = {fsdp}\n" in first

@@ -146,9 +146,7 @@ def test_loss_and_chunks_take_documents():
     model, texts = small_t5_fusion(), augmented(batch=4)
     params, rng = random_t5_params(model), np.arange(4, dtype=np.int32)
     batch = Batch(texts, tiny_tokens(4, seed=8), rng, np.zeros((4, 4), bool), rng, rng)
-    assert batch.shape == dataclasses.replace(
-        BatchShape(4, 9, 4, 9, memory=DocumentsShape(2, 7)), groups=((4, 9), (4, 9))
-    )
+    assert batch.shape == BatchShape(4, 9, 4, 9, memory=DocumentsShape(2, 7))
     abstract = batch.shape.abstract()
     assert jax.tree.map(np.shape, abstract) == jax.tree.map(np.shape, batch)
     whole, halves = (

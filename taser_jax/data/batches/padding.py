@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.devices.mesh import HostShare
@@ -98,9 +99,13 @@ class Layout:
         found, counts = np.unique(padded, return_counts=True)
         return cls(tuple((counts * padding.multiple).tolist()), tuple(found.tolist()))
 
+    @property
+    def groups(self) -> tuple[tuple[int, int], ...]:
+        """(texts, length) of each group."""
+        return tuple(zip(self.sizes, self.lengths, strict=True))
+
     def __str__(self) -> str:
-        pairs = zip(self.sizes, self.lengths, strict=True)
-        return ", ".join(f"{size} x {length}" for size, length in pairs)
+        return ", ".join(f"{size} x {length}" for size, length in self.groups)
 
     def holds(self, lengths: Int[np.ndarray, " texts"]) -> bool:
         """Whether texts of these ascending lengths fit into the groups."""
@@ -123,3 +128,32 @@ class Layout:
             for member, length in zip(members, self.lengths, strict=True)
         )
         return TokenGroups(groups, place[share.rows(len(rows))])
+
+
+# Quantile -> tokens of a text; 0 and 1 are the shortest and the longest text.
+LengthQuantiles = Mapping[float, int]
+
+
+def lengths_at(
+    quantiles: LengthQuantiles, places: Float[np.ndarray, "*shape"]
+) -> Int[np.ndarray, "*shape"]:
+    """Tokens of the texts at given places of a distribution, between quantiles in a straight line.
+
+    Example:
+        >>> lengths_at({0: 8, 0.5: 12, 1: 30}, np.array([0.25, 0.5, 0.9])).tolist()
+        [10, 12, 27]
+
+    Args:
+        quantiles: quantile -> tokens.
+        places: from 0, the shortest text, to 1, the longest.
+    """
+    ascending = sorted(quantiles)
+    tokens = np.interp(places, ascending, [quantiles[each] for each in ascending])
+    return np.ceil(tokens).astype(np.int64)
+
+
+def drawn_lengths(
+    quantiles: LengthQuantiles, *, steps: int, texts: int
+) -> Int[np.ndarray, "steps texts"]:
+    """Tokens of texts drawn from a distribution, always the same ones."""
+    return lengths_at(quantiles, np.random.default_rng(0).random((steps, texts)))

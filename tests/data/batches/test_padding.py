@@ -8,7 +8,7 @@ import pytest
 
 from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
 from taser_jax.data.batches.one_task import BatchStream
-from taser_jax.data.batches.padding import Layout, Padding
+from taser_jax.data.batches.padding import Layout, Padding, drawn_lengths, lengths_at
 from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.data.token_store.writer import TokenStoreWriter
@@ -64,6 +64,21 @@ def assert_same(found: Tokens, expected: Tokens) -> None:
     np.testing.assert_array_equal(found.ids, expected.ids)
 
 
+def shape_of(array) -> tuple[tuple[int, ...], np.dtype]:
+    return array.shape, array.dtype
+
+
+def test_lengths_of_a_distribution_by_hand():
+    quantiles = {1: 30, 0: 8, 0.5: 12}
+    assert lengths_at(quantiles, np.array([0, 0.25, 0.5, 0.75, 1])).tolist() == [8, 10, 12, 21, 30]
+    drawn = drawn_lengths(quantiles, steps=200, texts=50)
+    assert drawn.shape == (200, 50)
+    assert drawn.min() >= 8
+    assert drawn.max() <= 30
+    np.testing.assert_allclose(np.quantile(drawn, [0.25, 0.5, 0.75]), [10, 12, 21], atol=1)
+    np.testing.assert_array_equal(drawn, drawn_lengths(quantiles, steps=200, texts=50))
+
+
 def test_a_layout_by_hand():
     batches = np.array([[9, 3, 30, 5], [4, 21, 7, 20]])
     layout = Layout.of(batches, Padding((8, 32, 64)), longest=40)
@@ -104,6 +119,8 @@ def test_batches_are_those_of_full_padding(store):
         assert_same(restored(found.queries, expected.queries.ids.shape[1]), expected.queries)
         assert_same(restored(found.passages, PASSAGE_LENGTH), expected.passages)
         assert found.shape.tokens < 0.75 * expected.shape.tokens
+        # What is compiled without data has the arrays of what is trained on.
+        assert jax.tree.map(shape_of, found.shape.abstract()) == jax.tree.map(shape_of, found)
         without = [dataclasses.replace(b, queries=0, passages=0) for b in (found, expected)]
         jax.tree.map(np.testing.assert_array_equal, *without)
     # The first steps decide the groups; later ones that do not fit are padded in full.

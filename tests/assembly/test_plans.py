@@ -1,0 +1,54 @@
+"""The batches of a step that is compiled, beside those that a token store gives."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import tiny_training
+
+from taser_jax.assembly.config import MultitaskTraining
+from taser_jax.assembly.plans import lengths_in, make_plan
+from taser_jax.data.batches.every_task import TaskBatchingConfig
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.devices.mesh import make_mesh
+from taser_jax.devices.partitioning import Partitioner
+
+TRAINING = dataclasses.replace(
+    tiny_training.training_config(train_steps=3, batch_size=16), length_buckets=(5, 9)
+)
+EVERY_TASK = MultitaskTraining(batching=TaskBatchingConfig(total=32, num_negatives=1))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("ragged") / "tokens"
+    tiny_training.write_token_store(directory, least_words=1)
+    return TokenStore.open(directory)
+
+
+@pytest.mark.parametrize(
+    "training", [TRAINING, dataclasses.replace(TRAINING, multitask=EVERY_TASK)], ids=["one", "all"]
+)
+def test_shapes_are_those_of_the_stores_batches(training, store):
+    queries = {task: store.queries(task, "train") for task in store.tasks}
+    plan = make_plan(
+        training,
+        query_length=store.metadata.query_length,
+        passage_length=store.metadata.passage_length,
+        partitioner=Partitioner(make_mesh(training.mesh), training.rules),
+        store=store,
+        queries=queries,
+    )
+    batches = [plan.stream.batches(step) for step in range(8)]
+    shapes = [[jax.tree.map(np.shape, batch) for batch in step.values()] for step in [*batches]]
+    planned = [jax.tree.map(np.shape, batch) for batch in plan.abstract_batches().values()]
+    assert planned in shapes
+    # No batch has more tokens than what is planned; typical texts have as many as real ones.
+    positions = [sum(batch.shape.tokens for batch in step.values()) for step in batches]
+    assert max(positions) == sum(shape.tokens for shape in plan.shapes.values())
+    texts = plan.real_shapes(lengths_in(store, queries)).values()
+    real = [sum(each.mask.sum() for b in step.values() for each in b.texts) for step in batches]
+    assert sum(shape.tokens for shape in texts) == pytest.approx(np.mean(real), rel=0.1)
