@@ -13,7 +13,7 @@ from taser_jax.assembly.model_directory import check_vocabulary, load_model, rea
 from taser_jax.assembly.text_sources import QUERY_DOCUMENTS, SHARED_EMBEDDINGS, QueryDocuments
 from taser_jax.data.batches.padding import OtherTexts
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.devices.hosts import wait_for_all, writes
+from taser_jax.devices.hosts import keep_compiled_programs, wait_for_all, writes
 from taser_jax.models.batch import Role
 from taser_jax.retrieval.embeddings import EmbeddingDtype
 from taser_jax.retrieval.encoding import EncodeConfig, TokenRows, encode_queries, encode_texts
@@ -70,6 +70,7 @@ def encode(
     """
     store = TokenStore.open(token_store)
     queries = query_sets(store, tasks, query_splits, splits_setting="encode.query_splits")
+    keep_compiled_programs(model_dir)
     model = load_model(model_dir, step=step)
     check_vocabulary(model, store)
     fingerprints = {

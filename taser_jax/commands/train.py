@@ -90,8 +90,8 @@ def train(
 
     Writes to `model_dir` checkpoint_N/, config.gin, model.json, model-info.txt (parameters with
     shapes, axes and shardings), run.json (negatives per query, fingerprints), settings.jsonl (all
-    settings, and after which step they changed), metrics.jsonl, train/ (TensorBoard) and the
-    vocabulary.
+    settings, and after which step they changed), metrics.jsonl, train/ (TensorBoard), the
+    vocabulary and compilation_cache/.
 
     Args:
         model_dir: directory of all outputs, local or gs://.
@@ -127,6 +127,8 @@ def train(
             fix="drop PRETRAINED: a checkpoint of ours has all parameters",
         )
     with storage_errors(model_dir or ""):
+        if not dry_run:
+            hosts.keep_compiled_programs(model_dir)
         job = training_job(
             model,
             training,

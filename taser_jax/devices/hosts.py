@@ -25,7 +25,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from taser_jax.storage import locks, progress
-from taser_jax.storage.artifacts import fingerprint, is_remote
+from taser_jax.storage.artifacts import FilePath, fingerprint, is_remote
 from taser_jax.storage.errors import ConfigError, HostLostError, TaserError
 
 P = ParamSpec("P")
@@ -179,6 +179,24 @@ def _check_address(address: str, *, serves: bool) -> None:
         problem = f"host 0 cannot listen on port {port} ({os.strerror(error.errno or 0)})"
         fix = "end the process of an earlier start, or use another port on all hosts"
         raise ConfigError(problem, where="JAX_COORDINATOR_ADDRESS", fix=fix) from error
+
+
+def keep_compiled_programs(directory: FilePath) -> None:
+    """Lets later runs read this one's compiled programs from `directory`/compilation_cache.
+
+    A directory that JAX has already, from JAX_COMPILATION_CACHE_DIR or an enclosing pipeline,
+    stays; else TASER_CACHE names one for all models, and empty keeps none. Nothing is kept where
+    the directory cannot be written.
+
+    Args:
+        directory: the model's, or the pipeline's output, local or gs://.
+    """
+    chosen = os.environ.get("TASER_CACHE", f"{directory}/compilation_cache")
+    writable = is_remote(chosen) or os.access(directory, os.W_OK) or "TASER_CACHE" in os.environ
+    if jax.config.jax_compilation_cache_dir is None and chosen and writable:  # type: ignore[attr-defined]  # set as JAX loads
+        jax.config.update("jax_compilation_cache_dir", chosen)
+        # A training compiles dozens of programs that take less than a second each.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def is_first() -> bool:

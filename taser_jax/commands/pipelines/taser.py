@@ -6,8 +6,6 @@ import dataclasses
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
-import jax
-
 from taser_jax.commands.ask import ask
 from taser_jax.commands.evaluate import write_table
 from taser_jax.commands.hybrid import hybrid
@@ -26,7 +24,7 @@ from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.train import train
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.devices.hosts import writes
+from taser_jax.devices.hosts import keep_compiled_programs, writes
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.retriever_parts import RetrieverParts, write_parts
 from taser_jax.storage.artifacts import file_name, storage_errors
@@ -233,7 +231,7 @@ class Comparison:
 
 
 def begin_pipeline(output_dir: pathlib.Path, config_text: str) -> None:
-    """Makes a pipeline's folder, with its config.gin and a cache of compiled programs.
+    """Makes a pipeline's folder, with its config.gin; its steps share compiled programs.
 
     Raises:
         StorageError: it cannot be written.
@@ -242,12 +240,6 @@ def begin_pipeline(output_dir: pathlib.Path, config_text: str) -> None:
         output_dir.mkdir(parents=True, exist_ok=True)
         (output_dir / "config.gin").write_text(config_text, encoding="utf-8")
     keep_compiled_programs(output_dir)
-
-
-def keep_compiled_programs(output_dir: pathlib.Path) -> None:
-    """Caches compiled programs on disk: rounds and restarts run the same ones."""
-    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # set as JAX loads
-        jax.config.update("jax_compilation_cache_dir", str(output_dir / "compilation_cache"))
 
 
 def print_table(setting: Setting, rows: Sequence[str], *, by_task: str) -> ResultsTable:
