@@ -31,15 +31,15 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_951,
+    "assembly": 2_017,
     "cli": 1_279,
-    "commands": 5_422,
-    "data": 7_081,
-    "devices": 1_294,
+    "commands": 5_471,
+    "data": 7_095,
+    "devices": 1_325,
     "evaluation": 1_936,
     "interop": 2_792,
     "loose files": 412,
-    "models": 2_335,
+    "models": 2_356,
     "optim": 1_042,
     "retrieval": 2_143,
     "serving": 464,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_746,
 }
 OTHERS = {
-    "lines of code": 34_450,
+    "lines of code": 34_631,
     "percent of code that imports or raises": 16.0,
     "files": 250,
     "lines of the longest file": 417,

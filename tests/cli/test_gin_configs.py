@@ -108,10 +108,10 @@ def test_every_file_is_in_a_recipe_that_is_resolved():
 
 
 def test_taser_base_is_short():
-    """A reader of the paper's recipe opens at most four files, of 80 lines in all."""
+    """A reader of the paper's recipe opens at most five files, of 90 lines in all."""
     lines = list(_lines("runs/taser_base.gin"))
-    assert len(lines) <= 80
-    assert 1 + sum(line.startswith("include") for line in lines) <= 4
+    assert len(lines) <= 90
+    assert 1 + sum(line.startswith("include") for line in lines) <= 5
 
 
 def _macro(line: str) -> str | None:
