@@ -10,6 +10,7 @@ from tiny_bert import BLOCKS, encode, quick_jit, random_params, tiny_bert, tiny_
 
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig
+from taser_jax.models.bert_config import Traits
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.bert_layers import FeedForward
 from taser_jax.models.encoded import logit_spread
@@ -172,6 +173,7 @@ def test_router_gradients_equal_float64_differences(gradient, with_noise):
         kernel_init=jax.nn.initializers.normal(0.5),
         deterministic=False,
         num_experts=num_experts,
+        traits=Traits(),
     )
     hidden = rng.normal(size=(2, 5, embed))
     weight = rng.normal(size=hidden.shape)
