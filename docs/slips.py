@@ -75,10 +75,19 @@ BERT_CONFIG = {
 }
 # The words in another order.
 TOKENIZER = {
-    "normalizer": {"type": "BertNormalizer", "lowercase": True},
+    "normalizer": {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": True,
+        "strip_accents": None,
+        "lowercase": True,
+    },
     "pre_tokenizer": {"type": "BertPreTokenizer"},
     "model": {
         "type": "WordPiece",
+        "unk_token": "[UNK]",
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100,
         "vocab": {w: i for i, w in enumerate([*WORDS[:5], "##er", "eats"])},
     },
 }
