@@ -15,7 +15,7 @@ from taser_jax.assembly.text_facts import TextSettings, task_names, text_setting
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.data.token_store.store import QuerySettings
+from taser_jax.data.token_store.store import QuerySettings, Titles
 from taser_jax.interop.hub import EncoderSettings, fetch, read_encoder_settings
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.models.batch import Role, Tokens
@@ -42,6 +42,9 @@ from taser_jax.retriever_parts import (
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage
+
+# Most questions have fewer tokens: padding them to a passage's 32 would double their time.
+_QUERY_MULTIPLE = 16
 
 
 class Retriever:
@@ -159,17 +162,20 @@ class Retriever:
         source: str | os.PathLike[str],
         *,
         settings: EncoderSettings | None = None,
-        query_length: int = 64,
-        passage_length: int = 256,
+        query_length: int | None = None,
+        passage_length: int | None = None,
     ) -> Retriever:
         """A pretrained BERT as a retriever, with no training.
+
+        A sentence-transformers model gets title and text as one, `title text`, as it was trained.
 
         Args:
             source: a Hugging Face or sentence-transformers directory, or an id on the hub.
             settings: pooling, normalisation and prompt; None takes what the directory says, and
                 for a plain checkpoint, which says nothing, the hidden state of [CLS].
-            query_length: maximum tokens per query.
-            passage_length: maximum tokens per passage; the model's own maximum if that is lower.
+            query_length: maximum tokens per query; None means the model's own maximum, which a
+                higher number never exceeds.
+            passage_length: maximum tokens per passage, likewise.
 
         Raises:
             DataError: no checkpoint there, or a damaged one.
@@ -181,21 +187,21 @@ class Retriever:
         settings = settings or read_encoder_settings(directory)
         config = DualEncoderConfig(bert=bert)
         vocabulary = load_vocabulary(directory, rows=bert.vocab_size)
-        queries = QuerySettings()
+        queries, titles, longest = QuerySettings(), Titles.INCLUDE, bert.max_length
         if settings is not None:
+            titles, longest = Titles.JOIN, min(settings.max_length or longest, longest)
             config = dataclasses.replace(
                 config, pooling=settings.pooling, normalization=settings.normalization
-            )
-            query_length, passage_length = (
-                min(length, settings.max_length or length)
-                for length in (query_length, passage_length)
             )
             (prompt,) = vocabulary.encode([settings.query_prompt])
             queries = QuerySettings(prompt=tuple(prompt))
         module = DualEncoder(config)
         params = load_pretrained(directory, config=config, params=abstract_params(module))
         model = hold_model(module, params, vocabulary_dir=directory)
-        return cls(model, texts=Texts(vocabulary, query_length, passage_length, queries))
+        query_length, passage_length = (
+            min(length or longest, longest) for length in (query_length, passage_length)
+        )
+        return cls(model, texts=Texts(vocabulary, query_length, passage_length, queries, titles))
 
     def __len__(self) -> int:
         """Number of passages."""
@@ -246,7 +252,7 @@ class Retriever:
         Raises:
             ConfigError: a string instead of a list.
         """
-        return self._encode(self.query_tokens(texts), self._encode_query)
+        return self._encode(self.query_tokens(texts), self._encode_query, multiple=_QUERY_MULTIPLE)
 
     def query_tokens(self, texts: Sequence[str]) -> Tokens:
         """Queries as the model takes them.
@@ -273,12 +279,12 @@ class Retriever:
             length=self.texts.passage_length,
             titles=self.texts.titles,
         )
-        return self._encode(tokens, self._encode_passage)
+        return self._encode(tokens, self._encode_passage, multiple=EncodeConfig.length_multiple)
 
-    def _encode(self, tokens: Tokens, encode_fn: EncodeFn) -> np.ndarray:
+    def _encode(self, tokens: Tokens, encode_fn: EncodeFn, *, multiple: int) -> np.ndarray:
         if not len(tokens.ids):
             return np.zeros((0, self.model.model.config.embedding_dim), np.float32)
-        config = EncodeConfig(batch_multiple=self.model.batch_multiple)
+        config = EncodeConfig(batch_multiple=self.model.batch_multiple, length_multiple=multiple)
         rows = np.arange(len(tokens.ids))
         embeddings, _ = encode_rows(encode_fn, TokensInMemory(tokens), rows, config=config)
         return embeddings

@@ -98,28 +98,26 @@ class LoadedModel:
 
     def encode_fn(self, role: Role, *, task: str | None = None) -> EncodeFn:
         """Tokens -> float32 embeddings on the devices, [batch, dim]; any batch size."""
-        devices = self.partitioner.batch_devices
         static = static_task(self.model.query_tasks, task)
 
         def encode(tokens: EncoderInput) -> jax.Array:
             count = len(tokens.mask)
-            if count % devices:
-                tokens = jax.tree.map(
-                    lambda array: np.concatenate(
-                        [array, np.repeat(array[-1:], -count % devices, axis=0)]
-                    ),
-                    tokens,
-                )
             embeddings = embed(
-                self.params,
-                self.partitioner.put_batch(tokens),
-                model=self.model,
-                role=role,
-                task=static,
+                self.params, self.put(tokens), model=self.model, role=role, task=static
             )
             return embeddings if len(embeddings) == count else embeddings[:count]
 
         return encode
+
+    def put(self, tokens: EncoderInput) -> EncoderInput:
+        """Any number of texts on the devices, the last repeated to give these equal shares."""
+        missing = -len(tokens.mask) % self.partitioner.batch_devices
+        if missing:
+            tokens = jax.tree.map(
+                lambda array: np.concatenate([array, np.repeat(array[-1:], missing, axis=0)]),
+                tokens,
+            )
+        return self.partitioner.put_batch(tokens)
 
 
 def passage_fingerprint(config: ModelConfig, params: PyTree) -> str:

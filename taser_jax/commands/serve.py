@@ -71,7 +71,8 @@ def serve(*, directory: str, options: ServeOptions = ServeOptions()) -> None:
             f"{error.name} is not installed", where="taser serve", fix=how_to_install("serve")
         ) from None
     place = pathlib.Path(directory)
-    engine = Engine(lambda: Retriever.load(place), warm_batches=(1, 8, options.max_batch))
+    sizes = [1 << power for power in range((options.max_batch - 1).bit_length() + 1)]
+    engine = Engine(lambda: Retriever.load(place), warm_batches=sizes)
     batching = BatchingLimits(
         options.max_batch, options.deadline_ms / 1000, max_waiting=options.max_waiting
     )

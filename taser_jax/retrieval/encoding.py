@@ -223,8 +223,11 @@ def encode_rows(
 ) -> tuple[np.ndarray, int]:
     """Encodes some texts in memory.
 
+    Fewer texts than a batch take the next power of two, so that one query costs one row.
+
     Args:
-        encode_fn: tokens -> embeddings [batch, dim]; called with few different shapes.
+        encode_fn: tokens -> embeddings [batch, dim]; called with few different shapes, of any
+            number of texts.
         tokens: the texts.
         rows: which of them.
         config: sizes of batches.
@@ -255,7 +258,9 @@ def encode_rows(
         results[members] = array
         update(int(lengths[members].sum()))
 
-    for members, size, length in batches_by_length(lengths, config):
+    few = 1 << (len(rows) - 1).bit_length()
+    for members, full, length in batches_by_length(lengths, config):
+        size = min(full, few)
         batch = tokens.tokens(rows[np.resize(members, size)])
         length = min(length, batch.mask.shape[1])
         waiting.append((members, encode_fn(batch.resized(length))))

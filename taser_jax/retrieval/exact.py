@@ -160,7 +160,7 @@ class ExactSearcher:
         """
         num_queries = len(query_embeddings)
         check_search(query_embeddings, k, dim=self._embeddings.shape[1])
-        size = min(self._query_block, max(8, 1 << (num_queries - 1).bit_length()))
+        size = min(self._query_block, 1 << (num_queries - 1).bit_length())
         starts = range(0, num_queries, size)
         replicated = NamedSharding(self._mesh, PartitionSpec())
         queries = [

@@ -56,9 +56,7 @@ class Engine:
         warm_batches: numbers of queries to try before the first request.
     """
 
-    def __init__(
-        self, load: Callable[[], Retriever], *, warm_batches: Sequence[int] = (1, 8, 32)
-    ) -> None:
+    def __init__(self, load: Callable[[], Retriever], *, warm_batches: Sequence[int] = ()) -> None:
         self._load, self._warm_batches = load, warm_batches
         self._retriever = self._warmed()
         self.loads = 1

@@ -1,5 +1,6 @@
 """Encoding: buckets equal one by one, kill and resume, several processes, few shapes, checks."""
 
+import dataclasses
 import json
 
 import ml_dtypes
@@ -8,7 +9,7 @@ import pytest
 
 from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.retrieval.embeddings import EmbeddingDtype, Embeddings
-from taser_jax.retrieval.encoding import EncodeConfig, encode_texts
+from taser_jax.retrieval.encoding import EncodeConfig, encode_rows, encode_texts
 from taser_jax.storage.artifacts import read_json
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 
@@ -65,6 +66,16 @@ def test_buckets_equal_one_by_one_in_few_shapes(tokens, tmp_path):
     assert computed < 0.8 * 150 * 30
     last_run = read_json(tmp_path / "e" / "metadata.json")["last_run"]
     assert last_run["computed_positions"] >= tokens.lengths.sum()
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(1, [1]), (3, [4]), (4, [4]), (9, [8, 8])])
+def test_few_texts_take_a_power_of_two_of_rows_and_more_full_batches(tokens, count, sizes):
+    encoder = Encoder()
+    shortest = np.argsort(tokens.lengths, kind="stable")[:count]
+    config = dataclasses.replace(CONFIG, batch_tokens=64)
+    embeddings, _ = encode_rows(encoder, tokens, shortest, config=config)
+    np.testing.assert_allclose(embeddings, one_by_one(tokens)[shortest], atol=1e-5)
+    assert encoder.shapes == [(size, 8) for size in sizes]
 
 
 def test_batches_hold_as_many_tokens_as_the_platform_likes():

@@ -241,8 +241,7 @@ def document_attention(
     static = static_task(model.model.query_tasks, task)
 
     def attend(batch: EncoderInput) -> jax.Array:
-        placed = model.partitioner.put_batch(batch)
-        return _attention(model.params, placed, model=model.model, task=static)
+        return _attention(model.params, model.put(batch), model=model.model, task=static)
 
     attention, _ = encode_rows(attend, texts, np.arange(len(texts.rows)), config=devices)
     return attention
