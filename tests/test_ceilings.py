@@ -31,24 +31,24 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 2_017,
+    "assembly": 2_013,
     "cli": 1_279,
-    "commands": 5_471,
+    "commands": 5_472,
     "data": 7_095,
     "devices": 1_325,
     "evaluation": 1_936,
     "interop": 2_792,
-    "loose files": 412,
+    "loose files": 413,
     "models": 2_356,
     "optim": 1_042,
-    "retrieval": 2_143,
-    "serving": 464,
+    "retrieval": 2_145,
+    "serving": 462,
     "storage": 960,
-    "systems": 3_593,
+    "systems": 3_592,
     "training": 1_746,
 }
 OTHERS = {
-    "lines of code": 34_631,
+    "lines of code": 34_628,
     "percent of code that imports or raises": 16.0,
     "files": 250,
     "lines of the longest file": 417,
