@@ -4,7 +4,9 @@ import json
 import pathlib
 
 import numpy as np
+import tokenizers
 from safetensors.numpy import save_file
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 SIZES = {
     "vocab_size": 40,
@@ -86,3 +88,21 @@ def write_with_vocabulary(directory, vocabulary, *, num_layers):
     )
     (directory / "vocab.txt").write_text(words, encoding="utf-8")
     return directory
+
+
+# RoBERTa's, in its order.
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+
+
+def byte_level_tokenizer(texts, *, size):
+    """A byte-level BPE as RoBERTa has it, trained on some texts."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    return tokenizer

@@ -43,7 +43,7 @@ def test_shapes_are_those_of_the_stores_batches(training, store):
         queries=queries,
     )
     batches = [plan.stream.batches(step) for step in range(8)]
-    shapes = [[jax.tree.map(np.shape, batch) for batch in step.values()] for step in [*batches]]
+    shapes = [[jax.tree.map(np.shape, batch) for batch in step.values()] for step in batches]
     planned = [jax.tree.map(np.shape, batch) for batch in plan.abstract_batches().values()]
     assert planned in shapes
     # No batch has more tokens than what is planned; typical texts have as many as real ones.

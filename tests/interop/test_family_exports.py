@@ -3,9 +3,8 @@
 import jax
 import numpy as np
 import pytest
-import tokenizers
+from bert_checkpoints import byte_level_tokenizer
 from tiny_source import DETERMINISTIC, PASSAGE_LENGTH, QUERY_LENGTH, embed, tiny_source
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.tokenizer_json import TokenizerJsonVocabulary
@@ -26,19 +25,10 @@ ROTARY = {
     Family.MODERNBERT: RotaryConfig(local_window=4, global_every=2),
     Family.NOMIC_BERT: RotaryConfig(theta=1000.0, global_every=1),
 }
-SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 
 
 def byte_pairs():
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(TEXTS, trainer)
-    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    tokenizer = byte_level_tokenizer(TEXTS, size=300)
     return TokenizerJsonVocabulary(tokenizer.to_str().encode("utf-8"))
 
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from bert_checkpoints import SPECIAL, byte_level_tokenizer
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from taser_jax.data.text.preprocessors import passage_ids, query_ids
 from taser_jax.data.text.tokenizer_json import TokenizerJsonVocabulary
@@ -12,21 +13,11 @@ from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 
-SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 TEXTS = ["The cats sat on the mat.", "", " été  x²", "a </s> in a text", "cats on the mat " * 9]
 
 
 def roberta():
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(TEXTS, trainer)
-    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
-    return tokenizer
+    return byte_level_tokenizer(TEXTS, size=320)
 
 
 def xlm_roberta():
