@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -85,9 +85,9 @@ def lengths_in(store: TokenStore, queries: Mapping[str, TokenizedQueries]) -> Te
         "query": np.concatenate([of_task.lengths for of_task in queries.values()]),
         "passage": store.passages.lengths,
     }
-    places = np.linspace(0, 1, 101)
+    places = np.linspace(0, 1, 101).tolist()
     return {
-        side: {place: int(np.quantile(lengths, place)) for place in places.tolist()}
+        side: dict(zip(places, np.quantile(lengths, places).astype(int).tolist(), strict=True))
         for side, lengths in sides.items()
     }
 
@@ -177,8 +177,9 @@ def make_plan(
     layouts = (
         _drawn_layouts({task: shape}, text_lengths, padding) if stream is None else stream.layouts
     )
+    grouped = [_grouped(shape, layout) for layout in layouts.values()]
     return BatchPlan(
-        shapes={task: max(_grouped(shape, layouts.values()), key=lambda each: each.tokens)},
+        shapes={task: max(grouped, key=lambda each: each.tokens, default=shape)},
         tasks=None,
         stream=stream,
         facts={
@@ -256,7 +257,7 @@ def _every_task(
     }
     layouts = _drawn_layouts(shapes, text_lengths, padding) if stream is None else stream.layouts
     if layouts:
-        shapes = {task: _grouped(shape, [layouts[task]])[0] for task, shape in shapes.items()}
+        shapes = {task: _grouped(shape, layouts[task]) for task, shape in shapes.items()}
     facts |= _length_groups(layouts)
     return BatchPlan(shapes=shapes, tasks=tuple(sizes), stream=stream, facts=facts)
 
@@ -281,12 +282,10 @@ def _drawn_layouts(
     }
 
 
-def _grouped(shape: BatchShape, layouts: Iterable[tuple[Layout, Layout]]) -> list[BatchShape]:
-    """The batch in each of these groups; as it is where there are none."""
-    return [
-        dataclasses.replace(shape, query_groups=queries.groups, passage_groups=passages.groups)
-        for queries, passages in layouts
-    ] or [shape]
+def _grouped(shape: BatchShape, layout: tuple[Layout, Layout]) -> BatchShape:
+    """The batch in the groups of its queries and of its passages."""
+    queries, passages = layout
+    return dataclasses.replace(shape, query_groups=queries.groups, passage_groups=passages.groups)
 
 
 def _length_groups(layouts: Mapping[str, tuple[Layout, Layout]]) -> dict[str, object]:

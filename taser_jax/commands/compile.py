@@ -213,7 +213,7 @@ def _training_report(
 
 
 def real_work(program: Program, text_lengths: TextLengths) -> RealWork:
-    """What a step computes of typical texts, on each device.
+    """What a step computes of typical texts.
 
     Args:
         program: the step, with its padded batches.
@@ -222,9 +222,10 @@ def real_work(program: Program, text_lengths: TextLengths) -> RealWork:
     config, padded = program.model.config, program.plan.shapes.values()
     real = program.plan.real_shapes(text_lengths).values()
     return RealWork(
-        flops=sum(map(config.training_flops, real)) / program.partitioner.mesh.size,
         tokens=sum(shape.tokens for shape in real),
         padded_tokens=sum(shape.tokens for shape in padded),
+        flops=sum(map(config.training_flops, real)),
+        padded_flops=sum(map(config.training_flops, padded)),
     )
 
 

@@ -141,7 +141,7 @@ def plan_recipe(
             task_sizes=task_sizes,
             text_lengths=text_lengths,
         )
-        real_share = _real_share(program, text_lengths)
+        real_share = None if text_lengths is None else real_work(program, text_lengths).share
         estimates = _estimates(program, target)
         ranked = best_first(estimates)
         rows = [_formula_row(each, target, real_share) for each in ranked[: max(num_compiled, 5)]]
@@ -188,15 +188,6 @@ def _estimates(program: Program, target: Topology) -> list[Estimate]:
         estimate(each, target, config=config, shapes=shapes, param_bytes=param_bytes)
         for each in candidates(len(target.devices), shapes=shapes, num_heads=heads)
     ]
-
-
-def _real_share(program: Program, text_lengths: TextLengths | None) -> float | None:
-    """The part of a step's FLOPs that is not spent on padding."""
-    if text_lengths is None:
-        return None
-    padded = sum(map(program.model.config.training_flops, program.plan.shapes.values()))
-    real = real_work(program, text_lengths)
-    return real.flops * program.partitioner.mesh.size / padded
 
 
 def _formula_row(each: Estimate, target: Topology, real_share: float | None) -> PlanRow:

@@ -108,10 +108,7 @@ def export_stores(
                 format=format,
                 coding=coding,
                 queries=queries if format is StoreFormat.PARQUET else (),
-                facts={
-                    **facts,
-                    **_query_encoders(output_dir, embeddings.fingerprints.get("model")),
-                },
+                facts=facts,
             )
         logger.info("%s: %s", format.value, directories[format.value])
     return directories

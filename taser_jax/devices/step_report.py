@@ -102,19 +102,26 @@ class RealWork:
     """The part of a step that is not padding.
 
     Attributes:
-        flops: of one device, by the model's formulas, if each text had its own length.
         tokens: of the step's texts.
         padded_tokens: the same with padding.
+        flops: by the model's formulas, if each text had its own length.
+        padded_flops: the same with padding.
     """
 
-    flops: float
     tokens: int
     padded_tokens: int
+    flops: float
+    padded_flops: float
 
     @property
     def padding(self) -> float:
         """Share of positions that hold no token."""
         return 1 - self.tokens / self.padded_tokens
+
+    @property
+    def share(self) -> float:
+        """Share of the FLOPs that is not spent on padding."""
+        return self.flops / self.padded_flops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +199,7 @@ class StepReport:
         """MFU that counts the work of real tokens alone: an upper bound."""
         if self.real is None:
             return None
-        return self.roofline.mfu * self.real.flops / self.model_flops
+        return self.roofline.mfu * self.real.share
 
     def as_json(self) -> dict[str, object]:
         """The report as plain values, in bytes, FLOPs and seconds of one device."""

@@ -335,8 +335,10 @@ class BertEncoder(nn.Module):
         if not traits.rotary:
             return [None] * config.num_layers
         blocks = range(1, config.num_layers + 1)
-        local = config.rotary.local_bias(length)
-        return [local if config.rotary.is_local(block) else None for block in blocks]
+        is_local = [config.rotary.is_local(block) for block in blocks]
+        # As large as the square of the length.
+        bias = config.rotary.local_bias(length) if any(is_local) else None
+        return [bias if local else None for local in is_local]
 
     def _group_gates(
         self, role: Role, mask: Bool[Array, "batch length"], *, train: bool
