@@ -146,6 +146,7 @@ class Retriever:
                 passage_length=facts.get("passage_length") or PASSAGE_LENGTH,
                 queries=settings.queries,
                 titles=settings.titles,
+                passage_prompt=settings.passage_prompt,
             )
 
         return cls(
@@ -188,20 +189,24 @@ class Retriever:
         config = DualEncoderConfig(bert=bert)
         vocabulary = load_vocabulary(directory, rows=bert.vocab_size)
         queries, titles, longest = QuerySettings(), Titles.INCLUDE, bert.max_length
+        passage_prompt: tuple[int, ...] = ()
         if settings is not None:
             titles, longest = Titles.JOIN, min(settings.max_length or longest, longest)
             config = dataclasses.replace(
                 config, pooling=settings.pooling, normalization=settings.normalization
             )
-            (prompt,) = vocabulary.encode([settings.query_prompt])
-            queries = QuerySettings(prompt=tuple(prompt))
+            prompt, passage_prompt = map(
+                tuple, vocabulary.encode([settings.query_prompt, settings.passage_prompt])
+            )
+            queries = QuerySettings(prompt=prompt)
         module = DualEncoder(config)
         params = load_pretrained(directory, config=config, params=abstract_params(module))
         model = hold_model(module, params, vocabulary_dir=directory)
         query_length, passage_length = (
             min(length or longest, longest) for length in (query_length, passage_length)
         )
-        return cls(model, texts=Texts(vocabulary, query_length, passage_length, queries, titles))
+        texts = Texts(vocabulary, query_length, passage_length, queries, titles, passage_prompt)
+        return cls(model, texts=texts)
 
     def __len__(self) -> int:
         """Number of passages."""
@@ -278,6 +283,7 @@ class Retriever:
             self.texts.vocabulary,
             length=self.texts.passage_length,
             titles=self.texts.titles,
+            prompt=self.texts.passage_prompt,
         )
         return self._encode(tokens, self._encode_passage, multiple=EncodeConfig.length_multiple)
 

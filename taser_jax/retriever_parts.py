@@ -111,6 +111,7 @@ class Texts:
         passage_length: maximum tokens per passage.
         queries: prompt and normalisation of queries.
         titles: whether a passage's title precedes its text.
+        passage_prompt: ids before every passage.
     """
 
     vocabulary: Vocabulary
@@ -118,6 +119,7 @@ class Texts:
     passage_length: int = PASSAGE_LENGTH
     queries: QuerySettings = QuerySettings()
     titles: Titles = Titles.INCLUDE
+    passage_prompt: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

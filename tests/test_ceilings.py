@@ -31,14 +31,14 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 2_012,
+    "assembly": 2_017,
     "cli": 1_279,
-    "commands": 5_464,
-    "data": 7_095,
+    "commands": 5_469,
+    "data": 7_126,
     "devices": 1_329,
     "evaluation": 1_936,
-    "interop": 2_792,
-    "loose files": 413,
+    "interop": 2_802,
+    "loose files": 420,
     "models": 2_357,
     "optim": 1_042,
     "retrieval": 2_145,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_746,
 }
 OTHERS = {
-    "lines of code": 34_624,
+    "lines of code": 34_682,
     "percent of code that imports or raises": 16.0,
     "files": 250,
     "lines of the longest file": 417,

@@ -54,6 +54,7 @@ class RunFacts(TypedDict, total=False):
     query_lengths: dict[str, Positive]
     query_prompt: list[Natural] | dict[str, list[Natural]]
     query_normalization: QueryNormalization | dict[str, QueryNormalization]
+    passage_prompt: list[Natural]
     titles: Titles
     selection: Selection
     train_from_block: Natural

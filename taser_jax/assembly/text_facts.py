@@ -35,6 +35,8 @@ def _text_facts(store: TokenStore, tasks: Iterable[str]) -> dict[str, object]:
         facts["query_prompt"] = _joined({e.task: list(e.prompt) for e in entries})
     if any(entry.length != store.metadata.query_length for entry in entries):
         facts["query_lengths"] = {entry.task: entry.length for entry in entries}
+    if store.metadata.passage_prompt:
+        facts["passage_prompt"] = list(store.metadata.passage_prompt)
     if store.metadata.titles is not None:
         facts["titles"] = store.metadata.titles
     return facts
@@ -53,11 +55,13 @@ class TextSettings:
         queries: prompt and markers of the task's queries.
         query_length: tokens per query; None if unknown.
         titles: whether passages have titles.
+        passage_prompt: ids before passages.
     """
 
     queries: QuerySettings
     query_length: int | None
     titles: Titles
+    passage_prompt: tuple[int, ...] = ()
 
 
 def text_settings(facts: Mapping[str, Any], task: str | None) -> TextSettings:
@@ -81,6 +85,7 @@ def text_settings(facts: Mapping[str, Any], task: str | None) -> TextSettings:
         ),
         query_length=length,
         titles=Titles(facts.get("titles") or "include"),
+        passage_prompt=tuple(facts.get("passage_prompt") or ()),
     )
 
 

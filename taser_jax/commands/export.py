@@ -170,6 +170,7 @@ def export_model(
             task=task,
             query_settings=texts.queries,
             titles=texts.titles,
+            passage_prompt=texts.passage_prompt,
             # Query encoders of the tasks: one is exported.
             prompts={
                 name: prompt

@@ -101,10 +101,14 @@ def _mixture(name: str, module: str | None, data_dir: str, vocabulary: str) -> R
         settings = read_encoder_settings(directory) if directory.is_dir() else None
         if settings is None:
             return mixture_of_collection(data_dir, name)
-        # Of a sentence-transformers model: its query prompt, and titles as it is trained with.
-        text = settings.query_prompt
-        prompt = TaskPrompt(Prompt.TEXT, text=text) if text else TaskPrompt()
-        return mixture_of_collection(data_dir, name, prompt=prompt, titles=Titles.JOIN)
+        # Of a sentence-transformers model: its prompts, and titles as it is trained with.
+        prompt, passage_prompt = (
+            TaskPrompt(Prompt.TEXT, text=text) if text else TaskPrompt()
+            for text in (settings.query_prompt, settings.passage_prompt)
+        )
+        return mixture_of_collection(
+            data_dir, name, prompt=prompt, titles=Titles.JOIN, passage_prompt=passage_prompt
+        )
     return find_mixture(name)
 
 

@@ -38,6 +38,7 @@ class ExportSource:
         task: the task whose query encoder to export, if encoders differ by task.
         query_settings: how queries were converted to tokens.
         titles: whether passages were encoded with their titles.
+        passage_prompt: ids put before every passage; tokenizers of exports add them.
         prompts: task -> ids of its prompt, for the tasks that differ only in their prompts.
     """
 
@@ -53,6 +54,7 @@ class ExportSource:
     task: str | None = None
     query_settings: QuerySettings = QuerySettings()
     titles: Titles = Titles.INCLUDE
+    passage_prompt: tuple[int, ...] = ()
     prompts: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
 

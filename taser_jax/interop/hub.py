@@ -157,12 +157,14 @@ class EncoderSettings:
         normalization: normalisation of that vector.
         max_length: maximum tokens per text; None if not recorded.
         query_prompt: text put before every query.
+        passage_prompt: text put before every passage.
     """
 
     pooling: Pooling
     normalization: Normalization
     max_length: int | None = None
     query_prompt: str = ""
+    passage_prompt: str = ""
 
 
 def read_encoder_settings(directory: pathlib.Path) -> EncoderSettings | None:
@@ -175,7 +177,7 @@ def read_encoder_settings(directory: pathlib.Path) -> EncoderSettings | None:
         The settings; None where the directory has no modules.json (a plain checkpoint).
 
     Raises:
-        ConfigError: an unsupported module or pooling, or a prompt for passages.
+        ConfigError: an unsupported module or pooling.
         DataError: a file is missing or damaged.
     """
     modules_path = directory / MODULES_FILE
@@ -190,12 +192,15 @@ def read_encoder_settings(directory: pathlib.Path) -> EncoderSettings | None:
         problem = f"modules {', '.join(modules)}; Transformer, Pooling and Normalize can be read"
         raise ConfigError(problem, where=str(modules_path), fix="take a model without other layers")
     pooling = _pooling(directory / modules["Pooling"].path / "config.json")
+    prompts_path = directory / "config_sentence_transformers.json"
+    prompts = read_typed(prompts_path, _Prompts, absent=_Prompts()).prompts
     sizes = read_typed(directory / "sentence_bert_config.json", _Sizes, absent=_Sizes())
     return EncoderSettings(
         pooling=pooling,
         normalization=Normalization.L2 if "Normalize" in modules else Normalization.NONE,
         max_length=sizes.max_seq_length,
-        query_prompt=_query_prompt(directory / "config_sentence_transformers.json"),
+        query_prompt=next(filter(None, map(prompts.get, _QUERY_PROMPTS)), ""),
+        passage_prompt=next(filter(None, map(prompts.get, _PASSAGE_PROMPTS)), ""),
     )
 
 
@@ -210,12 +215,3 @@ def _pooling(path: pathlib.Path) -> Pooling:
         problem = f"pooling by {', '.join(map(str, chosen)) or 'nothing'}"
         raise ConfigError(problem, where=str(path), fix=f"take a model that pools by {ways}")
     return Pooling(chosen[0])
-
-
-def _query_prompt(path: pathlib.Path) -> str:
-    prompts = read_typed(path, _Prompts, absent=_Prompts()).prompts
-    for name in _PASSAGE_PROMPTS:
-        if prompts.get(name):
-            problem = f"a prompt for passages, {prompts[name]!r}; only queries can have one"
-            raise ConfigError(problem, where=str(path), fix="take another model")
-    return next(filter(None, map(prompts.get, _QUERY_PROMPTS)), "")

@@ -79,6 +79,7 @@ def metadata(source: ExportSource, format: str) -> dict[str, Any]:
         "passage_length": source.passage_length,
         "query_normalization": source.query_settings.normalization.value,
         "query_prompt": list(source.query_settings.prompt),
+        "passage_prompt": list(source.passage_prompt),
         "titles": source.titles.value,
         "score": "dot",
         "task": source.task,
@@ -133,11 +134,12 @@ def _tokens(source: ExportSource) -> str:
     first, last = description.first_token, description.last_token
     settings = source.query_settings
     prompt = "prompt " if settings.prompt else ""
-    passage = f"`{first}text{last}`"
+    start = f"{first}prompt " if source.passage_prompt else first
+    passage = f"`{start}text{last}`"
     if source.titles is Titles.INCLUDE:
-        passage = f"`{first}title{last} text{last}`, without title {passage}"
+        passage = f"`{start}title{last} text{last}`, without title {passage}"
     elif source.titles is Titles.JOIN:
-        passage = f"`{first}title text{last}`, without title {passage}"
+        passage = f"`{start}title text{last}`, without title {passage}"
     rows = (
         "| Role | Tokens | At most |\n|---|---|---|\n"
         f"| query | `{first}{prompt}text{last}` | {source.query_length} |\n"
@@ -147,6 +149,8 @@ def _tokens(source: ExportSource) -> str:
         rows += "\nIn queries, ’ is replaced by ' before tokenisation."
     if settings.prompt:
         rows += f"\nThe prompt is the token ids {list(settings.prompt)}."
+    if source.passage_prompt:
+        rows += f"\nThe prompt of passages is the token ids {list(source.passage_prompt)}."
     if source.titles is Titles.OMIT:
         rows += "\nPassages were encoded without their titles."
     return rows

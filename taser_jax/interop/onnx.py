@@ -60,7 +60,7 @@ def export_onnx(source: ExportSource, output_dir: pathlib.Path) -> None:
     check_packages()
     config = check_plain(source.config, format=_FORMAT)
     prompt = source.query_settings.prompt
-    for name, role in plain_paths(config, prompt=prompt).items():
+    for name, role in plain_paths(config, prompt=prompt or source.passage_prompt).items():
         directory = output_dir / name
         directory.mkdir(exist_ok=True)
         write_tokenizer(
@@ -68,7 +68,7 @@ def export_onnx(source: ExportSource, output_dir: pathlib.Path) -> None:
             directory,
             max_length=length_of(source, role),
             rows=source.config.transformer.vocab_size,
-            prompt=prompt if role is Role.QUERY else (),
+            prompt=prompt if role is Role.QUERY else source.passage_prompt,
         )
         with tempfile.TemporaryDirectory() as scratch:
             write_model(source, config, role, pathlib.Path(scratch), serves_both=False)
@@ -78,7 +78,8 @@ def export_onnx(source: ExportSource, output_dir: pathlib.Path) -> None:
 def card_texts(source: ExportSource) -> CardTexts:
     """This format's texts for the model card."""
     config = check_plain(source.config, format=_FORMAT)
-    directories = list(plain_paths(config, prompt=source.query_settings.prompt))
+    prompt = source.query_settings.prompt or source.passage_prompt
+    directories = list(plain_paths(config, prompt=prompt))
     names = " and ".join(f"`{name}/`" for name in directories if name) or "this directory"
     contents = (
         f"{names} has `{MODEL}` and the tokenizer's files. The inputs are `input_ids` and "

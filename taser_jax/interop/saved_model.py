@@ -125,7 +125,8 @@ def _signature(
             texts = tf.where(tf.strings.length(titles) > 0, joined, texts)
         if source.titles is not Titles.INCLUDE:
             titles = tf.zeros_like(titles)
-        return embed(text_graph.passage_ids(titles, texts, vocabulary, length))
+        prompt = source.passage_prompt
+        return embed(text_graph.passage_ids(titles, texts, vocabulary, length, prompt=prompt))
 
     encode, inputs = {
         Role.QUERY: (encode_query, [strings]),

@@ -65,7 +65,7 @@ PlainConfig = DualEncoderConfig | T5DualEncoderConfig
 def plain_paths(config: PlainConfig, *, prompt: Sequence[int] = ()) -> Mapping[str, Role]:
     """Sub-directory -> role, for every plain encoder that a dual encoder is made of.
 
-    If the tokenizer adds a prompt to queries, they need a tokenizer of their own.
+    If the tokenizer adds a prompt to one role's texts, each role needs a tokenizer of its own.
 
     Example:
         >>> plain_paths(DualEncoderConfig(towers=Towers.SEPARATE))
@@ -144,7 +144,7 @@ def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path)
         DataError: the vocabulary is missing.
     """
     config = check_exportable(source.config)
-    paths = plain_paths(config, prompt=ids_before_queries(source))
+    paths = plain_paths(config, prompt=ids_before_queries(source) or source.passage_prompt)
     for name, role in paths.items():
         write_model(source, config, role, output_dir / name, serves_both=len(paths) == 1)
     if len(paths) > 1:
@@ -159,7 +159,7 @@ def length_of(source: ExportSource, role: Role) -> int:
 def card_texts(source: ExportSource) -> CardTexts:
     """This format's texts for the model card."""
     config = check_exportable(source.config)
-    paths = plain_paths(config, prompt=ids_before_queries(source))
+    paths = plain_paths(config, prompt=ids_before_queries(source) or source.passage_prompt)
     contents = (
         "For [sentence-transformers](https://sbert.net) 6. A passage is a pair `(title, text)`, or "
         "`text` alone where it has no title, which is not a pair with an empty one. `encode_query` "
@@ -229,7 +229,7 @@ def write_model(
     """
     directory.mkdir(exist_ok=True)
     length = length_of(source, role)
-    prompt = ids_before_queries(source) if role is Role.QUERY else ()
+    prompt = ids_before_queries(source) if role is Role.QUERY else source.passage_prompt
     settings: dict[str, Any] = {"max_seq_length": length, "do_lower_case": False}
     if isinstance(config, T5DualEncoderConfig):
         tower = source.params[config.tower_name(role, source.task)]

@@ -7,7 +7,6 @@ import enum
 import json
 import pathlib
 import shutil
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -134,9 +133,14 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
     shutil.copytree(source.vocabulary_dir, output_dir / VOCABULARY)
     if vocabulary.kind == "wordpiece":
         longest = max(source.query_length, source.passage_length)
-        write_tokenizer(source.vocabulary_dir, output_dir / VOCABULARY, max_length=longest)
+        write_tokenizer(
+            source.vocabulary_dir,
+            output_dir / VOCABULARY,
+            max_length=longest,
+            prompt=source.passage_prompt,
+        )
     prompt = source.query_settings.prompt
-    if vocabulary.kind != "sentencepiece" and _query_folder(vocabulary.kind, prompt) != VOCABULARY:
+    if vocabulary.kind != "sentencepiece" and _query_folder(vocabulary.kind, source) != VOCABULARY:
         folder = output_dir / QUERY_TOKENIZER
         folder.mkdir()
         write_tokenizer(
@@ -161,6 +165,7 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
     functions["encode_query"]["normalization"] = source.query_settings.normalization.value
     functions["encode_query"]["prompt"] = list(source.query_settings.prompt)
     functions["encode_passage"]["titles"] = source.titles.value
+    functions["encode_passage"]["prompt"] = list(source.passage_prompt)
     signature = {
         "format_version": FORMAT_VERSION,
         "stablehlo_version": STABLEHLO_VERSION,
@@ -199,15 +204,16 @@ def card_texts(source: ExportSource) -> CardTexts:
     snippet = "sentencepiece" if kind == "sentencepiece" else "wordpiece"
     tokenize = TOKENIZE_SNIPPETS[snippet] % {
         "length": source.query_length,
-        "folder": _query_folder(kind, prompt),
+        "folder": _query_folder(kind, source),
         "prompt": prompt,
     }
     return CardTexts("stablehlo", contents, f"{tokenize}\n{LOAD_SNIPPET}", ("jax",))
 
 
-def _query_folder(kind: str, prompt: Sequence[int]) -> str:
+def _query_folder(kind: str, source: ExportSource) -> str:
     """Folder of the tokenizer of queries; a vocabulary that is a tokenizer.json stays as it is."""
-    return QUERY_TOKENIZER if prompt or kind == TokenizerJsonVocabulary.kind else VOCABULARY
+    prompted = bool(source.query_settings.prompt or source.passage_prompt)
+    return QUERY_TOKENIZER if prompted or kind == TokenizerJsonVocabulary.kind else VOCABULARY
 
 
 class _Vocabulary(msgspec.Struct):

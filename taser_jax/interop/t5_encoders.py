@@ -78,7 +78,7 @@ def write_sentencepiece_tokenizer(
         vocabulary_dir: the model's vocabulary, a unigram model as T5's.
         directory: an existing directory.
         max_length: maximum number of tokens of a text.
-        prompt: ids before every single text.
+        prompt: ids before every text or pair.
 
     Raises:
         ConfigError: it is not such a vocabulary.
@@ -117,13 +117,12 @@ def write_sentencepiece_tokenizer(
     if vocabulary.cls_id is not None:
         start = f"{names[vocabulary.cls_id]} "
         special.append((names[vocabulary.cls_id], vocabulary.cls_id))
-    single = f"{start}$A {end}"
     if prompt:
         tokens = [names[id] for id in prompt]
         special.append({"id": _PROMPT, "ids": list(prompt), "tokens": tokens})
-        single = f"{start}{_PROMPT} $A {end}"
+        start += f"{_PROMPT} "
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=single, pair=f"{start}$A {end} $B {end}", special_tokens=special
+        single=f"{start}$A {end}", pair=f"{start}$A {end} $B {end}", special_tokens=special
     )
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {

@@ -53,7 +53,7 @@ def write_tokenizer(
         output_dir: an existing directory.
         max_length: maximum number of tokens of a text.
         rows: number of rows of the model's embedding table.
-        prompt: ids before every single text, never truncated. BertTokenizer has no prompts: with
+        prompt: ids before every text or pair, never truncated. BertTokenizer has no prompts: with
             one, the class is transformers' general one.
 
     Raises:
@@ -125,8 +125,9 @@ def _template(
     if prompt:
         tokens = [name_of(id) for id in prompt]
         pieces.append({"id": _PROMPT, "ids": list(prompt), "tokens": tokens})
+        before = f"{before} {_PROMPT}"
     return processors.TemplateProcessing(
-        single=f"{before} {_PROMPT} $A {after}" if prompt else f"{before} $A {after}",
+        single=f"{before} $A {after}",
         pair=f"{before} $A {after} $B {after}",
         special_tokens=pieces,
     )

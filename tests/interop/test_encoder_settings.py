@@ -63,6 +63,14 @@ def test_both_ways_to_name_the_pooling(tmp_path: pathlib.Path, pooling: dict[str
     assert (found.pooling, found.normalization) == (Pooling.CLS, Normalization.NONE)
 
 
+@pytest.mark.parametrize("name", ["passage", "document", "search_document"])
+def test_prompts_of_both_roles(tmp_path: pathlib.Path, name: str):
+    write(tmp_path, prompts={"query": "query: ", name: "passage: ", "clustering": "cluster: "})
+    found = read_encoder_settings(tmp_path)
+    assert found is not None
+    assert (found.query_prompt, found.passage_prompt) == ("query: ", "passage: ")
+
+
 def test_a_plain_checkpoint_says_nothing(tmp_path: pathlib.Path):
     assert read_encoder_settings(tmp_path) is None
 
@@ -75,7 +83,6 @@ def test_a_plain_checkpoint_says_nothing(tmp_path: pathlib.Path):
         ({"pooling": {"pooling_mode_max_tokens": True}}, "pooling by max"),
         ({"pooling": {"pooling_mode": ["cls", "mean"]}}, "pooling by cls, mean"),
         ({"pooling": {"word_embedding_dimension": 3}}, "pooling by nothing"),
-        ({"prompts": {"query": "query: ", "passage": "passage: "}}, "a prompt for passages"),
     ],
 )
 def test_what_a_dual_encoder_does_not_have_is_refused(

@@ -1,5 +1,7 @@
 """BERT's relatives with their own tokenizers as sentence-transformers directories, and back."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from tiny_source import DETERMINISTIC, PASSAGE_LENGTH, QUERY_LENGTH, embed, tiny
 
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.tokenizer_json import TokenizerJsonVocabulary
+from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop.hub import read_encoder_settings
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.interop.sentence_transformers import export_sentence_transformers
@@ -43,11 +46,14 @@ def test_there_and_back(tmp_path, family):
         bert={"family": family, "rotary": ROTARY.get(family, RotaryConfig())},
         pooling=pooling,
     )
+    ids = {name: tuple(vocabulary.encode([name])[0]) for name in ("the", "cats")}
+    settings = QuerySettings(prompt=ids["the"])
+    source = dataclasses.replace(source, query_settings=settings, passage_prompt=ids["cats"])
     output = tmp_path / "out"
     output.mkdir()
     export_sentence_transformers(source, output)
     model = st.SentenceTransformer(str(output), device="cpu", local_files_only=True)
-    queries = encode_queries(TEXTS, vocabulary, length=QUERY_LENGTH)
+    queries = encode_queries(TEXTS, vocabulary, length=QUERY_LENGTH, settings=settings)
     found = model.encode_query(TEXTS)
     np.testing.assert_allclose(found, embed(source, Role.QUERY, queries), rtol=0, atol=1e-5)
     pairs = [("A cat", text) for text in TEXTS]
@@ -55,7 +61,9 @@ def test_there_and_back(tmp_path, family):
         [Passage(str(i), text, title) for i, (title, text) in enumerate(pairs)],
         vocabulary,
         length=PASSAGE_LENGTH,
+        prompt=source.passage_prompt,
     )
+    assert tuple(passages.ids[0, 1 : 1 + len(ids["cats"])]) == ids["cats"]
     found = model.encode_document(pairs)
     np.testing.assert_allclose(found, embed(source, Role.PASSAGE, passages), rtol=0, atol=1e-5)
 
@@ -65,9 +73,9 @@ def test_there_and_back(tmp_path, family):
         np.testing.assert_allclose(found, embed(source, Role.QUERY, tokens), rtol=0, atol=1e-5)
 
     config = source.config
-    settings = read_encoder_settings(output / "query")
-    assert settings is not None
-    assert settings.pooling is pooling
+    found_settings = read_encoder_settings(output / "query")
+    assert found_settings is not None
+    assert found_settings.pooling is pooling
     assert pretrained_bert(output / "query", numerics=config.bert) == config.bert
     again = load_pretrained(
         output / "query",

@@ -134,6 +134,7 @@ def test_metadata_holds_the_whole_of_it(source):
         "passage_length": 100,
         "query_normalization": "none",
         "query_prompt": [],
+        "passage_prompt": [],
         "titles": "include",
         "score": "dot",
         "task": None,

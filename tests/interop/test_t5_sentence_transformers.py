@@ -49,7 +49,7 @@ def test_the_tokenizer_gives_our_ids(vocabulary, tmp_path, prompt):
     tokenizer.enable_truncation(12)
     titled = [pair for pair in PASSAGES if pair[0]]
     pairs = [tokenizer.encode(*pair).ids for pair in titled]
-    assert pairs == passage_ids(*zip(*titled, strict=True), vocabulary, 12)
+    assert pairs == passage_ids(*zip(*titled, strict=True), vocabulary, 12, prompt=prompt)
 
 
 @pytest.mark.parametrize(

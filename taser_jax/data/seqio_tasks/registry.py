@@ -43,6 +43,8 @@ _tasks: dict[str, RetrievalTask] = {}
 _mixtures: dict[str, RetrievalMixture] = {}
 # Collection -> form of its passages.
 _titles: dict[str, Titles] = {}
+# Collection -> prompt before its passages.
+_passage_prompts: dict[str, TaskPrompt] = {}
 
 
 def add_retrieval_task(
@@ -132,9 +134,12 @@ def add_retrieval_mixture(
     return added
 
 
-def add_passages(collection: str, *, titles: Titles) -> None:
+def add_passages(
+    collection: str, *, titles: Titles = Titles.INCLUDE, prompt: TaskPrompt = TaskPrompt()
+) -> None:
     """Registers the form of a collection's passages; without it, they include their titles."""
     _titles[collection] = titles
+    _passage_prompts[collection] = prompt
 
 
 def remove(name: str) -> None:
@@ -184,6 +189,7 @@ def mixture_of_collection(
     *,
     prompt: TaskPrompt = TaskPrompt(),
     titles: Titles = Titles.INCLUDE,
+    passage_prompt: TaskPrompt = TaskPrompt(),
 ) -> RetrievalMixture:
     """All tasks of a prepared collection with default settings, which are not registered.
 
@@ -194,6 +200,7 @@ def mixture_of_collection(
         collection: one that was prepared with queries.
         prompt: prompt before the queries of all tasks.
         titles: how the passages' titles become tokens, unless a module registered it.
+        passage_prompt: prompt before the passages, unless a module registered one.
     """
     tasks = {
         re.sub(r"[^\w.:]", "_", f"{collection}.{task}"): QuerySource(collection, task)
@@ -204,6 +211,7 @@ def mixture_of_collection(
         dict.fromkeys(tasks, number_of_queries),
         tuple(RetrievalTask(name, tasks[name], prompt=prompt) for name in sorted(tasks)),
         titles,
+        passage_prompt,
     )
 
 
@@ -228,6 +236,12 @@ def titles_of(collection: str, mixture: RetrievalMixture | None = None) -> Title
         fix = f"register one with add_passages({collection!r}, titles=...)"
         raise ConfigError(problem, where=f"mixture {collection!r}", fix=fix)
     return next(iter(forms.values()))
+
+
+def passage_prompt_of(collection: str, mixture: RetrievalMixture | None = None) -> TaskPrompt:
+    """The prompt before a collection's passages: the registered one, else the mixture's."""
+    given = TaskPrompt() if mixture is None else mixture.passage_prompt
+    return _passage_prompts.get(collection, given)
 
 
 def _register(item: RetrievalTask | RetrievalMixture) -> None:

@@ -238,12 +238,14 @@ class RetrievalMixture:
         rates: task's name -> rate.
         tasks: the tasks, sorted by name.
         titles: form of the passages of collections for which no module registered one.
+        passage_prompt: prompt before these passages.
     """
 
     name: str
     rates: Mapping[str, Rate]
     tasks: tuple[RetrievalTask, ...]
     titles: Titles = Titles.INCLUDE
+    passage_prompt: TaskPrompt = TaskPrompt()
 
     @property
     def collection(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from taser_jax.data.collections.store import SPLITS, PassageStore, list_tasks
 from taser_jax.data.files import in_blocks
 from taser_jax.data.seqio_tasks.merged_collections import MergedSource, write_merged
-from taser_jax.data.seqio_tasks.registry import titles_of
+from taser_jax.data.seqio_tasks.registry import passage_prompt_of, titles_of
 from taser_jax.data.seqio_tasks.retrieval_task import (
     RetrievalMixture,
     RetrievalTask,
@@ -89,6 +89,7 @@ def tokenize_collection(
     tasks = () if mixture is None else mixture.tasks
     collection = collection or tasks[0].source.collection
     titles = titles_of(collection, mixture)
+    passage_prompt = tuple(passage_prompt_of(collection, mixture).ids(vocabulary))
     output_dir = pathlib.Path(output_dir)
     with use_data(data_dir=os.fspath(data_dir), vocabulary=vocabulary):
         work = _work(tasks, os.fspath(data_dir))
@@ -103,7 +104,7 @@ def tokenize_collection(
             "lengths": {"query": query_length, "passage": passage_length},
             "vocabulary": vocabulary.fingerprint,
             "collection": store.fingerprint,
-            "passages": {f"{collection}_passages": fingerprint([f"titles {titles.value}"])},
+            "passages": {f"{collection}_passages": _form_fingerprint(titles, passage_prompt)},
             **_query_inputs(work),
         }
         reused = _reuse(output_dir, inputs, replace=replace)
@@ -118,11 +119,12 @@ def tokenize_collection(
             query_length=query_length,
             passage_length=passage_length,
             titles=titles,
+            passage_prompt=passage_prompt,
         )
         vocabulary.save(str(writer.vocabulary_directory))
         with phase(f"tokenising {mixture.name if mixture else collection}"):
             count = len(store)
-            rows = _tokenized_passages(store, titles, passage_length)
+            rows = _tokenized_passages(store, titles, passage_length, passage_prompt)
             writer.write_passages(
                 track(rows, f"{collection} passages", total=count, unit="text"), count=count
             )
@@ -172,12 +174,17 @@ def _query_inputs(work: Sequence[tuple[RetrievalTask, str]]) -> dict[str, Any]:
 
 
 def _tokenized_passages(
-    store: PassageStore, titles: Titles, length: int
+    store: PassageStore, titles: Titles, length: int, prompt: Sequence[int]
 ) -> Iterator[Sequence[int]]:
     vocabulary = data_in_use().vocabulary
     for block in in_blocks(store, _BLOCK):
         shown, texts = titles.applied([p.title for p in block], [p.text for p in block])
-        yield from preprocessors.passage_ids(shown, texts, vocabulary, length)
+        yield from preprocessors.passage_ids(shown, texts, vocabulary, length, prompt=prompt)
+
+
+def _form_fingerprint(titles: Titles, prompt: Sequence[int]) -> str:
+    """Of what passages' tokens depend on beside their texts."""
+    return fingerprint([f"titles {titles.value}", *([f"prompt {list(prompt)}"] if prompt else [])])
 
 
 def _write_queries(writer: TokenStoreWriter, task: RetrievalTask, split: str, length: int) -> None:

@@ -143,7 +143,12 @@ def query_ids(
 
 
 def passage_ids(
-    titles: Sequence[str], texts: Sequence[str], vocabulary: Vocabulary, length: int | None
+    titles: Sequence[str],
+    texts: Sequence[str],
+    vocabulary: Vocabulary,
+    length: int | None,
+    *,
+    prompt: Sequence[int] = (),
 ) -> list[list[int]]:
     """`[CLS] title [SEP] text [SEP]`, or `[CLS] text [SEP]` where the title is the empty string.
 
@@ -158,13 +163,14 @@ def passage_ids(
         texts: texts of the passages.
         vocabulary: splits the texts.
         length: maximum tokens, special ones included; None truncates nothing.
+        prompt: ids put before every title or text; never truncated.
 
     Returns:
         Ids of each passage.
     """
     if length is not None:
-        check_length(length)
-    start, end = _start(vocabulary), vocabulary.sep_id
+        check_length(length - len(prompt))
+    start, end = [*_start(vocabulary), *prompt], vocabulary.sep_id
     rows = []
     encoded = zip(titles, vocabulary.encode(titles), vocabulary.encode(texts), strict=True)
     for shown, title, text in encoded:
@@ -194,10 +200,11 @@ def encode_passages(
     *,
     length: int,
     titles: Titles = Titles.INCLUDE,
+    prompt: Sequence[int] = (),
 ) -> Tokens:
     """Token ids of passages, padded to `length`, as in a token store."""
     shown, texts = titles.applied([p.title for p in passages], [p.text for p in passages])
-    return _pad(passage_ids(shown, texts, vocabulary, length), length)
+    return _pad(passage_ids(shown, texts, vocabulary, length, prompt=prompt), length)
 
 
 def query_room(vocabulary: Vocabulary, length: int, *, prompt: Sequence[int] = ()) -> int:

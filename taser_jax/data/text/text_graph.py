@@ -50,16 +50,16 @@ def query_ids(
     if length is not None:
         room = query_room(vocabulary, length, prompt=prompt)
         tokens = _keep_first(tokens, tf.minimum(tokens.row_lengths(), room))
-    if prompt:
-        before = tf.RaggedTensor.from_tensor(
-            tf.tile(tf.constant([list(prompt)], tf.int32), [tokens.nrows(), 1])
-        )
-        tokens = tf.concat([before, tokens], axis=1)
-    return _frame(tokens, vocabulary)
+    return _frame(_prompted(tokens, prompt), vocabulary)
 
 
 def passage_ids(
-    titles: tf.Tensor, texts: tf.Tensor, vocabulary: Vocabulary, length: int | None
+    titles: tf.Tensor,
+    texts: tf.Tensor,
+    vocabulary: Vocabulary,
+    length: int | None,
+    *,
+    prompt: Sequence[int] = (),
 ) -> tf.RaggedTensor:
     """`[CLS] title [SEP] text [SEP]`, or `[CLS] text [SEP]` where the title is the empty string.
 
@@ -68,6 +68,7 @@ def passage_ids(
         texts: strings. Shape [passages].
         vocabulary: splits the texts.
         length: maximum tokens, special ones included; None truncates nothing.
+        prompt: ids put before every title or text; never truncated.
 
     Returns:
         Ids. Shape [passages, (tokens)], int32.
@@ -76,13 +77,22 @@ def passage_ids(
     titled = tf.cast(tf.strings.length(titles) > 0, tf.int64)
     if length is not None:
         in_title, in_text = title.row_lengths(), text.row_lengths()
-        room = check_length(length) - 1 - int(vocabulary.cls_id is not None) - titled
+        room = check_length(length - len(prompt)) - 1 - int(vocabulary.cls_id is not None) - titled
         half = (room + tf.cast(in_title > in_text, tf.int64)) // 2
         in_title = tf.minimum(in_title, tf.maximum(room - in_text, half))
         title = _keep_first(title, in_title)
         text = _keep_first(text, tf.minimum(in_text, room - in_title))
     separator = _repeat(vocabulary.sep_id, titled)
-    return _frame(tf.concat([title, separator, text], axis=1), vocabulary)
+    tokens = tf.concat([title, separator, text], axis=1)
+    return _frame(_prompted(tokens, prompt), vocabulary)
+
+
+def _prompted(tokens: tf.RaggedTensor, prompt: Sequence[int]) -> tf.RaggedTensor:
+    """Puts the prompt before every row."""
+    if not prompt:
+        return tokens
+    before = tf.tile(tf.constant([list(prompt)], tf.int32), [tokens.nrows(), 1])
+    return tf.concat([tf.RaggedTensor.from_tensor(before), tokens], axis=1)
 
 
 def _keep_first(tokens: tf.RaggedTensor, counts: tf.Tensor) -> tf.RaggedTensor:

@@ -131,6 +131,7 @@ class TokenStoreMetadata:
         fingerprint: fingerprint of everything in the store.
         format_version: version of the directory's layout.
         titles: value of a `Titles`; None if unknown.
+        passage_prompt: token ids between [CLS] and a passage.
         preprocessing_version: version of the code that turned texts into ids; the current one is
             `PREPROCESSING_VERSION`.
     """
@@ -147,6 +148,7 @@ class TokenStoreMetadata:
     fingerprint: str
     format_version: int = FORMAT_VERSION
     titles: str | None = None
+    passage_prompt: tuple[int, ...] = ()
     preprocessing_version: int = PREPROCESSING_VERSION
 
 
@@ -235,6 +237,7 @@ def _read_metadata(directory: pathlib.Path) -> TokenStoreMetadata:
             QueriesEntry(**{**entry, "prompt": tuple(entry.get("prompt", ()))})
             for entry in value["queries"]
         )
+        value["passage_prompt"] = tuple(value.get("passage_prompt", ()))
         # Version 1 was not recorded.
         metadata = TokenStoreMetadata(**{"preprocessing_version": 1, **value})
     except (KeyError, TypeError) as error:

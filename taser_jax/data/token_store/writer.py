@@ -40,6 +40,7 @@ class TokenStoreWriter:
         directory: created if missing; a finished store there becomes unfinished at once.
         collection: see `TokenStoreMetadata` for this and the next arguments.
         titles: whether passages have titles; None if unknown.
+        passage_prompt: token ids that were put before every passage.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class TokenStoreWriter:
         query_length: int,
         passage_length: int,
         titles: Titles | None = None,
+        passage_prompt: tuple[int, ...] = (),
     ) -> None:
         for value in (vocabulary_size, query_length, passage_length):
             if value < 1:
@@ -68,6 +70,7 @@ class TokenStoreWriter:
         }
         # Not part of the hashed header: the tokens already depend on it.
         self._titles = None if titles is None else titles.value
+        self._passage_prompt = passage_prompt
         self._num_passages: int | None = None
         self._passages_fingerprint = ""
         self._entries: list[QueriesEntry] = []
@@ -199,6 +202,7 @@ class TokenStoreWriter:
             queries=tuple(self._entries),
             fingerprint=content,
             titles=self._titles,
+            passage_prompt=self._passage_prompt,
         )
         with artifacts.storage_errors(self.directory):
             checksums.seal(self.directory)

@@ -157,6 +157,22 @@ def test_the_store_records_what_was_done_to_texts(settings, tmp_path):
     assert found == {"two": ("curly_apostrophe", prompt)}
     assert store.queries("two", "train").ids[0, 1:3].tolist() == list(prompt)
     assert store.metadata.titles == "include"
+    assert store.metadata.passage_prompt == ()
+
+
+def test_a_prompt_before_passages(settings, tmp_path):
+    prompt = TaskPrompt(Prompt.TEXT, text="b a")
+    retrieval.add_passages("toy", prompt=prompt)
+    vocabulary = load_vocabulary(settings["vocabulary"])
+    only = settings | {"mixture": "toy_one"}
+    store = make(**only, output_dir=tmp_path / "tokens")
+    ids = tuple(PIECES.index(piece) for piece in "ba")
+    assert store.metadata.passage_prompt == ids
+    expected = encode_passages(PASSAGES, vocabulary, length=16, prompt=ids)
+    np.testing.assert_array_equal(store.passages.ids, expected.ids)
+    retrieval.add_passages("toy")
+    with pytest.raises(ConfigError, match="another token store is here"):
+        make(**only, output_dir=tmp_path / "tokens")
 
     # A store from before this was recorded.
     path = tmp_path / "tokens" / "metadata.json"

@@ -48,6 +48,8 @@ def test_passages_by_hand(vocabulary):
     titles, texts, expected = zip(*cases, strict=True)
     found = passage_ids(titles, texts, vocabulary, 8)
     assert found == list(expected)
+    prompted = passage_ids(titles, texts, vocabulary, 10, prompt=(7, 9))
+    assert prompted == [[CLS, 7, 9, *row[1:]] for row in expected]
 
 
 def test_queries_by_hand(vocabulary):
@@ -96,8 +98,10 @@ def test_the_graphs_of_saved_models_do_the_same(vocabulary, length):
     columns[0][:3] = ["", " ", "\u200b"]
     titles, texts = columns
     tensors = [tf.constant(column) for column in columns]
-    found = graph.passage_ids(*tensors, vocabulary, length).to_list()
-    assert found == passage_ids(titles, texts, vocabulary, length)
+    for prompt in ((), (7, 9)):
+        room = None if length is None else length + len(prompt)
+        found = graph.passage_ids(*tensors, vocabulary, room, prompt=prompt).to_list()
+        assert found == passage_ids(titles, texts, vocabulary, room, prompt=prompt)
     for normalization in QueryNormalization:
         prompt = () if length == 4 else (7, 8)[: (length or 9) - 3]
         shown = graph.normalize_queries(tensors[1], normalization)

@@ -102,7 +102,7 @@ def test_transformers_reads_what_is_written(tokenizer, tmp_path):
         assert [sum(row) for row in padded["attention_mask"]] == list(map(len, expected))
         titles = ["A cat"] * len(TEXTS)
         found = theirs(titles, TEXTS, truncation=True)["input_ids"]
-        assert found == passage_ids(titles, TEXTS, vocabulary, length)
+        assert found == passage_ids(titles, TEXTS, vocabulary, length, prompt=before)
 
 
 def test_what_is_refused(tokenizer, tmp_path):
