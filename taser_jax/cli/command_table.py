@@ -201,6 +201,12 @@ COMMANDS: dict[str, Command] = dict(
             optional=True,
         ),
         _command(
+            "push",
+            "commands.push",
+            "upload an exported model to the Hugging Face hub",
+            argument="REPO",
+        ),
+        _command(
             "compare",
             f"{_PIPELINES}.compare",
             "from a folder of text to a table, an index and an export",

