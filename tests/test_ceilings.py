@@ -32,12 +32,12 @@ SLACK = 0.03
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
     "assembly": 2_017,
-    "cli": 1_279,
-    "commands": 5_469,
+    "cli": 1_285,
+    "commands": 5_507,
     "data": 7_126,
     "devices": 1_329,
     "evaluation": 1_936,
-    "interop": 2_802,
+    "interop": 2_902,
     "loose files": 420,
     "models": 2_357,
     "optim": 1_042,
@@ -48,14 +48,14 @@ ROOMS = {
     "training": 1_746,
 }
 OTHERS = {
-    "lines of code": 34_682,
+    "lines of code": 34_826,
     "percent of code that imports or raises": 16.0,
-    "files": 250,
+    "files": 252,
     "lines of the longest file": 417,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 26,
-    "commands": 35,
+    "commands": 36,
     "fields that nothing binds": 100,
     "Any in annotations": 262,
     "modules that train imports": 95,
