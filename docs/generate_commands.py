@@ -27,7 +27,7 @@ HEAD = f"""\
 
 Every command is one function whose arguments are set by Gin files and `--gin.NAME=VALUE`. How that
 works is in [configuration.md](configuration.md). `taser <command> --help` prints what is below
-of one command, and `taser gin FILE` a Gin file.
+of one command, and `taser --show_gin FILE` a Gin file.
 
 ```
 {command_line.usage()}```

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 import slips
 from file_slips import FILE_SLIPS
-from slips import PREPARE, TOKENIZE, TRAIN, VOCAB, Slip, World, interrupt, write_files
+from slips import PREPARE, TOKENIZE, TRAIN, Slip, World, interrupt, write_files
 
 from taser_jax.cli import main as cli
 
@@ -71,7 +71,7 @@ class Worlds:
         shutil.copytree(self._made(World(world - 1)), directory)
         prepare = f"{PREPARE} --gin.VALIDATION_SHARE=0.2"
         steps = {
-            World.TOKENS: [prepare, f"{VOCAB} --gin.VOCAB_SIZE=120", TOKENIZE],
+            World.TOKENS: [prepare, f"{TOKENIZE} --gin.VOCAB_SIZE=120"],
             World.MODEL: [TRAIN],
         }
         with contextlib.chdir(directory):

@@ -58,7 +58,6 @@ ANIMALS = [
     "newt",
 ]
 PREPARE = "prepare --gin_file=faq.gin"
-VOCAB = "vocab --gin_file=faq.gin"
 LENGTHS = "{'query':16,'passage':24}"
 TOKENIZE = f"tokenize --gin_file=faq.gin --gin.TASK_FEATURE_LENGTHS={LENGTHS}"
 TRAIN = "train --gin_file=faq.gin"

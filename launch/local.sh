@@ -56,12 +56,11 @@ cd "$root"
 step cd "$root"
 step . launch/_environment.sh
 step use_environment ""
-collection=("--gin.DATA_DIR=$directory/data" --gin.COLLECTION=pydocs)
 # Each of these skips what is finished.
 if [ ! -e "$directory/tokens/metadata.json" ]; then
-  step taser prepare pydocs "${collection[@]}"
-  step taser vocab "${collection[@]}" "--gin.VOCABULARY=$directory/vocabulary" --gin.VOCAB_SIZE=4096
-  step taser tokenize "--gin.DATA_DIR=$directory/data" "--gin.VOCABULARY=$directory/vocabulary" \
+  step taser prepare pydocs "--gin.DATA_DIR=$directory/data"
+  step taser tokenize "--gin.DATA_DIR=$directory/data" \
+    "--gin.VOCABULARY=$directory/vocabulary" --gin.VOCAB_SIZE=4096 \
     --gin.MIXTURE_OR_TASK_NAME=pydocs --gin.MIXTURE_OR_TASK_MODULE=taser_jax.tasks.pydocs \
     "--gin.TASK_FEATURE_LENGTHS={'query': 32, 'passage': 64}" "--gin.TOKEN_STORE=$directory/tokens"
 fi

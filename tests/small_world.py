@@ -52,12 +52,11 @@ class SmallWorld:
         run(
             *("prepare", "pydocs"),
             *gin(DATA_DIR=self.data_dir, COLLECTION="small", TASKS=list(TASKS)),
-            *gin("prepare_pydocs", packages=["json", "statistics", "optax"]),
+            *gin(PACKAGES=["json", "statistics", "optax"]),
         )
-        collection = gin(DATA_DIR=self.data_dir, VOCABULARY=self.root / "vocabulary")
-        run("vocab", *collection, *gin(COLLECTION="small", VOCAB_SIZE=1000))
         run(
-            *("tokenize", *collection),
+            *("tokenize", *gin(DATA_DIR=self.data_dir)),
+            *gin(VOCABULARY=self.root / "vocabulary", VOCAB_SIZE=1000),
             *gin(MIXTURE_OR_TASK_NAME="small", MIXTURE_OR_TASK_MODULE="small_tasks"),
             *gin(TASK_FEATURE_LENGTHS={"query": 16, "passage": 32}, TOKEN_STORE=self.token_store),
         )

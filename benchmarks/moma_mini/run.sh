@@ -36,7 +36,7 @@ taser prepare "${common[@]}" --gin.COLLECTION=source --gin.SOURCE_DIR="$output_d
       'squad': {'train': 'squad-train.jsonl', 'test': 'squad-dev.jsonl'},
       'nq_qed': {'train': 'nq_qed-train.jsonl', 'test': 'nq_qed-dev.jsonl'}}"
 taser prepare "${common[@]}" --gin.COLLECTION=wiki --gin.PASSAGES="$output_dir/source/wiki.tsv"
-taser prepare thesaurus "${common[@]}" --gin.COLLECTION=ontology --gin.PASSAGES="[
+taser prepare "${common[@]}" --gin.COLLECTION=ontology --gin.PASSAGES="[
       '$shared_data/thesaurus/disease_ontology.jsonl.gz',
       '$shared_data/thesaurus/symptom_ontology.jsonl.gz']"
 for target in $targets; do

@@ -36,16 +36,14 @@ taser prepare --gin_file=runs/open_qa_prepare.gin --gin.DATA_DIR="$data_dir" \
   --gin.nq_test/QuestionFiles.questions="$source_dir/nq_qed/nq_qed_dev.dpr.jsonl.gz"
 
 if [ -n "${PRETRAINED:-}" ]; then
-  vocabulary=$PRETRAINED
+  words=(--gin.VOCABULARY="$PRETRAINED")
   recipe=(--gin_file=runs/open_qa_pretrained.gin --gin.PRETRAINED="$PRETRAINED")
 else
-  vocabulary=$output_dir/vocabulary
+  words=(--gin.VOCABULARY="$output_dir/vocabulary" --gin.VOCAB_SIZE=16384)
   recipe=(--gin_file=runs/open_qa.gin)
-  taser vocab --gin.DATA_DIR="$data_dir" --gin.COLLECTION=open_qa \
-    --gin.VOCABULARY="$vocabulary" --gin.VOCAB_SIZE=16384
 fi
 
-taser tokenize --gin.DATA_DIR="$data_dir" --gin.VOCABULARY="$vocabulary" \
+taser tokenize --gin.DATA_DIR="$data_dir" "${words[@]}" \
   --gin.MIXTURE_OR_TASK_NAME=open_qa --gin.MIXTURE_OR_TASK_MODULE=taser_jax.tasks.open_qa \
   --gin.TASK_FEATURE_LENGTHS="{'query': 32, 'passage': ${PASSAGE_LENGTH:-64}}" \
   --gin.TOKEN_STORE="$output_dir/token_store"

@@ -157,7 +157,7 @@ def _teacher_scores(
                 f"{queries.query_ids[number]!r}, of {counts} positives",
                 where=f"{where}, task {queries.task!r}",
                 expected=f"of its {wanted} positives, in every directory",
-                fix="score all directories with one teacher (`taser score`), or none",
+                fix="mine all directories with the same TEACHERS, or with none",
             )
         positives.append(found[0].positives)
         negatives += [one.negatives for one in found]

@@ -19,6 +19,12 @@ from taser_jax.cli.gin_files import gin_directory
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.limits import Limits
 
+_ALONE = """\
+without a command:
+  --show_gin [FILE]           list the Gin files at hand, or print one
+  --version                   print the version
+"""
+
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
@@ -178,8 +184,6 @@ def parser() -> argparse.ArgumentParser:
             )
         for flag, binding in command.switches.items():
             one.add_argument(flag, dest="bindings", action="append_const", const=binding)
-        if name in GROUPS:
-            verbs[name] = one.add_subparsers()
     return top
 
 
@@ -187,7 +191,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     """Splits the command line into the command and its flags.
 
     Example:
-        `["prepare", "mesh", "--gin.DATA_DIR=data"]` is the command "prepare mesh" with one binding.
+        `["pipeline", "muf", "--gin.DATA_DIR=data"]` is the command "pipeline muf" with one binding.
 
     Raises:
         ConfigError: an unknown command or flag, with the nearest known one.
@@ -267,4 +271,4 @@ def overview(group: str = "") -> str:
     shown = {name: one for name, one in COMMANDS.items() if name.startswith(f"{group} ".lstrip())}
     width = max(map(len, shown))
     lines = [f"  {name:<{width}}  {command.summary}" for name, command in shown.items()]
-    return usage() + "\ncommands:\n" + "\n".join(lines)
+    return f"{usage()}\n{_ALONE}\ncommands:\n" + "\n".join(lines)

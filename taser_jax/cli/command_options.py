@@ -180,7 +180,7 @@ def help_text(name: str) -> str:
         f"Without --gin_file it reads {' and then '.join(command.gin_files())}. At hand:\n"
     )
     parts.append(listed(files_for(function, configurables)))
-    parts.append("`taser gin FILE` prints one.")
+    parts.append("`taser --show_gin FILE` prints one.")
     return "\n".join(parts)
 
 
@@ -203,7 +203,7 @@ def listed(names: Sequence[str]) -> str:
     )
 
 
-def show_gin(*, file: str | None = None) -> None:
+def show_gin(file: str | None = None) -> None:
     """Prints a Gin file, or lists those at hand with what they are for.
 
     Args:

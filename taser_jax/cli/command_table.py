@@ -17,7 +17,6 @@ from taser_jax.storage.registered import BUILDERS
 
 # Commands of two words, by their first.
 GROUPS = {
-    "prepare": "convert files into a collection",
     "pipeline": "run several stages",
 }
 
@@ -75,7 +74,7 @@ def _command(
     """A command by the usual names.
 
     Example:
-        `prepare dpr` is `prepare_dpr` of its module and reads runs/prepare_dpr.gin.
+        `pipeline muf` is `pipeline_muf` of its module and reads runs/pipeline_muf.gin.
     """
     joined = name.replace(" ", "_")
     return name, Command(module, function or joined, summary, f"runs/{joined}.gin", **more)
@@ -83,7 +82,7 @@ def _command(
 
 # What takes the recipes of `train`.
 _OF_TRAIN = {"recipe": "runs/taser_base.gin", "recipe_of": "train", "base": "runs/train.gin"}
-_PREPARE, _PIPELINES = "commands.prepare", "commands.pipelines"
+_PIPELINES = "commands.pipelines"
 _COMPARE_FLAGS = {
     "--pretrained": "PRETRAINED",
     "--out": "OUTPUT_DIR",
@@ -101,27 +100,19 @@ COMMANDS: dict[str, Command] = dict(
             argument="init.name",
         ),
         _command(
-            "gin",
-            "cli.command_options",
-            "list the Gin files at hand, or print one",
-            function="show_gin",
-            argument="show_gin.file",
-            optional=True,
-        ),
-        _command(
             "prepare",
-            _PREPARE,
-            "convert a folder, or files of any format, into a collection",
+            "commands.prepare",
+            "convert a folder, files of any format, or pydocs, into a collection",
             switches={"--strict": ("STRICT", "True")},
             argument="DIRECTORIES",
             many=True,
             optional=True,
         ),
-        _command("prepare pydocs", _PREPARE, "build the built-in collection"),
-        _command("prepare mesh", _PREPARE, "convert MeSH's XML"),
-        _command("prepare thesaurus", _PREPARE, "convert a thesaurus, JSON lines or OBO"),
-        _command("vocab", "commands.vocab", "train a vocabulary on a collection"),
-        _command("tokenize", "commands.tokenize", "tokenize tasks into a token store"),
+        _command(
+            "tokenize",
+            "commands.tokenize",
+            "tokenize tasks into a token store",
+        ),
         _command(
             "import",
             "commands.import_model",
@@ -170,11 +161,7 @@ COMMANDS: dict[str, Command] = dict(
             "systems.muf.fuse",
             "combine the lists of specialists, weighted by their confidence",
         ),
-        _command("mine", "commands.mine", "mine hard negatives"),
-        _command(
-            "positives", "commands.positives", "find positives of questions with answers, with BM25"
-        ),
-        _command("score", "commands.score", "add a teacher's scores to negatives"),
+        _command("mine", "commands.mine", "mine hard negatives, with a teacher's scores"),
         _command("evaluate", "commands.evaluate", "evaluate runs"),
         _command("analyze", "commands.analyze", "measure which parameters serve which task"),
         _command(

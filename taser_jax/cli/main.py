@@ -16,8 +16,8 @@ import argcomplete
 from taser_jax import __version__
 from taser_jax.cli import configuration
 from taser_jax.cli.command_line import Arguments, overview, parse, parser
-from taser_jax.cli.command_options import help_text
-from taser_jax.cli.command_table import COMMANDS, GROUPS, load
+from taser_jax.cli.command_options import help_text, show_gin
+from taser_jax.cli.command_table import GROUPS, load
 from taser_jax.storage import limits, messages
 from taser_jax.storage.errors import (
     EXIT_HOST_LOST,
@@ -32,7 +32,7 @@ from taser_jax.storage.errors import (
 logger = logging.getLogger("taser")
 
 # Commands that do not coordinate hosts: each host would write the same files.
-_ONE_HOST = ("init", "gin", "prepare", "import", "ask", "export", "quickstart", "compile", "plan")
+_ONE_HOST = ("init", "prepare", "import", "ask", "export", "quickstart", "compile", "plan")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -65,7 +65,10 @@ def run(argv: Sequence[str]) -> int:
         if argv[0] == "--version":
             print(f"taser_jax {__version__}")
             return 0
-        if argv[0] in {*GROUPS} - {*COMMANDS} and argv[1:] in (["--help"], ["-h"]):
+        if argv[0] == "--show_gin":
+            show_gin(*argv[1:2])
+            return 0
+        if argv[0] in GROUPS and argv[1:] in (["--help"], ["-h"]):
             print(overview(argv[0]))
             return 0
         arguments = parse(argv)

@@ -73,7 +73,7 @@ for _task in TASKS:
 add_retrieval_mixture("{slug}", [f"{slug}_{{_task}}" for _task in TASKS])
 '''
 
-_STEPS = ("prepare", "vocab", "tokenize", "train", "encode", "search", "evaluate")
+_STEPS = ("prepare", "tokenize", "train", "encode", "search", "evaluate")
 
 
 def init(*, name: str, tasks: Sequence[str] = ("questions",), directory: str = ".") -> None:

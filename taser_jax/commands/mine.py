@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
 from taser_jax.commands import inputs
+from taser_jax.commands.teachers import share_of_positives_first, teacher_scores
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.token_store.negatives import write_negatives
 from taser_jax.devices.hosts import first_host_only, writes
@@ -49,6 +51,7 @@ def mine(
     tasks: Sequence[str] | None = None,
     config: MiningConfig = MiningConfig(),
     regex_tasks: Sequence[str] = (),
+    teachers: Mapping[str, float] = MappingProxyType({}),
     sample_size: int = 50,
 ) -> dict[str, int]:
     """Turns runs of training queries into hard negatives, as rows of the passage store.
@@ -66,6 +69,8 @@ def mine(
         tasks: tasks to use; None means all that have the split.
         config: depth, count, by rank or sampled, what is left out.
         regex_tasks: tasks whose answers are regular expressions.
+        teachers: directory -> weight: scores of the positives and of what is mined are added, for
+            training with `ObjectiveConfig.distillation` (`teacher_scores`).
         sample_size: pairs of query and negative drawn into `<task>.<split>.sample.tsv` for
             manual inspection; its last column is for the verdict. 0 writes none.
 
@@ -73,7 +78,8 @@ def mine(
         Negatives found, by task.
 
     Raises:
-        ConfigError: an unknown task, or settings under which no query has a negative.
+        ConfigError: an unknown task, settings under which no query has a negative, or a directory
+            that holds no teacher.
     """
     store = PassageStore.open(data_dir, collection)
     heads = inputs.PassageHeads(store)
@@ -106,6 +112,13 @@ def mine(
                 pages_of=heads.pages,
             )
         logger.info("%s %s: %s", task, split, mined.statistics)
+        teacher = None
+        facts = {"mining": to_plain(task_config), "statistics": _plain(mined.statistics)}
+        if teachers:
+            teacher = teacher_scores(teachers, queries_set, mined.rows, store)
+            facts["positive_first"] = first = share_of_positives_first(teacher)
+            what = "the teacher scores the best positive of %.1f%% of queries above all negatives"
+            logger.info(f"%s %s: {what}", task, split, 100 * first)
         write_negatives(
             output_dir,
             task,
@@ -118,8 +131,10 @@ def mine(
                 "collection_fingerprint": store.fingerprint,
                 # A pipeline's folder can be moved.
                 "source": os.path.relpath(runs_dir, output_dir),
+                **({"teachers": dict(teachers)} if teachers else {}),
             },
-            facts={"mining": to_plain(task_config), "statistics": _plain(mined.statistics)},
+            facts=facts,
+            teacher=teacher,
         )
         if sample_size:
             path = split_path(output_dir, task, split, ".sample.tsv")

@@ -1,4 +1,4 @@
-"""`taser positives`: finds the positives of questions that have answers only, with BM25."""
+"""Positives of questions that have answers only, found with BM25."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from taser_jax.commands.inputs import answer_matcher, check_known
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks, write_queries
 from taser_jax.data.prepare.receipts import write_left_out
-from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.evaluation.answers import AnswerMatch
 from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
 from taser_jax.retrieval.runs import NO_ROW, SearchResult
@@ -18,17 +17,25 @@ from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.records import Query
 
 
-@writes("{data_dir}/{collection}")
-@first_host_only
-def positives(
-    *,
-    data_dir: str,
-    collection: str,
-    tasks: Mapping[str, str],
-    index_dir: str,
-    depth: int = 100,
-    config: Bm25Config = Bm25Config(),
-    regex_tasks: tuple[str, ...] = (),
+@dataclasses.dataclass(frozen=True)
+class Bm25Positives:
+    """The positives of questions that have only answers, found with BM25.
+
+    Attributes:
+        tasks: task with answers -> name of the task to write.
+        index_dir: BM25's index is built there once and reused.
+        regex_tasks: tasks whose answers are regular expressions, by their names with answers.
+        config: parameters of BM25.
+    """
+
+    tasks: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    index_dir: str | None = None
+    regex_tasks: tuple[str, ...] = ()
+    config: Bm25Config = Bm25Config()
+
+
+def find_positives(
+    data_dir: str, collection: str, options: Bm25Positives, *, depth: int = 100
 ) -> Mapping[str, Mapping[str, int]]:
     """Makes training sets of questions with answers: BM25's passages, by whether they contain one.
 
@@ -42,39 +49,40 @@ def positives(
     Args:
         data_dir: folder of collections.
         collection: the collection.
-        tasks: task with answers -> name of the task to write.
-        index_dir: BM25's index is built there once and reused.
+        options: the tasks, and where BM25's index is.
         depth: number of the best passages that are considered for each question.
-        config: parameters of BM25.
-        regex_tasks: tasks whose answers are regular expressions, by their names with answers.
 
     Returns:
         Task that was written -> split -> questions dropped.
 
     Raises:
-        ConfigError: an unknown task, one that would be written over itself, or no answers.
-        DataError: no question of a split is left.
+        ConfigError: an unknown task, one that would be written over itself, no answers, or no
+            place for the index.
     """
+    tasks, where = options.tasks, "BM25_POSITIVES"
+    if options.index_dir is None:
+        problem = "no directory for BM25's index"
+        raise ConfigError(problem, where="BM25_INDEX_DIR", fix="set --gin.BM25_INDEX_DIR=...")
     splits_of = list_tasks(data_dir, collection)
-    check_known([*tasks, *regex_tasks], splits_of, where="positives.tasks")
-    if not tasks or set(tasks) & set(tasks.values()) or len(set(tasks.values())) < len(tasks):
-        fix = "name one at least, each with a new name of its own: {'webq': 'webq_bm25'}"
-        raise ConfigError(f"tasks {dict(tasks)}", where="positives.tasks", fix=fix)
+    check_known([*tasks, *options.regex_tasks], splits_of, where=where)
+    if set(tasks) & set(tasks.values()) or len(set(tasks.values())) < len(tasks):
+        fix = "give each a new name of its own: {'webq': 'webq_bm25'}"
+        raise ConfigError(f"tasks {dict(tasks)}", where=where, fix=fix)
     store = PassageStore.open(data_dir, collection)
     index = Bm25Index.build(
         (title_and_text(passage) for passage in store.iterate()),
-        index_dir,
-        config=config,
+        options.index_dir,
+        config=options.config,
         fingerprints={"collection": store.fingerprint},
     )
     dropped: dict[str, dict[str, int]] = collections.defaultdict(dict)
     for task, name in tasks.items():
-        matching = AnswerMatch.REGEX if task in regex_tasks else AnswerMatch.STRING
+        matching = AnswerMatch.REGEX if task in options.regex_tasks else AnswerMatch.STRING
         for split in splits_of[task]:
             queries = list(QuerySet.open(data_dir, collection, task, split))
             if not any(query.answers for query in queries):
                 found = f"no {split} question of {task!r} has answers"
-                raise ConfigError(found, where="positives.tasks", fix="leave the task out")
+                raise ConfigError(found, where=where, fix="leave the task out")
             lost: list[str] = []
             divided: Iterator[Query] = iter(queries)
             if split != "test":

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
+import os
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from taser_jax.commands.inputs import check_known
+from taser_jax.commands.positives import Bm25Positives, find_positives
 from taser_jax.data.collections.store import (
     collection_directory,
     write_collection,
     write_queries,
 )
 from taser_jax.data.prepare import collection as preparation
+from taser_jax.data.prepare.collection import PassageFiles
+from taser_jax.data.prepare.options import PrepareOptions
+from taser_jax.data.prepare.patterns import Tasks
 from taser_jax.data.prepare.receipts import PreparedCollection, left_out_directory
 from taser_jax.data.pydocs.build import build_pydocs
 from taser_jax.data.pydocs.tasks import TASKS
@@ -23,12 +31,88 @@ from taser_jax.storage.locks import one_writer
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.records import Query
 
+PYDOCS = "pydocs"
+
+
+@dataclasses.dataclass(frozen=True)
+class PydocsOptions:
+    """What of the built-in collection is made.
+
+    Attributes:
+        packages: modules to include; None means all.
+        tasks: tasks to write; None means all six.
+    """
+
+    packages: tuple[str, ...] | None = None
+    tasks: tuple[str, ...] | None = None
+
+
+def prepare(
+    *,
+    data_dir: str,
+    collection: str | None = None,
+    directories: PassageFiles = (),
+    passages: PassageFiles | None = None,
+    queries: Tasks | None = None,
+    directory: FilePath | None = None,
+    options: PrepareOptions = PrepareOptions(),
+    pydocs: PydocsOptions = PydocsOptions(),
+    positives: Bm25Positives = Bm25Positives(),
+) -> None:
+    """Prepares folders whose files are detected, files given by name, or pydocs, as one collection.
+
+    Several passage files are merged: passages with the same title and text become one; an id that
+    another file has taken is written `label:id`. What the files lack is counted, and listed in
+    left_out/.
+
+    Example:
+        `taser prepare my_beir` makes the collection my_beir; `taser prepare pydocs` the built-in
+        one (for a folder of this name, write ./pydocs).
+
+    Args:
+        data_dir: folder of collections.
+        collection: name of the collection to write; None takes that of the only folder.
+        directories: a folder, several, or name -> folder. The name is the label of its passages,
+            and the task of files without one in their names.
+        passages: a file, several (labelled by their names without suffixes), or label -> file.
+        queries: task -> split -> questions, as a path or `QuestionFiles`, or a pattern of these
+            files, such as "nq/{task}-{split}.json".
+        directory: base of relative paths; None is the current directory.
+        options: how files are divided, and what they may lack.
+        pydocs: what of pydocs is made.
+        positives: tasks whose questions have only answers; BM25 finds their positives.
+
+    Raises:
+        ConfigError: no file, a task or label twice, options of other tasks, no name.
+        DataError: malformed input; names file:line, the field and the fix.
+    """
+    folders = [directories] if isinstance(directories, str | os.PathLike) else list(directories)
+    if collection is None:
+        if len(folders) != 1:
+            fix = "name it: --gin.COLLECTION=NAME"
+            raise ConfigError(f"{len(folders)} folders and no name", where="COLLECTION", fix=fix)
+        collection = pathlib.Path(folders[0]).resolve().name
+    if folders == [PYDOCS] and not isinstance(directories, Mapping):
+        prepare_pydocs(data_dir=data_dir, collection=collection, **vars(pydocs))
+    else:
+        prepare_files(
+            data_dir=data_dir,
+            collection=collection,
+            directories=directories,
+            passages=passages,
+            queries=queries,
+            directory=directory,
+            options=options,
+        )
+    if positives.tasks:
+        find_positives(data_dir, collection, positives)
+
 
 @writes("{data_dir}/{collection}")
 def prepare_pydocs(
     *,
     data_dir: str,
-    collection: str = "pydocs",
+    collection: str = PYDOCS,
     packages: Sequence[str] | None = None,
     tasks: Sequence[str] | None = None,
     train_queries: int | None = None,
@@ -51,9 +135,7 @@ def prepare_pydocs(
     Raises:
         ConfigError: an unknown task.
     """
-    if unknown := sorted(set(tasks or ()) - set(TASKS)):
-        fix = f"take some of {', '.join(TASKS)}"
-        raise ConfigError(f"no task {', '.join(unknown)}", where="TASKS", fix=fix)
+    check_known(tasks or (), TASKS, where="TASKS")
     with phase("build pydocs"):
         built = build_pydocs(packages)
     wanted = {task: built.queries[task] for task in TASKS if tasks is None or task in tasks}
@@ -145,6 +227,4 @@ def _listed(left_out: Mapping[str, int]) -> str:
     return "".join(f", {count:,} {kind}" for kind, count in left_out.items())
 
 
-prepare = reporting(preparation.prepare)
-prepare_mesh = reporting(preparation.prepare_mesh)
-prepare_thesaurus = reporting(preparation.prepare_thesaurus)
+prepare_files = reporting(preparation.prepare)

@@ -1,26 +1,38 @@
-"""`taser tokenize`: tokenises retrieval tasks once and stores their ids."""
+"""`taser tokenize`: tokenises retrieval tasks once, and trains a vocabulary for them."""
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+
+from etils import epath
 
 from taser_jax.assembly.data import MIXTURE_FILE, check_lengths
-from taser_jax.data.collections.store import list_tasks
+from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.seqio_tasks.registry import find_mixture, mixture_of_collection, names
 from taser_jax.data.seqio_tasks.retrieval_task import OwnSource, RetrievalMixture, use_data
 from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
 from taser_jax.data.text.preprocessors import Prompt, TaskPrompt
-from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.text.vocabularies import (
+    T5_MODEL_FILE,
+    VocabularyKind,
+    load_vocabulary,
+    train_vocabulary,
+)
+from taser_jax.data.text.vocabulary_files import METADATA, VOCAB_FILE
 from taser_jax.data.token_store.store import Titles
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.interop.hub import read_encoder_settings
 from taser_jax.storage.artifacts import write_json
 from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.locks import one_writer
 from taser_jax.storage.progress import logger, phase
+
+_OF_WEIGHTS = ("config.json", "tokenizer.json", VOCAB_FILE, T5_MODEL_FILE)
 
 
 @writes("{output_dir}")
@@ -34,6 +46,8 @@ def tokenize(
     feature_lengths: Mapping[str, int],
     output_dir: str,
     module: str | None = None,
+    vocabulary_size: int | None = None,
+    vocabulary_kind: VocabularyKind = VocabularyKind.WORDPIECE,
     extra_ids: int | None = None,
     replace: bool = False,
 ) -> str:
@@ -50,6 +64,9 @@ def tokenize(
         output_dir: the token store; one made from the same inputs is reused.
         module: Python module that registers the task, for example "taser_jax.tasks.pydocs"; None
             for a collection, or for tasks that are registered already.
+        vocabulary_size: trains a vocabulary of as many entries on the passages and training
+            queries, if the directory has none; None takes what is there.
+        vocabulary_kind: of the vocabulary that is trained: WordPiece (BERT) or SentencePiece (T5).
         extra_ids: number of T5's <extra_id_N> after the ids of a SentencePiece model; None takes
             the number saved with it or in its tokenizer_config.json, or else 0.
         replace: whether a finished store from other inputs is replaced; otherwise it is refused.
@@ -61,6 +78,15 @@ def tokenize(
     mixture = None
     if mixture_or_task is not None:
         mixture = _mixture(mixture_or_task, module, data_dir, vocabulary)
+    if vocabulary_size is not None:
+        sources = [task.source.original.collection for task in mixture.tasks] if mixture else []
+        _make_vocabulary(
+            data_dir,
+            list(dict.fromkeys(sources or [str(collection)])),
+            vocabulary,
+            size=vocabulary_size,
+            kind=vocabulary_kind,
+        )
     with phase("tokenize"):
         store = tokenize_collection(
             data_dir=data_dir,
@@ -91,6 +117,70 @@ def tokenize(
         store.metadata.fingerprint,
     )
     return store.metadata.fingerprint
+
+
+@writes("{output_dir}")
+@first_host_only
+def make_vocabulary(*, data_dir: str, collection: str, output_dir: str, size: int) -> str:
+    """Trains a WordPiece vocabulary on a collection's passages and training queries.
+
+    Args:
+        data_dir: folder of collections.
+        collection: the collection.
+        output_dir: directory of the vocabulary; one that is there is kept.
+        size: number of entries.
+
+    Returns:
+        The vocabulary's fingerprint.
+
+    Raises:
+        ConfigError: another vocabulary is there.
+    """
+    return _make_vocabulary(data_dir, [collection], output_dir, size=size)
+
+
+def _make_vocabulary(
+    data_dir: str,
+    collections: Sequence[str],
+    output_dir: str,
+    *,
+    size: int,
+    kind: VocabularyKind = VocabularyKind.WORDPIECE,
+) -> str:
+    directory = epath.Path(output_dir)
+    if (directory / METADATA).exists():
+        former = load_vocabulary(output_dir)
+        if former.kind != kind.value or former.size > size:
+            raise ConfigError(
+                f"a {former.kind} vocabulary of {former.size} entries is here, not a {kind.value} "
+                f"one of {size}",
+                where=output_dir,
+                fix="choose another VOCABULARY directory, or leave VOCAB_SIZE out",
+            )
+        logger.info("vocabulary: reused (%d entries)", former.size)
+        return former.fingerprint
+    files = [name for name in _OF_WEIGHTS if (directory / name).exists()]
+    if files or (directory.exists() and not directory.is_dir()):
+        raise ConfigError(
+            f"here is {', '.join(files) or 'a file'}: a vocabulary of pretrained weights, or words",
+            where=output_dir,
+            fix="leave VOCAB_SIZE out to take this vocabulary, or choose another VOCABULARY "
+            "directory",
+        )
+    with one_writer(output_dir), phase("train vocabulary"):
+        texts = itertools.chain.from_iterable(_texts(data_dir, name) for name in collections)
+        trained = train_vocabulary(texts, kind=kind, size=size, output_dir=output_dir)
+    logger.info("vocabulary: %d entries, fingerprint %s", trained.size, trained.fingerprint)
+    return trained.fingerprint
+
+
+def _texts(data_dir: str, collection: str) -> Iterator[str]:
+    for passage in PassageStore.open(data_dir, collection).iterate():
+        yield f"{passage.title} {passage.text}"
+    for task, splits in sorted(list_tasks(data_dir, collection).items()):
+        if "train" in splits:
+            for query in QuerySet.open(data_dir, collection, task, "train"):
+                yield query.text
 
 
 def _mixture(name: str, module: str | None, data_dir: str, vocabulary: str) -> RetrievalMixture:

@@ -144,7 +144,7 @@ def require(found: T | None, kind: TeacherInput) -> T:
     if found is not None:
         return found
     fix = {
-        TeacherInput.SCORES: "score the negatives with `taser score`, and train with the directory "
+        TeacherInput.SCORES: "mine with TEACHERS (`taser mine`), and train with the directory "
         "it writes as NEGATIVES_DIRS",
         TeacherInput.EMBEDDINGS: "encode the collection and the training queries with the teacher "
         "(`taser encode`), and set teacher_embeddings",

@@ -93,7 +93,7 @@ def test_one_pipeline_for_all_rows(shared, tmp_path):
         ROWS="none learned",
     )
     names = [call.split()[0] for call in calls]
-    # The source, wiki and four targets; and `prepare thesaurus`.
+    # The source, wiki, the thesauri and four targets.
     assert names.count("prepare") == 7
     assert names.count("tokenize") == 7
     pipelines = [call for call in calls if call.startswith("pipeline moma")]

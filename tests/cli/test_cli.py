@@ -114,7 +114,7 @@ def test_a_command_without_a_dry_run_says_so(toy, capsys):
         (["trian"], "did you mean `taser train`?"),
         (["pipeline"], "did you mean `taser pipeline"),
         (["pipeline", "tazer"], "did you mean `taser pipeline taser`?"),
-        (["prepare"], "COLLECTION, DATA_DIR not set"),
+        (["prepare"], "DATA_DIR not set"),
         (["zzz"], "run `taser --help`"),
         (["train", "now"], "no command 'train now'"),
         (["--gin_file=a.gin"], "no command ''"),
@@ -141,11 +141,11 @@ def test_wrong_command_lines_return_2(argv, words, capsys):
 def test_parsing():
     arguments = cli.parse(
         [
-            *("prepare", "mesh", "--gin_file=a.gin", "--gin_file", "b.gin", "--dry-run"),
+            *("pipeline", "muf", "--gin_file=a.gin", "--gin_file", "b.gin", "--dry-run"),
             *("--gin.X=1=2", "--gin_search_paths=c,d", "--multihost", "--coordinator_timeout=9"),
         ]
     )
-    assert arguments.command == "prepare mesh"
+    assert arguments.command == "pipeline muf"
     assert arguments.flags.files == ("a.gin", "b.gin")
     assert arguments.flags.bindings == (("X", "1=2"),)
     assert arguments.flags.search_paths == ("c", "d")
@@ -246,16 +246,16 @@ def test_the_help_of_a_command_shows_its_options(capsys):
 def test_gin_files_are_listed_and_printed(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.gin").write_text("# My model. It is small.\nX = 1\n")
-    assert cli.run(["gin"]) == 0
+    assert cli.run(["--show_gin"]) == 0
     first, *others = capsys.readouterr().out.splitlines()
     assert first.split(maxsplit=1) == ["mine.gin", "My model"]
     packaged = gin_files.gin_directory()
     assert len(others) == len(list(packaged.rglob("*.gin")))
     assert all(len(line.split(maxsplit=1)) == 2 for line in others), "a file without a comment"
     for name, folder in (("models/taser.gin", packaged), ("mine.gin", tmp_path)):
-        assert cli.run(["gin", name]) == 0
+        assert cli.run(["--show_gin", name]) == 0
         assert capsys.readouterr().out == (folder / name).read_text()
-    assert cli.run(["gin", "models/tasr.gin"]) == 2
+    assert cli.run(["--show_gin", "models/tasr.gin"]) == 2
     assert "did you mean models/taser.gin?" in capsys.readouterr().err
 
 

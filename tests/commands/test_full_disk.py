@@ -10,7 +10,7 @@ from small_world import SmallWorld, gin, refused, succeed
 
 # Command -> bytes that its files may have; of a search, 100 are too few for its index.
 SIZES = [
-    *(("prepare pydocs", 3000), ("vocab", 500), ("tokenize", 5000), ("bm25", 2000)),
+    *(("prepare", 3000), ("tokenize", 500), ("tokenize", 5000), ("bm25", 2000)),
     *(("encode", 10_000), ("search", 5000), ("search", 100), ("mine", 2000), ("evaluate", 300)),
 ]
 
@@ -20,13 +20,13 @@ def command(name: str, world: SmallWorld, made: pathlib.Path, out: pathlib.Path)
     data = gin(DATA_DIR=world.data_dir, COLLECTION="small")
     round_1 = made / "taser-1"
     arguments = {
-        "prepare pydocs": [
-            *gin(DATA_DIR=out, COLLECTION="c", TASKS=["summary"]),
-            "--gin.prepare_pydocs.packages=['json']",
+        "prepare": [
+            *gin(DIRECTORIES="pydocs", DATA_DIR=out, COLLECTION="c"),
+            *gin(TASKS=["summary"], PACKAGES=["json"]),
         ],
-        "vocab": [*data, *gin(VOCABULARY=out, VOCAB_SIZE=1000)],
         "tokenize": [
-            *gin(DATA_DIR=world.data_dir, VOCABULARY=world.root / "vocabulary", TOKEN_STORE=out),
+            *gin(DATA_DIR=world.data_dir, VOCABULARY=out / "words", TOKEN_STORE=out / "tokens"),
+            *gin(VOCAB_SIZE=1000),
             *gin(MIXTURE_OR_TASK_NAME="small", MIXTURE_OR_TASK_MODULE="small_tasks"),
             *gin(TASK_FEATURE_LENGTHS={"query": 16, "passage": 32}),
         ],
@@ -43,7 +43,7 @@ def command(name: str, world: SmallWorld, made: pathlib.Path, out: pathlib.Path)
             *(*data, *gin(RUNS_DIR=round_1 / "runs", EVAL_OUTPUT_DIR=out, SYSTEM="s")),
         ],
     }
-    return [*name.split(), *arguments[name]]
+    return [name, *arguments[name]]
 
 
 @pytest.mark.parametrize(("name", "size"), SIZES)

@@ -79,7 +79,6 @@ def test_from_files_to_a_table_with_one_gin_file(
         file.write(SMALLER)
     run("prepare")
     assert list_tasks("faq/data", "faq") == {task: list(SPLITS) for task in ("what", "where")}
-    run("vocab")
     run("tokenize")
     for split in SPLITS:
         run("bm25", *gin(SPLIT=split))
@@ -105,7 +104,6 @@ def test_from_files_to_a_table_with_one_gin_file(
 # Commands that need nothing else.
 FLOW = (
     "prepare",
-    "vocab",
     "tokenize",
     "train",
     "encode",
@@ -141,7 +139,7 @@ def test_every_command_takes_it_alone(name: str, project: pathlib.Path):
         "import": pretrained,
         "quickstart": pretrained,
         "pipeline moma": {"BertFusionConfig"},
-    }.get(name, {"QuestionFiles"} if name.startswith("prepare ") else set())
+    }.get(name, set())
     assert {one.split(".")[0] for one in resolved.unused} <= allowed
 
 

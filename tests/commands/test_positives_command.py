@@ -1,8 +1,9 @@
-"""`taser positives`: positives and hard negatives from answers alone."""
+"""BM25_POSITIVES of `taser prepare`: positives and hard negatives from answers alone."""
 
 import pytest
+from small_world import gin, succeed
 
-from taser_jax.commands.positives import positives
+from taser_jax.commands.positives import Bm25Positives, find_positives
 from taser_jax.data.collections.store import QuerySet, write_collection, write_queries
 from taser_jax.data.prepare.receipts import left_out_directory
 from taser_jax.storage.errors import ConfigError
@@ -38,10 +39,8 @@ def world(tmp_path):
 
 
 def run(world, tmp_path, **options):
-    settings = {"tasks": {"qa": "qa_bm25"}, "depth": 3}
-    return positives(
-        data_dir=world, collection="c", index_dir=str(tmp_path / "bm25"), **(settings | options)
-    )
+    settings = {"tasks": {"qa": "qa_bm25"}, "index_dir": str(tmp_path / "bm25")} | options
+    return find_positives(world, "c", Bm25Positives(**settings), depth=3)
 
 
 def read(world, split, task="qa_bm25"):
@@ -71,9 +70,26 @@ def test_patterns_match_as_patterns(world, tmp_path):
 
 
 def test_what_has_no_answers_or_no_name_is_refused(world, tmp_path):
-    for tasks in ({}, {"qa": "qa"}, {"unknown": "x"}):
-        with pytest.raises(ConfigError, match=r"positives\.tasks"):
+    for tasks in ({"qa": "qa"}, {"unknown": "x"}):
+        with pytest.raises(ConfigError, match="BM25_POSITIVES"):
             run(world, tmp_path, tasks=tasks)
+    with pytest.raises(ConfigError, match="no directory for BM25's index"):
+        run(world, tmp_path, index_dir=None)
     write_queries(world, "c", "bare", "train", [Query(id="a", text="b", task="bare")])
     with pytest.raises(ConfigError, match="no train question of 'bare' has answers"):
         run(world, tmp_path, tasks={"bare": "x"})
+
+
+def test_they_are_found_when_files_are_prepared(tmp_path):
+    (tmp_path / "quiz").mkdir()
+    lines = [f"{row}\t{text}\n" for row, text in enumerate(TEXTS)]
+    (tmp_path / "quiz" / "passages.tsv").write_text("id\ttext\n" + "".join(lines))
+    (tmp_path / "quiz" / "quiz.test.qa.csv").write_text("capital of spain\t['Madrid']\n")
+    (tmp_path / "quiz" / "quiz.train.qa.csv").write_text("capital of france\t['Paris']\n")
+    succeed(
+        *("prepare", str(tmp_path / "quiz")),
+        *gin(DATA_DIR=tmp_path / "data", BM25_INDEX_DIR=tmp_path / "bm25"),
+        *gin(BM25_POSITIVES={"quiz": "quiz_bm25"}),
+    )
+    [query] = QuerySet.open(tmp_path / "data", "quiz", "quiz_bm25", "train")
+    assert query.positives == (0, 1)

@@ -1,4 +1,4 @@
-"""`taser prepare`, `vocab` and `tokenize` through the command line, on files made by hand."""
+"""`taser prepare` and `tokenize` through the command line, on files made by hand."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_misspelled_task_of_pydocs_is_refused(tmp_path: pathlib.Path, capsys):
         capsys, "prepare", "pydocs", *gin(DATA_DIR=tmp_path / "data", TASKS=["code", "sumary"])
     )
     assert "no task sumary" in message
-    assert "some of summary, parameter" in message
+    assert "name tasks of the collection: code, example" in message
 
 
 def test_vocabulary_and_token_store(small_world: SmallWorld):
@@ -142,10 +142,27 @@ def test_tasks_go_by_their_registered_names_too(small_world: SmallWorld):
         tasks_with(str(small_world.data_dir), "small", split="train", tasks=["other_code"])
 
 
-def test_another_vocabulary_in_the_directory_is_refused(small_world: SmallWorld, capsys):
+def test_another_vocabulary_in_the_directory_is_refused(
+    small_world: SmallWorld, tmp_path: pathlib.Path, capsys
+):
     arguments = gin(DATA_DIR=small_world.data_dir, COLLECTION="small", VOCAB_SIZE=500)
-    message = refused(capsys, "vocab", *arguments, *gin(VOCABULARY=small_world.root / "vocabulary"))
+    arguments += gin(VOCABULARY=small_world.root / "vocabulary", TOKEN_STORE=tmp_path)
+    message = refused(capsys, "tokenize", *arguments)
     assert "1000 entries is here" in message
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "config.json", "spiece.model"])
+def test_a_vocabulary_of_weights_is_never_replaced(tmp_path: pathlib.Path, capsys, name: str):
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / name).write_text("precious")
+    message = refused(
+        capsys,
+        *("tokenize", *gin(DATA_DIR=tmp_path, COLLECTION="docs", VOCABULARY=tmp_path / "bert")),
+        *gin(VOCAB_SIZE=100, TOKEN_STORE=tmp_path / "tokens"),
+    )
+    assert f"here is {name}: a vocabulary of pretrained weights" in message
+    assert "leave VOCAB_SIZE out to take this vocabulary" in message
+    assert [path.read_text() for path in (tmp_path / "bert").iterdir()] == ["precious"]
 
 
 def test_tokenize_names_what_is_not_registered(
@@ -172,9 +189,12 @@ def test_unwritable_places_are_refused(
             "prepare",
             "pydocs",
             *gin(DATA_DIR=below),
-            *gin("prepare_pydocs", packages=["statistics"]),
+            *gin(PACKAGES=["statistics"]),
         ],
-        ["vocab", *data, *gin(COLLECTION="small", VOCABULARY=below, VOCAB_SIZE=500)],
+        [
+            *("tokenize", *data, *gin(COLLECTION="small", VOCABULARY=below, VOCAB_SIZE=500)),
+            *gin(TOKEN_STORE=tmp_path / "tokens"),
+        ],
         [
             *("tokenize", *data, *gin(VOCABULARY=small_world.root / "vocabulary")),
             *gin(MIXTURE_OR_TASK_NAME="small", MIXTURE_OR_TASK_MODULE="small_tasks"),

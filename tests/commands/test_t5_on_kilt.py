@@ -60,14 +60,9 @@ class SmallKilt:
             *gin(QUERIES={task: f"{task}.jsonl" for task in TASKS}),
         )
         succeed(
-            *("vocab", *collection, *gin(VOCABULARY=self.root / "vocabulary")),
-            *gin(VOCAB_SIZE=64),
-            *gin("vocab", kind="sentencepiece"),
-        )
-        succeed(
             *("tokenize", *gin(DATA_DIR=self.root / "data", TOKEN_STORE=self.root / "tokens")),
-            *gin(VOCABULARY=self.root / "vocabulary" / "sentencepiece.model"),
-            *gin("tokenize", extra_ids=100),
+            *gin(VOCABULARY=self.root / "vocabulary", VOCAB_SIZE=64),
+            *gin("tokenize", vocabulary_kind="sentencepiece", extra_ids=100),
             *gin(MIXTURE_OR_TASK_NAME="small_kilt", MIXTURE_OR_TASK_MODULE="small_kilt_tasks"),
             *gin(TASK_FEATURE_LENGTHS={"query": 16, "passage": 24}),
         )

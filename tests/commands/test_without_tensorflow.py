@@ -59,9 +59,9 @@ def made(root: pathlib.Path, files: list[str]) -> list[list[str]]:
     data = gin(DATA_DIR=root / "data", VOCABULARY=root / "vocabulary")
     return [
         ["prepare", *files],
-        ["vocab", *data, *gin(COLLECTION="rivers", VOCAB_SIZE=64)],
         [
-            *("tokenize", *data, *gin(MIXTURE_OR_TASK_NAME="rivers", TOKEN_STORE=root / "tokens")),
+            *("tokenize", *data, *gin(VOCAB_SIZE=64)),
+            *gin(MIXTURE_OR_TASK_NAME="rivers", TOKEN_STORE=root / "tokens"),
             *gin(TASK_FEATURE_LENGTHS={"query": 8, "passage": 8}),
         ],
     ]

@@ -8,7 +8,7 @@ import pytest
 
 from taser_jax.cli import main as cli
 from taser_jax.data.files import json_lines, json_records, numbered_lines
-from taser_jax.data.readers.terms import read_mesh
+from taser_jax.data.readers.passages import read_passages
 from taser_jax.storage import limits
 from taser_jax.storage.errors import ConfigError, DataError
 
@@ -61,14 +61,14 @@ def test_lines_up_to_the_limit_are_read(tmp_path):
 def test_flags_set_the_limits(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(cli, "_execute", lambda *_: seen.append(limits.line_bytes()) or 0)
-    assert cli.run(["gin", "--max_line_mib=3"]) == 0
-    assert cli.run(["gin"]) == 0
+    assert cli.run(["verify", "x", "--max_line_mib=3"]) == 0
+    assert cli.run(["verify", "x"]) == 0
     assert seen == [3 << 20, 64 << 20]
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "many"])
 def test_limits_that_are_none(value, capsys):
-    assert cli.run(["gin", f"--max_array_gib={value}"]) == 2
+    assert cli.run(["verify", "x", f"--max_array_gib={value}"]) == 2
     assert "--max_array_gib" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="line_mib is 0"):
         limits.Limits(line_mib=0)
@@ -81,4 +81,4 @@ def test_a_concept_beyond_the_limit_is_named(one_line):
         limits.use(limits.Limits(line_mib=2)),
         pytest.raises(DataError, match=r"m\.xml\.gz:2: longer than 2 MiB"),
     ):
-        list(read_mesh(path))
+        list(read_passages(path))

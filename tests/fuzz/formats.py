@@ -14,7 +14,6 @@ from taser_jax.data.readers import kilt
 from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.passages import read_passages
 from taser_jax.data.readers.questions import read_questions
-from taser_jax.data.readers.terms import read_mesh, read_thesaurus
 from taser_jax.data.text.vocabulary_files import WordSplitting, read_bert_files
 from taser_jax.data.text.wordpiece import wordpiece_tokenizer
 from taser_jax.interop.bert_formats import bert_config
@@ -122,10 +121,10 @@ FORMATS: dict[str, tuple[str, bytes, Read]] = {
     "thesaurus": (
         "t.jsonl",
         jsonl({"name": "oslo", "definition": "The capital.", "id": "1"}),
-        lambda path: list(read_thesaurus(path)),
+        lambda path: list(read_passages(path)),
     ),
-    "obo": ("t.obo", OBO, lambda path: list(read_thesaurus(path))),
-    "mesh": ("m.xml", MESH, lambda path: list(read_mesh(path))),
+    "obo": ("t.obo", OBO, lambda path: list(read_passages(path))),
+    "mesh": ("m.xml", MESH, lambda path: list(read_passages(path))),
     "run": (
         "t.test.trec",
         RUN,

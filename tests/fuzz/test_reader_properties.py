@@ -28,7 +28,6 @@ from taser_jax.data.readers import kilt
 from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.passages import read_passages
 from taser_jax.data.readers.questions import read_questions
-from taser_jax.data.readers.terms import read_mesh, read_thesaurus
 from taser_jax.data.text.vocabulary_files import SPECIAL_TOKENS, piece_ids, read_vocab_txt
 from taser_jax.retrieval.runs import NO_ROW, Run, read_trec_run, write_trec_run
 from taser_jax.storage.errors import DataError, TaserError
@@ -267,7 +266,7 @@ def test_thesauri_keep_what_has_a_definition(found: list[Passage], is_undefined:
     if is_undefined:
         records.insert(0, {"id": "none", "name": "without a definition"})
     with written("".join(json.dumps(record) + "\n" for record in records)) as path:
-        assert [one.passage for one in read_thesaurus(path)] == found
+        assert [one.passage for one in read_passages(path)] == found
 
 
 @examples(passages(with_words(COLUMN).map(str.strip)))
@@ -277,7 +276,7 @@ def test_obo(found: list[Passage]):
         quoted = one.text.replace("\\", "\\\\").replace('"', '\\"')
         content += f'[Term]\nid: {one.id}\nname: {one.title}\ndef: "{quoted}" [x:1]\n\n'
     with written(content, "t.obo") as path:
-        assert [one.passage for one in read_thesaurus(path)] == found
+        assert [one.passage for one in read_passages(path)] == found
 
 
 # XML 1.0 has no way to write the other control characters.
@@ -295,8 +294,8 @@ def test_mesh(found: list[Passage]):
         for one in found
     )
     content = f"<DescriptorRecordSet><ConceptList>{concepts}</ConceptList></DescriptorRecordSet>"
-    with written(content) as path:
-        read = [one.passage for one in read_mesh(path)]
+    with written(content, "m.xml") as path:
+        read = [one.passage for one in read_passages(path)]
     assert read == [
         Passage(one.id, " ".join(one.text.split()), " ".join(one.title.split())) for one in found
     ]

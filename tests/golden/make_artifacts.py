@@ -121,10 +121,10 @@ def main() -> None:
         "--gin.QuestionFiles.questions=sources/{task}.{split}.tsv",
         "--gin.QuestionFiles.qrels=sources/{task}.{split}.qrels",
     )
-    run("vocab", *COLLECTION, "--gin.VOCABULARY=vocabulary", "--gin.VOCAB_SIZE=200")
     add_retrieval_task("places_city", collection="places", task="city")
     run(
         *("tokenize", "--gin.DATA_DIR=data", "--gin.VOCABULARY=vocabulary"),
+        "--gin.VOCAB_SIZE=200",
         *("--gin.MIXTURE_OR_TASK_NAME=places_city", "--gin.TOKEN_STORE=tokens"),
         "--gin.TASK_FEATURE_LENGTHS={'query': 12, 'passage': 24}",
     )

@@ -9,7 +9,6 @@ from taser_jax.data.prepare.mapping import MISSING_POSITIVES
 from taser_jax.data.prepare.options import QuestionFiles
 from taser_jax.data.readers.passages import read_passages
 from taser_jax.data.readers.questions import read_questions
-from taser_jax.data.readers.terms import read_mesh, read_thesaurus
 from taser_jax.storage.errors import DataError
 
 
@@ -150,7 +149,7 @@ def test_scifact(shared_data, tmp_path):
 
 
 def test_the_sample_of_mesh(shared_data):
-    first, *others = passages(shared_data / "thesaurus" / "mesh2006_sample.xml.gz", read_mesh)
+    first, *others = passages(shared_data / "thesaurus" / "mesh2006_sample.xml.gz", read_passages)
     assert first.title == "Calcimycin"
     assert first.text.startswith("An ionophorous, polyether antibiotic")
     assert all(passage.text and passage.title for passage in others)
@@ -158,10 +157,10 @@ def test_the_sample_of_mesh(shared_data):
 
 def test_the_defined_terms_of_two_ontologies(shared_data):
     terms = {
-        name: passages(shared_data / "thesaurus" / f"{name}.jsonl.gz", read_thesaurus)
+        name: passages(shared_data / "thesaurus" / f"{name}.jsonl.gz", read_passages)
         for name in ("disease_ontology", "symptom_ontology")
     }
     assert sum(map(len, terms.values())) == 3052
     assert terms["disease_ontology"][0].title == "angiosarcoma"
     with pytest.raises(DataError, match="no term has a definition"):
-        passages(shared_data / "thesaurus" / "medquad_focus_terms.jsonl.gz", read_thesaurus)
+        passages(shared_data / "thesaurus" / "medquad_focus_terms.jsonl.gz", read_passages)

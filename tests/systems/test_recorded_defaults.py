@@ -8,7 +8,6 @@ import pytest
 
 from taser_jax.commands.evaluate import evaluate
 from taser_jax.commands.pipelines.stages import NO_INPUTS, stage_inputs
-from taser_jax.commands.score import score
 from taser_jax.commands.train import train
 from taser_jax.systems.moma import stages as moma
 from taser_jax.systems.moma.augment import augment
@@ -23,7 +22,6 @@ from taser_jax.systems.muf.fuse import fuse
         (moma.look_up, [augment]),
         (muf._fuse_and_evaluate, [fuse, evaluate]),
         (muf._fuse_training_queries, [fuse]),
-        (muf._score, [score]),
     ],
 )
 def test_every_default_is_an_input(stage, commands, tmp_path):

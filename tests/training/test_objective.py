@@ -301,7 +301,7 @@ def test_normalisation_is_the_models():
 @pytest.mark.parametrize(
     ("config", "missing", "message"),
     [
-        (CONFIGS["kl"], "teacher_scores", "taser score"),
+        (CONFIGS["kl"], "teacher_scores", "taser mine"),
         (CONFIGS["kl of the batch"], "teacher_embeddings", "set teacher_embeddings"),
         (CONFIGS["guide"], "teacher_embeddings", "set teacher_embeddings"),
     ],

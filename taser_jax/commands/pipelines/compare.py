@@ -43,8 +43,7 @@ from taser_jax.commands.pipelines.compared_rows import (
 from taser_jax.commands.pipelines.retrieval_stages import DEVELOPMENT, Setting, System
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.pipelines.taser import begin_pipeline
-from taser_jax.commands.tokenize import tokenize
-from taser_jax.commands.vocab import vocab
+from taser_jax.commands.tokenize import make_vocabulary, tokenize
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
@@ -211,7 +210,9 @@ class _Run:
         settings = None
         if self._pretrained is None:
             vocabulary = self.root / "vocabulary"
-            self.stages.run("vocab", vocab, output_dir=vocabulary, size=vocabulary_size, **data)
+            self.stages.run(
+                "vocab", make_vocabulary, output_dir=vocabulary, size=vocabulary_size, **data
+            )
         else:
             vocabulary = fetch(self._pretrained)
             settings = read_encoder_settings(vocabulary)

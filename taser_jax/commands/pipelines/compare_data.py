@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from taser_jax.commands.pipelines.compare_plan import FittedLength, fit_length
-from taser_jax.commands.prepare import prepare
+from taser_jax.commands.prepare import prepare_files
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.prepare.options import PrepareOptions
 from taser_jax.data.text.preprocessors import passage_ids
@@ -57,7 +57,7 @@ def prepare_detected(
         Task -> its splits.
     """
     del sizes
-    prepare(
+    prepare_files(
         data_dir=data_dir,
         collection=collection,
         directories=directories,

@@ -9,8 +9,7 @@ from taser_jax.commands.pipelines.retrieval_stages import BM25, Setting, System
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.pipelines.taser import answer, best_dense_row, pipeline_taser
 from taser_jax.commands.prepare import prepare_pydocs
-from taser_jax.commands.tokenize import tokenize
-from taser_jax.commands.vocab import vocab
+from taser_jax.commands.tokenize import make_vocabulary, tokenize
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.interop.hub import fetch
@@ -70,7 +69,7 @@ def quickstart(
         vocabulary = str(root / "vocabulary")
         stages.run(
             "vocab",
-            vocab,
+            make_vocabulary,
             data_dir=setting.data_dir,
             collection=COLLECTION,
             output_dir=vocabulary,

@@ -277,8 +277,9 @@ class RetrievalStages:
         config: MiningConfig,
         *,
         tasks: Sequence[str] | None = None,
+        teachers: Mapping[str, float] | None = None,
     ) -> None:
-        """Mines from `root`'s runs of the training queries."""
+        """Mines from `root`'s runs of the training queries, with scores of the teachers if any."""
         evaluation = self._setting.evaluation
         self._stages.run(
             f"{label}-mine",
@@ -287,6 +288,7 @@ class RetrievalStages:
             output_dir=root / "negatives",
             config=config,
             regex_tasks=evaluation.regex_tasks,
+            teachers=teachers or {},
             **self.common | ({} if tasks is None else {"tasks": tasks}),
         )
 

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from etils import epath
@@ -41,7 +41,6 @@ from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.located import LeftOut, LocatedPassage
 from taser_jax.data.readers.passages import read_passages, text_files
 from taser_jax.data.readers.questions import is_kilt
-from taser_jax.data.readers.terms import read_mesh, read_thesaurus
 from taser_jax.storage.artifacts import FilePath, fingerprint_json, storage_errors
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import EmptyPassages, Passage, Query
@@ -52,7 +51,6 @@ _FORMAT_VERSION = 3
 _DEFAULTS = PrepareOptions()
 
 PassageFiles = FilePath | Sequence[FilePath] | Mapping[str, FilePath]
-Read = Callable[[FilePath, LeftOut], Iterator[LocatedPassage]]
 logger = logging.getLogger("taser")
 
 
@@ -127,50 +125,7 @@ def prepare(
         raise ConfigError("neither a folder nor a file of passages is given", fix=fix)
     options.check_tasks(tasks)
     splits = _splits(tasks, sources, options)
-    read = functools.partial(read_passages, words=options.passage_words)
-    return _prepare(data_dir, collection, sources, splits, options, read=read)
-
-
-def prepare_mesh(
-    *, data_dir: FilePath, collection: str, passages: PassageFiles
-) -> PreparedCollection:
-    """Prepares MeSH's XML as a collection without queries: one passage for each scope note.
-
-    Args:
-        data_dir: folder of collections.
-        collection: name of the collection to write.
-        passages: Descriptor and Qualifier sets: one file, several, or label -> file.
-
-    Returns:
-        Counts and fingerprints. The same call on the same files does nothing.
-
-    Raises:
-        DataError: malformed input; names file:line and the fix.
-        StorageError: the disk is full or `data_dir` cannot be written.
-    """
-    sources = _labelled(passages, "passages")
-    return _prepare(data_dir, collection, sources, [], _DEFAULTS, read=read_mesh)
-
-
-def prepare_thesaurus(
-    *, data_dir: FilePath, collection: str, passages: PassageFiles
-) -> PreparedCollection:
-    """Prepares a thesaurus as a collection without queries: one passage for each defined term.
-
-    Args:
-        data_dir: folder of collections.
-        collection: name of the collection to write.
-        passages: JSON lines or OBO: one file, several (merged), or label -> file.
-
-    Returns:
-        Counts and fingerprints. The same call on the same files does nothing.
-
-    Raises:
-        DataError: malformed input; names file:line, the field and the fix.
-        StorageError: the disk is full or `data_dir` cannot be written.
-    """
-    sources = _labelled(passages, "passages")
-    return _prepare(data_dir, collection, sources, [], _DEFAULTS, read=read_thesaurus)
+    return _prepare(data_dir, collection, sources, splits, options)
 
 
 def _prepare(
@@ -179,8 +134,6 @@ def _prepare(
     sources: Mapping[str, FilePath],
     splits: Sequence[QuestionSplit],
     options: PrepareOptions,
-    *,
-    read: Read,
 ) -> PreparedCollection:
     """Writes passages as one collection, and questions as its query sets."""
     inputs = _inputs_fingerprint(sources, splits, options)
@@ -190,7 +143,7 @@ def _prepare(
     has_pages = any(is_kilt(split.files.questions) for split in splits)
 
     def passages_of(label: str) -> Iterator[Passage]:
-        found = read(sources[label], left_out)
+        found = read_passages(sources[label], left_out, words=options.passage_words)
         if options.distractors < 1:
             found = _without_distractors(found, label, splits, options.distractors)
         return (one.passage for one in (pages.watch(found) if has_pages else found))
@@ -284,7 +237,7 @@ def _not_empty(queries: Iterator[Query], split: QuestionSplit) -> Iterator[Query
             f"not one query is left for {split.split}",
             where=os.fspath(split.files.questions),
             fix="give a larger file, another share, or fewer splits; training queries need "
-            "positives, which `taser positives` finds for questions with answers",
+            "positives, which BM25_POSITIVES finds for questions with answers",
         )
     return itertools.chain([first], queries)
 

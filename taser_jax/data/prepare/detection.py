@@ -83,7 +83,7 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> DetectedFiles:
     """
     folder = pathlib.Path(directory)
     if not folder.is_dir():
-        fix = "check the spelling; `taser prepare pydocs`, `mesh` and `thesaurus` are commands"
+        fix = "check the spelling, or give a file of passages as PASSAGES"
         raise ConfigError("no such folder", where=os.fspath(directory), fix=fix)
     name = name or folder.resolve().name
     corpus = _of_name(folder, "corpus.jsonl")

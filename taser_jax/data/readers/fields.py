@@ -193,6 +193,12 @@ def positives(record: Mapping[str, Any], where: str) -> tuple[Context, ...]:
     return ()
 
 
+def is_term(record: Mapping[str, Any]) -> bool:
+    """Whether a record is a thesaurus's term: a name with a definition, or without any text."""
+    has_name = "definition" in record or "name" in record
+    return has_name and first_of(record, Role.TEXT) is None
+
+
 def is_pair(names: Iterable[str]) -> bool:
     """Whether records of these fields quote the passages of their questions."""
     roles = roles_of(names)

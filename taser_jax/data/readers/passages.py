@@ -1,4 +1,4 @@
-"""Passages of any format: tables, JSON lines, Parquet, TREC's documents, pages and text files."""
+"""Passages of any format: tables, JSON lines, Parquet, TREC, thesauri, pages and text files."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from taser_jax.data.readers.fields import (
     first_of,
     is_json,
     is_pair,
+    is_term,
     plain_rows,
     positives,
     quoted_passages,
@@ -33,6 +34,7 @@ from taser_jax.data.readers.located import (
     id_field,
     string_field,
 )
+from taser_jax.data.readers.terms import defined_terms, scope_notes
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage
@@ -60,6 +62,8 @@ def read_passages(
 
     TREC's documents, <DOC> with <DOCNO>.
 
+    MeSH's XML (`terms.scope_notes`), and thesauri as JSON lines or OBO (`terms.defined_terms`).
+
     KILT's knowledge source, which is cut into passages of `words` (`kilt.chunk_page`).
 
     A folder of .txt, .md and .html, also cut: title from the first heading, or the file's name.
@@ -80,12 +84,17 @@ def read_passages(
 
 
 def _located(path: FilePath, words: int) -> Iterator[LocatedPassage]:
+    name = os.fspath(path).removesuffix(".gz")
     if os.path.isdir(path):
         yield from _of_texts(pathlib.Path(path), words)
     elif (records := read_records(path)) is not None:
         yield from _of_records(path, records, words)
+    elif name.endswith(".obo"):
+        yield from defined_terms(path)
     elif next(numbered_lines(path), (0, ""))[1].strip().upper() == "<DOC>":
         yield from _of_trec(path)
+    elif name.endswith(".xml"):
+        yield from scope_notes(path)
     else:
         yield from _of_columns(path)
 
@@ -97,6 +106,9 @@ def _of_records(
     if is_json(path) and isinstance(first[1].get("text"), list):
         for one in kilt.read_pages(path):
             yield from kilt.chunk_page(one, words=words)
+        return
+    if is_term(first[1]):
+        yield from defined_terms(path)
         return
     located = itertools.chain([first] if first[1] else [], records)
     if is_pair(first[1]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import xml.sax
@@ -12,13 +11,7 @@ import xml.sax.xmlreader
 from collections.abc import Iterator
 
 from taser_jax.data.files import json_lines, numbered_lines, open_bytes
-from taser_jax.data.readers.located import (
-    LeftOut,
-    LocatedPassage,
-    checked_passages,
-    id_field,
-    string_field,
-)
+from taser_jax.data.readers.located import LocatedPassage, id_field, string_field
 from taser_jax.storage import limits
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
@@ -31,54 +24,22 @@ _BLOCK = 1 << 20
 _DEFINITION = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
-def read_mesh(path: FilePath, left_out: LeftOut | None = None) -> Iterator[LocatedPassage]:
+def scope_notes(path: FilePath) -> Iterator[LocatedPassage]:
     """Scope notes of a Descriptor or Qualifier set; concepts without one are left out.
 
     Example:
         <Concept><ConceptUI>M0000001</ConceptUI><ConceptName><String>Calcimycin</String>
         </ConceptName><ScopeNote>An ionophorous ...</ScopeNote></Concept> is the passage M0000001
-        with title "Calcimycin".
+        with title "Calcimycin"; white space is joined.
 
     Args:
         path: descYYYY.xml or qualYYYY.xml, local or gs://, plain or `.gz`.
-        left_out: takes repeated concepts; None refuses them.
-
-    Yields:
-        Passages in the file's order, as they are read; white space is joined.
 
     Raises:
         DataError: not XML, cut off, of another kind, or without any scope note.
 
     Source: MoMA (arXiv 2302.03754), appendix: MeSH's entries are ScopeNote and ConceptName.
     """
-    read = functools.partial(_scope_notes, path)
-    return checked_passages(path, read, left_out or LeftOut(strict=True))
-
-
-def read_thesaurus(path: FilePath, left_out: LeftOut | None = None) -> Iterator[LocatedPassage]:
-    r"""Terms with a definition, as title and text; terms without one are left out.
-
-    JSON lines have `name`, `definition` and optionally `id`; without it, the id is the name with _
-    for spaces. In OBO files the `[Term]` stanzas with `def:` are read, except obsolete ones.
-
-    Example:
-        {"id": "DOID:4", "name": "disease", "definition": "A disease is ..."}
-
-    Args:
-        path: OBO if the name ends in .obo or .obo.gz, else JSON lines; local or gs://.
-        left_out: takes repeated terms; None refuses them.
-
-    Yields:
-        Passages in the file's order, as they are read.
-
-    Raises:
-        DataError: a defined term without a name, an id of two terms, or no term with a definition.
-    """
-    read = functools.partial(_defined_terms, path)
-    return checked_passages(path, read, left_out or LeftOut(strict=True))
-
-
-def _scope_notes(path: FilePath) -> Iterator[LocatedPassage]:
     where, found = os.fspath(path), False
     parser = xml.sax.expatreader.ExpatParser()
     concepts = _Concepts(where, parser)
@@ -143,7 +104,21 @@ class _Concepts(xml.sax.handler.ContentHandler):
         self.passages.append(LocatedPassage(self._line, Passage(id=id_, text=text, title=title)))
 
 
-def _defined_terms(path: FilePath) -> Iterator[LocatedPassage]:
+def defined_terms(path: FilePath) -> Iterator[LocatedPassage]:
+    r"""Terms with a definition, as title and text; terms without one are left out.
+
+    JSON lines have `name`, `definition` and optionally `id`; without it, the id is the name with _
+    for spaces. In OBO files the `[Term]` stanzas with `def:` are read, except obsolete ones.
+
+    Example:
+        {"id": "DOID:4", "name": "disease", "definition": "A disease is ..."}
+
+    Args:
+        path: OBO if the name ends in .obo or .obo.gz, else JSON lines; local or gs://.
+
+    Raises:
+        DataError: a defined term without a name, or no term with a definition.
+    """
     is_obo = os.fspath(path).removesuffix(".gz").endswith(".obo")
     found = False
     for term in _obo_terms(path) if is_obo else _json_terms(path):

@@ -65,7 +65,7 @@ class SentencePieceVocabulary:
         pad_id, eos_id = self._processor.pad_id(), self._processor.eos_id()
         if pad_id != 0 or eos_id < 0:
             problem = f"pad is id {pad_id} and the end of a text id {eos_id}, not 0 and another"
-            fix = "train with pad_id=0 and eos_id set, or make one with `taser vocab`"
+            fix = "train with pad_id=0 and eos_id set, or with `taser tokenize` (VOCAB_SIZE)"
             raise DataError(problem, where=where, fix=fix)
         if extra_ids < 0:
             raise DataError(f"{extra_ids} extra ids", where=where, fix="give 0 or more")

@@ -143,9 +143,9 @@ def read_bytes(path: str) -> bytes:
         return epath.Path(path).read_bytes()
     except OSError as error:
         fix = (
-            "give a vocabulary directory, a BERT vocab.txt or a SentencePiece .model, or make one "
+            "give a vocabulary directory, a BERT vocab.txt or a SentencePiece .model, or a "
+            "VOCAB_SIZE with which `taser tokenize` trains one"
         )
-        fix += "with `taser vocab`"
         raise DataError(f"cannot be read ({error})", where=path, fix=fix) from error
 
 
@@ -183,7 +183,7 @@ def read_metadata(directory: str) -> VocabularyMetadata:
     Raises:
         DataError: not JSON, without a kind, or of another format version.
     """
-    path, again = f"{directory}/{METADATA}", "make the vocabulary again with `taser vocab`"
+    path, again = f"{directory}/{METADATA}", "delete the directory and train the vocabulary again"
     metadata = read_typed(path, VocabularyMetadata, fix=again)
     if metadata.get("format_version") != UNUSUAL_SPLITTING_VERSION:
         check_version(metadata, FORMAT_VERSION, where=path, fix=again)
@@ -223,8 +223,8 @@ def read_bert_files(
         raise DataError(
             "no BERT vocabulary in this directory" if folder.is_dir() else "no such directory",
             where=os.fspath(directory),
-            fix=f"give the directory of a BERT with its {VOCAB_FILE} or {TOKENIZER_FILE}, or make "
-            "a vocabulary with `taser vocab`",
+            fix=f"give the directory of a BERT with its {VOCAB_FILE} or {TOKENIZER_FILE}, or a "
+            "VOCAB_SIZE with which `taser tokenize` trains a vocabulary",
         )
     config = read_typed(folder / TOKENIZER_CONFIG_FILE, _Config, absent=_Config())
     splitting = _splitting(config, tokenizer["normalizer"] if tokenizer else {}, folder)
@@ -278,7 +278,7 @@ def piece_ids(pieces: Sequence[str], where: str) -> dict[str, int]:
     Raises:
         DataError: no pieces, an empty or repeated one, or a missing special token.
     """
-    fix = "check that this is a BERT vocab.txt, one piece per line; `taser vocab` makes one"
+    fix = "check that this is a BERT vocab.txt, one piece per line"
     if not any(pieces):
         raise DataError("the vocabulary is empty", where=where, fix=fix)
     place = f"{where}:%d" if where.endswith(".txt") else f"{where}, id %d"

@@ -26,7 +26,7 @@ from taser_jax.storage.checksums import check_file
 from taser_jax.storage.errors import DataError
 
 FORMAT_VERSION = 2
-_REMAKE = "mine them again with `taser mine`, or score them with `taser score`, to a new directory"
+_REMAKE = "mine them again with `taser mine` to a new directory, with TEACHERS for scores"
 _FILES = "files"
 _LARGEST_ROW = np.iinfo(np.int32).max
 

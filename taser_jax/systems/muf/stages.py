@@ -18,7 +18,6 @@ from taser_jax.commands.pipelines.retrieval_stages import (
     System,
 )
 from taser_jax.commands.pipelines.stages import Stages, passes_on
-from taser_jax.commands.score import score
 from taser_jax.commands.train import train
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
@@ -136,17 +135,9 @@ class MufStages:
             tasks=tasks,
             **self._fusing,
         )
-        self._retrieval.mine(label, root, setting.first_mining, tasks=tasks)
-        self._stages.run(
-            f"{label}-score",
-            _score,
-            runs_dir=root / "runs",
-            negatives_dir=root / "negatives",
-            output_dir=root / "scored",
-            tasks=tasks,
-            **self._where,
-        )
-        self.model(name, system, negatives_dir=root / "scored")
+        teachers = {str(root / "runs"): 1.0}
+        self._retrieval.mine(label, root, setting.first_mining, tasks=tasks, teachers=teachers)
+        self.model(name, system, negatives_dir=root / "negatives")
 
     def model(
         self,
@@ -301,12 +292,6 @@ def _fuse_training_queries(
         f"mean w, {split}": mean_confidence(pathlib.Path(directory) / "lists", tasks, split=split)
         for directory, split in ((output_dir, "train"), (tested_dir, TEST))
     }
-
-
-@writes("{output_dir}")
-@passes_on(score)
-def _score(*, runs_dir: str, output_dir: str, **options: Any) -> Mapping[str, float]:
-    return score(teachers={runs_dir: 1.0}, output_dir=output_dir, **options)
 
 
 @writes("{output_dir}")

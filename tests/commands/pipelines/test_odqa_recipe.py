@@ -11,6 +11,7 @@ from bert_checkpoints import write_with_vocabulary
 from small_world import figures, gin, succeed
 
 from taser_jax.commands.pipelines.stages import Stages
+from taser_jax.commands.tokenize import make_vocabulary
 from taser_jax.data.collections.store import QuerySet, list_tasks
 from taser_jax.tasks.odqa import ENTITY_TASKS, RELATIONS, TASKS
 
@@ -81,7 +82,9 @@ def world(source: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pat
     root = tmp_path_factory.mktemp("world")
     data = gin(DATA_DIR=root / "data")
     succeed("prepare", "--gin_file=runs/odqa_prepare.gin", *data, *gin(SOURCE_DIR=source))
-    succeed("vocab", *data, *gin(COLLECTION="odqa", VOCAB_SIZE=300, VOCABULARY=root / "vocabulary"))
+    make_vocabulary(
+        data_dir=f"{root}/data", collection="odqa", output_dir=f"{root}/vocabulary", size=300
+    )
     directory = write_with_vocabulary(root / "bert", root / "vocabulary", num_layers=3)
     assert directory == root / "bert"
     succeed(

@@ -57,7 +57,7 @@ def test_quickstart_and_again(
         assert list(dict.fromkeys(line["system"] for line in csv.DictReader(file))) == list(ROWS)
 
     for module, names in (
-        (quickstart, ("prepare_pydocs", "vocab", "tokenize")),
+        (quickstart, ("prepare_pydocs", "make_vocabulary", "tokenize")),
         (taser, ("train", "hybrid")),
         (retrieval_stages, ("bm25", "encode", "index", "search", "mine", "evaluate")),
     ):
@@ -100,5 +100,5 @@ def test_every_argument_of_every_stage_counts(
                 TOKEN_STORE=small_world.token_store,
             ),
         )
-    assert {"prepare_pydocs", "vocab", "tokenize", "train", "hybrid"} < calls.keys()
+    assert {"prepare_pydocs", "make_vocabulary", "tokenize", "train", "hybrid"} < calls.keys()
     check_every_argument(output, calls)

@@ -13,7 +13,6 @@ import pytest
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, write_collection, write_queries
 from taser_jax.data.prepare.collection import prepare as prepare_files
-from taser_jax.data.prepare.collection import prepare_thesaurus
 from taser_jax.data.readers import kilt
 from taser_jax.data.readers.passages import read_passages
 from taser_jax.data.readers.questions import read_questions
@@ -109,7 +108,7 @@ def is_taken(id: str) -> bool:
 def test_names_of_terms_become_ids(tmp_path):
     path = tmp_path / "terms.jsonl"
     path.write_text(lines([{"name": "heart  attack", "definition": "of the heart"}]))
-    prepare_thesaurus(data_dir=tmp_path, collection="c", passages=path)
+    prepare_files(data_dir=tmp_path, collection="c", passages=path)
     assert PassageStore.open(tmp_path, "c")[0].id == "heart_attack"
 
 

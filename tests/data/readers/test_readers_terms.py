@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from taser_jax.data.readers.terms import read_mesh, read_thesaurus
+from taser_jax.data.readers.passages import read_passages
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage
 
@@ -59,10 +59,10 @@ def write(path, text):
 
 def test_a_scope_note_is_a_passage_with_its_concepts_name(tmp_path):
     expected = [Passage("M2", "An organothiophosphate insecticide & larvicide.", "Temefos")]
-    assert passages(read_mesh(write(tmp_path / "desc.xml", MESH))) == expected
+    assert passages(read_passages(write(tmp_path / "desc.xml", MESH))) == expected
     with gzip.open(tmp_path / "qual.xml.gz", "wt") as file:
         file.write(MESH.replace("DescriptorRecordSet", "QualifierRecordSet"))
-    assert passages(read_mesh(tmp_path / "qual.xml.gz")) == expected
+    assert passages(read_passages(tmp_path / "qual.xml.gz")) == expected
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_scope_note_is_a_passage_with_its_concepts_name(tmp_path):
 )
 def test_mesh_files_that_cannot_be_used(text, message, tmp_path):
     with pytest.raises(DataError, match=message):
-        list(read_mesh(write(tmp_path / "desc.xml", text)))
+        list(read_passages(write(tmp_path / "desc.xml", text)))
 
 
 def test_defined_terms_of_both_formats(tmp_path):
@@ -93,13 +93,13 @@ def test_defined_terms_of_both_formats(tmp_path):
         '{"name": "pain", "definition": "It hurts.", "synonyms": ["ache"]}',
     ]
     path = write(tmp_path / "terms.jsonl", "\n".join(lines))
-    assert passages(read_thesaurus(path)) == [
+    assert passages(read_passages(path)) == [
         Passage("DOID:4", "A disposition.", "disease"),
         Passage("pain", "It hurts.", "pain"),
     ]
     text = 'A "disposition" to undergo pathological processes.'
     path = write(tmp_path / "terms.obo", OBO)
-    assert passages(read_thesaurus(path)) == [Passage("DOID:4", text, "disease")]
+    assert passages(read_passages(path)) == [Passage("DOID:4", text, "disease")]
 
 
 @pytest.mark.parametrize(
@@ -116,4 +116,4 @@ def test_defined_terms_of_both_formats(tmp_path):
 )
 def test_thesauri_that_cannot_be_used(lines, message, tmp_path):
     with pytest.raises(DataError, match=message):
-        list(read_thesaurus(write(tmp_path / "terms.jsonl", lines)))
+        list(read_passages(write(tmp_path / "terms.jsonl", lines)))

@@ -194,7 +194,7 @@ def test_a_prompt_before_passages(settings, tmp_path):
         ({"mixture": "toy_three"}, DataError, "'three' is not among the prepared tasks: one, two"),
         ({"query_length": 3}, ConfigError, "length 3"),
         ({"data_dir": "nowhere"}, DataError, "taser prepare"),
-        ({"vocabulary": "nowhere"}, DataError, "taser vocab"),
+        ({"vocabulary": "nowhere"}, DataError, "VOCAB_SIZE"),
     ],
 )
 def test_bad_settings_are_reported_before_any_work(settings, tmp_path, change, error, found):

@@ -93,7 +93,7 @@ def test_dropped_queries_and_teacher_scores_come_back(tmp_path):
     assert first.teacher.negatives.tolist() == [0.25, -1.0]
     assert second.teacher.positives.tolist() == [3.0]
     with pytest.raises(
-        DataError, match=r"1 of 2 queries have no teacher scores, such as 'q9'(.|\n)*taser score"
+        DataError, match=r"1 of 2 queries have no teacher scores, such as 'q9'(.|\n)*TEACHERS"
     ):
         read_negatives(tmp_path, "squad", "train", ["q0", "q9"])
 

@@ -1,4 +1,4 @@
-"""`taser score` on passages checked by hand, and training with what it writes."""
+"""A teacher's scores in `taser mine`, on passages checked by hand, and training with them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,10 @@ from taser_jax.training.objective import ObjectiveConfig
 
 
 @pytest.fixture(scope="module")
-def mined(capitals: Capitals, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """BM25's run of task "capital", negatives from it, and a second run by hand."""
+def runs(capitals: Capitals, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """BM25's run of task "capital", and a second run by hand."""
     root = tmp_path_factory.mktemp("score")
     capitals.bm25(root / "bm25", SPLIT="train")
-    succeed(
-        *("mine", *capitals.where),
-        *gin(RUNS_DIR=root / "bm25", NEGATIVES_DIR=root / "negatives", TASKS=["capital"]),
-    )
     queries = QuerySet.open(capitals.root / "data", "capitals", "capital", "train")
     france, italy = [query.id for query in queries]
     (root / "hand").mkdir()
@@ -47,6 +43,13 @@ def mined(capitals: Capitals, tmp_path_factory: pytest.TempPathFactory) -> pathl
         f"{italy} Q0 p4 1 0.5 x\n{italy} Q0 p3 2 0.25 x\n"
     )
     return root
+
+
+def mine(capitals: Capitals, runs: pathlib.Path, output: pathlib.Path, **settings) -> list[str]:
+    return [
+        *("mine", *capitals.where),
+        *gin(RUNS_DIR=runs / "bm25", NEGATIVES_DIR=output, TASKS=["capital"], **settings),
+    ]
 
 
 def run_scores(directory: pathlib.Path) -> list[dict[str, float]]:
@@ -58,23 +61,19 @@ def run_scores(directory: pathlib.Path) -> list[dict[str, float]]:
     return list(found.values())
 
 
-def scored_lines(capitals: Capitals, directory: pathlib.Path):
+def lines_of(capitals: Capitals, directory: pathlib.Path):
     queries = QuerySet.open(capitals.root / "data", "capitals", "capital", "train")
     return read_negatives(directory, "capital", "train", [query.id for query in queries])
 
 
-def test_two_runs_by_weight(capitals: Capitals, mined: pathlib.Path, tmp_path: pathlib.Path):
+def test_two_runs_by_weight(capitals: Capitals, runs: pathlib.Path, tmp_path: pathlib.Path):
     """hand + 0.5 · BM25; p0 is the positive of France, p3 that of Italy."""
-    teachers = {str(mined / "hand"): 1.0, str(mined / "bm25"): 0.5}
-    succeed(
-        *("score", *capitals.where),
-        *gin(NEGATIVES_DIR=mined / "negatives", OUTPUT_DIR=tmp_path / "scored"),
-        *gin(TEACHERS=teachers, TASKS=["capital"]),
-    )
-    bm25 = run_scores(mined / "bm25")
+    teachers = {str(runs / "hand"): 1.0, str(runs / "bm25"): 0.5}
+    succeed(*mine(capitals, runs, tmp_path / "scored", TEACHERS=teachers))
+    bm25 = run_scores(runs / "bm25")
     hand = [{"p0": 3.0, "p1": 2.5}, {"p4": 0.5, "p3": 0.25}]
     lowest = [-1.0, 0.25]
-    for number, line in enumerate(scored_lines(capitals, tmp_path / "scored")):
+    for number, line in enumerate(lines_of(capitals, tmp_path / "scored")):
 
         def total(passage: str, number: int = number) -> float:
             own = hand[number].get(passage, lowest[number])
@@ -84,31 +83,35 @@ def test_two_runs_by_weight(capitals: Capitals, mined: pathlib.Path, tmp_path: p
         expected = [total(IDS[row]) for row in line.rows]
         np.testing.assert_allclose(line.teacher.negatives, expected, rtol=1e-6)
         np.testing.assert_allclose(line.teacher.positives, [total(["p0", "p3"][number])], rtol=1e-6)
-    unscored = scored_lines(capitals, mined / "negatives")
-    assert [line.rows.tolist() for line in scored_lines(capitals, tmp_path / "scored")] == [
+    succeed(*mine(capitals, runs, tmp_path / "unscored"))
+    unscored = lines_of(capitals, tmp_path / "unscored")
+    assert [line.rows.tolist() for line in lines_of(capitals, tmp_path / "scored")] == [
         line.rows.tolist() for line in unscored
     ]
-    facts = read_facts(tmp_path / "scored", "capital", "train")
-    assert facts["statistics"] == read_facts(mined / "negatives", "capital", "train")["statistics"]
+    assert [line.teacher for line in unscored] == [None, None]
+    facts, plain = (
+        read_facts(tmp_path / name, "capital", "train") for name in ("scored", "unscored")
+    )
+    assert facts["statistics"] == plain["statistics"]
     assert 0 <= facts["positive_first"] <= 1
     metadata = json.loads((tmp_path / "scored" / "metadata.json").read_text())
     assert metadata["teachers"] == teachers
 
 
-def test_refusals(capitals: Capitals, mined: pathlib.Path, tmp_path: pathlib.Path, capsys):
-    score = ["score", *capitals.where, *gin(NEGATIVES_DIR=mined / "negatives", TASKS=["capital"])]
-    out = gin(OUTPUT_DIR=tmp_path / "out")
-    hand = gin(TEACHERS={str(mined / "hand"): 1.0})
-    assert "no teacher" in refused(capsys, *score, *out, *gin(TEACHERS={}))
-    message = refused(capsys, *score, *out, *gin(TEACHERS={str(tmp_path): 1.0}))
-    assert "capital.train.trec, and no cross-encoder" in message
-    message = refused(capsys, *score, *hand, *gin(OUTPUT_DIR=mined / "negatives"))
-    assert "another directory" in message
-    message = refused(capsys, *score, *out, *gin(TEACHERS="hand"))
-    assert "score.teachers = %TEACHERS: 'hand'" in message
-    message = refused(capsys, *score, *out, *gin(TEACHERS={str(mined / "hand"): 1e39}))
-    assert "score inf of query" in message
-    assert "finite scores" in message
+@pytest.mark.parametrize(
+    ("teachers", "words"),
+    [
+        ("{{'{empty}': 1.0}}", "capital.train.trec, and no cross-encoder"),
+        ("hand", "mine.teachers = %TEACHERS: 'hand'"),
+        ("{{'{hand}': 1e39}}", "score inf of query"),
+        ("{{'{hand}': 1e39}}", "finite scores"),
+    ],
+)
+def test_refusals(
+    capitals: Capitals, runs: pathlib.Path, tmp_path: pathlib.Path, capsys, teachers, words
+):
+    given = teachers.format(empty=tmp_path, hand=runs / "hand")
+    assert words in refused(capsys, *mine(capitals, runs, tmp_path / "out", TEACHERS=given))
     assert not (tmp_path / "out").exists()
 
 
