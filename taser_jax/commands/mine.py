@@ -119,6 +119,8 @@ def mine(
             facts["positive_first"] = first = share_of_positives_first(teacher)
             what = "the teacher scores the best positive of %.1f%% of queries above all negatives"
             logger.info(f"%s %s: {what}", task, split, 100 * first)
+        # A pipeline's folder can be moved.
+        places = {os.path.relpath(name, output_dir): weight for name, weight in teachers.items()}
         write_negatives(
             output_dir,
             task,
@@ -129,9 +131,8 @@ def mine(
             dropped=_dropped(mined, queries, task_config, where=f"{task} {split}"),
             metadata={
                 "collection_fingerprint": store.fingerprint,
-                # A pipeline's folder can be moved.
                 "source": os.path.relpath(runs_dir, output_dir),
-                **({"teachers": dict(teachers)} if teachers else {}),
+                **({"teachers": places} if teachers else {}),
             },
             facts=facts,
             teacher=teacher,

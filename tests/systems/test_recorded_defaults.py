@@ -7,6 +7,7 @@ import inspect
 import pytest
 
 from taser_jax.commands.evaluate import evaluate
+from taser_jax.commands.mine import mine
 from taser_jax.commands.pipelines.stages import NO_INPUTS, stage_inputs
 from taser_jax.commands.train import train
 from taser_jax.systems.moma import stages as moma
@@ -22,6 +23,7 @@ from taser_jax.systems.muf.fuse import fuse
         (moma.look_up, [augment]),
         (muf._fuse_and_evaluate, [fuse, evaluate]),
         (muf._fuse_training_queries, [fuse]),
+        (muf._mine_and_score, [mine]),
     ],
 )
 def test_every_default_is_an_input(stage, commands, tmp_path):

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import pathlib
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -277,18 +277,17 @@ class RetrievalStages:
         config: MiningConfig,
         *,
         tasks: Sequence[str] | None = None,
-        teachers: Mapping[str, float] | None = None,
+        function: Callable[..., Mapping[str, int]] = mine,
     ) -> None:
-        """Mines from `root`'s runs of the training queries, with scores of the teachers if any."""
+        """Mines from `root`'s runs of the training queries, with `mine` or what hands on to it."""
         evaluation = self._setting.evaluation
         self._stages.run(
             f"{label}-mine",
-            mine,
+            function,
             runs_dir=root / "runs",
             output_dir=root / "negatives",
             config=config,
             regex_tasks=evaluation.regex_tasks,
-            teachers=teachers or {},
             **self.common | ({} if tasks is None else {"tasks": tasks}),
         )
 

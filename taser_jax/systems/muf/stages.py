@@ -10,6 +10,7 @@ from typing import Any
 
 from taser_jax.commands.evaluate import EvaluationConfig, evaluate
 from taser_jax.commands.inputs import tasks_with
+from taser_jax.commands.mine import mine
 from taser_jax.commands.pipelines.retrieval_stages import (
     BM25,
     DEVELOPMENT,
@@ -135,8 +136,8 @@ class MufStages:
             tasks=tasks,
             **self._fusing,
         )
-        teachers = {str(root / "runs"): 1.0}
-        self._retrieval.mine(label, root, setting.first_mining, tasks=tasks, teachers=teachers)
+        mining = setting.first_mining
+        self._retrieval.mine(label, root, mining, tasks=tasks, function=_mine_and_score)
         self.model(name, system, negatives_dir=root / "negatives")
 
     def model(
@@ -277,7 +278,7 @@ class MufStages:
 
 
 @functools.wraps(ensemble)
-def _ensemble(**arguments: Any) -> dict[str, Any]:
+def _ensemble(**arguments: Any) -> dict[str, str]:
     return dict(ensemble(**arguments).fingerprints)
 
 
@@ -292,6 +293,13 @@ def _fuse_training_queries(
         f"mean w, {split}": mean_confidence(pathlib.Path(directory) / "lists", tasks, split=split)
         for directory, split in ((output_dir, "train"), (tested_dir, TEST))
     }
+
+
+@writes("{output_dir}")
+@passes_on(mine)
+def _mine_and_score(*, runs_dir: str, output_dir: str, **options: Any) -> Mapping[str, int]:
+    """Negatives with the scores that they, and the positives, have in the runs."""
+    return mine(runs_dir=runs_dir, teachers={runs_dir: 1.0}, output_dir=output_dir, **options)
 
 
 @writes("{output_dir}")
