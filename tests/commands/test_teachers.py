@@ -203,7 +203,7 @@ def test_a_missing_teacher_is_reported_before_anything_is_computed(
     reads_scores = ObjectiveConfig(distillation=Distillation())
     reads_embeddings = ObjectiveConfig(guide=Guide())
     out = tmp_path / "out"
-    with pytest.raises(ConfigError, match=r"a teacher's scores, and batches have none(.|\n)*score"):
+    with pytest.raises(ConfigError, match=r"scores, and batches have none(.|\n)*taser mine"):
         start(out, tiny_store_dir, reads_scores, negatives=teacher / "unscored")
     with pytest.raises(ConfigError, match="a teacher's embeddings, and batches have none"):
         start(out, tiny_store_dir, reads_embeddings)
