@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from taser_jax.assembly.metric_writers import Tracking
+from taser_jax.assembly.metric_writers import Tracker
 from taser_jax.assembly.pretrained import Pretrained
 from taser_jax.assembly.validator import ValidationConfig
 from taser_jax.data.batches.every_task import TaskBatchingConfig
@@ -58,7 +58,7 @@ class TrainingConfig:
             collection and queries; for objectives that read it.
         schedule_steps: steps that learning rate and T-SAGE's burn-in are laid out for; None means
             those of the loop. Larger if a later training continues from this one's state.
-        tracking: a service that scalars are sent to, besides MODEL_DIR's files; None sends nothing.
+        tracking: 'wandb' or 'trackio', where scalars are sent to, too, as a run named as MODEL_DIR.
         seed: seed of weights, dropout and routing; batches have `batching.seed`.
     """
 
@@ -79,7 +79,7 @@ class TrainingConfig:
     multitask: MultitaskTraining | None = None
     teacher_embeddings: str | None = None
     schedule_steps: int | None = None
-    tracking: Tracking | None = None
+    tracking: Tracker | None = None
     seed: int = 0
 
     @property

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import importlib
 import io
 import json
+import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -118,44 +118,38 @@ class _Object(io.BytesIO):
 
 
 class Tracker(enum.Enum):
-    """A service that collects runs; both have the same functions."""
+    """A service that collects runs; both have the same functions.
+
+    WANDB: Weights & Biases (extra `wandb`), with its keys in its own variables.
+    TRACKIO: Trackio (extra `trackio`), which stays on this machine unless told otherwise.
+    """
 
     WANDB = "wandb"
     TRACKIO = "trackio"
 
 
-@dataclasses.dataclass(frozen=True)
-class Tracking:
-    """Where scalars go besides the files in MODEL_DIR.
+class TrackingWriter:
+    """Sends scalars to a tracker.
 
-    Attributes:
-        tracker: Weights & Biases (extra `wandb`), or Trackio, which stays on this machine unless
-            told otherwise (extra `trackio`). Both read keys and places from their own variables.
-        project: the project's name there.
-        run: the run's name; None takes the name of MODEL_DIR. A resumed training continues it.
+    Args:
+        tracker: the service; the variable WANDB_PROJECT or TRACKIO_PROJECT names the project there.
+        run: the run's name; a resumed training continues it.
     """
 
-    tracker: Tracker
-    project: str = "taser_jax"
-    run: str | None = None
-
-
-class TrackingWriter:
-    """Sends scalars to a tracker."""
-
-    def __init__(self, tracking: Tracking, *, run: str) -> None:
-        name = tracking.tracker.value
+    def __init__(self, tracker: Tracker, *, run: str) -> None:
+        name = tracker.value
         try:
             self._run: Any = importlib.import_module(name)
         except ImportError as error:
             raise ConfigError(
                 f"{name} is not installed ({error})",
-                where="Tracking.tracker",
-                fix=f"{how_to_install(name)}, or set TrainingConfig.tracking = None",
+                where="TrainingConfig.tracking",
+                fix=f"{how_to_install(name)}, or set it to None",
             ) from error
         # W&B knows a run by its id.
-        known_as = {"id": run} if tracking.tracker is Tracker.WANDB else {}
-        self._run.init(project=tracking.project, name=run, resume="allow", **known_as)
+        known_as = {"id": run} if tracker is Tracker.WANDB else {}
+        project = os.environ.get(f"{name.upper()}_PROJECT", "taser_jax")
+        self._run.init(project=project, name=run, resume="allow", **known_as)
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         """Sends one step's scalars."""
@@ -170,7 +164,7 @@ def make_writers(
     *,
     resume_step: int,
     is_first_process: bool,
-    tracking: Tracking | None = None,
+    tracking: Tracker | None = None,
 ) -> Sequence[MetricWriter]:
     """JSONL beside the checkpoints, TensorBoard's where that is installed, and a tracker."""
     if not is_first_process:
@@ -184,5 +178,5 @@ def make_writers(
     except ImportError:
         logger.info("tensorboard is not installed: metrics go to metrics.jsonl only")
     if tracking is not None:
-        writers.append(TrackingWriter(tracking, run=tracking.run or model_dir.name))
+        writers.append(TrackingWriter(tracking, run=model_dir.name))
     return writers

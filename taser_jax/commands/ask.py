@@ -69,7 +69,7 @@ class AskSettings:
 
 Answerer = Callable[[Sequence[str], AskSettings], list[Answer]]
 FUSION: Registered[Answerer] = Registered("taser_jax.systems.muf.answers")
-MEMORIES: Registered[Answerer] = Registered("taser_jax.systems.moma.answers")
+MEMORIES: Registered[Answerer] = Registered("taser_jax.systems.moma.augment")
 
 
 def ask(

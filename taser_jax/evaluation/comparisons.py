@@ -156,7 +156,6 @@ def compare_rows(
             {task: values[task] for task in shared},
             {task: of_baseline[task] for task in shared},
             measures,
-            config,
             where=f"rows {result.system!r} and {baseline.system!r}",
         )
         for task, found in by_task.items():

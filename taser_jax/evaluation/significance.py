@@ -15,7 +15,7 @@ from jaxtyping import Float64
 from scipy import special
 
 from taser_jax.evaluation.metrics import Evaluation
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import DataError
 
 # Number of resamples whose weights are held in memory at a time.
 _BLOCK = 256
@@ -28,20 +28,13 @@ class SignificanceConfig:
     Attributes:
         baseline: the row; None means the table's first.
         more_baselines: further rows, each with differences of its own.
-        resamples: bootstrap samples; raise it where a p-value lies near a bound.
         seed_dirs: output directories of the same comparison under other seeds, for the test over
             seeds.
     """
 
     baseline: str | None = None
     more_baselines: tuple[str, ...] = ()
-    resamples: int = 10_000
     seed_dirs: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.resamples < 1:
-            problem = f"{self.resamples} resamples: 1 or more are needed"
-            raise ConfigError(problem, where="SignificanceConfig", fix="10,000 is the default")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +58,8 @@ def bootstrap_over_tasks(
     first: Mapping[str, Evaluation],
     second: Mapping[str, Evaluation],
     measures: Sequence[str],
-    config: SignificanceConfig = SignificanceConfig(),
     *,
+    resamples: int = 10_000,
     where: str = "paired bootstrap",
 ) -> tuple[dict[str, dict[str, PairedComparison]], dict[str, PairedComparison]]:
     """Tests the differences of two systems on each task, and that of their means over tasks.
@@ -82,7 +75,7 @@ def bootstrap_over_tasks(
         first: task -> one system's evaluation.
         second: the other's; the same tasks, and in each the same queries in the same order.
         measures: those to compare; a task without one has no part in its mean.
-        config: resamples.
+        resamples: samples of the bootstrap.
         where: what is compared, for messages.
 
     Returns:
@@ -109,7 +102,7 @@ def bootstrap_over_tasks(
         differences = np.stack(columns, axis=1)
         # Each task draws apart from the others, whatever else the table holds.
         task_seed = [0, zlib.crc32(task.encode("utf-8"))]
-        means = resampled_means(differences, config.resamples, task_seed)
+        means = resampled_means(differences, resamples, task_seed)
         tasks[task] = {}
         for column, name in enumerate(shared):
             effect = float(differences[:, column].mean())

@@ -11,7 +11,7 @@ import types
 
 import pytest
 
-from taser_jax.assembly.metric_writers import JsonlWriter, Tracker, Tracking, make_writers
+from taser_jax.assembly.metric_writers import JsonlWriter, Tracker, make_writers
 from taser_jax.storage import errors
 from taser_jax.storage.errors import ConfigError
 
@@ -115,7 +115,8 @@ def test_a_tracker_gets_the_scalars_of_a_run_that_it_can_continue(
         log=lambda scalars, step: calls.append((step, scalars)),
     )
     monkeypatch.setitem(sys.modules, tracker.value, service)
-    options = {"resume_step": 0, "tracking": Tracking(tracker=tracker, project="qa")}
+    options = {"resume_step": 0, "tracking": tracker}
+    monkeypatch.setenv(f"{tracker.name}_PROJECT", "qa")
     assert make_writers(tmp_path / "nq", is_first_process=False, **options) == ()
     writer = make_writers(tmp_path / "nq", is_first_process=True, **options)[-1]
     writer.write_scalars(3, {"train/loss": 0.5})
@@ -128,9 +129,8 @@ def test_a_tracker_gets_the_scalars_of_a_run_that_it_can_continue(
 
 def test_a_tracker_that_is_not_installed_is_told_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    tracking = Tracking(tracker=Tracker.WANDB)
     with pytest.raises(ConfigError, match=r"wandb is not installed") as error:
-        make_writers(tmp_path, resume_step=0, is_first_process=True, tracking=tracking)
+        make_writers(tmp_path, resume_step=0, is_first_process=True, tracking=Tracker.WANDB)
     # In a checkout: its own directory.
     assert f"--editable '{pathlib.Path(__file__).resolve().parents[2]}[wandb]'" in str(error.value)
 

@@ -76,7 +76,8 @@ def test_neither_does_a_model(
         *gin(TASK_FEATURE_LENGTHS={"query": 16, "passage": 32}),
         *tokens,
     )
-    embeddings, index = (gin(**{name: tmp_path / name}) for name in ("EMBEDDINGS_DIR", "INDEX_DIR"))
+    embeddings = gin(EMBEDDINGS_DIR=tmp_path / "one" / "embeddings")
+    index = gin(INDEX_DIR=tmp_path / "one" / "index")
     succeed("encode", *model, *tokens, *embeddings)
     search = ["search", *embeddings, *index, *_where(root)]
     succeed(*search, *gin(RUNS_DIR=tmp_path / "all", TOP_K=4))
@@ -86,9 +87,7 @@ def test_neither_does_a_model(
     for query, passages in found.items():
         assert passages == [passage for passage in every[query] if passage != query]
     # A specialist's lists, which a fusion joins, leave it out as well.
-    one = gin("Specialist", embeddings_dir=tmp_path / "EMBEDDINGS_DIR")
-    one += gin("Specialist", index_dir=tmp_path / "INDEX_DIR")
-    fuse = ["fuse", *_where(root), *one, "--gin.SPECIALISTS={'one': @Specialist()}"]
+    fuse = ["fuse", *_where(root), *gin(SPECIALISTS={"one": str(tmp_path / "one")})]
     fuse += [*gin("FusionConfig", depth=3), *gin("Weighing", k=3)]
     succeed(*fuse, *gin(FUSION_DIR=tmp_path / "fused"), *OWN)
     assert _found(tmp_path / "fused" / "runs") == found

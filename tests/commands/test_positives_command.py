@@ -1,9 +1,9 @@
 """BM25_POSITIVES of `taser prepare`: positives and hard negatives from answers alone."""
 
 import pytest
-from small_world import gin, succeed
+from small_world import gin, refused, succeed
 
-from taser_jax.commands.positives import Bm25Positives, find_positives
+from taser_jax.commands.prepare import Bm25Positives, find_positives
 from taser_jax.data.collections.store import QuerySet, write_collection, write_queries
 from taser_jax.data.prepare.receipts import left_out_directory
 from taser_jax.storage.errors import ConfigError
@@ -80,16 +80,19 @@ def test_what_has_no_answers_or_no_name_is_refused(world, tmp_path):
         run(world, tmp_path, tasks={"bare": "x"})
 
 
-def test_they_are_found_when_files_are_prepared(tmp_path):
+def test_they_are_found_when_files_are_prepared(tmp_path, capsys):
     (tmp_path / "quiz").mkdir()
     lines = [f"{row}\t{text}\n" for row, text in enumerate(TEXTS)]
     (tmp_path / "quiz" / "passages.tsv").write_text("id\ttext\n" + "".join(lines))
     (tmp_path / "quiz" / "quiz.test.qa.csv").write_text("capital of spain\t['Madrid']\n")
     (tmp_path / "quiz" / "quiz.train.qa.csv").write_text("capital of france\t['Paris']\n")
-    succeed(
-        *("prepare", str(tmp_path / "quiz")),
-        *gin(DATA_DIR=tmp_path / "data", BM25_INDEX_DIR=tmp_path / "bm25"),
-        *gin(BM25_POSITIVES={"quiz": "quiz_bm25"}),
-    )
-    [query] = QuerySet.open(tmp_path / "data", "quiz", "quiz_bm25", "train")
-    assert query.positives == (0, 1)
+    prepare = ["prepare", str(tmp_path / "quiz")]
+    prepare += gin(DATA_DIR=tmp_path / "data", BM25_INDEX_DIR=tmp_path / "bm25")
+    # Without them, a question that has only answers can't be trained on.
+    assert "not one query is left for train" in refused(capsys, *prepare)
+    succeed(*prepare, *gin(BM25_POSITIVES={"quiz": "quiz_bm25"}))
+    positives = {
+        task: [query.positives for query in QuerySet.open(tmp_path / "data", "quiz", task, "train")]
+        for task in ("quiz", "quiz_bm25")
+    }
+    assert positives == {"quiz": [()], "quiz_bm25": [(0, 1)]}

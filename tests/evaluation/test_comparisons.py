@@ -70,9 +70,7 @@ def test_every_row_is_tested_on_the_tasks_it_shares(rows, tmp_path):
     assert effect.difference == pytest.approx(by_hand)
     # Another draw of the same distribution: the ends of an interval vary by its resampling alone.
     both = ({"nq": rows[name]["nq"]} for name in ("TASER", "BM25"))
-    again = bootstrap_over_tasks(*both, ["R@1"], SignificanceConfig(resamples=9_000))[0]["nq"][
-        "R@1"
-    ]
+    again = bootstrap_over_tasks(*both, ["R@1"], resamples=9_000)[0]["nq"]["R@1"]
     assert effect.low == pytest.approx(again.low, abs=0.005)
     assert effect.high == pytest.approx(again.high, abs=0.005)
     reversed_rows = compared(tmp_path, baseline="TASER")

@@ -6,18 +6,17 @@ from scipy import stats
 
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.evaluation.significance import (
-    SignificanceConfig,
     bootstrap_over_tasks,
     mean_over_seeds,
     paired_over_seeds,
     resampled_means,
 )
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import DataError
 
 
 def on_one_task(first, second, resamples=10_000):
-    config = SignificanceConfig(resamples=resamples)
-    tasks, _ = bootstrap_over_tasks({"nq": first}, {"nq": second}, ["R@1"], config)
+    systems = ({"nq": first}, {"nq": second})
+    tasks, _ = bootstrap_over_tasks(*systems, ["R@1"], resamples=resamples)
     return tasks["nq"]["R@1"]
 
 
@@ -144,5 +143,3 @@ def test_bad_input():
     for first, second in (([0.5], [0.4]), ([0.5, 0.6], [0.4])):
         with pytest.raises(DataError, match="under the same seeds, two or more"):
             paired_over_seeds(first, second)
-    with pytest.raises(ConfigError, match="0 resamples"):
-        SignificanceConfig(resamples=0)

@@ -13,7 +13,7 @@ from taser_jax.commands.train import train
 from taser_jax.systems.moma import stages as moma
 from taser_jax.systems.moma.augment import augment
 from taser_jax.systems.muf import stages as muf
-from taser_jax.systems.muf.fuse import fuse
+from taser_jax.systems.muf.fuse import fuse_specialists
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,8 @@ from taser_jax.systems.muf.fuse import fuse
     [
         (moma._train, [train]),
         (moma.look_up, [augment]),
-        (muf._fuse_and_evaluate, [fuse, evaluate]),
-        (muf._fuse_training_queries, [fuse]),
+        (muf._fuse_and_evaluate, [fuse_specialists, evaluate]),
+        (muf._fuse_training_queries, [fuse_specialists]),
         (muf._mine_and_score, [mine]),
     ],
 )

@@ -8,17 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from taser_jax.assembly.pretrained import Pretrained
-from taser_jax.commands.pipelines.compare_data import (
+from taser_jax.commands.pipelines.compare_parts import (
+    MEASURED_STEPS,
     collection_name,
     file_sizes,
-    fit_lengths,
-    prepare_detected,
-)
-from taser_jax.commands.pipelines.compare_models import (
-    MEASURED_STEPS,
     filled,
+    fit_lengths,
     measure,
     planned,
+    prepare_detected,
     untrained_system,
     with_trained_experts,
     with_weights,

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from etils import epath
@@ -63,6 +63,7 @@ def prepare(
     queries: Tasks | None = None,
     directory: FilePath | None = None,
     options: PrepareOptions = _DEFAULTS,
+    unjudged_tasks: Collection[str] = (),
 ) -> PreparedCollection:
     """Prepares folders whose files are detected, and files given by name, as one collection.
 
@@ -89,6 +90,7 @@ def prepare(
             (`by_task_and_split`).
         directory: base of relative paths; None is the current directory.
         options: how files are divided, and what they may lack.
+        unjudged_tasks: tasks whose training questions stay without a positive, to be found later.
 
     Returns:
         Counts and fingerprints. The same call on the same files does nothing.
@@ -124,7 +126,7 @@ def prepare(
         fix = "write `taser prepare DIRECTORY`, or set PASSAGES and QUERIES"
         raise ConfigError("neither a folder nor a file of passages is given", fix=fix)
     options.check_tasks(tasks)
-    splits = _splits(tasks, sources, options)
+    splits = _splits(tasks, sources, options, unjudged_tasks)
     return _prepare(data_dir, collection, sources, splits, options)
 
 
@@ -319,6 +321,7 @@ def _splits(
     tasks: Mapping[str, Mapping[str, QuestionFiles]],
     sources: Mapping[str, FilePath],
     options: PrepareOptions,
+    unjudged_tasks: Collection[str],
 ) -> list[QuestionSplit]:
     paths = {os.fspath(path) for path in sources.values()}
     splits: dict[tuple[str, str], QuestionSplit] = {}
@@ -334,7 +337,10 @@ def _splits(
                 if (task, split) in splits:
                     fix = "give each split once"
                     raise ConfigError(f"split {split!r} twice", where=f"task {task!r}", fix=fix)
-                splits[task, split] = QuestionSplit(task, split, sharing, files, options, pairs)
+                keeps = task in unjudged_tasks
+                splits[task, split] = QuestionSplit(
+                    task, split, sharing, files, options, pairs, keeps
+                )
     return list(splits.values())
 
 
@@ -365,5 +371,5 @@ def _inputs_fingerprint(
         paths = (files.questions, files.qrels)
         contents = [None if path is None else digest(path) for path in paths]
         names = [split.task, split.split, *split.sharing, files.passages]
-        described.append([*names, os.fspath(files.questions), *contents])
+        described.append([*names, split.keeps_unjudged, os.fspath(files.questions), *contents])
     return fingerprint_json(described)

@@ -113,8 +113,8 @@ class QuestionMapper:
     def queries(self) -> Iterator[tuple[Query, Question]]:
         """Maps questions to queries, in order, and counts what it drops.
 
-        Training questions without a positive are dropped; others are kept, since they can be scored
-        by their answers.
+        Training questions without a positive are dropped, unless the split keeps them; others are
+        kept, since they can be scored by their answers.
 
         Yields:
             Queries whose positives and hard negatives are rows, with the questions.
@@ -141,7 +141,7 @@ class QuestionMapper:
                 self.left_out.counts[WITHOUT_POSITIVE] += 1
                 line = f"{question.where}, question {question.text[:60]!r}: {WITHOUT_POSITIVE}"
                 self.left_out.lines.append(line)
-                if self.split.split == "train":
+                if self.split.split == "train" and not self.split.keeps_unjudged:
                     continue
             query = Query(
                 id=id,

@@ -30,6 +30,7 @@ class QuestionSplit:
         files: their files.
         options: how they are divided.
         pairs: whether the passages of their file are the collection's.
+        keeps_unjudged: whether training questions without a positive stay.
         read_ids: ids of all questions of the file, once it has been read.
     """
 
@@ -39,6 +40,7 @@ class QuestionSplit:
     files: QuestionFiles
     options: PrepareOptions
     pairs: bool = False
+    keeps_unjudged: bool = False
     read_ids: set[str] = dataclasses.field(default_factory=set, compare=False)
 
     def questions(self) -> Iterator[Question]:

@@ -1,16 +1,18 @@
-"""`taser augment`: the documents that a mixture of memories has for each query."""
+"""Documents of memories for queries: `taser augment`, and `taser ask` with memories."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float32
 
 from taser_jax.assembly.data import query_sets
 from taser_jax.assembly.model_directory import LoadedModel, check_vocabulary, load_model
+from taser_jax.commands.ask import MEMORIES, Answer, AskSettings
 from taser_jax.commands.inputs import run_path
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.arrays import TokenizedQueries
@@ -20,12 +22,20 @@ from taser_jax.models.batch import Role
 from taser_jax.retrieval.encoding import EncodeConfig, encode_rows
 from taser_jax.retrieval.exact import ExactSearcher, search_devices
 from taser_jax.retrieval.runs import NO_ROW, Run, top_k, write_trec_run
+from taser_jax.retriever import Retriever
+from taser_jax.retriever_parts import TokensInMemory
 from taser_jax.storage.artifacts import require_equal
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, phase
+from taser_jax.storage.records import Passage
 from taser_jax.systems.moma.embeddings import EmbeddingsByText, tower_fingerprints
-from taser_jax.systems.moma.memories import Lookup, Mixture
-from taser_jax.systems.moma.query_documents import read_lookup, write_lookup
+from taser_jax.systems.moma.memories import AugmentedTexts, Lookup, Mixture
+from taser_jax.systems.moma.query_documents import (
+    document_attention,
+    document_reader,
+    read_lookup,
+    write_lookup,
+)
 
 
 @writes("{output_dir}")
@@ -40,7 +50,6 @@ def augment(
     tasks: Sequence[str] | None = None,
     splits: Sequence[str] | None = None,
     k: int = 10,
-    without_gold_of: str | None = None,
     config: EncodeConfig = EncodeConfig(),
     step: int | None = None,
 ) -> dict[str, int]:
@@ -58,8 +67,6 @@ def augment(
         tasks: tasks to use; None means all.
         splits: splits to use; None means all.
         k: documents per query.
-        without_gold_of: the memory that holds the queries' positives; each training query's own
-            positives are then left out of its documents. None keeps them, as the paper does.
         config: sizes of batches.
         step: step of the checkpoint; None means the best one.
 
@@ -85,7 +92,7 @@ def augment(
             **mixture.fingerprints,
             "queries": queries.fingerprint,
             "query_model": model.fingerprint,
-            "settings": json.dumps([k, without_gold_of]),
+            "settings": json.dumps([k]),
         }
         name = f"{task} {split}"
         counts[name] = 0
@@ -93,10 +100,7 @@ def augment(
             logger.info("%s: looked up before", name)
             continue
         with phase(f"augment {name}"):
-            gold = None
-            if without_gold_of is not None and split == "train":
-                gold = mixture.gold(without_gold_of, queries.positives)
-            lookup = _look_up(model, queries, searcher, mixture, k=k, gold=gold, config=config)
+            lookup = _look_up(model, queries, searcher, k=k, config=config)
         write_lookup(output_dir, task, split, lookup, memory_dir=memory_dir, fingerprints=prints)
         if data_dir is not None:
             _write_run(output_dir, task, split, lookup, mixture, data_dir)
@@ -128,28 +132,16 @@ def _look_up(
     model: LoadedModel,
     queries: TokenizedQueries,
     searcher: ExactSearcher,
-    mixture: Mixture,
     *,
     k: int,
-    gold: Sequence[Int[np.ndarray, " positives"]] | None,
     config: EncodeConfig,
 ) -> Lookup:
-    """The best K documents of each query, without its `gold`."""
+    """The best K documents of each query."""
     config = dataclasses.replace(config, batch_multiple=model.batch_multiple)
     encode = model.encode_fn(Role.QUERY, task=queries.task)
     embeddings, _ = encode_rows(encode, queries, np.arange(len(queries)), config=config)
-    deeper = 0 if gold is None else max(map(len, gold), default=0)
-    result = searcher.search(embeddings, min(k + deeper, len(mixture)))
-    rows = result.rows
-    if gold is None:
-        return Lookup(queries.query_ids, rows, result.scores)
-    is_other = np.array([~np.isin(line, own) for line, own in zip(rows, gold, strict=True)])
-    order = np.argsort(~is_other, axis=1, kind="stable")[:, :k]
-    rows, scores, is_other = (
-        np.take_along_axis(array, order, axis=1) for array in (rows, result.scores, is_other)
-    )
-    scores = np.where(is_other, scores, 0.0).astype(np.float32)
-    return Lookup(queries.query_ids, np.where(is_other, rows, NO_ROW), scores)
+    result = searcher.search(embeddings, k)
+    return Lookup(queries.query_ids, result.rows, result.scores)
 
 
 def _write_run(
@@ -165,3 +157,120 @@ def _write_run(
     compact = np.where(run.rows >= 0, np.searchsorted(real, run.rows), NO_ROW).astype(np.int32)
     run = Run(run.query_ids, compact, run.scores)
     write_trec_run(run_path(output_dir, task, split), run, ids=ids, tag="memories")
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedDocument:
+    """One document fused with a query.
+
+    Attributes:
+        memory: its memory.
+        passage: the document.
+        score: its score in the lookup.
+        attention: its share of the end retriever's attention to the query's documents.
+    """
+
+    memory: str
+    passage: Passage
+    score: float
+    attention: float
+
+
+def fused_documents(
+    mixture: Mixture,
+    lookup: Lookup,
+    attention: Float32[np.ndarray, "queries segments"],
+    *,
+    data_dir: str,
+) -> list[list[FusedDocument]]:
+    """The documents fused with each query, most attended first.
+
+    Args:
+        mixture: the memories.
+        lookup: the documents of each query, of which the first K are fused.
+        attention: attention to the query's own tokens, then to each of these K.
+        data_dir: folder of the memories' collections.
+    """
+    stores = [PassageStore.open(data_dir, memory.collection) for memory in mixture.memories]
+    by_query = []
+    for rows, scores, weights in zip(lookup.rows, lookup.scores, attention[:, 1:], strict=True):
+        present = np.flatnonzero(rows[: len(weights)] >= 0)
+        shares = weights[present] / max(float(weights[present].sum()), 1e-30)
+        memories, places = mixture.places(rows[present])
+        documents = [
+            FusedDocument(
+                mixture.names[memory], stores[memory][int(row)], float(score), float(share)
+            )
+            for memory, row, score, share in zip(
+                memories, places, scores[present], shares, strict=True
+            )
+        ]
+        by_query.append(sorted(documents, key=lambda document: -document.attention))
+    return by_query
+
+
+def ask_augmented(questions: Sequence[str], settings: AskSettings) -> list[Answer]:
+    """Looks documents up for each question, fuses them, and searches.
+
+    Args:
+        questions: questions as typed.
+        settings: the end retriever with its collection, the mixture of memories, the model that
+            they were added with, and K.
+
+    Returns:
+        The answers, each with the documents fused with the question, most attended first.
+
+    Raises:
+        ConfigError: no lookup model, an end retriever that fuses no documents, or K beyond the
+            mixture.
+        FingerprintError: another model than the lookup encoded the memories.
+    """
+    retriever = settings.load_retriever()
+    assert settings.memory_dir is not None
+    assert settings.data_dir is not None
+    if settings.lookup_dir is None:
+        fix = "give the model that `taser memory add` encoded them with"
+        title = "no model looks documents up in the memories"
+        raise ConfigError(title, where="LOOKUP_DIR", fix=fix)
+    model, mixture = retriever.model, Mixture.open(settings.memory_dir)
+    if not model.model.config.fuses:
+        raise model.model.config.no_fusion()
+    check_documents(settings.documents, len(mixture))
+    lookup = Retriever.load(
+        settings.lookup_dir, task=settings.task, query_length=settings.query_length
+    )
+    require_equal(
+        f"memories {settings.memory_dir}",
+        mixture.manifest.fingerprints,
+        {"model": lookup.model.passage_fingerprint},
+        "name the model that they were added with as LOOKUP_DIR",
+    )
+    searcher = ExactSearcher(EmbeddingsByText.of_mixture(mixture), devices=search_devices())
+    result = searcher.search(lookup.encode_queries(questions), settings.documents)
+    looked_up = Lookup([*map(str, range(len(questions)))], result.rows, result.scores)
+    texts = AugmentedTexts(
+        TokensInMemory(retriever.query_tokens(questions)),
+        looked_up.rows,
+        document_reader(model.model.config, mixture),
+    )
+    config = EncodeConfig(batch_multiple=model.batch_multiple)
+    encode = model.encode_fn(Role.QUERY, task=settings.task)
+    embeddings, _ = encode_rows(encode, texts, np.arange(len(questions)), config=config)
+    attention = document_attention(model, texts, task=settings.task, config=config)
+    documents = fused_documents(mixture, looked_up, attention, data_dir=settings.data_dir)
+    hits = retriever.search_embeddings(embeddings, k=settings.k)
+    return [
+        Answer(best, sources=_shown(fused)) for best, fused in zip(hits, documents, strict=True)
+    ]
+
+
+def _shown(documents: Sequence[FusedDocument]) -> list[str]:
+    lines = ["  from memory:"] if documents else []
+    for document in documents:
+        passage, share = document.passage, f"{100 * document.attention:3.0f}%"
+        text = textwrap.shorten(f"{passage.title}: {passage.text}", 90, placeholder=" ...")
+        lines.append(f"   {share}  {document.memory}  [{document.score:.2f}]  {text}")
+    return lines
+
+
+MEMORIES.register(ask_augmented)

@@ -34,17 +34,6 @@ class LookupTraining(enum.Enum):
         return "" if self is LookupTraining.LEARNED else f"{self.value}-"
 
 
-class GoldDocuments(enum.Enum):
-    """Whether a training query's own positives may be among its documents D^a.
-
-    KEPT: where the lookup finds them (MoMA: 46% of queries at first, 62% at last).
-    REMOVED: never; the end retriever cannot learn to copy them.
-    """
-
-    KEPT = "kept"
-    REMOVED = "removed"
-
-
 @dataclasses.dataclass(frozen=True)
 class MomaConfig:
     """Memories, how much of them an episode uses, and what MoMA is compared with.
@@ -58,8 +47,6 @@ class MomaConfig:
         targets: name -> token store of a collection that is searched without training on it, with
             its test queries; it stands in for the source as a memory.
         compared: the ways to train the lookup, all from one warm-up.
-        gold: whether a training query's positives may be among its documents; remove them where the
-            end retriever copies them.
         frozen_passages: whether no training changes the passage tower, so that passages are encoded
             once by the pretrained weights, and trainings read their embeddings.
         shared_embeddings: where passages' embeddings are kept by text, for several runs to share;
@@ -71,7 +58,6 @@ class MomaConfig:
     learned_positives: int = 5
     targets: Mapping[str, str] = dataclasses.field(default_factory=dict)
     compared: Sequence[LookupTraining] = (LookupTraining.LEARNED,)
-    gold: GoldDocuments = GoldDocuments.KEPT
     frozen_passages: bool = False
     shared_embeddings: str | None = None
 

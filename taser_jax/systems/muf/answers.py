@@ -17,7 +17,7 @@ from taser_jax.retrieval.fusion import Weighting, fuse_runs, weights_of
 from taser_jax.retrieval.runs import Run
 from taser_jax.retriever import Retriever
 from taser_jax.retriever_parts import Hit
-from taser_jax.storage.artifacts import file_name, require_equal
+from taser_jax.storage.artifacts import require_equal
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import read_typed
 from taser_jax.systems.muf.fuse import FUSION_FILE
@@ -71,7 +71,7 @@ def ask_fused(questions: Sequence[str], settings: AskSettings) -> list[Answer]:
         model_dir = specialists[name].model_dir
         if model_dir is None:
             title = f"specialist {name!r} has no model to encode questions with"
-            fix = f"bind {file_name(name)}/Specialist.model_dir, and run `taser fuse` again"
+            fix = "put it beside the specialist's embeddings as model, and run `taser fuse` again"
             raise ConfigError(title, where=str(path), fix=fix)
         retriever = Retriever.load(
             model_dir, task=settings.task, query_length=settings.query_length

@@ -89,9 +89,69 @@ class FusionSummary:
     undecided: int
 
 
+def fuse(
+    *,
+    specialists: Mapping[str, str],
+    data_dir: str,
+    collection: str,
+    output_dir: str,
+    lists_dir: str | None = None,
+    split: str = "test",
+    tasks: Sequence[str] | None = None,
+    domain: Domain = Domain.INCLUDED,
+    weighing: Weighing = Weighing(),
+    evaluation: EvaluationConfig = EvaluationConfig(),
+    bm25: AddedBm25 = AddedBm25(),
+    own_passage_tasks: Sequence[str] = (),
+) -> FusionSummary:
+    """Joins specialists' lists: score = Σ w·s / Σ w, absent passages at each list's minimum.
+
+    Each specialist's lists, temperature and confidences are computed once for all fusions, and
+    stored below `lists_dir`. `output_dir` receives lists/ (arrays, with the confidences), runs/
+    (TREC files), with BM25 also runs_bm25/, and fusion.json.
+
+    Args:
+        specialists: name -> folder of a model: embeddings/, index/, with more than one of them
+            ensemble/, and for `taser ask` model/.
+        data_dir: folder of collections.
+        collection: the collection, the same for all.
+        output_dir: the fusion's directory.
+        lists_dir: where each specialist's results are kept; None is `output_dir`/specialists.
+        split: split of the queries.
+        tasks: tasks to use; None means all that have the split.
+        domain: whether a task's own specialists take part.
+        weighing: depth of the lists, confidences, weights.
+        evaluation: the criterion for hits, which calibration and BM25's weight rest on.
+        bm25: runs of BM25 to add.
+        own_passage_tasks: tasks whose queries are also passages of the collection: the passage with
+            the query's id is excluded from its lists.
+
+    Returns:
+        Temperatures, weights of BM25, and the number of undecided queries.
+
+    Raises:
+        ConfigError: no specialist, none left for a task, or calibration on the reported split.
+        FingerprintError: an index, ensemble or specialist of another model or collection.
+    """
+    return fuse_specialists(
+        specialists={name: Specialist.of(folder) for name, folder in specialists.items()},
+        data_dir=data_dir,
+        collection=collection,
+        output_dir=output_dir,
+        lists_dir=lists_dir,
+        split=split,
+        tasks=tasks,
+        domain=domain,
+        weighing=weighing,
+        evaluation=evaluation,
+        bm25=bm25,
+        own_passage_tasks=own_passage_tasks,
+    )
+
+
 @writes("{output_dir}")
 @first_host_only
-def fuse(
+def fuse_specialists(
     *,
     specialists: Mapping[str, Specialist],
     data_dir: str,
@@ -109,37 +169,10 @@ def fuse(
     k: int = 100,
     tag: str = "muf",
 ) -> FusionSummary:
-    """Joins specialists' lists: score = Σ w·s / Σ w, absent passages at each list's minimum.
+    """As `fuse`, for specialists whose artefacts lie anywhere.
 
-    Each specialist's lists, temperature and confidences are computed once for all fusions, and
-    stored below `lists_dir`. `output_dir` receives lists/ (arrays, with the confidences), runs/
-    (TREC files), with BM25 also runs_bm25/, and fusion.json.
-
-    Args:
-        specialists: name -> model.
-        data_dir: folder of collections.
-        collection: the collection, the same for all.
-        output_dir: the fusion's directory.
-        lists_dir: where each specialist's results are kept; None is `output_dir`/specialists.
-        split: split of the queries.
-        tasks: tasks to use; None means all that have the split.
-        domain: whether a task's own specialists take part.
-        weighing: depth of the lists, confidences, weights.
-        evaluation: the criterion for hits, which calibration and BM25's weight rest on.
-        bm25: runs of BM25 to add.
-        oracle: weights are searched for that put a relevant passage first (DPR-MUF's Bayesian
-            oracle); None weights by confidence.
-        own_passage_tasks: tasks whose queries are also passages of the collection: the passage with
-            the query's id is excluded from its lists.
-        k: results per query in TREC files.
-        tag: the TREC files' last column.
-
-    Returns:
-        Temperatures, weights of BM25, and the number of undecided queries.
-
-    Raises:
-        ConfigError: no specialist, none left for a task, or calibration on the reported split.
-        FingerprintError: an index, ensemble or specialist of another model or collection.
+    With an `oracle`, weights are searched for that put a relevant passage first (DPR-MUF's Bayesian
+    oracle). TREC files have `k` results per query, and `tag` as their last column.
     """
     store = PassageStore.open(data_dir, collection)
     names = tasks_with(data_dir, collection, split=split, tasks=tasks)
@@ -182,10 +215,8 @@ def fuse(
             added = fusion.fuse(arrays.run, sparse, alpha=alphas[task], k=k, config=settled)
             write("runs_bm25", task, added, tag=f"{tag}-bm25")
     if undecided:
-        logger.warning(
-            "%d queries: every specialist has confidence 0; their lists get equal weights",
-            undecided,
-        )
+        what = "%d queries: every specialist has confidence 0; their lists get equal weights"
+        logger.warning(what, undecided)
     weighs = weighing.fusion.weighting is not Weighting.EQUAL and len(opened) > 1
     weighed = opened if weighs else {}
     temperatures = {name: specialist.temperature for name, specialist in weighed.items()}

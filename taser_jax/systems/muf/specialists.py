@@ -71,6 +71,19 @@ class Specialist:
     members: int | None = None
     model_dir: str | None = None
 
+    @classmethod
+    def of(cls, folder: str) -> Specialist:
+        """The specialist of a folder with embeddings/, index/, ensemble/ and model/.
+
+        Of a pipeline's folder, exact/ is the index; ensemble/ and model/ may be absent.
+        """
+        root = pathlib.Path(folder)
+        ensemble, model = (
+            str(root / name) if (root / name).exists() else None for name in ("ensemble", "model")
+        )
+        index = "exact" if (root / "exact").exists() else "index"
+        return cls(str(root / "embeddings"), str(root / index), ensemble, model_dir=model)
+
 
 @dataclasses.dataclass(frozen=True)
 class Weighing:

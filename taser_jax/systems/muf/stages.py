@@ -27,7 +27,7 @@ from taser_jax.retrieval.fusion import Weighting
 from taser_jax.storage.artifacts import file_name, fingerprint_json
 from taser_jax.systems.muf.ensemble import ensemble
 from taser_jax.systems.muf.ensemble_files import Ensemble, EnsembleTraining
-from taser_jax.systems.muf.fuse import AddedBm25, Domain, FusionSummary, fuse
+from taser_jax.systems.muf.fuse import AddedBm25, Domain, FusionSummary, fuse_specialists
 from taser_jax.systems.muf.oracle import BayesianConfig, Oracle
 from taser_jax.systems.muf.specialists import Specialist, Weighing
 from taser_jax.systems.muf.tables import (
@@ -97,9 +97,9 @@ class MufStages:
         # BM25's lists are as deep as the specialists' that they are added to.
         deep = dataclasses.replace(setting, k=max(setting.k, fusion.weighing.fusion.depth))
         self._retrieval = RetrievalStages(stages, deep, store)
-        self._where: dict[str, Any] = {"data_dir": setting.data_dir, "collection": collection}
         self._fusing: dict[str, Any] = {
-            **self._where,
+            "data_dir": setting.data_dir,
+            "collection": collection,
             "lists_dir": self._root / "specialists",
             "weighing": fusion.weighing,
             "k": setting.k,
@@ -168,7 +168,7 @@ class MufStages:
             **shared,
         )
         self._retrieval.retrieve(label, root, splits=())
-        specialist, member_parameters = self._specialist(root), 0
+        specialist, member_parameters = Specialist.of(str(root)), 0
         if with_ensemble:
             self._stages.run(
                 f"{label}-ensemble",
@@ -188,14 +188,7 @@ class MufStages:
         root = self._root / label
         parameters = self._retrieval.untrained(label, root, system.model)
         self._retrieval.retrieve(label, root, splits=())
-        self._models[name] = _Model(self._specialist(root), parameters)
-
-    def _specialist(self, root: pathlib.Path) -> Specialist:
-        return Specialist(
-            embeddings_dir=str(root / "embeddings"),
-            index_dir=str(root / "exact"),
-            model_dir=str(root / "model"),
-        )
+        self._models[name] = _Model(Specialist.of(str(root)), parameters)
 
     def fusions(self, specialists: Mapping[str, System]) -> list[str]:
         """Runs all fusions; returns their rows, without those of sizes and of the oracle."""
@@ -283,12 +276,12 @@ def _ensemble(**arguments: Any) -> dict[str, str]:
 
 
 @writes("{output_dir}")
-@passes_on(fuse)
+@passes_on(fuse_specialists)
 def _fuse_training_queries(
     *, output_dir: str, tested_dir: str, tasks: Sequence[str], **options: Any
 ) -> dict[str, Any]:
     """The mean confidences of the training queries beside those of the test queries."""
-    fuse(output_dir=output_dir, split="train", tasks=tasks, **options)
+    fuse_specialists(output_dir=output_dir, split="train", tasks=tasks, **options)
     return {
         f"mean w, {split}": mean_confidence(pathlib.Path(directory) / "lists", tasks, split=split)
         for directory, split in ((output_dir, "train"), (tested_dir, TEST))
@@ -303,7 +296,7 @@ def _mine_and_score(*, runs_dir: str, output_dir: str, **options: Any) -> Mappin
 
 
 @writes("{output_dir}")
-@passes_on(fuse, evaluate)
+@passes_on(fuse_specialists, evaluate)
 def _fuse_and_evaluate(
     *,
     folders: Mapping[str, str],
@@ -322,7 +315,7 @@ def _fuse_and_evaluate(
         "collection": collection,
         "tasks": tasks,
     }
-    summary = fuse(evaluation=evaluation, **shared, **options)
+    summary = fuse_specialists(evaluation=evaluation, **shared, **options)
     alphas = ", ".join(f"{task} {alpha:g}" for task, alpha in summary.alphas.items())
     for name, folder in folders.items():
         evaluate(

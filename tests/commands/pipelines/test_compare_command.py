@@ -13,7 +13,7 @@ from small_world import SmallWorld, figures, never, refused, succeed
 from stage_calls import check_every_argument, noted
 
 from taser_jax import Retriever
-from taser_jax.commands.pipelines import compare_models, compared_rows, taser
+from taser_jax.commands.pipelines import compare_parts, compared_rows, taser
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.train import TrainSummary
 from taser_jax.data.collections.store import QuerySet, list_tasks
@@ -210,8 +210,8 @@ def test_a_killed_measurement_begins_again(tmp_path: pathlib.Path, monkeypatch):
         left.mkdir(parents=True)
         return TrainSummary(1, {}, steps_per_second=4.0, seconds=5.0)
 
-    monkeypatch.setattr(compare_models, "train", train)
-    costs = compare_models.measure(
+    monkeypatch.setattr(compare_parts, "train", train)
+    costs = compare_parts.measure(
         model_dir=str(tmp_path / "measured"),
         token_store="",
         model=tiny_training.model_config(),
@@ -226,7 +226,7 @@ def test_a_killed_measurement_begins_again(tmp_path: pathlib.Path, monkeypatch):
 
 
 def test_what_was_set_is_not_decided():
-    assert compare_models.filled(Bm25Config(b=0.5), k1=1.2, b=0.75) == Bm25Config(k1=1.2, b=0.5)
+    assert compare_parts.filled(Bm25Config(b=0.5), k1=1.2, b=0.75) == Bm25Config(k1=1.2, b=0.5)
 
 
 _ALPHAS = {"Shared": 0.5, "TASER": 0.5, "Pretrained, untrained": 0.5}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taser_jax.commands.pipelines.compare_data import collection_name, file_sizes
+from taser_jax.commands.pipelines.compare_parts import collection_name, file_sizes
 
 
 def test_a_collection_is_named_after_its_folders():

@@ -6,7 +6,7 @@ import tiny_training
 
 from taser_jax.data.collections.store import write_collection
 from taser_jax.storage.records import Passage
-from taser_jax.systems.moma.answers import fused_documents
+from taser_jax.systems.moma.augment import fused_documents
 from taser_jax.systems.moma.memories import Lookup, Manifest, Memory, Mixture
 
 

@@ -143,24 +143,6 @@ def test_lookups_are_the_best_of_all_memories(world, mixture_dir, tmp_path):
     assert set(augment(**options, k=5).values()) == {0}
 
 
-def test_training_queries_can_do_without_their_own_positives(world, mixture_dir, tmp_path):
-    options = {"memory_dir": mixture_dir, "token_store": world.stores[0], "tasks": ["first"]}
-    options["model_dir"] = world.model_dir
-    augment(**options, output_dir=str(tmp_path / "kept"), k=6)
-    augment(**options, output_dir=str(tmp_path / "removed"), k=5, without_gold_of="source")
-    store = TokenStore.open(world.stores[0])
-    found = 0
-    for split in ("train", "validation"):
-        gold = [rows[0] for rows in store.queries("first", split).positives]
-        kept, removed = (read_lookup(tmp_path / n, "first", split)[0] for n in ("kept", "removed"))
-        for own, line, without in zip(gold, kept.rows, removed.rows, strict=True):
-            # Other splits keep theirs; a positive's place goes to the next document.
-            left = line[line != own] if split == "train" else line
-            assert without.tolist() == left[:5].tolist()
-            found += split == "train" and own in line[:5]
-    assert found
-
-
 @pytest.mark.parametrize(
     "documents",
     [FusedStates.TOKENS, pytest.param(FusedStates.EMBEDDINGS, marks=pytest.mark.release)],
