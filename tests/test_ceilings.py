@@ -31,12 +31,12 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 2_017,
-    "cli": 1_285,
-    "commands": 5_507,
-    "data": 7_126,
+    "assembly": 2_013,
+    "cli": 1_278,
+    "commands": 5_492,
+    "data": 7_117,
     "devices": 1_329,
-    "evaluation": 1_936,
+    "evaluation": 1_930,
     "interop": 2_902,
     "loose files": 420,
     "models": 2_357,
@@ -44,20 +44,20 @@ ROOMS = {
     "retrieval": 2_145,
     "serving": 462,
     "storage": 960,
-    "systems": 3_592,
+    "systems": 3_581,
     "training": 1_746,
 }
 OTHERS = {
-    "lines of code": 34_826,
-    "percent of code that imports or raises": 16.0,
-    "files": 252,
+    "lines of code": 34_774,
+    "percent of code that imports or raises": 15.8,
+    "files": 248,
     "lines of the longest file": 417,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 26,
-    "commands": 36,
-    "fields that nothing binds": 100,
-    "Any in annotations": 262,
+    "commands": 29,
+    "fields that nothing binds": 74,
+    "Any in annotations": 261,
     "modules that train imports": 95,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
