@@ -66,7 +66,9 @@ def training_config(options: argparse.Namespace, beta: float) -> TrainingConfig:
         median_over=MedianOver.NONZERO,
     )
     return TrainingConfig(
-        loop=LoopConfig(train_steps=options.steps, checkpoint_period=options.period),
+        loop=LoopConfig(
+            train_steps=options.steps, checkpoint_period=options.period, checkpoint_minutes=0.0
+        ),
         batching=BatchingConfig(batch_size=options.batch_size),
         optimizer=OptimizerConfig(
             learning_rate=options.learning_rate, warmup_steps=options.steps // 10

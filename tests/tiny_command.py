@@ -8,6 +8,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import numpy as np
@@ -34,7 +35,10 @@ class TinyCommand:
     def prepare(self) -> None:
         (self.folder / "tiny.gin").write_text(tiny_training.GIN_FILE)
 
-    def start(self, model_dir: pathlib.Path, *bindings: str) -> subprocess.Popen[str]:
+    def start(
+        self, model_dir: pathlib.Path, *bindings: str, **streams: Any
+    ) -> subprocess.Popen[str]:
+        """Starts it; `streams` are further arguments of `subprocess.Popen`."""
         cache = self.folder / "compiled"
         environment = os.environ | {
             "PYTHONPATH": str(REPOSITORY),
@@ -53,9 +57,8 @@ class TinyCommand:
             ],
             env=environment,
             cwd=self.folder,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
             text=True,
+            **{"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE} | streams,
         )
 
     def run(self, model_dir: pathlib.Path, *bindings: str) -> subprocess.CompletedProcess[str]:

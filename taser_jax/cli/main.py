@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import inspect
 import logging
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -38,6 +39,7 @@ _ONE_HOST = ("init", "prepare", "import", "ask", "export", "quickstart", "compil
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the console script; exits with the status that `run` returns."""
     argcomplete.autocomplete(parser())
+    messages.outlive_terminal()
     try:
         status = run(sys.argv[1:] if argv is None else list(argv))
     except Exception:
@@ -45,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             traceback.print_exc()
             _leave(1)
         raise
+    # Ctrl-C while Python ends would print a traceback that says nothing.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     _leave(status)
     sys.exit(status)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import io
 import logging
 import os
 import pathlib
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import textwrap
@@ -56,6 +59,46 @@ def set_up(*, verbose: bool) -> None:
     # libtpu, where installed, complains of missing TPUs; JAX would load it to find none.
     if not _has_accelerator():
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def outlive_terminal() -> None:
+    """Lets this process go on when its terminal is closed, or the pipe that it writes into.
+
+    What it writes from then on is lost. Ctrl-C and SIGTERM still end it.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if isinstance(sys.stdout, io.TextIOWrapper) and isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stdout = _lasting(sys.stdout)
+        sys.stderr = _lasting(sys.stderr)
+
+
+def _lasting(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    """The same file, encoding and buffering as `stream`, written by a `_LastingFile`."""
+    # No BufferedWriter between, which a signal's handler must not enter a second time.
+    return io.TextIOWrapper(
+        _LastingFile(stream.fileno(), "wb", closefd=False),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+    )
+
+
+class _LastingFile(io.FileIO):
+    """A file that becomes /dev/null, for libraries in C++ too, once nobody can read it."""
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]  # what TextIOWrapper gives
+        written = 0
+        try:
+            while written < len(data):
+                written += super().write(data[written:])
+        except OSError as error:
+            # A closed pipe, a closed terminal.
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+        return len(data)
 
 
 def _has_accelerator() -> bool:
@@ -166,6 +209,8 @@ def _without_information() -> Iterator[None]:
             os.dup2(stderr, 2)
             os.close(stderr)
             written.seek(0)
-            for line in written:
-                if not _INFORMATION.fullmatch(line):
-                    os.write(2, line)
+            # OSError where nobody reads it any more.
+            with contextlib.suppress(OSError):
+                for line in written:
+                    if not _INFORMATION.fullmatch(line):
+                        os.write(2, line)

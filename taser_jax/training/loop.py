@@ -16,7 +16,14 @@ from taser_jax.storage import progress
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.state import Params, TrainState
-from taser_jax.training.watch import Meter, SkipWatch, StepCost, agree_to_stop, catch_signals
+from taser_jax.training.watch import (
+    Meter,
+    SkipWatch,
+    StepCost,
+    agree_to_save,
+    agree_to_stop,
+    catch_signals,
+)
 
 logger = logging.getLogger("taser")
 
@@ -56,6 +63,8 @@ class LoopConfig:
         train_steps: optimiser steps of this run, over all restarts.
         evaluation_period: steps between validations; 0 validates at the end only.
         checkpoint_period: steps between checkpoints; 0 saves with each validation only.
+        checkpoint_minutes: longest time between checkpoints, whatever the periods: what a run that
+            is killed loses, with `log_period` steps more on several hosts. 0 saves by steps alone.
         log_period: steps between lines in the metrics files.
         max_skipped_steps: training stops with an error after this many skipped steps in a row; set
             1 to stop at the first. A run with fewer steps stops if it skips all of them.
@@ -69,6 +78,7 @@ class LoopConfig:
     train_steps: int
     evaluation_period: int = 0
     checkpoint_period: int = 0
+    checkpoint_minutes: float = 4.0
     log_period: int = 20
     max_skipped_steps: int = 10
     patience: int = 0
@@ -151,7 +161,8 @@ def train(
 
     Raises:
         Preempted: SIGTERM arrived; everything done so far is saved.
-        KeyboardInterrupt: Ctrl-C; everything done so far is saved. A second one does not wait.
+        KeyboardInterrupt: Ctrl-C; everything done so far is saved. One more than a second later
+            stops without, and names the newest checkpoint.
         NonFiniteLossError: `max_skipped_steps` in a row had a loss or gradient that is not finite;
             no parameter has seen it.
         DataError: the same number of steps in a row had a task with a median sensitivity of 0.
@@ -170,6 +181,8 @@ def train(
     best = _Best(config, checkpoints)
     last_step = step if best.is_long_ago(step) else config.train_steps
     meter = Meter(cost)
+    seconds = 60 * config.checkpoint_minutes or math.inf
+    saved_at = time.monotonic()
     skips = SkipWatch(
         allowed=min(config.max_skipped_steps, config.train_steps),
         describe=batches.describe,
@@ -194,8 +207,9 @@ def train(
             meter.tick(batch, metrics)
             bar.update(1)
             validates = config.validates_after(step)
-            saves = config.saves_after(step)
-            if validates or saves or step % config.log_period == 0:
+            logs = config.saves_after(step) or _divides(config.log_period, step)
+            saves = config.saves_after(step) or agree_to_save(saved_at + seconds, logs=logs)
+            if logs:
                 skips.check()
                 scalars = {name: float(value) for name, value in metrics.items()} | meter.read()
                 bar.set_postfix(loss=f"{scalars['loss']:.3f}", refresh=False)
@@ -208,9 +222,11 @@ def train(
                         bar.write(_validation_line(step, validation))
                 _write(writers, step, lines)
             if saves:
+                skips.check()
                 with meter.pause():
                     judged = validation if validates else None
                     checkpoints.save(state, step=step, about=about, metrics=judged)
+                saved_at = time.monotonic()
             if validates and best.ends_training(step, validation):
                 skips.check()
                 break
@@ -277,10 +293,14 @@ def _finish_saving(checkpoints: Checkpoints) -> Iterator[None]:
     """Waits for the current save, even if training stops with an error."""
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         # The error that stopped the training is the one to report.
         with contextlib.suppress(Exception):
             checkpoints.wait()
+        if isinstance(error, KeyboardInterrupt) and not error.args:
+            newest = checkpoints.latest_step
+            left = "nothing is saved" if newest is None else f"the newest checkpoint: step {newest}"
+            raise KeyboardInterrupt(f"stopped without saving; {left}") from None
         raise
     checkpoints.wait()
 

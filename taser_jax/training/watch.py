@@ -13,6 +13,7 @@ from types import FrameType
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
@@ -20,6 +21,9 @@ from taser_jax.devices.parameter_rules import parameter_path
 from taser_jax.optim.tsage import MEDIAN
 from taser_jax.storage.errors import DataError, NonFiniteLossError, Preempted, TaserError
 from taser_jax.storage.progress import logger
+
+# Ctrl-C again within this time means the same as once.
+_BOUNCE_SECONDS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,6 +216,7 @@ class Stop:
     def __init__(self) -> None:
         self.error: type[BaseException] = Preempted
         self._asked = threading.Event()
+        self._interrupted_at: float | None = None
 
     def is_asked(self) -> bool:
         """Whether a signal has arrived."""
@@ -222,12 +227,33 @@ class Stop:
         self._asked.set()
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
-        """SIGINT, Ctrl-C: the first stops after the step and a save, the second at once."""
-        if self.is_asked():
+        """SIGINT, Ctrl-C: the first stops after the step and a save, a later one without it.
+
+        Two within a second are one: a shell and its launcher may both pass on the same Ctrl-C.
+        """
+        now = time.monotonic()
+        if self._interrupted_at is None:
+            self._interrupted_at = now
+            self.error = KeyboardInterrupt
+            self._asked.set()
+            logger.info("training: saving after this step; press Ctrl-C again to stop without it")
+        elif now > self._interrupted_at + _BOUNCE_SECONDS:
+            # A third one would interrupt the save that the second lets end.
+            self._interrupted_at = math.inf
             raise KeyboardInterrupt
-        self.error = KeyboardInterrupt
-        self._asked.set()
-        logger.info("training: saving after this step; press Ctrl-C again to stop without it")
+
+
+def agree_to_save(due: float, *, logs: bool) -> bool:
+    """Whether a checkpoint is due by the clock: host 0's, where a line is logged, on several hosts.
+
+    Args:
+        due: when, by `time.monotonic`, which differs from host to host.
+        logs: whether this step's metrics are read, so that hosts wait for each other anyway.
+    """
+    is_due = time.monotonic() >= due
+    if jax.process_count() == 1:
+        return is_due
+    return logs and bool(multihost_utils.broadcast_one_to_all(np.array(is_due)))
 
 
 def agree_to_stop(stop: Stop, step: int) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import logging
+import math
 import os
 import pathlib
 import signal
@@ -54,6 +55,7 @@ def main(phase: str, process_count: int, folder: pathlib.Path) -> None:
             (folder / f"refused.{process_id}").write_text(str(error))
         commands_that_differ(folder, process_id)
         stages_and_errors(folder, process_id, hosts, TaserError)
+        clocks_that_differ(process_id)
         encode_passages(folder)
         # The test kills a process of this training; what is left of it goes on in "resumed".
         wait_at_step(4)
@@ -172,6 +174,17 @@ def stages_and_errors(folder, process_id, hosts, error_type) -> None:
         fails()
     except (FileNotFoundError, error_type) as error:
         (folder / f"failed.{process_id}").write_text(f"{type(error).__name__}: {error}")
+
+
+def clocks_that_differ(process_id: int) -> None:
+    """Host 0's clock decides when a checkpoint is due."""
+    from taser_jax.training.watch import agree_to_save
+
+    past, future = -math.inf, math.inf
+    assert agree_to_save((past, future)[process_id], logs=True)
+    assert not agree_to_save((future, past)[process_id], logs=True)
+    # Without a line to log no host waits for the other.
+    assert not agree_to_save(past, logs=False)
 
 
 def encode_passages(folder) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ from toy_loop import (
 )
 
 from taser_jax.storage.errors import ConfigError, DataError, NonFiniteLossError, Preempted
-from taser_jax.training import loop
+from taser_jax.training import loop, watch
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.watch import Meter
 
@@ -58,6 +59,20 @@ def test_zero_periods_validate_and_save_at_the_end_only(tmp_path):
     result = run(tmp_path, config, validate=lambda params: {"nll": 2.0})
     assert steps_saved(tmp_path) == [5]
     assert result.validation == {"nll": 2.0}
+
+
+@pytest.mark.parametrize(("minutes", "expected"), [(4.0, [3, 5, 8, 10, 11]), (0.0, [5, 10, 11])])
+def test_checkpoints_by_time_beside_steps(tmp_path, monkeypatch, minutes, expected):
+    """A step takes 100 seconds: step 3 ends 300 seconds after the start, step 8 after step 5."""
+    batches = ToyBatches()
+    clock = types.SimpleNamespace(monotonic=lambda: 100.0 * len(batches.asked))
+    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(watch, "time", clock)
+    config = loop.LoopConfig(train_steps=11, checkpoint_period=5, checkpoint_minutes=minutes)
+    run(tmp_path, config, batches=batches)
+    assert steps_saved(tmp_path) == expected
+    # What is measured does not depend on the clock.
+    assert [line["step"] for line in lines_of(tmp_path)] == [5, 10, 11]
 
 
 def test_the_initial_weights_are_validated_first_and_kept_if_nothing_is_better(tmp_path):
@@ -184,7 +199,7 @@ def test_it_is_said_where_training_begins(tmp_path, caplog):
     assert "step 2 of 8" in begun()
 
 
-def test_ctrl_c_saves_and_a_second_one_does_not_wait(tmp_path):
+def test_ctrl_c_saves_and_a_later_one_does_not_wait(tmp_path, monkeypatch):
     def send(step):
         if step == 2:
             os.kill(os.getpid(), signal.SIGINT)
@@ -200,9 +215,18 @@ def test_ctrl_c_saves_and_a_second_one_does_not_wait(tmp_path):
         send(step)
         send(step)
 
-    with pytest.raises(KeyboardInterrupt, match=r"^$"):
-        run(tmp_path / "twice", config, batches=ToyBatches(twice))
-    assert steps_saved(tmp_path / "twice") == []
+    with pytest.raises(KeyboardInterrupt, match="saved after step 3 of 8"):
+        run(tmp_path / "at once", config, batches=ToyBatches(twice))
+    assert steps_saved(tmp_path / "at once") == [3]
+
+    monkeypatch.setattr(watch, "_BOUNCE_SECONDS", -1)
+    with pytest.raises(KeyboardInterrupt, match="without saving; nothing is saved"):
+        run(tmp_path / "later", config, batches=ToyBatches(twice))
+    assert steps_saved(tmp_path / "later") == []
+
+    config = loop.LoopConfig(train_steps=8, checkpoint_period=2)
+    with pytest.raises(KeyboardInterrupt, match="without saving; the newest checkpoint: step 2"):
+        run(tmp_path / "saved before", config, batches=ToyBatches(twice))
 
 
 @pytest.mark.parametrize("log_period", [1, 100])

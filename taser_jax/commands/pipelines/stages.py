@@ -44,6 +44,7 @@ _PLACE = re.compile(r".*_dirs?|.*_checkpoint|token_store|vocabulary|.*_embedding
 NO_INPUTS = frozenset(
     (
         "accept_changes",
+        "checkpoint_minutes",
         "config_text",
         "details",
         "dry_run",
