@@ -32,8 +32,8 @@ SLACK = 0.03
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
     "assembly": 2_013,
-    "cli": 1_278,
-    "commands": 5_492,
+    "cli": 1_281,
+    "commands": 5_493,
     "data": 7_117,
     "devices": 1_329,
     "evaluation": 1_930,
@@ -43,12 +43,12 @@ ROOMS = {
     "optim": 1_042,
     "retrieval": 2_145,
     "serving": 462,
-    "storage": 960,
+    "storage": 989,
     "systems": 3_581,
-    "training": 1_746,
+    "training": 1_775,
 }
 OTHERS = {
-    "lines of code": 34_774,
+    "lines of code": 34_836,
     "percent of code that imports or raises": 15.8,
     "files": 248,
     "lines of the longest file": 417,
