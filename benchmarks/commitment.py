@@ -22,14 +22,12 @@ from small_bert import small_bert
 from taser_jax.assembly.config import MultitaskTraining, TrainingConfig
 from taser_jax.assembly.pretrained import Pretrained
 from taser_jax.assembly.validator import ValidationConfig
-from taser_jax.commands.analyze import analyze
+from taser_jax.commands.analyze import AnalysisConfig, analyze
 from taser_jax.commands.train import train
 from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.evaluation.specialty.commitment import OWN
-from taser_jax.evaluation.specialty.report import AnalysisConfig, commitment_table
-from taser_jax.evaluation.specialty.specialty import SpecialtyConfig
+from taser_jax.evaluation.specialty_report import commitment_table
 from taser_jax.interop.pretrained import pretrained_bert
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
@@ -147,17 +145,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         negatives_dirs=negatives_dirs,
         config=AnalysisConfig(
             num_batches=options.num_batches,
-            specialty=SpecialtyConfig(temperature=options.tsage_temperature),
+            temperature=options.tsage_temperature,
             median_over=MedianOver.NONZERO,
-            betas=(),
         ),
         batching=batching_config(options),
         objective=ObjectiveConfig(temperature=0.05 if options.pretrained else 1.0),
     )
-    own = [(row.model, row) for row in findings.commitments if row.beta == OWN]
     text = "\n".join(
         [
-            commitment_table(own),
+            commitment_table(findings.commitments),
             "",
             "| | " + " | ".join(mrr) + " |",
             "| --- |" + " ---: |" * len(mrr),

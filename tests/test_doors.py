@@ -57,7 +57,6 @@ CLOSED = {
     "data/readers": ("taser_jax.data.prepare", "taser_jax.data.collections"),
     "retrieval": ("taser_jax.models", "taser_jax.training", "flax"),
     "evaluation": ("taser_jax.models", "taser_jax.training", "flax"),
-    "evaluation/specialty": ("taser_jax.data", "gin"),
     "models": ("gin",),
     "optim": ("taser_jax.models",),
     "interop": ("taser_jax.training",),

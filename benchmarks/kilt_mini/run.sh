@@ -117,6 +117,5 @@ if [ -n "$best" ]; then
     --gin.TaskBatchingConfig.temperature=1e9 --gin.TaskBatchingConfig.num_negatives=1 \
     --gin.TaskBatchingConfig.false_negatives=keep --gin.TaskBatchingConfig.positives=first \
     --gin.ObjectiveConfig.temperature=0.05 --gin.AnalysisConfig.median_over=nonzero \
-    --gin.AnalysisConfig.betas="[0.0, 0.9, 0.99]" \
     --gin.AnalysisConfig.num_batches="${ANALYZED_BATCHES:-8}"
 fi

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,50 +20,49 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices import hosts
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner, placed
-from taser_jax.evaluation.specialty.commitment import (
-    OWN,
-    Averages,
-    CommitmentRow,
-    Smoothing,
-    advance,
-    commitment_rows,
-    no_averages,
-    saved_averages,
+from taser_jax.evaluation.commitment import CommitmentRow, commitment_rows, saved_averages
+from taser_jax.evaluation.sensitivity import (
+    Measures,
+    Sample,
+    TaskLoss,
+    make_measures,
+    total_sensitivities,
 )
-from taser_jax.evaluation.specialty.figures import figures
-from taser_jax.evaluation.specialty.report import (
-    AnalysisConfig,
+from taser_jax.evaluation.specialty import count_leaf, on_host
+from taser_jax.evaluation.specialty_report import (
     Findings,
     Specialties,
     csv_files,
+    figures,
     to_markdown,
-)
-from taser_jax.evaluation.specialty.sensitivity import (
-    MeasureBatch,
-    Sample,
-    TaskLoss,
-    make_measure_batch,
-    total_sensitivities,
-)
-from taser_jax.evaluation.specialty.specialty import (
-    count_leaf,
-    entropy_edges,
-    on_host,
 )
 from taser_jax.models import config_io
 from taser_jax.models.batch import Batch
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, logical_axes, parameter_count
-from taser_jax.optim.tsage_options import BiasCorrection
+from taser_jax.optim.median import MedianOver
 from taser_jax.storage.artifacts import replacing, write_text
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase, track
+from taser_jax.storage.typed_files import Checked, Positive, PositiveNumber
 from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.checkpoint_directory import restore_params_from
 from taser_jax.training.objective import ObjectiveConfig
 
-Draw = Callable[[int], Iterator[Mapping[str, Batch]]]
-"""Number of the first batch -> `AnalysisConfig.num_batches` batches of every task."""
+
+@dataclasses.dataclass(frozen=True)
+class AnalysisConfig(Checked):
+    """What is measured.
+
+    Attributes:
+        num_batches: batches of each task at each checkpoint.
+        temperature: τ of the softmax over tasks.
+        median_over: entries over which medians are taken.
+    """
+
+    num_batches: Positive = 16
+    temperature: PositiveNumber = 2.0
+    median_over: MedianOver = MedianOver.ALL
 
 
 @hosts.writes("{output_dir}")
@@ -88,9 +87,7 @@ def analyze(
     and, as PNG and CSV, sensitivity, entropy and, for models with several checkpoints, commitment.
     The files are rewritten after every model.
 
-    Commitment is measured with moving averages that start from zero and continue over the
-    checkpoints in order: each adds `num_batches` further batches, as if training had paused there.
-    No batch is used twice. "own" is T-SAGE's moving average, where the training saved it.
+    Commitment is that of T-SAGE's moving averages, where the training saved them.
 
     Args:
         model_dirs: directories that `taser train` wrote: name -> directory, or a list, or one.
@@ -111,7 +108,7 @@ def analyze(
     partitioner = Partitioner(make_mesh(mesh))
     store = TokenStore.open(token_store)
     queries = training_queries(store, task_names=tasks, negatives_dirs=negatives_dirs)
-    _check_tasks(list(queries), config)
+    _check_tasks(list(queries))
     stream = TaskBatchStream(
         store,
         queries,
@@ -142,17 +139,16 @@ def analyze(
 
     # Models of one configuration share compiled programs.
     measures = {
-        configuration: make_measure_batch(of_tasks, over=config.median_over)
+        configuration: make_measures(of_tasks, over=config.median_over)
         for configuration, of_tasks in losses.items()
     }
-    findings = Findings(list(queries), config.specialty)
+    findings = Findings(list(queries), config.temperature)
     with jax.set_mesh(partitioner.mesh):
         for model in models:
-            _log_memory_and_data(model, stream, config)
-            measure = measures[model.configuration]
-            draw = functools.partial(_draw, batches, model.name, config.num_batches)
-            specialties, samples = _specialties(model, measure, draw, config)
-            commitments = _commitments(model, measure, draw, config, samples, tasks=list(queries))
+            _log_memory_and_data(model, stream)
+            of_model = measures[model.configuration]
+            specialties, samples = _specialties(model, of_model, batches, config)
+            commitments = _commitments(model, samples, config.temperature)
             findings = dataclasses.replace(
                 findings,
                 specialties=(*findings.specialties, *specialties),
@@ -164,14 +160,13 @@ def analyze(
     return findings
 
 
-def _check_tasks(tasks: Sequence[str], config: AnalysisConfig) -> None:
+def _check_tasks(tasks: Sequence[str]) -> None:
     if len(tasks) < 2:
         raise ConfigError(
             f"{len(tasks)} task{'' if len(tasks) == 1 else 's'}: {', '.join(tasks) or 'none'}",
             where="TASKS",
             fix="take a token store with several tasks, or name two or more in TASKS",
         )
-    entropy_edges(len(tasks), config.specialty)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,32 +268,31 @@ def _task_losses(
     return {task: functools.partial(of_task, task=task) for task in tasks}
 
 
-def _draw(
-    batches: DeviceBatches, name: str, count: int, start: int
-) -> Iterator[Mapping[str, Batch]]:
-    """Batches start .. start + count − 1 of the training's stream, on the devices."""
-    numbered = batches.iterate(start, start + count)
-    for _, batch in track(numbered, f"{name}: batches of every task", total=count):
-        yield batch
-
-
 def _specialties(
-    model: AnalyzedModel, measure: MeasureBatch, draw: Draw, config: AnalysisConfig
+    model: AnalyzedModel, measures: Measures, batches: DeviceBatches, config: AnalysisConfig
 ) -> tuple[list[Specialties], dict[int, Sample]]:
     """Counts and samples at every step of a model, all from the same batches."""
     specialties, samples = [], {}
     for step in model.steps:
         with phase(f"{model.name}, step {step}: sensitivities"):
-            params, place = model.restore(step), str(model.checkpoint(step))
+            drawn = track(
+                (batch for _, batch in batches.iterate(0, config.num_batches)),
+                f"{model.name}: batches of every task",
+                total=config.num_batches,
+            )
             sensitivities = total_sensitivities(
-                measure, params, draw(0), checkpoint=place, over=config.median_over
+                measures,
+                model.restore(step),
+                drawn,
+                checkpoint=str(model.checkpoint(step)),
+                over=config.median_over,
             )
             counts = {
                 path: on_host(
                     count_leaf(
                         leaf,
                         sensitivities.medians,
-                        config=config.specialty,
+                        temperature=config.temperature,
                         sharding=leaf[0].sharding,
                     )
                 )
@@ -310,67 +304,24 @@ def _specialties(
 
 
 def _commitments(
-    model: AnalyzedModel,
-    measure: MeasureBatch,
-    draw: Draw,
-    config: AnalysisConfig,
-    samples: Mapping[int, Sample],
-    *,
-    tasks: Sequence[str],
+    model: AnalyzedModel, samples: Mapping[int, Sample], temperature: float
 ) -> list[CommitmentRow]:
-    """Rates of T-SAGE's own averages, and of averages measured here, from step to step."""
-    rows: list[CommitmentRow] = []
-    own_beta = model.facts.get("tsage_beta")
-    if own_beta is not None and len(model.steps) > 1:
-        with phase(f"{model.name}: commitment with T-SAGE's own averages"):
-            saved = (
-                (step, saved_averages(model.checkpoint(step), step, model.params))
-                for step in model.steps
-            )
-            smoothing = Smoothing((own_beta,), BiasCorrection.NONE, config.specialty)
-            rows += commitment_rows(model.name, saved, smoothing, samples, names=[OWN])
-    if config.betas and len(model.steps) > 1:
-        names = [f"{beta:g}" for beta in config.betas]
-        with phase(f"{model.name}: commitment with β {', '.join(names)}"):
-            measured = _measured_averages(model, measure, draw, config, tasks=tasks)
-            smoothing = Smoothing(tuple(config.betas), specialty=config.specialty)
-            rows += commitment_rows(model.name, measured, smoothing, samples, names=names)
-    return rows
-
-
-def _measured_averages(
-    model: AnalyzedModel,
-    measure: MeasureBatch,
-    draw: Draw,
-    config: AnalysisConfig,
-    *,
-    tasks: Sequence[str],
-) -> Iterator[tuple[int, Averages]]:
-    """Each step and the averages up to it, which donate those of the step before."""
-    averages = no_averages(model.params, tasks, betas=len(config.betas))
-    for step in model.steps:
-        averages = advance(
-            averages,
-            measure,
-            model.restore(step),
-            draw(averages.batches),
-            checkpoint=str(model.checkpoint(step)),
-            betas=config.betas,
-            over=config.median_over,
+    """Rates of T-SAGE's own averages from step to step; none for other trainings."""
+    beta = model.facts.get("tsage_beta")
+    if beta is None or len(model.steps) < 2:
+        return []
+    with phase(f"{model.name}: commitment"):
+        averages = (
+            (step, saved_averages(model.checkpoint(step), model.params)) for step in model.steps
         )
-        yield step, averages
+        return commitment_rows(model.name, averages, samples, beta=beta, temperature=temperature)
 
 
-def _log_memory_and_data(
-    model: AnalyzedModel, stream: TaskBatchStream, config: AnalysisConfig
-) -> None:
+def _log_memory_and_data(model: AnalyzedModel, stream: TaskBatchStream) -> None:
     """Logs the memory needed, and whether the batches differ from those of the training."""
     float32_bytes = 4
     size = float32_bytes * len(stream.tasks) * parameter_count(model.params)
-    logger.info(
-        "%s: %.2f GB of sensitivities and %.2f GB of moving averages over all devices",
-        *(model.name, size / 1e9, size * len(config.betas) / 1e9),
-    )
+    logger.info("%s: %.2f GB of sensitivities over all devices", model.name, size / 1e9)
     trained_on = model.facts.get("data_fingerprint")
     if trained_on is not None and trained_on != stream.fingerprint:
         logger.info(

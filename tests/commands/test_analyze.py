@@ -15,13 +15,12 @@ import tiny_training
 
 from taser_jax.assembly.model_directory import write_run_record
 from taser_jax.cli import main as cli
-from taser_jax.commands.analyze import analyze
+from taser_jax.commands.analyze import AnalysisConfig, analyze
 from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import MeshConfig
 from taser_jax.devices.parameter_rules import parameter_paths
-from taser_jax.evaluation.specialty.report import AnalysisConfig
-from taser_jax.evaluation.specialty.specialty import Specialty, SpecialtyConfig
+from taser_jax.evaluation.specialty import Specialty
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, init_params
@@ -40,7 +39,7 @@ pytestmark = pytest.mark.slow
 TASKS = ("first", "second")
 STEPS = (4, 8)
 BATCHING = TaskBatchingConfig(total=16, num_negatives=1)
-CONFIG = AnalysisConfig(num_batches=2, betas=(0.0, 0.9), median_over=MedianOver.NONZERO)
+CONFIG = AnalysisConfig(num_batches=2, median_over=MedianOver.NONZERO)
 T5 = T5DualEncoderConfig(
     t5=T5Config(
         vocab_size=tiny_training.VOCABULARY_SIZE,
@@ -199,29 +198,16 @@ def test_shares_equal_a_float64_oracle_that_holds_everything(analyzed, tiny_stor
     assert min(wanted) > 0.01
 
 
-def test_commitment_equals_a_float64_oracle_that_holds_everything(analyzed, tiny_store_dir):
-    """Batches 0 and 1 enter at step 4, batches 2 and 3 at step 8, into one average."""
-    config = tiny_training.model_config()
-    for beta in CONFIG.betas:
-        average, then, now = 0.0, None, None
-        for step, batches in zip(STEPS, (range(2), range(2, 4)), strict=True):
-            for new in oracle_sensitivities(config, step, tiny_store_dir, batches):
-                average = beta * average + (1 - beta) * in_medians(new)
-            seen = batches.stop
-            then, now = now, specific(average / (1 - beta**seen))
-        (row,) = [r for r in analyzed[0].commitments if (r.model, r.beta) == ("bert", f"{beta:g}")]
-        assert (row.earlier_step, row.step) == STEPS
-        committed = then[1] & (then[2] == now[2])
-        assert abs(row.commitment.specific - then[1].sum()) <= 4
-        assert abs(row.commitment.committed - committed.sum()) <= 4
-
-
 def test_t_sages_own_average_is_read_where_it_was_saved(analyzed):
     """Both steps were saved with the same average: every task-specific parameter stays."""
-    own = [row for row in analyzed[0].commitments if row.beta == "own"]
-    assert [row.model for row in own] == ["bert"]
-    assert own[0].commitment.rate == 1
-    assert own[0].commitment.specific > 100
+    (row,) = analyzed[0].commitments
+    assert (row.model, row.earlier_step, row.step) == ("bert", *STEPS)
+    assert row.commitment.rate == 1
+    assert row.commitment.specific > 100
+    # Noise of the training's β over all its steps.
+    assert 0.3 < row.noise.rate < 1
+    (saved,) = csv.DictReader((analyzed[1] / "commitment.csv").open())
+    assert float(saved["rate of noise"]) == pytest.approx(row.noise.rate, abs=1e-6)
 
 
 def test_it_leaves_tables_and_figures_with_their_data(analyzed):
@@ -246,26 +232,13 @@ def test_it_leaves_tables_and_figures_with_their_data(analyzed):
     assert sum(shares) == pytest.approx(1, abs=1e-4)
     text = (directory / "analysis.md").read_text()
     assert "Queries per batch: first 8, second 8." in text
-    assert "| steps | T-SAGE's own | noise | β = 0 | noise | β = 0.9 | noise |" in text
+    assert "| steps | bert | noise |" in text
     low, hidden = (
         [f"{100 * share:.1f}" for share in shares]
         for shares in (total.sensitivity_below(0.1), 1 - total.sensitivity_below(6.0))
     )
     task = [f"{100 * share:.1f}" for share in total.specific_by_task()]
     assert f"| t5 | 8 | second | {task[1]} | {low[1]} | {hidden[1]} |" in text
-
-
-def test_noise_stands_beside_every_rate(analyzed):
-    """Under the training's own β for the average that was saved, else under the row's."""
-    for row in analyzed[0].commitments:
-        rate = row.noise.rate
-        assert 0.3 < rate <= 1
-        if row.beta == "0":
-            assert rate == pytest.approx(0.5, abs=0.2)
-    rows = list(csv.DictReader((analyzed[1] / "commitment.csv").open()))
-    found = [float(r["rate of noise"]) for r in rows]
-    wanted = [row.noise.rate for row in analyzed[0].commitments]
-    assert found == pytest.approx(wanted, abs=1e-6)
 
 
 def refused(models, store_dir, tmp_path, **options):
@@ -288,8 +261,6 @@ def test_what_cannot_be_analysed_is_refused_before_anything_is_computed(
     assert "no task 'third'" in told(tasks=["first", "third"])
     assert "no model here" in told(model_dirs=str(models / "none"))
     assert "two models of the same name" in told(model_dirs=["a/model", "b/model"])
-    specialty = SpecialtyConfig(specific_entropy=0.7)
-    assert "ln 2 = 0.693" in told(config=dataclasses.replace(CONFIG, specialty=specialty))
     assert "a multiple of 8" in told(batching=TaskBatchingConfig(total=20, num_negatives=1))
 
 
@@ -318,7 +289,7 @@ def test_no_checkpoint_is_reported(models, tiny_store_dir, tmp_path):
     assert "no finished checkpoint" in text
 
 
-@pytest.mark.parametrize(("field", "value"), [("num_batches", 0), ("betas", (1.0,))])
+@pytest.mark.parametrize(("field", "value"), [("num_batches", 0), ("temperature", 0.0)])
 def test_settings_without_meaning_are_refused(field, value):
     with pytest.raises(ConfigError, match=f"{field} is"):
         AnalysisConfig(**{field: value})
@@ -332,7 +303,7 @@ def test_the_command_takes_all_of_it_from_gin(models, tiny_store_dir, capsys, tm
         f"--gin.OUTPUT_DIR={tmp_path}",
         "--gin.analyze.steps=[7]",
         "--gin.TaskBatchingConfig.total=16",
-        "--gin.SpecialtyConfig.temperature=1.0",
+        "--gin.AnalysisConfig.temperature=1.0",
         "--gin.AnalysisConfig.median_over=nonzero",
     ]
     assert cli.run(arguments) == 2

@@ -7,7 +7,7 @@ for each task, sharded as the parameters are.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -44,8 +44,8 @@ class BatchSensitivity(NamedTuple):
     is_finite: Bool[Array, ""]
 
 
-MeasureBatch = Callable[[PyTree, Mapping[str, PyTree], str], Iterator[tuple[str, BatchSensitivity]]]
-"""(parameters, task -> batch, checkpoint) -> each task and its sensitivities, one after another."""
+Measures = Mapping[str, Callable[..., BatchSensitivity]]
+"""Task -> compiled function of parameters, the task's batch and the parameters' shardings."""
 
 
 class Sample(NamedTuple):
@@ -82,18 +82,15 @@ class Sensitivities(NamedTuple):
         return dict(zip(parameter_paths(trees[0]), by_task, strict=True))
 
 
-def make_measure_batch(
+def make_measures(
     losses: Mapping[str, TaskLoss], *, over: MedianOver = MedianOver.ALL, sampled: int = _SAMPLED
-) -> MeasureBatch:
-    """Makes the function that measures a batch of every task, compiled once for all checkpoints.
+) -> Measures:
+    """Makes the functions that measure a batch of each task, compiled once for all checkpoints.
 
     Args:
         losses: each task's loss, in the order of the task axis.
         over: entries over which medians are taken.
         sampled: number of parameters in a sample.
-
-    Returns:
-        A function that raises `DataError`, naming the checkpoint, where a gradient is not finite.
     """
 
     def of_task(
@@ -112,27 +109,14 @@ def make_measure_batch(
             is_finite=jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves])),
         )
 
-    compiled = {
+    return {
         task: jax.jit(functools.partial(of_task, loss), static_argnames="shardings")
         for task, loss in losses.items()
     }
 
-    def measure_batch(
-        params: PyTree, batch: Mapping[str, PyTree], checkpoint: str
-    ) -> Iterator[tuple[str, BatchSensitivity]]:
-        shardings = tuple(leaf.sharding for leaf in jax.tree.leaves(params))
-        for task, measure in compiled.items():
-            measured = measure(params, batch[task], shardings=shardings)
-            if not bool(measured.is_finite):
-                fix = "use a checkpoint from before training diverged"
-                raise DataError(f"gradients of {task} are not finite", where=checkpoint, fix=fix)
-            yield task, measured
-
-    return measure_batch
-
 
 def total_sensitivities(
-    measure_batch: MeasureBatch,
+    measures: Measures,
     params: PyTree,
     batches: Iterable[Mapping[str, PyTree]],
     *,
@@ -146,7 +130,7 @@ def total_sensitivities(
         lower median 4.
 
     Args:
-        measure_batch: from `make_measure_batch`.
+        measures: from `make_measures`.
         params: where the gradients are taken.
         batches: mappings task -> batch.
         checkpoint: names the parameters in errors.
@@ -158,16 +142,21 @@ def total_sensitivities(
     totals: dict[str, PyTree] = {}
     samples: list[list[np.ndarray]] = []
     sample_medians: list[list[np.ndarray]] = []
+    shardings = tuple(leaf.sharding for leaf in jax.tree.leaves(params))
     for batch in batches:
         samples.append([])
         sample_medians.append([])
-        for task, measured in measure_batch(params, batch, checkpoint):
+        for task, measure in measures.items():
+            measured = measure(params, batch[task], shardings=shardings)
+            if not bool(measured.is_finite):
+                fix = "use a checkpoint from before training diverged"
+                raise DataError(f"gradients of {task} are not finite", where=checkpoint, fix=fix)
             values = measured.values
             totals[task] = _add(totals[task], values) if task in totals else values
             samples[-1].append(np.asarray(measured.sample))
             sample_medians[-1].append(np.asarray(measured.median))
     medians = {task: _median(jax.tree.leaves(total), over) for task, total in totals.items()}
-    check_medians(medians, checkpoint=checkpoint, over=over)
+    _check_medians(medians, checkpoint=checkpoint, over=over)
     return Sensitivities(
         totals,
         jnp.stack(list(medians.values())),
@@ -197,18 +186,18 @@ def normalize(values: Float[Array, "*shape"], median: Float[Array, ""]) -> Float
     return jnp.minimum(values / median, _LARGEST)
 
 
-def check_medians(medians: Mapping[str, jax.Array], *, checkpoint: str, over: MedianOver) -> None:
+def _check_medians(medians: Mapping[str, jax.Array], *, checkpoint: str, over: MedianOver) -> None:
     """Raises `DataError` that names the tasks whose median is 0: nothing can be divided by it."""
     zero = [task for task, median in medians.items() if not float(median) > 0]
     if zero:
-        raise DataError(
-            f"the median sensitivity to {', '.join(zero)} is 0",
-            where=checkpoint,
-            fix="average over more batches (num_batches), or set median_over='nonzero': most "
-            "parameters of a small model are vocabulary rows that no batch touches"
-            if over is MedianOver.ALL
-            else "leave the task out: its loss does not depend on the parameters",
-        )
+        fix = "leave the task out: its loss does not depend on the parameters"
+        if over is MedianOver.ALL:
+            fix = (
+                "average over more batches (num_batches), or set median_over='nonzero': most "
+                "parameters of a small model are vocabulary rows that no batch touches"
+            )
+        problem = f"the median sensitivity to {', '.join(zero)} is 0"
+        raise DataError(problem, where=checkpoint, fix=fix)
 
 
 def sampled_places(

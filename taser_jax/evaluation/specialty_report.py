@@ -1,54 +1,41 @@
-"""The findings of an analysis, as CSV and as a Markdown page to read."""
+"""The findings of an analysis: tables, and figures like the paper's Figures 1 to 4 and Table 4."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
 import io
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import matplotlib.style
 import numpy as np
 from jaxtyping import Float, Int
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from taser_jax.evaluation.commitment import CommitmentRow
 from taser_jax.evaluation.reports import markdown_table
-from taser_jax.evaluation.specialty.commitment import OWN, CommitmentRow
-from taser_jax.evaluation.specialty.specialty import (
+from taser_jax.evaluation.specialty import (
+    ACTIVATED,
     BINS_PER_MEDIAN,
     NUM_BINS,
+    SPECIFIC_ENTROPY,
     LeafCounts,
     Specialty,
-    SpecialtyConfig,
     add_up,
     entropy_edges,
 )
-from taser_jax.optim.median import MedianOver
-from taser_jax.storage.errors import check_fields
 
+LARGEST_SHOWN = 6.0
+"""End of the axis of sensitivities, in medians."""
+_POINTS = 241
+_BANDWIDTH = LARGEST_SHOWN / 40
+# Ten colours that colour-blind readers can distinguish.
+_COLOURS = matplotlib.style.library["tableau-colorblind10"]["axes.prop_cycle"].by_key()["color"]
+_PANEL_WIDTH, _PANEL_HEIGHT = 3.4, 2.5
 
-@dataclasses.dataclass(frozen=True)
-class AnalysisConfig:
-    """What is measured.
-
-    Attributes:
-        num_batches: batches of each task at each checkpoint.
-        specialty: what makes a parameter task-specific.
-        median_over: entries over which medians are taken.
-        betas: β of the moving averages for commitment; empty measures none.
-    """
-
-    num_batches: int = 16
-    specialty: SpecialtyConfig = SpecialtyConfig()
-    median_over: MedianOver = MedianOver.ALL
-    betas: tuple[float, ...] = (0.0, 0.6, 0.9, 0.99, 0.999)
-
-    def __post_init__(self) -> None:
-        check_fields(self, "num_batches", is_valid=lambda n: n >= 1, expected="1 or more")
-        check_fields(
-            self,
-            "betas",
-            is_valid=lambda values: all(0 <= beta < 1 for beta in values),
-            expected="0 <= beta < 1",
-        )
+Row = Mapping[str, object]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +57,11 @@ class Specialties:
         """Counts of all parameters."""
         return add_up(self.leaves.values())
 
+    @property
+    def label(self) -> str:
+        """Its name in figures."""
+        return f"{self.model} (step {self.step:,})"
+
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
@@ -77,13 +69,13 @@ class Findings:
 
     Attributes:
         tasks: names, in the order of the counts' task axis.
-        config: what makes a parameter task-specific.
+        temperature: τ of the softmax over tasks.
         specialties: by model, and within it by step.
         commitments: by model and step; empty if no two checkpoints were compared.
     """
 
     tasks: Sequence[str]
-    config: SpecialtyConfig
+    temperature: float
     specialties: Sequence[Specialties] = ()
     commitments: Sequence[CommitmentRow] = ()
 
@@ -91,14 +83,6 @@ class Findings:
     def last(self) -> list[Specialties]:
         """Each model's last step."""
         return list({each.model: each for each in self.specialties}.values())
-
-
-LARGEST_SHOWN = 6.0
-"""End of the axis of sensitivities, in medians."""
-_POINTS = 241
-_BANDWIDTH = LARGEST_SHOWN / 40
-
-Row = Mapping[str, object]
 
 
 def csv_files(findings: Findings) -> dict[str, str]:
@@ -153,14 +137,13 @@ def sensitivity_density(
 
 def _entropy_rows(findings: Findings) -> Iterator[Row]:
     """Parameters by task entropy; those not activated in a row of their own."""
-    edges = [f"{edge:.4f}" for edge in entropy_edges(len(findings.tasks), findings.config)]
+    edges = [f"{edge:.4f}" for edge in entropy_edges(len(findings.tasks))]
     kinds = [Specialty.NOT_ACTIVATED, Specialty.SPECIFIC] + [Specialty.SHARED] * (len(edges) - 2)
-    bins = zip(kinds, ["", *edges[:-1]], ["", *edges[1:]], strict=True)
-    places = list(bins)
+    bins = list(zip(kinds, ["", *edges[:-1]], ["", *edges[1:]], strict=True))
     for checkpoint in findings.specialties:
         total = checkpoint.total
         counts = [total.size - total.entropy.sum(), *total.entropy]
-        for (kind, low, high), count in zip(places, counts, strict=True):
+        for (kind, low, high), count in zip(bins, counts, strict=True):
             yield _head(checkpoint) | {
                 "specialty": kind.value,
                 "low": low,
@@ -187,7 +170,6 @@ def _commitment_rows(rows: Iterable[CommitmentRow]) -> Iterator[Row]:
     for row in rows:
         yield {
             "model": row.model,
-            "beta": row.beta,
             "step": row.step,
             "earlier step": row.earlier_step,
             "task-specific": row.commitment.specific,
@@ -208,28 +190,27 @@ def to_markdown(findings: Findings, *, measured: str) -> str:
         findings: what to show.
         measured: a sentence that says what was measured, and on which batches.
     """
-    config = findings.config
     blocks = [
         "# Parameters and tasks",
         measured,
-        f"## Specialty (τ = {config.temperature:g})",
-        f"In percent of all parameters. Not activated: every sensitivity below "
-        f"{config.activated:g} medians; task-specific: task entropy below "
-        f"{config.specific_entropy:g} nats. Entropy: mean over activated parameters.",
+        f"## Specialty (τ = {findings.temperature:g})",
+        f"In percent of all parameters. Not activated: every sensitivity below {ACTIVATED:g} "
+        f"medians; task-specific: task entropy below {SPECIFIC_ENTROPY:g} nats. Entropy: mean over "
+        "activated parameters.",
         _specialty_table(findings),
         "## Tasks",
         "In percent of all parameters: those specific to the task, those whose sensitivity to it "
-        f"is below {config.activated:g} medians of the task, and those of {LARGEST_SHOWN:g} or "
-        "more, which sensitivity.png does not show.",
+        f"is below {ACTIVATED:g} medians of the task, and those of {LARGEST_SHOWN:g} or more, "
+        "which sensitivity.png does not show.",
         _task_table(findings),
     ]
     if findings.commitments:
         blocks += [
             "## Task commitment rate",
             "Of the parameters that are task-specific at the earlier step, the share in percent "
-            "that is most sensitive to the same task at both steps. Noise: the rate under the same "
-            "moving average if no parameter preferred a task.",
-            *_commitment_tables(findings.commitments),
+            "that is most sensitive to the same task at both steps, by T-SAGE's moving averages. "
+            "Noise: the rate under the same moving average if no parameter preferred a task.",
+            commitment_table(findings.commitments),
         ]
     return "\n\n".join(blocks) + "\n"
 
@@ -249,11 +230,11 @@ def _specialty_table(findings: Findings) -> str:
 def _task_table(findings: Findings) -> str:
     rows = []
     for checkpoint in findings.specialties:
-        total: LeafCounts = checkpoint.total
+        total = checkpoint.total
         shares = np.stack(
             [
                 total.specific_by_task(),
-                total.sensitivity_below(findings.config.activated),
+                total.sensitivity_below(ACTIVATED),
                 1 - total.sensitivity_below(LARGEST_SHOWN),
             ]
         )
@@ -263,39 +244,137 @@ def _task_table(findings: Findings) -> str:
     return markdown_table(head, rows)
 
 
-def _commitment_tables(rows: Sequence[CommitmentRow]) -> Iterator[str]:
-    """As the paper's Table 4: a row per step, a column per β, one table per model.
-
-    Of several models with T-SAGE, one more compares the averages that each of them used.
-    """
-    for model in dict.fromkeys(row.model for row in rows):
-        yield f"### {model}"
-        yield commitment_table([(row.label, row) for row in rows if row.model == model])
-    own = [(row.model, row) for row in rows if row.beta == OWN]
-    if len({model for model, _ in own}) > 1:
-        yield "### T-SAGE's own averages, by model"
-        yield commitment_table(own)
-
-
-def commitment_table(rows: Sequence[tuple[str, CommitmentRow]]) -> str:
-    """One line per pair of steps, with the rate of each (column, row) and that of noise."""
-    names = list(dict.fromkeys(name for name, _ in rows))
+def commitment_table(rows: Sequence[CommitmentRow]) -> str:
+    """As the paper's Table 4: one line per pair of steps, with each model's rate and its noise."""
+    models = list(dict.fromkeys(row.model for row in rows))
     cells = {
-        (row.earlier_step, row.step, name): [
+        (row.earlier_step, row.step, row.model): [
             _percent(row.commitment.rate),
             _percent(row.noise.rate) if row.noise else "-",
         ]
-        for name, row in rows
+        for row in rows
     }
     return markdown_table(
-        ["steps", *(head for name in names for head in (name, "noise"))],
+        ["steps", *(head for model in models for head in (model, "noise"))],
         [
             [f"{earlier} to {later}"]
-            + [cell for name in names for cell in cells.get((earlier, later, name), ["-"] * 2)]
-            for earlier, later in dict.fromkeys((row.earlier_step, row.step) for _, row in rows)
+            + [cell for model in models for cell in cells.get((earlier, later, model), ["-"] * 2)]
+            for earlier, later in dict.fromkeys((row.earlier_step, row.step) for row in rows)
         ],
     )
 
 
 def _percent(share: float) -> str:
     return "-" if np.isnan(share) else f"{100 * share:.1f}"
+
+
+def figures(findings: Findings) -> dict[str, Figure]:
+    """Name of each PNG -> the figure; the CSV of that name holds its data."""
+    by_name = {
+        "sensitivity.png": _sensitivity_figure(findings),
+        "entropy.png": _entropy_figure(findings),
+    }
+    if findings.commitments:
+        by_name["commitment.png"] = _commitment_figure(findings.commitments)
+    return by_name
+
+
+def _sensitivity_figure(findings: Findings) -> Figure:
+    """Figures 1a, 2, 4: density of sensitivities, a panel per task, a line per model."""
+    columns = min(len(findings.tasks), 4)
+    rows = -(-len(findings.tasks) // columns)
+    width, height = max(_PANEL_WIDTH * columns, 5.5), _PANEL_HEIGHT * rows + 0.7
+    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).reshape(-1)
+    for unused in axes[len(findings.tasks) :]:
+        unused.set_visible(False)
+    for place, (axis, task) in enumerate(zip(axes, findings.tasks, strict=False)):
+        for number, checkpoint in enumerate(findings.last):
+            counts = np.asarray(checkpoint.total.sensitivity[place])
+            points, density = sensitivity_density(counts)
+            axis.plot(points, density, label=checkpoint.label, color=_colour(number))
+        axis.set_title(task, loc="left", fontsize=10)
+        axis.set_xlim(0, LARGEST_SHOWN)
+        axis.set_ylim(bottom=0)
+        _plain(axis)
+    figure.supxlabel("sensitivity, in medians of the task", fontsize=9)
+    figure.supylabel("density", fontsize=9)
+    _legend(figure, axes[0], f"values from {LARGEST_SHOWN:g} medians on are dropped")
+    return figure
+
+
+def _entropy_figure(findings: Findings) -> Figure:
+    """Figures 1b, 3a: parameters by task entropy, with bins for task-specific and not activated."""
+    edges = entropy_edges(len(findings.tasks))[1:]
+    names = [f"task-specific\n< {SPECIFIC_ENTROPY:g}"]
+    names += [f"{low:.2f} to\n{high:.2f}" for low, high in itertools.pairwise(edges)]
+    names += [f"not activated\nall < {ACTIVATED:g}"]
+    figure = Figure(figsize=(11, 4), dpi=120, layout="constrained")
+    axis = figure.subplots()
+    width = 0.84 / len(findings.last)
+    for number, checkpoint in enumerate(findings.last):
+        total = checkpoint.total
+        counts = np.append(total.entropy, total.size - total.entropy.sum())
+        places = np.arange(len(names)) + (number - (len(findings.last) - 1) / 2) * width
+        bars = axis.bar(
+            places,
+            100 * counts / total.size,
+            0.94 * width,
+            label=checkpoint.label,
+            color=_colour(number),
+        )
+        axis.bar_label(bars, fmt="%.1f", fontsize=7 if len(findings.last) < 4 else 5, padding=1)
+    axis.set_xticks(range(len(names)), names, fontsize=7)
+    axis.set_xlabel(f"task entropy in nats, τ = {findings.temperature:g}")
+    axis.set_ylabel("% of parameters")
+    _plain(axis)
+    _legend(figure, axis)
+    return figure
+
+
+def _commitment_figure(rows: Sequence[CommitmentRow]) -> Figure:
+    """Table 4: the commitment rate over steps, a line per model; dotted: noise."""
+    figure = Figure(figsize=(5.5, 3.5), dpi=120, layout="constrained")
+    axis = figure.subplots()
+    for number, model in enumerate(dict.fromkeys(row.model for row in rows)):
+        of_model = [row for row in rows if row.model == model]
+        steps = [row.step for row in of_model]
+        rates = [100 * row.commitment.rate for row in of_model]
+        noise = [100 * row.noise.rate if row.noise else np.nan for row in of_model]
+        axis.plot(steps, rates, label=model, marker="o", color=_colour(number))
+        axis.plot(steps, noise, linestyle=":", color=_colour(number))
+    axis.set_xticks(sorted({row.step for row in rows}))
+    axis.set_ylim(0, 102)
+    axis.set_xlabel("step", fontsize=9)
+    axis.set_ylabel("committed, %", fontsize=9)
+    _plain(axis)
+    _legend(figure, axis, "of those task-specific at the earlier step; dotted: noise")
+    return figure
+
+
+def _colour(number: int) -> str:
+    return _COLOURS[number % len(_COLOURS)]
+
+
+def _plain(axis: Axes) -> None:
+    axis.grid(axis="y", color="#dddddd", linewidth=0.7)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.tick_params(labelsize=8)
+
+
+def _legend(figure: Figure, axis: Axes, note: str = "") -> None:
+    handles, labels = axis.get_legend_handles_labels()
+    # About 0.08 inch per character and 0.7 for the line and the space between entries.
+    columns = int(figure.get_figwidth() / (0.7 + 0.08 * max(map(len, labels))))
+    figure.legend(
+        handles,
+        labels,
+        loc="outside upper left",
+        ncols=max(1, min(len(labels), columns)),
+        frameon=False,
+        fontsize=9,
+        title=note or None,
+        title_fontsize=8,
+        alignment="left",
+    )

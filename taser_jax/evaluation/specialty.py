@@ -10,7 +10,6 @@ sections 4 and 7.3.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import functools
 import math
@@ -23,10 +22,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from taser_jax.evaluation.specialty.sensitivity import normalize
-from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.typed_files import Checked, NaturalNumber, PositiveNumber
+from taser_jax.evaluation.sensitivity import normalize
 
+SPECIFIC_ENTROPY = 0.3
+"""Activated parameters of a lower task entropy, in nats, are task-specific, as in the paper: about
+95% on one task and 5% spread over seven."""
+ACTIVATED = 0.1
+"""Parameters whose sensitivities are all below this many medians are not activated, as there."""
 SHARED_BINS = 12
 """Bins of the entropies of shared parameters."""
 BINS_PER_MEDIAN = 40
@@ -44,23 +46,6 @@ class Specialty(enum.Enum):
     NOT_ACTIVATED = "not activated"
     SPECIFIC = "task-specific"
     SHARED = "shared"
-
-
-@dataclasses.dataclass(frozen=True)
-class SpecialtyConfig(Checked):
-    """What makes a parameter task-specific; the values are the paper's.
-
-    Attributes:
-        temperature: τ of the softmax over tasks.
-        specific_entropy: parameters with a lower task entropy (nats) are task-specific; 0.3 is
-            about 95% on one task and 5% spread over seven.
-        activated: parameters whose sensitivities are all below this many medians are not
-            activated.
-    """
-
-    temperature: PositiveNumber = 2.0
-    specific_entropy: PositiveNumber = 0.3
-    activated: NaturalNumber = 0.1
 
 
 class LeafCounts(NamedTuple):
@@ -118,25 +103,13 @@ def add_up(leaves: Iterable[LeafCounts]) -> LeafCounts:
     return LeafCounts(*(np.sum(field, axis=0) for field in zip(*leaves, strict=True)))
 
 
-def entropy_edges(num_tasks: int, config: SpecialtyConfig) -> Float[np.ndarray, " edges"]:
-    """Edges of the entropy's bins, in nats: one below the bound, the others up to ln T.
-
-    Raises:
-        ConfigError: the bound is above the largest entropy that so many tasks can have.
-    """
-    highest = math.log(num_tasks)
-    if config.specific_entropy >= highest:
-        raise ConfigError(
-            f"an entropy below {config.specific_entropy} nats counts as task-specific, and "
-            f"{num_tasks} tasks cannot exceed ln {num_tasks} = {highest:.3f}",
-            where="SpecialtyConfig.specific_entropy",
-            fix="lower the bound, or compare more tasks",
-        )
-    return np.append(0.0, np.linspace(config.specific_entropy, highest, SHARED_BINS + 1))
+def entropy_edges(num_tasks: int) -> Float[np.ndarray, " edges"]:
+    """Edges of the entropy's bins, in nats: one below the bound, the others up to ln T."""
+    return np.append(0.0, np.linspace(SPECIFIC_ENTROPY, math.log(num_tasks), SHARED_BINS + 1))
 
 
 def task_weights(
-    sensitivities: Float[Array, "task *shape"], temperature: float
+    sensitivities: Float[Array, "task *shape"], temperature: float | Float[Array, ""]
 ) -> Float[Array, "task *shape"]:
     """Equation 6's p: softmax over tasks of I_t/τ."""
     return jax.nn.softmax(sensitivities / temperature, axis=0)
@@ -152,13 +125,11 @@ def task_entropy(weights: Float[Array, "task *shape"]) -> Float[Array, "*shape"]
 
 
 def specialty_of(
-    sensitivities: Float[Array, "task *shape"],
-    entropy: Float[Array, "*shape"],
-    config: SpecialtyConfig,
+    sensitivities: Float[Array, "task *shape"], entropy: Float[Array, "*shape"]
 ) -> Int[Array, "*shape"]:
     """The number of each parameter's `Specialty` in the enum."""
-    activated = jnp.max(sensitivities, axis=0) >= config.activated
-    specific = entropy < config.specific_entropy
+    activated = jnp.max(sensitivities, axis=0) >= ACTIVATED
+    specific = entropy < SPECIFIC_ENTROPY
     order = list(Specialty)
     return jnp.where(
         activated,
@@ -174,12 +145,12 @@ def most_sensitive_task(sensitivities: Float[Array, "task *shape"]) -> Int[Array
     return jnp.where(alone, jnp.argmax(sensitivities, axis=0), len(sensitivities))
 
 
-@functools.partial(jax.jit, static_argnames=("config", "sharding"))
+@functools.partial(jax.jit, static_argnames="sharding")
 def count_leaf(
     totals: tuple[jax.Array, ...],
     medians: Float[Array, " task"],
     *,
-    config: SpecialtyConfig,
+    temperature: float,
     sharding: NamedSharding,
 ) -> LeafCounts:
     """Counts of one leaf; every device counts its own part, and all get the result.
@@ -187,33 +158,35 @@ def count_leaf(
     Args:
         totals: each task's sums of sensitivities, in the leaf's shape.
         medians: medians of each task's sums, over all leaves.
-        config: what counts as specific and as activated.
+        temperature: τ of the softmax over tasks.
         sharding: sharding of each of the totals.
     """
     # Mesh axes that the leaf is split along; along the others it is copied.
     names = [(axes,) if isinstance(axes, str) else tuple(axes or ()) for axes in sharding.spec]
     split_along = tuple(name for axes in names for name in axes)
 
-    def of_part(totals: tuple[jax.Array, ...], medians: jax.Array) -> LeafCounts:
-        counts = _count(jnp.stack(list(map(normalize, totals, medians))), config)
+    def of_part(
+        totals: tuple[jax.Array, ...], medians: jax.Array, temperature: jax.Array
+    ) -> LeafCounts:
+        counts = _count(jnp.stack(list(map(normalize, totals, medians))), temperature)
         return jax.lax.psum(counts, split_along) if split_along else counts
 
     return jax.shard_map(
         of_part,
         mesh=sharding.mesh,
-        in_specs=(sharding.spec, PartitionSpec()),
+        in_specs=(sharding.spec, PartitionSpec(), PartitionSpec()),
         out_specs=PartitionSpec(),
         check_vma=False,
-    )(totals, medians)
+    )(totals, medians, jnp.asarray(temperature))
 
 
-def _count(sensitivities: Float[Array, "task *shape"], config: SpecialtyConfig) -> LeafCounts:
+def _count(sensitivities: Float[Array, "task *shape"], temperature: Float[Array, ""]) -> LeafCounts:
     num_tasks = len(sensitivities)
-    entropy = task_entropy(task_weights(sensitivities, config.temperature))
-    kind = specialty_of(sensitivities, entropy, config)
+    entropy = task_entropy(task_weights(sensitivities, temperature))
+    kind = specialty_of(sensitivities, entropy)
     activated = kind != list(Specialty).index(Specialty.NOT_ACTIVATED)
     cell = kind * (num_tasks + 1) + most_sensitive_task(sensitivities)
-    inner_edges = jnp.asarray(entropy_edges(num_tasks, config)[1:-1], jnp.float32)
+    inner_edges = jnp.asarray(entropy_edges(num_tasks)[1:-1], jnp.float32)
     num_bins = len(inner_edges) + 1
     entropy_bin = jnp.searchsorted(inner_edges, entropy, side="right")
     bins = jnp.minimum(sensitivities * BINS_PER_MEDIAN, NUM_BINS - 1).astype(jnp.int32)

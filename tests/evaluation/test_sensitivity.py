@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import quadratic
 
-from taser_jax.evaluation.specialty.sensitivity import (
-    make_measure_batch,
+from taser_jax.evaluation.sensitivity import (
+    make_measures,
     sensitivity,
     total_sensitivities,
 )
@@ -16,8 +16,8 @@ PARAMS = quadratic.tree(np.random.default_rng(7))
 
 
 def measured(params, batches, *, losses=quadratic.LOSSES, over=MedianOver.ALL):
-    measure = make_measure_batch(losses, over=over)
-    return total_sensitivities(measure, params, batches, checkpoint="step 4", over=over)
+    measures = make_measures(losses, over=over)
+    return total_sensitivities(measures, params, batches, checkpoint="step 4", over=over)
 
 
 def flat(found):

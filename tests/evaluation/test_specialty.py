@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import quadratic
 
-from taser_jax.evaluation.specialty.specialty import (
+from taser_jax.evaluation.specialty import (
+    ACTIVATED,
     BINS_PER_MEDIAN,
     NUM_BINS,
     SHARED_BINS,
+    SPECIFIC_ENTROPY,
     Specialty,
-    SpecialtyConfig,
     add_up,
     count_leaf,
     entropy_edges,
@@ -21,7 +22,6 @@ from taser_jax.evaluation.specialty.specialty import (
     task_entropy,
     task_weights,
 )
-from taser_jax.storage.errors import ConfigError
 
 SILENT, SPECIFIC, SHARED = range(3)
 
@@ -38,7 +38,7 @@ def draw(seed=0, tasks=3):
     return found
 
 
-def count(values, *, devices=1, medians=None, config=SpecialtyConfig()):
+def count(values, *, devices=1, medians=None, temperature=2.0):
     """Counts of each leaf."""
     tasks = len(values["bias"])
     medians = np.ones(tasks, np.float32) if medians is None else medians
@@ -51,7 +51,7 @@ def count(values, *, devices=1, medians=None, config=SpecialtyConfig()):
             count_leaf(
                 tuple(tree[name] for tree in placed),
                 medians,
-                config=config,
+                temperature=temperature,
                 sharding=placed[0][name].sharding,
             )
         )
@@ -76,7 +76,7 @@ def test_worked_example():
     values = jnp.array([[8.0, 0, 1, 0.05], [0, 5, 1, 0.09], [0, 0, 1, 0]])
     entropy = task_entropy(task_weights(values, 2.0))
     np.testing.assert_allclose(entropy[:3], [0.1774, 0.5046, math.log(3)], atol=1e-4)
-    kinds = specialty_of(values, entropy, SpecialtyConfig())
+    kinds = specialty_of(values, entropy)
     assert kinds.tolist() == [SPECIFIC, SHARED, SHARED, SILENT]
     assert most_sensitive_task(values).tolist() == [0, 1, 3, 1]
     sharding = quadratic.put({"bias": np.zeros(16)})["bias"].sharding
@@ -84,7 +84,7 @@ def test_worked_example():
         count_leaf(
             tuple(values * 3),
             jnp.full(3, 3.0),
-            config=SpecialtyConfig(),
+            temperature=2.0,
             sharding=sharding,
         )
     )
@@ -102,24 +102,24 @@ def test_worked_example():
 
 @pytest.mark.parametrize("temperature", [2.0, 8.0])
 def test_everything_equals_a_float64_oracle(temperature):
-    values, config = draw(), SpecialtyConfig(temperature, specific_entropy=0.4, activated=0.2)
+    values = draw()
     medians = np.array([0.5, 1.0, 3.0], np.float32)
-    counts = add_up(count(values, medians=medians, config=config).values())
+    counts = add_up(count(values, medians=medians, temperature=temperature).values())
     single = np.concatenate([v.reshape(3, -1) for v in values.values()], 1) / medians[:, None]
     edges = np.append(np.arange(NUM_BINS) / BINS_PER_MEDIAN, np.inf)
     wanted = [np.histogram(row, edges)[0] for row in single]
     np.testing.assert_array_equal(counts.sensitivity, wanted)
     flat = single.astype(np.float64)
-    activated = flat.max(0) >= config.activated
+    activated = flat.max(0) >= ACTIVATED
     owner = np.where((flat == flat.max(0)).sum(0) == 1, flat.argmax(0), 3)
     entropy, _ = quadratic.entropy(flat, temperature)
-    specific = entropy < config.specific_entropy
+    specific = entropy < SPECIFIC_ENTROPY
     kind = np.where(activated, np.where(specific, SPECIFIC, SHARED), SILENT)
     wanted = np.zeros((3, 4), int)
     np.add.at(wanted, (kind, owner), 1)
     np.testing.assert_array_equal(counts.specialty, wanted)
     assert set(kind.tolist()) == {SILENT, SPECIFIC, SHARED}
-    bins, _ = np.histogram(entropy[activated], entropy_edges(3, config))
+    bins, _ = np.histogram(entropy[activated], entropy_edges(3))
     assert np.abs(counts.entropy - bins).sum() <= 2
     assert counts.entropy_sum == pytest.approx(entropy[activated].sum(), rel=1e-5)
 
@@ -140,7 +140,7 @@ def test_no_device_gets_more_than_its_part_of_a_leaf():
     program = count_leaf.lower(
         (placed,) * 3,
         jnp.ones(3),
-        config=SpecialtyConfig(),
+        temperature=2.0,
         sharding=placed.sharding,
     ).compile()
     text = program.as_text()
@@ -165,26 +165,17 @@ def test_the_order_of_tasks_only_moves_the_columns(order):
 
 def test_lower_temperatures_make_more_specific_parameters():
     sharp, smooth = (
-        add_up(count(draw(5), config=SpecialtyConfig(temperature)).values())
-        for temperature in (2.0, 8.0)
+        add_up(count(draw(5), temperature=temperature).values()) for temperature in (2.0, 8.0)
     )
     assert sharp.share(Specialty.SPECIFIC) > smooth.share(Specialty.SPECIFIC)
     assert sharp.share(Specialty.NOT_ACTIVATED) == smooth.share(Specialty.NOT_ACTIVATED)
 
 
 def test_the_bound_of_specific_is_an_edge():
-    edges = entropy_edges(8, SpecialtyConfig())
+    edges = entropy_edges(8)
     assert len(edges) == SHARED_BINS + 2
     assert edges[:2].tolist() == [0, 0.3]
     assert edges[-1] == pytest.approx(math.log(8))
-
-
-def test_bounds_that_mean_nothing_are_refused():
-    with pytest.raises(ConfigError, match=r"ln 2 = 0\.693"):
-        entropy_edges(2, SpecialtyConfig(specific_entropy=0.7))
-    for field, value in {"temperature": 0.0, "specific_entropy": 0.0, "activated": -1.0}.items():
-        with pytest.raises(ConfigError, match=f"{field} is {value}"):
-            SpecialtyConfig(**{field: value})
 
 
 def test_counts_of_leaves_beyond_two_billion_add_up():

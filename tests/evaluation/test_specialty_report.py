@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from taser_jax.evaluation.specialty.report import LARGEST_SHOWN, sensitivity_density
-from taser_jax.evaluation.specialty.specialty import BINS_PER_MEDIAN, NUM_BINS
+from taser_jax.evaluation.specialty import BINS_PER_MEDIAN, NUM_BINS
+from taser_jax.evaluation.specialty_report import LARGEST_SHOWN, sensitivity_density
 
 
 def counts_of(values):

@@ -1,1 +1,0 @@
-"""Which parameters serve which task."""
