@@ -1,7 +1,7 @@
 """A T5's parameters as Hugging Face has them: what its models load."""
 
-from taser_jax.interop.leaves import params_to_tensors
 from taser_jax.interop.t5 import t5_leaves
+from taser_jax.interop.tensors import params_to_tensors
 
 
 def t5_to_tensors(params, config):

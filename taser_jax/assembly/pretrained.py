@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -27,13 +27,11 @@ class Pretrained:
     Attributes:
         source: a Hugging Face directory, an id on its hub, or a T5X checkpoint.
         num_layers: number of its first blocks to keep (BERT only); None keeps all.
-        layers: keep these blocks, numbered from 0, in place of `num_layers`.
         passage_source: another checkpoint for passages, where roles have weights of their own.
     """
 
     source: str
     num_layers: int | None = None
-    layers: Sequence[int] | None = None
     passage_source: str | None = None
 
 
@@ -73,7 +71,6 @@ def _read_bert(pretrained: Pretrained, config: Any, params: Params) -> Params:
         config=config,
         params=params,
         num_layers=pretrained.num_layers,
-        layers=pretrained.layers,
         passage_source=pretrained.passage_source,
     )
 

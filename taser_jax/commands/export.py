@@ -23,10 +23,15 @@ from taser_jax.commands.stores import EmbeddingsExport, export_stores
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.results import read_results
-from taser_jax.interop.export_source import ExportSource, check_exported
-from taser_jax.interop.model_card import METADATA, CardTexts, metadata, write_card
+from taser_jax.interop.export_source import (
+    METADATA,
+    CardTexts,
+    ExportSource,
+    check_exported,
+    metadata,
+    write_card,
+)
 from taser_jax.models.dual_encoder import ModelConfig
-from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.retrieval.embedding_files import StoreFormat
 from taser_jax.storage.artifacts import read_json, replacing
 from taser_jax.storage.errors import ConfigError, DataError, how_to_install
@@ -77,9 +82,6 @@ class OpenPart(Protocol):
 
 
 ENSEMBLE: Registered[OpenPart] = Registered("taser_jax.systems.muf.export")
-
-# Formats of plain encoders, in which there is no router.
-_PLAIN = (ExportFormat.SENTENCE_TRANSFORMERS, ExportFormat.ONNX)
 
 
 @writes("{output_dir}")
@@ -147,7 +149,7 @@ def export_model(
     facts = read_facts(model_dir)
     check_exported(config, task)
     _check_formats(chosen, config)
-    _check_vocabulary(pathlib.Path(model_dir) / VOCABULARY, chosen, config)
+    _check_vocabulary(pathlib.Path(model_dir) / VOCABULARY, config)
     texts = text_settings(facts, task)
     query_length = _length("query_length", query_length, texts.query_length, model_dir)
     passage_length = _length(
@@ -274,20 +276,11 @@ def _check_formats(formats: Sequence[ExportFormat], config: ModelConfig) -> None
             check_packages()
 
 
-def _check_vocabulary(
-    directory: pathlib.Path, formats: Sequence[ExportFormat], config: ModelConfig
-) -> None:
+def _check_vocabulary(directory: pathlib.Path, config: ModelConfig) -> None:
     if not any((directory / name).is_file() for name in _VOCABULARY_FILES):
         problem = f"the model's vocabulary is missing: {' or '.join(_VOCABULARY_FILES)}"
         fix = "copy the vocabulary directory there that the model was trained with"
         raise DataError(problem, where=str(directory), fix=fix)
-    kind = read_json(directory / "vocabulary.json", absent={}).get("kind", "wordpiece")
-    plain = [format.value for format in formats if format in _PLAIN]
-    needed = "sentencepiece" if config.kind == T5DualEncoderConfig.kind else "wordpiece"
-    if plain and kind != needed:
-        problem = f"format {plain[0]!r} of a model with a {kind} vocabulary, not {needed}"
-        fix = "export it as saved_model or stablehlo, which take any vocabulary"
-        raise ConfigError(problem, where=str(directory), fix=fix)
     load_vocabulary(directory, rows=config.transformer.vocab_size)
 
 

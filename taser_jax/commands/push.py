@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import tempfile
 
-from taser_jax.interop.model_card import CARD, METADATA
+from taser_jax.interop.export_source import CARD, METADATA
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, phase
 

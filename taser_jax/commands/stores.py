@@ -11,7 +11,7 @@ import numpy as np
 
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.data.collections.store import PassageStore, QuerySet
-from taser_jax.interop.model_card import METADATA
+from taser_jax.interop.export_source import METADATA
 from taser_jax.retrieval.codes import Codes, Coding, recall_of_codes
 from taser_jax.retrieval.embedding_files import (
     StoreFormat,

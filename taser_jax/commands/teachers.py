@@ -12,9 +12,8 @@ from jaxtyping import Float32, Float64, Int
 from taser_jax.commands.inputs import read_task_run, run_path
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.token_store.negatives import TeacherLine
-from taser_jax.interop.cross_encoder import CrossEncoder
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
-from taser_jax.retrieval.pair_scores import EmbeddingScorer, PairScorer, RunScorer
+from taser_jax.retrieval.pair_scores import CrossEncoder, EmbeddingScorer, PairScorer, RunScorer
 from taser_jax.storage.artifacts import kind_of
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, phase

@@ -1,48 +1,63 @@
-"""Converts weights of BERT and its relatives from and to Hugging Face, with NumPy alone."""
+"""Weights of BERT and its relatives from and to Hugging Face, and in and out of dual encoders.
+
+A dual encoder is made of plain BERTs, one per role (and task).
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TypeVar
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict
+from jax.tree_util import KeyPath
 
-from taser_jax.interop import leaves
 from taser_jax.interop.bert_formats import FORMATS
-from taser_jax.interop.leaves import Leaf, Params, Path, leaves_of, params_to_tensors, size_words
-from taser_jax.interop.tensors import Shapes, Tensors, listed
+from taser_jax.interop.tensors import (
+    Leaf,
+    Path,
+    Shapes,
+    Tensors,
+    check_leaves,
+    leaves_of,
+    listed,
+    params_from_tensors,
+    params_to_tensors,
+    size_words,
+)
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertEncoder
 from taser_jax.models.bert_config import BertConfig, Family
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig
+from taser_jax.models.dual_encoder import Params, Towers
+from taser_jax.models.fusion import FUSION_PARTS
+from taser_jax.storage.errors import ConfigError
 
 # Frequencies of rotary positions, which some checkpoints have.
-_BUFFER = ".inv_freq"
+_BUFFER = re.compile(r".*\.inv_freq")
 # Sizes that the shapes of arrays show.
 _SHAPING = ("vocab_size", "embed_dim", "mlp_dim", "num_heads", "max_length", "type_vocab_size")
+_PASSAGE_TOWER = "passage_encoder"
+_WHERE = "from_plain_encoders"
 _T = TypeVar("_T")
 
 
 def encoder_from_tensors(
-    tensors: Mapping[str, np.ndarray],
-    config: BertConfig,
-    *,
-    where: str,
-    layers: Sequence[int] | None = None,
+    tensors: Mapping[str, np.ndarray], config: BertConfig, *, where: str
 ) -> Params:
     """The parameters of a plain encoder, float32, from a BERT-family checkpoint's tensors.
 
-    Heads for other tasks, poolers and buffers are ignored; LayerNorm may be named gamma and beta.
+    Further blocks, heads for other tasks, poolers and buffers are ignored; LayerNorm may be named
+    gamma and beta.
 
     Args:
         tensors: tensors by name, with any prefix ("bert." or none).
         config: the requested encoder.
         where: the checkpoint, for messages.
-        layers: which of the checkpoint's blocks, from 0; None: the first `config.num_layers`.
 
     Returns:
         `embeddings/...`, `layers_i/...`.
@@ -52,62 +67,31 @@ def encoder_from_tensors(
         DataError: tensors are missing, have NaN, or are unexpected.
     """
     tensors = _canonical(tensors, config, where)
-    requested = _checked_leaves(tensors, config, where, layers)
-    return leaves.params_from_tensors(
-        requested, tensors, where=where, sizes=size_words(config, _SHAPING)
-    )
+    check_shapes({name: array.shape for name, array in tensors.items()}, config, where=where)
+    return params_from_tensors(bert_leaves(config), tensors, where=where)
 
 
-def check_shapes(
-    shapes: Shapes, config: BertConfig, *, where: str, layers: Sequence[int] | None = None
-) -> None:
+def check_shapes(shapes: Shapes, config: BertConfig, *, where: str) -> None:
     """Refuses what `encoder_from_tensors` would refuse, before any tensor is read.
 
     Args:
         shapes: shapes of a checkpoint's tensors, by name.
         config: the requested encoder.
         where: the checkpoint, for messages.
-        layers: which of the checkpoint's blocks, from 0; None: the first `config.num_layers`.
 
     Raises:
         ConfigError: not a BERT, or a tensor's shape does not match `config`.
         DataError: tensors are missing or unexpected.
     """
-    shapes = _canonical(shapes, config, where)
-    requested = _checked_leaves(shapes, config, where, layers)
-    leaves.check_shapes(requested, shapes, where=where, sizes=size_words(config, _SHAPING))
-
-
-def _checked_leaves(
-    names: Mapping[str, object], config: BertConfig, where: str, layers: Sequence[int] | None
-) -> list[Leaf]:
-    """The encoder's leaves, after checking that its blocks have these tensors and no others."""
-    if layers is None:
-        layers = range(config.num_layers)
-    requested = bert_leaves(config, tuple(layers))
-    names_of_leaves = {leaf.name for leaf in requested}
-    missing = [leaf.name for leaf in requested if leaf.name not in names]
-    if missing:
-        raise DataError(
-            f"{len(missing)} tensors of a BERT of {config.num_layers} layers are missing: "
-            f"{listed(missing)}",
-            where=where,
-            fix="download the checkpoint again, or set num_layers to what it has",
-        )
-    # Adapters and the like change what a block computes.
-    blocks = tuple(f"{FORMATS[config.family].block}{layer}." for layer in layers)
-    more = sorted(
-        name
-        for name in names
-        if name.startswith(blocks) and name not in names_of_leaves and not name.endswith(_BUFFER)
+    block = FORMATS[config.family].block
+    check_leaves(
+        bert_leaves(config),
+        _canonical(shapes, config, where),
+        blocks=tuple(f"{block}{layer}." for layer in range(config.num_layers)),
+        ignored=_BUFFER,
+        where=where,
+        sizes=size_words(config, _SHAPING),
     )
-    if more:
-        raise DataError(
-            f"{len(more)} tensors that a BERT block does not have: {listed(more)}",
-            where=where,
-            fix="merge adapters into the weights first, or choose another checkpoint",
-        )
-    return requested
 
 
 def encoder_to_tensors(params: Params, config: BertConfig) -> Tensors:
@@ -120,12 +104,12 @@ def encoder_to_tensors(params: Params, config: BertConfig) -> Tensors:
     Raises:
         ConfigError: the parameters are not a plain encoder of these sizes.
     """
-    return params_to_tensors(params, bert_leaves(config, tuple(range(config.num_layers))))
+    return params_to_tensors(params, bert_leaves(config))
 
 
 @functools.lru_cache(maxsize=8)
-def bert_leaves(config: BertConfig, layers: tuple[int, ...]) -> list[Leaf]:
-    """All parameters of a plain encoder whose blocks are these of a checkpoint."""
+def bert_leaves(config: BertConfig) -> list[Leaf]:
+    """All parameters of a plain encoder."""
     tokens = Tokens(np.zeros((1, 1), np.int32), np.ones((1, 1), bool))
     drawn = jax.eval_shape(
         lambda key: BertEncoder(config).init(key, tokens, role=Role.QUERY), jax.random.key(0)
@@ -134,19 +118,18 @@ def bert_leaves(config: BertConfig, layers: tuple[int, ...]) -> list[Leaf]:
     parts = {
         name: (place, len(names)) for names in fused.values() for place, name in enumerate(names)
     }
-    found = leaves_of(drawn["params"], lambda path: tensor_name(path, layers, config.family))
     return [
         dataclasses.replace(leaf, part=parts.get("/".join(leaf.path[1:-1]), leaf.part))
-        for leaf in found
+        for leaf in leaves_of(drawn["params"], lambda path: tensor_name(path, config.family))
     ]
 
 
-def tensor_name(path: Path, layers: Sequence[int], family: Family = Family.BERT) -> str:
-    """Hugging Face's name of a parameter; our block i is block `layers[i]` of the checkpoint.
+def tensor_name(path: Path, family: Family = Family.BERT) -> str:
+    """Hugging Face's name of a parameter.
 
     Example:
-        >>> tensor_name(("layers_1", "mlp", "wi", "kernel"), (0, 6))
-        'encoder.layer.6.intermediate.dense.weight'
+        >>> tensor_name(("layers_1", "mlp", "wi", "kernel"))
+        'encoder.layer.1.intermediate.dense.weight'
     """
     format = FORMATS[family]
     of_fused = {ours: name for name, kernels in format.fused.items() for ours in kernels}
@@ -155,7 +138,7 @@ def tensor_name(path: Path, layers: Sequence[int], family: Family = Family.BERT)
     suffix = "bias" if kind == "bias" else "weight"
     if not places[0].startswith("layers_"):
         return f"{names['/'.join(places)]}.{suffix}"
-    number = layers[int(places[0].removeprefix("layers_"))]
+    number = places[0].removeprefix("layers_")
     return f"{format.block}{number}.{names['/'.join(places[1:])]}.{suffix}"
 
 
@@ -179,3 +162,108 @@ def _canonical(tensors: Mapping[str, _T], config: BertConfig, where: str) -> dic
             name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
             named[re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)] = tensor
     return named
+
+
+def plain_encoder(
+    params: Params, config: DualEncoderConfig, role: Role, *, task: str | None = None
+) -> Params:
+    """The parameters of the plain BERT that encodes a role's texts at inference.
+
+    With Det-R it has the role's expert in every specialised block; with I > 2 experts, the first of
+    the role's group.
+
+    Args:
+        params: parameters of the dual encoder.
+        config: its configuration.
+        role: the role.
+        task: the task whose query tower to use, if tasks have their own.
+
+    Returns:
+        `embeddings/...`, `layers_i/{attention, attention_layer_norm, mlp}/...`.
+
+    Raises:
+        ConfigError: routing is learned, so the expert depends on the text; or tasks have query
+            towers and no task is given.
+    """
+    experts = config.experts
+    if experts.learned:
+        problem = f"routing is {experts.routing.value!r}: no single BERT computes the same"
+        fix = "use a format with the router: saved_model or stablehlo"
+        raise ConfigError(problem, where="plain_encoder", fix=fix)
+    tower = params[config.tower_name(role, task)]
+    expert, _ = experts.group(role)
+    return {name: _plain_block(block, expert) for name, block in tower.items()}
+
+
+def from_plain_encoders(
+    query: Params, passage: Params, *, config: DualEncoderConfig, params: Params
+) -> Params:
+    """A dual encoder built from two plain BERTs: the inverse of `plain_encoder`.
+
+    Separate towers get one each; the query towers of all tasks get the same one. For a tied encoder
+    the two must be equal, except in the feed-forwards of Det-R's specialised blocks: there every
+    expert of a role's group is a copy of that role's feed-forward. Experts of a learned router are
+    all copies of one feed-forward.
+
+    Args:
+        query: parameters of the plain encoder of queries.
+        passage: parameters of the plain encoder of passages.
+        config: configuration of the dual encoder.
+        params: parameters of the dual encoder; its routers and its decoder over documents are kept.
+
+    Returns:
+        NumPy parameters, except those kept from `params`.
+
+    Raises:
+        ConfigError: a tied parameter differs between the two, or the trees do not fit.
+    """
+    plain = {Role.QUERY: flatten_dict(query), Role.PASSAGE: flatten_dict(passage)}
+
+    def tied(path: tuple[str, ...]) -> np.ndarray:
+        value = plain[Role.QUERY][path]
+        if query is not passage and not np.array_equal(value, plain[Role.PASSAGE][path]):
+            problem = f"{'/'.join(path)} of the query encoder is not the passage encoder's"
+            fix = "use towers=SEPARATE, or specialise the blocks that differ"
+            raise ConfigError(problem, where=_WHERE, fix=fix)
+        return value
+
+    def choose(key_path: KeyPath, leaf: jax.Array) -> jax.Array | np.ndarray:
+        tower, *rest = (str(key.key) for key in key_path)
+        if "router" in rest or rest[0] in FUSION_PARTS:
+            return leaf
+        path = tuple("mlp" if key == "experts" else key for key in rest)
+        if path not in plain[Role.QUERY] or path not in plain[Role.PASSAGE]:
+            layers = config.bert.num_layers
+            problem = f"no parameter {'/'.join(path)} in the plain encoder"
+            raise ConfigError(problem, where=_WHERE, fix=f"give one of {layers} layers")
+        by_role = config.experts.num_experts > 1 and not config.experts.learned
+        if config.towers is Towers.SEPARATE:
+            role = Role.PASSAGE if tower == _PASSAGE_TOWER else Role.QUERY
+            values = [plain[role][path]]
+        elif "experts" in rest and by_role:
+            values = [plain[Role.QUERY][path], plain[Role.PASSAGE][path]]
+        else:
+            values = [tied(path)]
+        # A separate array for every parameter: towers and experts diverge in training.
+        if "experts" in rest:
+            value = np.repeat(np.stack(values), config.experts.num_experts // len(values), axis=0)
+        else:
+            value = np.array(values[0])
+        return _checked(value, leaf, "/".join((tower, *rest)))
+
+    return jax.tree_util.tree_map_with_path(choose, params)
+
+
+def _plain_block(block: Params, expert: int) -> Params:
+    if "experts" not in block:
+        return block
+    rest = {name: value for name, value in block.items() if name != "experts"}
+    return {**rest, "mlp": jax.tree.map(lambda leaf: leaf[expert], block["experts"])}
+
+
+def _checked(value: np.ndarray, leaf: jax.Array, name: str) -> np.ndarray:
+    if value.shape != tuple(leaf.shape):
+        problem = f"parameter {name} would have shape {value.shape}, not {tuple(leaf.shape)}"
+        fix = "take the sizes of the dual encoder from the checkpoint (pretrained_bert)"
+        raise ConfigError(problem, where=_WHERE, fix=fix)
+    return value

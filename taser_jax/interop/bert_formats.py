@@ -280,12 +280,11 @@ _MODEL_TYPES = {family.value: family for family in Family} | {
 }
 
 
-def bert_config(directory: pathlib.Path, **overrides: object) -> BertConfig:
+def bert_config(directory: pathlib.Path) -> BertConfig:
     """Reads the sizes and numerics from a checkpoint's `config.json`.
 
     Args:
         directory: the checkpoint's directory.
-        overrides: fields of `BertConfig` that replace the checkpoint's.
 
     Raises:
         DataError: there is no config.json, it is not JSON, or a size is missing or invalid.
@@ -321,7 +320,7 @@ def bert_config(directory: pathlib.Path, **overrides: object) -> BertConfig:
         "activation": _ACTIVATIONS[file.hidden_act],
         "rotary": _rotary(file, str(path)),
     }
-    return BertConfig(**(fields | overrides))
+    return BertConfig(**fields)
 
 
 def _family(kind: _Kind, where: str) -> Family:
@@ -376,7 +375,7 @@ def _theta(rope: _Rope, where: str) -> float:
     return rope.rope_theta
 
 
-def config_to_json(config: BertConfig) -> dict[str, Any]:
+def config_to_json(config: BertConfig) -> dict[str, object]:
     """`config.json` of Hugging Face's model for a plain encoder.
 
     Raises:

@@ -1,21 +1,40 @@
-"""The input of every exporter: a trained dual encoder, facts for its model card, and prompts.
+"""The input of every exporter, a trained dual encoder with its prompts, and its model card.
 
-The prompts of queries leave as texts if a text yields their ids, else as ids.
+The prompts of queries leave as texts if a text yields their ids, else as ids. The card of an export
+is README.md for people and export.json for programs:
+
+{"format_version": 1, "format": "sentence_transformers", "taser_jax": "0.1.0",
+ "fingerprints": {"model": "0f3a...", "vocabulary": "77b1...", "data": "..."},
+ "query_length": 32, "passage_length": 128, "pooling": "cls", "score": "dot", ...}
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from huggingface_hub import EvalResult, ModelCardData
+
+import taser_jax
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
-from taser_jax.data.token_store.store import QuerySettings, Titles
+from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
+from taser_jax.models import config_io
 from taser_jax.models.dual_encoder import ModelConfig, Params
+from taser_jax.models.encoded import Normalization
+from taser_jax.models.parameters import parameter_count
+from taser_jax.storage.artifacts import read_json
 from taser_jax.storage.errors import ConfigError
 
+FORMAT_VERSION = 1
+CARD, METADATA = "README.md", "export.json"
+_VOCABULARY_FILE = "vocabulary.json"
+_SENTENCES = "sentence_transformers"
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 QUERY, DOCUMENT = "query", "document"
 # Names that sentence-transformers models use for prompts of passages.
 _OF_PASSAGES = (DOCUMENT, "passage", "search_document")
@@ -131,3 +150,228 @@ def check_exported(config: ModelConfig, task: str | None) -> None:
             where="export_model.task",
             fix=f"--gin.export_model.task={tasks[0]!r}",
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class CardTexts:
+    """A format's texts for the model card.
+
+    Attributes:
+        format: its name in `taser export`.
+        contents: description of the files and their inputs, in Markdown.
+        code: Python that loads the export from the card's directory and encodes with it.
+        tags: tags of the card's front matter, besides taser_jax's own.
+    """
+
+    format: str
+    contents: str
+    code: str
+    tags: tuple[str, ...] = ()
+
+
+def write_card(source: ExportSource, directory: pathlib.Path, texts: CardTexts) -> None:
+    """Writes README.md and export.json beside an export.
+
+    Args:
+        source: the exported model.
+        directory: directory of the export.
+        texts: texts of its format.
+    """
+    (directory / CARD).write_text(card(source, texts), encoding="utf-8")
+    facts = json.dumps(metadata(source, texts.format), indent=2, ensure_ascii=False)
+    (directory / METADATA).write_text(facts + "\n", encoding="utf-8")
+
+
+def metadata(source: ExportSource, format: str) -> dict[str, object]:
+    """The content of export.json.
+
+    Args:
+        source: what was exported.
+        format: its format.
+    """
+    fingerprints = {"model": source.fingerprint, "vocabulary": _vocabulary_fingerprint(source)}
+    for name in ("data", "collection"):
+        if value := source.facts.get(f"{name}_fingerprint"):
+            fingerprints[name] = value
+    return {
+        "format_version": FORMAT_VERSION,
+        "format": format,
+        "taser_jax": taser_jax.__version__,
+        "fingerprints": fingerprints,
+        "parameters": parameter_count(source.params),
+        "embedding_dim": source.config.embedding_dim,
+        "query_length": source.query_length,
+        "passage_length": source.passage_length,
+        "query_normalization": source.query_settings.normalization.value,
+        "query_prompt": list(source.query_settings.prompt),
+        "passage_prompt": list(source.passage_prompt),
+        "titles": source.titles.value,
+        "score": "dot",
+        "task": source.task,
+        "metrics": dict(source.metrics),
+        "training": {name: _without_folder(value) for name, value in source.facts.items()},
+        "model": json.loads(config_io.to_json(source.config)),
+    }
+
+
+def card(source: ExportSource, texts: CardTexts) -> str:
+    """The content of README.md.
+
+    Args:
+        source: what was exported.
+        texts: texts of its format.
+    """
+    parts = [
+        _front_matter(source, texts),
+        f"# {source.config.describe().title}, a dense retriever\n",
+        _summary(source),
+        f"## How to load it\n\n{texts.contents.strip()}\n",
+        f"In the directory of this file:\n\n```python\n{texts.code.strip()}\n```\n",
+        _model(source),
+        _training(source),
+        _metrics(source),
+        _configuration(source),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _front_matter(source: ExportSource, texts: CardTexts) -> str:
+    """What the hub reads: library, tags, the model that training started from, `model-index`."""
+    start = str(source.facts.get("pretrained") or "")
+    results = [
+        EvalResult(
+            task_type="text-retrieval",
+            dataset_type=name.rpartition(" ")[0] or "unnamed",
+            dataset_name=name.rpartition(" ")[0] or "unnamed",
+            metric_type=name.rpartition(" ")[2],
+            metric_value=value,
+        )
+        for name, value in source.metrics.items()
+    ]
+    data = ModelCardData(
+        library_name="sentence-transformers" if texts.format == _SENTENCES else "taser_jax",
+        pipeline_tag="sentence-similarity",
+        tags=["taser_jax", "dense-retrieval", *texts.tags],
+        base_model=start if _HUB_ID.fullmatch(start) else None,
+        model_name=source.config.describe().title if results else None,
+        eval_results=results or None,
+    )
+    return f"---\n{data.to_yaml()}\n---\n"
+
+
+def _summary(source: ExportSource) -> str:
+    scored = "do not normalise embeddings, and do not score by cosine"
+    if source.config.normalization is Normalization.L2:
+        scored = "embeddings have length 1 already, so that this is their cosine"
+    return (
+        f"A passage's score for a query is the dot product of two embeddings of "
+        f"{source.config.embedding_dim} numbers, float32; {scored}. "
+        f"{source.config.describe().embedding}\n\n{_tokens(source)}\n"
+        "Lengths include special tokens. Longer texts are truncated at the end; passages token by "
+        "token, from the longer of title and text.\n"
+    )
+
+
+def _tokens(source: ExportSource) -> str:
+    description = source.config.describe()
+    first, last = description.first_token, description.last_token
+    settings = source.query_settings
+    prompt = "prompt " if settings.prompt else ""
+    start = f"{first}prompt " if source.passage_prompt else first
+    passage = f"`{start}text{last}`"
+    if source.titles is Titles.INCLUDE:
+        passage = f"`{start}title{last} text{last}`, without title {passage}"
+    elif source.titles is Titles.JOIN:
+        passage = f"`{start}title text{last}`, without title {passage}"
+    rows = (
+        "| Role | Tokens | At most |\n|---|---|---|\n"
+        f"| query | `{first}{prompt}text{last}` | {source.query_length} |\n"
+        f"| passage | {passage} | {source.passage_length} |\n"
+    )
+    if settings.normalization is QueryNormalization.CURLY_APOSTROPHE:
+        rows += "\nIn queries, ’ is replaced by ' before tokenisation."
+    if settings.prompt:
+        rows += f"\nThe prompt is the token ids {list(settings.prompt)}."
+    if source.passage_prompt:
+        rows += f"\nThe prompt of passages is the token ids {list(source.passage_prompt)}."
+    if source.titles is Titles.OMIT:
+        rows += "\nPassages were encoded without their titles."
+    return rows
+
+
+def left_to_the_reader(source: ExportSource) -> str:
+    """For formats that do not prepare texts: the remaining steps, or an empty string."""
+    settings = source.query_settings
+    steps = []
+    if settings.normalization is QueryNormalization.CURLY_APOSTROPHE:
+        steps.append("replace ’ by ' in queries")
+    if source.titles is Titles.OMIT:
+        steps.append("leave titles out")
+    if source.titles is Titles.JOIN:
+        steps.append("put a passage's title and a blank before its text")
+    return f"\nThis format omits these steps: {', '.join(steps)}.\n" if steps else ""
+
+
+def _model(source: ExportSource) -> str:
+    rows: list[tuple[str, object]] = [("parameters", f"{parameter_count(source.params):,}")]
+    rows += source.config.describe().facts
+    return f"## Model\n\n{_table(rows)}\n`{METADATA}` has all settings, under `model`.\n"
+
+
+def _training(source: ExportSource) -> str:
+    rows: list[tuple[str, object]] = [("model fingerprint", f"`{source.fingerprint}`")]
+    rows.append(("vocabulary fingerprint", f"`{_vocabulary_fingerprint(source)}`"))
+    rows += [
+        (name.replace("_", " "), _without_folder(value))
+        for name, value in source.facts.items()
+        if value is not None
+    ]
+    if source.task is not None:
+        rows.append(("task", source.task))
+    return f"## Training and data\n\n{_table(rows)}"
+
+
+def _metrics(source: ExportSource) -> str:
+    if not source.metrics:
+        return "## Metrics\n\nNone were given to the export.\n"
+    rows = [(name, f"{value:.4f}") for name, value in source.metrics.items()]
+    return f"## Metrics\n\n{_table(rows)}"
+
+
+def _configuration(source: ExportSource) -> str:
+    if not source.config_text.strip():
+        return ""
+    return (
+        "## Training configuration\n\nOnly the last part of folder paths is shown. Gin files can "
+        "import modules, which runs their code: read one from elsewhere before you use it.\n\n"
+        f"```\n{without_folders(source.config_text).strip()}\n```\n"
+    )
+
+
+def without_folders(config_text: str) -> str:
+    """Gin text with paths from / or ~ reduced to their last part, since a card is read elsewhere.
+
+    Example:
+        >>> without_folders("TOKEN_STORE = '/data/me/tokens'")
+        "TOKEN_STORE = 'tokens'"
+    """
+    return re.sub(r"""(['"])(?:/|~|\w+://)[^'"]*?([^/'"]*)/?\1""", r"\1\2\1", config_text)
+
+
+def _without_folder(value: object) -> object:
+    """A fact with paths reduced to their last part, as in the configuration."""
+    if isinstance(value, str):
+        return without_folders(f'"{value}"')[1:-1]
+    if isinstance(value, Mapping):
+        return {_without_folder(name): _without_folder(part) for name, part in value.items()}
+    return [_without_folder(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _vocabulary_fingerprint(source: ExportSource) -> str:
+    saved = read_json(source.vocabulary_dir / _VOCABULARY_FILE, absent={})
+    return str(saved.get("fingerprint", "unknown"))
+
+
+def _table(rows: Sequence[tuple[str, object]]) -> str:
+    cells = (f"| {name} | {str(value).replace('|', '&#124;')} |" for name, value in rows)
+    return "\n".join(["| | |", "|---|---|", *cells, ""])

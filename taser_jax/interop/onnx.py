@@ -9,10 +9,8 @@ import pathlib
 import tempfile
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
-from taser_jax.interop.export_source import ExportSource
-from taser_jax.interop.model_card import CardTexts, left_to_the_reader
+from taser_jax.interop.export_source import CardTexts, ExportSource, left_to_the_reader
 from taser_jax.interop.sentence_transformers import (
     check_plain,
     length_of,
@@ -137,7 +135,7 @@ def _export(directory: pathlib.Path, path: pathlib.Path) -> None:
     )
 
     class Embedder(torch.nn.Module):
-        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
             inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
             for module in model:
                 inputs = module(inputs)

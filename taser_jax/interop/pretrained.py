@@ -5,19 +5,22 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
-from taser_jax.interop.bert import check_shapes, encoder_from_tensors
+from taser_jax.interop.bert import check_shapes, encoder_from_tensors, from_plain_encoders
 from taser_jax.interop.bert_formats import bert_config
 from taser_jax.interop.hub import fetch, read_encoder_settings
-from taser_jax.interop.leaves import check_sizes
-from taser_jax.interop.plain import from_plain_encoders
-from taser_jax.interop.t5 import check_t5_shapes, t5_from_t5x, t5_from_tensors
-from taser_jax.interop.t5_configs import t5_config, t5x_t5_config
+from taser_jax.interop.t5 import (
+    check_t5_shapes,
+    t5_config,
+    t5_from_t5x,
+    t5_from_tensors,
+    t5x_t5_config,
+)
 from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x
-from taser_jax.interop.tensors import CONFIG_FILE, read_shapes, read_tensors
+from taser_jax.interop.tensors import CONFIG_FILE, check_sizes, read_shapes, read_tensors
 from taser_jax.models.bert_config import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import Params
@@ -44,7 +47,6 @@ def pretrained_bert(
     source: Source,
     *,
     num_layers: int | None = None,
-    layers: Sequence[int] | None = None,
     numerics: BertConfig = BertConfig(),
 ) -> BertConfig:
     """The configuration of a checkpoint's encoder: its sizes, with the given training numerics.
@@ -52,7 +54,6 @@ def pretrained_bert(
     Args:
         source: a Hugging Face directory, or an id on its hub.
         num_layers: number of first blocks to keep; None keeps all.
-        layers: blocks to keep, numbered from 0, in this order; instead of `num_layers`.
         numerics: source of dropout rates, dtype, rematerialisation and attention kernel.
 
     Raises:
@@ -60,13 +61,11 @@ def pretrained_bert(
         ConfigError: another architecture, or blocks that it does not have.
     """
     directory = fetch(source)
-    checkpoint = bert_config(directory)
-    blocks = _blocks(checkpoint, num_layers, layers, where=str(source))
-    config = dataclasses.replace(checkpoint, num_layers=len(blocks))
+    config = _first_blocks(bert_config(directory), num_layers, where=str(source))
     # Checked before a model of these sizes is created: wrong ones could fill the memory.
     shapes = read_shapes(directory)
     if shapes is not None:
-        check_shapes(shapes, config, where=str(directory), layers=blocks)
+        check_shapes(shapes, config, where=str(directory))
     return dataclasses.replace(
         config,
         dropout_rate=numerics.dropout_rate,
@@ -97,7 +96,6 @@ def load_pretrained(
     config: DualEncoderConfig,
     params: Params,
     num_layers: int | None = None,
-    layers: Sequence[int] | None = None,
     passage_source: Source | None = None,
 ) -> Params:
     """A dual encoder that starts from a pretrained BERT.
@@ -110,7 +108,6 @@ def load_pretrained(
         config: configuration of the dual encoder; its sizes must be the checkpoint's.
         params: initial parameters of the dual encoder.
         num_layers: as given to `pretrained_bert`.
-        layers: as given to `pretrained_bert`.
         passage_source: another checkpoint for passages, if queries and passages have their own,
             as in exports with one encoder per role.
 
@@ -121,22 +118,16 @@ def load_pretrained(
         DataError: a source does not exist or is damaged.
         ConfigError: the dual encoder's sizes are not the checkpoint's.
     """
-    query = passage = _read(source, config.bert, num_layers, layers)
+    query = passage = _read(source, config.bert, num_layers)
     if passage_source is not None:
-        passage = _read(passage_source, config.bert, num_layers, layers)
+        passage = _read(passage_source, config.bert, num_layers)
     return from_plain_encoders(query, passage, config=config, params=params)
 
 
-def _read(
-    source: Source,
-    config: BertConfig,
-    num_layers: int | None,
-    layers: Sequence[int] | None,
-) -> Params:
+def _read(source: Source, config: BertConfig, num_layers: int | None) -> Params:
     directory = fetch(source)
-    checkpoint, where = bert_config(directory), str(directory)
-    blocks = _blocks(checkpoint, num_layers, layers, where=where)
-    sizes = dataclasses.replace(checkpoint, num_layers=len(blocks))
+    where = str(directory)
+    sizes = _first_blocks(bert_config(directory), num_layers, where=where)
     check_sizes(
         sizes,
         config,
@@ -145,26 +136,20 @@ def _read(
         fix="take the sizes from the checkpoint: bert = pretrained_bert(source)",
         fixes={
             "vocab_size": "tokenize with the checkpoint's own vocabulary",
-            "num_layers": "set num_layers or layers to keep only some of its blocks",
+            "num_layers": "set num_layers to keep only the first of its blocks",
         },
     )
-    return encoder_from_tensors(read_tensors(directory), sizes, where=where, layers=blocks)
+    return encoder_from_tensors(read_tensors(directory), sizes, where=where)
 
 
-def _blocks(
-    checkpoint: BertConfig, num_layers: int | None, layers: Sequence[int] | None, *, where: str
-) -> tuple[int, ...]:
-    """Numbers of the checkpoint's blocks that are kept, from 0."""
-    if num_layers is not None and layers is not None:
-        raise ConfigError("both num_layers and layers are given", where=where, fix="drop one")
-    if layers is None:
-        layers = range(checkpoint.num_layers if num_layers is None else num_layers)
-    if not layers or not set(layers) <= set(range(checkpoint.num_layers)):
-        asked = f"layers {tuple(layers)}" if num_layers is None else f"{num_layers} layers"
-        problem = f"{asked} of a checkpoint of {checkpoint.num_layers}"
-        last = checkpoint.num_layers - 1
-        raise ConfigError(problem, where=where, fix=f"choose at least one, all within 0..{last}")
-    return tuple(layers)
+def _first_blocks(checkpoint: BertConfig, num_layers: int | None, *, where: str) -> BertConfig:
+    if num_layers is None:
+        return checkpoint
+    if not 1 <= num_layers <= checkpoint.num_layers:
+        problem = f"{num_layers} layers of a checkpoint of {checkpoint.num_layers}"
+        fix = f"keep 1 to {checkpoint.num_layers} layers"
+        raise ConfigError(problem, where=where, fix=fix)
+    return dataclasses.replace(checkpoint, num_layers=num_layers)
 
 
 @builds

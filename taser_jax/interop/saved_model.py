@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -16,8 +15,7 @@ from tensorflow.compiler.tf2xla.python import xla
 from taser_jax.data.text import preprocessors, text_graph
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.token_store.store import Titles
-from taser_jax.interop.export_source import ExportSource
-from taser_jax.interop.model_card import CardTexts
+from taser_jax.interop.export_source import CardTexts, ExportSource
 from taser_jax.interop.stablehlo import check_source, lower_encoder, named_leaves
 from taser_jax.models import config_io
 from taser_jax.models.batch import Role
@@ -103,7 +101,7 @@ def _signature(
     variables: Sequence[tf.Variable],
     vocabulary: Vocabulary,
     role: Role,
-) -> Any:
+) -> tf.types.experimental.ConcreteFunction:
     """Texts -> {"embedding": [batch, dim]} of one role, as a concrete function."""
     length = source.query_length if role is Role.QUERY else source.passage_length
     embed = _embed_fn(source, variables, role, length)

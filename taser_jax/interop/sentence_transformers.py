@@ -10,33 +10,32 @@ also be loaded as a model; one path (tied encoders without experts) becomes one 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
+import numpy as np
 from safetensors.numpy import save_file
 
-from taser_jax.interop.bert import encoder_to_tensors
+from taser_jax.interop.bert import encoder_to_tensors, plain_encoder
 from taser_jax.interop.bert_formats import FORMATS, config_to_json
 from taser_jax.interop.export_source import (
     DOCUMENT,
     QUERY,
+    CardTexts,
     ExportSource,
     ids_before_queries,
+    left_to_the_reader,
     prompt_texts,
 )
-from taser_jax.interop.model_card import CardTexts, left_to_the_reader
-from taser_jax.interop.plain import plain_encoder
-from taser_jax.interop.t5_encoders import (
-    DENSE_DIR,
-    write_sentencepiece_tokenizer,
-    write_t5_encoder,
-)
+from taser_jax.interop.t5 import t5_leaves, t5_to_json
+from taser_jax.interop.tensors import Tensors, params_to_tensors
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.dual_encoder import ModelConfig, Towers
+from taser_jax.models.dual_encoder import ModelConfig, Params, Towers
 from taser_jax.models.encoded import Normalization
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.storage.errors import ConfigError
@@ -48,7 +47,7 @@ _POOLING = "sentence_transformers.models.Pooling"
 _ROUTER = "sentence_transformers.models.Router"
 _NORMALIZE = "sentence_transformers.models.Normalize"
 _DENSE = "sentence_transformers.models.Dense"
-_POOLING_DIR, _NORMALIZE_DIR = "1_Pooling", "2_Normalize"
+_POOLING_DIR, _DENSE_DIR, _NORMALIZE_DIR = "1_Pooling", "2_Dense", "2_Normalize"
 # sentence-transformers' name of a route -> the role's directory.
 _ROUTES = {"query": Role.QUERY, "document": Role.PASSAGE}
 
@@ -230,27 +229,22 @@ def write_model(
     directory.mkdir(exist_ok=True)
     length = length_of(source, role)
     prompt = ids_before_queries(source) if role is Role.QUERY else source.passage_prompt
-    settings: dict[str, Any] = {"max_seq_length": length, "do_lower_case": False}
+    settings: dict[str, object] = {"max_seq_length": length, "do_lower_case": False}
     if isinstance(config, T5DualEncoderConfig):
-        tower = source.params[config.tower_name(role, source.task)]
-        write_t5_encoder(tower, config, directory)
-        write_sentencepiece_tokenizer(
-            source.vocabulary_dir, directory, max_length=length, prompt=prompt
-        )
+        _write_t5(source.params[config.tower_name(role, source.task)], config, directory)
     else:
         params = plain_encoder(source.params, config, role, task=source.task)
-        tensors = encoder_to_tensors(params, config.bert)
         _write_json(directory / "config.json", config_to_json(config.bert))
-        save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
-        write_tokenizer(
-            source.vocabulary_dir,
-            directory,
-            max_length=length,
-            rows=config.bert.vocab_size,
-            prompt=prompt,
-        )
+        _write_tensors(directory / WEIGHTS, encoder_to_tensors(params, config.bert))
         if FORMATS[config.bert.family].has_pooler:
             settings["model_args"] = {"add_pooling_layer": False}
+    write_tokenizer(
+        source.vocabulary_dir,
+        directory,
+        max_length=length,
+        rows=config.transformer.vocab_size,
+        prompt=prompt,
+    )
     if serves_both:
         settings["query_length"] = source.query_length
         settings["document_length"] = source.passage_length
@@ -269,6 +263,26 @@ def write_model(
         _write_json(directory / _NORMALIZE_DIR / "config.json", {})
     by_itself = QUERY if role is Role.QUERY and not serves_both else None
     _write_modules(directory, _modules(config), _prompts(source), default=by_itself)
+
+
+def _write_t5(tower: Params, config: T5DualEncoderConfig, directory: pathlib.Path) -> None:
+    """Hugging Face's T5EncoderModel, and a dense module where there is a projection."""
+    t5 = dataclasses.replace(config.t5, num_decoder_layers=0)
+    _write_json(directory / "config.json", t5_to_json(t5))
+    _write_tensors(directory / WEIGHTS, params_to_tensors(tower, t5_leaves(t5)))
+    if config.projection_dim is None:
+        return
+    kernel = np.asarray(tower["projection_layer"]["kernel"], np.float32)
+    dense = directory / _DENSE_DIR
+    dense.mkdir()
+    _write_tensors(dense / WEIGHTS, {"linear.weight": np.ascontiguousarray(kernel.T)})
+    settings = {
+        "in_features": kernel.shape[0],
+        "out_features": kernel.shape[1],
+        "bias": False,
+        "activation_function": "torch.nn.modules.linear.Identity",
+    }
+    _write_json(dense / "config.json", settings)
 
 
 def _prompts(source: ExportSource) -> dict[str, str]:
@@ -299,7 +313,7 @@ def _modules(config: PlainConfig) -> dict[str, str]:
     """Directory -> type, in order."""
     modules = {"": _TRANSFORMER, _POOLING_DIR: _POOLING}
     if isinstance(config, T5DualEncoderConfig) and config.projection_dim is not None:
-        modules[DENSE_DIR] = _DENSE
+        modules[_DENSE_DIR] = _DENSE
     if config.normalization is Normalization.L2:
         modules[_NORMALIZE_DIR] = _NORMALIZE
     return modules
@@ -347,6 +361,11 @@ def _write_modules(
             "similarity_fn_name": "dot",
         },
     )
+
+
+def _write_tensors(path: pathlib.Path, tensors: Tensors) -> None:
+    # transformers refuses files that do not name a framework.
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def _write_json(path: pathlib.Path, value: object) -> None:

@@ -7,7 +7,6 @@ import enum
 import json
 import pathlib
 import shutil
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +20,12 @@ from jax.interpreters import mlir
 from jaxtyping import PyTree
 
 from taser_jax.data.text.tokenizer_json import TokenizerJsonVocabulary
-from taser_jax.interop.export_source import ExportSource, check_exported
-from taser_jax.interop.model_card import CardTexts, left_to_the_reader
+from taser_jax.interop.export_source import (
+    CardTexts,
+    ExportSource,
+    check_exported,
+    left_to_the_reader,
+)
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models import config_io
 from taser_jax.models.batch import Role, Tokens
@@ -148,7 +151,7 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
         )
     config_io.save(source.config, output_dir / MODEL_FILE)
     lengths = {Role.QUERY: source.query_length, Role.PASSAGE: source.passage_length}
-    functions: dict[str, dict[str, Any]] = {}
+    functions: dict[str, dict[str, object]] = {}
     for role, length in lengths.items():
         limit = source.config.max_length or length
         program = lower_encoder(
@@ -279,7 +282,7 @@ def lower_encoder(
         if pads:
             rest = ((0, 0), (0, length - ids.shape[1]))
             ids, mask = jnp.pad(ids, rest), jnp.pad(mask, rest)
-        encoded: Any = model.apply(
+        encoded: PyTree = model.apply(
             {"params": params}, Tokens(ids=ids, mask=mask), role=role, task=task, method="encode"
         )
         return encoded.embeddings
@@ -334,7 +337,7 @@ def check_params(params: PyTree, expected: PyTree, *, where: str) -> None:
             raise ConfigError(problem, where=where, fix="export a model with its own model.json")
 
 
-def named_leaves(tree: PyTree) -> dict[str, Any]:
+def named_leaves(tree: PyTree) -> dict[str, jax.Array]:
     """The leaves of nested dicts by path, in JAX's order: {"encoder/embeddings/...": leaf}."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {"/".join(str(key.key) for key in path): leaf for path, leaf in leaves}

@@ -1,32 +1,38 @@
-"""Converts parameters of T5, T5 1.1 and umT5 from and to Hugging Face's names, and from T5X's."""
+"""Parameters and sizes of T5, T5 1.1 and umT5, from and to Hugging Face, and from T5X's arrays."""
 
 from __future__ import annotations
 
 import functools
+import math
+import pathlib
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
 
 import jax
+import msgspec
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jaxtyping import PyTree
+from msgspec import Meta
 
-from taser_jax.interop.leaves import (
+from taser_jax.interop.tensors import (
     Leaf,
-    Params,
     Path,
-    check_shapes,
+    Shapes,
+    check_leaves,
     leaves_of,
+    listed,
     params_from_tensors,
+    read_config,
     size_words,
     weights,
 )
-from taser_jax.interop.tensors import Shapes, listed
 from taser_jax.models.batch import Tokens
+from taser_jax.models.dual_encoder import Params
 from taser_jax.models.layers import SIZES
-from taser_jax.models.t5 import T5, T5Config
+from taser_jax.models.t5 import T5, PositionBias, T5Config
 from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.typed_files import Share, read_typed
 
 _T = TypeVar("_T")
 # Sizes that the shapes of arrays show.
@@ -34,6 +40,20 @@ _SHAPING = (*SIZES, "num_decoder_layers", "num_buckets")
 _TABLE = "shared.weight"
 _TABLE_ALIAS = "encoder.embed_tokens.weight"
 _FIX_SIZES = "take the sizes from the checkpoint: t5 = pretrained_t5(source)"
+# Our field -> Hugging Face's.
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "embed_dim": "d_model",
+    "num_layers": "num_layers",
+    "num_decoder_layers": "num_decoder_layers",
+    "num_heads": "num_heads",
+    "head_dim": "d_kv",
+    "mlp_dim": "d_ff",
+    "num_buckets": "relative_attention_num_buckets",
+    "max_distance": "relative_attention_max_distance",
+}
+_FEED_FORWARDS = {"relu": ("relu",), "gated-gelu": ("gelu", "linear")}
+_POSITIONS = {"t5": PositionBias.SHARED, "umt5": PositionBias.PER_LAYER}
 # Places of a block's parts among Hugging Face's numbered layers.
 _PARTS = {
     "encoder": {
@@ -74,8 +94,8 @@ def t5_from_tensors(tensors: Mapping[str, np.ndarray], config: T5Config, *, wher
         DataError: tensors are missing, have NaN, or are unexpected.
     """
     tensors = _with_table(tensors)
-    leaves, sizes = _checked_leaves(tensors, config, where), size_words(config, _SHAPING)
-    return params_from_tensors(leaves, tensors, where=where, sizes=sizes)
+    check_t5_shapes({name: array.shape for name, array in tensors.items()}, config, where=where)
+    return params_from_tensors(t5_leaves(config), tensors, where=where)
 
 
 def check_t5_shapes(shapes: Shapes, config: T5Config, *, where: str) -> None:
@@ -91,8 +111,20 @@ def check_t5_shapes(shapes: Shapes, config: T5Config, *, where: str) -> None:
         DataError: tensors are missing or unexpected.
     """
     shapes = _with_table(shapes)
-    leaves, sizes = _checked_leaves(shapes, config, where), size_words(config, _SHAPING)
-    check_shapes(leaves, shapes, where=where, sizes=sizes)
+    if _TABLE not in shapes:
+        problem = f"no tensor is named {_TABLE}; there are {listed(sorted(shapes))}"
+        raise ConfigError(problem, where=where, fix="give a checkpoint of T5's architecture")
+    for stack, layers in _stacks(config).items():
+        numbers = [int(m[1]) for n in shapes if (m := re.match(rf"{stack}\.block\.(\d+)\.", n))]
+        _check_layers(stack, max(numbers, default=-1) + 1, layers, where)
+    check_leaves(
+        t5_leaves(config),
+        shapes,
+        blocks=tuple(f"{stack}." for stack in _stacks(config)),
+        ignored=_LEFT,
+        where=where,
+        sizes=size_words(config, _SHAPING),
+    )
 
 
 def _with_table(named: Mapping[str, _T]) -> dict[str, _T]:
@@ -102,30 +134,7 @@ def _with_table(named: Mapping[str, _T]) -> dict[str, _T]:
     return {**named, _TABLE: named[_TABLE_ALIAS]}
 
 
-def _checked_leaves(names: Mapping[str, object], config: T5Config, where: str) -> list[Leaf]:
-    if _TABLE not in names:
-        problem = f"no tensor is named {_TABLE}; there are {listed(sorted(names))}"
-        raise ConfigError(problem, where=where, fix="give a checkpoint of T5's architecture")
-    for stack, layers in _stacks(config).items():
-        numbers = [int(m[1]) for n in names if (m := re.match(rf"{stack}\.block\.(\d+)\.", n))]
-        _check_layers(stack, max(numbers, default=-1) + 1, layers, where)
-    leaves = t5_leaves(config)
-    names_of_leaves = {leaf.name for leaf in leaves}
-    _check_complete([leaf.name for leaf in leaves], names, where)
-    # Adapters and biases inside a block change what it computes, so they cannot be ignored.
-    stacks = tuple(f"{stack}." for stack in _stacks(config))
-    more = sorted(n for n in names if n.startswith(stacks) and n not in names_of_leaves)
-    more = [name for name in more if not _LEFT.fullmatch(name)]
-    if more:
-        raise DataError(
-            f"{len(more)} tensors that such a T5 does not have: {listed(more)}",
-            where=where,
-            fix="merge adapters into the weights, or correct mlp_activations and position_bias",
-        )
-    return leaves
-
-
-def t5_from_t5x(tree: Mapping[str, Any], config: T5Config, *, where: str) -> Params:
+def t5_from_t5x(tree: Params, config: T5Config, *, where: str) -> Params:
     """Our parameters from a T5X tree, with heads joined or not, and layers scanned (axis 1) or not.
 
     Args:
@@ -142,7 +151,11 @@ def t5_from_t5x(tree: Mapping[str, Any], config: T5Config, *, where: str) -> Par
         _check_layers(stack, count_layers(tree.get(stack, {})), layers, where)
     leaves, flat = t5_leaves(config), flatten_dict(tree)
     names = {"/".join(map(str, path)) for path in flat}
-    _check_complete(["/".join(leaf.path) for leaf in leaves], names, where)
+    missing = [name for leaf in leaves if (name := "/".join(leaf.path)) not in names]
+    if missing:
+        problem = f"{len(missing)} of {len(leaves)} parameters are missing: {listed(missing)}"
+        fix = "copy the checkpoint again; an encoder alone has num_decoder_layers=0"
+        raise DataError(problem, where=where, fix=fix)
     params: dict[Path, np.ndarray] = {}
     for leaf in leaves:
         name = "/".join(leaf.path)
@@ -151,8 +164,8 @@ def t5_from_t5x(tree: Mapping[str, Any], config: T5Config, *, where: str) -> Par
         joined = leaf.tensor_shape[::-1] if leaf.inputs else leaf.shape
         if array.shape not in (leaf.shape, joined):
             sizes = f"{joined}, for {size_words(config, _SHAPING)}"
-            problem = f"{name} has shape {array.shape}"
-            raise ConfigError(problem, where=where, expected=sizes, fix=_FIX_SIZES)
+            problem = f"{name} has shape {array.shape}, not {sizes}"
+            raise ConfigError(problem, where=where, fix=_FIX_SIZES)
         params[leaf.path] = np.ascontiguousarray(array.reshape(leaf.shape))
     return unflatten_dict(params)
 
@@ -196,7 +209,7 @@ def _stacks(config: T5Config) -> dict[str, int]:
     return {name: layers for name, layers in stacks.items() if layers}
 
 
-def unscanned(tree: Mapping[str, Any]) -> dict[str, Any]:
+def unscanned(tree: Params) -> Params:
     """The tree with `layers_i` instead of an `encoder/encoder` that has layers along axis 1."""
     result = dict(tree)
     for stack in ("encoder", "decoder"):
@@ -212,7 +225,7 @@ def unscanned(tree: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def count_layers(stack: Mapping[str, Any]) -> int:
+def count_layers(stack: Params) -> int:
     """Number of `layers_i` of an encoder or decoder."""
     return sum(bool(re.fullmatch(r"layers_\d+", name)) for name in stack)
 
@@ -223,20 +236,127 @@ def _check_layers(stack: str, layers: int, expected: int, where: str) -> None:
         raise ConfigError(problem, where=where, fix=_FIX_SIZES)
 
 
-def _check_complete(required: Sequence[str], names: Collection[str], where: str) -> None:
-    missing = [name for name in required if name not in names]
-    if missing:
-        raise DataError(
-            f"{len(missing)} of {len(required)} parameters are missing: {listed(missing)}",
-            where=where,
-            fix="download or copy the checkpoint again; an encoder alone has num_decoder_layers=0",
-        )
-
-
-def find(tree: PyTree, path: Path) -> Any:
+def _find(tree: Params, path: Path) -> Params | None:
     """The node at a path, or None."""
     for name in path:
         if not isinstance(tree, Mapping) or name not in tree:
             return None
         tree = tree[name]
     return tree
+
+
+class _Kind(msgspec.Struct):
+    """Read first, since other architectures have other fields."""
+
+    model_type: str | None = None
+    architectures: list[str] = []
+
+
+class _File(msgspec.Struct):
+    """Sizes far above those of any T5 are damaged and would fill the memory."""
+
+    vocab_size: Annotated[int, Meta(ge=1, le=10_000_000)]
+    d_model: Annotated[int, Meta(ge=1, le=65_536)]
+    num_layers: Annotated[int, Meta(ge=1, le=1_000)]
+    num_heads: Annotated[int, Meta(ge=1, le=1_024)]
+    d_kv: Annotated[int, Meta(ge=1, le=65_536)]
+    d_ff: Annotated[int, Meta(ge=1, le=1_000_000)]
+    num_decoder_layers: Annotated[int, Meta(ge=0, le=1_000)] | None = None
+    relative_attention_num_buckets: Annotated[int, Meta(ge=1, le=100_000)] = 32
+    relative_attention_max_distance: Annotated[int, Meta(ge=1, le=10_000_000)] = 128
+    feed_forward_proj: str = "relu"
+    dropout_rate: Share = 0.1
+    layer_norm_epsilon: Annotated[float, Meta(gt=0, le=1)] = 1e-6
+
+
+def t5_config(directory: pathlib.Path) -> T5Config:
+    """Reads the sizes and numerics from a Hugging Face checkpoint's `config.json`.
+
+    Args:
+        directory: the checkpoint's directory.
+
+    Raises:
+        DataError: there is no config.json, it is not JSON, or a size is missing or invalid.
+        ConfigError: another architecture, or an unsupported variant of T5.
+    """
+    path, described = read_config(directory, _Kind)
+    kind = described.model_type
+    if kind not in _POSITIONS:
+        fix = "give a T5 checkpoint; BERT's are read by pretrained_bert"
+        problem = f"model_type is {kind!r}, not {' or '.join(_POSITIONS)}"
+        raise ConfigError(problem, where=str(path), fix=fix)
+    file = read_typed(path, _File)
+    if any(name.endswith("EncoderModel") for name in described.architectures):
+        file.num_decoder_layers = 0
+    elif file.num_decoder_layers is None:
+        file.num_decoder_layers = file.num_layers
+    feed_forward = file.feed_forward_proj
+    if feed_forward not in _FEED_FORWARDS:
+        problem = f"feed_forward_proj is {feed_forward!r}, not {' or '.join(_FEED_FORWARDS)}"
+        raise ConfigError(problem, where=str(path), fix="choose another checkpoint")
+    numbers = {"dropout_rate": file.dropout_rate, "rms_norm_epsilon": file.layer_norm_epsilon}
+    fields: dict[str, Any] = {ours: getattr(file, theirs) for ours, theirs in _SIZES.items()}
+    fields |= {"mlp_activations": _FEED_FORWARDS[feed_forward], "position_bias": _POSITIONS[kind]}
+    return T5Config(**(fields | numbers))
+
+
+def t5_to_json(config: T5Config) -> dict[str, object]:
+    """`config.json` of Hugging Face's T5Model, or of T5EncoderModel without decoder layers."""
+    kind = next(name for name, bias in _POSITIONS.items() if bias is config.position_bias)
+    feed_forwards = {activations: name for name, activations in _FEED_FORWARDS.items()}
+    model = "Model" if config.num_decoder_layers else "EncoderModel"
+    return {
+        "architectures": [f"{'T5' if kind == 't5' else 'UMT5'}{model}"],
+        "model_type": kind,
+        **{theirs: getattr(config, ours) for ours, theirs in _SIZES.items()},
+        "num_decoder_layers": config.num_decoder_layers or config.num_layers,
+        "feed_forward_proj": feed_forwards[config.mlp_activations],
+        "dropout_rate": config.dropout_rate,
+        "layer_norm_epsilon": config.rms_norm_epsilon,
+        "is_encoder_decoder": bool(config.num_decoder_layers),
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "decoder_start_token_id": 0,
+    }
+
+
+def t5x_t5_config(tree: Params, *, where: str) -> T5Config:
+    """Infers the sizes from the arrays of a T5X checkpoint, plain or scanned.
+
+    Settings that arrays do not show, such as `max_distance`, have T5's values.
+
+    Args:
+        tree: `target` of a T5X checkpoint.
+        where: the checkpoint, for messages.
+
+    Raises:
+        ConfigError: the tree is not a T5.
+    """
+    tree = unscanned(tree)
+    table = _find(tree, ("token_embedder", "embedding"))
+    first = _find(tree, ("encoder", "layers_0"))
+    biased = isinstance(first, Mapping) and any(path[-1] == "bias" for path in flatten_dict(first))
+    if table is None or not isinstance(first, Mapping) or biased:
+        problem = f"not a T5: the checkpoint has {listed(sorted(flatten_dict(tree, sep='/')))}"
+        raise ConfigError(problem, where=where, fix="give a T5X checkpoint of a T5")
+    shared = _find(tree, ("encoder", "relpos_bias", "rel_embedding"))
+    own = _find(first, ("relpos_bias", "rel_embedding"))
+    positions, query = (own if shared is None else shared), _find(first, ("attention", "query"))
+    gated, mlp = "wi_0" in first.get("mlp", {}), _find(first, ("mlp", "wo", "kernel"))
+    if positions is None or query is None or mlp is None:
+        problem = f"not a T5: a block lacks relpos_bias, attention or mlp: {listed(sorted(first))}"
+        raise ConfigError(problem, where=where, fix="give a T5X checkpoint of a T5")
+    heads, buckets = positions.shape
+    fields = {
+        "vocab_size": table.shape[0],
+        "embed_dim": table.shape[1],
+        "num_layers": count_layers(tree["encoder"]),
+        "num_decoder_layers": count_layers(tree.get("decoder", {})),
+        "num_heads": heads,
+        "head_dim": math.prod(query["kernel"].shape[1:]) // heads,
+        "mlp_dim": mlp.shape[0],
+        "num_buckets": buckets,
+        "mlp_activations": _FEED_FORWARDS["gated-gelu" if gated else "relu"],
+        "position_bias": PositionBias.PER_LAYER if shared is None else PositionBias.SHARED,
+    }
+    return T5Config(**fields)

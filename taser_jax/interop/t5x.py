@@ -7,7 +7,7 @@ import math
 import os
 import pathlib
 import re
-from typing import Any
+from collections.abc import Mapping
 
 import ml_dtypes
 import msgspec
@@ -15,9 +15,9 @@ import numpy as np
 import tensorstore
 from flax.serialization import msgpack_restore
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jaxtyping import PyTree
 from msgpack.exceptions import ExtraData, FormatError, OutOfData, StackError
 
+from taser_jax.models.dual_encoder import Params
 from taser_jax.storage import limits
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.progress import track
@@ -43,11 +43,11 @@ class T5XCheckpoint:
         step: training step; None if the checkpoint does not record it.
     """
 
-    target: dict[str, Any]
+    target: Params
     step: int | None
 
 
-def read_t5x(directory: str | pathlib.Path) -> dict[str, Any]:
+def read_t5x(directory: str | pathlib.Path) -> Params:
     """Parameters of a T5X checkpoint; see `read_t5x_checkpoint`.
 
     Example:
@@ -185,7 +185,7 @@ def _whole_number(value: object, path: pathlib.Path, field: str) -> int:
     return int(array.item())
 
 
-def _target(tree: PyTree, where: pathlib.Path) -> dict[str, Any]:
+def _target(tree: Params, where: pathlib.Path) -> Params:
     target = tree.get("target") if isinstance(tree, dict) else None
     if not isinstance(target, dict) or not target:
         keys = ", ".join(map(str, tree)) if isinstance(tree, dict) else type(tree).__name__
@@ -212,7 +212,7 @@ def _leaf(node: object, directory: pathlib.Path, name: tuple[str, ...], version:
     return array
 
 
-def _stored_path(spec: dict[str, Any], name: tuple[str, ...]) -> str:
+def _stored_path(spec: Mapping[str, object], name: tuple[str, ...]) -> str:
     """Path of a description's files; in the oldest files beside `kvstore`, not inside."""
     kvstore = spec.get("kvstore")
     if not isinstance(kvstore, dict):

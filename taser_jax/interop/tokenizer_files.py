@@ -1,15 +1,17 @@
-"""Writes vocabularies as Hugging Face's tokenizer files."""
+"""Writes vocabularies as the tokenizer files that transformers' AutoTokenizer reads."""
 
 from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tokenizers
-from tokenizers import processors
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from taser_jax.data.text.sentencepiece import MODEL_FILE, SentencePieceVocabulary
 from taser_jax.data.text.tokenizer_json import TokenizerJsonVocabulary
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.text.vocabulary_files import (
@@ -21,16 +23,23 @@ from taser_jax.data.text.vocabulary_files import (
 from taser_jax.data.text.wordpiece import WordPieceVocabulary, wordpiece_tokenizer
 from taser_jax.storage.errors import ConfigError, DataError
 
+# The generated module has no types.
+_PROTO: Any = sentencepiece_model_pb2
 # Represents all ids of the prompt in a template.
 _PROMPT = "[PROMPT]"
+# Pieces with this score are chosen only where nothing else is possible.
+_NEVER = -1e6
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+# Role -> token, of WordPiece and of most other tokenizers.
 _SPECIAL_TOKENS = {
-    "unk_token": "[UNK]",
-    "sep_token": "[SEP]",
-    "pad_token": "[PAD]",
-    "cls_token": "[CLS]",
-    "mask_token": "[MASK]",
+    "unk_token": ("[UNK]", "<unk>"),
+    "sep_token": ("[SEP]",),
+    "pad_token": ("[PAD]", "<pad>"),
+    "cls_token": ("[CLS]",),
+    "mask_token": ("[MASK]", "<mask>"),
 }
+
+Special = dict[str, str]
 
 
 def write_tokenizer(
@@ -43,10 +52,11 @@ def write_tokenizer(
 ) -> None:
     """Writes what transformers' AutoTokenizer reads, with the same ids as our vocabulary.
 
-    One text becomes `[CLS] prompt text [SEP]`, and a pair becomes `[CLS] title [SEP] text [SEP]`,
-    truncated longest first, as by `query_ids` and `passage_ids`. No token types are returned, since
-    all tokens are of segment 0. As in our vocabulary, "[SEP]" and the like inside a text are
-    ordinary text.
+    One text becomes `[CLS] prompt text [SEP]`, and a pair becomes `[CLS] prompt title [SEP] text
+    [SEP]`, truncated longest first, as by `query_ids` and `passage_ids`; a SentencePiece vocabulary
+    may have no start. No token types are returned, since all tokens are of segment 0. As in our
+    vocabulary, "[SEP]" and the like inside a text are ordinary text; the name of a control piece of
+    SentencePiece is that piece, as in transformers' own T5.
 
     Args:
         vocabulary_dir: the model's vocabulary.
@@ -58,118 +68,123 @@ def write_tokenizer(
 
     Raises:
         DataError: the vocabulary is missing or damaged, or has more ids than there are rows.
-        ConfigError: it is a SentencePiece vocabulary.
+        ConfigError: it is a SentencePiece vocabulary, but no unigram model.
     """
     vocabulary_dir, output_dir = pathlib.Path(vocabulary_dir), pathlib.Path(output_dir)
     if not any(
         (vocabulary_dir / name).is_file() for name in (METADATA, VOCAB_FILE, TOKENIZER_FILE)
     ):
-        raise DataError(
-            "no vocabulary: the exported model would have no tokenizer",
-            where=str(vocabulary_dir),
-            fix=f"give the model's {METADATA}, {VOCAB_FILE} or {TOKENIZER_FILE}",
-        )
+        problem = "no vocabulary: the exported model would have no tokenizer"
+        fix = f"give the model's {METADATA}, {VOCAB_FILE} or {TOKENIZER_FILE}"
+        raise DataError(problem, where=str(vocabulary_dir), fix=fix)
     vocabulary = load_vocabulary(vocabulary_dir, rows=rows)
-    if isinstance(vocabulary, TokenizerJsonVocabulary):
-        _write_own(vocabulary, output_dir, max_length=max_length, prompt=prompt)
-        return
-    if not isinstance(vocabulary, WordPieceVocabulary):
-        raise ConfigError(
-            f"a {vocabulary.kind} vocabulary, and Hugging Face's BERT has none of that kind",
-            where=str(vocabulary_dir),
-            fix="export as saved_model, which supports any tokenizer",
-        )
-    ids = {piece: i for i, piece in enumerate(vocabulary.pieces)}
-    special = {name: piece for name, piece in _SPECIAL_TOKENS.items() if piece in ids}
-    files: dict[str, Any] = {
-        TOKENIZER_FILE: json.loads(_tokenizer(vocabulary, ids, special.values(), prompt).to_str()),
-        TOKENIZER_CONFIG_FILE: {
-            "tokenizer_class": "PreTrainedTokenizerFast" if prompt else "BertTokenizer",
-            "do_lower_case": vocabulary.lower_case,
-            "strip_accents": vocabulary.splitting.strip_accents,
-            "tokenize_chinese_chars": vocabulary.splitting.split_ideographs,
-            "model_max_length": max_length,
-            "model_input_names": ["input_ids", "attention_mask"],
-            "split_special_tokens": True,
-            **dict.fromkeys(_SPECIAL_TOKENS),
-            **special,
-        },
-        SPECIAL_TOKENS_FILE: special,
-    }
-    for name, value in files.items():
-        _write_json(output_dir / name, value)
-    pieces = "".join(f"{piece}\n" for piece in vocabulary.pieces)
-    (output_dir / VOCAB_FILE).write_bytes(pieces.encode("utf-8"))
-
-
-def _tokenizer(
-    vocabulary: WordPieceVocabulary,
-    ids: dict[str, int],
-    special: Iterable[str],
-    prompt: Sequence[int],
-) -> tokenizers.Tokenizer:
-    """Our tokenisation in the `tokenizers` library."""
-    tokenizer = wordpiece_tokenizer(ids, vocabulary.splitting)
-    tokenizer.post_processor = _template(vocabulary, vocabulary.pieces.__getitem__, prompt)
-    tokenizer.add_special_tokens(sorted(special, key=ids.__getitem__))
-    return tokenizer
-
-
-def _template(
-    vocabulary: Vocabulary, name_of: Callable[[int], str], prompt: Sequence[int]
-) -> processors.TemplateProcessing:
-    """What stands around texts: `[CLS] prompt text [SEP]` and `[CLS] title [SEP] text [SEP]`."""
-    assert vocabulary.cls_id is not None
-    before, after = name_of(vocabulary.cls_id), name_of(vocabulary.sep_id)
-    pieces: list[Any] = [(before, vocabulary.cls_id), (after, vocabulary.sep_id)]
-    if prompt:
-        tokens = [name_of(id) for id in prompt]
-        pieces.append({"id": _PROMPT, "ids": list(prompt), "tokens": tokens})
-        before = f"{before} {_PROMPT}"
-    return processors.TemplateProcessing(
-        single=f"{before} $A {after}",
-        pair=f"{before} $A {after} $B {after}",
-        special_tokens=pieces,
-    )
-
-
-def _write_own(
-    vocabulary: TokenizerJsonVocabulary,
-    output_dir: pathlib.Path,
-    *,
-    max_length: int,
-    prompt: Sequence[int],
-) -> None:
-    """Writes a tokenizer.json with our template around texts."""
-    tokenizer = tokenizers.Tokenizer.from_buffer(vocabulary.content)
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    tokenizer.post_processor = _template(vocabulary, vocabulary.piece, prompt)
-    cls, sep = vocabulary.piece(vocabulary.cls_id), vocabulary.piece(vocabulary.sep_id)
-    likely = {
-        "unk_token": ("[UNK]", "<unk>"),
-        "pad_token": ("[PAD]", "<pad>"),
-        "mask_token": ("[MASK]", "<mask>"),
-    }
-    found = {
-        role: name
-        for role, names in likely.items()
-        for name in names
-        if vocabulary.id_of(name) is not None
-    }
-    # Padding is masked: without a token of its own, any will do.
-    special = {"cls_token": cls, "sep_token": sep, "pad_token": sep, **found}
-    _write_json(output_dir / TOKENIZER_FILE, json.loads(tokenizer.to_str()))
-    config = {
+    settings: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_length,
         "model_input_names": ["input_ids", "attention_mask"],
         "split_special_tokens": True,
-        **special,
     }
-    _write_json(output_dir / TOKENIZER_CONFIG_FILE, config)
-    _write_json(output_dir / SPECIAL_TOKENS_FILE, special)
+    if isinstance(vocabulary, TokenizerJsonVocabulary):
+        tokenizer, special = _of_json(vocabulary)
+    elif isinstance(vocabulary, WordPieceVocabulary):
+        tokenizer, special = _of_wordpiece(vocabulary)
+        settings |= {
+            "tokenizer_class": "PreTrainedTokenizerFast" if prompt else "BertTokenizer",
+            "do_lower_case": vocabulary.lower_case,
+            "strip_accents": vocabulary.splitting.strip_accents,
+            "tokenize_chinese_chars": vocabulary.splitting.split_ideographs,
+            **dict.fromkeys(_SPECIAL_TOKENS),
+        }
+        pieces = "".join(f"{piece}\n" for piece in vocabulary.pieces)
+        (output_dir / VOCAB_FILE).write_bytes(pieces.encode("utf-8"))
+    else:
+        tokenizer, special = _of_sentencepiece(vocabulary, vocabulary_dir)
+    tokenizer.post_processor = _template(vocabulary, tokenizer, prompt)
+    for name, value in {
+        TOKENIZER_FILE: json.loads(tokenizer.to_str()),
+        TOKENIZER_CONFIG_FILE: settings | special,
+        SPECIAL_TOKENS_FILE: special,
+    }.items():
+        text = json.dumps(value, ensure_ascii=False, indent=2) + "\n"
+        (output_dir / name).write_text(text, encoding="utf-8")
 
 
-def _write_json(path: pathlib.Path, value: object) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+def _of_wordpiece(vocabulary: WordPieceVocabulary) -> tuple[tokenizers.Tokenizer, Special]:
+    ids = {piece: i for i, piece in enumerate(vocabulary.pieces)}
+    special = {role: names[0] for role, names in _SPECIAL_TOKENS.items() if names[0] in ids}
+    tokenizer = wordpiece_tokenizer(ids, vocabulary.splitting)
+    tokenizer.add_special_tokens(sorted(special.values(), key=ids.__getitem__))
+    return tokenizer, special
+
+
+def _of_json(vocabulary: TokenizerJsonVocabulary) -> tuple[tokenizers.Tokenizer, Special]:
+    tokenizer = tokenizers.Tokenizer.from_buffer(vocabulary.content)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    sep = vocabulary.piece(vocabulary.sep_id)
+    # Padding is masked: without a token of its own, any will do.
+    special = {"pad_token": sep} | {
+        role: name
+        for role, names in _SPECIAL_TOKENS.items()
+        for name in names
+        if vocabulary.id_of(name) is not None
+    }
+    return tokenizer, special | {"cls_token": vocabulary.piece(vocabulary.cls_id), "sep_token": sep}
+
+
+def _of_sentencepiece(
+    vocabulary: SentencePieceVocabulary, directory: pathlib.Path
+) -> tuple[tokenizers.Tokenizer, Special]:
+    model = _PROTO.ModelProto.FromString((directory / MODEL_FILE).read_bytes())
+    trainer, piece = model.trainer_spec, _PROTO.ModelProto.SentencePiece
+    if trainer.model_type != _PROTO.TrainerSpec.UNIGRAM:
+        problem = "a SentencePiece model that is not a unigram model, as T5's is"
+        fix = "export it as saved_model or stablehlo, which take any vocabulary"
+        raise ConfigError(problem, where=str(directory), fix=fix)
+    of_texts = (piece.NORMAL, piece.USER_DEFINED, piece.BYTE)
+    pieces = [
+        (each.piece, each.score if each.type in of_texts else _NEVER) for each in model.pieces
+    ]
+    # Text has no spaces when it is split, so it never yields these; a prompt may have them.
+    extra = reversed(range(vocabulary.extra_ids))
+    pieces += [(f"<extra id {number}>", _NEVER) for number in extra]
+    tokenizer = tokenizers.Tokenizer(
+        models.Unigram(pieces, unk_id=vocabulary.unk_id, byte_fallback=trainer.byte_fallback)
+    )
+    spaces = [normalizers.Strip(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
+    charsmap = model.normalizer_spec.precompiled_charsmap
+    before = [normalizers.Precompiled(charsmap)] if charsmap else []
+    tokenizer.normalizer = normalizers.Sequence([*before, *spaces])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    ids = {
+        "pad_token": vocabulary.pad_id,
+        "eos_token": vocabulary.sep_id,
+        "unk_token": vocabulary.unk_id,
+    }
+    return tokenizer, {role: _token(tokenizer, id) for role, id in ids.items()}
+
+
+def _template(
+    vocabulary: Vocabulary, tokenizer: tokenizers.Tokenizer, prompt: Sequence[int]
+) -> processors.TemplateProcessing:
+    """What stands around texts, such as `[CLS] prompt text [SEP]`."""
+    start, end = "", _token(tokenizer, vocabulary.sep_id)
+    pieces: list[tuple[str, int] | dict[str, object]] = [(end, vocabulary.sep_id)]
+    if vocabulary.cls_id is not None:
+        cls = _token(tokenizer, vocabulary.cls_id)
+        pieces.append((cls, vocabulary.cls_id))
+        start = f"{cls} "
+    if prompt:
+        tokens = [_token(tokenizer, id) for id in prompt]
+        pieces.append({"id": _PROMPT, "ids": list(prompt), "tokens": tokens})
+        start += f"{_PROMPT} "
+    return processors.TemplateProcessing(
+        single=f"{start}$A {end}", pair=f"{start}$A {end} $B {end}", special_tokens=pieces
+    )
+
+
+def _token(tokenizer: tokenizers.Tokenizer, id: int) -> str:
+    token = tokenizer.id_to_token(id)
+    assert token is not None
+    return token

@@ -302,17 +302,6 @@ def test_prompts_are_by_the_names_of_tasks(tmp_path):
         assert settings["prompts"] == prompts
 
 
-def test_a_vocabulary_that_no_bert_has_is_refused(capsys, tmp_path, nothing_is_read):
-    make_model(tmp_path / "model")
-    path = tmp_path / "model" / "vocabulary" / "vocabulary.json"
-    path.write_text(path.read_text().replace('"wordpiece"', '"sentencepiece"'))
-    (path.parent / "checksums.txt").unlink()
-    formats = ["stablehlo", "onnx"]
-    message = refused(capsys, *arguments(tmp_path / "model", tmp_path / "out", formats))
-    assert "'onnx' of a model with a sentencepiece vocabulary" in message
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_vocabulary_larger_than_the_table_is_refused(capsys, tmp_path, format, nothing_is_read):
     make_model(tmp_path / "model")

@@ -64,7 +64,6 @@ def test_config(tmp_path):
         TINY, activation=Activation.GELU_TANH, layer_norm_epsilon=1e-5, dropout_rate=0.0
     )
     assert bert_config(tmp_path) == expected
-    assert bert_config(tmp_path, dtype="bfloat16").dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("activation", list(Activation))
@@ -210,16 +209,13 @@ def test_variants_of_the_same_checkpoint(disguise):
     assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {np.dtype(np.float32)}
 
 
-def test_blocks_are_picked():
+def test_the_first_blocks_alone():
     tensors = random_tensors()
     whole = encoder_from_tensors(tensors, TINY, where="x")
     two = dataclasses.replace(TINY, num_layers=2)
     first = encoder_from_tensors(tensors, two, where="x")
-    picked = encoder_from_tensors(tensors, two, where="x", layers=(3, 1))
-    assert sorted(first) == sorted(picked) == ["embeddings", "layers_0", "layers_1"]
+    assert sorted(first) == ["embeddings", "layers_0", "layers_1"]
     jax.tree.map(np.testing.assert_array_equal, first["layers_1"], whole["layers_1"])
-    jax.tree.map(np.testing.assert_array_equal, picked["layers_0"], whole["layers_3"])
-    jax.tree.map(np.testing.assert_array_equal, picked["layers_1"], whole["layers_1"])
 
 
 def test_what_is_exported_comes_back_bit_for_bit():
@@ -236,13 +232,11 @@ def test_what_is_exported_comes_back_bit_for_bit():
 def test_missing_tensors_are_named():
     tensors = random_tensors()
     del tensors["encoder.layer.1.output.dense.bias"], tensors["embeddings.LayerNorm.weight"]
-    message = (
-        r"2 tensors of a BERT of 4 layers are missing: embeddings\.LayerNorm\.weight, enc.*\.1\."
-    )
+    message = r"2 of 69 tensors are missing: embeddings\.LayerNorm\.weight, enc.*\.1\."
     with pytest.raises(DataError, match=message):
         encoder_from_tensors(tensors, TINY, where="x")
     deeper = dataclasses.replace(TINY, num_layers=6)
-    with pytest.raises(DataError, match=r"a BERT of 6 layers are missing: encoder\.layer\.4"):
+    with pytest.raises(DataError, match=r"32 of 101 tensors are missing: encoder\.layer\.4"):
         encoder_from_tensors(random_tensors(), deeper, where="x")
 
 
@@ -258,7 +252,7 @@ def test_missing_tensors_are_named():
 )
 def test_unexpected_shapes(changes, found, expected):
     config = dataclasses.replace(TINY, **changes)
-    with pytest.raises(ConfigError, match=f"(?s)checkpoint-x: .*{found}.*expected: {expected}"):
+    with pytest.raises(ConfigError, match=f"(?s)checkpoint-x: .*{found}, not {expected}"):
         encoder_from_tensors(random_tensors(), config, where="checkpoint-x")
 
 
@@ -319,7 +313,7 @@ def test_impossible_numbers_are_named(tmp_path, field, value, expected):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_hidden_layers": 900}, "layers are missing: encoder.layer.4"),
+        ({"num_hidden_layers": 900}, "tensors are missing: encoder.layer.4"),
         ({"intermediate_size": 900_000}, r"intermediate\.dense\.weight has shape \(24, 16\)"),
         ({"vocab_size": 9_000_000}, r"word_embeddings\.weight has shape \(40, 16\)"),
     ],

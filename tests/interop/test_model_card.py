@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
-from taser_jax.interop.export_source import ExportSource
-from taser_jax.interop.model_card import (
+from taser_jax.interop.export_source import (
     CardTexts,
+    ExportSource,
     card,
     left_to_the_reader,
     metadata,

@@ -5,8 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from taser_jax.interop.bert import encoder_from_tensors, encoder_to_tensors
-from taser_jax.interop.plain import from_plain_encoders, plain_encoder
+from taser_jax.interop.bert import (
+    encoder_from_tensors,
+    encoder_to_tensors,
+    from_plain_encoders,
+    plain_encoder,
+)
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling

@@ -21,8 +21,8 @@ from taser_jax.data.text.preprocessors import encode_queries, passage_ids
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop import onnx, sentence_transformers
-from taser_jax.interop.model_card import write_card
-from taser_jax.interop.plain import plain_encoder
+from taser_jax.interop.bert import plain_encoder
+from taser_jax.interop.export_source import write_card
 from taser_jax.interop.pretrained import load_pretrained
 from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling

@@ -13,8 +13,7 @@ from safetensors.numpy import save_file
 from t5_in_hugging_face import t5_to_tensors
 
 from taser_jax.interop.pretrained import load_pretrained_t5, pretrained_t5
-from taser_jax.interop.t5 import t5_from_t5x, t5_leaves
-from taser_jax.interop.t5_configs import t5_config, t5_to_json, t5x_t5_config
+from taser_jax.interop.t5 import t5_config, t5_from_t5x, t5_leaves, t5_to_json, t5x_t5_config
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.t5 import PositionBias, T5Config, T5Initialization
@@ -189,7 +188,7 @@ def test_files_that_contradict_their_configuration(tmp_path):
         save_file(kept, directory / "model.safetensors")
         load_pretrained_t5(directory, config=T5DualEncoderConfig(t5=T5_CONFIG), params={})
 
-    with pytest.raises(DataError, match=f"(?s)1 of .* parameters are missing: {name}"):
+    with pytest.raises(DataError, match=f"(?s)1 of .* tensors are missing: {name}"):
         load(**{name: None})
     with pytest.raises(ConfigError, match=r"(?s)shape \(6, 4\).*\(6, 5\).*mlp_dim 5"):
         load(**{name: np.ones((6, 4), np.float32)})

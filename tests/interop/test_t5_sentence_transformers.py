@@ -15,7 +15,7 @@ from taser_jax.interop.sentence_transformers import (
     check_plain,
     export_sentence_transformers,
 )
-from taser_jax.interop.t5_encoders import write_sentencepiece_tokenizer
+from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import Normalization, Towers
 from taser_jax.models.t5 import PositionBias
@@ -35,7 +35,7 @@ def vocabulary():
 @pytest.mark.parametrize("prompt", [(), (5, 9), (41,)])
 def test_the_tokenizer_gives_our_ids(vocabulary, tmp_path, prompt):
     vocabulary.save(str(tmp_path / "vocabulary"))
-    write_sentencepiece_tokenizer(tmp_path / "vocabulary", tmp_path, max_length=12, prompt=prompt)
+    write_tokenizer(tmp_path / "vocabulary", tmp_path, max_length=12, prompt=prompt)
     tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     texts = [
         *QUERIES,

@@ -3,11 +3,10 @@ import json
 import pytest
 from tokenizers import Tokenizer
 
-from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.interop.tokenizer_files import write_tokenizer
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import DataError
 
 PIECES = (
     *("[PAD]", "[UNK]", "[MASK]", "[SEP]", "[CLS]"),
@@ -80,13 +79,3 @@ def test_no_vocabulary_no_tokenizer(tmp_path):
         written(tmp_path)
     with pytest.raises(DataError, match=r"(?s)no BERT vocabulary in this.*tokenizer\.json"):
         load_vocabulary(tmp_path / "vocabulary")
-
-
-def test_sentencepiece_is_no_bert_tokenizer(tmp_path, monkeypatch):
-    # The kind alone counts: no SentencePiece model is trained for this.
-    (tmp_path / "vocabulary").mkdir()
-    (tmp_path / "vocabulary" / "vocabulary.json").write_text("{}", encoding="utf-8")
-    fake = SentencePieceVocabulary.__new__(SentencePieceVocabulary)
-    monkeypatch.setattr("taser_jax.interop.tokenizer_files.load_vocabulary", lambda _, **__: fake)
-    with pytest.raises(ConfigError, match=r"(?s)a sentencepiece vocabulary.*saved_model"):
-        written(tmp_path)

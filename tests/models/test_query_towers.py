@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_bert import encode, quick_jit, random_params, tiny_bert, tiny_model, tiny_tokens
 
-from taser_jax.interop.plain import from_plain_encoders, plain_encoder
+from taser_jax.interop.bert import from_plain_encoders, plain_encoder
 from taser_jax.models import config_io
 from taser_jax.models.batch import BatchShape, Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hugging_face_parity import hidden_states, relative_error
 
-from taser_jax.interop.plain import plain_encoder
+from taser_jax.interop.bert import plain_encoder
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig

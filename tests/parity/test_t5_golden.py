@@ -7,8 +7,7 @@ import pytest
 from t5_in_hugging_face import t5_to_tensors
 from t5_parity import assert_parity, outputs
 
-from taser_jax.interop.t5 import t5_from_tensors
-from taser_jax.interop.t5_configs import t5_config
+from taser_jax.interop.t5 import t5_config, t5_from_tensors
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 

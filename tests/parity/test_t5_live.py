@@ -10,8 +10,7 @@ import pytest
 from t5_in_hugging_face import t5_to_tensors
 from t5_parity import assert_close, assert_parity, outputs
 
-from taser_jax.interop.t5 import t5_from_tensors
-from taser_jax.interop.t5_configs import t5_config, t5_to_json
+from taser_jax.interop.t5 import t5_config, t5_from_tensors, t5_to_json
 from taser_jax.interop.tensors import read_tensors
 from taser_jax.models.batch import Augmented, Tokens
 from taser_jax.models.dual_encoder import DualEncoder

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from taser_jax.interop.cross_encoder import CrossEncoder
+from taser_jax.retrieval.pair_scores import CrossEncoder
 from taser_jax.storage.errors import ConfigError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
