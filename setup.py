@@ -54,7 +54,7 @@ TPU = ["jax[tpu]>=0.10.2,<0.13"]
 ONNX = ["onnx>=1.19", "onnxscript>=0.5", "onnxruntime>=1.31,<1.32"]
 # `taser export faiss`.
 FAISS = ["faiss-cpu>=1.15,<1.16"]
-# MTEB evaluates a model directory (`taser_jax.interop.mteb`).
+# MTEB evaluates a model directory (`taser_jax.serving.mteb`).
 MTEB = ["mteb>=2.26,<3"]
 # HTTP: search, embeddings and a search page.
 SERVE = ["starlette>=1.0,<2", "uvicorn>=0.40,<1", "prometheus-client>=0.21,<1"]

@@ -10,7 +10,7 @@ import pytest
 from capitals import PASSAGES
 
 from taser_jax import Passage, Retriever
-from taser_jax.interop.mteb import MtebEncoder
+from taser_jax.serving.mteb import MtebEncoder
 
 # Query -> text, relevant passage; titles decide some, texts the others.
 QUERIES = {
