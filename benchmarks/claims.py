@@ -18,12 +18,13 @@ import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.evaluation.results import per_query_path, read_per_query, read_results
 from taser_jax.evaluation.significance import (
     PairedComparison,
     bootstrap_over_tasks,
-    mean_over_seeds,
     paired_over_seeds,
 )
 
@@ -392,6 +393,23 @@ class _Effect:
     over_queries: PairedComparison
     over_seeds: PairedComparison | None
     tasks: Mapping[str, float]
+
+
+def mean_over_seeds(seeds: Sequence[Mapping[str, Evaluation]]) -> dict[str, Evaluation]:
+    """Values by query averaged over seeds, of the tasks and measures that all seeds have."""
+    means = {}
+    for task, first in seeds[0].items():
+        of_seeds = [tasks[task] for tasks in seeds if task in tasks]
+        if len(of_seeds) == len(seeds):
+            assert all(other.query_ids == first.query_ids for other in of_seeds), task
+            shared = set.intersection(*(set(other.values) for other in of_seeds))
+            values = {
+                name: np.mean([other.values[name] for other in of_seeds], axis=0)
+                for name in first.values
+                if name in shared
+            }
+            means[task] = Evaluation(first.query_ids, values)
+    return means
 
 
 def _effect(pair: Pair, seeds: Sequence[int], measure: str) -> _Effect:

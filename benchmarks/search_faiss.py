@@ -113,9 +113,8 @@ def build_exact(arguments: argparse.Namespace, vectors: Vectors) -> tuple[Search
     return lambda queries: searcher.search(queries, K).rows, {}
 
 
-def build_scann(arguments: argparse.Namespace, vectors: Vectors) -> tuple[Search, dict[str, Any]]:
-    from taser_jax.retrieval import scann_index
-    from taser_jax.retrieval.scann_shards import ScannConfig
+def scann_search(arguments: argparse.Namespace, vectors: Vectors) -> tuple[Search, dict[str, Any]]:
+    from taser_jax.retrieval.scann import ScannConfig, build_scann
 
     config = ScannConfig(
         recall_k=K,
@@ -123,7 +122,7 @@ def build_scann(arguments: argparse.Namespace, vectors: Vectors) -> tuple[Search
         training_passages=arguments.training_passages,
         threads=arguments.threads,
     )
-    searcher = scann_index.build_scann(
+    searcher = build_scann(
         vectors,
         arguments.output_dir / "scann",
         fingerprints={},
@@ -131,7 +130,6 @@ def build_scann(arguments: argparse.Namespace, vectors: Vectors) -> tuple[Search
         sample_queries=np.load(arguments.output_dir / "queries.npy")[arguments.num_queries :],
     )
     about = {
-        "build_seconds": searcher.metadata["build_seconds"],
         "leaves": searcher.effort.leaves,
         "reorder": searcher.effort.reorder,
         "training_passages": arguments.training_passages,
@@ -188,7 +186,7 @@ def build_faiss_ivf(
 
 BUILDERS = {
     "exact": build_exact,
-    "scann": build_scann,
+    "scann": scann_search,
     "faiss_flat": build_faiss_flat,
     "faiss_ivf": build_faiss_ivf,
 }

@@ -24,8 +24,7 @@ from taser_jax.data.token_store.arrays import (
 )
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import MeshConfig, make_mesh
-from taser_jax.devices.parameter_rules import parameter_path
-from taser_jax.devices.partitioning import Partitioner
+from taser_jax.devices.partitioning import Partitioner, parameter_path
 from taser_jax.models.batch import EncoderInput, Role, States, Tokens
 from taser_jax.models.dual_encoder import DualEncoder, Params
 from taser_jax.models.encoded import static_task

@@ -15,7 +15,6 @@ from taser_jax.data.prepare.receipts import gold_path
 from taser_jax.data.readers.kilt import KiltQuery, read_queries
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.evaluation.answers import AnswerMatch
-from taser_jax.evaluation.comparisons import compare_with_baselines
 from taser_jax.evaluation.kilt import (
     evaluate_pages,
     is_page_measure,
@@ -41,7 +40,7 @@ from taser_jax.evaluation.results import (
     write_per_query,
     write_result,
 )
-from taser_jax.evaluation.significance import SignificanceConfig
+from taser_jax.evaluation.significance import SignificanceConfig, compare_with_baselines
 from taser_jax.retrieval.runs import FUSED_LISTS, QueryArrays, Run, require_queries
 from taser_jax.storage.artifacts import split_path
 from taser_jax.storage.errors import ConfigError

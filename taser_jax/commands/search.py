@@ -18,7 +18,7 @@ from taser_jax.retrieval.embeddings import (
 from taser_jax.retrieval.exact import search_devices
 from taser_jax.retrieval.index import IndexConfig, IndexKind, build_index, open_index
 from taser_jax.retrieval.runs import Run, without_own, write_trec_run
-from taser_jax.retrieval.scann_shards import RECALL_QUERIES
+from taser_jax.retrieval.scann import RECALL_QUERIES
 from taser_jax.storage.artifacts import METADATA
 from taser_jax.storage.locks import one_writer
 from taser_jax.storage.progress import logger, phase

@@ -12,14 +12,14 @@ import numpy as np
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.interop.export_source import METADATA
-from taser_jax.retrieval.codes import Codes, Coding, recall_of_codes
 from taser_jax.retrieval.embedding_files import (
     StoreFormat,
     export_embeddings,
     import_embeddings,
 )
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings, encoded_splits
-from taser_jax.retrieval.scann_shards import RECALL_QUERIES
+from taser_jax.retrieval.index import Codes, Coding, recall_of_codes
+from taser_jax.retrieval.scann import RECALL_QUERIES
 from taser_jax.storage.artifacts import METADATA as EMBEDDINGS_METADATA
 from taser_jax.storage.artifacts import read_json
 from taser_jax.storage.errors import ConfigError

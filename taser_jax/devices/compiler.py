@@ -15,7 +15,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import cast
 
 import jax
 from jax.extend import core
@@ -144,7 +144,7 @@ def compile_step(
     *arguments: PyTree,
     mesh: Mesh,
     effort: CompilerEffort = CompilerEffort.FULL,
-    **static: Any,
+    **static: object,
 ) -> CompiledStep:
     """Compiles a jitted function for the devices of a mesh.
 
@@ -294,8 +294,8 @@ def _devices_apart(equation: core.JaxprEqn) -> int:
     return math.prod(mesh.shape[axis] for axis in equation.params["newly_manual_axes"])
 
 
-def _product(equation: Any, *, times: int, devices: int) -> MatrixProduct:
-    left, right = (variable.aval for variable in equation.invars)
+def _product(equation: core.JaxprEqn, *, times: int, devices: int) -> MatrixProduct:
+    left, right = (cast(jax.core.ShapedArray, variable.aval) for variable in equation.invars)
     (contracted, _), (batched, _) = equation.params["dimension_numbers"]
     shared = math.prod(left.shape[axis] for axis in (*contracted, *batched))
     rows = left.size // shared

@@ -18,7 +18,7 @@ import string
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 
 import jax
 import numpy as np
@@ -68,7 +68,11 @@ def initialize(*, timeout: int = COORDINATOR_TIMEOUT) -> None:
 
     def join() -> None:
         try:
-            jax.distributed.initialize(initialization_timeout=timeout + _GRACE, **options)
+            jax.distributed.initialize(
+                num_processes=options.get("num_processes"),
+                process_id=options.get("process_id"),
+                initialization_timeout=timeout + _GRACE,
+            )
         except Exception as error:
             failures.append(error)
 
@@ -86,10 +90,8 @@ def initialize(*, timeout: int = COORDINATOR_TIMEOUT) -> None:
             "--coordinator_timeout=SECONDS waits longer",
         )
     if failures:
-        failure, variables = (
-            failures[0],
-            f"JAX_COORDINATOR_ADDRESS, {', '.join(_VARIABLES.values())}",
-        )
+        failure = failures[0]
+        variables = f"JAX_COORDINATOR_ADDRESS, {', '.join(_VARIABLES.values())}"
         if address is None:
             problem = f"no coordinator, as TPU pods, Slurm and Kubernetes have one ({failure})"
             fix = f"leave out --multihost on one host, or set {variables} (0 on the first host)"
@@ -151,7 +153,7 @@ def _shut_down() -> None:
         jax.distributed.shutdown()
 
 
-def _from_environment() -> dict[str, Any]:
+def _from_environment() -> dict[str, int]:
     """JAX's arguments by the environment's variables."""
     try:
         return {

@@ -9,7 +9,6 @@ import importlib.util
 import math
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -87,13 +86,11 @@ def peak_flops() -> float | None:
     return PEAK_FLOPS[max(matches, key=len)] * jax.device_count()
 
 
-# Shapes of slices that TPU VMs offer; libtpu is queried for any other shape.
-KNOWN_SHAPES: dict[str, tuple[str, ...]] = {
-    "v4": ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
-    "v5e": ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
-    "v5p": ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
-    "v6e": ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
-    "tpu7x": ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
+# Shapes of slices that TPU VMs offer, of chips with four and with six links; libtpu is queried for
+# any other shape.
+_SHAPES = {
+    4: ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
+    6: ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
 }
 # Both cores of a chip are one device, as on TPU VMs; libtpu's own default for v4 is one per core.
 _MEGACORE = ("v4", "v5p")
@@ -173,7 +170,7 @@ def open_topology(name: str | None, *, num_slices: int = 1) -> Topology:
         ConfigError: libtpu is missing, or there is no such topology.
     """
     generation, _, shape = (name or "").partition(":")
-    if generation not in KNOWN_SHAPES or not all(size.isdecimal() for size in shape.split("x")):
+    if generation not in CHIPS or not all(size.isdecimal() for size in shape.split("x")):
         raise _unknown(name)
     if num_slices < 1:
         raise ConfigError(f"{num_slices} slices", where="num_slices", fix="give 1 or more")
@@ -182,7 +179,7 @@ def open_topology(name: str | None, *, num_slices: int = 1) -> Topology:
         raise ConfigError("libtpu, the TPU compiler, is not installed", where="--topology", fix=fix)
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     if generation in _MEGACORE:
         options["chip_config_name"] = "megacore"
     if set(shape.split("x")) == {"1"}:
@@ -236,11 +233,8 @@ def one_host(topology: Topology) -> Topology:
 
 
 def _unknown(name: str | None, *, reason: str | None = None) -> ConfigError:
-    names = [f"{chip}:{shape}" for chip, shapes in KNOWN_SHAPES.items() for shape in shapes]
+    names = [f"{chip.name}:{shape}" for chip in CHIPS.values() for shape in _SHAPES[chip.num_links]]
     nearest = difflib.get_close_matches(name or "", names, n=1, cutoff=0.4)
-    return ConfigError(
-        f"no topology {name!r}" + (f" ({reason})" if reason else ""),
-        where="--topology",
-        expected="; ".join(f"{chip}: {', '.join(KNOWN_SHAPES[chip])}" for chip in KNOWN_SHAPES),
-        fix=f"did you mean {nearest[0]}?" if nearest else "write, for example, --topology=v5e:4x4",
-    )
+    meant = f"did you mean {nearest[0]}? " if nearest else ""
+    problem = f"no topology {name!r}" + (f" ({reason})" if reason else "")
+    return ConfigError(problem, where="--topology", fix=f"{meant}TPU VMs have {', '.join(names)}")

@@ -99,12 +99,11 @@ class _Answers:
         return cls(strings=strings, everything=len(strings) < len(padded))
 
     def in_passage(self, prepared: str) -> bool:
-        if self.everything:
-            return True
-        for string in self.strings:
-            if string in prepared:
-                return True
-        return any(pattern.search(prepared) for pattern in self.patterns)
+        return (
+            self.everything
+            or any(string in prepared for string in self.strings)
+            or any(pattern.search(prepared) for pattern in self.patterns)
+        )
 
 
 def _compiled(answers: Sequence[str]) -> Iterator[regex.Pattern[str]]:
@@ -194,25 +193,25 @@ class AnswerMatcher:
             problem = f"{len(answers)} answer lists for {len(rows)} queries"
             fix = "give one list of answers per query, in the run's order"
             raise DataError(problem, where="AnswerMatcher.hits", fix=fix)
-        found = np.zeros(rows.shape, bool)
+        hits = np.zeros(rows.shape, bool)
         with bar("answer match", total=len(rows), unit="query") as progress:
             for start in range(0, len(rows), self._block_queries):
                 block = rows[start : start + self._block_queries]
                 prepared = self._passages(np.unique(block))
                 for index, passage_rows in enumerate(block.tolist(), start):
                     _check_answers(answers[index], where=f"query {index}, field 'answers'")
-                    wanted = _Answers.make(answers[index], self.match)
-                    found[index] = [
-                        row >= 0 and wanted.in_passage(prepared[row]) for row in passage_rows
+                    of_query = _Answers.make(answers[index], self.match)
+                    hits[index] = [
+                        row >= 0 and of_query.in_passage(prepared[row]) for row in passage_rows
                     ]
                 progress.update(len(block))
-        return found
+        return hits
 
     def _passages(self, rows: Int[np.ndarray, " rows"]) -> dict[int, str]:
         """Prepared passages of distinct rows, from the cache or newly made; skips -1."""
-        wanted = [row for row in rows.tolist() if row >= 0]
-        passages = {row: self._cache[row] for row in wanted if row in self._cache}
-        missing = [row for row in wanted if row not in passages]
+        retrieved = [row for row in rows.tolist() if row >= 0]
+        passages = {row: self._cache[row] for row in retrieved if row in self._cache}
+        missing = [row for row in retrieved if row not in passages]
         if missing:
             texts = self._text_of(missing)
             for row, prepared in zip(missing, self._prepared(texts), strict=True):

@@ -25,7 +25,7 @@ from etils import epath
 from jax.tree_util import DictKey, KeyPath, SequenceKey, tree_leaves_with_path, tree_map_with_path
 from jaxtyping import Array, Bool, Float, Int, Int16, PyTree
 
-from taser_jax.devices.parameter_rules import parameter_path
+from taser_jax.devices.partitioning import parameter_path
 from taser_jax.evaluation.sensitivity import Sample
 from taser_jax.evaluation.specialty import (
     Specialty,

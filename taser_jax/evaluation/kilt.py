@@ -44,8 +44,8 @@ def page_r_precision(pages: Sequence[str], evidence: EvidenceSets) -> float:
         pages: best first, each once.
         evidence: one set per correct output.
     """
-    wanted = [frozenset(pages_of_set or ()) for pages_of_set in evidence]
-    scores = [len(one.intersection(pages[: len(one)])) / len(one) for one in wanted if one]
+    sets = [frozenset(needed) for needed in evidence if needed]
+    scores = [len(needed.intersection(pages[: len(needed)])) / len(needed) for needed in sets]
     return max(scores, default=0.0)
 
 
@@ -157,11 +157,11 @@ def write_predictions(
     best = _best_passages(run, pages_of)
     with replacing(path) as scratch, open(scratch, "w", encoding="utf-8") as file:
         for query_id, text in inputs.items():
-            found = best.get(query_id, {})
-            titles = titles_of([row for row, _ in found.values()])
+            passages = best.get(query_id, {})
+            titles = titles_of([row for row, _ in passages.values()])
             provenance = [
                 {"wikipedia_id": page, "title": title, "passage_id": ids[row], "score": score}
-                for (page, (row, score)), title in zip(found.items(), titles, strict=True)
+                for (page, (row, score)), title in zip(passages.items(), titles, strict=True)
             ]
             record = {"id": query_id, "input": text, "output": [{"provenance": provenance}]}
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
@@ -170,14 +170,14 @@ def write_predictions(
 def _rank(pages: Sequence[str], evidence: EvidenceSets) -> tuple[list[bool], int]:
     """Each rank, True where an evidence set is complete, and the number of sets."""
     sets: list[set[str]] = []
-    for one in evidence:
-        if one is not None and set(one) not in sets:
-            sets.append(set(one))
-    missing = [set(one) for one in sets]
+    for needed in evidence:
+        if needed is not None and set(needed) not in sets:
+            sets.append(set(needed))
+    missing = [set(needed) for needed in sets]
     # A rank is True, False, or the number of an evidence set that is not complete yet.
     places: list[tuple[bool, int | None]] = []
     for page in pages:
-        touched = [number for number, one in enumerate(missing) if page in one]
+        touched = [number for number, needed in enumerate(missing) if page in needed]
         for number in touched:
             if (False, number) in places:
                 places.remove((False, number))
@@ -202,10 +202,10 @@ def _best_passages(
     for query_id, rows, scores in zip(
         run.query_ids, ranked.rows.tolist(), ranked.scores.tolist(), strict=True
     ):
-        found = best.setdefault(query_id, {})
+        by_page = best.setdefault(query_id, {})
         for row, score in zip(rows, scores, strict=True):
             if row != NO_ROW:
-                found.setdefault(page_of[row], (row, score))
+                by_page.setdefault(page_of[row], (row, score))
     return best
 
 

@@ -19,7 +19,7 @@ scores, since its providers break ties differently.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import ir_measures
 import numpy as np
@@ -164,15 +164,15 @@ def evaluate_answers(
     """
     for name in measures:
         _split(name, _BY_HITS)
-    if not any(len(wanted) for wanted in answers.values()):
+    if not any(map(len, answers.values())):
         fix = "evaluate this task by qrels, or give its questions their answers"
         raise DataError("no question has an answer", where="evaluation by answers", fix=fix)
     results = _by_query(run, answers.keys(), measures)
     ids = tuple(answers)
     rows = np.full((len(ids), run.rows.shape[1]), NO_ROW, np.int32)
     for index, query_id in enumerate(ids):
-        found = results.get(query_id, ())
-        rows[index, : len(found)] = found
+        ranked = results.get(query_id, ())
+        rows[index, : len(ranked)] = ranked
     hits = matcher.hits(rows, [answers[query_id] for query_id in ids])
     return Evaluation(ids, hit_measures(hits, measures))
 
@@ -234,24 +234,23 @@ def group_averages(groups: Mapping[str, Evaluation]) -> GroupAverages:
     )
 
 
-def _by_query(run: Run, wanted: Iterable[str], measures: Sequence[str]) -> dict[str, list[int]]:
+def _by_query(run: Run, ids: Collection[str], measures: Sequence[str]) -> dict[str, list[int]]:
     """Query id -> its ranked rows, for the queries to be evaluated."""
-    ids = set(wanted)
     depth = run.rows.shape[1]
     deepest = max((_split(name, tuple(_BY_QRELS))[1] or 0 for name in measures), default=0)
     if deepest > depth:
         logger.warning("a measure needs %d results, but the run has %d per query", deepest, depth)
     ranked = top_k(run.rows, run.scores, depth)
-    found = {
+    by_query = {
         query_id: [row for row in rows if row != NO_ROW]
         for query_id, rows in zip(run.query_ids, ranked.rows.tolist(), strict=True)
         if query_id in ids
     }
-    if not found:
+    if not by_query:
         problem = f"none of the {len(ids)} queries to evaluate is among the run's "
         fix = "take a run of the same task and split"
         raise DataError(f"{problem}{len(run.query_ids)}", where="evaluation", fix=fix)
-    return found
+    return by_query
 
 
 def _split(name: str, families: Sequence[str]) -> tuple[str, int | None]:
@@ -262,13 +261,9 @@ def _split(name: str, families: Sequence[str]) -> tuple[str, int | None]:
     else:
         good_cutoff = family in _WITHOUT_CUTOFF
     if family not in families or not good_cutoff:
-        raise ConfigError(
-            f"measure {name!r}",
-            where="measures",
-            expected="one of "
-            + ", ".join(known if known in _NEVER_CUT else f"{known}@k" for known in families),
-            fix="write, for example, 'R@20'; nDCG and Recall need qrels",
-        )
+        names = (family if family in _NEVER_CUT else f"{family}@k" for family in families)
+        fix = f"take one of {', '.join(names)}, such as R@20; nDCG and Recall need qrels"
+        raise ConfigError(f"measure {name!r}", where="measures", fix=fix)
     return family, int(cutoff) if at else None
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from matplotlib.figure import Figure
 
-from taser_jax.evaluation.comparisons import AVERAGE, ComparedRows, Comparisons
-from taser_jax.evaluation.results import SystemResult
+from taser_jax.evaluation.results import SystemResult, tasks_and_measures, tasks_with
+from taser_jax.evaluation.significance import AVERAGE, ComparedRows, Comparisons
 from taser_jax.storage.artifacts import FilePath, replacing, write_text
 from taser_jax.storage.errors import DataError
 
@@ -22,15 +22,8 @@ LEGEND = (
 _NONE = "-"
 # Okabe and Ito's palette, which colour-blind readers can distinguish; grey first, for the baseline.
 _COLOURS = (
-    "#8c8c8c",
-    "#56b4e9",
-    "#f0b860",
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#c9b400",
-    "#000000",
+    *("#8c8c8c", "#56b4e9", "#f0b860", "#0072b2", "#d55e00", "#009e73"),
+    *("#cc79a7", "#c9b400", "#000000"),
 )
 _HATCHES = (None, "//", "..", "xx")
 
@@ -73,15 +66,8 @@ class ResultsTable:
         Raises:
             DataError: no row, task or measure, or `by_task` is not one of the measures.
         """
-        met = [task for result in results for task in result.tasks]
-        tasks = list(tasks or dict.fromkeys(met))
-        found = [
-            measure
-            for result in results
-            for task in result.tasks.values()
-            for measure in task.metrics
-        ]
-        measures = list(measures or dict.fromkeys(found))
+        of_results = tasks_and_measures(results)
+        tasks, measures = list(tasks or of_results[0]), list(measures or of_results[1])
         if not results or not tasks or not measures:
             problem = f"{len(results)} systems, {len(tasks)} tasks, {len(measures)} measures"
             raise DataError(problem, where="results table", fix="give at least one of each")
@@ -93,12 +79,7 @@ class ResultsTable:
 
     def mean(self, result: SystemResult, measure: str) -> float | None:
         """A row's mean over the tasks for which any row has the measure; None if it lacks one."""
-        tasks = [
-            task
-            for task in self.tasks
-            if any(row.value(measure, task) is not None for row in self.results)
-        ]
-        return result.mean(measure, tasks)
+        return result.mean(measure, tasks_with(measure, self.tasks, self.results))
 
     def to_text(self, width: int = 120) -> str:
         """Aligned text: averages of all measures, then one measure per task.
@@ -223,8 +204,8 @@ class ResultsTable:
 
     def _compared(self, task: str) -> list[ComparedRows]:
         names = [result.system for result in self.results]
-        found = [one.rows(names, task, self.measures) for one in self.comparisons]
-        return [rows for rows in found if rows is not None]
+        compared = [each.rows(names, task, self.measures) for each in self.comparisons]
+        return [rows for rows in compared if rows is not None]
 
     def _compared_block(self, task: str) -> list[str]:
         """Markdown of the rows that are compared on a task; nothing where none is."""
@@ -237,8 +218,8 @@ class ResultsTable:
     def _csv_values(self, result: SystemResult, task: str) -> list[str]:
         return [
             value
-            for one in self.comparisons
-            for value in one.csv_values(result.system, task, self.measures)
+            for compared in self.comparisons
+            for value in compared.csv_values(result.system, task, self.measures)
         ]
 
     def _average_title(self) -> str:
@@ -336,11 +317,11 @@ def _bars(
     count = len(systems)
     bar_width = 0.84 / count
     for index, (system, line) in enumerate(zip(systems, values, strict=True)):
-        known = [(group, 100 * v) for group, v in enumerate(line) if v is not None]
+        heights = [(group, 100 * v) for group, v in enumerate(line) if v is not None]
         offset = (index - (count - 1) / 2) * bar_width
         drawn = axis.bar(
-            [group + offset for group, _ in known],
-            [height for _, height in known],
+            [group + offset for group, _ in heights],
+            [height for _, height in heights],
             0.94 * bar_width,
             label=system,
             color=_COLOURS[index % len(_COLOURS)],

@@ -23,6 +23,7 @@ from taser_jax.storage.artifacts import FilePath, check_version, read_json, repl
 from taser_jax.storage.checksums import check_file
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage
+from taser_jax.storage.typed_files import typed
 
 FORMAT_VERSION = 1
 
@@ -36,7 +37,7 @@ class TaskResult:
         num_queries: number of queries averaged over.
     """
 
-    metrics: Mapping[str, float]
+    metrics: dict[str, float]
     num_queries: int
 
     @classmethod
@@ -58,16 +59,16 @@ class SystemResult:
     """
 
     system: str
-    tasks: Mapping[str, TaskResult]
+    tasks: dict[str, TaskResult]
     parameters: int | None = None
     fingerprint: str = ""
-    details: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    details: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def mean(self, measure: str, tasks: Sequence[str]) -> float | None:
         """Mean of a measure over tasks; None if one of them is missing."""
         values = [self.value(measure, task) for task in tasks]
-        known = [value for value in values if value is not None]
-        return sum(known) / len(known) if known and len(known) == len(values) else None
+        complete = [value for value in values if value is not None]
+        return sum(complete) / len(values) if values and len(complete) == len(values) else None
 
     def value(self, measure: str, task: str) -> float | None:
         """A measure on one task; None if it is missing."""
@@ -75,11 +76,28 @@ class SystemResult:
         return None if result is None else result.metrics.get(measure)
 
 
+def tasks_and_measures(results: Sequence[SystemResult]) -> tuple[list[str], list[str]]:
+    """All tasks and measures of a table's rows, in the order of their first occurrence."""
+    tasks = dict.fromkeys(task for result in results for task in result.tasks)
+    measures = dict.fromkeys(
+        name for result in results for task in result.tasks.values() for name in task.metrics
+    )
+    return list(tasks), list(measures)
+
+
+def tasks_with(measure: str, tasks: Sequence[str], results: Sequence[SystemResult]) -> list[str]:
+    """The tasks that the table's average of a measure is over."""
+    return [
+        task for task in tasks if any(result.value(measure, task) is not None for result in results)
+    ]
+
+
 def result_path(directory: FilePath, system: str) -> pathlib.Path:
     """The system's file: taser-bm25.json for "TASER + BM25"."""
     name = re.sub(r"[^a-z0-9]+", "-", system.lower()).strip("-")
     if not name:
-        raise DataError(f"system name {system!r}", where="results", expected="a letter or digit")
+        fix = "give it a letter or a digit"
+        raise DataError(f"system name {system!r}", where="results", fix=fix)
     return pathlib.Path(directory) / f"{name}.json"
 
 
@@ -114,9 +132,9 @@ def read_results(directory: FilePath, systems: Sequence[str] | None = None) -> l
         results = [_load(path) for path in sorted(pathlib.Path(directory).glob("*.json"))]
     else:
         paths = {system: result_path(directory, system) for system in systems}
-        found = {system: _load(path) for system, path in paths.items() if path.exists()}
+        saved = {system: _load(path) for system, path in paths.items() if path.exists()}
         # Another system's name may give the same file name.
-        results = [result for system, result in found.items() if result.system == system]
+        results = [result for system, result in saved.items() if result.system == system]
     if not results:
         fix = "evaluate a system first, or correct the path"
         raise DataError("no evaluation result here", where=str(directory), fix=fix)
@@ -147,24 +165,25 @@ def read_per_query(path: FilePath) -> Evaluation:
     Raises:
         DataError: another kind of file, or a line that does not match the header; names the line.
     """
-    check_file(path, fix="run `taser evaluate` again")
+    again = "run `taser evaluate` again"
+    check_file(path, fix=again)
     query_ids, lines = [], []
     with open(path, encoding="utf-8", newline="") as file:
         reader = csv.reader(file)
         header = next(reader, [])
         if header[:1] != ["query_id"]:
-            raise DataError(
-                f"header {header}", where=f"{path}:1", expected="query_id, then the measures"
-            )
+            problem = f"header {header}, not query_id and the measures"
+            raise DataError(problem, where=f"{path}:1", fix=again)
         for line in reader:
             where = f"{path}:{reader.line_num}"
             if len(line) != len(header):
-                raise DataError(f"{len(line)} columns", where=where, expected=f"{len(header)}")
+                problem = f"{len(line)} columns, not {len(header)}"
+                raise DataError(problem, where=where, fix=again)
             query_ids.append(line[0])
             try:
                 lines.append([float(value) for value in line[1:]])
             except ValueError as error:
-                raise DataError(str(error), where=where, expected="a number") from error
+                raise DataError(str(error), where=where, fix=again) from error
     values = np.array(lines, np.float64).reshape(len(lines), len(header) - 1)
     return Evaluation(tuple(query_ids), dict(zip(header[1:], values.T.copy(), strict=True)))
 
@@ -173,24 +192,7 @@ def _load(path: pathlib.Path) -> SystemResult:
     again = "evaluate the system again, or move the file away"
     value = read_json(path, fix=again)
     check_version(value, FORMAT_VERSION, where=path, fix=again)
-    try:
-        tasks = {
-            task: TaskResult(
-                {measure: float(number) for measure, number in found["metrics"].items()},
-                int(found["num_queries"]),
-            )
-            for task, found in value["tasks"].items()
-        }
-        return SystemResult(
-            value["system"], tasks, value["parameters"], value["fingerprint"], value["details"]
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(
-            f"missing or invalid field: {error}",
-            where=str(path),
-            expected="system, parameters, fingerprint, details and tasks",
-            fix=again,
-        ) from error
+    return typed(value, SystemResult, where=str(path), fix=again)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Integer, PyTree
 
-from taser_jax.devices.parameter_rules import parameter_paths
+from taser_jax.devices.partitioning import parameter_paths
 from taser_jax.optim.median import MedianOver, lower_median
 from taser_jax.storage.errors import DataError
 

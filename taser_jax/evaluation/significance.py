@@ -1,12 +1,13 @@
-"""Whether two rows of a table differ: a paired bootstrap over queries, a paired t-test over seeds.
+"""Whether the rows of a results table differ from one of them, with intervals and p-values.
 
-A bootstrap says what another draw of queries would change for these trained models; only several
-seeds say what another training would.
+A paired bootstrap over queries says what another draw of queries would change for these trained
+models; only a paired t-test over several seeds says what another training would.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,8 +16,22 @@ from jaxtyping import Float64
 from scipy import special
 
 from taser_jax.evaluation.metrics import Evaluation
+from taser_jax.evaluation.results import (
+    SystemResult,
+    per_query_path,
+    read_per_query,
+    read_results,
+    tasks_and_measures,
+    tasks_with,
+)
+from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
+from taser_jax.storage.progress import logger
 
+AVERAGE = "average"
+_NONE = "-"
+_PARTS = ("difference", "low", "high", "p")
+_RESAMPLES = 10_000
 # Number of resamples whose weights are held in memory at a time.
 _BLOCK = 256
 
@@ -59,7 +74,7 @@ def bootstrap_over_tasks(
     second: Mapping[str, Evaluation],
     measures: Sequence[str],
     *,
-    resamples: int = 10_000,
+    resamples: int = _RESAMPLES,
     where: str = "paired bootstrap",
 ) -> tuple[dict[str, dict[str, PairedComparison]], dict[str, PairedComparison]]:
     """Tests the differences of two systems on each task, and that of their means over tasks.
@@ -75,7 +90,7 @@ def bootstrap_over_tasks(
         first: task -> one system's evaluation.
         second: the other's; the same tasks, and in each the same queries in the same order.
         measures: those to compare; a task without one has no part in its mean.
-        resamples: samples of the bootstrap.
+        resamples: number of bootstrap samples.
         where: what is compared, for messages.
 
     Returns:
@@ -95,11 +110,10 @@ def bootstrap_over_tasks(
         ]
         if not shared:
             continue
-        columns = [
-            _differences(first[task], second[task], name, where=f"{where}, task {task!r}")
-            for name in shared
-        ]
-        differences = np.stack(columns, axis=1)
+        _check_same_queries(first[task], second[task], where=f"{where}, task {task!r}")
+        differences = np.stack(
+            [first[task].values[name] - second[task].values[name] for name in shared], axis=1
+        )
         # Each task draws apart from the others, whatever else the table holds.
         task_seed = [0, zlib.crc32(task.encode("utf-8"))]
         means = resampled_means(differences, resamples, task_seed)
@@ -110,38 +124,12 @@ def bootstrap_over_tasks(
             drawn.setdefault(name, []).append((effect, means[:, column]))
     averages = {
         name: _comparison(
-            np.mean([effect for effect, _ in found]), np.mean([means for _, means in found], axis=0)
+            np.mean([effect for effect, _ in of_tasks]),
+            np.mean([means for _, means in of_tasks], axis=0),
         )
-        for name, found in drawn.items()
+        for name, of_tasks in drawn.items()
     }
     return tasks, averages
-
-
-def mean_over_seeds(seeds: Sequence[Mapping[str, Evaluation]]) -> dict[str, Evaluation]:
-    """One system's values by query, averaged over its seeds: what a bootstrap over queries takes.
-
-    Args:
-        seeds: task -> evaluation of each seed; tasks that a seed lacks are left out.
-
-    Returns:
-        Task -> evaluation with the measures that all seeds have.
-
-    Raises:
-        DataError: no seed, or seeds with different queries.
-    """
-    if not seeds:
-        raise DataError("no seed", where="mean over seeds", fix="give one or more")
-    means = {}
-    for task, first in seeds[0].items():
-        found = [one[task] for one in seeds if task in one]
-        if len(found) < len(seeds):
-            continue
-        for other in found:
-            _check_same_queries(first, other, where=f"mean over seeds, task {task!r}")
-        shared = [name for name in first.values if all(name in one.values for one in found)]
-        values = {name: np.mean([one.values[name] for one in found], axis=0) for name in shared}
-        means[task] = Evaluation(first.query_ids, values)
-    return means
 
 
 def paired_over_seeds(first: Sequence[float], second: Sequence[float]) -> PairedComparison:
@@ -191,13 +179,6 @@ def _weights(count: int, resamples: int, rng: np.random.Generator) -> Iterator[n
         yield weights.reshape(size, count).astype(np.float64)
 
 
-def _differences(
-    first: Evaluation, second: Evaluation, measure: str, *, where: str
-) -> Float64[np.ndarray, " queries"]:
-    _check_same_queries(first, second, where=where)
-    return first.values[measure] - second.values[measure]
-
-
 def _check_same_queries(first: Evaluation, second: Evaluation, *, where: str) -> None:
     if first.query_ids != second.query_ids:
         problem = f"the two were evaluated on different queries: {_unequal(first, second)}"
@@ -208,9 +189,11 @@ def _check_same_queries(first: Evaluation, second: Evaluation, *, where: str) ->
 def _unequal(first: Evaluation, second: Evaluation) -> str:
     """Queries that only one of two evaluations has, with an example from each."""
     sides = []
-    for name, one, other in (("first", first, second), ("second", second, first)):
-        known = set(other.query_ids)
-        if only := [id for id in one.query_ids if id not in known]:
+    for name, ids, other in (
+        ("first", first.query_ids, set(second.query_ids)),
+        ("second", second.query_ids, set(first.query_ids)),
+    ):
+        if only := [id for id in ids if id not in other]:
             sides.append(f"{len(only):,} of the {name} alone, such as {only[0]!r}")
     return "; ".join(sides) or "the same ids in another order"
 
@@ -223,3 +206,187 @@ def _comparison(
     return PairedComparison(
         float(difference), float(low), float(high), float(min(1.0, 2 * other_side))
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedRows:
+    """Some rows of a table, as shown.
+
+    Attributes:
+        title: what is compared with what.
+        header: names of the columns.
+        lines: per system, its name and its differences in points.
+    """
+
+    title: str
+    header: list[str]
+    lines: list[list[str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparisons:
+    """The rows of a table against one of them.
+
+    Attributes:
+        baseline: the row's name.
+        queries: system, task (or `AVERAGE`), measure -> difference, by a bootstrap over queries.
+        seeds: system, measure -> difference of the averages, by a t-test over seeds.
+    """
+
+    baseline: str
+    queries: Mapping[tuple[str, str, str], PairedComparison]
+    seeds: Mapping[tuple[str, str], PairedComparison] = dataclasses.field(default_factory=dict)
+
+    def rows(
+        self, systems: Sequence[str], task: str, measures: Sequence[str]
+    ) -> ComparedRows | None:
+        """The systems compared on a task, as cells to print; None where no system is."""
+        over_seeds = bool(self.seeds) and task == AVERAGE
+        header = ["system", *measures, *(f"{name} (seeds)" for name in measures if over_seeds)]
+        lines = []
+        for system in systems:
+            cells = [_shown(compared) for compared in self._of(system, task, measures)]
+            cells = cells[: len(header) - 1]
+            if any(cell != _NONE for cell in cells):
+                lines.append([system, *cells])
+        title = f"Difference from {self.baseline}, 95% interval and p over queries"
+        title += " and over seeds" if over_seeds else ""
+        return ComparedRows(title, header, lines) if lines else None
+
+    def csv_names(self, measures: Sequence[str], baseline: str = "baseline") -> list[str]:
+        """Columns of `csv_values`."""
+        kinds = [f"vs {baseline}", *([f"vs {baseline} over seeds"] if self.seeds else [])]
+        return [f"{name} {kind} {part}" for kind in kinds for name in measures for part in _PARTS]
+
+    def csv_values(self, system: str, task: str, measures: Sequence[str]) -> list[str]:
+        """Difference, interval and p-value of each measure; empty where nothing is compared."""
+        cells: list[str] = []
+        for compared in self._of(system, task, measures):
+            parts = dataclasses.astuple(compared) if compared else ()
+            cells += [f"{part:.6f}" for part in parts] or [""] * len(_PARTS)
+        return cells
+
+    def _of(self, system: str, task: str, measures: Sequence[str]) -> list[PairedComparison | None]:
+        """Of each measure over queries, then of each over seeds."""
+        compared = [self.queries.get((system, task, name)) for name in measures]
+        if self.seeds:
+            of_average = self.seeds if task == AVERAGE else {}
+            compared += [of_average.get((system, name)) for name in measures]
+        return compared
+
+
+def compare_with_baselines(
+    directory: FilePath,
+    results: Sequence[SystemResult],
+    *,
+    split: str,
+    config: SignificanceConfig,
+) -> list[Comparisons]:
+    """`compare_rows` with each baseline that is a row with values by query, in their order."""
+    comparisons = [
+        compare_rows(
+            directory, results, split=split, config=dataclasses.replace(config, baseline=name)
+        )
+        for name in (config.baseline, *config.more_baselines)
+    ]
+    return [of_baseline for of_baseline in comparisons if of_baseline is not None]
+
+
+def compare_rows(
+    directory: FilePath,
+    results: Sequence[SystemResult],
+    *,
+    split: str,
+    config: SignificanceConfig,
+) -> Comparisons | None:
+    """Tests every row of a directory's table against the baseline.
+
+    A row is compared on the tasks that it shares with the baseline, and on average where the table
+    has an average of both.
+
+    Args:
+        directory: has results/ and per_query/.
+        results: the rows, in order.
+        split: whose queries they were evaluated on.
+        config: the baseline, the resampling, and other seeds' directories.
+
+    Returns:
+        The comparisons; None where the baseline is not a row, or has no values by query.
+
+    Raises:
+        DataError: a row was evaluated on other queries than the baseline, or another seed's
+            directory has no results.
+    """
+    name = config.baseline or results[0].system
+    baseline = next((result for result in results if result.system == name), None)
+    if baseline is None:
+        # Rows are evaluated one by one: the baseline's may be yet to come.
+        rows = ", ".join(result.system for result in results)
+        logger.warning("baseline %r is not a row (%s): no row is tested against it", name, rows)
+    of_baseline = _by_task(directory, baseline, split) if baseline else {}
+    if baseline is None or not of_baseline:
+        return None
+    tasks, measures = tasks_and_measures(results)
+    seeds = [read_results(pathlib.Path(path) / "results") for path in config.seed_dirs]
+    over_queries: dict[tuple[str, str, str], PairedComparison] = {}
+    over_seeds: dict[tuple[str, str], PairedComparison] = {}
+    for result in results:
+        if result is baseline:
+            continue
+        values = _by_task(directory, result, split)
+        shared = [task for task in tasks if task in values and task in of_baseline]
+        by_task, averages = bootstrap_over_tasks(
+            {task: values[task] for task in shared},
+            {task: of_baseline[task] for task in shared},
+            measures,
+            where=f"rows {result.system!r} and {baseline.system!r}",
+        )
+        for task, of_measures in by_task.items():
+            for name, compared in of_measures.items():
+                over_queries[result.system, task, name] = compared
+        for name, average in averages.items():
+            averaged = tasks_with(name, tasks, results)
+            if set(averaged) <= {task for task in shared if name in by_task.get(task, ())}:
+                over_queries[result.system, AVERAGE, name] = average
+            figures = _over_seeds(result, baseline, name, averaged, seeds)
+            if seeds and figures is not None:
+                over_seeds[result.system, name] = paired_over_seeds(*figures)
+    return Comparisons(baseline.system, over_queries, over_seeds)
+
+
+def _over_seeds(
+    result: SystemResult,
+    baseline: SystemResult,
+    measure: str,
+    tasks: Sequence[str],
+    seeds: Sequence[Sequence[SystemResult]],
+) -> tuple[list[float], list[float]] | None:
+    """Both rows' averages under each seed; None where one of them is missing."""
+    pairs = [(result, baseline)]
+    for rows in seeds:
+        by_name = {row.system: row for row in rows}
+        if result.system not in by_name or baseline.system not in by_name:
+            return None
+        pairs.append((by_name[result.system], by_name[baseline.system]))
+    means = [[row.mean(measure, tasks) for row in pair] for pair in pairs]
+    complete = [
+        (first, second) for first, second in means if first is not None and second is not None
+    ]
+    if len(complete) < len(pairs):
+        return None
+    return [first for first, _ in complete], [second for _, second in complete]
+
+
+def _by_task(directory: FilePath, result: SystemResult, split: str) -> dict[str, Evaluation]:
+    """Task -> values by query, where they were written."""
+    paths = {task: per_query_path(directory, result.system, task, split) for task in result.tasks}
+    return {task: read_per_query(path) for task, path in paths.items() if path.exists()}
+
+
+def _shown(value: PairedComparison | None) -> str:
+    """The difference and its interval in points, and the p-value."""
+    if value is None:
+        return _NONE
+    points = [f"{100 * number:+.1f}" for number in (value.difference, value.low, value.high)]
+    p_value = "p < 0.001" if value.p_value < 0.001 else f"p {value.p_value:.3f}"
+    return f"{points[0]} [{points[1]}, {points[2]}] {p_value}"

@@ -23,7 +23,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
-from taser_jax.devices.parameter_rules import parameter_path
+from taser_jax.devices.partitioning import parameter_path
 from taser_jax.optim.task_gradients import Leaves, keep_trainable, sum_over_devices
 from taser_jax.storage.errors import ConfigError
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
-from taser_jax.devices.parameter_rules import Rules, assign, parameter_path, parameter_paths
+from taser_jax.devices.partitioning import Rules, assign, parameter_path, parameter_paths
 from taser_jax.storage.errors import ConfigError, check_fields
 
 # A decoder that fuses documents lies above the encoder, although it has layers of its own.

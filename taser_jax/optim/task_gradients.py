@@ -21,7 +21,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, PyTree
 
-from taser_jax.devices.parameter_rules import parameter_path
+from taser_jax.devices.partitioning import parameter_path
 from taser_jax.storage.errors import ConfigError
 
 _WHERE = "multi-task optimiser"

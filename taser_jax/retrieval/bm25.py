@@ -205,7 +205,7 @@ class Bm25Index:
             ConfigError: k below 1.
         """
         if k < 1:
-            raise ConfigError(f"k is {k}", where="search", expected="at least 1")
+            raise ConfigError(f"k is {k}", where="search", fix="take at least 1")
         rows = np.full((len(texts), k), NO_ROW, np.int32)
         best = np.full((len(texts), k), -np.inf, np.float32)
         shown = track(texts, "BM25: search", unit="query") if len(texts) > _SHOWN else texts
@@ -214,9 +214,9 @@ class Bm25Index:
             if not words:
                 continue
             scores = self._index.get_scores_from_ids(sorted(words))
-            found = _best_rows(scores, k)
-            rows[line, : len(found)] = found
-            best[line, : len(found)] = scores[found]
+            ranked = _best_rows(scores, k)
+            rows[line, : len(ranked)] = ranked
+            best[line, : len(ranked)] = scores[ranked]
         return SearchResult(rows, best)
 
 

@@ -24,10 +24,7 @@ import pyarrow.parquet
 from jaxtyping import Num
 
 from taser_jax.data.collections.store import PassageStore, QuerySet
-from taser_jax.retrieval.codes import Codes, Coding
-from taser_jax.retrieval.embeddings import (
-    FORMAT_VERSION as ROWS_VERSION,
-)
+from taser_jax.retrieval.embeddings import FORMAT_VERSION as ROWS_VERSION
 from taser_jax.retrieval.embeddings import (
     QUERY_IDS,
     EmbeddingDtype,
@@ -37,6 +34,7 @@ from taser_jax.retrieval.embeddings import (
     shard_bounds,
     shard_names,
 )
+from taser_jax.retrieval.index import Codes, Coding
 from taser_jax.storage.artifacts import (
     METADATA,
     Fingerprint,
@@ -187,8 +185,9 @@ def _query_block(embedded: QueryEmbeddings, queries: QuerySet) -> TextEmbeddings
     texts = {query.id: query.text for query in queries}
     rows = np.array([row for row, id in enumerate(embedded.query_ids) if id in texts], np.int64)
     ids = [embedded.query_ids[row] for row in rows]
-    found = [texts[id] for id in ids]
-    return TextEmbeddings(ids, embedded.take(rows), [""] * len(ids), found, queries.task)
+    return TextEmbeddings(
+        ids, embedded.take(rows), [""] * len(ids), [texts[id] for id in ids], queries.task
+    )
 
 
 def _write_parquet(path: pathlib.Path, blocks: Iterator[TextEmbeddings]) -> None:
@@ -260,14 +259,14 @@ def import_embeddings(
     coding = Coding(Codes(facts.get("dtype", "float32")), facts.get("scale", 1.0))
     inner = source / PASSAGES
     paths = sorted((inner if inner.is_dir() else source).glob("*.parquet"))
-    found = _read(paths, coding, where=inner)
-    rows = np.array([_known(id, store.find(id), "passage", inner) for id in found.ids], np.int64)
+    passages = _read(paths, coding, where=inner)
+    rows = np.array([_named(id, store.find(id), "passage", inner) for id in passages.ids], np.int64)
     counts = np.bincount(rows, minlength=len(store))
     if (counts != 1).any():
         row = int(np.argmax(counts != 1))
         problem = f"passage {store.ids[row]!r} is there {counts[row]} times; all must be there once"
         raise DataError(problem, where=str(inner), fix="write one row per passage")
-    ordered = found.embeddings[np.argsort(rows)]
+    ordered = passages.embeddings[np.argsort(rows)]
     model = facts["fingerprints"].get("model") or Fingerprint().add(ordered).hex()
     fingerprints = {"model": model, **collection}
     lengths = np.linalg.norm(ordered, axis=1)
@@ -276,9 +275,9 @@ def import_embeddings(
         task, _, split = path.stem.rpartition(".")
         task, split = urllib.parse.unquote(task), urllib.parse.unquote(split)
         queries = _read([path], Coding(), where=path)
-        known = {query.id: query for query in open_queries(task, split)}
+        of_split = {query.id: query for query in open_queries(task, split)}
         for id in queries.ids:
-            _known(id, known.get(id), "query", path)
+            _named(id, of_split.get(id), "query", path)
         if queries.embeddings.shape[1] != ordered.shape[1]:
             problem = f"{queries.embeddings.shape[1]} dimensions, and passages {ordered.shape[1]}"
             raise DataError(problem, where=str(path), fix="take passages and queries of one model")
@@ -289,7 +288,7 @@ def import_embeddings(
     return fingerprints
 
 
-def _known(id: str, named: object, what: str, where: pathlib.Path) -> object:
+def _named(id: str, named: object, what: str, where: pathlib.Path) -> object:
     if named is None:
         fix = "import them for the collection that they are of"
         raise DataError(f"the collection has no {what} {id!r}", where=str(where), fix=fix)

@@ -139,12 +139,12 @@ class Embeddings:
 
     def take(self, rows: Int[np.ndarray, " rows"]) -> np.ndarray:
         """Embeddings of the given rows, in their order."""
-        found = np.empty((len(rows), self.shape[1]), self._dtype.numpy)
+        embeddings = np.empty((len(rows), self.shape[1]), self._dtype.numpy)
         of_shard = np.searchsorted(self._starts, rows, side="right") - 1
         for shard in np.unique(of_shard):
             here = of_shard == shard
-            found[here] = self._shards[shard][rows[here] - self._starts[shard]]
-        return found
+            embeddings[here] = self._shards[shard][rows[here] - self._starts[shard]]
+        return embeddings
 
 
 def shard_names(count: int) -> list[str]:
@@ -165,9 +165,8 @@ def _open_shard(path: pathlib.Path, shape: tuple[int, int], dtype: EmbeddingDtyp
         fix = "delete the file if it is there, and metadata.json, then encode again"
         raise DataError(problem, where=str(path), fix=fix) from error
     if stored.shape != shape:
-        raise DataError(
-            f"a shard of shape {stored.shape}", where=str(path), expected=f"shape {shape}"
-        )
+        problem = f"a shard of shape {stored.shape}, not {shape}"
+        raise DataError(problem, where=str(path), fix="encode again, into another directory")
     return stored.view(dtype.numpy)
 
 
@@ -201,12 +200,9 @@ class QueryEmbeddings(Embeddings):
         directory = queries_directory(embeddings_dir, task, split)
         if not (directory / METADATA).is_file():
             there = ", ".join(f"{task} {split}" for task, split in encoded_splits(embeddings_dir))
-            raise DataError(
-                f"no embeddings of task {task!r}, split {split!r}",
-                where=str(directory),
-                expected=f"one of {there}" if there else "embeddings of queries",
-                fix="run `taser encode` for this task and split; it keeps what is finished",
-            )
+            problem = f"no embeddings of task {task!r}, split {split!r}; encoded: {there or 'none'}"
+            fix = "run `taser encode` for this task and split; it keeps what is finished"
+            raise DataError(problem, where=str(directory), fix=fix)
         queries = cls(directory)
         require_equal(
             f"query embeddings {directory}",
@@ -223,12 +219,8 @@ class QueryEmbeddings(Embeddings):
         again = f"delete {self.directory}, then run `taser encode` again"
         ids = read_typed(self.directory / QUERY_IDS, list[str], fix=again)
         if len(ids) != len(self):
-            raise DataError(
-                f"{len(ids)} query ids",
-                where=str(self.directory / QUERY_IDS),
-                expected=f"{len(self)}, one per embedding",
-                fix=again,
-            )
+            problem = f"{len(ids)} query ids for {len(self)} embeddings"
+            raise DataError(problem, where=str(self.directory / QUERY_IDS), fix=again)
         return ids
 
 
@@ -239,8 +231,8 @@ def queries_directory(embeddings_dir: FilePath, task: str, split: str) -> pathli
 
 def encoded_splits(embeddings_dir: FilePath) -> list[tuple[str, str]]:
     """Every finished (task, split), by name."""
-    found = []
+    splits = []
     for metadata in sorted((pathlib.Path(embeddings_dir) / "queries").glob(f"*/{METADATA}")):
         task, _, split = metadata.parent.name.rpartition(".")
-        found.append((urllib.parse.unquote(task), urllib.parse.unquote(split)))
-    return found
+        splits.append((urllib.parse.unquote(task), urllib.parse.unquote(split)))
+    return splits

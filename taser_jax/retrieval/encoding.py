@@ -30,8 +30,9 @@ from taser_jax.retrieval.embeddings import (
 )
 from taser_jax.storage import artifacts
 from taser_jax.storage.artifacts import FilePath
-from taser_jax.storage.errors import DataError, check_fields
+from taser_jax.storage.errors import DataError
 from taser_jax.storage.progress import bar, logger
+from taser_jax.storage.typed_files import Checked, Positive
 
 # Batches queued on the device before the first result is awaited.
 _IN_FLIGHT = 2
@@ -55,7 +56,7 @@ class TokenRows(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class EncodeConfig:
+class EncodeConfig(Checked):
     """Sizes of batches and shards.
 
     Attributes:
@@ -71,19 +72,11 @@ class EncodeConfig:
         dtype: dtype of the stored embeddings.
     """
 
-    batch_tokens: int | None = None
-    batch_multiple: int = 8
-    length_multiple: int = 32
-    shard_rows: int = 65536
+    batch_tokens: Positive | None = None
+    batch_multiple: Positive = 8
+    length_multiple: Positive = 32
+    shard_rows: Positive = 65536
     dtype: EmbeddingDtype = EmbeddingDtype.FLOAT32
-
-    def __post_init__(self) -> None:
-        sizes = ("batch_multiple", "length_multiple", "shard_rows")
-        check_fields(self, *sizes, is_valid=lambda n: n >= 1, expected="1 or more")
-        expected = "1 or more, or None"
-        check_fields(
-            self, "batch_tokens", is_valid=lambda n: n is None or n >= 1, expected=expected
-        )
 
     def batch_size(self, length: int, *, platform: str | None = None) -> int:
         """Number of texts in a batch of the bucket of `length` tokens.
@@ -195,9 +188,9 @@ def encode_texts(
         )
         for name, value in attached.items():
             artifacts.write_json(directory / name, value)
-        known = {} if normalization is None else {"normalization": normalization.value}
+        recorded = {} if normalization is None else {"normalization": normalization.value}
         artifacts.write_json(
-            directory / artifacts.METADATA, {**plan, "dim": dim, **known, "last_run": speed}
+            directory / artifacts.METADATA, {**plan, "dim": dim, **recorded, "last_run": speed}
         )
     return True
 

@@ -203,22 +203,21 @@ def _filled(
     normalization: ScoreNormalization,
 ) -> Float[np.ndarray, "queries candidates"]:
     """The list's score of each candidate row; its minimum where it lacks one (DPR-MUF, 4.2)."""
-    found = result.rows >= 0
-    some = found.any(axis=1, keepdims=True)
-    low = np.where(found, result.scores, np.inf).min(axis=1, keepdims=True)
+    is_result = result.rows >= 0
+    some = is_result.any(axis=1, keepdims=True)
+    low = np.where(is_result, result.scores, np.inf).min(axis=1, keepdims=True)
     low = np.where(some, low, 0.0).astype(np.float64)
     # One sorted array of (query, row) keys for all queries.
     span = max(int(candidates.max(initial=0)), int(result.rows.max(initial=0))) + 1
     lines = np.arange(len(candidates), dtype=np.int64)[:, None] * span
-    keys, values = (lines + result.rows)[found], result.scores[found]
+    keys, values = (lines + result.rows)[is_result], result.scores[is_result]
     order = np.argsort(keys)
     keys, values = np.append(keys[order], -1), np.append(values[order], 0.0)
-    wanted = np.where(candidates >= 0, lines + candidates, -2)
-    place = np.searchsorted(keys[:-1], wanted)
-    known = keys[place] == wanted
-    scores = np.where(known, values[place], low).astype(np.float64)
+    asked = np.where(candidates >= 0, lines + candidates, -2)
+    place = np.searchsorted(keys[:-1], asked)
+    scores = np.where(keys[place] == asked, values[place], low).astype(np.float64)
     if normalization is ScoreNormalization.MIN_MAX:
-        high = np.where(found, result.scores, -np.inf).max(axis=1, keepdims=True)
+        high = np.where(is_result, result.scores, -np.inf).max(axis=1, keepdims=True)
         high = np.where(some, high, 1.0)
         spread = high - low
         scores = np.where(
@@ -289,8 +288,8 @@ def settle(config: HybridConfig, lists: Sequence[tuple[Run, Run]]) -> HybridConf
     """
     normalization, alphas = config.normalization, config.alphas
     if normalization is None:
-        found = [dense.scores[dense.rows >= 0] for dense, _ in lists]
-        cosines = all(np.abs(scores).max(initial=0) <= _LARGEST_COSINE for scores in found)
+        dense_scores = (dense.scores[dense.rows >= 0] for dense, _ in lists)
+        cosines = all(np.abs(scores).max(initial=0) <= _LARGEST_COSINE for scores in dense_scores)
         normalization = ScoreNormalization.MIN_MAX if cosines else ScoreNormalization.NONE
     if alphas is None:
         ratio = 1.0
@@ -391,17 +390,17 @@ def choose_alpha(
     if not sets:
         fix = "give one at least; α must not be chosen on test data"
         raise ConfigError("no development set", where="choose_alpha", fix=fix)
-    config = settle(config, [(one.dense, one.sparse) for one in sets])
+    config = settle(config, [(queries.dense, queries.sparse) for queries in sets])
     assert config.alphas is not None
 
     def mean(alpha: float) -> float:
-        found = [
-            one.evaluate(fuse(one.dense, one.sparse, alpha=alpha, k=k, config=config))
-            for one in sets
+        metrics = [
+            queries.evaluate(fuse(queries.dense, queries.sparse, alpha=alpha, k=k, config=config))
+            for queries in sets
         ]
         if config.sets is DevelopmentSets.COMBINED:
-            return float(np.concatenate(found).mean())
-        return float(np.mean([values.mean() for values in found]))
+            return float(np.concatenate(metrics).mean())
+        return float(np.mean([values.mean() for values in metrics]))
 
     metric = tuple(map(mean, config.alphas))
     best = max(metric)

@@ -249,13 +249,13 @@ def mine_negatives(
         for start in range(0, len(queries), _BLOCK):
             block = queries[start : start + _BLOCK]
             whole = top_k(result.rows[block], result.scores[block], result.rows.shape[1])
-            known = [np.asarray(positives[query], np.int64) for query in block.tolist()]
-            positive_scores.append(_positive_scores(whole, known))
+            of_block = [np.asarray(positives[query], np.int64) for query in block.tolist()]
+            positive_scores.append(_positive_scores(whole, of_block))
             depth = slice(None, config.depth)
             ranked = SearchResult(whole.rows[:, depth], whole.scores[:, depth])
             candidates = ranked.rows != NO_ROW
             for reason, applies in _reasons(
-                ranked, known, positive_scores[-1], config, pages_of=pages_of
+                ranked, of_block, positive_scores[-1], config, pages_of=pages_of
             ):
                 left_out[reason] += int((candidates & applies).sum())
                 candidates &= ~applies
@@ -266,9 +266,9 @@ def mine_negatives(
                 left_out[Reason.ANSWER] += int(applies.sum())
                 candidates &= ~applies
             for offset, query in enumerate(block.tolist()):
-                kept = _choose(np.flatnonzero(candidates[offset]), config, query)
-                rows.append(ranked.rows[offset, kept].tolist())
-                scores.append(ranked.scores[offset, kept].tolist())
+                ranks = _choose(np.flatnonzero(candidates[offset]), config, query)
+                rows.append(ranked.rows[offset, ranks].tolist())
+                scores.append(ranked.scores[offset, ranks].tolist())
             progress.update(len(block))
     best = np.concatenate([np.zeros(0, np.float32), *positive_scores])
     lengths = np.array([len(line) for line in rows], int)
@@ -291,10 +291,14 @@ def _positive_scores(
     ranked: SearchResult, positives: Sequence[_Rows]
 ) -> Float32[np.ndarray, " queries"]:
     """The best score of each query's positives in the run; -inf where it has none of them."""
-    found = np.stack(
-        [np.isin(rows, known) for rows, known in zip(ranked.rows, positives, strict=True)]
+    is_positive = np.stack(
+        [np.isin(rows, own) for rows, own in zip(ranked.rows, positives, strict=True)]
     )
-    return np.where(found, ranked.scores, -np.inf).max(axis=1, initial=-np.inf).astype(np.float32)
+    return (
+        np.where(is_positive, ranked.scores, -np.inf)
+        .max(axis=1, initial=-np.inf)
+        .astype(np.float32)
+    )
 
 
 def _reasons(
@@ -308,9 +312,9 @@ def _reasons(
     """Reasons that need no texts, each with the rows that it excludes."""
     pairs = list(zip(ranked.rows, positives, strict=True))
     last = 1 if config.excluded is Excluded.GOLD else None
-    yield Reason.POSITIVE, np.stack([np.isin(rows, known[:last]) for rows, known in pairs])
+    yield Reason.POSITIVE, np.stack([np.isin(rows, own[:last]) for rows, own in pairs])
     if config.excluded is Excluded.PAGES and pages_of is not None:
-        yield Reason.PAGE, np.stack([_on_pages_of(known, rows, pages_of) for rows, known in pairs])
+        yield Reason.PAGE, np.stack([_on_pages_of(own, rows, pages_of) for rows, own in pairs])
     ranks = np.arange(1, ranked.rows.shape[1] + 1)
     yield Reason.RANK, np.broadcast_to(ranks < config.min_rank, ranked.rows.shape)
     if config.max_score is not None:
@@ -336,9 +340,9 @@ def _on_pages_of(
         problem = "passages of the positives' pages are to be left out, and a positive has none"
         fix = "prepare the collection from files with page ids, such as KILT's"
         raise ConfigError(problem, where="MiningConfig.excluded", fix=fix)
-    found = np.flatnonzero(rows != NO_ROW)
+    places = np.flatnonzero(rows != NO_ROW)
     on_page = np.zeros(rows.shape, bool)
-    on_page[found] = [page in pages for page in pages_of(rows[found].tolist())]
+    on_page[places] = [page in pages for page in pages_of(rows[places].tolist())]
     return on_page
 
 

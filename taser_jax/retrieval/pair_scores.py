@@ -46,14 +46,16 @@ class RunScorer:
     """
 
     def __init__(self, result: SearchResult) -> None:
-        found = result.rows != NO_ROW
+        is_result = result.rows != NO_ROW
         # Rows of one query never reach the next one's keys.
         self._stride = int(result.rows.max(initial=0)) + 1
-        query, _ = np.nonzero(found)
-        keys = query.astype(np.int64) * self._stride + result.rows[found]
+        query, _ = np.nonzero(is_result)
+        keys = query.astype(np.int64) * self._stride + result.rows[is_result]
         order = np.argsort(keys)
-        self._keys, self._scores = keys[order], result.scores[found][order].astype(np.float64)
-        lowest = np.where(found, result.scores, np.inf).min(axis=1, initial=np.inf)
+        # The last key is none: every search has a place.
+        self._keys = np.append(keys[order], np.iinfo(np.int64).max)
+        self._scores = result.scores[is_result][order].astype(np.float64)
+        lowest = np.where(is_result, result.scores, np.inf).min(axis=1, initial=np.inf)
         self._lowest = np.where(np.isfinite(lowest), lowest, 0.0)
         self.missing = 0
 
@@ -62,14 +64,11 @@ class RunScorer:
     ) -> Float64[np.ndarray, " pairs"]:
         """Scores of the pairs."""
         scores = self._lowest[queries].astype(np.float64)
-        if len(self._keys):
-            wanted = np.asarray(queries, np.int64) * self._stride + rows
-            place = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
-            found = (self._keys[place] == wanted) & (np.asarray(rows) < self._stride)
-            scores[found] = self._scores[place[found]]
-        else:
-            found = np.zeros(len(scores), bool)
-        self.missing += int((~found).sum())
+        keys = np.asarray(queries, np.int64) * self._stride + rows
+        place = np.searchsorted(self._keys, keys)
+        in_run = (self._keys[place] == keys) & (np.asarray(rows) < self._stride)
+        scores[in_run] = self._scores[place[in_run]]
+        self.missing += int((~in_run).sum())
         return scores
 
 
@@ -93,8 +92,8 @@ class EmbeddingScorer:
         for start in range(0, len(queries), _PAIRS_AT_ONCE):
             block = slice(start, start + _PAIRS_AT_ONCE)
             first, second = (
-                side.take(wanted[block]).astype(np.float64)
-                for side, wanted in ((self.queries, queries), (self.passages, rows))
+                embeddings.take(numbers[block]).astype(np.float64)
+                for embeddings, numbers in ((self.queries, queries), (self.passages, rows))
             )
             scores[block] = np.einsum("pd,pd->p", first, second)
         return scores

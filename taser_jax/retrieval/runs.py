@@ -186,7 +186,7 @@ def read_trec_run(
     """
     if not is_remote(path):
         check_file(path, fix="run the command that wrote the run again, such as `taser search`")
-    found: dict[str, dict[int, float]] = {} if query_ids is None else {id: {} for id in query_ids}
+    by_query: dict[str, dict[int, float]] = {id: {} for id in query_ids or ()}
     for number, line in numbered_lines(path):
         columns = line.split()
         if not columns:
@@ -196,21 +196,21 @@ def read_trec_run(
             fix = "write six: query id, Q0, passage id, rank, score, tag"
             raise DataError(f"{len(columns)} columns", where=where, fix=fix)
         query_id, _, passage_id, _, score_text, _ = columns
-        if query_ids is not None and query_id not in found:
+        if query_ids is not None and query_id not in by_query:
             fix = "read the run with the query set it was made for"
             raise DataError(f"query {query_id!r} is not in this query set", where=where, fix=fix)
-        results = found.setdefault(query_id, {})
+        results = by_query.setdefault(query_id, {})
         row = _row(passage_id, row_of, where)
         if row in results:
             raise DataError(f"passage {passage_id!r} twice for query {query_id!r}", where=where)
         results[row] = _number(score_text, where)
-    k = max((len(results) for results in found.values()), default=0)
-    rows = np.full((len(found), k), NO_ROW, np.int64)
-    scores = np.full((len(found), k), -np.inf, np.float32)
-    for line_index, results in enumerate(found.values()):
+    k = max(map(len, by_query.values()), default=0)
+    rows = np.full((len(by_query), k), NO_ROW, np.int64)
+    scores = np.full((len(by_query), k), -np.inf, np.float32)
+    for line_index, results in enumerate(by_query.values()):
         rows[line_index, : len(results)] = list(results.keys())
         scores[line_index, : len(results)] = list(results.values())
-    return Run.of(list(found), top_k(rows, scores, k))
+    return Run.of(list(by_query), top_k(rows, scores, k))
 
 
 def _open_to_write(scratch: FilePath, path: FilePath) -> io.TextIOWrapper:
@@ -239,10 +239,10 @@ def _row(passage_id: str, row_of: Callable[[str], int], where: str) -> int:
 def _number(text: str, where: str) -> float:
     try:
         value = float(text)
-    except ValueError as error:
-        raise DataError(f"score {text!r}", where=where, expected="a number") from error
+    except ValueError:
+        value = np.nan
     if not np.isfinite(value):
-        raise DataError(f"score {text!r}", where=where, expected="a finite number")
+        raise DataError(f"score {text!r} is no finite number", where=where, fix="search again")
     return value
 
 
@@ -319,9 +319,8 @@ class QueryArrays:
             with np.load(directory / _ARRAYS) as file:
                 arrays = {name: file[name] for name in file.files}
         except ARRAY_ERRORS as error:
-            raise DataError(
-                f"missing or damaged: {error}", where=str(directory), fix=again
-            ) from error
+            problem = f"missing or damaged: {error}"
+            raise DataError(problem, where=str(directory), fix=again) from error
         query_ids = read_typed(directory / _QUERY_IDS, list[str], fix=again)
         return cls(kind, query_ids, arrays, metadata.fingerprints, metadata.columns)
 
@@ -331,14 +330,17 @@ def is_finished(directory: FilePath) -> bool:
     return (pathlib.Path(directory) / METADATA).is_file()
 
 
-def require_queries(found: Sequence[str], expected: Sequence[str], *, where: str) -> None:
+def require_queries(query_ids: Sequence[str], expected: Sequence[str], *, where: str) -> None:
     """Refuses lines for other queries, or in another order.
 
     Raises:
         DataError: naming the first query that differs.
     """
-    for line, (one, other) in enumerate(zip(found, expected, strict=False)):
-        if one != other:
-            raise DataError(f"query {one!r} in line {line}", where=where, expected=repr(other))
-    if len(found) != len(expected):
-        raise DataError(f"{len(found)} queries", where=where, expected=str(len(expected)))
+    fix = "make it again for this query set"
+    for line, (query_id, other) in enumerate(zip(query_ids, expected, strict=False)):
+        if query_id != other:
+            problem = f"query {query_id!r} in line {line}, not {other!r}"
+            raise DataError(problem, where=where, fix=fix)
+    if len(query_ids) != len(expected):
+        problem = f"{len(query_ids)} queries, not {len(expected)}"
+        raise DataError(problem, where=where, fix=fix)

@@ -1,4 +1,7 @@
-"""The HTTP interface: search, embeddings, health, metrics and the search page."""
+"""The HTTP interface: search, embeddings, health, metrics and the search page.
+
+Bodies are checked before anything is computed.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -23,15 +27,7 @@ from starlette.routing import Route
 
 from taser_jax.retriever_parts import Hit
 from taser_jax.serving.batcher import Batcher, BatchingLimits, QueueFullError
-from taser_jax.serving.engine import Engine, Operation, Work, rounded_k
-from taser_jax.serving.metrics import Metrics
-from taser_jax.serving.requests import (
-    BadRequestError,
-    EmbeddingsRequest,
-    SearchRequest,
-    encoded,
-    parse,
-)
+from taser_jax.serving.engine import Engine, Metrics, Operation, Work, rounded_k
 from taser_jax.storage.errors import TaserError
 from taser_jax.storage.progress import logger
 
@@ -40,6 +36,59 @@ _PASSAGES = "-passage"
 _RETRY_SECONDS = 1
 # Statuses of requests whose client has gone, and of bodies that arrive too slowly.
 _CLIENT_GONE, _TOO_SLOW = 499, 408
+MAX_TEXTS, MAX_K, MAX_CHARACTERS = 64, 1000, 20_000
+
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_CHARACTERS)]
+Texts = Annotated[list[Text], msgspec.Meta(min_length=1, max_length=MAX_TEXTS)]
+
+
+class BadRequestError(Exception):
+    """A body that cannot be answered; the message names the field."""
+
+
+class SearchRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """`POST /search`.
+
+    Attributes:
+        query: one query, or several.
+        k: passages per query.
+        task: task whose prompt is used, where tasks differ.
+        hybrid: whether BM25's scores are added; None does so where the server has them.
+    """
+
+    query: Text | Texts
+    k: Annotated[int, msgspec.Meta(ge=1, le=MAX_K)] = 10
+    task: str | None = None
+    hybrid: bool | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """One or several, as a list."""
+        return [self.query] if isinstance(self.query, str) else self.query
+
+
+class EmbeddingsRequest(msgspec.Struct):
+    """`POST /v1/embeddings`, as OpenAI's clients send it; other fields are ignored.
+
+    Attributes:
+        input: one text, or several.
+        model: any name; one that ends in "-passage" embeds passages, every other one queries.
+        encoding_format: numbers, or their float32 bytes in base64.
+        dimensions: must be the model's where given.
+    """
+
+    input: Text | Texts
+    model: str = ""
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """One or several, as a list."""
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+_Body = TypeVar("_Body", SearchRequest, EmbeddingsRequest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +236,7 @@ class Server:
 
     async def _search(self, request: Request) -> Response:
         start = time.monotonic()
-        asked = parse(await self._body(request), SearchRequest)
+        asked = _parse(await self._body(request), SearchRequest)
         has_hybrid = self._engine.retriever.has_hybrid
         hybrid = has_hybrid if asked.hybrid is None else asked.hybrid
         if hybrid and not has_hybrid:
@@ -210,7 +259,7 @@ class Server:
         )
 
     async def _embed(self, request: Request) -> Response:
-        asked = parse(await self._body(request), EmbeddingsRequest)
+        asked = _parse(await self._body(request), EmbeddingsRequest)
         dim = self._engine.retriever.model.model.config.embedding_dim
         if asked.dimensions not in (None, dim):
             raise BadRequestError(f"`dimensions` is {asked.dimensions}; the model has {dim}")
@@ -226,7 +275,7 @@ class Server:
                     {
                         "object": "embedding",
                         "index": index,
-                        "embedding": encoded(np.asarray(embedding), asked.encoding_format),
+                        "embedding": _encoded(np.asarray(embedding), asked.encoding_format),
                     }
                     for index, embedding in enumerate(embeddings)
                 ],
@@ -262,6 +311,29 @@ class Server:
 
 class _BodyTooLargeError(Exception):
     pass
+
+
+def _parse(body: bytes, kind: type[_Body]) -> _Body:
+    """A body as what it should be.
+
+    Raises:
+        BadRequestError: it is not; names the field.
+    """
+    try:
+        request = msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequestError(str(error)) from None
+    if not all(map(str.strip, request.texts)):
+        raise BadRequestError("a text is empty")
+    return request
+
+
+def _encoded(embedding: np.ndarray, encoding_format: str) -> str | list[float]:
+    """An embedding as the request wants it."""
+    numbers = embedding.astype("<f4")
+    if encoding_format == "base64":
+        return base64.b64encode(numbers.tobytes()).decode()
+    return numbers.tolist()
 
 
 def _hit(hit: Hit) -> dict[str, object]:

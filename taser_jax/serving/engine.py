@@ -1,4 +1,4 @@
-"""What a server answers with: a retriever read from disk, replaced as a whole."""
+"""What a server answers with, a retriever that is replaced as a whole, and its figures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import enum
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from taser_jax.retriever import Retriever
 from taser_jax.retriever_parts import Hit
@@ -96,3 +97,42 @@ class Engine:
         for size in self._warm_batches:
             retriever.search(["warm up"] * size, k=rounded_k(1), hybrid=retriever.has_hybrid)
         return retriever
+
+
+class Metrics:
+    """Requests, their latency, sizes of batches, and what waits, as Prometheus reads them.
+
+    Args:
+        waiting: number of texts that wait for a batch.
+    """
+
+    def __init__(self, waiting: Callable[[], int]) -> None:
+        self._registry = CollectorRegistry()
+        self.requests = Counter(
+            "taser_requests",
+            "Requests by path and status.",
+            ["path", "status"],
+            registry=self._registry,
+        )
+        self.seconds = Histogram(
+            "taser_request_seconds",
+            "Seconds from request to answer.",
+            ["path"],
+            buckets=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
+            registry=self._registry,
+        )
+        self.batch_size = Histogram(
+            "taser_batch_texts",
+            "Texts of each call of the model.",
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128),
+            registry=self._registry,
+        )
+        about = "Reloads of model and index."
+        self.reloads = Counter("taser_reloads", about, registry=self._registry)
+        about = "Texts that wait for a batch."
+        gauge = Gauge("taser_waiting_texts", about, registry=self._registry)
+        gauge.set_function(waiting)
+
+    def text(self) -> bytes:
+        """In Prometheus' text format."""
+        return generate_latest(self._registry)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from etils import epath, epy
 from jaxtyping import PyTree
 
-from taser_jax.devices.parameter_rules import parameter_path
+from taser_jax.devices.partitioning import parameter_path
 from taser_jax.storage import checksums
 from taser_jax.storage.artifacts import is_remote
 from taser_jax.storage.errors import ConfigError, DataError

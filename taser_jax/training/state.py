@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import KeyPath
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from taser_jax.devices.parameter_rules import parameter_path
+from taser_jax.devices.partitioning import parameter_path
 from taser_jax.models.encoded import Encoded
 from taser_jax.storage.errors import ConfigError
 

@@ -17,7 +17,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
-from taser_jax.devices.parameter_rules import parameter_path
+from taser_jax.devices.partitioning import parameter_path
 from taser_jax.optim.tsage import MEDIAN
 from taser_jax.storage.errors import DataError, NonFiniteLossError, Preempted, TaserError
 from taser_jax.storage.progress import logger

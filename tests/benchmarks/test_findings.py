@@ -370,3 +370,15 @@ def test_packed_seeds_join_those_of_another_machine(claims, tmp_path):
     )
     assert ran.returncode == 1
     assert "no row in" in ran.stderr
+
+
+def test_the_mean_over_seeds_keeps_what_all_seeds_have(claims):
+    both = Evaluation(("a", "b"), {"R@1": np.array([1.0, 0.0]), "R@5": np.ones(2)})
+    first = Evaluation(("a", "b"), {"R@1": np.array([0.0, 0.0])})
+    means = claims.mean_over_seeds([{"nq": both, "squad": both}, {"nq": first}])
+    assert set(means) == {"nq"}
+    assert {name: values.tolist() for name, values in means["nq"].values.items()} == {
+        "R@1": [0.5, 0.0]
+    }
+    with pytest.raises(AssertionError, match="nq"):
+        claims.mean_over_seeds([{"nq": both}, {"nq": evaluation([1.0, 0.0], prefix="x")}])

@@ -19,7 +19,7 @@ from taser_jax.commands.analyze import AnalysisConfig, analyze
 from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import MeshConfig
-from taser_jax.devices.parameter_rules import parameter_paths
+from taser_jax.devices.partitioning import parameter_paths
 from taser_jax.evaluation.specialty import Specialty
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import DualEncoder

@@ -17,7 +17,7 @@ from taser_jax.commands.train import train
 from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.data.batches.stream import FalseNegatives
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.devices.parameter_rules import parameter_paths
+from taser_jax.devices.partitioning import parameter_paths
 from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing

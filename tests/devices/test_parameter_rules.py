@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from taser_jax.devices.parameter_rules import assign, parameter_paths
+from taser_jax.devices.partitioning import assign, parameter_paths
 from taser_jax.storage.errors import ConfigError
 
 PARAMS = {"encoder": {"layers_0": {"kernel": np.ones(2), "bias": np.ones(1)}, "scale": np.ones(1)}}

@@ -9,7 +9,6 @@ import pytest
 from scipy import stats
 
 from taser_jax.commands.evaluate import write_table
-from taser_jax.evaluation.comparisons import AVERAGE, compare_rows
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.results import (
@@ -20,7 +19,12 @@ from taser_jax.evaluation.results import (
     write_per_query,
     write_result,
 )
-from taser_jax.evaluation.significance import SignificanceConfig, bootstrap_over_tasks
+from taser_jax.evaluation.significance import (
+    AVERAGE,
+    SignificanceConfig,
+    bootstrap_over_tasks,
+    compare_rows,
+)
 from taser_jax.storage.errors import DataError
 
 MEASURES = ("R@1", "R@20")

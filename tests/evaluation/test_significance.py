@@ -7,7 +7,6 @@ from scipy import stats
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.evaluation.significance import (
     bootstrap_over_tasks,
-    mean_over_seeds,
     paired_over_seeds,
     resampled_means,
 )
@@ -15,8 +14,7 @@ from taser_jax.storage.errors import DataError
 
 
 def on_one_task(first, second, resamples=10_000):
-    systems = ({"nq": first}, {"nq": second})
-    tasks, _ = bootstrap_over_tasks(*systems, ["R@1"], resamples=resamples)
+    tasks, _ = bootstrap_over_tasks({"nq": first}, {"nq": second}, ["R@1"], resamples=resamples)
     return tasks["nq"]["R@1"]
 
 
@@ -117,20 +115,6 @@ def test_equal_differences_under_every_seed():
     assert paired_over_seeds([0.5, 0.75], [0.5, 0.75]).p_value == 1.0
     sure = paired_over_seeds([0.5, 0.75], [0.25, 0.5])
     assert (sure.low, sure.high, sure.p_value) == (0.25, 0.25, 0.0)
-
-
-def test_the_mean_over_seeds_keeps_what_all_seeds_have():
-    both = Evaluation(("a", "b"), {"R@1": np.array([1.0, 0.0]), "R@5": np.ones(2)})
-    one = Evaluation(("a", "b"), {"R@1": np.array([0.0, 0.0])})
-    found = mean_over_seeds([{"nq": both, "squad": both}, {"nq": one}])
-    assert set(found) == {"nq"}
-    assert {name: values.tolist() for name, values in found["nq"].values.items()} == {
-        "R@1": [0.5, 0.0]
-    }
-    with pytest.raises(DataError, match="mean over seeds, task 'nq'"):
-        mean_over_seeds([{"nq": both}, {"nq": evaluation([1.0, 0.0], prefix="x")}])
-    with pytest.raises(DataError, match="no seed"):
-        mean_over_seeds([])
 
 
 def test_bad_input():

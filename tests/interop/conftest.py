@@ -1,4 +1,4 @@
-"""What the tests of exports share: each model is trained once."""
+"""What the tests of exports share: each model is made once."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import ten_steps
 
 
 @pytest.fixture(scope="session")
-def train_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ten_steps.Trained]:
-    """Kind ("taser", "dpr", "shared", "minilm") -> that model after ten steps."""
+def make_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ten_steps.Trained]:
+    """Kind ("taser", "dpr", "shared", "minilm") -> that model, moved at random."""
 
     @functools.cache
-    def train(kind: str) -> ten_steps.Trained:
+    def make(kind: str) -> ten_steps.Trained:
         directory = tmp_path_factory.mktemp(kind)
         if kind == "minilm":
             return ten_steps.from_minilm(directory)
         return ten_steps.from_scratch(directory, kind)
 
-    return train
+    return make

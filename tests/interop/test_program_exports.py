@@ -38,9 +38,14 @@ class Exported:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def exported(request, train_once, tmp_path_factory):
-    trained = train_once(request.param)
+def exported(request, make_once, tmp_path_factory):
     directory = tmp_path_factory.mktemp("program")
+    is_taser = request.param == "taser"
+    trained = (
+        ten_steps.from_scratch(directory, "taser", steps=10)
+        if is_taser
+        else make_once(request.param)
+    )
     write_model(trained, directory / "model")
     bindings = {
         "MODEL_DIR": directory / "model",

@@ -2,7 +2,7 @@ import jax
 import numpy as np
 import pytest
 
-from taser_jax.devices.parameter_rules import parameter_paths
+from taser_jax.devices.partitioning import parameter_paths
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.fusion import BertFusionConfig

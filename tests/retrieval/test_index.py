@@ -10,7 +10,7 @@ from taser_jax.models.batch import Tokens
 from taser_jax.retrieval.encoding import EncodeConfig, encode_texts
 from taser_jax.retrieval.exact import ExactSearcher, Searcher
 from taser_jax.retrieval.index import IndexConfig, IndexKind, build_index, open_index
-from taser_jax.retrieval.scann_index import ScannSearcher
+from taser_jax.retrieval.scann import ScannSearcher
 from taser_jax.storage.errors import DataError, FingerprintError
 
 TABLE = np.random.default_rng(0).standard_normal((300, 8)).astype(np.float32)

@@ -16,7 +16,7 @@ assert ids[0] == 5 and scores[0] == 1.0, (ids, scores)
 
 def run(program: str) -> str:
     """What a Python of its own prints, for modules stay imported."""
-    imported = "from taser_jax.retrieval.scann_shards import scann_library\n"
+    imported = "from taser_jax.retrieval.scann import scann_library\n"
     done = subprocess.run(
         [sys.executable, "-c", imported + program], capture_output=True, text=True, check=False
     )

@@ -10,7 +10,7 @@ import pytest
 
 from taser_jax.commands.evaluate import EvaluationConfig, Judge
 from taser_jax.retrieval.index import IndexConfig
-from taser_jax.retrieval.scann_shards import ScannConfig, Structure
+from taser_jax.retrieval.scann import ScannConfig, Structure
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.typed_files import Natural, Share, flatten, read_typed, to_plain, typed
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_encoder import VOCAB, make_batch
 
-from taser_jax.devices.parameter_rules import parameter_paths
+from taser_jax.devices.partitioning import parameter_paths
 from taser_jax.models.batch import Role
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling

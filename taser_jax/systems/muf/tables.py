@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Int
 
 from taser_jax.commands.pipelines.retrieval_stages import BM25, Setting
-from taser_jax.evaluation.comparisons import compare_with_baselines
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.results import (
@@ -22,6 +21,7 @@ from taser_jax.evaluation.results import (
     write_per_query,
     write_result,
 )
+from taser_jax.evaluation.significance import compare_with_baselines
 from taser_jax.retrieval.runs import FUSED_LISTS, QueryArrays
 from taser_jax.storage.artifacts import FilePath, split_path
 from taser_jax.storage.errors import ConfigError
