@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -54,36 +55,18 @@ def truncate(
 
 
 @dataclasses.dataclass(frozen=True)
-class TruncatedEmbeddings:
-    """Embeddings that are truncated as they are read.
+class ChangedEmbeddings:
+    """Embeddings that are changed as they are read.
 
     Attributes:
         whole: the embeddings on disk.
-        dim: number of dimensions kept.
-        normalization: the model's normalisation.
+        dim: number of dimensions after the change.
+        change: what is done to rows; float32.
     """
 
     whole: Embeddings
     dim: int
-    normalization: Normalization
-
-    @classmethod
-    def of(cls, whole: Embeddings, dim: int) -> TruncatedEmbeddings:
-        """Truncates embeddings and, where their model normalises, normalises them again.
-
-        Raises:
-            ConfigError: more dimensions than there are.
-            DataError: embeddings without a record of their normalisation.
-        """
-        if not 1 <= dim <= whole.shape[1]:
-            problem = f"the first {dim} dimensions of {whole.shape[1]}"
-            fix = "take one of the model's Matryoshka dimensions"
-            raise ConfigError(problem, where="IndexConfig.dim", fix=fix)
-        if whole.metadata.normalization is None:
-            problem = "it is not recorded how the embeddings are normalised"
-            fix = "encode again, into another directory"
-            raise DataError(problem, where=str(whole.directory), fix=fix)
-        return cls(whole, dim, Normalization(whole.metadata.normalization))
+    change: Callable[[np.ndarray], np.ndarray]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -92,7 +75,27 @@ class TruncatedEmbeddings:
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         """Embeddings of rows start..stop. [stop-start, dim], float32."""
-        return truncate(self.whole.rows(start, stop), self.dim, self.normalization)
+        return self.change(self.whole.rows(start, stop))
+
+
+def truncated(whole: Embeddings, dim: int) -> ChangedEmbeddings:
+    """Truncates embeddings and, where their model normalises, normalises them again.
+
+    Raises:
+        ConfigError: more dimensions than there are.
+        DataError: embeddings without a record of their normalisation.
+    """
+    if not 1 <= dim <= whole.shape[1]:
+        problem = f"the first {dim} dimensions of {whole.shape[1]}"
+        fix = "take one of the model's Matryoshka dimensions"
+        raise ConfigError(problem, where="IndexConfig.dim", fix=fix)
+    if whole.metadata.normalization is None:
+        problem = "it is not recorded how the embeddings are normalised"
+        fix = "encode again, into another directory"
+        raise DataError(problem, where=str(whole.directory), fix=fix)
+    normalization = Normalization(whole.metadata.normalization)
+    cut = functools.partial(truncate, dim=dim, normalization=normalization)
+    return ChangedEmbeddings(whole, dim, cut)
 
 
 class TruncatedSearcher:
@@ -103,16 +106,14 @@ class TruncatedSearcher:
         passages: the truncated passages.
     """
 
-    def __init__(self, searcher: Searcher, passages: TruncatedEmbeddings) -> None:
+    def __init__(self, searcher: Searcher, passages: ChangedEmbeddings) -> None:
         self._searcher, self._passages = searcher, passages
         self.fingerprints: Mapping[str, str] = searcher.fingerprints
 
     def search(self, query_embeddings: Float[np.ndarray, "queries dim"], k: int) -> SearchResult:
         """Top k passages of each query, by the first dimensions."""
-        passages = self._passages
-        check_search(query_embeddings, k, dim=passages.whole.shape[1])
-        cut = truncate(query_embeddings, passages.dim, passages.normalization)
-        return self._searcher.search(cut, k)
+        check_search(query_embeddings, k, dim=self._passages.whole.shape[1])
+        return self._searcher.search(self._passages.change(query_embeddings), k)
 
 
 class Codes(enum.Enum):
@@ -172,28 +173,6 @@ class Coding:
         if self.codes is Codes.BINARY:
             return np.unpackbits(codes, axis=1) * np.float32(2) - np.float32(1)
         return codes.astype(np.float32) * np.float32(self.scale)
-
-
-@dataclasses.dataclass(frozen=True)
-class CodedEmbeddings:
-    """Embeddings as their codes stand for them.
-
-    Attributes:
-        whole: the embeddings on disk.
-        coding: their coding.
-    """
-
-    whole: Embeddings
-    coding: Coding
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(number of passages, dimensions)."""
-        return self.whole.shape
-
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        """Embeddings of rows start..stop. [stop-start, dim], float32."""
-        return self.coding.decode(self.coding.encode(self.whole.rows(start, stop)))
 
 
 _EXACT_KIND = "exact index"
@@ -274,7 +253,7 @@ def build_index(
         "embeddings": os.path.relpath(embeddings_dir, index_dir),
     }
     if config.dim is not None:
-        plan["dim"] = TruncatedEmbeddings.of(embeddings, config.dim).dim
+        plan["dim"] = truncated(embeddings, config.dim).dim
     for start in range(0, len(embeddings), _BLOCK):
         check_finite(embeddings.rows(start, start + _BLOCK), start, what="passage")
     artifacts.follow_plan(index_dir, plan)
@@ -317,9 +296,9 @@ def open_index(
     fingerprints = embeddings.fingerprints
     if metadata.dim is None:
         return ExactSearcher(embeddings, devices=devices, fingerprints=fingerprints)
-    truncated = TruncatedEmbeddings.of(embeddings, metadata.dim)
-    searcher = ExactSearcher(truncated, devices=devices, fingerprints=fingerprints)
-    return TruncatedSearcher(searcher, truncated)
+    passages = truncated(embeddings, metadata.dim)
+    searcher = ExactSearcher(passages, devices=devices, fingerprints=fingerprints)
+    return TruncatedSearcher(searcher, passages)
 
 
 def recall_of_codes(
@@ -339,7 +318,10 @@ def recall_of_codes(
     """
     exact = ExactSearcher(embeddings).search(queries, k)
     asked = coding.decode(coding.encode(queries)) if coding.codes is Codes.BINARY else queries
-    by_codes = ExactSearcher(CodedEmbeddings(embeddings, coding)).search(asked, _RESCORED * k)
+    coded = ChangedEmbeddings(
+        embeddings, embeddings.shape[1], lambda rows: coding.decode(coding.encode(rows))
+    )
+    by_codes = ExactSearcher(coded).search(asked, _RESCORED * k)
     # Scores as exact search has them, by which ties are counted.
     scores = np.full(by_codes.rows.shape, -np.inf, np.float32)
     for query, rows in enumerate(by_codes.rows):

@@ -1,21 +1,28 @@
-"""Encoding: buckets equal one by one, kill and resume, several processes, few shapes, checks."""
+"""Encoding of passages and queries: one by one, resumed after a kill, on several processes."""
 
 import dataclasses
 import json
+import shutil
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from taser_jax.data.token_store.arrays import TokenArray
-from taser_jax.retrieval.embeddings import EmbeddingDtype, Embeddings
-from taser_jax.retrieval.encoding import EncodeConfig, encode_rows, encode_texts
+from taser_jax.data.token_store.arrays import TokenArray, TokenizedQueries
+from taser_jax.retrieval.embeddings import (
+    EmbeddingDtype,
+    Embeddings,
+    QueryEmbeddings,
+    encoded_splits,
+    queries_directory,
+)
+from taser_jax.retrieval.encoding import EncodeConfig, encode_queries, encode_rows, encode_texts
 from taser_jax.storage.artifacts import read_json
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 
 TABLE = np.random.default_rng(0).standard_normal((50, 6)).astype(np.float32)
 CONFIG = EncodeConfig(batch_tokens=128, batch_multiple=2, length_multiple=8, shard_rows=40)
-FINGERPRINTS = {"model": "m1", "collection": "c1", "vocabulary": "v1"}
+FINGERPRINTS = {"model": "m1", "collection": "c1", "vocabulary": "v1", "passages": "p1"}
 
 
 class Encoder:
@@ -194,5 +201,126 @@ def test_no_passages_and_bad_sizes(tmp_path):
     nothing = TokenArray(ids=np.zeros((0, 4), np.int32), lengths=np.zeros(0, np.int32))
     with pytest.raises(DataError, match="no texts"):
         encode(nothing, tmp_path / "e")
+    with pytest.raises(DataError, match="no texts"):
+        encode_split(make_queries(count=0), tmp_path)
     with pytest.raises(ConfigError, match="shard_rows is 0"):
         EncodeConfig(shard_rows=0)
+
+
+def make_queries(task="nq", *, count=24, seed=1):
+    rng = np.random.default_rng(seed)
+    lists = [rng.integers(1, 50, rng.integers(1, 20)).tolist() for _ in range(count)]
+    return TokenizedQueries.from_lists(
+        task,
+        "test",
+        query_ids=[f"{task}/{number}" for number in range(count)],
+        tokens=lists,
+        positives=[[0]] * count,
+        length=20,
+        vocabulary_size=50,
+    )
+
+
+def encode_split(queries, directory, **changes):
+    options = {"fingerprints": FINGERPRINTS, "config": CONFIG, **changes}
+    return encode_queries(Encoder(), queries, directory, **options)
+
+
+def test_two_queries_by_hand(tmp_path):
+    queries = TokenizedQueries.from_lists(
+        "nq",
+        "test",
+        query_ids=["b", "a"],
+        tokens=[[3], [4, 5]],
+        positives=[[0], [1]],
+        length=4,
+        vocabulary_size=50,
+    )
+    assert encode_split(queries, tmp_path)
+    found = QueryEmbeddings.of_split(tmp_path, "nq", "test")
+    np.testing.assert_allclose(found.rows(0, 2), [TABLE[3], TABLE[4] + TABLE[5] / 2], rtol=1e-6)
+    assert found.query_ids == ["b", "a"]
+    assert sorted(path.name for path in (tmp_path / "queries" / "nq.test").iterdir()) == [
+        "checksums.txt",
+        *("embeddings-00000-of-00001.npy", "metadata.json", "plan.json", "query_ids.json"),
+    ]
+
+
+def test_queries_on_several_processes_equal_one_by_one(tmp_path):
+    queries, config = make_queries(), dataclasses.replace(CONFIG, shard_rows=7)
+    for process in (2, 0):
+        changes = {"process_index": process, "process_count": 3, "config": config}
+        assert not encode_split(queries, tmp_path, **changes)
+        with pytest.raises(DataError, match="run `taser encode` for this task and split"):
+            QueryEmbeddings.of_split(tmp_path, "nq", "test")
+    assert encoded_splits(tmp_path) == []
+    assert encode_split(queries, tmp_path, process_index=1, process_count=3, config=config)
+    sharded = QueryEmbeddings.of_split(tmp_path, "nq", "test")
+    assert len(list(sharded.directory.glob("embeddings-*.npy"))) == 4
+    # Σ_l table[id_l] / (1 + l) in float64.
+    expected = [
+        sum(TABLE[id].astype(np.float64) / (1 + place) for place, id in enumerate(ids[:length]))
+        for ids, length in zip(queries.ids, queries.lengths, strict=True)
+    ]
+    np.testing.assert_allclose(sharded.rows(0, 24), expected, atol=1e-5)
+    assert sharded.query_ids == queries.query_ids
+
+
+def test_queries_stay_float32_beside_bfloat16_passages(tmp_path):
+    encode_split(make_queries(), tmp_path, config=EncodeConfig(dtype=EmbeddingDtype.BFLOAT16))
+    found = QueryEmbeddings.of_split(tmp_path, "nq", "test").rows(0, 24)
+    assert found.dtype == np.float32
+    assert not np.array_equal(found, found.astype(EmbeddingDtype.BFLOAT16.numpy).astype("f4"))
+
+
+@pytest.mark.parametrize("changed", FINGERPRINTS)
+def test_another_model_or_token_store_than_the_passages_is_refused(tmp_path, changed):
+    encode_split(make_queries(), tmp_path)
+    others = {**FINGERPRINTS, changed: "other"}
+    message = (
+        rf"(?s)queries/nq\.test was made from {changed} {FINGERPRINTS[changed]}.*{changed} other"
+    )
+    with pytest.raises(FingerprintError, match=message + ".*fix: encode queries and passages"):
+        QueryEmbeddings.of_split(tmp_path, "nq", "test", fingerprints=others)
+    with pytest.raises(FingerprintError, match="begun with fingerprints"):
+        encode_split(make_queries(), tmp_path, fingerprints=others)
+    QueryEmbeddings.of_split(tmp_path, "nq", "test", fingerprints=FINGERPRINTS)
+
+
+def test_queries_that_were_tokenised_otherwise_since_are_refused(tmp_path):
+    encode_split(make_queries(), tmp_path)
+    with pytest.raises(FingerprintError, match=r"nq\.test: begun with fingerprints"):
+        encode_split(make_queries(seed=2), tmp_path)
+
+
+def test_what_is_not_encoded_is_refused_with_what_is(tmp_path):
+    encode_split(make_queries("a task"), tmp_path)
+    encode_split(make_queries("fever"), tmp_path)
+    assert encoded_splits(tmp_path) == [("a task", "test"), ("fever", "test")]
+    message = r"(?s)nq\.test: no embeddings of task 'nq'.*; encoded: a task test, fever test"
+    with pytest.raises(DataError, match=message):
+        QueryEmbeddings.of_split(tmp_path, "nq", "test")
+    with pytest.raises(DataError, match="split 'test'; encoded: none"):
+        QueryEmbeddings.of_split(tmp_path / "nowhere", "nq", "test")
+
+
+def test_passages_and_queries_are_not_taken_for_each_other(tmp_path):
+    queries = make_queries()
+    encode_texts(Encoder(), queries, tmp_path, fingerprints=FINGERPRINTS)
+    encode_split(queries, tmp_path)
+    with pytest.raises(DataError, match="kind 'query embeddings'"):
+        Embeddings.open(queries_directory(tmp_path, "nq", "test"))
+    shutil.rmtree(tmp_path / "queries" / "nq.test")
+    (tmp_path / "queries" / "nq.test").mkdir()
+    shutil.copy(tmp_path / "metadata.json", tmp_path / "queries" / "nq.test")
+    with pytest.raises(DataError, match="kind 'embeddings'"):
+        QueryEmbeddings.of_split(tmp_path, "nq", "test")
+
+
+def test_damaged_query_ids_are_named(tmp_path):
+    encode_split(make_queries(), tmp_path)
+    path = tmp_path / "queries" / "nq.test" / "query_ids.json"
+    path.write_text(json.dumps(["one"]))
+    (path.parent / "checksums.txt").unlink()
+    with pytest.raises(DataError, match=r"query_ids\.json: 1 query ids for 24 embeddings"):
+        _ = QueryEmbeddings.of_split(tmp_path, "nq", "test").query_ids

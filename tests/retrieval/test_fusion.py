@@ -1,18 +1,31 @@
-"""Fusion of specialists' lists: by hand, and against dictionaries."""
+"""Fusion of specialists' lists, and of dense with sparse ones: by hand, against dictionaries."""
+
+import dataclasses
 
 import numpy as np
 import pytest
 
 from taser_jax.retrieval.fusion import (
+    SHARES,
+    DevelopmentSet,
     FusionConfig,
+    HybridConfig,
     ScoreNormalization,
     Weighting,
+    choose_alpha,
     fuse,
     fuse_runs,
+    settle,
     weights_of,
 )
 from taser_jax.retrieval.runs import Run, top_k
 from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.records import DevelopmentSets
+
+# TASER, appendix D: 0.5 to 2 in steps of 0.1.
+PAPER = tuple(i / 10 for i in range(5, 21))
+MIN_MAX = HybridConfig(normalization=ScoreNormalization.MIN_MAX)
+PLAIN = HybridConfig(normalization=ScoreNormalization.NONE, alphas=PAPER)
 
 
 def run(lists, names=None):
@@ -45,7 +58,7 @@ def random_lists(rng, queries, size):
     ]
 
 
-def test_by_hand():
+def test_specialists_by_hand():
     weights = weights_of(np.array([[0.9, 0.3]]))
     np.testing.assert_allclose(weights.values, [[0.75, 0.25]])
     lists = [run([{7: 3, 4: 1}]), run([{4: 6, 9: 2}])]
@@ -63,9 +76,10 @@ def test_weights_by_hand():
 
 
 @pytest.mark.parametrize("normalization", ScoreNormalization)
-def test_equals_dictionaries(normalization):
+@pytest.mark.parametrize(("depth", "k"), [(9, 14), (100, 50), (15, 3)])
+def test_equals_dictionaries(normalization, depth, k):
     rng = np.random.default_rng(0)
-    sizes, queries, depth, k = (12, 20, 30), 300, 9, 14
+    sizes, queries = (12, 20, 30), 200
     lists = [random_lists(rng, queries, size) for size in sizes]
     weights = rng.integers(1, 9, (queries, 3)) / 8
     config = FusionConfig(depth=depth, k=k)
@@ -135,3 +149,122 @@ def test_bad_input():
             weights_of(np.array([[0.5, 0.5], [0.5, wrong]]))
     with pytest.raises(ConfigError, match="a power above 0"):
         FusionConfig(power=0.0)
+
+
+def test_hybrid_by_hand():
+    dense, sparse = run([{7: 3, 4: 1}]), run([{4: 6, 9: 2}])
+    assert listed(fuse(dense, sparse, alpha=0.5, k=5)) == [(4, 4.0), (7, 4.0), (9, 2.0)]
+    assert listed(fuse(dense, sparse, alpha=1.0, k=2)) == [(4, 7.0), (7, 5.0)]
+
+
+def test_min_max_by_hand():
+    # dense 3, 1 -> +0.5, -0.5 (missing -0.5); sparse 6, 2 -> +0.5, -0.5 (missing -0.5).
+    dense, sparse = run([{7: 3, 4: 1}]), run([{4: 6, 9: 2}])
+    fused = listed(fuse(dense, sparse, alpha=0.5, k=5, config=MIN_MAX))
+    assert fused == [(7, 0.25), (4, -0.25), (9, -0.75)]
+
+
+def test_lists_with_one_result_or_none():
+    dense, sparse = run([{3: 2.0}, {3: 2.0}, {}, {}]), run([{}, {5: -4.0}, {5: 1.5}, {}])
+    fused = fuse(dense, sparse, alpha=2.0, k=3)
+    assert listed(fused, 0) == [(3, 2.0)]
+    assert listed(fused, 1) == [(3, -6.0), (5, -6.0)]
+    assert listed(fused, 2) == [(5, 3.0)]
+    assert listed(fused, 3) == []
+    normalized = fuse(dense, sparse, alpha=2.0, k=3, config=MIN_MAX)
+    assert np.isfinite(normalized.scores[normalized.rows >= 0]).all()
+    assert listed(normalized, 1) == [(3, 0.0), (5, 0.0)]
+
+
+def test_queries_are_matched_by_id():
+    dense, sparse = run([{1: 1.0}, {2: 1.0}], ["a", "b"]), run([{2: 5.0}, {1: 5.0}], ["b", "a"])
+    fused = fuse(dense, sparse, alpha=1.0, k=1)
+    assert fused.query_ids == ["a", "b"]
+    assert fused.rows.tolist() == [[1], [2]]
+
+
+def test_one_alpha_for_all_sets_by_the_mean():
+    # Row 0 is gold. Set one wants α below 1 (dense is right), set two above 1.5, set three at
+    # least 1: the mean is highest where two of them agree.
+    def gold_first(fused):
+        return (fused.rows[:, 0] == 0).astype(np.float64)
+
+    def one(dense_lead, sparse_lead):
+        dense = run([{0: dense_lead, 1: 0.0}])
+        return DevelopmentSet(dense, run([{0: 0.0, 1: sparse_lead}]), gold_first)
+
+    # score(0) - score(1) = dense_lead - α·sparse_lead
+    sets = [one(0.95, 1.0), one(-1.55, -1.0), one(-1.05, -1.0)]
+    choice = choose_alpha(sets, k=1, config=PLAIN)
+    assert choice.alphas == PAPER
+    expected = [(float(a <= 0.9) + (a >= 1.6) + (a >= 1.1)) / 3 for a in PAPER]
+    np.testing.assert_allclose(choice.metric, expected)
+    assert choice.alpha == 1.6
+
+
+def test_alpha_by_the_mean_over_tasks_or_over_all_queries():
+    """One query wants α of at least 1.6, three of another set one below 1."""
+
+    def gold_first(fused):
+        return (fused.rows[:, 0] == 0).astype(np.float64)
+
+    def one(dense_lead, sparse_lead, queries):
+        ids = [f"q{i}" for i in range(queries)]
+        dense = run([{0: dense_lead, 1: 0.0}] * queries, ids)
+        return DevelopmentSet(dense, run([{0: 0.0, 1: sparse_lead}] * queries, ids), gold_first)
+
+    few, many = one(-1.55, -1.0, 1), one(0.95, 1.0, 3)
+    both = [few, few, many]
+    apart = choose_alpha(both, k=1, config=PLAIN)
+    assert (apart.alpha, apart.metric[0]) == (1.6, pytest.approx(1 / 3))
+    config = dataclasses.replace(PLAIN, sets=DevelopmentSets.COMBINED)
+    combined = choose_alpha(both, k=1, config=config)
+    assert (combined.alpha, combined.metric[0]) == (0.5, pytest.approx(3 / 5))
+
+
+def test_choosing_needs_development_data():
+    with pytest.raises(ConfigError, match="no development set"):
+        choose_alpha([], k=10)
+
+
+def test_cosines_are_brought_to_one_range_and_dot_products_are_not():
+    sparse = run([{0: 30.0, 1: 10.0}, {}])
+    cosines = run([{0: -0.2, 1: 0.9}, {2: 1.0}])
+    settled = settle(HybridConfig(), [(cosines, sparse)])
+    assert settled.normalization is ScoreNormalization.MIN_MAX
+    assert settled.alphas == SHARES
+    # One score above 1 in any set, and none is a cosine: widths 1.6 and 0, and twice 20 and 0.
+    products = run([{0: -0.2, 1: 1.4}, {2: 1.0}])
+    settled = settle(HybridConfig(), [(cosines, sparse), (products, sparse)])
+    assert settled.normalization is ScoreNormalization.NONE
+    assert (settled.alphas[0], settled.alphas[-1]) == (
+        pytest.approx(0.1 * 2.7 / 40, rel=0.05),
+        pytest.approx(3 * 2.7 / 40, rel=0.05),
+    )
+
+
+def test_the_candidates_follow_the_scale_of_the_scores():
+    """Dense scores a hundred times as wide: alphas a hundred times as large, and the same lists."""
+    dense = run([{0: 3.0, 1: 1.0}, {0: 1.5, 1: 1.0, 2: 0.5}])
+    wide = run([{0: 300.0, 1: 100.0}, {0: 150.0, 1: 100.0, 2: 50.0}])
+    sparse = run([{1: 4.0, 0: 2.0}, {2: 6.0, 1: 2.0}])
+
+    def gold_first(fused):
+        return (fused.rows[:, 0] == 1).astype(np.float64)
+
+    near, far = (choose_alpha([DevelopmentSet(d, sparse, gold_first)], k=3) for d in (dense, wide))
+    np.testing.assert_allclose(np.array(far.alphas), 100 * np.array(near.alphas), rtol=1e-6)
+    assert far.metric == near.metric
+    assert far.alpha == pytest.approx(100 * near.alpha)
+
+
+def test_what_is_set_is_not_decided():
+    cosines, sparse = run([{0: 0.5, 1: 0.1}]), run([{0: 9.0}])
+    config = HybridConfig(normalization=ScoreNormalization.NONE, alphas=(0.25,))
+    assert settle(config, [(cosines, sparse)]) == config
+    assert listed(fuse(cosines, sparse, alpha=1.0, k=1, config=config))[0] == (0, 9.5)
+    # Lists of one score have no width: the candidates stay as they are.
+    one = run([{0: 5.0}])
+    assert settle(HybridConfig(), [(one, sparse)]).alphas == SHARES
+    with pytest.raises(ConfigError, match="and one alpha"):
+        HybridConfig(alphas=())
