@@ -109,24 +109,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     store, queries = read(options.source_dir, passages=options.passages, queries=options.queries)
     result = retrieve(options.pretrained, store, queries, length=options.length)
     answers = [query.answers for query in queries]
-    with AnswerMatcher(lambda rows: [store[row].text for row in rows]) as matcher:
-        for number, (name, config) in enumerate(OPTIONS.items()):
-            mined = mine_negatives(
-                result,
-                [query.positives for query in queries],
-                config=config,
-                contains_answer=lambda asked, rows: matcher.hits(
-                    rows, [answers[query] for query in asked]
-                ),
-            )
-            padded = np.full((len(queries), config.count), -1)
-            for query, rows in enumerate(mined.rows):
-                padded[query, : len(rows)] = rows
-            hits = matcher.hits(padded, answers)
-            answered = hits.sum() / max(mined.statistics.negatives, 1)
-            print(f"{name}: {100 * answered:.1f}% contain an answer; {mined.statistics}")
-            path = options.output_dir / f"sample-{number}.tsv"
-            write_sample(path, mined, queries, store.__getitem__, size=50, seed=0)
+    matcher = AnswerMatcher(lambda rows: [store[row].text for row in rows])
+    for number, (name, config) in enumerate(OPTIONS.items()):
+        mined = mine_negatives(
+            result,
+            [query.positives for query in queries],
+            config=config,
+            contains_answer=lambda asked, rows: matcher.hits(
+                rows, [answers[query] for query in asked]
+            ),
+        )
+        padded = np.full((len(queries), config.count), -1)
+        for query, rows in enumerate(mined.rows):
+            padded[query, : len(rows)] = rows
+        hits = matcher.hits(padded, answers)
+        answered = hits.sum() / max(mined.statistics.negatives, 1)
+        print(f"{name}: {100 * answered:.1f}% contain an answer; {mined.statistics}")
+        path = options.output_dir / f"sample-{number}.tsv"
+        write_sample(path, mined, queries, store.__getitem__, size=50, seed=0)
     print(
         f"{len(store):,} passages, {len(queries):,} questions, {time.monotonic() - began:.0f} s; "
         f"samples of 50 in {options.output_dir}/sample-*.tsv, in this order"

@@ -245,8 +245,8 @@ def judge_run(
         problem = f"no query of task {queries.task!r} has answers"
         fix = "judge by 'qrels', name the task in qrels_tasks, or prepare it with answers"
         raise ConfigError(problem, where="EvaluationConfig.judge", fix=fix)
-    with inputs.answer_matcher(heads.store, config.match_of(queries.task)) as matcher:
-        return evaluate_answers(run, answers, matcher, measures)
+    matcher = inputs.answer_matcher(heads.store, config.match_of(queries.task))
+    return evaluate_answers(run, answers, matcher, measures)
 
 
 def judge_kilt(
@@ -347,8 +347,8 @@ def _write_dpr_results(
     config: EvaluationConfig,
     confidences: Sequence[Mapping[str, float]] | None,
 ) -> None:
-    with inputs.answer_matcher(store, config.match_of(queries.task)) as matcher:
-        hits = matcher.hits(run.rows, [query.answers for query in queries])
+    matcher = inputs.answer_matcher(store, config.match_of(queries.task))
+    hits = matcher.hits(run.rows, [query.answers for query in queries])
 
     def results() -> Iterator[RetrievalResult]:
         for line, query in enumerate(queries):

@@ -112,7 +112,7 @@ def own_rows(store: PassageStore, task: str, query_ids: Sequence[str]) -> np.nda
 
 
 def answer_matcher(store: PassageStore, match: AnswerMatch) -> AnswerMatcher:
-    """Looks answers up in the passages of a store; a context manager."""
+    """Looks answers up in the passages of a store."""
     return AnswerMatcher(
         lambda rows: [passage.text for passage in store.get_many(rows)], match=match
     )

@@ -103,7 +103,8 @@ def mine(
             task_config = dataclasses.replace(task_config, excluded=Excluded.PAGES)
         task_match = AnswerMatch.REGEX if task in regex_tasks else AnswerMatch.STRING
         drops = task_config.answer_containing is AnswerContaining.DROP
-        with phase(f"mine {task} {split}"), inputs.answer_matcher(store, task_match) as matcher:
+        matcher = inputs.answer_matcher(store, task_match)
+        with phase(f"mine {task} {split}"):
             mined = mine_negatives(
                 top_k(run.rows, run.scores, max(config.depth, run.rows.shape[1])),
                 [query.positives for query in queries],

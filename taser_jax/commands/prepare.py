@@ -328,8 +328,8 @@ def _divided(
     lost: list[str],
 ) -> Iterator[Query]:
     """Queries with positives and negatives from their results; appends the others to `lost`."""
-    with answer_matcher(store, match) as matcher:
-        hits = matcher.hits(result.rows, [query.answers for query in queries])
+    matcher = answer_matcher(store, match)
+    hits = matcher.hits(result.rows, [query.answers for query in queries])
     for query, rows, right in zip(queries, result.rows, hits, strict=True):
         if not right.any():
             lost.append(f"{query.id}: {query.text}")

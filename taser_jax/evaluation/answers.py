@@ -6,12 +6,9 @@ every published "top-k accuracy" of open-domain retrieval rests.
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import enum
-import multiprocessing
 import re
-import types
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 
@@ -76,12 +73,6 @@ def _nfd(text: str) -> str:
     return unicodedata.normalize("NFD", text)
 
 
-def _prepare(texts: Sequence[str], match: AnswerMatch) -> list[str]:
-    """Passages in the form that `_Answers` searches; a plain function, which processes can run."""
-    form = _padded if match is AnswerMatch.STRING else _nfd
-    return [form(text) for text in texts]
-
-
 @dataclasses.dataclass(frozen=True)
 class _Answers:
     """One question's answers, ready for matching in prepared passages."""
@@ -118,28 +109,20 @@ class AnswerMatcher:
     """Answer checks over whole runs, each passage fetched and tokenised once.
 
     Tokenised passages are cached by row, up to `cache_bytes`; the oldest are dropped first. Besides
-    the cache, memory holds at most `block_queries` lists of passages. With `workers` above 1, large
-    blocks are tokenised in that many processes; use the matcher as a context manager, or call
-    `close`, to end them.
+    the cache, memory holds at most `block_queries` lists of passages.
 
     Example:
         def text_of(rows):
             return [passage.text for passage in store.get_many(rows)]
 
-        with AnswerMatcher(text_of, workers=2) as matcher:
-            hits = matcher.hits(run.rows, [query.answers for query in queries])
+        hits = AnswerMatcher(text_of).hits(run.rows, [query.answers for query in queries])
 
     Args:
         text_of: rows -> the passages' bodies, in the same order.
         match: how to match.
         cache_bytes: memory for tokenised passages, in bytes.
         block_queries: queries checked between two fetches of passages.
-        workers: number of processes for tokenising.
     """
-
-    # With fewer new passages in a block, sending them to processes costs more than it saves.
-    _PARALLEL_FROM = 2_000
-    _CHUNK = 500
 
     def __init__(
         self,
@@ -148,31 +131,11 @@ class AnswerMatcher:
         match: AnswerMatch = AnswerMatch.STRING,
         cache_bytes: int = 512 * 2**20,
         block_queries: int = 256,
-        workers: int = 1,
     ) -> None:
-        self.match, self._text_of = match, text_of
+        self._match, self._text_of = match, text_of
         self._cache: dict[int, str] = {}
         self._cache_bytes, self._cached_bytes = cache_bytes, 0
         self._block_queries = block_queries
-        self._workers = workers
-        self._pool: concurrent.futures.ProcessPoolExecutor | None = None
-
-    def __enter__(self) -> AnswerMatcher:
-        return self
-
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: types.TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends the processes; the cache stays and the matcher remains usable."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
 
     def hits(
         self, rows: Int[np.ndarray, "queries k"], answers: Sequence[Sequence[str]]
@@ -200,7 +163,7 @@ class AnswerMatcher:
                 prepared = self._passages(np.unique(block))
                 for index, passage_rows in enumerate(block.tolist(), start):
                     _check_answers(answers[index], where=f"query {index}, field 'answers'")
-                    of_query = _Answers.make(answers[index], self.match)
+                    of_query = _Answers.make(answers[index], self._match)
                     hits[index] = [
                         row >= 0 and of_query.in_passage(prepared[row]) for row in passage_rows
                     ]
@@ -213,24 +176,11 @@ class AnswerMatcher:
         passages = {row: self._cache[row] for row in retrieved if row in self._cache}
         missing = [row for row in retrieved if row not in passages]
         if missing:
-            texts = self._text_of(missing)
-            for row, prepared in zip(missing, self._prepared(texts), strict=True):
-                passages[row] = prepared
-                self._remember(row, prepared)
+            form = _padded if self._match is AnswerMatch.STRING else _nfd
+            for row, text in zip(missing, self._text_of(missing), strict=True):
+                passages[row] = form(text)
+                self._remember(row, passages[row])
         return passages
-
-    def _prepared(self, texts: list[str]) -> list[str]:
-        if self._workers < 2 or len(texts) < self._PARALLEL_FROM:
-            return _prepare(texts, self.match)
-        if self._pool is None:
-            # Not fork: the caller's JAX and TensorFlow threads would be forked in an undefined
-            # state.
-            self._pool = concurrent.futures.ProcessPoolExecutor(
-                self._workers, mp_context=multiprocessing.get_context("spawn")
-            )
-        chunks = [texts[start : start + self._CHUNK] for start in range(0, len(texts), self._CHUNK)]
-        done = self._pool.map(_prepare, chunks, [self.match] * len(chunks))
-        return [prepared for chunk in done for prepared in chunk]
 
     def _remember(self, row: int, prepared: str) -> None:
         size = prepared.__sizeof__()

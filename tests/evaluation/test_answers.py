@@ -171,19 +171,6 @@ def test_matcher_equals_one_check_at_a_time(match):
             assert matcher._cached_bytes <= cache_bytes
 
 
-def test_processes_change_nothing(monkeypatch):
-    monkeypatch.setattr(AnswerMatcher, "_PARALLEL_FROM", 4)
-    monkeypatch.setattr(AnswerMatcher, "_CHUNK", 3)
-    texts = [f"passage number {row}" for row in range(20)]
-    rows = np.arange(20, dtype=np.int32).reshape(4, 5)
-    answers = [("number 3",), ("7",), ("number",), ("passage 19",)]
-    with AnswerMatcher(lambda wanted: [texts[row] for row in wanted], workers=2) as matcher:
-        parallel = matcher.hits(rows, answers)
-    alone = AnswerMatcher(lambda wanted: [texts[row] for row in wanted]).hits(rows, answers)
-    np.testing.assert_array_equal(parallel, alone)
-    assert alone.sum(1).tolist() == [1, 1, 5, 0]
-
-
 def test_rows_without_a_result_never_match():
     matcher = AnswerMatcher(lambda rows: ["x" for _ in rows])
     rows = np.array([[0, -1], [-1, -1]], np.int32)

@@ -99,31 +99,31 @@ def oracle_weights(
     weights = np.zeros((len(ids), len(runs)))
     depth = min(config.depth, lists[0].rows.shape[1])
     columns = np.concatenate([i * depth + np.arange(min(_DEPTH, depth)) for i in range(len(runs))])
-    with answer_matcher(store, evaluation.match_of(queries.task)) as matcher:
-        for start in range(0, len(ids), _BLOCK):
-            # The last block is padded, so that all blocks share one compiled program.
-            lines = np.minimum(np.arange(start, start + _BLOCK), len(ids) - 1)
-            rows, scores = candidate_scores(lists, lines, config)
-            order = np.argsort(rows[:, columns], axis=1, kind="stable")
-            rows = np.take_along_axis(rows[:, columns], order, axis=1)
-            scores = np.take_along_axis(scores[:, columns], order[:, :, None], axis=1)
-            exists = rows >= 0
-            exists[:, 1:] &= rows[:, 1:] != rows[:, :-1]
-            block = [query_of[ids[line]] for line in lines]
-            if evaluation.judge_of(queries.task) is Judge.ANSWERS:
-                hits = matcher.hits(rows, [query.answers for query in block])
-            else:
-                judged = zip(rows, block, strict=True)
-                hits = np.stack([np.isin(line, query.positives) for line, query in judged])
-            best = best_weights(
-                scores.astype(np.float32),
-                exists,
-                hits,
-                np.eye(len(runs))[own],
-                first=start,
-                config=search,
-            )
-            weights[start : start + _BLOCK] = best[: len(ids) - start]
+    matcher = answer_matcher(store, evaluation.match_of(queries.task))
+    for start in range(0, len(ids), _BLOCK):
+        # The last block is padded, so that all blocks share one compiled program.
+        lines = np.minimum(np.arange(start, start + _BLOCK), len(ids) - 1)
+        rows, scores = candidate_scores(lists, lines, config)
+        order = np.argsort(rows[:, columns], axis=1, kind="stable")
+        rows = np.take_along_axis(rows[:, columns], order, axis=1)
+        scores = np.take_along_axis(scores[:, columns], order[:, :, None], axis=1)
+        exists = rows >= 0
+        exists[:, 1:] &= rows[:, 1:] != rows[:, :-1]
+        block = [query_of[ids[line]] for line in lines]
+        if evaluation.judge_of(queries.task) is Judge.ANSWERS:
+            hits = matcher.hits(rows, [query.answers for query in block])
+        else:
+            judged = zip(rows, block, strict=True)
+            hits = np.stack([np.isin(line, query.positives) for line, query in judged])
+        best = best_weights(
+            scores.astype(np.float32),
+            exists,
+            hits,
+            np.eye(len(runs))[own],
+            first=start,
+            config=search,
+        )
+        weights[start : start + _BLOCK] = best[: len(ids) - start]
     return weights
 
 
