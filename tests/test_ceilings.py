@@ -31,34 +31,34 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 2_011,
+    "assembly": 2_010,
     "cli": 1_281,
     "commands": 5_437,
     "data": 7_117,
-    "devices": 1_329,
-    "evaluation": 1_791,
+    "devices": 1_317,
+    "evaluation": 1_697,
     "interop": 2_632,
     "loose files": 420,
     "models": 2_357,
     "optim": 1_042,
-    "retrieval": 2_191,
-    "serving": 542,
+    "retrieval": 2_109,
+    "serving": 526,
     "storage": 989,
     "systems": 3_581,
     "training": 1_775,
 }
 OTHERS = {
-    "lines of code": 34_495,
-    "percent of code that imports or raises": 15.6,
-    "files": 240,
+    "lines of code": 34_290,
+    "percent of code that imports or raises": 15.4,
+    "files": 234,
     "lines of the longest file": 416,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
     "commands": 29,
-    "fields that nothing binds": 73,
-    "Any in annotations": 230,
-    "modules that train imports": 92,
+    "fields that nothing binds": 72,
+    "Any in annotations": 225,
+    "modules that train imports": 91,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
