@@ -6,8 +6,9 @@
 One million synthetic 768-d float32 vectors by default: points around centres (about 100 a centre),
 in a space whose directions matter less and less, as in real embeddings; `--seed` names them. Each
 system runs in a process of its own, so that its peak memory is its own, and appends its figures to
-DIR/figures.jsonl, one JSON line each, by wall clock and by CPU time (which other jobs on the
-machine change less); run again, what is there is not measured again. Effort
+DIR/figures.jsonl, one JSON line each: a value, or the least, median and largest of some rounds, by
+wall clock and by CPU time (which other jobs on the machine change less). Run again, what is there
+is not measured again. Effort
 (ScaNN's leaves and candidates, IVF's cells) is the least that finds `--recall_target` of the exact
 top 100 for one half of the queries; all figures are of the other half.
 """
@@ -33,6 +34,8 @@ SYSTEMS = ("exact", "faiss_flat", "faiss_ivf", "scann")
 # FAISS asks for 39 training points a cell at least; more change little and cost much.
 _TRAINING_POINTS_A_CELL = 128
 _BLOCK = 65536
+# Queries asked at once, beside all of them.
+_BATCHES = (1, 64)
 
 Search = Callable[[np.ndarray], np.ndarray]
 
@@ -56,7 +59,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--passages", type=int, default=1_000_000)
     parser.add_argument("--dim", type=int, default=768)
     parser.add_argument("--num_queries", type=int, default=1000, help="measured; as many tune")
-    parser.add_argument("--single_queries", type=int, default=20, help="asked one by one")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--recall_target", type=float, default=0.95)
     parser.add_argument("--cells", type=int, default=1024, help="of FAISS IVF")
     parser.add_argument("--training_passages", type=int, default=100_000, help="of ScaNN")
@@ -88,6 +91,23 @@ def make_data(arguments: argparse.Namespace) -> None:
         passages[start : start + count] = near(count)
     passages.flush()
     np.save(directory / "queries.npy", near(2 * arguments.num_queries))
+
+
+def queries_per_second(
+    search: Search, queries: np.ndarray, rounds: int
+) -> dict[str, dict[str, float]]:
+    """Unit -> least, median and largest number of queries a second, of so many rounds."""
+    search(queries)
+    rates: dict[str, list[float]] = {"queries/s": [], "queries/CPU s": []}
+    for _ in range(rounds):
+        began, cpu_began = time.perf_counter(), time.process_time()
+        search(queries)
+        rates["queries/s"].append(len(queries) / (time.perf_counter() - began))
+        rates["queries/CPU s"].append(len(queries) / (time.process_time() - cpu_began))
+    return {
+        unit: {"min": min(each), "median": float(np.median(each)), "max": max(each)}
+        for unit, each in rates.items()
+    }
 
 
 def peak_memory() -> int:
@@ -216,28 +236,19 @@ def measure(system: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     expected = np.load(arguments.output_dir / "expected.npy")
     queries, expected = queries[: arguments.num_queries], expected[: arguments.num_queries]
 
-    seconds, cpu_seconds = [], []
-    for _ in range(2):
-        began, cpu_began = time.perf_counter(), time.process_time()
-        found = search(queries)
-        seconds.append(time.perf_counter() - began)
-        cpu_seconds.append(time.process_time() - cpu_began)
-    search(queries[:1])
-    began = time.perf_counter()
-    for row in range(arguments.single_queries):
-        search(queries[row : row + 1])
-    single = time.perf_counter() - began
-
-    figures = {
-        "build": (build_seconds, "s"),
-        "build and choice of effort": (build_cpu_seconds, "CPU s"),
-        "recall@10": (recall(found, expected, 10), "share of exact"),
-        "recall@100": (recall(found, expected, 100), "share of exact"),
-        "queries in a batch": (len(queries) / min(seconds), "queries/s"),
-        "queries in a batch, by CPU time": (len(queries) / min(cpu_seconds), "queries/CPU s"),
-        "queries one by one": (arguments.single_queries / single, "queries/s"),
-        "peak memory": (peak_memory() / 2**20, "MiB"),
-    }
+    found = search(queries)
+    figures = [
+        ("build", "s", {"value": build_seconds}),
+        ("build and choice of effort", "CPU s", {"value": build_cpu_seconds}),
+        ("recall@10", "share of exact", {"value": recall(found, expected, 10)}),
+        ("recall@100", "share of exact", {"value": recall(found, expected, 100)}),
+        *(
+            (f"{size} at once", unit, rates)
+            for size in (*_BATCHES, len(queries))
+            for unit, rates in queries_per_second(search, queries[:size], arguments.rounds).items()
+        ),
+        ("peak memory", "MiB", {"value": peak_memory() / 2**20}),
+    ]
     setting = {
         **about,
         "passages": len(vectors.array),
@@ -251,8 +262,14 @@ def measure(system: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
         **versions(),
     }
     return [
-        {"system": system, "figure": name, "value": round(value, 4), "unit": unit, **setting}
-        for name, (value, unit) in figures.items()
+        {
+            "system": system,
+            "figure": name,
+            "unit": unit,
+            **{part: round(value, 4) for part, value in values.items()},
+            **setting,
+        }
+        for name, unit, values in figures
     ]
 
 

@@ -41,7 +41,7 @@ def test_by_hand():
     assert found.scores.tolist() == [[3, 2, 2, 1, -np.inf, -np.inf]]
 
 
-@pytest.mark.parametrize("num_devices", [1, 8])
+@pytest.mark.parametrize("num_devices", [None, 1, 8])
 @pytest.mark.parametrize("k", [1, 10, 70, 5000])
 def test_blocks_and_devices_equal_a_stable_sort(num_devices, k):
     rng = np.random.default_rng(0)
@@ -49,8 +49,9 @@ def test_blocks_and_devices_equal_a_stable_sort(num_devices, k):
     searcher = ExactSearcher(
         InMemory(passages),
         query_block=16,
-        passage_block=128 * 8 // num_devices,
-        devices=jax.devices()[:num_devices],
+        passage_block=128 * 8 // (num_devices or 1),
+        # None: NumPy.
+        devices=num_devices and jax.devices()[:num_devices],
     )
     rows, scores = oracle(queries, passages, k)
     for _ in range(2):  # the second time from blocks kept on the devices
@@ -78,6 +79,22 @@ def test_real_numbers_against_float64():
     rows, scores = oracle(queries, passages, 20)
     np.testing.assert_allclose(found.scores, scores, rtol=1e-5)
     assert (found.rows == rows).mean() > 0.999
+
+
+@pytest.mark.parametrize("num_queries", [1, 3, 64, 600])
+def test_copies_of_a_passage_tie_wherever_they_are(num_queries):
+    rng = np.random.default_rng(6)
+    copied = rng.integers(0, 1000, 5003)
+    passages = rng.standard_normal((1000, 96)).astype(np.float32)[copied]
+    queries = rng.standard_normal((num_queries, 96)).astype(np.float32)
+    found = ExactSearcher(InMemory(passages)).search(queries, 300).rows
+    for rows in found:
+        # Copies follow each other, the lower row first: no row comes twice to the same passage.
+        order = np.unique(copied[rows], return_index=True)[1]
+        starts = np.sort(order)
+        for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
+            assert len({*copied[rows[start:stop]]}) == 1
+            assert (np.diff(rows[start:stop]) > 0).all()
 
 
 def test_bfloat16_passages_are_scored_in_float32():
