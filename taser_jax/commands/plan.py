@@ -42,7 +42,10 @@ _HEAD = (
     "ms",
     "MFU ≤",
     "of real tokens",
+    "$ per 1,000 steps",
 )
+# The recipe's own mesh is taken unless another is faster by more than compiled figures can tell.
+_WORTH_A_CHANGE = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +56,7 @@ class PlanRow:
         topology: the topology's name.
         num_devices: its devices.
         num_chips: its chips, which are what one pays for.
+        dollars_an_hour: price of all chips on demand; None if unknown.
         candidate: mesh, rematerialisation, chunks.
         compiled: whether the figures are the compiler's, or from formulas.
         peak: bytes on one device.
@@ -66,6 +70,7 @@ class PlanRow:
     topology: str
     num_devices: int
     num_chips: int
+    dollars_an_hour: float | None
     candidate: Candidate
     compiled: bool
     peak: int
@@ -74,6 +79,13 @@ class PlanRow:
     step_seconds: float | None = None
     mfu: float | None = None
     real_mfu: float | None = None
+
+    @property
+    def dollars(self) -> str:
+        """Price of 1,000 steps; empty if unknown."""
+        if self.dollars_an_hour is None or self.step_seconds is None:
+            return ""
+        return f"{1000 * self.step_seconds / 3600 * self.dollars_an_hour:.2f}"
 
     def cells(self) -> list[str]:
         """The row of the printed table."""
@@ -89,6 +101,7 @@ class PlanRow:
             self.bound if self.fits else "does not fit",
             "" if time is None else f"{1e3 * time:.2f}",
             *("" if share is None else f"{share:.0%}" for share in (self.mfu, self.real_mfu)),
+            self.dollars,
         ]
 
 
@@ -106,19 +119,22 @@ def plan_recipe(
 ) -> list[PlanRow]:
     """Looks for the fastest mesh, rematerialisation and number of chunks that fit a topology.
 
-    Formulas rank all candidates that divide devices, heads and batch evenly; the best few are
-    compiled, and the compiler decides. Prints a table for each topology with the Gin lines of its
-    best row and, for several topologies, compares their steps and chip-hours. Nothing is run.
-    Compiled reports are kept in `output_dir`; if interrupted, rerun the command to resume.
+    Formulas rank all candidates that divide devices, heads and batch evenly. The best one with the
+    recipe's own mesh and the best few others are compiled, and the compiler decides: the recipe's
+    own mesh stays unless another is more than 5% faster. Prints a table for each topology with the
+    Gin lines of its best row and, for several topologies, compares their steps, chip-hours and
+    prices. Nothing is run. Compiled reports are kept in `output_dir`; if interrupted, rerun the
+    command to resume.
 
     Args:
         topologies: names separated by commas: v5e:2x4,v5p:2x2x1.
         model: the dual encoder.
-        training: how it is trained; its mesh, chunks and rematerialisation are replaced.
+        training: how it is trained; its mesh may, its chunks and rematerialisation are replaced.
         feature_lengths: {"query": ..., "passage": ...}, tokens.
         task_sizes: task -> training queries, for recipes with a batch of every task.
         text_lengths: how long texts are, as `taser compile` takes it.
-        num_compiled: candidates to compile for each topology; 0 uses the formulas alone.
+        num_compiled: candidates to compile for each topology, the recipe's own mesh among them; 0
+            uses the formulas alone.
         compiler_effort: quick, or full, as a training run gets.
         output_dir: where compiled reports are kept, by the fingerprint of recipe and candidate.
 
@@ -144,6 +160,9 @@ def plan_recipe(
         real_share = None if text_lengths is None else real_work(program, text_lengths).share
         estimates = _estimates(program, target)
         ranked = best_first(estimates)
+        # The best with the recipe's own mesh comes first.
+        own = [each for each in ranked if _is_own(each.candidate, training)][:1]
+        ranked = own + [each for each in ranked if each not in own]
         rows = [_formula_row(each, target, real_share) for each in ranked[: max(num_compiled, 5)]]
         with storage_errors(output_dir):
             compiled = [
@@ -164,7 +183,7 @@ def plan_recipe(
             ]
         rows = sorted(
             [*compiled, *rows[len(compiled) :]],
-            key=lambda row: (not row.fits, not row.compiled, row.step_seconds or 0.0),
+            key=lambda row: (not row.fits, not row.compiled, _judged_seconds(row, training)),
         )
         if rows and rows[0].fits:
             best.append(rows[0])
@@ -181,6 +200,16 @@ def plan_recipe(
     return best
 
 
+def _is_own(candidate: Candidate, training: TrainingConfig) -> bool:
+    return (candidate.fsdp, candidate.model) == (training.mesh.fsdp, training.mesh.model)
+
+
+def _judged_seconds(row: PlanRow, training: TrainingConfig) -> float:
+    """A step's time, by which rows are ordered."""
+    share = 1.0 if _is_own(row.candidate, training) else 1 + _WORTH_A_CHANGE
+    return share * (row.step_seconds or 0.0)
+
+
 def _estimates(program: Program, target: Topology) -> list[Estimate]:
     config, shapes = program.model.config, list(program.plan.shapes.values())
     heads, param_bytes = config.transformer.num_heads, 4 * parameter_count(program.params)
@@ -195,6 +224,7 @@ def _formula_row(each: Estimate, target: Topology, real_share: float | None) -> 
         topology=target.name,
         num_devices=len(target.devices),
         num_chips=target.num_chips,
+        dollars_an_hour=target.dollars_an_hour,
         candidate=each.candidate,
         compiled=False,
         peak=each.peak,
@@ -264,6 +294,7 @@ def _unfit_row(candidate: Candidate, target: Topology) -> PlanRow:
         topology=target.name,
         num_devices=len(target.devices),
         num_chips=target.num_chips,
+        dollars_an_hour=target.dollars_an_hour,
         candidate=candidate,
         compiled=True,
         peak=0,
@@ -293,11 +324,12 @@ def _comparison(best: Sequence[PlanRow]) -> str:
             row.num_chips,
             f"{1e3 * (row.step_seconds or 0.0):.2f}",
             f"{chip_hours(row):.2f}",
+            row.dollars,
             row.bound,
         )
         for row in sorted(best, key=chip_hours)
     ]
-    head = ("topology", "chips", "ms a step", "chip-hours per 1,000 steps", "bound by")
+    head = ("topology", "chips", "ms a step", "chip-hours per 1,000 steps", "$", "bound by")
     return markdown_table(head, rows)
 
 

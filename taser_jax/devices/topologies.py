@@ -68,6 +68,9 @@ CHIPS: dict[str, Chip] = {
         Chip("tpu7x", "TPU7x", 96 * _GIB, 1153.5e12, 3.69e12, 50e9, 6, 6.25e9, f"{_DOCS}/tpu7x"),
     )
 }
+# Chip -> US dollars for an hour on demand, by the list of February 2025; the source, and what is
+# not in it: launch/_tables.py.
+PRICES = {"v5e": 1.20, "v5p": 4.20}
 # Dense bfloat16 FLOP/s of one device, by the vendors' data sheets; a prefix of device_kind.
 PEAK_FLOPS = {
     **{chip.device_kind: chip.peak_flops for chip in CHIPS.values()},
@@ -125,6 +128,16 @@ class Topology:
     def num_chips(self) -> int:
         """Chips of all slices; TPU7x has two devices on each."""
         return math.prod(self.shape) * self.num_slices
+
+    @property
+    def dollars_an_hour(self) -> float | None:
+        """Price of all chips on demand; None where the list has none.
+
+        Example:
+            The 8 chips of v5e:2x4 cost 8 x 1.20 = 9.60 dollars.
+        """
+        price = PRICES.get(self.chip.name)
+        return None if price is None else price * self.num_chips
 
     def links(self, group_size: int) -> int:
         """Links of a chip that a collective can use.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import pathlib
+import runpy
 
 import pytest
 
 from taser_jax.cli import main as cli
 from taser_jax.commands import plan
+from taser_jax.devices.topologies import PRICES
 from taser_jax.storage.errors import ConfigError
 
 SMALL = (
@@ -101,9 +104,29 @@ def test_chips_are_compared(tmp_path, capsys, compiler):
     # 4 chips for 0.4 s and 8 chips for 0.1 s, 1,000 times.
     table = shown.splitlines()[-4:]
     assert table[2:] == [
-        "| v5e:2x4 | 8 | 100.00 | 0.22 | ICI |",
-        "| v5e:2x2 | 4 | 400.00 | 0.44 | ICI |",
+        "| v5e:2x4 | 8 | 100.00 | 0.22 | 0.27 | ICI |",
+        "| v5e:2x2 | 4 | 400.00 | 0.44 | 0.53 | ICI |",
     ]
+
+
+@pytest.mark.parametrize(("other", "fsdp"), [(0.192, 4), (0.188, 2)])
+def test_the_recipes_own_mesh_stays_unless_another_is_faster_by_5_percent(
+    tmp_path, capsys, compiler, other, fsdp
+):
+    asked, answers = compiler
+    answers[:] = [report(seconds=0.2), report(seconds=other)]
+    own = ("--gin.MESH_FSDP=4", "--gin.NUM_MODEL_PARTITIONS=1")
+    assert run(tmp_path, "--topology=v5e:2x2", *own) == 0
+    assert [each[:2] for each in asked] == [(4, 1), (2, 1)]
+    assert f"MESH_FSDP = {fsdp}\n" in capsys.readouterr().out
+
+
+def test_prices_are_those_of_the_launchers():
+    launch = pathlib.Path(__file__).parents[2] / "launch"
+    tables = runpy.run_path(str(launch / "_tables.py"))
+    names = {"v5litepod": "v5e"}
+    listed = {names.get(name, name): kind.price for name, kind in tables["KINDS"].items()}
+    assert {name: price for name, price in listed.items() if price} == PRICES
 
 
 def test_a_recipe_that_fits_nowhere_is_told_what_comes_nearest(tmp_path, capsys, compiler):
