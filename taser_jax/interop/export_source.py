@@ -15,7 +15,6 @@ import json
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
@@ -67,7 +66,7 @@ class ExportSource:
     query_length: int
     passage_length: int
     fingerprint: str
-    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    facts: Mapping[str, object] = dataclasses.field(default_factory=dict)
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     config_text: str = ""
     task: str | None = None
@@ -189,7 +188,10 @@ def metadata(source: ExportSource, format: str) -> dict[str, object]:
         source: what was exported.
         format: its format.
     """
-    fingerprints = {"model": source.fingerprint, "vocabulary": _vocabulary_fingerprint(source)}
+    fingerprints: dict[str, object] = {
+        "model": source.fingerprint,
+        "vocabulary": _vocabulary_fingerprint(source),
+    }
     for name in ("data", "collection"):
         if value := source.facts.get(f"{name}_fingerprint"):
             fingerprints[name] = value

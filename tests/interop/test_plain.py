@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from taser_jax.interop.bert import (
-    encoder_from_tensors,
-    encoder_to_tensors,
     from_plain_encoders,
     plain_encoder,
 )
@@ -81,19 +79,6 @@ def test_learned_routing_is_no_plain_bert(routing, towers):
     config = DualEncoderConfig(bert=BERT, experts=experts, towers=towers)
     with pytest.raises(ConfigError, match=f"(?s){routing.value}.*saved_model or stablehlo"):
         plain_encoder({}, config, Role.QUERY)
-
-
-@pytest.mark.parametrize("name", ["shared", "dpr", "taser"])
-def test_both_paths_exported_and_imported_are_the_dual_encoder_again(name):
-    config = MODELS[name]
-    params = random_params(config)
-    again = []
-    for role in Role:
-        tensors = encoder_to_tensors(plain_encoder(params, config, role), BERT)
-        again.append(encoder_from_tensors(tensors, BERT, where="x"))
-    found = from_plain_encoders(*again, config=config, params=random_params(config, 9))
-    assert jax.tree.structure(found) == jax.tree.structure(params)
-    jax.tree.map(np.testing.assert_array_equal, found, params)
 
 
 def test_every_expert_of_a_group_is_a_copy_of_its_roles():
