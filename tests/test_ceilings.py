@@ -37,7 +37,7 @@ ROOMS = {
     "data": 7_117,
     "devices": 1_322,
     "evaluation": 1_697,
-    "interop": 2_632,
+    "interop": 2_627,
     "loose files": 420,
     "models": 2_357,
     "optim": 1_042,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_775,
 }
 OTHERS = {
-    "lines of code": 34_388,
+    "lines of code": 34_383,
     "percent of code that imports or raises": 15.4,
     "files": 234,
     "lines of the longest file": 416,
@@ -57,7 +57,7 @@ OTHERS = {
     "rooms on all floors": 25,
     "commands": 29,
     "fields that nothing binds": 72,
-    "Any in annotations": 225,
+    "Any in annotations": 224,
     "modules that train imports": 91,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
