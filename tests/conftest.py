@@ -35,7 +35,7 @@ _CHECKED = (
 )
 install_import_hook(_CHECKED, "beartype.beartype")
 
-pytest_plugins = ("file_times", "worlds")
+pytest_plugins = ("buckets", "file_times", "worlds")
 
 _KEEP_SECONDS = 30 * 24 * 3600
 

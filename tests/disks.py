@@ -46,15 +46,21 @@ def read_only(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
         return change
 
+    def refused_os_open(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            check(path)
+        return real_os_open(path, flags, *args, **kwargs)
+
     def refused_open(path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         if set(mode) & set("wax+"):
             check(path)
         return real_open(path, mode, *args, **kwargs)
 
-    real_open, real_mkdir = builtins.open, os.mkdir
+    real_open, real_os_open, real_mkdir = builtins.open, os.open, os.mkdir
     with monkeypatch.context() as patch:
         for name in _CHANGES:
             patch.setattr(os, name, refused(getattr(os, name)))
+        patch.setattr(os, "open", refused_os_open)
         patch.setattr(builtins, "open", refused_open)
         patch.setattr(io, "open", refused_open)
         yield

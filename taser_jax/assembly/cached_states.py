@@ -234,7 +234,7 @@ class _Maker:
             batch_multiple=8 * self._partitioner.batch_devices, length_multiple=_LENGTH_MULTIPLE
         )
         shown = bar("states", total=int(ends[-1]), unit="token")
-        with replacing(path, recorded=True) as scratch, shown as done:
+        with replacing(path) as scratch, shown as done:
             # Under a memory map a full disk would kill the process: the room is taken before.
             with open(scratch, "wb") as file:
                 os.posix_fallocate(file.fileno(), 0, bytes_ + _HEADER)

@@ -39,7 +39,7 @@ class JsonlWriter:
         if self._lines is not None:
             return
         if kept or self._path.exists():
-            write_text(self._path, "".join(kept))
+            write_text(self._path, "".join(kept), recorded=False)
         self._file = self._path.open("a", encoding="utf-8")
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:

@@ -35,7 +35,7 @@ from taser_jax.storage.artifacts import (
     write_bytes,
     write_text,
 )
-from taser_jax.storage.checksums import check_file
+from taser_jax.storage.checksums import check_directory
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import Natural, Positive, typed
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
@@ -278,8 +278,7 @@ def read_model_config(model_dir: FilePath) -> ModelConfig:
             expected="a directory that `taser train` wrote",
             fix="train the model first, or correct MODEL_DIR",
         )
-    if not is_remote(path):
-        check_file(path, fix=f"run `taser train` or `taser import` into {model_dir} again")
+    check_directory(model_dir, fix=f"run `taser train` or `taser import` into {model_dir} again")
     return config_io.from_json(path.read_text(encoding="utf-8"), where=str(path))
 
 
@@ -331,7 +330,7 @@ def write_run_record(
         ("model-info.txt", parameter_table + "\n"),
         (RUN_FILE, json.dumps(facts, indent=1) + "\n"),
     ):
-        write_text(directory / name, text, recorded=True)
+        write_text(directory / name, text)
     if vocabulary is not None:
         for source in sorted(vocabulary.rglob("*")):
             if source.is_file():

@@ -38,6 +38,7 @@ class Arguments:
         coordinator_timeout: seconds to wait for them.
         help: whether to print the command's help.
         limits: limits on the memory for lines and arrays of files.
+        is_synced: whether files reach the disk before they replace others.
     """
 
     command: str
@@ -47,6 +48,7 @@ class Arguments:
     coordinator_timeout: int = 300
     help: bool = False
     limits: Limits = Limits()
+    is_synced: bool = True
 
 
 class _Parser(argparse.ArgumentParser):
@@ -131,6 +133,11 @@ def _flags() -> _Parser:
             metavar="N",
             help=f"most {what} (%(default)s)",
         )
+    flags.add_argument(
+        "--no_fsync",
+        action="store_true",
+        help="do not wait for the disk: faster, and a power cut may cost what was just written",
+    )
     flags.add_argument(
         "-v",
         "--verbose",
@@ -231,6 +238,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         multihost=found.multihost,
         coordinator_timeout=found.coordinator_timeout,
         limits=Limits(found.max_line_mib, found.max_array_gib),
+        is_synced=not found.no_fsync,
         help=found.help,
     )
 

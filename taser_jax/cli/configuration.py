@@ -12,6 +12,7 @@ import dataclasses
 import enum
 import functools
 import inspect
+import os
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -112,7 +113,8 @@ def configurable(target: Callable[..., object]) -> Callable[..., object]:
 
 
 def _convert(value: Any, hint: Any, *, where: str) -> Any:
-    """Converts a value to its type hint: values to enum members, lists to tuples."""
+    """Converts a value to its type hint: values to enum members, lists to tuples; expands `~`."""
+    value = _at_home(value)
     options = typing.get_args(hint) if _is_union(hint) else (hint,)
     enums = [
         option for option in options if inspect.isclass(option) and issubclass(option, enum.Enum)
@@ -134,6 +136,19 @@ def _convert(value: Any, hint: Any, *, where: str) -> Any:
         raise ConfigError(f"{value!r}", where=_with_macro(where), expected=expected, fix=fix)
     if isinstance(value, list) and any(typing.get_origin(option) is tuple for option in options):
         return tuple(value)
+    return value
+
+
+def _at_home(value: object) -> object:
+    """Paths below `~`, which shells leave alone after `=`, and Gin everywhere."""
+    if isinstance(value, str):
+        return os.path.expanduser(value) if f"{value}/".startswith("~/") else value
+    if type(value) is list:
+        return [_at_home(part) for part in value]
+    if type(value) is tuple:
+        return tuple(_at_home(part) for part in value)
+    if type(value) is dict:
+        return {_at_home(key): _at_home(part) for key, part in value.items()}
     return value
 
 

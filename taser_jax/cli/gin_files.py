@@ -9,6 +9,7 @@ import functools
 import importlib
 import importlib.resources
 import inspect
+import os
 import pathlib
 import re
 import tokenize
@@ -50,7 +51,7 @@ def find_gin_file(path: str, search_paths: Sequence[str] = ()) -> pathlib.Path:
     """
     packaged = gin_directory()
     for folder in ("", *search_paths, str(packaged)):
-        found = pathlib.Path(folder, path)
+        found = pathlib.Path(folder).expanduser() / os.path.expanduser(path)
         if found.is_file():
             return found
     names = sorted(str(file.relative_to(packaged)) for file in packaged.rglob("*.gin"))

@@ -19,7 +19,7 @@ from taser_jax.cli import configuration
 from taser_jax.cli.command_line import Arguments, overview, parse, parser
 from taser_jax.cli.command_options import help_text, show_gin
 from taser_jax.cli.command_table import GROUPS, load
-from taser_jax.storage import limits, messages
+from taser_jax.storage import limits, messages, publishing
 from taser_jax.storage.errors import (
     EXIT_HOST_LOST,
     EXIT_PREEMPTED,
@@ -28,6 +28,7 @@ from taser_jax.storage.errors import (
     HostLostError,
     Preempted,
     TaserError,
+    storage_errors,
 )
 
 logger = logging.getLogger("taser")
@@ -91,11 +92,10 @@ def run(argv: Sequence[str]) -> int:
             print(help_text(arguments.command))
             return 0
         lost = hosts.naming_lost_hosts() if arguments.multihost else contextlib.nullcontext()
-        from taser_jax.storage.artifacts import storage_errors
-
         # Commands name what they write; this is for the rest.
         rest = storage_errors(f"taser {arguments.command}", doing="read or write")
-        with limits.use(arguments.limits), lost, rest:
+        synced = publishing.syncing(arguments.is_synced)
+        with limits.use(arguments.limits), synced, lost, rest:
             return _execute(function, arguments)
     except TaserError as error:
         messages.say(f"error{_this_host()}: {_message(error)}")

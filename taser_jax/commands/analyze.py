@@ -65,7 +65,7 @@ class AnalysisConfig(Checked):
     median_over: MedianOver = MedianOver.ALL
 
 
-@hosts.writes("{output_dir}")
+@hosts.writes("{output_dir}", kinds=[])
 def analyze(
     *,
     model_dirs: Mapping[str, str] | Sequence[str] | str,

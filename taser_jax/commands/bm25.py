@@ -13,7 +13,7 @@ from taser_jax.retrieval.runs import Run, without_own, write_trec_run
 from taser_jax.storage.progress import phase
 
 
-@writes("{output_dir}")
+@writes("{output_dir}", kinds=[])
 @first_host_only
 def bm25(
     *,

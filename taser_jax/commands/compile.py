@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -36,7 +35,7 @@ from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.models.layers import Remat
 from taser_jax.models.parameters import abstract_params
 from taser_jax.retrieval.encoding import EncodeConfig
-from taser_jax.storage.artifacts import storage_errors
+from taser_jax.storage.artifacts import storage_errors, write_json, write_text
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
 
@@ -154,9 +153,9 @@ class _Reports:
         self.all.append(report)
         print(f"{report}\n", flush=True)
         if self._output is not None:
-            (self._output / REPORT_TEXT).write_text("\n\n".join(map(str, self.all)) + "\n")
+            write_text(self._output / REPORT_TEXT, "\n\n".join(map(str, self.all)) + "\n")
             facts = [report.as_json() for report in self.all]
-            (self._output / REPORT_JSON).write_text(json.dumps(facts, indent=2) + "\n")
+            write_json(self._output / REPORT_JSON, facts)
 
 
 def _lengths(given: Mapping[str, int] | None, store: TokenStore | None) -> Mapping[str, int]:

@@ -15,12 +15,12 @@ from taser_jax.data.batches.padding import OtherTexts
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import keep_compiled_programs, wait_for_all, writes
 from taser_jax.models.batch import Role
-from taser_jax.retrieval.embeddings import EmbeddingDtype
+from taser_jax.retrieval.embeddings import EmbeddingDtype, Embeddings
 from taser_jax.retrieval.encoding import EncodeConfig, TokenRows, encode_queries, encode_texts
 from taser_jax.storage.progress import phase
 
 
-@writes("{output_dir}")
+@writes("{output_dir}", kinds=[Embeddings.KIND])
 def encode(
     *,
     model_dir: str,

@@ -119,7 +119,7 @@ class EvaluationConfig:
         return AnswerMatch.REGEX if task in self.regex_tasks else AnswerMatch.STRING
 
 
-@writes("{output_dir}")
+@writes("{output_dir}", kinds=[])
 @first_host_only
 def evaluate(
     *,

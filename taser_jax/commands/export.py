@@ -33,7 +33,7 @@ from taser_jax.interop.export_source import (
 )
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval.embedding_files import StoreFormat
-from taser_jax.storage.artifacts import read_json, replacing
+from taser_jax.storage.artifacts import check_empty, read_json, replacing
 from taser_jax.storage.errors import ConfigError, DataError, how_to_install
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.registered import Registered
@@ -144,7 +144,7 @@ def export_model(
     directories = {format: pathlib.Path(output_dir) / format.value for format in chosen}
     for directory in directories.values():
         if ensemble_dir is not None or not (directory / METADATA).is_file():
-            _check_empty(directory)
+            check_empty(directory)
     config = read_model_config(model_dir)
     facts = read_facts(model_dir)
     check_exported(config, task)
@@ -244,12 +244,6 @@ def _formats(
     raise ConfigError("formats of a model and of embeddings", where="taser export", fix=fix)
 
 
-def _check_empty(directory: pathlib.Path) -> None:
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        fix = "choose another EXPORT_DIR, or delete what is there"
-        raise ConfigError("there is something here already", where=str(directory), fix=fix)
-
-
 def _is_there(source: ExportSource, format: ExportFormat, directory: pathlib.Path) -> bool:
     """Whether this very export is there already.
 
@@ -258,7 +252,7 @@ def _is_there(source: ExportSource, format: ExportFormat, directory: pathlib.Pat
     """
     written = read_json(directory / METADATA, absent={})
     if written and written != json.loads(json.dumps(metadata(source, format.value))):
-        _check_empty(directory)
+        check_empty(directory)
     return bool(written)
 
 

@@ -25,7 +25,7 @@ from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
 
 
-@writes("{output_dir}")
+@writes("{output_dir}", kinds=[])
 @first_host_only
 def hybrid(
     *,

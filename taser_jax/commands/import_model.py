@@ -18,14 +18,14 @@ from taser_jax.devices.partitioning import Partitioner
 from taser_jax.interop.hub import fetch
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
 from taser_jax.models.parameters import init_params, logical_axes, parameter_count
-from taser_jax.storage.artifacts import storage_errors
+from taser_jax.storage.artifacts import MODEL, storage_errors
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.state import TrainState, named_key, parameter_table
 
 
-@writes("{model_dir}")
+@writes("{model_dir}", kinds=[MODEL])
 def import_model(
     *,
     model_dir: str | None = None,

@@ -6,6 +6,7 @@ import pathlib
 import re
 from collections.abc import Sequence
 
+from taser_jax.storage.artifacts import write_text
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
 
@@ -106,7 +107,7 @@ def init(*, name: str, tasks: Sequence[str] = ("questions",), directory: str = "
         problem = f"{' and '.join(existing)} exist, and nothing is overwritten"
         raise ConfigError(problem, where=directory, fix="choose another name, or delete them")
     for path, text in texts.items():
-        path.write_text(text, encoding="utf-8")
+        write_text(path, text, recorded=False)
         logger.info("wrote %s", path)
     logger.info("next: put your files below %s/ as %s.gin describes, then run", slug, slug)
     for step in _STEPS:

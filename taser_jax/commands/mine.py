@@ -25,7 +25,7 @@ from taser_jax.retrieval.mining import (
     mine_negatives,
 )
 from taser_jax.retrieval.runs import top_k
-from taser_jax.storage.artifacts import FilePath, split_path, write_text
+from taser_jax.storage.artifacts import NEGATIVES, FilePath, split_path, write_text
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.records import Passage, Query
@@ -39,7 +39,7 @@ _SAMPLE_COLUMNS = (
 )
 
 
-@writes("{output_dir}")
+@writes("{output_dir}", kinds=[NEGATIVES])
 @first_host_only
 def mine(
     *,

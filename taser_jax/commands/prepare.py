@@ -30,7 +30,7 @@ from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.answers import AnswerMatch
 from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
 from taser_jax.retrieval.runs import NO_ROW, SearchResult
-from taser_jax.storage.artifacts import FilePath
+from taser_jax.storage.artifacts import COLLECTION, FilePath, check_kind
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.locks import one_writer
 from taser_jax.storage.progress import logger, phase
@@ -131,7 +131,7 @@ def prepare(
         find_positives(data_dir, collection, positives)
 
 
-@writes("{data_dir}/{collection}")
+@writes("{data_dir}/{collection}", kinds=[COLLECTION])
 def prepare_pydocs(
     *,
     data_dir: str,
@@ -204,7 +204,9 @@ def reporting(
     @functools.wraps(function)
     def prepare_and_report(**arguments: Any) -> PreparedCollection:
         data_dir, collection = arguments["data_dir"], arguments["collection"]
-        with one_writer(collection_directory(data_dir, collection)):
+        directory = collection_directory(data_dir, collection)
+        with one_writer(directory):
+            check_kind(directory, [COLLECTION])
             return _report(function(**arguments), data_dir)
 
     return prepare_and_report

@@ -16,10 +16,10 @@ from taser_jax.retrieval.embeddings import (
     encoded_splits,
 )
 from taser_jax.retrieval.exact import search_devices
-from taser_jax.retrieval.index import IndexConfig, IndexKind, build_index, open_index
+from taser_jax.retrieval.index import INDEX_KINDS, IndexConfig, IndexKind, build_index, open_index
 from taser_jax.retrieval.runs import Run, without_own, write_trec_run
 from taser_jax.retrieval.scann import RECALL_QUERIES
-from taser_jax.storage.artifacts import METADATA
+from taser_jax.storage.artifacts import METADATA, check_kind
 from taser_jax.storage.locks import one_writer
 from taser_jax.storage.progress import logger, phase
 
@@ -27,7 +27,7 @@ from taser_jax.storage.progress import logger, phase
 _PURPOSE = 0x1DE7
 
 
-@writes("{output_dir}")
+@writes("{output_dir}", kinds=[])
 @first_host_only
 def search(
     *,
@@ -78,6 +78,7 @@ def search(
     names = inputs.tasks_with(data_dir, collection, split=split, tasks=tasks)
     if not (pathlib.Path(index_dir) / METADATA).is_file():
         with one_writer(index_dir):
+            check_kind(index_dir, INDEX_KINDS)
             _build(embeddings_dir, index_dir, config=config)
     searcher = open_index(
         index_dir, fingerprints={"collection": store.fingerprint}, devices=search_devices()
@@ -99,7 +100,7 @@ def search(
     return paths
 
 
-@writes("{index_dir}")
+@writes("{index_dir}", kinds=INDEX_KINDS)
 @first_host_only
 def index(
     *,

@@ -27,7 +27,7 @@ from taser_jax.data.text.vocabulary_files import METADATA, VOCAB_FILE
 from taser_jax.data.token_store.store import Titles
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.interop.hub import read_encoder_settings
-from taser_jax.storage.artifacts import write_json
+from taser_jax.storage.artifacts import TOKEN_STORE, check_kind, write_json
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.locks import one_writer
 from taser_jax.storage.progress import logger, phase
@@ -35,7 +35,7 @@ from taser_jax.storage.progress import logger, phase
 _OF_WEIGHTS = ("config.json", "tokenizer.json", VOCAB_FILE, T5_MODEL_FILE)
 
 
-@writes("{output_dir}")
+@writes("{output_dir}", kinds=[TOKEN_STORE])
 @first_host_only
 def tokenize(
     *,
@@ -168,6 +168,7 @@ def _make_vocabulary(
             "directory",
         )
     with one_writer(output_dir), phase("train vocabulary"):
+        check_kind(output_dir, [])
         texts = itertools.chain.from_iterable(_texts(data_dir, name) for name in collections)
         trained = train_vocabulary(texts, kind=kind, size=size, output_dir=output_dir)
     logger.info("vocabulary: %d entries, fingerprint %s", trained.size, trained.fingerprint)

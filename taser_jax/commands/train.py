@@ -36,7 +36,7 @@ from taser_jax.models import config_io
 from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.models.parameters import parameter_count
 from taser_jax.optim.optimizers import trainable
-from taser_jax.storage.artifacts import fingerprint, storage_errors
+from taser_jax.storage.artifacts import MODEL, fingerprint, storage_errors
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.typed_files import flatten
@@ -67,7 +67,7 @@ class TrainSummary:
     seconds: float
 
 
-@hosts.writes("{model_dir}", may_be_remote=True)
+@hosts.writes("{model_dir}", kinds=[MODEL], may_be_remote=True)
 def train(
     *,
     model_dir: str,

@@ -25,7 +25,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from taser_jax.storage import locks, progress
-from taser_jax.storage.artifacts import FilePath, fingerprint, is_remote
+from taser_jax.storage.artifacts import FilePath, check_kind, fingerprint, is_remote
 from taser_jax.storage.errors import ConfigError, HostLostError, TaserError
 
 P = ParamSpec("P")
@@ -281,7 +281,7 @@ def _from_first(value: T) -> T:
 
 
 def writes(
-    *directories: str, may_be_remote: bool = False
+    *directories: str, kinds: Sequence[str] | None = None, may_be_remote: bool = False
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Makes a command the only writer of its directories while it runs, on whichever host.
 
@@ -294,11 +294,14 @@ def writes(
     Args:
         directories: paths with the command's arguments and their fields in braces; a path whose
             argument is None or empty is skipped.
+        kinds: the kinds of artefacts that the directories may hold before; [] is none, and None
+            leaves the check to what the command calls.
         may_be_remote: whether the command can write to a bucket.
 
     Raises:
         BusyError: another process writes there.
-        ConfigError: a directory in a bucket, and the command writes to local ones alone.
+        ConfigError: a directory in a bucket, and the command writes to local ones alone; or one
+            with an artefact of another kind.
     """
 
     def decorate(command: Callable[P, T]) -> Callable[P, T]:
@@ -316,7 +319,7 @@ def writes(
                 raise ConfigError(f"{command.__name__} writes no buckets", where=remote, fix=fix)
             with contextlib.ExitStack() as held:
                 if not given.get("dry_run"):
-                    first_host_only(_lock)(held, paths)
+                    first_host_only(_lock)(held, paths, kinds)
                 return command(*args, **kwargs)
 
         vars(locked)["directories"] = directories
@@ -341,10 +344,14 @@ def _filled(pattern: str, arguments: Mapping[str, object]) -> str | None:
     return pattern.format(**arguments)
 
 
-def _lock(held: contextlib.ExitStack, directories: Sequence[str | None]) -> None:
+def _lock(
+    held: contextlib.ExitStack, directories: Sequence[str | None], kinds: Sequence[str] | None
+) -> None:
     for directory in directories:
         if directory is not None:
             held.enter_context(locks.one_writer(directory))
+            if kinds is not None:
+                check_kind(directory, kinds)
 
 
 def wait_for_all(name: str) -> None:

@@ -151,7 +151,7 @@ def write_per_query(path: FilePath, evaluation: Evaluation) -> None:
     """Writes one line per query: its id and each measure, as shortest exact decimals."""
     columns = [values.tolist() for values in evaluation.values.values()]
     with (
-        replacing(path, recorded=True) as scratch,
+        replacing(path) as scratch,
         open(scratch, "w", encoding="utf-8", newline="") as file,
     ):
         writer = csv.writer(file, lineterminator="\n")

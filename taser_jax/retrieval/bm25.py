@@ -131,10 +131,12 @@ class Bm25Index:
 
         Raises:
             DataError: no text holds a word.
+            ConfigError: the directory holds an artefact of another kind.
             FingerprintError: the directory holds an index of another collection or parameters.
             StorageError: the directory cannot be written.
         """
         config, fingerprints = config or Bm25Config(), dict(fingerprints or {})
+        artifacts.check_kind(directory, [_KIND])
         if (pathlib.Path(directory) / artifacts.METADATA).exists():
             index = cls.open(directory, fingerprints=fingerprints)
             if index.config != config:

@@ -192,7 +192,7 @@ def _query_block(embedded: QueryEmbeddings, queries: QuerySet) -> TextEmbeddings
 
 def _write_parquet(path: pathlib.Path, blocks: Iterator[TextEmbeddings]) -> None:
     """One row group per block."""
-    with replacing(path, recorded=True) as scratch:
+    with replacing(path) as scratch:
         first = next(blocks).table()
         with pyarrow.parquet.ParquetWriter(os.fspath(scratch), first.schema) as writer:
             writer.write_table(first)
@@ -219,9 +219,9 @@ def _write_faiss(embeddings: Embeddings, store: PassageStore, directory: pathlib
     for block in _blocks(embeddings, store, 0, len(embeddings)):
         index.add(block.embeddings)
         ids += block.ids
-    with replacing(directory / "ids.txt", recorded=True) as scratch:
+    with replacing(directory / "ids.txt") as scratch:
         scratch.write_text("".join(f"{id}\n" for id in ids), encoding="utf-8")
-    with replacing(directory / "index.faiss", recorded=True) as scratch:
+    with replacing(directory / "index.faiss") as scratch:
         faiss.write_index(index, os.fspath(scratch))
 
 
@@ -329,7 +329,7 @@ def _write_rows(
 ) -> None:
     bounds = shard_bounds(len(rows), _SHARD)
     for name, (start, stop) in zip(shard_names(len(bounds)), bounds, strict=True):
-        with replacing(directory / name, recorded=True) as scratch, open(scratch, "wb") as file:
+        with replacing(directory / name) as scratch, open(scratch, "wb") as file:
             np.save(file, rows[start:stop])
     metadata = {
         "format_version": ROWS_VERSION,

@@ -171,7 +171,7 @@ def encode_texts(
             )
             computed += positions
             with (
-                artifacts.replacing(paths[shard], recorded=True) as scratch,
+                artifacts.replacing(paths[shard]) as scratch,
                 open(scratch, "wb") as file,
             ):
                 np.save(file, _as_stored(array, config.dtype))

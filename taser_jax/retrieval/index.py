@@ -175,7 +175,8 @@ class Coding:
         return codes.astype(np.float32) * np.float32(self.scale)
 
 
-_EXACT_KIND = "exact index"
+EXACT_KIND = "exact index"
+INDEX_KINDS = (EXACT_KIND, SCANN_KIND)
 _VERSION = 1
 
 
@@ -248,7 +249,7 @@ def build_index(
         )
     plan: dict[str, object] = {
         "format_version": _VERSION,
-        "kind": _EXACT_KIND,
+        "kind": EXACT_KIND,
         "fingerprints": embeddings.fingerprints,
         "embeddings": os.path.relpath(embeddings_dir, index_dir),
     }
@@ -283,7 +284,7 @@ def open_index(
     directory = pathlib.Path(index_dir)
     if artifacts.kind_of(directory) == SCANN_KIND:
         return ScannSearcher(directory, fingerprints=fingerprints)
-    metadata = artifacts.read_metadata(directory, _EXACT_KIND, _VERSION, _Metadata)
+    metadata = artifacts.read_metadata(directory, EXACT_KIND, _VERSION, _Metadata)
     embeddings = Embeddings.open(
         directory / metadata.embeddings, fingerprints=metadata.fingerprints
     )

@@ -154,7 +154,7 @@ def write_trec_run(path: FilePath, run: Run, *, ids: Sequence[str], tag: str = "
     """
     ordered = top_k(run.rows, run.scores, run.rows.shape[1])
     tag = _column(tag, "the run's tag")
-    with replacing(path, recorded=True) as scratch, _open_to_write(scratch, path) as file:
+    with replacing(path) as scratch, _open_to_write(scratch, path) as file:
         for query_id, rows, scores in zip(
             run.query_ids, ordered.rows.tolist(), ordered.scores, strict=True
         ):
@@ -288,7 +288,7 @@ class QueryArrays:
         """Writes the artefact, its metadata last."""
         directory = pathlib.Path(directory)
         with (
-            replacing(directory / _ARRAYS, recorded=True) as scratch,
+            replacing(directory / _ARRAYS) as scratch,
             open(scratch, "wb") as file,
         ):
             np.savez(file, allow_pickle=False, **self.arrays)

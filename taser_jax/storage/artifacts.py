@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -11,66 +10,47 @@ import pathlib
 import re
 import tokenize
 import urllib.parse
-import uuid
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 from etils import epath
 
-from taser_jax.storage import checksums
+from taser_jax.storage import checksums, publishing
 from taser_jax.storage.errors import (
     ConfigError,
     DataError,
     FingerprintError,
-    StorageError,
     TaserError,
-    how_to_install,
+    storage_errors,
 )
-from taser_jax.storage.typed_files import FilePath, Metadata, is_remote, read_json, typed
+from taser_jax.storage.publishing import FilePath, is_remote
+from taser_jax.storage.typed_files import Metadata, read_json, typed
 
-# Re-exported: readers of artefacts need them, too.
-__all__ = ["FilePath", "Metadata", "is_remote", "read_json"]
+# Re-exported: readers and writers of artefacts need them, too.
+__all__ = ["FilePath", "Metadata", "is_remote", "read_json", "storage_errors"]
 
 T = TypeVar("T")
 
 METADATA = "metadata.json"
-# Ends the names of files and directories that are being written.
-PARTIAL = ".partial"
 # What NumPy raises for a damaged file, whose header may not be Python or whose shape not a size.
 ARRAY_ERRORS = (
     *(OSError, ValueError, EOFError, SyntaxError, TypeError, KeyError),
     *(MemoryError, OverflowError, RecursionError, tokenize.TokenError, zipfile.BadZipFile),
 )
 _PLAN = "plan.json"
-_DIGITS = 16
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-# Paths that no file can have -> what to do.
-_PATHS = {
-    errno.ENAMETOOLONG: "choose a shorter name: each part of a path has at most 255 bytes",
-    errno.ELOOP: "name the directory that the link is meant for: this one leads to itself",
+TOKEN_STORE, NEGATIVES, MODEL, VOCABULARY = "token store", "negatives", "model", "vocabulary"
+COLLECTION, MEMORIES = "collection", "mixture of memories"
+# File of an artefact -> its kind; metadata.json and plan.json name it themselves.
+_KINDS = {
+    "model.json": MODEL,
+    "vocabulary.json": VOCABULARY,
+    "passages": COLLECTION,
+    "memories.json": MEMORIES,
 }
-_STORAGE_ERRNOS = (
-    *_FULL,
-    *_PATHS,
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EFBIG, errno.EIO),
-)
-# ArrayRecord and TensorFlow report a failed write by its text, not by an OSError.
-_FULL_MESSAGES = ("no space left", "quota exceeded", "file too large")
-_PARTIAL_WRITE = " requested and "
-_BUCKET_PACKAGE = re.compile(r"[Ii]nstall (\w+) to access ")
-_STORAGE_MESSAGES = (
-    "no space left",
-    "permission denied",
-    "read-only file system",
-    "quota exceeded",
-    "not a directory",
-    "file too large",
-    # A path with U+0000.
-    "embedded null",
-)
-_LONGEST_SHOWN = 120
+_DIGITS = 16
 
 
 def split_path(directory: FilePath, task: str, split: str, suffix: str = "") -> pathlib.Path:
@@ -95,124 +75,51 @@ def file_name(name: str) -> str:
 
 
 @contextlib.contextmanager
-def storage_errors(path: FilePath, *, doing: str = "write") -> Iterator[None]:
-    """Turns failed writes into a `StorageError` that says what to do.
-
-    Example:
-        >>> with storage_errors("out"):  # doctest: +SKIP
-        ...     write_everything("out")
-
-    Args:
-        path: what is being written, for the message.
-        doing: what is being done, for the message.
-
-    Raises:
-        StorageError: for a full disk, a read-only or forbidden place, an exhausted quota, or a path
-            that no file can have.
-        ConfigError: the package for this kind of bucket is not installed.
-    """
-    try:
-        yield
-    except TaserError:
-        raise
-    except OSError as raised:
-        error = raised
-        if raised.errno is None and isinstance(raised.__context__, OSError):
-            # Gin raises a copy without the number and the file.
-            error = raised.__context__
-        # NumPy reports a partial write by its text alone.
-        number = errno.ENOSPC if _PARTIAL_WRITE in str(error) else error.errno
-        if number not in _STORAGE_ERRNOS:
-            raise
-        named = f" ({_shortened(error.filename)})" if error.filename else ""
-        raise _storage_error(path, doing, f"{error.strerror or error}{named}", number) from error
-    except ImportError as error:
-        # What opens paths without TensorFlow has a package for each kind of bucket.
-        needed = _BUCKET_PACKAGE.search(str(error))
-        if needed is None:
-            raise
-        raise ConfigError(
-            f"paths of this kind need {needed[1]} or TensorFlow, and neither is installed",
-            where=os.fspath(path),
-            fix=f"pip install {needed[1]}, or {how_to_install('tensorflow')}",
-        ) from error
-    except Exception as error:
-        if not any(message in str(error).lower() for message in _STORAGE_MESSAGES):
-            raise
-        raise _storage_error(path, doing, str(error), None) from error
-
-
-def _shortened(path: object) -> str:
-    text = str(path)
-    half = _LONGEST_SHOWN // 2
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:half]}...{text[-half:]}"
-
-
-def _storage_error(path: FilePath, doing: str, reason: str, number: int | None) -> StorageError:
-    if number in _PATHS:
-        return StorageError(
-            f"could not {doing}: {reason}",
-            where=_shortened(path),
-            expected="the path of a file or directory that can exist",
-            fix=_PATHS[number],
-        )
-    full = number in (*_FULL, errno.EFBIG) or any(
-        message in reason.lower() for message in _FULL_MESSAGES
-    )
-    return StorageError(
-        f"could not {doing}: {reason}",
-        where=os.fspath(path),
-        expected="a directory that can be written, with room left on its disk",
-        fix="free some space or choose another directory, then run the same command again"
-        if full
-        else "choose a directory you may write to, or change its permissions",
-    )
-
-
-@contextlib.contextmanager
-def replacing(path: FilePath, *, recorded: bool = False) -> Iterator[epath.Path]:
-    """Yields a scratch path beside `path` that takes its place when the block succeeds.
+def replacing(path: FilePath, *, recorded: bool = True) -> Iterator[epath.Path]:
+    """Yields a scratch path that takes the place of `path` when the block succeeds.
 
     The scratch path may become a file or a directory; a reader sees the old content or the new,
-    never a part of it.
+    never a part of it, also after a kill.
 
     Args:
         path: a local or gs:// path; its folder is created where absent.
-        recorded: whether to add a local file's size and checksum to the `checksums.txt` beside it.
+        recorded: whether to add a file's size and checksum to the `checksums.txt` beside it.
 
     Raises:
         StorageError: the disk is full or the directory cannot be written.
     """
     target = epath.Path(path)
-    scratch = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}{PARTIAL}")
-    try:
-        with storage_errors(path):
-            target.parent.mkdir(parents=True, exist_ok=True)
+    with storage_errors(path):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = publishing.scratch_for(target)
+        try:
             yield scratch
-            if target.is_dir():
-                target.rmtree()
-            if recorded and not is_remote(path):
-                checksums.replace(path, scratch)
+            if recorded and not scratch.is_dir():
+                with checksums.recording(target, checksums.found(scratch)):
+                    publishing.publish(scratch, target)
             else:
-                scratch.replace(target)
-    finally:
-        with contextlib.suppress(OSError):
-            if scratch.is_dir():
-                scratch.rmtree()
-            else:
-                scratch.unlink(missing_ok=True)
+                publishing.publish(scratch, target)
+        finally:
+            with contextlib.suppress(OSError):
+                if scratch.is_dir():
+                    scratch.rmtree()
+                else:
+                    scratch.unlink(missing_ok=True)
 
 
-def write_text(path: FilePath, text: str, *, recorded: bool = False) -> None:
+def write_text(path: FilePath, text: str, *, recorded: bool = True) -> None:
     """Writes a UTF-8 text file atomically; `recorded` as for `replacing`."""
     write_bytes(path, text.encode(), recorded=recorded)
 
 
-def write_bytes(path: FilePath, content: bytes, *, recorded: bool = False) -> None:
+def write_bytes(path: FilePath, content: bytes, *, recorded: bool = True) -> None:
     """Writes a file atomically, as a bucket always does; `recorded` as for `replacing`."""
     if is_remote(path):
-        epath.Path(path).parent.mkdir(parents=True, exist_ok=True)
-        epath.Path(path).write_bytes(content)
+        target = epath.Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        record = len(content), f"{zlib.crc32(content):08x}"
+        with checksums.recording(target, record) if recorded else contextlib.nullcontext():
+            target.write_bytes(content)
         return
     with replacing(path, recorded=recorded) as scratch:
         scratch.write_bytes(content)
@@ -220,7 +127,7 @@ def write_bytes(path: FilePath, content: bytes, *, recorded: bool = False) -> No
 
 def write_json(path: FilePath, value: object) -> None:
     """Writes one indented JSON value atomically and records its checksum."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", recorded=True)
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def check_version(
@@ -280,18 +187,49 @@ def read_metadata(directory: FilePath, kind: str, version: int, fields: type[T])
             fix="rebuild it with this version of taser_jax, or correct the path",
         )
     again = f"delete {os.fspath(directory)} and run the command that makes {kind} again"
-    if not is_remote(path):
-        checksums.check_directory(directory, fix=again)
+    checksums.check_directory(directory, fix=again)
     return typed(metadata, fields, where=os.fspath(path), fix=again)
 
 
 def kind_of(directory: FilePath) -> str | None:
     """The kind of artefact in a directory, finished or not; None if it is not this package's."""
+    folder = epath.Path(directory)
     for name in (METADATA, _PLAN):
-        path = epath.Path(directory) / name
-        if path.exists():
-            return read_json(path).get("kind")
-    return None
+        if (folder / name).exists():
+            facts = read_json(folder / name)
+            is_store = "passages_fingerprint" in facts
+            return facts.get("kind", TOKEN_STORE if is_store else NEGATIVES)
+    return next((kind for name, kind in _KINDS.items() if (folder / name).exists()), None)
+
+
+def check_kind(directory: FilePath, kinds: Sequence[str]) -> None:
+    """Refuses a directory with an artefact of another kind, before anything is written there.
+
+    Raises:
+        ConfigError: naming what is there.
+    """
+    found = kind_of(directory)
+    if found is not None and found not in kinds:
+        raise ConfigError(
+            f"{found} is here already",
+            where=os.fspath(directory),
+            expected=f"{' or '.join(kinds) or 'no artefact'}, or an empty or new directory",
+            fix="choose another directory, or delete this one",
+        )
+
+
+def check_empty(directory: FilePath) -> None:
+    """Refuses a place with anything in it, before a whole directory is put there.
+
+    Raises:
+        ConfigError: there is a file, or a directory that holds more than a lock.
+    """
+    place = epath.Path(directory)
+    ours = {publishing.LOCK, publishing.SCRATCH}
+    is_free = place.is_dir() and {path.name for path in place.iterdir()} <= ours
+    if place.exists() and not is_free:
+        fix = "choose another directory, or delete what is there"
+        raise ConfigError("there is something here already", where=os.fspath(place), fix=fix)
 
 
 def follow_plan(directory: FilePath, plan: Mapping[str, Any]) -> None:

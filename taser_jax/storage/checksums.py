@@ -3,35 +3,45 @@
     8f3a1c07 5120128 passages/ids.npy
 
 A line is the file's CRC-32 in hexadecimal, its bytes and its name, below the folder of
-`checksums.txt`. Files without a line are not checked. A bucket checks its objects' checksums
-itself: addresses with gs:// have no such file.
+`checksums.txt`. While a file is being replaced it has two lines, the former one (`absent` for a
+new file) and its own, and either is right: a kill leaves no file that seems damaged.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import pathlib
 import re
-import uuid
+import stat
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+from etils import epath
+
+from taser_jax.storage import publishing
 from taser_jax.storage.errors import DataError
+from taser_jax.storage.progress import logger
+from taser_jax.storage.publishing import FilePath, is_remote
 
 FILE = "checksums.txt"
-# Opening an artefact reads all of its bytes up to this size, once per process and change: less than
-# the imports of a command take. Sizes are always compared, and `taser verify` reads everything.
-READ_ON_OPENING = 1 << 30
-_LINE = re.compile(r"([0-9a-f]{8}) (\d+) (.+)")
-_BLOCK = 1 << 22
-# Size and time of change of the files whose bytes this process has compared.
-_compared: dict[str, tuple[int, int]] = {}
-
-FilePath = str | os.PathLike[str]
 Record = tuple[int, str]
 """A file's bytes and checksum."""
+ABSENT: Record = 0, "absent"
+
+_LINE = re.compile(r"(absent|[0-9a-f]{8}) (\d+) (.+)")
+_BLOCK = 1 << 22
+# Files from this size on are compared once per change: an empty file in the user's cache says so.
+_LARGE = 1 << 26
+# Logs, which grow, and are no part of any artefact.
+_LOGS = re.compile(r"metrics\.jsonl|events\.out\.tfevents\..*|.*\.log")
+# A folder with one of these is an artefact, or a part of one.
+_MARKS = {"metadata.json", "plan.json", "model.json", "vocabulary.json", "manifest.ocdbt"}
+# What this process has compared, and the folders it has warned of.
+_compared: set[str] = set()
+_warned: set[str] = set()
 
 
 def crc(path: FilePath) -> str:
@@ -41,60 +51,89 @@ def crc(path: FilePath) -> str:
         The standard's check value: "123456789" gives cbf43926.
     """
     value = 0
-    with open(path, "rb") as file:
+    with epath.Path(path).open("rb") as file:
         while block := file.read(_BLOCK):
             value = zlib.crc32(block, value)
     return f"{value:08x}"
 
 
-def replace(path: FilePath, content: FilePath) -> None:
-    """Renames a finished file to `path` and records it in the `checksums.txt` beside it.
-
-    The line of what it replaces goes first and its own is written last: a file that a kill leaves
-    between the two has no line.
-
-    Args:
-        path: what it becomes.
-        content: the finished file.
-    """
-    target = pathlib.Path(path)
-    record = os.path.getsize(content), crc(content)
-    with _locked(target.parent):
-        records = read(target.parent)
-        if records.pop(target.name, None):
-            _write(target.parent, records)
-        os.replace(content, target)
-        _write(target.parent, {**records, target.name: record})
+def found(path: FilePath) -> Record:
+    """A file as it is; `ABSENT` where there is none."""
+    state = _state(path)
+    return ABSENT if state is None else (state[0], crc(path))
 
 
-def seal(directory: FilePath) -> None:
-    """Records all files below a directory, in place of what was recorded before."""
-    root = pathlib.Path(directory)
-    files = {path.relative_to(root).as_posix(): path for path in _files(root)}
-    _write(root, {name: (path.stat().st_size, crc(path)) for name, path in files.items()})
-
-
-def read(directory: FilePath) -> dict[str, Record]:
-    """File -> its size and checksum; empty where nothing is recorded."""
+def _state(path: FilePath) -> tuple[int, str] | None:
+    """A file's bytes, and what differs after each change of it; None where there is none."""
     try:
-        text = (pathlib.Path(directory) / FILE).read_text(encoding="utf-8", errors="replace")
+        if is_remote(path):
+            remote = epath.Path(path).stat()
+            return remote.length, f"{remote.mtime}"
+        local = os.stat(path)
     except OSError:
-        return {}
-    # Malformed lines are ignored.
-    lines = filter(None, map(_LINE.fullmatch, text.splitlines()))
-    return {line[3]: (int(line[2]), line[1]) for line in lines}
-
-
-def _write(directory: pathlib.Path, records: Mapping[str, Record]) -> None:
-    scratch = directory / f".{FILE}.{uuid.uuid4().hex[:8]}.partial"
-    lines = [f"{checksum} {size} {name}\n" for name, (size, checksum) in records.items()]
-    scratch.write_text("".join(lines), encoding="utf-8")
-    scratch.replace(directory / FILE)
+        return None
+    times = f"{local.st_ino} {local.st_mtime_ns} {local.st_ctime_ns}"
+    return (local.st_size, times) if stat.S_ISREG(local.st_mode) else None
 
 
 @contextlib.contextmanager
-def _locked(directory: pathlib.Path) -> Iterator[None]:
+def recording(path: FilePath, record: Record) -> Iterator[None]:
+    """Records a file that the block replaces.
+
+    Args:
+        path: the file.
+        record: of what it becomes.
+    """
+    target = epath.Path(path)
+    folder, name = target.parent, target.name
+    with _locked(folder):
+        records = read(folder)
+        former = records.get(name) or [found(target)]
+        _write(folder, {**records, name: [*former, record]})
+        yield
+        # An object in a bucket may be written about once a second: there both lines stay.
+        if not is_remote(folder):
+            _write(folder, {**records, name: [record]})
+
+
+def seal(directory: FilePath) -> None:
+    """Records all files below a directory, which reach the disk first."""
+    root = epath.Path(directory)
+    if not is_remote(root):
+        publishing.sync(root)
+    _write(root, {os.path.relpath(path, root): [found(path)] for path in _files(root)})
+
+
+def read(directory: FilePath) -> dict[str, list[Record]]:
+    """File -> its record; where it is being replaced, the former ones before it."""
+    try:
+        text = (epath.Path(directory) / FILE).read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return {}
+    records: dict[str, list[Record]] = {}
+    # Malformed lines are ignored.
+    for line in filter(None, map(_LINE.fullmatch, text.splitlines())):
+        records.setdefault(line[3], []).append((int(line[2]), line[1]))
+    return records
+
+
+def _write(directory: epath.Path, records: Mapping[str, Sequence[Record]]) -> None:
+    lines = [
+        f"{checksum} {size} {name}\n" for name, all in records.items() for size, checksum in all
+    ]
+    target = directory / FILE
+    scratch = target if is_remote(target) else publishing.scratch_for(target)
+    scratch.write_text("".join(lines))
+    if scratch != target:
+        publishing.publish(scratch, target)
+
+
+@contextlib.contextmanager
+def _locked(directory: epath.Path) -> Iterator[None]:
     """One process at a time rewrites the record, where the disk has locks."""
+    if is_remote(directory):
+        yield
+        return
     handle = os.open(directory, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):
@@ -105,91 +144,113 @@ def _locked(directory: pathlib.Path) -> Iterator[None]:
 
 
 def check_file(path: FilePath, *, fix: str) -> None:
-    """Compares a file with the record beside it: its size and, unless it is large, its bytes.
+    """Compares a file with the record beside it.
 
     Raises:
         DataError: it was damaged after it had been written.
     """
-    target = pathlib.Path(path)
+    target = epath.Path(path)
     recorded = read(target.parent).get(target.name)
     if recorded and target.exists():
-        _check(target.parent, {target.name: recorded}, fix=fix)
+        _check(target, recorded, fix=fix)
 
 
-def check_directory(directory: FilePath, *, fix: str, reads_all: bool = False) -> None:
-    """Checks all recorded files of a directory; `reads_all` also compares the bytes of a large one.
+def check_directory(directory: FilePath, *, fix: str) -> None:
+    """Checks all recorded files of a directory, and warns of those without a record.
 
     Raises:
         DataError: naming the first file that is missing or damaged.
     """
-    _check(pathlib.Path(directory), read(directory), fix=fix, reads_all=reads_all)
+    root = epath.Path(directory)
+    for name, recorded in read(root).items():
+        _check(root / name, recorded, fix=fix)
+    missing = unrecorded(root)
+    if missing and os.fspath(root) not in _warned:
+        _warned.add(os.fspath(root))
+        logger.warning(
+            "%s: %d files cannot be checked, since no %s has a line of them: %s",
+            *(root, len(missing), FILE, _listed(root, missing)),
+        )
 
 
-def _check(
-    root: pathlib.Path, records: Mapping[str, Record], *, fix: str, reads_all: bool = False
-) -> None:
-    total = 0
-    for name, recorded in records.items():
-        size = _size(root / name)
-        if size != recorded[0]:
-            raise _damaged(root / name, size, recorded, fix)
-        total += size or 0
-    if total > READ_ON_OPENING and not reads_all:
+def _listed(root: epath.Path, paths: Sequence[epath.Path]) -> str:
+    names = [os.path.relpath(path, root) for path in paths[:3]]
+    return ", ".join([*names, *(["..."] if len(paths) > 3 else [])])
+
+
+def _check(path: epath.Path, recorded: Sequence[Record], *, fix: str) -> None:
+    state = _state(path)
+    key = f"{os.path.realpath(path)} {state} {recorded}"
+    if key in _compared or (state and state[0] >= _LARGE and _mark(key).exists()):
         return
-    for name, recorded in records.items():
-        path = root / name
-        state = path.stat()
-        key, seen = os.path.realpath(path), (state.st_size, state.st_mtime_ns)
-        if _compared.get(key) != seen:
-            if (state.st_size, crc(path)) != recorded:
-                raise _damaged(path, state.st_size, recorded, fix)
-            _compared[key] = seen
+    now = found(path)
+    if now not in recorded:
+        raise DataError(
+            f"damaged after it was written: {_difference(now, recorded[-1])}",
+            where=str(path),
+            expected=f"what {path.parent.name}'s {FILE} has recorded",
+            fix=f"{fix}; if you changed it yourself, delete its line there",
+        )
+    _compared.add(key)
+    if now[0] >= _LARGE:
+        with contextlib.suppress(OSError):
+            _mark(key).parent.mkdir(parents=True, exist_ok=True)
+            _mark(key).touch()
 
 
-def verify(root: FilePath) -> Iterator[tuple[pathlib.Path, str | None]]:
-    """Reads every recorded file below a directory.
+def _mark(key: str) -> pathlib.Path:
+    """A file in the user's cache: it is there once a large file has been compared."""
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return pathlib.Path(caches, "taser_jax", "compared", hashlib.sha256(key.encode()).hexdigest())
+
+
+def verify(root: FilePath) -> Iterator[tuple[epath.Path, str | None]]:
+    """Reads every file of the artefacts below a directory.
 
     Yields:
         Each file, and what is wrong with it; None if it is whole.
     """
-    for folder in sorted(pathlib.Path(root).rglob(FILE)):
-        for name, recorded in sorted(read(folder.parent).items()):
-            path = folder.parent / name
-            size = _size(path)
-            if size is None or (size, crc(path)) != recorded:
-                yield path, _difference(size, recorded)
-            else:
-                yield path, None
+    place = epath.Path(root)
+    for folder in _folders(place):
+        for name, recorded in sorted(read(folder).items()):
+            now = found(folder / name)
+            yield folder / name, None if now in recorded else _difference(now, recorded[-1])
+    artefacts = {path.parent for path in _files(place) if path.name in _MARKS}
+    artefacts.update(_folders(place))
+    for path in unrecorded(place):
+        if not artefacts.isdisjoint(path.parents):
+            yield path, f"no {FILE} has a line of it"
 
 
-def _damaged(path: pathlib.Path, size: int | None, recorded: Record, fix: str) -> DataError:
-    return DataError(
-        f"damaged after it was written: {_difference(size, recorded)}",
-        where=str(path),
-        expected=f"what {path.parent.name}'s {FILE} has recorded",
-        fix=f"{fix}; if you changed it yourself, delete its line there",
-    )
+def unrecorded(root: FilePath) -> list[epath.Path]:
+    """Files below a directory of which no record there has a line; logs need none."""
+    place = epath.Path(root)
+    known = {folder / name for folder in _folders(place) for name in read(folder)}
+    return [path for path in _files(place) if path not in known and not _LOGS.fullmatch(path.name)]
 
 
-def _difference(size: int | None, recorded: Record) -> str:
-    if size is None:
+def _difference(now: Record, recorded: Record) -> str:
+    if now == ABSENT:
         return "missing"
-    if size != recorded[0]:
-        return f"{size:,} bytes in place of {recorded[0]:,}"
+    if now[0] != recorded[0]:
+        return f"{now[0]:,} bytes in place of {recorded[0]:,}"
     return "other bytes of the same number"
 
 
-def _size(path: pathlib.Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
+def _folders(root: epath.Path) -> list[epath.Path]:
+    """Those below a directory with a record."""
+    return [path.parent for path in _files(root, records=True)]
 
 
-def _files(root: pathlib.Path) -> list[pathlib.Path]:
-    """Files below a directory in order, but for hidden ones and records of checksums."""
-    return sorted(
-        path
-        for path in root.rglob("*")
-        if path.is_file() and not path.name.startswith(".") and path.name != FILE
-    )
+def _files(root: epath.Path, *, records: bool = False) -> list[epath.Path]:
+    """Files below a directory in order, no hidden ones: records of checksums, or all others."""
+    files = []
+    for place, folders, names in root.walk():
+        folders[:] = [name for name in folders if not _is_hidden(name)]
+        files += [place / name for name in names if not _is_hidden(name)]
+    return sorted(path for path in files if (path.name == FILE) is records)
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether it is no part of an artefact: unfinished, or JAX's compiled programs."""
+    return name.startswith(".") or ".orbax-checkpoint-tmp" in name or name == "compilation_cache"

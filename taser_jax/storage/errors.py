@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import pathlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 EXIT_USER_ERROR = 2
@@ -11,6 +15,36 @@ EXIT_USER_ERROR = 2
 EXIT_PREEMPTED = 75
 # As if JAX had noticed first, which then aborts the process (SIGABRT): launchers see no difference.
 EXIT_HOST_LOST = 134
+
+_FULL_DISK = (
+    "a directory that can be written, with room left on its disk",
+    "free some space or choose another directory, then run the same command again",
+)
+_FORBIDDEN = (
+    "a directory that can be written",
+    "choose a directory you may write to, or change its permissions",
+)
+_A_DISK = ("a directory that can be renamed", "it is the root of a disk: name a directory in it")
+_A_PATH = "the path of a file or directory that can exist"
+# Numbers of failed reads and writes -> what is expected, and what to do.
+_FIXES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL_DISK),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO), _FORBIDDEN),
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST, errno.EISDIR), _FORBIDDEN),
+    errno.ENAMETOOLONG: (
+        _A_PATH,
+        "choose a shorter name: each part of a path has at most 255 bytes",
+    ),
+    errno.ELOOP: (
+        _A_PATH,
+        "name the directory that the link is meant for: this one leads to itself",
+    ),
+    **dict.fromkeys((errno.EBUSY, errno.EXDEV), _A_DISK),
+    errno.EMFILE: ("room for another open file", "allow more of them: ulimit -n 4096"),
+}
+_PARTIAL_WRITE = re.compile(r"\d+ requested and \d+ written")
+_BUCKET_PACKAGE = re.compile(r"[Ii]nstall (\w+) to access ")
+_LONGEST_SHOWN = 120
 
 
 def how_to_install(extra: str) -> str:
@@ -106,3 +140,68 @@ class HostLostError(Exception):
 
 class Preempted(Exception):
     """SIGTERM arrived; the state is saved, and rerunning the command resumes from it."""
+
+
+@contextlib.contextmanager
+def storage_errors(path: str | os.PathLike[str], *, doing: str = "write") -> Iterator[None]:
+    """Turns failed writes into a `StorageError` that says what to do.
+
+    Example:
+        >>> with storage_errors("out"):  # doctest: +SKIP
+        ...     write_everything("out")
+
+    Args:
+        path: what is being written, for the message.
+        doing: what is being done, for the message.
+
+    Raises:
+        StorageError: for a full disk, a read-only or forbidden place, an exhausted quota, or a path
+            that no file can have.
+        ConfigError: the package for this kind of bucket is not installed.
+    """
+    try:
+        yield
+    except TaserError:
+        raise
+    except Exception as raised:
+        # What opens paths without TensorFlow has a package for each kind of bucket.
+        needed = _BUCKET_PACKAGE.search(str(raised))
+        if isinstance(raised, ImportError) and needed is not None:
+            raise ConfigError(
+                f"paths of this kind need {needed[1]} or TensorFlow, and neither is installed",
+                where=os.fspath(path),
+                fix=f"pip install {needed[1]}, or {how_to_install('tensorflow')}",
+            ) from raised
+        # Gin raises a copy without the number and the file.
+        error = raised
+        if isinstance(raised, OSError) and isinstance(raised.__context__, OSError):
+            error = raised if raised.errno else raised.__context__
+        number = _number(error)
+        if number not in _FIXES:
+            raise
+        reason = str(error)
+        if isinstance(error, OSError) and error.errno:
+            named = f" ({_shortened(error.filename)})" if error.filename else ""
+            reason = f"{error.strerror}{named}"
+        expected, fix = _FIXES[number]
+        raise StorageError(
+            f"could not {doing}: {reason}", where=_shortened(path), expected=expected, fix=fix
+        ) from error
+
+
+def _number(error: Exception) -> int | None:
+    """The operating system's; NumPy, ArrayRecord and TensorFlow have it in the text alone."""
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    text = str(error)
+    if _PARTIAL_WRITE.search(text):
+        return errno.ENOSPC
+    if "embedded null" in text:
+        return errno.EISDIR
+    return next((one for one in _FIXES if os.strerror(one).lower() in text.lower()), None)
+
+
+def _shortened(path: object) -> str:
+    text = str(path)
+    half = _LONGEST_SHOWN // 2
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:half]}...{text[-half:]}"

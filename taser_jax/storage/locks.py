@@ -11,20 +11,31 @@ import pathlib
 import shlex
 import shutil
 import socket
+import stat
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from typing import IO
+import uuid
+from collections.abc import Callable, Iterator
 
-from taser_jax.storage.artifacts import PARTIAL, FilePath, is_remote, storage_errors
-from taser_jax.storage.errors import BusyError
+from etils import epath
+
+from taser_jax.storage.errors import BusyError, StorageError, storage_errors
 from taser_jax.storage.progress import logger
+from taser_jax.storage.publishing import LOCK, SCRATCH, FilePath, is_remote, scratch_of
 
-LOCK = ".writer"
 # On a read-only disk or one without locks the command goes on: it may have nothing to write, and a
 # write that fails says so itself.
-_UNLOCKABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOLCK, errno.ENOTSUP)
+_UNLOCKABLE = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
+    *(errno.ENOLCK, errno.ENOTSUP, errno.EBADF, errno.ENOSYS),
+)
+# O_NONBLOCK: a FIFO in the lock's place would be waited for.
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _COMMAND_LENGTH = 300
+# Seconds: a holder in a bucket renews its lock so often; one that has not for so long is dead; and
+# of two that came at once, both see the later one's after so long.
+_RENEWAL, _PATIENCE, _SETTLING = 15.0, 50.0, 1.0
 _held: dict[str, int] = {}
 
 
@@ -35,8 +46,8 @@ def one_writer(directory: FilePath) -> Iterator[None]:
     The lock is the kernel's (`flock`) on the file `.writer`, so a process that is killed loses
     it at once. Whoever takes it removes the scratch files that a killed writer left.
 
-    In a bucket (gs://) there is no lock: every object is replaced whole, and the last writer wins.
-    Of two trainings in one MODEL_DIR, a step's checkpoint is that of the later one.
+    In a bucket (gs://) it is an object `.writer` that its holder renews: a killed one's is free
+    after 50 seconds without renewal.
 
     Args:
         directory: created where absent, and removed at the end if it is then empty.
@@ -45,10 +56,8 @@ def one_writer(directory: FilePath) -> Iterator[None]:
         BusyError: another process writes there; says which, where and since when.
         StorageError: the disk is full, or the directory is absent and cannot be made.
     """
-    if is_remote(directory):
-        yield
-        return
-    name = os.path.realpath(directory)
+    remote = is_remote(directory)
+    name = os.fspath(directory).rstrip("/") if remote else os.path.realpath(directory)
     if name in _held:
         _held[name] += 1
         try:
@@ -56,22 +65,38 @@ def one_writer(directory: FilePath) -> Iterator[None]:
         finally:
             _held[name] -= 1
         return
-    made = _make(pathlib.Path(name))
-    file = _take(pathlib.Path(name))
-    if file is not None:
+    with _leased(epath.Path(name)) if remote else _locked(pathlib.Path(name)):
         _held[name] = 1
+        try:
+            yield
+        finally:
+            del _held[name]
+
+
+@contextlib.contextmanager
+def _locked(directory: pathlib.Path) -> Iterator[None]:
+    made = _make(directory)
+    handle = _take(directory)
     try:
-        if file is not None:
-            remove_scratch(name)
+        if handle is not None:
+            _remove_scratch(directory)
+            with contextlib.suppress(OSError):
+                (directory / SCRATCH).mkdir()
         yield
     finally:
-        if file is not None:
-            del _held[name]
-            (pathlib.Path(name) / LOCK).unlink(missing_ok=True)
-            file.close()
+        if handle is not None:
+            _remove_scratch(directory)
+            with contextlib.suppress(OSError):
+                (directory / LOCK).unlink()
+            os.close(handle)
         for empty in reversed(made):
             with contextlib.suppress(OSError):
                 empty.rmdir()
+
+
+def _remove_scratch(directory: pathlib.Path) -> None:
+    for scratch in (directory / SCRATCH, scratch_of(directory)):
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _make(directory: pathlib.Path) -> list[pathlib.Path]:
@@ -83,33 +108,64 @@ def _make(directory: pathlib.Path) -> list[pathlib.Path]:
     return made
 
 
-def _take(directory: pathlib.Path) -> IO[bytes] | None:
-    """The locked file, open; None where no lock is possible."""
+def _take(directory: pathlib.Path) -> int | None:
+    """The locked file; None where no lock is possible."""
     path = directory / LOCK
     while True:
-        file = None
+        handle = None
         try:
             with storage_errors(path):
-                # Unbuffered; on a full disk the holder may be cut off, which the writes report.
-                file = open(path, "a+b", buffering=0)  # noqa: SIM115
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                handle, is_mine = _open(path)
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # Its last holder may have removed it between the two calls.
-                if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                    file.truncate(0)
-                    file.write(json.dumps(_holder()).encode())
-                    return file
+                if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+                    if is_mine:
+                        os.truncate(handle, 0)
+                        os.pwrite(handle, json.dumps(_holder()).encode(), 0)
+                        return handle
+                    # What a killed process of another user left.
+                    path.unlink()
         except BlockingIOError as error:
-            assert file is not None
-            file.seek(0)
-            raise _busy(directory, file.read().decode()) from error
+            assert handle is not None
+            said = os.pread(handle, 1 << 16, 0).decode(errors="replace")
+            os.close(handle)
+            raise _busy(directory, said) from error
         except Exception as error:
-            if file is not None:
-                file.close()
+            if handle is not None:
+                os.close(handle)
             if _number(error) not in _UNLOCKABLE:
                 raise
-            logger.debug("%s: written without a lock: %s", directory, error)
+            logger.warning(
+                "%s: no lock is possible here (%s): make sure that nothing else writes it",
+                *(directory, os.strerror(_number(error) or 0)),
+            )
             return None
-        file.close()
+        os.close(handle)
+
+
+def _open(path: pathlib.Path) -> tuple[int, bool]:
+    """The lock's file, open, and whether it can be written; locking needs no such permission."""
+    try:
+        handle, is_mine = os.open(path, _FLAGS | os.O_RDWR | os.O_CREAT, 0o666), True
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise _in_the_way(path) from error
+        if not isinstance(error, PermissionError) or not path.exists():
+            raise
+        handle, is_mine = os.open(path, _FLAGS | os.O_RDONLY), False
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise _in_the_way(path)
+    return handle, is_mine
+
+
+def _in_the_way(path: pathlib.Path) -> StorageError:
+    return StorageError(
+        "a link, a folder or a device, which this package did not make",
+        where=str(path),
+        expected="the file of the lock, or nothing",
+        fix="remove it, or choose another directory",
+    )
 
 
 def _number(error: Exception) -> int | None:
@@ -125,7 +181,7 @@ def _holder() -> dict[str, str | int]:
     }
 
 
-def _busy(directory: pathlib.Path, text: str) -> BusyError:
+def _busy(directory: FilePath, text: str) -> BusyError:
     try:
         holder = json.loads(text)
         who = "process {pid} on {host} (`{command}`), since {since}".format(**holder)
@@ -133,25 +189,71 @@ def _busy(directory: pathlib.Path, text: str) -> BusyError:
         who = "another process"
     return BusyError(
         f"being written by {who}",
-        where=str(directory),
+        where=os.fspath(directory),
         fix="wait until it has ended or end it, then run the same command again; or choose another "
         "directory",
     )
 
 
-def remove_scratch(directory: FilePath) -> None:
-    """Removes the scratch files of killed writers; not below a directory with a lock of its own."""
-    for place, folders, files in os.walk(directory):
-        if place != os.fspath(directory) and LOCK in files:
-            folders.clear()
-            continue
-        for name in [name for name in folders if _is_scratch(name)]:
-            folders.remove(name)
-            shutil.rmtree(os.path.join(place, name), ignore_errors=True)
-        for name in filter(_is_scratch, files):
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(place, name))
+@contextlib.contextmanager
+def _leased(directory: epath.Path) -> Iterator[None]:
+    """A lock in a bucket, whose holder shows by rewriting it that it lives."""
+    path, own, ended = directory / LOCK, uuid.uuid4().hex, threading.Event()
+    holder = {**_holder(), "id": own}
+
+    def said() -> str:
+        try:
+            return path.read_text()
+        except OSError:
+            return ""
+
+    def renew() -> None:
+        path.write_text(json.dumps({**holder, "renewed": time.time()}))
+
+    def is_mine() -> bool:
+        return own in said()
+
+    def keep() -> None:
+        while not ended.wait(_RENEWAL):
+            try:
+                if not is_mine():
+                    logger.error("%s: another process has taken the lock: end one of them", path)
+                    return
+                renew()
+            except Exception as error:
+                logger.warning("%s: the lock could not be renewed: %s", path, error)
+
+    with storage_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        _await_silence(directory, said)
+        renew()
+        time.sleep(_SETTLING)
+        if not is_mine():
+            raise _busy(directory, said())
+    keeper = threading.Thread(target=keep, daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        keeper.join()
+        with contextlib.suppress(OSError):
+            if is_mine():
+                path.unlink()
 
 
-def _is_scratch(name: str) -> bool:
-    return name.startswith(".") and name.endswith(PARTIAL)
+def _await_silence(directory: epath.Path, said: Callable[[], str]) -> None:
+    """Waits until a lock is gone or its holder seems dead.
+
+    Raises:
+        BusyError: the holder has renewed it meanwhile.
+    """
+    first, until = said(), time.monotonic() + _PATIENCE
+    if first:
+        logger.info("%s: locked; waiting up to %d s for a sign of life", directory, _PATIENCE)
+    while first and time.monotonic() < until:
+        time.sleep(_SETTLING)
+        now = said()
+        if now and now != first:
+            raise _busy(directory, now)
+        first = now

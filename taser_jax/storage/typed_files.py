@@ -17,9 +17,9 @@ from etils import epath
 
 from taser_jax.storage import checksums
 from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.publishing import FilePath
 
 T = TypeVar("T")
-FilePath = str | os.PathLike[str]
 # Ranges of numbers, for fields of files and of configurations.
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -92,11 +92,6 @@ def _ranges(kind: type) -> dict[str, Any]:
     return {name: hint for name, hint in hints.items() if hint != plain[name]}
 
 
-def is_remote(path: FilePath) -> bool:
-    """Whether the path has a scheme, such as gs://."""
-    return "://" in os.fspath(path)
-
-
 def typed(value: object, kind: type[T], *, where: str, fix: str | None = None) -> T:
     """JSON values as a type: a Struct or a dataclass, a list, or a dictionary of one type.
 
@@ -154,8 +149,7 @@ def read_typed(
             that is not what it must be.
     """
     where = os.fspath(path)
-    if not is_remote(path):
-        checksums.check_file(path, fix=fix or "run the command that wrote it again")
+    checksums.check_file(path, fix=fix or "run the command that wrote it again")
     try:
         # Some editors put a byte order mark first.
         written = epath.Path(path).read_bytes().decode("utf-8-sig")

@@ -41,7 +41,7 @@ def check_whole(checkpoint: str | os.PathLike[str]) -> None:
         DataError: naming the file, and the checkpoint before this one.
     """
     path = absolute_path(checkpoint)
-    if is_remote(path) or not path.is_dir():
+    if not path.is_dir():
         return
     before = max((step for step in _steps(path.parent) if step < _step(path)), default=None)
     fix = (
@@ -50,7 +50,7 @@ def check_whole(checkpoint: str | os.PathLike[str]) -> None:
         if before is not None
         else "there is no checkpoint before it: delete it and train again"
     )
-    checksums.check_directory(path, fix=fix, reads_all=True)
+    checksums.check_directory(path, fix=fix)
     for name in (_STATE, *(f"{_STATE}/{file}" for file in _STATE_FILES)):
         if not (path / name).exists():
             raise DataError("missing", where=str(path / name), fix=fix)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
-import errno
 import math
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,8 +14,8 @@ from etils import epath, epy
 from jaxtyping import PyTree
 
 from taser_jax.storage import checksums
-from taser_jax.storage.artifacts import check_version, is_remote
-from taser_jax.storage.errors import ConfigError, FingerprintError, StorageError
+from taser_jax.storage.artifacts import check_version
+from taser_jax.storage.errors import ConfigError, FingerprintError, storage_errors
 from taser_jax.training.checkpoint_directory import (
     PREFIX,
     absolute_path,
@@ -91,33 +88,6 @@ class _KeepPinned:
         ]
 
 
-@contextlib.contextmanager
-def _storage_errors(directory: epath.Path) -> Iterator[None]:
-    """Turns failed writes into `StorageError`."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        number = _error_number(error)
-        if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise StorageError(
-                f"the disk is full or a quota is used up ({os.strerror(number)}); the last "
-                "finished checkpoint is unharmed",
-                where=str(directory),
-                fix="free space and run the same command again: it resumes",
-            ) from error
-        if number in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
-            problem = f"the directory cannot be written ({os.strerror(number)})"
-            fix = "choose another MODEL_DIR or change its permissions"
-            raise StorageError(problem, where=str(directory), fix=fix) from error
-        raise
-
-
-def _error_number(error: Exception) -> int | None:
-    """The operating system's error number; TensorStore hides it in a ValueError's text."""
-    found = re.search(r"os_error_code='(\d+)'", str(error))
-    return int(found.group(1)) if found else getattr(error, "errno", None)
-
-
 class Checkpoints:
     """The checkpoints of one model directory.
 
@@ -154,7 +124,7 @@ class Checkpoints:
                     keep_checkpoints_without_metrics=False,
                 )
             )
-        with _storage_errors(self._directory):
+        with storage_errors(self._directory, doing="save a checkpoint"):
             self._directory.mkdir(parents=True, exist_ok=True)
             self._manager = ocp.CheckpointManager(
                 self._directory,
@@ -215,7 +185,7 @@ class Checkpoints:
         if step in self._manager.all_steps():
             return
         self.wait()
-        with _storage_errors(self._directory):
+        with storage_errors(self._directory, doing="save a checkpoint"):
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
@@ -228,7 +198,7 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Waits until the current save is finished, and raises its error if it failed."""
-        with _storage_errors(self._directory):
+        with storage_errors(self._directory, doing="save a checkpoint"):
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
             self._seal()
@@ -237,7 +207,7 @@ class Checkpoints:
         """Records checksums of the checkpoints that this process saved; only host 0 does."""
         while self._unsealed:
             path = self._directory / f"{PREFIX}_{self._unsealed.pop()}"
-            if jax.process_index() == 0 and not is_remote(path) and path.exists():
+            if jax.process_index() == 0 and path.exists():
                 checksums.seal(path)
 
     def check(self, *, step: int, about: Mapping[str, object]) -> None:
@@ -313,7 +283,7 @@ class Checkpoints:
 
     def close(self) -> None:
         """Waits for the current save and releases its threads."""
-        with _storage_errors(self._directory):
+        with storage_errors(self._directory, doing="save a checkpoint"):
             # Orbax waits for its removal of unfinished saves only when it saves; a process that
             # ends meanwhile would print a traceback.
             removal = getattr(self._manager, "_cleanup_tmp_directory_future", None)

@@ -8,7 +8,6 @@ import pathlib
 
 import pytest
 import tiny_training
-from etils.epath import backend, gpath
 
 from taser_jax.assembly import model_directory as models
 from taser_jax.assembly.metric_writers import JsonlWriter
@@ -20,52 +19,6 @@ from taser_jax.storage.errors import ConfigError
 from taser_jax.training.checkpoints import Checkpoints
 
 ADDRESS = "gs://bucket/models/tiny"
-
-
-class Bucket(type(backend.os_backend)):
-    """A folder that behaves like a bucket: files appear whole, and cannot grow."""
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        self.folder = folder
-        self.written: list[str] = []
-
-    def _local(self, path) -> str:
-        address = str(path)
-        assert address.startswith("gs://"), address
-        return str(self.folder / address.removeprefix("gs://"))
-
-    def open(self, path, mode):
-        if mode.startswith("a"):
-            raise NotImplementedError("objects cannot be appended to")
-        if mode.startswith("w"):
-            self.written.append(str(path))
-        return super().open(self._local(path), mode)
-
-    def exists(self, path):
-        return super().exists(self._local(path))
-
-    def isdir(self, path):
-        return super().isdir(self._local(path))
-
-    def listdir(self, path):
-        return super().listdir(self._local(path))
-
-    def makedirs(self, path, **options):
-        super().makedirs(self._local(path), **options)
-
-    def mkdir(self, path, **options):
-        super().mkdir(self._local(path), **options)
-
-
-@pytest.fixture
-def bucket(tmp_path, monkeypatch) -> Bucket:
-    made = Bucket(tmp_path / "cloud")
-
-    def choose(self):
-        return made if self._uri_scheme == "gs" else backend.os_backend
-
-    monkeypatch.setattr(gpath._GPath, "_backend", property(choose))
-    return made
 
 
 @pytest.mark.parametrize(
@@ -121,6 +74,6 @@ def test_a_model_is_trained_into_a_bucket_and_opened_from_it(
     names = {path.name for path in (bucket.folder / "bucket/models/tiny").iterdir()}
     assert names == {
         *("config.gin", "model.json", "model-info.txt", "run.json"),
-        *("metrics.jsonl", "settings.jsonl", "vocabulary", "train"),
+        *("metrics.jsonl", "settings.jsonl", "vocabulary", "train", "checksums.txt"),
     }
     assert not (pathlib.Path("gs:")).exists()

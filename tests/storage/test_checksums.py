@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tiny_training
+from buckets import Bucket
 from damage import flip
 
 from taser_jax.cli import main as cli
@@ -39,7 +40,7 @@ def embedded(directory: pathlib.Path, rows: np.ndarray) -> pathlib.Path:
     metadata = {"kind": "embeddings", "format_version": 1, "fingerprints": {"model": "m"}}
     sizes = {"num_rows": len(rows), "dim": rows.shape[1], "shard_rows": 65536, "dtype": "float32"}
     path = directory / "embeddings-00000-of-00001.npy"
-    with artifacts.replacing(path, recorded=True) as scratch, open(scratch, "wb") as file:
+    with artifacts.replacing(path) as scratch, open(scratch, "wb") as file:
         np.save(file, rows)
     artifacts.write_json(directory / artifacts.METADATA, {**metadata, **sizes})
     return directory
@@ -61,33 +62,35 @@ def test_a_replaced_file_has_one_line(tmp_path: pathlib.Path):
     assert [line.split(" ", 2)[2] for line in lines] == ["a b.json"]
 
 
+@pytest.mark.parametrize("is_new", [False, True])
 @pytest.mark.parametrize("killed_at", [1, 2, 3])
-def test_a_file_is_never_damaged_by_a_kill(tmp_path: pathlib.Path, monkeypatch, killed_at: int):
-    """At each of the three steps that replace it, the file is whole or has no line."""
-    path, scratch, steps = tmp_path / "a.json", tmp_path / "scratch", []
-    artifacts.write_json(path, {"x": 1})
-    scratch.write_text('{"x": 22}')
-    write, rename = checksums._write, os.replace
-
-    def die_at_step() -> None:
-        steps.append(1)
-        if len(steps) == killed_at:
-            raise KeyboardInterrupt
-
-    def dying_write(directory: pathlib.Path, records: dict) -> None:
-        die_at_step()
-        write(directory, records)
+def test_a_file_is_never_damaged_by_a_kill(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, killed_at: int, is_new: bool
+):
+    """At each of the three renames that replace it, the file is the old or the new, and checked."""
+    path, renames, rename = tmp_path / "a.json", [], os.replace
+    if not is_new:
+        artifacts.write_json(path, {"x": 1})
 
     def dying_rename(source: pathlib.Path, target: pathlib.Path) -> None:
-        if target == path:
-            die_at_step()
+        renames.append(target)
+        if len(renames) == killed_at:
+            raise KeyboardInterrupt
         rename(source, target)
 
-    monkeypatch.setattr(checksums, "_write", dying_write)
-    monkeypatch.setattr(os, "replace", dying_rename)
-    with pytest.raises(KeyboardInterrupt):
-        checksums.replace(path, scratch)
-    assert artifacts.read_json(path) == ({"x": 1} if killed_at < 3 else {"x": 22})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", dying_rename)
+        with pytest.raises(KeyboardInterrupt):
+            artifacts.write_json(path, {"x": 22})
+    old = {"absent": True} if is_new else {"x": 1}
+    expected = old if killed_at < 3 else {"x": 22}
+    assert artifacts.read_json(path, absent={"absent": True}) == expected
+    if path.exists():
+        flip(path, 5)
+        with pytest.raises(DataError, match="damaged"):
+            artifacts.read_json(path)
+    artifacts.write_json(path, {"x": 3})
+    assert checksums.read(tmp_path)["a.json"] == [checksums.found(path)]
 
 
 def test_what_nobody_recorded_is_not_checked(tmp_path: pathlib.Path):
@@ -99,6 +102,15 @@ def test_what_nobody_recorded_is_not_checked(tmp_path: pathlib.Path):
     assert artifacts.read_json(path) == {}
     artifacts.write_json(tmp_path / "new.json", {"y": 1})
     assert set(checksums.read(tmp_path)) == {"new.json"}
+
+
+def test_a_record_that_is_a_link_is_replaced(tmp_path: pathlib.Path):
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / checksums.FILE).symlink_to(tmp_path / "precious")
+    artifacts.write_json(tmp_path / "out" / "a.json", {})
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert set(checksums.read(tmp_path / "out")) == {"a.json"}
 
 
 @pytest.mark.parametrize(
@@ -159,21 +171,74 @@ def test_impossible_lengths_are_named_also_where_nothing_is_recorded(
         TokenStore.open(tokens)
 
 
-def test_a_store_of_an_earlier_version_opens(tokens: pathlib.Path):
+def test_a_store_without_records_opens_with_a_warning_and_is_not_verified(
+    tokens: pathlib.Path, caplog: pytest.LogCaptureFixture
+):
     for path in tokens.rglob(checksums.FILE):
         path.unlink()
-    assert len(TokenStore.open(tokens).queries("first", "train")) > 0
-    assert verify(directory=str(tokens)) == 0
-
-
-def test_large_artefacts_are_read_by_verify_alone(
-    tokens: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(checksums, "READ_ON_OPENING", 1000)
-    flip(tokens / "passages" / "ids.npy")
-    TokenStore.open(tokens)
-    with pytest.raises(DataError, match=r"passages/ids\.npy"):
+    for _ in range(2):
+        assert len(TokenStore.open(tokens).queries("first", "train")) > 0
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert f"{tokens}: " in said[0]
+    assert "files cannot be checked, since no checksums.txt has a line of them: " in said[0]
+    with pytest.raises(DataError, match=r"passages/ids\.npy: no checksums\.txt has a line of it"):
         verify(directory=str(tokens))
+
+
+def test_a_file_without_a_line_is_named(tokens: pathlib.Path, caplog: pytest.LogCaptureFixture):
+    record = tokens / checksums.FILE
+    lines = record.read_text().splitlines(keepends=True)
+    record.write_text("".join(line for line in lines if "lengths.npy" not in line))
+    TokenStore.open(tokens)
+    assert ": passages/lengths.npy, queries/" in caplog.text
+    with pytest.raises(DataError, match=r"passages/lengths\.npy: no checksums\.txt"):
+        verify(directory=str(tokens.parent))
+
+
+def test_where_nothing_is_recorded_nothing_is_verified(tmp_path: pathlib.Path):
+    (tmp_path / "notes.md").write_text("")
+    with pytest.raises(DataError, match="no artefact"):
+        verify(directory=str(tmp_path))
+    artifacts.write_json(tmp_path / "runs" / "a.json", {})
+    (tmp_path / "runs" / "metrics.jsonl").write_text("{}")
+    assert verify(directory=str(tmp_path)) == 1
+
+
+def test_a_large_file_is_read_once_a_change(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Another process is one that has compared nothing yet."""
+    reads: list[str] = []
+    crc = checksums.crc
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(checksums, "_LARGE", 10)
+    monkeypatch.setattr(checksums, "crc", lambda path: reads.append(str(path)) or crc(path))
+    artifacts.write_text(tmp_path / "large.bin", "0123456789")
+    artifacts.write_text(tmp_path / "small.bin", "01234")
+
+    def opened() -> list[str]:
+        monkeypatch.setattr(checksums, "_compared", set())
+        reads.clear()
+        checksums.check_directory(tmp_path, fix="again")
+        return sorted(pathlib.Path(path).name for path in reads)
+
+    assert opened() == ["large.bin", "small.bin"]
+    assert opened() == ["small.bin"]
+    (tmp_path / "large.bin").touch()
+    assert opened() == ["large.bin", "small.bin"]
+    (tmp_path / "large.bin").write_text("0123456780")
+    with pytest.raises(DataError, match=r"large\.bin: damaged"):
+        opened()
+
+
+def test_a_bucket_is_checked_too(bucket: Bucket):
+    artifacts.write_json("gs://bucket/model/run.json", {"steps": 10})
+    assert artifacts.read_json("gs://bucket/model/run.json") == {"steps": 10}
+    flip(bucket.folder / "bucket/model/run.json", 14)
+    os.utime(bucket.folder / "bucket/model/run.json", (0, 0))
+    with pytest.raises(DataError, match=r"run\.json: damaged .* other bytes"):
+        artifacts.read_json("gs://bucket/model/run.json")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -279,12 +279,12 @@ def test_a_full_disk_spares_the_finished_checkpoint(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, former[1]))
     try:
         checkpoints.save(large, step=2, about=ABOUT)
-        with pytest.raises(StorageError, match="disk is full") as error:
+        with pytest.raises(StorageError, match="File too large") as error:
             checkpoints.wait()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, former)
     assert str(tmp_path) in str(error.value)
-    assert "free space" in str(error.value)
+    assert "free some space" in str(error.value)
     again = Checkpoints(tmp_path)
     assert again.latest_step == 1
     restored = again.restore(abstract(make_state()), step=1, about=ABOUT)
@@ -295,11 +295,14 @@ def test_a_full_disk_spares_the_finished_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), "disk is full"),
-        (ValueError("write 7 bytes: No space left on device [os_error_code='28']"), "disk is full"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left"),
+        (
+            ValueError("write 7 bytes: No space left on device [os_error_code='28']"),
+            "No space left",
+        ),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "quota"),
-        (PermissionError(errno.EACCES, "Permission denied"), "cannot be written"),
-        (OSError(errno.EROFS, "Read-only file system"), "cannot be written"),
+        (PermissionError(errno.EACCES, "Permission denied"), "a directory you may write to"),
+        (OSError(errno.EROFS, "Read-only file system"), "a directory you may write to"),
     ],
 )
 def test_the_operating_systems_refusals_are_reported(tmp_path, monkeypatch, error, words):
@@ -330,9 +333,9 @@ def test_other_defects_are_not_taken_for_storage(tmp_path, monkeypatch):
 
 def test_a_file_where_the_directory_should_be(tmp_path):
     (tmp_path / "model").write_text("not a directory")
-    with pytest.raises(StorageError, match="cannot be written"):
+    with pytest.raises(StorageError, match="a directory you may write to"):
         Checkpoints(tmp_path / "model" / "below")
-    with pytest.raises(StorageError, match="cannot be written"):
+    with pytest.raises(StorageError, match="a directory you may write to"):
         Checkpoints(tmp_path / "model")
 
 

@@ -101,7 +101,7 @@ class _Retriever:
     root: pathlib.Path
 
 
-@hosts.writes("{setting.output_dir}")
+@hosts.writes("{setting.output_dir}", kinds=[])
 def pipeline_ance(
     *,
     setting: Setting,

@@ -57,7 +57,7 @@ from taser_jax.storage.progress import logger
 ROWS = {"shared": "Shared", "taser": "TASER", "dpr": "DPR"}
 
 
-@writes("{setting.output_dir}")
+@writes("{setting.output_dir}", kinds=[])
 def compare(
     *,
     directories: Sequence[str],

@@ -17,7 +17,7 @@ from taser_jax.interop.hub import fetch
 COLLECTION = "pydocs"
 
 
-@writes("{setting.output_dir}")
+@writes("{setting.output_dir}", kinds=[])
 def quickstart(
     *,
     setting: Setting,

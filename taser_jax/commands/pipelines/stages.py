@@ -319,6 +319,10 @@ def is_place(field: str, value: object) -> bool:
     return isinstance(value, str) and _PLACE.fullmatch(field) is not None
 
 
+# Of what an artefact's directory has, no content.
+_REPORTS = (".json", ".gin", ".md", ".txt", ".html", ".png", "settings.jsonl")
+
+
 def relative(place: str, root: str | os.PathLike[str]) -> str | None:
     """A place below `root`, relative to it; None if it is elsewhere."""
     path = os.path.relpath(os.path.abspath(place), os.path.abspath(root))
@@ -344,16 +348,16 @@ def artifact_fingerprint(path: epath.Path, splits: set[str]) -> str | None:
     checkpoints = sorted(path.glob("checkpoint_*"))
     for directory in checkpoints or [path]:
         for name, recorded in checksums.read(directory).items():
-            # Metadata has times, and query embeddings are added below passages'.
+            # Metadata and reports have times, and query embeddings are added below passages'.
             if checkpoints or _counts(name, splits):
-                content[f"{directory.name}/{name}" if checkpoints else name] = [recorded]
+                content[f"{directory.name}/{name}" if checkpoints else name] = recorded[-1:]
     return fingerprint_json(content) if content else None
 
 
 def _counts(name: str, splits: set[str]) -> bool:
     others = [split for split in SPLITS if split not in splits]
     is_of_another = any(f".{split}." in name for split in others)
-    return "/" not in name and not name.endswith(".json") and not is_of_another
+    return "/" not in name and not name.endswith(_REPORTS) and not is_of_another
 
 
 def _collections_fingerprint(

@@ -27,12 +27,12 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import keep_compiled_programs, writes
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.retriever_parts import RetrieverParts, write_parts
-from taser_jax.storage.artifacts import file_name, storage_errors
+from taser_jax.storage.artifacts import file_name, write_text
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
 
 
-@writes("{setting.output_dir}")
+@writes("{setting.output_dir}", kinds=[])
 def pipeline_taser(
     *,
     setting: Setting,
@@ -236,9 +236,7 @@ def begin_pipeline(output_dir: pathlib.Path, config_text: str) -> None:
     Raises:
         StorageError: it cannot be written.
     """
-    with storage_errors(output_dir):
-        output_dir.mkdir(parents=True, exist_ok=True)
-        (output_dir / "config.gin").write_text(config_text, encoding="utf-8")
+    write_text(output_dir / "config.gin", config_text)
     keep_compiled_programs(output_dir)
 
 

@@ -20,12 +20,11 @@ from etils import epath
 
 from taser_jax.data import id_index
 from taser_jax.data.files import in_blocks
-from taser_jax.storage import checksums
+from taser_jax.storage import checksums, publishing
 from taser_jax.storage.artifacts import (
     METADATA,
     Fingerprint,
     check_version,
-    is_remote,
     read_json,
     storage_errors,
     write_json,
@@ -81,8 +80,7 @@ def read_metadata(directory: epath.Path) -> dict[str, Any]:
     metadata = read_json(path)
     again = "run the `taser prepare` command that makes it again"
     check_version(metadata, FORMAT_VERSION, where=path, fix=again)
-    if not is_remote(directory):
-        checksums.check_directory(directory, fix=f"delete {directory} and {again}")
+    checksums.check_directory(directory, fix=f"delete {directory} and {again}")
     return metadata
 
 
@@ -174,18 +172,15 @@ def publish(staging: epath.Path, directory: epath.Path, metadata: Mapping[str, A
                 existing.get("fingerprint"),
                 metadata["fingerprint"],
             )
-        if directory.exists():
-            directory.rmtree()
-        if not is_remote(staging):
-            checksums.seal(staging)
-        # Last: its presence means that the build is complete.
         write_json(staging / METADATA, metadata)
-        staging.rename(directory)
+        checksums.seal(staging)
+        publishing.publish(staging, directory)
+    discard(staging)
     return True
 
 
 def discard(staging: epath.Path) -> None:
-    """Removes a staging directory whose build failed with an error."""
+    """Removes a staging directory: of a build that failed, or with what another replaced."""
     if staging.exists():
         staging.rmtree()
 

@@ -41,7 +41,7 @@ from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.located import LeftOut, LocatedPassage
 from taser_jax.data.readers.passages import read_passages, text_files
 from taser_jax.data.readers.questions import is_kilt
-from taser_jax.storage.artifacts import FilePath, fingerprint_json, storage_errors
+from taser_jax.storage.artifacts import FilePath, fingerprint_json, replacing, storage_errors
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import EmptyPassages, Passage, Query
 from taser_jax.storage.typed_files import to_plain
@@ -224,12 +224,10 @@ def _write_split(
 def _publish_gold(scratch: epath.Path, written: Sequence[QuerySet]) -> None:
     """Puts the lines of KILT's gold beside the query sets that have their queries."""
     for queries in written if scratch.stat().length else ():
-        if len(written) == 1:
-            scratch.copy(gold_path(queries), overwrite=True)
-            return
         ids = {query.id for query in queries}
-        with scratch.open() as lines, gold_path(queries).open("w") as gold:
-            gold.writelines(line for line in lines if json.loads(line)["id"] in ids)
+        with scratch.open() as lines, replacing(gold_path(queries)) as gold:
+            own = (line for line in lines if len(written) == 1 or json.loads(line)["id"] in ids)
+            gold.write_text("".join(own))
 
 
 def _not_empty(queries: Iterator[Query], split: QuestionSplit) -> Iterator[Query]:

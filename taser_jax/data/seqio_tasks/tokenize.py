@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import pathlib
@@ -28,7 +27,14 @@ from taser_jax.data.token_store.store import (
     TokenStore,
 )
 from taser_jax.data.token_store.writer import TokenStoreWriter
-from taser_jax.storage.artifacts import METADATA, fingerprint, read_json, storage_errors
+from taser_jax.storage.artifacts import (
+    METADATA,
+    check_empty,
+    fingerprint,
+    read_json,
+    replacing,
+    write_json,
+)
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import phase, track
 from taser_jax.storage.records import Query
@@ -110,30 +116,30 @@ def tokenize_collection(
         reused = _reuse(output_dir, inputs, replace=replace)
         if reused is not None:
             return reused
-        writer = TokenStoreWriter(
-            output_dir,
-            collection=collection,
-            collection_fingerprint=store.fingerprint,
-            vocabulary_fingerprint=vocabulary.fingerprint,
-            vocabulary_size=vocabulary.size,
-            query_length=query_length,
-            passage_length=passage_length,
-            titles=titles,
-            passage_prompt=passage_prompt,
-        )
-        vocabulary.save(str(writer.vocabulary_directory))
-        with phase(f"tokenising {mixture.name if mixture else collection}"):
-            count = len(store)
-            rows = _tokenized_passages(store, titles, passage_length, passage_prompt)
-            writer.write_passages(
-                track(rows, f"{collection} passages", total=count, unit="text"), count=count
+        with replacing(output_dir) as scratch:
+            writer = TokenStoreWriter(
+                scratch,
+                collection=collection,
+                collection_fingerprint=store.fingerprint,
+                vocabulary_fingerprint=vocabulary.fingerprint,
+                vocabulary_size=vocabulary.size,
+                query_length=query_length,
+                passage_length=passage_length,
+                titles=titles,
+                passage_prompt=passage_prompt,
             )
-            for task, split in work:
-                _write_queries(writer, task, split, query_length)
-        with storage_errors(output_dir):
-            text = json.dumps(inputs, indent=2) + "\n"
-            (output_dir / INPUTS).write_text(text, encoding="utf-8")
-        return writer.finish()
+            vocabulary.save(str(writer.vocabulary_directory))
+            with phase(f"tokenising {mixture.name if mixture else collection}"):
+                count = len(store)
+                rows = _tokenized_passages(store, titles, passage_length, passage_prompt)
+                writer.write_passages(
+                    track(rows, f"{collection} passages", total=count, unit="text"), count=count
+                )
+                for task, split in work:
+                    _write_queries(writer, task, split, query_length)
+            write_json(scratch / INPUTS, inputs)
+            writer.finish()
+        return TokenStore.open(output_dir)
 
 
 def _work(tasks: Sequence[RetrievalTask], data_dir: str) -> list[tuple[RetrievalTask, str]]:
@@ -216,9 +222,11 @@ def _reuse(output_dir: pathlib.Path, inputs: dict[str, Any], *, replace: bool) -
     """The finished store from these inputs, if it exists.
 
     Raises:
-        ConfigError: the directory has a store from other inputs, and `replace` is False.
+        ConfigError: the directory has a store from other inputs, and `replace` is False; or
+            anything else.
     """
     if not (output_dir / METADATA).is_file():
+        check_empty(output_dir)
         return None
     try:
         found = read_json(output_dir / INPUTS)

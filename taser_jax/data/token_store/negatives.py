@@ -126,7 +126,7 @@ def write_negatives(
         lines.append(json.dumps(record) + "\n")
     path = negatives_path(directory, task, split)
     _write_metadata(directory, metadata, {path.name: dict(facts or {})})
-    artifacts.write_text(path, "".join(lines), recorded=True)
+    artifacts.write_text(path, "".join(lines))
     return path
 
 

@@ -201,7 +201,16 @@ class TokenStore:
 
         Raises:
             ConfigError: the store has no such task or split; names what it has.
+            DataError: the store was replaced after it had been opened.
         """
+        now = read_json(self.directory / METADATA, fix=_REMAKE).get("fingerprint")
+        if now != self.metadata.fingerprint:
+            raise DataError(
+                f"replaced by a store with fingerprint {now}",
+                where=str(self.directory),
+                expected=f"{self.metadata.fingerprint}, with which it was opened",
+                fix="run the same command again, into another directory if it trains",
+            )
         for entry in self.metadata.queries:
             if (entry.task, entry.split) == (task, split):
                 return _open_queries(self.directory, entry, self.metadata.collection_fingerprint)

@@ -37,7 +37,7 @@ class TokenStoreWriter:
         store = writer.finish()
 
     Args:
-        directory: created if missing; a finished store there becomes unfinished at once.
+        directory: created if missing; no finished store, which `artifacts.replacing` replaces.
         collection: see `TokenStoreMetadata` for this and the next arguments.
         titles: whether passages have titles; None if unknown.
         passage_prompt: token ids that were put before every passage.
@@ -75,10 +75,11 @@ class TokenStoreWriter:
         self._passages_fingerprint = ""
         self._entries: list[QueriesEntry] = []
         self._largest_row = (-1, "")
+        if (self.directory / artifacts.METADATA).exists():
+            # Whoever has it open would read other ids.
+            artifacts.check_empty(self.directory)
         with artifacts.storage_errors(self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
-            for name in (artifacts.METADATA, checksums.FILE):
-                (self.directory / name).unlink(missing_ok=True)
 
     @property
     def vocabulary_directory(self) -> pathlib.Path:

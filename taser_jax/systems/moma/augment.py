@@ -38,7 +38,7 @@ from taser_jax.systems.moma.query_documents import (
 )
 
 
-@writes("{output_dir}")
+@writes("{output_dir}", kinds=[])
 @first_host_only
 def augment(
     *,

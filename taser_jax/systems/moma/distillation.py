@@ -14,7 +14,7 @@ from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.retrieval.encoding import EncodeConfig
-from taser_jax.storage.artifacts import FilePath
+from taser_jax.storage.artifacts import FilePath, replacing
 from taser_jax.storage.errors import ConfigError
 from taser_jax.systems.moma.memories import Lookup, Mixture
 from taser_jax.systems.moma.query_documents import Augmentation, document_attention, read_lookup
@@ -93,28 +93,32 @@ def write_joined_store(
         source: the token store whose vocabulary and lengths it takes.
         queries: (task, split) -> queries with their positives and negatives in the mixture.
     """
-    writer = TokenStoreWriter(
-        directory,
-        collection="memories",
-        collection_fingerprint=mixture.manifest.fingerprint,
-        vocabulary_fingerprint=source.metadata.vocabulary_fingerprint,
-        vocabulary_size=source.metadata.vocabulary_size,
-        query_length=source.metadata.query_length,
-        passage_length=mixture.length,
-    )
-    shutil.copytree(source.vocabulary_directory, writer.vocabulary_directory, dirs_exist_ok=True)
-    writer.write_passages(_token_lists(mixture), count=len(mixture))
-    for (task, split), (own, distilled) in queries.items():
-        writer.write_queries(
-            task,
-            split,
-            query_ids=own.query_ids,
-            tokens=[ids[:n].tolist() for ids, n in zip(own.ids, own.lengths, strict=True)],
-            positives=[rows.tolist() for rows in distilled.positives],
-            hard_negatives=[rows.tolist() for rows in distilled.negatives],
-            length=own.ids.shape[1],
+    with replacing(directory) as scratch:
+        writer = TokenStoreWriter(
+            scratch,
+            collection="memories",
+            collection_fingerprint=mixture.manifest.fingerprint,
+            vocabulary_fingerprint=source.metadata.vocabulary_fingerprint,
+            vocabulary_size=source.metadata.vocabulary_size,
+            query_length=source.metadata.query_length,
+            passage_length=mixture.length,
         )
-    return writer.finish()
+        shutil.copytree(
+            source.vocabulary_directory, writer.vocabulary_directory, dirs_exist_ok=True
+        )
+        writer.write_passages(_token_lists(mixture), count=len(mixture))
+        for (task, split), (own, distilled) in queries.items():
+            writer.write_queries(
+                task,
+                split,
+                query_ids=own.query_ids,
+                tokens=[ids[:n].tolist() for ids, n in zip(own.ids, own.lengths, strict=True)],
+                positives=[rows.tolist() for rows in distilled.positives],
+                hard_negatives=[rows.tolist() for rows in distilled.negatives],
+                length=own.ids.shape[1],
+            )
+        writer.finish()
+    return TokenStore.open(directory)
 
 
 def attention_shares(

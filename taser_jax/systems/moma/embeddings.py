@@ -179,7 +179,7 @@ def encode_missing(
     new_hashes = text_hashes(new)
     part_dir = pathlib.Path(directory) / fingerprint([new_hashes])
     part_dir.mkdir(parents=True, exist_ok=True)
-    with replacing(part_dir / _HASHES, recorded=True) as scratch, open(scratch, "wb") as file:
+    with replacing(part_dir / _HASHES) as scratch, open(scratch, "wb") as file:
         np.save(file, new_hashes)
     config = dataclasses.replace(config, batch_multiple=model.batch_multiple)
     encode_fn = model.encode_fn(Role.PASSAGE)

@@ -10,7 +10,7 @@ from taser_jax.assembly.model_directory import check_vocabulary, load_model
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.retrieval.encoding import EncodeConfig
-from taser_jax.storage.artifacts import require_equal
+from taser_jax.storage.artifacts import MEMORIES, require_equal
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.systems.moma.embeddings import encode_missing, tower_fingerprints
@@ -97,7 +97,7 @@ def memory(
     return mixture.names
 
 
-@writes("{memory_dir}")
+@writes("{memory_dir}", kinds=[MEMORIES])
 @first_host_only
 def add_memory(
     *,
@@ -163,7 +163,7 @@ def add_memory(
     return {"encoded": encoded, "kept": kept}
 
 
-@writes("{memory_dir}")
+@writes("{memory_dir}", kinds=[MEMORIES])
 @first_host_only
 def remove_memory(*, name: str, memory_dir: str) -> None:
     """Removes a memory from a mixture; its embeddings stay, so that adding it again encodes none.

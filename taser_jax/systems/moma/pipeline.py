@@ -25,7 +25,7 @@ from taser_jax.systems.moma.options import SOURCE, Documents, LookupTraining, Mo
 from taser_jax.systems.moma.stages import UNTRAINED, MomaStages, look_up
 
 
-@writes("{setting.output_dir}")
+@writes("{setting.output_dir}", kinds=[])
 def pipeline_moma(
     *,
     setting: Setting,

@@ -78,7 +78,7 @@ def write_lookup(
     """
     own = split_path(directory, task, split)
     own.mkdir(parents=True, exist_ok=True)
-    with replacing(own / _LOOKUP, recorded=True) as scratch, open(scratch, "wb") as file:
+    with replacing(own / _LOOKUP) as scratch, open(scratch, "wb") as file:
         np.savez(file, rows=lookup.rows, scores=lookup.scores)
     write_json(own / _QUERY_IDS, lookup.query_ids)
     metadata = {

@@ -17,11 +17,17 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices import hosts
 from taser_jax.devices.topologies import peak_flops
 from taser_jax.optim.optimizers import build_optimizer
-from taser_jax.storage.artifacts import fingerprint_json, follow_plan, storage_errors
+from taser_jax.storage.artifacts import (
+    fingerprint_json,
+    follow_plan,
+    storage_errors,
+    write_text,
+)
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
 from taser_jax.storage.typed_files import to_plain
 from taser_jax.systems.muf.ensemble_files import (
+    KIND,
     Ensemble,
     EnsembleBatches,
     EnsembleTraining,
@@ -48,7 +54,7 @@ _VALIDATION, _VALIDATION_BATCHES = "validation", 20
 _LOG_PERIOD = 100
 
 
-@hosts.writes("{output_dir}")
+@hosts.writes("{output_dir}", kinds=[KIND])
 def ensemble(
     *,
     embeddings_dir: str,
@@ -246,4 +252,4 @@ def _finished(job: _Job, checkpoints: Checkpoints, step: int) -> Ensemble:
 
 
 def _write_config(output_dir: str, config_text: str) -> None:
-    (epath.Path(output_dir) / "config.gin").write_text(config_text, encoding="utf-8")
+    write_text(epath.Path(output_dir) / "config.gin", config_text)

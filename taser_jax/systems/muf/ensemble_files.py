@@ -256,7 +256,7 @@ class Ensemble:
             for name, array in leaves.items()
         }
         with (
-            replacing(directory / _MEMBERS, recorded=True) as scratch,
+            replacing(directory / _MEMBERS) as scratch,
             open(scratch, "wb") as file,
         ):
             np.savez(file, allow_pickle=False, **arrays)

@@ -149,7 +149,7 @@ def fuse(
     )
 
 
-@writes("{output_dir}")
+@writes("{output_dir}", kinds=[])
 @first_host_only
 def fuse_specialists(
     *,

@@ -45,7 +45,7 @@ class LeaveOneOut(enum.Enum):
     EACH = "each"
 
 
-@writes("{setting.output_dir}")
+@writes("{setting.output_dir}", kinds=[])
 def pipeline_muf(
     *,
     setting: Setting,

@@ -94,11 +94,21 @@ def test_same_inputs_are_not_tokenised_again(settings, tmp_path):
     ):
         make(**shorter | {"replace": False}, **output)
     assert ids.stat().st_mtime_ns == before
+    # Who has the old store open, as a training has, keeps its ids, and is not given other ones.
+    old = first.passages.tokens(np.arange(2500)).ids.copy()
     changed = make(**shorter, **output)
     assert changed.passages.ids.shape == (2500, 12)
-    (tmp_path / "tokens" / "metadata.json").unlink()  # as a kill before the end would leave it
-    repaired = make(**shorter | {"replace": False}, **output)
-    assert repaired.metadata == changed.metadata
+    np.testing.assert_array_equal(first.passages.tokens(np.arange(2500)).ids, old)
+    with pytest.raises(DataError, match=rf"replaced by a store .*{changed.metadata.fingerprint}"):
+        first.queries("two", "train")
+
+
+def test_what_is_no_store_is_not_replaced(settings, tmp_path):
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens" / ".git").mkdir()
+    with pytest.raises(ConfigError, match="there is something here already"):
+        make(**settings, output_dir=tmp_path / "tokens", replace=True)
+    assert [path.name for path in tmp_path.rglob("*")] == ["tokens", ".git"]
 
 
 def test_a_store_of_an_older_preprocessing_is_named(settings, tmp_path, monkeypatch):

@@ -102,14 +102,14 @@ def test_ragged():
         lists[3]
 
 
-def test_a_store_is_unfinished_until_its_end_and_while_it_is_rewritten(tmp_path):
+def test_a_store_is_unfinished_until_its_end_and_then_nothing_is_written_into_it(tmp_path):
     writer = write(tmp_path)
     with pytest.raises(DataError, match=r"unfinished.*\n.*taser tokenize"):
         TokenStore.open(tmp_path)
     writer.finish()
-    make_writer(tmp_path)
-    with pytest.raises(DataError, match="unfinished"):
-        TokenStore.open(tmp_path)
+    with pytest.raises(ConfigError, match="something here already"):
+        make_writer(tmp_path)
+    TokenStore.open(tmp_path)
     with pytest.raises(DataError, match="does not exist"):
         TokenStore.open(tmp_path / "nowhere")
 
