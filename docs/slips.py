@@ -59,7 +59,9 @@ ANIMALS = [
 ]
 PREPARE = "prepare --gin_file=faq.gin"
 LENGTHS = "{'query':16,'passage':24}"
-TOKENIZE = f"tokenize --gin_file=faq.gin --gin.TASK_FEATURE_LENGTHS={LENGTHS}"
+TOKENIZE = (
+    f"tokenize --gin_file=faq.gin --gin_import=faq_tasks --gin.TASK_FEATURE_LENGTHS={LENGTHS}"
+)
 TRAIN = "train --gin_file=faq.gin"
 IMPORT = "import --gin.PRETRAINED=bert --gin.MODEL_DIR=imported"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "eats", "##er"]

@@ -14,6 +14,7 @@ from taser_jax.devices.partitioning import LogicalRules
 from taser_jax.optim.multitask import MultitaskConfig
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.retrieval.embeddings import EmbeddingDtype
+from taser_jax.storage.typed_files import Checked, Seed
 from taser_jax.training.checkpoints import CheckpointConfig
 from taser_jax.training.loop import LoopConfig
 from taser_jax.training.objective import ObjectiveConfig
@@ -33,7 +34,7 @@ class MultitaskTraining:
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingConfig:
+class TrainingConfig(Checked):
     """How a model of any kind is trained.
 
     Attributes:
@@ -80,7 +81,7 @@ class TrainingConfig:
     teacher_embeddings: str | None = None
     schedule_steps: int | None = None
     tracking: Tracker | None = None
-    seed: int = 0
+    seed: Seed = 0
 
     @property
     def total_steps(self) -> int:

@@ -55,6 +55,24 @@ def fits(value: Any, hint: Any) -> bool:
     return True
 
 
+def at_home(value: object) -> object:
+    """Expands `~` in paths: shells leave it alone after `=`, and Gin everywhere.
+
+    Example:
+        >>> at_home(["~/data", "a~b"]) == [os.path.expanduser("~/data"), "a~b"]
+        True
+    """
+    if isinstance(value, str):
+        return os.path.expanduser(value) if f"{value}/".startswith("~/") else value
+    if type(value) is list:
+        return [at_home(part) for part in value]
+    if type(value) is tuple:
+        return tuple(at_home(part) for part in value)
+    if type(value) is dict:
+        return {at_home(key): at_home(part) for key, part in value.items()}
+    return value
+
+
 def shown(hint: Any) -> str:
     """An annotation as it is written in code.
 

@@ -11,8 +11,8 @@ import collections
 import dataclasses
 import enum
 import functools
+import graphlib
 import inspect
-import os
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ from typing import Any
 import gin
 
 from taser_jax.cli import command_table
-from taser_jax.cli.argument_types import fits, fix_of, shown
+from taser_jax.cli.argument_types import at_home, fits, fix_of, shown
 from taser_jax.cli.gin_files import (
     MACRO,
     GinReader,
@@ -114,7 +114,7 @@ def configurable(target: Callable[..., object]) -> Callable[..., object]:
 
 def _convert(value: Any, hint: Any, *, where: str) -> Any:
     """Converts a value to its type hint: values to enum members, lists to tuples; expands `~`."""
-    value = _at_home(value)
+    value = at_home(value)
     options = typing.get_args(hint) if _is_union(hint) else (hint,)
     enums = [
         option for option in options if inspect.isclass(option) and issubclass(option, enum.Enum)
@@ -136,19 +136,6 @@ def _convert(value: Any, hint: Any, *, where: str) -> Any:
         raise ConfigError(f"{value!r}", where=_with_macro(where), expected=expected, fix=fix)
     if isinstance(value, list) and any(typing.get_origin(option) is tuple for option in options):
         return tuple(value)
-    return value
-
-
-def _at_home(value: object) -> object:
-    """Paths below `~`, which shells leave alone after `=`, and Gin everywhere."""
-    if isinstance(value, str):
-        return os.path.expanduser(value) if f"{value}/".startswith("~/") else value
-    if type(value) is list:
-        return [_at_home(part) for part in value]
-    if type(value) is tuple:
-        return tuple(_at_home(part) for part in value)
-    if type(value) is dict:
-        return {_at_home(key): _at_home(part) for key, part in value.items()}
     return value
 
 
@@ -218,6 +205,7 @@ def resolve(
         reader.read_binding(setting, value)
     bindings = _all_bindings()
     used = _reachable(function.__name__, bindings)
+    reader.check_modules(used)
     _check_macros(bindings, reader.referenced, given={macro for macro, _ in flags.bindings})
     _check_pretrained(bindings, used, targets, command=function.__name__)
     _check_command_line(flags.bindings, bindings, used, function.__name__)
@@ -323,7 +311,19 @@ def _reachable(root: str, bindings: _Bindings) -> set[_Key]:
 
 def _check_macros(bindings: _Bindings, referenced: set[str], *, given: Collection[str]) -> None:
     """Rejects unknown macros, and macros of other commands on the command line."""
-    bound = {scope for scope, selector in bindings if selector == MACRO}
+    leads_to = {
+        scope: [name for name, kind in references(values) if kind == MACRO]
+        for (scope, selector), values in bindings.items()
+        if selector == MACRO
+    }
+    try:
+        bound = set(graphlib.TopologicalSorter(leads_to).static_order()) & leads_to.keys()
+    except graphlib.CycleError as error:
+        raise ConfigError(
+            "macros that refer to one another in a circle",
+            where=" = ".join(f"%{name}" for name in reversed(error.args[1])),
+            fix="give one of them a value",
+        ) from error
     for name in sorted(referenced - bound):
         raise ConfigError(
             f"%{name} is referred to but never given a value",

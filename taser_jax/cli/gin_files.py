@@ -28,6 +28,8 @@ _GIN_ERRORS = (
     RecursionError,
 )
 MACRO = "gin.macro"
+# The macro whose value is a module that is imported.
+TASK_MODULE = "MIXTURE_OR_TASK_MODULE"
 # Packages whose modules Gin files may import; importing a module runs its code.
 IMPORTABLE = ("taser_jax", "tasks")
 # Gin's dynamic registration, by which a file may name any function of any module.
@@ -190,13 +192,7 @@ class GinReader:
                 where=where,
                 fix="remove the line; `taser <command> --help` lists the names that can be set",
             )
-        if not any(f"{module}.".startswith(f"{allowed}.") for allowed in self._imports):
-            raise ConfigError(
-                f"import of {module!r}, which runs the code of that module",
-                where=where,
-                expected=f"modules of {', '.join(self._imports)}",
-                fix=f"if you trust the file and the module: --gin_import={module}",
-            )
+        self._check_importable(module, where)
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
@@ -205,6 +201,31 @@ class GinReader:
                 where=where,
                 fix="correct the name, or run from the folder it is in with PYTHONPATH=.",
             ) from error
+
+    def _check_importable(self, module: str, where: str) -> None:
+        if not any(f"{module}.".startswith(f"{allowed}.") for allowed in self._imports):
+            raise ConfigError(
+                f"import of {module!r}, which runs the code of that module",
+                where=where,
+                expected=f"modules of {', '.join(self._imports)}",
+                fix=f"if you trust the file and the module: --gin_import={module}",
+            )
+
+    def check_modules(self, used: Collection[tuple[str, str]]) -> None:
+        """Refuses a module of tasks that a file names, and that files may not import.
+
+        Args:
+            used: keys of the bindings that the command reads.
+
+        Raises:
+            ConfigError: naming the line.
+        """
+        for (scope, selector, _), binding in self._bindings.items():
+            is_of_file = not binding.files[0].startswith("--gin.")
+            if scope == TASK_MODULE and (scope, selector) in used and is_of_file:
+                module = ast.literal_eval(binding.value)
+                if module is not None:
+                    self._check_importable(module, str(binding))
 
     def _bind(self, statement: config_parser.BindingStatement, files: tuple[str, ...]) -> None:
         scope, selector, parameter, value, location = statement

@@ -6,9 +6,11 @@ import contextlib
 import importlib.metadata
 import inspect
 import logging
+import os
 import signal
 import sys
 import traceback
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +24,7 @@ from taser_jax.cli.command_table import GROUPS, load
 from taser_jax.storage import limits, messages, publishing
 from taser_jax.storage.errors import (
     EXIT_HOST_LOST,
+    EXIT_INTERRUPTED,
     EXIT_PREEMPTED,
     EXIT_USER_ERROR,
     ConfigError,
@@ -41,17 +44,35 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the console script; exits with the status that `run` returns."""
     argcomplete.autocomplete(parser())
     messages.outlive_terminal()
+    signal.signal(signal.SIGINT, _interrupt)
     try:
         status = run(sys.argv[1:] if argv is None else list(argv))
+    except KeyboardInterrupt:
+        status = EXIT_INTERRUPTED
     except Exception:
         if _this_host():
             traceback.print_exc()
             _leave(1)
         raise
     # Ctrl-C while Python ends would print a traceback that says nothing.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, _end)
     _leave(status)
+    if status == EXIT_INTERRUPTED:
+        # Threads that still compute would crash as Python ends.
+        sys.stdout.flush()
+        _end()
     sys.exit(status)
+
+
+def _interrupt(number: int, frame: types.FrameType | None) -> None:
+    """Ctrl-C: the first ends what is being done, one meanwhile the process."""
+    signal.signal(signal.SIGINT, _end)
+    raise KeyboardInterrupt
+
+
+def _end(*_: object) -> None:
+    # What is left unfinished, the next command removes.
+    os._exit(EXIT_INTERRUPTED)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -114,7 +135,7 @@ def run(argv: Sequence[str]) -> int:
     except KeyboardInterrupt as error:
         kept = str(error) or "finished work is kept"
         messages.say(f"interrupted: {kept}; rerun the command to resume")
-        return 130
+        return EXIT_INTERRUPTED
 
 
 def _leave(status: int) -> None:

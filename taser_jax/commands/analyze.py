@@ -21,6 +21,7 @@ from taser_jax.devices import hosts
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner, placed
 from taser_jax.evaluation.commitment import CommitmentRow, commitment_rows, saved_averages
+from taser_jax.evaluation.reports import save_figure
 from taser_jax.evaluation.sensitivity import (
     Measures,
     Sample,
@@ -41,7 +42,7 @@ from taser_jax.models.batch import Batch
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, logical_axes, parameter_count
 from taser_jax.optim.median import MedianOver
-from taser_jax.storage.artifacts import replacing, write_text
+from taser_jax.storage.artifacts import write_text
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase, track
 from taser_jax.storage.typed_files import Checked, Positive, PositiveNumber
@@ -344,6 +345,5 @@ def _write(findings: Findings, directory: pathlib.Path, measured: str) -> None:
     for name, text in csv_files(findings).items():
         write_text(directory / name, text)
     for name, figure in figures(findings).items():
-        with replacing(directory / name) as scratch:
-            figure.savefig(scratch, format="png")
+        save_figure(directory / name, figure)
     write_text(directory / "analysis.md", to_markdown(findings, measured=measured))

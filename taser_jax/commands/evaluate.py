@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -41,10 +42,13 @@ from taser_jax.evaluation.results import (
     write_result,
 )
 from taser_jax.evaluation.significance import SignificanceConfig, compare_with_baselines
-from taser_jax.retrieval.runs import FUSED_LISTS, QueryArrays, Run, require_queries
-from taser_jax.storage.artifacts import split_path
-from taser_jax.storage.errors import ConfigError
+from taser_jax.retrieval.runs import FUSED_LISTS, NO_ROW, QueryArrays, Run, require_queries
+from taser_jax.storage.artifacts import FilePath, split_path
+from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, phase
+
+# Share of the queries: a run with results for fewer is not of this split.
+_MOST_LACKING = 0.5
 
 
 class Judge(enum.Enum):
@@ -167,6 +171,7 @@ def evaluate(
     for task in inputs.tasks_with(data_dir, collection, split=split, tasks=tasks):
         queries = QuerySet.open(data_dir, collection, task, split)
         run = inputs.read_task_run(runs_dir, queries, store)
+        check_complete(run, where=inputs.run_path(runs_dir, task, split))
         with phase(f"evaluate {system} on {task} {split}"):
             evaluation = judge_run(run, queries, heads, config)
         per_query = per_query_path(output_dir, system, task, split)
@@ -199,6 +204,25 @@ def evaluate(
     _log_averages(system, evaluations, measures)
     logger.info("table of all systems: %s", pathlib.Path(output_dir) / "table.md")
     return result
+
+
+def check_complete(run: Run, *, where: FilePath) -> None:
+    """Tells how many queries have no result and count as zero.
+
+    Raises:
+        DataError: they are more than half of all.
+    """
+    lacking = int((run.rows == NO_ROW).all(axis=1).sum())
+    told = f"{lacking:,} of {len(run.query_ids):,} queries have no result"
+    if lacking > _MOST_LACKING * len(run.query_ids):
+        raise DataError(
+            told,
+            where=os.fspath(where),
+            expected=f"results for at least {1 - _MOST_LACKING:.0%} of them",
+            fix="search this split again, or give the runs of this collection's queries",
+        )
+    if lacking:
+        logger.warning("%s: %s and count as zero", where, told)
 
 
 def _log_averages(

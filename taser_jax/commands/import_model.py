@@ -18,14 +18,14 @@ from taser_jax.devices.partitioning import Partitioner
 from taser_jax.interop.hub import fetch
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
 from taser_jax.models.parameters import init_params, logical_axes, parameter_count
-from taser_jax.storage.artifacts import MODEL, storage_errors
+from taser_jax.storage.artifacts import check_empty, replacing
 from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.progress import logger, phase
+from taser_jax.storage.progress import logger
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.state import TrainState, named_key, parameter_table
 
 
-@writes("{model_dir}", kinds=[MODEL])
+@writes("{model_dir}", kinds=[])
 def import_model(
     *,
     model_dir: str | None = None,
@@ -65,9 +65,7 @@ def import_model(
         fix = "--gin.MODEL_DIR=... --gin.PRETRAINED=..."
         raise ConfigError("no model, no weights and no embeddings", where="import", fix=fix)
     directory = pathlib.Path(model_dir)
-    if any(directory.glob("checkpoint_*")):
-        fix = "choose another MODEL_DIR, an empty or new directory"
-        raise ConfigError("there is a model here", where=model_dir, fix=fix)
+    check_empty(directory)
     # Another model's vocabulary is refused before anything is allocated.
     words = load_vocabulary(
         vocabulary or fetch(pretrained.source), rows=model.transformer.vocab_size
@@ -75,15 +73,16 @@ def import_model(
     module = DualEncoder(model)
     partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.local_devices()[:1]))
     params = init_params(module, named_key(seed, "init"))
-    with storage_errors(directory):
-        words.save(str(directory / VOCABULARY))
-    loaded = read_pretrained(
-        pretrained, config=model, params=params, vocabulary=directory / VOCABULARY
-    )
-    params = place_pretrained(loaded, params=params)
     axes = logical_axes(module)
-    with phase("write the model"), storage_errors(directory):
-        checkpoints = Checkpoints(directory)
+    # A failed import leaves nothing.
+    with replacing(directory) as place:
+        scratch = pathlib.Path(place)
+        words.save(str(scratch / VOCABULARY))
+        loaded = read_pretrained(
+            pretrained, config=model, params=params, vocabulary=scratch / VOCABULARY
+        )
+        params = place_pretrained(loaded, params=params)
+        checkpoints = Checkpoints(scratch)
         checkpoints.save(
             TrainState(step=jax.numpy.zeros((), jax.numpy.int32), params=params, opt_state=()),
             step=0,
@@ -91,7 +90,7 @@ def import_model(
         )
         checkpoints.close()
         write_run_record(
-            directory,
+            scratch,
             model_config=model,
             facts={
                 "parameters": f"{parameter_count(params):,}",

@@ -111,4 +111,6 @@ def init(*, name: str, tasks: Sequence[str] = ("questions",), directory: str = "
         logger.info("wrote %s", path)
     logger.info("next: put your files below %s/ as %s.gin describes, then run", slug, slug)
     for step in _STEPS:
-        logger.info("  taser %s --gin_file=%s.gin", step, slug)
+        # The file names a module, whose code runs.
+        flag = f" --gin_import={slug}_tasks" if step == "tokenize" else ""
+        logger.info("  taser %s --gin_file=%s.gin%s", step, slug, flag)

@@ -20,7 +20,7 @@ from etils import epath
 from taser_jax.storage import limits
 from taser_jax.storage.artifacts import FilePath, is_remote
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.typed_files import check_text
+from taser_jax.storage.typed_files import check_regular, check_text
 
 T = TypeVar("T")
 
@@ -47,6 +47,7 @@ def in_blocks(items: Iterable[T], size: int) -> Iterator[list[T]]:
 def file_digest(path: FilePath) -> str:
     """SHA-256 of a file's bytes as stored; `DataError` if it cannot be read."""
     digest = hashlib.sha256()
+    check_regular(path)
     try:
         with epath.Path(path).open("rb") as stream:
             while chunk := stream.read(_CHUNK):
@@ -74,6 +75,7 @@ def open_bytes(path: FilePath) -> Iterator[IO[bytes]]:
     Raises:
         DataError: the file is missing or unreadable, or its gzip stream is damaged or truncated.
     """
+    check_regular(path)
     with contextlib.ExitStack() as stack:
         try:
             # TensorFlow's file opens at the first read: a missing one should be named here.

@@ -9,11 +9,13 @@ import pathlib
 from collections.abc import Iterable, Sequence
 
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from taser_jax.evaluation.results import SystemResult, tasks_and_measures, tasks_with
 from taser_jax.evaluation.significance import AVERAGE, ComparedRows, Comparisons
 from taser_jax.storage.artifacts import FilePath, replacing, write_text
 from taser_jax.storage.errors import DataError
+from taser_jax.storage.messages import plain
 
 LEGEND = (
     "In percent. R@k: queries with a relevant passage (by answers: one that contains an answer) "
@@ -135,7 +137,7 @@ class ResultsTable:
         ]
         for task in self.tasks if len(self.tasks) > 1 else ():
             blocks += [
-                f"### {task}{self._queries_of(task)}",
+                f"### {plain(task)}{self._queries_of(task)}",
                 _markdown(
                     ["system", *self.measures],
                     [[result.system] for result in self.results],
@@ -243,9 +245,7 @@ def markdown_table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> 
         ['| task | R@1 |', '| --- | ---: |', '| a\\|b | 71.3 |']
     """
     lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
-    return "\n".join(
-        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
-    )
+    return "\n".join("| " + " | ".join(map(plain, line)) + " |" for line in lines)
 
 
 def save_figure(path: FilePath, figure: Figure) -> None:
@@ -254,6 +254,9 @@ def save_figure(path: FilePath, figure: Figure) -> None:
     Raises:
         StorageError: the file cannot be written.
     """
+    # A name with $ is no formula.
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
     with replacing(path) as scratch:
         figure.savefig(scratch, format="png")
 
@@ -323,7 +326,8 @@ def _bars(
             [group + offset for group, _ in heights],
             [height for _, height in heights],
             0.94 * bar_width,
-            label=system,
+            # Matplotlib leaves names with _ at the start out of legends.
+            label=f" {system}" if system.startswith("_") else system,
             color=_COLOURS[index % len(_COLOURS)],
             hatch=_HATCHES[index // len(_COLOURS) % len(_HATCHES)],
             edgecolor="white",

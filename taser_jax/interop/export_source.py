@@ -28,6 +28,7 @@ from taser_jax.models.encoded import Normalization
 from taser_jax.models.parameters import parameter_count
 from taser_jax.storage.artifacts import read_json
 from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.messages import plain
 
 FORMAT_VERSION = 1
 CARD, METADATA = "README.md", "export.json"
@@ -316,7 +317,7 @@ def left_to_the_reader(source: ExportSource) -> str:
 
 def _model(source: ExportSource) -> str:
     rows: list[tuple[str, object]] = [("parameters", f"{parameter_count(source.params):,}")]
-    rows += source.config.describe().facts
+    rows += [(name, plain(fact)) for name, fact in source.config.describe().facts]
     return f"## Model\n\n{_table(rows)}\n`{METADATA}` has all settings, under `model`.\n"
 
 
@@ -324,29 +325,32 @@ def _training(source: ExportSource) -> str:
     rows: list[tuple[str, object]] = [("model fingerprint", f"`{source.fingerprint}`")]
     rows.append(("vocabulary fingerprint", f"`{_vocabulary_fingerprint(source)}`"))
     rows += [
-        (name.replace("_", " "), _without_folder(value))
+        (name.replace("_", " "), plain(_without_folder(value)))
         for name, value in source.facts.items()
         if value is not None
     ]
     if source.task is not None:
-        rows.append(("task", source.task))
+        rows.append(("task", plain(source.task)))
     return f"## Training and data\n\n{_table(rows)}"
 
 
 def _metrics(source: ExportSource) -> str:
     if not source.metrics:
         return "## Metrics\n\nNone were given to the export.\n"
-    rows = [(name, f"{value:.4f}") for name, value in source.metrics.items()]
+    rows = [(plain(name), f"{value:.4f}") for name, value in source.metrics.items()]
     return f"## Metrics\n\n{_table(rows)}"
 
 
 def _configuration(source: ExportSource) -> str:
     if not source.config_text.strip():
         return ""
+    text = without_folders(source.config_text).strip()
+    # Longer than any in the text, which therefore stays within.
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`*", text))))
     return (
         "## Training configuration\n\nOnly the last part of folder paths is shown. Gin files can "
         "import modules, which runs their code: read one from elsewhere before you use it.\n\n"
-        f"```\n{without_folders(source.config_text).strip()}\n```\n"
+        f"{fence}\n{text}\n{fence}\n"
     )
 
 
@@ -375,5 +379,5 @@ def _vocabulary_fingerprint(source: ExportSource) -> str:
 
 
 def _table(rows: Sequence[tuple[str, object]]) -> str:
-    cells = (f"| {name} | {str(value).replace('|', '&#124;')} |" for name, value in rows)
+    cells = (f"| {name} | {value} |" for name, value in rows)
     return "\n".join(["| | |", "|---|---|", *cells, ""])

@@ -30,6 +30,7 @@ from jaxtyping import Bool, Float32, Int
 from taser_jax.retrieval.runs import NO_ROW, SearchResult, top_k
 from taser_jax.storage.errors import ConfigError, DataError, check_fields
 from taser_jax.storage.progress import bar
+from taser_jax.storage.typed_files import Checked, Seed
 
 
 class Choice(enum.Enum):
@@ -83,7 +84,7 @@ class Reason(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class MiningConfig:
+class MiningConfig(Checked):
     """Which passages to take as hard negatives.
 
     Attributes:
@@ -116,9 +117,10 @@ class MiningConfig:
     excluded: Excluded = Excluded.POSITIVES
     same_page_tasks: tuple[str, ...] = ()
     without_negatives: WithoutNegatives = WithoutNegatives.RANDOM
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         ranks = ("depth", "count", "min_rank")
         check_fields(self, *ranks, is_valid=lambda n: n >= 1, expected="1 or more")
         if self.min_rank > self.depth:

@@ -112,7 +112,7 @@ def read(directory: FilePath) -> dict[str, list[Record]]:
         return {}
     records: dict[str, list[Record]] = {}
     # Malformed lines are ignored.
-    for line in filter(None, map(_LINE.fullmatch, text.splitlines())):
+    for line in filter(None, map(_LINE.fullmatch, text.split("\n"))):
         records.setdefault(line[3], []).append((int(line[2]), line[1]))
     return records
 

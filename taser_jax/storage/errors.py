@@ -13,6 +13,7 @@ from typing import Any
 EXIT_USER_ERROR = 2
 # sysexits.h's EX_TEMPFAIL, "try again": launchers treat it as preempted, not failed.
 EXIT_PREEMPTED = 75
+EXIT_INTERRUPTED = 130
 # As if JAX had noticed first, which then aborts the process (SIGABRT): launchers see no difference.
 EXIT_HOST_LOST = 134
 
@@ -43,7 +44,27 @@ _FIXES = {
     errno.EMFILE: ("room for another open file", "allow more of them: ulimit -n 4096"),
 }
 _PARTIAL_WRITE = re.compile(r"\d+ requested and \d+ written")
-_BUCKET_PACKAGE = re.compile(r"[Ii]nstall (\w+) to access ")
+_KINDS_OF_PATHS = "local paths and gs:// are read and written; copy the files to one of these"
+# What other libraries say where something is absent -> in our words, and what to do.
+_ABSENT = (
+    (
+        r"Unable to initialize backend '(\w+)'",
+        "no {} is here, or another process has it",
+        "set JAX_PLATFORMS=cpu to compute without it, or end the other process",
+    ),
+    (r"^'(\w+)://'", "{}:// is no kind of path", _KINDS_OF_PATHS),
+    (r"File system scheme '(\w+)' not impl", "{}:// is no kind of path here", _KINDS_OF_PATHS),
+    (
+        r"Error executing an HTTP request: (.+)",
+        "the bucket cannot be reached: {}",
+        "check its name, the network, and `gcloud auth application-default login`",
+    ),
+    (
+        r"[Ii]nstall (\w+) to access ",
+        "paths of this kind need {} or TensorFlow, and neither is installed",
+        "pip install {}, or tensorflow",
+    ),
+)
 _LONGEST_SHOWN = 120
 
 
@@ -83,7 +104,9 @@ class TaserError(Exception):
         fix: str | None = None,
     ) -> None:
         self.found, self.where, self.expected, self.fix = found, where, expected, fix
-        lines = [f"{where}: {found}" if where else found]
+        # One line, also of a path with line ends.
+        place = (where or "").replace("\n", "\\n")
+        lines = [f"{place}: {found}" if place else found]
         if expected:
             lines.append(f"  expected: {expected}")
         if fix:
@@ -157,21 +180,18 @@ def storage_errors(path: str | os.PathLike[str], *, doing: str = "write") -> Ite
     Raises:
         StorageError: for a full disk, a read-only or forbidden place, an exhausted quota, or a path
             that no file can have.
-        ConfigError: the package for this kind of bucket is not installed.
+        ConfigError: there is no such accelerator, kind of path, bucket or package for it.
     """
     try:
         yield
     except TaserError:
         raise
     except Exception as raised:
-        # What opens paths without TensorFlow has a package for each kind of bucket.
-        needed = _BUCKET_PACKAGE.search(str(raised))
-        if isinstance(raised, ImportError) and needed is not None:
-            raise ConfigError(
-                f"paths of this kind need {needed[1]} or TensorFlow, and neither is installed",
-                where=os.fspath(path),
-                fix=f"pip install {needed[1]}, or {how_to_install('tensorflow')}",
-            ) from raised
+        for pattern, problem, fix in _ABSENT:
+            if what := re.search(pattern, str(raised)):
+                raise ConfigError(
+                    problem.format(what[1]), where=os.fspath(path), fix=fix.format(what[1])
+                ) from raised
         # Gin raises a copy without the number and the file.
         error = raised
         if isinstance(raised, OSError) and isinstance(raised.__context__, OSError):
@@ -179,7 +199,8 @@ def storage_errors(path: str | os.PathLike[str], *, doing: str = "write") -> Ite
         number = _number(error)
         if number not in _FIXES:
             raise
-        reason = str(error)
+        # TensorStore's texts are long, and end with the system's.
+        reason = str(error) if len(str(error)) <= _LONGEST_SHOWN else os.strerror(number or 0)
         if isinstance(error, OSError) and error.errno:
             named = f" ({_shortened(error.filename)})" if error.filename else ""
             reason = f"{error.strerror}{named}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import html
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -50,8 +51,10 @@ def set_up(*, verbose: bool) -> None:
     handler.addFilter(
         lambda record: record.name.startswith("taser") or record.levelno >= logging.WARNING
     )
-    # Orbax warns about every checkpoint without metrics, which is intended.
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    # Orbax warns of every checkpoint without metrics, which is intended, and logs a failed save in
+    # each of its threads; that error is raised, too.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    sys.excepthook = _print_unless_of_a_closed_loop
     # At lower levels, TensorFlow reports oneDNN's fallbacks and a missing GPU as errors.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if "tensorflow" not in sys.modules:
@@ -101,6 +104,14 @@ class _LastingFile(io.FileIO):
         return len(data)
 
 
+def _print_unless_of_a_closed_loop(
+    kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
+) -> None:
+    """TensorStore tells an event loop of a failed write that Orbax has closed after the first."""
+    if str(error) != "Event loop is closed":
+        sys.__excepthook__(kind, error, trace)
+
+
 def _has_accelerator() -> bool:
     """Whether there may be a TPU or a GPU; True in doubt, so that JAX looks for it."""
     vendors = pathlib.Path("/sys/bus/pci/devices").glob("*/vendor")
@@ -142,6 +153,17 @@ def wrapped(text: str, *, width: int) -> str:
             break_on_hyphens=False,
         ) or [""]
     return "\n".join(lines)
+
+
+def plain(value: object) -> str:
+    r"""A value as one line of Markdown in which no character of it formats anything.
+
+    Example:
+        >>> plain("a|b\n[c](d) <e>")
+        'a\\|b \\[c\\](d) &lt;e&gt;'
+    """
+    text = html.escape(" ".join(str(value).split()), quote=False)
+    return re.sub(r"([|`\[\]])", r"\\\1", text)
 
 
 class _Handler(logging.Handler):

@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import re
+import stat
 import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -17,12 +18,14 @@ from etils import epath
 
 from taser_jax.storage import checksums
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.publishing import FilePath
+from taser_jax.storage.publishing import FilePath, is_remote
 
 T = TypeVar("T")
 # Ranges of numbers, for fields of files and of configurations.
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+# As many as JAX's keys take.
+Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 PositiveNumber = Annotated[float, msgspec.Meta(gt=0)]
 NaturalNumber = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -130,6 +133,22 @@ def typed(value: object, kind: type[T], *, where: str, fix: str | None = None) -
         ) from error
 
 
+def check_regular(path: FilePath) -> None:
+    """Refuses a pipe or a device, which could not be read twice, and whose end may never come.
+
+    Raises:
+        DataError: it is one.
+    """
+    if not is_remote(path) and os.path.exists(path):
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise DataError(
+                "a pipe or a device, not a file",
+                where=os.fspath(path),
+                fix="write what it gives into a file, and name that",
+            )
+
+
 def read_typed(
     path: FilePath, kind: type[T], *, fix: str | None = None, absent: T | None = None
 ) -> T:
@@ -149,6 +168,7 @@ def read_typed(
             that is not what it must be.
     """
     where = os.fspath(path)
+    check_regular(path)
     checksums.check_file(path, fix=fix or "run the command that wrote it again")
     try:
         # Some editors put a byte order mark first.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import types
@@ -79,6 +80,35 @@ def test_preemption_returns_75(toy, capsys):
     assert capsys.readouterr().err == (
         "preempted: saved after step 3 of 9; rerun the command to resume\n"
     )
+
+
+WAITS = """
+import time
+from taser_jax.cli import main
+
+def wait(*_):
+    try:
+        print("begun", flush=True)
+        time.sleep(60)
+    finally:
+        print("ending", flush=True)
+        time.sleep(60)
+
+main._execute = wait
+main.main(["gin"])
+"""
+
+
+def test_a_second_interrupt_ends_at_once_without_a_traceback():
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    for said in ("begun\n", "ending\n"):
+        assert process.stdout.readline() == said
+        process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
 
 
 def test_an_interrupt_returns_130(toy, capsys):

@@ -237,6 +237,18 @@ def test_a_required_value_that_is_not_reached_is_not_asked_for(resolve):
     assert resolved.unused == ("GarnishConfig.sauce", "OTHER")
 
 
+def test_macros_in_a_circle_are_named(resolve):
+    with pytest.raises(ConfigError, match="%A = %B = %A: macros that refer to one another"):
+        resolve(BASE + "A = %B\nB = %A\ncook.note = %A\n", "DISH=soup")
+
+
+@pytest.mark.parametrize("value", ["~/soup", "['~/soup']", "{'a': '~/soup'}"])
+def test_paths_begin_at_home(resolve, monkeypatch, value):
+    monkeypatch.setenv("HOME", "/home/cook")
+    dish = resolve(BASE, f"DISH={value}").function()[0]
+    assert str(dish) == value.replace("~", "/home/cook").removeprefix("'")
+
+
 def test_a_macro_that_only_an_unreached_binding_uses_cannot_be_set(resolve):
     text = BASE + "OTHER = None\nGarnishConfig.sauce = %OTHER\n"
     with pytest.raises(ConfigError, match="`cook` never uses OTHER"):

@@ -54,6 +54,22 @@ def runs_dir(capitals: Capitals, tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path / "runs"
 
 
+def test_queries_without_results_are_counted_and_most_of_them_refused(
+    capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path, capsys
+):
+    def arguments(task: str) -> tuple[str, ...]:
+        where = gin(RUNS_DIR=runs_dir, EVAL_OUTPUT_DIR=tmp_path / "out", SYSTEM="hand")
+        return ("evaluate", *capitals.where, *where, *gin(TASKS=[task]))
+
+    succeed(*arguments("rivers"))
+    told = "rivers.test.trec: 1 of 2 queries have no result and count as zero"
+    assert told in capsys.readouterr().err
+    _write_run(runs_dir / "capital.test.trec", {_query_ids(capitals, "capital")[0]: {"p6": 3.0}})
+    message = refused(capsys, *arguments("capital"))
+    assert "capital.test.trec: 2 of 3 queries have no result" in message
+    assert "results for at least 50% of them" in message
+
+
 def test_by_answers_with_dpr_results(
     capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path
 ):

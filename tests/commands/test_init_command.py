@@ -79,7 +79,7 @@ def test_from_files_to_a_table_with_one_gin_file(
         file.write(SMALLER)
     run("prepare")
     assert list_tasks("faq/data", "faq") == {task: list(SPLITS) for task in ("what", "where")}
-    run("tokenize")
+    run("tokenize", "--gin_import=faq_tasks")
     for split in SPLITS:
         run("bm25", *gin(SPLIT=split))
     run("mine", *gin(RUNS_DIR="faq/bm25/runs"))
@@ -129,7 +129,7 @@ def resolve(name: str, *arguments: str) -> configuration.Resolved:
     "name", [name for name in COMMANDS if name not in ("init", "compare", "verify")]
 )
 def test_every_command_takes_it_alone(name: str, project: pathlib.Path):
-    resolved = resolve(name, "--gin_file=faq.gin")
+    resolved = resolve(name, "--gin_file=faq.gin", "--gin_import=faq_tasks")
     # What is still required is not the project's: other formats' files, pretrained weights, ...
     assert not set(resolved.unset) & set(re.findall(r"^(\w+) = ", text(project), re.MULTILINE))
     assert not resolved.unset or name not in FLOW

@@ -30,6 +30,13 @@ def test_numbered_lines_keeps_newlines_and_only_splits_at_line_feeds(tmp_path, n
         assert text.read() == "one\r\ntwo\u2028still two\nthrée"
 
 
+@pytest.mark.parametrize("read", [files.file_digest, lambda path: list(files.json_lines(path))])
+def test_a_pipe_is_refused_at_once(tmp_path, read):
+    os.mkfifo(tmp_path / "a.jsonl")
+    with pytest.raises(DataError, match=r"a\.jsonl: a pipe or a device"):
+        read(tmp_path / "a.jsonl")
+
+
 class _LocalGFile:
     """`tf.io.gfile` with a folder in place of gs://bucket."""
 

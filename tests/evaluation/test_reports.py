@@ -131,6 +131,19 @@ def test_files_are_written_and_the_plot_has_every_bar(tmp_path):
     assert [label.get_text() for label in by_task.get_xticklabels()] == ["squad", "nq"]
 
 
+def test_names_format_nothing(tmp_path):
+    """Neither Markdown nor HTML, no formula of the plot, and none is missing from its legend."""
+    tasks = {"a|b\n# c": TaskResult({"R@1": 0.5}, 10), "$t_$": TaskResult({"R@1": 0.5}, 10)}
+    names = ("$x_$", "_y", "<b>[z](u)")
+    table = ResultsTable.of([SystemResult(name, tasks) for name in names])
+    lines = table.write(tmp_path).read_text().splitlines()
+    assert "### a\\|b # c (10 queries)" in lines
+    assert "| &lt;b&gt;\\[z\\](u) | **50.0** |" in lines
+    assert (tmp_path / "results.png").stat().st_size
+    legend = table.plot().legends[0]
+    assert [text.get_text().strip() for text in legend.get_texts()] == list(names)
+
+
 def test_tables_of_nothing_are_refused():
     with pytest.raises(DataError, match="0 systems, 0 tasks, 0 measures"):
         ResultsTable.of([])

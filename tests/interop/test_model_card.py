@@ -119,6 +119,20 @@ def test_a_card_without_metrics_and_configuration_says_so(source):
     assert "Training configuration" not in text
 
 
+def test_names_and_settings_stay_within_their_places(source):
+    settings = 'SYSTEM = """\n```\n# Injected\n````\n"""'
+    odd = dataclasses.replace(
+        source,
+        config_text=settings,
+        facts={"pretrained": "x | y\n<script>"},
+        metrics={"a|b\n# c": 0.5},
+    )
+    text = card(odd, TEXTS)
+    assert f"\n`````\n{settings}\n`````\n" in text
+    assert "| pretrained | x \\| y &lt;script&gt; |" in text
+    assert "| a\\|b # c | 0.5000 |" in text
+
+
 def test_metadata_holds_the_whole_of_it(source):
     found = metadata(source, "onnx")
     assert found.pop("model")["experts"]["num_experts"] == 2

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import pathlib
+import resource
 import sys
 
 import pytest
+from etils import epath
 
 from taser_jax.cli import main as cli
-from taser_jax.storage.artifacts import storage_errors
-from taser_jax.storage.errors import StorageError
+from taser_jax.storage.artifacts import storage_errors, write_text
+from taser_jax.storage.errors import ConfigError, StorageError
 
 LONG = "n" * 300
 PREPARE = ("prepare", "--gin.COLLECTION=c", "--gin.DIRECTORIES={'t': 'beir'}")
@@ -64,6 +66,38 @@ def test_a_path_with_a_nul_is_a_storage_error():
         raise OSError(errno.ELOOP, "Too many levels of symbolic links", "loop")
 
 
+def test_too_many_open_files_are_a_storage_error(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        with pytest.raises(StorageError, match=r"Too many open files(.|\n)*ulimit -n"):
+            write_text(tmp_path / "a.txt", "x")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (RuntimeError("Unable to initialize backend 'tpu': NOT_FOUND"), "no tpu is here"),
+        (KeyError("http://"), "http:// is no kind of path"),
+        (NotImplementedError("File system scheme 's3' not implemented"), "s3:// is no kind"),
+        (
+            RuntimeError("Error executing an HTTP request: libcurl code 6, Could not resolve"),
+            "x: the bucket cannot be reached: libcurl code 6",
+        ),
+    ],
+)
+def test_what_is_absent_is_named(raised, said):
+    with pytest.raises(ConfigError, match=said), storage_errors("x"):
+        raise raised
+
+
+def test_http_is_no_kind_of_path():
+    with pytest.raises(ConfigError, match="http:// is no kind"), storage_errors("http://a/b"):
+        epath.Path("http://a/b")
+
+
 @pytest.fixture
 def gin_file(tmp_path, monkeypatch):
     (tmp_path / "runs_code.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
@@ -89,6 +123,18 @@ def test_a_gin_files_import_runs_nothing_unless_allowed(gin_file, tmp_path, caps
     message = error(capsys, "search", flag, "--gin_import=runs_code")
     assert "not set" in message
     assert (tmp_path / "ran").exists()
+
+
+def test_a_gin_files_task_module_runs_nothing_unless_allowed(gin_file, tmp_path, capsys):
+    flag = gin_file("MIXTURE_OR_TASK_MODULE = 'runs_code'")
+    message = error(capsys, "tokenize", flag)
+    assert "a.gin:2: import of 'runs_code', which runs the code of that module" in message
+    assert "--gin_import=runs_code" in message
+    assert "not set" in error(capsys, "tokenize", flag, "--gin_import=runs_code")
+    # The command line is the user's own, and other commands import nothing.
+    assert "not set" in error(capsys, "tokenize", "--gin.MIXTURE_OR_TASK_MODULE=runs_code")
+    assert "not set" in error(capsys, "search", flag)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_own_modules_may_be_imported(gin_file, capsys):

@@ -42,7 +42,7 @@ HOLDS_LOCK = re.compile(rf"being written by process {os.getpid()} on ")
 OWN_KINDS = {
     "tokenize": "token store",
     "mine": "negatives",
-    **dict.fromkeys(["train", "import"], "model"),
+    "train": "model",
     "memory": "mixture of memories",
     "prepare": "collection",
 }

@@ -20,6 +20,7 @@ from taser_jax.devices.mesh import HostShare
 from taser_jax.models.batch import Batch
 from taser_jax.storage.artifacts import fingerprint_json
 from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.typed_files import Checked, Seed
 
 # Query arrays are as long as the task's longest query, rounded up to a multiple of this.
 _LENGTH_MULTIPLE = 8
@@ -37,7 +38,7 @@ class BatchTotal(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskBatchingConfig:
+class TaskBatchingConfig(Checked):
     """How a step's batches are drawn.
 
     Attributes:
@@ -57,7 +58,7 @@ class TaskBatchingConfig:
     num_negatives: int | Mapping[str, int] = 2
     false_negatives: FalseNegatives = FalseNegatives.MASK
     positives: PositiveChoice = PositiveChoice.SAMPLE
-    seed: int = 0
+    seed: Seed = 0
 
     def negatives_of(self, tasks: Iterable[str]) -> dict[str, int]:
         """Task -> hard negatives per query.

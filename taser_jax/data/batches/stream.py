@@ -17,6 +17,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Batch
 from taser_jax.storage.artifacts import require_equal
 from taser_jax.storage.errors import ConfigError, DataError, check_fields
+from taser_jax.storage.typed_files import Checked, Seed
 
 
 class FalseNegatives(enum.Enum):
@@ -40,7 +41,7 @@ class PositiveChoice(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class BatchingConfig:
+class BatchingConfig(Checked):
     """How batches are drawn.
 
     Attributes:
@@ -59,10 +60,11 @@ class BatchingConfig:
     false_negatives: FalseNegatives = FalseNegatives.MASK
     positives: PositiveChoice = PositiveChoice.SAMPLE
     queue_steps: int = 0
-    seed: int = 0
+    seed: Seed = 0
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_fields(self, "batch_size", is_valid=lambda n: n >= 1, expected="1 or more")
         counts = ("num_negatives", "queue_steps", "seed")
         check_fields(self, *counts, is_valid=lambda n: n >= 0, expected="0 or more")

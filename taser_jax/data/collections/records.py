@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 from etils import epath
+from tensorflow_datasets.core import example_serializer
 
 from taser_jax.data import id_index
 from taser_jax.data.files import in_blocks
@@ -100,6 +101,13 @@ def start_staging(directory: epath.Path) -> epath.Path:
     return staging
 
 
+class _SameBytes(example_serializer.ExampleSerializer):
+    """Writes the features of an example in one order, not in another in each process."""
+
+    def serialize_example(self, example: Mapping[str, Any]) -> bytes:
+        return self.get_tf_example(example).SerializeToString(deterministic=True)
+
+
 def write_records(
     staging: epath.Path,
     examples: Iterable[Mapping[str, Any]],
@@ -133,6 +141,8 @@ def write_records(
         max_examples_per_shard=examples_per_shard,
         file_format=tfds.core.FileFormat.ARRAY_RECORD.value,
     )
+    # TFDS has no setting for it.
+    writer._serializer = _SameBytes(features.get_serialized_info())
     count = 0
     with storage_errors(staging):
         writer.initialize_splits([name])

@@ -11,6 +11,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from taser_jax.data.files import json_records, numbered_lines
 from taser_jax.data.id_index import normalized_content, text_hash
 from taser_jax.data.readers.located import Context, Judgement
@@ -98,10 +100,10 @@ def read_qrels(path: FilePath) -> Iterator[Judgement]:
             raise wrong_columns(where, len(columns), trec)
         query_id, passage_id, grade = columns[0], columns[-2], columns[-1]
         try:
-            relevance = int(grade)
-        except ValueError as error:
+            relevance = int(np.int32(grade))
+        except (ValueError, OverflowError) as error:
             where = f"{where}, last column"
-            fix = "write an integer"
+            fix = "write an integer of 32 bits"
             raise DataError(f"the grade is {grade!r}", where=where, fix=fix) from error
         yield Judgement(where, query_id, passage_id, relevance)
 

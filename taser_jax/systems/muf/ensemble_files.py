@@ -31,7 +31,7 @@ from taser_jax.storage.artifacts import (
     write_json,
 )
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.typed_files import Checked, Positive
+from taser_jax.storage.typed_files import Checked, Positive, Seed
 from taser_jax.systems.muf.members import (
     EnsembleBatch,
     EnsembleConfig,
@@ -71,7 +71,7 @@ class EnsembleTraining(Checked):
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5, warmup_steps=1237)
     epochs: Positive = 100
     evaluations: Positive = 20
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
+from taser_jax.data.collections import records
 from taser_jax.data.collections import store as collections
 from taser_jax.data.collections.store import PassageStore, QuerySet, write_collection, write_queries
+from taser_jax.storage.artifacts import Fingerprint
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError, StorageError
 from taser_jax.storage.records import Passage, Query
 
@@ -298,3 +300,12 @@ def test_a_disk_that_fills_up_is_a_storage_error(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, old_limit)
         signal.signal(signal.SIGXFSZ, old_handler)
     assert os.listdir(tmp_path / "tiny") == []
+
+
+def test_two_processes_write_the_same_bytes():
+    """Protocol buffers order a map by a hash with a seed of its process, unless told not to."""
+    features, content = records.query_features(), Fingerprint()
+    [example] = records.query_examples(QUERIES[:1], content, task="nq", count=4, where="nq")
+    serializer = records._SameBytes(features.get_serialized_info())
+    written = serializer.serialize_example(features.encode_example(example))
+    assert sorted(features, key=lambda name: written.index(name.encode())) == sorted(features)

@@ -28,6 +28,14 @@ def _write(folder: pathlib.Path, **files: str | dict) -> pathlib.Path:
     return folder
 
 
+def test_a_file_beside_its_packed_twin_is_refused(tmp_path):
+    """Which of the two is meant, nobody can know."""
+    folder = _write(tmp_path / "raw", corpus__jsonl={"_id": "a", "text": "one"})
+    _write(folder, corpus__jsonl__gz={"_id": "a", "text": "two"})
+    with pytest.raises(ConfigError, match=r"raw: corpus\.jsonl and corpus\.jsonl\.gz may"):
+        detect(folder)
+
+
 def _names(found):
     return {
         task: {

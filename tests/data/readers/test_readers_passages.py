@@ -187,6 +187,7 @@ def test_qrels_of_trec_and_beir(tmp_path, content):
         ("q1 0 d1 1\nq1 d2 1\n", r":2: 3 tab-separated columns"),
         ("query-id\tcorpus-id\tscore\nq1 d1 1\n", r":2: 1 tab-separated columns"),
         ("q1 0 d1 yes\n", r":1, last column: the grade is 'yes'"),
+        (f"q1 0 d1 {10**30}\n", r":1, last column: the grade is '10{30}'(.|\n)*32 bits"),
     ],
 )
 def test_bad_qrels_name_the_line(tmp_path, content, message):
