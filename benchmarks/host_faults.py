@@ -32,8 +32,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from faults import ORPHANS, REPOSITORY, bits, machine, pipeline, shares
-from small_world import SmallWorld
+from trials import Notes, SmallWorld, bits, environment, machine, orphans, pipeline, shares
 
 HOSTS = (0, 1)
 HOOK = pathlib.Path(__file__).parent / "disturbed_host"
@@ -61,7 +60,7 @@ def main() -> None:
         trials.kill_in_every_stage(host)
         for name in DISTURBANCES:
             trials.disturb(name, host)
-    print(table(trials.lines, trials.seconds))
+    print(table(trials.notes.lines, trials.seconds))
 
 
 class Pair:
@@ -172,10 +171,9 @@ class HostTrials:
 
     def __init__(self, root: pathlib.Path, has_time: Callable[[], bool]) -> None:
         self._root, self._has_time = root, has_time
-        self._file, self._world = root / "host_faults.jsonl", root / "world"
+        self._world = root / "world"
         root.mkdir(parents=True, exist_ok=True)
-        lines = self._file.read_text().splitlines() if self._file.exists() else []
-        self.lines: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        self.notes = Notes(root / "host_faults.jsonl")
         known = self._undisturbed()
         self.seconds, self.stages = float(known["seconds"]), dict(known["stages"])
         self._bits = bits(self._world / "out")
@@ -210,15 +208,9 @@ class HostTrials:
         return self._root / "trial"
 
     def _start(self, name: str, disturbed: tuple[int, Mapping[str, str]] = (0, {})) -> Pair:
-        paths = (HOOK, REPOSITORY, REPOSITORY / "tests")
-        environment = {
-            "PYTHONPATH": os.pathsep.join(map(str, paths)),
-            "JAX_COMPILATION_CACHE_DIR": str(self._root / "compiled"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            # Host 1 finds nothing in the cache and compiles each time.
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
-        }
-        return Pair(pipeline(self._trial, name), self._root, environment, disturbed)
+        # Host 1 finds nothing in the cache and compiles each time.
+        given = environment(self._root, HOOK, JAX_DISABLE_MOST_OPTIMIZATIONS="true")
+        return Pair(pipeline(self._trial, name), self._root, given, disturbed)
 
     def _begin(self, kind: str, host: int) -> None:
         """Empties the place of trials, unless an interrupted run of this one lies there."""
@@ -230,24 +222,18 @@ class HostTrials:
         shutil.copytree(self._world, self._trial, ignore=shutil.ignore_patterns("out"))
         whose.write_text(mine)
 
-    def _is_done(self, kind: str, host: int, stage: str) -> bool:
-        wanted = {"kind": kind, "host": host, "stage": stage}.items()
-        return any(wanted <= line.items() for line in self.lines)
-
-    def _note(self, kind: str, host: int, stage: str, **found: object) -> None:
-        line = {"kind": kind, "host": host, "stage": stage, **found}
-        with open(self._file, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        self.lines.append(line)
-        print(*line.values(), flush=True)
-
     def kill_in_every_stage(self, host: int) -> None:
         """Kills a host in one stage after the other, and goes on each time."""
-        stages = [one for one in self.stages if not self._is_done("kill", host, one)]
-        if self._is_done("kill", host, "end") or not self._has_time():
+
+        def is_done(stage: str) -> bool:
+            return self.notes.has(kind="kill", host=host, stage=stage)
+
+        if is_done("end") or not self._has_time():
             return
         self._begin("kill", host)
-        for stage in stages:
+        for stage in self.stages:
+            if is_done(stage):
+                continue
             if not self._has_time():
                 return
             self._kill("kill", host, stage)
@@ -263,14 +249,14 @@ class HostTrials:
         ending = pair.kill(host)
         said = {} if ending.told == "named" else {"log": pair.said(1 - host)[-2000:]}
         found = {"within": is_within, **dataclasses.asdict(ending), **said}
-        self._note(kind, host, stage, **found)
+        self.notes.add(kind=kind, host=host, stage=stage, **found)
 
     def disturb(self, kind: str, host: int) -> None:
         """A pipeline with one disturbed host, which is killed once on its way."""
-        if self._is_done(kind, host, "end") or not self._has_time():
+        if self.notes.has(kind=kind, host=host, stage="end") or not self._has_time():
             return
         self._begin(kind, host)
-        if not self._is_done(kind, host, KILLED_TRAINING):
+        if not self.notes.has(kind=kind, host=host, stage=KILLED_TRAINING):
             self._kill(kind, host, KILLED_TRAINING)
         self._finish(kind, host)
 
@@ -280,15 +266,10 @@ class HostTrials:
         pair = self._start("out", (host, DISTURBANCES.get(kind, {})))
         last = pair.wait()
         same = last == [0, 0] and bits(self._trial / "out") == self._bits
-        left = sorted(
-            str(path.relative_to(self._trial))
-            for name in ORPHANS
-            for path in self._trial.rglob(name)
-        )
-        found = {"last": last, "same": same, "orphans": left}
+        found = {"last": last, "same": same, "orphans": orphans(self._trial)}
         said = {} if same else {"log": pair.said(0)[-2000:] + pair.said(1)[-2000:]}
         took = round(time.monotonic() - began, 1)
-        self._note(kind, host, "end", took=took, **found, **said)
+        self.notes.add(kind=kind, host=host, stage="end", took=took, **found, **said)
 
 
 def table(lines: Sequence[Mapping[str, Any]], seconds: float) -> str:

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from script_calls import REPOSITORY
 
+from taser_jax.storage.artifacts import write_json
+
 FOLDER = REPOSITORY / "benchmarks"
 # A host that says where it is, and loses the other one if that dies.
 HOST = """
@@ -111,26 +113,98 @@ def test_damage_is_one_bit_and_forgotten_stages(benchmark_module, tmp_path):
     stages.mkdir(parents=True)
     for name in "abc":
         (stages / f"{name}.json").write_text("")
-    (tmp_path / "data").write_bytes(bytes(100))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "numbers").write_bytes(bytes(100))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    told = faults.damage(tmp_path, np.random.default_rng(1), flips=True)
+    job = faults.Job(lambda world: [], "out", ["data"])
+    told = faults.damage(tmp_path, job, np.random.default_rng(1), flips=True)
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     changed = [path for path in after if after[path] != before[path]]
-    assert [path.name for path in changed] == ["data"]
+    assert [path.name for path in changed] == ["numbers"]
     assert sum(byte.bit_count() for byte in after[changed[0]]) == 1
-    assert told.endswith(f"of data, {len(after) - 1} stages kept")
+    assert told.startswith(f"{len(after) - 1} stages kept, byte ")
+    assert told.endswith(" of data/numbers")
+
+
+KILL = {"kind": "kill", "first": -9, "last": 0, "verify": 0, "same": True, "orphans": []}
+FLIP = {"kind": "flip", "last": 0, "verify": 0, "same": True, "restored": True, "named": False}
 
 
 @pytest.mark.parametrize(
     ("line", "is_right"),
     [
-        ({"kind": "kill", "first": -9, "same": True, "orphans": []}, True),
-        ({"kind": "kill", "first": -9, "same": True, "orphans": [".writer"]}, False),
-        ({"kind": "full disk", "first": 1, "same": True, "orphans": []}, False),
-        ({"kind": "flip", "last": 2, "same": False}, True),
-        ({"kind": "flip", "last": 0, "same": False}, False),
-        ({"kind": "none", "last": 2, "same": False}, False),
+        (KILL, True),
+        ({**KILL, "orphans": [".writer"]}, False),
+        ({**KILL, "verify": 2}, False),
+        ({**KILL, "kind": "full disk", "first": 1}, False),
+        ({**KILL, "kind": "full disk", "first": 2}, True),
+        ({**KILL, "kind": "none", "first": None, "same": False}, False),
+        (FLIP, True),
+        # Nobody has noticed: another answer, or the damaged file still there.
+        ({**FLIP, "same": False}, False),
+        ({**FLIP, "restored": False}, False),
+        # A refusal that names another file.
+        ({**FLIP, "last": 2, "same": False}, False),
+        ({**FLIP, "last": 2, "same": False, "named": True}, True),
+        ({**FLIP, "verify": 2, "named": True}, True),
+        # Found, but too late: the answer is another already.
+        ({**FLIP, "verify": 2, "named": True, "same": False}, False),
     ],
 )
 def test_how_a_trial_is_judged(benchmark_module, line, is_right):
-    assert benchmark_module("faults").judged(line) is is_right
+    assert benchmark_module("faults").is_right(line) is is_right
+
+
+@pytest.mark.parametrize(
+    ("line", "is_trial"),
+    [
+        (KILL, True),
+        ({**KILL, "first": 0}, False),
+        ({**KILL, "kind": "full disk", "first": 0}, False),
+        ({**KILL, "kind": "full disk", "first": 2}, True),
+        (FLIP, True),
+    ],
+)
+def test_a_fault_that_did_not_come_about_is_no_trial(benchmark_module, line, is_trial):
+    faults = benchmark_module("faults")
+    assert faults.counts(line) is is_trial
+    assert len(faults.table([{"first": None, "orphans": [], **line}]).splitlines()) == 2 + is_trial
+
+
+# A command that reads one artefact and writes another.
+ANSWER = """
+import sys, zlib
+from taser_jax.storage.artifacts import read_json, write_text
+from taser_jax.storage.errors import TaserError
+try:
+    text = read_json(sys.argv[1] + "/data/text.json")["text"]
+except TaserError as error:
+    sys.exit(print(f"error: {error}", file=sys.stderr) or 2)
+write_text(sys.argv[1] + "/out/answer.csv", f"{zlib.crc32(text.encode())}\\n")
+"""
+UNCHECKED = """
+from taser_jax.storage import checksums
+checksums._check = lambda *_, **__: None
+checksums.verify = lambda root: [(root, None)]
+"""
+
+
+def test_without_checksums_the_harness_reports_wrong_results(benchmark_module, tmp_path):
+    faults = benchmark_module("faults")
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "sitecustomize.py").write_text(UNCHECKED)
+
+    def make(world):
+        write_json(world / "data" / "text.json", {"text": 1000 * "a"})
+
+    command = faults.Job(lambda world: [sys.executable, "-c", ANSWER, str(world)], "out", ["data"])
+    wrong = {}
+    for name, modules in (("checked", []), ("unchecked", [tmp_path / "modules"])):
+        trials = faults.Trials(
+            tmp_path / name, {"answer": command}, seed=1, make=make, modules=modules
+        )
+        # Of the text, and of its checksum.
+        for number in range(2):
+            trials.run("flip", number)
+        wrong[name] = [not faults.is_right(line) for line in trials.notes.lines]
+    assert wrong == {"checked": [False, False], "unchecked": [True, True]}
