@@ -144,15 +144,19 @@ def _locked(directory: epath.Path) -> Iterator[None]:
 
 
 def check_file(path: FilePath, *, fix: str) -> None:
-    """Compares a file with the record beside it.
+    """Compares a file with the record beside it, and warns where that has no line of it.
 
     Raises:
         DataError: it was damaged after it had been written.
     """
     target = epath.Path(path)
-    recorded = read(target.parent).get(target.name)
-    if recorded and target.exists():
-        _check(target, recorded, fix=fix)
+    records = read(target.parent)
+    if not records or not target.exists():
+        return
+    if target.name in records:
+        _check(target, records[target.name], fix=fix)
+    else:
+        _warn(target.parent, [target])
 
 
 def check_directory(directory: FilePath, *, fix: str) -> None:
@@ -164,7 +168,11 @@ def check_directory(directory: FilePath, *, fix: str) -> None:
     root = epath.Path(directory)
     for name, recorded in read(root).items():
         _check(root / name, recorded, fix=fix)
-    missing = unrecorded(root)
+    _warn(root, unrecorded(root))
+
+
+def _warn(root: epath.Path, missing: Sequence[epath.Path]) -> None:
+    """Says once which files of a directory cannot be checked."""
     if missing and os.fspath(root) not in _warned:
         _warned.add(os.fspath(root))
         logger.warning(

@@ -95,7 +95,7 @@ def wait(*_):
         time.sleep(60)
 
 main._execute = wait
-main.main(["gin"])
+main.main(["verify", "."])
 """
 
 

@@ -9,6 +9,7 @@ import logging
 import pytest
 
 from taser_jax.cli import configuration
+from taser_jax.cli.argument_types import at_home
 from taser_jax.cli.configuration import GinFlags
 from taser_jax.cli.gin_files import literal
 from taser_jax.storage.errors import ConfigError
@@ -242,11 +243,13 @@ def test_macros_in_a_circle_are_named(resolve):
         resolve(BASE + "A = %B\nB = %A\ncook.note = %A\n", "DISH=soup")
 
 
-@pytest.mark.parametrize("value", ["~/soup", "['~/soup']", "{'a': '~/soup'}"])
-def test_paths_begin_at_home(resolve, monkeypatch, value):
+def test_paths_begin_at_home(resolve, monkeypatch):
     monkeypatch.setenv("HOME", "/home/cook")
-    dish = resolve(BASE, f"DISH={value}").function()[0]
-    assert str(dish) == value.replace("~", "/home/cook").removeprefix("'")
+    assert resolve(BASE, "DISH=~/soup").function()[0] == "/home/cook/soup"
+    assert at_home({"~/a": ["~", ("~/b", 1)]}) == {
+        "/home/cook/a": ["/home/cook", ("/home/cook/b", 1)]
+    }
+    assert at_home("~a/b ~/c") == "~a/b ~/c"
 
 
 def test_a_macro_that_only_an_unreached_binding_uses_cannot_be_set(resolve):

@@ -88,7 +88,7 @@ def test_by_answers_with_dpr_results(
     }
     assert result["parameters"] == 123
     assert result["details"] == {"wall time": "1 s"}
-    [path] = (tmp_path / "out" / "dpr_results").iterdir()
+    [path] = (tmp_path / "out" / "dpr_results").glob("*.json")
     records = json.loads(path.read_text())
     assert [record["question"] for record in records][:1] == ["capital of Switzerland"]
     assert [[c["id"] for c in record["ctxs"]] for record in records] == [

@@ -86,7 +86,7 @@ def test_pages_and_passages_in_one_table(prepared: pathlib.Path):
         },
         "num_queries": 3,
     }
-    [path] = (prepared / "out" / "kilt").iterdir()
+    [path] = (prepared / "out" / "kilt").glob("*.jsonl")
     gold = gold_path(QuerySet.open(prepared / "data", "k", "fever", "test"))
     ids = [json.loads(line)["id"] for line in gold.read_text().splitlines()]
     found = {

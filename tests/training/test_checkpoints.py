@@ -287,7 +287,7 @@ def save(*_):
     checkpoints.wait()
 
 cli._execute = save
-cli.main(["gin"])
+cli.main(["verify", "."])
 """
 
 
