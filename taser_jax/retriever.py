@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pathlib
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -13,6 +14,7 @@ from jaxtyping import Float
 from taser_jax.assembly.model_directory import LoadedModel, hold_model, load_model, read_facts
 from taser_jax.assembly.text_facts import TextSettings, task_names, text_settings
 from taser_jax.data.collections.store import PassageStore
+from taser_jax.data.prepare.detection import PassageSource, given_passages
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import QuerySettings, Titles
@@ -24,20 +26,18 @@ from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params
 from taser_jax.retrieval.encoding import EncodeConfig, EncodeFn, encode_rows
-from taser_jax.retrieval.exact import ExactSearcher, Searcher, search_devices
+from taser_jax.retrieval.exact import search_devices
 from taser_jax.retrieval.index import open_index
-from taser_jax.retrieval.runs import NO_ROW
+from taser_jax.retrieval.passages import Collection, Hit, Passages
 from taser_jax.retriever_parts import (
     PASSAGE_LENGTH,
     QUERY_LENGTH,
-    AddedPassages,
-    Collection,
-    Hit,
-    MatrixRows,
     Texts,
     TokensInMemory,
     open_sparse,
     read_parts,
+    text_facts,
+    write_retriever,
 )
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError, DataError
@@ -80,10 +80,9 @@ class Retriever:
         self._task_texts = task_texts
         self._views: dict[str, Retriever] = {}
         self.texts = texts
-        self._collection = collection
         self._encode_query = model.encode_fn(Role.QUERY, task=task)
         self._encode_passage = model.encode_fn(Role.PASSAGE)
-        self._added = AddedPassages()
+        self._passages = Passages(collection)
 
     @classmethod
     def load(
@@ -210,11 +209,7 @@ class Retriever:
 
     def __len__(self) -> int:
         """Number of passages."""
-        return self._stored + len(self._added.passages)
-
-    @property
-    def _stored(self) -> int:
-        return 0 if self._collection is None else len(self._collection.store)
+        return len(self._passages)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -223,8 +218,9 @@ class Retriever:
 
     @property
     def has_hybrid(self) -> bool:
-        """Whether BM25's index lies beside the dense one."""
-        return self._collection is not None and self._collection.sparse is not None
+        """Whether a comparison recommended BM25 beside the model, with an index and a weight."""
+        collection = self._passages.collection
+        return collection is not None and collection.sparse is not None
 
     def for_task(self, task: str | None) -> Retriever:
         """The same retriever with a task's prompt, length and query encoder.
@@ -243,11 +239,10 @@ class Retriever:
             view = Retriever(
                 self.model,
                 texts=self._task_texts[task],
-                collection=self._collection,
                 task=task,
                 task_texts=self._task_texts,
             )
-            view._added = self._added
+            view._passages = self._passages
             self._views[task] = view
         return self._views[task]
 
@@ -295,33 +290,72 @@ class Retriever:
         embeddings, _ = encode_rows(encode_fn, TokensInMemory(tokens), rows, config=config)
         return embeddings
 
-    def add(self, passages: Sequence[Passage]) -> None:
+    def add(self, source: PassageSource) -> None:
         """Encodes passages, keeps them in memory, and searches them from now on.
 
-        Raises:
-            DataError: an id that is there already, or twice among the new ones.
-        """
-        added, ids = self._added, set()
-        for passage in passages:
-            if passage.id in ids or passage.id in added.ids or self._is_stored(passage.id):
-                raise DataError(
-                    f"passage id {passage.id!r} is taken",
-                    where="Retriever.add",
-                    fix="give the passage another id, or leave it out",
-                )
-            ids.add(passage.id)
-        embeddings = self.encode_passages(passages)
-        if not len(embeddings):
-            return
-        if added.passages:
-            embeddings = np.concatenate([added.embeddings, embeddings])
-        added.embeddings = embeddings
-        added.passages.extend(passages)
-        added.ids |= ids
-        added.searcher = ExactSearcher(MatrixRows(embeddings), devices=search_devices())
+        What is there already, with the same id and content, is left as it is.
 
-    def _is_stored(self, id: str) -> bool:
-        return self._collection is not None and self._collection.store.find(id) is not None
+        Args:
+            source: texts, dictionaries with fields such as id, title and text, passages, a data
+                frame, or the path of a file or folder (`given_passages`).
+
+        Raises:
+            ConfigError: no such path, or a folder of no known format.
+            DataError: an id of another passage, or malformed input.
+        """
+        self._add(_by_id(source, "Retriever.add"))
+
+    def update(self, source: PassageSource) -> None:
+        """As `add`, but a passage replaces the one that has its id."""
+        self._add(_by_id(source, "Retriever.update"), replaces=True)
+
+    def _add(self, passages: Mapping[str, Passage], *, replaces: bool = False) -> None:
+        there = {id: self._passages.find(id) for id in passages}
+        new = [passage for id, passage in passages.items() if passage != there[id]]
+        taken = {passage.id for passage in new if there[passage.id] is not None}
+        if taken and not replaces:
+            raise _taken(min(taken), "Retriever.add")
+        if new:
+            embeddings = self.encode_passages(new)
+            self._passages.remove(taken)
+            self._passages.add(new, embeddings)
+
+    def remove(self, ids: Sequence[str]) -> None:
+        """Searches passages no longer; files on disk stay as they are.
+
+        Raises:
+            ConfigError: a string instead of a list.
+            DataError: an id that is not there.
+        """
+        _check_list(ids, "ids")
+        for id in ids:
+            if self._passages.find(id) is None:
+                fix = "give ids of passages that are there"
+                raise DataError(f"no passage {id!r}", where="Retriever.remove", fix=fix)
+        self._passages.remove(set(ids))
+
+    def save(self, directory: FilePath) -> None:
+        """Writes model, passages and indexes to a new folder, which `Retriever.load` opens.
+
+        Args:
+            directory: a folder without a retriever.
+
+        Raises:
+            ConfigError: there is a retriever, or there are no passages to save.
+        """
+        root, passages = pathlib.Path(directory), self._passages
+        if read_parts(root) is not None:
+            fix = "name another folder"
+            raise ConfigError("there is a retriever here", where=str(root), fix=fix)
+        self._check_not_empty()
+        write_retriever(
+            root,
+            self.model,
+            passages,
+            passages.embeddings(self.encode_passages),
+            facts=text_facts(self.texts, self._task_texts),
+            vocabulary=self.texts.vocabulary,
+        )
 
     def search(
         self, questions: Sequence[str], *, k: int = 10, hybrid: bool = False
@@ -331,68 +365,49 @@ class Retriever:
         Args:
             questions: questions as typed.
             k: passages per question; fewer where there are fewer.
-            hybrid: whether BM25's scores are added, with the weight that the comparison chose.
+            hybrid: whether BM25's scores are added, with the weight that a comparison chose, or
+                else half the ratio of the lists' widths. BM25's index is built at the first such
+                search, where there is none or passages have changed since.
 
         Raises:
-            ConfigError: a string instead of a list, an empty question, k below 1, no passages, or a
-                hybrid search without BM25's index, or of passages that it lacks.
+            ConfigError: a string instead of a list, an empty question, k below 1, or no passages.
         """
         _check_list(questions, "questions")
         if not all(map(str.strip, questions)):
             raise ConfigError("an empty question", where="Retriever.search", fix="ask something")
-        if not len(self):
-            raise ConfigError(
-                "there are no passages",
-                where="Retriever.search",
-                fix="add some, or load a retriever with its collection",
-            )
+        embeddings = self.encode_queries(questions)
         if hybrid:
-            return self._hybrid(questions, k)
-        return self.search_embeddings(self.encode_queries(questions), k=k)
-
-    def _hybrid(self, questions: Sequence[str], k: int) -> list[list[Hit]]:
-        collection = self._collection
-        if collection is None or collection.sparse is None or self._added.passages:
-            raise ConfigError(
-                "no BM25 index of the passages"
-                if not self._added.passages
-                else "passages in memory, which BM25's index lacks",
-                where="Retriever.search",
-                fix="search with hybrid=False; `taser compare` leaves an index where it recommends "
-                "a hybrid",
-            )
-        return collection.hybrid_search(questions, self.encode_queries(questions), k=k)
+            self._check_not_empty()
+            return self._passages.hybrid_search(questions, embeddings, k=k)
+        return self.search_embeddings(embeddings, k=k)
 
     def search_embeddings(
         self, queries: Float[np.ndarray, "queries dim"], *, k: int = 10
     ) -> list[list[Hit]]:
         """The best passages of each embedding, as `search` finds them."""
-        hits: list[list[Hit]] = [[] for _ in queries]
-        if self._collection is not None:
-            _collect(hits, self._collection.searcher, queries, k, self._collection.store.get_many)
-        added = self._added
-        if added.searcher is not None:
-            _collect(
-                hits, added.searcher, queries, k, lambda rows: [added.passages[r] for r in rows]
+        self._check_not_empty()
+        return self._passages.hits(self._passages.search(queries, k))
+
+    def _check_not_empty(self) -> None:
+        if not len(self):
+            raise ConfigError(
+                "there are no passages",
+                where="Retriever",
+                fix="add some, or load a retriever with its collection",
             )
-        return [sorted(of_query, key=lambda hit: -hit.score)[:k] for of_query in hits]
 
 
-def _collect(
-    hits: list[list[Hit]],
-    searcher: Searcher,
-    queries: Float[np.ndarray, "queries dim"],
-    k: int,
-    passages: Callable[[Sequence[int]], list[Passage]],
-) -> None:
-    """Appends one searcher's results to each query's."""
-    result = searcher.search(queries, k)
-    for found, rows, scores in zip(hits, result.rows, result.scores, strict=True):
-        real = rows != NO_ROW
-        found.extend(
-            Hit(passage, float(score))
-            for passage, score in zip(passages(rows[real].tolist()), scores[real], strict=True)
-        )
+def _by_id(source: PassageSource, where: str) -> dict[str, Passage]:
+    passages: dict[str, Passage] = {}
+    for passage in given_passages(source):
+        if passages.setdefault(passage.id, passage) != passage:
+            raise _taken(passage.id, where)
+    return passages
+
+
+def _taken(id: str, where: str) -> DataError:
+    fix = "give the passage another id, or replace the former with `update`"
+    return DataError(f"another passage has the id {id!r}", where=where, fix=fix)
 
 
 def _check_list(values: Sequence[object], name: str) -> None:

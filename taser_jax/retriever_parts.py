@@ -5,22 +5,24 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from taser_jax.data.collections.store import PassageStore
+from taser_jax.assembly.model_directory import VOCABULARY, LoadedModel, write_model
+from taser_jax.assembly.text_facts import joined
+from taser_jax.data.collections.store import PassageStore, write_collection
 from taser_jax.data.text.vocabularies import Vocabulary
 from taser_jax.data.token_store.store import QuerySettings, Titles
 from taser_jax.models.batch import Tokens
-from taser_jax.retrieval.bm25 import Bm25Index
-from taser_jax.retrieval.exact import Searcher
-from taser_jax.retrieval.fusion import HybridConfig, fuse
-from taser_jax.retrieval.runs import NO_ROW, Run
+from taser_jax.retrieval.bm25 import Bm25Index, title_and_text
+from taser_jax.retrieval.embeddings import write_embeddings
+from taser_jax.retrieval.index import build_index
+from taser_jax.retrieval.passages import Passages, Sparse
 from taser_jax.storage.artifacts import FilePath, check_version, read_json, write_json
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.records import Passage
+from taser_jax.storage.records import EmptyPassages
 
 RETRIEVER_FILE = "retriever.json"
 _VERSION = 1
@@ -84,24 +86,6 @@ def read_parts(directory: FilePath) -> RetrieverParts | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Hit:
-    """One result of a search.
-
-    Attributes:
-        passage: what was found.
-        score: inner product of the query's and the passage's embeddings; of a hybrid search, the
-            sum by which it ranks.
-        dense: of a hybrid search, the inner product; None where the dense list lacks the passage.
-        sparse: of a hybrid search, BM25's score; None where BM25's list lacks the passage.
-    """
-
-    passage: Passage
-    score: float
-    dense: float | None = None
-    sparse: float | None = None
-
-
-@dataclasses.dataclass(frozen=True)
 class Texts:
     """How texts become tokens for a model.
 
@@ -122,71 +106,27 @@ class Texts:
     passage_prompt: tuple[int, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Sparse:
-    """BM25 beside the dense scores.
+def text_facts(texts: Texts, task_texts: Mapping[str, Texts]) -> dict[str, object]:
+    """The fields of run.json from which a model's texts are read back.
 
-    Attributes:
-        index: of the same passages.
-        alpha: weight of its scores in the sum.
+    Args:
+        texts: of all tasks, or of the one that was named.
+        task_texts: of each task, where tasks differ.
     """
-
-    index: Bm25Index
-    alpha: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Collection:
-    """Passages on disk, with their index.
-
-    Attributes:
-        store: the passages, by row.
-        searcher: an index of their embeddings.
-        sparse: BM25's index of them; None without one.
-    """
-
-    store: PassageStore
-    searcher: Searcher
-    sparse: Sparse | None = None
-
-    def hybrid_search(
-        self, questions: Sequence[str], embeddings: Float[np.ndarray, "queries dim"], *, k: int
-    ) -> list[list[Hit]]:
-        """The best sums of dense scores and α times BM25's, of both lists' first hundred or more.
-
-        Args:
-            questions: as BM25 takes them.
-            embeddings: of the same questions.
-            k: passages per question.
-        """
-        assert self.sparse is not None
-        config = HybridConfig(depth=max(k, HybridConfig.depth))
-        numbers = [str(number) for number in range(len(questions))]
-        dense = Run.of(numbers, self.searcher.search(embeddings, config.depth))
-        sparse = Run.of(numbers, self.sparse.index.search(questions, config.depth))
-        fused = fuse(dense, sparse, alpha=self.sparse.alpha, k=k, config=config)
-        hits = []
-        for dense_scores, sparse_scores, scores in zip(
-            *map(_scores_by_row, (dense, sparse, fused)), strict=True
-        ):
-            passages = self.store.get_many(list(scores))
-            hits.append(
-                [
-                    Hit(passage, score, dense_scores.get(row), sparse_scores.get(row))
-                    for passage, (row, score) in zip(passages, scores.items(), strict=True)
-                ]
-            )
-        return hits
-
-
-class AddedPassages:
-    """Passages in memory; every task's view of a retriever has the same ones."""
-
-    def __init__(self) -> None:
-        self.passages: list[Passage] = []
-        self.ids: set[str] = set()
-        self.embeddings = np.zeros((0, 0), np.float32)
-        self.searcher: Searcher | None = None
+    each = task_texts or {"": texts}
+    facts: dict[str, object] = {
+        "query_length": texts.query_length,
+        "passage_length": texts.passage_length,
+        "query_normalization": joined(
+            {task: one.queries.normalization.value for task, one in each.items()}
+        ),
+        "query_prompt": joined({task: list(one.queries.prompt) for task, one in each.items()}),
+        "passage_prompt": list(texts.passage_prompt),
+        "titles": texts.titles.value,
+    }
+    if task_texts:
+        facts["query_lengths"] = {task: one.query_length for task, one in task_texts.items()}
+    return facts
 
 
 def open_sparse(parts: RetrieverParts | None, store: PassageStore) -> Sparse | None:
@@ -213,25 +153,39 @@ class TokensInMemory:
         return Tokens(ids=self.padded.ids[rows], mask=self.padded.mask[rows])
 
 
-@dataclasses.dataclass(frozen=True)
-class MatrixRows:
-    """Embeddings in memory, as an index reads them from disk."""
+def write_retriever(
+    root: pathlib.Path,
+    model: LoadedModel,
+    passages: Passages,
+    embeddings: Float[np.ndarray, "passages dim"],
+    *,
+    facts: Mapping[str, object],
+    vocabulary: Vocabulary,
+) -> None:
+    """Writes model, passages and indexes, and last the `retriever.json` that names them.
 
-    array: np.ndarray
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(rows, dimensions)."""
-        return self.array.shape[0], self.array.shape[1]
-
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        """Rows start..stop."""
-        return self.array[start:stop]
-
-
-def _scores_by_row(run: Run) -> list[dict[int, float]]:
-    """Row -> score, of each query."""
-    return [
-        {int(row): float(score) for row, score in zip(rows, scores, strict=True) if row != NO_ROW}
-        for rows, scores in zip(run.rows, run.scores, strict=True)
-    ]
+    Args:
+        root: a folder without a retriever.
+        model: the model.
+        passages: those that are searched.
+        embeddings: of the same passages.
+        facts: how texts become tokens (`text_facts`).
+        vocabulary: the model's.
+    """
+    names = (str(root / name) for name in ("model", "index", "data", "bm25"))
+    model_dir, index_dir, data_dir, bm25_dir = names
+    vocabulary.save(f"{model_dir}/{VOCABULARY}")
+    write_model(model_dir, model.model, model.params, facts=facts, partitioner=model.partitioner)
+    stored = passages.get(passages.rows())
+    store = write_collection(data_dir, "passages", stored, empty=EmptyPassages.KEEP)
+    collection = {"collection": store.fingerprint}
+    prints = {"model": model.fingerprint, **collection}
+    normalization = model.model.config.normalization.value
+    write_embeddings(root / "embeddings", embeddings, prints, normalization)
+    build_index(root / "embeddings", index_dir)
+    parts = RetrieverParts(model_dir, index_dir, data_dir, "passages")
+    if passages.collection is not None and (sparse := passages.collection.sparse) is not None:
+        texts = map(title_and_text, stored)
+        Bm25Index.build(texts, bm25_dir, config=sparse.index.config, fingerprints=collection)
+        parts = dataclasses.replace(parts, bm25_dir=bm25_dir, alpha=sparse.alpha)
+    write_parts(root, parts)

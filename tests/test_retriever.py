@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 
 import numpy as np
@@ -12,13 +13,15 @@ from small_world import SmallWorld, gin, succeed
 
 from taser_jax import Passage, Retriever
 from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.data.prepare.detection import given_passages
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Role
-from taser_jax.retrieval.bm25 import Bm25Index
+from taser_jax.retrieval.bm25 import Bm25Index, title_and_text
+from taser_jax.retrieval.fusion import DEFAULT_SHARE
 from taser_jax.retrieval.runs import read_trec_run
 from taser_jax.retriever_parts import RETRIEVER_FILE, RetrieverParts, write_parts
 from taser_jax.serving.engine import Engine, Operation, Work
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import ConfigError, DataError, TaserError
 
 CAPITALS = [Passage(id=id, title=title, text=text) for id, (title, text) in PASSAGES.items()]
 
@@ -112,18 +115,111 @@ def test_a_hybrid_search_adds_bm25s_scores(
     assert not by_bm25
 
 
-def test_a_hybrid_search_needs_bm25s_index_of_all_passages(
-    trained: Retriever, parts: RetrieverParts, compared: pathlib.Path, tmp_path: pathlib.Path
+def test_a_hybrid_search_of_changed_passages_is_bm25_built_anew(
+    parts: RetrieverParts, compared: pathlib.Path, tmp_path: pathlib.Path
 ):
-    assert not trained.has_hybrid
-    with pytest.raises(ConfigError, match="no BM25 index"):
-        trained.search(["who?"], hybrid=True)
-    beside = dataclasses.replace(parts, bm25_dir=str(compared / "bm25" / "index"), alpha=1.0)
+    alpha, config = 0.3, Bm25Index.open(compared / "bm25" / "index").config
+    beside = dataclasses.replace(parts, bm25_dir=str(compared / "bm25" / "index"), alpha=alpha)
     write_parts(tmp_path, beside)
     retriever = Retriever.load(tmp_path)
-    retriever.add([Passage(id="new", text="A new passage.")])
-    with pytest.raises(ConfigError, match="passages in memory"):
-        retriever.search(["who?"], hybrid=True)
+    store = list(PassageStore.open(parts.data_dir, parts.collection))
+    retriever.remove([store[0].id, store[5].id])
+    retriever.add(CAPITALS)
+    retriever.update([dataclasses.replace(store[7], text="Paris and the Seine, list by list")])
+    live = {passage.id: passage for passage in [*store[1:5], store[6], *store[8:], *CAPITALS]}
+    live[store[7].id] = dataclasses.replace(store[7], text="Paris and the Seine, list by list")
+    assert len(retriever) == len(live)
+    texts = [title_and_text(passage) for passage in live.values()]
+    index = Bm25Index.build(texts, tmp_path / "bm25", config=config)
+    question = "which list is on the Seine in Paris"
+    result, ids = index.search([question], len(live)), list(live)
+    expected = {
+        ids[row]: float(score)
+        for row, score in zip(result.rows[0], result.scores[0], strict=True)
+        if row >= 0
+    }
+    (hits,) = retriever.search([question], k=len(live), hybrid=True)
+    assert {hit.passage.id: hit.passage for hit in hits} == live
+    assert {hit.passage.id: hit.sparse for hit in hits if hit.sparse is not None} == expected
+    saved = tmp_path / "saved"
+    retriever.save(saved)
+    again = Retriever.load(saved)
+    assert again.has_hybrid
+    assert [(hit.passage.id, round(hit.score, 4)) for hit in hits] == [
+        (hit.passage.id, round(hit.score, 4))
+        for hit in again.search([question], k=len(live), hybrid=True)[0]
+    ]
+
+
+def test_without_a_comparison_alpha_is_the_default(minilm: pathlib.Path, tmp_path: pathlib.Path):
+    retriever = Retriever.from_pretrained(minilm, passage_length=16)
+    retriever.add(CAPITALS)
+    (hits,) = retriever.search(["the Seine in Paris"], k=8, hybrid=True)
+    # Both lists are scaled to -1/2 .. 1/2, and α is 1/2.
+    dense, sparse = (
+        np.array([np.nan if one is None else one for one in values], float)
+        for values in zip(*((hit.dense, hit.sparse) for hit in hits), strict=True)
+    )
+    scaled = [
+        (np.nan_to_num(one, nan=np.nanmin(one)) - (np.nanmin(one) + np.nanmax(one)) / 2)
+        / (np.nanmax(one) - np.nanmin(one))
+        for one in (dense, sparse)
+    ]
+    np.testing.assert_allclose(
+        [hit.score for hit in hits], scaled[0] + DEFAULT_SHARE * scaled[1], atol=1e-5
+    )
+    retriever.save(tmp_path / "saved")
+    again = Retriever.load(tmp_path / "saved")
+    assert not again.has_hybrid
+    assert again.model.fingerprint == retriever.model.fingerprint
+    assert (
+        dataclasses.replace(again.texts, vocabulary=retriever.texts.vocabulary) == retriever.texts
+    )
+    assert again.search(["Paris"], k=8) == retriever.search(["Paris"], k=8)
+    with pytest.raises(ConfigError, match="there is a retriever here"):
+        retriever.save(tmp_path / "saved")
+
+
+def test_passages_of_every_form_are_the_same(trained: Retriever, tmp_path: pathlib.Path):
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    rows = [{"doc-id": one.id, "Headline": one.title, "Body": one.text} for one in CAPITALS]
+    (tmp_path / "capitals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for source in (
+        rows,
+        CAPITALS,
+        iter(CAPITALS),
+        pandas.DataFrame(rows),
+        polars.DataFrame(rows),
+        tmp_path,
+        str(tmp_path / "capitals.jsonl"),
+    ):
+        assert list(given_passages(source)) == CAPITALS
+    texts = ["a text", "another", "a text"]
+    first, second, third = given_passages(texts)
+    assert first == third != second
+    retriever = Retriever(trained.model, texts=trained.texts)
+    retriever.add(texts)
+    retriever.add(texts)
+    assert len(retriever) == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("no/such/file", "no such file or folder"),
+        ([3], "passage 0: found 3"),
+        ([{"title": "no text"}], "no field 'text'"),
+        ([Passage("1", "a"), Passage("1", "b")], "another passage has the id '1'"),
+    ],
+)
+def test_what_is_no_passage_is_refused(trained: Retriever, source: object, found: str):
+    retriever = Retriever(trained.model, texts=trained.texts)
+    with pytest.raises(TaserError, match=found):
+        retriever.add(source)
+    with pytest.raises(DataError, match="no passage 'x'"):
+        retriever.remove(["x"])
+    with pytest.raises(ConfigError, match="there are no passages"):
+        retriever.save("nowhere")
 
 
 @pytest.mark.parametrize("absent", ["alpha", "bm25_dir"])
@@ -189,10 +285,15 @@ def test_an_id_that_is_taken_is_refused(parts: RetrieverParts, taken: str):
     )
     stored = PassageStore.open(parts.data_dir, parts.collection)[0]
     retriever.add(CAPITALS[:1])
-    new = {"on disk": [stored], "added": CAPITALS[:1], "twice": [CAPITALS[1]] * 2}[taken]
-    with pytest.raises(DataError, match="is taken"):
-        retriever.add(new)
+    new = {"on disk": stored, "added": CAPITALS[0], "twice": CAPITALS[1]}[taken]
+    retriever.add([new])
+    changed = dataclasses.replace(new, text="other")
+    with pytest.raises(DataError, match="another passage has the id"):
+        retriever.add([changed] if taken != "twice" else [new, changed])
     assert len(retriever.search(["Paris"], k=len(retriever))[0]) == len(retriever)
+    retriever.update([changed])
+    (hits,) = retriever.search(["Paris"], k=len(retriever))
+    assert [hit.passage for hit in hits if hit.passage.id == new.id] == [changed]
 
 
 def test_a_directory_names_its_parts_and_can_be_moved(

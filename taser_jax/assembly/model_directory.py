@@ -25,7 +25,7 @@ from taser_jax.models.batch import EncoderInput, Role
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
 from taser_jax.models.encoded import static_task
 from taser_jax.models.fusion import FUSION_PARTS
-from taser_jax.models.parameters import abstract_params
+from taser_jax.models.parameters import abstract_params, logical_axes, parameter_count
 from taser_jax.storage.artifacts import (
     FilePath,
     Fingerprint,
@@ -39,6 +39,7 @@ from taser_jax.storage.checksums import check_directory
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import Natural, Positive, typed
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
+from taser_jax.training.state import TrainState, parameter_table
 
 MODEL_FILE = "model.json"
 RUN_FILE = "run.json"
@@ -337,6 +338,42 @@ def write_run_record(
                 target = directory / VOCABULARY / source.relative_to(vocabulary).as_posix()
                 target.parent.mkdir(parents=True, exist_ok=True)
                 write_bytes(target, source.read_bytes())
+
+
+def write_model(
+    model_dir: FilePath,
+    model: DualEncoder,
+    params: PyTree,
+    *,
+    facts: Mapping[str, object],
+    partitioner: Partitioner,
+    config_text: str = "",
+) -> None:
+    """Writes what `taser train` would leave at step 0, beside a vocabulary that is there already.
+
+    Args:
+        model_dir: a directory without a model.
+        model: the module.
+        params: its parameters.
+        facts: further facts than the number of parameters, for run.json.
+        partitioner: where the parameters are.
+        config_text: written to config.gin.
+    """
+    checkpoints = Checkpoints(model_dir)
+    state = TrainState(step=jax.numpy.zeros((), jax.numpy.int32), params=params, opt_state=())
+    checkpoints.save(state, step=0, about={"pretrained": facts.get("pretrained")})
+    checkpoints.close()
+    axes = logical_axes(model)
+    write_run_record(
+        model_dir,
+        model_config=model.config,
+        facts={"parameters": f"{parameter_count(params):,}", **facts, "train_steps": 0},
+        parameter_table=parameter_table(
+            params, logical_axes=axes, shardings=partitioner.param_shardings(axes, params)
+        ),
+        config_text=config_text,
+        vocabulary=None,
+    )
 
 
 def read_facts(model_dir: FilePath) -> dict[str, Any]:

@@ -30,9 +30,9 @@ def _text_facts(store: TokenStore, tasks: Iterable[str]) -> dict[str, object]:
     entries = [e for e in store.metadata.queries if e.task in wanted and e.split == "train"]
     facts: dict[str, object] = {}
     if any(entry.normalization is not None for entry in entries):
-        facts["query_normalization"] = _joined({e.task: e.normalization for e in entries})
+        facts["query_normalization"] = joined({e.task: e.normalization for e in entries})
     if any(entry.prompt for entry in entries):
-        facts["query_prompt"] = _joined({e.task: list(e.prompt) for e in entries})
+        facts["query_prompt"] = joined({e.task: list(e.prompt) for e in entries})
     if any(entry.length != store.metadata.query_length for entry in entries):
         facts["query_lengths"] = {entry.task: entry.length for entry in entries}
     if store.metadata.passage_prompt:
@@ -42,7 +42,8 @@ def _text_facts(store: TokenStore, tasks: Iterable[str]) -> dict[str, object]:
     return facts
 
 
-def _joined(by_task: Mapping[str, object]) -> object:
+def joined(by_task: Mapping[str, object]) -> object:
+    """The value of all tasks where it is one, or else task -> value."""
     first, *others = by_task.values()
     return first if all(other == first for other in others) else dict(by_task)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import inspect
 import os
 import re
 import types
@@ -48,7 +49,8 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    if hint in (str, bool, type(None)) or dataclasses.is_dataclass(hint):
+    is_class = dataclasses.is_dataclass(hint) or inspect.isabstract(hint)
+    if is_class or hint in (str, bool, type(None)):
         return isinstance(value, hint)
     if origin is os.PathLike or hint is os.PathLike:
         return isinstance(value, os.PathLike)

@@ -224,7 +224,7 @@ def parse(argv: Sequence[str]) -> Arguments:
             f"`taser {name}` needs a {word.lower()}", fix=f"write `taser {name} {word}`"
         )
     if unknown:
-        raise ConfigError(f"unknown flag {unknown[0]!r}", fix=f"see:\n{usage()}")
+        raise ConfigError(f"unknown flag {unknown[0]!r}", fix=_nearest_flag(unknown[0], name))
     return Arguments(
         command=name,
         flags=GinFlags(
@@ -243,13 +243,21 @@ def parse(argv: Sequence[str]) -> Arguments:
     )
 
 
+def _nearest_flag(flag: str, name: str) -> str:
+    command = COMMANDS[name]
+    known = [*re.findall(r"--\w+", usage()), *command.flags, *command.switches]
+    nearest = difflib.get_close_matches(flag.partition("=")[0], known, n=1)
+    return f"did you mean {nearest[0]}?" if nearest else f"see `taser {name} --help`"
+
+
 def _with_argument(words: Sequence[str]) -> tuple[str, list[tuple[str, str]]]:
     """The command that words name, and the binding of what follows it."""
     if " ".join(words) in COMMANDS:
         return " ".join(words), []
     for name, several in COMMANDS.items():
         if several.many and several.argument and words[:1] == [name] and len(words) > 1:
-            return name, [(several.argument, repr(words[1:]))]
+            rest = [" ".join(words[1:])] if several.joined else words[1:]
+            return name, [(several.argument, repr(rest))]
     command = COMMANDS.get(" ".join(words[:-1]))
     if command is None or command.argument is None:
         return " ".join(words), []

@@ -164,7 +164,11 @@ def first_comment(text: str) -> str:
 def help_text(name: str) -> str:
     """What a command does, all that can be set for it, and the Gin files at hand."""
     command, function, configurables = COMMANDS[name], load(name), configurables_of(name)
-    parts = [f"taser {name}: {command.summary}\n\n{description(inspect.getdoc(function) or '')}\n"]
+    words = command.argument.rpartition(".")[2].upper() if command.argument else ""
+    words = f" [{words}]" if command.optional else f" {words}" if words else ""
+    about = description(inspect.getdoc(function) or "")
+    usage = f"usage: taser {name}{words} [flags]"
+    parts = [f"{usage}\n\ntaser {name}: {command.summary}\n\n{about}\n"]
     if command.flags:
         parts.append("".join(f"  {flag}=VALUE  sets {m}\n" for flag, m in command.flags.items()))
     if explained := "".join(map(_explained, options(command.gin_file, function, configurables))):

@@ -39,6 +39,7 @@ class Command:
         switches: its own flags without a value: flag -> (macro, value).
         argument: the macro or `function.parameter` that a word after the command sets.
         many: whether several words may follow, as a list.
+        joined: whether these are one text, as a question typed without quotes.
         optional: whether the word may be left out.
         recipes: word after the command -> the Gin file that it stands for.
     """
@@ -54,6 +55,7 @@ class Command:
     switches: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     argument: str | None = None
     many: bool = False
+    joined: bool = False
     optional: bool = False
     recipes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -88,7 +90,9 @@ _COMPARE_FLAGS = {
     "--out": "OUTPUT_DIR",
     "--systems": "SYSTEMS",
     "--minutes": "MINUTES",
+    "--queries": "TRAINING_QUERIES",
 }
+_STRICT = {"--strict": ("STRICT", "True")}
 _PLAN_FLAGS = dict.fromkeys(("--topology", "--topologies"), "plan_recipe.topologies")
 
 COMMANDS: dict[str, Command] = dict(
@@ -103,7 +107,7 @@ COMMANDS: dict[str, Command] = dict(
             "prepare",
             "commands.prepare",
             "convert a folder, files of any format, or pydocs, into a collection",
-            switches={"--strict": ("STRICT", "True")},
+            switches=_STRICT,
             argument="DIRECTORIES",
             many=True,
             optional=True,
@@ -170,7 +174,16 @@ COMMANDS: dict[str, Command] = dict(
             "compare files with their recorded checksums",
             argument="DIRECTORY",
         ),
-        _command("ask", "commands.ask", "answer typed questions from an index"),
+        _command(
+            "ask",
+            "commands.ask",
+            "answer a typed question from an index",
+            flags={"--from": "DIRECTORY"},
+            argument="QUESTIONS",
+            many=True,
+            joined=True,
+            optional=True,
+        ),
         _command(
             "serve",
             "commands.serve",
@@ -198,6 +211,7 @@ COMMANDS: dict[str, Command] = dict(
             f"{_PIPELINES}.compare",
             "from a folder of text to a table, an index and an export",
             flags=_COMPARE_FLAGS,
+            switches=_STRICT,
             argument="DIRECTORIES",
             many=True,
         ),

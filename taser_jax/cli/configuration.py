@@ -96,9 +96,10 @@ def configurable(target: Callable[..., object]) -> Callable[..., object]:
         }
         try:
             return target(*args, **converted)
-        except (TypeError, ConfigError) as error:
+        except (AttributeError, TypeError, ConfigError) as error:
             unset = [name for name in converted if _is_unset(converted[name], hints.get(name))]
-            if not unset or not inspect.isclass(target):
+            # A command's own errors say more.
+            if not unset or (isinstance(error, ConfigError) and not inspect.isclass(target)):
                 raise
             raise ConfigError(
                 "not set",

@@ -180,7 +180,7 @@ def _execute(function: Callable[..., None], arguments: Arguments) -> int:
     if resolved.unused:
         logger.info("not used by this command: %s", ", ".join(resolved.unused))
     if resolved.elsewhere:
-        logger.info("for other commands: %s", ", ".join(resolved.elsewhere))
+        logger.debug("for other commands: %s", ", ".join(resolved.elsewhere))
     if resolved.unset:
         logger.info("still to be set: %s", ", ".join(resolved.unset))
     keywords: dict[str, Any] = {"dry_run": arguments.dry_run} if has_dry_run else {}

@@ -6,8 +6,9 @@ import dataclasses
 import textwrap
 from collections.abc import Callable, Sequence
 
+from taser_jax.retrieval.passages import Hit
 from taser_jax.retriever import Retriever
-from taser_jax.retriever_parts import Hit
+from taser_jax.retriever_parts import read_parts
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.registered import Registered
 
@@ -31,6 +32,7 @@ class Answer:
 class AskSettings:
     """How questions are answered: the arguments of `ask`, which explains them."""
 
+    directory: str
     model_dir: str | None
     index_dir: str | None
     data_dir: str | None
@@ -45,22 +47,20 @@ class AskSettings:
     step: int | None
 
     def load_retriever(self) -> Retriever:
-        """Loads the model with its index and collection.
+        """Loads the model with its index and collection, or what a directory's file names.
 
         Raises:
-            ConfigError: one of them is not given.
+            ConfigError: some are not given, or the directory has no `retriever.json`.
         """
-        model_dir, index_dir = self.model_dir, self.index_dir
-        data_dir, collection = self.data_dir, self.collection
-        if model_dir is None or index_dir is None or data_dir is None or collection is None:
-            problem = "no model with an index and a collection, and no fusion"
-            fix = "give MODEL_DIR, INDEX_DIR, DATA_DIR and COLLECTION, or FUSION_DIR"
-            raise ConfigError(problem, where="taser ask", fix=fix)
+        if self.model_dir is None and read_parts(self.directory) is None:
+            problem = "no retriever.json, which `taser compare` writes"
+            fix = "give --from=ITS_OUTPUT_DIR, or MODEL_DIR, INDEX_DIR, DATA_DIR and COLLECTION"
+            raise ConfigError(problem, where=self.directory, fix=fix)
         return Retriever.load(
-            model_dir,
-            index_dir=index_dir,
-            data_dir=data_dir,
-            collection=collection,
+            self.model_dir or self.directory,
+            index_dir=self.index_dir,
+            data_dir=self.data_dir,
+            collection=self.collection,
             task=self.task,
             query_length=self.query_length,
             step=self.step,
@@ -75,6 +75,7 @@ MEMORIES: Registered[Answerer] = Registered("taser_jax.systems.moma.augment")
 def ask(
     *,
     questions: Sequence[str],
+    directory: str = "results",
     model_dir: str | None = None,
     index_dir: str | None = None,
     data_dir: str | None = None,
@@ -90,8 +91,13 @@ def ask(
 ) -> list[list[str]]:
     """Prints the best passages for typed questions.
 
+    Example:
+        `taser ask how do I sort a list --from=results`
+
     Args:
         questions: questions as typed.
+        directory: where `taser compare` left its results: model, index and, if it recommended a
+            hybrid, BM25; for when no model, fusion or memories are given.
         model_dir: the trained model.
         index_dir: an index of its embeddings.
         data_dir: folder of collections.
@@ -116,9 +122,10 @@ def ask(
     """
     if isinstance(questions, str) or not questions or not all(map(str.strip, questions)):
         problem = f"{questions!r} is no list of questions, or one of them is empty"
-        fix = """write --gin.QUESTIONS="['how do I sort a list']\""""
+        fix = "write `taser ask how do I sort a list`"
         raise ConfigError(problem, where="QUESTIONS", fix=fix)
     settings = AskSettings(
+        directory=directory,
         model_dir=model_dir,
         index_dir=index_dir,
         data_dir=data_dir,
@@ -137,7 +144,8 @@ def ask(
     elif memory_dir is not None:
         answers = MEMORIES.get()(questions, settings)
     else:
-        hits = settings.load_retriever().search(questions, k=k)
+        retriever = settings.load_retriever()
+        hits = retriever.search(questions, k=k, hybrid=retriever.has_hybrid)
         answers = [Answer(best) for best in hits]
     for question, answer in zip(questions, answers, strict=True):
         _show(question, answer)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import jax
 
-from taser_jax.assembly.model_directory import VOCABULARY, write_run_record
+from taser_jax.assembly.model_directory import VOCABULARY, write_model
 from taser_jax.assembly.pretrained import Pretrained, place_pretrained, read_pretrained
 from taser_jax.commands.stores import EmbeddingsImport, import_stores
 from taser_jax.data.text.vocabularies import load_vocabulary
@@ -17,12 +17,11 @@ from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner
 from taser_jax.interop.hub import fetch
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
-from taser_jax.models.parameters import init_params, logical_axes, parameter_count
+from taser_jax.models.parameters import init_params, parameter_count
 from taser_jax.storage.artifacts import check_empty, replacing
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
-from taser_jax.training.checkpoints import Checkpoints
-from taser_jax.training.state import TrainState, named_key, parameter_table
+from taser_jax.training.state import named_key
 
 
 @writes("{model_dir}", kinds=[])
@@ -73,7 +72,6 @@ def import_model(
     module = DualEncoder(model)
     partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.local_devices()[:1]))
     params = init_params(module, named_key(seed, "init"))
-    axes = logical_axes(module)
     # A failed import leaves nothing.
     with replacing(directory) as place:
         scratch = pathlib.Path(place)
@@ -82,30 +80,18 @@ def import_model(
             pretrained, config=model, params=params, vocabulary=scratch / VOCABULARY
         )
         params = place_pretrained(loaded, params=params)
-        checkpoints = Checkpoints(scratch)
-        checkpoints.save(
-            TrainState(step=jax.numpy.zeros((), jax.numpy.int32), params=params, opt_state=()),
-            step=0,
-            about={"pretrained": pretrained.source},
-        )
-        checkpoints.close()
-        write_run_record(
+        facts = {
+            "pretrained": pretrained.source,
+            "query_length": feature_lengths["query"],
+            "passage_length": feature_lengths["passage"],
+        }
+        write_model(
             scratch,
-            model_config=model,
-            facts={
-                "parameters": f"{parameter_count(params):,}",
-                "pretrained": pretrained.source,
-                "query_length": feature_lengths["query"],
-                "passage_length": feature_lengths["passage"],
-                "train_steps": 0,
-            },
-            parameter_table=parameter_table(
-                params,
-                logical_axes=axes,
-                shardings=partitioner.param_shardings(axes, params),
-            ),
+            module,
+            params,
+            facts=facts,
+            partitioner=partitioner,
             config_text=config_text,
-            vocabulary=None,
         )
     logger.info("%s: %s parameters in %s", pretrained.source, parameter_count(params), model_dir)
     return parameter_count(params)

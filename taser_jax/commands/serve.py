@@ -65,14 +65,13 @@ def serve(*, directory: str, options: ServeOptions = ServeOptions()) -> None:
 
         from taser_jax.serving.app import Server, ServerLimits
         from taser_jax.serving.batcher import BatchingLimits
-        from taser_jax.serving.engine import Engine
+        from taser_jax.serving.engine import Engine, powers_of_two
     except ImportError as error:
         raise ConfigError(
             f"{error.name} is not installed", where="taser serve", fix=how_to_install("serve")
         ) from None
     place = pathlib.Path(directory)
-    sizes = [1 << power for power in range((options.max_batch - 1).bit_length() + 1)]
-    engine = Engine(lambda: Retriever.load(place), warm_batches=sizes)
+    engine = Engine(lambda: Retriever.load(place), warm_batches=powers_of_two(options.max_batch))
     batching = BatchingLimits(
         options.max_batch, options.deadline_ms / 1000, max_waiting=options.max_waiting
     )

@@ -24,15 +24,13 @@ import pyarrow.parquet
 from jaxtyping import Num
 
 from taser_jax.data.collections.store import PassageStore, QuerySet
-from taser_jax.retrieval.embeddings import FORMAT_VERSION as ROWS_VERSION
 from taser_jax.retrieval.embeddings import (
     QUERY_IDS,
-    EmbeddingDtype,
     Embeddings,
     QueryEmbeddings,
     queries_directory,
     shard_bounds,
-    shard_names,
+    write_embeddings,
 )
 from taser_jax.retrieval.index import Codes, Coding
 from taser_jax.storage.artifacts import (
@@ -53,8 +51,6 @@ KIND = "exported embeddings"
 PASSAGES, QUERIES = "passages", "queries"
 # Passages held in memory, with their texts.
 _BLOCK = 8192
-# Rows of a shard of imported embeddings.
-_SHARD = 65536
 
 
 class StoreFormat(enum.Enum):
@@ -283,8 +279,10 @@ def import_embeddings(
             raise DataError(problem, where=str(path), fix="take passages and queries of one model")
         target = queries_directory(directory, task, split)
         write_json(target / QUERY_IDS, list(queries.ids))
-        _write_rows(target, queries.embeddings, QueryEmbeddings.KIND, fingerprints, normalization)
-    _write_rows(directory, ordered, Embeddings.KIND, fingerprints, normalization)
+        write_embeddings(
+            target, queries.embeddings, fingerprints, normalization, of=QueryEmbeddings
+        )
+    write_embeddings(directory, ordered, fingerprints, normalization)
     return fingerprints
 
 
@@ -318,27 +316,3 @@ def _read(paths: Sequence[pathlib.Path], coding: Coding, *, where: pathlib.Path)
         problem = f"the embedding of {ids[int(np.argmin(finite))]!r} has NaN or infinite numbers"
         raise DataError(problem, where=str(where), fix="encode this text again")
     return TextEmbeddings([str(id) for id in ids], embeddings, (), ())
-
-
-def _write_rows(
-    directory: pathlib.Path,
-    rows: np.ndarray,
-    kind: str,
-    fingerprints: Mapping[str, str],
-    normalization: str,
-) -> None:
-    bounds = shard_bounds(len(rows), _SHARD)
-    for name, (start, stop) in zip(shard_names(len(bounds)), bounds, strict=True):
-        with replacing(directory / name) as scratch, open(scratch, "wb") as file:
-            np.save(file, rows[start:stop])
-    metadata = {
-        "format_version": ROWS_VERSION,
-        "kind": kind,
-        "fingerprints": dict(fingerprints),
-        "num_rows": len(rows),
-        "dim": rows.shape[1],
-        "shard_rows": _SHARD,
-        "dtype": EmbeddingDtype.FLOAT32.value,
-        "normalization": normalization,
-    }
-    write_json(directory / METADATA, metadata)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float32, Int
 
 from taser_jax.storage.artifacts import (
     ARRAY_ERRORS,
@@ -26,14 +26,18 @@ from taser_jax.storage.artifacts import (
     FilePath,
     Metadata,
     read_metadata,
+    replacing,
     require_equal,
     split_path,
+    write_json,
 )
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.typed_files import Natural, Positive, read_typed
 
 FORMAT_VERSION = 1
 QUERY_IDS = "query_ids.json"
+# Rows of a shard of embeddings that come from memory.
+_SHARD = 65536
 
 
 class EmbeddingDtype(enum.Enum):
@@ -222,6 +226,41 @@ class QueryEmbeddings(Embeddings):
             problem = f"{len(ids)} query ids for {len(self)} embeddings"
             raise DataError(problem, where=str(self.directory / QUERY_IDS), fix=again)
         return ids
+
+
+def write_embeddings(
+    directory: FilePath,
+    embeddings: Float32[np.ndarray, "rows dim"],
+    fingerprints: Mapping[str, str],
+    normalization: str,
+    *,
+    of: type[Embeddings] = Embeddings,
+) -> None:
+    """Writes embeddings from memory.
+
+    Args:
+        directory: their directory.
+        embeddings: of the passage store's rows, or of a split's queries.
+        fingerprints: {"model": ..., "collection": ...}.
+        normalization: the model's, "l2" or "none".
+        of: whose they are, `Embeddings` or `QueryEmbeddings`.
+    """
+    directory = pathlib.Path(directory)
+    bounds = shard_bounds(len(embeddings), _SHARD)
+    for name, (start, stop) in zip(shard_names(len(bounds)), bounds, strict=True):
+        with replacing(directory / name) as scratch, open(scratch, "wb") as file:
+            np.save(file, embeddings[start:stop])
+    metadata = {
+        "format_version": FORMAT_VERSION,
+        "kind": of.KIND,
+        "fingerprints": dict(fingerprints),
+        "num_rows": len(embeddings),
+        "dim": embeddings.shape[1],
+        "shard_rows": _SHARD,
+        "dtype": EmbeddingDtype.FLOAT32.value,
+        "normalization": normalization,
+    }
+    write_json(directory / METADATA, metadata)
 
 
 def queries_directory(embeddings_dir: FilePath, task: str, split: str) -> pathlib.Path:

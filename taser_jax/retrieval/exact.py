@@ -139,7 +139,7 @@ class ExactSearcher:
         resident_bytes: int = 4 << 30,
     ) -> None:
         self.fingerprints = fingerprints
-        self._embeddings, self._query_block = embeddings, query_block
+        self.embeddings, self._query_block = embeddings, query_block
         self._on_host = devices is None and jax.default_backend() == "cpu"
         self._mesh = Mesh(np.array(devices or jax.devices()[:1]), (_AXIS,))
         num_passages, dim = embeddings.shape
@@ -164,7 +164,7 @@ class ExactSearcher:
             ConfigError: k below 1, or dimensions that differ from the passages'.
         """
         num_queries = len(query_embeddings)
-        check_search(query_embeddings, k, dim=self._embeddings.shape[1])
+        check_search(query_embeddings, k, dim=self.embeddings.shape[1])
         if not num_queries:
             return SearchResult(np.zeros((0, k), np.int32), np.zeros((0, k), np.float32))
         # Few sizes, as each is a program to compile, and little padding.
@@ -183,7 +183,7 @@ class ExactSearcher:
         for block in self._blocks():
             passages, first = self._passages(block), block * self._block
             for some, found in zip(queries, best, strict=True):
-                found.add(some, passages, first, self._embeddings.shape[0])
+                found.add(some, passages, first, self.embeddings.shape[0])
         results = zip(*(found.result() for found in best), strict=True)
         return SearchResult(*(np.concatenate(parts)[:num_queries] for parts in results))
 
@@ -200,8 +200,8 @@ class ExactSearcher:
         if block in self._resident:
             return self._resident[block]
         start = block * self._block
-        stop = min(start + self._block, self._embeddings.shape[0])
-        found = self._embeddings.rows(start, stop)
+        stop = min(start + self._block, self.embeddings.shape[0])
+        found = self.embeddings.rows(start, stop)
         check_finite(found, start, what="passage")
         rows = _padded(found, self._block)
         passages = jax.device_put(rows, NamedSharding(self._mesh, PartitionSpec(_AXIS)))

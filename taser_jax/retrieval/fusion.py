@@ -228,6 +228,8 @@ def _filled(
 
 # Candidates for α if the scores of both lists have the same range.
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0)
+# The one that is taken where no query chooses.
+DEFAULT_SHARE = 0.5
 # Cosines in bfloat16 are rounded to 8 bits.
 _LARGEST_COSINE = 1.01
 
@@ -301,6 +303,13 @@ def settle(config: HybridConfig, lists: Sequence[tuple[Run, Run]]) -> HybridConf
             ratio = dense / sparse if dense > 0 and sparse > 0 else 1.0
         alphas = tuple(float(f"{share * ratio:.2g}") for share in SHARES)
     return dataclasses.replace(config, normalization=normalization, alphas=alphas)
+
+
+def default_alpha(config: HybridConfig) -> float:
+    """α without queries to choose it by: the candidate at `DEFAULT_SHARE`, or the middle one."""
+    assert config.alphas is not None
+    same = len(config.alphas) == len(SHARES)
+    return config.alphas[SHARES.index(DEFAULT_SHARE) if same else len(config.alphas) // 2]
 
 
 def _widths(run: Run, depth: int) -> Float64[np.ndarray, " queries"]:

@@ -25,7 +25,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from taser_jax.retriever_parts import Hit
+from taser_jax.retrieval.passages import Hit
 from taser_jax.serving.batcher import Batcher, BatchingLimits, QueueFullError
 from taser_jax.serving.engine import Engine, Metrics, Operation, Work, rounded_k
 from taser_jax.storage.errors import TaserError

@@ -9,8 +9,8 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from taser_jax.retrieval.passages import Hit
 from taser_jax.retriever import Retriever
-from taser_jax.retriever_parts import Hit
 from taser_jax.storage.progress import logger
 
 
@@ -44,6 +44,11 @@ def rounded_k(k: int) -> int:
     while rounded < k:
         rounded *= 2
     return rounded
+
+
+def powers_of_two(largest: int) -> list[int]:
+    """1, 2, 4, ... up to the first that is `largest` or more: the sizes that queries come in."""
+    return [1 << power for power in range((largest - 1).bit_length() + 1)]
 
 
 class Engine:

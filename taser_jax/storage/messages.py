@@ -44,7 +44,7 @@ def set_up(*, verbose: bool) -> None:
     handler = _Handler()
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(format="%(message)s", level=level, handlers=[handler], force=True)
-    logging.getLogger("taser").setLevel(logging.INFO)
+    logging.getLogger("taser").setLevel(logging.DEBUG if verbose else logging.INFO)
     if verbose:
         return
     # Some libraries set their own loggers to DEBUG.

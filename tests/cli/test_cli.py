@@ -129,6 +129,13 @@ def test_a_defect_raises(toy):
         cli.run(["toy"])
 
 
+def test_a_dry_run_names_what_it_needs(capsys):
+    lengths = "--gin.TASK_FEATURE_LENGTHS={'query': 32, 'passage': 64}"
+    arguments = ["train", "--dry_run", "--gin_file=runs/open_qa_pretrained.gin", lengths]
+    assert cli.run(arguments) == 2
+    assert "train.model = %MODEL" in capsys.readouterr().err
+
+
 def test_a_command_without_a_dry_run_says_so(toy, capsys):
     def act(message, config_text):
         pytest.fail("it ran")
@@ -149,6 +156,9 @@ def test_a_command_without_a_dry_run_says_so(toy, capsys):
         (["train", "now"], "no command 'train now'"),
         (["--gin_file=a.gin"], "no command ''"),
         (["train", "--gin_fil=a.gin"], "unknown flag '--gin_fil=a.gin'"),
+        (["train", "--gin_fil=a.gin"], "did you mean --gin_file?"),
+        (["compare", "x", "--pretraind=minilm"], "did you mean --pretrained?"),
+        (["ask", "what", "--from=nowhere"], "nowhere: no retriever.json"),
         (["train", "--gin_file=a", "stray"], "unknown flag 'stray'"),
         (["train", "--gin_file"], "--gin_file has no value"),
         (["train", "--gin.MODEL_DIR="], "--gin.MODEL_DIR has no value"),
@@ -186,6 +196,20 @@ def test_parsing():
     assert cli.parse(["train"]).flags.files == ("runs/train.gin",)
     with pytest.raises(ConfigError, match="no command"):
         cli.parse(["--help"])
+
+
+def test_the_words_after_ask_are_one_question():
+    arguments = cli.parse(["ask", "how", "do", "I", "sort", "--from=out"])
+    assert arguments.flags.bindings == (("QUESTIONS", "['how do I sort']"), ("DIRECTORY", "out"))
+    assert cli.parse(["compare", "a", "b"]).flags.bindings == (("DIRECTORIES", "['a', 'b']"),)
+
+
+def test_a_reader_that_leaves_is_no_traceback():
+    command = [sys.executable, "-m", "taser_jax.cli.main", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["help"]])

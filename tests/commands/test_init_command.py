@@ -180,12 +180,12 @@ def test_a_macro_of_other_commands_is_refused_on_the_command_line(project: pathl
 
 def test_what_is_for_other_commands_is_reported_in_one_line(project: pathlib.Path):
     """In a process of its own, where Gin knows nothing of other commands."""
-    shown = subprocess.run(
-        [sys.executable, "-m", "taser_jax.cli.main", "search", "--gin_file=faq.gin"],
-        check=False,
-        capture_output=True,
-        text=True,
+    command = [sys.executable, "-m", "taser_jax.cli.main", "search", "--gin_file=faq.gin"]
+    silent, shown = (
+        subprocess.run([*command, *flags], check=False, capture_output=True, text=True)
+        for flags in ([], ["-v"])
     )
+    assert "for other commands" not in silent.stderr
     assert shown.returncode == 2
     known = "BertConfig, DualEncoderConfig, ExpertConfig, QuestionFiles"
     assert f"for other commands: {known}\n" in shown.stderr

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from taser_jax.retriever_parts import Hit
+from taser_jax.retrieval.passages import Hit
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Passage
 

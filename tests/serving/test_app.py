@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import logging
 import socket
 import threading
@@ -16,6 +17,8 @@ import numpy as np
 import pytest
 import uvicorn
 from fake_retriever import FakeRetriever
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from taser_jax.serving.app import Server, ServerLimits
 from taser_jax.serving.batcher import BatchingLimits
@@ -102,6 +105,33 @@ def test_a_malformed_body_is_refused(client: httpx.Client, body: str | bytes, me
     answer = client.post("/search", content=body)
     assert answer.status_code == 400
     assert message.lower() in answer.json()["error"]["message"].lower()
+
+
+# Also halves of surrogate pairs, which JSON can write and UTF-8 cannot.
+_TEXTS = st.text(st.characters(), max_size=9) | st.sampled_from(["who?", "\ud800", "\0", " "])
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | _TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+_FIELDS = ("query", "k", "task", "hybrid", "input", "model", "encoding_format", "dimensions", "x")
+_BODIES = st.binary(max_size=40) | (
+    st.dictionaries(st.sampled_from(_FIELDS), _VALUES) | _VALUES
+).map(json.dumps)
+
+
+@settings(max_examples=300, deadline=None)
+@given(path=st.sampled_from(["/search", "/v1/embeddings"]), body=_BODIES)
+@example(path="/search", body='{"query": "\\ud800"}')
+@example(path="/v1/embeddings", body='{"input": ["\\ud800"]}')
+@example(path="/search", body='{"query": "a", "k": 1e400}')
+def test_whatever_is_sent_is_answered_or_refused(
+    client: httpx.Client, path: str, body: str | bytes
+):
+    answer = client.post(path, content=body)
+    assert answer.status_code in (200, 400)
+    if answer.status_code == 400:
+        assert answer.json()["error"]["message"]
 
 
 def test_limits_of_a_body(client: httpx.Client):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 from taser_jax.assembly.pretrained import Pretrained
 from taser_jax.commands.pipelines.compare_parts import (
     MEASURED_STEPS,
+    check_systems,
     collection_name,
+    distinct_queries,
     file_sizes,
     filled,
     fit_lengths,
@@ -42,7 +45,8 @@ from taser_jax.commands.pipelines.retrieval_stages import DEVELOPMENT, Setting, 
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.pipelines.taser import begin_pipeline
 from taser_jax.commands.tokenize import make_vocabulary, tokenize
-from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.data.collections.store import PassageStore
+from taser_jax.data.prepare.made_queries import make_queries
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.interop.hub import fetch, read_encoder_settings
@@ -66,7 +70,9 @@ def compare(
     systems: str | Sequence[str] = ("shared", "taser"),
     pretrained: str | None = None,
     minutes: float | None = None,
+    queries: str | None = None,
     validation_share: float = 0.1,
+    strict: bool = False,
     feature_lengths: Mapping[str, int] | None = None,
     vocabulary_size: int = 8192,
     train_steps: int | None = None,
@@ -96,8 +102,11 @@ def compare(
         pretrained: weights to start from: "minilm", a directory or a hub id. Its files give
             pooling, normalisation, prompt and longest text. None starts from random weights.
         minutes: time budget from the start of the command; None sets no limit.
+        queries: "make" makes training, validation and test queries of the passages, which have
+            none of their own: of titles, first sentences and others, cut out of their passages.
         validation_share: share of training queries that becomes a validation split, where there is
             none.
+        strict: whether to refuse what is otherwise left out and listed, such as empty passages.
         feature_lengths: {"query": ..., "passage": ...}; None takes the pretrained model's own
             length or, from random weights, the 95th percentiles.
         vocabulary_size: entries of the vocabulary that is trained where nothing is pretrained.
@@ -116,13 +125,8 @@ def compare(
             system, or other settings than the directory was begun with.
     """
     names = systems.split(",") if isinstance(systems, str) else list(systems)
-    _check_systems(names, candidates)
-    fixed = {
-        "steps": train_steps,
-        "learning_rate": learning_rate,
-        "rounds": rounds,
-        "folds": folds,
-    }
+    check_systems(names, candidates)
+    fixed = {"steps": train_steps, "learning_rate": learning_rate, "rounds": rounds, "folds": folds}
     run = _Run(
         setting=setting,
         systems={ROWS[name]: candidates[name] for name in names},
@@ -139,7 +143,10 @@ def compare(
         data_dir=str(run.root / "data"),
         collection=run.collection,
         validation_share=validation_share,
+        strict=strict,
     )
+    if queries is not None:
+        splits = run.make_queries(queries, splits)
     run.check_splits(splits)
     sides = run.tokenize(feature_lengths or {}, vocabulary_size, has_queries=bool(splits))
     run.decide_model(sides)
@@ -171,6 +178,7 @@ class _Run:
         )
         self._systems, self._pretrained, self._fixed = dict(systems), pretrained, dict(fixed)
         self._splits: dict[str, list[str]] = {}
+        self._whole: str | None = None
         self._lines: list[str] = []
 
     def _decide(self, reason: str, **settings: object) -> None:
@@ -181,6 +189,19 @@ class _Run:
             logger.info("  %s", line)
         self._lines += [f"# {reason[:1].upper()}{reason[1:]}.", *lines, ""]
         write_text(self.root / "decided.gin", "\n".join(self._lines))
+
+    def make_queries(self, how: str, splits: Mapping[str, list[str]]) -> dict[str, list[str]]:
+        """Goes on with a collection of passages and the queries that were cut out of them."""
+        if how != "make" or splits:
+            raise ConfigError(
+                f"there are queries of {', '.join(splits)}" if splits else f"queries {how!r}",
+                where="--queries",
+                fix="leave it out" if splits else "write --queries=make",
+            )
+        self._whole, self.collection = self.collection, f"{self.collection}_made"
+        made = {"collection": self.collection, "source": self._whole}
+        data_dir = self._setting.data_dir
+        return self.stages.run("make-queries", make_queries, data_dir=data_dir, **made)
 
     def check_splits(self, splits: Mapping[str, list[str]]) -> None:
         """Notes the tasks; refuses those without test queries, and a training from nothing."""
@@ -307,15 +328,7 @@ class _Run:
             collection=self.collection,
             splits=self._splits,
             chosen=chosen,
-        )
-
-    def _distinct(self, split: str) -> int:
-        """Number of different texts among a split's queries, over all tasks."""
-        data_dir, collection = self._setting.data_dir, self.collection
-        return sum(
-            len({query.text for query in QuerySet.open(data_dir, collection, task, split)})
-            for task, there in self._splits.items()
-            if split in there
+            whole=self._whole,
         )
 
     def plan(self, sides: Mapping[str, FittedLength], minutes: float | None) -> Plan:
@@ -323,10 +336,13 @@ class _Run:
         training = self._setting.training
         first = next(iter(self._systems.values()))
         blocks = first.model.transformer.num_layers
-        queries = self._distinct("train")
+        distinct = functools.partial(
+            distinct_queries, self._setting.data_dir, self.collection, self._splits
+        )
+        queries = distinct("train")
         wanted = defaults(
             queries,
-            validation=self._distinct(DEVELOPMENT),
+            validation=distinct(DEVELOPMENT),
             blocks=None if self._pretrained is None else blocks,
             batch_size=training.batching.batch_size,
         )
@@ -395,15 +411,4 @@ class _Run:
 
 
 # The stages before the plan.
-_BEFORE = ("prepare", "vocab", "lengths", "tokenize", "measure")
-
-
-def _check_systems(names: Sequence[str], candidates: Mapping[str, System]) -> None:
-    unknown = sorted(set(names) - candidates.keys())
-    if unknown or not names or len(set(names)) < len(names):
-        raise ConfigError(
-            f"systems {', '.join(names) or 'none'}",
-            where="compare.systems",
-            expected=f"of {', '.join(candidates)}, each once",
-            fix="write --systems=taser,dpr",
-        )
+_BEFORE = ("prepare", "make-queries", "vocab", "lengths", "tokenize", "measure")

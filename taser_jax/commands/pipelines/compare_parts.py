@@ -29,6 +29,7 @@ from taser_jax.interop.pretrained import (
 )
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import ModelConfig
+from taser_jax.storage.errors import ConfigError
 
 MEASURED_STEPS = 6
 # Texts whose tokens are counted.
@@ -47,6 +48,18 @@ def filled(config: ConfigT, **values: object) -> ConfigT:
     fields = {field.name: field.default for field in dataclasses.fields(config)}  # type: ignore[arg-type]
     unset = {name: value for name, value in values.items() if getattr(config, name) == fields[name]}
     return dataclasses.replace(config, **unset)  # type: ignore[type-var]
+
+
+def check_systems(names: Sequence[str], candidates: Mapping[str, System]) -> None:
+    """Refuses a system that is unknown or named twice, or none at all."""
+    unknown = sorted(set(names) - candidates.keys())
+    if unknown or not names or len(set(names)) < len(names):
+        raise ConfigError(
+            f"systems {', '.join(names) or 'none'}",
+            where="compare.systems",
+            expected=f"of {', '.join(candidates)}, each once",
+            fix="write --systems=taser,dpr",
+        )
 
 
 def with_weights(model: ModelConfig, pretrained: str | None) -> ModelConfig:
@@ -173,6 +186,7 @@ def prepare_detected(
     data_dir: str,
     collection: str,
     validation_share: float = 0.1,
+    strict: bool = False,
 ) -> dict[str, list[str]]:
     """Prepares folders as one collection.
 
@@ -183,6 +197,7 @@ def prepare_detected(
         collection: name of the collection.
         validation_share: share of training queries that a task without validation queries holds
             out.
+        strict: whether what the files lack is refused.
 
     Returns:
         Task -> its splits.
@@ -192,9 +207,20 @@ def prepare_detected(
         data_dir=data_dir,
         collection=collection,
         directories=directories,
-        options=PrepareOptions(validation_share=validation_share),
+        options=PrepareOptions(validation_share=validation_share, strict=strict),
     )
     return list_tasks(data_dir, collection)
+
+
+def distinct_queries(
+    data_dir: str, collection: str, splits: Mapping[str, Sequence[str]], split: str
+) -> int:
+    """Number of different texts among a split's queries, over all tasks that have it."""
+    return sum(
+        len({query.text for query in QuerySet.open(data_dir, collection, task, split)})
+        for task, there in splits.items()
+        if split in there
+    )
 
 
 def fit_lengths(

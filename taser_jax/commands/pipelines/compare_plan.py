@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from taser_jax.retrieval.fusion import SHARES, HybridConfig
-
 _SHARE = 0.95
 _MULTIPLE = 16
 # Where fewer steps fit, blocks are frozen and then the second round is dropped, to fit more.
@@ -24,8 +22,6 @@ _MANY_QUERIES = 1000
 _RATE = 5e-5
 # Vocabulary, BM25, index, searches and evaluation.
 _OTHER_SECONDS = 60.0
-# α where no query chooses it, as a share of the ratio of the lists' widths.
-DEFAULT_SHARE = 0.5
 # The default α weighs as much as this many queries.
 PSEUDO_QUERIES = 30
 # One query's gain among many without equals its standard error, but for this.
@@ -353,10 +349,3 @@ class Choice:
     alphas: Mapping[str, float]
     gains: Mapping[str, tuple[float, float]]
     queries: int
-
-
-def default_alpha(config: HybridConfig) -> float:
-    """α without queries to choose it by: the candidate at `DEFAULT_SHARE`, or the middle one."""
-    assert config.alphas is not None
-    same = len(config.alphas) == len(SHARES)
-    return config.alphas[SHARES.index(DEFAULT_SHARE) if same else len(config.alphas) // 2]

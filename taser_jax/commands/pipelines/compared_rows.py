@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 
+from taser_jax.commands.encode import encode
 from taser_jax.commands.export import export_model
 from taser_jax.commands.pipelines.compare_plan import Choice, Plan
 from taser_jax.commands.pipelines.cross_validation import (
@@ -24,11 +25,15 @@ from taser_jax.commands.pipelines.retrieval_stages import (
 )
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.pipelines.taser import Comparison, answer, print_table
+from taser_jax.commands.search import index
+from taser_jax.commands.tokenize import tokenize
 from taser_jax.commands.train import train
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.token_store.store import TokenStore
+from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
-from taser_jax.retrieval.bm25 import Bm25Config
+from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
+from taser_jax.retriever_parts import RetrieverParts, write_parts
 from taser_jax.storage.artifacts import file_name, write_json
 from taser_jax.storage.progress import logger
 
@@ -91,6 +96,7 @@ class ComparedRows:
         collection: the collection.
         splits: task -> its splits.
         chosen: how the systems are trained; None where there are no training queries.
+        whole: the collection whose passages the queries were cut out of: what is left searches it.
     """
 
     def __init__(
@@ -102,13 +108,15 @@ class ComparedRows:
         collection: str,
         splits: Mapping[str, Sequence[str]],
         chosen: Plan | None,
+        whole: str | None = None,
     ) -> None:
         self._root = pathlib.Path(setting.output_dir)
         self._stages = Stages(self._root)
         self._setting, self._systems, self._untrained = setting, systems, untrained
-        self._splits, self._chosen = splits, chosen
+        self._splits, self._chosen, self._whole = splits, chosen, whole
         self._data = {"data_dir": setting.data_dir, "collection": collection}
-        self._comparison = Comparison(self._stages, setting, TokenStore.open(setting.token_store))
+        self._tokens = TokenStore.open(setting.token_store)
+        self._comparison = Comparison(self._stages, setting, self._tokens)
         # Row of a dense model -> its folder; of trained systems that of the last round.
         self._folders = {} if untrained is None else {UNTRAINED: file_name(UNTRAINED)}
         if chosen is not None:
@@ -292,6 +300,8 @@ class ComparedRows:
             alpha=alpha,
             **self._data,
         )
+        if self._whole is not None:
+            parts = self._index_whole(parts, self._whole)
         self._stages.run(
             "export",
             export_model,
@@ -301,3 +311,42 @@ class ComparedRows:
         )
         print(f"\nAll of it is under {self._root}: table.md, .csv and .png, runs, index, export.")
         print(f"In Python: taser_jax.Retriever.load({str(self._root)!r}).search(['your question'])")
+
+    def _index_whole(self, parts: RetrieverParts, collection: str) -> RetrieverParts:
+        """Indexes the passages as they were before queries were cut out of them."""
+        root, run, tokens = self._root / "whole", self._stages.run, self._tokens
+        data = {"data_dir": parts.data_dir, "collection": collection}
+        lengths = {"query": tokens.metadata.query_length, "passage": tokens.metadata.passage_length}
+        run(
+            "whole-tokenize",
+            tokenize,
+            vocabulary=str(tokens.vocabulary_directory),
+            feature_lengths=lengths,
+            output_dir=root / "tokens",
+            **data,
+        )
+        run(
+            "whole-encode",
+            encode,
+            model_dir=parts.model_dir,
+            token_store=root / "tokens",
+            output_dir=root / "embeddings",
+            config=self._setting.encode,
+        )
+        index_dir, embeddings_dir = root / "index", root / "embeddings"
+        config = self._setting.index
+        run("whole-index", index, embeddings_dir=embeddings_dir, index_dir=index_dir, config=config)
+        whole = dataclasses.replace(parts, index_dir=str(index_dir), collection=collection)
+        if parts.alpha is not None:
+            bm25_dir = root / "bm25"
+            run("whole-bm25", _index_bm25, index_dir=bm25_dir, config=self._setting.bm25, **data)
+            whole = dataclasses.replace(whole, bm25_dir=str(bm25_dir))
+        write_parts(self._root, whole)
+        return whole
+
+
+@writes("{index_dir}")
+def _index_bm25(*, data_dir: str, collection: str, index_dir: str, config: Bm25Config) -> None:
+    store = PassageStore.open(data_dir, collection)
+    prints = {"collection": store.fingerprint}
+    Bm25Index.build(map(title_and_text, store), index_dir, config=config, fingerprints=prints)

@@ -16,7 +16,6 @@ from taser_jax.commands.evaluate import EvaluationConfig, judge_run
 from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
 from taser_jax.commands.pipelines.compare_plan import (
     Choice,
-    default_alpha,
     fold_numbers,
     paired_gain,
     recommend,
@@ -30,7 +29,13 @@ from taser_jax.models.batch import Role
 from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
 from taser_jax.retrieval.encoding import EncodeConfig, encode_rows
-from taser_jax.retrieval.fusion import DevelopmentSet, HybridConfig, choose_alpha, fuse
+from taser_jax.retrieval.fusion import (
+    DevelopmentSet,
+    HybridConfig,
+    choose_alpha,
+    default_alpha,
+    fuse,
+)
 from taser_jax.retrieval.fusion import settle as settle_hybrid
 from taser_jax.retrieval.runs import NO_ROW, Run, SearchResult, top_k, write_trec_run
 from taser_jax.storage.artifacts import read_json, write_json

@@ -318,14 +318,15 @@ def answer(
         bm25_dir=None if bm25_dir is None else str(bm25_dir),
         alpha=alpha,
     )
-    ask(
-        questions=questions,
-        task=task,
-        model_dir=parts.model_dir,
-        index_dir=parts.index_dir,
-        data_dir=data_dir,
-        collection=collection,
-    )
+    if questions:
+        ask(
+            questions=questions,
+            task=task,
+            model_dir=parts.model_dir,
+            index_dir=parts.index_dir,
+            data_dir=data_dir,
+            collection=collection,
+        )
     write_parts(root, parts)
     return parts
 

@@ -120,7 +120,10 @@ def prepare(
             sources[name] = found.passages[0]
             tasks |= _with_label(found.questions, name)
         else:
-            sources |= {f"{name}.{_label(path)}": path for path in found.passages}
+            # Files of several folders may have one name.
+            places = {path: os.path.relpath(path, folder) for path in found.passages}
+            labels = {path: _label(place.replace(os.sep, ".")) for path, place in places.items()}
+            sources |= {f"{name}.{labels[path]}": path for path in found.passages}
             tasks |= _with_label(found.questions, "")
     if not sources:
         fix = "write `taser prepare DIRECTORY`, or set PASSAGES and QUERIES"

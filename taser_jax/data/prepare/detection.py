@@ -8,19 +8,25 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from taser_jax.data.collections.store import SPLITS
 from taser_jax.data.files import numbered_lines
+from taser_jax.data.id_index import normalized_content, text_hash
 from taser_jax.data.prepare.options import WHOLE, QuestionFiles
 from taser_jax.data.readers.fields import Role, is_pair, read_records, roles_of
-from taser_jax.data.readers.passages import text_files
-from taser_jax.storage.errors import ConfigError
+from taser_jax.data.readers.passages import passage_of, read_passages, text_files
+from taser_jax.storage.artifacts import FilePath
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.records import Passage
 
-_TEXT = (".json", ".jsonl", ".tsv", ".csv", ".txt", ".parquet", ".sgml", ".xml", ".qrels", ".trec")
+PassageSource = FilePath | Iterable[Passage | str | Mapping[str, object]]
+_TABLES = (".json", ".jsonl", ".tsv", ".csv", ".txt", ".parquet", ".arrow")
+_TEXT = (*_TABLES, ".sgml", ".xml", ".qrels", ".trec")
 _SPLIT_WORDS = {"train": "train", "dev": "validation", "valid": "validation"} | {
     split: split for split in SPLITS
 }
+_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 # Words of file names that are not part of a task's name.
 _OTHER_WORDS = {
     "queries",
@@ -32,6 +38,7 @@ _OTHER_WORDS = {
     "biencoder",
     "qrels",
     "topics",
+    "data",
 }
 
 
@@ -73,6 +80,7 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> DetectedFiles:
 
     A folder without a file of passages takes those that its questions quote (positives, or else
     answers), or its .txt, .md and .html files. Without questions it is a collection to be searched.
+    Of a Hugging Face dataset, cloned or written by `save_to_disk`, Parquet or Arrow files count.
 
     Args:
         directory: a local folder.
@@ -91,7 +99,7 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> DetectedFiles:
     if corpus is not None and (folder / "qrels").is_dir():
         return DetectedFiles((corpus,), {name: _of_beir(folder)})
     roles: dict[str, _Role] = {}
-    for path in sorted(folder.iterdir()):
+    for path in _files(folder):
         if path.name.removesuffix(".gz").endswith(_TEXT) and path.is_file():
             detected = _role(path)
             if detected is not None:
@@ -134,6 +142,54 @@ def _refuse_twins(folder: pathlib.Path) -> None:
                 where=os.fspath(packed.parent),
                 fix="delete one of them",
             )
+
+
+def given_passages(
+    source: PassageSource,
+) -> Iterator[Passage]:
+    """Passages of a file or folder, of texts, records or a data frame, or passages as they are.
+
+    A text or record without an id gets one from its content, so that equal ones are one passage.
+
+    Example:
+        >>> [(one.title, one.text) for one in given_passages([{"heading": "a", "content": "b"}])]
+        [('a', 'b')]
+
+    Args:
+        source: a path that `read_passages` or `detect` takes; texts; mappings with the fields of
+            tables (`fields.Role`); anything that speaks Arrow, such as pandas' or Polars' frames.
+
+    Raises:
+        ConfigError: a path that does not exist, or a folder of no known format.
+        DataError: malformed input.
+    """
+    if hasattr(source, "__arrow_c_stream__"):
+        import pyarrow
+
+        source = pyarrow.table(source).to_pylist()
+    if isinstance(source, str) or not isinstance(source, Iterable):
+        if not os.path.exists(source):
+            fix = "check the spelling; write [text] to add a text"
+            raise ConfigError("no such file or folder", where=os.fspath(source), fix=fix)
+        for path in detect(source).passages if os.path.isdir(source) else (source,):
+            yield from (one.passage for one in read_passages(path))
+        return
+    for number, one in enumerate(source):
+        record = {"text": one} if isinstance(one, str) else one
+        if isinstance(record, Mapping):
+            record = passage_of(record, f"passage {number}")
+        if not isinstance(record, Passage):
+            fix = "write a text, a dictionary or a Passage"
+            raise DataError(f"found {one!r}", where=f"passage {number}", fix=fix)
+        digest = text_hash(normalized_content(record.title, record.text))
+        yield dataclasses.replace(record, id=record.id or f"{digest:016x}")
+
+
+def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The files of a folder, or the tables of a Hugging Face dataset."""
+    if any((folder / name).exists() for name in ("dataset_dict.json", "dataset_info.json")):
+        return sorted(folder.rglob("*.arrow"))
+    return sorted(folder.glob("data/*.parquet")) or sorted(folder.iterdir())
 
 
 def _of_beir(folder: pathlib.Path) -> dict[str, QuestionFiles]:
@@ -193,8 +249,13 @@ def _role_of_fields(name: str, record: Mapping[str, object]) -> _Role | None:
 
 
 def _words(path: str) -> tuple[str, str]:
-    """Task and split in a file's name; an empty string for each that it does not have."""
-    stem = pathlib.Path(path).name.split(".gz")[0].rpartition(".")[0]
+    """Task and split in a file's name; an empty string for each that it does not have.
+
+    A shard of a Hugging Face dataset may have its split in its folder's name.
+    """
+    file = pathlib.Path(path)
+    stem, shards = re.subn(_SHARD, "", file.name.split(".gz")[0].rpartition(".")[0])
+    stem = f"{file.parent.name}.{stem}" if shards and file.parent.name in SPLITS else stem
     words = [word for word in re.split(r"[.\-]", stem.removesuffix(".qa")) if word]
     split = next((_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS), "")
     task = [word for word in words if word not in _SPLIT_WORDS and word not in _OTHER_WORDS]

@@ -214,7 +214,7 @@ def is_json(path: FilePath) -> bool:
 
 
 def read_records(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]] | None:
-    """Yields (line, field -> value) of JSON, Parquet, or a table with a header; else None.
+    """Yields (line, field -> value) of JSON, Parquet, Arrow, or a table with a header; else None.
 
     Columns of a table are separated by tabs, commas, semicolons or bars, whichever makes the first
     row a header.
@@ -224,8 +224,8 @@ def read_records(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]] | None:
     """
     if is_json(path):
         return json_records(path)
-    if os.fspath(path).endswith(".parquet"):
-        return _parquet(path)
+    if os.fspath(path).endswith((".parquet", ".arrow")):
+        return _arrow(path)
     for delimiter in _DELIMITERS:
         _, header = next(quoted_rows(path, delimiter), (0, []))
         if is_header(header):
@@ -243,20 +243,26 @@ def _table(path: FilePath, delimiter: str) -> Iterator[tuple[int, dict[str, Any]
         yield line, dict(zip(header, row, strict=True))
 
 
-def _parquet(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
+def _arrow(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows of a Parquet file, or of an Arrow file as Hugging Face's `datasets` writes it."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         fix = "pip install pyarrow, or write the file as JSON lines"
-        raise DataError("Parquet needs pyarrow", where=os.fspath(path), fix=fix) from error
+        raise DataError("this file needs pyarrow", where=os.fspath(path), fix=fix) from error
     try:
         rows = 0
-        for batch in pyarrow.parquet.ParquetFile(os.fspath(path)).iter_batches():
+        if os.fspath(path).endswith(".arrow"):
+            batches = iter(pyarrow.ipc.open_stream(pyarrow.memory_map(os.fspath(path))))
+        else:
+            batches = pyarrow.parquet.ParquetFile(os.fspath(path)).iter_batches()
+        for batch in batches:
             for record in batch.to_pylist():
                 rows += 1
                 yield rows, record
     except (OSError, pyarrow.ArrowException) as error:
         fix = "copy the file again, or write it as JSON lines"
-        found = f"not a Parquet file that can be read: {error}"
-        raise DataError(found, where=os.fspath(path), fix=fix) from error
+        raise DataError(
+            f"not a file of rows that can be read: {error}", where=os.fspath(path), fix=fix
+        ) from error

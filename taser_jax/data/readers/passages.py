@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import html.parser
 import itertools
@@ -117,16 +118,28 @@ def _of_records(
     has_ids = first_of(first[1], Role.ID) is not None
     for number, (line, record) in enumerate(located):
         where = f"{os.fspath(path)}:{line}"
-        name = first_of(record, Role.ID) or "id"
-        id = id_field(record, name, where=where) if has_ids else str(number)
-        if not id and is_json(path):
-            raise DataError("no id", where=f"{where}, field {name!r}", fix="give each passage one")
-        text = string_field(record, first_of(record, Role.TEXT) or "text", where)
-        title = _optional(record, Role.TITLE, where)
-        page = _optional(record, Role.PAGE, where) or _maillard(record)
+        passage = passage_of(record, where)
+        if has_ids and not passage.id and is_json(path):
+            where = f"{where}, field {first_of(record, Role.ID) or 'id'!r}"
+            raise DataError("no id", where=where, fix="give each passage one")
+        if not has_ids:
+            passage = dataclasses.replace(passage, id=str(number))
         paragraph = first_of(record, Role.PARAGRAPH)
         span = _paragraph_span(str(record[paragraph]), where) if paragraph else None
-        yield LocatedPassage(line, Passage(id, text, title, page.strip()), span)
+        yield LocatedPassage(line, passage, span)
+
+
+def passage_of(record: Mapping[str, Any], where: str) -> Passage:
+    """A record's id (empty where it has none), text, title and page, by the names of its fields.
+
+    Raises:
+        DataError: no text, or a field that is no string.
+    """
+    name = first_of(record, Role.ID)
+    id = id_field(record, name, where=where) if name else ""
+    text = string_field(record, first_of(record, Role.TEXT) or "text", where)
+    page = _optional(record, Role.PAGE, where) or _maillard(record)
+    return Passage(id, text, _optional(record, Role.TITLE, where), page.strip())
 
 
 def _optional(record: Mapping[str, Any], role: Role, where: str) -> str:
@@ -214,7 +227,11 @@ def _title_and_paragraphs(path: pathlib.Path, content: str) -> tuple[str, list[s
         content, title = "".join(page.text), "".join(page.title or page.heading)
     else:
         heading = re.search(r"(?m)^#{1,6}\s+(.+?)\s*#*$", content)
-        title = heading[1] if heading and path.suffix.lower() == ".md" else ""
+        if path.suffix.lower() != ".md":
+            heading = None
+        title = heading[1] if heading else ""
+        # A title is no paragraph of its own.
+        content = content.replace(heading[0], "", 1) if heading else content
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", content)]
     return " ".join(title.split()) or path.stem, [part for part in paragraphs if part]
 
@@ -222,16 +239,17 @@ def _title_and_paragraphs(path: pathlib.Path, content: str) -> tuple[str, list[s
 def _windows(paragraphs: list[str], words: int) -> list[str]:
     """Paragraphs joined to passages of up to `words` words; longer ones are cut.
 
+    What is shorter than a fifth, such as a heading, is joined to what follows in any case.
+
     Example:
         of 3 words: "a b", "c", "d e f g" are "a b c", "d e f", "g".
     """
     windows: list[list[str]] = []
     for paragraph in paragraphs:
         found = paragraph.split()
-        if windows and len(windows[-1]) + len(found) <= words:
-            windows[-1] += found
-        else:
-            windows += [found[at : at + words] for at in range(0, len(found), words)]
+        if windows and (len(windows[-1]) + len(found) <= words or len(windows[-1]) < words / 5):
+            found = windows.pop() + found
+        windows += [found[at : at + words] for at in range(0, len(found), words)]
     return [" ".join(window) for window in windows]
 
 
@@ -268,10 +286,10 @@ class _Page(html.parser.HTMLParser):
     def handle_data(self, data: str) -> None:
         if "title" in self._open:
             self.title.append(data)
+        elif not self.title and not self._headings and {*self._HEADINGS} & {*self._open}:
+            self.heading.append(data)
         elif not {*self._SILENT} & {*self._open}:
             self.text.append(data)
-            if not self._headings and {*self._HEADINGS} & {*self._open}:
-                self.heading.append(data)
 
 
 def _paragraph_span(text: str, where: str) -> Span:

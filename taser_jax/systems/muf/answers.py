@@ -14,9 +14,9 @@ from taser_jax.commands.ask import FUSION, Answer, AskSettings
 from taser_jax.commands.evaluate import EvaluationConfig
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.retrieval.fusion import Weighting, fuse_runs, weights_of
+from taser_jax.retrieval.passages import Hit
 from taser_jax.retrieval.runs import Run
 from taser_jax.retriever import Retriever
-from taser_jax.retriever_parts import Hit
 from taser_jax.storage.artifacts import require_equal
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import read_typed

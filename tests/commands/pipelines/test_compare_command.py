@@ -19,7 +19,7 @@ from taser_jax.commands.train import TrainSummary
 from taser_jax.data.collections.store import QuerySet, list_tasks
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.retrieval.bm25 import Bm25Config
-from taser_jax.retriever_parts import RetrieverParts
+from taser_jax.retriever_parts import RetrieverParts, read_parts
 from taser_jax.storage.records import Query
 
 WORDS = ("river", "sea", "hill", "lake", "moor", "wood", "cliff", "marsh", "field", "shore")
@@ -166,6 +166,39 @@ def test_without_training_queries_the_untrained_model_is_compared(
     assert rows["Pretrained, untrained + BM25"]["alpha"] == "0.5 (default)"
     assert "Recommended: Pretrained, untrained + BM25" in capsys.readouterr().out
     assert (output / "export" / "sentence_transformers" / "modules.json").is_file()
+
+
+def test_without_questions_an_index_is_left(tmp_path: pathlib.Path):
+    parts = taser.answer(
+        (), root=tmp_path, folder=tmp_path / "row", data_dir=str(tmp_path), collection="hills"
+    )
+    assert read_parts(tmp_path) == parts
+
+
+@pytest.mark.release
+def test_queries_are_made_and_the_whole_passages_are_searched(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+):
+    draw = random.Random(1)
+    folder, output = tmp_path / "notes", tmp_path / "out"
+    folder.mkdir()
+    for number in range(60):
+        sentences = [" ".join(draw.choices(WORDS, k=5)) + f" {number}." for _ in range(3)]
+        (folder / f"{number}.txt").write_text(" ".join(one.capitalize() for one in sentences))
+    succeed(
+        *("compare", str(folder), f"--pretrained={_minilm_like(tmp_path / 'bert')}"),
+        *(f"--out={output}", "--queries=make", "--gin.TRAIN_STEPS=2", "--gin.BATCH_SIZE=8"),
+        "--gin.FOLDS=2",
+    )
+    assert "Recommended: " in capsys.readouterr().out
+    retriever = Retriever.load(output)
+    (hits,) = retriever.search(["river sea hill"], k=60, hybrid=retriever.has_hybrid)
+    texts = {hit.passage.text for hit in hits}
+    assert texts == {path.read_text() for path in folder.iterdir()}
+    with_own = _beir(tmp_path / "hills", 1)
+    arguments = ("compare", with_own, f"--out={tmp_path / 'own'}")
+    assert "there are queries of hills" in refused(capsys, *arguments, "--queries=make")
+    assert "write --queries=make" in refused(capsys, *arguments, "--queries=mine")
 
 
 @pytest.mark.release

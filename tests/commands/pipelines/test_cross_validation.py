@@ -9,7 +9,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from taser_jax.commands.pipelines.compare_plan import DEFAULT_SHARE, fold_numbers
+from taser_jax.commands.pipelines.compare_plan import fold_numbers
 from taser_jax.commands.pipelines.cross_validation import (
     choose,
     choose_bm25,
@@ -19,6 +19,7 @@ from taser_jax.commands.pipelines.cross_validation import (
 from taser_jax.data.collections.store import PassageStore, write_collection, write_queries
 from taser_jax.data.token_store.negatives import read_negatives, write_negatives
 from taser_jax.retrieval.bm25 import Bm25Config
+from taser_jax.retrieval.fusion import DEFAULT_SHARE
 from taser_jax.retrieval.runs import Run, read_trec_run, write_trec_run
 from taser_jax.storage.records import Passage, Query
 

@@ -12,15 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taser_jax.commands.pipelines.compare_plan import (
-    DEFAULT_SHARE,
     Gain,
-    default_alpha,
     fold_numbers,
     paired_gain,
     recommend,
     shrunk_alpha,
 )
-from taser_jax.retrieval.fusion import SHARES, HybridConfig
+from taser_jax.retrieval.fusion import DEFAULT_SHARE, SHARES, HybridConfig, default_alpha
 
 UNITS = st.integers(0, 8).map(lambda n: n / 8)
 PAIRS = st.lists(st.tuples(UNITS, UNITS), min_size=2, max_size=12)

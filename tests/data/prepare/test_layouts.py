@@ -91,8 +91,37 @@ def test_parquet(tmp_path):
     found = [(one.id, one.title, one.text) for one in store]
     assert found == list(zip("abc", TITLES, TEXTS, strict=True))
     (tmp_path / "notes" / "docs.parquet").write_text("no parquet")
-    with pytest.raises(DataError, match=r"docs\.parquet: not a Parquet file"):
+    with pytest.raises(DataError, match=r"docs\.parquet: not a file of rows"):
         _prepare(tmp_path, {})
+
+
+@pytest.mark.parametrize("saved", [True, False], ids=["save_to_disk", "cloned"])
+def test_hugging_face_datasets(tmp_path, saved):
+    datasets = pytest.importorskip("datasets")
+    rows = [dict(anchor=q, positive=t) for q, t in zip(QUESTIONS, TEXTS, strict=True)]
+    splits = {
+        split: datasets.Dataset.from_list(rows[start:stop])
+        for split, start, stop in (("train", 0, 2), ("test", 2, 3))
+    }
+    folder = tmp_path / "notes"
+    if saved:
+        datasets.DatasetDict(splits).save_to_disk(str(folder))
+    else:
+        for split, rows_of in splits.items():
+            rows_of.to_parquet(str(folder / "data" / f"{split}-00000-of-00001.parquet"))
+        _write(folder, {"README.md": "# Pairs"})
+    _, store = _prepare(tmp_path, {})
+    assert sorted(one.text for one in store) == sorted(TEXTS)
+    assert list_tasks(tmp_path / "data", "c") == {"notes": ["train", "test"]}
+    (query,) = QuerySet.open(tmp_path / "data", "c", "notes", "test")
+    assert (query.text, store[query.positives[0]].text) == (QUESTIONS[2], TEXTS[2])
+
+
+def test_a_heading_stands_with_what_follows(tmp_path):
+    body = " ".join(f"word{n}" for n in range(12))
+    text = f"## Methods\n\n{body}"
+    _, store = _prepare(tmp_path, {"a.txt": text}, passage_words=11)
+    assert [one.text.split()[0] for one in store] == ["##", "word9"]
 
 
 def test_rows_without_ids_are_numbered(tmp_path):
@@ -117,9 +146,8 @@ def test_a_folder_of_text_files(tmp_path):
         "a_b.txt#0": ("a b", "one two three", "a_b.txt"),
         "a_b.txt#1": ("a b", "word0 word1 word2 word3 word4", "a_b.txt"),
         "a_b.txt#2": ("a b", "word5 word6", "a_b.txt"),
-        "bare.html#0": ("Only a heading", "Only a heading text", "bare.html"),
-        "deep/page.md#0": ("A heading", "intro # A heading #", "deep/page.md"),
-        "deep/page.md#1": ("A heading", "body", "deep/page.md"),
+        "bare.html#0": ("Only a heading", "text", "bare.html"),
+        "deep/page.md#0": ("A heading", "intro body", "deep/page.md"),
         "page.html#0": ("The title", "Head one & two three", "page.html"),
     }
     assert prepared.left_out == {"empty passages": 1}

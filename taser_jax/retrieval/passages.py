@@ -1,0 +1,242 @@
+"""The passages that a retriever searches, on disk and in memory, densely and with BM25 beside."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from taser_jax.data.collections.store import PassageStore
+from taser_jax.retrieval.bm25 import Bm25Index, title_and_text
+from taser_jax.retrieval.exact import ExactSearcher, Searcher, search_devices
+from taser_jax.retrieval.fusion import HybridConfig, default_alpha, fuse, settle
+from taser_jax.retrieval.runs import NO_ROW, Run, SearchResult, top_k
+from taser_jax.storage.records import Passage
+
+
+@dataclasses.dataclass(frozen=True)
+class Hit:
+    """One result of a search.
+
+    Attributes:
+        passage: what was found.
+        score: inner product of the query's and the passage's embeddings; of a hybrid search, the
+            sum by which it ranks.
+        dense: of a hybrid search, the inner product; None where the dense list lacks the passage.
+        sparse: of a hybrid search, BM25's score; None where BM25's list lacks the passage.
+    """
+
+    passage: Passage
+    score: float
+    dense: float | None = None
+    sparse: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sparse:
+    """BM25 beside the dense scores.
+
+    Attributes:
+        index: of the same passages.
+        alpha: weight of its scores in the sum.
+    """
+
+    index: Bm25Index
+    alpha: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Collection:
+    """Passages on disk, with their index.
+
+    Attributes:
+        store: the passages, by row.
+        searcher: an index of their embeddings.
+        sparse: BM25's index of them; None without one.
+    """
+
+    store: PassageStore
+    searcher: Searcher
+    sparse: Sparse | None = None
+
+
+class Passages:
+    """The passages that a retriever searches: those on disk, without what was removed, and more.
+
+    Rows are those on disk, then those in memory. Every task's view of a retriever has the same.
+
+    Args:
+        collection: passages on disk; None begins with none.
+    """
+
+    def __init__(self, collection: Collection | None) -> None:
+        self.collection = collection
+        self._stored = 0 if collection is None else len(collection.store)
+        self._removed: set[int] = set()
+        self._added: dict[str, Passage] = {}
+        self._embeddings = np.zeros((0, 0), np.float32)
+        self._searcher: Searcher | None = None
+        self._bm25: tuple[Bm25Index, np.ndarray] | None = None
+        if collection is not None and collection.sparse is not None:
+            self._bm25 = collection.sparse.index, np.arange(self._stored)
+
+    def __len__(self) -> int:
+        return self._stored - len(self._removed) + len(self._added)
+
+    def rows(self) -> list[int]:
+        """Rows of all passages."""
+        on_disk = [row for row in range(self._stored) if row not in self._removed]
+        return on_disk + list(range(self._stored, self._stored + len(self._added)))
+
+    def find(self, id: str) -> Passage | None:
+        """The passage of an id; None if there is none."""
+        row = None if id in self._added else self._row_on_disk(id)
+        return self._added.get(id) if row is None else self.get([row])[0]
+
+    def _row_on_disk(self, id: str) -> int | None:
+        row = None if self.collection is None else self.collection.store.find(id)
+        return None if row in self._removed else row
+
+    def get(self, rows: Sequence[int]) -> list[Passage]:
+        """Passages of rows."""
+        on_disk = [row for row in rows if row < self._stored]
+        found: dict[int, Passage] = {}
+        if self.collection is not None:
+            found = dict(zip(on_disk, self.collection.store.get_many(on_disk), strict=True))
+        added = list(self._added.values()) if len(on_disk) < len(rows) else []
+        return [found[row] if row < self._stored else added[row - self._stored] for row in rows]
+
+    def add(
+        self, passages: Sequence[Passage], embeddings: Float[np.ndarray, "passages dim"]
+    ) -> None:
+        """Adds passages with new ids."""
+        self._keep(
+            self._added | {passage.id: passage for passage in passages},
+            np.concatenate([self._embeddings, embeddings]) if self._added else embeddings,
+        )
+
+    def remove(self, ids: set[str]) -> None:
+        """Removes passages that are there."""
+        kept = [id not in ids for id in self._added]
+        self._removed |= {
+            row
+            for id in ids
+            if id not in self._added and (row := self._row_on_disk(id)) is not None
+        }
+        self._keep(
+            {id: passage for id, passage in self._added.items() if id not in ids},
+            self._embeddings[kept] if self._added else self._embeddings,
+        )
+
+    def _keep(self, added: dict[str, Passage], embeddings: np.ndarray) -> None:
+        self._added, self._embeddings, self._bm25 = added, embeddings, None
+        devices = search_devices()
+        self._searcher = ExactSearcher(MatrixRows(embeddings), devices=devices) if added else None
+
+    def embeddings(
+        self, encode: Callable[[Sequence[Passage]], np.ndarray]
+    ) -> Float[np.ndarray, "passages dim"]:
+        """Embeddings of `rows()`; encoded again where an approximate index has none to read."""
+        on_disk = [row for row in self.rows() if row < self._stored]
+        found = [self._embeddings] if self._added else []
+        if on_disk and self.collection is not None:
+            searcher = self.collection.searcher
+            if isinstance(searcher, ExactSearcher):
+                stored = searcher.embeddings.rows(0, self._stored)[on_disk]
+            else:
+                stored = encode(self.get(on_disk))
+            found.insert(0, np.asarray(stored, np.float32))
+        return np.concatenate(found)
+
+    def bm25(self) -> tuple[Bm25Index, Int[np.ndarray, " passages"]]:
+        """BM25's index of all passages, and their rows; built anew when they have changed."""
+        if self._bm25 is None:
+            rows = self.rows()
+            sparse = None if self.collection is None else self.collection.sparse
+            # What is mapped stays readable without its file.
+            with tempfile.TemporaryDirectory(prefix="taser-bm25-") as folder:
+                texts = map(title_and_text, self.get(rows))
+                config = None if sparse is None else sparse.index.config
+                self._bm25 = Bm25Index.build(texts, folder, config=config), np.array(rows)
+        return self._bm25
+
+    def search(self, embeddings: Float[np.ndarray, "queries dim"], k: int) -> SearchResult:
+        """Top k rows by inner product; of equal scores those on disk first."""
+        results = []
+        if self.collection is not None:
+            found = self.collection.searcher.search(embeddings, k + len(self._removed))
+            is_gone = np.isin(found.rows, list(self._removed))
+            results.append(SearchResult(np.where(is_gone, NO_ROW, found.rows), found.scores))
+        if self._searcher is not None:
+            found = self._searcher.search(embeddings, k)
+            rows = np.where(found.rows == NO_ROW, NO_ROW, found.rows + self._stored)
+            results.append(SearchResult(rows, found.scores))
+        rows = np.concatenate([result.rows for result in results], axis=1)
+        return top_k(rows, np.concatenate([result.scores for result in results], axis=1), k)
+
+    def hybrid_search(
+        self, questions: Sequence[str], embeddings: Float[np.ndarray, "queries dim"], *, k: int
+    ) -> list[list[Hit]]:
+        """The best sums of dense scores and α times BM25's, of both lists' first hundred or more.
+
+        Args:
+            questions: as BM25 takes them.
+            embeddings: of the same questions.
+            k: passages per question.
+        """
+        config = HybridConfig(depth=max(k, HybridConfig.depth))
+        numbers = [str(number) for number in range(len(questions))]
+        dense = Run.of(numbers, self.search(embeddings, config.depth))
+        index, row_of = self.bm25()
+        found = index.search(questions, config.depth)
+        rows = np.where(found.rows == NO_ROW, NO_ROW, row_of[found.rows])
+        sparse = Run.of(numbers, SearchResult(rows.astype(np.int32), found.scores))
+        if self.collection is not None and self.collection.sparse is not None:
+            alpha = self.collection.sparse.alpha
+        else:
+            alpha = default_alpha(settle(config, [(dense, sparse)]))
+        fused = fuse(dense, sparse, alpha=alpha, k=k, config=config)
+        by_row = zip(*map(_scores_by_row, (dense, sparse, fused)), strict=True)
+        return [
+            [
+                Hit(passage, score, dense_scores.get(row), sparse_scores.get(row))
+                for passage, (row, score) in zip(
+                    self.get(list(scores)), scores.items(), strict=True
+                )
+            ]
+            for dense_scores, sparse_scores, scores in by_row
+        ]
+
+    def hits(self, result: SearchResult) -> list[list[Hit]]:
+        """The passages of results."""
+        return [
+            [Hit(*pair) for pair in zip(self.get(list(scores)), scores.values(), strict=True)]
+            for scores in _scores_by_row(result)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class MatrixRows:
+    """Embeddings in memory, as an index reads them from disk."""
+
+    array: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, dimensions)."""
+        return self.array.shape[0], self.array.shape[1]
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Rows start..stop."""
+        return self.array[start:stop]
+
+
+def _scores_by_row(run: Run | SearchResult) -> list[dict[int, float]]:
+    """Row -> score, of each query."""
+    return [
+        {int(row): float(score) for row, score in zip(rows, scores, strict=True) if row != NO_ROW}
+        for rows, scores in zip(run.rows, run.scores, strict=True)
+    ]

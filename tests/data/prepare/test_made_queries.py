@@ -1,0 +1,81 @@
+"""Queries made of passages: what asks is cut out of what answers, and pages stay on one side."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taser_jax.data.collections.store import PassageStore, QuerySet, write_collection
+from taser_jax.data.prepare import made_queries
+from taser_jax.data.prepare.made_queries import TASK, make_queries
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import Passage
+
+# Ninety pages of two passages each; every sentence is there once.
+PASSAGES = [
+    Passage(
+        f"{page}#{part}",
+        " ".join(f"Sentence {page} {part} number{number} of page{page}." for number in range(4)),
+        f"The title of page{page}" if page % 3 else "",
+        f"page{page}",
+    )
+    for page in range(90)
+    for part in range(2)
+]
+
+
+@pytest.fixture
+def data_dir(tmp_path: pathlib.Path) -> str:
+    write_collection(tmp_path, "notes", PASSAGES)
+    return str(tmp_path)
+
+
+def test_what_asks_is_not_in_what_answers(data_dir: str):
+    splits = make_queries(data_dir=data_dir, collection="made", source="notes")
+    assert splits == {TASK: ["train", "validation", "test"]}
+    store, changed = list(PassageStore.open(data_dir, "made")), set()
+    assert [passage.id for passage in store] == [passage.id for passage in PASSAGES]
+    pages: dict[str, set[str]] = {}
+    for split in splits[TASK]:
+        for query in QuerySet.open(data_dir, "made", TASK, split):
+            for row in query.positives:
+                left, whole = store[row], PASSAGES[row]
+                assert query.text in f"{whole.title} {whole.text}"
+                assert query.text not in f"{left.title} {left.text}"
+                words = f"{query.text} {left.title} {left.text}".split()
+                assert sorted(words) == sorted(f"{whole.title} {whole.text}".split())
+                pages.setdefault(whole.page_id, set()).add(split)
+                changed.add(row)
+            is_title = query.text.startswith("The title")
+            assert len(query.positives) == (2 if is_title else 1)
+    assert all(len(found) == 1 for found in pages.values())
+    # Every passage has a query here, half the titled pages by their titles.
+    assert changed == set(range(len(PASSAGES)))
+    queries = [q for s in splits[TASK] for q in QuerySet.open(data_dir, "made", TASK, s)]
+    titles = sum(query.id.startswith("title:") for query in queries)
+    assert 15 < titles < 45
+
+
+def test_no_more_queries_than_are_of_use(data_dir: str, monkeypatch: pytest.MonkeyPatch):
+    most = {"train": 7, "validation": 2, "test": 3}
+    monkeypatch.setattr(made_queries, "_MOST", most)
+    make_queries(data_dir=data_dir, collection="made", source="notes")
+    for split, count in most.items():
+        assert len(QuerySet.open(data_dir, "made", TASK, split)) == count
+
+
+def test_too_little_text_is_refused(tmp_path: pathlib.Path):
+    write_collection(tmp_path, "few", [Passage("a", "One word."), Passage("b", "Two words here.")])
+    with pytest.raises(DataError, match="2 passages make no query for train, validation, test"):
+        make_queries(data_dir=tmp_path, collection="made", source="few")
+
+
+@given(st.text("ab .!?'A", max_size=40))
+def test_a_sentence_and_the_others_are_the_whole(text: str):
+    cut = made_queries._sentence(Passage("id", text))
+    if cut is not None:
+        sentence, rest = cut
+        assert sorted(f"{sentence} {rest}".split()) == sorted(text.split())
