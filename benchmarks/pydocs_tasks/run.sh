@@ -60,7 +60,7 @@ prompts() {
   for kind in none marker name sentence; do
     tokenize "pydocs_$kind" prompts
     ance "$kind" "pydocs_$kind" runs/pydocs_ance.gin --gin.pipeline_ance.episodes="[]" \
-      --gin.WARM_UP_STEPS=600 --gin.TaskBatchingConfig.total=192
+      --gin.WARM_UP_STEPS=600 --gin.TaskBatchingConfig.total=96
   done
 }
 

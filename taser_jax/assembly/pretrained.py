@@ -12,7 +12,11 @@ import numpy as np
 
 from taser_jax.assembly.pretrained_words import check_words
 from taser_jax.interop.hub import fetch
-from taser_jax.interop.pretrained import load_pretrained, load_pretrained_t5
+from taser_jax.interop.pretrained import (
+    load_pretrained,
+    load_pretrained_t5,
+    load_trained_by_t5x,
+)
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.models.fusion import BertFusionConfig, T5FusionConfig
@@ -25,7 +29,8 @@ class Pretrained:
     """Weights that encoders start from.
 
     Attributes:
-        source: a Hugging Face directory, an id on its hub, or a T5X checkpoint.
+        source: a Hugging Face directory, an id on its hub, or a T5X checkpoint, of T5 or of a dual
+            encoder of ours (`assembly.t5x_model`).
         num_layers: number of its first blocks to keep (BERT only); None keeps all.
         passage_source: another checkpoint for passages, where roles have weights of their own.
     """
@@ -62,6 +67,9 @@ def read_pretrained(
         if vocabulary is not None and source is not None:
             check_words(fetch(source), vocabulary)
     with phase(f"read {pretrained.source}"):
+        trained = load_trained_by_t5x(pretrained.source, config=config, params=params)
+        if trained is not None:
+            return trained
         return _READERS[config.kind](pretrained, config, params)
 
 

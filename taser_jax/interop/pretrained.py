@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Callable
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from taser_jax.interop.bert import check_shapes, encoder_from_tensors, from_plain_encoders
 from taser_jax.interop.bert_formats import bert_config
@@ -23,7 +24,7 @@ from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x
 from taser_jax.interop.tensors import CONFIG_FILE, check_sizes, read_shapes, read_tensors
 from taser_jax.models.bert_config import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.dual_encoder import Params
+from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.models.encoded import Normalization
 from taser_jax.models.layers import SIZES
 from taser_jax.models.t5 import T5Config, rescale
@@ -221,6 +222,38 @@ def load_pretrained_t5(source: Source, *, config: T5DualEncoderConfig, params: P
                 raise ConfigError(problem, where=checkpoint.where, fix=fix)
             towers[name][_PROJECTION] = {"kernel": kernel}
     return towers
+
+
+def load_trained_by_t5x(source: Source, *, config: ModelConfig, params: Params) -> Params | None:
+    """All parameters of a dual encoder that T5X trained (`t5x_model`); None for other sources.
+
+    Args:
+        source: a directory or hub id; T5X's checkpoint of one step, or of a run.
+        config: configuration of the dual encoder.
+        params: its parameters; abstract ones will do.
+
+    Raises:
+        ConfigError: parameters of another configuration; the message names the first that differs.
+    """
+    directory = fetch(source)
+    if not is_t5x_checkpoint(directory):
+        return None
+    tree = read_t5x(directory)
+    if set(tree) != set(config.tower_names):
+        return None
+    shapes, own = (
+        {"/".join(path): tuple(leaf.shape) for path, leaf in flatten_dict(side).items()}
+        for side in (tree, params)
+    )
+    for name in sorted(shapes.keys() | own.keys()):
+        if shapes.get(name) != own.get(name):
+            problem = (
+                f"parameter {name} has shape {shapes.get(name, 'none')} in the checkpoint, and "
+                f"{own.get(name, 'none')} in the model"
+            )
+            fix = "set the model that T5X trained"
+            raise ConfigError(problem, where=str(directory), fix=fix)
+    return tree
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,16 +9,18 @@ import pathlib
 import re
 from collections.abc import Mapping
 
+import jax
 import ml_dtypes
 import msgspec
 import numpy as np
 import tensorstore
-from flax.serialization import msgpack_restore
+from flax.serialization import msgpack_restore, msgpack_serialize
 from flax.traverse_util import flatten_dict, unflatten_dict
 from msgpack.exceptions import ExtraData, FormatError, OutOfData, StackError
 
 from taser_jax.models.dual_encoder import Params
 from taser_jax.storage import limits
+from taser_jax.storage.artifacts import replacing
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.progress import track
 from taser_jax.storage.typed_files import Natural, Positive, read_typed
@@ -74,6 +76,31 @@ def read_t5x_checkpoint(directory: str | pathlib.Path) -> T5XCheckpoint:
     return _read_orbax(root) if (root / _ORBAX_FILE).is_file() else _read_msgpack(root)
 
 
+def write_t5x(directory: str | pathlib.Path, params: Params, *, step: int) -> pathlib.Path:
+    """Writes parameters as a checkpoint that T5X restores without optimiser state.
+
+    The file is T5X's legacy form with all arrays inline, for weights that fit a host's memory.
+
+    Args:
+        directory: of the run.
+        params: a dual encoder's, nested dicts of arrays.
+        step: the training step.
+
+    Returns:
+        The step's directory, checkpoint_<step>.
+    """
+    optimizer = {
+        "target": jax.tree.map(np.asarray, params),
+        "state": {"step": np.int32(step), "param_states": {}},
+    }
+    path = pathlib.Path(directory) / f"checkpoint_{step}"
+    with replacing(path) as scratch:
+        scratch.mkdir()
+        content = msgpack_serialize({"version": _NATIVE_BFLOAT16, "optimizer": optimizer})
+        (scratch / _INDEX_FILE).write_bytes(content)
+    return path
+
+
 def is_t5x_checkpoint(directory: str | pathlib.Path) -> bool:
     """Whether a directory has a checkpoint for `read_t5x_checkpoint`."""
     directory = pathlib.Path(directory)
@@ -119,7 +146,6 @@ def _tensorflow_error(path: pathlib.Path) -> DataError:
 
 def _read_orbax(directory: pathlib.Path) -> T5XCheckpoint:
     # Imported here because it takes seconds and legacy checkpoints do not need it.
-    import jax
     import orbax.checkpoint as ocp
 
     checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())

@@ -7,7 +7,7 @@ import orbax.checkpoint as ocp
 import pytest
 from legacy_t5x import packed, write_index, write_legacy, write_zarr, zarr_leaf
 
-from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x, read_t5x_checkpoint
+from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x, read_t5x_checkpoint, write_t5x
 from taser_jax.storage.errors import DataError
 
 TARGET = {
@@ -200,3 +200,14 @@ def test_chunks_left_out_of_an_array_with_a_fill_value_are_that_value(tmp_path):
     write_index(tmp_path, {"optimizer": {"target": {"kernel": zarr_leaf("kernel")}}})
     expected = np.array([[1, 1], [1, 1], [0, 0], [0, 0]], np.float32)
     np.testing.assert_array_equal(read_t5x(tmp_path)["kernel"], expected)
+
+
+def test_parameters_written_for_t5x_are_read_back_bit_for_bit(tmp_path):
+    kernel = np.linspace(0, 1, 6, dtype=np.float32).reshape(2, 3)
+    half = kernel.astype(ml_dtypes.bfloat16)
+    directory = write_t5x(tmp_path, {"encoder": {"kernel": kernel, "half": half}}, step=7)
+    assert directory == tmp_path / "checkpoint_7"
+    saved = read_t5x_checkpoint(tmp_path)
+    assert saved.step == 7
+    assert_same(saved.target, {"encoder": {"kernel": kernel, "half": half}})
+    assert saved.target["encoder"]["half"].dtype == ml_dtypes.bfloat16

@@ -1,0 +1,213 @@
+"""The model and the tasks for T5X, with stand-ins for the two modules of T5X that they need.
+
+tests/shared_data/test_t5x_live.py trains with T5X itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pathlib
+import sys
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from tiny_training import PASSAGE_LENGTH, QUERY_LENGTH, model_config, write_token_store
+
+from taser_jax.assembly.pretrained import Pretrained, read_pretrained
+from taser_jax.data.token_store.negatives import write_negatives
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.interop.t5x import write_t5x
+from taser_jax.models.batch import Batch, Tokens
+from taser_jax.models.dual_encoder import DualEncoder
+from taser_jax.models.parameters import abstract_params, init_params
+from taser_jax.storage.errors import ConfigError
+from taser_jax.training.batch_loss import make_loss
+
+CONFIG = model_config(dropout_rate=0.0)
+LENGTHS = {
+    "inputs": QUERY_LENGTH,
+    "targets": PASSAGE_LENGTH,
+    "negative_targets": 2 * PASSAGE_LENGTH,
+}
+
+
+class BaseModel:
+    """What T5X's own does in `__init__`."""
+
+    def __init__(self, optimizer_def: Any) -> None:
+        self.optimizer_def = optimizer_def
+
+
+@dataclasses.dataclass
+class Average:
+    values: Any
+
+    @classmethod
+    def from_model_output(cls, values: Any) -> Average:
+        return cls(values)
+
+
+@pytest.fixture(scope="module")
+def t5x_model():
+    pytest.importorskip("seqio", reason="T5X reads SeqIO tasks")
+    t5x, clu = types.ModuleType("t5x"), types.ModuleType("clu")
+    metrics = types.ModuleType("clu.metrics")
+    t5x.models = types.SimpleNamespace(BaseModel=BaseModel)
+    metrics.Average, metrics.Metric, clu.metrics = Average, Average, metrics
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in {"t5x": t5x, "clu": clu, "clu.metrics": metrics}.items():
+            patch.setitem(sys.modules, name, module)
+        yield importlib.import_module("taser_jax.assembly.t5x_model")
+        patch.delitem(sys.modules, "taser_jax.assembly.t5x_model")
+
+
+@pytest.fixture(scope="module")
+def store_dir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    directory = tmp_path_factory.mktemp("t5x") / "tokens"
+    write_token_store(directory, num_passages=6, num_queries=8, least_words=4)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def mined(store_dir: pathlib.Path) -> tuple[pathlib.Path, list[list[int]]]:
+    """Two negatives of each query: the rows after its positive."""
+    queries = TokenStore.open(store_dir).queries("first", "train")
+    rows = [[(int(p[0]) + shift) % 6 for shift in (1, 2)] for p in queries.positives]
+    write_negatives(
+        store_dir.parent / "negatives",
+        *("first", "train"),
+        query_ids=queries.query_ids,
+        rows=rows,
+        scores=[[1.0, 0.5]] * len(rows),
+        metadata={"collection_fingerprint": "collection-0"},
+    )
+    return store_dir.parent / "negatives", rows
+
+
+@pytest.fixture(scope="module")
+def converted(t5x_model, store_dir, mined) -> dict[str, np.ndarray]:
+    """All queries as T5X batches them."""
+    import seqio
+
+    task = t5x_model.add_t5x_task(
+        "two",
+        token_store=str(store_dir),
+        task="first",
+        num_negatives=2,
+        negatives_dir=str(mined[0]),
+    )
+    dataset = task.get_dataset(LENGTHS, split="train", shuffle=False)
+    examples = list(t5x_model.RetrievalFeatureConverter(pack=False)(dataset, LENGTHS))
+    seqio.TaskRegistry.remove("two")
+    return {name: np.stack([each[name] for each in examples]) for name in examples[0]}
+
+
+def make(t5x_model, **changes: Any):
+    sizes = {"batch_size": 8, "passage_length": PASSAGE_LENGTH}
+    return t5x_model.DualEncoderModel(CONFIG, "optimiser", **(sizes | changes))
+
+
+def test_features_are_queries_and_positives_before_their_negatives(converted, store_dir, mined):
+    store = TokenStore.open(store_dir)
+    queries = store.queries("first", "train")
+    np.testing.assert_array_equal(converted["queries"], queries.ids)
+    for row, ids in enumerate(converted["passages"].reshape(8, 3, PASSAGE_LENGTH)):
+        rows = [queries.positives[row][0], *mined[1][row]]
+        np.testing.assert_array_equal(ids, store.passages.tokens(rows).ids)
+
+
+def test_the_loss_is_that_of_our_step_on_the_same_batch(t5x_model, converted, store_dir, mined):
+    store, params = TokenStore.open(store_dir), init_params(DualEncoder(CONFIG), jax.random.key(3))
+    queries = store.queries("first", "train")
+    rows = np.array([r for i, n in enumerate(mined[1]) for r in (queries.positives[i][0], *n)])
+    positive_index = np.arange(8) * 3
+    batch = Batch(
+        queries=Tokens(queries.ids.astype(np.int32), queries.ids != 0),
+        passages=store.passages.tokens(rows),
+        positive_index=positive_index,
+        # Six passages and eight queries: some are the positive of several.
+        ignore=(rows[positive_index][:, None] == rows) & (np.arange(24) != positive_index[:, None]),
+        query_rows=np.arange(8),
+        passage_rows=rows,
+    )
+    assert batch.ignore.any()
+    expected, metrics = make_loss(DualEncoder(CONFIG), train=False)(
+        params, batch, step=jnp.int32(0)
+    )
+    model = make(t5x_model)
+    loss, measured = model.loss_fn(params, converted, None)
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    np.testing.assert_allclose(measured["loss"].values, [expected], rtol=1e-6)
+    np.testing.assert_allclose(measured["mrr"].values[0], metrics["mrr"], rtol=1e-6)
+    embeddings, _ = model.predict_batch_with_aux(params, converted)
+    assert embeddings.shape == (8, CONFIG.embedding_dim)
+    scores = model.score_batch(params, converted)
+    assert scores.shape == (8,)
+
+
+def test_dropout_draws_depend_on_the_key_and_differ_by_side(t5x_model, converted):
+    model = t5x_model.DualEncoderModel(
+        model_config(dropout_rate=0.5), None, batch_size=8, passage_length=PASSAGE_LENGTH
+    )
+    params = init_params(DualEncoder(CONFIG), jax.random.key(3))
+    first, again, other = (
+        float(model.loss_fn(params, converted, jax.random.key(seed))[0]) for seed in (0, 0, 1)
+    )
+    assert first == again != other
+
+
+def test_every_parameter_has_the_names_of_its_axes(t5x_model):
+    model = make(t5x_model)
+    shapes = {"queries": (8, QUERY_LENGTH), "passages": (8, 3 * PASSAGE_LENGTH)}
+    variables = model.get_initial_variables(jax.random.key(0), shapes)
+    params, axes = (flatten_dict(variables[name]) for name in ("params", "params_axes"))
+    assert len(params) == len(axes) > 10
+    for path, values in params.items():
+        names = axes[*path[:-1], f"{path[-1]}_axes"].names
+        assert len(names) == values.ndim
+    assert ("vocab", "embed") in [each.names for each in axes.values()]
+    assert {"expert"} <= {name for name, _ in t5x_model.axis_rules()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 16}, "(?s)a batch of 8 queries, where the model expects 16.*microbatches"),
+        ({"passage_length": 7}, "(?s)passages of 36 ids, which 7 do not divide.*'targets'"),
+    ],
+)
+def test_microbatches_and_other_lengths_are_refused(t5x_model, converted, changes, message):
+    params = init_params(DualEncoder(CONFIG), jax.random.key(0))
+    with pytest.raises(ConfigError, match=message):
+        make(t5x_model, **changes).loss_fn(params, converted, None)
+
+
+def test_a_query_without_enough_negatives_is_refused(t5x_model, store_dir):
+    with pytest.raises(ConfigError, match=r"8 of 8 queries have fewer than 3 hard negatives"):
+        t5x_model.add_t5x_task("no", token_store=str(store_dir), task="first", num_negatives=3)
+
+
+def test_what_t5x_trained_is_read_bit_for_bit_or_refused(tmp_path):
+    params = init_params(DualEncoder(CONFIG), jax.random.key(3))
+    write_t5x(tmp_path, params, step=5)
+    source = Pretrained(str(tmp_path))
+    abstract = abstract_params(DualEncoder(CONFIG))
+    loaded = read_pretrained(source, config=CONFIG, params=abstract, vocabulary=None)
+    for path, values in flatten_dict(params).items():
+        np.testing.assert_array_equal(flatten_dict(loaded)[path], values)
+    wider = model_config(width=32)
+    with pytest.raises(
+        ConfigError, match=r"(?s)parameter encoder/.*\(16,\) in the .*\(32,\).*model that"
+    ):
+        read_pretrained(
+            source,
+            config=wider,
+            params=abstract_params(DualEncoder(wider)),
+            vocabulary=None,
+        )
