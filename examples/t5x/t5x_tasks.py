@@ -2,7 +2,7 @@
 
 import os
 
-from taser_jax.assembly.t5x_model import add_t5x_task
+from taser_jax.interop.t5x_model import add_t5x_task
 
 add_t5x_task(
     "retrieval",

@@ -30,7 +30,7 @@ class Pretrained:
 
     Attributes:
         source: a Hugging Face directory, an id on its hub, or a T5X checkpoint, of T5 or of a dual
-            encoder of ours (`assembly.t5x_model`).
+            encoder of ours (`interop.t5x_model`).
         num_layers: number of its first blocks to keep (BERT only); None keeps all.
         passage_source: another checkpoint for passages, where roles have weights of their own.
     """

@@ -7,7 +7,7 @@ checkpoints (PRETRAINED), and `t5x.write_t5x` makes checkpoints of ours that T5X
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import clu.metrics
@@ -29,11 +29,14 @@ from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
 from taser_jax.models.encoded import Encoded
 from taser_jax.models.parameters import init_params, logical_axes
 from taser_jax.storage.errors import ConfigError
-from taser_jax.training.objective import ObjectiveConfig
 
 _FEATURES = ("inputs", "targets", "negative_targets")
 _IDS_SPEC = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
 _IDS = seqio.PassThroughVocabulary(size=2**31 - 1)
+
+
+Objective = Callable[[Encoded, Encoded, Batch], tuple[jax.Array, dict[str, jax.Array]]]
+"""The loss of a batch's queries and passages, and metrics."""
 
 
 class RetrievalFeatureConverter(seqio.FeatureConverter):
@@ -79,9 +82,9 @@ class DualEncoderModel(models.BaseModel):
     Args:
         config: the dual encoder.
         optimizer_def: an optimiser of T5X.
+        objective: `ObjectiveConfig`.
         batch_size: queries of the whole batch (BATCH_SIZE): all of its passages are negatives.
         passage_length: ids of a passage, the length of `targets`.
-        objective: what is minimised.
     """
 
     FEATURE_CONVERTER_CLS = RetrievalFeatureConverter
@@ -90,17 +93,15 @@ class DualEncoderModel(models.BaseModel):
         self,
         config: ModelConfig,
         optimizer_def: Any,
+        objective: Objective,
         *,
         batch_size: int,
         passage_length: int,
-        objective: ObjectiveConfig = ObjectiveConfig(),
     ) -> None:
         super().__init__(optimizer_def=optimizer_def)
         self._module = DualEncoder(config)
         self._batch_size, self._passage_length = batch_size, passage_length
-        self._objective = objective.for_model(
-            dim=config.embedding_dim, normalization=config.normalization
-        )
+        self._objective = objective
 
     def get_initial_variables(
         self,

@@ -28,6 +28,7 @@ from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, init_params
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import make_loss
+from taser_jax.training.objective import ObjectiveConfig
 
 CONFIG = model_config(dropout_rate=0.0)
 LENGTHS = {
@@ -63,8 +64,8 @@ def t5x_model():
     with pytest.MonkeyPatch.context() as patch:
         for name, module in {"t5x": t5x, "clu": clu, "clu.metrics": metrics}.items():
             patch.setitem(sys.modules, name, module)
-        yield importlib.import_module("taser_jax.assembly.t5x_model")
-        patch.delitem(sys.modules, "taser_jax.assembly.t5x_model")
+        yield importlib.import_module("taser_jax.interop.t5x_model")
+        patch.delitem(sys.modules, "taser_jax.interop.t5x_model")
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +111,7 @@ def converted(t5x_model, store_dir, mined) -> dict[str, np.ndarray]:
 
 def make(t5x_model, **changes: Any):
     sizes = {"batch_size": 8, "passage_length": PASSAGE_LENGTH}
-    return t5x_model.DualEncoderModel(CONFIG, "optimiser", **(sizes | changes))
+    return t5x_model.DualEncoderModel(CONFIG, "optimiser", ObjectiveConfig(), **(sizes | changes))
 
 
 def test_features_are_queries_and_positives_before_their_negatives(converted, store_dir, mined):
@@ -153,7 +154,9 @@ def test_the_loss_is_that_of_our_step_on_the_same_batch(t5x_model, converted, st
 
 def test_dropout_draws_depend_on_the_key_and_differ_by_side(t5x_model, converted):
     model = t5x_model.DualEncoderModel(
-        model_config(dropout_rate=0.5), None, batch_size=8, passage_length=PASSAGE_LENGTH
+        *(model_config(dropout_rate=0.5), None, ObjectiveConfig()),
+        batch_size=8,
+        passage_length=PASSAGE_LENGTH,
     )
     params = init_params(DualEncoder(CONFIG), jax.random.key(3))
     first, again, other = (
