@@ -31,13 +31,13 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 2_035,
+    "assembly": 2_042,
     "cli": 1_364,
     "commands": 5_530,
     "data": 7_271,
     "devices": 1_326,
     "evaluation": 1_699,
-    "interop": 2_630,
+    "interop": 2_866,
     "loose files": 397,
     "models": 2_357,
     "optim": 1_042,
@@ -48,16 +48,16 @@ ROOMS = {
     "training": 1_751,
 }
 OTHERS = {
-    "lines of code": 35_162,
+    "lines of code": 35_405,
     "percent of code that imports or raises": 15.5,
-    "files": 237,
+    "files": 238,
     "lines of the longest file": 417,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
     "commands": 29,
     "fields that nothing binds": 72,
-    "Any in annotations": 226,
+    "Any in annotations": 232,
     "modules that train imports": 92,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
