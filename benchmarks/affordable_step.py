@@ -30,8 +30,7 @@ from side_by_side import in_turns, machine, show
 
 from taser_jax.assembly.cached_states import cached_states
 from taser_jax.data.batches.one_task import BatchStream
-from taser_jax.data.batches.padding import Padding
-from taser_jax.data.batches.stream import BatchingConfig
+from taser_jax.data.batches.stream import BatchingConfig, Padding
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.models.batch import Batch

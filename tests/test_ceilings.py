@@ -31,34 +31,34 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 2_042,
+    "assembly": 2_046,
     "cli": 1_364,
-    "commands": 5_530,
-    "data": 7_271,
+    "commands": 5_529,
+    "data": 7_145,
     "devices": 1_326,
     "evaluation": 1_699,
-    "interop": 2_866,
+    "interop": 2_869,
     "loose files": 397,
-    "models": 2_357,
-    "optim": 1_042,
+    "models": 2_338,
+    "optim": 1_036,
     "retrieval": 2_351,
     "serving": 528,
     "storage": 1_290,
     "systems": 3_591,
-    "training": 1_751,
+    "training": 1_738,
 }
 OTHERS = {
-    "lines of code": 35_405,
+    "lines of code": 35_247,
     "percent of code that imports or raises": 15.5,
-    "files": 238,
+    "files": 236,
     "lines of the longest file": 417,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
     "commands": 29,
-    "fields that nothing binds": 72,
-    "Any in annotations": 232,
-    "modules that train imports": 92,
+    "fields that nothing binds": 54,
+    "Any in annotations": 171,
+    "modules that train imports": 91,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from taser_jax.assembly.text_sources import QueryDocuments
-from taser_jax.data.batches.padding import OtherTexts, Texts
+from taser_jax.data.batches.stream import Texts, TextSource
 from taser_jax.data.token_store.arrays import (
     STATES,
     CachedStates,
@@ -149,7 +149,7 @@ def frozen_texts(
     store: TokenStore,
     queries: Sequence[TokenizedQueries],
     augmentation: QueryDocuments | None = None,
-) -> OtherTexts:
+) -> TextSource:
     """The states of a token store, and of the documents that its queries are fused with.
 
     Args:

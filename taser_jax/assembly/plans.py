@@ -13,14 +13,14 @@ from taser_jax.assembly.config import MultitaskTraining, TrainingConfig
 from taser_jax.assembly.data import with_mixture_rates
 from taser_jax.data.batches.every_task import TaskBatchStream, step_batch_sizes
 from taser_jax.data.batches.one_task import BatchStream
-from taser_jax.data.batches.padding import (
+from taser_jax.data.batches.stream import (
     Layout,
     LengthQuantiles,
     Padding,
+    Stream,
     drawn_lengths,
     lengths_at,
 )
-from taser_jax.data.batches.stream import Stream
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.partitioning import Partitioner

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import PyTree
 
 from taser_jax.assembly.model_directory import LoadedModel
-from taser_jax.data.batches.padding import OtherTexts, Texts
+from taser_jax.data.batches.stream import Texts, TextSource
 from taser_jax.data.token_store.arrays import CachedStates, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.dual_encoder import ModelConfig, Params
@@ -21,13 +21,13 @@ DocumentStates = Callable[[Texts, int, str], Texts]
 
 
 @runtime_checkable
-class QueryDocuments(OtherTexts, Protocol):
+class QueryDocuments(TextSource, Protocol):
     """Queries with documents, in place of a token store's queries."""
 
     def renamed(self, queries: TokenizedQueries) -> TokenizedQueries:
         """The same queries with a fingerprint that depends on their documents."""
 
-    def on_states(self, states: CachedStates, of_documents: DocumentStates) -> OtherTexts:
+    def on_states(self, states: CachedStates, of_documents: DocumentStates) -> TextSource:
         """The same with states of frozen blocks in place of tokens.
 
         Args:
@@ -75,8 +75,8 @@ class SharedEmbeddings(Protocol):
         params: Params,
         *,
         trainable: PyTree[bool],
-        others: OtherTexts | None,
-    ) -> OtherTexts:
+        others: TextSource | None,
+    ) -> TextSource:
         """All passages, for a training that leaves the passage tower alone.
 
         Args:

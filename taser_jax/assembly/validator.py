@@ -13,8 +13,13 @@ from jaxtyping import Float, Int, PyTree
 
 from taser_jax.data.batches.draws import queries_of
 from taser_jax.data.batches.one_task import BatchStream
-from taser_jax.data.batches.padding import OtherTexts, Texts
-from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives, PositiveChoice
+from taser_jax.data.batches.stream import (
+    BatchingConfig,
+    FalseNegatives,
+    PositiveChoice,
+    Texts,
+    TextSource,
+)
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.partitioning import Partitioner
@@ -85,7 +90,7 @@ class Validator:
         objective: ObjectiveConfig,
         partitioner: Partitioner,
         false_negatives: FalseNegatives = FalseNegatives.MASK,
-        states: OtherTexts | None = None,
+        states: TextSource | None = None,
         buckets: Sequence[int] = (),
     ) -> None:
         check_validated_tasks(tasks, config)

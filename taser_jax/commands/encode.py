@@ -11,7 +11,7 @@ from taser_jax.assembly.cached_states import frozen_texts
 from taser_jax.assembly.data import query_sets
 from taser_jax.assembly.model_directory import check_vocabulary, load_model, read_facts
 from taser_jax.assembly.text_sources import QUERY_DOCUMENTS, SHARED_EMBEDDINGS, QueryDocuments
-from taser_jax.data.batches.padding import OtherTexts
+from taser_jax.data.batches.stream import TextSource
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import keep_compiled_programs, wait_for_all, writes
 from taser_jax.models.batch import Role
@@ -80,7 +80,7 @@ def encode(
         "passages": store.metadata.passages_fingerprint,
     }
     config = dataclasses.replace(config, batch_multiple=model.batch_multiple)
-    states: OtherTexts | None = None
+    states: TextSource | None = None
     augmentation: QueryDocuments | None = None
     if augmentation_dir:
         augmentation = QUERY_DOCUMENTS.get()(

@@ -28,8 +28,7 @@ from taser_jax.assembly.settings_history import (
 )
 from taser_jax.assembly.text_sources import SHARED_EMBEDDINGS
 from taser_jax.assembly.validator import Validator
-from taser_jax.data.batches.padding import OtherTexts
-from taser_jax.data.batches.stream import Stream
+from taser_jax.data.batches.stream import Stream, TextSource
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices import hosts
 from taser_jax.models import config_io
@@ -257,10 +256,10 @@ def _run(
 
 def _other_texts(
     job: TrainingJob, store: TokenStore, params: Params, shared_embeddings: str | None
-) -> OtherTexts | None:
+) -> TextSource | None:
     """What the model reads in place of the store's tokens: documents, states or embeddings."""
     training, program = job.training, job.program
-    texts: OtherTexts | None = job.augmentation
+    texts: TextSource | None = job.augmentation
     if training.states_dir:
         texts = frozen_texts(
             training.states_dir,
@@ -293,7 +292,7 @@ def _identity(job: TrainingJob, stream: Stream) -> dict[str, object]:
     }
 
 
-def _validator(job: TrainingJob, store: TokenStore, states: OtherTexts | None) -> Validator | None:
+def _validator(job: TrainingJob, store: TokenStore, states: TextSource | None) -> Validator | None:
     training = job.training
     if training.validation is None:
         return None

@@ -13,7 +13,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import IO, Any, TypeVar
+from typing import IO, TypeVar
 
 from etils import epath
 
@@ -89,9 +89,9 @@ def open_bytes(path: FilePath) -> Iterator[IO[bytes]]:
         try:
             yield stream
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            found = f"the gzip stream is damaged or truncated ({error})"
+            problem = f"the gzip stream is damaged or truncated ({error})"
             fix = "copy or download the file again, and check it with gzip -t"
-            raise DataError(found, where=os.fspath(path), fix=fix) from error
+            raise DataError(problem, where=os.fspath(path), fix=fix) from error
 
 
 @contextlib.contextmanager
@@ -154,7 +154,7 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
         yield line
 
 
-def json_lines(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_lines(path: FilePath) -> Iterator[tuple[int, dict[str, object]]]:
     """Yields (line number, object) of a JSON-lines file; blank lines are skipped."""
     for number, line in numbered_lines(path):
         if not line.strip():
@@ -167,7 +167,7 @@ def json_lines(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, _as_object(path, number, value)
 
 
-def json_records(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_records(path: FilePath) -> Iterator[tuple[int, dict[str, object]]]:
     """Yields (line number, object) of a JSON array of objects or of a JSON-lines file.
 
     The first character decides which of the two it is. An array is read as a stream: memory holds
@@ -179,7 +179,7 @@ def json_records(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
         yield from json_lines(path)
 
 
-def _json_array(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_array(path: FilePath) -> Iterator[tuple[int, dict[str, object]]]:
     decoder = json.JSONDecoder()
     buffer, position, line = "", 0, 1
     at_end = False
@@ -216,9 +216,9 @@ def _json_array(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
             except (ValueError, RecursionError) as error:
                 raise _malformed_json(path, line, error) from error
             if between not in ("[", ","):
-                found = f"found {between!r} between two values, not one comma"
+                problem = f"found {between!r} between two values, not one comma"
                 fix = "write the file again with a JSON library"
-                raise DataError(found, where=f"{os.fspath(path)}:{line}", fix=fix)
+                raise DataError(problem, where=f"{os.fspath(path)}:{line}", fix=fix)
             where = f"{os.fspath(path)}:{line}"
             check_text(value, written=buffer[position:stop], where=where)
             yield line, _as_object(path, line, value)
@@ -227,11 +227,11 @@ def _json_array(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
             position = stop
 
 
-def _refill(text: codecs.StreamReader, kept: str) -> tuple[str, int, bool]:
+def _refill(text: codecs.StreamReader, unparsed: str) -> tuple[str, int, bool]:
     # Growing by at least the retained length keeps the parsing of one huge value linear.
-    size = max(_CHUNK, len(kept))
+    size = max(_CHUNK, len(unparsed))
     more = text.read(size, size)
-    return kept + more, 0, not more
+    return unparsed + more, 0, not more
 
 
 def _cut_short(path: FilePath, line: int) -> DataError:
@@ -247,21 +247,21 @@ def _first_character(path: FilePath) -> str:
     raise _empty(path)
 
 
-def _as_object(path: FilePath, line: int, value: Any) -> dict[str, Any]:
+def _as_object(path: FilePath, line: int, value: object) -> dict[str, object]:
     if not isinstance(value, dict):
-        found = f"found a JSON {type(value).__name__}, not an object, {{...}}"
+        problem = f"found a JSON {type(value).__name__}, not an object, {{...}}"
         fix = "write one object per line, or one array of objects"
-        raise DataError(found, where=f"{os.fspath(path)}:{line}", fix=fix)
+        raise DataError(problem, where=f"{os.fspath(path)}:{line}", fix=fix)
     return value
 
 
 def _malformed_json(path: FilePath, line: int, error: Exception) -> DataError:
     # Other errors come from numbers of thousands of digits and nesting thousands of levels deep.
-    found = str(error)
+    problem = str(error)
     if isinstance(error, json.JSONDecodeError):
-        found = f"{error.msg} (column {error.colno})"
+        problem = f"{error.msg} (column {error.colno})"
     fix = "correct the line, or write the file again with a JSON library"
-    return DataError(f"not valid JSON: {found}", where=f"{os.fspath(path)}:{line}", fix=fix)
+    return DataError(f"not valid JSON: {problem}", where=f"{os.fspath(path)}:{line}", fix=fix)
 
 
 def _empty(path: FilePath) -> DataError:

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from huggingface_hub import EvalResult, ModelCardData
 
 import taser_jax
+from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
 from taser_jax.models import config_io
 from taser_jax.models.dual_encoder import ModelConfig, Params

@@ -19,7 +19,7 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 from jaxtyping import PyTree
 
-from taser_jax.data.text.tokenizer_json import TokenizerJsonVocabulary
+from taser_jax.data.text.hugging_face import TokenizerJsonVocabulary
 from taser_jax.interop.export_source import (
     CardTexts,
     ExportSource,

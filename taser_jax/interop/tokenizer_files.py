@@ -11,8 +11,12 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from taser_jax.data.text.hugging_face import (
+    TokenizerJsonVocabulary,
+    WordPieceVocabulary,
+    wordpiece_tokenizer,
+)
 from taser_jax.data.text.sentencepiece import MODEL_FILE, SentencePieceVocabulary
-from taser_jax.data.text.tokenizer_json import TokenizerJsonVocabulary
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.text.vocabulary_files import (
     METADATA,
@@ -20,7 +24,6 @@ from taser_jax.data.text.vocabulary_files import (
     TOKENIZER_FILE,
     VOCAB_FILE,
 )
-from taser_jax.data.text.wordpiece import WordPieceVocabulary, wordpiece_tokenizer
 from taser_jax.storage.errors import ConfigError, DataError
 
 # The generated module has no types.

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from taser_jax.models.layers import DTYPES, SIZES, Activation, Initializer, Remat, TransformerConfig
+from taser_jax.models.layers import Activation, Initializer, Remat, TransformerConfig
 from taser_jax.storage.errors import check_fields
+from taser_jax.storage.typed_files import Checked, Positive, PositiveNumber, Rate
 
 
 class AttentionKernel(enum.Enum):
@@ -99,7 +100,7 @@ _TRAITS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class RotaryConfig:
+class RotaryConfig(Checked):
     """Rotary positions, and which blocks attend to near tokens alone; defaults are ModernBERT's.
 
     Attributes:
@@ -109,15 +110,10 @@ class RotaryConfig:
         global_every: blocks 1, 1 + n, 1 + 2n, … attend to all tokens; 1 for all blocks.
     """
 
-    theta: float = 160_000.0
-    local_theta: float = 10_000.0
-    local_window: int = 128
-    global_every: int = 3
-
-    def __post_init__(self) -> None:
-        thetas, counts = ("theta", "local_theta"), ("local_window", "global_every")
-        check_fields(self, *thetas, is_valid=lambda x: x > 0, expected="more than 0")
-        check_fields(self, *counts, is_valid=lambda n: n >= 1, expected="1 or more")
+    theta: PositiveNumber = 160_000.0
+    local_theta: PositiveNumber = 10_000.0
+    local_window: Positive = 128
+    global_every: Positive = 3
 
     def is_local(self, block: int) -> bool:
         """Whether a block, numbered from 1, attends to near tokens alone."""
@@ -163,16 +159,16 @@ class BertConfig(TransformerConfig):
         rotary: rotary positions and local attention, in families that have them.
     """
 
-    vocab_size: int = 30522
-    embed_dim: int = 768
-    num_layers: int = 12
-    num_heads: int = 12
-    head_dim: int = 64
-    mlp_dim: int = 3072
-    max_length: int = 512
-    type_vocab_size: int = 2
-    dropout_rate: float = 0.1
-    attention_dropout_rate: float = 0.1
+    vocab_size: Positive = 30522
+    embed_dim: Positive = 768
+    num_layers: Positive = 12
+    num_heads: Positive = 12
+    head_dim: Positive = 64
+    mlp_dim: Positive = 3072
+    max_length: Positive = 512
+    type_vocab_size: Positive = 2
+    dropout_rate: Rate = 0.1
+    attention_dropout_rate: Rate = 0.1
     layer_norm_epsilon: float = 1e-12
     initializer_stddev: float = 0.02
     activation: Activation = Activation.GELU
@@ -183,11 +179,7 @@ class BertConfig(TransformerConfig):
     rotary: RotaryConfig = RotaryConfig()
 
     def __post_init__(self) -> None:
-        tables = ("max_length", "type_vocab_size")
-        check_fields(self, *SIZES, *tables, is_valid=lambda n: n >= 1, expected="1 or more")
-        rates = ("dropout_rate", "attention_dropout_rate")
-        check_fields(self, *rates, is_valid=lambda x: 0 <= x < 1, expected="0 <= rate < 1")
-        check_fields(self, "dtype", is_valid=DTYPES.__contains__, expected=" or ".join(DTYPES))
+        super().__post_init__()
         if self.traits.rotary:
             expected = "an even number, for rotary positions"
             check_fields(self, "head_dim", is_valid=lambda n: n % 2 == 0, expected=expected)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from taser_jax.models.bert_config import Family
@@ -125,7 +125,7 @@ def from_json(text: str, *, where: str = "model.json") -> ModelConfig:
     return config
 
 
-def _paths(value: dict[str, Any], place: str = "") -> Iterator[str]:
+def _paths(value: Mapping[str, object], place: str = "") -> Iterator[str]:
     """Names of all fields, those of objects within as `object.field`."""
     for name, part in value.items():
         yield f"{place}{name}"

@@ -25,6 +25,7 @@ from taser_jax.models.batch import (
 from taser_jax.models.encoded import Encoded, Normalization
 from taser_jax.models.layers import BlockCost, Remat, TransformerConfig
 from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.typed_files import Checked
 
 Params: TypeAlias = PyTree
 
@@ -55,7 +56,7 @@ class Description:
     facts: tuple[tuple[str, str], ...] = ()
 
 
-class ModelConfig(abc.ABC):
+class ModelConfig(Checked, abc.ABC):
     """The interface of all dual encoders' configurations, so that callers need not know the system.
 
     Subclasses are frozen dataclasses; `DualEncoder` builds their models.
@@ -81,6 +82,7 @@ class ModelConfig(abc.ABC):
         Raises:
             ConfigError: `query_tasks` that repeat a name, or that are given with tied towers.
         """
+        super().__post_init__()
         where = type(self).__name__
         if self.query_tasks and self.towers is Towers.TIED:
             problem = f"{len(self.query_tasks)} query_tasks with tied towers"

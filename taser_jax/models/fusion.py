@@ -26,6 +26,7 @@ from taser_jax.models.t5 import Decoder, T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding, T5Tower
 from taser_jax.models.t5_layers import ATTENTION, Kernel, RmsNorm
 from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.typed_files import Positive
 
 # Parameters that exist only in query towers.
 FUSION_PARTS = ("fusion", "fusion_norm", "fusion_projection")
@@ -207,14 +208,8 @@ class BertFusionConfig(DualEncoderConfig):
     kind: ClassVar[str] = "bert_fusion"
     fuses: ClassVar[bool] = True
 
-    decoder_layers: int = 2
+    decoder_layers: Positive = 2
     documents: FusedStates = FusedStates.TOKENS
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.decoder_layers < 1:
-            problem = f"decoder_layers is {self.decoder_layers}"
-            raise ConfigError(problem, where="BertFusionConfig", fix="set 1 or more")
 
     @property
     def decoder(self) -> T5Config:

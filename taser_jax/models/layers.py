@@ -16,11 +16,13 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float
 
 from taser_jax.devices.mesh import BATCH_AXES
+from taser_jax.storage.errors import check_fields
+from taser_jax.storage.typed_files import Checked
 
 Initializer = Callable[..., Any]
 _BYTES = {"float32": 4, "bfloat16": 2}
 DTYPES = tuple(_BYTES)
-# Fields of every Transformer that are 1 or more.
+# Fields of every Transformer that the shapes of its parameters show.
 SIZES = ("vocab_size", "embed_dim", "num_layers", "num_heads", "head_dim", "mlp_dim")
 
 
@@ -31,7 +33,7 @@ class Remat(enum.Enum):
     BLOCK = "block"
 
 
-class TransformerConfig:
+class TransformerConfig(Checked):
     """Fields of all Transformer configurations; see `BertConfig` and `T5Config`."""
 
     vocab_size: int
@@ -42,6 +44,10 @@ class TransformerConfig:
     mlp_dim: int
     dtype: str
     remat: Remat
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fields(self, "dtype", is_valid=DTYPES.__contains__, expected=" or ".join(DTYPES))
 
     @property
     def dtype_bytes(self) -> int:
@@ -144,7 +150,9 @@ def float32_einsum(
     return jnp.einsum(equation, left, right, preferred_element_type=jnp.float32)
 
 
-def _float32_einsum_forward(equation: str, left: Array, right: Array) -> tuple[Array, Any]:
+def _float32_einsum_forward(
+    equation: str, left: Array, right: Array
+) -> tuple[Array, tuple[Array, Array]]:
     return float32_einsum(equation, left, right), (left, right)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from taser_jax.models.batch import Tokens
 from taser_jax.models.dual_encoder import DualEncoder, Params
@@ -71,9 +71,9 @@ def _abstract_boxed_params(model: DualEncoder) -> Params:
     return jax.eval_shape(lambda: _boxed_params(model, jax.random.key(0), _ANY_LENGTH, _ANY_LENGTH))
 
 
-def _is_boxed(leaf: Any) -> bool:
+def _is_boxed(leaf: object) -> bool:
     return isinstance(leaf, nn.LogicallyPartitioned)
 
 
-def _unbox(leaf: Any) -> Any:
+def _unbox(leaf: PyTree) -> PyTree:
     return leaf.unbox(apply_constraint=False) if _is_boxed(leaf) else leaf

@@ -13,7 +13,8 @@ from jaxtyping import Array, Bool, Float
 from taser_jax.devices.mesh import rows_of_shard
 from taser_jax.models.batch import Role
 from taser_jax.models.encoded import RoutingStatistics
-from taser_jax.storage.errors import ConfigError, check_fields
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.typed_files import Checked, Natural, Positive, PositiveNumber
 
 
 class Routing(enum.Enum):
@@ -72,7 +73,7 @@ class GateGradient(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class ExpertConfig:
+class ExpertConfig(Checked):
     """Which blocks are specialised, into how many experts, and how inputs find theirs.
 
     Example:
@@ -91,23 +92,20 @@ class ExpertConfig:
         temperature: temperature of the Gumbel-softmax.
     """
 
-    num_experts: int = 1
-    shared_per_specialized: int = 2
+    num_experts: Positive = 1
+    shared_per_specialized: Natural = 2
     blocks: tuple[int, ...] | None = None
     routing: Routing = Routing.DETERMINISTIC
     router_input: RouterInput = RouterInput.FFN_INPUT
     sequence_summary: SequenceSummary = SequenceSummary.CLS
     gate_sharing: GateSharing = GateSharing.PER_BLOCK
     gate_gradient: GateGradient = GateGradient.ALL_EXPERTS
-    temperature: float = 1.0
+    temperature: PositiveNumber = 1.0
 
     def __post_init__(self) -> None:
         if self.blocks is not None:
             object.__setattr__(self, "blocks", tuple(self.blocks))
-        check_fields(self, "num_experts", is_valid=lambda n: n >= 1, expected="1 or more")
-        check_fields(self, "temperature", is_valid=lambda x: x > 0, expected="above 0")
-        every = "0 (every block is specialised) or more"
-        check_fields(self, "shared_per_specialized", is_valid=lambda n: n >= 0, expected=every)
+        super().__post_init__()
         if self.num_experts > 1 and self.routing is Routing.DETERMINISTIC and self.num_experts % 2:
             problem = f"num_experts is {self.num_experts} with deterministic routing"
             fix = "give an even number: half the experts are for queries, half for passages"

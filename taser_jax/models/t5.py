@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import enum
 import re
+from typing import Annotated
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.tree_util import KeyPath
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
+from msgspec import Meta
 
 from taser_jax.models.batch import Augmented, States, Tokens
 from taser_jax.models.bert import Table
 from taser_jax.models.dropout import Dropout
 from taser_jax.models.dual_encoder import Params
-from taser_jax.models.layers import DTYPES, SIZES, Remat, TransformerConfig, split_over_batch
+from taser_jax.models.layers import Remat, TransformerConfig, split_over_batch
 from taser_jax.models.t5_layers import (
     MLP_ACTIVATIONS,
     FeedForward,
@@ -27,6 +29,7 @@ from taser_jax.models.t5_layers import (
     SelfAttention,
 )
 from taser_jax.storage.errors import check_fields
+from taser_jax.storage.typed_files import Natural, Positive, Rate
 
 # T5 starts its decoder with the padding token.
 DECODER_START_ID = 0
@@ -90,42 +93,29 @@ class T5Config(TransformerConfig):
         initialization: see `T5Initialization`; also applied to pretrained weights on loading.
     """
 
-    vocab_size: int = 32128
-    embed_dim: int = 768
-    num_layers: int = 12
-    num_decoder_layers: int = 12
-    num_heads: int = 12
-    head_dim: int = 64
-    mlp_dim: int = 3072
+    vocab_size: Positive = 32128
+    embed_dim: Positive = 768
+    num_layers: Positive = 12
+    num_decoder_layers: Natural = 12
+    num_heads: Positive = 12
+    head_dim: Positive = 64
+    mlp_dim: Positive = 3072
     mlp_activations: tuple[str, ...] = ("relu",)
-    num_buckets: int = 32
+    num_buckets: Annotated[int, Meta(ge=4, multiple_of=2)] = 32
     max_distance: int = 128
     position_bias: PositionBias = PositionBias.SHARED
-    dropout_rate: float = 0.1
+    dropout_rate: Rate = 0.1
     rms_norm_epsilon: float = 1e-6
     dtype: str = "float32"
     remat: Remat = Remat.NONE
     initialization: T5Initialization = T5Initialization.STANDARD
 
     def __post_init__(self) -> None:
-        buckets = self.num_buckets
-        check_fields(self, *SIZES, is_valid=lambda n: n >= 1, expected="1 or more")
-        check_fields(self, "num_decoder_layers", is_valid=lambda n: n >= 0, expected="0 or more")
+        super().__post_init__()
+        quarter = f"more than a quarter of the {self.num_buckets} buckets"
         check_fields(
-            self,
-            "num_buckets",
-            is_valid=lambda n: n >= 4 and n % 2 == 0,
-            expected="an even number, 4 or more",
+            self, "max_distance", is_valid=lambda n: n > self.num_buckets // 4, expected=quarter
         )
-        check_fields(
-            self,
-            "max_distance",
-            is_valid=lambda n: n > buckets // 4,
-            expected=f"more than a quarter of the {buckets} buckets",
-        )
-        rate = "0 <= rate < 1"
-        check_fields(self, "dropout_rate", is_valid=lambda x: 0 <= x < 1, expected=rate)
-        check_fields(self, "dtype", is_valid=DTYPES.__contains__, expected=" or ".join(DTYPES))
         check_fields(
             self,
             "mlp_activations",

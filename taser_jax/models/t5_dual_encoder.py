@@ -22,7 +22,8 @@ from taser_jax.models.encoded import Encoded, Normalization, normalize
 from taser_jax.models.layers import BlockCost, Remat, layer_names, mean_over_tokens
 from taser_jax.models.t5 import T5, T5Config, rescale
 from taser_jax.models.t5_layers import Kernel
-from taser_jax.storage.errors import ConfigError, check_fields
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.typed_files import Positive
 
 
 class T5Embedding(enum.Enum):
@@ -61,17 +62,11 @@ class T5DualEncoderConfig(ModelConfig):
     towers: Towers = Towers.TIED
     query_tasks: tuple[str, ...] = ()
     embedding: T5Embedding = T5Embedding.FIRST_DECODER_OUTPUT
-    projection_dim: int | None = None
+    projection_dim: Positive | None = None
     normalization: Normalization = Normalization.NONE
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(
-            self,
-            "projection_dim",
-            is_valid=lambda n: n is None or n >= 1,
-            expected="1 or more, or None",
-        )
         decoding = self.embedding is T5Embedding.FIRST_DECODER_OUTPUT
         if decoding and self.t5.num_decoder_layers == 0:
             problem = "num_decoder_layers is 0 with the first decoder output as embedding"

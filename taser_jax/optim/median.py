@@ -98,11 +98,11 @@ def select(
         counts = count_below(thresholds)
         not_above = counts <= rank[:, None]
 
-        def highest(array: jax.Array, kept: jax.Array) -> jax.Array:
-            return jnp.maximum(kept, jnp.max(jnp.where(not_above, array, 0), axis=1))
+        def highest(array: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.maximum(old, jnp.max(jnp.where(not_above, array, 0), axis=1))
 
-        def lowest(array: jax.Array, kept: jax.Array) -> jax.Array:
-            return jnp.minimum(kept, jnp.min(jnp.where(not_above, kept[:, None], array), axis=1))
+        def lowest(array: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.minimum(old, jnp.min(jnp.where(not_above, old[:, None], array), axis=1))
 
         return _Bracket(
             low=highest(thresholds, bracket.low),
@@ -299,8 +299,8 @@ def check_median(
     Raises:
         ConfigError: naming the first such task.
     """
-    kept = keep_trainable(params, trainable)
-    leaves = jax.tree_util.tree_leaves_with_path(kept)
+    trained = keep_trainable(params, trainable)
+    leaves = jax.tree_util.tree_leaves_with_path(trained)
     total = sum(leaf.size for _, leaf in leaves)
     tables = [leaf for path, leaf in leaves if _TOKEN_TABLE.fullmatch(parameter_path(path))]
     for task, number in tokens.items():

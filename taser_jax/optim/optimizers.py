@@ -13,7 +13,8 @@ import optax
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from taser_jax.devices.partitioning import Rules, assign, parameter_path, parameter_paths
-from taser_jax.storage.errors import ConfigError, check_fields
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.typed_files import Checked, Natural, NaturalNumber, PositiveNumber
 
 # A decoder that fuses documents lies above the encoder, although it has layers of its own.
 _ENCODER = r"(?!(?:.*/)?fusion/)(?:.*/)?"
@@ -124,19 +125,21 @@ def _count_t5_layers(params: PyTree) -> tuple[int, int]:
 
 
 def _count_layers(params: PyTree) -> int:
-    found = [int(match[1]) for path in parameter_paths(params) if (match := _LAYER.fullmatch(path))]
-    if not found:
+    numbers = [
+        int(match[1]) for path in parameter_paths(params) if (match := _LAYER.fullmatch(path))
+    ]
+    if not numbers:
         found_none = 'no parameter lies in a layer, "layers_<i>/..."'
         raise ConfigError(found_none, where="OptimizerConfig.layer_decay", fix="set it to None")
-    return max(found) + 1
+    return max(numbers) + 1
 
 
 def make_schedule(
     *,
     learning_rate: float,
     total_steps: int,
-    warmup_steps: int = 0,
-    floor: float = 1e-7,
+    warmup_steps: Natural = 0,
+    floor: NaturalNumber = 1e-7,
 ) -> optax.Schedule:
     """Linear warm-up from 0, then linear decay to a floor.
 
@@ -163,9 +166,9 @@ def make_schedule(
         rates = f"learning rate {learning_rate} and floor {floor}: none may be negative"
         raise ConfigError(rates, where="learning-rate schedule", fix="2e-5 and 1e-7 are DPR's")
     if not 0 <= warmup_steps <= total_steps or total_steps < 1:
-        found = f"{warmup_steps} warm-up steps in a run of {total_steps} steps"
+        problem = f"{warmup_steps} warm-up steps in a run of {total_steps} steps"
         fix = "shorten WARMUP_STEPS (about 5 % of the run is common) or train longer"
-        raise ConfigError(found, where="learning-rate schedule", fix=fix)
+        raise ConfigError(problem, where="learning-rate schedule", fix=fix)
 
     def schedule(count: ArrayLike) -> Float[Array, ""]:
         step = jnp.asarray(count, jnp.float32)
@@ -186,7 +189,7 @@ class Update(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Checked):
     """AdamW as TASER and DPR train with it; the defaults are TASER's code without layer decay.
 
     Tables are (regular expression, value) pairs over parameter paths such as
@@ -208,13 +211,13 @@ class OptimizerConfig:
         updates: which parameters train; None trains all.
     """
 
-    learning_rate: float = 2e-5
+    learning_rate: NaturalNumber = 2e-5
     warmup_steps: int = 0
     floor: float = 1e-7
-    weight_decay: float = 0.0
-    clip_norm: float | None = 2.0
+    weight_decay: NaturalNumber = 0.0
+    clip_norm: PositiveNumber | None = 2.0
     layer_decay: float | None = None
-    expert_learning_rate_factor: float = 1.0
+    expert_learning_rate_factor: NaturalNumber = 1.0
     updates: Rules[Update] | None = None
 
 
@@ -249,7 +252,6 @@ def build_optimizer(
     Raises:
         ConfigError: a table that does not fit the parameters, or an impossible number.
     """
-    _check_numbers(config)
     trains = trainable(config, params)
     frozen = jax.tree.map(operator.not_, trains)
     decays = jax.tree_util.tree_map_with_path(_decays, params)
@@ -300,10 +302,3 @@ def _scale_each(factors: PyTree) -> optax.GradientTransformation:
 
 def _decays(path: jax.tree_util.KeyPath, _: object) -> bool:
     return parameter_path(path).split("/")[-1] not in _WITHOUT_DECAY
-
-
-def _check_numbers(config: OptimizerConfig) -> None:
-    names = ("weight_decay", "expert_learning_rate_factor")
-    check_fields(config, *names, is_valid=lambda x: x >= 0, expected="0 or more")
-    expected = "above 0, or None to clip nothing"
-    check_fields(config, "clip_norm", is_valid=lambda x: x is None or x > 0, expected=expected)

@@ -122,9 +122,9 @@ def check_task_gradients(
         raise ConfigError(
             problem, where=_WHERE, fix=f"stack one loss for each of {', '.join(tasks)}"
         )
-    wanted = jax.tree.map(lambda param: (len(tasks), *param.shape), params)
+    stacked = jax.tree.map(lambda param: (len(tasks), *param.shape), params)
     _check_shapes(
-        task_grads, wanted, expected="a leading task axis", fix="stack the gradients of each task"
+        task_grads, stacked, expected="a leading task axis", fix="stack the gradients of each task"
     )
     return jax.tree.leaves(keep_trainable(task_grads, trainable))
 
@@ -152,13 +152,15 @@ def _check_shapes(gradients: PyTree, shapes: PyTree, *, expected: str, fix: str)
     def is_shape(node: object) -> bool:
         return isinstance(node, tuple)
 
-    wanted = jax.tree.leaves(shapes, is_leaf=is_shape)
-    found = jax.tree_util.tree_leaves_with_path(gradients)
-    if len(found) != len(wanted):
+    expected_shapes = jax.tree.leaves(shapes, is_leaf=is_shape)
+    leaves = jax.tree_util.tree_leaves_with_path(gradients)
+    if len(leaves) != len(expected_shapes):
         raise ConfigError(
-            f"{len(found)} gradients for {len(wanted)} parameters", where=_WHERE, expected=expected
+            f"{len(leaves)} gradients for {len(expected_shapes)} parameters",
+            where=_WHERE,
+            expected=expected,
         )
-    for (path, leaf), shape in zip(found, wanted, strict=True):
+    for (path, leaf), shape in zip(leaves, expected_shapes, strict=True):
         if jnp.shape(leaf) != shape:
             problem = f"gradient of {parameter_path(path)} has shape {jnp.shape(leaf)}"
             raise ConfigError(problem, where=_WHERE, expected=f"{expected}: {shape}", fix=fix)

@@ -180,8 +180,8 @@ def tsage(
     ) -> tuple[PyTree, TSageState]:
         del extra
         leaves = check_task_gradients(updates, params, losses, tasks, trainable)
-        kept = keep_trainable(params, trainable)
-        factors = jax.tree.leaves(kept)
+        trained = keep_trainable(params, trainable)
+        factors = jax.tree.leaves(trained)
         shardings = None
         if param_shardings is not None:
             shardings = jax.tree.leaves(keep_trainable(param_shardings, trainable))
@@ -212,7 +212,7 @@ def tsage(
         report, weighing = jax.lax.optimization_barrier((report, weighing))
         salts = jax.random.bits(key, (len(leaves), len(tasks)), jnp.uint32)
         new_gradients, moved = _combined(config, weighing, leaves, factors, averages, salts=salts)
-        structure = jax.tree.structure(kept)
+        structure = jax.tree.structure(trained)
         combined = combine(
             lambda gradients, new: new,
             updates,
@@ -229,13 +229,13 @@ def tsage(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _initial_state(config: TSageConfig, kept: PyTree, tasks: Sequence[str]) -> TSageState:
+def _initial_state(config: TSageConfig, trained: PyTree, tasks: Sequence[str]) -> TSageState:
     """Averages, medians and the step at 0; equal weights."""
     dtype, count = jnp.dtype(config.average_dtype.value), len(tasks)
     return TSageState(
         step=jnp.zeros((), jnp.int32),
         average={
-            task: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, dtype), kept) for task in tasks
+            task: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, dtype), trained) for task in tasks
         },
         median_bits=jnp.zeros((count,), jnp.int32),
         report=_report(
@@ -293,14 +293,14 @@ def _combined(
 ) -> tuple[list[Float[Array, "..."]], list[list[Float[Array, "..."]]]]:
     """Every parameter's combined gradient, and its new averages by task."""
     by_leaf = zip(gradients, params, zip(*averages, strict=True), salts, strict=True)
-    found = [
+    results = [
         _of_leaf(config, weighing, of_tasks, param, old, salts=row)
         for of_tasks, param, old, row in by_leaf
     ]
     # Without the barrier, the last division would be repeated wherever the gradient is used, and
     # its numerators kept until then.
-    combined = jax.lax.optimization_barrier([new for new, _ in found])
-    return combined, [moved for _, moved in found]
+    combined = jax.lax.optimization_barrier([new for new, _ in results])
+    return combined, [moved for _, moved in results]
 
 
 def _of_leaf(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+from typing import ClassVar
 
 from taser_jax.optim.median import MedianOver
-from taser_jax.storage.errors import check_fields
+from taser_jax.storage.typed_files import Checked, Natural, PositiveNumber, Rate, Share
 
 
 class TemperatureSchedule(enum.Enum):
@@ -58,7 +59,7 @@ class AverageDtype(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class TSageConfig:
+class TSageConfig(Checked):
     """T-SAGE as in the paper's Algorithm 1, with absolute values (its Equation 9).
 
     Attributes:
@@ -78,23 +79,17 @@ class TSageConfig:
             touch.
     """
 
-    beta: float = 0.999
-    temperature: float = 2.0
+    RANGE_FIX: ClassVar[str] = "the paper has beta 0.999, temperature 2, burn_in_share 0.1"
+
+    beta: Rate = 0.999
+    temperature: PositiveNumber = 2.0
     temperature_schedule: TemperatureSchedule = TemperatureSchedule.CONSTANT
-    episode: int = 0
-    burn_in_share: float = 0.1
+    episode: Natural = 0
+    burn_in_share: Share = 0.1
     step_scale: StepScale = StepScale.PAPER
     bias_correction: BiasCorrection = BiasCorrection.NONE
     average_dtype: AverageDtype = AverageDtype.FLOAT32
     median_over: MedianOver = MedianOver.ALL
-
-    def __post_init__(self) -> None:
-        fix = "the paper has beta 0.999, temperature 2, burn_in_share 0.1"
-        check_fields(self, "beta", is_valid=lambda x: 0 <= x < 1, expected="0 <= beta < 1", fix=fix)
-        share = "a share of the steps, 0 to 1"
-        check_fields(self, "burn_in_share", is_valid=lambda x: 0 <= x <= 1, expected=share, fix=fix)
-        check_fields(self, "episode", is_valid=lambda n: n >= 0, expected="0 or more")
-        check_fields(self, "temperature", is_valid=lambda x: x > 0, expected="above 0", fix=fix)
 
 
 def temperature_of(config: TSageConfig) -> float:

@@ -200,14 +200,14 @@ def make_loss(
         key = jax.random.fold_in(named_key(seed, f"encode {role.value}"), step)
         if not isinstance(texts, TokenGroups):
             return Encoded(*encode_in_chunks(encode, params, texts, key, num_chunks=num_chunks))
-        found = [
+        encoded_chunks = [
             encode_in_chunks(
                 encode, params, tokens, jax.random.fold_in(key, number), num_chunks=num_chunks
             )
             for number, tokens in enumerate(texts.groups)
         ]
-        rows = jnp.concatenate([embeddings for embeddings, _ in found])
-        sums = jax.tree.map(lambda *parts: sum(parts), *(routing for _, routing in found))
+        rows = jnp.concatenate([embeddings for embeddings, _ in encoded_chunks])
+        sums = jax.tree.map(lambda *parts: sum(parts), *(routing for _, routing in encoded_chunks))
         return Encoded(rows[texts.place], sums)
 
     def loss_fn(

@@ -98,7 +98,7 @@ def set_aside_damaged(model_dir: str | os.PathLike[str]) -> list[str]:
 
 def _steps(directory: epath.Path) -> list[int]:
     names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
-    return [int(found[1]) for name in names if (found := re.fullmatch(rf"{PREFIX}_(\d+)", name))]
+    return [int(match[1]) for name in names if (match := re.fullmatch(rf"{PREFIX}_(\d+)", name))]
 
 
 def _step(checkpoint: epath.Path) -> int:
@@ -216,8 +216,10 @@ def restore_initial_params(
     saved = saved_params(checkpoint)
     sources = {tower: _source(tower, saved) for tower in abstract_params}
     # Towers of one source have the same shapes and shardings: the first one's serve all.
-    wanted = {source: abstract_params[tower] for tower, source in reversed(sources.items())}
-    restored = restore_params_from(checkpoint, abstract_params=wanted)
+    params_of_source = {
+        source: abstract_params[tower] for tower, source in reversed(sources.items())
+    }
+    restored = restore_params_from(checkpoint, abstract_params=params_of_source)
     params, taken = {}, set()
     for tower, source in sources.items():
         # An array of its own for every parameter: the optimiser donates them.

@@ -7,7 +7,7 @@ import enum
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from etils import epath, epy
@@ -16,6 +16,7 @@ from jaxtyping import PyTree
 from taser_jax.storage import checksums
 from taser_jax.storage.artifacts import check_version
 from taser_jax.storage.errors import ConfigError, FingerprintError, storage_errors
+from taser_jax.storage.typed_files import Checked, Positive
 from taser_jax.training.checkpoint_directory import (
     PREFIX,
     absolute_path,
@@ -48,25 +49,18 @@ class Selection(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckpointConfig:
+class CheckpointConfig(Checked):
     """Which checkpoints are kept.
 
     Attributes:
         keep_latest: number of newest checkpoints kept.
-        keep_best: number of best checkpoints by `selection` kept beside them; raise it to compare
-            several, or set 0 where disks are small.
-        selection: the validation metric that ranks checkpoints.
+        selection: the validation metric that ranks checkpoints; the best is kept, too.
     """
 
-    keep_latest: int = 1
-    keep_best: int = 1
-    selection: Selection = Selection.NLL
+    RANGE_FIX: ClassVar[str] = "keep at least one: a run resumes from its newest checkpoint"
 
-    def __post_init__(self) -> None:
-        if self.keep_latest < 1 or self.keep_best < 0:
-            problem = f"keep_latest {self.keep_latest}, keep_best {self.keep_best}"
-            fix = "keep at least one: a run resumes from its newest checkpoint"
-            raise ConfigError(problem, where="CheckpointConfig", fix=fix)
+    keep_latest: Positive = 1
+    selection: Selection = Selection.NLL
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,18 +106,14 @@ class Checkpoints:
         self._unchecked = unchecked
         self._directory = absolute_path(model_dir)
         self._unsealed: list[int] = []
-        policies: list[checkpoint_managers.PreservationPolicy] = [
+        best = checkpoint_managers.BestN(
+            get_metric_fn=self.ranking, n=1, keep_checkpoints_without_metrics=False
+        )
+        policies = [
             checkpoint_managers.LatestN(config.keep_latest),
             _KeepPinned(self._directory),
+            best,
         ]
-        if config.keep_best:
-            policies.append(
-                checkpoint_managers.BestN(
-                    get_metric_fn=self.ranking,
-                    n=config.keep_best,
-                    keep_checkpoints_without_metrics=False,
-                )
-            )
         with storage_errors(self._directory, doing="save a checkpoint"):
             self._directory.mkdir(parents=True, exist_ok=True)
             self._manager = ocp.CheckpointManager(

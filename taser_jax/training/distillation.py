@@ -98,11 +98,11 @@ class Distillation(Checked):
         else:
             embeddings = require(batch.teacher_embeddings, TeacherInput.EMBEDDINGS)
             student, scores = logits, pair_scores(embeddings)
-        known = jnp.isfinite(scores)
-        teacher = jnp.where(known, scores, 0.0) / self.temperature
+        is_scored = jnp.isfinite(scores)
+        teacher = jnp.where(is_scored, scores, 0.0) / self.temperature
         if self.distance is Distance.KL:
-            return kl_divergence(student, teacher, known)
-        return margin_mse(student, teacher, known, positive_index=positive_index)
+            return kl_divergence(student, teacher, is_scored)
+        return margin_mse(student, teacher, is_scored, positive_index=positive_index)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,14 +135,14 @@ class Guide:
         return too_high & (columns[None, :] != positive_index[:, None])
 
 
-def require(found: T | None, kind: TeacherInput) -> T:
+def require(data: T | None, kind: TeacherInput) -> T:
     """The teacher's data in the batch, or an error that says how to supply it.
 
     Raises:
         ConfigError: it is None.
     """
-    if found is not None:
-        return found
+    if data is not None:
+        return data
     fix = {
         TeacherInput.SCORES: "mine with TEACHERS (`taser mine`), and train with the directory "
         "it writes as NEGATIVES_DIRS",
@@ -182,9 +182,9 @@ def own_logits(
 def kl_divergence(
     student: Float[Array, "queries candidates"],
     teacher: Float[Array, "queries candidates"],
-    known: Bool[Array, "queries candidates"],
+    is_scored: Bool[Array, "queries candidates"],
 ) -> Float[Array, ""]:
-    """KL(teacher ‖ student) over the known candidates, mean over queries, in nats.
+    """KL(teacher ‖ student) over the scored candidates, mean over queries, in nats.
 
     With p = softmax(t) and q = softmax(s), Σ_j p_j (ln p_j − ln q_j).
 
@@ -195,10 +195,10 @@ def kl_divergence(
     Args:
         student: its scores, divided by its temperature.
         teacher: its scores, divided by its own.
-        known: False where the teacher has no score; the candidate is then in neither softmax.
+        is_scored: False where the teacher has no score; the candidate is then in neither softmax.
     """
     log_p, log_q = (
-        jax.nn.log_softmax(jnp.where(known, scores, _LEFT_OUT), axis=1)
+        jax.nn.log_softmax(jnp.where(is_scored, scores, _LEFT_OUT), axis=1)
         for scores in (jax.lax.stop_gradient(teacher), student)
     )
     return jnp.mean(jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=1))
@@ -207,7 +207,7 @@ def kl_divergence(
 def margin_mse(
     student: Float[Array, "queries candidates"],
     teacher: Float[Array, "queries candidates"],
-    known: Bool[Array, "queries candidates"],
+    is_scored: Bool[Array, "queries candidates"],
     *,
     positive_index: Int[Array, " queries"],
 ) -> Float[Array, ""]:
@@ -221,12 +221,12 @@ def margin_mse(
     Args:
         student: its scores.
         teacher: its scores.
-        known: False where the teacher has no score: the pair does not count.
+        is_scored: False where the teacher has no score: the pair does not count.
         positive_index: column of each query's positive.
     """
     gap = student - jax.lax.stop_gradient(teacher)
     columns = jnp.arange(gap.shape[1], dtype=positive_index.dtype)
-    counts = known & (columns[None, :] != positive_index[:, None])
+    counts = is_scored & (columns[None, :] != positive_index[:, None])
     square = jnp.square(_at(gap, positive_index)[:, None] - gap)
     return jnp.sum(jnp.where(counts, square, 0.0)) / jnp.maximum(jnp.sum(counts), 1)
 

@@ -14,6 +14,7 @@ import jax
 
 from taser_jax.storage import progress
 from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.typed_files import Checked, Natural, NaturalNumber, Positive
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.state import Params, TrainState
 from taser_jax.training.watch import (
@@ -56,7 +57,7 @@ class Batches(Protocol[BatchT_co]):
 
 
 @dataclasses.dataclass(frozen=True)
-class LoopConfig:
+class LoopConfig(Checked):
     """Training length; validation, checkpoint and logging periods; limits that end a run early.
 
     Attributes:
@@ -75,20 +76,18 @@ class LoopConfig:
             no later ones are better.
     """
 
-    train_steps: int
-    evaluation_period: int = 0
-    checkpoint_period: int = 0
-    checkpoint_minutes: float = 4.0
-    log_period: int = 20
-    max_skipped_steps: int = 10
-    patience: int = 0
+    train_steps: Positive
+    evaluation_period: Natural = 0
+    checkpoint_period: Natural = 0
+    checkpoint_minutes: NaturalNumber = 4.0
+    log_period: Positive = 20
+    max_skipped_steps: Positive = 10
+    patience: Natural = 0
     validates_first: bool = False
 
     def __post_init__(self) -> None:
-        if min(self.train_steps, self.log_period, self.max_skipped_steps) < 1:
-            fix = "set train_steps, log_period and max_skipped_steps to at least 1"
-            raise ConfigError(f"{self}", where="LoopConfig", fix=fix)
-        if self.patience < 0 or (self.patience and not self.evaluation_period):
+        super().__post_init__()
+        if self.patience and not self.evaluation_period:
             problem = f"patience {self.patience}, evaluation_period {self.evaluation_period}"
             fix = "set LoopConfig.evaluation_period, or patience = 0"
             raise ConfigError(problem, where="LoopConfig", fix=fix)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol, runtime_checkable
+import functools
+from typing import ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,8 @@ from taser_jax.models.encoded import (
     logit_spread,
     normalize,
 )
-from taser_jax.storage.errors import ConfigError, check_fields
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.typed_files import Checked, NaturalNumber, PositiveNumber
 from taser_jax.training.distillation import Distillation, Guide, TeacherInput
 from taser_jax.training.losses import (
     RoutingMeasure,
@@ -45,7 +47,7 @@ class Objective(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class ObjectiveConfig:
+class ObjectiveConfig(Checked):
     """Contrastive loss over the batch, and optional further terms.
 
         L = Σ_d (label_weight · L_labels(d) + distillation.weight · L_teacher(d)) + L_routing
@@ -63,32 +65,23 @@ class ObjectiveConfig:
         matryoshka_dims: the loss is summed over embeddings truncated to these numbers of dimensions
             (Matryoshka representation learning, Kusupati et al. 2022, arXiv 2205.13147, equation
             1 with weights 1); name the whole dimension too. None: the whole embedding.
-        normalization: normalisation of truncated embeddings; `for_model` sets the model's.
     """
 
-    temperature: float = 1.0
+    RANGE_FIX: ClassVar[str] = "temperature 1.0 and label_weight 1.0 are DPR's and TASER's"
+
+    temperature: PositiveNumber = 1.0
     regularizer: RoutingRegularizer | None = None
-    label_weight: float = 1.0
+    label_weight: NaturalNumber = 1.0
     distillation: Distillation | None = None
     guide: Guide | None = None
     matryoshka_dims: tuple[int, ...] = ()
-    normalization: Normalization = Normalization.NONE
 
     def __post_init__(self) -> None:
-        check_fields(
-            self,
-            "temperature",
-            is_valid=lambda x: x > 0,
-            expected="a positive number; it divides the similarities",
-            fix="1.0 is DPR's and TASER's",
-        )
-        check_fields(
-            self,
-            "label_weight",
-            is_valid=lambda x: x > 0 or (x == 0 and self.distillation is not None),
-            expected="0 or more, and above 0 without a teacher",
-            fix="set label_weight = 1, or distillation",
-        )
+        super().__post_init__()
+        if self.label_weight == 0 and self.distillation is None:
+            problem = f"label_weight is {self.label_weight}, and there is no teacher"
+            fix = "set label_weight = 1, or distillation"
+            raise ConfigError(problem, where="ObjectiveConfig", fix=fix)
         dims = self.matryoshka_dims
         if len(set(dims)) < len(dims) or any(dim < 1 for dim in dims):
             problem = f"matryoshka_dims {list(dims)}: each must be 1 or more, and named once"
@@ -97,10 +90,10 @@ class ObjectiveConfig:
     @property
     def reads(self) -> frozenset[TeacherInput]:
         """The teacher's data that batches must contain."""
-        found = set() if self.distillation is None else {self.distillation.reads}
-        return frozenset(found if self.guide is None else found | {TeacherInput.EMBEDDINGS})
+        inputs = set() if self.distillation is None else {self.distillation.reads}
+        return frozenset(inputs if self.guide is None else inputs | {TeacherInput.EMBEDDINGS})
 
-    def for_model(self, *, dim: int, normalization: Normalization) -> ObjectiveConfig:
+    def for_model(self, *, dim: int, normalization: Normalization) -> Objective:
         """The objective with the model's normalisation for truncated embeddings.
 
         Args:
@@ -117,10 +110,15 @@ class ObjectiveConfig:
             raise ConfigError(
                 problem, where="ObjectiveConfig", fix=f"leave out what is above {dim}"
             )
-        return dataclasses.replace(self, normalization=normalization)
+        return functools.partial(self, normalization=normalization)
 
     def __call__(
-        self, queries: Encoded, passages: Encoded, batch: Batch
+        self,
+        queries: Encoded,
+        passages: Encoded,
+        batch: Batch,
+        *,
+        normalization: Normalization = Normalization.NONE,
     ) -> tuple[jax.Array, StepMetrics]:
         """The loss and its metrics.
 
@@ -128,6 +126,7 @@ class ObjectiveConfig:
             queries: embeddings [batch, dim] and routing of the queries.
             passages: embeddings [passages, dim] and routing of the passages.
             batch: marks positives and passages that are no negatives; may have a teacher's scores.
+            normalization: normalisation of truncated embeddings.
 
         Returns:
             The loss, and for the whole embeddings `nll`, `accuracy`, `mean_rank`, `mrr`; with
@@ -147,10 +146,13 @@ class ObjectiveConfig:
             guided["guided_out"] = jnp.mean(jnp.sum(left_out & ~ignore, axis=1, dtype=jnp.float32))
             ignore |= left_out
         whole = queries.embeddings.shape[1]
-        terms = {
-            dim: self._similarity_loss(queries.embeddings, passages.embeddings, batch, ignore, dim)
-            for dim in dict.fromkeys((*self.matryoshka_dims, whole))
-        }
+        terms = {}
+        for dim in dict.fromkeys((*self.matryoshka_dims, whole)):
+            query, passage = queries.embeddings, passages.embeddings
+            if dim < whole:
+                query = normalize(query[:, :dim], normalization)
+                passage = normalize(passage[:, :dim], normalization)
+            terms[dim] = self._similarity_loss(query, passage, batch, ignore)
         # Whether or not it is listed, metrics are those of the whole embedding.
         metrics = terms[whole][1] | guided
         if self.matryoshka_dims:
@@ -171,17 +173,12 @@ class ObjectiveConfig:
 
     def _similarity_loss(
         self,
-        queries: Float[Array, "queries whole"],
-        passages: Float[Array, "passages whole"],
+        queries: Float[Array, "queries dim"],
+        passages: Float[Array, "passages dim"],
         batch: Batch,
         ignore: Bool[Array, "queries passages"],
-        dim: int,
     ) -> tuple[jax.Array, StepMetrics]:
-        """The labels' and the teacher's terms for embeddings truncated to `dim` dimensions."""
-        if dim < queries.shape[1]:
-            queries, passages = (
-                normalize(side[:, :dim], self.normalization) for side in (queries, passages)
-            )
+        """The labels' and the teacher's terms."""
         logits = similarities(queries, passages, temperature=self.temperature)
         positive_index = jnp.asarray(batch.positive_index)
         result = query_to_passage_loss(logits, positive_index=positive_index, ignore=ignore)

@@ -98,9 +98,9 @@ class PassageQueue(NamedTuple):
     ) -> PassageQueue:
         """The queue after a step; a skipped step leaves its place empty."""
         place = step % len(self.filled)
-        kept = jnp.where(is_taken, jax.lax.stop_gradient(passages), 0.0)
+        pushed = jnp.where(is_taken, jax.lax.stop_gradient(passages), 0.0)
         return PassageQueue(
-            self.embeddings.at[place].set(kept), self.filled.at[place].set(is_taken)
+            self.embeddings.at[place].set(pushed), self.filled.at[place].set(is_taken)
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,8 @@ from jaxtyping import Float, Int
 
 from taser_jax.models.batch import Array
 from taser_jax.storage import progress
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.typed_files import Checked, Natural, Positive
 from taser_jax.training.losses import positive_rank
 
 _POOL_PURPOSE = 20
@@ -31,7 +32,7 @@ class RowLists(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class PoolConfig:
+class PoolConfig(Checked):
     """The passages that the gold of each question is ranked against.
 
     Attributes:
@@ -40,14 +41,11 @@ class PoolConfig:
         other_negatives: number of random passages in the pool per question.
     """
 
-    max_queries: int = 10_000
-    hard_negatives: int = 30
-    other_negatives: int = 30
+    RANGE_FIX: ClassVar[str] = "DPR's are 10,000, 30 and 30"
 
-    def __post_init__(self) -> None:
-        if self.max_queries < 1 or self.hard_negatives < 0 or self.other_negatives < 0:
-            problem = f"{self}: one query at least, and no negative counts"
-            raise ConfigError(problem, where="PoolConfig", fix="DPR's are 10,000, 30 and 30")
+    max_queries: Positive = 10_000
+    hard_negatives: Natural = 30
+    other_negatives: Natural = 30
 
 
 @dataclasses.dataclass(frozen=True)

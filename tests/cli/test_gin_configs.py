@@ -22,13 +22,17 @@ RECIPES = {
         ("runs/train.gin", "models/bert_tiny.gin", "models/shared.gin"),
         ("runs/train.gin", "models/modernbert_tiny.gin", "models/taser.gin"),
         ("runs/taser_base.gin", "models/routing_regularizer.gin"),
+        ("runs/taser_base.gin", "models/taser_released.gin"),
+        ("runs/taser_base.gin", "models/teacher.gin"),
         ("runs/train.gin", "models/t5_base.gin"),
+        ("runs/train.gin", "models/t5_1_1_base.gin"),
+        ("runs/train.gin", "models/sentence_t5.gin"),
         ("runs/train.gin", "models/t5_base.gin", "models/t5_pretrained.gin"),
         ("runs/train.gin", "models/t5_fusion.gin"),
         ("runs/train.gin", "models/bert_fusion.gin"),
         *(
             ("runs/taser_base.gin", f"optim/{combiner}.gin")
-            for combiner in ("naive", "pcgrad", "cgd", "gradnorm", "tsage")
+            for combiner in ("naive", "pcgrad", "cgd", "gradnorm", "tsage", "tsage_released")
         ),
     ),
     "tokenize": (("runs/kilt_full_tokenize.gin",),),

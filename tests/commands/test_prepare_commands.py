@@ -207,21 +207,16 @@ def test_unwritable_places_are_refused(
 def test_without_validation_each_command_says_how_to_get_it(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ):
-    (tmp_path / "p.tsv").write_text("".join(f"p{n}\ttext {n}\n" for n in range(40)))
+    passages = "".join(f"p{n}\ttext {n}\n" for n in range(40))
+    (tmp_path / "faq.passages.tsv").write_text(passages)
     for split, numbers in (("train", range(30)), ("test", range(30, 40))):
-        (tmp_path / f"faq.{split}.q.tsv").write_text(
+        (tmp_path / f"faq.{split}.queries.tsv").write_text(
             "".join(f"q{n}\tquestion {n}\n" for n in numbers)
         )
         (tmp_path / f"faq.{split}.qrels.tsv").write_text(
             "".join(f"q{n} 0 p{n} 1\n" for n in numbers)
         )
-    prepare = [
-        "prepare",
-        *gin(DATA_DIR=tmp_path / "data", COLLECTION="t", PASSAGES=tmp_path / "p.tsv"),
-        "--gin.QUERIES=@QuestionFiles()",
-        f"--gin.QuestionFiles.questions={tmp_path}/{{task}}.{{split}}.q.tsv",
-        f"--gin.QuestionFiles.qrels={tmp_path}/{{task}}.{{split}}.qrels.tsv",
-    ]
+    prepare = ["prepare", str(tmp_path), *gin(DATA_DIR=tmp_path / "data", COLLECTION="t")]
     succeed(*prepare)
     assert "task faq has no validation split; VALIDATION_SHARE=0.1" in capsys.readouterr().err
     message = refused(

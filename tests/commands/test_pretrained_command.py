@@ -19,9 +19,9 @@ from taser_jax.assembly.pretrained_words import check_words
 from taser_jax.cli import main as cli
 from taser_jax.commands.import_model import import_model
 from taser_jax.commands.train import train
+from taser_jax.data.text.hugging_face import WordPieceVocabulary, wordpiece_tokenizer
 from taser_jax.data.text.vocabularies import load_vocabulary, train_vocabulary
 from taser_jax.data.text.vocabulary_files import WordSplitting
-from taser_jax.data.text.wordpiece import WordPieceVocabulary, wordpiece_tokenizer
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.interop.pretrained import pretrained_bert
 from taser_jax.models.batch import Role, Tokens

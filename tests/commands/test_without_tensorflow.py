@@ -38,7 +38,7 @@ def run(folder: pathlib.Path, *commands: list[str]) -> subprocess.CompletedProce
 
 @pytest.fixture
 def files(tmp_path: pathlib.Path) -> list[str]:
-    """Bindings of `taser prepare`: four passages, a query for each."""
+    """Arguments of `taser prepare`: four passages, a query for each."""
     passages = "".join(f"p{i}\t{text}\t\n" for i, text in enumerate(TEXTS))
     (tmp_path / "passages.tsv").write_text("id\ttext\ttitle\n" + passages)
     for split in ("train", "test"):
@@ -46,12 +46,7 @@ def files(tmp_path: pathlib.Path) -> list[str]:
         (tmp_path / f"q.{split}.queries.tsv").write_text(queries)
         qrels = "".join(f"{split}{i}\t0\tp{i}\t1\n" for i in range(len(TEXTS)))
         (tmp_path / f"q.{split}.qrels.tsv").write_text(qrels)
-    return [
-        *gin(DATA_DIR=tmp_path / "data", COLLECTION="rivers"),
-        *gin(PASSAGES=tmp_path / "passages.tsv", QUERIES="@QuestionFiles()"),
-        *gin("QuestionFiles", questions=f"{tmp_path}/{{task}}.{{split}}.queries.tsv"),
-        *gin("QuestionFiles", qrels=f"{tmp_path}/{{task}}.{{split}}.qrels.tsv"),
-    ]
+    return [str(tmp_path), *gin(DATA_DIR=tmp_path / "data", COLLECTION="rivers")]
 
 
 def made(root: pathlib.Path, files: list[str]) -> list[list[str]]:

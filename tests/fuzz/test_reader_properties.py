@@ -265,7 +265,7 @@ def test_thesauri_keep_what_has_a_definition(found: list[Passage], is_undefined:
     records = [{"id": one.id, "name": one.title, "definition": one.text} for one in found]
     if is_undefined:
         records.insert(0, {"id": "none", "name": "without a definition"})
-    with written("".join(json.dumps(record) + "\n" for record in records)) as path:
+    with written("".join(json.dumps(record) + "\n" for record in records), "terms.jsonl") as path:
         assert [one.passage for one in read_passages(path)] == found
 
 

@@ -115,12 +115,7 @@ def main() -> None:
     ARTIFACTS.mkdir()
     os.chdir(ARTIFACTS)
     write_sources()
-    run(
-        *("prepare", *COLLECTION, "--gin.PASSAGES=sources/passages.tsv"),
-        "--gin.QUERIES=@QuestionFiles()",
-        "--gin.QuestionFiles.questions=sources/{task}.{split}.tsv",
-        "--gin.QuestionFiles.qrels=sources/{task}.{split}.qrels",
-    )
+    run("prepare", "sources", *COLLECTION)
     add_retrieval_task("places_city", collection="places", task="city")
     run(
         *("tokenize", "--gin.DATA_DIR=data", "--gin.VOCABULARY=vocabulary"),

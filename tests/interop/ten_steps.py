@@ -14,9 +14,9 @@ import numpy as np
 import optax
 import pytest
 
+from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.models.batch import Batch, Role, Tokens

@@ -8,8 +8,8 @@ import pytest
 from bert_checkpoints import byte_level_tokenizer
 from tiny_source import DETERMINISTIC, PASSAGE_LENGTH, QUERY_LENGTH, embed, tiny_source
 
+from taser_jax.data.text.hugging_face import TokenizerJsonVocabulary
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
-from taser_jax.data.text.tokenizer_json import TokenizerJsonVocabulary
 from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop.hub import read_encoder_settings
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert

@@ -3,8 +3,8 @@ import json
 import pytest
 from tokenizers import Tokenizer
 
+from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.storage.errors import DataError
 

@@ -6,7 +6,7 @@ import functools
 import jax
 import numpy as np
 
-from taser_jax.data.text.wordpiece import WordPieceVocabulary
+from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny_encoder import VOCAB, make_batch
 
-from taser_jax.data.batches.padding import Layout, Padding
+from taser_jax.data.batches.stream import Layout, Padding
 from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.devices.mesh import HostShare, MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner

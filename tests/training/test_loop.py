@@ -362,5 +362,5 @@ def test_utilisation_is_left_out_where_the_peak_is_unknown():
 
 @pytest.mark.parametrize("sizes", [{"train_steps": 0}, {"log_period": 0}, {"max_skipped_steps": 0}])
 def test_lengths_below_one_are_refused(sizes):
-    with pytest.raises(ConfigError, match="at least 1"):
+    with pytest.raises(ConfigError, match="1 or more"):
         loop.LoopConfig(**{"train_steps": 1} | sizes)

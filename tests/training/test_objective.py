@@ -56,10 +56,10 @@ def make_batch(queries=8, seed=0):
     return normal(queries, DIM), normal(passages, DIM), batch
 
 
-def objective_of(config):
+def objective_of(config, normalization=Normalization.NONE):
     def loss(queries, passages, batch):
         sides = (Encoded(jnp.asarray(side), None) for side in (queries, passages))
-        return config(*sides, batch)
+        return config(*sides, batch, normalization=normalization)
 
     return loss
 
@@ -108,7 +108,7 @@ def teacher_oracle(scores, pair_scores, batch, config):
     return np.mean(divergences) if config.distance is Distance.KL else np.mean(squares)
 
 
-def oracle(queries, passages, batch, config):
+def oracle(queries, passages, batch, config, normalization=Normalization.NONE):
     """The objective, term by term, in float64."""
     teacher = batch.teacher_embeddings
     pair_scores = teacher.queries.astype(np.float64) @ teacher.passages.astype(np.float64).T
@@ -119,7 +119,7 @@ def oracle(queries, passages, batch, config):
     total = 0.0
     for dim in config.matryoshka_dims or (DIM,):
         sides = [side[:, :dim].astype(np.float64) for side in (queries, passages)]
-        if dim < DIM and config.normalization is Normalization.L2:
+        if dim < DIM and normalization is Normalization.L2:
             sides = [side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides]
         scores = sides[0] @ sides[1].T / config.temperature
         labels = labels_oracle(scores, batch.positive_index, ignore)
@@ -137,7 +137,6 @@ EVERYTHING = ObjectiveConfig(
     distillation=Distillation(Distance.KL, Candidates.BATCH, weight=1.3, temperature=2.0),
     guide=Guide(margin=0.1),
     matryoshka_dims=(2, 5, DIM),
-    normalization=Normalization.L2,
 )
 CONFIGS = {
     "plain": ObjectiveConfig(),
@@ -150,28 +149,35 @@ CONFIGS = {
     ),
     "guide": ObjectiveConfig(guide=Guide(margin=0.2)),
     "matryoshka": ObjectiveConfig(matryoshka_dims=(3, DIM)),
-    "matryoshka, cosines": ObjectiveConfig(
-        matryoshka_dims=(3, 4), normalization=Normalization.L2, temperature=0.1
-    ),
+    "matryoshka, cosines": ObjectiveConfig(matryoshka_dims=(3, 4), temperature=0.1),
     "everything": EVERYTHING,
+}
+NORMALIZATIONS = dict.fromkeys(CONFIGS, Normalization.NONE) | {
+    "matryoshka, cosines": Normalization.L2,
+    "everything": Normalization.L2,
 }
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_equals_the_float64_oracle(name):
     queries, passages, batch = make_batch()
-    loss, metrics = jax.jit(objective_of(CONFIGS[name]))(queries, passages, batch)
-    expected = oracle(queries, passages, batch, CONFIGS[name])
-    assert float(loss) == pytest.approx(expected, rel=2e-5)
+    objective = objective_of(CONFIGS[name], NORMALIZATIONS[name])
+    loss, metrics = jax.jit(objective)(queries, passages, batch)
+    expected = {
+        other: oracle(queries, passages, batch, CONFIGS[other], NORMALIZATIONS[other])
+        for other in CONFIGS
+    }
+    assert float(loss) == pytest.approx(expected[name], rel=2e-5)
     assert all(np.isfinite(value) for value in metrics.values())
-    others = {other: oracle(queries, passages, batch, CONFIGS[other]) for other in CONFIGS}
-    assert len(set(others.values())) == len(others), "every option changes the loss"
+    assert len(set(expected.values())) == len(expected), "every option changes the loss"
 
 
 @pytest.mark.slow
 def test_eight_devices_give_the_loss_and_gradients_of_one():
     queries, passages, batch = make_batch(queries=16)
-    function = jax.jit(jax.value_and_grad(lambda *a: objective_of(EVERYTHING)(*a)[0], (0, 1)))
+    function = jax.jit(
+        jax.value_and_grad(lambda *a: objective_of(EVERYTHING, Normalization.L2)(*a)[0], (0, 1))
+    )
     loss, gradients = function(queries, passages, batch)
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
     placed = jax.device_put((queries, passages, batch), sharding)
@@ -186,7 +192,9 @@ def test_eight_devices_give_the_loss_and_gradients_of_one():
 def test_gradients_are_those_of_the_oracle():
     """Central differences of the float64 loop, in a few coordinates."""
     queries, passages, batch = make_batch()
-    function = jax.jit(jax.grad(lambda *a: objective_of(EVERYTHING)(*a)[0], (0, 1)))
+    function = jax.jit(
+        jax.grad(lambda *a: objective_of(EVERYTHING, Normalization.L2)(*a)[0], (0, 1))
+    )
     gradients = function(queries, passages, batch)
     rng, step = np.random.default_rng(1), 1e-5
     for side in (0, 1):
@@ -196,7 +204,7 @@ def test_gradients_are_those_of_the_oracle():
             for sign in (1, -1):
                 moved = [queries.astype(np.float64), passages.astype(np.float64)]
                 moved[side][place] += sign * step
-                values.append(oracle(*moved, batch, EVERYTHING))
+                values.append(oracle(*moved, batch, EVERYTHING, Normalization.L2))
             slope = (values[0] - values[1]) / (2 * step)
             assert float(gradients[side][place]) == pytest.approx(slope, rel=1e-3, abs=1e-5)
 
@@ -247,7 +255,7 @@ def test_a_student_that_agrees_with_its_teacher_loses_nothing():
 
 def test_the_teacher_gets_no_gradient():
     queries, passages, batch = make_batch()
-    loss = objective_of(dataclasses.replace(EVERYTHING, guide=None))
+    loss = objective_of(dataclasses.replace(EVERYTHING, guide=None), Normalization.L2)
     embeddings = batch.teacher_embeddings
 
     def of_teacher(embeddings):
@@ -291,10 +299,13 @@ def test_what_is_not_listed_is_not_trained():
 
 
 def test_normalisation_is_the_models():
-    config = ObjectiveConfig(matryoshka_dims=(4, 8))
-    fitted = config.for_model(dim=8, normalization=Normalization.L2)
-    assert fitted == dataclasses.replace(config, normalization=Normalization.L2)
-    with pytest.raises(ConfigError, match=r"\[4, 8\] of a model with 6 dimensions"):
+    config = ObjectiveConfig(matryoshka_dims=(4, DIM))
+    fitted = config.for_model(dim=DIM, normalization=Normalization.L2)
+    queries, passages, batch = make_batch()
+    sides = (Encoded(jnp.asarray(side), None) for side in (queries, passages))
+    expected = oracle(queries, passages, batch, config, Normalization.L2)
+    assert float(fitted(*sides, batch)[0]) == pytest.approx(expected, rel=2e-5)
+    with pytest.raises(ConfigError, match=rf"\[4, {DIM}\] of a model with 6 dimensions"):
         config.for_model(dim=6, normalization=Normalization.L2)
 
 

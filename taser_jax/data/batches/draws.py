@@ -158,9 +158,9 @@ def _check_rates(rates: Mapping[str, float], tasks: Mapping[str, int]) -> None:
     for task, rate in rates.items():
         if task not in tasks:
             nearest = difflib.get_close_matches(task, tasks, n=1)
-            found = f"a rate for task {task!r}, which is none of {', '.join(sorted(tasks))}"
+            problem = f"a rate for task {task!r}, which is none of {', '.join(sorted(tasks))}"
             fix = f"did you mean {nearest[0]!r}?" if nearest else "leave it out"
-            raise ConfigError(found, fix=fix)
+            raise ConfigError(problem, fix=fix)
         if not (math.isfinite(rate) and rate > 0):
             raise ConfigError(f"rate {rate} for task {task!r}", expected="a positive number")
 
@@ -306,15 +306,15 @@ def occurs(
         array([[0, 1, 0],
                [1, 0, 1]])
     """
-    found = np.zeros((len(lists), len(passage_rows)), bool)
+    is_in_list = np.zeros((len(lists), len(passage_rows)), bool)
     order = np.argsort(passage_rows, kind="stable")
     ordered = passage_rows[order]
     first = np.searchsorted(ordered, lists.values, side="left")
     copies = np.searchsorted(ordered, lists.values, side="right") - first
     queries = np.repeat(np.repeat(np.arange(len(lists)), lists.lengths), copies)
     within = np.arange(copies.sum()) - np.repeat(np.cumsum(copies) - copies, copies)
-    found[queries, order[np.repeat(first, copies) + within]] = True
-    return found
+    is_in_list[queries, order[np.repeat(first, copies) + within]] = True
+    return is_in_list
 
 
 @runtime_checkable
@@ -356,7 +356,7 @@ class ScoreTable:
         passages: Int[np.ndarray, "batch candidates"],
     ) -> Float32[np.ndarray, "batch candidates"]:
         """Scores of each query's passages; NaN where the teacher has none."""
-        wanted = queries.astype(np.int64)[:, None] * self._num_rows + passages
-        place = np.minimum(np.searchsorted(self._pairs, wanted), len(self._pairs) - 1)
-        found = self._pairs[place] == wanted
-        return np.where(found, self._scores[place], np.nan).astype(np.float32)
+        pairs = queries.astype(np.int64)[:, None] * self._num_rows + passages
+        place = np.minimum(np.searchsorted(self._pairs, pairs), len(self._pairs) - 1)
+        is_scored = self._pairs[place] == pairs
+        return np.where(is_scored, self._scores[place], np.nan).astype(np.float32)

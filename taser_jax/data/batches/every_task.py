@@ -12,8 +12,14 @@ import numpy as np
 
 from taser_jax.data.batches.draws import TeacherRows, task_number
 from taser_jax.data.batches.one_task import BatchStream
-from taser_jax.data.batches.padding import Layout, OtherTexts, Padding
-from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives, PositiveChoice
+from taser_jax.data.batches.stream import (
+    BatchingConfig,
+    FalseNegatives,
+    Layout,
+    Padding,
+    PositiveChoice,
+    TextSource,
+)
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import HostShare
@@ -70,14 +76,14 @@ class TaskBatchingConfig(Checked):
         Raises:
             ConfigError: the configuration names other tasks.
         """
-        wanted = list(tasks)
+        names = list(tasks)
         if isinstance(self.num_negatives, int):
-            return dict.fromkeys(wanted, self.num_negatives)
-        if self.num_negatives.keys() != set(wanted):
-            found = f"numbers of hard negatives of {', '.join(sorted(self.num_negatives))}"
-            fix = f"give one of each of {', '.join(sorted(wanted))}, or one number for all"
-            raise ConfigError(found, where="TaskBatchingConfig.num_negatives", fix=fix)
-        return {task: self.num_negatives[task] for task in wanted}
+            return dict.fromkeys(names, self.num_negatives)
+        if self.num_negatives.keys() != set(names):
+            problem = f"numbers of hard negatives of {', '.join(sorted(self.num_negatives))}"
+            fix = f"give one of each of {', '.join(sorted(names))}, or one number for all"
+            raise ConfigError(problem, where="TaskBatchingConfig.num_negatives", fix=fix)
+        return {task: self.num_negatives[task] for task in names}
 
 
 def task_batch_sizes(
@@ -110,9 +116,9 @@ def task_batch_sizes(
     """
     empty = [task for task, size in sizes.items() if size < 1]
     if empty or not sizes:
-        found = f"task {', '.join(empty)} has no training queries" if empty else "no task"
+        problem = f"task {', '.join(empty)} has no training queries" if empty else "no task"
         fix = "remove it from TASKS, or prepare its training split"
-        raise ConfigError(found, where="task batches", fix=fix)
+        raise ConfigError(problem, where="task batches", fix=fix)
     if temperature <= 0 or total % multiple or total // multiple < len(sizes):
         raise ConfigError(
             f"{total} queries in a step, temperature {temperature}",
@@ -123,15 +129,15 @@ def task_batch_sizes(
         )
     seats = total // multiple
     weights = np.asarray([float(size) for size in sizes.values()]) ** (1.0 / temperature)
-    wanted = seats * weights / weights.sum() - 1.0
-    given = np.maximum(np.floor(wanted), 0.0).astype(int)
+    quotas = seats * weights / weights.sum() - 1.0
+    given = np.maximum(np.floor(quotas), 0.0).astype(int)
     left = seats - len(sizes) - int(given.sum())
     # Tasks far below one seat were rounded up: the largest tasks give up seats for them.
     while left < 0:
         largest = int(np.argmax(given))
         given[largest] -= 1
         left += 1
-    for place in np.argsort(-(wanted - given), kind="stable")[:left]:
+    for place in np.argsort(-(quotas - given), kind="stable")[:left]:
         given[place] += 1
     return {task: int(1 + extra) * multiple for task, extra in zip(sizes, given, strict=True)}
 
@@ -275,10 +281,10 @@ class TaskBatchStream:
             for task, layouts in stream.layouts.items()
         }
 
-    def on_texts(self, states: OtherTexts) -> TaskBatchStream:
+    def on_texts(self, states: TextSource) -> TaskBatchStream:
         """The same batches, with states of frozen blocks in place of tokens."""
         stream = copy.copy(self)
-        stream._streams = {task: one.on_texts(states) for task, one in self._streams.items()}
+        stream._streams = {task: own.on_texts(states) for task, own in self._streams.items()}
         return stream
 
     def query_rows(self, step: int) -> dict[str, np.ndarray]:

@@ -20,11 +20,14 @@ from taser_jax.data.batches.draws import (
     generator,
     task_number,
 )
-from taser_jax.data.batches.padding import Layout, OtherTexts, Padding, Texts
 from taser_jax.data.batches.stream import (
     BatchingConfig,
     FalseNegatives,
+    Layout,
+    Padding,
     PositiveChoice,
+    Texts,
+    TextSource,
     check_queries,
 )
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
@@ -253,13 +256,13 @@ class BatchStream:
         """Task -> groups of its queries and of its passages; empty without buckets."""
         if not self._padding.buckets:
             return {}
-        found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+        lengths_of_task: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
         for step in range(self._padding.steps):
-            found.setdefault(self.task(step), []).append(self._lengths(step))
+            lengths_of_task.setdefault(self.task(step), []).append(self._lengths(step))
         # One width for all tasks: batches padded in full then share a program.
         longest = max(queries.ids.shape[1] for queries in self._tasks.values())
         layouts = {}
-        for task, lengths in sorted(found.items()):
+        for task, lengths in sorted(lengths_of_task.items()):
             queries, passages = (np.stack(side) for side in zip(*lengths, strict=True))
             layouts[task] = (
                 Layout.of(queries, self._padding, longest=longest),
@@ -267,7 +270,7 @@ class BatchStream:
             )
         return layouts
 
-    def on_texts(self, states: OtherTexts) -> BatchStream:
+    def on_texts(self, states: TextSource) -> BatchStream:
         """The same batches with states of frozen blocks, or queries with documents, for tokens."""
         stream = copy.copy(self)
         stream._passages = states.passages

@@ -12,7 +12,7 @@ import array
 import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -32,11 +32,25 @@ from taser_jax.storage.artifacts import (
 )
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import EmptyPassages, Passage, Query, check_id, empty_passage
+from taser_jax.storage.typed_files import read_typed
 
 FORMAT_VERSION = 1
 _STAGING = ".building"
 _BATCH = 2048
 logger = logging.getLogger("taser")
+
+
+class RecordMetadata(TypedDict, total=False):
+    """metadata.json of passages, or of the queries of a task and split."""
+
+    format_version: int
+    name: str
+    count: int
+    fingerprint: str
+    collection: str
+    task: str
+    split: str
+    collection_fingerprint: str
 
 
 class RecordDataset:
@@ -66,7 +80,7 @@ class RecordDataset:
         return list(self._source.__getitems__([int(row) for row in rows]))
 
 
-def read_metadata(directory: epath.Path) -> dict[str, Any]:
+def read_metadata(directory: epath.Path) -> RecordMetadata:
     """Metadata of a published data set.
 
     Raises:
@@ -75,10 +89,10 @@ def read_metadata(directory: epath.Path) -> dict[str, Any]:
     path = directory / METADATA
     if not path.exists():
         unfinished = staging_directory(directory).exists()
-        found = "its build did not finish" if unfinished else "there is no such data set"
+        problem = "its build did not finish" if unfinished else "there is no such data set"
         fix = "run the `taser prepare` command that makes it (again)"
-        raise DataError(found, where=str(directory), fix=fix)
-    metadata = read_json(path)
+        raise DataError(problem, where=str(directory), fix=fix)
+    metadata = read_typed(path, RecordMetadata)
     again = "run the `taser prepare` command that makes it again"
     check_version(metadata, FORMAT_VERSION, where=path, fix=again)
     checksums.check_directory(directory, fix=f"delete {directory} and {again}")
@@ -110,7 +124,7 @@ class _SameBytes(example_serializer.ExampleSerializer):
 
 def write_records(
     staging: epath.Path,
-    examples: Iterable[Mapping[str, Any]],
+    examples: Iterable[Mapping[str, object]],
     *,
     name: str,
     features: tfds.features.FeaturesDict,
@@ -158,7 +172,7 @@ def write_records(
     return count
 
 
-def publish(staging: epath.Path, directory: epath.Path, metadata: Mapping[str, Any]) -> bool:
+def publish(staging: epath.Path, directory: epath.Path, metadata: Mapping[str, object]) -> bool:
     """Turns a complete staging directory into the data set, unless an equal one exists.
 
     Args:
@@ -270,9 +284,9 @@ class PassageIndexWriter:
         by_id = id_index.HashIndex.from_hashes(np.frombuffer(self._id_hashes, np.uint64))
         for first, second in by_id.repeated():
             if ids[first] == ids[second]:
-                found = f"the id {ids[first]!r} is used twice, in rows {first} and {second}"
+                problem = f"the id {ids[first]!r} is used twice, in rows {first} and {second}"
                 fix = "remove the duplicate or rename it"
-                raise DataError(found, where=f"{self._where}, field 'id'", fix=fix)
+                raise DataError(problem, where=f"{self._where}, field 'id'", fix=fix)
         by_id.save(self._directory, "id")
         by_content = id_index.HashIndex.from_hashes(np.frombuffer(self._content_hashes, np.uint64))
         by_content.save(self._directory, "content")
@@ -284,7 +298,7 @@ class PassageIndexWriter:
 
 def query_examples(
     queries: Iterable[Query], content: Fingerprint, *, task: str, count: int, where: str
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     """TFDS examples of queries; checks them and adds them to the fingerprint `content`.
 
     Args:
@@ -313,10 +327,10 @@ def query_examples(
             if not 0 <= row < count:
                 raise DataError(f"row {row}, which is not from 0 to {count - 1}", where=at)
         if query.relevance and len(query.relevance) != len(query.positives):
-            found = f"{len(query.relevance)} grades for {len(query.positives)} positives"
+            problem = f"{len(query.relevance)} grades for {len(query.positives)} positives"
             fix = "give one grade per positive, or none"
-            raise DataError(found, where=f"{at}, field 'relevance'", fix=fix)
-        example = {
+            raise DataError(problem, where=f"{at}, field 'relevance'", fix=fix)
+        example: dict[str, object] = {
             "id": query.id,
             "text": query.text,
             "positives": list(query.positives),

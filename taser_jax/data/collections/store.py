@@ -50,8 +50,8 @@ class PassageStore:
 
     def __init__(self, directory: epath.Path) -> None:
         self._records = record_dataset.RecordDataset(directory)
-        self.name: str = self._records.metadata["collection"]
-        self.fingerprint: str = self._records.metadata["fingerprint"]
+        self.name = self._records.metadata["collection"]
+        self.fingerprint = self._records.metadata["fingerprint"]
         self.ids: Sequence[str] = id_index.Ids.open(directory)
         self._by_id = id_index.HashIndex.open(directory, "id")
         self._by_content = id_index.HashIndex.open(directory, "content")
@@ -101,9 +101,9 @@ class PassageStore:
         """
         row = self.find(id)
         if row is None:
-            found = f"none of its {len(self):,} passages has the id {id!r}"
+            problem = f"none of its {len(self):,} passages has the id {id!r}"
             fix = f"take ids of this collection, such as {self.ids[0]!r}"
-            raise DataError(found, where=f"collection {self.name!r}", fix=fix)
+            raise DataError(problem, where=f"collection {self.name!r}", fix=fix)
         return row
 
     def find(self, id: str) -> int | None:
@@ -115,12 +115,12 @@ class PassageStore:
 
     def rows_with(self, *, title: str, text: str) -> list[int]:
         """Rows with this title and text, ignoring white space and Unicode form."""
-        wanted = id_index.normalized_content(title, text)
-        rows = self._by_content.candidates(id_index.text_hash(wanted))
+        content = id_index.normalized_content(title, text)
+        rows = self._by_content.candidates(id_index.text_hash(content))
         return [
             row
             for row, passage in zip(rows, self.get_many(rows), strict=True)
-            if id_index.normalized_content(passage.title, passage.text) == wanted
+            if id_index.normalized_content(passage.title, passage.text) == content
         ]
 
 
@@ -135,10 +135,10 @@ class QuerySet:
         self.directory = directory
         self._records = record_dataset.RecordDataset(directory)
         metadata = self._records.metadata
-        self.task: str = metadata["task"]
-        self.split: str = metadata["split"]
-        self.fingerprint: str = metadata["fingerprint"]
-        self.collection_fingerprint: str = metadata["collection_fingerprint"]
+        self.task = metadata["task"]
+        self.split = metadata["split"]
+        self.fingerprint = metadata["fingerprint"]
+        self.collection_fingerprint = metadata["collection_fingerprint"]
 
     @classmethod
     def open(cls, data_dir: FilePath, collection: str, task: str, split: str) -> QuerySet:

@@ -25,7 +25,6 @@ from taser_jax.data.prepare.options import (
     PrepareOptions,
     QuestionFiles,
     Tasks,
-    below,
     by_task_and_split,
 )
 from taser_jax.data.prepare.query_splits import QuestionSplit, divide_by_positives, named_splits
@@ -86,8 +85,7 @@ def prepare(
         passages: a file, several (labelled by their names without suffixes), or label -> file.
         queries: task -> split -> questions, as a path or `QuestionFiles`; a split such as
             "train+validation" is divided by a hash of the ids, and a file without a split into all
-            three. Or a pattern of these files, such as "nq/{task}-{split}.json"
-            (`by_task_and_split`).
+            three.
         directory: base of relative paths; None is the current directory.
         options: how files are divided, and what they may lack.
         unjudged_tasks: tasks whose training questions stay without a positive, to be found later.
@@ -101,13 +99,13 @@ def prepare(
         StorageError: the disk is full or `data_dir` cannot be written.
     """
     base = "" if directory is None else directory
-    sources = {} if passages is None else _labelled(below(base, passages), "passages")
-    tasks = {} if queries is None else by_task_and_split(below(base, queries))
+    sources = {} if passages is None else _labelled(passages, "passages", base)
+    tasks = {} if queries is None else by_task_and_split(queries, base)
     if len(sources) == 1:
         tasks = _with_label(tasks, *sources)
-    for name, folder in _labelled(below(base, directories), "directories").items():
-        found = detect(folder, name)
-        clashing = sorted(tasks.keys() & found.questions.keys())
+    for name, folder in _labelled(directories, "directories", base).items():
+        detected = detect(folder, name)
+        clashing = sorted(tasks.keys() & detected.questions.keys())
         if name in sources or clashing:
             raise ConfigError(
                 f"task {', '.join(clashing)} is in it and in another source"
@@ -116,15 +114,15 @@ def prepare(
                 where=os.fspath(folder),
                 fix="rename the files, after which tasks are named, or give names: {name: folder}",
             )
-        if len(found.passages) == 1:
-            sources[name] = found.passages[0]
-            tasks |= _with_label(found.questions, name)
+        if len(detected.passages) == 1:
+            sources[name] = detected.passages[0]
+            tasks |= _with_label(detected.questions, name)
         else:
             # Files of several folders may have one name.
-            places = {path: os.path.relpath(path, folder) for path in found.passages}
+            places = {path: os.path.relpath(path, folder) for path in detected.passages}
             labels = {path: _label(place.replace(os.sep, ".")) for path, place in places.items()}
-            sources |= {f"{name}.{labels[path]}": path for path in found.passages}
-            tasks |= _with_label(found.questions, "")
+            sources |= {f"{name}.{labels[path]}": path for path in detected.passages}
+            tasks |= _with_label(detected.questions, "")
     if not sources:
         fix = "write `taser prepare DIRECTORY`, or set PASSAGES and QUERIES"
         raise ConfigError("neither a folder nor a file of passages is given", fix=fix)
@@ -148,10 +146,10 @@ def _prepare(
     has_pages = any(is_kilt(split.files.questions) for split in splits)
 
     def passages_of(label: str) -> Iterator[Passage]:
-        found = read_passages(sources[label], left_out, words=options.passage_words)
+        located = read_passages(sources[label], left_out, words=options.passage_words)
         if options.distractors < 1:
-            found = _without_distractors(found, label, splits, options.distractors)
-        return (one.passage for one in (pages.watch(found) if has_pages else found))
+            located = _without_distractors(located, label, splits, options.distractors)
+        return (read.passage for read in (pages.watch(located) if has_pages else located))
 
     merger = PassageMerger(
         [
@@ -265,9 +263,9 @@ def _without_distractors(
     gold = {
         id for split in splits if split.files.passages in ("", label) for id in _positive_ids(split)
     }
-    for one in passages:
-        if one.passage.id in gold or hash_share(one.passage.id) < share:
-            yield one
+    for located in passages:
+        if located.passage.id in gold or hash_share(located.passage.id) < share:
+            yield located
 
 
 def _positive_ids(split: QuestionSplit) -> Iterator[str]:
@@ -279,7 +277,9 @@ def _positive_ids(split: QuestionSplit) -> Iterator[str]:
         return
     for question in asked.values():
         titles = [(context.id, context.title) for context in question.positives]
-        titles += [(one.passage_id, one.title or one.page_id) for one in question.provenance]
+        titles += [
+            (place.passage_id, place.title or place.page_id) for place in question.provenance
+        ]
         for id, title in titles:
             if not id:
                 problem = f"the positive on {title!r} has no passage_id"
@@ -288,12 +288,12 @@ def _positive_ids(split: QuestionSplit) -> Iterator[str]:
             yield id
 
 
-def _labelled(given: PassageFiles, where: str) -> dict[str, FilePath]:
-    """Label -> file or folder; without a label it is the name, without suffixes."""
+def _labelled(given: PassageFiles, where: str, base: FilePath = "") -> dict[str, FilePath]:
+    """Label -> file or folder below `base`; without a label it is the name, without suffixes."""
     if isinstance(given, Mapping):
-        return dict(given)
+        return {label: os.path.join(base, path) for label, path in given.items()}
     paths = [given] if isinstance(given, str | os.PathLike) else list(given)
-    labelled = {_label(path): path for path in paths}
+    labelled: dict[str, FilePath] = {_label(path): os.path.join(base, path) for path in paths}
     if len(labelled) < len(paths):
         problem = f"two have the same name: {', '.join(os.fspath(path) for path in paths)}"
         raise ConfigError(problem, where=where, fix="give a label to each: {label: path}")
@@ -331,8 +331,8 @@ def _splits(
             where = f"task {task!r}, split {name!r}"
             pairs = os.fspath(files.questions) in paths
             if files.passages and files.passages not in sources:
-                found = f"no passage file is labelled {files.passages!r}"
-                raise ConfigError(found, where=where, fix=f"take one of {', '.join(sources)}")
+                problem = f"no passage file is labelled {files.passages!r}"
+                raise ConfigError(problem, where=where, fix=f"take one of {', '.join(sources)}")
             sharing = named_splits(name, f"task {task!r}")
             for split in sharing:
                 if (task, split) in splits:
@@ -350,7 +350,7 @@ def _digest(path: FilePath) -> str:
     if not os.path.isdir(path):
         return file_digest(path)
     return fingerprint_json(
-        [[str(one), file_digest(one)] for one in text_files(pathlib.Path(path))]
+        [[str(file), file_digest(file)] for file in text_files(pathlib.Path(path))]
     )
 
 

@@ -123,15 +123,17 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> DetectedFiles:
     if not passages or (len(passages) > 1 and roles[passages[0]] is _Role.PASSAGES):
         described = [f"{pathlib.Path(path).name}: {role.value}" for path, role in roles.items()]
         raise _unknown(folder, described)
-    found = _by_task(questions, name, {path for path in roles if roles[path] is _Role.TOPICS})
+    files_of_task = _by_task(
+        questions, name, {path for path in roles if roles[path] is _Role.TOPICS}
+    )
     if _Role.KILT in roles.values():
         # KILT publishes gold for train and dev alone: dev is the test set, train has both others.
-        for splits in found.values():
+        for splits in files_of_task.values():
             if "validation" in splits and "test" not in splits:
                 splits["test"] = splits.pop("validation")
             if "train" in splits and "validation" not in splits:
                 splits["train+validation"] = splits.pop("train")
-    return DetectedFiles(passages, found)
+    return DetectedFiles(passages, files_of_task)
 
 
 def _refuse_twins(folder: pathlib.Path) -> None:
@@ -195,14 +197,14 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
 def _of_beir(folder: pathlib.Path) -> dict[str, QuestionFiles]:
     """Split -> the queries judged in it; layout as published with Thakur et al., 2021."""
     queries = _of_name(folder, "queries.jsonl")
-    found = {}
+    files_of_split = {}
     for name, split in (("train", "train"), ("dev", "validation"), ("test", "test")):
         qrels = _of_name(folder / "qrels", f"{name}.tsv")
         if queries and qrels:
-            found[split] = QuestionFiles(queries, qrels=qrels)
-    if not found:
+            files_of_split[split] = QuestionFiles(queries, qrels=qrels)
+    if not files_of_split:
         raise _unknown(folder, ["corpus.jsonl, but no queries.jsonl with judgements in qrels/"])
-    return found
+    return files_of_split
 
 
 def _of_name(folder: pathlib.Path, name: str) -> str | None:
@@ -265,17 +267,17 @@ def _words(path: str) -> tuple[str, str]:
 def _by_task(
     files: Mapping[str, QuestionFiles], name: str, topics: Collection[str]
 ) -> dict[str, dict[str, QuestionFiles]]:
-    found: dict[str, dict[str, QuestionFiles]] = {}
+    files_of_task: dict[str, dict[str, QuestionFiles]] = {}
     for path, questions in files.items():
         task, split = _words(path)
-        splits = found.setdefault(task or name, {})
+        splits = files_of_task.setdefault(task or name, {})
         split = split or ("test" if path in topics else WHOLE)
         if split in splits:
             problem = f"{splits[split].questions} and {path} are both {split}"
             fix = "name one after another task or split, as in faq.test.queries.tsv"
             raise ConfigError(problem, where=f"task {task or name!r}", fix=fix)
         splits[split] = questions
-    return found
+    return files_of_task
 
 
 def _unknown(folder: pathlib.Path, described: Sequence[str]) -> ConfigError:

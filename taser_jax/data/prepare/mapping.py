@@ -54,14 +54,14 @@ class PageIndex:
 
     def watch(self, passages: Iterable[LocatedPassage]) -> Iterator[LocatedPassage]:
         """The passages, which are recorded as they are read."""
-        for one in passages:
-            if one.span is not None and not self._spans:
+        for located in passages:
+            if located.span is not None and not self._spans:
                 self._spans.extend([0] * (4 * len(self._pages)))
-            self._pages.append(text_hash(one.passage.page_id))
-            if one.span is not None or self._spans:
-                span = one.span or _NO_SPAN
+            self._pages.append(text_hash(located.passage.page_id))
+            if located.span is not None or self._spans:
+                span = located.span or _NO_SPAN
                 self._spans.extend((*span.start, *span.end))
-            yield one
+            yield located
 
     def close(self, rows: Int32[np.ndarray, " read"]) -> None:
         """Prepares for questions, once all passages have been read.
@@ -128,9 +128,9 @@ class QuestionMapper:
         for question in self.split.questions():
             id = check_id(question.id, where=f"{question.where}, field 'id'")
             if id in where_of_id:
-                found = f"the id {id!r} was already used at {where_of_id[id]}"
+                problem = f"the id {id!r} was already used at {where_of_id[id]}"
                 fix = "remove the duplicate or rename it"
-                raise DataError(found, where=f"{question.where}, field 'id'", fix=fix)
+                raise DataError(problem, where=f"{question.where}, field 'id'", fix=fix)
             where_of_id[id] = question.where
             if judgements is None:
                 positives = self._positives(question)
@@ -179,18 +179,18 @@ class QuestionMapper:
             fix = "give the qrels of these questions"
             raise DataError(problem, where=os.fspath(files.qrels or ""), fix=fix)
         for id in missing:
-            found = f"the query {id!r} is not in {questions}"
+            absent = f"the query {id!r} is not in {questions}"
             where = f"{judgements[id][0].where}, field 'query-id'"
             fix = "correct the id, or leave out --strict"
-            self.left_out.add(MISSING_QUERIES, DataError(found, where=where, fix=fix))
+            self.left_out.add(MISSING_QUERIES, DataError(absent, where=where, fix=fix))
 
     def _positives(self, question: Question) -> tuple[int, ...]:
         rows: dict[int, None] = {}
         for number, context in enumerate(question.positives):
             row = self._row(context, question.where)
             if row is None:
-                found = f"id {context.id!r}, title {context.title!r}"
-                self._missing(f"the positive ({found})", f"{question.where}, positive {number}")
+                names = f"id {context.id!r}, title {context.title!r}"
+                self._missing(f"the positive ({names})", f"{question.where}, positive {number}")
             else:
                 rows[row] = None
         for number, provenance in enumerate(question.provenance):
@@ -215,9 +215,9 @@ class QuestionMapper:
                 self._missing(f"the passage {provenance.passage_id!r}", at)
                 return []
             if row not in self.pages.rows(page):
-                found = f"passage {provenance.passage_id!r} is not of page {provenance.page_id!r}"
+                problem = f"passage {provenance.passage_id!r} is not of page {provenance.page_id!r}"
                 fix = "give the passage file that the queries were made from"
-                raise DataError(found, where=at, fix=fix)
+                raise DataError(problem, where=at, fix=fix)
             return [row]
         overlapping = self.pages.overlapping(page, provenance.span)
         self.left_out.counts[WHOLE_PAGES] += not overlapping
@@ -225,7 +225,7 @@ class QuestionMapper:
 
     def _judged(self, judgements: Sequence[Judgement]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         grades: dict[int, int] = {}
-        for judgement in sorted(judgements, key=lambda one: -one.relevance):
+        for judgement in sorted(judgements, key=lambda judged: -judged.relevance):
             row = self.resolver.row_of_id(
                 judgement.passage_id, label=self.split.files.passages, where=judgement.where
             )
@@ -234,9 +234,9 @@ class QuestionMapper:
             elif row is not None:
                 highest = grades.setdefault(row, judgement.relevance)
                 if highest > judgement.relevance:
-                    found = f"the grade {judgement.relevance}, where another line has {highest}"
+                    problem = f"the grade {judgement.relevance}, where another line has {highest}"
                     fix = "leave one of them"
-                    error = DataError(found, where=judgement.where, fix=fix)
+                    error = DataError(problem, where=judgement.where, fix=fix)
                     self.left_out.add(CONTRADICTING, error)
         positive = {row: grade for row, grade in grades.items() if grade > 0}
         relevance = tuple(positive.values())
@@ -291,5 +291,5 @@ def entity_input(text: str, *, left_words: int, where: str) -> str:
             fix="mark one mention, or leave the task out of PrepareOptions.entity_tasks",
         )
     words = left.split()
-    kept = words[max(0, len(words) - left_words) :]
-    return " ".join([*kept, MENTION_START, *mention.split(), MENTION_END, *right.split()])
+    left_context = words[max(0, len(words) - left_words) :]
+    return " ".join([*left_context, MENTION_START, *mention.split(), MENTION_END, *right.split()])

@@ -168,12 +168,12 @@ def group_of(id: str, pattern: str | None, where: str) -> str:
     """
     if pattern is None:
         return id
-    found = re.search(pattern, id)
-    if found is None:
+    match = re.search(pattern, id)
+    if match is None:
         problem = f"the pattern {pattern!r} does not match the id {id!r}"
         fix = "correct the pattern in split_groups, or leave the task out of it"
         raise DataError(problem, where=f"{where}, field 'id'", fix=fix)
-    return found.group()
+    return match.group()
 
 
 def sampled(ids: Iterable[str], *, task: str, count: int) -> frozenset[str]:

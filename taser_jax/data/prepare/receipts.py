@@ -121,10 +121,10 @@ def already_prepared(data_dir: FilePath, collection: str, inputs: str) -> Prepar
     prepared = PreparedCollection(**content["prepared"], splits=splits)
     try:
         intact = PassageStore.open(data_dir, collection).fingerprint == prepared.fingerprint
-        for one in splits:
-            queries = QuerySet.open(data_dir, collection, one.task, one.split)
-            intact = intact and queries.fingerprint == one.fingerprint
-            intact = intact and (not one.has_gold or gold_path(queries).exists())
+        for prepared_split in splits:
+            queries = QuerySet.open(data_dir, collection, prepared_split.task, prepared_split.split)
+            intact = intact and queries.fingerprint == prepared_split.fingerprint
+            intact = intact and (not prepared_split.has_gold or gold_path(queries).exists())
     except TaserError:
         return None
     return dataclasses.replace(prepared, reused=True) if intact else None

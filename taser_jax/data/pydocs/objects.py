@@ -101,9 +101,9 @@ def _canonical_order(name: str) -> tuple[int, int, str]:
     return name.count("."), len(name), name
 
 
-def _merge(records: list[dict[str, Any]]) -> Iterator[DocumentedObject]:
+def _merge(records: list[walk.WalkedObject]) -> Iterator[DocumentedObject]:
     """One object per distinct normalised docstring that at most a dozen objects share."""
-    by_text: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    by_text: dict[tuple[str, ...], list[walk.WalkedObject]] = {}
     for record in sorted(records, key=lambda r: r["name"]):
         by_text.setdefault(tuple(words(record["doc"])), []).append(record)
     for same in by_text.values():
@@ -127,12 +127,12 @@ def _without_boilerplate(objects: list[DocumentedObject]) -> Iterator[Documented
 
     holders = Counter(k for o in objects for k in {key(e) for e in o.doc.elements})
     for item in objects:
-        kept = tuple(
+        distinct = tuple(
             e
             for e in item.doc.elements
             if holders[key(e)] <= _MAX_ALIASES or len(key(e)) < _MIN_BOILERPLATE_WORDS
         )
-        yield dataclasses.replace(item, doc=dataclasses.replace(item.doc, elements=kept))
+        yield dataclasses.replace(item, doc=dataclasses.replace(item.doc, elements=distinct))
 
 
 def _package_rank(name: str) -> int:
@@ -155,7 +155,7 @@ def read_objects(
         DataError: a root does not exist, or the child interpreter fails.
     """
     roots = list(packages or (*walk.standard_library_roots(), *walk.THIRD_PARTY))
-    records: list[dict[str, Any]] = []
+    records: list[walk.WalkedObject] = []
     failed: list[str] = []
     stream = _child_records(roots)
     total = next(stream)["modules"]

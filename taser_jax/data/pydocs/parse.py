@@ -228,14 +228,14 @@ def _prose(lines: list[str]) -> list[Element]:
 
 
 def _see_also(lines: list[str]) -> list[SeeAlso]:
-    found = []
+    references = []
     for entry in _entries([re.sub(r"^(\s*)[-*] ", r"\1", line) for line in lines]):
         text = clean_text(entry)
         name, colon, description = text.partition(":")
         name = name.strip().removesuffix("()")
         if colon and re.fullmatch(r"[\w.]+", name) and description.strip():
-            found.append(SeeAlso(name.strip("."), description.strip()))
-    return found
+            references.append(SeeAlso(name.strip("."), description.strip()))
+    return references
 
 
 def _without_signature(doc: str) -> str:
@@ -375,14 +375,14 @@ def _source(block: str) -> list[str]:
     sources = []
     for paragraph in paragraphs:
         margin = min((indent(x) for x in paragraph if x.strip()), default=0)
-        kept = [x[margin:].split("  # doctest:")[0].rstrip() for x in paragraph if x.strip()]
-        sources.append("\n".join(x for x in kept if not _IMPORT.match(x)))
+        unindented = [x[margin:].split("  # doctest:")[0].rstrip() for x in paragraph if x.strip()]
+        sources.append("\n".join(x for x in unindented if not _IMPORT.match(x)))
     return sources
 
 
 def examples(blocks: list[str]) -> tuple[str, ...]:
     """The Python in the blocks; blocks with prompts first, since literal blocks can be formulas."""
-    found = []
+    sources = []
     for block in sorted(blocks, key=lambda b: ">>>" not in b):
         for source in _source(block):
             if len(re.findall(r"\w+", source)) < _MIN_EXAMPLE_WORDS:
@@ -393,8 +393,8 @@ def examples(blocks: list[str]) -> tuple[str, ...]:
                 continue
             # A line of prose in a literal block can parse as a name or a string.
             if any(not _is_bare(s) for s in tree.body):
-                found.append(source)
-    return tuple(found)
+                sources.append(source)
+    return tuple(sources)
 
 
 def _is_bare(statement: ast.stmt) -> bool:

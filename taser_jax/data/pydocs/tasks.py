@@ -110,9 +110,9 @@ def similar_pairs(
         prefix = rarest[: len(rarest) - math.ceil(threshold * len(rarest)) + 1]
         candidates: set[int] = set()
         for member in prefix:
-            known = holders.setdefault(member, [])
-            candidates.update(known)
-            known.append(j)
+            holders_of_member = holders.setdefault(member, [])
+            candidates.update(holders_of_member)
+            holders_of_member.append(j)
         for i in sorted(candidates):
             if jaccard(sets[i], members) >= threshold:
                 yield i, j
@@ -242,8 +242,8 @@ def _resolve(name: str, source: str, index: dict[str, int]) -> int | None:
     """The object that a name denotes in the docstring of `source`: nearest scope first."""
     scope = source
     while scope:
-        if (found := index.get(f"{scope}.{name}")) is not None:
-            return found
+        if (target := index.get(f"{scope}.{name}")) is not None:
+            return target
         scope = scope.rpartition(".")[0]
     return index.get(name)
 
@@ -255,11 +255,11 @@ def _name_candidates(objects: Sequence[DocumentedObject]) -> Iterator[Candidate]
             index.setdefault(name, target)
     for source, item in enumerate(objects):
         for line in item.doc.see_also:
-            found = _resolve(line.name, item.name, index)
-            if found is None or found == source or not _long_enough("see_also", line.description):
+            other = _resolve(line.name, item.name, index)
+            if other is None or other == source or not _long_enough("see_also", line.description):
                 continue
             text = _shorten(line.description)
-            yield Candidate("see_also", found, item.name, text, text)
+            yield Candidate("see_also", other, item.name, text, text)
     for target, item in enumerate(objects):
         text = name_in_words(".".join(item.name.split(".")[-2:]))
         yield Candidate("lookup", target, "", text, text)

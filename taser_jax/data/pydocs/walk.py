@@ -25,7 +25,7 @@ import types
 import typing
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypedDict
 
 THIRD_PARTY = ("numpy", "jax", "flax", "optax")
 _OWNERS = {"jax": {"jax", "jaxlib"}}
@@ -141,10 +141,10 @@ def _member_function(member: Any) -> Any:
     return None
 
 
-def _canonical(found: _Found) -> str:
+def _canonical(item: _Found) -> str:
     """`__module__.__qualname__` if public, else fewest dots, shortest, first by alphabet."""
-    own = f"{getattr(found.value, '__module__', '')}.{getattr(found.value, '__qualname__', '')}"
-    return own if own in found.names else min(found.names, key=lambda n: (n.count("."), len(n), n))
+    own = f"{getattr(item.value, '__module__', '')}.{getattr(item.value, '__qualname__', '')}"
+    return own if own in item.names else min(item.names, key=lambda n: (n.count("."), len(n), n))
 
 
 def _sorted_members(namespace: types.ModuleType | type) -> Iterator[tuple[str, object]]:
@@ -161,12 +161,12 @@ class _Walker:
 
     def add(self, value: object, kind: str, name: str) -> bool:
         """Records a name of an object; True if the object is new."""
-        known = self.found.get(id(value))
-        if known is None:
+        entry = self.found.get(id(value))
+        if entry is None:
             self.found[id(value)] = _Found(value, kind, [name])
-        elif name not in known.names:
-            known.names.append(name)
-        return known is None
+        elif name not in entry.names:
+            entry.names.append(name)
+        return entry is None
 
     def module(self, module: types.ModuleType, name: str) -> None:
         self.add(module, "module", name)
@@ -180,10 +180,10 @@ class _Walker:
     def classes(self) -> None:
         """Members of every class found, named after the class's canonical name."""
         pending = [f for f in self.found.values() if f.kind == "class"]
-        for found in pending:  # grows as nested classes are found
-            assert isinstance(found.value, type)
-            prefix = _canonical(found)
-            for member_name, member in _sorted_members(found.value):
+        for owner in pending:  # grows as nested classes are found
+            assert isinstance(owner.value, type)
+            prefix = _canonical(owner)
+            for member_name, member in _sorted_members(owner.value):
                 value = _member_function(member)
                 if value is None or not _belongs(value, prefix.partition(".")[0]):
                     continue
@@ -240,7 +240,17 @@ def _is_string(statement: ast.stmt) -> bool:
     )
 
 
-def walk(roots: list[str], emit: Callable[[dict[str, Any]], None]) -> None:
+class WalkedObject(TypedDict):
+    """A documented object, as the walk prints it."""
+
+    name: str
+    names: list[str]
+    kind: str
+    doc: str
+    body: str
+
+
+def walk(roots: list[str], emit: Callable[[dict[str, object]], None]) -> None:
     """Imports the public modules below the roots and emits their documented objects."""
     for name in _HIDDEN:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type] # None makes its import fail
@@ -258,20 +268,20 @@ def walk(roots: list[str], emit: Callable[[dict[str, Any]], None]) -> None:
         emit({"module": name, "failed": failed})
     walker.classes()
     sources = _Sources()
-    for found in walker.found.values():
-        doc = _own_doc(found.value)
+    for item in walker.found.values():
+        doc = _own_doc(item.value)
         if doc is None:
             continue
         emit(
             {
                 "object": {
-                    "name": _canonical(found),
-                    "names": sorted(found.names),
-                    "kind": found.kind,
+                    "name": _canonical(item),
+                    "names": sorted(item.names),
+                    "kind": item.kind,
                     "doc": inspect.cleandoc(doc),
                     "body": ""
-                    if found.kind in ("module", "class")
-                    else sources.body(found.value, doc),
+                    if item.kind in ("module", "class")
+                    else sources.body(item.value, doc),
                 }
             }
         )
@@ -284,7 +294,7 @@ def main(roots: list[str]) -> None:
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
 
-        def emit(record: dict[str, Any]) -> None:
+        def emit(record: dict[str, object]) -> None:
             out.write(json.dumps(record) + "\n")
             out.flush()
 

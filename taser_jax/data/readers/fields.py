@@ -9,7 +9,6 @@ import functools
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -45,9 +44,9 @@ def quoted_rows(path: FilePath, delimiter: str = "\t") -> Iterator[tuple[int, li
     taken: list[tuple[int, str]] = []
 
     def contents() -> Iterator[str]:
-        while (one := waiting.popleft() if waiting else next(lines, None)) is not None:
-            taken.append(one)
-            yield one[1]
+        while (numbered := waiting.popleft() if waiting else next(lines, None)) is not None:
+            taken.append(numbered)
+            yield numbered[1]
 
     while True:
         taken.clear()
@@ -62,10 +61,10 @@ def quoted_rows(path: FilePath, delimiter: str = "\t") -> Iterator[tuple[int, li
             yield taken[0][0], row
 
 
-def wrong_columns(where: str, found: int, expected: str) -> DataError:
+def wrong_columns(where: str, count: int, expected: str) -> DataError:
     """The error for a row of too few or too many columns."""
     fix = "check for a missing tab, tabs or newlines within a text, or a quote left open"
-    return DataError(f"{found} tab-separated columns, not {expected}", where=where, fix=fix)
+    return DataError(f"{count} tab-separated columns, not {expected}", where=where, fix=fix)
 
 
 def read_qrels(path: FilePath) -> Iterator[Judgement]:
@@ -141,14 +140,14 @@ def roles_of(names: Iterable[str]) -> dict[Role, list[str]]:
 # Records of a file have few sets of fields.
 @functools.lru_cache(maxsize=1024)
 def _roles(names: tuple[str, ...]) -> dict[Role, list[str]]:
-    found: dict[Role, list[str]] = {}
+    names_of_role: dict[Role, list[str]] = {}
     for name in names:
         plain = re.sub(r"[\s-]+", "_", name.strip().lower())
         plain = re.sub(r"(?<=[a-z])_?\d+$", "", plain)
         for role in Role:
             if plain in role.value:
-                found.setdefault(role, []).append(name)
-    return found
+                names_of_role.setdefault(role, []).append(name)
+    return names_of_role
 
 
 def is_header(columns: Collection[str]) -> bool:
@@ -156,13 +155,13 @@ def is_header(columns: Collection[str]) -> bool:
     return sum(map(len, roles_of(columns).values())) >= 2
 
 
-def first_of(record: Mapping[str, Any], role: Role) -> str | None:
+def first_of(record: Mapping[str, object], role: Role) -> str | None:
     """The field of a role; the usual name goes first."""
     names = roles_of(record).get(role)
     return min(names, key=lambda name: name != role.value[0]) if names else None
 
 
-def quoted_passages(record: Mapping[str, Any], role: Role, where: str) -> tuple[Context, ...]:
+def quoted_passages(record: Mapping[str, object], role: Role, where: str) -> tuple[Context, ...]:
     """The passages that a record quotes in the fields of a role: texts, or {text, title}.
 
     Their ids are hashes of title and text, so that equal passages of several lines are one.
@@ -173,12 +172,12 @@ def quoted_passages(record: Mapping[str, Any], role: Role, where: str) -> tuple[
     contexts = []
     for name in roles_of(record).get(role, ()):
         value = record[name]
-        for one in value if isinstance(value, list) else [value]:
-            parts = one if isinstance(one, dict) else {"text": one}
+        for quoted in value if isinstance(value, list) else [value]:
+            parts = quoted if isinstance(quoted, dict) else {"text": quoted}
             text, title = parts.get("text") or "", parts.get("title") or ""
             if not isinstance(text, str) or not isinstance(title, str):
                 fix = "write a text, a list of texts, or {text, title}"
-                raise DataError(f"found {one!r}", where=f"{where}, field {name!r}", fix=fix)
+                raise DataError(f"found {quoted!r}", where=f"{where}, field {name!r}", fix=fix)
             if role is Role.TEXT and (field := first_of(record, Role.TITLE)):
                 title = str(record[field] or "")
             if text.strip() or title.strip():
@@ -187,15 +186,15 @@ def quoted_passages(record: Mapping[str, Any], role: Role, where: str) -> tuple[
     return tuple(contexts)
 
 
-def positives(record: Mapping[str, Any], where: str) -> tuple[Context, ...]:
+def positives(record: Mapping[str, object], where: str) -> tuple[Context, ...]:
     """The passages that answer a record's question: its positives, or else its text or answer."""
     for role in (Role.POSITIVE, Role.TEXT, Role.ANSWERS):
-        if found := quoted_passages(record, role, where):
-            return found
+        if contexts := quoted_passages(record, role, where):
+            return contexts
     return ()
 
 
-def is_term(record: Mapping[str, Any]) -> bool:
+def is_term(record: Mapping[str, object]) -> bool:
     """Whether a record is a thesaurus's term: a name with a definition, or without any text."""
     has_name = "definition" in record or "name" in record
     return has_name and first_of(record, Role.TEXT) is None
@@ -213,7 +212,7 @@ def is_json(path: FilePath) -> bool:
     return os.fspath(path).removesuffix(".gz").endswith((".json", ".jsonl"))
 
 
-def read_records(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]] | None:
+def read_records(path: FilePath) -> Iterator[tuple[int, dict[str, object]]] | None:
     """Yields (line, field -> value) of JSON, Parquet, Arrow, or a table with a header; else None.
 
     Columns of a table are separated by tabs, commas, semicolons or bars, whichever makes the first
@@ -233,7 +232,7 @@ def read_records(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]] | None:
     return None
 
 
-def _table(path: FilePath, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _table(path: FilePath, delimiter: str) -> Iterator[tuple[int, dict[str, object]]]:
     rows = quoted_rows(path, delimiter)
     header = [name.strip() for name in next(rows)[1]]
     for line, row in rows:
@@ -243,7 +242,7 @@ def _table(path: FilePath, delimiter: str) -> Iterator[tuple[int, dict[str, Any]
         yield line, dict(zip(header, row, strict=True))
 
 
-def _arrow(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
+def _arrow(path: FilePath) -> Iterator[tuple[int, dict[str, object]]]:
     """Rows of a Parquet file, or of an Arrow file as Hugging Face's `datasets` writes it."""
     try:
         import pyarrow

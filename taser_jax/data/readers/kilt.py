@@ -9,7 +9,8 @@ import dataclasses
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+
+import msgspec
 
 from taser_jax.data.files import json_lines
 from taser_jax.data.readers.located import (
@@ -18,18 +19,47 @@ from taser_jax.data.readers.located import (
     Provenance,
     Question,
     Span,
-    id_field,
-    string_field,
 )
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage, check_id
+from taser_jax.storage.typed_files import typed
 
 # Words per passage of a page that is cut, as in DPR's and Maillard's passages.
 PASSAGE_WORDS = 100
 _SECTION = "Section::::"
+_FIX_PAGE = "write {wikipedia_id, wikipedia_title, text: [paragraph, ...]}"
+_FIX_QUERY = "write {id, input, output: [{answer, provenance: [{wikipedia_id, title, ...}]}]}"
 # The answers of fact checking; no passage contains them as answers.
 _VERDICTS = frozenset({"SUPPORTS", "REFUTES", "DISPUTED", "NOT ENOUGH INFO"})
+
+
+class _Provenance(msgspec.Struct):
+    wikipedia_id: str | int | None = None
+    title: str | None = None
+    passage_id: str | int | None = None
+    start_paragraph_id: int | None = None
+    end_paragraph_id: int | None = None
+    start_character: int | None = None
+    end_character: int | None = None
+
+
+class _Output(msgspec.Struct):
+    answer: str | None = None
+    provenance: list[_Provenance] | None = None
+
+
+class _Query(msgspec.Struct):
+    input: str
+    id: str | int = ""
+    output: list[_Output] = []
+
+
+class _Page(msgspec.Struct):
+    text: list[str]
+    wikipedia_title: str
+    wikipedia_id: str | int | None = None
+    _id: str | int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,7 +91,7 @@ class KiltQuery:
     id: str
     text: str
     outputs: tuple[Output, ...]
-    record: Mapping[str, Any]
+    record: Mapping[str, object]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,17 +126,21 @@ def read_queries(path: FilePath) -> Iterator[KiltQuery]:
     line_of_id: dict[str, int] = {}
     for line, record in json_lines(path):
         where = f"{os.fspath(path)}:{line}"
-        id = check_id(id_field(record, "id", where=where), where=f"{where}, field 'id'")
+        query = typed(record, _Query, where=where, fix=_FIX_QUERY)
+        id = check_id(str(query.id), where=f"{where}, field 'id'")
         if id in line_of_id:
-            found = f"the id {id!r} was already used on line {line_of_id[id]}"
+            problem = f"the id {id!r} was already used on line {line_of_id[id]}"
             fix = "remove the duplicate or rename it"
-            raise DataError(found, where=f"{where}, field 'id'", fix=fix)
+            raise DataError(problem, where=f"{where}, field 'id'", fix=fix)
         line_of_id[id] = line
-        text = string_field(record, "input", where)
-        if not text.strip():
+        if not query.input.strip():
             where = f"{where}, field 'input'"
             raise DataError("the input is empty", where=where, fix="remove the line")
-        yield KiltQuery(where, id, text, _outputs(record, where), record)
+        outputs = tuple(
+            _output(output, f"{where}, output[{i}].provenance")
+            for i, output in enumerate(query.output)
+        )
+        yield KiltQuery(where, id, query.input, outputs, record)
 
 
 def as_question(query: KiltQuery) -> Question:
@@ -136,19 +170,11 @@ def read_pages(path: FilePath) -> Iterator[Page]:
     """
     for line, record in json_lines(path):
         where = f"{os.fspath(path)}:{line}"
-        at = f"{where}, field 'wikipedia_id'"
-        id = id_field(record, "wikipedia_id", "_id", where=where)
-        if not id:
-            raise DataError("no page id", where=at, fix="give each page its wikipedia_id")
+        page = typed(record, _Page, where=where, fix=_FIX_PAGE)
         # Passages are named after their page.
-        check_id(id, where=at)
-        paragraphs = record.get("text")
-        if not isinstance(paragraphs, list) or not all(isinstance(p, str) for p in paragraphs):
-            found = f"found a {type(paragraphs).__name__}"
-            fix = "write a list of paragraphs, each a string"
-            raise DataError(found, where=f"{where}, field 'text'", fix=fix)
-        title = string_field(record, "wikipedia_title", where)
-        yield Page(line, id, title, tuple(paragraphs))
+        id = _id(page._id if page.wikipedia_id is None else page.wikipedia_id)
+        check_id(id, where=f"{where}, field 'wikipedia_id'")
+        yield Page(line, id, page.wikipedia_title, tuple(page.text))
 
 
 def chunk_page(page: Page, *, words: int = PASSAGE_WORDS) -> Iterator[LocatedPassage]:
@@ -167,80 +193,52 @@ def chunk_page(page: Page, *, words: int = PASSAGE_WORDS) -> Iterator[LocatedPas
     Yields:
         Passages with their positions in the page, in its order.
     """
-    found = [
+    located_words = [
         (match.group(), (number, match.start()), (number, match.end()))
         for number, text in enumerate(page.paragraphs)
         if number and _SECTION not in text
         for match in re.finditer(r"\S+", text)
     ]
-    for number, start in enumerate(range(0, len(found), words)):
-        window = found[start : start + words]
+    for number, start in enumerate(range(0, len(located_words), words)):
+        window = located_words[start : start + words]
         text = " ".join(word for word, _, _ in window)
         passage = Passage(f"{page.id}.{number}", text, page.title, page.id)
         yield LocatedPassage(page.line, passage, Span(window[0][1], window[-1][2]))
 
 
-def _outputs(record: Mapping[str, Any], where: str) -> tuple[Output, ...]:
-    outputs = _list_field(record, "output", where, fix="write a list of {answer, provenance}")
-    return tuple(_output(item, f"{where}, output[{i}]") for i, item in enumerate(outputs or ()))
+def _output(output: _Output, where: str) -> Output:
+    if output.provenance is None:
+        return Output(output.answer, None)
+    places = enumerate(output.provenance)
+    return Output(output.answer, tuple(_provenance(p, f"{where}[{i}]") for i, p in places))
 
 
-def _output(item: object, where: str) -> Output:
-    if not isinstance(item, dict):
-        found = f"found a {type(item).__name__}"
-        raise DataError(found, where=where, fix="write {answer, provenance}")
-    answer = item.get("answer")
-    if answer is not None and not isinstance(answer, str):
-        where = f"{where}, field 'answer'"
-        raise DataError(f"found {answer!r}", where=where, fix="write a string")
-    fix = "write a list of {wikipedia_id, title, ...}"
-    places = _list_field(item, "provenance", where, fix=fix)
-    if places is None:
-        return Output(answer, None)
-    provenance = (_provenance(one, f"{where}.provenance[{i}]") for i, one in enumerate(places))
-    return Output(answer, tuple(provenance))
-
-
-def _list_field(
-    record: Mapping[str, Any], name: str, where: str, *, fix: str
-) -> list[object] | None:
-    value = record.get(name)
-    if value is not None and not isinstance(value, list):
-        where = f"{where}, field {name!r}"
-        raise DataError(f"found a {type(value).__name__}", where=where, fix=fix)
-    return value
-
-
-def _provenance(item: object, where: str) -> Provenance:
-    if not isinstance(item, dict):
-        found = f"found a {type(item).__name__}"
-        raise DataError(found, where=where, fix="write {wikipedia_id, title, ...}")
-    title = item.get("title")
+def _provenance(place: _Provenance, where: str) -> Provenance:
     return Provenance(
-        page_id=id_field(item, "wikipedia_id", where=where).strip(),
-        title="" if title is None else string_field(item, "title", where),
-        passage_id=id_field(item, "passage_id", where=where),
-        span=_span(item, where),
+        page_id=_id(place.wikipedia_id).strip(),
+        title=place.title or "",
+        passage_id=_id(place.passage_id),
+        span=_span(place, where),
     )
 
 
-def _span(item: Mapping[str, Any], where: str) -> Span | None:
-    first, last = _place(item, "start_paragraph_id", where), _place(item, "end_paragraph_id", where)
+def _id(value: str | int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _span(place: _Provenance, where: str) -> Span | None:
+    first, last = _position(place.start_paragraph_id), _position(place.end_paragraph_id)
     if first is None:
         return None
     last = first if last is None else last
     if last < first:
         where = f"{where}, field 'end_paragraph_id'"
         raise DataError(f"paragraphs {first} to {last}", where=where, fix="exchange them")
-    start, end = _place(item, "start_character", where), _place(item, "end_character", where)
+    start, end = _position(place.start_character), _position(place.end_character)
     span = Span((first, start or 0), (last, PARAGRAPH_END if end is None else end))
     return span if span.start < span.end else span.whole_paragraphs()
 
 
-def _place(item: Mapping[str, Any], name: str, where: str) -> int | None:
-    value = item.get(name)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        where = f"{where}, field {name!r}"
-        raise DataError(f"found {value!r}", where=where, fix="write a whole number")
-    # KILT writes -1 for an unknown position.
-    return None if value is None or value < 0 else value
+def _position(number: int | None) -> int | None:
+    """A paragraph or character; KILT writes -1 for an unknown one."""
+    return None if number is None or number < 0 else number

@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from taser_jax.data.files import in_blocks
 from taser_jax.data.id_index import SeenTexts
@@ -112,7 +111,7 @@ class Question:
     hard_negatives: tuple[Context, ...] = ()
     negatives: tuple[Context, ...] = ()
     provenance: tuple[Provenance, ...] = ()
-    record: Mapping[str, Any] | None = None
+    record: Mapping[str, object] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -176,16 +175,16 @@ def checked_passages(
     seen = SeenTexts()
     repeated: list[LocatedPassage] = []
     for block in in_blocks(located(), _BLOCK):
-        for one in block:
-            check_id(one.passage.id, where=f"{os.fspath(path)}:{one.line}, field 'id'")
-        repeats = seen.add([one.passage.id for one in block])
-        for one, is_repeated in zip(block, repeats, strict=True):
+        for read in block:
+            check_id(read.passage.id, where=f"{os.fspath(path)}:{read.line}, field 'id'")
+        repeats = seen.add([read.passage.id for read in block])
+        for read, is_repeated in zip(block, repeats, strict=True):
             if is_repeated:
-                repeated.append(one)
-            elif one.passage.text.strip() or one.passage.title.strip():
-                yield one
+                repeated.append(read)
+            elif read.passage.text.strip() or read.passage.title.strip():
+                yield read
             else:
-                where = f"{os.fspath(path)}:{one.line}, field 'text'"
+                where = f"{os.fspath(path)}:{read.line}, field 'text'"
                 fix = "remove it, or leave out --strict, which skips it"
                 left_out.add("empty passages", DataError("it is empty", where=where, fix=fix))
     if repeated:
@@ -199,34 +198,34 @@ def _check_repeated(
     left_out: LeftOut,
 ) -> None:
     # Reading again, for repeated ids only, avoids keeping every id and text in memory.
-    ids = {one.passage.id for one in repeated}
+    ids = {again.passage.id for again in repeated}
     first: dict[str, LocatedPassage] = {}
-    for one in located():
-        if one.passage.id in ids:
-            first.setdefault(one.passage.id, one)
-    for one in repeated:
-        before = first[one.passage.id]
+    for again in located():
+        if again.passage.id in ids:
+            first.setdefault(again.passage.id, again)
+    for again in repeated:
+        before = first[again.passage.id]
         error = DataError(
-            f"the id {one.passage.id!r} was already used on line {before.line}",
-            where=f"{os.fspath(path)}:{one.line}, field 'id'",
+            f"the id {again.passage.id!r} was already used on line {before.line}",
+            where=f"{os.fspath(path)}:{again.line}, field 'id'",
             fix="remove the duplicate or rename it",
         )
         # Equal lines: another id has the same 64-bit hash, which is as good as impossible.
-        if one.line == before.line or one.passage != before.passage:
+        if again.line == before.line or again.passage != before.passage:
             raise error
         left_out.add("repeated passages", error)
 
 
-def string_field(record: Mapping[str, Any], name: str, where: str) -> str:
+def string_field(record: Mapping[str, object], name: str, where: str) -> str:
     """The value of a required string field."""
     value = record.get(name)
     if not isinstance(value, str):
-        found = f"no field {name!r}" if name not in record else f"found {value!r}, not a string"
-        raise DataError(found, where=f"{where}, field {name!r}", fix="write a string")
+        problem = f"no field {name!r}" if name not in record else f"found {value!r}, not a string"
+        raise DataError(problem, where=f"{where}, field {name!r}", fix="write a string")
     return value
 
 
-def id_field(record: Mapping[str, Any], *names: str, where: str) -> str:
+def id_field(record: Mapping[str, object], *names: str, where: str) -> str:
     """The first of the fields that exists, as a string (numbers are converted), or ''."""
     for name in names:
         value = record.get(name)
@@ -243,9 +242,9 @@ def string_list(value: object, where: str) -> tuple[str, ...]:
     """A value that must be a list of strings; numbers in it are converted."""
     items = value if isinstance(value, list | tuple) else None
     if items is None or any(not isinstance(item, str | int | float) for item in items):
-        found = f"found {_shortened(value)}, a {type(value).__name__}"
+        problem = f"found {_shortened(value)}, a {type(value).__name__}"
         example = _shortened(value) if isinstance(value, str) else "'Paris'"
-        raise DataError(found, where=where, fix=f"write [{example}]")
+        raise DataError(problem, where=where, fix=f"write [{example}]")
     return tuple(map(str, items))
 
 

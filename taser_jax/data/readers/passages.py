@@ -10,7 +10,6 @@ import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from taser_jax.data.files import numbered_lines
 from taser_jax.data.readers import kilt
@@ -101,12 +100,12 @@ def _located(path: FilePath, words: int) -> Iterator[LocatedPassage]:
 
 
 def _of_records(
-    path: FilePath, records: Iterator[tuple[int, dict[str, Any]]], words: int
+    path: FilePath, records: Iterator[tuple[int, dict[str, object]]], words: int
 ) -> Iterator[LocatedPassage]:
     first = next(records, (0, {}))
     if is_json(path) and isinstance(first[1].get("text"), list):
-        for one in kilt.read_pages(path):
-            yield from kilt.chunk_page(one, words=words)
+        for page_of_source in kilt.read_pages(path):
+            yield from kilt.chunk_page(page_of_source, words=words)
         return
     if is_term(first[1]):
         yield from defined_terms(path)
@@ -129,7 +128,7 @@ def _of_records(
         yield LocatedPassage(line, passage, span)
 
 
-def passage_of(record: Mapping[str, Any], where: str) -> Passage:
+def passage_of(record: Mapping[str, object], where: str) -> Passage:
     """A record's id (empty where it has none), text, title and page, by the names of its fields.
 
     Raises:
@@ -142,12 +141,12 @@ def passage_of(record: Mapping[str, Any], where: str) -> Passage:
     return Passage(id, text, _optional(record, Role.TITLE, where), page.strip())
 
 
-def _optional(record: Mapping[str, Any], role: Role, where: str) -> str:
+def _optional(record: Mapping[str, object], role: Role, where: str) -> str:
     name = first_of(record, role)
     return "" if name is None or record[name] is None else string_field(record, name, where)
 
 
-def _maillard(record: Mapping[str, Any]) -> str:
+def _maillard(record: Mapping[str, object]) -> str:
     """The page of Maillard's six columns: the fourth, whatever its name."""
     values = list(record.values())
     names = list(record)
@@ -155,15 +154,15 @@ def _maillard(record: Mapping[str, Any]) -> str:
 
 
 def _of_pairs(
-    path: FilePath, records: Iterator[tuple[int, dict[str, Any]]]
+    path: FilePath, records: Iterator[tuple[int, dict[str, object]]]
 ) -> Iterator[LocatedPassage]:
     seen = set()
     for line, record in records:
         where = f"{os.fspath(path)}:{line}"
-        for one in (*positives(record, where), *quoted_passages(record, Role.NEGATIVE, where)):
-            if one.id not in seen:
-                seen.add(one.id)
-                yield LocatedPassage(line, Passage(one.id, one.text, one.title))
+        for context in (*positives(record, where), *quoted_passages(record, Role.NEGATIVE, where)):
+            if context.id not in seen:
+                seen.add(context.id)
+                yield LocatedPassage(line, Passage(context.id, context.text, context.title))
 
 
 def _of_columns(path: FilePath) -> Iterator[LocatedPassage]:
@@ -201,8 +200,8 @@ def _of_trec(path: FilePath) -> Iterator[LocatedPassage]:
 
 
 def _tagged(document: str, names: str) -> str:
-    found = re.search(rf"(?is)<({names})>(.*?)</\1>", document)
-    return " ".join(re.sub(r"<[^>]*>", " ", found[2]).split()) if found else ""
+    match = re.search(rf"(?is)<({names})>(.*?)</\1>", document)
+    return " ".join(re.sub(r"<[^>]*>", " ", match[2]).split()) if match else ""
 
 
 def text_files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -246,10 +245,10 @@ def _windows(paragraphs: list[str], words: int) -> list[str]:
     """
     windows: list[list[str]] = []
     for paragraph in paragraphs:
-        found = paragraph.split()
-        if windows and (len(windows[-1]) + len(found) <= words or len(windows[-1]) < words / 5):
-            found = windows.pop() + found
-        windows += [found[at : at + words] for at in range(0, len(found), words)]
+        split = paragraph.split()
+        if windows and (len(windows[-1]) + len(split) <= words or len(windows[-1]) < words / 5):
+            split = windows.pop() + split
+        windows += [split[at : at + words] for at in range(0, len(split), words)]
     return [" ".join(window) for window in windows]
 
 

@@ -9,8 +9,9 @@ import ast
 import csv
 import os
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
 
 from taser_jax.data.files import json_records, numbered_lines
 from taser_jax.data.readers import kilt
@@ -28,6 +29,20 @@ from taser_jax.data.readers.fields import (
 from taser_jax.data.readers.located import Context, Question, id_field, string_field, string_list
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
+from taser_jax.storage.typed_files import typed
+
+
+class _Context(msgspec.Struct):
+    text: str
+    title: str | None = None
+    passage_id: str | int | None = None
+    psg_id: str | int | None = None
+
+
+class _DprContexts(msgspec.Struct):
+    positive_ctxs: list[_Context] = []
+    negative_ctxs: list[_Context] = []
+    hard_negative_ctxs: list[_Context] = []
 
 
 def read_questions(path: FilePath, *, pairs: bool = False) -> Iterator[Question]:
@@ -127,9 +142,9 @@ def _qa_csv(path: FilePath) -> Iterator[Question]:
         try:
             answers = ast.literal_eval(literal.strip())
         except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
-            found = f"found {literal[:60]!r}, which is not a list literal"
+            problem = f"found {literal[:60]!r}, which is not a list literal"
             fix = 'write the answers as a Python or JSON list, such as ["Paris"]'
-            raise DataError(found, where=f"{where}, field 'answers'", fix=fix) from error
+            raise DataError(problem, where=f"{where}, field 'answers'", fix=fix) from error
         yield Question(
             where=where,
             text=_non_empty(text, where),
@@ -137,24 +152,25 @@ def _qa_csv(path: FilePath) -> Iterator[Question]:
         )
 
 
-def _question(record: Mapping[str, Any], where: str, *, pairs: bool) -> Question:
+def _question(record: Mapping[str, object], where: str, *, pairs: bool) -> Question:
     name = first_of(record, Role.QUESTION) or first_of(record, Role.TEXT) or "question"
     text = string_field(record, name, where)
     id = first_of(record, Role.ID) or first_of(record, Role.QUERY_ID)
     quoted = positives(record, where) if pairs or Role.POSITIVE in roles_of(record) else ()
+    dpr = typed(record, _DprContexts, where=where, fix="write a list of {title, text}")
     return Question(
         where=where,
         text=_non_empty(text, where) if first_of(record, Role.QUESTION) else text,
         id=id_field(record, id, where=where) if id else "",
         answers=_answers(record, where),
-        positives=_contexts(record, "positive_ctxs", where) or quoted,
-        hard_negatives=_contexts(record, "hard_negative_ctxs", where)
+        positives=_contexts(dpr.positive_ctxs) or quoted,
+        hard_negatives=_contexts(dpr.hard_negative_ctxs)
         or quoted_passages(record, Role.NEGATIVE, where),
-        negatives=_contexts(record, "negative_ctxs", where),
+        negatives=_contexts(dpr.negative_ctxs),
     )
 
 
-def _answers(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
+def _answers(record: Mapping[str, object], where: str) -> tuple[str, ...]:
     name = first_of(record, Role.ANSWERS)
     if name is None:
         return ()
@@ -172,25 +188,9 @@ def _non_empty(text: str, where: str) -> str:
     return text
 
 
-def _contexts(record: Mapping[str, Any], name: str, where: str) -> tuple[Context, ...]:
-    value = record.get(name)
-    if value is None:
-        return ()
-    fix = "write a list of {title, text}"
-    if not isinstance(value, list):
-        where = f"{where}, field {name!r}"
-        raise DataError(f"found a {type(value).__name__}", where=where, fix=fix)
-    contexts = []
-    for number, context in enumerate(value):
-        at = f"{where}, {name}[{number}]"
-        if not isinstance(context, dict):
-            raise DataError(f"found a {type(context).__name__}", where=at, fix=fix)
-        title = context.get("title")
-        contexts.append(
-            Context(
-                title="" if title is None else string_field(context, "title", at),
-                text=string_field(context, "text", at),
-                id=id_field(context, "passage_id", "psg_id", where=at),
-            )
-        )
-    return tuple(contexts)
+def _contexts(quoted: Sequence[_Context]) -> tuple[Context, ...]:
+    return tuple(
+        Context(context.title or "", context.text, "" if id is None else str(id))
+        for context in quoted
+        for id in [context.psg_id if context.passage_id is None else context.passage_id]
+    )

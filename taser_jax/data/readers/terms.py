@@ -40,7 +40,7 @@ def scope_notes(path: FilePath) -> Iterator[LocatedPassage]:
 
     Source: MoMA (arXiv 2302.03754), appendix: MeSH's entries are ScopeNote and ConceptName.
     """
-    where, found = os.fspath(path), False
+    where, any_note = os.fspath(path), False
     parser = xml.sax.expatreader.ExpatParser()
     concepts = _Concepts(where, parser)
     parser.setContentHandler(concepts)
@@ -48,7 +48,7 @@ def scope_notes(path: FilePath) -> Iterator[LocatedPassage]:
         with open_bytes(path) as stream:
             while block := stream.read(_BLOCK):
                 parser.feed(block)
-                found |= bool(concepts.passages)
+                any_note |= bool(concepts.passages)
                 yield from concepts.passages
                 concepts.passages.clear()
         parser.close()
@@ -56,7 +56,7 @@ def scope_notes(path: FilePath) -> Iterator[LocatedPassage]:
         message = f"not complete XML: {error.getMessage()}"
         at = f"{where}:{error.getLineNumber()}"
         raise DataError(message, where=at, fix="download or copy the file again") from error
-    if not found:
+    if not any_note:
         fix = "take MeSH's full files, descYYYY.xml and qualYYYY.xml"
         raise DataError("no concept has a ScopeNote", where=where, fix=fix)
 
@@ -120,7 +120,7 @@ def defined_terms(path: FilePath) -> Iterator[LocatedPassage]:
         DataError: a defined term without a name, or no term with a definition.
     """
     is_obo = os.fspath(path).removesuffix(".gz").endswith(".obo")
-    found = False
+    any_defined = False
     for term in _obo_terms(path) if is_obo else _json_terms(path):
         if not term.passage.text.strip():
             continue
@@ -128,9 +128,9 @@ def defined_terms(path: FilePath) -> Iterator[LocatedPassage]:
             where = f"{os.fspath(path)}:{term.line}, field 'name'"
             message = f"the term {term.passage.id!r} has no name"
             raise DataError(message, where=where, fix="name it, or remove its definition")
-        found = True
+        any_defined = True
         yield term
-    if not found:
+    if not any_defined:
         fix = "take a thesaurus with definitions: names alone say nothing to a retriever"
         raise DataError("no term has a definition", where=os.fspath(path), fix=fix)
 

@@ -7,7 +7,6 @@ import SeqIO themselves.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import seqio
@@ -58,7 +57,7 @@ class SeqioQueries(seqio.FunctionDataSource):
         del shuffle_files, seed
         queries = self.queries.open(split)
 
-        def examples() -> Iterator[dict[str, Any]]:
+        def examples() -> Iterator[dict[str, object]]:
             for row, query in enumerate(queries):
                 yield {
                     "query": query.text.encode("utf-8", "replace"),

@@ -186,7 +186,7 @@ def _read(directory: epath.Path) -> dict[str, Any]:
 
 
 def _is_intact(
-    data_dir: FilePath, name: str, content: Mapping[str, Any], moved: Sequence[_Moved]
+    data_dir: FilePath, name: str, content: Mapping[str, object], moved: Sequence[_Moved]
 ) -> bool:
     """Whether all that was written is still there."""
     try:

@@ -254,12 +254,12 @@ def _register(item: RetrievalTask | RetrievalMixture) -> None:
         _import_seqio(item.name).add(item)
 
 
-def _unknown(name: str, known: set[str], *, where: str) -> ConfigError:
-    nearest = difflib.get_close_matches(name, known, n=3)
+def _unknown(name: str, registered: set[str], *, where: str) -> ConfigError:
+    nearest = difflib.get_close_matches(name, registered, n=3)
     return ConfigError(
         f"no mixture or task {name!r} is registered",
         where=where,
-        expected=f"one of {', '.join(sorted(known)) or '(none is registered)'}",
+        expected=f"one of {', '.join(sorted(registered)) or '(none is registered)'}",
         fix=f"did you mean {' or '.join(map(repr, nearest))}?"
         if nearest
         else "import the module that registers it",

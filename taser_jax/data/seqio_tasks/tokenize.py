@@ -6,7 +6,7 @@ import logging
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from taser_jax.data.collections.store import SPLITS, PassageStore, list_tasks
 from taser_jax.data.files import in_blocks
@@ -41,10 +41,22 @@ from taser_jax.storage.records import Query
 from taser_jax.storage.typed_files import flatten
 
 INPUTS = "inputs.json"
+_BLOCK = 4096
 logger = logging.getLogger("taser")
 
 
-_BLOCK = 4096
+class _Inputs(TypedDict):
+    """What a store is made from: `inputs.json`."""
+
+    preprocessing_version: int
+    mixture_or_task: str | None
+    lengths: dict[str, int]
+    vocabulary: str
+    collection: str
+    passages: dict[str, str]
+    queries: dict[str, list[str]]
+    # Only if there are any, so that stores of tasks without them stay valid.
+    query_lengths: NotRequired[dict[str, int]]
 
 
 def tokenize_collection(
@@ -104,15 +116,21 @@ def tokenize_collection(
         if any(isinstance(task.source, MergedSource) for task in tasks):
             write_merged(tasks)
         store = PassageStore.open(data_dir, collection)
-        inputs = {
+        inputs: _Inputs = {
             "preprocessing_version": PREPROCESSING_VERSION,
-            "mixture_or_task": mixture and mixture.name,
+            "mixture_or_task": None if mixture is None else mixture.name,
             "lengths": {"query": query_length, "passage": passage_length},
             "vocabulary": vocabulary.fingerprint,
             "collection": store.fingerprint,
             "passages": {f"{collection}_passages": _form_fingerprint(titles, passage_prompt)},
-            **_query_inputs(work),
+            "queries": {
+                f"{task.name} {split}": [task.description, task.source.open(split).fingerprint]
+                for task, split in work
+            },
         }
+        lengths = {task.name: length for task, _ in work if (length := task.source.query_length)}
+        if lengths:
+            inputs["query_lengths"] = lengths
         reused = _reuse(output_dir, inputs, replace=replace)
         if reused is not None:
             return reused
@@ -168,17 +186,6 @@ def _check_room(task: RetrievalTask, length: int) -> None:
         ) from error
 
 
-def _query_inputs(work: Sequence[tuple[RetrievalTask, str]]) -> dict[str, Any]:
-    """What a store's queries are made from."""
-    queries = {
-        f"{task.name} {split}": [task.description, task.source.open(split).fingerprint]
-        for task, split in work
-    }
-    lengths = {task.name: length for task, _ in work if (length := task.source.query_length)}
-    # Only if there are any, so that stores of tasks without them stay valid.
-    return {"queries": queries, **({"query_lengths": lengths} if lengths else {})}
-
-
 def _tokenized_passages(
     store: PassageStore, titles: Titles, length: int, prompt: Sequence[int]
 ) -> Iterator[Sequence[int]]:
@@ -218,7 +225,7 @@ def _write_queries(writer: TokenStoreWriter, task: RetrievalTask, split: str, le
     )
 
 
-def _reuse(output_dir: pathlib.Path, inputs: dict[str, Any], *, replace: bool) -> TokenStore | None:
+def _reuse(output_dir: pathlib.Path, inputs: _Inputs, *, replace: bool) -> TokenStore | None:
     """The finished store from these inputs, if it exists.
 
     Raises:
@@ -229,13 +236,13 @@ def _reuse(output_dir: pathlib.Path, inputs: dict[str, Any], *, replace: bool) -
         check_empty(output_dir)
         return None
     try:
-        found = read_json(output_dir / INPUTS)
+        former = read_json(output_dir / INPUTS)
     except DataError:
         return None
-    if found != inputs and replace:
+    if former != inputs and replace:
         return None
-    if found != inputs:
-        raise _another_store(output_dir, found, inputs)
+    if former != inputs:
+        raise _another_store(output_dir, former, inputs)
     try:
         store = TokenStore.open(output_dir)
     except DataError:
@@ -245,16 +252,16 @@ def _reuse(output_dir: pathlib.Path, inputs: dict[str, Any], *, replace: bool) -
 
 
 def _another_store(
-    directory: pathlib.Path, found: Mapping[str, Any], inputs: Mapping[str, Any]
+    directory: pathlib.Path, former: Mapping[str, object], inputs: _Inputs
 ) -> ConfigError:
     """The error that names the differences between the existing store and the requested one."""
-    old, new = flatten(store=found), flatten(store=inputs)
+    old, new = flatten(store=former), flatten(store=inputs)
     names = [name for name in sorted(old | new) if old.get(name) != new.get(name)]
     changes = "; ".join(
         f"{name.removeprefix('store.')} {old.get(name)}, now {new.get(name)}" for name in names[:4]
     )
     more = f"; and {len(names) - 4} more" if len(names) > 4 else ""
-    name = _another_name(directory, found, inputs)
+    name = _another_name(directory, former, inputs)
     return ConfigError(
         f"another token store is here: {changes}{more}",
         where=str(directory),
@@ -263,9 +270,7 @@ def _another_store(
     )
 
 
-def _another_name(
-    directory: pathlib.Path, found: Mapping[str, Any], inputs: Mapping[str, Any]
-) -> str:
+def _another_name(directory: pathlib.Path, former: Mapping[str, object], inputs: _Inputs) -> str:
     """The store's name with what differs, such as `tokens-442d64` for another vocabulary."""
     lengths = inputs["lengths"]
     parts = {
@@ -273,5 +278,5 @@ def _another_name(
         "vocabulary": inputs["vocabulary"][:6],
         "lengths": f"{lengths['query']}-{lengths['passage']}",
     }
-    apart = [part for name, part in parts.items() if found.get(name) != inputs[name]]
+    apart = [part for name, part in parts.items() if former.get(name) != inputs.get(name)]
     return "-".join([str(directory), *(apart or ["2"])])

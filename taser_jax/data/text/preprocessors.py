@@ -234,7 +234,7 @@ def _start(vocabulary: Vocabulary) -> list[int]:
 
 def _pad(rows: Sequence[Sequence[int]], length: int) -> Tokens:
     ids = np.zeros((len(rows), length), np.int32)
-    for row, found in enumerate(rows):
-        ids[row, : len(found)] = found
+    for row, tokens in enumerate(rows):
+        ids[row, : len(tokens)] = tokens
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     return Tokens(ids=ids, mask=np.arange(length)[None, :] < lengths[:, None])

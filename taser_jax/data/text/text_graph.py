@@ -97,8 +97,8 @@ def _prompted(tokens: tf.RaggedTensor, prompt: Sequence[int]) -> tf.RaggedTensor
 
 def _keep_first(tokens: tf.RaggedTensor, counts: tf.Tensor) -> tf.RaggedTensor:
     """The first counts[i] tokens of row i."""
-    kept = tf.ragged.range(tokens.row_lengths()).values < tf.gather(counts, tokens.value_rowids())
-    return _ragged(tf.boolean_mask(tokens.values, kept), counts)
+    first = tf.ragged.range(tokens.row_lengths()).values < tf.gather(counts, tokens.value_rowids())
+    return _ragged(tf.boolean_mask(tokens.values, first), counts)
 
 
 def _frame(tokens: tf.RaggedTensor, vocabulary: Vocabulary) -> tf.RaggedTensor:

@@ -15,8 +15,12 @@ import tokenizers
 from etils import epath
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
+from taser_jax.data.text.hugging_face import (
+    TokenizerJsonVocabulary,
+    WordPieceVocabulary,
+    is_own_kind,
+)
 from taser_jax.data.text.sentencepiece import EXTRA_ID, SentencePieceVocabulary
-from taser_jax.data.text.tokenizer_json import TokenizerJsonVocabulary, is_own_kind
 from taser_jax.data.text.vocabulary_files import (
     MAX_WORD_CHARACTERS,
     METADATA,
@@ -28,7 +32,6 @@ from taser_jax.data.text.vocabulary_files import (
     read_bert_files,
     read_metadata,
 )
-from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import phase, track
 from taser_jax.storage.typed_files import Natural, read_typed

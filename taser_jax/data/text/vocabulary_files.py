@@ -349,7 +349,7 @@ def _read_tokenizer(path: epath.Path) -> dict[str, Any]:
 
 
 def _splitting(
-    config: Mapping[str, Any], normalizer: Mapping[str, Any], folder: epath.Path
+    config: _Config, normalizer: Mapping[str, bool | None], folder: epath.Path
 ) -> WordSplitting:
     """Both files' settings, which must agree where both have them."""
     values: dict[str, Any] = {}
@@ -375,7 +375,7 @@ def _pieces(tokenizer: Mapping[str, Any], path: epath.Path) -> list[str]:
 
 
 def _added_tokens(
-    folder: epath.Path, tokenizer: Mapping[str, Any] | None, config: Mapping[str, Any]
+    folder: epath.Path, tokenizer: Mapping[str, Any] | None, config: _Config
 ) -> Iterator[tuple[str, str, int | None, bool]]:
     """Added tokens as (place, token, id, whether it is special)."""
     place = f"{folder / TOKENIZER_FILE}, field 'added_tokens'"
@@ -384,7 +384,7 @@ def _added_tokens(
     place = f"{folder / TOKENIZER_CONFIG_FILE}, field 'added_tokens_decoder'"
     for id, token in config.get("added_tokens_decoder", {}).items():
         number = int(id) if id.isascii() and id.isdigit() else None
-        yield place, token["content"], number, token.get("special", False)
+        yield place, token["content"], number, bool(token.get("special"))
     path = folder / ADDED_TOKENS_FILE
     for content, number in read_json(path, absent={}).items():
         # This older file does not say which are special; only tokens beyond the pieces matter.

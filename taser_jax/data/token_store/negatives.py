@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import pathlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from jaxtyping import Float32, Int32
 
@@ -28,7 +28,20 @@ from taser_jax.storage.errors import DataError
 FORMAT_VERSION = 2
 _REMAKE = "mine them again with `taser mine` to a new directory, with TEACHERS for scores"
 _FILES = "files"
-_LARGEST_ROW = np.iinfo(np.int32).max
+_Row = Annotated[int, msgspec.Meta(ge=0, le=np.iinfo(np.int32).max)]
+
+
+class _Teacher(msgspec.Struct):
+    positives: list[float]
+    negatives: list[float]
+
+
+class _Line(msgspec.Struct):
+    query_id: str
+    rows: list[_Row]
+    scores: list[float]
+    dropped: bool = False
+    teacher: _Teacher | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +82,8 @@ def write_negatives(
     query_ids: Sequence[str],
     rows: Sequence[Sequence[int] | np.ndarray],
     scores: Sequence[Sequence[float] | np.ndarray],
-    metadata: Mapping[str, Any],
-    facts: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, object],
+    facts: Mapping[str, object] | None = None,
     dropped: Collection[str] = (),
     teacher: Sequence[TeacherLine] | None = None,
 ) -> pathlib.Path:
@@ -110,7 +123,7 @@ def write_negatives(
             what = f"{len(query_rows)} rows and {len(query_scores)} scores"
             raise DataError(what, where=f"{where}, query {query_id!r}")
         has_result = query_rows >= 0
-        record: dict[str, Any] = {
+        record: dict[str, object] = {
             "query_id": query_id,
             "rows": query_rows[has_result].tolist(),
             "scores": query_scores[has_result].tolist(),
@@ -209,42 +222,27 @@ def read_negatives(
 
 def _parse(line: bytes, where: str) -> tuple[str, QueryNegatives]:
     try:
-        record = json.loads(line)
-        query_id, teacher = record["query_id"], record.get("teacher")
-        if not isinstance(query_id, str):
-            raise TypeError(f"query_id is {query_id!r}")
-        rows = record["rows"]
-        if not all(type(row) is int and 0 <= row <= _LARGEST_ROW for row in rows):
-            raise ValueError(f"rows of query {query_id!r} that are no rows")
-        scores = _numbers(record["scores"], f"scores of query {query_id!r}", count=len(rows))
-        if teacher is not None:
-            what = f"teacher scores of query {query_id!r}"
-            teacher = TeacherLine(
-                _numbers(teacher["positives"], what),
-                _numbers(teacher["negatives"], what, count=len(rows)),
-            )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        record = msgspec.json.decode(line, type=_Line)
+    except msgspec.MsgspecError as error:
         raise DataError(f"not a line of negatives ({error})", where=where, fix=_REMAKE) from error
-    is_dropped = record.get("dropped") is True
-    return query_id, QueryNegatives(np.asarray(rows, np.int32), scores, is_dropped, teacher)
-
-
-def _numbers(
-    values: list[float], what: str, *, count: int | None = None
-) -> Float32[np.ndarray, " numbers"]:
-    """A list of finite numbers, `count` of them where that is known."""
-    if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
-        raise ValueError(f"{what} that are not all finite numbers")
-    if count is not None and len(values) != count:
-        raise ValueError(f"{len(values)} {what} for {count} rows")
-    return np.asarray(values, np.float32)
+    parallel, teacher = [("scores", record.scores)], None
+    if record.teacher is not None:
+        gold, negatives = record.teacher.positives, record.teacher.negatives
+        parallel.append(("teacher scores", negatives))
+        teacher = TeacherLine(np.asarray(gold, np.float32), np.asarray(negatives, np.float32))
+    for name, numbers in parallel:
+        if len(numbers) != len(record.rows):
+            counts = f"{len(numbers)} {name} of {len(record.rows)} rows"
+            raise DataError(counts, where=f"{where}, query {record.query_id!r}", fix=_REMAKE)
+    rows, scores = np.asarray(record.rows, np.int32), np.asarray(record.scores, np.float32)
+    return record.query_id, QueryNegatives(rows, scores, record.dropped, teacher)
 
 
 def _write_metadata(
-    directory: pathlib.Path, metadata: Mapping[str, Any], files: Mapping[str, Any]
+    directory: pathlib.Path, metadata: Mapping[str, object], files: Mapping[str, object]
 ) -> None:
     new = {"format_version": FORMAT_VERSION, **metadata}
-    others: dict[str, Any] = {}
+    others: dict[str, object] = {}
     if (directory / artifacts.METADATA).exists():
         old = read_metadata(directory)
         others = old.pop(_FILES, {})

@@ -26,7 +26,7 @@ from taser_jax.data.token_store.arrays import Ragged, TokenArray, TokenizedQueri
 from taser_jax.storage.artifacts import METADATA, FilePath, check_version, read_json
 from taser_jax.storage.checksums import check_directory
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.typed_files import read_typed
+from taser_jax.storage.typed_files import read_typed, typed
 
 FORMAT_VERSION = 1
 # The ids of a token store depend on this version as well as on its settings; it is raised when
@@ -241,17 +241,9 @@ def _read_metadata(directory: pathlib.Path) -> TokenStoreMetadata:
     check_directory(directory, fix=_REMAKE)
     value = read_json(path, fix=_REMAKE)
     check_version(value, FORMAT_VERSION, where=path, fix=_REMAKE)
-    try:
-        value["queries"] = tuple(
-            QueriesEntry(**{**entry, "prompt": tuple(entry.get("prompt", ()))})
-            for entry in value["queries"]
-        )
-        value["passage_prompt"] = tuple(value.get("passage_prompt", ()))
-        # Version 1 was not recorded.
-        metadata = TokenStoreMetadata(**{"preprocessing_version": 1, **value})
-    except (KeyError, TypeError) as error:
-        found = f"not a token store's metadata ({error})"
-        raise DataError(found, where=str(path), fix=_REMAKE) from error
+    # Version 1 was not recorded.
+    value = {"preprocessing_version": 1, **value}
+    metadata = typed(value, TokenStoreMetadata, where=str(path), fix=_REMAKE)
     if metadata.preprocessing_version != PREPROCESSING_VERSION:
         raise DataError(
             f"texts became tokens by version {metadata.preprocessing_version} of their "

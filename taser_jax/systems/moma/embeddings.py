@@ -16,7 +16,7 @@ from jaxtyping import Float32, Int, PyTree, UInt64
 
 from taser_jax.assembly.model_directory import LoadedModel, passage_fingerprint
 from taser_jax.assembly.text_sources import SHARED_EMBEDDINGS
-from taser_jax.data.batches.padding import OtherTexts, Texts
+from taser_jax.data.batches.stream import Texts, TextSource
 from taser_jax.data.token_store.arrays import TokenArray, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Embedded, Role
@@ -108,7 +108,7 @@ class PassagesInPlace:
     """
 
     passages: Texts
-    others: OtherTexts | None
+    others: TextSource | None
 
     def of_queries(self, queries: TokenizedQueries) -> Texts:
         """These queries with their documents, or as they are."""
@@ -138,7 +138,7 @@ class TowerEmbeddings:
         params: Params,
         *,
         trainable: PyTree[bool],
-        others: OtherTexts | None,
+        others: TextSource | None,
     ) -> PassagesInPlace:
         """All passages, if the tower that made them is the model's and stays as it is."""
         name = config.tower_name(Role.PASSAGE, None)

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float32, Int, UInt64
 
-from taser_jax.data.batches.padding import Texts
+from taser_jax.data.batches.stream import Texts
 from taser_jax.data.token_store.arrays import Ragged, TokenArray
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Augmented, States, Tokens

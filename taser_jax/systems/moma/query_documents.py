@@ -21,7 +21,7 @@ from jaxtyping import Float32, Int
 
 from taser_jax.assembly.model_directory import LoadedModel
 from taser_jax.assembly.text_sources import QUERY_DOCUMENTS, DocumentStates
-from taser_jax.data.batches.padding import Texts
+from taser_jax.data.batches.stream import Texts
 from taser_jax.data.token_store.arrays import CachedStates, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Augmented, EncoderInput

@@ -8,8 +8,7 @@ import pytest
 
 from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
 from taser_jax.data.batches.one_task import BatchStream
-from taser_jax.data.batches.padding import Layout, Padding, drawn_lengths, lengths_at
-from taser_jax.data.batches.stream import BatchingConfig
+from taser_jax.data.batches.stream import BatchingConfig, Layout, Padding, drawn_lengths, lengths_at
 from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.devices.mesh import HostShare

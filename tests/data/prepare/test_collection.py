@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from written_files import beir, write
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.prepare import collection
@@ -12,7 +13,7 @@ from taser_jax.data.prepare.mapping import (
     MISSING_QUERIES,
     WITHOUT_POSITIVE,
 )
-from taser_jax.data.prepare.options import PrepareOptions, QuestionFiles
+from taser_jax.data.prepare.options import PrepareOptions, QuestionFiles, by_task_and_split
 from taser_jax.data.prepare.receipts import left_out_directory
 from taser_jax.storage.errors import ConfigError, DataError, StorageError
 
@@ -43,20 +44,15 @@ TRAIN = [
 
 @pytest.fixture
 def files(tmp_path):
-    """Writes files by name and returns their paths."""
+    """Writes files by name, `a__qa_csv` for a.qa.csv, and returns their paths."""
 
-    def write(**contents):
-        paths = {}
-        for name, content in contents.items():
-            base, _, suffix = name.partition("__")
-            path = tmp_path / f"{base}.{suffix.replace('_', '.')}"
-            if not isinstance(content, str):
-                content = "".join(json.dumps(row) + "\n" for row in content)
-            path.write_text(content)
-            paths[name] = path
-        return paths
+    def write_named(**contents):
+        return {
+            name: write(tmp_path / name.replace("__", ".").replace("_", "."), content)
+            for name, content in contents.items()
+        }
 
-    return write
+    return write_named
 
 
 def _queries(tmp_path, task, split):
@@ -279,22 +275,17 @@ def test_tsv(tmp_path, files):
 
 
 def _beir(folder, prefix, documents):
-    (folder / "qrels").mkdir(parents=True)
-    (folder / "corpus.jsonl").write_text(
-        "".join(json.dumps({"_id": f"{n}", "text": text}) + "\n" for n, text in documents.items())
+    return beir(
+        folder,
+        corpus=documents,
+        queries={f"{prefix}{n}": f"{n}?" for n in range(3)},
+        test=[f"{prefix}0 1 1", f"{prefix}1 2 0"],
     )
-    (folder / "queries.jsonl").write_text(
-        "".join(json.dumps({"_id": f"{prefix}{n}", "text": f"{n}?"}) + "\n" for n in range(3))
-    )
-    (folder / "qrels/test.tsv").write_text(
-        f"query-id\tcorpus-id\tscore\n{prefix}0\t1\t1\n{prefix}1\t2\t0\n"
-    )
-    return folder
 
 
 def test_beir_folders_share_a_collection(tmp_path):
-    one = _beir(tmp_path / "one", "a", {1: "x", 2: "y"})
-    two = _beir(tmp_path / "two", "b", {1: "y", 2: "z"})
+    one = _beir(tmp_path / "one", "a", {"1": "x", "2": "y"})
+    two = _beir(tmp_path / "two", "b", {"1": "y", "2": "z"})
     prepared = prepare(
         data_dir=tmp_path / "data", collection="c", directories={"one": one, "two": two}
     )
@@ -316,13 +307,21 @@ def test_beir_folders_share_a_collection(tmp_path):
 
 
 def test_tasks_and_labels_of_one_name_are_named_with_their_folders(tmp_path):
-    one = _beir(tmp_path / "a" / "faq", "a", {1: "x"})
-    two = _beir(tmp_path / "b" / "faq", "b", {1: "y"})
+    one = _beir(tmp_path / "a" / "faq", "a", {"1": "x"})
+    two = _beir(tmp_path / "b" / "faq", "b", {"1": "y"})
     arguments = {"data_dir": tmp_path / "data", "collection": "c"}
     with pytest.raises(ConfigError, match=r"directories: two have the same name: .*b/faq"):
         prepare(**arguments, directories=[one, two])
     tasks = {"faq": {"test": one / "queries.jsonl"}}
-    with pytest.raises(ConfigError, match=r"b/faq: task faq is in it and in another source"):
+    with pytest.raises(ConfigError, match=r"b/faq: task faq is in it and in another(.|\n)*rename"):
         prepare(**arguments, passages=one / "corpus.jsonl", queries=tasks, directories=two)
     splits = prepare(**arguments, directories={"first": one, "second": two}).splits
     assert [(split.task, split.queries) for split in splits] == [("first", 2), ("second", 2)]
+
+
+def test_files_by_task_and_split_below_a_folder():
+    files = {"code": {"test": QuestionFiles("b.tsv", qrels="r.tsv")}, "faq": "/a.tsv"}
+    assert by_task_and_split(files, "base") == {
+        "code": {"test": QuestionFiles("base/b.tsv", qrels="base/r.tsv")},
+        "faq": {"train+validation+test": QuestionFiles("/a.tsv")},
+    }

@@ -5,75 +5,54 @@ from __future__ import annotations
 import json
 import pathlib
 
-import pytest
+from written_files import beir, write_all
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.prepare.collection import prepare
 from taser_jax.data.prepare.receipts import gold_path
-from taser_jax.storage.errors import ConfigError
 
 _SHARED = "water flows downhill"
 
 
-def _lines(*records: object) -> str:
-    return "".join(json.dumps(record) + "\n" for record in records)
-
-
-def _write(folder: pathlib.Path, files: dict[str, str]) -> str:
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return str(folder)
-
-
-def beir(folder: pathlib.Path) -> str:
+def waters(folder: pathlib.Path) -> pathlib.Path:
     """Passages 0 to 3, a query on each; the first is in every folder."""
     texts = [_SHARED, "rivers freeze", "lakes are deep", "seas are salty"]
-    qrels = "query-id\tcorpus-id\tscore\n"
-    return _write(
+    return beir(
         folder,
-        {
-            "corpus.jsonl": _lines(
-                *({"_id": f"{n}", "text": t, "title": ""} for n, t in enumerate(texts))
-            ),
-            "queries.jsonl": _lines(
-                *({"_id": f"q{n}", "text": t[:6]} for n, t in enumerate(texts))
-            ),
-            "qrels/train.tsv": qrels + "q0\t0\t1\nq1\t1\t1\n",
-            "qrels/dev.tsv": qrels + "q2\t2\t1\n",
-            "qrels/test.tsv": qrels + "q3\t3\t1\n",
-        },
+        corpus={f"{n}": text for n, text in enumerate(texts)},
+        queries={f"q{n}": text[:6] for n, text in enumerate(texts)},
+        train=["q0 0 1", "q1 1 1"],
+        dev=["q2 2 1"],
+        test=["q3 3 1"],
     )
 
 
-def tsv(folder: pathlib.Path, task: str = "faq") -> str:
+def tsv(folder: pathlib.Path, task: str = "faq") -> pathlib.Path:
     """The same passage first under the same id, another under an id of BEIR's."""
     texts = [_SHARED, "hills erode", "moors burn"]
     files = {"passages.tsv": "id\ttext\ttitle\n" + _table((n, t, "") for n, t in enumerate(texts))}
     for row, split in enumerate(("train", "validation", "test")):
         files[f"{task}.{split}.queries.tsv"] = f"a{row}\tquestion {row}\n"
         files[f"{task}.{split}.qrels.tsv"] = f"a{row} 0 {row} 1\n"
-    return _write(folder, files)
+    return write_all(folder, files)
 
 
 def _table(rows: object) -> str:
     return "".join("\t".join(map(str, row)) + "\n" for row in rows)
 
 
-def dpr(folder: pathlib.Path, task: str = "trivia") -> str:
+def dpr(folder: pathlib.Path, task: str = "trivia") -> pathlib.Path:
     texts = [_SHARED, "cliffs fall"]
     files = {"passages.tsv": "id\ttext\ttitle\n" + _table((n, t, "") for n, t in enumerate(texts))}
     for split, row in (("train", 0), ("dev", 1), ("test", 1)):
         context = {"passage_id": str(row), "title": "", "text": texts[row]}
         record = {"question": f"question {split}", "answers": ["x"], "positive_ctxs": [context]}
-        files[f"{task}-{split}.json"] = json.dumps(
-            [{**record, "negative_ctxs": [], "hard_negative_ctxs": []}]
-        )
-    return _write(folder, files)
+        lists = {"negative_ctxs": [], "hard_negative_ctxs": []}
+        files[f"{task}-{split}.json"] = json.dumps([record | lists])
+    return write_all(folder, files)
 
 
-def kilt(folder: pathlib.Path) -> str:
+def kilt(folder: pathlib.Path) -> pathlib.Path:
     pages = [
         {
             "_id": n,
@@ -83,19 +62,18 @@ def kilt(folder: pathlib.Path) -> str:
         }
         for n, t in (("1", "Fens"), ("2", "Woods"))
     ]
-    files = {"knowledge.jsonl": _lines(*pages)}
+    files = {"knowledge.jsonl": pages}
     for split, page in (("train", "1"), ("dev", "2")):
         proof = {"wikipedia_id": page, "title": "Fens", "start_paragraph_id": 1}
         proof |= {"end_paragraph_id": 1, "start_character": 0, "end_character": 5}
         output = {"answer": "yes", "provenance": [proof]}
-        queries = [
+        files[f"fever-{split}-kilt.jsonl"] = [
             {"id": f"{split}{n}", "input": f"query {n}", "output": [output]} for n in range(9)
         ]
-        files[f"fever-{split}-kilt.jsonl"] = _lines(*queries)
-    return _write(folder, files)
+    return write_all(folder, files)
 
 
-def prepare_folders(root: pathlib.Path, *folders: str) -> PassageStore:
+def prepare_folders(root: pathlib.Path, *folders: pathlib.Path) -> PassageStore:
     prepare(data_dir=root / "data", collection="land", directories=folders)
     return PassageStore.open(root / "data", "land")
 
@@ -106,7 +84,7 @@ def _gold(store: PassageStore, root: pathlib.Path, task: str, split: str) -> lis
 
 
 def test_beir_beside_tsv(tmp_path):
-    store = prepare_folders(tmp_path, beir(tmp_path / "waters"), tsv(tmp_path / "ground"))
+    store = prepare_folders(tmp_path, waters(tmp_path / "waters"), tsv(tmp_path / "ground"))
     assert list_tasks(tmp_path / "data", "land").keys() == {"waters", "faq"}
     texts = [passage.text for passage in store]
     assert (len(texts), texts.count(_SHARED)) == (6, 1)
@@ -130,21 +108,9 @@ def test_kilt_beside_dpr(tmp_path):
 
 def test_two_folders_of_kilt(tmp_path):
     second = kilt(tmp_path / "b")
-    for path in pathlib.Path(second).glob("fever-*"):
+    for path in second.glob("fever-*"):
         path.rename(path.with_name(path.name.replace("fever", "trex")))
     store = prepare_folders(tmp_path, kilt(tmp_path / "a"), second)
     assert len(store) == 2
     for task in ("fever", "trex"):
         assert set(_gold(store, tmp_path, task, "test")) == {"Woods is a long paragraph."}
-
-
-def test_two_folders_of_one_format(tmp_path):
-    store = prepare_folders(tmp_path, tsv(tmp_path / "a", "first"), tsv(tmp_path / "b", "second"))
-    assert list_tasks(tmp_path / "data", "land").keys() == {"first", "second"}
-    assert len(store) == 3
-
-
-def test_tasks_of_one_name_are_named_with_their_folders(tmp_path):
-    with pytest.raises(ConfigError, match="b: task faq is in it and in another source") as caught:
-        prepare_folders(tmp_path, tsv(tmp_path / "a"), tsv(tmp_path / "b"))
-    assert "rename the files" in str(caught.value)

@@ -3,6 +3,7 @@ import json
 import pathlib
 
 import pytest
+from written_files import write
 
 from taser_jax.data.collections.store import SPLITS, PassageStore, QuerySet, list_tasks
 from taser_jax.data.prepare import collection
@@ -44,8 +45,7 @@ def _query(id: str, *provenance: dict, **fields) -> dict:
 
 
 def _queries(folder: pathlib.Path, *records: dict, name: str = "q.jsonl") -> pathlib.Path:
-    (folder / name).write_text("".join(json.dumps(record) + "\n" for record in records))
-    return folder / name
+    return write(folder / name, records)
 
 
 def _at(page: str, first: int | None = None, last: int | None = None, **fields) -> dict:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import json
 import pathlib
 
 import pytest
+from written_files import beir
 
 from taser_jax.data.collections.store import QuerySet, list_tasks
 from taser_jax.data.prepare.collection import prepare
@@ -14,7 +14,7 @@ from taser_jax.data.prepare.mapping import WITHOUT_POSITIVE
 from taser_jax.data.prepare.options import PrepareOptions
 from taser_jax.data.prepare.query_splits import divide_by_positives
 from taser_jax.data.prepare.receipts import left_out_directory
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Query
 
 
@@ -22,19 +22,17 @@ def _query(id: str, *positives: int) -> Query:
     return Query(id=id, text=id, task="t", positives=positives)
 
 
-def _beir(root: pathlib.Path, *, queries: int, splits: tuple[str, ...], repeat: str = "") -> None:
+def _beir(root: pathlib.Path, *, queries: int, splits: tuple[str, ...]) -> None:
     """As many passages as queries; queries 0 and 1 share their passage, and the last has none."""
-    (root / "qrels").mkdir(parents=True)
-    lines = [{"_id": f"d{n}", "text": f"passage {n}"} for n in range(queries)]
-    (root / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    ids = [f"q{n}" for n in range(queries)] + ([repeat] if repeat else [])
-    lines = [{"_id": id, "text": f"query {id}"} for id in ids]
-    (root / "queries.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for split in splits:
-        rows = [f"q{n}\td{max(n, 1)}\t{int(n < queries - 1)}" for n in range(queries)]
-        (root / "qrels" / f"{split}.tsv").write_text(
-            "query-id\tcorpus-id\tscore\n" + "\n".join(rows) + "\n"
-        )
+    beir(
+        root,
+        corpus={f"d{n}": f"passage {n}" for n in range(queries)},
+        queries={f"q{n}": f"query q{n}" for n in range(queries)},
+        **{
+            split: [f"q{n} d{max(n, 1)} {int(n < queries - 1)}" for n in range(queries)]
+            for split in splits
+        },
+    )
 
 
 def test_no_positive_is_on_both_sides():
@@ -117,9 +115,3 @@ def test_a_share_that_leaves_one_side_empty(tmp_path: pathlib.Path):
         )
     with pytest.raises(ConfigError, match="below 1"):
         PrepareOptions(validation_share=1.0)
-
-
-def test_a_repeated_query_id_is_refused(tmp_path: pathlib.Path):
-    _beir(tmp_path / "beir", queries=3, splits=("train",), repeat="q1")
-    with pytest.raises(DataError, match=r"'q1' was already used at .*queries\.jsonl:2"):
-        prepare(data_dir=tmp_path, collection="c", directories={"t": tmp_path / "beir"})

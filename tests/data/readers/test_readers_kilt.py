@@ -1,7 +1,5 @@
-import gzip
-import json
-
 import pytest
+from written_files import write
 
 from taser_jax.data.readers import kilt
 from taser_jax.data.readers.kilt import Output
@@ -9,11 +7,6 @@ from taser_jax.data.readers.located import PARAGRAPH_END, Provenance, Span
 from taser_jax.storage.errors import DataError
 
 GOLD = {"answer": "Bern", "provenance": [{"wikipedia_id": "7", "title": "Bern"}]}
-
-
-def _write(path, *records):
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
 
 
 def _query(**fields) -> dict:
@@ -35,8 +28,7 @@ def test_a_query_with_every_kind_of_provenance(tmp_path):
             {"answer": "the city of Bern"},
         ]
     )
-    path = tmp_path / "q.jsonl.gz"
-    path.write_bytes(gzip.compress(json.dumps(record).encode()))
+    path = write(tmp_path / "q.jsonl.gz", [record])
     [query] = kilt.read_queries(path)
     whole = Span((2, 0), (3, PARAGRAPH_END))
     assert (query.where, query.id, query.text) == (f"{path}:1", "q1", "capital?")
@@ -56,7 +48,7 @@ def test_a_query_with_every_kind_of_provenance(tmp_path):
 
 
 def test_a_blind_test_set_has_no_outputs(tmp_path):
-    path = _write(tmp_path / "q.jsonl", {"id": 5, "input": "capital?"})
+    path = write(tmp_path / "q.jsonl", [{"id": 5, "input": "capital?"}])
     [query] = kilt.read_queries(path)
     assert (query.id, query.outputs) == ("5", ())
 
@@ -64,21 +56,30 @@ def test_a_blind_test_set_has_no_outputs(tmp_path):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (_query(id="q2", output="Bern"), r":2, field 'output': found a str"),
-        (_query(id="q2", output=["Bern"]), r":2, output\[0\]: found a str"),
-        (_query(id="q2", output=[{"answer": 3}]), r"output\[0\], field 'answer': found 3"),
-        (_query(id="q2", output=[{"provenance": {}}]), r"field 'provenance': found a dict"),
+        (
+            _query(id="q2", output="Bern"),
+            r":2, field 'output': output is \"Bern\": expected a list",
+        ),
+        (_query(id="q2", output=["Bern"]), r":2, field 'output\[0\]': .* expected an object"),
+        (
+            _query(id="q2", output=[{"answer": 3}]),
+            r"field 'output\[0\].answer': .* is 3: expected a string",
+        ),
+        (
+            _query(id="q2", output=[{"provenance": {}}]),
+            r"field 'output\[0\].provenance': .* expected a list",
+        ),
         (
             _query(id="q2", output=[GOLD, {"provenance": [7]}]),
-            r"output\[1\].provenance\[0\]: found",
+            r"field 'output\[1\].provenance\[0\]': .* is 7",
         ),
         (_query(id="q2", input=" "), r":2, field 'input': the input is empty"),
-        (_query(id="q2", input=["x"]), r":2, field 'input': found \['x'\]"),
+        (_query(id="q2", input=["x"]), r":2, field 'input': input is \[\"x\"\]"),
         (_query(id=""), r":2, field 'id': the id is empty"),
         (_query(), r":2, field 'id': the id 'q1' was already used on line 1"),
         (
             _query(id="q2", output=[{"provenance": [{"start_paragraph_id": "two"}]}]),
-            r"provenance\[0\], field 'start_paragraph_id': found 'two'",
+            r"provenance\[0\].start_paragraph_id': .* is \"two\"",
         ),
         (
             _query(
@@ -89,7 +90,7 @@ def test_a_blind_test_set_has_no_outputs(tmp_path):
     ],
 )
 def test_bad_queries_name_line_and_field(tmp_path, record, message):
-    path = _write(tmp_path / "q.jsonl", _query(), record)
+    path = write(tmp_path / "q.jsonl", [_query(), record])
     with pytest.raises(DataError, match=r"q\.jsonl:2") as error:
         list(kilt.read_queries(path))
     assert error.match(message)

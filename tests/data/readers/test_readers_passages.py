@@ -1,11 +1,11 @@
 """Passages of tables with and without a header, of BEIR's corpora and of KILT's pages; qrels."""
 
-import gzip
 import itertools
 import json
 import random
 
 import pytest
+from written_files import write
 
 from taser_jax.data.readers import fields
 from taser_jax.data.readers.fields import read_qrels
@@ -14,18 +14,6 @@ from taser_jax.data.readers.located import PARAGRAPH_END, LeftOut, Span
 from taser_jax.data.readers.passages import read_passages
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage
-
-
-def write(path, text: str):
-    if path.suffix == ".gz":
-        path.write_bytes(gzip.compress(text.encode()))
-    else:
-        path.write_text(text)
-    return path
-
-
-def lines(*records: object) -> str:
-    return "".join(json.dumps(record) + "\n" for record in records)
 
 
 def passages(path, left_out: LeftOut | None = None) -> list[Passage]:
@@ -108,7 +96,7 @@ CORPUS = [
 
 @pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz"])
 def test_beirs_corpus(tmp_path, name):
-    path = write(tmp_path / name, lines(*CORPUS))
+    path = write(tmp_path / name, CORPUS)
     assert passages(path) == [Passage("d1", "first", "One"), Passage("d2", "second", "")]
 
 
@@ -239,15 +227,18 @@ def test_no_word_of_a_page_is_lost_or_repeated(limit):
 
 def test_pages_of_a_knowledge_source(tmp_path):
     record = {"wikipedia_id": "7", "wikipedia_title": "Bern", "text": ["Bern\n", "A city.\n"]}
-    path = write(tmp_path / "k.json", lines(record))
+    path = write(tmp_path / "k.json", [record])
     [page] = read_pages(path)
     assert (page.id, page.title, page.paragraphs) == ("7", "Bern", ("Bern\n", "A city.\n"))
     assert passages(path) == [Passage("7.0", "A city.", "Bern", "7")]
     for bad, message in (
-        ({**record, "wikipedia_id": None}, r":2, field 'wikipedia_id': no page id"),
-        ({**record, "wikipedia_id": "8", "text": "A city."}, r":2, field 'text': found a str"),
-        ({"wikipedia_id": "8", "text": []}, r":2, field 'wikipedia_title': no field"),
+        ({**record, "wikipedia_id": None}, r":2, field 'wikipedia_id': the id is empty"),
+        (
+            {**record, "wikipedia_id": "8", "text": "A city."},
+            r":2, field 'text': .* expected a list",
+        ),
+        ({"wikipedia_id": "8", "text": []}, r":2: .*field 'wikipedia_title'"),
         ({**record, "text": ["Bern", "A town."]}, r":2, field 'id': the id '7.0' was already used"),
     ):
         with pytest.raises(DataError, match=r"k\.json" + message):
-            passages(write(tmp_path / "k.json", lines(record, bad)))
+            passages(write(tmp_path / "k.json", [record, bad]))

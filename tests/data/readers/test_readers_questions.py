@@ -1,22 +1,13 @@
 """Questions of DPR's, BEIR's and plain files; those of KILT's are in test_readers_kilt.py."""
 
-import gzip
 import json
 
 import pytest
+from written_files import write
 
 from taser_jax.data.readers.located import Context, Question
 from taser_jax.data.readers.questions import read_questions
 from taser_jax.storage.errors import DataError
-
-
-def _write(path, text: str):
-    if path.suffix == ".gz":
-        path.write_bytes(gzip.compress(text.encode()))
-    else:
-        path.write_text(text)
-    return path
-
 
 ROW = {
     "question": "who?",
@@ -31,8 +22,7 @@ ROW = {
 def test_training_rows_in_json_and_jsonl(tmp_path, name):
     rows = [ROW, {"question": "when?", "answers": [], "positive_ctxs": [], "qid": 7}]
     as_array = ".jsonl" not in name
-    text = json.dumps(rows, indent=4) if as_array else "\n".join(map(json.dumps, rows)) + "\n"
-    path = _write(tmp_path / name, text)
+    path = write(tmp_path / name, json.dumps(rows, indent=4) if as_array else rows)
     first, second = read_questions(path)
     assert first == Question(
         where=f"{path}:{2 if as_array else 1}",
@@ -53,26 +43,25 @@ def test_training_rows_in_json_and_jsonl(tmp_path, name):
         ({"answers": [["Ada"]]}, r"field 'answers': found \[\['Ada'\]\]"),
         ({"question": 3}, r"field 'question': found 3"),
         ({"question": " "}, r"field 'question': the question is empty"),
-        ({"positive_ctxs": {}}, r"field 'positive_ctxs': found a dict"),
-        ({"positive_ctxs": ["x"]}, r"positive_ctxs\[0\]: found a str"),
-        ({"positive_ctxs": [{"title": "x"}]}, r"positive_ctxs\[0\], field 'text': no field"),
+        ({"positive_ctxs": {}}, r"field 'positive_ctxs': .* expected a list"),
+        ({"positive_ctxs": ["x"]}, r"field 'positive_ctxs\[0\]': .* expected an object"),
+        ({"positive_ctxs": [{"title": "x"}]}, r"field 'positive_ctxs\[0\]': .* field 'text'"),
         (
             {"positive_ctxs": [{"text": "x", "passage_id": [1]}]},
-            r"positive_ctxs\[0\], field 'passage_id': found \[1\]",
+            r"field 'positive_ctxs\[0\].passage_id': .* is \[1\]",
         ),
         ({"qid": True}, r"field 'qid': found True"),
     ],
 )
 def test_bad_training_rows_name_line_and_field(tmp_path, changes, message):
-    path = tmp_path / "t.jsonl"
-    path.write_text(json.dumps(ROW) + "\n" + json.dumps({**ROW, **changes}) + "\n")
+    path = write(tmp_path / "t.jsonl", [ROW, {**ROW, **changes}])
     with pytest.raises(DataError, match=r"t\.jsonl:2, " + message):
         list(read_questions(path))
 
 
 @pytest.mark.parametrize("name", ["q.qa.csv", "q.qa.csv.gz"])
 def test_qa_csv_bare_and_in_pyserini_quotes(tmp_path, name):
-    path = _write(
+    path = write(
         tmp_path / name,
         "who?\t['Ada', \"O'Hara\"]\n"
         'when?\t["1815"]\n'
@@ -103,28 +92,28 @@ def test_qa_csv_bare_and_in_pyserini_quotes(tmp_path, name):
     ],
 )
 def test_bad_qa_csv_lines_name_line_and_field(tmp_path, line, message):
-    path = _write(tmp_path / "q.qa.csv", f"fine?\t['a']\n{line}\n")
+    path = write(tmp_path / "q.qa.csv", f"fine?\t['a']\n{line}\n")
     with pytest.raises(DataError, match=r"q\.qa\.csv" + message):
         list(read_questions(path))
 
 
 def test_entity_questions_are_a_json_array(tmp_path):
-    path = _write(tmp_path / "P17.test.json", '[{"question": "Where?", "answers": ["Peru"]}]')
+    path = write(tmp_path / "P17.test.json", '[{"question": "Where?", "answers": ["Peru"]}]')
     assert [(q.text, q.answers) for q in read_questions(path)] == [("Where?", ("Peru",))]
 
 
 @pytest.mark.parametrize("name", ["queries.jsonl", "queries.jsonl.gz"])
 def test_beirs_queries(tmp_path, name):
-    path = _write(tmp_path / name, '{"_id": "q1", "text": "one?"}\n{"_id": "q2", "text": "two?"}\n')
+    path = write(tmp_path / name, '{"_id": "q1", "text": "one?"}\n{"_id": "q2", "text": "two?"}\n')
     found = [(question.id, question.text) for question in read_questions(path)]
     assert found == [("q1", "one?"), ("q2", "two?")]
 
 
 def test_a_table_of_id_and_text(tmp_path):
     for header in ("", "id\ttext\n"):
-        path = _write(tmp_path / "q.tsv", f"{header}q1\twho?\nq2\twhen?\n")
+        path = write(tmp_path / "q.tsv", f"{header}q1\twho?\nq2\twhen?\n")
         found = [(question.id, question.text) for question in read_questions(path)]
         assert found == [("q1", "who?"), ("q2", "when?")]
     for content, message in [("q1 who?\n", ":1: 1 tab-"), ("a\tb\n\tb\n", ":2: the query's id")]:
         with pytest.raises(DataError, match=r"q\.tsv" + message):
-            list(read_questions(_write(tmp_path / "q.tsv", content)))
+            list(read_questions(write(tmp_path / "q.tsv", content)))

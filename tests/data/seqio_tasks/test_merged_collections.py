@@ -23,7 +23,7 @@ from taser_jax.data.collections.store import (
 from taser_jax.data.seqio_tasks import registry
 from taser_jax.data.seqio_tasks.merged_collections import MERGED_FILE, write_merged
 from taser_jax.data.seqio_tasks.retrieval_task import use_data
-from taser_jax.data.text.wordpiece import WordPieceVocabulary
+from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.token_store.store import Titles, TokenStore
 from taser_jax.storage.artifacts import write_json
 from taser_jax.storage.errors import ConfigError, DataError

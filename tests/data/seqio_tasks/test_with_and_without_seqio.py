@@ -12,8 +12,8 @@ from taser_jax.data.collections.store import write_collection, write_queries
 from taser_jax.data.seqio_tasks import registry
 from taser_jax.data.seqio_tasks.retrieval_task import use_data
 from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
+from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.text.preprocessors import Prompt, TaskPrompt
-from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import QueryNormalization
 from taser_jax.storage.errors import ConfigError

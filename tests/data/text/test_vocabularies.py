@@ -4,9 +4,9 @@ import pytest
 import tensorflow as tf
 import tokenizers
 
+from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
 from taser_jax.data.text.vocabularies import load_vocabulary, train_vocabulary
-from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.storage.errors import DataError, FingerprintError
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

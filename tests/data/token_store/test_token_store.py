@@ -133,7 +133,7 @@ def test_texts_that_became_tokens_otherwise_are_refused(tmp_path, version):
     [
         ("passages/ids.npy", b"\x93NUMPY", r"ids\.npy: missing or damaged"),
         ("metadata.json", b"{", r"metadata\.json: not JSON"),
-        ("metadata.json", b'{"format_version": 1}', "not a token store's metadata"),
+        ("metadata.json", b'{"format_version": 1}', "missing required field 'collection'"),
         ("metadata.json", b'{"format_version": 99}', "format version 99"),
     ],
 )

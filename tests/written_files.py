@@ -1,0 +1,62 @@
+"""Files of passages, questions and judgements, as tests of readers and of `prepare` write them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pathlib
+from collections.abc import Iterable, Mapping
+
+Content = str | Iterable[object]
+
+
+def json_lines(*records: object) -> str:
+    """One JSON object a line."""
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def write(path: pathlib.Path, content: Content) -> pathlib.Path:
+    """Writes text, or records as JSON lines; `.gz` is compressed, and folders are made."""
+    data = (content if isinstance(content, str) else json_lines(*content)).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def write_all(folder: pathlib.Path, files: Mapping[str, Content]) -> pathlib.Path:
+    """Writes several files, by their names in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        write(folder / name, content)
+    return folder
+
+
+def beir(
+    folder: pathlib.Path,
+    *,
+    corpus: Mapping[str, str],
+    queries: Mapping[str, str],
+    **judged: Iterable[str],
+) -> pathlib.Path:
+    """A folder in BEIR's layout.
+
+    Args:
+        folder: the folder.
+        corpus: id -> text.
+        queries: id -> text.
+        judged: name of a file in qrels/ -> its rows, such as "q1 d1 1".
+    """
+    header = "query-id corpus-id score"
+    return write_all(
+        folder,
+        {
+            "corpus.jsonl": [{"_id": id, "text": text} for id, text in corpus.items()],
+            "queries.jsonl": [{"_id": id, "text": text} for id, text in queries.items()],
+            **{
+                f"qrels/{name}.tsv": "".join(
+                    "\t".join(row.split()) + "\n" for row in (header, *rows)
+                )
+                for name, rows in judged.items()
+            },
+        },
+    )
