@@ -198,7 +198,7 @@ def _write_parquet(path: pathlib.Path, blocks: Iterator[TextEmbeddings]) -> None
 
 def _write_vertex(path: pathlib.Path, blocks: Iterator[TextEmbeddings]) -> None:
     # Vertex AI takes every file of the folder as data: no checksums there.
-    with replacing(path) as scratch, open(scratch, "w", encoding="utf-8") as file:
+    with replacing(path, recorded=False) as scratch, open(scratch, "w", encoding="utf-8") as file:
         for block in blocks:
             for id, embedding in zip(block.ids, block.embeddings.tolist(), strict=True):
                 file.write(json.dumps({"id": id, "embedding": embedding}) + "\n")
