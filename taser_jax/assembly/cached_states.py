@@ -69,12 +69,10 @@ def cached_states(
     """
     if not model.frozen_blocks or jax.process_count() > 1:
         hosts = jax.process_count()
-        raise ConfigError(
-            f"{model.frozen_blocks} frozen blocks, {hosts} hosts, and a directory for states",
-            where="TrainingConfig.states_dir",
-            expected="at least one frozen block, on one host",
-            fix="set train_from_block" if hosts == 1 else "drop states_dir, or train on one host",
-        )
+        problem = f"{model.frozen_blocks} frozen blocks, {hosts} hosts, and a directory for states"
+        expected = "at least one frozen block, on one host"
+        fix = "set train_from_block" if hosts == 1 else "drop states_dir, or train on one host"
+        raise ConfigError(problem, where="TrainingConfig.states_dir", expected=expected, fix=fix)
     maker = _Maker(dtype, model, params)
     passages = maker.rows(
         passages_directory(directory),
@@ -246,8 +244,8 @@ class _Maker:
                     texts.tokens(np.resize(members, size)).resized(min(length, longest))
                 )
                 hidden = np.asarray(states.hidden).astype(dtype).view(stored)
-                for row, found in zip(members, hidden, strict=False):
-                    out[ends[row] - lengths[row] : ends[row]] = found[: lengths[row]]
+                for row, states_of_text in zip(members, hidden, strict=False):
+                    out[ends[row] - lengths[row] : ends[row]] = states_of_text[: lengths[row]]
                 done.update(int(lengths[members].sum()))
             out.flush()
 
@@ -257,9 +255,9 @@ class _Maker:
 
         @functools.partial(jax.jit, out_shardings=self._partitioner.replicated)
         def states(params: Params, tokens: Tokens) -> States:
-            found: Any = model.apply(
+            output: Any = model.apply(
                 {"params": params}, tokens, role=role, task=task, method="states"
             )
-            return found
+            return output
 
         return lambda tokens: states(params, put(tokens))

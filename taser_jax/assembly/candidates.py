@@ -155,10 +155,8 @@ def best_first(estimates: Sequence[Estimate]) -> list[Estimate]:
 
     def order(each: Estimate) -> tuple[float, float, int, int, int]:
         time, candidate = each.roofline, each.candidate
-        return (
-            *(round(time.step_seconds, 6), round(time.sequential_seconds, 6)),
-            *(candidate.model, candidate.fsdp, candidate.num_chunks),
-        )
+        step, alone = round(time.step_seconds, 6), round(time.sequential_seconds, 6)
+        return step, alone, candidate.model, candidate.fsdp, candidate.num_chunks
 
     return sorted((each for each in estimates if each.fits), key=order)
 

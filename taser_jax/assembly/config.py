@@ -58,7 +58,7 @@ class TrainingConfig(Checked):
         teacher_embeddings: a directory that `taser encode` wrote with a teacher, of the same
             collection and queries; for objectives that read it.
         schedule_steps: steps that learning rate and T-SAGE's burn-in are laid out for; None means
-            those of the loop. Larger if a later training continues from this one's state.
+            those of the loop. Larger if this training is to be resumed for more steps.
         tracking: 'wandb' or 'trackio', where scalars are sent to, too, as a run named as MODEL_DIR.
         seed: seed of weights, dropout and routing; batches have `batching.seed`.
     """

@@ -12,11 +12,7 @@ import numpy as np
 from taser_jax.data.batches.draws import queries_of, rates_from_weights
 from taser_jax.data.batches.stream import BatchingConfig, Stream, prefetch
 from taser_jax.data.token_store.arrays import Ragged, TeacherScores, TokenizedQueries
-from taser_jax.data.token_store.negatives import (
-    QueryNegatives,
-    negatives_path,
-    read_negatives,
-)
+from taser_jax.data.token_store.negatives import QueryNegatives, negatives_path, read_negatives
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.batch import Batch, Tokens
@@ -73,18 +69,18 @@ def training_queries(
         ]
         if found:
             lines = list(zip(*found, strict=True))
-            joined = Ragged.from_lists(np.concatenate([one.rows for one in line]) for line in lines)
+            joined = Ragged.from_lists(
+                np.concatenate([negatives.rows for negatives in line]) for line in lines
+            )
             where = ", ".join(negatives_dirs)
             queries = queries.with_hard_negatives(joined, _teacher_scores(queries, lines, where))
             if split == "train":
                 queries = _without_dropped(queries, lines)
         elif negatives_dirs and split == "train":
-            raise ConfigError(
-                f"no negatives for task {name!r}",
-                where=", ".join(negatives_dirs),
-                expected=f"a file {negatives_path('', name, split)}",
-                fix="mine negatives for this task, or leave it out of TASKS",
-            )
+            problem = f"no negatives for task {name!r}"
+            expected = f"a file {negatives_path('', name, split)}"
+            fix = "mine negatives for this task, or leave it out of TASKS"
+            raise ConfigError(problem, where=", ".join(negatives_dirs), expected=expected, fix=fix)
         tasks[name] = queries
     return tasks
 
@@ -118,20 +114,23 @@ def query_sets(
     Raises:
         ConfigError: a task or split that the token store does not have.
     """
-    known = store.tasks
+    splits_of = store.tasks
     tasks = None if tasks is None else names_in_store(store, tasks)
     for what, asked, there, setting in (
-        ("task", tasks, list(known), "TASKS"),
-        ("split", splits, sorted({s for found in known.values() for s in found}), splits_setting),
+        ("task", tasks, list(splits_of), "TASKS"),
+        (
+            "split",
+            splits,
+            sorted({s for of_task in splits_of.values() for s in of_task}),
+            splits_setting,
+        ),
     ):
         unknown = [name for name in asked or () if name not in there]
         if unknown:
-            raise ConfigError(
-                f"no {what} {unknown[0]!r}",
-                where=str(store.directory),
-                expected=f"some of {', '.join(there) or '(the store has no queries)'}",
-                fix=f"tokenize it, or correct {setting}",
-            )
+            problem = f"no {what} {unknown[0]!r}"
+            expected = f"some of {', '.join(there) or '(the store has no queries)'}"
+            fix = f"tokenize it, or correct {setting}"
+            raise ConfigError(problem, where=str(store.directory), expected=expected, fix=fix)
     chosen = [
         store.queries(entry.task, entry.split)
         for entry in store.metadata.queries
@@ -146,21 +145,21 @@ def _teacher_scores(
     """A teacher's scores, if all directories have them."""
     positives, negatives = [], []
     for number, line in enumerate(lines):
-        found = [one.teacher for one in line if one.teacher is not None]
-        if not found:
+        scores = [each.teacher for each in line if each.teacher is not None]
+        if not scores:
             return None
-        wanted = queries.positives.lengths[number]
-        if len(found) < len(line) or any(len(one.positives) != wanted for one in found):
-            counts = ", ".join(str(len(one.positives)) for one in found)
+        count = queries.positives.lengths[number]
+        if len(scores) < len(line) or any(len(each.positives) != count for each in scores):
+            counts = ", ".join(str(len(each.positives)) for each in scores)
             raise DataError(
-                f"{len(found)} of {len(line)} directories have teacher scores of query "
+                f"{len(scores)} of {len(line)} directories have teacher scores of query "
                 f"{queries.query_ids[number]!r}, of {counts} positives",
                 where=f"{where}, task {queries.task!r}",
-                expected=f"of its {wanted} positives, in every directory",
+                expected=f"of its {count} positives, in every directory",
                 fix="mine all directories with the same TEACHERS, or with none",
             )
-        positives.append(found[0].positives)
-        negatives += [one.negatives for one in found]
+        positives.append(scores[0].positives)
+        negatives += [each.negatives for each in scores]
     empty = np.zeros(0, np.float32)
     return TeacherScores(np.concatenate([empty, *positives]), np.concatenate([empty, *negatives]))
 
@@ -169,15 +168,13 @@ def _without_dropped(
     queries: TokenizedQueries, lines: Sequence[Sequence[QueryNegatives]]
 ) -> TokenizedQueries:
     """The queries but those that mining dropped and that no other directory has negatives for."""
-    dropped = np.array([any(one.is_dropped for one in line) for line in lines], bool)
-    kept = np.flatnonzero(~dropped | (queries.hard_negatives.lengths > 0))
-    if len(kept) == len(queries):
+    dropped = np.array([any(negatives.is_dropped for negatives in line) for line in lines], bool)
+    trained_on = np.flatnonzero(~dropped | (queries.hard_negatives.lengths > 0))
+    if len(trained_on) == len(queries):
         return queries
-    logger.info(
-        "%s: %d of %d queries are left out, as they have no negative",
-        *(queries.task, len(queries) - len(kept), len(queries)),
-    )
-    return queries_of(queries, kept)
+    count = f"{len(queries) - len(trained_on)} of {len(queries)} queries"
+    logger.info("%s: %s are left out, as they have no negative", queries.task, count)
+    return queries_of(queries, trained_on)
 
 
 def with_mixture_rates(
@@ -188,7 +185,7 @@ def with_mixture_rates(
     if batching.rates or not path.exists():
         return batching
     weights = read_typed(path, _MixtureFile).weights
-    sizes = {task: len(found) for task, found in queries.items()}
+    sizes = {task: len(of_task) for task, of_task in queries.items()}
     if not sizes.keys() <= weights.keys():
         return batching
     rates = rates_from_weights({task: weights[task] for task in sizes}, sizes)
@@ -226,10 +223,10 @@ class DeviceBatches:
         Raises:
             DataError: a token id outside the vocabulary, of which a model makes NaN.
         """
-        found = self._stream.query_rows(step)
-        count = 8 if len(found) == 1 else 3
+        rows_of = self._stream.query_rows(step)
+        count = 8 if len(rows_of) == 1 else 3
         parts = []
-        for task, rows in found.items():
+        for task, rows in rows_of.items():
             ids = self._queries[task].query_ids
             shown = ", ".join(repr(ids[row]) for row in rows[:count])
             parts.append(f"task {task!r}, queries {shown}, ...")
@@ -265,26 +262,22 @@ def open_store(token_store: str | None, *, dry_run: bool) -> TokenStore | None:
 def lengths(store: TokenStore | None, given: Mapping[str, int]) -> tuple[int, int]:
     """Tokens of a query and of a passage: the store's, checked against those configured."""
     if store is None and not given:
-        raise ConfigError(
-            "no token store, and no lengths in its place",
-            where="TOKEN_STORE",
-            expected="for a dry run, a token store or TASK_FEATURE_LENGTHS",
-            fix="correct the path, or give the lengths",
-        )
+        problem = "no token store, and no lengths in its place"
+        expected = "for a dry run, a token store or TASK_FEATURE_LENGTHS"
+        fix = "correct the path, or give the lengths"
+        raise ConfigError(problem, where="TOKEN_STORE", expected=expected, fix=fix)
     if given:
         check_lengths(given)
     if store is None:
         return given["query"], given["passage"]
-    found = {"query": store.metadata.query_length, "passage": store.metadata.passage_length}
+    stored = {"query": store.metadata.query_length, "passage": store.metadata.passage_length}
     for name, length in given.items():
-        if found.get(name) != length:
-            raise ConfigError(
-                f"the token store's {name} length is {found.get(name)}",
-                where="TASK_FEATURE_LENGTHS",
-                expected=f"{length}, as configured",
-                fix="tokenize again with these lengths, or configure the store's",
-            )
-    return found["query"], found["passage"]
+        if stored.get(name) != length:
+            problem = f"the token store's {name} length is {stored.get(name)}"
+            where = "TASK_FEATURE_LENGTHS"
+            fix = "tokenize again with these lengths, or configure the store's"
+            raise ConfigError(problem, where=where, expected=f"{length}, as configured", fix=fix)
+    return stored["query"], stored["passage"]
 
 
 def check_lengths(given: Mapping[str, int]) -> None:
@@ -294,12 +287,10 @@ def check_lengths(given: Mapping[str, int]) -> None:
         ConfigError: another name, or a missing one.
     """
     if given.keys() != {"query", "passage"}:
-        raise ConfigError(
-            f"lengths of {', '.join(given) or 'nothing'}",
-            where="TASK_FEATURE_LENGTHS",
-            expected="of query and passage",
-            fix="""write --gin.TASK_FEATURE_LENGTHS="{'query': 32, 'passage': 256}\"""",
-        )
+        problem = f"lengths of {', '.join(given) or 'nothing'}"
+        where = "TASK_FEATURE_LENGTHS"
+        fix = """write --gin.TASK_FEATURE_LENGTHS="{'query': 32, 'passage': 256}\""""
+        raise ConfigError(problem, where=where, expected="of query and passage", fix=fix)
 
 
 def check_query_towers(config: ModelConfig, tasks: Iterable[str], *, where: str) -> None:
@@ -315,12 +306,10 @@ def check_query_towers(config: ModelConfig, tasks: Iterable[str], *, where: str)
     """
     missing = [task for task in tasks if config.query_tasks and task not in config.query_tasks]
     if missing:
-        raise ConfigError(
-            f"no query tower for {', '.join(missing)}",
-            where=where,
-            expected=f"tasks of query_tasks: {', '.join(config.query_tasks)}",
-            fix="name these tasks in query_tasks, or leave them out of TASKS",
-        )
+        problem = f"no query tower for {', '.join(missing)}"
+        expected = f"tasks of query_tasks: {', '.join(config.query_tasks)}"
+        fix = "name these tasks in query_tasks, or leave them out of TASKS"
+        raise ConfigError(problem, where=where, expected=expected, fix=fix)
 
 
 def check_buckets(buckets: Sequence[int], config: ModelConfig) -> None:
@@ -330,12 +319,11 @@ def check_buckets(buckets: Sequence[int], config: ModelConfig) -> None:
         ConfigError: a bucket longer than the position table.
     """
     if config.max_length is not None and max(buckets, default=0) > config.max_length:
-        raise ConfigError(
-            f"a bucket of {max(buckets)} tokens",
-            where="TrainingConfig.length_buckets",
-            expected=f"at most the {config.max_length} positions of the model",
-            fix="leave out longer buckets; the token store's length is always one",
-        )
+        problem = f"a bucket of {max(buckets)} tokens"
+        where = "TrainingConfig.length_buckets"
+        expected = f"at most the {config.max_length} positions of the model"
+        fix = "leave out longer buckets; the token store's length is always one"
+        raise ConfigError(problem, where=where, expected=expected, fix=fix)
 
 
 def fit_vocabulary(config: ModelConfig, store: TokenStore | None) -> ModelConfig:
@@ -343,14 +331,12 @@ def fit_vocabulary(config: ModelConfig, store: TokenStore | None) -> ModelConfig
     if store is None:
         return config
     size = store.metadata.vocabulary_size
-    known = config.transformer.vocab_size
-    if known == 1:
+    rows = config.transformer.vocab_size
+    if rows == 1:
         return config.with_vocabulary_size(size)
-    if known < size:
-        raise ConfigError(
-            f"the token store's vocabulary has {size} entries",
-            where="VOCAB_SIZE",
-            expected=f"at most the model's {known}",
-            fix=f"set VOCAB_SIZE={size}, or tokenize with the model's vocabulary",
-        )
+    if rows < size:
+        problem = f"the token store's vocabulary has {size} entries"
+        where = "VOCAB_SIZE"
+        fix = f"set VOCAB_SIZE={size}, or tokenize with the model's vocabulary"
+        raise ConfigError(problem, where=where, expected=f"at most the model's {rows}", fix=fix)
     return config

@@ -34,12 +34,12 @@ class JsonlWriter:
     def __init__(self, path: epath.PathLike, *, resume_step: int = 0) -> None:
         self._path = epath.Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        kept = _lines_up_to(self._path, resume_step) if self._path.exists() else []
-        self._lines: list[str] | None = kept if is_remote(self._path) else None
+        lines = _lines_up_to(self._path, resume_step) if self._path.exists() else []
+        self._lines: list[str] | None = lines if is_remote(self._path) else None
         if self._lines is not None:
             return
-        if kept or self._path.exists():
-            write_text(self._path, "".join(kept), recorded=False)
+        if lines or self._path.exists():
+            write_text(self._path, "".join(lines), recorded=False)
         self._file = self._path.open("a", encoding="utf-8")
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -60,14 +60,14 @@ class JsonlWriter:
 
 def _lines_up_to(path: epath.Path, step: int) -> list[str]:
     """Whole lines of steps up to `step`; a killed process may have left half a line."""
-    kept = []
+    lines = []
     for line in path.read_bytes().decode("utf-8", "replace").splitlines():
         try:
             if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
+                lines.append(line + "\n")
         except (json.JSONDecodeError, KeyError, TypeError):
             continue
-    return kept
+    return lines
 
 
 class EventWriter:
@@ -141,11 +141,9 @@ class TrackingWriter:
         try:
             self._run: Any = importlib.import_module(name)
         except ImportError as error:
-            raise ConfigError(
-                f"{name} is not installed ({error})",
-                where="TrainingConfig.tracking",
-                fix=f"{how_to_install(name)}, or set it to None",
-            ) from error
+            problem = f"{name} is not installed ({error})"
+            fix = f"{how_to_install(name)}, or set it to None"
+            raise ConfigError(problem, where="TrainingConfig.tracking", fix=fix) from error
         # W&B knows a run by its id.
         known_as = {"id": run} if tracker is Tracker.WANDB else {}
         project = os.environ.get(f"{name.upper()}_PROJECT", "taser_jax")

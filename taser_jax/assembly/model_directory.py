@@ -135,12 +135,7 @@ def passage_fingerprint(config: ModelConfig, params: PyTree) -> str:
 # At module level, so that one compiled program serves every task, split and round.
 @functools.partial(jax.jit, static_argnames=("model", "role", "task"))
 def embed(
-    params: PyTree,
-    tokens: EncoderInput,
-    *,
-    model: DualEncoder,
-    role: Role,
-    task: str | None,
+    params: PyTree, tokens: EncoderInput, *, model: DualEncoder, role: Role, task: str | None
 ) -> jax.Array:
     """Float32 embeddings [batch, dim] of one role's texts, in any form that the model takes."""
     encoded: Any = model.apply({"params": params}, tokens, role=role, task=task, method="encode")
@@ -214,21 +209,8 @@ def selected_checkpoint(model_dir: FilePath) -> epath.Path:
     Raises:
         ConfigError: there is none.
     """
-    return _checkpoint(model_dir, lambda checkpoints: checkpoints.best_step)
-
-
-def latest_checkpoint(model_dir: FilePath) -> epath.Path:
-    """The directory of the newest checkpoint.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    return _checkpoint(model_dir, lambda checkpoints: checkpoints.latest_step)
-
-
-def _checkpoint(model_dir: FilePath, choose: Callable[[Checkpoints], int | None]) -> epath.Path:
     checkpoints = _checkpoints(model_dir)
-    step = choose(checkpoints)
+    step = checkpoints.best_step
     checkpoints.close()
     if step is None:
         raise _no_checkpoint(model_dir)
@@ -273,12 +255,9 @@ def read_model_config(model_dir: FilePath) -> ModelConfig:
     """The configuration in a model directory's model.json."""
     path = epath.Path(model_dir) / MODEL_FILE
     if not path.is_file():
-        raise ConfigError(
-            "no model here",
-            where=str(path),
-            expected="a directory that `taser train` wrote",
-            fix="train the model first, or correct MODEL_DIR",
-        )
+        expected = "a directory that `taser train` wrote"
+        fix = "train the model first, or correct MODEL_DIR"
+        raise ConfigError("no model here", where=str(path), expected=expected, fix=fix)
     check_directory(model_dir, fix=f"run `taser train` or `taser import` into {model_dir} again")
     return config_io.from_json(path.read_text(encoding="utf-8"), where=str(path))
 
@@ -294,12 +273,12 @@ def check_vocabulary(model: LoadedModel, tokens: TokenStore) -> None:
 
 def check_vocabulary_directory(directory: FilePath, tokens: TokenStore) -> None:
     """As `check_vocabulary`, for a model that is not loaded; `directory` is its vocabulary's."""
-    found = read_json(epath.Path(directory) / "vocabulary.json", absent={})
-    if "fingerprint" in found:
+    recorded = read_json(epath.Path(directory) / "vocabulary.json", absent={})
+    if "fingerprint" in recorded:
         require_equal(
             f"token store {tokens.directory}",
             {"vocabulary": tokens.metadata.vocabulary_fingerprint},
-            {"vocabulary": found["fingerprint"]},
+            {"vocabulary": recorded["fingerprint"]},
             f"tokenize with the model's vocabulary, {directory}",
         )
 

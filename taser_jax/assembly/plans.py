@@ -155,12 +155,7 @@ def make_plan(
     if store is not None:
         rated = with_mixture_rates(batching, store, queries)
         stream = BatchStream(
-            store,
-            queries,
-            rated,
-            share=partitioner.host_share,
-            teacher=teacher,
-            padding=padding,
+            store, queries, rated, share=partitioner.host_share, teacher=teacher, padding=padding
         )
     passages, scored = 1 + batching.num_negatives, TeacherInput.SCORES in training.objective.reads
     shape = BatchShape(
@@ -239,11 +234,9 @@ def _every_task(
         sizes = step_batch_sizes(batching, task_sizes, num_devices=devices, num_chunks=num_chunks)
         lengths = dict.fromkeys(sizes, query_length)
     else:
-        raise ConfigError(
-            "no token store, and a batch of every task in each step",
-            where="TOKEN_STORE",
-            fix="run `taser tokenize` first; for `taser compile`, set compile_recipe.task_sizes",
-        )
+        problem = "no token store, and a batch of every task in each step"
+        fix = "run `taser tokenize` first; for `taser compile`, set compile_recipe.task_sizes"
+        raise ConfigError(problem, where="TOKEN_STORE", fix=fix)
     shapes = {
         task: BatchShape(
             sizes[task],
@@ -344,7 +337,7 @@ class EncodedTeacher:
     @functools.cached_property
     def fingerprint(self) -> str:
         """Fingerprint of the embeddings' models, texts and queries."""
-        queries = {task: found.fingerprints for task, found in self._queries.items()}
+        queries = {task: embeddings.fingerprints for task, embeddings in self._queries.items()}
         return fingerprint_json([self._passages.fingerprints, queries])
 
     def queries(self, task: str, rows: np.ndarray) -> np.ndarray:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from taser_jax.assembly.pretrained_words import check_words
 from taser_jax.interop.hub import fetch
 from taser_jax.interop.pretrained import (
     load_pretrained,
@@ -21,7 +20,13 @@ from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.models.fusion import BertFusionConfig, T5FusionConfig
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
-from taser_jax.storage.progress import phase
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import logger, phase
+
+if TYPE_CHECKING:
+    from taser_jax.data.text.vocabularies import Vocabulary
+
+_TOKENIZERS = ("vocab.txt", "tokenizer.json", "vocabulary.json", "spiece.model")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +46,7 @@ class Pretrained:
 
 
 def read_pretrained(
-    pretrained: Pretrained,
-    *,
-    config: ModelConfig,
-    params: Params,
-    vocabulary: pathlib.Path | None,
+    pretrained: Pretrained, *, config: ModelConfig, params: Params, vocabulary: pathlib.Path | None
 ) -> Params:
     """Reads pretrained weights into the shape of a model.
 
@@ -87,7 +88,7 @@ def _read_t5(pretrained: Pretrained, config: Any, params: Params) -> Params:
     return load_pretrained_t5(pretrained.source, config=config, params=params)
 
 
-_READERS: dict[str, Callable[[Pretrained, Any, Params], Params]] = {
+_READERS: dict[str, Callable[[Pretrained, object, Params], Params]] = {
     DualEncoderConfig.kind: _read_bert,
     BertFusionConfig.kind: _read_bert,
     T5DualEncoderConfig.kind: _read_t5,
@@ -111,3 +112,59 @@ def place_pretrained(loaded: Params, *, params: Params) -> Params:
         )
 
     return jax.tree.map(place, loaded, params)
+
+
+def check_words(checkpoint: pathlib.Path, vocabulary: pathlib.Path) -> None:
+    """Refuses texts that were tokenised otherwise than for the pretrained weights.
+
+    Args:
+        checkpoint: the weights' directory.
+        vocabulary: what the texts were tokenised with, as a token store keeps it. If either has no
+            tokenizer to compare, the log says so.
+
+    Raises:
+        ConfigError: words, or how texts are split into them, differ.
+        DataError: the checkpoint's tokenizer is damaged or is not of its weights.
+    """
+    # Training imports no tokenizers unless its weights are pretrained.
+    from taser_jax.data.text.vocabularies import load_vocabulary
+
+    for directory in (checkpoint, vocabulary):
+        if not any((directory / name).is_file() for name in _TOKENIZERS):
+            logger.warning(
+                "%s has no tokenizer: whether texts have the ids that the pretrained weights know "
+                "was not checked",
+                directory,
+            )
+            return
+    difference = _difference(load_vocabulary(vocabulary), load_vocabulary(checkpoint))
+    if difference is not None:
+        problem = f"the token store's vocabulary {difference}"
+        where = str(vocabulary)
+        raise ConfigError(problem, where=where, fix=f"tokenize with --gin.VOCABULARY={checkpoint}")
+
+
+def _difference(used: Vocabulary, pretrained: Vocabulary) -> str | None:
+    """How the vocabulary used differs from that of pretrained weights; None if ids are the same."""
+    from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
+    from taser_jax.data.text.tokenizer_json import TokenizerJsonVocabulary
+    from taser_jax.data.text.vocabulary_files import first_difference
+    from taser_jax.data.text.wordpiece import WordPieceVocabulary
+
+    match used, pretrained:
+        case TokenizerJsonVocabulary(), TokenizerJsonVocabulary():
+            is_same = used.content == pretrained.content
+            return None if is_same else "is another tokenizer.json than the weights'"
+        case SentencePieceVocabulary(), SentencePieceVocabulary():
+            is_same = used.model == pretrained.model
+            return None if is_same else "is another SentencePiece model than the weights'"
+        case WordPieceVocabulary(), WordPieceVocabulary():
+            if used.pieces != pretrained.pieces:
+                line, ours, theirs = first_difference(used.pieces, pretrained.pieces)
+                return f"differs from the weights' from line {line} on: {ours}, not {theirs}"
+            for name in ("lower_case", "strips_accents", "split_ideographs"):
+                ours, theirs = (getattr(v.splitting, name) for v in (used, pretrained))
+                if ours != theirs:
+                    return f"has {name} {ours}, and the weights' {theirs}"
+            return None
+    return f"is of kind {used.kind}, and the weights' of kind {pretrained.kind}"

@@ -31,11 +31,7 @@ from taser_jax.models.batch import Batch, States
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Params
 from taser_jax.models.parameters import abstract_params, init_params, logical_axes, parameter_count
 from taser_jax.optim.median import MedianOver, check_median
-from taser_jax.optim.multitask import (
-    Combiner,
-    build_multitask_optimizer,
-    reads_task_gradients,
-)
+from taser_jax.optim.multitask import Combiner, build_multitask_optimizer, reads_task_gradients
 from taser_jax.optim.optimizers import (
     OptimizerConfig,
     Update,

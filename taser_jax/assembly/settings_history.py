@@ -56,7 +56,7 @@ def settings_of(
         store: tokens of the passages.
         queries: task -> queries trained on, with their negatives.
     """
-    content = {task: one.fingerprint for task, one in queries.items()}
+    content = {task: of_task.fingerprint for task, of_task in queries.items()}
     return flatten(
         model=json.loads(config_io.to_json(model)),
         training=training,
@@ -99,12 +99,10 @@ def check_settings(
     if refused:
         of_model = any(name.startswith("model.") for name in refused)
         go_on = "" if of_model else ", or go on with --gin.train.accept_changes=True"
-        raise FingerprintError(
-            f"settings differ from those that step {step} was trained with:{_listed(refused)}",
-            where=str(model_dir),
-            expected="the former settings; steps, periods, validation and mesh may change",
-            fix=f"train into a new MODEL_DIR, go back to the former settings{go_on}",
-        )
+        problem = f"settings differ from those that step {step} was trained with:{_listed(refused)}"
+        expected = "the former settings; steps, periods, validation and mesh may change"
+        fix = f"train into a new MODEL_DIR, go back to the former settings{go_on}"
+        raise FingerprintError(problem, where=str(model_dir), expected=expected, fix=fix)
     if changes:
         logger.info("settings changed after step %d:%s", step, _listed(changes))
     return changes
@@ -131,12 +129,9 @@ def _read(model_dir: FilePath) -> list[dict[str, Any]]:
             return history
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
-    raise DataError(
-        "not a history of settings",
-        where=str(path),
-        expected='lines with an "after_step" and "settings"',
-        fix="restore the file, or delete it: settings are then no longer compared",
-    )
+    expected = 'lines with an "after_step" and "settings"'
+    fix = "restore the file, or delete it: settings are then no longer compared"
+    raise DataError("not a history of settings", where=str(path), expected=expected, fix=fix)
 
 
 def _plain(settings: Mapping[str, object]) -> dict[str, object]:
@@ -144,7 +139,9 @@ def _plain(settings: Mapping[str, object]) -> dict[str, object]:
     return json.loads(json.dumps(dict(settings)))
 
 
-def _changes(old: Mapping[str, object], new: Mapping[str, Any]) -> dict[str, tuple[object, object]]:
+def _changes(
+    old: Mapping[str, object], new: Mapping[str, object]
+) -> dict[str, tuple[object, object]]:
     """What differs; settings that only one version of the code has are none of the user's.
 
     Example:

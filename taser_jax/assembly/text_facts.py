@@ -26,8 +26,8 @@ def data_facts(stream: Stream, store: TokenStore, *, train_steps: int) -> dict[s
 
 def _text_facts(store: TokenStore, tasks: Iterable[str]) -> dict[str, object]:
     """How texts became tokens: one value, or one per task where they differ; unknown is absent."""
-    wanted = set(tasks)
-    entries = [e for e in store.metadata.queries if e.task in wanted and e.split == "train"]
+    trained_on = set(tasks)
+    entries = [e for e in store.metadata.queries if e.task in trained_on and e.split == "train"]
     facts: dict[str, object] = {}
     if any(entry.normalization is not None for entry in entries):
         facts["query_normalization"] = joined({e.task: e.normalization for e in entries})
@@ -80,17 +80,14 @@ def text_settings(facts: Mapping[str, Any], task: str | None) -> TextSettings:
     lengths = facts.get("query_lengths")
     length = _of_task(facts, "query_lengths", task) if lengths else facts.get("query_length")
     return TextSettings(
-        queries=QuerySettings(
-            QueryNormalization(normalization or "none"),
-            tuple(prompt or ()),
-        ),
+        queries=QuerySettings(QueryNormalization(normalization or "none"), tuple(prompt or ())),
         query_length=length,
         titles=Titles(facts.get("titles") or "include"),
         passage_prompt=tuple(facts.get("passage_prompt") or ()),
     )
 
 
-def task_names(facts: Mapping[str, Any]) -> tuple[str, ...]:
+def task_names(facts: Mapping[str, object]) -> tuple[str, ...]:
     """Tasks whose prompt, length or normalisation run.json names; none where all are alike."""
     by_task = (facts.get(f"query_{name}") for name in ("prompt", "lengths", "normalization"))
     return tuple(
@@ -98,7 +95,7 @@ def task_names(facts: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def task_prompts(facts: Mapping[str, Any], task: str | None) -> dict[str, tuple[int, ...]]:
+def task_prompts(facts: Mapping[str, object], task: str | None) -> dict[str, tuple[int, ...]]:
     """Prompts of the tasks whose queries are tokenised like those of `task` except for the prompt.
 
     Args:
@@ -109,26 +106,23 @@ def task_prompts(facts: Mapping[str, Any], task: str | None) -> dict[str, tuple[
         Task -> ids of its prompt; of the tasks that run.json names, and of `task`.
     """
     names = task_names(facts)
-    wanted = text_settings(facts, task)
-    found = {}
+    reference = text_settings(facts, task)
+    prompts = {}
     for name in dict.fromkeys([*names, *([] if task is None else [task])]):
         settings = text_settings(facts, name)
         prompt = settings.queries.prompt
-        queries = dataclasses.replace(wanted.queries, prompt=prompt)
-        if settings == dataclasses.replace(wanted, queries=queries):
-            found[name] = prompt
-    return found
+        queries = dataclasses.replace(reference.queries, prompt=prompt)
+        if settings == dataclasses.replace(reference, queries=queries):
+            prompts[name] = prompt
+    return prompts
 
 
-def _of_task(facts: Mapping[str, Any], name: str, task: str | None) -> Any:
+def _of_task(facts: Mapping[str, object], name: str, task: str | None) -> Any:
     value = facts.get(name)
     if not isinstance(value, Mapping) or not value:
         return value or None
     if task not in value:
-        raise ConfigError(
-            f"{name} differs among the tasks, and the task is {task!r}",
-            where="run.json",
-            expected=f"one of {', '.join(value)}",
-            fix=f"--gin.export_model.task={next(iter(value))!r}, or ask.task",
-        )
+        problem = f"{name} differs among the tasks, and the task is {task!r}"
+        fix = f"--gin.export_model.task={next(iter(value))!r}, or ask.task"
+        raise ConfigError(problem, where="run.json", expected=f"one of {', '.join(value)}", fix=fix)
     return value[task]

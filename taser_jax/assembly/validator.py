@@ -131,11 +131,15 @@ class Validator:
             return metrics
         combined = self._config.sets is DevelopmentSets.COMBINED
         pools = [list(self._tasks)] if combined else [[task] for task in self._tasks]
-        ranks = {task: found for pool in pools for task, found in self._ranks(pool, params).items()}
+        ranks = {
+            task: of_task for pool in pools for task, of_task in self._ranks(pool, params).items()
+        }
         metrics["average_rank"] = self._mean(list(ranks.values()))
-        metrics["mrr"] = self._mean([1.0 / found for found in ranks.values()])
+        metrics["mrr"] = self._mean([1.0 / of_task for of_task in ranks.values()])
         if len(ranks) > 1:
-            metrics |= {f"mrr/{task}": float((1.0 / found).mean()) for task, found in ranks.items()}
+            metrics |= {
+                f"mrr/{task}": float((1.0 / of_task).mean()) for task, of_task in ranks.items()
+            }
         return metrics
 
     def _mean(self, by_task: Sequence[np.ndarray]) -> float:
@@ -149,19 +153,21 @@ class Validator:
         batches = min(self._config.num_batches, stream.steps_per_epoch)
         drawn = [stream.rows(step) for step in range(batches)]
         # Each text once, however many batches have it.
-        queries, query_places = np.unique([one.query_rows for one in drawn], return_inverse=True)
-        passages, places = np.unique([one.passage_rows for one in drawn], return_inverse=True)
+        queries, query_places = np.unique(
+            [batch.query_rows for batch in drawn], return_inverse=True
+        )
+        passages, places = np.unique([batch.passage_rows for batch in drawn], return_inverse=True)
         query_embeddings = self._encode(Role.QUERY, params, self._queries[task], queries, task=task)
         embeddings = self._encode(Role.PASSAGE, params, self._passages, passages)
         losses = [
             _contrastive_loss(
                 query_embeddings[query_place],
                 embeddings[place],
-                positive_index=one.positive_index,
-                ignore=one.ignore,
+                positive_index=batch.positive_index,
+                ignore=batch.ignore,
                 temperature=self._temperature,
             ).loss
-            for one, query_place, place in zip(
+            for batch, query_place, place in zip(
                 drawn, query_places.reshape(batches, -1), places.reshape(batches, -1), strict=True
             )
         ]
@@ -174,8 +180,8 @@ class Validator:
         assert self._config.pool is not None
         queries = [self._tasks[task] for task in tasks]
         pool = select_pool(
-            list(itertools.chain.from_iterable(one.positives for one in queries)),
-            list(itertools.chain.from_iterable(one.hard_negatives for one in queries)),
+            list(itertools.chain.from_iterable(of_task.positives for of_task in queries)),
+            list(itertools.chain.from_iterable(of_task.hard_negatives for of_task in queries)),
             num_passages=len(self._store),
             config=self._config.pool,
         )
@@ -196,13 +202,7 @@ class Validator:
         return {task: ranks.rank[part] for task, part in parts.items()}
 
     def _encode(
-        self,
-        role: Role,
-        params: PyTree,
-        texts: Texts,
-        rows: np.ndarray,
-        *,
-        task: str | None = None,
+        self, role: Role, params: PyTree, texts: Texts, rows: np.ndarray, *, task: str | None = None
     ) -> np.ndarray:
         """Embeddings of rows, in blocks of similar length whose parts the hosts prepare."""
         name = static_task(self._query_tasks, task)
@@ -210,15 +210,15 @@ class Validator:
         size += -size % self._partitioner.batch_devices
         mine = self._partitioner.host_share.rows(size)
         order = np.argsort(-texts.lengths[rows], kind="stable")
-        found = []
+        blocks = []
         for start in range(0, len(rows), size):
             block = np.resize(rows[order[start : start + size]], size)
             tokens = texts.tokens(block[mine])
             wide_enough = self._buckets[self._buckets >= texts.lengths[block].max()]
             tokens = tokens.resized(min([*wide_enough, tokens.mask.shape[1]]))
             placed = self._partitioner.put_batch(tokens)
-            found.append(np.asarray(self._encode_tokens(params, placed, role=role, task=name)))
-        return np.concatenate(found)[np.argsort(order)]
+            blocks.append(np.asarray(self._encode_tokens(params, placed, role=role, task=name)))
+        return np.concatenate(blocks)[np.argsort(order)]
 
 
 def check_validated_tasks(tasks: Collection[str], config: ValidationConfig) -> None:

@@ -9,7 +9,6 @@ import pathlib
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
 
 from taser_jax.cli.command_table import COMMANDS, configurables_of, load
 from taser_jax.cli.gin_files import FILLED_IN, find_gin_file, gin_directory
@@ -35,7 +34,7 @@ class Option:
 
 
 def options(
-    gin_file: str, function: Callable[..., Any], configurables: Collection[Callable[..., Any]]
+    gin_file: str, function: Callable[..., object], configurables: Collection[Callable[..., object]]
 ) -> list[Option]:
     """The macros of a command's Gin file, then parameters that the file does not bind.
 
@@ -46,18 +45,18 @@ def options(
     """
     about = {function.__name__: entries(inspect.getdoc(function) or "", "Args")}
     about |= {c.__name__: entries(inspect.getdoc(c) or "", "Attributes") for c in configurables}
-    found = []
+    explained = []
     for name, (value, parameter) in _macros(gin_file).items():
         owner, _, field = parameter.rpartition(".")
         default = None if value == "%gin.REQUIRED" else value
-        found.append(Option(name, default, parameter, about.get(owner, {}).get(field, "")))
+        explained.append(Option(name, default, parameter, about.get(owner, {}).get(field, "")))
     bound = dict(bindings(gin_file))
     for field, described in inspect.signature(function).parameters.items():
         full = f"{function.__name__}.{field}"
         if full not in bound and field not in FILLED_IN:
             meaning = about[function.__name__].get(field, "")
-            found.append(Option(full, shown_default(described.default), full, meaning))
-    return found
+            explained.append(Option(full, shown_default(described.default), full, meaning))
+    return explained
 
 
 def _macros(gin_file: str) -> dict[str, tuple[str, str]]:
@@ -96,10 +95,10 @@ def read(gin_file: str) -> str:
 
 def entries(doc: str, section: str) -> dict[str, str]:
     """`name: text` entries of a section of a Google docstring."""
-    found = re.search(rf"^{section}:\n((?:    .*\n?|\n)*)", doc, re.MULTILINE)
+    text = re.search(rf"^{section}:\n((?:    .*\n?|\n)*)", doc, re.MULTILINE)
     meanings: dict[str, str] = {}
     name = ""
-    for line in found.group(1).splitlines() if found else ():
+    for line in text.group(1).splitlines() if text else ():
         start = re.match(r"    (\w+): (.*)", line)
         if start:
             name = start.group(1)
@@ -111,8 +110,8 @@ def entries(doc: str, section: str) -> dict[str, str]:
 
 def description(doc: str) -> str:
     """A docstring up to its first section."""
-    kept = re.split(r"\n(?=(?:Args|Attributes|Example|Returns|Raises|Yields|Source):)", doc)[0]
-    return kept.strip()
+    head = re.split(r"\n(?=(?:Args|Attributes|Example|Returns|Raises|Yields|Source):)", doc)[0]
+    return head.strip()
 
 
 def shown_default(value: object) -> str | None:
@@ -133,7 +132,7 @@ def packaged() -> list[str]:
 
 
 def files_for(
-    function: Callable[..., Any], configurables: Collection[Callable[..., Any]]
+    function: Callable[..., object], configurables: Collection[Callable[..., object]]
 ) -> list[str]:
     """Packaged Gin files for a command: recipes of its function; parts that set its objects only.
 
@@ -141,14 +140,14 @@ def files_for(
         models/taser.gin sets `DualEncoderConfig` and `ExpertConfig`: it is for `taser train`.
     """
     objects = {target.__name__ for target in configurables}
-    found = []
+    files = []
     for name in packaged():
         owners = {
             left.rpartition("/")[2].split(".")[0] for left, _ in bindings(name) if "." in left
         }
         if function.__name__ in owners or (not name.startswith("runs/") and owners <= objects):
-            found.append(name)
-    return found
+            files.append(name)
+    return files
 
 
 def first_comment(text: str) -> str:

@@ -16,9 +16,7 @@ from typing import Any
 from taser_jax.storage.registered import BUILDERS
 
 # Commands of two words, by their first.
-GROUPS = {
-    "pipeline": "run several stages",
-}
+GROUPS = {"pipeline": "run several stages"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,11 +110,7 @@ COMMANDS: dict[str, Command] = dict(
             many=True,
             optional=True,
         ),
-        _command(
-            "tokenize",
-            "commands.tokenize",
-            "tokenize tasks into a token store",
-        ),
+        _command("tokenize", "commands.tokenize", "tokenize tasks into a token store"),
         _command(
             "import",
             "commands.import_model",
@@ -148,7 +142,7 @@ COMMANDS: dict[str, Command] = dict(
             "train the ensemble that measures a specialist's confidence",
         ),
         _command("search", "commands.search", "index embeddings and search them, write run files"),
-        _command("bm25", "commands.bm25", "search queries with BM25"),
+        _command("bm25", "commands.search", "search queries with BM25"),
         _command("hybrid", "commands.hybrid", "fuse a dense and a BM25 run"),
         _command(
             "memory",
@@ -236,13 +230,13 @@ COMMANDS: dict[str, Command] = dict(
 )
 
 
-def load(name: str) -> Callable[..., Any]:
+def load(name: str) -> Callable[..., object]:
     """Imports a command's function."""
     command = COMMANDS[name]
     return getattr(importlib.import_module(f"taser_jax.{command.module}"), command.function)
 
 
-def configurables(*functions: Callable[..., Any]) -> list[Callable[..., Any]]:
+def configurables(*functions: Callable[..., object]) -> list[Callable[..., object]]:
     """What Gin may configure for functions, from the annotations of their parameters.
 
     These are the dataclasses that they name, in unions and collections too; their subclasses; what
@@ -254,32 +248,32 @@ def configurables(*functions: Callable[..., Any]) -> list[Callable[..., Any]]:
     Args:
         functions: a command's, or any other.
     """
-    reached: dict[Callable[..., Any], None] = {}
+    reached: dict[Callable[..., object], None] = {}
     waiting = list(functions)
     while waiting:
         hints = typing.get_type_hints(waiting.pop())
         hints.pop("return", None)
         for kind in itertools.chain.from_iterable(map(_classes_in, hints.values())):
-            own: list[Callable[..., Any]] = [kind] if dataclasses.is_dataclass(kind) else []
+            own: list[Callable[..., object]] = [kind] if dataclasses.is_dataclass(kind) else []
             new = [target for target in (*own, *BUILDERS[kind]) if target not in reached]
             reached |= dict.fromkeys(new)
             waiting += new
     return sorted(reached, key=lambda target: target.__name__)
 
 
-def _classes_in(hint: Any) -> Iterator[type[Any]]:
+def _classes_in(hint: object) -> Iterator[type]:
     """Classes that an annotation names and their subclasses, but for those of Python itself."""
     for part in hint if isinstance(hint, list) else typing.get_args(hint):
         yield from _classes_in(part)
     library = getattr(hint, "__module__", "builtins").partition(".")[0]
     if isinstance(hint, type) and library not in sys.stdlib_module_names:
         yield hint
-        subclasses: list[type[Any]] = hint.__subclasses__()
+        subclasses: list[type] = hint.__subclasses__()
         for subclass in subclasses:
             yield from _classes_in(subclass)
 
 
-def configurables_of(name: str) -> list[Callable[..., Any]]:
+def configurables_of(name: str) -> list[Callable[..., object]]:
     """What Gin may configure for a command: with the function whose recipes it takes, if any."""
     recipe_of = COMMANDS[name].recipe_of
     others = [load(recipe_of)] if recipe_of else []

@@ -15,21 +15,11 @@ from taser_jax.assembly.model_directory import embed
 from taser_jax.assembly.plans import TextLengths, lengths_in
 from taser_jax.assembly.program import Program, make_program
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.devices.compiler import (
-    CompiledStep,
-    CompilerEffort,
-    OutOfMemory,
-    compile_step,
-)
+from taser_jax.devices.compiler import CompiledStep, CompilerEffort, OutOfMemory, compile_step
 from taser_jax.devices.mesh import make_mesh
 from taser_jax.devices.partitioning import Partitioner, placed
 from taser_jax.devices.step_report import RealWork, StepRefusal, StepReport
-from taser_jax.devices.topologies import (
-    Topology,
-    one_host,
-    open_topology,
-    require_compiler,
-)
+from taser_jax.devices.topologies import Topology, one_host, open_topology, require_compiler
 from taser_jax.models.batch import BatchShape, DocumentsShape, Role
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.models.layers import Remat
@@ -124,12 +114,7 @@ def compile_recipe(
         )
         reports = _Reports(output)
         _training_report(
-            reports,
-            target,
-            program,
-            training,
-            text_lengths=text_lengths,
-            effort=compiler_effort,
+            reports, target, program, training, text_lengths=text_lengths, effort=compiler_effort
         )
         if encoding is not None:
             _encoding_reports(

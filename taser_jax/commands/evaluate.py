@@ -104,15 +104,15 @@ class EvaluationConfig:
             return tuple(filter(is_page_measure, measures))
         return measures
 
-    def check_tasks(self, known: Iterable[str]) -> None:
+    def check_tasks(self, tasks: Iterable[str]) -> None:
         """Checks that the collection has the tasks that this configuration names.
 
         Raises:
             ConfigError: an unknown task.
         """
-        inputs.check_known(self.page_only_tasks, known, where="EvaluationConfig.page_only_tasks")
-        inputs.check_known(self.regex_tasks, known, where="EvaluationConfig.regex_tasks")
-        inputs.check_known(self.qrels_tasks, known, where="EvaluationConfig.qrels_tasks")
+        inputs.check_known(self.page_only_tasks, tasks, where="EvaluationConfig.page_only_tasks")
+        inputs.check_known(self.regex_tasks, tasks, where="EvaluationConfig.regex_tasks")
+        inputs.check_known(self.qrels_tasks, tasks, where="EvaluationConfig.qrels_tasks")
 
     def judge_of(self, task: str) -> Judge:
         """The criterion for a hit of a task's queries."""
@@ -198,7 +198,7 @@ def evaluate(
     measures = [
         name
         for name in config.measures
-        if any(name in found.values for found in evaluations.values())
+        if any(name in scored.values for scored in evaluations.values())
     ]
     write_table(output_dir, by_task=measures[-1], split=split, significance=significance)
     _log_averages(system, evaluations, measures)
@@ -232,25 +232,22 @@ def _log_averages(
     averages = {
         name: group_averages(
             {
-                task: Evaluation(found.query_ids, {name: found.values[name]})
-                for task, found in evaluations.items()
-                if name in found.values
+                task: Evaluation(values.query_ids, {name: values.values[name]})
+                for task, values in evaluations.items()
+                if name in values.values
             }
         )
         for name in measures
     }
-    means = ", ".join(f"{name} {found.macro[name]:.4f}" for name, found in averages.items())
+    means = ", ".join(f"{name} {values.macro[name]:.4f}" for name, values in averages.items())
     logger.info("%s: %s (macro: mean over %d tasks)", system, means, len(evaluations))
     if len(evaluations) > 1:
-        pooled = ", ".join(f"{name} {found.micro[name]:.4f}" for name, found in averages.items())
+        pooled = ", ".join(f"{name} {values.micro[name]:.4f}" for name, values in averages.items())
         logger.info("%s: %s (micro: all queries pooled)", system, pooled)
 
 
 def judge_run(
-    run: Run,
-    queries: QuerySet,
-    heads: inputs.PassageHeads,
-    config: EvaluationConfig,
+    run: Run, queries: QuerySet, heads: inputs.PassageHeads, config: EvaluationConfig
 ) -> Evaluation:
     """Scores one run.
 
@@ -295,9 +292,9 @@ def judge_kilt(
         pages = ranked_pages(run, heads.pages)
         values |= evaluate_pages(pages, gold, by_page).values
     if by_passage := [name for name in measures if not is_page_measure(name)]:
-        found = evaluate_qrels(run, qrels_of(queries), by_passage)
-        place = {query_id: number for number, query_id in enumerate(found.query_ids)}
-        for name, scores in found.values.items():
+        by_gold = evaluate_qrels(run, qrels_of(queries), by_passage)
+        place = {query_id: number for number, query_id in enumerate(by_gold.query_ids)}
+        for name, scores in by_gold.values.items():
             values[name] = np.array([scores[place[id]] if id in place else 0.0 for id in gold])
     return Evaluation(tuple(gold), {name: values[name] for name in measures})
 
@@ -345,10 +342,10 @@ def write_table(
     Raises:
         DataError: no result, or rows of different queries.
     """
-    found = read_results(pathlib.Path(output_dir) / "results", systems)
-    table = ResultsTable.of(found, by_task=by_task)
+    rows = read_results(pathlib.Path(output_dir) / "results", systems)
+    table = ResultsTable.of(rows, by_task=by_task)
     if significance is not None:
-        compared = compare_with_baselines(output_dir, found, split=split, config=significance)
+        compared = compare_with_baselines(output_dir, rows, split=split, config=significance)
         table = dataclasses.replace(table, comparisons=compared)
     table.write(output_dir, name="table")
     return table
@@ -376,8 +373,8 @@ def _write_dpr_results(
 
     def results() -> Iterator[RetrievalResult]:
         for line, query in enumerate(queries):
-            found = [column for column, row in enumerate(run.rows[line]) if row >= 0]
-            passages = store.get_many([int(run.rows[line, column]) for column in found])
+            columns = [column for column, row in enumerate(run.rows[line]) if row >= 0]
+            passages = store.get_many([int(run.rows[line, column]) for column in columns])
             yield RetrievalResult(
                 question=query.text,
                 answers=query.answers,
@@ -387,7 +384,7 @@ def _write_dpr_results(
                         score=float(run.scores[line, column]),
                         has_answer=bool(hits[line, column]),
                     )
-                    for column, passage in zip(found, passages, strict=True)
+                    for column, passage in zip(columns, passages, strict=True)
                 ],
                 confidence=None if confidences is None else confidences[line],
             )

@@ -46,46 +46,46 @@ def tasks_with(
     Raises:
         ConfigError: a task wanted does not exist or has no such split, or none has it.
     """
-    known = list_tasks(data_dir, collection)
-    tasks = [_in_collection(task, collection, known) for task in tasks or ()]
+    splits_of = list_tasks(data_dir, collection)
+    tasks = [_in_collection(task, collection, splits_of) for task in tasks or ()]
     for task in tasks:
-        if task not in known:
-            fix = f"prepare it, or take one of {', '.join(sorted(known))}"
+        if task not in splits_of:
+            fix = f"prepare it, or take one of {', '.join(sorted(splits_of))}"
             problem = f"no task {task!r} in collection {collection!r}"
             raise ConfigError(problem, where="TASKS", fix=fix)
-        if split not in known[task]:
+        if split not in splits_of[task]:
             problem = f"task {task!r} has no split {split!r}"
-            fix = fix or f"take one of {', '.join(known[task])}, or prepare this one"
+            fix = fix or f"take one of {', '.join(splits_of[task])}, or prepare this one"
             raise ConfigError(problem, where=where, fix=fix)
-    found = tasks or sorted(task for task in known if split in known[task])
-    if not found:
+    with_split = tasks or sorted(task for task in splits_of if split in splits_of[task])
+    if not with_split:
         problem = f"no task of collection {collection!r} has a split {split!r}"
         raise ConfigError(problem, where=where, fix=fix or "prepare queries for it")
-    return found
+    return with_split
 
 
-def _in_collection(task: str, collection: str, known: Iterable[str]) -> str:
+def _in_collection(task: str, collection: str, there: Iterable[str]) -> str:
     """A task by its name in the collection.
 
     Example:
         `docs_summary` and `docs.summary` are `summary` in collection `docs`; `seas_questions` is
         `seas.questions`, where a merged collection has a task of that name.
     """
-    if task in known:
+    if task in there:
         return task
     short = task.removeprefix(f"{collection}_").removeprefix(f"{collection}.")
-    names = {one.replace(".", "_"): one for one in known}
+    names = {name.replace(".", "_"): name for name in there}
     return names.get(short.replace(".", "_"), task)
 
 
-def check_known(tasks: Sequence[str], known: Iterable[str], *, where: str) -> None:
+def check_known(tasks: Sequence[str], there: Iterable[str], *, where: str) -> None:
     """Rejects tasks that the collection does not have.
 
     Raises:
         ConfigError: naming both.
     """
-    if unknown := sorted(set(tasks).difference(known)):
-        fix = f"name tasks of the collection: {', '.join(sorted(known))}"
+    if unknown := sorted(set(tasks).difference(there)):
+        fix = f"name tasks of the collection: {', '.join(sorted(there))}"
         raise ConfigError(f"no task {', '.join(unknown)}", where=where, fix=fix)
 
 
@@ -104,11 +104,11 @@ def own_rows(store: PassageStore, task: str, query_ids: Sequence[str]) -> np.nda
     Raises:
         DataError: no query has a passage's id.
     """
-    found = [store.find(query_id) for query_id in query_ids]
-    if all(row is None for row in found):
+    rows = [store.find(query_id) for query_id in query_ids]
+    if all(row is None for row in rows):
         problem = f"no query of task {task!r} has the id of a passage"
         raise DataError(problem, where="OWN_PASSAGE_TASKS", fix="leave the task out")
-    return np.array([NO_ROW if row is None else row for row in found], np.int32)
+    return np.array([NO_ROW if row is None else row for row in rows], np.int32)
 
 
 def answer_matcher(store: PassageStore, match: AnswerMatch) -> AnswerMatcher:

@@ -1,20 +1,22 @@
-"""`taser mine`: hard negatives for training, from run files."""
+"""`taser mine`: hard negatives from run files, and a teacher's scores of them for distillation."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
+from jaxtyping import Float32, Float64, Int
 
 from taser_jax.commands import inputs
-from taser_jax.commands.teachers import share_of_positives_first, teacher_scores
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
-from taser_jax.data.token_store.negatives import write_negatives
+from taser_jax.data.token_store.negatives import TeacherLine, write_negatives
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher
+from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
 from taser_jax.retrieval.mining import (
     AnswerContaining,
     Excluded,
@@ -24,18 +26,19 @@ from taser_jax.retrieval.mining import (
     WithoutNegatives,
     mine_negatives,
 )
+from taser_jax.retrieval.pair_scores import CrossEncoder, EmbeddingScorer, PairScorer, RunScorer
 from taser_jax.retrieval.runs import top_k
-from taser_jax.storage.artifacts import NEGATIVES, FilePath, split_path, write_text
-from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.artifacts import NEGATIVES, FilePath, kind_of, split_path, write_text
+from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.records import Passage, Query
 from taser_jax.storage.typed_files import to_plain
 
 # Makes the draw of the sample independent of other draws with the same seed.
 _PURPOSE = 0x5A3D
-_SAMPLE_COLUMNS = (
-    *("query_id", "query", "answers", "positive_score", "positive", "negative_score"),
-    *("negative", "is_answered_by_negative"),
+_SAMPLE_HEAD = (
+    "query_id\tquery\tanswers\tpositive_score\tpositive\tnegative_score\tnegative\t"
+    "is_answered_by_negative"
 )
 
 
@@ -84,16 +87,14 @@ def mine(
     store = PassageStore.open(data_dir, collection)
     heads = inputs.PassageHeads(store)
     inputs.check_known(regex_tasks, list_tasks(data_dir, collection), where="REGEX_TASKS")
-    found = {}
+    counts = {}
     for task in inputs.tasks_with(data_dir, collection, split=split, tasks=tasks):
         queries = list(queries_set := QuerySet.open(data_dir, collection, task, split))
         run = inputs.read_task_run(runs_dir, queries_set, store)
         if run.rows.shape[1] < config.depth:
             # Not an error: BM25 only finds passages that share a word; collections may be small.
-            logger.warning(
-                "%s %s: the run has %d results per query, mining considers the first %d",
-                *(task, split, run.rows.shape[1], config.depth),
-            )
+            results = f"{run.rows.shape[1]} results per query, mining considers the first"
+            logger.warning("%s %s: the run has %s %d", task, split, results, config.depth)
         answers = [query.answers for query in queries]
         task_config = config
         if config.answer_containing is AnswerContaining.DROP and not any(answers):
@@ -143,8 +144,8 @@ def mine(
             write_sample(
                 path, mined, queries, store.__getitem__, size=sample_size, seed=config.seed
             )
-        found[task] = mined.statistics.negatives
-    return found
+        counts[task] = mined.statistics.negatives
+    return counts
 
 
 def _answers_among(
@@ -206,7 +207,7 @@ def write_sample(
     ends = np.cumsum([len(rows) for rows in mined.rows])
     total = int(ends[-1]) if len(ends) else 0
     rng = np.random.default_rng([_PURPOSE, seed])
-    lines = ["\t".join(_SAMPLE_COLUMNS)]
+    lines = [_SAMPLE_HEAD]
     for pair in np.sort(rng.choice(total, min(size, total), replace=False)).tolist():
         line = int(np.searchsorted(ends, pair, side="right"))
         place = pair - int(ends[line])
@@ -228,3 +229,138 @@ def write_sample(
 
 def _one_line(passage: Passage) -> str:
     return f"{passage.title}: {passage.text}"
+
+
+def teacher_scores(
+    teachers: Mapping[str, float],
+    queries: QuerySet,
+    negatives: Sequence[Sequence[int]],
+    store: PassageStore,
+) -> list[TeacherLine]:
+    """A teacher's scores of each query's positives and mined negatives.
+
+    The score of a pair is Σ weight · score over the teachers: one model, an ensemble of several, or
+    a hybrid, such as {embeddings: 1, BM25's runs: 1.2}.
+
+    Args:
+        teachers: directory -> weight. A directory holds a model's embeddings (`taser encode`),
+            whose inner products are exact; runs of the split, where a passage that is not in its
+            query's list gets the list's lowest score; or a cross-encoder's Hugging Face checkpoint.
+        queries: the queries of a split.
+        negatives: rows of the passages mined for each of them.
+        store: the collection's passages.
+
+    Raises:
+        ConfigError: a directory that holds no teacher.
+        DataError: embeddings of other queries, or scores that are not finite.
+    """
+    pairs = _Pairs.of([query.positives for query in queries], negatives)
+    total = np.zeros(len(pairs.rows))
+    with phase(f"score {queries.task} {queries.split}"):
+        for directory, weight in teachers.items():
+            total += weight * _scorer(directory, queries, store)(pairs.queries, pairs.rows)
+    scores = total.astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(scores))
+    if len(bad):
+        raise DataError(
+            f"score {scores[bad[0]]} of query {queries[int(pairs.queries[bad[0]])].id!r} and "
+            f"passage row {pairs.rows[bad[0]]}, and {len(bad) - 1} others are not finite scores",
+            where=f"{queries.task} {queries.split}",
+            fix="take a teacher whose training did not diverge",
+        )
+    return pairs.split(scores)
+
+
+def share_of_positives_first(lines: Sequence[TeacherLine]) -> float:
+    """Share of the queries with negatives whose best positive scores above all of them."""
+    firsts = [
+        line.positives.max() > line.negatives.max()
+        for line in lines
+        if len(line.positives) and len(line.negatives)
+    ]
+    return float(np.mean(firsts)) if firsts else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pairs:
+    """Every query with its positives, then its negatives, end to end.
+
+    Attributes:
+        queries: number of each pair's query in its split.
+        rows: row of each pair's passage.
+        counts: number of (positives, negatives) of each query.
+    """
+
+    queries: Int[np.ndarray, " pairs"]
+    rows: Int[np.ndarray, " pairs"]
+    counts: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, positives: Sequence[Sequence[int]], negatives: Sequence[Sequence[int]]) -> _Pairs:
+        lists = list(zip(positives, negatives, strict=True))
+        counts = [(len(own), len(mined)) for own, mined in lists]
+        rows = [np.asarray(rows, np.int64) for both in lists for rows in both]
+        queries = np.repeat(np.arange(len(counts)), [sum(count) for count in counts])
+        return cls(queries, np.concatenate([np.zeros(0, np.int64), *rows]), counts)
+
+    def split(self, scores: Float32[np.ndarray, " pairs"]) -> list[TeacherLine]:
+        """The scores, query by query."""
+        ends = np.cumsum([count for pair in self.counts for count in pair])
+        parts = np.split(scores, ends[:-1]) if len(ends) else []
+        return [TeacherLine(*two) for two in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def _scorer(directory: str, queries: QuerySet, store: PassageStore) -> PairScorer:
+    """A teacher of whichever kind the directory holds."""
+    path = pathlib.Path(directory)
+    if kind_of(directory) == Embeddings.KIND:
+        passages = Embeddings.open(directory, fingerprints={"collection": store.fingerprint})
+        encoded = QueryEmbeddings.of_split(
+            directory, queries.task, queries.split, fingerprints=passages.fingerprints
+        )
+        if encoded.query_ids != [query.id for query in queries]:
+            problem = f"embeddings of {len(encoded)} queries of task {queries.task!r}"
+            expected = f"of the {len(queries)} queries of {queries.directory}"
+            fix = "tokenize and encode this collection's queries with the teacher"
+            raise DataError(problem, where=str(encoded.directory), expected=expected, fix=fix)
+        return EmbeddingScorer(encoded, passages)
+    if inputs.run_path(directory, queries.task, queries.split).exists():
+        return _logged(RunScorer(inputs.read_task_run(directory, queries, store).result), directory)
+    if (path / "config.json").exists():
+        return _cross_encoder(CrossEncoder(directory), queries, store)
+    raise ConfigError(
+        f"no teacher of task {queries.task!r}, split {queries.split!r} here: no embeddings, no run "
+        f"{inputs.run_path('', queries.task, queries.split)}, and no cross-encoder's config.json",
+        where=directory,
+        fix="run `taser encode`, `taser search` or `taser bm25` for this split",
+    )
+
+
+def _logged(scorer: RunScorer, directory: str) -> PairScorer:
+    def score_pairs(
+        queries: Int[np.ndarray, " pairs"], rows: Int[np.ndarray, " pairs"]
+    ) -> Float64[np.ndarray, " pairs"]:
+        scores = scorer(queries, rows)
+        missing = f"{scorer.missing} of {len(rows)} pairs are not in the run"
+        logger.info("%s: %s and get the lowest score of their query", directory, missing)
+        return scores
+
+    return score_pairs
+
+
+def _cross_encoder(model: CrossEncoder, asked: QuerySet, store: PassageStore) -> PairScorer:
+    texts = [query.text for query in asked]
+
+    def score_pairs(
+        queries: Int[np.ndarray, " pairs"], rows: Int[np.ndarray, " pairs"]
+    ) -> Float64[np.ndarray, " pairs"]:
+        distinct, places = np.unique(rows, return_inverse=True)
+        passages = [
+            f"{passage.title} {passage.text}".strip()
+            for passage in store.get_many(distinct.tolist())
+        ]
+        return model.scores(
+            [texts[number] for number in queries], [passages[place] for place in places]
+        )
+
+    return score_pairs

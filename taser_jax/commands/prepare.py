@@ -161,19 +161,19 @@ def prepare_pydocs(
     check_known(tasks or (), TASKS, where="TASKS")
     with phase("build pydocs"):
         built = build_pydocs(packages)
-    wanted = {task: built.queries[task] for task in TASKS if tasks is None or task in tasks}
+    chosen = {task: built.queries[task] for task in TASKS if tasks is None or task in tasks}
     if train_queries is not None:
-        for splits in wanted.values():
+        for splits in chosen.values():
             splits["train"] = drawn_by_hash(splits["train"], train_queries)
     store = write_collection(data_dir, collection, built.passages)
-    for task, splits in wanted.items():
+    for task, splits in chosen.items():
         for split, queries in splits.items():
             if queries:
                 write_queries(data_dir, collection, task, split, queries)
     versions = ", ".join(f"{name} {version}" for name, version in built.versions.items())
     logger.info("pydocs: %s passages, checksum %s", f"{len(store):,}", built.checksum)
     logger.info("pydocs: text of %s", versions)
-    for task, splits in wanted.items():
+    for task, splits in chosen.items():
         counts = ", ".join(f"{split} {len(queries):,}" for split, queries in splits.items())
         logger.info("pydocs: task %s: %s", task, counts)
     return store.fingerprint
@@ -196,9 +196,7 @@ def drawn_by_hash(queries: Sequence[Query], count: int) -> list[Query]:
     return [query for query in queries if query.id in drawn]
 
 
-def reporting(
-    function: Callable[..., PreparedCollection],
-) -> Callable[..., PreparedCollection]:
+def reporting(function: Callable[..., PreparedCollection]) -> Callable[..., PreparedCollection]:
     """Wraps a function to be its collection's only writer and to log a summary."""
 
     @functools.wraps(function)
@@ -315,10 +313,8 @@ def find_positives(
             write_queries(data_dir, collection, name, split, renamed)
             write_left_out(data_dir, collection, (name, split), lost)
             dropped[name][split] = len(lost)
-            logger.info(
-                "%s %s: %s questions, %s dropped without a positive among BM25's first %d",
-                *(name, split, f"{len(queries) - len(lost):,}", f"{len(lost):,}", depth),
-            )
+            counts = f"{len(queries) - len(lost):,} questions, {len(lost):,} dropped without"
+            logger.info("%s %s: %s a positive among BM25's first %d", name, split, counts, depth)
     return dropped
 
 

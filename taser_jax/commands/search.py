@@ -1,4 +1,4 @@
-"""`taser search`: indexes embeddings and searches them with encoded queries, into run files."""
+"""`taser search` and `taser bm25`: run files, from an index of embeddings and from BM25's."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from taser_jax.commands import inputs
-from taser_jax.data.collections.store import PassageStore, list_tasks
+from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.devices.hosts import first_host_only, writes
-from taser_jax.retrieval.embeddings import (
-    Embeddings,
-    QueryEmbeddings,
-    encoded_splits,
-)
+from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
+from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings, encoded_splits
 from taser_jax.retrieval.exact import search_devices
 from taser_jax.retrieval.index import INDEX_KINDS, IndexConfig, IndexKind, build_index, open_index
-from taser_jax.retrieval.runs import Run, without_own, write_trec_run
+from taser_jax.retrieval.runs import Run, SearchResult, without_own, write_trec_run
 from taser_jax.retrieval.scann import RECALL_QUERIES
 from taser_jax.storage.artifacts import METADATA, check_kind
 from taser_jax.storage.locks import one_writer
@@ -71,9 +68,8 @@ def search(
         FingerprintError: the index belongs to another collection, or passages and queries were
             encoded with different models or token stores.
     """
-    inputs.check_known(
-        own_passage_tasks, list_tasks(data_dir, collection), where="OWN_PASSAGE_TASKS"
-    )
+    tasks_there = list_tasks(data_dir, collection)
+    inputs.check_known(own_passage_tasks, tasks_there, where="OWN_PASSAGE_TASKS")
     store = PassageStore.open(data_dir, collection)
     names = inputs.tasks_with(data_dir, collection, split=split, tasks=tasks)
     if not (pathlib.Path(index_dir) / METADATA).is_file():
@@ -90,14 +86,76 @@ def search(
     paths = []
     for task, queries in zip(names, encoded, strict=True):
         with phase(f"search of {task} {split}"):
-            drops = task in own_passage_tasks
-            result = searcher.search(queries.rows(0, len(queries)), k + drops)
-            if drops:
-                result = without_own(result, inputs.own_rows(store, task, queries.query_ids), k)
-        path = inputs.run_path(output_dir, task, split)
-        write_trec_run(path, Run.of(queries.query_ids, result), ids=store.ids, tag=tag)
-        paths.append(path)
+            result = searcher.search(queries.rows(0, len(queries)), k + (task in own_passage_tasks))
+        run = _best(result, queries.query_ids, store, task, k, own_passage_tasks)
+        paths.append(inputs.run_path(output_dir, task, split))
+        write_trec_run(paths[-1], run, ids=store.ids, tag=tag)
     return paths
+
+
+@writes("{output_dir}", kinds=[])
+@first_host_only
+def bm25(
+    *,
+    data_dir: str,
+    collection: str,
+    output_dir: str,
+    index_dir: str,
+    split: str = "test",
+    tasks: Sequence[str] | None = None,
+    k: int = 100,
+    config: Bm25Config = Bm25Config(),
+    own_passage_tasks: Sequence[str] = (),
+) -> list[pathlib.Path]:
+    """Searches queries with BM25 over title and text, one run file per task.
+
+    Args:
+        data_dir: folder of collections.
+        collection: the collection.
+        output_dir: run files go there as `<task>.<split>.trec`.
+        index_dir: the index is built there once and reused.
+        split: split of the queries.
+        tasks: tasks to use; None means all that have the split.
+        k: results per query.
+        config: parameters of BM25.
+        own_passage_tasks: tasks whose queries are also passages of the collection: the passage with
+            the query's id is excluded from its results (BEIR's ArguAna).
+
+    Returns:
+        The run files.
+    """
+    tasks_there = list_tasks(data_dir, collection)
+    inputs.check_known(own_passage_tasks, tasks_there, where="OWN_PASSAGE_TASKS")
+    store = PassageStore.open(data_dir, collection)
+    sparse = Bm25Index.build(
+        (title_and_text(passage) for passage in store.iterate()),
+        index_dir,
+        config=config,
+        fingerprints={"collection": store.fingerprint},
+    )
+    paths = []
+    for task in inputs.tasks_with(data_dir, collection, split=split, tasks=tasks):
+        texts = {query.id: query.text for query in QuerySet.open(data_dir, collection, task, split)}
+        with phase(f"BM25 search of {task} {split}"):
+            result = sparse.search(list(texts.values()), k + (task in own_passage_tasks))
+        run = _best(result, list(texts), store, task, k, own_passage_tasks)
+        paths.append(inputs.run_path(output_dir, task, split))
+        write_trec_run(paths[-1], run, ids=store.ids, tag="bm25")
+    return paths
+
+
+def _best(
+    result: SearchResult,
+    query_ids: Sequence[str],
+    store: PassageStore,
+    task: str,
+    k: int,
+    own_passage_tasks: Sequence[str],
+) -> Run:
+    """The first k results of each query; where queries are passages too, without its own."""
+    if task in own_passage_tasks:
+        result = without_own(result, inputs.own_rows(store, task, query_ids), k)
+    return Run.of(query_ids, result)
 
 
 @writes("{index_dir}", kinds=INDEX_KINDS)

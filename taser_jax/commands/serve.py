@@ -55,11 +55,9 @@ def serve(*, directory: str, options: ServeOptions = ServeOptions()) -> None:
     """
     token = os.environ.get(TOKEN) or None
     if token is None and not _is_loopback(options.host):
-        raise ConfigError(
-            f"{options.host} can be reached from other machines, and no token is set",
-            where="ServeOptions.host",
-            fix=f"set {TOKEN} to a secret, which clients send as a bearer token; or use 127.0.0.1",
-        )
+        problem = f"{options.host} can be reached from other machines, and no token is set"
+        fix = f"set {TOKEN} to a secret, which clients send as a bearer token; or use 127.0.0.1"
+        raise ConfigError(problem, where="ServeOptions.host", fix=fix)
     try:
         import uvicorn
 
@@ -76,10 +74,7 @@ def serve(*, directory: str, options: ServeOptions = ServeOptions()) -> None:
         options.max_batch, options.deadline_ms / 1000, max_waiting=options.max_waiting
     )
     server = Server(
-        engine,
-        limits=ServerLimits(batching),
-        token=token,
-        log_queries=options.log_queries,
+        engine, limits=ServerLimits(batching), token=token, log_queries=options.log_queries
     )
     logger.info(
         "%s passages at http://%s:%d", f"{len(engine.retriever):,}", options.host, options.port

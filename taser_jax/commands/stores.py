@@ -12,11 +12,7 @@ import numpy as np
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.interop.export_source import METADATA
-from taser_jax.retrieval.embedding_files import (
-    StoreFormat,
-    export_embeddings,
-    import_embeddings,
-)
+from taser_jax.retrieval.embedding_files import StoreFormat, export_embeddings, import_embeddings
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings, encoded_splits
 from taser_jax.retrieval.index import Codes, Coding, recall_of_codes
 from taser_jax.retrieval.scann import RECALL_QUERIES
@@ -126,10 +122,9 @@ def _print_recall(
     queries = np.concatenate(samples).astype(np.float32)
     recall = recall_of_codes(embeddings, queries, coding, k=_RECALL_K)
     logger.info(
-        "%s codes: recall@%d %.4f against exact search, %.4f with the first %d scored again by "
-        "whole embeddings; %d %s",
-        *(coding.codes.value, _RECALL_K, recall["alone"], recall["rescored"], 4 * _RECALL_K),
-        *(len(queries), "queries" if encoded else "passages as queries"),
+        f"{coding.codes.value} codes: recall@{_RECALL_K} {recall['alone']:.4f} against exact "
+        f"search, {recall['rescored']:.4f} with the first {4 * _RECALL_K} scored again by whole "
+        f"embeddings; {len(queries)} {'queries' if encoded else 'passages as queries'}"
     )
     return recall
 

@@ -235,8 +235,6 @@ def import_tasks(module: str) -> None:
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"cannot import {error.name!r}",
-            where=f"MIXTURE_OR_TASK_MODULE={module}",
-            fix="run from the folder it is in, put that on PYTHONPATH, or correct the name",
-        ) from error
+        problem = f"cannot import {error.name!r}"
+        fix = "run from the folder it is in, put that on PYTHONPATH, or correct the name"
+        raise ConfigError(problem, where=f"MIXTURE_OR_TASK_MODULE={module}", fix=fix) from error

@@ -13,19 +13,12 @@ from etils import epath
 
 from taser_jax.assembly.cached_states import frozen_texts
 from taser_jax.assembly.config import TrainingConfig
-from taser_jax.assembly.data import (
-    DeviceBatches,
-    open_store,
-)
+from taser_jax.assembly.data import DeviceBatches, open_store
 from taser_jax.assembly.metric_writers import make_writers
 from taser_jax.assembly.model_directory import write_run_record
 from taser_jax.assembly.pretrained import place_pretrained
 from taser_jax.assembly.program import TrainingJob, step_cost, training_job
-from taser_jax.assembly.settings_history import (
-    check_settings,
-    record_settings,
-    settings_of,
-)
+from taser_jax.assembly.settings_history import check_settings, record_settings, settings_of
 from taser_jax.assembly.text_sources import SHARED_EMBEDDINGS
 from taser_jax.assembly.validator import Validator
 from taser_jax.data.batches.stream import Stream, TextSource
@@ -40,11 +33,7 @@ from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.typed_files import flatten
 from taser_jax.training import loop
-from taser_jax.training.checkpoint_directory import (
-    restore_initial_params,
-    restore_state_from,
-    set_aside_damaged,
-)
+from taser_jax.training.checkpoint_directory import restore_initial_params, set_aside_damaged
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.state import TrainState, init_state, memory_estimate, named_key
 
@@ -76,7 +65,6 @@ def train(
     tasks: Sequence[str] | None = None,
     negatives_dirs: Sequence[str] = (),
     initial_checkpoint: str | None = None,
-    continued_checkpoint: str | None = None,
     augmentation_dir: str | None = None,
     documents: int = 10,
     shared_embeddings: str | None = None,
@@ -102,8 +90,6 @@ def train(
             several directories are joined per query.
         initial_checkpoint: a `checkpoint_N` directory of taser_jax whose parameters to copy; a tied
             model's tower is copied into each of several.
-        continued_checkpoint: a `checkpoint_N` directory to continue from, with optimiser,
-            schedule and step, on other data: `loop.train_steps` counts its steps too.
         augmentation_dir: documents of the queries, from `taser augment`; for models that fuse them.
         documents: documents fused with each query, K.
         shared_embeddings: embeddings by text of a frozen passage tower, from `taser encode` or
@@ -155,7 +141,6 @@ def train(
                 accept_changes=accept_changes,
                 config_text=config_text,
                 initial_checkpoint=initial_checkpoint,
-                continued_checkpoint=continued_checkpoint,
                 shared_embeddings=shared_embeddings,
             )
         return TrainSummary(
@@ -190,7 +175,6 @@ def _run(
     accept_changes: bool,
     config_text: str,
     initial_checkpoint: str | None,
-    continued_checkpoint: str | None,
     shared_embeddings: str | None,
 ) -> loop.TrainResult:
     training, program, store, stream = job.training, job.program, job.store, job.program.plan.stream
@@ -223,7 +207,7 @@ def _run(
             queue=program.queue,
         )
         if not resume_step:
-            state = _start(job, state, initial_checkpoint, continued_checkpoint)
+            state = _start(job, state, initial_checkpoint)
     params = state.params
     if resume_step and (training.states_dir or shared_embeddings):
         params = checkpoints.restore_params(program.state.params, step=resume_step)
@@ -285,11 +269,7 @@ def _identity(job: TrainingJob, stream: Stream) -> dict[str, object]:
     config = config_io.to_json(job.program.model.config)
     settings = json.dumps(flatten(training=job.training))
     hosts.require_same({"model": config, "training": settings, "data": stream.fingerprint})
-    return {
-        "data": stream.fingerprint,
-        "model": fingerprint([config]),
-        "seed": job.training.seed,
-    }
+    return {"data": stream.fingerprint, "model": fingerprint([config]), "seed": job.training.seed}
 
 
 def _validator(job: TrainingJob, store: TokenStore, states: TextSource | None) -> Validator | None:
@@ -310,21 +290,11 @@ def _validator(job: TrainingJob, store: TokenStore, states: TextSource | None) -
     )
 
 
-def _start(
-    job: TrainingJob,
-    state: TrainState,
-    initial_checkpoint: str | None,
-    continued_checkpoint: str | None,
-) -> TrainState:
+def _start(job: TrainingJob, state: TrainState, initial_checkpoint: str | None) -> TrainState:
     """The initial state of a new run: drawn, or from the configured checkpoint."""
-    abstract = job.program.state
-    if continued_checkpoint:
-        # A queue filled from other data would not match its entries' rows.
-        abstract = dataclasses.replace(abstract, queue=None)
-        restored = restore_state_from(continued_checkpoint, abstract_state=abstract)
-        return dataclasses.replace(restored, queue=state.queue)
     if initial_checkpoint:
-        params = restore_initial_params(initial_checkpoint, abstract_params=abstract.params)
+        abstract = job.program.state.params
+        params = restore_initial_params(initial_checkpoint, abstract_params=abstract)
         return dataclasses.replace(state, params=params)
     if job.pretrained is not None:
         params = place_pretrained(job.pretrained, params=state.params)

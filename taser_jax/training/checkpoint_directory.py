@@ -138,31 +138,6 @@ def restore_params_from(checkpoint: str | os.PathLike[str], *, abstract_params: 
     return restored["params"]
 
 
-def restore_state_from(
-    checkpoint: str | os.PathLike[str], *, abstract_state: TrainState
-) -> TrainState:
-    """Restores the training state of one `checkpoint_N` directory, to continue with other data.
-
-    Args:
-        checkpoint: the directory.
-        abstract_state: shapes, dtypes and shardings of the state (jax.ShapeDtypeStruct).
-
-    Raises:
-        ConfigError: there is no finished checkpoint, or one of another model or optimiser.
-    """
-    _check_same_tree(saved_params(checkpoint), abstract_state.params, where=str(checkpoint))
-    try:
-        with ocp.StandardCheckpointer() as reader:
-            restored = reader.restore(
-                absolute_path(checkpoint) / _STATE, state_dict(abstract_state)
-            )
-    except (ValueError, KeyError, TypeError) as error:
-        problem = "its optimiser has another structure than the one configured now"
-        fix = "begin with a fresh optimiser, which takes the parameters alone"
-        raise ConfigError(problem, where=str(checkpoint), fix=fix) from error
-    return TrainState(**restored)
-
-
 def _check_same_tree(saved: PyTree, expected: PyTree, *, where: str) -> None:
     """Raises naming the first parameter that is missing, surplus or of another shape."""
     saved_shapes, model_shapes = (

@@ -30,11 +30,7 @@ def torus(*shape: int, chip: str = "v5e") -> Topology:
 
 def judge(candidate: Candidate, *shape: int, batch: BatchShape = SHAPE, chip: str = "v5e"):
     return estimate(
-        candidate,
-        torus(*shape, chip=chip),
-        config=BASE,
-        shapes=[batch],
-        param_bytes=4 * PARAMETERS,
+        candidate, torus(*shape, chip=chip), config=BASE, shapes=[batch], param_bytes=4 * PARAMETERS
     )
 
 

@@ -49,11 +49,7 @@ def recorded(directory, settings, *, lengths=types.MappingProxyType({}), titles=
 
 def test_tasks_that_agree_are_recorded_once(tmp_path):
     facts = recorded(tmp_path, {"a": CURLY, "b": CURLY})
-    assert facts == {
-        "query_normalization": "curly_apostrophe",
-        "titles": "omit",
-        "query_length": 4,
-    }
+    assert facts == {"query_normalization": "curly_apostrophe", "titles": "omit", "query_length": 4}
     for task in (None, "a", "typed"):
         found = text_settings(facts, task)
         assert (found.queries, found.query_length, found.titles) == (CURLY, 4, Titles.OMIT)

@@ -228,12 +228,7 @@ TSAGE = ("runs/kilt_mini_ance.gin", "optim/tsage.gin", "runs/kilt_mini_tsage.gin
 
 
 @pytest.mark.parametrize(
-    "recipe",
-    [
-        TSAGE,
-        ("runs/kilt_mini_ance.gin", "optim/pcgrad.gin"),
-        ("runs/taco_dr_kilt.gin",),
-    ],
+    "recipe", [TSAGE, ("runs/kilt_mini_ance.gin", "optim/pcgrad.gin"), ("runs/taco_dr_kilt.gin",)]
 )
 def test_every_warm_up_is_the_plain_sum_on_negatives_without_an_answer(recipe: tuple[str, ...]):
     """A run that warms up itself does so as TACO-DR does, not with its episodes' optimiser."""

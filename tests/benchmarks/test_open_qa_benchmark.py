@@ -174,9 +174,7 @@ def test_gin_files_resolve(module, function, gin_file):
     def resolve(bindings, *, allow_unset):
         flags = configuration.GinFlags(files=(gin_file,), bindings=bindings)
         return configuration.resolve(
-            getattr(module, function),
-            flags=flags,
-            allow_unset=allow_unset,
+            getattr(module, function), flags=flags, allow_unset=allow_unset
         )
 
     unset = resolve((), allow_unset=True).unset

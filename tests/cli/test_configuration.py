@@ -317,10 +317,7 @@ def test_a_scope_reaches_what_its_references_are_made_of(tmp_path):
     )
 
     def resolve(*bindings):
-        return configuration.resolve(
-            plate,
-            flags=GinFlags(files=(str(path),), bindings=bindings),
-        )
+        return configuration.resolve(plate, flags=GinFlags(files=(str(path),), bindings=bindings))
 
     resolved = resolve(("mild/SauceConfig.flavour", "salty"))
     assert resolved.function() == GarnishConfig(SauceConfig(Flavour.SALTY, amount=2.0))

@@ -278,12 +278,7 @@ def test_a_store_of_another_vocabulary_is_refused(models, tiny_store_dir, tmp_pa
 def test_no_checkpoint_is_reported(models, tiny_store_dir, tmp_path):
     directory = tmp_path / "untrained"
     write_run_record(
-        directory,
-        model_config=T5,
-        facts={},
-        parameter_table="",
-        config_text="",
-        vocabulary=None,
+        directory, model_config=T5, facts={}, parameter_table="", config_text="", vocabulary=None
     )
     text = refused(models, tiny_store_dir, tmp_path, model_dirs=str(directory))
     assert "no finished checkpoint" in text

@@ -12,9 +12,9 @@ import tiny_training
 from taser_jax.assembly import model_directory as models
 from taser_jax.assembly.metric_writers import JsonlWriter
 from taser_jax.commands import train
-from taser_jax.commands.bm25 import bm25
 from taser_jax.commands.encode import encode
 from taser_jax.commands.export import export_model
+from taser_jax.commands.search import bm25
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.checkpoints import Checkpoints
 

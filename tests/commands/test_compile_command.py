@@ -10,12 +10,7 @@ import pytest
 from taser_jax.cli import main as cli
 from taser_jax.commands import compile as compile_module
 from taser_jax.devices.collectives import Communication
-from taser_jax.devices.compiler import (
-    CompiledStep,
-    CompilerEffort,
-    Memory,
-    OutOfMemory,
-)
+from taser_jax.devices.compiler import CompiledStep, CompilerEffort, Memory, OutOfMemory
 from taser_jax.models.batch import BatchShape
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
@@ -100,12 +95,7 @@ def test_a_small_recipe(tmp_path, capsys):
             "16 rows in 4 chunks on 8 devices",
         ),
         (["--topology=v5e:2x2", "--gin.TASK_FEATURE_LENGTHS=None"], "no lengths of queries"),
-        (
-            [
-                *("--topology=v5e:2x2", "--gin_file=optim/tsage.gin"),
-            ],
-            "set compile_recipe.task_sizes",
-        ),
+        ([*("--topology=v5e:2x2", "--gin_file=optim/tsage.gin")], "set compile_recipe.task_sizes"),
     ],
 )
 def test_what_cannot_be_compiled_is_reported_first(arguments, words, capsys, monkeypatch):
@@ -217,10 +207,7 @@ def test_tasks_by_their_sizes(capsys, monkeypatch):
     monkeypatch.setattr(compile_module, "compile_step", look)
     code = run(
         "--gin.compile_recipe.compiler_effort=quick",
-        *(
-            "--topology=v5e:2x2",
-            "--gin_file=optim/tsage.gin",
-        ),
+        *("--topology=v5e:2x2", "--gin_file=optim/tsage.gin"),
         *(
             "--gin.TaskBatchingConfig.total=32",
             "--gin.compile_recipe.task_sizes={'large': 16, 'small': 1, 'tiny': 1}",

@@ -39,9 +39,7 @@ def command(name: str, world: SmallWorld, made: pathlib.Path, out: pathlib.Path)
             *gin(INDEX_DIR=out / "index", RUNS_DIR=out / "runs"),
         ],
         "mine": [*data, *gin(RUNS_DIR=round_1 / "runs", NEGATIVES_DIR=out)],
-        "evaluate": [
-            *(*data, *gin(RUNS_DIR=round_1 / "runs", EVAL_OUTPUT_DIR=out, SYSTEM="s")),
-        ],
+        "evaluate": [*(*data, *gin(RUNS_DIR=round_1 / "runs", EVAL_OUTPUT_DIR=out, SYSTEM="s"))],
     }
     return [name, *arguments[name]]
 

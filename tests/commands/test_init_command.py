@@ -102,15 +102,7 @@ def test_from_files_to_a_table_with_one_gin_file(
 
 
 # Commands that need nothing else.
-FLOW = (
-    "prepare",
-    "tokenize",
-    "train",
-    "encode",
-    "search",
-    "evaluate",
-    "bm25",
-)
+FLOW = ("prepare", "tokenize", "train", "encode", "search", "evaluate", "bm25")
 FLOW += ("mine", "hybrid", "analyze", "export", "pipeline taser", "pipeline ance")
 
 

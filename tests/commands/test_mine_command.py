@@ -138,11 +138,7 @@ def test_training_leaves_out_dropped_queries(small_world: SmallWorld, tmp_path: 
     scores = [[0.5] * len(line) for line in rows]
     for name, dropped in (("drop", {ids[0]}), ("random", ())):
         write_negatives(
-            *(tmp_path / name, "code", "train"),
-            rows=rows,
-            scores=scores,
-            dropped=dropped,
-            **common,
+            *(tmp_path / name, "code", "train"), rows=rows, scores=scores, dropped=dropped, **common
         )
     write_negatives(
         *(tmp_path / "other", "code", "train"),

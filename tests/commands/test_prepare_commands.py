@@ -185,12 +185,7 @@ def test_unwritable_places_are_refused(
     below = tmp_path / "file" / "out"
     data = gin(DATA_DIR=small_world.data_dir)
     for arguments in (
-        [
-            "prepare",
-            "pydocs",
-            *gin(DATA_DIR=below),
-            *gin(PACKAGES=["statistics"]),
-        ],
+        ["prepare", "pydocs", *gin(DATA_DIR=below), *gin(PACKAGES=["statistics"])],
         [
             *("tokenize", *data, *gin(COLLECTION="small", VOCABULARY=below, VOCAB_SIZE=500)),
             *gin(TOKEN_STORE=tmp_path / "tokens"),

@@ -14,8 +14,7 @@ import tiny_training
 from bert_checkpoints import write_checkpoint
 
 from taser_jax.assembly.model_directory import load_model
-from taser_jax.assembly.pretrained import Pretrained
-from taser_jax.assembly.pretrained_words import check_words
+from taser_jax.assembly.pretrained import Pretrained, check_words
 from taser_jax.cli import main as cli
 from taser_jax.commands.import_model import import_model
 from taser_jax.commands.train import train

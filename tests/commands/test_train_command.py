@@ -256,35 +256,11 @@ def test_every_task_in_a_step_needs_room_for_each_on_the_devices(tiny_store_dir,
     assert not (tmp_path / "model").exists()
 
 
-@pytest.mark.slow
-def test_a_continued_training_is_one_long_training(tiny_store_dir, tmp_path):
-    """Optimiser, schedule, batches and dropout go on where the first training stopped."""
-    long = tiny_training.training_config(train_steps=6, validates=False)
-    start(tmp_path / "long", tiny_store_dir, training=long)
-    first = dataclasses.replace(
-        tiny_training.training_config(train_steps=4, validates=False), schedule_steps=6
-    )
-    start(tmp_path / "first", tiny_store_dir, training=first)
-    second = dataclasses.replace(long, schedule_steps=6)
-    start(
-        tmp_path / "second",
-        tiny_store_dir,
-        training=second,
-        continued_checkpoint=str(tmp_path / "first" / "checkpoint_4"),
-    )
-    expected, found = (load_model(tmp_path / name).params for name in ("long", "second"))
-    jax.tree.map(np.testing.assert_array_equal, expected, found)
-    lines = (tmp_path / "second" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [5, 6]
-
-
 def with_queue(train_steps):
     """Six steps, or the first of them, each with the passages of the two steps before it."""
     training = tiny_training.training_config(train_steps=train_steps, validates=False)
     return dataclasses.replace(
-        training,
-        batching=dataclasses.replace(training.batching, queue_steps=2),
-        schedule_steps=6,
+        training, batching=dataclasses.replace(training.batching, queue_steps=2), schedule_steps=6
     )
 
 
@@ -305,19 +281,3 @@ def test_a_batch_of_every_task_has_no_queue(tiny_store_dir, tmp_path):
     )
     with pytest.raises(ConfigError, match="a queue of 2 steps, and batches of every task"):
         start(tmp_path / "model", tiny_store_dir, training=training)
-
-
-def test_a_training_of_another_optimiser_cannot_be_continued(tiny_store_dir, tmp_path):
-    first = tiny_training.training_config(train_steps=2, validates=False)
-    start(tmp_path / "first", tiny_store_dir, training=first)
-    second = dataclasses.replace(
-        tiny_training.training_config(train_steps=3, validates=False),
-        multitask=MultitaskTraining(batching=TaskBatchingConfig(total=16, num_negatives=1)),
-    )
-    with pytest.raises(ConfigError, match="optimiser has another structure"):
-        start(
-            tmp_path / "second",
-            tiny_store_dir,
-            training=second,
-            continued_checkpoint=str(tmp_path / "first" / "checkpoint_2"),
-        )

@@ -61,10 +61,7 @@ SHARED = ExpertConfig(
         ({"train_from_block": 2}, "2 frozen blocks of 2 leave none"),
         ({"train_from_block": -1}, "-1 frozen blocks"),
         (
-            {
-                "train_from_block": 1,
-                "optimizer": OptimizerConfig(updates=((".*", Update.TRAIN),)),
-            },
+            {"train_from_block": 1, "optimizer": OptimizerConfig(updates=((".*", Update.TRAIN),))},
             "and OptimizerConfig.updates others",
         ),
         (

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from taser_jax.assembly.config import TrainingConfig
-from taser_jax.assembly.model_directory import latest_checkpoint, selected_checkpoint
+from taser_jax.assembly.model_directory import selected_checkpoint
 from taser_jax.commands.inputs import check_collection
 from taser_jax.commands.pipelines.retrieval_stages import BM25, RetrievalStages, Setting
 from taser_jax.commands.pipelines.stages import Stages
@@ -30,19 +30,6 @@ from taser_jax.storage.typed_files import flatten
 WARM_UP = "warm-up"
 
 
-class OptimizerState(enum.Enum):
-    """The initial optimiser state of a later episode.
-
-    FRESH: nothing but the selected parameters; every episode has a schedule and draws batches of
-        its own (TACO-DR).
-    CONTINUED: the newest state of the episode before; the episodes share one long schedule and one
-        stream of batches, and differ from one long training by their negatives alone.
-    """
-
-    FRESH = "fresh"
-    CONTINUED = "continued"
-
-
 @dataclasses.dataclass(frozen=True)
 class Episodes:
     """Consecutive episodes with one training configuration.
@@ -50,12 +37,10 @@ class Episodes:
     Attributes:
         training: training of each episode; its number sets the seeds and T-SAGE's temperature.
         count: number of episodes.
-        optimizer_state: initial optimiser state of all episodes but the first, which begins fresh.
     """
 
     training: TrainingConfig
     count: int = 1
-    optimizer_state: OptimizerState = OptimizerState.FRESH
 
     def __post_init__(self) -> None:
         check_fields(self, "count", is_valid=lambda n: n >= 1, expected="1 or more")
@@ -67,13 +52,11 @@ class Episode:
 
     Attributes:
         number: from 1.
-        training: its training; the last step includes the steps of the episodes that it continues.
-        is_continued: whether it continues with the optimiser state of the previous episode.
+        training: its training, with seeds of its own.
     """
 
     number: int
     training: TrainingConfig
-    is_continued: bool
 
     @property
     def label(self) -> str:
@@ -146,11 +129,9 @@ def pipeline_ance(
     """
     check_depth(setting)
     if branch_after < 0 or (branch_after and warm_up_dir is None):
-        raise ConfigError(
-            f"branch_after {branch_after}, warm_up_dir {warm_up_dir}",
-            where="pipeline_ance",
-            expected="0, or the number of an episode of the run in warm_up_dir",
-        )
+        problem = f"branch_after {branch_after}, warm_up_dir {warm_up_dir}"
+        expected = "0, or the number of an episode of the run in warm_up_dir"
+        raise ConfigError(problem, where="pipeline_ance", expected=expected)
     output_dir = pathlib.Path(setting.output_dir)
     begin_pipeline(output_dir, config_text)
     store = TokenStore.open(setting.token_store)
@@ -177,9 +158,9 @@ class _AnceRun:
         model: ModelConfig,
         name: str,
         store: TokenStore,
-        kept: KeptEmbeddings,
+        kept_embeddings: KeptEmbeddings,
     ) -> None:
-        self._setting, self._model, self._name, self._kept = setting, model, name, kept
+        self._setting, self._model, self._name, self._kept = setting, model, name, kept_embeddings
         self._root = pathlib.Path(setting.output_dir)
         self._stages = Stages(self._root)
         self._retrieval = RetrievalStages(self._stages, setting, store)
@@ -197,18 +178,12 @@ class _AnceRun:
         self, episode: Episode, before: _Retriever, rows: list[str], *, is_last: bool
     ) -> _Retriever:
         """Trains on the negatives of the retriever before; mines for the next episode."""
-        model_dir = before.root / "model"
-        start: dict[str, Any] = (
-            {"continued_checkpoint": latest_checkpoint(model_dir)}
-            if episode.is_continued
-            else {"initial_checkpoint": selected_checkpoint(model_dir)}
-        )
         trained = self._train(
             episode.label,
             # A checkpoint has all parameters: pretrained weights are for the first training.
             dataclasses.replace(episode.training, pretrained=None),
             negatives_dir=before.root / "negatives",
-            **start,
+            initial_checkpoint=selected_checkpoint(before.root / "model"),
         )
         following = None if is_last else episode.number + 1
         retriever = self._retrieve(episode.label, trained, rows, next_episode=following)
@@ -217,8 +192,13 @@ class _AnceRun:
         return retriever
 
     def _train(
-        self, label: str, training: TrainingConfig, *, negatives_dir: pathlib.Path, **start: Any
-    ) -> Mapping[str, Any]:
+        self,
+        label: str,
+        training: TrainingConfig,
+        *,
+        negatives_dir: pathlib.Path,
+        initial_checkpoint: str | None = None,
+    ) -> Mapping[str, object]:
         return self._stages.run(
             f"{label}-train",
             train,
@@ -228,7 +208,7 @@ class _AnceRun:
             training=training,
             tasks=self._setting.tasks,
             negatives_dirs=[negatives_dir],
-            **start,
+            initial_checkpoint=initial_checkpoint,
         )
 
     def _retrieve(
@@ -256,7 +236,7 @@ class _AnceRun:
 def number_episodes(groups: Sequence[Episodes], *, after: int = 0) -> Iterator[Episode]:
     """The episodes one by one.
 
-    Steps start from 0 in every fresh episode, and batches are a function of (seed, step). So each
+    Steps start from 0 in every episode, and batches are a function of (seed, step). So each
     episode has seeds of its own, or it would train on the batches of the one before again.
 
     Example:
@@ -269,22 +249,9 @@ def number_episodes(groups: Sequence[Episodes], *, after: int = 0) -> Iterator[E
     """
     number = after
     for group in groups:
-        first = number + 1
-        for index in range(group.count):
+        for _ in range(group.count):
             number += 1
-            training = _in_episode(group.training, number)
-            is_continued = False
-            if group.optimizer_state is OptimizerState.CONTINUED:
-                steps = group.training.loop.train_steps
-                training = dataclasses.replace(
-                    training,
-                    loop=dataclasses.replace(training.loop, train_steps=steps * (index + 1)),
-                    schedule_steps=steps * group.count,
-                )
-                is_continued = index > 0
-            # Continued episodes share one stream of batches.
-            drawn = first if group.optimizer_state is OptimizerState.CONTINUED else number
-            yield Episode(number, _with_seeds(training, drawn), is_continued)
+            yield Episode(number, _with_seeds(_in_episode(group.training, number), number))
 
 
 def _in_episode(training: TrainingConfig, number: int) -> TrainingConfig:
@@ -334,20 +301,18 @@ def _finished(directory: pathlib.Path, episodes: int, mining: MiningConfig) -> _
         stage for stage in (f"{label}-encode", f"{label}-mine") if stage not in stages.finished()
     ]
     if missing:
-        raise ConfigError(
-            f"no finished stage {', '.join(missing)}",
-            where=str(directory),
-            expected="the OUTPUT_DIR of a `taser pipeline ance` that has mined there",
-            fix="run it there first: a warm-up needs no episodes, an episode one that follows it",
-        )
+        problem = f"no finished stage {', '.join(missing)}"
+        expected = "the OUTPUT_DIR of a `taser pipeline ance` that has mined there"
+        fix = "run it there first: a warm-up needs no episodes, an episode one that follows it"
+        raise ConfigError(problem, where=str(directory), expected=expected, fix=fix)
     mined = stages.record(f"{label}-mine").inputs
-    for setting, wanted in flatten(config=_mining_for(mining, episodes + 1)).items():
-        if mined.get(setting, wanted) != wanted:
+    for setting, value in flatten(config=_mining_for(mining, episodes + 1)).items():
+        if mined.get(setting, value) != value:
             raise ConfigError(
                 f"mining.{setting.removeprefix('config.')} {mined[setting]!r} made its negatives "
                 "for the next episode",
                 where=str(directory),
-                expected=f"{wanted!r}, as this run has it",
+                expected=f"{value!r}, as this run has it",
                 fix="mine as that run did, or warm up here",
             )
     return _Retriever(label, directory / label)

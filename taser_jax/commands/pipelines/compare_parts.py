@@ -174,7 +174,9 @@ def collection_name(directories: Sequence[str]) -> str:
 
 def file_sizes(directories: Sequence[str]) -> dict[str, int]:
     """File -> its bytes, of all files in folders: what tells that they have changed."""
-    paths = [path for one in directories for path in sorted(pathlib.Path(one).rglob("*"))]
+    paths = [
+        path for directory in directories for path in sorted(pathlib.Path(directory).rglob("*"))
+    ]
     return {str(path): path.stat().st_size for path in paths if path.is_file()}
 
 
@@ -253,19 +255,19 @@ def fit_lengths(
     ]
     store = PassageStore.open(data_dir, collection)
     passages = store.get_many(_sampled(len(store)))
-    titles, bodies = [one.title for one in passages], [one.text for one in passages]
+    titles, bodies = [passage.title for passage in passages], [passage.text for passage in passages]
     counts = {
         "query": [2 + len(ids) for ids in words.encode(texts)] or [_LONGEST["query"]],
         "passage": [len(ids) for ids in passage_ids(titles, bodies, words, None)],
     }
     return {
         side: fit_length(
-            found,
+            lengths,
             longest=own_length or _LONGEST[side],
             given=given.get(side),
             share=0.95 if own_length is None else 1.0,
         )
-        for side, found in counts.items()
+        for side, lengths in counts.items()
     }
 
 

@@ -61,22 +61,22 @@ def fit_length(
         share: share of the texts that are not cut, where the model takes as much; 1 for pretrained
             models, which then see what they saw in pretraining.
     """
-    found = np.asarray(counts)
-    wanted = int(np.quantile(found, share, method="inverted_cdf"))
-    tokens = given or min(_rounded(wanted), longest)
+    lengths = np.asarray(counts)
+    percentile = int(np.quantile(lengths, share, method="inverted_cdf"))
+    tokens = given or min(_rounded(percentile), longest)
     return FittedLength(
         tokens=tokens,
-        cut=float((found > tokens).mean()),
-        mean=float(np.minimum(found, tokens).mean()),
-        median=int(np.median(found)),
+        cut=float((lengths > tokens).mean()),
+        mean=float(np.minimum(lengths, tokens).mean()),
+        median=int(np.median(lengths)),
     )
 
 
 def length_buckets(*sides: FittedLength) -> list[int]:
     """Lengths that batches are padded to: the median of each side, where it saves a quarter."""
     longest = max(side.tokens for side in sides)
-    wanted = {_rounded(side.median) for side in sides} | {side.tokens for side in sides}
-    return sorted(length for length in wanted if length <= 0.75 * longest)
+    lengths = {_rounded(side.median) for side in sides} | {side.tokens for side in sides}
+    return sorted(length for length in lengths if length <= 0.75 * longest)
 
 
 def padded_length(side: FittedLength, buckets: Sequence[int]) -> float:
@@ -232,11 +232,11 @@ def plan(costs: Costs, wanted: Defaults, *, minutes: float | None, pretrained: b
 
 
 def _estimated(costs: Costs, steps: int, rounds: int, frozen: int, folds: int) -> Plan:
-    kept = frozen / costs.blocks
-    trained = 1 - kept
+    frozen_share = frozen / costs.blocks
+    trained = 1 - frozen_share
     trainings = costs.systems * (rounds + folds)
     # The frozen blocks' states are computed once, for the untrained model, too.
-    encodings = kept + trained * (
+    encodings = frozen_share + trained * (
         costs.systems * (rounds + folds * costs.pool_share) + costs.untrained
     )
     seconds = (

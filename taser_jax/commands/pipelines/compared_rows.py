@@ -258,10 +258,8 @@ class ComparedRows:
             print("No other row is better by more than a standard error.")
         errors = [100 * error for _, error in choice.gains.values()]
         if choice.queries < 30 and errors:
-            logger.warning(
-                "%d labelled queries chose it: they cannot tell differences below ± %.1f points",
-                *(choice.queries, 1.96 * max(errors)),
-            )
+            what = "%d labelled queries chose it: they cannot tell differences below ± %.1f points"
+            logger.warning(what, choice.queries, 1.96 * max(errors))
         alpha = choice.alphas[name.removesuffix(" + BM25")] if is_hybrid else None
         recommended = {
             "row": row,

@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from taser_jax.assembly.model_directory import check_vocabulary, load_model
-from taser_jax.commands.bm25 import bm25
 from taser_jax.commands.evaluate import EvaluationConfig, judge_run
 from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
 from taser_jax.commands.pipelines.compare_plan import (
@@ -21,6 +19,7 @@ from taser_jax.commands.pipelines.compare_plan import (
     recommend,
     shrunk_alpha,
 )
+from taser_jax.commands.search import bm25
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.token_store.negatives import read_metadata, read_negatives, write_negatives
 from taser_jax.data.token_store.store import TokenStore
@@ -202,9 +201,9 @@ def rank_held_out(
             config=config,
         )
         scores = embeddings @ passages.T
-        found = top_k(np.broadcast_to(pool, scores.shape), scores, min(k, len(pool)))
+        best = top_k(np.broadcast_to(pool, scores.shape), scores, min(k, len(pool)))
         path = run_path(output_dir, task, "train")
-        write_trec_run(path, Run.of(ids, found), ids=store.ids, tag="held-out")
+        write_trec_run(path, Run.of(ids, best), ids=store.ids, tag="held-out")
     return {task: len(ids) for task, ids in ranked.items()}
 
 
@@ -218,8 +217,8 @@ def choose(
     collection: str,
     tasks: Sequence[str],
     split: str,
-    dense_dirs: Mapping[str, Sequence[Any]],
-    sparse_dirs: Sequence[Any],
+    dense_dirs: Mapping[str, Sequence[str]],
+    sparse_dirs: Sequence[str],
     baseline: str,
     measure: str,
     k: int,
@@ -284,10 +283,8 @@ def choose(
         if name != baseline
     }
     for name, gain in gains.items():
-        logger.info(
-            "%s: %+.1f points of %s against %s, ± %.1f",
-            *(name, 100 * gain.mean, measure, baseline, 100 * gain.error),
-        )
+        points = f"{100 * gain.mean:+.1f} points of {measure} against {baseline}"
+        logger.info("%s: %s, ± %.1f", name, points, 100 * gain.error)
     plain = {name: (gain.mean, gain.error) for name, gain in gains.items()}
     return Choice(recommend(gains, baseline), alphas, plain, count)
 
@@ -322,7 +319,7 @@ def unchosen_alpha(
     return default_alpha(settle_hybrid(config, lists))
 
 
-def _lists(dense: Any, sparse: Any, queries: QuerySet, store: PassageStore) -> tuple[Run, Run]:
+def _lists(dense: str, sparse: str, queries: QuerySet, store: PassageStore) -> tuple[Run, Run]:
     """Both runs of the queries that a folder has: of a fold those that were ranked."""
     first, second = (read_task_run(folder, queries, store) for folder in (dense, sparse))
     listed = pathlib.Path(sparse).parent / _QUERIES

@@ -13,14 +13,13 @@ import jax
 
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import read_facts
-from taser_jax.commands.bm25 import bm25
 from taser_jax.commands.encode import encode
 from taser_jax.commands.evaluate import EvaluationConfig, evaluate
 from taser_jax.commands.import_model import import_model
 from taser_jax.commands.inputs import check_known
 from taser_jax.commands.mine import mine
 from taser_jax.commands.pipelines.stages import Stages
-from taser_jax.commands.search import index, search
+from taser_jax.commands.search import bm25, index, search
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.significance import SignificanceConfig
@@ -168,12 +167,12 @@ class RetrievalStages:
 
     def __init__(self, stages: Stages, setting: Setting, store: TokenStore) -> None:
         self._stages, self._setting, self._store = stages, setting, store
-        self.common: dict[str, Any] = {
+        self.common: dict[str, object] = {
             "data_dir": setting.data_dir,
             "collection": store.metadata.collection,
             "tasks": setting.tasks,
         }
-        self._searched: dict[str, Any] = {
+        self._searched: dict[str, object] = {
             **self.common,
             "k": setting.k,
             "own_passage_tasks": list(setting.own_passage_tasks),
@@ -213,7 +212,7 @@ class RetrievalStages:
         splits: Sequence[str],
         encoded: Sequence[str] | None = None,
         model_dir: pathlib.Path | None = None,
-        documents: Mapping[str, Any] = types.MappingProxyType({}),
+        documents: Mapping[str, object] = types.MappingProxyType({}),
     ) -> None:
         """Encodes collection and queries with `root`'s model, indexes and searches the splits.
 
@@ -348,21 +347,13 @@ def check_untrained(
 ) -> None:
     """Refuses untrained models without pretrained weights, on several hosts, or of a taken name."""
     if untrained and setting.training.pretrained is None:
-        raise ConfigError(
-            f"{', '.join(untrained)}: untrained, and no pretrained weights",
-            where=where,
-            fix="set PRETRAINED, or leave the untrained systems out",
-        )
+        problem = f"{', '.join(untrained)}: untrained, and no pretrained weights"
+        fix = "set PRETRAINED, or leave the untrained systems out"
+        raise ConfigError(problem, where=where, fix=fix)
     if untrained and jax.process_count() > 1:
-        raise ConfigError(
-            f"untrained systems on {jax.process_count()} hosts",
-            where=where,
-            fix="leave them out, and evaluate the imported model by itself: one host imports it",
-        )
+        fix = "leave them out, and evaluate the imported model by itself: one host imports it"
+        raise ConfigError(f"untrained systems on {jax.process_count()} hosts", where=where, fix=fix)
     shared = {file_name(name) for name in untrained} & {file_name(name) for name in trained}
     if shared:
-        raise ConfigError(
-            f"the name {', '.join(sorted(shared))} is a trained and an untrained system's",
-            where=where,
-            fix="give each row its own name",
-        )
+        problem = f"the name {', '.join(sorted(shared))} is a trained and an untrained system's"
+        raise ConfigError(problem, where=where, fix="give each row its own name")

@@ -68,7 +68,7 @@ class StageRecord:
     """
 
     name: str
-    inputs: Mapping[str, Any]
+    inputs: Mapping[str, object]
     outputs: Any
     seconds: float
 
@@ -89,7 +89,7 @@ class Stages:
         self.directory = pathlib.Path(directory)
         self._records = self.directory / "stages"
 
-    def run(self, name: str, function: Callable[..., Any], /, **arguments: Any) -> Any:
+    def run(self, name: str, function: Callable[..., object], /, **arguments: Any) -> Any:
         """Runs a stage, or returns what its function returned when it was run.
 
         Example:
@@ -120,8 +120,8 @@ class Stages:
         return first_host_only(self._write)(record).outputs
 
     def _begin(
-        self, name: str, function: Callable[..., Any], arguments: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], StageRecord | None]:
+        self, name: str, function: Callable[..., object], arguments: Mapping[str, object]
+    ) -> tuple[dict[str, object], StageRecord | None]:
         """A stage's inputs, and the record of it with these inputs; None if it is unfinished."""
         inputs = stage_inputs(function, arguments, self.directory)
         if not self._path(name).exists():
@@ -148,7 +148,7 @@ class Stages:
         return [path.stem for path in paths]
 
     def _check_inputs(
-        self, path: pathlib.Path, recorded: Mapping[str, Any], inputs: Mapping[str, Any]
+        self, path: pathlib.Path, recorded: Mapping[str, object], inputs: Mapping[str, object]
     ) -> None:
         # What was set explains a changed artefact, and not the other way round.
         keys = sorted(recorded.keys() | inputs.keys(), key=lambda key: (FINGERPRINT in key, key))
@@ -184,7 +184,7 @@ class Stages:
         return to_plain(value)
 
 
-def _with_strings(value: Any) -> Any:
+def _with_strings(value: object) -> Any:
     """Arguments with paths as strings, which is what commands take."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -193,10 +193,10 @@ def _with_strings(value: Any) -> Any:
     return [_with_strings(part) for part in value] if isinstance(value, list) else value
 
 
-Stage = TypeVar("Stage", bound=Callable[..., Any])
+Stage = TypeVar("Stage", bound=Callable[..., object])
 
 
-def passes_on(*commands: Callable[..., Any]) -> Callable[[Stage], Stage]:
+def passes_on(*commands: Callable[..., object]) -> Callable[[Stage], Stage]:
     """Marks a stage's function that hands further arguments on to commands, as `**options`.
 
     The commands' defaults are then among the stage's inputs, as a command's own are.
@@ -214,8 +214,8 @@ def passes_on(*commands: Callable[..., Any]) -> Callable[[Stage], Stage]:
 
 
 def stage_inputs(
-    function: Callable[..., Any], arguments: Mapping[str, Any], root: str | os.PathLike[str]
-) -> dict[str, Any]:
+    function: Callable[..., object], arguments: Mapping[str, object], root: str | os.PathLike[str]
+) -> dict[str, object]:
     """The arguments of a stage's function as JSON values, one path per setting.
 
     A place below `root` is written relative to it, so that `root` can be moved; any other artefact
@@ -240,8 +240,8 @@ def stage_inputs(
 class _StageInputs:
     def __init__(
         self,
-        function: Callable[..., Any],
-        arguments: Mapping[str, Any],
+        function: Callable[..., object],
+        arguments: Mapping[str, object],
         root: str | os.PathLike[str],
     ) -> None:
         signature = inspect.signature(function)
@@ -263,30 +263,30 @@ class _StageInputs:
             if name.endswith(("split", "splits")) and name not in NO_INPUTS:
                 self._splits |= {value} if isinstance(value, str) else set(value or ())
 
-    def of_all(self) -> dict[str, Any]:
-        inputs: dict[str, Any] = {}
+    def of_all(self) -> dict[str, object]:
+        inputs: dict[str, object] = {}
         for name, value in self._given.items():
             inputs |= self._of(name, value, field=name)
         return inputs
 
-    def _of(self, name: str, value: Any, *, field: str) -> dict[str, Any]:
+    def _of(self, name: str, value: Any, *, field: str) -> dict[str, object]:
         """One argument or field of it; `field` is its name without those of what holds it."""
         if field in NO_INPUTS:
             return {}
         if is_place(field, value):
             return self._of_place(name, os.fspath(value), field)
         parts = parts_of(value)
-        is_list = isinstance(value, list | tuple) and any(is_place(field, part) for part in value)
-        if is_list:
-            parts = {str(number): part for number, part in enumerate(value)}
+        places = value if isinstance(value, list | tuple) else ()
+        if is_list := any(is_place(field, part) for part in places):
+            parts = {str(number): part for number, part in enumerate(places)}
         if parts is None:
             return {name: to_plain(value)}
-        inputs: dict[str, Any] = {}
+        inputs: dict[str, object] = {}
         for key, part in parts.items():
             inputs |= self._of(f"{name}.{key}", part, field=field if is_list else key)
         return inputs
 
-    def _of_place(self, name: str, place: str, field: str) -> dict[str, Any]:
+    def _of_place(self, name: str, place: str, field: str) -> dict[str, object]:
         path, fingerprint, splits = epath.Path(place), None, self._splits or set(SPLITS)
         collections = self._collections() if field == "data_dir" else {}
         if len(collections) == 1:
@@ -297,7 +297,9 @@ class _StageInputs:
                 if collections
                 else artifact_fingerprint(path, splits)
             )
-        inputs = {} if fingerprint is None else {f"{name}{FINGERPRINT}": fingerprint}
+        inputs: dict[str, object] = (
+            {} if fingerprint is None else {f"{name}{FINGERPRINT}": fingerprint}
+        )
         below = relative(place, self._root)
         if below is not None or fingerprint is None:
             inputs[name] = place if below is None else below
@@ -338,7 +340,7 @@ def artifact_fingerprint(path: epath.Path, splits: set[str]) -> str | None:
     """
     if path.is_file():
         return checksums.crc(path)
-    content: dict[str, Any] = {}
+    content: dict[str, object] = {}
     for file in (path / METADATA, path / "vocabulary.json"):
         if file.exists():
             metadata = read_json(file)

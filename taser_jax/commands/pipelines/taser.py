@@ -357,14 +357,12 @@ def _check_development(store: TokenStore) -> None:
 
 
 def _check_first_negatives(names: Sequence[str], untrained_systems: Mapping[str, System]) -> None:
-    known = (BM25, *untrained_systems)
-    unknown = sorted(set(names) - set(known))
+    rows = (BM25, *untrained_systems)
+    unknown = sorted(set(names) - set(rows))
     if unknown or not names:
-        raise ConfigError(
-            f"hard negatives of {', '.join(names) or 'nothing'}",
-            where="pipeline_taser.first_negatives",
-            expected=f"one or more of {', '.join(known)}",
-        )
+        problem = f"hard negatives of {', '.join(names) or 'nothing'}"
+        where = "pipeline_taser.first_negatives"
+        raise ConfigError(problem, where=where, expected=f"one or more of {', '.join(rows)}")
 
 
 def check_depth(setting: Setting) -> None:
@@ -375,8 +373,5 @@ def check_depth(setting: Setting) -> None:
     """
     depth = max(setting.first_mining.depth, setting.second_mining.depth)
     if setting.k < depth:
-        raise ConfigError(
-            f"{setting.k} results per query, and mining considers the first {depth}",
-            where="TOP_K",
-            fix="raise TOP_K, or lower MiningConfig.depth",
-        )
+        problem = f"{setting.k} results per query, and mining considers the first {depth}"
+        raise ConfigError(problem, where="TOP_K", fix="raise TOP_K, or lower MiningConfig.depth")

@@ -143,11 +143,9 @@ class TowerEmbeddings:
         """All passages, if the tower that made them is the model's and stays as it is."""
         name = config.tower_name(Role.PASSAGE, None)
         if any(jax.tree.leaves(trainable[name])):
-            raise ConfigError(
-                f"{name} is trained, and passages come as embeddings",
-                where="SHARED_EMBEDDINGS",
-                fix=f"freeze ('{name}/.*', 'freeze') in OptimizerConfig.updates, or drop it",
-            )
+            problem = f"{name} is trained, and passages come as embeddings"
+            fix = f"freeze ('{name}/.*', 'freeze') in OptimizerConfig.updates, or drop it"
+            raise ConfigError(problem, where="SHARED_EMBEDDINGS", fix=fix)
         tower = passage_fingerprint(config, params)
         return PassagesInPlace(EmbeddedPassages(self.directory, self.store, tower=tower), others)
 

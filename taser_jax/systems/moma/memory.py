@@ -158,9 +158,9 @@ def add_memory(
     memories[name] = added
     manifest = dataclasses.replace(before, memories=tuple(memories.values()))
     write_manifest(memory_dir, manifest)
-    kept = len(Mixture(manifest)) - encoded
-    logger.info("memory %s: %s encoded, %s kept", name, f"{encoded:,}", f"{kept:,}")
-    return {"encoded": encoded, "kept": kept}
+    reused = len(Mixture(manifest)) - encoded
+    logger.info("memory %s: %s encoded, %s kept", name, f"{encoded:,}", f"{reused:,}")
+    return {"encoded": encoded, "kept": reused}
 
 
 @writes("{memory_dir}", kinds=[MEMORIES])

@@ -249,6 +249,6 @@ class _Target:
 
 
 @functools.wraps(attention_by_task)
-def _attention(**options: Any) -> dict[str, Any]:
+def _attention(**options: Any) -> dict[str, object]:
     attended = attention_by_task(**options).values()
     return {"attention": [of_task.shares for of_task in attended]}

@@ -62,12 +62,7 @@ class MomaStages:
     """
 
     def __init__(
-        self,
-        setting: Setting,
-        model: ModelConfig,
-        moma: MomaConfig,
-        name: str,
-        store: TokenStore,
+        self, setting: Setting, model: ModelConfig, moma: MomaConfig, name: str, store: TokenStore
     ) -> None:
         self.setting, self.moma, self._model, self._name = setting, moma, model, name
         self._store = store
@@ -153,11 +148,7 @@ class MomaStages:
         }
 
     def train_end(
-        self,
-        label: str,
-        training: TrainingConfig,
-        before: Trained,
-        documents: Documents | None,
+        self, label: str, training: TrainingConfig, before: Trained, documents: Documents | None
     ) -> Trained:
         """f_t, from f_t−1's checkpoint and negatives, with documents (equations 7 and 8)."""
         return self._train(
@@ -173,10 +164,7 @@ class MomaStages:
         """Arguments of `train` and `encode` that name the queries' documents."""
         if documents is None:
             return {}
-        return {
-            "augmentation_dir": documents.directory,
-            "documents": self.moma.documents,
-        }
+        return {"augmentation_dir": documents.directory, "documents": self.moma.documents}
 
     def distil(self, label: str, end: Trained, documents: Documents) -> pathlib.Path:
         """The lookup's training data: gold and most attended documents (equations 10 to 12)."""
@@ -225,10 +213,7 @@ class MomaStages:
             end.label,
             root,
             splits=("train", "test") if mined else ("test",),
-            documents={
-                **self.options(documents),
-                "shared_embeddings": self.shared_embeddings(end),
-            },
+            documents={**self.options(documents), "shared_embeddings": self.shared_embeddings(end)},
         )
         if mined:
             self._retrieval.mine(end.label, root, self.setting.second_mining)
@@ -279,7 +264,7 @@ def look_up(
     k: int,
     config: EncodeConfig,
     **options: Any,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Adds memories to a mixture and looks queries up; returns what was encoded of each memory.
 
     Args:
@@ -369,8 +354,5 @@ def _train(
         tower, store = load_model(tower_dir), TokenStore.open(token_store)
         encode_missing(shared_embeddings, tower, store, config=config)
     return train(
-        model_dir=model_dir,
-        token_store=token_store,
-        shared_embeddings=shared_embeddings,
-        **options,
+        model_dir=model_dir, token_store=token_store, shared_embeddings=shared_embeddings, **options
     )

@@ -296,9 +296,8 @@ def choose_temperature(
     )
     if choice.is_at_edge:
         logger.warning(
-            "%s: the best temperature, %g (ECE %.4f), is at an edge of the grid %g to %g; scores "
-            "of another scale want another grid",
-            *(name or "calibration", choice.temperature, errors[best]),
-            *(choice.temperatures[0], choice.temperatures[-1]),
+            f"{name or 'calibration'}: the best temperature, {choice.temperature:g} (ECE "
+            f"{errors[best]:.4f}), is at an edge of the grid {choice.temperatures[0]:g} to "
+            f"{choice.temperatures[-1]:g}; scores of another scale want another grid"
         )
     return choice

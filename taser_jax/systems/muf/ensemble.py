@@ -114,9 +114,9 @@ def ensemble(
         placement=MemberPlacement.over(jax.devices(), training.model.members),
     )
     logger.info(
-        "%d members of %s parameters, %d steps of %d queries each, over %d devices",
-        *(training.model.members, f"{training.model.parameters(job.dim):,}"),
-        *(job.steps, training.batching.batch_size, job.placement.mesh.size),
+        f"{training.model.members} members of {training.model.parameters(job.dim):,} parameters, "
+        f"{job.steps} steps of {training.batching.batch_size} queries each, over "
+        f"{job.placement.mesh.size} devices"
     )
     checkpoints = Checkpoints(output_dir, CheckpointConfig())
     _train(job, store, checkpoints, about, output_dir)
@@ -204,9 +204,7 @@ def _train(
         cost=StepCost(lambda _: flops * placement.padded, peak_flops=peak_flops()),
         validate=_validator(job, store),
         writers=make_writers(
-            output_dir,
-            resume_step=checkpoints.latest_step or 0,
-            is_first_process=hosts.is_first(),
+            output_dir, resume_step=checkpoints.latest_step or 0, is_first_process=hosts.is_first()
         ),
     )
 

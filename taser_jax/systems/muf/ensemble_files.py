@@ -255,10 +255,7 @@ class Ensemble:
             for layer, leaves in self.params.items()
             for name, array in leaves.items()
         }
-        with (
-            replacing(directory / _MEMBERS) as scratch,
-            open(scratch, "wb") as file,
-        ):
+        with replacing(directory / _MEMBERS) as scratch, open(scratch, "wb") as file:
             np.savez(file, allow_pickle=False, **arrays)
         write_json(
             directory / METADATA,

@@ -271,9 +271,7 @@ def make_ensemble_step(
     return jax.jit(train_step, donate_argnums=0, out_shardings=(placement.state, None))
 
 
-def make_ensemble_eval(
-    members: int,
-) -> Callable[[Params, EnsembleBatch], Float[Array, " members"]]:
+def make_ensemble_eval(members: int) -> Callable[[Params, EnsembleBatch], Float[Array, " members"]]:
     """The jitted loss of every member on one and the same batch.
 
     Args:

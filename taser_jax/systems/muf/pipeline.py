@@ -113,12 +113,7 @@ def pipeline_muf(
         run.fuse(name, [name])
     rows = run.rows(specialists)
     tables = write_tables(
-        rows,
-        models=models,
-        fusions=fusions,
-        unseen=unseen,
-        sizes=fusion.sizes,
-        mixed=fusion.mixed,
+        rows, models=models, fusions=fusions, unseen=unseen, sizes=fusion.sizes, mixed=fusion.mixed
     )
     for name, table in tables.items():
         print(f"\n{table.to_text()}")

@@ -279,7 +279,7 @@ def _ensemble(**arguments: Any) -> dict[str, str]:
 @passes_on(fuse_specialists)
 def _fuse_training_queries(
     *, output_dir: str, tested_dir: str, tasks: Sequence[str], **options: Any
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The mean confidences of the training queries beside those of the test queries."""
     fuse_specialists(output_dir=output_dir, split="train", tasks=tasks, **options)
     return {

@@ -22,7 +22,7 @@ from taser_jax.assembly.data import training_queries
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.cli import main as cli
 from taser_jax.commands.pipelines import ance, retrieval_stages
-from taser_jax.commands.pipelines.ance import Episodes, OptimizerState, number_episodes
+from taser_jax.commands.pipelines.ance import Episodes, number_episodes
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
 from taser_jax.data.batches.one_task import BatchStream
@@ -30,7 +30,6 @@ from taser_jax.data.collections.store import QuerySet
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.optim.multitask import MultitaskConfig
 from taser_jax.optim.tsage_options import TemperatureSchedule, TSageConfig, temperature_of
-from taser_jax.training.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +84,6 @@ def test_taco_dr_is_six_uniform_episodes_and_one_of_t_sage():
     assert [episode.number for episode in numbered] == [1, 2, 3, 4, 5, 6, 7]
     steps = [episode.training.loop.train_steps for episode in numbered]
     assert steps == 6 * [5] + [7]
-    assert not any(episode.is_continued for episode in numbered)
 
 
 def test_the_annealed_schedule_gets_the_episode():
@@ -142,17 +140,6 @@ def _seeded(training: TrainingConfig, seed: int) -> TrainingConfig:
         multitask = dataclasses.replace(multitask, batching=batching)
     batching = dataclasses.replace(training.batching, seed=seed)
     return dataclasses.replace(training, seed=seed, batching=batching, multitask=multitask)
-
-
-def test_continued_episodes_share_one_schedule():
-    group = Episodes(training_config(train_steps=5), 3, OptimizerState.CONTINUED)
-    numbered = list(number_episodes([Episodes(training_config(train_steps=2)), group]))
-    assert [episode.training.loop.train_steps for episode in numbered] == [2, 5, 10, 15]
-    assert [episode.training.schedule_steps for episode in numbered] == [None, 15, 15, 15]
-    assert [episode.is_continued for episode in numbered] == [False, False, True, True]
-    # And one stream of batches: together they are one long training, but for their negatives.
-    assert len({(e.training.seed, e.training.batching.seed) for e in numbered[1:]}) == 1
-    assert numbered[0].training.batching.seed != numbered[1].training.batching.seed
 
 
 def test_every_model_is_a_row(finished: pathlib.Path):
@@ -272,20 +259,14 @@ def test_a_branch_has_the_next_episode_of_the_run_it_came_from(
 
 
 @pytest.mark.release
-def test_a_continued_optimiser_and_embeddings_that_go(
+def test_embeddings_that_nothing_needs_go(
     finished: pathlib.Path, small_world: SmallWorld, tmp_path: pathlib.Path
 ):
     output = tmp_path / "out"
-    options = (
-        gin(TRAIN_STEPS=2)
-        + gin("pipeline_ance", warm_up_dir=finished, kept_embeddings="last")
-        + gin("Episodes", optimizer_state="continued")
+    options = gin(TRAIN_STEPS=2) + gin(
+        "pipeline_ance", warm_up_dir=finished, kept_embeddings="last"
     )
     succeed(*arguments(small_world, output, *options))
-    assert Checkpoints(output / "episode-1" / "model").latest_step == 2
-    assert Checkpoints(output / "episode-2" / "model").latest_step == 4
-    lines = (output / "episode-2" / "model" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines][-1] == 4
     assert not (output / "episode-1" / "embeddings").exists()
     assert (output / "episode-2" / "embeddings").exists()
     first, second = (
@@ -345,8 +326,8 @@ def test_every_argument_of_every_stage_counts(
     small_world: SmallWorld, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The stages of `pipeline ance` without their work; each argument is changed in turn."""
-    for name in ("latest_checkpoint", "selected_checkpoint"):
-        monkeypatch.setattr(ance, name, lambda model_dir: f"{model_dir}/checkpoint_3")
+
+    monkeypatch.setattr(ance, "selected_checkpoint", "{}/checkpoint_3".format)
     monkeypatch.setattr(ance, "print_table", lambda *_, **__: None)
     with monkeypatch.context() as patched:
         calls = noted(patched, works=False)

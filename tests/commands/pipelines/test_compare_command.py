@@ -65,9 +65,7 @@ def _minilm_like(folder: pathlib.Path, *, num_layers: int = 3) -> str:
 
 @pytest.mark.release
 def test_two_folders_to_a_retriever(
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     folders = [_beir(tmp_path / "hills", 1), _beir(tmp_path / "seas", 2)]
     output = tmp_path / "out"

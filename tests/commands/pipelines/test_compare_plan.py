@@ -18,12 +18,7 @@ from taser_jax.commands.pipelines.compare_plan import (
 )
 
 COSTS = Costs(
-    step_seconds=1.0,
-    start_seconds=30.0,
-    encode_seconds=120.0,
-    blocks=6,
-    systems=1,
-    untrained=True,
+    step_seconds=1.0, start_seconds=30.0, encode_seconds=120.0, blocks=6, systems=1, untrained=True
 )
 WANTED = Defaults(batch_size=32, steps=200, learning_rate=5e-5, frozen_blocks=0, rounds=2, folds=0)
 

@@ -45,9 +45,7 @@ def write_run(
     """Lists of rows, best first, with scores top, top / 2, ..."""
     scores = np.array([[top / (rank + 1) for rank in range(len(line))] for line in rows])
     run = Run(
-        [f"{split}{n}" for n in range(QUERIES)],
-        np.array(rows, np.int32),
-        scores.astype(np.float32),
+        [f"{split}{n}" for n in range(QUERIES)], np.array(rows, np.int32), scores.astype(np.float32)
     )
     ids = PassageStore.open(data_dir, "toy").ids
     write_trec_run(directory / f"words.{split}.trec", run, ids=ids)

@@ -11,8 +11,8 @@ import random
 import pytest
 import recipes
 
-from taser_jax.commands.bm25 import bm25
 from taser_jax.commands.mine import mine
+from taser_jax.commands.search import bm25
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.prepare.collection import prepare
 from taser_jax.retrieval.mining import MiningConfig

@@ -17,9 +17,7 @@ ROWS = ("BM25", "TASER (BM25 negatives)", "TASER (mined negatives)", "TASER + BM
 
 @pytest.mark.slow
 def test_quickstart_and_again(
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     packages = functools.partial(
         quickstart.prepare_pydocs, packages=("json", "statistics", "optax")

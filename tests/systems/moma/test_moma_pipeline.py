@@ -27,9 +27,7 @@ def write_target(folder, data, vocabulary, *, shift=0):
     lines = [f"q{i}\td{(i + shift) % len(texts)}\t1" for i in range(len(texts))]
     (folder / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]))
     succeed(
-        "prepare",
-        *gin(DATA_DIR=data, COLLECTION="other"),
-        *gin(DIRECTORIES={"other": str(folder)}),
+        "prepare", *gin(DATA_DIR=data, COLLECTION="other"), *gin(DIRECTORIES={"other": str(folder)})
     )
     tokens = folder / "tokens"
     succeed(

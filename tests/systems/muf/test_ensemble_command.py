@@ -74,10 +74,7 @@ def test_it_learns_and_opens_again(trained, embeddings_dir):
     assert (
         opened.fingerprints
         == found.fingerprints
-        == {
-            **specialist,
-            "ensemble": opened.fingerprints["ensemble"],
-        }
+        == {**specialist, "ensemble": opened.fingerprints["ensemble"]}
     )
     for left, right in zip(
         jax.tree.leaves(opened.params), jax.tree.leaves(found.params), strict=True

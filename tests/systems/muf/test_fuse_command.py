@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from tiny_specialist import write_specialist
 
-from taser_jax.commands.bm25 import bm25
 from taser_jax.commands.evaluate import evaluate
 from taser_jax.commands.inputs import read_task_run
+from taser_jax.commands.search import bm25
 from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.token_store.store import TokenStore
