@@ -9,14 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import optax
 
+from taser_jax.assembly import data
 from taser_jax.assembly.config import TrainingConfig
-from taser_jax.assembly.data import (
-    check_buckets,
-    check_query_towers,
-    fit_vocabulary,
-    lengths,
-    training_queries,
-)
 from taser_jax.assembly.plans import BatchPlan, TextLengths, make_plan
 from taser_jax.assembly.pretrained import read_pretrained
 from taser_jax.assembly.text_facts import data_facts
@@ -30,15 +24,9 @@ from taser_jax.devices.topologies import peak_flops
 from taser_jax.models.batch import Batch, States
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Params
 from taser_jax.models.parameters import abstract_params, init_params, logical_axes, parameter_count
+from taser_jax.optim import optimizers
 from taser_jax.optim.median import MedianOver, check_median
 from taser_jax.optim.multitask import Combiner, build_multitask_optimizer, reads_task_gradients
-from taser_jax.optim.optimizers import (
-    OptimizerConfig,
-    Update,
-    build_optimizer,
-    build_schedule,
-    trainable,
-)
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
 from taser_jax.training.multitask_step import TaskGradients, make_multitask_step
@@ -119,11 +107,11 @@ def make_program(
     Raises:
         ConfigError: settings that contradict each other or do not fit the devices or the tokens.
     """
-    query_length, passage_length = lengths(store, feature_lengths)
-    model = DualEncoder(fit_vocabulary(model_config, store), training.train_from_block)
+    query_length, passage_length = data.lengths(store, feature_lengths)
+    model = DualEncoder(data.fit_vocabulary(model_config, store), training.train_from_block)
     training = dataclasses.replace(training, optimizer=_without_frozen(training, model.config))
-    check_buckets(training.length_buckets, model.config)
-    check_query_towers(model.config, queries, where="train queries of the token store")
+    data.check_buckets(training.length_buckets, model.config)
+    data.check_query_towers(model.config, queries, where="train queries of the token store")
     plan = make_plan(
         training,
         query_length=query_length,
@@ -162,8 +150,8 @@ def make_program(
         ),
         num_chunks=training.num_chunks,
         seed=training.seed,
-        schedule=build_schedule(training.optimizer, training.total_steps),
-        trainable=trainable(training.optimizer, params),
+        schedule=optimizers.build_schedule(training.optimizer, training.total_steps),
+        trainable=optimizers.trainable(training.optimizer, params),
         state_shardings=own,
     )
     return Program(
@@ -203,7 +191,7 @@ def _queue(training: TrainingConfig, plan: BatchPlan, *, dim: int) -> QueueSize 
     return QueueSize(steps, shape.passages, dim)
 
 
-def _without_frozen(training: TrainingConfig, config: ModelConfig) -> OptimizerConfig:
+def _without_frozen(training: TrainingConfig, config: ModelConfig) -> optimizers.OptimizerConfig:
     """The optimiser of the parameters above the frozen blocks.
 
     Raises:
@@ -221,7 +209,7 @@ def _without_frozen(training: TrainingConfig, config: ModelConfig) -> OptimizerC
         fix = "drop train_from_block, and freeze the blocks in OptimizerConfig.updates"
         raise ConfigError(problem, where="TrainingConfig.train_from_block", fix=fix)
     frozen = config.frozen_parameters(blocks)
-    updates = ((frozen, Update.FREEZE), (f"(?!{frozen}$).*", Update.TRAIN))
+    updates = ((frozen, optimizers.Update.FREEZE), (f"(?!{frozen}$).*", optimizers.Update.TRAIN))
     return dataclasses.replace(optimizer, updates=updates)
 
 
@@ -231,12 +219,14 @@ def _optimizer(
     """The optax chain, and how it takes the gradients of several tasks."""
     steps = training.total_steps
     if training.multitask is None or plan.tasks is None:
-        chain = build_optimizer(training.optimizer, params, total_steps=steps)
+        chain = optimizers.build_optimizer(training.optimizer, params, total_steps=steps)
         return chain, TaskGradients.SUMMED
     combiner = training.multitask.combiner
     if combiner.combiner is Combiner.TSAGE and combiner.tsage.median_over is MedianOver.ALL:
         tokens = {task: shape.tokens for task, shape in plan.shapes.items()}
-        check_median(params, tokens=tokens, trainable=trainable(training.optimizer, params))
+        check_median(
+            params, tokens=tokens, trainable=optimizers.trainable(training.optimizer, params)
+        )
     chain = build_multitask_optimizer(
         combiner, training.optimizer, params, tasks=plan.tasks, total_steps=steps
     )
@@ -339,7 +329,7 @@ def training_job(
     def read(split: str) -> dict[str, TokenizedQueries]:
         if store is None:
             return {}
-        found = training_queries(
+        found = data.training_queries(
             store, task_names=tasks, negatives_dirs=negatives_dirs, split=split
         )
         if augmentation is None:
@@ -359,7 +349,7 @@ def training_job(
     if training.validation and store is not None:
         check_validated_tasks(validation_queries.keys(), training.validation)
     where = "validation queries of the token store"
-    check_query_towers(program.model.config, validation_queries, where=where)
+    data.check_query_towers(program.model.config, validation_queries, where=where)
     pretrained = None
     if training.pretrained is not None:
         pretrained = read_pretrained(

@@ -15,20 +15,8 @@ from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.prepare.receipts import gold_path
 from taser_jax.data.readers.kilt import KiltQuery, read_queries
 from taser_jax.devices.hosts import first_host_only, writes
+from taser_jax.evaluation import kilt, metrics
 from taser_jax.evaluation.answers import AnswerMatch
-from taser_jax.evaluation.kilt import (
-    evaluate_pages,
-    is_page_measure,
-    ranked_pages,
-    write_predictions,
-)
-from taser_jax.evaluation.metrics import (
-    Evaluation,
-    evaluate_answers,
-    evaluate_qrels,
-    group_averages,
-    qrels_of,
-)
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.results import (
     RetrievalResult,
@@ -91,7 +79,7 @@ class EvaluationConfig:
         if not self.measures:
             fix = "name one or more, such as R@20, MRR@10 or nDCG@10"
             raise ConfigError("no measure", where="EvaluationConfig.measures", fix=fix)
-        has_pages = any(map(is_page_measure, self.measures))
+        has_pages = any(map(kilt.is_page_measure, self.measures))
         if self.page_only_tasks and not (self.judge is Judge.KILT and has_pages):
             problem = f"page_only_tasks {self.page_only_tasks} with judge {self.judge.value!r}, by "
             fix = "judge by 'kilt' and add PageRprec, or leave page_only_tasks out"
@@ -101,7 +89,7 @@ class EvaluationConfig:
         """The measures that a task is scored by."""
         measures = tuple(self.measures)
         if task in self.page_only_tasks:
-            return tuple(filter(is_page_measure, measures))
+            return tuple(filter(kilt.is_page_measure, measures))
         return measures
 
     def check_tasks(self, tasks: Iterable[str]) -> None:
@@ -226,13 +214,13 @@ def check_complete(run: Run, *, where: FilePath) -> None:
 
 
 def _log_averages(
-    system: str, evaluations: Mapping[str, Evaluation], measures: Sequence[str]
+    system: str, evaluations: Mapping[str, metrics.Evaluation], measures: Sequence[str]
 ) -> None:
     """Logs macro and, for several tasks, micro averages of each measure over the tasks with it."""
     averages = {
-        name: group_averages(
+        name: metrics.group_averages(
             {
-                task: Evaluation(values.query_ids, {name: values.values[name]})
+                task: metrics.Evaluation(values.query_ids, {name: values.values[name]})
                 for task, values in evaluations.items()
                 if name in values.values
             }
@@ -248,7 +236,7 @@ def _log_averages(
 
 def judge_run(
     run: Run, queries: QuerySet, heads: inputs.PassageHeads, config: EvaluationConfig
-) -> Evaluation:
+) -> metrics.Evaluation:
     """Scores one run.
 
     Raises:
@@ -258,7 +246,7 @@ def judge_run(
     measures = config.measures_of(queries.task)
     judge = config.judge_of(queries.task)
     if judge is Judge.QRELS:
-        return evaluate_qrels(run, qrels_of(queries), measures)
+        return metrics.evaluate_qrels(run, metrics.qrels_of(queries), measures)
     if judge is Judge.KILT:
         return judge_kilt(run, queries, heads, measures)
     answers = {query.id: query.answers for query in queries}
@@ -267,12 +255,12 @@ def judge_run(
         fix = "judge by 'qrels', name the task in qrels_tasks, or prepare it with answers"
         raise ConfigError(problem, where="EvaluationConfig.judge", fix=fix)
     matcher = inputs.answer_matcher(heads.store, config.match_of(queries.task))
-    return evaluate_answers(run, answers, matcher, measures)
+    return metrics.evaluate_answers(run, answers, matcher, measures)
 
 
 def judge_kilt(
     run: Run, queries: QuerySet, heads: inputs.PassageHeads, measures: Sequence[str]
-) -> Evaluation:
+) -> metrics.Evaluation:
     """Page measures by the official gold, others by gold passages; over all queries of the gold.
 
     A query whose gold names no passage of the collection counts as zero at passage level.
@@ -288,22 +276,22 @@ def judge_kilt(
         for query in _gold(queries)
     }
     values: dict[str, np.ndarray] = {}
-    if by_page := [name for name in measures if is_page_measure(name)]:
-        pages = ranked_pages(run, heads.pages)
-        values |= evaluate_pages(pages, gold, by_page).values
-    if by_passage := [name for name in measures if not is_page_measure(name)]:
-        by_gold = evaluate_qrels(run, qrels_of(queries), by_passage)
+    if by_page := [name for name in measures if kilt.is_page_measure(name)]:
+        pages = kilt.ranked_pages(run, heads.pages)
+        values |= kilt.evaluate_pages(pages, gold, by_page).values
+    if by_passage := [name for name in measures if not kilt.is_page_measure(name)]:
+        by_gold = metrics.evaluate_qrels(run, metrics.qrels_of(queries), by_passage)
         place = {query_id: number for number, query_id in enumerate(by_gold.query_ids)}
         for name, scores in by_gold.values.items():
             values[name] = np.array([scores[place[id]] if id in place else 0.0 for id in gold])
-    return Evaluation(tuple(gold), {name: values[name] for name in measures})
+    return metrics.Evaluation(tuple(gold), {name: values[name] for name in measures})
 
 
 def write_kilt_predictions(
     path: pathlib.Path, run: Run, queries: QuerySet, heads: inputs.PassageHeads
 ) -> None:
     """Writes the run in the format of KILT's own script, whose gold is `kilt.jsonl`."""
-    write_predictions(
+    kilt.write_predictions(
         path,
         run,
         inputs={query.id: query.text for query in _gold(queries)},

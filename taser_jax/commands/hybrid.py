@@ -11,15 +11,7 @@ from taser_jax.commands.evaluate import EvaluationConfig, judge_run
 from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.devices.hosts import first_host_only, writes
-from taser_jax.retrieval.fusion import (
-    ChosenFor,
-    DevelopmentSet,
-    HybridConfig,
-    ScoreNormalization,
-    choose_alpha,
-    fuse,
-    settle,
-)
+from taser_jax.retrieval import fusion
 from taser_jax.retrieval.runs import Run, write_trec_run
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
@@ -40,7 +32,7 @@ def hybrid(
     alpha: float | None = None,
     k: int = 100,
     measure: str = "R@20",
-    config: HybridConfig = HybridConfig(),
+    config: fusion.HybridConfig = fusion.HybridConfig(),
     evaluation: EvaluationConfig = EvaluationConfig(),
 ) -> dict[str, float]:
     """Fuses runs: score = dense + α·BM25; a missing score is the list's minimum.
@@ -102,7 +94,7 @@ def hybrid(
         config = _settled(config, list(runs.values()))
         alphas = dict.fromkeys(names, alpha)
     for task, (dense, sparse) in runs.items():
-        fused = fuse(dense, sparse, alpha=alphas[task], k=k, config=config)
+        fused = fusion.fuse(dense, sparse, alpha=alphas[task], k=k, config=config)
         write_trec_run(run_path(output_dir, task, split), fused, ids=store.ids, tag="hybrid")
     return alphas
 
@@ -115,45 +107,49 @@ def development_set(
     *,
     measure: str,
     evaluation: EvaluationConfig,
-) -> DevelopmentSet:
+) -> fusion.DevelopmentSet:
     """One task's dense and sparse lists, and how to score a fusion of them."""
     judged = dataclasses.replace(evaluation, measures=(measure,), page_only_tasks=())
 
     def values(run: Run) -> np.ndarray:
         return judge_run(run, queries, heads, judged).values[measure]
 
-    return DevelopmentSet(dense, sparse, values)
+    return fusion.DevelopmentSet(dense, sparse, values)
 
 
-def _settled(config: HybridConfig, lists: Sequence[tuple[Run, Run]]) -> HybridConfig:
+def _settled(config: fusion.HybridConfig, lists: Sequence[tuple[Run, Run]]) -> fusion.HybridConfig:
     """The configuration with a normalisation: a choice by the scores is logged."""
-    settled = settle(config, lists)
+    settled = fusion.settle(config, lists)
     assert settled.normalization is not None
     if config.normalization is None:
         chosen = settled.normalization.value
-        kind = "cosines" if settled.normalization is ScoreNormalization.MIN_MAX else "dot products"
+        kind = (
+            "cosines"
+            if settled.normalization is fusion.ScoreNormalization.MIN_MAX
+            else "dot products"
+        )
         logger.info("dense scores are %s: HybridConfig.normalization = %r", kind, chosen)
     return settled
 
 
 def _choose(
-    sets: Mapping[str, DevelopmentSet],
+    sets: Mapping[str, fusion.DevelopmentSet],
     names: Sequence[str],
     *,
     measure: str,
     k: int,
-    config: HybridConfig,
+    config: fusion.HybridConfig,
 ) -> dict[str, float]:
     """Task -> α: chosen on all sets together, or on each task's own."""
     missing = [task for task in names if task not in sets]
-    if missing and config.chosen_for is ChosenFor.EACH_TASK:
+    if missing and config.chosen_for is fusion.ChosenFor.EACH_TASK:
         problem = f"no development set of {', '.join(missing)}"
         fix = "set hybrid.alpha, or choose one alpha for all tasks"
         raise ConfigError(problem, where="hybrid.development_split", fix=fix)
 
-    def choose(named: str, chosen: Sequence[DevelopmentSet]) -> float:
+    def choose(named: str, chosen: Sequence[fusion.DevelopmentSet]) -> float:
         with phase(f"choose alpha for {named}"):
-            choice = choose_alpha(chosen, k=k, config=config)
+            choice = fusion.choose_alpha(chosen, k=k, config=config)
         curve = ", ".join(
             f"{a}: {m:.4f}" for a, m in zip(choice.alphas, choice.metric, strict=True)
         )
@@ -161,6 +157,6 @@ def _choose(
         logger.info("alpha for %s: %s", named, choice.alpha)
         return choice.alpha
 
-    if config.chosen_for is ChosenFor.EACH_TASK:
+    if config.chosen_for is fusion.ChosenFor.EACH_TASK:
         return {task: choose(task, [sets[task]]) for task in names}
     return dict.fromkeys(names, choose("all tasks", list(sets.values())))

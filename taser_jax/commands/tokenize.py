@@ -16,13 +16,8 @@ from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.seqio_tasks.registry import find_mixture, mixture_of_collection, names
 from taser_jax.data.seqio_tasks.retrieval_task import OwnSource, RetrievalMixture, use_data
 from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
+from taser_jax.data.text import vocabularies
 from taser_jax.data.text.preprocessors import Prompt, TaskPrompt
-from taser_jax.data.text.vocabularies import (
-    T5_MODEL_FILE,
-    VocabularyKind,
-    load_vocabulary,
-    train_vocabulary,
-)
 from taser_jax.data.text.vocabulary_files import METADATA, VOCAB_FILE
 from taser_jax.data.token_store.store import Titles
 from taser_jax.devices.hosts import first_host_only, writes
@@ -32,7 +27,7 @@ from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.locks import one_writer
 from taser_jax.storage.progress import logger, phase
 
-_OF_WEIGHTS = ("config.json", "tokenizer.json", VOCAB_FILE, T5_MODEL_FILE)
+_OF_WEIGHTS = ("config.json", "tokenizer.json", VOCAB_FILE, vocabularies.T5_MODEL_FILE)
 
 
 @writes("{output_dir}", kinds=[TOKEN_STORE])
@@ -47,7 +42,7 @@ def tokenize(
     output_dir: str,
     module: str | None = None,
     vocabulary_size: int | None = None,
-    vocabulary_kind: VocabularyKind = VocabularyKind.WORDPIECE,
+    vocabulary_kind: vocabularies.VocabularyKind = vocabularies.VocabularyKind.WORDPIECE,
     extra_ids: int | None = None,
     replace: bool = False,
 ) -> str:
@@ -93,14 +88,16 @@ def tokenize(
             mixture=mixture,
             # A project's file names its collection beside its mixture.
             collection=collection if mixture is None else None,
-            vocabulary=load_vocabulary(vocabulary, extra_ids=extra_ids),
+            vocabulary=vocabularies.load_vocabulary(vocabulary, extra_ids=extra_ids),
             query_length=feature_lengths["query"],
             passage_length=feature_lengths["passage"],
             output_dir=output_dir,
             replace=replace,
         )
     if mixture is not None:
-        with use_data(data_dir=data_dir, vocabulary=load_vocabulary(store.vocabulary_directory)):
+        with use_data(
+            data_dir=data_dir, vocabulary=vocabularies.load_vocabulary(store.vocabulary_directory)
+        ):
             trained = [task for task, there in store.tasks.items() if "train" in there]
             weights = mixture.weights(trained=trained)
         content = {
@@ -145,11 +142,11 @@ def _make_vocabulary(
     output_dir: str,
     *,
     size: int,
-    kind: VocabularyKind = VocabularyKind.WORDPIECE,
+    kind: vocabularies.VocabularyKind = vocabularies.VocabularyKind.WORDPIECE,
 ) -> str:
     directory = epath.Path(output_dir)
     if (directory / METADATA).exists():
-        former = load_vocabulary(output_dir)
+        former = vocabularies.load_vocabulary(output_dir)
         if former.kind != kind.value or former.size > size:
             raise ConfigError(
                 f"a {former.kind} vocabulary of {former.size} entries is here, not a {kind.value} "
@@ -170,7 +167,7 @@ def _make_vocabulary(
     with one_writer(output_dir), phase("train vocabulary"):
         check_kind(output_dir, [])
         texts = itertools.chain.from_iterable(_texts(data_dir, name) for name in collections)
-        trained = train_vocabulary(texts, kind=kind, size=size, output_dir=output_dir)
+        trained = vocabularies.train_vocabulary(texts, kind=kind, size=size, output_dir=output_dir)
     logger.info("vocabulary: %d entries, fingerprint %s", trained.size, trained.fingerprint)
     return trained.fingerprint
 

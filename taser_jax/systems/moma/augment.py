@@ -28,14 +28,9 @@ from taser_jax.storage.artifacts import require_equal
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.records import Passage
+from taser_jax.systems.moma import query_documents
 from taser_jax.systems.moma.embeddings import EmbeddingsByText, tower_fingerprints
 from taser_jax.systems.moma.memories import AugmentedTexts, Lookup, Mixture
-from taser_jax.systems.moma.query_documents import (
-    document_attention,
-    document_reader,
-    read_lookup,
-    write_lookup,
-)
 
 
 @writes("{output_dir}", kinds=[])
@@ -101,7 +96,9 @@ def augment(
             continue
         with phase(f"augment {name}"):
             lookup = _look_up(model, queries, searcher, k=k, config=config)
-        write_lookup(output_dir, task, split, lookup, memory_dir=memory_dir, fingerprints=prints)
+        query_documents.write_lookup(
+            output_dir, task, split, lookup, memory_dir=memory_dir, fingerprints=prints
+        )
         if data_dir is not None:
             _write_run(output_dir, task, split, lookup, mixture, data_dir)
         counts[name] = len(queries)
@@ -122,7 +119,7 @@ def check_documents(count: int, available: int) -> None:
 
 def _is_done(output_dir: str, queries: TokenizedQueries, prints: dict[str, str]) -> bool:
     try:
-        _, metadata = read_lookup(output_dir, queries.task, queries.split)
+        _, metadata = query_documents.read_lookup(output_dir, queries.task, queries.split)
     except DataError:
         return False
     return metadata.fingerprints == prints
@@ -251,12 +248,12 @@ def ask_augmented(questions: Sequence[str], settings: AskSettings) -> list[Answe
     texts = AugmentedTexts(
         TokensInMemory(retriever.query_tokens(questions)),
         looked_up.rows,
-        document_reader(model.model.config, mixture),
+        query_documents.document_reader(model.model.config, mixture),
     )
     config = EncodeConfig(batch_multiple=model.batch_multiple)
     encode = model.encode_fn(Role.QUERY, task=settings.task)
     embeddings, _ = encode_rows(encode, texts, np.arange(len(questions)), config=config)
-    attention = document_attention(model, texts, task=settings.task, config=config)
+    attention = query_documents.document_attention(model, texts, task=settings.task, config=config)
     documents = fused_documents(mixture, looked_up, attention, data_dir=settings.data_dir)
     hits = retriever.search_embeddings(embeddings, k=settings.k)
     return [

@@ -25,13 +25,7 @@ from taser_jax.data.batches.stream import Texts
 from taser_jax.data.token_store.arrays import Ragged, TokenArray
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Augmented, States, Tokens
-from taser_jax.storage.artifacts import (
-    FilePath,
-    check_version,
-    fingerprint_json,
-    read_json,
-    write_json,
-)
+from taser_jax.storage import artifacts
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 
 MANIFEST = "memories.json"
@@ -76,7 +70,9 @@ class Manifest:
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the documents, whichever model encodes them."""
-        return fingerprint_json([[memory.name, memory.passages] for memory in self.memories])
+        return artifacts.fingerprint_json(
+            [[memory.name, memory.passages] for memory in self.memories]
+        )
 
     def without(self, name: str) -> Manifest:
         """The mixture without a memory.
@@ -92,14 +88,14 @@ class Manifest:
         return dataclasses.replace(self, memories=others)
 
 
-def read_manifest(memory_dir: FilePath) -> Manifest | None:
+def read_manifest(memory_dir: artifacts.FilePath) -> Manifest | None:
     """The manifest of a directory; None if it has none."""
     path = pathlib.Path(memory_dir) / MANIFEST
-    value = read_json(path, absent={})
+    value = artifacts.read_json(path, absent={})
     if not value:
         return None
     fix = "add the memories to another directory with `taser memory add`"
-    check_version(value, _VERSION, where=path, fix=fix)
+    artifacts.check_version(value, _VERSION, where=path, fix=fix)
     memories = [
         Memory(**{**fields, "token_store": os.path.join(path.parent, fields["token_store"])})
         for fields in value["memories"]
@@ -108,7 +104,7 @@ def read_manifest(memory_dir: FilePath) -> Manifest | None:
     return Manifest(value["fingerprints"], tuple(memories), embeddings_dir)
 
 
-def write_manifest(memory_dir: FilePath, manifest: Manifest) -> None:
+def write_manifest(memory_dir: artifacts.FilePath, manifest: Manifest) -> None:
     """Writes `memories.json`; its paths are relative to it."""
     memories = [
         dataclasses.asdict(memory)
@@ -121,7 +117,7 @@ def write_manifest(memory_dir: FilePath, manifest: Manifest) -> None:
         "embeddings": os.path.relpath(manifest.embeddings_dir, memory_dir),
         "memories": memories,
     }
-    write_json(pathlib.Path(memory_dir) / MANIFEST, value)
+    artifacts.write_json(pathlib.Path(memory_dir) / MANIFEST, value)
 
 
 def text_hashes(texts: TokenArray) -> UInt64[np.ndarray, " texts"]:
@@ -165,7 +161,7 @@ class Mixture:
         self.hashes: UInt64[np.ndarray, " documents"] = hashes[self._texts]
 
     @classmethod
-    def open(cls, memory_dir: FilePath) -> Mixture:
+    def open(cls, memory_dir: artifacts.FilePath) -> Mixture:
         """Opens the mixture of a directory.
 
         Raises:

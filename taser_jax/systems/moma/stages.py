@@ -25,13 +25,8 @@ from taser_jax.devices.hosts import writes
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.storage.errors import ConfigError
+from taser_jax.systems.moma import distillation
 from taser_jax.systems.moma.augment import augment
-from taser_jax.systems.moma.distillation import (
-    Distilled,
-    attention_by_task,
-    distil,
-    write_joined_store,
-)
 from taser_jax.systems.moma.embeddings import encode_missing
 from taser_jax.systems.moma.memories import Mixture
 from taser_jax.systems.moma.memory import add_memory
@@ -317,9 +312,9 @@ def _distil(
         if entry.split == DEVELOPMENT and entry.task in tasks:
             queries = store.queries(entry.task, entry.split)
             gold = mixture.gold(SOURCE, queries.positives)
-            distilled = Distilled(gold, [np.zeros(0, int)] * len(gold))
+            distilled = distillation.Distilled(gold, [np.zeros(0, int)] * len(gold))
             joined[entry.task, entry.split] = queries, distilled
-    attended = attention_by_task(
+    attended = distillation.attention_by_task(
         memory_dir=memory_dir,
         augmentation_dir=augmentation_dir,
         token_store=token_store,
@@ -330,11 +325,11 @@ def _distil(
     )
     for task, of_task in attended.items():
         lookup, _ = read_lookup(augmentation_dir, task, "train")
-        distilled = distil(
+        distilled = distillation.distil(
             of_task.gold, lookup, of_task.attention[:, 1:], learned=learned, negatives=negatives
         )
         joined[task, "train"] = of_task.queries, distilled
-    write_joined_store(pathlib.Path(output_dir), mixture, store, joined)
+    distillation.write_joined_store(pathlib.Path(output_dir), mixture, store, joined)
     return {"attention": [of_task.shares for of_task in attended.values()]}
 
 

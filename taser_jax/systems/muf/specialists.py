@@ -13,28 +13,12 @@ from jaxtyping import Float, Float32
 from taser_jax.commands.evaluate import EvaluationConfig, judge_run
 from taser_jax.commands.inputs import PassageHeads, own_rows
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.retrieval import runs
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
 from taser_jax.retrieval.exact import Searcher, search_devices
 from taser_jax.retrieval.fusion import FusionConfig
 from taser_jax.retrieval.index import open_index
-from taser_jax.retrieval.runs import (
-    CONFIDENCE,
-    LISTS,
-    QueryArrays,
-    Run,
-    SearchResult,
-    is_finished,
-    without_own,
-)
-from taser_jax.storage.artifacts import (
-    FilePath,
-    file_name,
-    fingerprint_json,
-    read_json,
-    require_equal,
-    split_path,
-    write_json,
-)
+from taser_jax.storage import artifacts
 from taser_jax.storage.errors import ConfigError, check_fields
 from taser_jax.storage.progress import logger, phase
 from taser_jax.systems.muf.confidence import (
@@ -136,7 +120,7 @@ class OpenSpecialist:
         self,
         name: str,
         specialist: Specialist,
-        directory: FilePath,
+        directory: artifacts.FilePath,
         *,
         data_dir: str,
         store: PassageStore,
@@ -151,7 +135,7 @@ class OpenSpecialist:
         self.passages = Embeddings.open(
             specialist.embeddings_dir, fingerprints={"collection": store.fingerprint}
         )
-        require_equal(
+        artifacts.require_equal(
             f"index {specialist.index_dir}",
             self._searcher.fingerprints,
             self.passages.fingerprints,
@@ -183,32 +167,34 @@ class OpenSpecialist:
         queries = self.queries(task, split)
         return np.asarray(queries.rows(0, len(queries)), np.float32)
 
-    def lists(self, task: str, split: str) -> Run:
+    def lists(self, task: str, split: str) -> runs.Run:
         """Its list for each query; searched once."""
         queries = self.queries(task, split)
-        directory = split_path(self._directory / "lists", task, split)
+        directory = artifacts.split_path(self._directory / "lists", task, split)
         drops = task in self._own_passage_tasks
         fingerprints = dict(self._list_fingerprints(queries))
         if drops:
             fingerprints["own passages"] = "left out"
-        if not is_finished(directory):
+        if not runs.is_finished(directory):
             with phase(f"{self.name}: search of {task} {split}"):
                 result = self.search(self.vectors(task, split), more=drops)
             if drops:
                 own = own_rows(self._store, task, queries.query_ids)
-                result = without_own(result, own, self._weighing.depth)
-            run = Run.of(queries.query_ids, result)
-            QueryArrays.of_run(run, fingerprints=fingerprints).save(directory)
-        return QueryArrays.open(directory, LISTS, fingerprints=fingerprints).run
+                result = runs.without_own(result, own, self._weighing.depth)
+            run = runs.Run.of(queries.query_ids, result)
+            runs.QueryArrays.of_run(run, fingerprints=fingerprints).save(directory)
+        return runs.QueryArrays.open(directory, runs.LISTS, fingerprints=fingerprints).run
 
-    def search(self, vectors: Float[np.ndarray, "queries dim"], *, more: int = 0) -> SearchResult:
+    def search(
+        self, vectors: Float[np.ndarray, "queries dim"], *, more: int = 0
+    ) -> runs.SearchResult:
         """Its list for each query embedding, with `more` further results."""
         return self._searcher.search(vectors, self._weighing.depth + more)
 
     def confidences(
         self,
         vectors: Float[np.ndarray, "queries dim"],
-        result: SearchResult,
+        result: runs.SearchResult,
         temperatures: Sequence[float],
     ) -> Float32[np.ndarray, "temperatures queries"]:
         """Its confidence in these lists, at every temperature.
@@ -239,15 +225,17 @@ class OpenSpecialist:
             "temperature": str(self.temperature),
             "confidence": f"k {self._weighing.k}",
         }
-        root = self._directory / "confidence" / fingerprint_json(settings)[:8]
-        directory = split_path(root, task, split)
+        root = self._directory / "confidence" / artifacts.fingerprint_json(settings)[:8]
+        directory = artifacts.split_path(root, task, split)
         fingerprints = {**self._list_fingerprints(queries), **settings}
-        if not is_finished(directory):
+        if not runs.is_finished(directory):
             with phase(f"{self.name}: confidence of {task} {split}"):
                 confidences = self._own_confidences(task, split, (self.temperature,))[0]
             arrays = {"confidence": confidences}
-            QueryArrays(CONFIDENCE, queries.query_ids, arrays, fingerprints).save(directory)
-        saved = QueryArrays.open(directory, CONFIDENCE, fingerprints=fingerprints)
+            runs.QueryArrays(runs.CONFIDENCE, queries.query_ids, arrays, fingerprints).save(
+                directory
+            )
+        saved = runs.QueryArrays.open(directory, runs.CONFIDENCE, fingerprints=fingerprints)
         return saved.arrays["confidence"]
 
     @functools.cached_property
@@ -270,9 +258,11 @@ class OpenSpecialist:
         if not path.exists():
             with phase(f"{self.name}: calibration"):
                 choice = self._calibrate()
-            write_json(path, {**_as_json(choice), "basis": basis})
-        saved = read_json(path)
-        require_equal(str(path), saved["basis"], basis, f"delete {path} to calibrate again")
+            artifacts.write_json(path, {**_as_json(choice), "basis": basis})
+        saved = artifacts.read_json(path)
+        artifacts.require_equal(
+            str(path), saved["basis"], basis, f"delete {path} to calibrate again"
+        )
         return float(saved["temperature"])
 
     @property
@@ -321,7 +311,7 @@ class OpenSpecialist:
 
 def open_specialists(
     specialists: Mapping[str, Specialist],
-    root: FilePath,
+    root: artifacts.FilePath,
     *,
     data_dir: str,
     store: PassageStore,
@@ -334,7 +324,7 @@ def open_specialists(
         name: OpenSpecialist(
             name,
             specialist,
-            pathlib.Path(root) / file_name(name),
+            pathlib.Path(root) / artifacts.file_name(name),
             data_dir=data_dir,
             store=store,
             weighing=weighing,

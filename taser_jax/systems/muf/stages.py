@@ -25,28 +25,12 @@ from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.results import read_results
 from taser_jax.retrieval.fusion import Weighting
 from taser_jax.storage.artifacts import file_name, fingerprint_json
+from taser_jax.systems.muf import tables
 from taser_jax.systems.muf.ensemble import ensemble
 from taser_jax.systems.muf.ensemble_files import Ensemble, EnsembleTraining
 from taser_jax.systems.muf.fuse import AddedBm25, Domain, FusionSummary, fuse_specialists
 from taser_jax.systems.muf.oracle import BayesianConfig, Oracle
 from taser_jax.systems.muf.specialists import Specialist, Weighing
-from taser_jax.systems.muf.tables import (
-    BAYESIAN,
-    EQUAL,
-    LITERAL,
-    LITERAL_TEMPERATURE,
-    MUF,
-    TEST,
-    WITHOUT_DOMAIN,
-    Evaluations,
-    MixedConfig,
-    MufRows,
-    mean_confidence,
-    of_size,
-    read_row,
-    with_bm25,
-    write_row,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +51,7 @@ class Fusion:
     weighing: Weighing = Weighing()
     sizes: tuple[int, ...] = ()
     left_out: str | None = None
-    mixed: MixedConfig | None = MixedConfig()
+    mixed: tables.MixedConfig | None = tables.MixedConfig()
     oracle: BayesianConfig | None = BayesianConfig()
 
 
@@ -106,15 +90,17 @@ class MufStages:
             "evaluation": setting.evaluation,
             "own_passage_tasks": list(setting.own_passage_tasks),
         }
-        self._tasks = tasks_with(setting.data_dir, collection, split=TEST, tasks=setting.tasks)
+        self._tasks = tasks_with(
+            setting.data_dir, collection, split=tables.TEST, tasks=setting.tasks
+        )
         self._models: dict[str, _Model] = {}
-        self._rows: dict[str, Evaluations] = {}
+        self._rows: dict[str, tables.Evaluations] = {}
         self._roots: dict[str, pathlib.Path] = {}
 
     def bm25(self) -> None:
         """BM25's runs, hard negatives and row."""
         root = self._root / "bm25"
-        self._retrieval.bm25(root, splits=("train", DEVELOPMENT, TEST))
+        self._retrieval.bm25(root, splits=("train", DEVELOPMENT, tables.TEST))
         self._retrieval.mine("bm25", root, self._setting.first_mining)
         self._retrieval.evaluate(BM25, root / "runs", parameters=None)
 
@@ -132,7 +118,7 @@ class MufStages:
             _fuse_training_queries,
             specialists={single: self._models[single].specialist for single in singles},
             output_dir=root,
-            tested_dir=self._roots[MUF],
+            tested_dir=self._roots[tables.MUF],
             tasks=tasks,
             **self._fusing,
         )
@@ -194,26 +180,26 @@ class MufStages:
         """Runs all fusions; returns their rows, without those of sizes and of the oracle."""
         singles, own = list(specialists), self.rows(specialists).own
         fusion = self._fusion
-        self.fuse(MUF, singles)
-        rows = [MUF]
+        self.fuse(tables.MUF, singles)
+        rows = [tables.MUF]
         if fusion.left_out is not None:
             rows.append(f"MUF without {fusion.left_out}")
             self.fuse(rows[-1], [name for name in singles if name != fusion.left_out])
-        self.fuse(WITHOUT_DOMAIN, singles, domain=Domain.LEFT_OUT)
+        self.fuse(tables.WITHOUT_DOMAIN, singles, domain=Domain.LEFT_OUT)
         equal = dataclasses.replace(fusion.weighing.fusion, weighting=Weighting.EQUAL)
         weighing = dataclasses.replace(fusion.weighing, fusion=equal)
-        self.fuse(EQUAL, singles, weighing=weighing)
-        self.fuse(LITERAL, singles, temperature=LITERAL_TEMPERATURE)
+        self.fuse(tables.EQUAL, singles, weighing=weighing)
+        self.fuse(tables.LITERAL, singles, temperature=tables.LITERAL_TEMPERATURE)
         for size in fusion.sizes:
-            self.fuse(of_size(size), singles, members=size)
+            self.fuse(tables.of_size(size), singles, members=size)
         if fusion.mixed is not None and fusion.oracle is not None:
-            self.fuse(BAYESIAN, singles, oracle=Oracle(own, fusion.oracle))
-        return [*rows, WITHOUT_DOMAIN, EQUAL, LITERAL]
+            self.fuse(tables.BAYESIAN, singles, oracle=Oracle(own, fusion.oracle))
+        return [*rows, tables.WITHOUT_DOMAIN, tables.EQUAL, tables.LITERAL]
 
-    def rows(self, specialists: Mapping[str, System]) -> MufRows:
+    def rows(self, specialists: Mapping[str, System]) -> tables.MufRows:
         """All rows, for tables."""
         tasks = {name: tuple(system.tasks or ()) for name, system in specialists.items()}
-        return MufRows(self._setting, self._tasks, tasks, self._rows)
+        return tables.MufRows(self._setting, self._tasks, tasks, self._rows)
 
     def fuse(
         self,
@@ -235,7 +221,7 @@ class MufStages:
         label = f"{file_name(row)}-{fingerprint_json(list(names))[:6]}"
         root = self._root / "fusions" / label
         fusing = self._fusing | ({} if weighing is None else {"weighing": weighing})
-        folders, tasks = {row: "runs", with_bm25(row): "runs_bm25"}, self._tasks
+        folders, tasks = {row: "runs", tables.with_bm25(row): "runs_bm25"}, self._tasks
         bm25 = AddedBm25(str(self._root / "bm25" / "runs"), setting.hybrid, setting.hybrid_measure)
         if oracle is not None:
             # Of the lists alone, for the mixes.
@@ -254,7 +240,7 @@ class MufStages:
                 for name, model in zip(names, models, strict=True)
             },
             output_dir=root,
-            split=TEST,
+            split=tables.TEST,
             tasks=tasks,
             tag=file_name(row),
             domain=domain,
@@ -264,10 +250,10 @@ class MufStages:
         )
         self._roots[row] = root
         for name in folders:
-            evaluations = read_row(root, name, tasks, split=TEST)
+            evaluations = tables.read_row(root, name, tasks, split=tables.TEST)
             self._rows[name] = evaluations
             [evaluated] = read_results(root / "results", [name])
-            write_row(self._root, name, evaluations, split=TEST, evaluated=evaluated)
+            tables.write_row(self._root, name, evaluations, split=tables.TEST, evaluated=evaluated)
 
 
 @functools.wraps(ensemble)
@@ -283,8 +269,10 @@ def _fuse_training_queries(
     """The mean confidences of the training queries beside those of the test queries."""
     fuse_specialists(output_dir=output_dir, split="train", tasks=tasks, **options)
     return {
-        f"mean w, {split}": mean_confidence(pathlib.Path(directory) / "lists", tasks, split=split)
-        for directory, split in ((output_dir, "train"), (tested_dir, TEST))
+        f"mean w, {split}": tables.mean_confidence(
+            pathlib.Path(directory) / "lists", tasks, split=split
+        )
+        for directory, split in ((output_dir, "train"), (tested_dir, tables.TEST))
     }
 
 
