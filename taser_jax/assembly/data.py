@@ -262,10 +262,9 @@ def open_store(token_store: str | None, *, dry_run: bool) -> TokenStore | None:
 def lengths(store: TokenStore | None, given: Mapping[str, int]) -> tuple[int, int]:
     """Tokens of a query and of a passage: the store's, checked against those configured."""
     if store is None and not given:
-        problem = "no token store, and no lengths in its place"
-        expected = "for a dry run, a token store or TASK_FEATURE_LENGTHS"
-        fix = "correct the path, or give the lengths"
-        raise ConfigError(problem, where="TOKEN_STORE", expected=expected, fix=fix)
+        problem = "no token store, and no lengths of queries and passages in its place"
+        fix = "correct the path, or set TASK_FEATURE_LENGTHS, {'query': 32, 'passage': 256}"
+        raise ConfigError(problem, where="TOKEN_STORE", fix=fix)
     if given:
         check_lengths(given)
     if store is None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -18,7 +17,6 @@ from taser_jax.interop.pretrained import (
 )
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import ModelConfig, Params
-from taser_jax.models.fusion import BertFusionConfig, T5FusionConfig
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
@@ -71,29 +69,16 @@ def read_pretrained(
         trained = load_trained_by_t5x(pretrained.source, config=config, params=params)
         if trained is not None:
             return trained
-        return _READERS[config.kind](pretrained, config, params)
-
-
-def _read_bert(pretrained: Pretrained, config: Any, params: Params) -> Params:
-    return load_pretrained(
-        pretrained.source,
-        config=config,
-        params=params,
-        num_layers=pretrained.num_layers,
-        passage_source=pretrained.passage_source,
-    )
-
-
-def _read_t5(pretrained: Pretrained, config: Any, params: Params) -> Params:
-    return load_pretrained_t5(pretrained.source, config=config, params=params)
-
-
-_READERS: dict[str, Callable[[Pretrained, object, Params], Params]] = {
-    DualEncoderConfig.kind: _read_bert,
-    BertFusionConfig.kind: _read_bert,
-    T5DualEncoderConfig.kind: _read_t5,
-    T5FusionConfig.kind: _read_t5,
-}
+        if isinstance(config, DualEncoderConfig):
+            return load_pretrained(
+                pretrained.source,
+                config=config,
+                params=params,
+                num_layers=pretrained.num_layers,
+                passage_source=pretrained.passage_source,
+            )
+        assert isinstance(config, T5DualEncoderConfig)
+        return load_pretrained_t5(pretrained.source, config=config, params=params)
 
 
 def place_pretrained(loaded: Params, *, params: Params) -> Params:

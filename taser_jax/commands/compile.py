@@ -14,7 +14,6 @@ from taser_jax.assembly.data import open_store, training_queries
 from taser_jax.assembly.model_directory import embed
 from taser_jax.assembly.plans import TextLengths, lengths_in
 from taser_jax.assembly.program import Program, make_program
-from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.compiler import CompiledStep, CompilerEffort, OutOfMemory, compile_step
 from taser_jax.devices.mesh import make_mesh
 from taser_jax.devices.partitioning import Partitioner, placed
@@ -98,7 +97,7 @@ def compile_recipe(
         partitioner=Partitioner(make_mesh(training.mesh, devices=target.devices), training.rules),
         store=store,
         queries=queries,
-        feature_lengths=_lengths(feature_lengths, store),
+        feature_lengths=feature_lengths or {},
         task_sizes=task_sizes,
         text_lengths=text_lengths,
         documents=documents,
@@ -141,14 +140,6 @@ class _Reports:
             write_text(self._output / REPORT_TEXT, "\n\n".join(map(str, self.all)) + "\n")
             facts = [report.as_json() for report in self.all]
             write_json(self._output / REPORT_JSON, facts)
-
-
-def _lengths(given: Mapping[str, int] | None, store: TokenStore | None) -> Mapping[str, int]:
-    if store is None and not given:
-        problem = "no lengths of queries and passages, such as {'query': 256, 'passage': 256}"
-        fix = "set TASK_FEATURE_LENGTHS in the recipe, or --gin.compile_recipe.token_store=..."
-        raise ConfigError(problem, where="TASK_FEATURE_LENGTHS", fix=fix)
-    return given or {}
 
 
 def _training_report(

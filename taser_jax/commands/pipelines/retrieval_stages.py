@@ -276,13 +276,13 @@ class RetrievalStages:
         config: MiningConfig,
         *,
         tasks: Sequence[str] | None = None,
-        function: Callable[..., Mapping[str, int]] = mine,
+        function: Callable[..., Mapping[str, int]] | None = None,
     ) -> None:
         """Mines from `root`'s runs of the training queries, with `mine` or what hands on to it."""
         evaluation = self._setting.evaluation
         self._stages.run(
             f"{label}-mine",
-            function,
+            function or mine,
             runs_dir=root / "runs",
             output_dir=root / "negatives",
             config=config,

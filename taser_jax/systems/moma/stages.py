@@ -133,7 +133,7 @@ class MomaStages:
         """The folder of embeddings by the model's passage tower."""
         return self._embeddings / load_model(model.directory).passage_fingerprint[:16]
 
-    def mixture(self, lookup: Trained, memories: Mapping[str, str]) -> dict[str, Any]:
+    def mixture(self, lookup: Trained, memories: Mapping[str, str]) -> dict[str, object]:
         """Arguments of `look_up` that name what it looks up in."""
         return {
             "memories": {name: epath.Path(path) for name, path in memories.items()},
@@ -175,7 +175,7 @@ class MomaStages:
         )
         return directory
 
-    def attended(self, end: Trained, documents: Documents) -> dict[str, Any]:
+    def attended(self, end: Trained, documents: Documents) -> dict[str, object]:
         """Arguments of `attention_by_task` that name the retriever and its queries' documents."""
         return {
             "model_dir": end.directory,
