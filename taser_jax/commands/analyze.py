@@ -163,11 +163,9 @@ def analyze(
 
 def _check_tasks(tasks: Sequence[str]) -> None:
     if len(tasks) < 2:
-        raise ConfigError(
-            f"{len(tasks)} task{'' if len(tasks) == 1 else 's'}: {', '.join(tasks) or 'none'}",
-            where="TASKS",
-            fix="take a token store with several tasks, or name two or more in TASKS",
-        )
+        problem = f"{len(tasks)} task{'' if len(tasks) == 1 else 's'}: {', '.join(tasks) or 'none'}"
+        fix = "take a token store with several tasks, or name two or more in TASKS"
+        raise ConfigError(problem, where="TASKS", fix=fix)
 
 
 @dataclasses.dataclass(frozen=True)
