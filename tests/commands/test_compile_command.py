@@ -85,7 +85,7 @@ def test_a_small_recipe(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--topology=v5e:7x9"], "v5e: 1x1, 2x2, 2x4"),
+        (["--topology=v5e:7x9"], "v5e:1x1, v5e:2x2, v5e:2x4"),
         (["--topology"], "--topology has no value"),
         ([], "--gin.compile_recipe.topology=..."),
         (["--topology=v5e:2x2", "--gin.MESH_FSDP=3"], "there are 4 devices"),
