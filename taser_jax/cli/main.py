@@ -156,7 +156,7 @@ def _message(error: Exception) -> str:
     return str(error).split("\n  In call to configurable ")[0]
 
 
-def _execute(function: Callable[..., None], arguments: Arguments) -> int:
+def _execute(function: Callable[..., object], arguments: Arguments) -> int:
     has_dry_run = "dry_run" in inspect.signature(function).parameters
     try:
         if arguments.dry_run and not has_dry_run:
