@@ -131,10 +131,9 @@ def check_words(checkpoint: pathlib.Path, vocabulary: pathlib.Path) -> None:
 
 def _difference(used: Vocabulary, pretrained: Vocabulary) -> str | None:
     """How the vocabulary used differs from that of pretrained weights; None if ids are the same."""
+    from taser_jax.data.text.hugging_face import TokenizerJsonVocabulary, WordPieceVocabulary
     from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
-    from taser_jax.data.text.tokenizer_json import TokenizerJsonVocabulary
     from taser_jax.data.text.vocabulary_files import first_difference
-    from taser_jax.data.text.wordpiece import WordPieceVocabulary
 
     match used, pretrained:
         case TokenizerJsonVocabulary(), TokenizerJsonVocabulary():
