@@ -31,9 +31,9 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 2_046,
-    "cli": 1_364,
-    "commands": 5_529,
+    "assembly": 1_963,
+    "cli": 1_357,
+    "commands": 5_380,
     "data": 7_145,
     "devices": 1_326,
     "evaluation": 1_699,
@@ -44,21 +44,21 @@ ROOMS = {
     "retrieval": 2_351,
     "serving": 528,
     "storage": 1_290,
-    "systems": 3_591,
-    "training": 1_738,
+    "systems": 3_518,
+    "training": 1_724,
 }
 OTHERS = {
-    "lines of code": 35_247,
-    "percent of code that imports or raises": 15.5,
-    "files": 236,
+    "lines of code": 34_921,
+    "percent of code that imports or raises": 14.9,
+    "files": 233,
     "lines of the longest file": 417,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
     "commands": 29,
-    "fields that nothing binds": 54,
-    "Any in annotations": 171,
-    "modules that train imports": 91,
+    "fields that nothing binds": 39,
+    "Any in annotations": 116,
+    "modules that train imports": 90,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
