@@ -21,13 +21,10 @@ include 'models/bert_tiny.gin'
 include 'models/taser.gin'
 
 # Your files: passages (id, text, title), questions (id, text) and judgements (question, 0, passage,
-# relevance), all separated by tabs; {{split}} is train, validation or test. Files of other formats:
-# DIRECTORIES = ['my_folder'], instead of the next lines.
+# relevance), separated by tabs, in passages.tsv, TASK.SPLIT.queries.tsv and TASK.SPLIT.qrels.tsv;
+# a split is train, validation or test. Files of other formats are detected, too.
 COLLECTION = '{slug}'
-PASSAGES = '{slug}/passages.tsv'
-QUERIES = @QuestionFiles()
-QuestionFiles.questions = '{slug}/{{task}}.{{split}}.queries.tsv'
-QuestionFiles.qrels = '{slug}/{{task}}.{{split}}.qrels.tsv'
+DIRECTORIES = ['{slug}']
 
 # The tasks: {slug}_tasks.py.
 MIXTURE_OR_TASK_MODULE = '{slug}_tasks'

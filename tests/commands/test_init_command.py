@@ -179,7 +179,7 @@ def test_what_is_for_other_commands_is_reported_in_one_line(project: pathlib.Pat
     )
     assert "for other commands" not in silent.stderr
     assert shown.returncode == 2
-    known = "BertConfig, DualEncoderConfig, ExpertConfig, QuestionFiles"
+    known = "BertConfig, DualEncoderConfig, ExpertConfig"
     assert f"for other commands: {known}\n" in shown.stderr
     assert "not used by this command" not in shown.stderr
 
