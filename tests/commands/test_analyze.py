@@ -215,7 +215,7 @@ def test_it_leaves_tables_and_figures_with_their_data(analyzed):
     names = {path.name for path in directory.iterdir()}
     stems = ("sensitivity", "entropy", "commitment")
     files = {f"{stem}{end}" for stem in stems for end in (".png", ".csv")}
-    assert names == {"analysis.md", "specialty.csv", *files}
+    assert names == {"analysis.md", "specialty.csv", "checksums.txt", *files}
     for name in names:
         content = (directory / name).read_bytes()
         assert not name.endswith(".png") or content.startswith(b"\x89PNG")
