@@ -44,7 +44,7 @@ autodoc_preserve_defaults = True
 # Signatures need the names only, and these take long to import.
 autodoc_mock_imports = [
     *("tensorflow", "tensorflow_text", "tensorflow_datasets", "seqio", "array_record"),
-    *("scann", "bm25s", "Stemmer", "clu", "matplotlib", "torch"),
+    *("scann", "bm25s", "Stemmer", "clu", "t5x", "matplotlib", "torch"),
 ]
 napoleon_use_ivar = True
 napoleon_attr_annotations = False

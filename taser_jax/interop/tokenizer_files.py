@@ -55,11 +55,12 @@ def write_tokenizer(
 ) -> None:
     """Writes what transformers' AutoTokenizer reads, with the same ids as our vocabulary.
 
-    One text becomes `[CLS] prompt text [SEP]`, and a pair becomes `[CLS] prompt title [SEP] text
-    [SEP]`, truncated longest first, as by `query_ids` and `passage_ids`; a SentencePiece vocabulary
-    may have no start. No token types are returned, since all tokens are of segment 0. As in our
-    vocabulary, "[SEP]" and the like inside a text are ordinary text; the name of a control piece of
-    SentencePiece is that piece, as in transformers' own T5.
+    One text becomes `[CLS] prompt text [SEP]`, and a pair becomes
+    `[CLS] prompt title [SEP] text [SEP]`, truncated longest first, as by `query_ids` and
+    `passage_ids`; a SentencePiece vocabulary may have no start. No token types are returned, since
+    all tokens are of segment 0. As in our vocabulary, "[SEP]" and the like inside a text are
+    ordinary text; the name of a control piece of SentencePiece is that piece, as in transformers'
+    own T5.
 
     Args:
         vocabulary_dir: the model's vocabulary.

@@ -1,4 +1,4 @@
-"""Vocabularies of Hugging Face's `tokenizers`: BERT's word pieces, and other `tokenizer.json`s."""
+"""Vocabularies of Hugging Face's tokenizers: BERT's word pieces, and others in `tokenizer.json`."""
 
 from __future__ import annotations
 
