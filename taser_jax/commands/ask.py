@@ -54,7 +54,10 @@ class AskSettings:
         """
         if self.model_dir is None and read_parts(self.directory) is None:
             problem = "no retriever.json, which `taser compare` writes"
-            fix = "give --from=ITS_OUTPUT_DIR, or MODEL_DIR, INDEX_DIR, DATA_DIR and COLLECTION"
+            fix = (
+                "give --from=ITS_OUTPUT_DIR, or FUSION_DIR, or MODEL_DIR, INDEX_DIR, DATA_DIR and "
+                "COLLECTION"
+            )
             raise ConfigError(problem, where=self.directory, fix=fix)
         return Retriever.load(
             self.model_dir or self.directory,

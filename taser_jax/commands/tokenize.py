@@ -81,6 +81,7 @@ def tokenize(
             vocabulary,
             size=vocabulary_size,
             kind=vocabulary_kind,
+            extra_ids=extra_ids or 0,
         )
     with phase("tokenize"):
         store = tokenize_collection(
@@ -143,11 +144,12 @@ def _make_vocabulary(
     *,
     size: int,
     kind: vocabularies.VocabularyKind = vocabularies.VocabularyKind.WORDPIECE,
+    extra_ids: int = 0,
 ) -> str:
     directory = epath.Path(output_dir)
     if (directory / METADATA).exists():
         former = vocabularies.load_vocabulary(output_dir)
-        if former.kind != kind.value or former.size > size:
+        if former.kind != kind.value or former.size > size + extra_ids:
             raise ConfigError(
                 f"a {former.kind} vocabulary of {former.size} entries is here, not a {kind.value} "
                 f"one of {size}",
@@ -167,7 +169,9 @@ def _make_vocabulary(
     with one_writer(output_dir), phase("train vocabulary"):
         check_kind(output_dir, [])
         texts = itertools.chain.from_iterable(_texts(data_dir, name) for name in collections)
-        trained = vocabularies.train_vocabulary(texts, kind=kind, size=size, output_dir=output_dir)
+        trained = vocabularies.train_vocabulary(
+            texts, kind=kind, size=size, output_dir=output_dir, extra_ids=extra_ids
+        )
     logger.info("vocabulary: %d entries, fingerprint %s", trained.size, trained.fingerprint)
     return trained.fingerprint
 

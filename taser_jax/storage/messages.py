@@ -83,6 +83,7 @@ def _lasting(stream: io.TextIOWrapper) -> io.TextIOWrapper:
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
     )
 
 

@@ -196,7 +196,7 @@ def test_tsv_passages_and_queries(found: list[Passage], has_titles: bool):
 
 
 @examples(
-    st.lists(st.tuples(ID, ID, st.integers(-3, 10**12)), min_size=1, max_size=6), st.booleans()
+    st.lists(st.tuples(ID, ID, st.integers(-3, 2**31 - 1)), min_size=1, max_size=6), st.booleans()
 )
 def test_qrels(judgements: list[tuple[str, str, int]], as_beir: bool):
     if as_beir:

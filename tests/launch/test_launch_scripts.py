@@ -74,7 +74,7 @@ def test_help(stubs, script):
         (
             "local.sh",
             ("--directory=none", "--", "--gin.MESH_FSDP=2"),
-            ["cd", ".", "use_environment", *["taser"] * 3, "env"],
+            ["cd", ".", "use_environment", *["taser"] * 2, "env"],
         ),
         ("tpu_vm.sh", (*TPU, "--type=v4-32", *TRAIN), ["mkdir", "git", "tar", *["gcloud"] * 4]),
         # One archive for all slices.
@@ -115,9 +115,9 @@ def test_a_dry_run_of_local_looks_where_a_real_run_does(stubs, checkout, tmp_pat
 def test_a_directory_with_a_space_is_one_word(stubs):
     found = stubs.run("local.sh", "--dry_run", "--directory=my dir")
     prepare = next(line for line in found.stdout.splitlines() if "prepare" in line)
-    assert shlex.split(prepare)[3:] == ["--gin.DATA_DIR=my dir/data", "--gin.COLLECTION=pydocs"]
-    vocabulary = next(line for line in found.stdout.splitlines() if " vocab " in line)
-    assert shlex.split(vocabulary)[2] == "--gin.DATA_DIR=my dir/data"
+    assert shlex.split(prepare)[3:] == ["--gin.DATA_DIR=my dir/data"]
+    tokenize = next(line for line in found.stdout.splitlines() if "tokenize" in line)
+    assert "--gin.VOCABULARY=my dir/vocabulary" in shlex.split(tokenize)
 
 
 def archived(stubs) -> set[str]:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import os
+import select
 import subprocess
 import sys
 
@@ -138,3 +139,24 @@ def test_tokenize_writes_nothing_but_its_own_lines(small_world, tmp_path):
     assert done.stdout == ""
     for line in done.stderr.splitlines():
         assert line.startswith(("tokenize: ", "tokenising ", "token store: ")), done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["plain", "unbuffered"])
+def test_lines_arrive_as_they_are_written(unbuffered: dict[str, str]):
+    program = (
+        "from taser_jax.storage import messages; messages.outlive_terminal(); "
+        "messages.say('first'); input(); messages.say('second')"
+    )
+    environment = {name: value for name, value in os.environ.items() if "UNBUFFERED" not in name}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=environment | unbuffered,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    # Without an answer the program waits: what it has not yet written never comes.
+    arrived, _, _ = select.select([process.stderr], [], [], 60)
+    _, rest = process.communicate("go on\n", timeout=60)
+    assert arrived
+    assert rest == "first\nsecond\n"

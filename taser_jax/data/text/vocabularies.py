@@ -172,6 +172,7 @@ def train_vocabulary(
     size: int,
     output_dir: str | os.PathLike[str],
     lower_case: bool = True,
+    extra_ids: int = 0,
 ) -> Vocabulary:
     """Trains a vocabulary and saves it where `load_vocabulary` finds it.
 
@@ -185,6 +186,7 @@ def train_vocabulary(
         size: number of ids; few texts may give a smaller vocabulary.
         output_dir: created if missing.
         lower_case: lower-case and strip accents.
+        extra_ids: for SentencePiece: ids after its own, T5's `<extra_id_N>`.
 
     Returns:
         The vocabulary, [PAD] = 0, [UNK] = 1, [CLS] = 2, [SEP] = 3, [MASK] = 4.
@@ -198,6 +200,8 @@ def train_vocabulary(
     is_wordpiece = VocabularyKind(kind) is VocabularyKind.WORDPIECE
     train = _train_wordpiece if is_wordpiece else _train_sentencepiece
     vocabulary = train(track(texts, "reading texts", unit="text"), size, lower_case)
+    if extra_ids and isinstance(vocabulary, SentencePieceVocabulary):
+        vocabulary = SentencePieceVocabulary(vocabulary.model, extra_ids=extra_ids)
     vocabulary.save(os.fspath(output_dir))
     return vocabulary
 

@@ -194,7 +194,7 @@ def test_a_student_learns_from_the_fused_lists_of_training_queries(finished):
         assert all(0 <= w <= 1 for of_task in means.values() for w in of_task.values())
     teacher = finished / "student-teacher"
     fused = QueryArrays.open(split_path(teacher / "lists", "summary", "train"), FUSED_LISTS)
-    lines = read_negatives(teacher / "scored", "summary", "train", fused.query_ids)
+    lines = read_negatives(teacher / "negatives", "summary", "train", fused.query_ids)
     assert any(len(line.rows) for line in lines)
     for line, rows, scores in zip(lines, fused.arrays["rows"], fused.arrays["scores"], strict=True):
         ranked = dict(zip(rows.tolist(), scores.tolist(), strict=True))
