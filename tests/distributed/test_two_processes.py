@@ -251,6 +251,7 @@ def test_a_host_or_a_coordinator_that_does_not_answer(folder, process_id):
         timeout=100,
     )
     assert found.returncode == 2, found.stderr
-    assert found.stderr.startswith("error: --multihost: the coordinator at localhost:")
+    # On a busy machine the coordinator's own thread may say first that it stops.
+    assert "error: --multihost: the coordinator at localhost:" in found.stderr
     assert "did not answer, or not all hosts came, within 1 s" in found.stderr
     assert "--coordinator_timeout" in found.stderr
