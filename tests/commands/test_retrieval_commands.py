@@ -150,11 +150,20 @@ def test_ask_prints_the_passages_it_returns(
     assert printed.count("\n  1. ") == printed.count("\n  3. ") == 2
 
 
-@pytest.mark.parametrize("questions", ["[]", "how do I parse json", "['  ']"])
-def test_ask_wants_a_list_of_questions(small_world: SmallWorld, compared, capsys, questions: str):
+@pytest.mark.parametrize(
+    ("questions", "fix"),
+    [
+        ("[]", "taser ask how do I"),
+        ("['  ']", "taser ask how do I"),
+        ("how do I parse json", "['how do I parse json']"),
+    ],
+)
+def test_ask_wants_a_list_of_questions(
+    small_world: SmallWorld, compared, capsys, questions: str, fix: str
+):
     message = refused(capsys, "ask", *_ask(small_world, compared, questions))
     assert "QUESTIONS" in message
-    assert "taser ask how do I" in message
+    assert fix in message
 
 
 def test_an_index_of_another_model_is_refused(
