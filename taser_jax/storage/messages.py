@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import html
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -157,14 +156,14 @@ def wrapped(text: str, *, width: int) -> str:
 
 
 def plain(value: object) -> str:
-    r"""A value as one line of Markdown in which no character of it formats anything.
+    r"""A value as one line of Markdown in which no tag, link, code or column begins.
 
     Example:
-        >>> plain("a|b\n[c](d) <e>")
-        'a\\|b \\[c\\](d) &lt;e&gt;'
+        >>> plain("a|b\n[c](d) <e> [1, 2] < 3")
+        'a\\|b [c\\](d) &lt;e> [1, 2] < 3'
     """
-    text = html.escape(" ".join(str(value).split()), quote=False)
-    return re.sub(r"([|`\[\]])", r"\\\1", text)
+    text = re.sub(r"<(?=[a-zA-Z/!?])", "&lt;", " ".join(str(value).split()))
+    return re.sub(r"([|`]|\](?=[(\[:]))", r"\\\1", text)
 
 
 class _Handler(logging.Handler):

@@ -60,7 +60,7 @@ def test_counts_and_samples_of_each_option(script, source, monkeypatch, capsys):
     # Rows 2 and 3 for each of the first two queries, row 3 for the third, nothing for the last.
     assert lines[1].startswith("at most 95% of the positive's score: 40.0% contain an answer; 5 ")
     assert "without an answer: 0.0% contain an answer; 6 negatives" in lines[5]
-    samples = sorted(path.name for path in out.iterdir())
+    samples = sorted(path.name for path in out.glob("*.tsv"))
     assert samples == [f"sample-{number}.tsv" for number in range(len(script.OPTIONS))]
     with open(out / "sample-0.tsv", newline="") as file:
         pairs = list(csv.DictReader(file, delimiter="\t"))

@@ -138,7 +138,7 @@ def test_names_format_nothing(tmp_path):
     table = ResultsTable.of([SystemResult(name, tasks) for name in names])
     lines = table.write(tmp_path).read_text().splitlines()
     assert "### a\\|b # c (10 queries)" in lines
-    assert "| &lt;b&gt;\\[z\\](u) | **50.0** |" in lines
+    assert "| &lt;b>[z\\](u) | **50.0** |" in lines
     assert (tmp_path / "results.png").stat().st_size
     legend = table.plot().legends[0]
     assert [text.get_text().strip() for text in legend.get_texts()] == list(names)

@@ -129,7 +129,7 @@ def test_names_and_settings_stay_within_their_places(source):
     )
     text = card(odd, TEXTS)
     assert f"\n`````\n{settings}\n`````\n" in text
-    assert "| pretrained | x \\| y &lt;script&gt; |" in text
+    assert "| pretrained | x \\| y &lt;script> |" in text
     assert "| a\\|b # c | 0.5000 |" in text
 
 

@@ -138,7 +138,7 @@ def test_local_runs_in_the_checkout_wherever_it_is_called(checkout, tmp_path):
     )
     assert found.returncode == 0, found.stderr
     lines = [line for line in found.stdout.splitlines() if "|" in line]
-    assert len(lines) == 4
+    assert len(lines) == 3
     assert {line.split("|")[-1] for line in lines} == {str(checkout)}
     assert "|--gin.DATA_DIR=my dir/data|" in lines[0]
 
