@@ -45,7 +45,7 @@ def test_storage_errors_catches_a_disk_that_is_really_full():
     ],
 )
 def test_a_bucket_without_its_package_names_it(message, package):
-    expected = pytest.raises(ConfigError, match=rf"pip install {package}, or .*\[tensorflow\]")
+    expected = pytest.raises(ConfigError, match=f"pip install {package}, or tensorflow")
     with expected, storage_errors("gs://b/model"):
         raise ImportError(message)
     with pytest.raises(ImportError, match="mine"), storage_errors("gs://b/model"):
