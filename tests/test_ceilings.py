@@ -33,8 +33,8 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_963,
     "cli": 1_357,
-    "commands": 5_377,
-    "data": 7_145,
+    "commands": 5_384,
+    "data": 7_148,
     "devices": 1_326,
     "evaluation": 1_699,
     "interop": 2_869,
@@ -48,8 +48,8 @@ ROOMS = {
     "training": 1_724,
 }
 OTHERS = {
-    "lines of code": 34_918,
-    "percent of code that imports or raises": 14.9,
+    "lines of code": 34_928,
+    "percent of code that imports or raises": 14.8,
     "files": 233,
     "lines of the longest file": 417,
     "loose files": 3,

@@ -10,7 +10,7 @@ import shutil
 
 import numpy as np
 import pytest
-from small_world import gin, succeed
+from small_world import gin, refused, succeed
 
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.token_store.negatives import read_negatives
@@ -63,8 +63,16 @@ def _decode(tokens, length: int) -> str:
     return words.replace(" ##", "").replace(" .", ".")
 
 
-def test_verify_accepts_them(folder: pathlib.Path):
-    succeed("verify", *gin(DIRECTORY=folder))
+def test_verify_finds_nothing_damaged_and_names_what_had_no_record(folder: pathlib.Path, capsys):
+    message = refused(capsys, "verify", *gin(DIRECTORY=folder))
+    problems = [line.split(": ") for line in message.splitlines() if line.startswith("    ")]
+    assert {problem for _, problem in problems} == {"no checksums.txt has a line of it"}
+    assert [file.strip().removeprefix(f"{folder}/") for file, _ in problems] == [
+        "model/settings.jsonl",
+        "model/vocabulary/vocab.txt",
+        "negatives/city.train.sample.tsv",
+        "vocabulary/vocab.txt",
+    ]
 
 
 def test_no_file_has_an_absolute_path():
