@@ -33,6 +33,7 @@ TASKS = ("squad", "nq_qed", "medquad", "fewrel", "cmu_dog")
 WORDS = ("river", "capital", "doctor", "planet", "music", "bridge", "winter", "engine")
 
 
+@pytest.mark.release
 def test_every_seed_runs_the_recipe(tmp_path: pathlib.Path):
     (tmp_path / "out").mkdir()
     calls, _ = run_script(

@@ -110,6 +110,7 @@ def test_prompts(tmp_path: pathlib.Path):
     assert (claim["seeds"], claim["rows"]) == (2, "name over none")
 
 
+@pytest.mark.release
 def test_the_first_seed_chooses_t_sages_temperature(tmp_path: pathlib.Path):
     calls = run(tmp_path, PARTS="tsage", SEEDS="0 3")
     per_task = [f"per-task-{task}" for task in TASKS]
@@ -126,6 +127,7 @@ def test_the_first_seed_chooses_t_sages_temperature(tmp_path: pathlib.Path):
     assert claim["effect"] == pytest.approx(7.5)
 
 
+@pytest.mark.release
 def test_experts_of_two_collections_count_together(tmp_path: pathlib.Path):
     calls = run(tmp_path, PARTS="experts", SEEDS="0 1")
     rows = names(calls)
