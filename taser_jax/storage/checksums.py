@@ -101,7 +101,7 @@ def seal(directory: FilePath) -> None:
     root = epath.Path(directory)
     if not is_remote(root):
         publishing.sync(root)
-    _write(root, {os.path.relpath(path, root): [found(path)] for path in _files(root)})
+    _write(root, {os.path.relpath(path, root): [found(path)] for path in _walk(root)[1]})
 
 
 def read(directory: FilePath) -> dict[str, list[Record]]:
@@ -218,23 +218,25 @@ def verify(root: FilePath) -> Iterator[tuple[epath.Path, str | None]]:
     Yields:
         Each file, and what is wrong with it; None if it is whole.
     """
-    place = epath.Path(root)
-    for folder in _folders(place):
+    folders, files = _walk(epath.Path(root))
+    for folder in folders:
         for name, recorded in sorted(read(folder).items()):
             now = found(folder / name)
             yield folder / name, None if now in recorded else _difference(now, recorded[-1])
-    artefacts = {path.parent for path in _files(place) if path.name in _MARKS}
-    artefacts.update(_folders(place))
-    for path in unrecorded(place):
+    artefacts = {path.parent for path in files if path.name in _MARKS} | set(folders)
+    for path in _unrecorded(folders, files):
         if not artefacts.isdisjoint(path.parents):
             yield path, f"no {FILE} has a line of it"
 
 
 def unrecorded(root: FilePath) -> list[epath.Path]:
     """Files below a directory of which no record there has a line; logs need none."""
-    place = epath.Path(root)
-    known = {folder / name for folder in _folders(place) for name in read(folder)}
-    return [path for path in _files(place) if path not in known and not _LOGS.fullmatch(path.name)]
+    return _unrecorded(*_walk(epath.Path(root)))
+
+
+def _unrecorded(folders: Sequence[epath.Path], files: Sequence[epath.Path]) -> list[epath.Path]:
+    recorded = {folder / name for folder in folders for name in read(folder)}
+    return [path for path in files if path not in recorded and not _LOGS.fullmatch(path.name)]
 
 
 def _difference(now: Record, recorded: Record) -> str:
@@ -245,18 +247,15 @@ def _difference(now: Record, recorded: Record) -> str:
     return "other bytes of the same number"
 
 
-def _folders(root: epath.Path) -> list[epath.Path]:
-    """Those below a directory with a record."""
-    return [path.parent for path in _files(root, records=True)]
-
-
-def _files(root: epath.Path, *, records: bool = False) -> list[epath.Path]:
-    """Files below a directory in order, no hidden ones: records of checksums, or all others."""
-    files = []
+def _walk(root: epath.Path) -> tuple[list[epath.Path], list[epath.Path]]:
+    """Below a directory, in order: the folders with a record, and all other files, none hidden."""
+    paths = []
     for place, folders, names in root.walk():
         folders[:] = [name for name in folders if not _is_hidden(name)]
-        files += [place / name for name in names if not _is_hidden(name)]
-    return sorted(path for path in files if (path.name == FILE) is records)
+        paths += [place / name for name in names if not _is_hidden(name)]
+    paths.sort()
+    records = [path.parent for path in paths if path.name == FILE]
+    return records, [path for path in paths if path.name != FILE]
 
 
 def _is_hidden(name: str) -> bool:
