@@ -10,11 +10,7 @@ import jax
 import numpy as np
 
 from taser_jax.interop.hub import fetch
-from taser_jax.interop.pretrained import (
-    load_pretrained,
-    load_pretrained_t5,
-    load_trained_by_t5x,
-)
+from taser_jax.interop.pretrained import load_pretrained, load_pretrained_t5
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
@@ -62,23 +58,24 @@ def read_pretrained(
         ConfigError: sizes or vocabularies differ; the message has both.
         DataError: missing or damaged files.
     """
-    for source in (pretrained.source, pretrained.passage_source):
-        if vocabulary is not None and source is not None:
-            check_words(fetch(source), vocabulary)
+    # Asks a hub once.
+    source, passage_source = fetch(pretrained.source), None
+    if pretrained.passage_source is not None:
+        passage_source = fetch(pretrained.passage_source)
+    for directory in (source, passage_source):
+        if vocabulary is not None and directory is not None:
+            check_words(directory, vocabulary)
     with phase(f"read {pretrained.source}"):
-        trained = load_trained_by_t5x(pretrained.source, config=config, params=params)
-        if trained is not None:
-            return trained
         if isinstance(config, DualEncoderConfig):
             return load_pretrained(
-                pretrained.source,
+                source,
                 config=config,
                 params=params,
                 num_layers=pretrained.num_layers,
-                passage_source=pretrained.passage_source,
+                passage_source=passage_source,
             )
         assert isinstance(config, T5DualEncoderConfig)
-        return load_pretrained_t5(pretrained.source, config=config, params=params)
+        return load_pretrained_t5(source, config=config, params=params)
 
 
 def place_pretrained(loaded: Params, *, params: Params) -> Params:

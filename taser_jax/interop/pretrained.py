@@ -105,7 +105,7 @@ def load_pretrained(
     output LayerNorm (TASER, section 3.3). Routers keep their initial values.
 
     Args:
-        source: a Hugging Face directory, or an id on its hub.
+        source: a Hugging Face directory, an id on its hub, or T5X's checkpoint of a dual encoder.
         config: configuration of the dual encoder; its sizes must be the checkpoint's.
         params: initial parameters of the dual encoder.
         num_layers: as given to `pretrained_bert`.
@@ -119,6 +119,9 @@ def load_pretrained(
         DataError: a source does not exist or is damaged.
         ConfigError: the dual encoder's sizes are not the checkpoint's.
     """
+    tree = _t5x_tree(source)
+    if (trained := _trained_by_t5x(tree, config, params, where=str(source))) is not None:
+        return trained
     query = passage = _read(source, config.bert, num_layers)
     if passage_source is not None:
         passage = _read(passage_source, config.bert, num_layers)
@@ -167,7 +170,7 @@ def pretrained_t5(source: Source, *, numerics: T5Config = T5Config()) -> T5Confi
         ConfigError: another architecture.
     """
     return dataclasses.replace(
-        _open_t5(source).config,
+        _open_t5(source, _t5x_tree(source)).config,
         dropout_rate=numerics.dropout_rate,
         dtype=numerics.dtype,
         remat=numerics.remat,
@@ -193,7 +196,10 @@ def load_pretrained_t5(source: Source, *, config: T5DualEncoderConfig, params: P
         DataError: the source does not exist or is damaged.
         ConfigError: the dual encoder's sizes are not the checkpoint's; the message has both.
     """
-    checkpoint = _open_t5(source)
+    tree = _t5x_tree(source)
+    if (trained := _trained_by_t5x(tree, config, params, where=str(source))) is not None:
+        return trained
+    checkpoint = _open_t5(source, tree)
     model, sizes = config.t5, checkpoint.config
     if config.embedding is T5Embedding.ENCODER_MEAN:
         model = dataclasses.replace(model, num_decoder_layers=0)
@@ -224,22 +230,22 @@ def load_pretrained_t5(source: Source, *, config: T5DualEncoderConfig, params: P
     return towers
 
 
-def load_trained_by_t5x(source: Source, *, config: ModelConfig, params: Params) -> Params | None:
-    """All parameters of a dual encoder that T5X trained (`t5x_model`); None for other sources.
+def _t5x_tree(source: Source) -> Params | None:
+    """Parameters of a T5X checkpoint; None for other sources."""
+    directory = pathlib.Path(fetch(source))
+    is_t5x = is_t5x_checkpoint(directory) and not (directory / CONFIG_FILE).is_file()
+    return read_t5x(directory) if is_t5x else None
 
-    Args:
-        source: a directory or hub id; T5X's checkpoint of one step, or of a run.
-        config: configuration of the dual encoder.
-        params: its parameters; abstract ones will do.
+
+def _trained_by_t5x(
+    tree: Params | None, config: ModelConfig, params: Params, *, where: str
+) -> Params | None:
+    """The parameters of a dual encoder that T5X trained (`t5x_model`); None if they are others'.
 
     Raises:
         ConfigError: parameters of another configuration; the message names the first that differs.
     """
-    directory = fetch(source)
-    if not is_t5x_checkpoint(directory):
-        return None
-    tree = read_t5x(directory)
-    if set(tree) != set(config.tower_names):
+    if tree is None or set(tree) != set(config.tower_names):
         return None
     shapes, own = (
         {"/".join(path): tuple(leaf.shape) for path, leaf in flatten_dict(side).items()}
@@ -251,8 +257,7 @@ def load_trained_by_t5x(source: Source, *, config: ModelConfig, params: Params) 
                 f"parameter {name} has shape {shapes.get(name, 'none')} in the checkpoint, and "
                 f"{own.get(name, 'none')} in the model"
             )
-            fix = "set the model that T5X trained"
-            raise ConfigError(problem, where=str(directory), fix=fix)
+            raise ConfigError(problem, where=where, fix="set the model that T5X trained")
     return tree
 
 
@@ -273,10 +278,10 @@ class _T5Checkpoint:
     projection: np.ndarray | None = None
 
 
-def _open_t5(source: Source) -> _T5Checkpoint:
+def _open_t5(source: Source, tree: Params | None) -> _T5Checkpoint:
     directory = pathlib.Path(fetch(source))
     where = str(directory)
-    if (directory / CONFIG_FILE).is_file() or not is_t5x_checkpoint(directory):
+    if tree is None:
         config = t5_config(directory)
         # Checked before a model of these sizes is created: wrong ones could fill the memory.
         shapes = read_shapes(directory)
@@ -287,7 +292,6 @@ def _open_t5(source: Source) -> _T5Checkpoint:
             lambda config: t5_from_tensors(read_tensors(directory), config, where=where),
             where,
         )
-    tree = read_t5x(directory)
     kernel = tree.get(_PROJECTION, {}).get("kernel")
     return _T5Checkpoint(
         t5x_t5_config(tree, where=where),

@@ -19,7 +19,7 @@ import seqio
 import tensorflow as tf
 from flax.linen import partitioning
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 from t5x import models
 
 from taser_jax.data.token_store.negatives import read_negatives
@@ -53,15 +53,12 @@ class RetrievalFeatureConverter(seqio.FeatureConverter):
 
     TASK_FEATURES: ClassVar = dict.fromkeys(_FEATURES, _IDS_SPEC)
     MODEL_FEATURES: ClassVar = dict.fromkeys(("queries", "passages"), _IDS_SPEC)
-    PACKING_FEATURE_DTYPES = None
 
     def _convert_features(
         self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]
     ) -> tf.data.Dataset:
         def convert(features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            passages = [features["targets"]]
-            if "negative_targets" in features:
-                passages.append(features["negative_targets"])
+            passages = [features[name] for name in _FEATURES[1:] if name in features]
             return {"queries": features["inputs"], "passages": tf.concat(passages, 0)}
 
         padded = seqio.trim_and_pad_dataset(ds, task_feature_lengths)
@@ -178,11 +175,14 @@ class DualEncoderModel(models.BaseModel):
             )
         passages = batch["passages"].reshape(-1, length)
         positive_index = jnp.arange(size) * (len(passages) // size)
+        # A passage that is a query's positive again is no negative of it.
+        is_equal = (passages[positive_index][:, None] == passages).all(-1)
+        is_another = jnp.arange(len(passages)) != positive_index[:, None]
         return Batch(
             queries=_tokens(batch["queries"]),
             passages=_tokens(passages),
             positive_index=positive_index,
-            ignore=_repeated(passages, positive_index),
+            ignore=is_equal & is_another,
             query_rows=jnp.arange(size),
             passage_rows=jnp.arange(len(passages)),
         )
@@ -217,14 +217,6 @@ def axis_rules() -> list[tuple[str, str | None]]:
 
 def _tokens(ids: Int[Array, "texts length"]) -> Tokens:
     return Tokens(ids, ids != 0)
-
-
-def _repeated(
-    passages: Int[Array, "passages length"], positive_index: Int[Array, " batch"]
-) -> Bool[Array, "batch passages"]:
-    """Where a passage is a query's positive again."""
-    equal = (passages[positive_index][:, None] == passages).all(-1)
-    return equal & (jnp.arange(len(passages)) != positive_index[:, None])
 
 
 def add_t5x_task(
