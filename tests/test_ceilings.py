@@ -31,7 +31,7 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_963,
+    "assembly": 1_959,
     "cli": 1_357,
     "commands": 5_384,
     "data": 7_148,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_724,
 }
 OTHERS = {
-    "lines of code": 34_928,
+    "lines of code": 34_924,
     "percent of code that imports or raises": 14.8,
     "files": 233,
     "lines of the longest file": 417,

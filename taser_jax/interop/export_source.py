@@ -33,7 +33,6 @@ from taser_jax.storage.messages import plain
 FORMAT_VERSION = 1
 CARD, METADATA = "README.md", "export.json"
 _VOCABULARY_FILE = "vocabulary.json"
-_SENTENCES = "sentence_transformers"
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 QUERY, DOCUMENT = "query", "document"
 # Names that sentence-transformers models use for prompts of passages.
@@ -161,12 +160,14 @@ class CardTexts:
         contents: description of the files and their inputs, in Markdown.
         code: Python that loads the export from the card's directory and encodes with it.
         tags: tags of the card's front matter, besides taser_jax's own.
+        library: what loads it, by its name on the hub.
     """
 
     format: str
     contents: str
     code: str
     tags: tuple[str, ...] = ()
+    library: str = "taser_jax"
 
 
 def write_card(source: ExportSource, directory: pathlib.Path, texts: CardTexts) -> None:
@@ -252,7 +253,7 @@ def _front_matter(source: ExportSource, texts: CardTexts) -> str:
         for name, value in source.metrics.items()
     ]
     data = ModelCardData(
-        library_name="sentence-transformers" if texts.format == _SENTENCES else "taser_jax",
+        library_name=texts.library,
         pipeline_tag="sentence-similarity",
         tags=["taser_jax", "dense-retrieval", *texts.tags],
         base_model=start if _HUB_ID.fullmatch(start) else None,

@@ -183,7 +183,7 @@ scores = model.similarity(query_embeddings, passage_embeddings)  # dot products
     if isinstance(config, DualEncoderConfig):
         code += _with_transformers_alone(config, source, "passage" if len(paths) > 1 else ".")
     tags = ("sentence-transformers", "transformers", "feature-extraction")
-    return CardTexts(_FORMAT, contents, code, tags)
+    return CardTexts(_FORMAT, contents, code, tags, library="sentence-transformers")
 
 
 def _with_transformers_alone(
