@@ -68,14 +68,12 @@ def _in_collection(task: str, collection: str, there: Iterable[str]) -> str:
     """A task by its name in the collection.
 
     Example:
-        `docs_summary` and `docs.summary` are `summary` in collection `docs`; `seas_questions` is
-        `seas.questions`, where a merged collection has a task of that name.
+        `docs_summary` and `docs.summary` are `summary` in collection `docs`.
     """
     if task in there:
         return task
     short = task.removeprefix(f"{collection}_").removeprefix(f"{collection}.")
-    names = {name.replace(".", "_"): name for name in there}
-    return names.get(short.replace(".", "_"), task)
+    return short if short in there else task
 
 
 def check_known(tasks: Sequence[str], there: Iterable[str], *, where: str) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import os
 import pathlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from etils import epath
 
@@ -74,10 +73,9 @@ def tokenize(
     if mixture_or_task is not None:
         mixture = _mixture(mixture_or_task, module, data_dir, vocabulary)
     if vocabulary_size is not None:
-        sources = [task.source.original.collection for task in mixture.tasks] if mixture else []
         _make_vocabulary(
             data_dir,
-            list(dict.fromkeys(sources or [str(collection)])),
+            str(collection) if mixture is None else mixture.collection,
             vocabulary,
             size=vocabulary_size,
             kind=vocabulary_kind,
@@ -134,12 +132,12 @@ def make_vocabulary(*, data_dir: str, collection: str, output_dir: str, size: in
     Raises:
         ConfigError: another vocabulary is there.
     """
-    return _make_vocabulary(data_dir, [collection], output_dir, size=size)
+    return _make_vocabulary(data_dir, collection, output_dir, size=size)
 
 
 def _make_vocabulary(
     data_dir: str,
-    collections: Sequence[str],
+    collection: str,
     output_dir: str,
     *,
     size: int,
@@ -168,9 +166,12 @@ def _make_vocabulary(
         )
     with one_writer(output_dir), phase("train vocabulary"):
         check_kind(output_dir, [])
-        texts = itertools.chain.from_iterable(_texts(data_dir, name) for name in collections)
         trained = vocabularies.train_vocabulary(
-            texts, kind=kind, size=size, output_dir=output_dir, extra_ids=extra_ids
+            _texts(data_dir, collection),
+            kind=kind,
+            size=size,
+            output_dir=output_dir,
+            extra_ids=extra_ids,
         )
     logger.info("vocabulary: %d entries, fingerprint %s", trained.size, trained.fingerprint)
     return trained.fingerprint
@@ -204,8 +205,8 @@ def _mixture(name: str, module: str | None, data_dir: str, vocabulary: str) -> R
     return find_mixture(name)
 
 
-def collections_of(mixture_or_task: str, module: str | None) -> dict[str, list[str] | None]:
-    """The collections of a mixture's tasks -> the tasks' names there; None is all of them.
+def collection_of(mixture_or_task: str, module: str | None) -> tuple[str, list[str] | None] | None:
+    """The collection of a mixture's tasks, and their names there; None is all of them.
 
     Queries that the tasks' own sources yield are left out: the first tokenisation writes them.
     """
@@ -214,14 +215,12 @@ def collections_of(mixture_or_task: str, module: str | None) -> dict[str, list[s
             import_tasks(module)
         except ConfigError:
             # Tokenising says what is wrong with the module.
-            return {}
+            return None
     if mixture_or_task not in names():
-        return {mixture_or_task: None}
-    tasks: dict[str, list[str] | None] = {}
-    for source in [task.source.original for task in find_mixture(mixture_or_task).tasks]:
-        own = [] if isinstance(source, OwnSource) else [source.task]
-        tasks[source.collection] = [*(tasks.get(source.collection) or ()), *own]
-    return tasks
+        return mixture_or_task, None
+    mixture = find_mixture(mixture_or_task)
+    sources = [task.source for task in mixture.tasks]
+    return mixture.collection, [s.task for s in sources if not isinstance(s, OwnSource)]
 
 
 def import_tasks(module: str) -> None:

@@ -50,7 +50,6 @@ MESH = b"""<?xml version="1.0"?><DescriptorRecordSet><DescriptorRecord><ConceptL
 <ConceptUI>M1</ConceptUI><ConceptName><String>Oslo</String></ConceptName>
 <ScopeNote>The capital.</ScopeNote></Concept></ConceptList></DescriptorRecord>
 </DescriptorRecordSet>"""
-OBO = b'format-version: 1.2\n\n[Term]\nid: X:1\nname: oslo\ndef: "The capital." [a:b]\n'
 TENSORS = save({"encoder.weight": np.ones((3, 4), np.float32), "b": np.zeros(2, np.int64)})
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b"]
 BERT = json.dumps(CONFIG).encode()
@@ -123,7 +122,6 @@ FORMATS: dict[str, tuple[str, bytes, Read]] = {
         jsonl({"name": "oslo", "definition": "The capital.", "id": "1"}),
         lambda path: list(read_passages(path)),
     ),
-    "obo": ("t.obo", OBO, lambda path: list(read_passages(path))),
     "mesh": ("m.xml", MESH, lambda path: list(read_passages(path))),
     "run": (
         "t.test.trec",

@@ -269,16 +269,6 @@ def test_thesauri_keep_what_has_a_definition(found: list[Passage], is_undefined:
         assert [one.passage for one in read_passages(path)] == found
 
 
-@examples(passages(with_words(COLUMN).map(str.strip)))
-def test_obo(found: list[Passage]):
-    content = "format-version: 1.2\n\n"
-    for one in found:
-        quoted = one.text.replace("\\", "\\\\").replace('"', '\\"')
-        content += f'[Term]\nid: {one.id}\nname: {one.title}\ndef: "{quoted}" [x:1]\n\n'
-    with written(content, "t.obo") as path:
-        assert [one.passage for one in read_passages(path)] == found
-
-
 # XML 1.0 has no way to write the other control characters.
 XML_TEXT = st.text(
     st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Cn"]), min_size=1, max_size=30

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from etils import epath
 
-from taser_jax.commands.tokenize import collections_of
+from taser_jax.commands.tokenize import collection_of
 from taser_jax.data.collections.store import SPLITS, collection_directory
 from taser_jax.devices.hosts import first_host_only, written_by
 from taser_jax.storage import checksums
@@ -288,14 +288,14 @@ class _StageInputs:
 
     def _of_place(self, name: str, place: str, field: str) -> dict[str, object]:
         path, fingerprint, splits = epath.Path(place), None, self._splits or set(SPLITS)
-        collections = self._collections() if field == "data_dir" else {}
-        if len(collections) == 1:
-            path = collection_directory(place, *collections)
+        collection = self._collection() if field == "data_dir" else None
+        if collection is not None:
+            path = collection_directory(place, collection[0])
         if os.path.abspath(path) not in self._written:
             fingerprint = (
-                _collections_fingerprint(place, collections, splits)
-                if collections
-                else artifact_fingerprint(path, splits)
+                artifact_fingerprint(path, splits)
+                if collection is None
+                else _collection_fingerprint(path, collection[1], splits)
             )
         inputs: dict[str, object] = (
             {} if fingerprint is None else {f"{name}{FINGERPRINT}": fingerprint}
@@ -305,13 +305,13 @@ class _StageInputs:
             inputs[name] = place if below is None else below
         return inputs
 
-    def _collections(self) -> Mapping[str, Sequence[str] | None]:
-        """Collections that the function reads -> the tasks of each; None is all of them."""
+    def _collection(self) -> tuple[str, Sequence[str] | None] | None:
+        """The collection that the function reads, and which of its tasks; None is all of them."""
         if collection := self._given.get("collection"):
-            return {collection: self._given.get("tasks")}
+            return collection, self._given.get("tasks")
         # Tokenising names tasks in the place of their collection.
         mixture = self._given.get("mixture_or_task")
-        return collections_of(mixture, self._given.get("module")) if mixture else {}
+        return collection_of(mixture, self._given.get("module")) if mixture else None
 
 
 def is_place(field: str, value: object) -> bool:
@@ -360,17 +360,6 @@ def _counts(name: str, splits: set[str]) -> bool:
     others = [split for split in SPLITS if split not in splits]
     is_of_another = any(f".{split}." in name for split in others)
     return "/" not in name and not name.endswith(_REPORTS) and not is_of_another
-
-
-def _collections_fingerprint(
-    data_dir: str, collections: Mapping[str, Sequence[str] | None], splits: set[str]
-) -> str | None:
-    """Of several collections' passages, and of the queries of these tasks and splits."""
-    each = [
-        _collection_fingerprint(collection_directory(data_dir, name), tasks, splits)
-        for name, tasks in collections.items()
-    ]
-    return each[0] if len(each) == 1 else fingerprint_json(each)
 
 
 def _collection_fingerprint(

@@ -62,7 +62,7 @@ def read_passages(
 
     TREC's documents, <DOC> with <DOCNO>.
 
-    MeSH's XML (`terms.scope_notes`), and thesauri as JSON lines or OBO (`terms.defined_terms`).
+    MeSH's XML (`terms.scope_notes`), and thesauri as JSON lines (`terms.defined_terms`).
 
     KILT's knowledge source, which is cut into passages of `words` (`kilt.chunk_page`).
 
@@ -89,8 +89,6 @@ def _located(path: FilePath, words: int) -> Iterator[LocatedPassage]:
         yield from _of_texts(pathlib.Path(path), words)
     elif (records := read_records(path)) is not None:
         yield from _of_records(path, records, words)
-    elif name.endswith(".obo"):
-        yield from defined_terms(path)
     elif next(numbered_lines(path), (0, ""))[1].strip().upper() == "<DOC>":
         yield from _of_trec(path)
     elif name.endswith(".xml"):

@@ -1,16 +1,15 @@
-"""Defined terms, a document for each: MeSH's scope notes, thesauri as JSON lines, and OBO."""
+"""Defined terms, a document for each: MeSH's scope notes, and thesauri as JSON lines."""
 
 from __future__ import annotations
 
 import os
-import re
 import xml.sax
 import xml.sax.expatreader
 import xml.sax.handler
 import xml.sax.xmlreader
 from collections.abc import Iterator
 
-from taser_jax.data.files import json_lines, numbered_lines, open_bytes
+from taser_jax.data.files import json_lines, open_bytes
 from taser_jax.data.readers.located import LocatedPassage, id_field, string_field
 from taser_jax.storage import limits
 from taser_jax.storage.artifacts import FilePath
@@ -20,8 +19,6 @@ from taser_jax.storage.records import Passage
 _ROOTS = ("DescriptorRecordSet", "QualifierRecordSet")
 _CONCEPT, _ID, _NAME, _NOTE = "Concept", "ConceptUI", "ConceptName", "ScopeNote"
 _BLOCK = 1 << 20
-# def: "text, with \" for a quote" [where it is from]
-_DEFINITION = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
 def scope_notes(path: FilePath) -> Iterator[LocatedPassage]:
@@ -105,23 +102,22 @@ class _Concepts(xml.sax.handler.ContentHandler):
 
 
 def defined_terms(path: FilePath) -> Iterator[LocatedPassage]:
-    r"""Terms with a definition, as title and text; terms without one are left out.
+    """Terms with a definition, as title and text; terms without one are left out.
 
-    JSON lines have `name`, `definition` and optionally `id`; without it, the id is the name with _
-    for spaces. In OBO files the `[Term]` stanzas with `def:` are read, except obsolete ones.
+    They have `name`, `definition` and optionally `id`; without it, the id is the name with _ for
+    spaces.
 
     Example:
         {"id": "DOID:4", "name": "disease", "definition": "A disease is ..."}
 
     Args:
-        path: OBO if the name ends in .obo or .obo.gz, else JSON lines; local or gs://.
+        path: JSON lines, local or gs://.
 
     Raises:
         DataError: a defined term without a name, or no term with a definition.
     """
-    is_obo = os.fspath(path).removesuffix(".gz").endswith(".obo")
     any_defined = False
-    for term in _obo_terms(path) if is_obo else _json_terms(path):
+    for term in _json_terms(path):
         if not term.passage.text.strip():
             continue
         if not term.passage.title.strip():
@@ -145,24 +141,3 @@ def _json_terms(path: FilePath) -> Iterator[LocatedPassage]:
         # Names have spaces, which ids cannot have.
         id_ = id_field(record, "id", where=where) or "_".join(fields["name"].split())
         yield LocatedPassage(line, Passage(id_, fields["definition"], fields["name"]))
-
-
-def _obo_terms(path: FilePath) -> Iterator[LocatedPassage]:
-    stanza, start, fields = "", 0, dict[str, str]()
-    for line, content in numbered_lines(path):
-        content = content.strip()
-        if content.startswith("[") and content.endswith("]"):
-            yield from _obo_term(stanza, start, fields)
-            stanza, start, fields = content, line, {}
-        elif ": " in content:
-            name, _, value = content.partition(": ")
-            fields.setdefault(name, value)
-    yield from _obo_term(stanza, start, fields)
-
-
-def _obo_term(stanza: str, line: int, fields: dict[str, str]) -> Iterator[LocatedPassage]:
-    quoted = _DEFINITION.match(fields.get("def", ""))
-    if stanza != "[Term]" or quoted is None or fields.get("is_obsolete") == "true":
-        return
-    text = re.sub(r"\\(.)", r"\1", quoted[1])
-    yield LocatedPassage(line, Passage(fields.get("id", ""), text, fields.get("name", "")))

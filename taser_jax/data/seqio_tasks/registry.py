@@ -12,7 +12,6 @@ Example:
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import os
 import re
@@ -22,7 +21,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from taser_jax.data.collections.store import list_tasks
-from taser_jax.data.seqio_tasks.merged_collections import merged_tasks
 from taser_jax.data.seqio_tasks.retrieval_task import (
     OwnSource,
     Preprocessor,
@@ -158,12 +156,9 @@ def names() -> set[str]:
 def find_mixture(name: str) -> RetrievalMixture:
     """A registered mixture, or a task as a mixture of its own.
 
-    Tasks of several collections are those of one merged collection, named as the mixture is;
-    `tokenize_collection` writes it.
-
     Raises:
-        ConfigError: not registered (names the nearest), not of retrieval tasks, or two of its tasks
-            are of one query set.
+        ConfigError: not registered (names the nearest), not of retrieval tasks, of tasks of several
+            collections, or two of its tasks are of one query set.
     """
     if name in _tasks:
         mixture = RetrievalMixture(name, {name: 1.0}, (_tasks[name],))
@@ -173,14 +168,19 @@ def find_mixture(name: str) -> RetrievalMixture:
         mixture = _import_seqio(name).find_mixture(name, _tasks)
     else:
         raise _unknown(name, names(), where="MIXTURE_OR_TASK_NAME")
-    task_of_queries: dict[tuple[str, str], str] = {}
+    where = f"mixture {name!r}"
+    if len(collections := sorted({task.source.collection for task in mixture.tasks})) > 1:
+        problem = f"its tasks are of {len(collections)} collections, {', '.join(collections)}"
+        fix = "prepare their files as one: `taser prepare FOLDER FOLDER --gin.COLLECTION=NAME`"
+        raise ConfigError(problem, where=where, fix=fix)
+    task_of_queries: dict[str, str] = {}
     for task in mixture.tasks:
-        former = task_of_queries.setdefault((task.source.collection, task.source.task), task.name)
+        former = task_of_queries.setdefault(task.source.task, task.name)
         if former != task.name:
             problem = f"{former!r} and {task.name!r} are the same queries"
             fix = "name each task of a collection once"
-            raise ConfigError(problem, where=f"mixture {name!r}", fix=fix)
-    return dataclasses.replace(mixture, tasks=merged_tasks(name, mixture.tasks))
+            raise ConfigError(problem, where=where, fix=fix)
+    return mixture
 
 
 def mixture_of_collection(
@@ -216,26 +216,8 @@ def mixture_of_collection(
 
 
 def titles_of(collection: str, mixture: RetrievalMixture | None = None) -> Titles:
-    """How the titles of a collection's passages become tokens.
-
-    Args:
-        collection: the collection; passages of a merged one have the form of the collections that
-            its tasks come from.
-        mixture: its tasks.
-
-    Raises:
-        ConfigError: passages of these collections have different forms.
-    """
-    if collection in _titles or mixture is None:
-        return _titles.get(collection, Titles.INCLUDE)
-    labels = sorted({task.source.original.collection for task in mixture.tasks})
-    forms = {label: _titles.get(label, mixture.titles) for label in labels}
-    if len(set(forms.values())) > 1:
-        described = ", ".join(f"{label} titles={form.value}" for label, form in forms.items())
-        problem = f"the passages of its collections have different forms: {described}"
-        fix = f"register one with add_passages({collection!r}, titles=...)"
-        raise ConfigError(problem, where=f"mixture {collection!r}", fix=fix)
-    return next(iter(forms.values()))
+    """How the titles of a collection's passages become tokens: as registered, or the mixture's."""
+    return _titles.get(collection, Titles.INCLUDE if mixture is None else mixture.titles)
 
 
 def passage_prompt_of(collection: str, mixture: RetrievalMixture | None = None) -> TaskPrompt:

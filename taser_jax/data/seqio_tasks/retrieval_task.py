@@ -87,11 +87,6 @@ class QuerySource:
         self.collection, self.task, self.query_length = collection, task, query_length
 
     @property
-    def original(self) -> QuerySource:
-        """The queries before their collection was merged with others."""
-        return self
-
-    @property
     def splits(self) -> Sequence[str]:
         """The splits there are; all names possible while no data are in use."""
         if _CONTEXT.get() is None:

@@ -10,7 +10,6 @@ from typing import NotRequired, TypedDict
 
 from taser_jax.data.collections.store import SPLITS, PassageStore, list_tasks
 from taser_jax.data.files import in_blocks
-from taser_jax.data.seqio_tasks.merged_collections import MergedSource, write_merged
 from taser_jax.data.seqio_tasks.registry import passage_prompt_of, titles_of
 from taser_jax.data.seqio_tasks.retrieval_task import (
     RetrievalMixture,
@@ -77,8 +76,7 @@ def tokenize_collection(
 
     Args:
         data_dir: folder that holds collections.
-        mixture: the tasks; those of several collections are merged into a collection with the
-            mixture's name.
+        mixture: the tasks, all of one collection.
         collection: instead of a mixture, a collection without queries, such as a memory.
         vocabulary: a vocabulary, or the path of one.
         query_length: length in tokens of queries, including special tokens, unless their task sets
@@ -91,8 +89,7 @@ def tokenize_collection(
         The store; its tasks are named as in the collection.
 
     Raises:
-        ConfigError: a length that leaves no room for text, a store from other inputs, or a merged
-            collection whose name is that of another.
+        ConfigError: a length that leaves no room for text, or a store from other inputs.
         DataError: the collection or a task is not prepared.
         StorageError: the disk is full or `output_dir` cannot be written.
     """
@@ -113,8 +110,6 @@ def tokenize_collection(
         work = _work(tasks, os.fspath(data_dir))
         for task in tasks:
             _check_room(task, query_length)
-        if any(isinstance(task.source, MergedSource) for task in tasks):
-            write_merged(tasks)
         store = PassageStore.open(data_dir, collection)
         inputs: _Inputs = {
             "preprocessing_version": PREPROCESSING_VERSION,
@@ -164,7 +159,7 @@ def _work(tasks: Sequence[RetrievalTask], data_dir: str) -> list[tuple[Retrieval
     """The splits of each task."""
     work = []
     for task in tasks:
-        own = task.source.original
+        own = task.source
         if not own.splits:
             prepared = ", ".join(list_tasks(data_dir, own.collection)) or "(none)"
             problem = f"task {own.task!r} is not among the prepared tasks: {prepared}"

@@ -1,4 +1,4 @@
-"""MeSH's XML, and thesauri as JSON lines and OBO."""
+"""MeSH's XML, and thesauri as JSON lines."""
 
 import gzip
 
@@ -22,29 +22,6 @@ MESH = """<?xml version="1.0"?>
   <Concept><ConceptUI>M3</ConceptUI><ConceptName><String>Abate</String></ConceptName></Concept>
  </ConceptList>
 </DescriptorRecord></DescriptorRecordSet>
-"""
-OBO = r"""format-version: 1.2
-
-[Term]
-id: DOID:4
-name: disease
-def: "A \"disposition\" to undergo pathological processes." [url:http\://x]
-synonym: "illness" EXACT []
-
-[Term]
-id: DOID:5
-name: undefined
-
-[Term]
-id: DOID:6
-name: gone
-def: "Obsolete." []
-is_obsolete: true
-
-[Typedef]
-id: has_symptom
-name: has symptom
-def: "No term." []
 """
 
 
@@ -86,7 +63,7 @@ def test_mesh_files_that_cannot_be_used(text, message, tmp_path):
         list(read_passages(write(tmp_path / "desc.xml", text)))
 
 
-def test_defined_terms_of_both_formats(tmp_path):
+def test_defined_terms(tmp_path):
     lines = [
         '{"id": "DOID:4", "name": "disease", "definition": "A disposition."}',
         '{"id": "DOID:5", "name": "undefined", "definition": ""}',
@@ -97,9 +74,6 @@ def test_defined_terms_of_both_formats(tmp_path):
         Passage("DOID:4", "A disposition.", "disease"),
         Passage("pain", "It hurts.", "pain"),
     ]
-    text = 'A "disposition" to undergo pathological processes.'
-    path = write(tmp_path / "terms.obo", OBO)
-    assert passages(read_passages(path)) == [Passage("DOID:4", text, "disease")]
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,10 @@ def test_mixtures_that_cannot_be_trained_on():
     seqio.MixtureRegistry.add("twice", ["a", "again"], default_rate=1.0)
     with pytest.raises(ConfigError, match="'a' and 'again' are the same queries"):
         retrieval.find_mixture("twice")
+    retrieval.add_retrieval_task("b", collection="y", task="t")
+    retrieval.add_retrieval_mixture("land", ["a", "b"])
+    with pytest.raises(ConfigError, match="tasks are of 2 collections, x, y"):
+        retrieval.find_mixture("land")
     source = seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: None, ["train"])
     seqio.TaskRegistry.add("texts", source=source, preprocessors=[], output_features={})
     with pytest.raises(ConfigError, match="'texts' is not a retrieval task"):
