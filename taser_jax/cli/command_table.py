@@ -196,7 +196,7 @@ COMMANDS: dict[str, Command] = dict(
         ),
         _command(
             "push",
-            "commands.push",
+            "commands.export",
             "upload an exported model to the Hugging Face hub",
             argument="REPO",
         ),

@@ -1,12 +1,12 @@
-"""`taser export`: models and embeddings in the formats of other libraries and vector stores."""
+"""`taser export`: models and embeddings in the formats of others; `taser push` to the hub."""
 
 from __future__ import annotations
 
 import enum
 import json
 import pathlib
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import jax
 
@@ -24,6 +24,7 @@ from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.results import read_results
 from taser_jax.interop.export_source import (
+    CARD,
     METADATA,
     CardTexts,
     ExportSource,
@@ -36,7 +37,6 @@ from taser_jax.retrieval.embedding_files import StoreFormat
 from taser_jax.storage.artifacts import check_empty, read_json, replacing
 from taser_jax.storage.errors import ConfigError, DataError, how_to_install
 from taser_jax.storage.progress import logger, phase
-from taser_jax.storage.registered import Registered
 
 _Export = Callable[[ExportSource, pathlib.Path], None]
 _VOCABULARY_FILES = ("vocabulary.json", "vocab.txt", "tokenizer.json")
@@ -57,33 +57,6 @@ class ExportFormat(enum.Enum):
     ONNX = "onnx"
 
 
-Part = Callable[[pathlib.Path], None]
-"""Writes what a system adds to an exported model into the directory of a format."""
-
-
-class OpenPart(Protocol):
-    """Opens a system's part of a model."""
-
-    def __call__(
-        self, directory: str, *, temperature: float | None, k: int, fingerprint: str
-    ) -> Part:
-        """Opens and checks it.
-
-        Args:
-            directory: where the system wrote it.
-            temperature: T of the members' softmaxes.
-            k: number of passages that they are over.
-            fingerprint: the model's.
-
-        Raises:
-            ConfigError: no temperature, or one that is not positive.
-            FingerprintError: it belongs to another model.
-        """
-
-
-ENSEMBLE: Registered[OpenPart] = Registered("taser_jax.systems.muf.export")
-
-
 @writes("{output_dir}")
 def export_model(
     *,
@@ -98,9 +71,6 @@ def export_model(
     system: str | None = None,
     metrics: Mapping[str, float] | None = None,
     task: str | None = None,
-    ensemble_dir: str | None = None,
-    temperature: float | None = None,
-    confidence_k: int = 1000,
 ) -> dict[str, pathlib.Path]:
     """Writes a trained model in other formats, each with a model card and export.json.
 
@@ -122,10 +92,6 @@ def export_model(
         system: system in these results; needed if there are several.
         metrics: further metrics for the model card, name -> value.
         task: task of the encoder, if encoders differ by task.
-        ensemble_dir: the model's ensemble, from `taser ensemble`: each directory then also has its
-            members, and confidence.py, which computes w with NumPy alone.
-        temperature: T of the members' softmaxes, from the fusion's temperature.json.
-        confidence_k: number of passages that the softmaxes are over.
 
     Returns:
         Format -> its directory.
@@ -143,7 +109,7 @@ def export_model(
         raise ConfigError("no model", where="MODEL_DIR", fix="--gin.MODEL_DIR=...")
     directories = {format: pathlib.Path(output_dir) / format.value for format in chosen}
     for directory in directories.values():
-        if ensemble_dir is not None or not (directory / METADATA).is_file():
+        if not (directory / METADATA).is_file():
             check_empty(directory)
     config = read_model_config(model_dir)
     facts = read_facts(model_dir)
@@ -180,11 +146,6 @@ def export_model(
                 if name == task or not config.query_tasks
             },
         )
-    part: Part | None = None
-    if ensemble_dir is not None:
-        part = ENSEMBLE.get()(
-            ensemble_dir, temperature=temperature, k=confidence_k, fingerprint=model.fingerprint
-        )
     done = {format for format, path in directories.items() if _is_there(source, format, path)}
     for format, directory in directories.items():
         if format in done:
@@ -195,8 +156,6 @@ def export_model(
             export, card_texts = _exporter(format)
             export(source, pathlib.Path(scratch))
             write_card(source, pathlib.Path(scratch), card_texts(source))
-            if part is not None:
-                part(pathlib.Path(scratch))
         logger.info("%s: %s", format.value, directory)
     return {format.value: directory for format, directory in directories.items()}
 
@@ -313,3 +272,58 @@ def _metrics(results_dir: str | None, system: str | None) -> dict[str, float]:
         for task, result in results[0].tasks.items()
         for measure, value in result.metrics.items()
     }
+
+
+def push(*, repo: str, export_dir: str, license: str | None = None, private: bool = True) -> str:
+    """Uploads a directory of `taser export` to the hub, in one commit.
+
+    The card's front matter has what the hub reads: library, base model, tags and, with
+    `export_model.results_dir`, the measures as `model-index`. The token is that of `hf auth login`
+    or `HF_TOKEN`; `HF_ENDPOINT` names another hub.
+
+    Args:
+        repo: "owner/name"; made if there is none.
+        export_dir: directory of one format.
+        license: of the weights, such as "apache-2.0", for the card; None names none.
+        private: whether a repository that is made here is private.
+
+    Returns:
+        URL of the commit.
+
+    Raises:
+        ConfigError: no export there.
+        DataError: the hub cannot be reached, or refuses.
+    """
+    import huggingface_hub
+
+    directory = pathlib.Path(export_dir)
+    if not (directory / METADATA).is_file() or not (directory / CARD).is_file():
+        fix = "`taser export sentence_transformers` writes one, into a folder of that name"
+        raise ConfigError("no exported model", where=export_dir, fix=fix)
+    api = huggingface_hub.HfApi()
+    with tempfile.TemporaryDirectory() as scratch, phase(f"push {repo}"):
+        paths = {
+            path.relative_to(directory).as_posix(): path
+            for path in sorted(directory.rglob("*"))
+            if path.is_file()
+        }
+        if license is not None:
+            card = huggingface_hub.ModelCard.load(directory / CARD)
+            card.data.license = license
+            card.save(pathlib.Path(scratch) / CARD)
+            paths[CARD] = pathlib.Path(scratch) / CARD
+        try:
+            repo = api.create_repo(repo, private=private, exist_ok=True).repo_id
+            commit = api.create_commit(
+                repo,
+                [huggingface_hub.CommitOperationAdd(name, path) for name, path in paths.items()],
+                commit_message="Model exported by taser_jax",
+            )
+        except Exception as error:
+            # Offline, name resolution, proxy, HTTP and log-in errors share no base class.
+            told = getattr(error, "server_message", None) or str(error)
+            reason = (told.strip().splitlines() or [type(error).__name__])[0]
+            fix = "check the name, the network and the token (`hf auth login`, or HF_TOKEN)"
+            raise DataError(f"the hub did not take it: {reason}", where=repo, fix=fix) from error
+    logger.info("%s files: %s", len(paths), commit.commit_url)
+    return str(commit.commit_url)

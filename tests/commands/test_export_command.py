@@ -25,8 +25,6 @@ from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import init_params, parameter_count
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.storage.errors import ConfigError
-from taser_jax.systems.muf.ensemble_files import Ensemble
-from taser_jax.systems.muf.members import EnsembleConfig, init_members
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.state import TrainState
 
@@ -154,32 +152,6 @@ def test_lengths_and_metrics_may_be_given(tmp_path, model_dir):
     assert facts["metrics"] == {"R@20": 0.5}
 
 
-def test_an_ensemble_is_exported_with_its_own_model_and_temperature(capsys, tmp_path, model_dir):
-    members = init_members(jax.random.key(0), dim=16, config=EnsembleConfig(2, (4,)), members=2)
-    for name, model in (("own", load_model(model_dir).fingerprint), ("foreign", "another")):
-        fingerprints = {"model": model, "ensemble": name}
-        ensemble = Ensemble(EnsembleConfig(2, (4,)), members, fingerprints, ("rivers",))
-        ensemble.save(tmp_path / name, facts={})
-    told = {"temperature": 0.1, "confidence_k": 5}
-    for ensemble_dir, more, words in (
-        ("own", {}, "an ensemble is exported without its temperature"),
-        ("own", {"temperature": 0}, "each a positive number"),
-        ("foreign", told, "train an ensemble on this model's embeddings"),
-    ):
-        more = {"ensemble_dir": tmp_path / ensemble_dir, **more}
-        assert words in refused(
-            capsys, *arguments(model_dir, tmp_path / "none", ["stablehlo"], **more)
-        )
-    assert not (tmp_path / "none").exists()
-    more = {"ensemble_dir": tmp_path / "own", **told}
-    succeed(*arguments(model_dir, tmp_path / "out", ["stablehlo"], **more))
-    written = tmp_path / "out" / "stablehlo"
-    settings = json.loads((written / "confidence.json").read_text())
-    assert settings == {"temperature": 0.1, "k": 5, "tasks": ["rivers"]}
-    assert (written / "members.npz").exists()
-    assert (written / "confidence.py").exists()
-
-
 def test_a_directory_that_is_not_empty_is_refused(capsys, tmp_path, model_dir, nothing_is_read):
     (tmp_path / "out" / "stablehlo").mkdir(parents=True)
     (tmp_path / "out" / "stablehlo" / "mine.txt").write_text("precious")
@@ -239,27 +211,47 @@ def test_absent_packages_are_named_with_their_extra(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_missing_vocabulary_is_refused(capsys, tmp_path, nothing_is_read):
-    make_model(tmp_path / "model")
-    for path in (tmp_path / "model" / "vocabulary").iterdir():
+def without_vocabulary(directory):
+    for path in (directory / "vocabulary").iterdir():
         path.unlink()
-    message = refused(capsys, *arguments(tmp_path / "model", tmp_path / "out"))
-    assert "vocabulary is missing" in message
 
 
-def test_unknown_lengths_are_refused(capsys, tmp_path, nothing_is_read):
-    make_model(tmp_path / "model", facts={"query_length": 8})
-    message = refused(capsys, *arguments(tmp_path / "model", tmp_path / "out"))
-    assert "passage_length is not known" in message
-    assert "--gin.export_model.passage_length" in message
+def with_a_larger_vocabulary(directory):
+    WordPieceVocabulary([*PIECES, "more"]).save(directory / "vocabulary")
 
 
-def test_lengths_beyond_the_position_table_are_refused(
-    capsys, tmp_path, model_dir, nothing_is_read
+@pytest.mark.parametrize(
+    ("facts", "change", "settings", "told"),
+    [
+        (FACTS, without_vocabulary, {}, ("vocabulary is missing",)),
+        (
+            FACTS,
+            with_a_larger_vocabulary,
+            {},
+            (
+                f"the vocabulary has {len(PIECES) + 1} ids",
+                f"at most {len(PIECES)}, the rows of the model's embedding table",
+            ),
+        ),
+        (
+            {"query_length": 8},
+            None,
+            {},
+            ("passage_length is not known", "--gin.export_model.passage_length"),
+        ),
+        (FACTS, None, {"passage_length": 13}, ("passage_length is 13", "4 to 12")),
+    ],
+    ids=["no vocabulary", "a larger vocabulary", "unknown length", "beyond the position table"],
+)
+def test_what_a_model_lacks_is_told(
+    capsys, tmp_path, nothing_is_read, facts, change, settings, told
 ):
-    message = refused(capsys, *arguments(model_dir, tmp_path / "out", passage_length=13))
-    assert "passage_length is 13" in message
-    assert "4 to 12" in message
+    make_model(tmp_path / "model", facts=facts)
+    if change is not None:
+        change(tmp_path / "model")
+    message = refused(capsys, *arguments(tmp_path / "model", tmp_path / "out", **settings))
+    assert all(words in message for words in told)
+    assert not (tmp_path / "out").exists()
 
 
 def test_texts_are_as_in_the_training_of_the_task(capsys, tmp_path):
@@ -300,16 +292,6 @@ def test_prompts_are_by_the_names_of_tasks(tmp_path):
         directory = output / "sentence_transformers"
         settings = json.loads((directory / "config_sentence_transformers.json").read_text())
         assert settings["prompts"] == prompts
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_vocabulary_larger_than_the_table_is_refused(capsys, tmp_path, format, nothing_is_read):
-    make_model(tmp_path / "model")
-    WordPieceVocabulary([*PIECES, "more"]).save(tmp_path / "model" / "vocabulary")
-    message = refused(capsys, *arguments(tmp_path / "model", tmp_path / "out", [format]))
-    assert f"the vocabulary has {len(PIECES) + 1} ids" in message
-    assert f"at most {len(PIECES)}, the rows of the model's embedding table" in message
-    assert not (tmp_path / "out").exists()
 
 
 def test_an_unknown_format_is_refused_with_those_there_are(

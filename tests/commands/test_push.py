@@ -15,7 +15,7 @@ import pytest
 from huggingface_hub import constants
 from small_world import gin, succeed
 
-from taser_jax.commands.push import push
+from taser_jax.commands.export import push
 from taser_jax.storage.errors import ConfigError, DataError
 
 CARD = """---
