@@ -33,8 +33,8 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_959,
     "cli": 1_357,
-    "commands": 5_384,
-    "data": 7_148,
+    "commands": 5_351,
+    "data": 6_956,
     "devices": 1_326,
     "evaluation": 1_699,
     "interop": 2_869,
@@ -44,20 +44,20 @@ ROOMS = {
     "retrieval": 2_351,
     "serving": 528,
     "storage": 1_290,
-    "systems": 3_518,
+    "systems": 3_437,
     "training": 1_724,
 }
 OTHERS = {
-    "lines of code": 34_924,
+    "lines of code": 34_618,
     "percent of code that imports or raises": 14.8,
-    "files": 233,
+    "files": 230,
     "lines of the longest file": 417,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
     "commands": 29,
     "fields that nothing binds": 39,
-    "Any in annotations": 116,
+    "Any in annotations": 114,
     "modules that train imports": 90,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
