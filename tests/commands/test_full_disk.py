@@ -8,6 +8,8 @@ import pytest
 from disks import no_room_beyond, read_only
 from small_world import SmallWorld, gin, refused, succeed
 
+pytestmark = pytest.mark.slow
+
 # Command -> bytes that its files may have; of a search, 100 are too few for its index.
 SIZES = [
     *(("prepare", 3000), ("tokenize", 500), ("tokenize", 5000), ("bm25", 2000)),

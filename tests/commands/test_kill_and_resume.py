@@ -22,6 +22,8 @@ import tiny_command
 
 from taser_jax.storage.errors import EXIT_PREEMPTED
 
+pytestmark = pytest.mark.slow
+
 STEPS = 60
 
 
@@ -107,7 +109,6 @@ def test_training_learns_and_leaves_everything_in_its_directory(uninterrupted):
     assert metrics[60]["validation/mrr"] > metrics[10]["validation/mrr"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "saves"),
     [
@@ -143,7 +144,7 @@ def test_killed_again_and_again_also_in_the_middle_of_a_save(command, uninterrup
     assert_same(model_dir, uninterrupted)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_sigterm_saves_and_exits_with_its_own_code(command, uninterrupted):
     model_dir = command.folder / "preempted"
     process = command.start(model_dir)
@@ -177,8 +178,7 @@ def a_terminal() -> tuple[int, int, dict[str, Any]]:
     return reading, writing, streams | {"start_new_session": True, "preexec_fn": lead}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [a_pipe, a_terminal])
+@pytest.mark.parametrize("make", [pytest.param(a_pipe, marks=pytest.mark.release), a_terminal])
 def test_a_closed_pipe_or_terminal_does_not_end_a_training(command, uninterrupted, make):
     model_dir = command.folder / make.__name__
     reading, writing, streams = make()

@@ -64,17 +64,6 @@ def test_eight_devices_find_what_one_finds():
     assert compare(then, now) == compare(marks(EARLIER), marks(LATER))
 
 
-def test_the_order_of_tasks_does_not_matter():
-    def reordered(averages):
-        return marks_of(
-            {quadratic.TASKS[task]: placed(averages)[quadratic.TASKS[task]] for task in (2, 0, 1)},
-            TEMPERATURE,
-        )
-
-    found = compare(reordered(EARLIER), reordered(LATER))
-    assert found == compare(marks(EARLIER), marks(LATER))
-
-
 def test_each_checkpoint_is_compared_with_the_one_before():
     values = np.random.default_rng(0).normal(10, 1, size=(4, 3, 100))
     sample = Sample(values, np.ones((4, 3)))

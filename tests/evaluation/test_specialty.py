@@ -149,28 +149,6 @@ def test_no_device_gets_more_than_its_part_of_a_leaf():
     assert "24,16]" not in text
 
 
-@pytest.mark.parametrize("order", [[2, 0, 1], [1, 0, 2]])
-def test_the_order_of_tasks_only_moves_the_columns(order):
-    values, medians = draw(3), np.array([1.0, 2.0, 0.5], np.float32)
-    one = add_up(count(values, medians=medians).values())
-    moved = {name: leaf[order] for name, leaf in values.items()}
-    other = add_up(count(moved, medians=medians[order]).values())
-    moved_columns = one._replace(
-        sensitivity=one.sensitivity[order],
-        specialty=one.specialty[:, [*order, 3]],
-    )
-    for mine, its in zip(moved_columns, other, strict=True):
-        np.testing.assert_allclose(its, mine, rtol=1e-6)
-
-
-def test_lower_temperatures_make_more_specific_parameters():
-    sharp, smooth = (
-        add_up(count(draw(5), temperature=temperature).values()) for temperature in (2.0, 8.0)
-    )
-    assert sharp.share(Specialty.SPECIFIC) > smooth.share(Specialty.SPECIFIC)
-    assert sharp.share(Specialty.NOT_ACTIVATED) == smooth.share(Specialty.NOT_ACTIVATED)
-
-
 def test_the_bound_of_specific_is_an_edge():
     edges = entropy_edges(8)
     assert len(edges) == SHARED_BINS + 2

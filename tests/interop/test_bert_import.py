@@ -48,16 +48,6 @@ def test_hidden_states_are_hugging_faces(golden, tmp_path, inputs):
     assert relative_error(hidden_states(params, config, ids, mask), expected, mask) > 1e-4
 
 
-def test_padding_changes_nothing(golden, tmp_path):
-    config, tensors = golden_model(golden, tmp_path)
-    params = encoder_from_tensors(tensors, config, where="golden")
-    ids, mask = golden["padded/ids"], golden["padded/mask"]
-    wider = np.pad(ids, ((0, 0), (0, 6)), constant_values=9)
-    wider_mask = np.pad(mask, ((0, 0), (0, 6)))
-    found = hidden_states(params, config, wider, wider_mask)[:, :, : ids.shape[1]]
-    assert relative_error(found, golden["padded/hidden_states"], mask) < 1e-5
-
-
 def test_config(tmp_path):
     write_config(tmp_path, hidden_act="gelu_new", layer_norm_eps=1e-5, hidden_dropout_prob=0)
     expected = dataclasses.replace(
@@ -207,15 +197,6 @@ def test_variants_of_the_same_checkpoint(disguise):
     found = encoder_from_tensors(disguise(tensors), TINY, where="x")
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {np.dtype(np.float32)}
-
-
-def test_the_first_blocks_alone():
-    tensors = random_tensors()
-    whole = encoder_from_tensors(tensors, TINY, where="x")
-    two = dataclasses.replace(TINY, num_layers=2)
-    first = encoder_from_tensors(tensors, two, where="x")
-    assert sorted(first) == ["embeddings", "layers_0", "layers_1"]
-    jax.tree.map(np.testing.assert_array_equal, first["layers_1"], whole["layers_1"])
 
 
 def test_what_is_exported_comes_back_bit_for_bit():

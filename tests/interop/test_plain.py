@@ -62,16 +62,6 @@ def test_a_path_alone_gives_the_same_embeddings_bit_for_bit(name, role):
     assert not np.allclose(embed(plain_config, wrong, role), expected)
 
 
-def test_of_four_experts_the_first_of_each_group_runs():
-    config = MODELS["taser of 4"]
-    params = random_params(config)
-    wi = params["encoder"]["layers_2"]["experts"]["wi"]["kernel"]
-    for role, expert in ((Role.QUERY, 0), (Role.PASSAGE, 2)):
-        plain = plain_encoder(params, config, role)
-        np.testing.assert_array_equal(plain["layers_2"]["mlp"]["wi"]["kernel"], wi[expert])
-        assert "experts" not in plain["layers_0"]
-
-
 @pytest.mark.parametrize("routing", [Routing.SEQUENCE, Routing.TOKEN])
 @pytest.mark.parametrize("towers", Towers)
 def test_learned_routing_is_no_plain_bert(routing, towers):
@@ -116,15 +106,6 @@ def test_learned_routers_are_kept_and_their_experts_equal(gate_sharing):
         found["layers_1"]["experts"]["layer_norm"]["scale"],
         np.stack([plain["layers_1"]["mlp"]["layer_norm"]["scale"]] * 3),
     )
-
-
-def test_no_two_parameters_share_memory():
-    config = MODELS["dpr"]
-    plain = plain_encoder(random_params(MODELS["shared"]), MODELS["shared"], Role.QUERY)
-    found = from_plain_encoders(plain, plain, config=config, params=random_params(config))
-    found["query_encoder"]["layers_0"]["mlp"]["wi"]["bias"][:] = 7
-    assert not np.any(found["passage_encoder"]["layers_0"]["mlp"]["wi"]["bias"] == 7)
-    assert not np.any(plain["layers_0"]["mlp"]["wi"]["bias"] == 7)
 
 
 def test_paths_that_differ_where_the_encoder_is_tied():

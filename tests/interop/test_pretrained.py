@@ -19,7 +19,7 @@ from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.layers import Activation, Remat
 from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import ExpertConfig, Routing
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import ConfigError
 
 EXPERTS = ExpertConfig(num_experts=2)
 
@@ -101,17 +101,6 @@ def test_learned_routing_starts_with_the_plain_embeddings(checkpoint, plain):
     np.testing.assert_allclose(embed(config, params, Role.QUERY), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_each_expert_is_an_exact_copy_and_its_layer_norm_too(checkpoint, plain):
-    config = DualEncoderConfig(bert=bert_config(checkpoint), experts=EXPERTS)
-    block = loaded(checkpoint, config)["encoder"]["layers_2"]
-    for expert in range(2):
-        jax.tree.map(
-            np.testing.assert_array_equal,
-            jax.tree.map(lambda leaf, e=expert: leaf[e], block["experts"]),
-            plain["layers_2"]["mlp"],
-        )
-
-
 def test_the_first_layers_alone(checkpoint, plain):
     config = DualEncoderConfig(bert=pretrained_bert(checkpoint, num_layers=2))
     params = loaded(checkpoint, config, num_layers=2)["encoder"]
@@ -180,10 +169,3 @@ def test_weights_that_are_not_what_config_json_says(tmp_path):
     config = DualEncoderConfig(bert=bert_config(directory))
     with pytest.raises(ConfigError, match=r"(?s)has shape \(39, 16\), not \(40, 16\)"):
         loaded(directory, config)
-
-
-def test_no_checkpoint(tmp_path):
-    with pytest.raises(DataError, match=r"no config\.json"):
-        pretrained_bert(tmp_path)
-    with pytest.raises(DataError, match="no such directory"):
-        pretrained_bert(tmp_path / "nowhere")

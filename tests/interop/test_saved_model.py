@@ -147,7 +147,8 @@ def test_a_process_with_tensorflow_alone_gives_our_embeddings(det_r, tmp_path):
     assert np.abs(by_passage[0] - expected_passages(source, [""], TEXTS[:1])).max() > 0.1
 
 
-@pytest.mark.parametrize("name", MODELS)
+# Learned routing per token is in test_program_exports, too.
+@pytest.mark.parametrize("name", ["seq_r", pytest.param("tok_r", marks=pytest.mark.release), "dpr"])
 @pytest.mark.slow
 def test_learned_routing_joined_titles_separate_towers_and_sentencepiece(tmp_path, name):
     source, directory = exported(tmp_path, **MODELS[name])

@@ -75,7 +75,15 @@ def det_r(tmp_path_factory):
     return exported(tmp_path_factory.mktemp("det_r"), **MODELS["det_r"])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tok_r",
+        "dpr",
+        pytest.param("det_r", marks=pytest.mark.release),
+        pytest.param("seq_r", marks=pytest.mark.release),
+    ],
+)
 @pytest.mark.slow
 def test_embeddings_equal_ours_at_every_batch_size(tmp_path, name):
     source, directory = exported(tmp_path, **MODELS[name])

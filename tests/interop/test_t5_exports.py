@@ -30,6 +30,8 @@ from taser_jax.models.dual_encoder import Normalization, Towers
 from taser_jax.models.t5_dual_encoder import T5Embedding
 from taser_jax.storage.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 MODELS = {
     # QSpec: a query encoder a task, as TACO-DR embeds.
     "q_spec": {"towers": Towers.SEPARATE, "query_tasks": ("nq", "fever")},
@@ -71,7 +73,7 @@ def vocabulary():
     return t5_vocabulary()
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=["q_spec", pytest.param("mean", marks=pytest.mark.release)])
 def exported(request, vocabulary, tmp_path_factory):
     directory = tmp_path_factory.mktemp(request.param)
     source = t5_source(directory, vocabulary, **MODELS[request.param])

@@ -30,6 +30,8 @@ from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.objective import ObjectiveConfig
 
+pytestmark = pytest.mark.slow
+
 CONFIG = model_config(dropout_rate=0.0)
 LENGTHS = {
     "inputs": QUERY_LENGTH,

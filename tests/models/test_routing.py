@@ -159,7 +159,7 @@ def feed_forward64(parameters, hidden, gates):
     return normal * (gates @ parameters["scale"]) + gates @ parameters["norm_bias"]
 
 
-@pytest.mark.parametrize("with_noise", [True, False])
+@pytest.mark.parametrize("with_noise", [True, pytest.param(False, marks=pytest.mark.release)])
 @pytest.mark.parametrize("gradient", GateGradient)
 def test_router_gradients_equal_float64_differences(gradient, with_noise):
     """The straight-through estimator is the derivative of F(onehot + y(A, c) − y(A₀, c₀))."""

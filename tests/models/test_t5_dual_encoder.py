@@ -10,13 +10,11 @@ from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.batch import Role
 from taser_jax.models.bert import BertEncoder
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.dual_encoder import Normalization, Towers
+from taser_jax.models.dual_encoder import Normalization
 from taser_jax.models.layers import Remat
-from taser_jax.models.parameters import abstract_params, init_params, logical_axes
+from taser_jax.models.parameters import abstract_params, logical_axes
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding, T5Tower
 from taser_jax.storage.errors import ConfigError
-
-TASKS = {"towers": Towers.SEPARATE, "query_tasks": ("nq", "fever")}
 
 
 def leaf(tree, path):
@@ -55,63 +53,6 @@ def test_parameters_have_t5x_names_and_logical_axes():
     assert gated["encoder"]["decoder"]["layers_0"]["mlp"].keys() == {"wi_0", "wi_1", "wo"}
     mean = abstract_params(tiny_t5_model(embedding=T5Embedding.ENCODER_MEAN))
     assert mean["encoder"].keys() == {"token_embedder", "encoder"}
-
-
-def test_towers_start_as_copies():
-    model = tiny_t5_model(t5=one_block(), **TASKS)
-    params = quick_jit(lambda key: init_params(model, key))(jax.random.key(0))
-    assert params.keys() == {"query_encoder_nq", "query_encoder_fever", "passage_encoder"}
-    tables = [p["token_embedder"]["embedding"] for p in params.values()]
-    assert np.array_equal(tables[0], tables[1])
-    assert np.array_equal(tables[0], tables[2])
-    # The optimiser donates the state: two towers may not share a buffer.
-    assert len({t.unsafe_buffer_pointer() for t in tables}) == 3
-
-
-def test_a_tasks_queries_have_their_own_tower_and_passages_one():
-    model = tiny_t5_model(t5=one_block(), **TASKS)
-    params = random_t5_params(model)
-
-    def gradient(role, task):
-        def total(p):
-            return encode(model, p, tiny_tokens(), role, task=task).embeddings[:, 0].sum()
-
-        found = quick_jit(jax.grad(total))(params)
-        return {n for n, tree in found.items() if any(x.any() for x in jax.tree.leaves(tree))}
-
-    assert gradient(Role.QUERY, "nq") == {"query_encoder_nq"}
-    assert gradient(Role.QUERY, "fever") == {"query_encoder_fever"}
-    assert gradient(Role.PASSAGE, "nq") == {"passage_encoder"}
-    single = tiny_t5_model(t5=one_block())
-    alone = {"encoder": params["query_encoder_fever"]}
-    np.testing.assert_array_equal(
-        encode(model, params, tiny_tokens(), Role.QUERY, task="fever").embeddings,
-        encode(single, alone, tiny_tokens(), Role.QUERY).embeddings,
-    )
-
-
-def test_a_query_without_its_tasks_tower_is_refused():
-    model = tiny_t5_model(**TASKS)
-    params = abstract_params(model)
-    for task, message in ((None, "without a task"), ("trex", "of task 'trex'")):
-        with pytest.raises(ConfigError, match=f"(?s){message}.*nq, fever"):
-            jax.eval_shape(
-                lambda p, task=task: encode(model, p, tiny_tokens(), Role.QUERY, task=task), params
-            )
-
-
-def test_separate_and_tied_towers():
-    tied, separate = (tiny_t5_model(t5=one_block(), towers=towers) for towers in Towers)
-    assert abstract_params(tied).keys() == {"encoder"}
-    params = random_t5_params(separate)
-    assert params.keys() == {"query_encoder", "passage_encoder"}
-    by_role = [encode(separate, params, tiny_tokens(), role).embeddings for role in Role]
-    assert np.abs(np.subtract(*by_role)).max() > 0.1
-    one = {"encoder": params["query_encoder"]}
-    for role in Role:
-        np.testing.assert_array_equal(
-            encode(tied, one, tiny_tokens(), role, task="any").embeddings, by_role[0]
-        )
 
 
 def test_projection_and_norm_by_hand():
@@ -158,9 +99,6 @@ def test_sharded_equals_unsharded():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"query_tasks": ("nq",)}, "query_tasks with tied towers"),
-        ({**TASKS, "query_tasks": ("nq", "nq")}, "distinct task names"),
-        ({**TASKS, "query_tasks": ("nq/dev",)}, "without a slash"),
         ({"projection_dim": 0}, "projection_dim is 0"),
         ({"t5": tiny_t5(num_decoder_layers=0)}, "(?s)num_decoder_layers is 0.*ENCODER_MEAN"),
     ],

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from task_problem import TASKS, TRAINABLE, flatten, on_eight_devices, permuted, run, steps, tree
+from task_problem import TASKS, TRAINABLE, flatten, run, steps, tree
 
 from taser_jax.optim.multitask import cgd
 
@@ -59,19 +59,6 @@ def test_worked_example():
     )
     np.testing.assert_allclose(state.report.weights, [0.9526, 0.0474], atol=5e-5)
     np.testing.assert_allclose(updates["w"], [2.8577, 3.9051], atol=2e-4)
-
-
-def test_devices_order_and_a_single_task():
-    problem, order = steps(3), [1, 2, 0]
-    one, _ = run(make(), PARAMS, problem)
-    eight, _ = run(make(), *on_eight_devices(PARAMS, problem))
-    other, _ = run(make(), PARAMS, permuted(problem, order))
-    for wanted, sharded, moved in zip(one, eight, other, strict=True):
-        np.testing.assert_allclose(flatten(sharded), flatten(wanted), rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(flatten(moved), flatten(wanted), rtol=1e-5, atol=1e-6)
-    alone = steps(2, tasks=1)
-    combined, _ = run(make(tasks=("a",)), PARAMS, alone)
-    np.testing.assert_array_equal(flatten(combined[1]), flatten(alone[1][0])[0])
 
 
 def test_no_gradient():

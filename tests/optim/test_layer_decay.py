@@ -30,25 +30,6 @@ def factors(params, **kwargs):
     return dict(zip(parameter_paths(params), jax.tree.leaves(values), strict=True))
 
 
-def test_tasers_factors_for_twelve_layers():
-    params = {
-        "encoder": {
-            **tower(12),
-            "router": {"kernel": np.ones(1)},
-            "projection": {"kernel": np.ones(1)},
-        }
-    }
-    found = factors(params)
-    assert found["encoder/embeddings/word_embeddings/embedding"] == pytest.approx(0.044, abs=5e-4)
-    assert found["encoder/layers_0/mlp/wi/bias"] == pytest.approx(0.055, abs=5e-4)
-    assert found["encoder/layers_11/experts/wi/kernel"] == pytest.approx(0.64)
-    assert found["encoder/layers_11/router/kernel"] == pytest.approx(0.64)
-    assert found["encoder/layers_2/router/kernel"] == pytest.approx(0.8**11)
-    assert found["encoder/layers_10/attention/query/kernel"] == pytest.approx(0.8**3)
-    assert found["encoder/router/kernel"] == pytest.approx(0.262, abs=5e-4)
-    assert found["encoder/projection/kernel"] == 1.0
-
-
 def test_two_towers_and_few_layers():
     params = {"query_encoder": tower(2), "passage_encoder": tower(2)}
     found = factors(params, decay=0.5)

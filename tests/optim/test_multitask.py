@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from task_problem import TASKS, flatten, steps, tree
+from task_problem import TASKS, flatten, on_eight_devices, permuted, run, steps, tree
 
 from taser_jax.assembly.config import MultitaskTraining, TrainingConfig
 from taser_jax.cli import configuration
@@ -74,6 +74,19 @@ def test_a_forgotten_combiner_is_an_error():
     gradients, _ = steps(1)[0]
     with pytest.raises(ConfigError, match=r"bias has shape \(3, 16\)"):
         chain.update(gradients, chain.init(PARAMS), PARAMS)
+
+
+@pytest.mark.parametrize("combiner", [Combiner.CGD, Combiner.GRADNORM])
+def test_neither_devices_nor_the_order_of_tasks_change_anything(combiner):
+    """T-SAGE and PCGrad, whose sums round otherwise, have tests of their own."""
+    problem, order = steps(3), [1, 2, 0]
+    built = build_combiner(MultitaskConfig(combiner), tasks=TASKS, total_steps=3)
+    one, _ = run(built, PARAMS, problem)
+    eight, _ = run(built, *on_eight_devices(PARAMS, problem))
+    other, _ = run(built, PARAMS, permuted(problem, order))
+    for wanted, sharded, moved in zip(one, eight, other, strict=True):
+        np.testing.assert_allclose(flatten(sharded), flatten(wanted), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(flatten(moved), flatten(wanted), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("combiner", COMBINERS)

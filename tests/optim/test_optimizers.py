@@ -11,7 +11,6 @@ from taser_jax.optim.optimizers import (
     Update,
     build_optimizer,
     build_schedule,
-    learning_rate_factors,
     trainable,
 )
 from taser_jax.storage.errors import ConfigError
@@ -149,17 +148,6 @@ def test_a_table_must_cover_every_parameter_and_train_something():
         build_optimizer(partial, params, total_steps=1)
     with pytest.raises(ConfigError, match="every parameter is frozen"):
         build_optimizer(OptimizerConfig(updates=((".*", Update.FREEZE),)), params, total_steps=1)
-
-
-def test_expert_factor_touches_experts_alone():
-    factors = flat(
-        learning_rate_factors(OptimizerConfig(expert_learning_rate_factor=0.5), random_params())
-    )
-    assert {name for name, factor in factors.items() if factor == 0.5} == {
-        "encoder/layers_1/experts/wi/kernel",
-        "encoder/layers_1/experts/wi/bias",
-    }
-    assert {float(factor) for factor in factors.values()} == {0.5, 1.0}
 
 
 def test_abstract_parameters_will_do():

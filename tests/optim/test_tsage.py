@@ -161,13 +161,6 @@ def test_the_order_of_tasks_does_not_matter():
     np.testing.assert_array_equal(moved.median_bits, np.asarray(state.median_bits)[order])
 
 
-def test_one_task_alone_is_plain_training():
-    problem = steps(3, tasks=1)
-    combined, _ = run(make(tasks=("only",)), PARAMS, problem)
-    for found, (gradients, _) in zip(combined, problem, strict=True):
-        np.testing.assert_array_equal(flatten(found), flatten(gradients)[0].astype(np.float32))
-
-
 def test_scaling_a_task_leaves_weights_as_they_are():
     problem = steps(4)
     louder = [

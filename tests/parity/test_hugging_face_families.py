@@ -26,6 +26,8 @@ from taser_jax.models.routing import ExpertConfig, Routing
 torch = pytest.importorskip("torch", reason="PyTorch is an optional extra")
 transformers = pytest.importorskip("transformers", reason="an optional extra")
 
+pytestmark = pytest.mark.slow
+
 BERT = {
     "vocab_size": 90,
     "hidden_size": 24,
@@ -62,7 +64,14 @@ LENGTHS = (30, 200, 1, 9, 150)
 PADDING_IDS = {"RobertaModel": 1, "XLMRobertaModel": 1, "MPNetModel": 1}
 
 
-@pytest.fixture(scope="module", params=MODELS)
+# XLM-RoBERTa is RoBERTa with another vocabulary.
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(kind, marks=pytest.mark.release) if kind == "XLMRobertaModel" else kind
+        for kind in MODELS
+    ],
+)
 def saved(request, tmp_path_factory):
     """A model with large random weights, norms and biases too, and its directory."""
     kind = request.param

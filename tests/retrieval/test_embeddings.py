@@ -130,14 +130,6 @@ def test_killed_in_the_second_shard_resumes_without_the_first(tokens, tmp_path):
     assert idle.shapes == []
 
 
-def test_two_processes_equal_one(tokens, tmp_path):
-    whole = encode(tokens, tmp_path / "whole")
-    first = encode(tokens, tmp_path / "e", process_index=1, process_count=2)
-    assert first is None
-    both = encode(tokens, tmp_path / "e", process_index=0, process_count=2)
-    np.testing.assert_array_equal(both.rows(0, 150), whole.rows(0, 150))
-
-
 def test_bfloat16_is_the_rounded_float32(tokens, tmp_path):
     exact = encode(tokens, tmp_path / "float32").rows(0, 150)
     config = EncodeConfig(

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from taser_jax.retrieval.exact import ExactSearcher, grouped_top_k
+from taser_jax.retrieval.exact import ExactSearcher
 from taser_jax.storage.errors import ConfigError
 
 
@@ -105,25 +105,6 @@ def test_bfloat16_passages_are_scored_in_float32():
     rows, scores = oracle(queries, passages, 5)
     np.testing.assert_array_equal(found.rows, rows)
     np.testing.assert_allclose(found.scores, scores, rtol=1e-5)
-
-
-def test_permuted_queries_permute_the_result():
-    rng = np.random.default_rng(4)
-    searcher = ExactSearcher(InMemory(small_integers(rng, 300, 4)))
-    queries = small_integers(rng, 12, 4)
-    order = rng.permutation(12)
-    np.testing.assert_array_equal(
-        searcher.search(queries, 7).rows[order], searcher.search(queries[order], 7).rows
-    )
-
-
-def test_grouped_top_k_equals_top_k():
-    rng = np.random.default_rng(5)
-    scores = rng.integers(0, 30, (6, 2048)).astype(np.float32)
-    values, columns = grouped_top_k(jax.numpy.asarray(scores), 20)
-    expected = np.argsort(-scores, axis=1, kind="stable")[:, :20]
-    np.testing.assert_array_equal(columns, expected)
-    np.testing.assert_array_equal(values, np.take_along_axis(scores, expected, 1))
 
 
 def test_positive_and_negative_zero_tie():

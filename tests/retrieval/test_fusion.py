@@ -109,14 +109,6 @@ def test_equals_dictionaries(normalization, depth, k):
         )
 
 
-def test_one_specialist_is_its_own_run():
-    rng = np.random.default_rng(1)
-    alone = run(random_lists(rng, 20, 10))
-    fused = fuse_runs([alone], np.ones((20, 1)), FusionConfig(k=alone.rows.shape[1]))
-    np.testing.assert_array_equal(fused.rows, alone.rows)
-    np.testing.assert_array_equal(fused.scores, alone.scores)
-
-
 def test_two_lists_are_the_hybrid():
     rng = np.random.default_rng(2)
     first, second = run(random_lists(rng, 40, 10)), run(random_lists(rng, 40, 15))
@@ -124,16 +116,6 @@ def test_two_lists_are_the_hybrid():
     joined = fuse(first, second, alpha=1.3, k=10)
     np.testing.assert_array_equal(fused.rows, joined.rows)
     np.testing.assert_array_equal(fused.scores, joined.scores)
-
-
-def test_the_order_of_specialists_does_not_matter():
-    rng = np.random.default_rng(3)
-    lists = [run(random_lists(rng, 30, size)) for size in (8, 12, 16)]
-    weights = rng.integers(1, 9, (30, 3)) / 8
-    config = FusionConfig(k=20)
-    forward = fuse_runs(lists, weights, config)
-    backward = fuse_runs(lists[::-1], weights[:, ::-1], config)
-    np.testing.assert_array_equal(forward.rows, backward.rows)
 
 
 def test_bad_input():

@@ -27,12 +27,6 @@ def test_a_run_by_hand():
     assert scorer.missing == 5
 
 
-def test_a_run_without_any_result():
-    scorer = RunScorer(result_of([[-1], [-1]], [[-np.inf], [-np.inf]]))
-    assert scorer(np.array([0, 1]), np.array([5, 0])).tolist() == [0, 0]
-    assert scorer.missing == 2
-
-
 def test_a_random_run_equals_a_dictionary():
     rng = np.random.default_rng(0)
     rows = np.stack([rng.permutation(40)[:9] for _ in range(50)])

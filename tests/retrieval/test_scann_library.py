@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SEARCH = """
 import numpy as np
 rows = np.eye(8, dtype=np.float32)
@@ -29,7 +31,7 @@ def test_scann_searches_and_does_not_load_tensorflow() -> None:
     assert left == "False\n"
 
 
-@pytest.mark.parametrize("first", ["tensorflow", "scann"])
+@pytest.mark.parametrize("first", ["tensorflow", pytest.param("scann", marks=pytest.mark.release)])
 def test_scann_and_tensorflow_live_in_one_process(first: str) -> None:
     imports = ["import tensorflow as tf\nkept = tf\n", "scann_library()\nimport tensorflow as tf\n"]
     used = "import sys\nassert sys.modules['tensorflow'] is tf\nprint(int(tf.constant(2) + 3))"

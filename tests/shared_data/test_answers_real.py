@@ -13,6 +13,8 @@ from one_answer import has_answer
 
 from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher, tokenize
 
+pytestmark = pytest.mark.slow
+
 FLAGS = regex.I | regex.U | regex.M
 TOKENS = regex.compile(r"([\p{L}\p{N}\p{M}]+)|([^\p{Z}\p{C}])", FLAGS)
 

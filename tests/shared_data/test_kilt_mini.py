@@ -10,6 +10,8 @@ from taser_jax.data.prepare.receipts import gold_path
 from taser_jax.data.readers import kilt
 from taser_jax.data.readers.passages import read_passages
 
+pytestmark = pytest.mark.slow
+
 COUNTS = {
     "squad-train": 8038,
     "squad-dev": 1584,

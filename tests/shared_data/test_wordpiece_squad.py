@@ -7,6 +7,8 @@ import tokenizers
 
 from taser_jax.data.text.vocabularies import load_vocabulary, train_vocabulary
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def passages(shared_data) -> list[str]:

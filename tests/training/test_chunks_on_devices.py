@@ -1,6 +1,7 @@
 """Chunks where every device holds all parameters: its own rows, and one exchange of gradients."""
 
 import contextlib
+import dataclasses
 import re
 
 import jax
@@ -8,15 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from tiny_encoder import VOCAB, make_batch
+from tiny_encoder import BERT, T5, make_batch
 
 from taser_jax.devices.mesh import MeshConfig, make_mesh
-from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import ExpertConfig, Routing
-from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.losses import RoutingRegularizer
@@ -24,20 +23,13 @@ from taser_jax.training.objective import ObjectiveConfig
 
 pytestmark = pytest.mark.slow
 
-BERT = BertConfig(
-    vocab_size=VOCAB, embed_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, max_length=8,
-    dropout_rate=0.3, attention_dropout_rate=0.2,
-)  # fmt: skip
-T5 = T5Config(
-    vocab_size=VOCAB, embed_dim=16, num_layers=1, num_decoder_layers=1, num_heads=2, head_dim=6,
-    mlp_dim=24, dropout_rate=0.3,
-)  # fmt: skip
+NOISY = dataclasses.replace(BERT, dropout_rate=0.3, attention_dropout_rate=0.2)
 MODELS = {
     "seq-r": DualEncoderConfig(
-        BERT, ExpertConfig(num_experts=2, blocks=(1,), routing=Routing.SEQUENCE)
+        NOISY, ExpertConfig(num_experts=2, blocks=(1,), routing=Routing.SEQUENCE)
     ),
-    "det-r with a drawn expert": DualEncoderConfig(BERT, ExpertConfig(num_experts=4, blocks=(1,))),
-    "t5": T5DualEncoderConfig(t5=T5, towers=Towers.TIED),
+    "det-r with a drawn expert": DualEncoderConfig(NOISY, ExpertConfig(num_experts=4, blocks=(1,))),
+    "t5": T5DualEncoderConfig(t5=dataclasses.replace(T5, dropout_rate=0.3), towers=Towers.TIED),
 }
 BATCH = make_batch(16)
 

@@ -1,43 +1,40 @@
 """Frozen blocks: the training of the same parameters frozen by a table, on tokens or states."""
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_encoder import VOCAB, make_batch
+from tiny_encoder import BERT, T5, make_batch
 
 from taser_jax.devices.partitioning import parameter_paths
 from taser_jax.models.batch import Role
-from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import ExpertConfig, Routing
-from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.optim.optimizers import OptimizerConfig, Update, build_optimizer, trainable
 from taser_jax.training.state import init_state
 from taser_jax.training.step import make_train_step
 
-RATE = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0}
-SIZES = {"vocab_size": VOCAB, "embed_dim": 16, "num_layers": 2, "num_heads": 2, "head_dim": 8,
-         "mlp_dim": 32}  # fmt: skip
+TWO_BLOCKS = dataclasses.replace(BERT, num_layers=2)
 BATCH = make_batch(8)
 
 
-def bert(routing=Routing.DETERMINISTIC, *, num_experts=2, towers=Towers.TIED, **rates):
-    config = BertConfig(**SIZES, max_length=8, **(rates or RATE))
-    experts = ExpertConfig(num_experts=num_experts, blocks=(1, 2), routing=routing)
-    return DualEncoderConfig(config, experts, towers=towers, pooling=Pooling.MEAN)
+def bert(routing=Routing.DETERMINISTIC, **rates):
+    experts = ExpertConfig(num_experts=2, blocks=(1, 2), routing=routing)
+    config = dataclasses.replace(TWO_BLOCKS, **rates)
+    return DualEncoderConfig(config, experts, pooling=Pooling.MEAN)
 
 
 SYSTEMS = {
     "taser": bert(),
     "tok-r": bert(Routing.TOKEN),
-    "dpr": DualEncoderConfig(BertConfig(**SIZES, max_length=8, **RATE), towers=Towers.SEPARATE),
-    "t5": T5DualEncoderConfig(T5Config(**SIZES, num_decoder_layers=1, dropout_rate=0.0)),
+    "dpr": DualEncoderConfig(TWO_BLOCKS, towers=Towers.SEPARATE),
+    "t5": T5DualEncoderConfig(dataclasses.replace(T5, num_layers=2)),
 }
 # Written out beside `frozen_parameters`, which is tested by it.
 FROZEN = {"t5": r".*/(token_embedder|encoder/relpos_bias|encoder/layers_0)/.*"}

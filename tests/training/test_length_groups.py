@@ -7,28 +7,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_encoder import VOCAB, make_batch
+from tiny_encoder import BERT, adamw, make_batch, on_mesh
 
 from taser_jax.data.batches.stream import Layout, Padding
 from taser_jax.data.token_store.arrays import TokenArray
-from taser_jax.devices.mesh import HostShare, MeshConfig, make_mesh
-from taser_jax.devices.partitioning import Partitioner
-from taser_jax.models.bert import BertConfig
+from taser_jax.devices.mesh import HostShare, MeshConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import DualEncoder
-from taser_jax.models.parameters import abstract_params, init_params, logical_axes
+from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import ExpertConfig, GateGradient, Routing
-from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.training.batch_loss import make_loss
-from taser_jax.training.state import init_state
 from taser_jax.training.step import make_train_step
 
 pytestmark = pytest.mark.slow
 
-BERT = BertConfig(
-    vocab_size=VOCAB, embed_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, max_length=8,
-    dropout_rate=0.0, attention_dropout_rate=0.0,
-)  # fmt: skip
 LENGTH = 8
 
 
@@ -82,18 +74,10 @@ def test_loss_and_gradients_are_those_of_full_padding(num_chunks):
 
 def test_a_sharded_step_is_the_unsharded_one_and_compiles_once():
     model = DualEncoder(DualEncoderConfig(BERT, ExpertConfig(num_experts=2, blocks=(1,))))
-    shapes = abstract_params(model)
-    optimizer = build_optimizer(OptimizerConfig(learning_rate=3e-3), shapes, total_steps=10)
+    optimizer = adamw(model)
 
     def run(config, num_devices, batches):
-        partitioner = Partitioner(make_mesh(config, devices=jax.devices()[:num_devices]))
-        state = init_state(
-            functools.partial(init_params, model),
-            optimizer,
-            jax.random.key(0),
-            param_shardings=partitioner.param_shardings(logical_axes(model), shapes),
-        )
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+        partitioner, state, shardings = on_mesh(model, optimizer, config, num_devices)
         step = make_train_step(model, optimizer, state_shardings=shardings)
         found = []
         with jax.set_mesh(partitioner.mesh):

@@ -122,17 +122,6 @@ def test_stopping_and_resuming_equals_not_stopping(tmp_path, stop):
     assert losses == [(line["step"], line["train/loss"]) for line in lines_of(tmp_path / "whole")]
 
 
-def test_an_error_lets_the_save_under_way_finish(tmp_path):
-    def fail(step):
-        if step == 2:
-            raise RuntimeError("gone")
-
-    config = loop.LoopConfig(train_steps=5, checkpoint_period=2)
-    with pytest.raises(RuntimeError, match="gone"):
-        run(tmp_path, config, batches=ToyBatches(fail))
-    assert steps_saved(tmp_path) == [2]
-
-
 def test_a_finished_training_does_nothing_and_remembers_its_validation(tmp_path):
     config = loop.LoopConfig(train_steps=4)
     first = run(tmp_path, config, validate=lambda params: {"nll": 0.5})
@@ -149,13 +138,6 @@ def test_a_checkpoint_beyond_train_steps_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="step 4") as error:
         run(tmp_path, loop.LoopConfig(train_steps=3))
     assert "TRAIN_STEPS=3" in str(error.value)
-
-
-def test_training_can_be_prolonged(tmp_path):
-    run(tmp_path, loop.LoopConfig(train_steps=4))
-    batches = ToyBatches()
-    run(tmp_path, loop.LoopConfig(train_steps=6), batches=batches)
-    assert batches.asked == [4, 5]
 
 
 @pytest.mark.parametrize("validates", [False, True])

@@ -1,45 +1,29 @@
 """The same losses on any number of devices and any mesh."""
 
-import functools
+import dataclasses
 
 import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
-from tiny_encoder import VOCAB, make_batch
+from tiny_encoder import BERT, adamw, make_batch, on_mesh
 
-from taser_jax.devices.mesh import MeshConfig, make_mesh
-from taser_jax.devices.partitioning import Partitioner
-from taser_jax.models.bert import BertConfig
+from taser_jax.devices.mesh import MeshConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
-from taser_jax.models.parameters import abstract_params, init_params, logical_axes
 from taser_jax.models.routing import ExpertConfig
-from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
-from taser_jax.training.state import init_state
 from taser_jax.training.step import make_train_step
 
 # Dropout is on: it must not depend on the mesh either.
-BERT = BertConfig(
-    vocab_size=VOCAB, embed_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, max_length=8
-)
-MODEL = DualEncoder(DualEncoderConfig(BERT, ExpertConfig(num_experts=2, blocks=(1,))))
+NOISY = dataclasses.replace(BERT, dropout_rate=0.1, attention_dropout_rate=0.1)
+MODEL = DualEncoder(DualEncoderConfig(NOISY, ExpertConfig(num_experts=2, blocks=(1,))))
 STEPS = 3
 
 
 def losses(config, num_devices):
-    partitioner = Partitioner(make_mesh(config, devices=jax.devices()[:num_devices]))
-    shapes = abstract_params(MODEL)
-    optimizer = build_optimizer(OptimizerConfig(learning_rate=3e-3), shapes, total_steps=10)
-    state = init_state(
-        functools.partial(init_params, MODEL),
-        optimizer,
-        jax.random.key(0),
-        param_shardings=partitioner.param_shardings(logical_axes(MODEL), shapes),
-    )
-    step = make_train_step(
-        MODEL, optimizer, state_shardings=jax.tree.map(lambda leaf: leaf.sharding, state)
-    )
+    optimizer = adamw(MODEL)
+    partitioner, state, shardings = on_mesh(MODEL, optimizer, config, num_devices)
+    step = make_train_step(MODEL, optimizer, state_shardings=shardings)
     found = []
     with jax.set_mesh(partitioner.mesh):
         for number in range(STEPS):

@@ -335,6 +335,7 @@ def test_what_is_read_of_a_teacher():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: ObjectiveConfig(temperature=0.0), "temperature"),
         (lambda: ObjectiveConfig(label_weight=0.0), "label_weight is 0.0"),
         (lambda: ObjectiveConfig(label_weight=-1.0), "label_weight is -1.0"),
         (lambda: ObjectiveConfig(matryoshka_dims=(4, 4)), r"matryoshka_dims \[4, 4\]"),

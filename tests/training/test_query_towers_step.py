@@ -7,33 +7,25 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny_encoder import VOCAB, make_batch
+from tiny_encoder import BERT, adamw, make_batch, on_mesh
 
-from taser_jax.devices.mesh import MeshConfig, make_mesh
-from taser_jax.devices.partitioning import Partitioner
-from taser_jax.models.bert import BertConfig
+from taser_jax.devices.mesh import MeshConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder, Towers
-from taser_jax.models.parameters import abstract_params, init_params, logical_axes
-from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
+from taser_jax.models.parameters import init_params
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.multitask_step import TaskGradients, make_multitask_step
-from taser_jax.training.state import init_state, state_shardings
+from taser_jax.training.state import init_state
 from taser_jax.training.step import make_train_step
 
-BERT = BertConfig(
-    vocab_size=VOCAB, embed_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, max_length=9,
-    dropout_rate=0.0, attention_dropout_rate=0.0,
-)  # fmt: skip
 TASKS = ("nq", "fever", "wow")
 MODEL = DualEncoder(DualEncoderConfig(bert=BERT, towers=Towers.SEPARATE, query_tasks=TASKS))
-ADAM = OptimizerConfig(learning_rate=3e-3, floor=1.0, weight_decay=0.0)
 BATCH = make_batch(16)
 
 
-def fresh(optimizer, **placed):
-    return init_state(functools.partial(init_params, MODEL), optimizer, jax.random.key(0), **placed)
+def fresh(optimizer):
+    return init_state(functools.partial(init_params, MODEL), optimizer, jax.random.key(0))
 
 
 def moved_towers(before, after):
@@ -46,7 +38,7 @@ def numpy(tree):
 
 
 def test_one_tasks_step_trains_its_query_tower_and_the_passages():
-    optimizer = build_optimizer(ADAM, abstract_params(MODEL), total_steps=10)
+    optimizer = adamw(MODEL, floor=1.0, weight_decay=0.0)
     before = numpy(fresh(optimizer).params)
     step = make_train_step(MODEL, optimizer)
     after, _ = step(fresh(optimizer), {"fever": BATCH})
@@ -79,10 +71,8 @@ def test_a_sharded_multitask_step_is_the_unsharded_one():
     towers = {"query_encoder_nq", "query_encoder_fever", "passage_encoder"}
     assert moved_towers(before, alone.params) == towers
 
-    partitioner = Partitioner(make_mesh(MeshConfig(data=2, fsdp=2, model=2)))
-    shardings = partitioner.param_shardings(logical_axes(MODEL), abstract_params(MODEL))
-    state = fresh(optimizer, param_shardings=shardings)
-    step = make_step(state_shardings=state_shardings(state, shardings))
+    partitioner, state, shardings = on_mesh(MODEL, optimizer, MeshConfig(data=2, fsdp=2, model=2))
+    step = make_step(state_shardings=shardings)
     placed = {task: jax.device_put(b, partitioner.batch_sharding) for task, b in batches.items()}
     sharded, sharded_metrics = step(state, placed)
     for name in ("loss", "grad_norm/nq", "grad_norm/fever"):

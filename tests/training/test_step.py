@@ -14,7 +14,7 @@ from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.losses import RoutingRegularizer, contrastive_loss
 from taser_jax.training.objective import ObjectiveConfig
 from taser_jax.training.state import TrainState, init_state, named_key, state_shardings
-from taser_jax.training.step import apply_gradients, make_train_step
+from taser_jax.training.step import make_train_step
 
 MODEL = TinyEncoder()
 PLAIN = TinyEncoder(dropout=0.0, routed=False)
@@ -175,11 +175,6 @@ def test_regulariser_joins_the_loss_and_needs_a_router():
         make_loss(PLAIN, objective=objective)(fresh(PLAIN).params, BATCH, step=jnp.int32(0))
 
 
-def test_temperature_must_be_positive():
-    with pytest.raises(ConfigError, match="temperature"):
-        ObjectiveConfig(temperature=0.0)
-
-
 def test_without_training_there_is_no_noise():
     params, step = fresh().params, jnp.int32(0)
     _, first = make_loss(MODEL, train=False)(params, BATCH, step=step)
@@ -203,27 +198,6 @@ def combiner():
         }
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def test_a_multi_task_combiner_fits_in_front_of_the_chain():
-    state = fresh(PLAIN, optimizer := optax.chain(combiner(), optax.sgd(1.0)))
-    gradients = jax.tree.map(lambda p: jnp.stack([p, -p]), state.params)
-    losses = jnp.array([0.5, 0.25])
-    after, metrics, report = apply_gradients(
-        state,
-        gradients,
-        optimizer=optimizer,
-        losses=losses,
-        squared_norms=jnp.ones(2),
-        key=jax.random.key(0),
-    )
-    jax.tree.map(
-        lambda new, old: np.testing.assert_allclose(new, 0.75 * old, rtol=1e-6),
-        after.params,
-        state.params,
-    )
-    assert not metrics["skipped"]
-    assert report is None
 
 
 def test_a_state_is_born_sharded_with_its_moments():

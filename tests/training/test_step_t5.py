@@ -1,57 +1,29 @@
 """Step, chunking, sharding and optimiser with T5 and a query encoder for each task."""
 
-import functools
-
 import jax
 import numpy as np
 import pytest
-from tiny_encoder import VOCAB, make_batch
+from tiny_encoder import T5, adamw, make_batch, on_mesh
 
-from taser_jax.devices.mesh import MeshConfig, make_mesh
-from taser_jax.devices.partitioning import Partitioner
+from taser_jax.devices.mesh import MeshConfig
 from taser_jax.models.dual_encoder import DualEncoder, Towers
-from taser_jax.models.parameters import abstract_params, init_params, logical_axes
-from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
-from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.storage.errors import ConfigError
-from taser_jax.training.state import init_state
 from taser_jax.training.step import make_train_step
 
 pytestmark = pytest.mark.slow
 
-T5 = T5Config(
-    vocab_size=VOCAB,
-    embed_dim=16,
-    num_layers=1,
-    num_decoder_layers=1,
-    num_heads=2,
-    head_dim=6,
-    mlp_dim=24,
-    dropout_rate=0.0,
-)
 MODEL = DualEncoder(T5DualEncoderConfig(t5=T5, towers=Towers.SEPARATE, query_tasks=("nq", "fever")))
 # One position attends to itself alone; key and query of its self-attention say nothing.
 UNUSED = ("self_attention/query/kernel", "self_attention/key/kernel", "decoder/relpos_bias")
 
 
 def test_sharded_chunked_steps_train_one_tasks_towers():
-    shapes = abstract_params(MODEL)
-    optimizer = build_optimizer(OptimizerConfig(learning_rate=3e-3), shapes, total_steps=10)
-    partitioner = Partitioner(make_mesh(MeshConfig(data=2, fsdp=2, model=2)))
-    state = init_state(
-        functools.partial(init_params, MODEL),
-        optimizer,
-        jax.random.key(0),
-        param_shardings=partitioner.param_shardings(logical_axes(MODEL), shapes),
-    )
+    optimizer = adamw(MODEL)
+    mesh = MeshConfig(data=2, fsdp=2, model=2)
+    partitioner, state, shardings = on_mesh(MODEL, optimizer, mesh)
     before = jax.tree.map(np.asarray, state.params)
-    step = make_train_step(
-        MODEL,
-        optimizer,
-        num_chunks=2,
-        state_shardings=jax.tree.map(lambda leaf: leaf.sharding, state),
-    )
+    step = make_train_step(MODEL, optimizer, num_chunks=2, state_shardings=shardings)
     batch = jax.device_put(make_batch(16), partitioner.batch_sharding)
     losses = []
     for _ in range(3):

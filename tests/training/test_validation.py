@@ -67,19 +67,6 @@ def test_ranks_equal_a_sort_in_float64_whatever_the_block(block):
     assert result.mrr == pytest.approx((1 / expected).mean())
 
 
-def test_a_better_passage_in_the_pool_costs_one_rank():
-    rng = np.random.default_rng(0)
-    queries = rng.normal(size=(5, 4)).astype(np.float32)
-    passages = rng.normal(size=(20, 4)).astype(np.float32)
-    positive = np.arange(5)
-    before = rank_in_pool(queries, passages, positive_index=positive)
-    best_for_0 = 100 * queries[:1]
-    after = rank_in_pool(queries, np.concatenate([passages, best_for_0]), positive_index=positive)
-    beaten = (queries @ best_for_0[0]) > np.sum(queries * passages[:5], axis=1)
-    np.testing.assert_array_equal(after.rank, before.rank + beaten)
-    assert beaten[0]
-
-
 def test_nan_embeddings_rank_last():
     queries = np.full((2, 3), np.nan, np.float32)
     passages = np.ones((4, 3), np.float32)

@@ -1,6 +1,7 @@
-"""A small dual encoder with dropout and a noisy router, and batches for it."""
+"""Small encoders, one of them with dropout and a noisy router; batches and states for them."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -8,10 +9,57 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from taser_jax.devices.mesh import MeshConfig, make_mesh
+from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.batch import Batch, Role, Tokens
+from taser_jax.models.bert import BertConfig
 from taser_jax.models.encoded import RoutingStatistics
+from taser_jax.models.parameters import abstract_params, init_params, logical_axes
+from taser_jax.models.t5 import T5Config
+from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
+from taser_jax.training.state import init_state
 
 VOCAB = 50
+# Without dropout: its random bits are most of the compilation time of these models.
+BERT = BertConfig(
+    vocab_size=VOCAB,
+    embed_dim=16,
+    num_layers=1,
+    num_heads=2,
+    head_dim=8,
+    mlp_dim=32,
+    max_length=9,
+    dropout_rate=0.0,
+    attention_dropout_rate=0.0,
+)
+T5 = T5Config(
+    vocab_size=VOCAB,
+    embed_dim=16,
+    num_layers=1,
+    num_decoder_layers=1,
+    num_heads=2,
+    head_dim=6,
+    mlp_dim=24,
+    dropout_rate=0.0,
+)
+
+
+def adamw(model, **changes):
+    config = OptimizerConfig(**{"learning_rate": 3e-3} | changes)
+    return build_optimizer(config, abstract_params(model), total_steps=10)
+
+
+def on_mesh(model, optimizer, config=None, num_devices=8):
+    """A partitioner over some devices, the model's first state there, and its shardings."""
+    mesh = make_mesh(config or MeshConfig(), devices=jax.devices()[:num_devices])
+    partitioner = Partitioner(mesh)
+    state = init_state(
+        functools.partial(init_params, model),
+        optimizer,
+        jax.random.key(0),
+        param_shardings=partitioner.param_shardings(logical_axes(model), abstract_params(model)),
+    )
+    return partitioner, state, jax.tree.map(lambda leaf: leaf.sharding, state)
 
 
 @jax.tree_util.register_dataclass

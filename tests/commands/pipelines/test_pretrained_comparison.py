@@ -39,6 +39,7 @@ def arguments(world: SmallWorld, output: pathlib.Path, *bindings: str) -> list[s
     ]
 
 
+@pytest.mark.slow
 def test_the_untrained_row_stands_beside_the_trained_one(
     small_world: SmallWorld, checkpoint: pathlib.Path, tmp_path: pathlib.Path
 ):

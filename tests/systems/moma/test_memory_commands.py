@@ -143,6 +143,7 @@ def test_lookups_are_the_best_of_all_memories(world, mixture_dir, tmp_path):
     assert set(augment(**options, k=5).values()) == {0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "documents",
     [FusedStates.TOKENS, pytest.param(FusedStates.EMBEDDINGS, marks=pytest.mark.release)],

@@ -50,6 +50,7 @@ def world(tmp_path_factory):
     return root, options
 
 
+@pytest.mark.slow
 def test_training_on_embeddings_is_training_on_tokens(world):
     root, options = world
     start = str(load_model(root / "model").step)
@@ -67,6 +68,7 @@ def test_training_on_embeddings_is_training_on_tokens(world):
         np.testing.assert_allclose(one, other, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_a_killed_training_resumes_on_embeddings(world, tmp_path):
     root, options = world
     start = load_model(root / "model").step
