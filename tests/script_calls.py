@@ -1,17 +1,20 @@
-"""Scripts run with a stand-in for `taser`: what commands they give, checked as `taser` would."""
+"""Benchmarks' scripts as modules, or run with a stand-in for `taser` that checks its commands."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import types
 
 from taser_jax.cli import configuration
 from taser_jax.cli import main as cli
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+BENCHMARKS = REPOSITORY / "benchmarks"
 # Notes its arguments, then does what the test has it do.
 _STAND_IN = """#!{python} -S
 import json, sys
@@ -19,6 +22,21 @@ with open({calls!r}, "a") as file:
     file.write(json.dumps(sys.argv[1:]) + "\\n")
 {body}
 """
+
+
+def load_script(script: str) -> types.ModuleType:
+    """A script, by its path in benchmarks/, as a module; it may import those beside it by name."""
+    if str(BENCHMARKS) not in sys.path:
+        sys.path.append(str(BENCHMARKS))
+    name = f"benchmark_{script.removesuffix('.py').replace('/', '_')}"
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / script)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up by name.
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def run_script(

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import pathlib
 import subprocess
 import sys
 
 import pytest
+from script_calls import load_script
 
 pytestmark = pytest.mark.slow
-
-PATH = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "compile_table.py"
 
 
 @pytest.fixture
 def benchmark():
-    spec = importlib.util.spec_from_file_location("compile_table", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    return load_script("compile_table.py")
 
 
 def command(status: int, *, fits: bool | None, told: str = ""):

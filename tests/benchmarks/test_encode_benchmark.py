@@ -1,15 +1,13 @@
 """benchmarks/encode.py runs at toy size, and its two sides compute the same embeddings."""
 
-import importlib.util
 import json
-import pathlib
 import sys
 
 import pytest
+from script_calls import load_script
 
 pytestmark = pytest.mark.slow
 
-FOLDER = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 TOY = (
     "--layers 1 --embed_dim 8 --heads 2 --mlp_dim 16 --vocab_size 30 --passages 20"
     " --median_length 6 --max_length 16 --length_multiple 8 --batch_tokens 64"
@@ -25,14 +23,8 @@ def real_flops(module) -> int:
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    spec = importlib.util.spec_from_file_location("encode_benchmark", FOLDER / "encode.py")
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up by name.
-    monkeypatch.setitem(sys.modules, "encode_benchmark", module)
-    spec.loader.exec_module(module)
-    return module
+def benchmark():
+    return load_script("encode.py")
 
 
 def test_both_sides_compute_the_same(benchmark, monkeypatch, capsys):

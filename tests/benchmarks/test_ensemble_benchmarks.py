@@ -1,26 +1,16 @@
 """benchmarks/ensemble_step.py and confidence.py run at toy size and print what they promise."""
 
-import importlib.util
 import json
-import pathlib
 import sys
 
 import pytest
+from script_calls import load_script
 
 pytestmark = pytest.mark.slow
 
-FOLDER = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-@pytest.fixture(autouse=True)
-def beside_the_benchmarks(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-
 
 def figures(monkeypatch, capsys, name, flags):
-    spec = importlib.util.spec_from_file_location(f"{name}_benchmark", FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script(f"{name}.py")
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *flags.split()])
     module.main()
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

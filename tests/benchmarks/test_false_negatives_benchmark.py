@@ -2,24 +2,18 @@
 
 import csv
 import gzip
-import importlib.util
 import json
-import pathlib
 
 import numpy as np
 import pytest
+from script_calls import load_script
 
 from taser_jax.retrieval.runs import top_k
-
-SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "false_negatives.py"
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("false_negatives", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("false_negatives.py")
 
 
 @pytest.fixture

@@ -1,27 +1,12 @@
 """benchmarks/multitask_step.py runs at toy size and prints what it promises."""
 
-import importlib.util
 import json
-import pathlib
 import sys
 
 import pytest
+from script_calls import load_script
 
 pytestmark = pytest.mark.slow
-
-PATH = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "multitask_step.py"
-
-
-@pytest.fixture(autouse=True)
-def beside_the_benchmarks(monkeypatch):
-    monkeypatch.syspath_prepend(str(PATH.parent))
-
-
-def load():
-    spec = importlib.util.spec_from_file_location("multitask_step_benchmark", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.release
@@ -32,7 +17,7 @@ def test_it_prints_a_line_a_figure(monkeypatch, capsys):
     flags += " --batch_share 0.1 --passage_length 6 --max_query_length 5 --steps 1"
     flags += " --bandwidth_megabytes 1 --methods plain tsage --parts"
     monkeypatch.setattr(sys, "argv", ["multitask_step.py", *flags.split()])
-    load().main()
+    load_script("multitask_step.py").main()
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["figure"] for line in lines] == ["bandwidth", "plain", "tsage", "tsage alone"]
     _, plain, tsage, alone = lines
@@ -49,7 +34,7 @@ def test_it_prints_a_line_a_figure(monkeypatch, capsys):
 
 def test_traffic_by_hand():
     """10 parameters, 2 tasks: a stack of gradients is 80 bytes, a vector 40."""
-    traffic = load().traffic_bytes
+    traffic = load_script("multitask_step.py").traffic_bytes
     sizes = {"tasks": 2, "parameters": 10, "average_bytes": 4}
     assert traffic("plain", passes=0, **sizes) == 0
     assert traffic("pcgrad", passes=0, **sizes) == 80 + 80 + 80 + 40

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import pathlib
-import sys
 from typing import Any
 
 import pytest
-from script_calls import REPOSITORY
+from script_calls import load_script
 
 from taser_jax.data.prepare.detection import detect
 
 
 @pytest.fixture(scope="module")
 def never_worse() -> Any:
-    path = REPOSITORY / "benchmarks" / "never_worse.py"
-    specification = importlib.util.spec_from_file_location("never_worse", path)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules["never_worse"] = module
-    specification.loader.exec_module(module)
-    return module
+    return load_script("never_worse.py")
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
 """The scripts behind docs/results.md: splits that hold still, and both trainings end to end."""
 
-import importlib.util
 import json
-import pathlib
-import sys
 
 import numpy as np
 import pytest
 import tiny_training
+from script_calls import load_script
 
 from taser_jax.cli import configuration
 from taser_jax.commands import prepare
@@ -15,25 +13,8 @@ from taser_jax.commands.pipelines import taser
 
 pytestmark = pytest.mark.slow
 
-BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 # sha256("t\npassage N"), first 8 bytes, divisible by 16; found with hashlib alone.
 VALIDATION = {8, 18, 27, 37, 49, 68, 79, 85, 96, 111, 112, 114, 120, 158}
-
-
-@pytest.fixture(autouse=True)
-def beside_the_benchmarks(monkeypatch):
-    """Benchmarks import each other by name, as `python benchmarks/...` lets them."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-
-def load(path):
-    """A script as a module; its dataclasses need it in sys.modules."""
-    name = pathlib.Path(path).stem
-    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def question(number, passage):
@@ -49,7 +30,9 @@ def test_questions_are_split_by_a_hash_of_their_passage(tmp_path):
     lines = [json.dumps(question(number, number // 5)) for number in range(1000)]
     path = tmp_path / "set.dpr.jsonl"
     path.write_text("\n".join(lines) + "\n")
-    written = load("open_qa/split_questions.py").split_file(path, tmp_path / "out", one_in=16)
+    written = load_script("open_qa/split_questions.py").split_file(
+        path, tmp_path / "out", one_in=16
+    )
     found = {split: file.read_text().splitlines() for split, file in written.items()}
     assert found["validation"] == [
         line for number, line in enumerate(lines) if number // 5 in VALIDATION
@@ -64,7 +47,7 @@ def store(tmp_path_factory):
 
 @pytest.mark.release
 def test_device_brings_back_two_rounds_of_results(store, tmp_path):
-    script = load("open_qa/device.py")
+    script = load_script("open_qa/device.py")
     negatives = tmp_path / "negatives"
     for task in ("first", "second"):
         queries = store.queries(task, "train")
@@ -108,7 +91,7 @@ def test_device_brings_back_two_rounds_of_results(store, tmp_path):
 
 @pytest.mark.release
 def test_routing_cases_are_measured_and_kept(store, tmp_path):
-    script = load("routing_collapse.py")
+    script = load_script("routing_collapse.py")
     (case,) = script.cases(["mean/information_up:0.1"], seeds=[0])
     assert case == script.Case("mean", "information_up", 0.1, seed=0)
     command = [
@@ -134,7 +117,7 @@ def test_routing_cases_are_measured_and_kept(store, tmp_path):
 
 
 def test_a_block_that_uses_one_expert_counts_as_collapsed():
-    script = load("routing_collapse.py")
+    script = load_script("routing_collapse.py")
 
     def side(first, second):
         return script.RoutingStatistics(

@@ -1,17 +1,14 @@
 """benchmarks/profile_table.py: instructions by kind, and a traced run summed by them."""
 
-import importlib.util
 import json
 import os
-import pathlib
 import subprocess
 import sys
 
 import pytest
+from script_calls import BENCHMARKS, load_script
 
 pytestmark = pytest.mark.slow
-
-PATH = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "profile_table.py"
 
 PROGRAM = """\
 HloModule jit_step, is_scheduled=true
@@ -51,13 +48,8 @@ ENTRY %main (x: f32[8]) -> f32[8] {
 
 
 @pytest.fixture
-def table(monkeypatch):
-    spec = importlib.util.spec_from_file_location("profile_table", PATH)
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up by name.
-    monkeypatch.setitem(sys.modules, "profile_table", module)
-    spec.loader.exec_module(module)
-    return module
+def table():
+    return load_script("profile_table.py")
 
 
 def test_kinds_of_instructions(table):
@@ -100,7 +92,7 @@ print(json.dumps([[row.kind.name, row.milliseconds, row.operations] for row in r
 def test_a_run_summed_by_kind(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", TRACED, str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": str(PATH.parent), "JAX_PLATFORMS": "cpu"},
+        env=os.environ | {"PYTHONPATH": str(BENCHMARKS), "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
         check=False,

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import pathlib
-from types import ModuleType
 
 import numpy as np
 import pytest
 import recipes
-from script_calls import run_script
+from script_calls import load_script, run_script
 
 from taser_jax.evaluation import results
 from taser_jax.optim.multitask import Combiner
 
 pytestmark = pytest.mark.slow
 
-BENCHMARK = pathlib.Path(__file__).parents[2] / "benchmarks" / "pydocs_tasks"
 TASKS = ("summary", "parameter", "example", "code", "see_also", "lookup")
 # In place of `taser`: rows whose names say how good they are, with four queries a task.
 TASER = """
@@ -60,16 +57,6 @@ elif sys.argv[1] == "evaluate":
     system = flag("SYSTEM")
     write(flag("EVAL_OUTPUT_DIR"), system, "validation", ["code"], VALUES.get(system, 0.5))
 """
-
-
-def load(name: str) -> ModuleType:
-    """A module of the benchmark."""
-    spec = importlib.util.spec_from_file_location(f"pydocs_tasks_{name}", BENCHMARK / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def run(folder: pathlib.Path, **environment: str) -> list[str]:
@@ -149,7 +136,7 @@ def test_an_unknown_part_is_refused(tmp_path: pathlib.Path):
 
 def test_cosines_of_gradients():
     halves = np.array([[[1.0, 0], [0, 2], [-3, 0]], [[1, 0], [0, -1], [-1, 0]]])
-    between, of_halves = load("gate").cosines(halves)
+    between, of_halves = load_script("pydocs_tasks/gate.py").cosines(halves)
     np.testing.assert_allclose(between, [[1, 0, -1], [0, 1, 0], [-1, 0, 1]], atol=1e-12)
     np.testing.assert_allclose(of_halves, [1, -1, 1])
 
@@ -168,6 +155,6 @@ def test_what_comes_before_the_branch_is_the_naive_sum(optimizer: str):
 
 
 def test_rows_of_several_trainings():
-    table = load("table")
+    table = load_script("pydocs_tasks/table.py")
     assert table.row_of("taser-3-muf_mini") == "taser-3"
     assert table.row_of("per-task-see_also") == "per-task"

@@ -1,17 +1,15 @@
 """benchmarks/train_step.py runs at toy size and prints what it promises."""
 
-import importlib.util
 import json
 import os
-import pathlib
 import subprocess
 import sys
 
 import pytest
+from script_calls import BENCHMARKS, load_script
 
 pytestmark = pytest.mark.slow
 
-FOLDER = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 TOY = (
     "--layers 3 --embed_dim 8 --heads 2 --mlp_dim 16 --vocab_size 20 --queries 4 --query_length 4"
     " --passages 8 --passage_length 6 --matmul_size 16 --repeats 1 --variants dpr taser"
@@ -20,14 +18,8 @@ TOY = (
 
 
 @pytest.fixture
-def train_step(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    spec = importlib.util.spec_from_file_location("train_step", FOLDER / "train_step.py")
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up by name.
-    monkeypatch.setitem(sys.modules, "train_step", module)
-    spec.loader.exec_module(module)
-    return module
+def train_step():
+    return load_script("train_step.py")
 
 
 @pytest.mark.release
@@ -85,7 +77,7 @@ def test_preallocation_leaves_pytorch_room():
         found = subprocess.run(
             [sys.executable, "-c", program],
             env=unset | given,
-            cwd=FOLDER,
+            cwd=BENCHMARKS,
             capture_output=True,
             text=True,
             check=True,

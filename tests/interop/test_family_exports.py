@@ -21,7 +21,7 @@ from taser_jax.models.bert_dual_encoder import Pooling
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.storage.records import Passage
 
-st = pytest.importorskip("sentence_transformers")
+pytestmark = pytest.mark.slow
 
 TEXTS = ["the cats sat on the mat", "cats", "a </s> in été", "the mat " * 20]
 ROTARY = {
@@ -47,7 +47,7 @@ EXPORTED = (Family.ROBERTA, Family.MODERNBERT)
         if family is not Family.BERT
     ],
 )
-def test_there_and_back(tmp_path, family):
+def test_there_and_back(tmp_path, family, sentence_transformer):
     vocabulary = byte_pairs()
     pooling = Pooling.LAST if family is Family.MODERNBERT else Pooling.MEAN
     source = tiny_source(
@@ -63,7 +63,7 @@ def test_there_and_back(tmp_path, family):
     output = tmp_path / "out"
     output.mkdir()
     export_sentence_transformers(source, output)
-    model = st.SentenceTransformer(str(output), device="cpu", local_files_only=True)
+    model = sentence_transformer(output)
     queries = encode_queries(TEXTS, vocabulary, length=QUERY_LENGTH, settings=settings)
     found = model.encode_query(TEXTS)
     np.testing.assert_allclose(found, embed(source, Role.QUERY, queries), rtol=0, atol=1e-5)

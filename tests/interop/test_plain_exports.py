@@ -1,15 +1,15 @@
 """Exports as plain BERTs, loaded by sentence-transformers, transformers and onnxruntime.
 
-In one file, so that PyTorch is imported once. The embeddings compared with are the model's own.
+The embeddings compared with are the model's own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import pathlib
 import re
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,8 +29,7 @@ from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.storage.errors import ConfigError, DataError
 
-st = pytest.importorskip("sentence_transformers")
-transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.slow
 
 # Two models of two paths and two of one: all but a release take one of each.
 KINDS = (
@@ -48,6 +47,7 @@ TEXTS = {Role.QUERY: list(ten_steps.QUERIES), Role.PASSAGE: ten_steps.PAIRS}
 class Exported:
     trained: ten_steps.Trained
     directory: pathlib.Path
+    model: Any = None
 
     @property
     def config(self) -> DualEncoderConfig:
@@ -59,25 +59,17 @@ class Exported:
         paths = sentence_transformers.plain_paths(self.config, prompt=prompt)
         return [(self.directory / name, role) for name, role in paths.items()]
 
-    @functools.cached_property
-    def model(self):
-        return load(self.directory)
-
     def expected(self, role: Role) -> np.ndarray:
         return self.trained.queries if role is Role.QUERY else self.trained.passages
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def exported(request, make_once, tmp_path_factory):
+def exported(request, make_once, tmp_path_factory, sentence_transformer):
     trained = make_once(request.param)
     directory = tmp_path_factory.mktemp("sentence_transformers")
     sentence_transformers.export_sentence_transformers(trained.source, directory)
     write_card(trained.source, directory, sentence_transformers.card_texts(trained.source))
-    return Exported(trained, directory)
-
-
-def load(directory):
-    return st.SentenceTransformer(str(directory), device="cpu", local_files_only=True)
+    return Exported(trained, directory, sentence_transformer(directory))
 
 
 def same(found, expected):
@@ -106,9 +98,10 @@ def test_encode_query_and_encode_document_give_the_models_own_embeddings(exporte
     assert np.abs(model.encode_document(TEXTS[Role.QUERY]) - queries).max() > 100 * TOLERANCE
 
 
-def test_each_path_is_a_model_by_itself(exported):
+def test_each_path_is_a_model_by_itself(exported, sentence_transformer):
+    transformers = pytest.importorskip("transformers")
     for directory, role in exported.paths:
-        model = load(directory)
+        model = sentence_transformer(directory)
         assert model.max_seq_length == LENGTHS[role]
         assert model.similarity_fn_name == "dot"
         normalised = exported.config.normalization is Normalization.L2
@@ -155,6 +148,7 @@ def test_weights_are_written_once(exported):
 
 
 def test_passages_of_any_length_are_cut_as_in_training(exported):
+    transformers = pytest.importorskip("transformers")
     directory, _ = exported.paths[-1]
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     vocabulary = load_vocabulary(exported.trained.source.vocabulary_dir)
@@ -198,20 +192,22 @@ def embeddings(source, settings: QuerySettings) -> np.ndarray:
         pytest.param("shared", RIVER_AND_SEP, marks=pytest.mark.release),
     ],
 )
-def test_a_tasks_prompt_is_before_its_queries(kind, prompt, make_once, tmp_path):
+def test_a_tasks_prompt_is_before_its_queries(
+    kind, prompt, make_once, tmp_path, sentence_transformer
+):
     before = make_once(kind)
     trained = prompted(before, prompt)
     assert np.abs(trained.queries - before.queries).max() > 100 * TOLERANCE
     sentence_transformers.export_sentence_transformers(trained.source, tmp_path)
     write_card(trained.source, tmp_path, sentence_transformers.card_texts(trained.source))
-    model = load(tmp_path)
+    model = sentence_transformer(tmp_path)
     same(model.encode_query(TEXTS[Role.QUERY]), trained.queries)
     same(model.encode_query(TEXTS[Role.QUERY], prompt_name="rivers"), trained.queries)
     same(model.encode_document(TEXTS[Role.PASSAGE]), trained.passages)
     names = run_card(tmp_path)
     same(names["query_embeddings"], model.encode_query(names["queries"]))
     if (tmp_path / "query").exists():
-        same(load(tmp_path / "query").encode(TEXTS[Role.QUERY]), trained.queries)
+        same(sentence_transformer(tmp_path / "query").encode(TEXTS[Role.QUERY]), trained.queries)
     if prompt is RIVER:
         other = QuerySettings(prompt=trained.source.prompts["cities"])
         found = model.encode_query(TEXTS[Role.QUERY], prompt_name="cities")
@@ -225,7 +221,6 @@ def test_a_tasks_prompt_is_before_its_queries(kind, prompt, make_once, tmp_path)
     ("kind", "prompt"),
     [("shared", RIVER_AND_SEP), pytest.param("minilm", (), marks=pytest.mark.release)],
 )
-@pytest.mark.slow
 def test_onnx_gives_the_models_own_embeddings(kind, prompt, make_once, tmp_path):
     trained = prompted(make_once(kind), prompt) if prompt else make_once(kind)
     onnxruntime = pytest.importorskip("onnxruntime")

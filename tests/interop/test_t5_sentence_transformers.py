@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import tokenizers
 from tiny_t5_source import PASSAGES, QUERIES, expected, t5_source, t5_vocabulary
 
 from taser_jax.data.text.preprocessors import passage_ids, query_ids
@@ -21,9 +22,6 @@ from taser_jax.models.dual_encoder import Normalization, Towers
 from taser_jax.models.t5 import PositionBias
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.storage.errors import ConfigError
-
-st = pytest.importorskip("sentence_transformers")
-tokenizers = pytest.importorskip("tokenizers")
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +50,7 @@ def test_the_tokenizer_gives_our_ids(vocabulary, tmp_path, prompt):
     assert pairs == passage_ids(*zip(*titled, strict=True), vocabulary, 12, prompt=prompt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "prompt"),
     [
@@ -61,13 +60,13 @@ def test_the_tokenizer_gives_our_ids(vocabulary, tmp_path, prompt):
         ({"t5": {"position_bias": PositionBias.PER_LAYER}}, ()),
     ],
 )
-def test_embeddings_are_the_models_own(vocabulary, tmp_path, changes, prompt):
+def test_embeddings_are_the_models_own(vocabulary, tmp_path, changes, prompt, sentence_transformer):
     source = t5_source(tmp_path, vocabulary, embedding=T5Embedding.ENCODER_MEAN, **changes)
     source = dataclasses.replace(source, query_settings=QuerySettings(prompt=prompt))
     output_dir = tmp_path / "out"
     output_dir.mkdir()
     export_sentence_transformers(source, output_dir)
-    model = st.SentenceTransformer(str(output_dir), device="cpu", local_files_only=True)
+    model = sentence_transformer(output_dir)
     passages = [(title, text) if title else text for title, text in PASSAGES]
     found = {
         Role.QUERY: model.encode_query(QUERIES),
