@@ -87,6 +87,7 @@ def headline(folder: pathlib.Path, part: str, number: int, measure: str) -> dict
     return line
 
 
+@pytest.mark.release
 def test_prompts(tmp_path: pathlib.Path):
     calls = run(tmp_path, PARTS="prompts", SEEDS="0 1")
     kinds = ("none", "marker", "name", "sentence")

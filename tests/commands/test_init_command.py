@@ -70,6 +70,7 @@ def run(command: str, *arguments: str) -> None:
     succeed(*command.split(), "--gin_file=faq.gin", *arguments)
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_from_files_to_a_table_with_one_gin_file(
     project: pathlib.Path, capsys: pytest.CaptureFixture[str]

@@ -178,7 +178,8 @@ def a_terminal() -> tuple[int, int, dict[str, Any]]:
     return reading, writing, streams | {"start_new_session": True, "preexec_fn": lead}
 
 
-@pytest.mark.parametrize("make", [pytest.param(a_pipe, marks=pytest.mark.release), a_terminal])
+@pytest.mark.release
+@pytest.mark.parametrize("make", [a_pipe, a_terminal])
 def test_a_closed_pipe_or_terminal_does_not_end_a_training(command, uninterrupted, make):
     model_dir = command.folder / make.__name__
     reading, writing, streams = make()

@@ -42,7 +42,7 @@ def metrics_and_facts(store_dir, model_dir, training: TrainingConfig):
     "training",
     [
         pytest.param(ONE_TASK, id="one_task", marks=pytest.mark.release),
-        pytest.param(EVERY_TASK, id="every_task"),
+        pytest.param(EVERY_TASK, id="every_task", marks=pytest.mark.release),
     ],
 )
 def test_metrics_are_those_of_full_padding(training, store_dir, tmp_path):

@@ -109,7 +109,7 @@ def test_it_starts_as_the_tied_model_and_validates_every_task(
     "multitask",
     [
         pytest.param(None, id="one task", marks=pytest.mark.release),
-        pytest.param(EVERY_TASK, id="every task"),
+        pytest.param(EVERY_TASK, id="every task", marks=pytest.mark.release),
     ],
 )
 def test_a_task_that_is_not_trained_on_keeps_its_tower(

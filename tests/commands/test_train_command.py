@@ -153,6 +153,7 @@ def test_steps_and_periods_may_change_and_are_kept(trained, tiny_store_dir, tmp_
         train_on(43, 3e-3)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_names_the_queries(trained, tiny_store_dir, tmp_path):
     training = tiny_training.training_config(train_steps=12, checkpoint_period=1, log_period=100)
     # A rate that warms up to infinity: a few good steps, then none.
@@ -181,6 +182,7 @@ def test_a_loss_that_is_not_finite_names_the_queries(trained, tiny_store_dir, tm
     checkpoints.close()
 
 
+@pytest.mark.slow
 def test_parameters_can_be_taken_from_another_training(trained, tiny_store_dir, tmp_path):
     model_dir, _ = trained
     training = tiny_training.training_config(train_steps=2, learning_rate=1e-9, validates=False)

@@ -150,6 +150,7 @@ def test_cached_states_train_and_validate_as_tokens_do(changes, ragged_store_dir
     assert rounded[-1]["train/loss"] == pytest.approx(expected[-1]["train/loss"], rel=1e-2)
 
 
+@pytest.mark.slow
 def test_states_of_something_else_are_refused(ragged_store_dir, tiny_store_dir, tmp_path):
     states = {"states_dir": str(tmp_path / "states"), "train_from_block": 1}
     start(ragged_store_dir, tmp_path / "model", **states)
@@ -192,6 +193,7 @@ def test_towers_of_the_same_weights_share_states(ragged_store_dir, tmp_path):
         cached_states(str(tmp_path), model=separate, params=other, **options)
 
 
+@pytest.mark.slow
 def test_a_model_without_training_is_encoded_from_states_too(ragged_store_dir, tmp_path):
     """What frozen blocks make of the texts is what the whole untrained model makes of them."""
     model_dir = tmp_path / "model"

@@ -79,6 +79,7 @@ def same(found, expected):
     np.testing.assert_allclose(np.asarray(found), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.release
 def test_tensorflow_gives_the_models_own_embeddings_of_strings(exported):
     signatures = tf.saved_model.load(str(exported.saved_model)).signatures
     queries = signatures["encode_query"](queries=tf.constant(ten_steps.QUERIES))["embedding"]
@@ -86,6 +87,7 @@ def test_tensorflow_gives_the_models_own_embeddings_of_strings(exported):
     check(exported.trained, queries, passages["embedding"])
 
 
+@pytest.mark.release
 def test_stablehlo_gives_the_models_own_embeddings(exported):
     vocabulary = load_vocabulary(exported.stablehlo / "vocabulary")
     signature = json.loads((exported.stablehlo / "signature.json").read_text(encoding="utf-8"))
@@ -108,6 +110,7 @@ def check(trained, queries, passages):
     assert np.abs(np.diff(trained.queries, axis=0)).max() > 1e-3
 
 
+@pytest.mark.release
 def test_facts_of_training_are_written(exported):
     for directory in (exported.saved_model, exported.stablehlo):
         facts = json.loads((directory / "export.json").read_text(encoding="utf-8"))

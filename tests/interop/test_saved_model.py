@@ -29,6 +29,8 @@ from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import Routing
 from taser_jax.storage.records import Passage
 
+pytestmark = pytest.mark.slow
+
 MODELS = {
     "seq_r": {
         "experts": {"num_experts": 3, "routing": Routing.SEQUENCE},
@@ -116,7 +118,6 @@ def wide(tmp_path_factory):
     )
 
 
-@pytest.mark.slow
 def test_a_process_with_tensorflow_alone_gives_our_embeddings(det_r, tmp_path):
     source, directory = det_r
     queries = [{"queries": TEXTS}, {"queries": TEXTS[:1]}, {"queries": []}]
@@ -149,7 +150,6 @@ def test_a_process_with_tensorflow_alone_gives_our_embeddings(det_r, tmp_path):
 
 # Learned routing per token is in test_program_exports, too.
 @pytest.mark.parametrize("name", ["seq_r", pytest.param("tok_r", marks=pytest.mark.release), "dpr"])
-@pytest.mark.slow
 def test_learned_routing_joined_titles_separate_towers_and_sentencepiece(tmp_path, name):
     source, directory = exported(tmp_path, **MODELS[name])
     np.testing.assert_allclose(
@@ -179,7 +179,6 @@ def test_parameters_lie_there_once_and_come_back_bit_for_bit(det_r):
     assert b"taser_jax/models" not in (directory / "saved_model.pb").read_bytes(), "local paths"
 
 
-@pytest.mark.slow
 def test_larger_weights_leave_the_graph_as_it_is(det_r, wide):
     graphs = [(directory / "saved_model.pb").stat().st_size for _, directory in (det_r, wide)]
     parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(wide[0].params))
@@ -190,7 +189,6 @@ def test_larger_weights_leave_the_graph_as_it_is(det_r, wide):
     assert parameters < data < 1.1 * parameters
 
 
-@pytest.mark.slow
 def test_bfloat16_activations_and_texts_as_in_training(wide):
     source, directory = wide
     found = run(directory, Role.QUERY, ["’", "city’"])

@@ -39,6 +39,8 @@ from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.layers import Remat
 from taser_jax.models.routing import GateSharing, Routing
 
+pytestmark = pytest.mark.slow
+
 MODELS = {
     "det_r": {"experts": DETERMINISTIC},
     "seq_r": {"experts": {"num_experts": 3, "routing": Routing.SEQUENCE}},
@@ -84,7 +86,6 @@ def det_r(tmp_path_factory):
         pytest.param("seq_r", marks=pytest.mark.release),
     ],
 )
-@pytest.mark.slow
 def test_embeddings_equal_ours_at_every_batch_size(tmp_path, name):
     source, directory = exported(tmp_path, **MODELS[name])
     for role in Role:

@@ -15,6 +15,8 @@ from taser_jax.models.bert_layers import AttentionKernel
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import init_params
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 8
 LENGTHS = np.array([8, 3, 1, 0])
 MASK = np.arange(LENGTH) < LENGTHS[:, None]

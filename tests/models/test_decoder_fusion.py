@@ -65,7 +65,9 @@ def test_no_documents_are_st5_encdec_to_the_bit():
     np.testing.assert_allclose(attention, 2.0, rtol=1e-5)
 
 
-@pytest.mark.parametrize("make", [small_t5_fusion, bert_fusion])
+@pytest.mark.parametrize(
+    "make", [small_t5_fusion, pytest.param(bert_fusion, marks=pytest.mark.slow)]
+)
 def test_order_padding_and_absent_documents_change_nothing(make):
     model, texts = make(), augmented(documents=3)
     params = random_params(model)
@@ -107,6 +109,7 @@ def test_attention_by_hand():
     np.testing.assert_allclose(absent, [[1 / 6, 1 / 2, 1 / 3, 0]], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("towers", "documents"),
     [("tied", FusedStates.TOKENS), ("separate", FusedStates.EMBEDDINGS)],
@@ -142,6 +145,7 @@ def test_berts_fusion_starts_as_the_plain_encoder(towers, documents):
     np.testing.assert_allclose(attention, np.tile([4.0, 0, 0], (3, 1)), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_loss_and_chunks_take_documents():
     model, texts = small_t5_fusion(), augmented(batch=4)
     params, rng = random_t5_params(model), np.arange(4, dtype=np.int32)

@@ -28,6 +28,8 @@ from taser_jax.storage.records import Passage
 torch = pytest.importorskip("torch", reason="PyTorch is an optional extra")
 transformers = pytest.importorskip("transformers", reason="an optional extra")
 
+pytestmark = pytest.mark.slow
+
 SIZES = {
     "vocab_size": 90,
     "hidden_size": 24,

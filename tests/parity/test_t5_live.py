@@ -17,13 +17,18 @@ from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.fusion import T5FusionConfig, encode_with_attention
 from taser_jax.models.t5_layers import relative_position_bucket
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "golden"))
 import make_t5_golden as hf
 
 
-@pytest.mark.parametrize("kind", ["t5", "t5_1_1", "umt5"])
+@pytest.mark.parametrize(
+    "kind",
+    ["umt5", *(pytest.param(kind, marks=pytest.mark.release) for kind in ("t5", "t5_1_1"))],
+)
 def test_saved_models_of_real_bucket_sizes(kind, tmp_path):
     sizes = {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
     model = hf.random_model(kind, seed=1, **sizes)
@@ -57,7 +62,6 @@ def test_hugging_face_reads_what_we_write(tmp_path):
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_fused_queries_are_a_decoder_over_joined_encoder_outputs(tmp_path):
     """Fusion-in-Decoder's way: segments encoded apart, their states given as one text's."""
     import torch

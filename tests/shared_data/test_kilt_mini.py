@@ -64,6 +64,7 @@ def prepared(kilt_mini, tmp_path_factory):
     return data_dir, result
 
 
+@pytest.mark.release
 def test_every_query_has_gold_and_splits_add_up(prepared):
     _, result = prepared
     counts: dict[str, int] = {}
@@ -73,6 +74,7 @@ def test_every_query_has_gold_and_splits_add_up(prepared):
     assert counts == {"hotpotqa": 100, "musique": 100, "selqa": 785, "climate_fever": 1061}
 
 
+@pytest.mark.release
 def test_positives_are_the_passages_that_the_files_name(prepared):
     data_dir, _ = prepared
     store = PassageStore.open(data_dir, "mini")

@@ -99,6 +99,7 @@ def test_curated_trec_answers_are_one_regular_expression_each(shared_data):
     assert questions[0].answers == ("Sept?(ember)?|Feb(ruary)?",)
 
 
+@pytest.mark.release
 def test_merging_squad_nq_and_kilt_mini_gives_kilt_mini(merged, shared_data):
     data_dir, prepared = merged
     # kilt_mini holds all of SQuAD's and NQ's passages; NQ's first 2,067 ids clash with SQuAD's.
@@ -113,6 +114,7 @@ def test_merging_squad_nq_and_kilt_mini_gives_kilt_mini(merged, shared_data):
     assert all(MISSING_POSITIVES not in split.left_out for split in prepared.splits)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("task", "by_content", "by_qrels"),
     [("squad", "test", "validation"), ("nq", "validation", "test")],

@@ -69,7 +69,7 @@ def with_states(model, params, batch):
     "system",
     [
         "taser",
-        pytest.param("t5", marks=pytest.mark.slow),
+        pytest.param("t5", marks=pytest.mark.release),
         pytest.param("tok-r", marks=pytest.mark.release),
         pytest.param("dpr", marks=pytest.mark.release),
     ],

@@ -139,10 +139,12 @@ def temporary_bytes(compiled):
     return compiled.memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_memory_falls_with_the_number_of_chunks():
     assert temporary_bytes(compiled_step(8)) < 0.25 * temporary_bytes(compiled_step(1))
 
 
+@pytest.mark.slow
 def test_sharded_chunks_stay_on_their_devices_and_save_memory_there():
     mesh = Mesh(np.array(jax.devices()), ("data",))
     sharding = NamedSharding(mesh, PartitionSpec("data"))

@@ -125,6 +125,7 @@ def test_draws_depend_on_seed_task_and_step_alone():
     assert all(a != b for a, b in zip(losses(4), losses(5), strict=True))
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_the_order_of_tasks_does_not_matter():
     order = ("wow", "nq", "fever")

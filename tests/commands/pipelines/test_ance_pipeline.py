@@ -239,6 +239,7 @@ def test_runs_share_a_warm_up(
     }
 
 
+@pytest.mark.release
 def test_a_branch_has_the_next_episode_of_the_run_it_came_from(
     finished: pathlib.Path, small_world: SmallWorld, tmp_path: pathlib.Path
 ):

@@ -187,6 +187,7 @@ def test_training_and_encoding_take_documents(world, mixture_dir, tmp_path, docu
         train(model_dir=str(tmp_path / "x"), augmentation_dir=augmentation, **plain)
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_documents_as_cached_states_train_and_encode_as_tokens_do(
     world, mixture_dir, tmp_path, monkeypatch
@@ -243,6 +244,7 @@ def test_an_action_needs_what_it_reads(tmp_path):
             memory(action=action, memory_dir=str(tmp_path), **given)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_plugged_in(copied, tmp_path):
     world, directory = copied
     with pytest.raises(ConfigError, match=r"(?s)no memory 'mesh'.*source, more"):
