@@ -17,12 +17,12 @@ from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.fusion import T5FusionConfig, encode_with_attention
 from taser_jax.models.t5_layers import relative_position_bucket
 
-pytestmark = pytest.mark.slow
-
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "golden"))
 import make_t5_golden as hf
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
