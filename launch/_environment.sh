@@ -10,14 +10,14 @@ use_environment() {
   # The interpreter that PYTHON names, otherwise the first supported one.
   python="${PYTHON:-}"
   if [ -z "$python" ]; then
-    for candidate in python3.12 python3.11 python3.13 python3; do
+    for candidate in python3.12 python3.11 python3.13 python3.14 python3; do
       # Some of pyenv's commands name interpreters that are not installed.
       if "$candidate" -c '' 2>/dev/null; then python="$candidate"; break; fi
     done
     python="${python:-python3}"
   fi
-  if ! "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'; then
-    echo "error: $("$python" --version) found; Python 3.11, 3.12 or 3.13 is needed" >&2
+  if ! "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))'; then
+    echo "error: $("$python" --version) found; Python 3.11 to 3.14 is needed" >&2
     echo "  fix: install one, or name it: PYTHON=/path/to/python3.12 $0" >&2
     exit 2
   fi

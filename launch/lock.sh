@@ -15,4 +15,4 @@ trap 'rm -f "$tested"' EXIT
 # setuptools and wheel build the checkout itself.
 printf '%s\n' setuptools wheel | uv pip compile --quiet --python-version 3.12 \
   --python-platform x86_64-manylinux_2_35 --generate-hashes --no-annotate --custom-compile-command launch/lock.sh \
-  --constraint "$tested" --extra tpu --extra tensorflow --output-file launch/requirements-tpu.txt setup.py -
+  --constraint "$tested" --extra tpu --extra tensorflow --extra scann --output-file launch/requirements-tpu.txt setup.py -

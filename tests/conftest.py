@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import importlib.metadata
+import importlib.util
 import os
 import pathlib
 import platform
@@ -20,6 +21,7 @@ if importlib.metadata.version("jax").startswith("0.10."):
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
 import jax
+import pytest
 from jaxtyping import install_import_hook
 
 jax.config.update("jax_num_cpu_devices", 8)
@@ -63,6 +65,15 @@ def keep_compiled_programs() -> None:
 
 
 keep_compiled_programs()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips a test whose `needs` marks name a module that is not installed."""
+    for mark in item.iter_markers("needs"):
+        for module in mark.args:
+            # Not imported: `import scann` loads TensorFlow.
+            if importlib.util.find_spec(module) is None:
+                pytest.skip(f"{module} is not installed: it has no wheel for every Python")
 
 
 def pytest_collection_finish() -> None:

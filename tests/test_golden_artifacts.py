@@ -147,7 +147,7 @@ def test_the_model_encodes_the_same_embeddings():
     assert made == golden
 
 
-@pytest.mark.parametrize("kind", ["exact", "scann"])
+@pytest.mark.parametrize("kind", ["exact", pytest.param("scann", marks=pytest.mark.needs("scann"))])
 def test_an_index_finds_the_same_passages(kind: str):
     arguments = gin(EMBEDDINGS_DIR="embeddings", INDEX_DIR=kind, RUNS_DIR="searched", TOP_K=10)
     succeed("search", *COLLECTION, *arguments)

@@ -29,7 +29,7 @@ from taser_jax.retrieval.exact import (
 )
 from taser_jax.retrieval.runs import SearchResult, top_k
 from taser_jax.retrieval.scann import KIND as SCANN_KIND
-from taser_jax.retrieval.scann import ScannConfig, ScannSearcher, build_scann
+from taser_jax.retrieval.scann import ScannConfig, ScannSearcher, build_scann, require_scann
 from taser_jax.storage import artifacts
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.typed_files import Positive
@@ -212,6 +212,8 @@ class IndexConfig:
             problem = f"a {self.kind.value} index of the first {self.dim} dimensions"
             fix = "set IndexConfig.kind = 'exact', or leave out IndexConfig.dim"
             raise ConfigError(problem, where="IndexConfig.dim", fix=fix)
+        if self.kind is IndexKind.SCANN:
+            require_scann("IndexConfig.kind")
 
 
 def build_index(

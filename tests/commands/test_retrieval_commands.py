@@ -105,6 +105,7 @@ def test_exact_search_equals_sorting_all_scores(
     ]
 
 
+@pytest.mark.needs("scann")
 def test_scann_measures_its_recall_on_queries(
     small_world: SmallWorld,
     model_dir: pathlib.Path,

@@ -108,6 +108,7 @@ def test_from_files_to_an_answer(
 
 
 @pytest.mark.slow
+@pytest.mark.needs("scann")
 def test_all_stages(files: list[str], tmp_path: pathlib.Path):
     directories = {
         f"{name.upper()}_DIR": tmp_path / name for name in ("embeddings", "index", "runs")

@@ -234,7 +234,7 @@ def test_a_command_that_starts_no_interpreter_is_passed_over(checkout, tmp_path)
     assert found.stdout.splitlines()[0] == "made"
 
 
-@pytest.mark.parametrize("version", ["3.10", "3.14"])
+@pytest.mark.parametrize("version", ["3.10", "3.15"])
 def test_a_python_that_is_too_old_or_too_new_is_refused(checkout, tmp_path, version):
     """Of the given version by its own word, and to the script that asks it."""
     python = tmp_path / "python3"
@@ -252,5 +252,5 @@ def test_a_python_that_is_too_old_or_too_new_is_refused(checkout, tmp_path, vers
         text=True,
     )
     assert found.returncode == 2
-    assert f"Python {version}.0 found; Python 3.11, 3.12 or 3.13 is needed" in found.stderr
+    assert f"Python {version}.0 found; Python 3.11 to 3.14 is needed" in found.stderr
     assert "PYTHON=/path/to/python3.12" in found.stderr

@@ -1,6 +1,7 @@
 """One door for both kinds of index: same answers, reuse, and refusal of what does not belong."""
 
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from taser_jax.retrieval.encoding import EncodeConfig, encode_texts
 from taser_jax.retrieval.exact import ExactSearcher, Searcher
 from taser_jax.retrieval.index import IndexConfig, IndexKind, build_index, open_index
 from taser_jax.retrieval.scann import ScannSearcher
-from taser_jax.storage.errors import DataError, FingerprintError
+from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 
+KINDS = [IndexKind.EXACT, pytest.param(IndexKind.SCANN, marks=pytest.mark.needs("scann"))]
 TABLE = np.random.default_rng(0).standard_normal((300, 8)).astype(np.float32)
 
 
@@ -31,7 +33,7 @@ def encode(directory, *, model="m1", shift=0.0):
     )
 
 
-@pytest.mark.parametrize("kind", IndexKind)
+@pytest.mark.parametrize("kind", KINDS)
 def test_built_and_opened_find_the_same(tmp_path, kind):
     encode(tmp_path / "embeddings")
     config = IndexConfig(kind=kind)
@@ -46,7 +48,16 @@ def test_built_and_opened_find_the_same(tmp_path, kind):
         np.testing.assert_array_equal(searcher.search(queries, 7).rows, expected)
 
 
-@pytest.mark.parametrize("kind", IndexKind)
+def test_without_scann_its_extra_is_named_at_once(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scann", None)
+    with pytest.raises(ConfigError, match=r"(?s)not installed.*pip install .*\[scann\]"):
+        IndexConfig(kind=IndexKind.SCANN)
+    (tmp_path / "metadata.json").write_text('{"kind": "scann index"}')
+    with pytest.raises(ConfigError, match=r"\[scann\]"):
+        open_index(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_another_model_or_collection_is_refused(tmp_path, kind):
     encode(tmp_path / "embeddings")
     encode(tmp_path / "others", model="m2")

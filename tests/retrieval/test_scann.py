@@ -18,6 +18,7 @@ from taser_jax.retrieval.scann import (
 )
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 
+pytestmark = pytest.mark.needs("scann")
 FINGERPRINTS = {"model": "m1", "collection": "c1"}
 
 

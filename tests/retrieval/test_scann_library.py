@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs("scann")]
 
 SEARCH = """
 import numpy as np
@@ -31,6 +31,7 @@ def test_scann_searches_and_does_not_load_tensorflow() -> None:
     assert left == "False\n"
 
 
+@pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize("first", ["tensorflow", pytest.param("scann", marks=pytest.mark.release)])
 def test_scann_and_tensorflow_live_in_one_process(first: str) -> None:
     imports = ["import tensorflow as tf\nkept = tf\n", "scann_library()\nimport tensorflow as tf\n"]

@@ -35,7 +35,6 @@ from taser_jax.commands.pipelines.compare_plan import (
 )
 from taser_jax.commands.pipelines.compared_rows import (
     DEPTH,
-    EXACT_PASSAGES,
     RANKED,
     UNTRAINED,
     ComparedRows,
@@ -52,7 +51,6 @@ from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.interop.hub import fetch, read_encoder_settings
 from taser_jax.interop.pretrained import pretrained_bert, pretrained_normalization
 from taser_jax.models.dual_encoder import Normalization
-from taser_jax.retrieval.index import IndexKind
 from taser_jax.storage.artifacts import write_text
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
@@ -268,7 +266,7 @@ class _Run:
         return sides
 
     def decide_model(self, sides: Mapping[str, FittedLength]) -> None:
-        """Sizes and pooling, temperature, buckets, the index and the depth of lists."""
+        """Sizes and pooling, temperature, buckets and the depth of lists."""
         setting, training = self._setting, self._setting.training
         objective, cosines = training.objective, False
         if self._pretrained is not None:
@@ -282,12 +280,9 @@ class _Run:
             )
         buckets = training.length_buckets or tuple(length_buckets(*sides.values()))
         passages = len(PassageStore.open(setting.data_dir, self.collection))
-        index, depth = setting.index, min(setting.k, passages)
-        if passages <= EXACT_PASSAGES:
-            index = dataclasses.replace(index, kind=IndexKind.EXACT)
+        depth = min(setting.k, passages)
         self._decide(
-            f"{passages:,} passages: index, results per query, and lengths that batches are cut to",
-            IndexConfig__kind=index.kind.value,
+            f"{passages:,} passages: results per query, and lengths that batches are cut to",
             TOP_K=depth,
             TrainingConfig__length_buckets=buckets,
         )
@@ -298,7 +293,6 @@ class _Run:
         self._setting = dataclasses.replace(
             setting,
             k=depth,
-            index=index,
             first_mining=dataclasses.replace(setting.first_mining, depth=depth),
             second_mining=dataclasses.replace(setting.second_mining, depth=depth),
             significance=significance,

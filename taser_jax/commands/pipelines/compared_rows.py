@@ -40,8 +40,8 @@ from taser_jax.storage.progress import logger
 UNTRAINED = "Pretrained, untrained"
 # Queries of a fold that are ranked, and passages of each of their lists that the pool has.
 RANKED, DEPTH = 100, 10
-# Beyond about this many passages ScaNN is worth building, and one BM25 is enough.
-EXACT_PASSAGES = 100_000
+# Beyond about this many passages one BM25 is enough.
+_FEW_PASSAGES = 100_000
 # (k1, b): Anserini's, then those of Lucene, of Robertson and Zaragoza, and of short texts.
 _BM25 = ((0.9, 0.4), (1.2, 0.75), (1.5, 0.75), (0.6, 0.2))
 # As many validation queries choose BM25's parameters without the training queries.
@@ -64,7 +64,7 @@ def chosen_bm25(
         for split in (DEVELOPMENT, "train")
         if any(split in there for there in splits.values())
     ]
-    if not labelled or passages > EXACT_PASSAGES or setting.bm25 != Bm25Config():
+    if not labelled or passages > _FEW_PASSAGES or setting.bm25 != Bm25Config():
         return setting.bm25
     tasks = [task for task, there in splits.items() if labelled[0] in there]
     queries = sum(
