@@ -33,7 +33,7 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_959,
     "cli": 1_357,
-    "commands": 5_351,
+    "commands": 5_345,
     "data": 6_956,
     "devices": 1_326,
     "evaluation": 1_699,
@@ -41,14 +41,14 @@ ROOMS = {
     "loose files": 397,
     "models": 2_338,
     "optim": 1_036,
-    "retrieval": 2_351,
+    "retrieval": 2_359,
     "serving": 528,
     "storage": 1_290,
     "systems": 3_437,
     "training": 1_724,
 }
 OTHERS = {
-    "lines of code": 34_618,
+    "lines of code": 34_620,
     "percent of code that imports or raises": 14.8,
     "files": 230,
     "lines of the longest file": 417,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import importlib.util
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +30,9 @@ from taser_jax.retrieval.exact import (
 )
 from taser_jax.retrieval.runs import SearchResult, top_k
 from taser_jax.retrieval.scann import KIND as SCANN_KIND
-from taser_jax.retrieval.scann import ScannConfig, ScannSearcher, build_scann, require_scann
+from taser_jax.retrieval.scann import ScannConfig, ScannSearcher, build_scann
 from taser_jax.storage import artifacts
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import ConfigError, DataError, how_to_install
 from taser_jax.storage.typed_files import Positive
 
 _BLOCK = 1 << 16
@@ -213,7 +214,14 @@ class IndexConfig:
             fix = "set IndexConfig.kind = 'exact', or leave out IndexConfig.dim"
             raise ConfigError(problem, where="IndexConfig.dim", fix=fix)
         if self.kind is IndexKind.SCANN:
-            require_scann("IndexConfig.kind")
+            _require_scann("IndexConfig.kind")
+
+
+def _require_scann(where: str) -> None:
+    # Not imported, which takes a second.
+    if importlib.util.find_spec("scann") is None:
+        fix = f"{how_to_install('scann')} (Linux, Python 3.11 to 3.13), or take an exact index"
+        raise ConfigError("ScaNN is not installed", where=where, fix=fix)
 
 
 def build_index(
@@ -279,12 +287,14 @@ def open_index(
         devices: devices of exact search; default: the first.
 
     Raises:
+        ConfigError: it is a ScaNN index, and ScaNN, an extra, is not installed.
         DataError: no finished index there, or its embeddings are gone.
         FingerprintError: it was built from another model or collection, or the embeddings it
             points to have since been replaced.
     """
     directory = pathlib.Path(index_dir)
     if artifacts.kind_of(directory) == SCANN_KIND:
+        _require_scann(os.fspath(directory))
         return ScannSearcher(directory, fingerprints=fingerprints)
     metadata = artifacts.read_metadata(directory, EXACT_KIND, _VERSION, _Metadata)
     embeddings = Embeddings.open(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import importlib
-import importlib.util
 import itertools
 import math
 import os
@@ -36,7 +35,7 @@ from taser_jax.retrieval.exact import (
 )
 from taser_jax.retrieval.runs import NO_ROW, SearchResult, merge
 from taser_jax.storage import artifacts, checksums
-from taser_jax.storage.errors import ConfigError, how_to_install
+from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, track
 from taser_jax.storage.typed_files import Positive, to_plain
 
@@ -56,17 +55,6 @@ _TREE_FROM = 100_000
 _DIMENSIONS_PER_BLOCK = 2
 # T of the paper, relative to the norm: errors along a passage's own direction weigh more.
 _ANISOTROPIC_THRESHOLD = 0.2
-
-
-def require_scann(where: str) -> None:
-    """Requires ScaNN, without the second that its import takes.
-
-    Raises:
-        ConfigError: ScaNN, an optional extra, is not installed.
-    """
-    if importlib.util.find_spec("scann") is None:
-        fix = f"{how_to_install('scann')} (Linux, Python 3.11 to 3.13), or take an exact index"
-        raise ConfigError("ScaNN is not installed", where=where, fix=fix)
 
 
 def scann_library() -> types.ModuleType:
@@ -255,7 +243,6 @@ class ScannSearcher:
             more than this; a larger index is read shard by shard at each search.
 
     Raises:
-        ConfigError: ScaNN is not installed.
         DataError: no finished index there.
         FingerprintError: it was built from another model's or collection's embeddings.
     """
@@ -267,7 +254,6 @@ class ScannSearcher:
         fingerprints: Mapping[str, str] | None = None,
         resident_bytes: int = _RESIDENT_BYTES,
     ) -> None:
-        require_scann(os.fspath(directory))
         self.metadata = artifacts.read_metadata(directory, KIND, _VERSION, _Metadata)
         self.fingerprints: Mapping[str, str] = self.metadata.fingerprints
         fix = "build the index from this model's embeddings, into another directory"
