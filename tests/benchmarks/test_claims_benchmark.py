@@ -17,13 +17,8 @@ from script_calls import REPOSITORY, run_script
 from small_world import SmallWorld, figures, gin, succeed
 
 from taser_jax.evaluation.metrics import Evaluation
-from taser_jax.evaluation.results import (
-    SystemResult,
-    TaskResult,
-    per_query_path,
-    write_per_query,
-    write_result,
-)
+from taser_jax.evaluation.results import SystemResult
+from taser_jax.systems.muf.tables import write_row
 
 pytestmark = pytest.mark.slow
 
@@ -50,10 +45,9 @@ def write(directory: pathlib.Path, rows: dict[str, float], seed: int) -> dict[st
             hits = (rng.random(count) < share).astype(np.float64)
             ids = tuple(f"{task}{query}" for query in range(count))
             tasks[task] = Evaluation(ids, dict.fromkeys(MEASURES, hits))
-            write_per_query(per_query_path(directory, system, task, "test"), tasks[task])
-        results = {task: TaskResult.of(one) for task, one in tasks.items()}
         parameters = {"DPR": 1000, "TAS": 600}.get(system[:3])
-        write_result(directory / "results", SystemResult(system, results, parameters))
+        row = SystemResult(system, {}, parameters)
+        write_row(directory, system, tasks, split="test", evaluated=row)
         means[system] = float(np.mean([one.values["R@20"].mean() for one in tasks.values()]))
     return means
 

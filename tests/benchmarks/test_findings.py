@@ -17,13 +17,7 @@ from scipy import stats
 from script_calls import REPOSITORY
 
 from taser_jax.evaluation.metrics import Evaluation
-from taser_jax.evaluation.results import (
-    SystemResult,
-    TaskResult,
-    per_query_path,
-    write_per_query,
-    write_result,
-)
+from taser_jax.systems.muf.tables import write_row
 
 BENCHMARKS = REPOSITORY / "benchmarks"
 
@@ -327,8 +321,7 @@ def write_seed(directory: pathlib.Path, shares: dict[str, float], seed: int) -> 
     generator = np.random.default_rng(seed)
     for system, share in shares.items():
         values = evaluation(generator.random(40) < share)
-        write_per_query(per_query_path(directory, system, "nq", "test"), values)
-        write_result(directory / "results", SystemResult(system, {"nq": TaskResult.of(values)}))
+        write_row(directory, system, {"nq": values}, split="test")
     (directory / "config.gin").write_text(f"RANDOM_SEED = {seed}\n")
 
 

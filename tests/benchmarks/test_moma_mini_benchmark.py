@@ -15,13 +15,7 @@ import pytest
 from script_calls import REPOSITORY, run_script
 
 from taser_jax.evaluation.metrics import Evaluation
-from taser_jax.evaluation.results import (
-    SystemResult,
-    TaskResult,
-    per_query_path,
-    write_per_query,
-    write_result,
-)
+from taser_jax.systems.muf.tables import write_row
 
 pytestmark = pytest.mark.slow
 FOLDER = REPOSITORY / "benchmarks/moma_mini"
@@ -112,9 +106,7 @@ def test_rows_are_compared_with_no_memory_over_all_targets(tmp_path):
         for system, share in zip(("No memory", "MoMA"), shares, strict=True):
             hits = (np.arange(10) < 10 * share).astype(np.float64)
             one = Evaluation(ids, {"nDCG@10": hits})
-            write_per_query(per_query_path(directory, system, target, "test"), one)
-            result = SystemResult(system, {target: TaskResult.of(one)})
-            write_result(directory / "results", result)
+            write_row(directory, system, {target: one}, split="test")
     shares = {"source, other": 0.25, "source, relevant": 0.5, "wiki": 0.25}
     record = {"task": "squad", "attention": shares, "documents": shares, "queries_with_gold": 0.6}
     (tmp_path / "seed-0/stages").mkdir()
@@ -142,9 +134,7 @@ def test_claim_9_is_about_its_four_targets(tmp_path):
         for system, hits in (("No memory", 2), ("MoMA", 1 if target == "pubmedqa" else 7)):
             values = (np.arange(10) < hits).astype(np.float64)
             one = Evaluation(ids, {"nDCG@10": values})
-            write_per_query(per_query_path(directory, system, target, "test"), one)
-            result = SystemResult(system, {target: TaskResult.of(one)})
-            write_result(directory / "results", result)
+            write_row(directory, system, {target: one}, split="test")
     subprocess.run([sys.executable, FOLDER / "table.py", tmp_path], check=True, capture_output=True)
     findings = json.loads((tmp_path / "claims.json").read_text())
     effects = {one["number"]: (one["headline"], one["effect"]) for one in findings}

@@ -18,14 +18,8 @@ from script_calls import REPOSITORY, run_script
 
 from taser_jax.data.collections.store import QuerySet
 from taser_jax.evaluation.metrics import Evaluation
-from taser_jax.evaluation.results import (
-    SystemResult,
-    TaskResult,
-    per_query_path,
-    read_per_query,
-    write_per_query,
-    write_result,
-)
+from taser_jax.evaluation.results import SystemResult, per_query_path, read_per_query
+from taser_jax.systems.muf.tables import write_row
 
 pytestmark = pytest.mark.slow
 
@@ -65,10 +59,8 @@ def write_seed(directory: pathlib.Path, rows: dict[str, float], auroc: float) ->
         hits = (np.arange(10) < 10 * share).astype(np.float64)
         measures = dict.fromkeys(("R@1", "R@20", "R@100"), hits)
         tasks = {task: Evaluation(ids, measures) for task in ("a", "b")}
-        for task, one in tasks.items():
-            write_per_query(per_query_path(directory, system, task, "test"), one)
-        results = {task: TaskResult.of(one) for task, one in tasks.items()}
-        write_result(directory / "results", SystemResult(system, results, parameters=1000))
+        row = SystemResult(system, {}, parameters=1000)
+        write_row(directory, system, tasks, split="test", evaluated=row)
     with (directory / "domains.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["system"], *([name] for name in rows)])
     lines = ["specialist,task,own,auroc_of_errors,auroc_of_own_queries", f"A,a,True,,{auroc}"]

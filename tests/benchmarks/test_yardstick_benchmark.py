@@ -14,13 +14,8 @@ from small_world import SmallWorld, figures, gin, succeed
 
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.evaluation.metrics import Evaluation
-from taser_jax.evaluation.results import (
-    SystemResult,
-    TaskResult,
-    per_query_path,
-    write_per_query,
-    write_result,
-)
+from taser_jax.evaluation.results import SystemResult, TaskResult, write_result
+from taser_jax.systems.muf.tables import write_row
 
 pytestmark = pytest.mark.slow
 
@@ -125,10 +120,7 @@ def test_claim_11_is_about_the_worst_task(tmp_path: pathlib.Path):
             task: Evaluation(ids, {"R@20": (np.arange(10) < count).astype(np.float64)})
             for task, count in zip(TASKS, hits, strict=True)
         }
-        for task, one in tasks.items():
-            write_per_query(per_query_path(comparison, system, task, "test"), one)
-        result = SystemResult(system, {task: TaskResult.of(one) for task, one in tasks.items()})
-        write_result(comparison / "results", result)
+        write_row(comparison, system, tasks, split="test")
     run(tmp_path)
     findings = json.loads((tmp_path / "out" / "claims.json").read_text())
     [worst] = [one for one in findings if one["headline"]]

@@ -1,6 +1,7 @@
 """Rows of a table against its baseline: which are compared, on what, and how it is shown."""
 
 import csv
+import functools
 import io
 import pathlib
 
@@ -11,14 +12,7 @@ from scipy import stats
 from taser_jax.commands.evaluate import write_table
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.evaluation.reports import ResultsTable
-from taser_jax.evaluation.results import (
-    SystemResult,
-    TaskResult,
-    per_query_path,
-    read_results,
-    write_per_query,
-    write_result,
-)
+from taser_jax.evaluation.results import read_results
 from taser_jax.evaluation.significance import (
     AVERAGE,
     SignificanceConfig,
@@ -26,21 +20,16 @@ from taser_jax.evaluation.significance import (
     compare_rows,
 )
 from taser_jax.storage.errors import DataError
+from taser_jax.systems.muf.tables import write_row
 
 MEASURES = ("R@1", "R@20")
+write = functools.partial(write_row, split="test")
 
 
 def evaluation(share: float, count: int, seed: int, prefix: str = "q") -> Evaluation:
     rng = np.random.default_rng(seed)
     values = {name: (rng.random(count) < share).astype(np.float64) for name in MEASURES}
     return Evaluation(tuple(f"{prefix}{number}" for number in range(count)), values)
-
-
-def write(directory: pathlib.Path, system: str, tasks: dict[str, Evaluation]) -> None:
-    for task, found in tasks.items():
-        write_per_query(per_query_path(directory, system, task, "test"), found)
-    results = {task: TaskResult.of(found) for task, found in tasks.items()}
-    write_result(directory / "results", SystemResult(system, results))
 
 
 def compared(directory: pathlib.Path, **config):

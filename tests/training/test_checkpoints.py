@@ -69,14 +69,31 @@ METRICS = {
 }
 
 
+BY_NLL, TWO = CheckpointConfig(), CheckpointConfig(keep_latest=2)
+BY_RANK = CheckpointConfig(selection=Selection.AVERAGE_RANK)
+BY_MRR = CheckpointConfig(selection=Selection.MRR)
+# nll is 1 2 3 4 1 1 2 3.
+REPEATED = {step: {"nll": float(step % 5 or 1)} for step in range(1, 9)}
+SOME = {1: {"nll": 1.0}, 2: None, 3: {"nll": float("nan")}, 4: None}
+
+
 @pytest.mark.parametrize(
-    ("selection", "best"), [(Selection.NLL, 2), (Selection.AVERAGE_RANK, 3), (Selection.MRR, 3)]
+    ("config", "metrics", "pinned", "kept", "best"),
+    [
+        pytest.param(BY_NLL, METRICS, [], [2, 4], 2, id="the last and the best by nll"),
+        pytest.param(BY_RANK, METRICS, [], [3, 4], 3, id="by rank"),
+        pytest.param(BY_MRR, METRICS, [], [3, 4], 3, id="by mrr"),
+        pytest.param(BY_NLL, METRICS, [1], [1, 2, 4], 2, id="what is pinned"),
+        pytest.param(TWO, REPEATED, [], [6, 7, 8], 6, id="of equal best ones the latest"),
+        pytest.param(BY_NLL, SOME, [], [1, 4], 1, id="none without metrics as the best"),
+        pytest.param(BY_NLL, {1: None, 2: None}, [], [2], 2, id="the newest where none has any"),
+    ],
 )
-def test_keeps_the_last_and_the_best(tmp_path, selection, best):
-    checkpoints = save_all(tmp_path, CheckpointConfig(selection=selection), METRICS)
-    assert steps_in(tmp_path) == [best, 4]
-    assert (checkpoints.best_step, checkpoints.latest_step) == (best, 4)
-    assert checkpoints.metrics(best) == METRICS[best]
+def test_what_is_kept(tmp_path, config, metrics, pinned, kept, best):
+    checkpoints = save_all(tmp_path, config, metrics, pinned=pinned)
+    assert steps_in(tmp_path) == kept
+    assert (checkpoints.best_step, checkpoints.latest_step) == (best, max(metrics))
+    assert checkpoints.metrics(best) == (metrics[best] or {})
     checkpoints.close()
 
 
@@ -86,32 +103,6 @@ def test_the_best_of_a_former_process_is_still_the_best(tmp_path):
     assert steps_in(tmp_path) == [1, 4]
     assert checkpoints.best_step == 1
     checkpoints.close()
-
-
-def test_counts_of_latest_and_best(tmp_path):
-    metrics = {step: {"nll": float(step % 5 or 1)} for step in range(1, 9)}
-    save_all(tmp_path, CheckpointConfig(keep_latest=2), metrics).close()
-    # nll is 1 2 3 4 1 1 2 3: of the equal best the latest stays.
-    assert steps_in(tmp_path) == [6, 7, 8]
-
-
-def test_a_checkpoint_without_metrics_never_counts_as_best(tmp_path):
-    metrics = {1: {"nll": 1.0}, 2: None, 3: {"nll": float("nan")}, 4: None}
-    checkpoints = save_all(tmp_path, CheckpointConfig(), metrics)
-    assert steps_in(tmp_path) == [1, 4]
-    assert checkpoints.best_step == 1
-    checkpoints.close()
-
-
-def test_without_any_metrics_the_newest_is_best(tmp_path):
-    checkpoints = save_all(tmp_path, CheckpointConfig(), {1: None, 2: None})
-    assert checkpoints.best_step == 2
-    checkpoints.close()
-
-
-def test_pinned_stays(tmp_path):
-    save_all(tmp_path, CheckpointConfig(), METRICS, pinned=[1]).close()
-    assert steps_in(tmp_path) == [1, 2, 4]
 
 
 def test_a_count_that_would_keep_nothing_is_refused():

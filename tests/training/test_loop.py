@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
 import signal
 import time
 import types
@@ -18,10 +17,14 @@ from toy_loop import (
     ABOUT,
     COST,
     ToyBatches,
+    batches_at,
     initial_state,
     lines_of,
+    machine_gone,
     nan_at,
     run,
+    sigint,
+    sigterm,
     steps_saved,
     toy_step,
 )
@@ -105,12 +108,8 @@ def test_stopping_and_resuming_equals_not_stopping(tmp_path, stop):
     whole = run(tmp_path / "whole", config)
     halfway = tmp_path / "halfway"
 
-    def fail(step):
-        if step == stop:
-            raise RuntimeError("the machine is gone")
-
     with pytest.raises(RuntimeError, match="gone"):
-        run(halfway, config, batches=ToyBatches(fail))
+        run(halfway, config, batches=batches_at(stop, machine_gone))
     # A line cut short by the kill is dropped, not glued to the next.
     with (halfway / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "train/lo')
@@ -142,14 +141,10 @@ def test_a_checkpoint_beyond_train_steps_is_refused(tmp_path):
 
 @pytest.mark.parametrize("validates", [False, True])
 def test_sigterm_saves_and_raises_preempted(tmp_path, validates):
-    def send(step):
-        if step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-
     period = 3 if validates else 0
     config = loop.LoopConfig(train_steps=8, evaluation_period=period)
     former = signal.getsignal(signal.SIGTERM)
-    batches = ToyBatches(send)
+    batches = batches_at(2, sigterm)
     with pytest.raises(Preempted, match="step 3 of 8"):
         run(tmp_path, config, batches=batches, validate=lambda params: {"nll": 1.0})
     assert batches.closed
@@ -164,14 +159,11 @@ def test_sigterm_saves_and_raises_preempted(tmp_path, validates):
 
 
 def test_it_is_said_where_training_begins(tmp_path, caplog):
-    def die(step):
-        if step == 3:
-            raise RuntimeError("killed")
-
     def begun(**more):
         caplog.clear()
         with caplog.at_level(logging.INFO, logger="taser"), contextlib.suppress(RuntimeError):
-            run(tmp_path, loop.LoopConfig(train_steps=8, **more), batches=ToyBatches(die))
+            batches = batches_at(3, machine_gone)
+            run(tmp_path, loop.LoopConfig(train_steps=8, **more), batches=batches)
         (line,) = [one.getMessage() for one in caplog.records if "training: " in one.getMessage()]
         return line
 
@@ -182,33 +174,28 @@ def test_it_is_said_where_training_begins(tmp_path, caplog):
 
 
 def test_ctrl_c_saves_and_a_later_one_does_not_wait(tmp_path, monkeypatch):
-    def send(step):
-        if step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-
     config = loop.LoopConfig(train_steps=8)
     former = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match="saved after step 3 of 8"):
-        run(tmp_path, config, batches=ToyBatches(send))
+        run(tmp_path, config, batches=batches_at(2, sigint))
     assert signal.getsignal(signal.SIGINT) is former
     assert steps_saved(tmp_path) == [3]
 
-    def twice(step):
-        send(step)
-        send(step)
+    def twice():
+        return batches_at(2, sigint, sigint)
 
     with pytest.raises(KeyboardInterrupt, match="saved after step 3 of 8"):
-        run(tmp_path / "at once", config, batches=ToyBatches(twice))
+        run(tmp_path / "at once", config, batches=twice())
     assert steps_saved(tmp_path / "at once") == [3]
 
     monkeypatch.setattr(watch, "_BOUNCE_SECONDS", -1)
     with pytest.raises(KeyboardInterrupt, match="without saving; nothing is saved"):
-        run(tmp_path / "later", config, batches=ToyBatches(twice))
+        run(tmp_path / "later", config, batches=twice())
     assert steps_saved(tmp_path / "later") == []
 
     config = loop.LoopConfig(train_steps=8, checkpoint_period=2)
     with pytest.raises(KeyboardInterrupt, match="without saving; the newest checkpoint: step 2"):
-        run(tmp_path / "saved before", config, batches=ToyBatches(twice))
+        run(tmp_path / "saved before", config, batches=twice())
 
 
 @pytest.mark.parametrize("log_period", [1, 100])
@@ -267,12 +254,8 @@ def test_too_many_skipped_steps_in_a_row_stop_training_also_across_a_restart(tmp
     config = loop.LoopConfig(train_steps=9, checkpoint_period=2, max_skipped_steps=4)
     bad = nan_at(2, 3, 4, 5)
 
-    def fail(step):
-        if step == 4:
-            raise RuntimeError("the machine is gone")
-
     with pytest.raises(RuntimeError, match="gone"):
-        run(tmp_path, config, batches=ToyBatches(fail), train_step=bad)
+        run(tmp_path, config, batches=batches_at(4, machine_gone), train_step=bad)
     batches = ToyBatches()
     with pytest.raises(NonFiniteLossError, match=r"step 5, .*4 steps in a row") as error:
         run(tmp_path, config, batches=batches, train_step=bad)
@@ -299,14 +282,9 @@ def test_a_median_of_zero_names_its_task_and_the_way_out(tmp_path):
 
 
 def test_sigterm_while_training_stops_with_an_error_saves_nothing(tmp_path):
-
-    def send(step):
-        if step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-
     config = loop.LoopConfig(train_steps=8, log_period=100, max_skipped_steps=1)
     with pytest.raises(NonFiniteLossError, match="step 2"):
-        run(tmp_path, config, batches=ToyBatches(send), train_step=nan_at(2))
+        run(tmp_path, config, batches=batches_at(2, sigterm), train_step=nan_at(2))
     assert steps_saved(tmp_path) == []
 
 

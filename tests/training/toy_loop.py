@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -63,6 +66,29 @@ def toy_step(state: TrainState, batches: dict[str, Batch]):
     new = TrainState(state.step + 1, {"weight": weight}, state.opt_state, skipped)
     metrics = {"loss": weight, "grad_norm": weight, "skipped_in_a_row": jnp.float32(0)}
     return new, metrics | {"skipped_total": skipped.total, "tokens": jnp.float32(10.0)}
+
+
+def batches_at(step: int, *actions: Callable[[], None]) -> ToyBatches:
+    """Batches with something that happens while a step's is asked for."""
+
+    def act(asked: int) -> None:
+        if asked == step:
+            for action in actions:
+                action()
+
+    return ToyBatches(act)
+
+
+def machine_gone() -> None:
+    raise RuntimeError("the machine is gone")
+
+
+def sigterm() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def sigint() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def nan_at(*bad_steps: int, **reported: float):
