@@ -168,7 +168,6 @@ def test_experts_start_as_the_pretrained_encoder(saved):
     for routing, pooling, expected in (
         (Routing.DETERMINISTIC, Pooling.CLS, states[:, 0]),
         (Routing.TOKEN, Pooling.MEAN, mean),
-        (Routing.DETERMINISTIC, Pooling.LAST, states[np.arange(len(mask)), mask.sum(1) - 1]),
     ):
         experts = ExpertConfig(num_experts=2, routing=routing, blocks=(1, 3))
         dual = DualEncoder(DualEncoderConfig(bert=config, experts=experts, pooling=pooling))
