@@ -308,6 +308,11 @@ class DualEncoder(nn.Module):
             setattr(self, name, self.config.make_tower(self.frozen_blocks))
 
     @property
+    def dtype(self) -> str:
+        """In which its blocks multiply."""
+        return self.config.transformer.dtype
+
+    @property
     def query_tasks(self) -> tuple[str, ...]:
         """Tasks that `encode` distinguishes; empty if one program serves all tasks."""
         return self.config.query_tasks

@@ -50,6 +50,25 @@ def logical_axes(model: DualEncoder) -> Params:
     return nn.get_partition_spec(_abstract_boxed_params(model))
 
 
+def in_dtype(params: Params, dtype: str) -> Params:
+    """The kernels of the blocks' products in `dtype`; routers and all else stay as they are.
+
+    A block rounds a kernel to its own dtype anyway, so that the model's output stays as it is.
+
+    Example:
+        Of `{"layers_0": {"wi": {"kernel": w, "bias": b}}}` w is rounded and b is not.
+    """
+
+    def rounded(path: jax.tree_util.KeyPath, leaf: jax.Array) -> jax.Array:
+        *parents, name = (str(entry.key) for entry in path)
+        of_a_block = any(parent.startswith("layers_") for parent in parents)
+        if name != "kernel" or not of_a_block or "router" in parents:
+            return leaf
+        return leaf.astype(dtype)
+
+    return jax.tree_util.tree_map_with_path(rounded, params)
+
+
 def parameter_count(params: Params) -> int:
     """Number of parameters of a tree of arrays or shapes."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -14,6 +16,7 @@ from jaxtyping import PyTree
 from taser_jax.devices.mesh import on_shard, shard_axes, this_shard
 from taser_jax.models.batch import Array, Batch, EncoderInput, Role, TokenGroups
 from taser_jax.models.encoded import Encoded
+from taser_jax.models.parameters import in_dtype
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.objective import Objective, ObjectiveConfig, StepMetrics
 from taser_jax.training.state import Params, PassageQueue, named_key
@@ -41,9 +44,6 @@ def encode_in_chunks(
     Example:
         6 rows, num_chunks=2: chunk 0 encodes rows 0, 2, 4 and chunk 1 rows 1, 3, 5.
 
-    Where every device holds all parameters, each encodes its own rows and adds up its own
-    gradients over the chunks: they are exchanged once per step, not once per chunk.
-
     Args:
         encode: (params, inputs, key) -> (rows, sums): `rows` has the inputs' batch as its leading
             axis, `sums` adds over inputs (may be None).
@@ -59,19 +59,63 @@ def encode_in_chunks(
     Raises:
         ConfigError: `num_chunks` does not divide the batch.
     """
-    check_chunks(len(jax.tree.leaves(inputs)[0]), num_chunks)
-    if num_chunks == 1:
-        return encode(params, inputs, key)
+    (rows,), sums = encode_groups(encode, params, [inputs], [key], num_chunks=num_chunks)
+    return rows, sums
 
-    axes = shard_axes(len(jax.tree.leaves(inputs)[0]), num_chunks=num_chunks)
-    if not axes:
-        return _encode_chunks(encode, params, inputs, key, num_chunks=num_chunks)
 
-    def of_a_device(params: PyTree, inputs: PyTree, key: jax.Array) -> tuple[PyTree, PyTree]:
+def encode_groups(
+    encode: Encode,
+    params: PyTree,
+    groups: Sequence[PyTree],
+    keys: Sequence[jax.Array],
+    *,
+    num_chunks: int,
+) -> tuple[list[PyTree], PyTree]:
+    """`encode_in_chunks` of each group of texts, with one exchange of gradients for all of them.
+
+    Where every device holds all parameters, each encodes its own rows and adds up its own
+    gradients over groups and chunks: they are exchanged once, not once per group or chunk.
+
+    Args:
+        encode: as for `encode_in_chunks`.
+        params: parameters.
+        groups: inputs of different lengths, each as for `encode_in_chunks`.
+        keys: a random key for each group.
+        num_chunks: divides the batch of each group.
+
+    Returns:
+        Rows of each group, and the sums over all of them.
+
+    Raises:
+        ConfigError: `num_chunks` does not divide the batch of a group.
+    """
+    sizes = [len(jax.tree.leaves(inputs)[0]) for inputs in groups]
+    for size in sizes:
+        check_chunks(size, num_chunks)
+
+    def encode_all(
+        params: PyTree, groups: Sequence[PyTree], keys: Sequence[jax.Array]
+    ) -> tuple[list[PyTree], PyTree]:
+        encoded = [
+            encode(params, inputs, key)
+            if num_chunks == 1
+            else _encode_chunks(encode, params, inputs, key, num_chunks=num_chunks)
+            for inputs, key in zip(groups, keys, strict=True)
+        ]
+        total = functools.partial(functools.reduce, jnp.add)
+        sums = jax.tree.map(lambda *parts: total(parts), *(sums for _, sums in encoded))
+        return [rows for rows, _ in encoded], sums
+
+    def of_a_device(
+        params: PyTree, groups: Sequence[PyTree], keys: Sequence[jax.Array]
+    ) -> tuple[list[PyTree], PyTree]:
         with on_shard(this_shard(axes)):
-            rows, sums = _encode_chunks(encode, params, inputs, key, num_chunks=num_chunks)
+            rows, sums = encode_all(params, groups, keys)
         return rows, jax.lax.psum(sums, axes)
 
+    axes = shard_axes(math.gcd(*sizes), num_chunks=num_chunks)
+    if not axes or num_chunks * len(groups) == 1:
+        return encode_all(params, groups, keys)
     whole, split = PartitionSpec(), PartitionSpec(axes)
     return jax.shard_map(
         of_a_device,
@@ -79,7 +123,7 @@ def encode_in_chunks(
         out_specs=(split, whole),
         # The chunks' sums begin as zeros that no device has changed yet.
         check_vma=False,
-    )(params, inputs, key)
+    )(params, groups, keys)
 
 
 def _encode_chunks(
@@ -135,8 +179,13 @@ class Encoder(Protocol):
     """A Flax module with a method `encode(tokens, role=, task=, train=) -> Encoded`.
 
     Attributes:
+        dtype: in which its blocks multiply.
         query_tasks: tasks whose queries have a tower of their own; empty if all share one.
     """
+
+    @property
+    def dtype(self) -> str:
+        """In which its blocks multiply."""
 
     @property
     def query_tasks(self) -> tuple[str, ...]:
@@ -200,14 +249,9 @@ def make_loss(
         key = jax.random.fold_in(named_key(seed, f"encode {role.value}"), step)
         if not isinstance(texts, TokenGroups):
             return Encoded(*encode_in_chunks(encode, params, texts, key, num_chunks=num_chunks))
-        encoded_chunks = [
-            encode_in_chunks(
-                encode, params, tokens, jax.random.fold_in(key, number), num_chunks=num_chunks
-            )
-            for number, tokens in enumerate(texts.groups)
-        ]
-        rows = jnp.concatenate([embeddings for embeddings, _ in encoded_chunks])
-        sums = jax.tree.map(lambda *parts: sum(parts), *(routing for _, routing in encoded_chunks))
+        keys = [jax.random.fold_in(key, number) for number in range(len(texts.groups))]
+        parts, sums = encode_groups(encode, params, texts.groups, keys, num_chunks=num_chunks)
+        rows = jnp.concatenate(parts)
         return Encoded(rows[texts.place], sums)
 
     def loss_fn(
@@ -218,6 +262,10 @@ def make_loss(
         task: str | None = None,
         queue: PassageQueue | None = None,
     ) -> tuple[jax.Array, StepMetrics]:
+        if num_chunks == 1:
+            # Rounded once, a kernel has one gradient of all length groups and both roles, which XLA
+            # adds up before devices exchange it. Chunks are added up in float32 instead.
+            params = in_dtype(params, model.dtype)
         queries = encode_side(params, batch.queries, role=Role.QUERY, step=step, task=task)
         passages = encode_side(params, batch.passages, role=Role.PASSAGE, step=step, task=task)
         if queue is None:

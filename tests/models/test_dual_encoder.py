@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_bert import encode, quick_jit, random_params, tiny_bert, tiny_model, tiny_tokens
+from tiny_t5 import random_t5_params, tiny_t5, tiny_t5_model
 
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig
@@ -11,7 +12,13 @@ from taser_jax.models.bert_layers import AttentionKernel
 from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.encoded import Normalization, normalize
 from taser_jax.models.layers import Remat
-from taser_jax.models.parameters import abstract_params, init_params, logical_axes, parameter_count
+from taser_jax.models.parameters import (
+    abstract_params,
+    in_dtype,
+    init_params,
+    logical_axes,
+    parameter_count,
+)
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
 from taser_jax.storage.errors import ConfigError
 
@@ -177,6 +184,17 @@ def test_bfloat16_activations_keep_float32_parameters_and_outputs():
     expected = encode(tiny_model(experts=experts), params, tiny_tokens(), Role.QUERY)
     difference = np.abs(np.asarray(found.embeddings - expected.embeddings))
     assert 1e-5 < difference.max() < 0.1
+
+
+def test_kernels_that_are_rounded_beforehand_change_no_bit_of_the_output():
+    bert = tiny_model(bert=tiny_bert(dtype="bfloat16"), experts=MODELS["token"])
+    t5 = tiny_t5_model(t5=tiny_t5(dtype="bfloat16"), projection_dim=10)
+    for model, params in ((bert, random_params(bert)), (t5, random_t5_params(t5))):
+        rounded = in_dtype(params, "bfloat16")
+        dtypes = [leaf.dtype for leaf in jax.tree.leaves(rounded)]
+        assert 10 < dtypes.count(jnp.bfloat16) < len(dtypes)
+        outputs = [encode(model, each, tiny_tokens(), Role.PASSAGE) for each in (params, rounded)]
+        jax.tree.map(np.testing.assert_array_equal, *outputs)
 
 
 def test_dropout_acts_in_training_only_and_in_attention_too():

@@ -75,6 +75,7 @@ class TinyEncoder(nn.Module):
     dropout: float = 0.2
     routed: bool = True
     query_tasks: tuple[str, ...] = ()
+    dtype: str = "float32"
 
     @nn.compact
     def encode(self, tokens: Tokens, *, role: Role, task: str | None = None, train: bool = False):
