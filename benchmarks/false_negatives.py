@@ -18,17 +18,28 @@ import gzip
 import json
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from taser_jax.commands.mine import write_sample
 from taser_jax.evaluation.answers import AnswerMatcher
-from taser_jax.retrieval.mining import AnswerContaining, Excluded, MiningConfig, mine_negatives
+from taser_jax.retrieval.mining import (
+    AnswerContaining,
+    Excluded,
+    MinedNegatives,
+    MiningConfig,
+    mine_negatives,
+)
 from taser_jax.retrieval.runs import SearchResult, top_k
 from taser_jax.retriever import Retriever
 from taser_jax.storage.records import Passage, Query
 
+# Makes the draw of the sample independent of other draws with the same seed.
+_PURPOSE = 0x5A3D
+_SAMPLE_HEAD = (
+    "query_id\tquery\tanswers\tpositive_score\tpositive\tnegative_score\tnegative\t"
+    "is_answered_by_negative"
+)
 SETS = {
     "squad": ("squad/psgs_squad_dev.tsv.gz", "squad/squad_split_train.dpr.jsonl.gz"),
     "nq": ("nq_qed/psgs_nq_qed.tsv.gz", "nq_qed/nq_qed_train.dpr.jsonl.gz"),
@@ -94,6 +105,53 @@ def retrieve(
     )
     rows = np.broadcast_to(np.arange(len(store)), scores.shape)
     return top_k(rows, scores, 100)
+
+
+def write_sample(
+    path: pathlib.Path,
+    mined: MinedNegatives,
+    queries: Sequence[Query],
+    passage_of: Callable[[int], Passage],
+    *,
+    size: int,
+    seed: int,
+) -> None:
+    """Writes pairs of query and negative, drawn uniformly from all pairs, as TSV.
+
+    Args:
+        path: the file.
+        mined: the queries' negatives.
+        queries: the queries, in the same order.
+        passage_of: row -> passage.
+        size: number of pairs; all where there are fewer.
+        seed: seed of the draw.
+    """
+    ends = np.cumsum([len(rows) for rows in mined.rows])
+    total = int(ends[-1]) if len(ends) else 0
+    rng = np.random.default_rng([_PURPOSE, seed])
+    lines = [_SAMPLE_HEAD]
+    for pair in np.sort(rng.choice(total, min(size, total), replace=False)).tolist():
+        line = int(np.searchsorted(ends, pair, side="right"))
+        place = pair - int(ends[line])
+        query = queries[line]
+        gold = _one_line(passage_of(query.positives[0])) if query.positives else ""
+        fields = (
+            query.id,
+            query.text,
+            " | ".join(query.answers),
+            f"{mined.positive_scores[line]:.6g}",
+            gold,
+            f"{mined.scores[line][place]:.6g}",
+            _one_line(passage_of(mined.rows[line][place])),
+            "",
+        )
+        lines.append("\t".join(" ".join(field.split()) for field in fields))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _one_line(passage: Passage) -> str:
+    return f"{passage.title}: {passage.text}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

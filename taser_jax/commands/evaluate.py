@@ -30,8 +30,8 @@ from taser_jax.evaluation.results import (
     write_result,
 )
 from taser_jax.evaluation.significance import SignificanceConfig, compare_with_baselines
-from taser_jax.retrieval.runs import FUSED_LISTS, NO_ROW, QueryArrays, Run, require_queries
-from taser_jax.storage.artifacts import FilePath, split_path
+from taser_jax.retrieval.runs import NO_ROW, Run
+from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, phase
 
@@ -125,7 +125,6 @@ def evaluate(
     config: EvaluationConfig = EvaluationConfig(),
     parameters: int | None = None,
     dpr_results: bool = False,
-    confidence_dir: str | None = None,
     details: Mapping[str, str] | None = None,
     significance: SignificanceConfig | None = SignificanceConfig(),
 ) -> SystemResult:
@@ -145,7 +144,6 @@ def evaluate(
         config: how runs are scored.
         parameters: number of the model's parameters, for the table.
         dpr_results: also write DPR's results JSON (FiD-ready) for every task.
-        confidence_dir: folder lists/ of a fusion; its confidences are added to that JSON.
         details: further columns of the row, name -> text.
         significance: the baseline of the table's tests; None tests nothing.
 
@@ -167,8 +165,7 @@ def evaluate(
         name = per_query.stem
         if dpr_results:
             path = pathlib.Path(output_dir) / "dpr_results" / f"{name}.json"
-            confidences = None if confidence_dir is None else _confidences(confidence_dir, queries)
-            _write_dpr_results(path, run, queries, store, config, confidences)
+            _write_dpr_results(path, run, queries, store, config)
         if config.judge_of(task) is Judge.KILT:
             path = pathlib.Path(output_dir) / "kilt" / f"{name}.jsonl"
             write_kilt_predictions(path, run, queries, heads)
@@ -339,22 +336,12 @@ def write_table(
     return table
 
 
-def _confidences(directory: str, queries: QuerySet) -> list[dict[str, float]]:
-    """Specialist -> w of each query, from a fusion."""
-    saved = QueryArrays.open(split_path(directory, queries.task, queries.split), FUSED_LISTS)
-    ids = [query.id for query in queries]
-    require_queries(saved.query_ids, ids, where=f"{directory}, task {queries.task!r}")
-    lines = saved.arrays["confidence"].tolist()
-    return [dict(zip(saved.columns, line, strict=True)) for line in lines]
-
-
 def _write_dpr_results(
     path: pathlib.Path,
     run: Run,
     queries: QuerySet,
     store: PassageStore,
     config: EvaluationConfig,
-    confidences: Sequence[Mapping[str, float]] | None,
 ) -> None:
     matcher = inputs.answer_matcher(store, config.match_of(queries.task))
     hits = matcher.hits(run.rows, [query.answers for query in queries])
@@ -374,7 +361,6 @@ def _write_dpr_results(
                     )
                     for column, passage in zip(columns, passages, strict=True)
                 ],
-                confidence=None if confidences is None else confidences[line],
             )
 
     write_dpr_results(path, results())

@@ -28,18 +28,11 @@ from taser_jax.retrieval.mining import (
 )
 from taser_jax.retrieval.pair_scores import CrossEncoder, EmbeddingScorer, PairScorer, RunScorer
 from taser_jax.retrieval.runs import top_k
-from taser_jax.storage.artifacts import NEGATIVES, FilePath, kind_of, split_path, write_text
+from taser_jax.storage.artifacts import NEGATIVES, kind_of
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, phase
-from taser_jax.storage.records import Passage, Query
+from taser_jax.storage.records import Query
 from taser_jax.storage.typed_files import to_plain
-
-# Makes the draw of the sample independent of other draws with the same seed.
-_PURPOSE = 0x5A3D
-_SAMPLE_HEAD = (
-    "query_id\tquery\tanswers\tpositive_score\tpositive\tnegative_score\tnegative\t"
-    "is_answered_by_negative"
-)
 
 
 @writes("{output_dir}", kinds=[NEGATIVES])
@@ -55,7 +48,6 @@ def mine(
     config: MiningConfig = MiningConfig(),
     regex_tasks: Sequence[str] = (),
     teachers: Mapping[str, float] = MappingProxyType({}),
-    sample_size: int = 50,
 ) -> dict[str, int]:
     """Turns runs of training queries into hard negatives, as rows of the passage store.
 
@@ -74,8 +66,6 @@ def mine(
         regex_tasks: tasks whose answers are regular expressions.
         teachers: directory -> weight: scores of the positives and of what is mined are added, for
             training with `ObjectiveConfig.distillation` (`teacher_scores`).
-        sample_size: pairs of query and negative drawn into `<task>.<split>.sample.tsv` for
-            manual inspection; its last column is for the verdict. 0 writes none.
 
     Returns:
         Negatives found, by task.
@@ -139,11 +129,6 @@ def mine(
             facts=facts,
             teacher=teacher,
         )
-        if sample_size:
-            path = split_path(output_dir, task, split, ".sample.tsv")
-            write_sample(
-                path, mined, queries, store.__getitem__, size=sample_size, seed=config.seed
-            )
         counts[task] = mined.statistics.negatives
     return counts
 
@@ -183,52 +168,6 @@ def _plain(statistics: MiningStatistics) -> dict[str, object]:
     """The counts as JSON values."""
     counts = {reason.value: count for reason, count in statistics.left_out.items()}
     return {**dataclasses.asdict(statistics), "left_out": counts}
-
-
-def write_sample(
-    path: FilePath,
-    mined: MinedNegatives,
-    queries: Sequence[Query],
-    passage_of: Callable[[int], Passage],
-    *,
-    size: int,
-    seed: int,
-) -> None:
-    """Writes pairs of query and negative, drawn uniformly from all pairs, as TSV.
-
-    Args:
-        path: the file.
-        mined: the queries' negatives.
-        queries: the queries, in the same order.
-        passage_of: row -> passage.
-        size: number of pairs; all where there are fewer.
-        seed: seed of the draw.
-    """
-    ends = np.cumsum([len(rows) for rows in mined.rows])
-    total = int(ends[-1]) if len(ends) else 0
-    rng = np.random.default_rng([_PURPOSE, seed])
-    lines = [_SAMPLE_HEAD]
-    for pair in np.sort(rng.choice(total, min(size, total), replace=False)).tolist():
-        line = int(np.searchsorted(ends, pair, side="right"))
-        place = pair - int(ends[line])
-        query = queries[line]
-        gold = _one_line(passage_of(query.positives[0])) if query.positives else ""
-        fields = (
-            query.id,
-            query.text,
-            " | ".join(query.answers),
-            f"{mined.positive_scores[line]:.6g}",
-            gold,
-            f"{mined.scores[line][place]:.6g}",
-            _one_line(passage_of(mined.rows[line][place])),
-            "",
-        )
-        lines.append("\t".join(" ".join(field.split()) for field in fields))
-    write_text(path, "\n".join(lines) + "\n")
-
-
-def _one_line(passage: Passage) -> str:
-    return f"{passage.title}: {passage.text}"
 
 
 def teacher_scores(

@@ -16,6 +16,7 @@ from taser_jax.data.seqio_tasks.registry import find_mixture, mixture_of_collect
 from taser_jax.data.seqio_tasks.retrieval_task import OwnSource, RetrievalMixture, use_data
 from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
 from taser_jax.data.text import vocabularies
+from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.text.preprocessors import Prompt, TaskPrompt
 from taser_jax.data.text.vocabulary_files import METADATA, VOCAB_FILE
 from taser_jax.data.token_store.store import Titles
@@ -41,7 +42,6 @@ def tokenize(
     output_dir: str,
     module: str | None = None,
     vocabulary_size: int | None = None,
-    vocabulary_kind: vocabularies.VocabularyKind = vocabularies.VocabularyKind.WORDPIECE,
     extra_ids: int | None = None,
     replace: bool = False,
 ) -> str:
@@ -58,9 +58,8 @@ def tokenize(
         output_dir: the token store; one made from the same inputs is reused.
         module: Python module that registers the task, for example "taser_jax.tasks.pydocs"; None
             for a collection, or for tasks that are registered already.
-        vocabulary_size: trains a vocabulary of as many entries on the passages and training
-            queries, if the directory has none; None takes what is there.
-        vocabulary_kind: of the vocabulary that is trained: WordPiece (BERT) or SentencePiece (T5).
+        vocabulary_size: trains a WordPiece vocabulary of as many entries on the passages and
+            training queries, if the directory has none; None takes what is there.
         extra_ids: number of T5's <extra_id_N> after the ids of a SentencePiece model; None takes
             the number saved with it or in its tokenizer_config.json, or else 0.
         replace: whether a finished store from other inputs is replaced; otherwise it is refused.
@@ -73,14 +72,8 @@ def tokenize(
     if mixture_or_task is not None:
         mixture = _mixture(mixture_or_task, module, data_dir, vocabulary)
     if vocabulary_size is not None:
-        _make_vocabulary(
-            data_dir,
-            str(collection) if mixture is None else mixture.collection,
-            vocabulary,
-            size=vocabulary_size,
-            kind=vocabulary_kind,
-            extra_ids=extra_ids or 0,
-        )
+        source = str(collection) if mixture is None else mixture.collection
+        _make_vocabulary(data_dir, source, vocabulary, size=vocabulary_size)
     with phase("tokenize"):
         store = tokenize_collection(
             data_dir=data_dir,
@@ -135,22 +128,14 @@ def make_vocabulary(*, data_dir: str, collection: str, output_dir: str, size: in
     return _make_vocabulary(data_dir, collection, output_dir, size=size)
 
 
-def _make_vocabulary(
-    data_dir: str,
-    collection: str,
-    output_dir: str,
-    *,
-    size: int,
-    kind: vocabularies.VocabularyKind = vocabularies.VocabularyKind.WORDPIECE,
-    extra_ids: int = 0,
-) -> str:
+def _make_vocabulary(data_dir: str, collection: str, output_dir: str, *, size: int) -> str:
     directory = epath.Path(output_dir)
     if (directory / METADATA).exists():
         former = vocabularies.load_vocabulary(output_dir)
-        if former.kind != kind.value or former.size > size + extra_ids:
+        if former.kind != WordPieceVocabulary.kind or former.size > size:
             raise ConfigError(
-                f"a {former.kind} vocabulary of {former.size} entries is here, not a {kind.value} "
-                f"one of {size}",
+                f"a {former.kind} vocabulary of {former.size} entries is here, not a wordpiece one "
+                f"of {size}",
                 where=output_dir,
                 fix="choose another VOCABULARY directory, or leave VOCAB_SIZE out",
             )
@@ -167,11 +152,7 @@ def _make_vocabulary(
     with one_writer(output_dir), phase("train vocabulary"):
         check_kind(output_dir, [])
         trained = vocabularies.train_vocabulary(
-            _texts(data_dir, collection),
-            kind=kind,
-            size=size,
-            output_dir=output_dir,
-            extra_ids=extra_ids,
+            _texts(data_dir, collection), size=size, output_dir=output_dir
         )
     logger.info("vocabulary: %d entries, fingerprint %s", trained.size, trained.fingerprint)
     return trained.fingerprint

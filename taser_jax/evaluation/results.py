@@ -14,7 +14,7 @@ import dataclasses
 import json
 import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -218,20 +218,17 @@ class RetrievalResult:
         question: its text.
         answers: its answers.
         contexts: best first.
-        confidence: each specialist's confidence in the question, for fused lists.
     """
 
     question: str
     answers: Sequence[str]
     contexts: Sequence[RetrievedPassage]
-    confidence: Mapping[str, float] | None = None
 
 
 def write_dpr_results(path: FilePath, results: Iterable[RetrievalResult]) -> None:
     """Writes DPR's results JSON, FiD's input, one result at a time.
 
-    [{question, answers, ctxs: [{id, title, text, score, has_answer}]}], the score as a string;
-    results with confidences also have {"confidence": {specialist: w}}.
+    [{question, answers, ctxs: [{id, title, text, score, has_answer}]}], the score as a string.
 
     Args:
         path: the file to write, local or gs://.
@@ -243,7 +240,7 @@ def write_dpr_results(path: FilePath, results: Iterable[RetrievalResult]) -> Non
     with replacing(path) as scratch, scratch.open("w") as file:
         file.write("[")
         for number, result in enumerate(results):
-            record: dict[str, object] = {
+            record = {
                 "question": result.question,
                 "answers": list(result.answers),
                 "ctxs": [
@@ -257,8 +254,6 @@ def write_dpr_results(path: FilePath, results: Iterable[RetrievalResult]) -> Non
                     for context in result.contexts
                 ],
             }
-            if result.confidence is not None:
-                record["confidence"] = dict(result.confidence)
             file.write(",\n" if number else "\n")
             file.write(json.dumps(record, ensure_ascii=False, indent=1))
         file.write("\n]\n")

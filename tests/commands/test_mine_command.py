@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import pathlib
 
@@ -74,15 +73,12 @@ def test_count_and_depth(capitals: Capitals, runs_dir: pathlib.Path, tmp_path: p
         assert few < every
 
 
-def test_counts_are_stored_and_a_sample_is_written_to_read(
-    capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path
-):
+def test_counts_are_stored(capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path):
     arguments = ["mine", *capitals.where, *gin(RUNS_DIR=runs_dir, TASKS=["capital"])]
     succeed(
         *arguments,
         *gin(NEGATIVES_DIR=tmp_path),
         *gin("MiningConfig", answer_containing="drop"),
-        *gin("mine", sample_size=4),
     )
     facts = read_facts(tmp_path, "capital", "train")
     assert facts["mining"]["answer_containing"] == "drop"
@@ -92,17 +88,6 @@ def test_counts_are_stored_and_a_sample_is_written_to_read(
     assert statistics["left_out"]["answer"] == 1
     assert statistics["queries"] == 2
     assert statistics["negatives"] == 9
-    with open(tmp_path / "capital.train.sample.tsv", newline="") as file:
-        pairs = list(csv.DictReader(file, delimiter="\t"))
-    assert len(pairs) == 4
-    for pair in pairs:
-        country = pair["query"].rpartition(" ")[2]
-        assert pair["positive"].endswith(("Seine.", "Tiber."))
-        assert country in pair["positive"]
-        assert pair["negative"] != pair["positive"]
-        assert float(pair["negative_score"]) > 0
-        assert pair["is_answered_by_negative"] == ""
-    assert len({(pair["query_id"], pair["negative"]) for pair in pairs}) == 4
 
 
 def test_queries_left_without_negatives(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tiny_training
 from bert_checkpoints import write_checkpoint
+from sentence_models import save_bert_pieces
 
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.assembly.pretrained import Pretrained, check_words
@@ -19,7 +20,7 @@ from taser_jax.cli import main as cli
 from taser_jax.commands.import_model import import_model
 from taser_jax.commands.train import train
 from taser_jax.data.text.hugging_face import WordPieceVocabulary, wordpiece_tokenizer
-from taser_jax.data.text.vocabularies import load_vocabulary, train_vocabulary
+from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.vocabulary_files import WordSplitting
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.interop.pretrained import pretrained_bert
@@ -230,7 +231,7 @@ def test_texts_that_were_split_otherwise_are_refused(
 
 
 def test_words_of_another_kind_are_refused(checkpoint, tmp_path):
-    train_vocabulary(words_of(checkpoint), kind="sentencepiece", size=64, output_dir=tmp_path)
+    save_bert_pieces(tmp_path, words_of(checkpoint), 64)
     message = "is of kind {}, and the weights' of kind {}"
     with pytest.raises(ConfigError, match=message.format("sentencepiece", "wordpiece")):
         check_words(checkpoint, tmp_path)
@@ -240,7 +241,7 @@ def test_words_of_another_kind_are_refused(checkpoint, tmp_path):
         check_words(tmp_path, checkpoint)
     check_words(tmp_path, tmp_path)
     other = tmp_path / "other"
-    train_vocabulary(["other words"] * 9, kind="sentencepiece", size=64, output_dir=other)
+    save_bert_pieces(other, ["other words"] * 9, 64)
     with pytest.raises(ConfigError, match="is another SentencePiece model"):
         check_words(tmp_path, other)
 

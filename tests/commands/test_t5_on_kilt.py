@@ -8,6 +8,7 @@ import pathlib
 import random
 
 import pytest
+from sentence_models import t5_model
 from small_kilt_tasks import TASKS
 from small_world import gin, succeed
 
@@ -59,10 +60,12 @@ class SmallKilt:
             *gin("PrepareOptions", task_shares={task: SHARES for task in TASKS}),
             *gin(QUERIES={task: f"{task}.jsonl" for task in TASKS}),
         )
+        words = [" ".join(text) for found in texts.values() for text in found]
+        (self.root / "spiece.model").write_bytes(t5_model(words, 64))
         succeed(
             *("tokenize", *gin(DATA_DIR=self.root / "data", TOKEN_STORE=self.root / "tokens")),
-            *gin(VOCABULARY=self.root / "vocabulary", VOCAB_SIZE=64),
-            *gin("tokenize", vocabulary_kind="sentencepiece", extra_ids=100),
+            *gin(VOCABULARY=self.root / "spiece.model"),
+            *gin("tokenize", extra_ids=100),
             *gin(MIXTURE_OR_TASK_NAME="small_kilt", MIXTURE_OR_TASK_MODULE="small_kilt_tasks"),
             *gin(TASK_FEATURE_LENGTHS={"query": 16, "passage": 24}),
         )
@@ -132,8 +135,8 @@ def test_the_prompt_is_the_tasks_name_and_an_extra_id(small_kilt):
     for task, (name, length) in TASKS.items():
         found = store.queries(task, "train").tokens([0])
         assert found.ids.shape == (1, length)
-        # [CLS] is first where a vocabulary has it: this one is ours, T5's own has none.
-        prompt = [vocabulary.cls_id, *vocabulary.encode([name])[0], vocabulary.size - 2]
+        # T5's vocabularies have no [CLS] that would be first.
+        prompt = [*vocabulary.encode([name])[0], vocabulary.size - 2]
         assert found.ids[0][: len(prompt)].tolist() == prompt
     model = json.loads((small_kilt.root / "tied" / "model.json").read_text())
     assert model["t5"]["vocab_size"] == vocabulary.size

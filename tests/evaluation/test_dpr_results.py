@@ -40,17 +40,6 @@ def test_dpr_results_are_what_fid_reads(tmp_path):
     assert [question.text for question in read_questions(path)] == ["who?", "when?"]
 
 
-def test_confidences_stand_beside_the_passages_where_there_are_any(tmp_path):
-    results = [
-        RetrievalResult("who?", ["Ada"], [], {"nq": 0.5, "squad": 1.0}),
-        RetrievalResult("when?", ["1815"], []),
-    ]
-    write_dpr_results(tmp_path / "r.json", results)
-    first, second = json.loads((tmp_path / "r.json").read_text())
-    assert first["confidence"] == {"nq": 0.5, "squad": 1.0}
-    assert "confidence" not in second
-
-
 def test_no_result_is_an_empty_array(tmp_path):
     write_dpr_results(tmp_path / "r.json", [])
     assert json.loads((tmp_path / "r.json").read_text()) == []

@@ -10,6 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 from legacy_t5x import write_legacy
 from mutations import mutated
+from sentence_models import save_bert_pieces
 
 from taser_jax.data.text.vocabularies import load_vocabulary, train_vocabulary
 from taser_jax.interop.t5x import read_t5x_checkpoint
@@ -32,7 +33,10 @@ def orbax(directory: pathlib.Path) -> None:
 
 def vocabulary(kind: str) -> Callable[[pathlib.Path], None]:
     def make(directory: pathlib.Path) -> None:
-        train_vocabulary(TEXTS * 9, kind=kind, size=70, output_dir=directory)
+        if kind == "wordpiece":
+            train_vocabulary(TEXTS * 9, size=70, output_dir=directory)
+        else:
+            save_bert_pieces(directory, TEXTS * 9, 70)
 
     return make
 

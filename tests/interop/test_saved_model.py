@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exported_programs import saved_model_params
+from sentence_models import save_bert_pieces
 from tiny_source import (
     DETERMINISTIC,
     DPR,
@@ -19,7 +20,7 @@ from tiny_source import (
 )
 
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
-from taser_jax.data.text.vocabularies import load_vocabulary, train_vocabulary
+from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
 from taser_jax.interop.saved_model import export_saved_model
 from taser_jax.models import config_io
@@ -66,12 +67,9 @@ assert not foreign, foreign
 
 def exported(directory, *, kind="wordpiece", texts=None, **changes):
     if kind == "sentencepiece":
-        changes["vocabulary"] = train_vocabulary(
-            ["undoing the city in france is a café", "paris: quick brown foxes jump lazy dogs"] * 4,
-            kind=kind,
-            size=64,
-            output_dir=directory / "trained",
-        )
+        words = "undoing the city in france is a café, paris: quick brown foxes jump lazy dogs"
+        save_bert_pieces(directory / "trained", [words] * 4, 64)
+        changes["vocabulary"] = load_vocabulary(directory / "trained")
     source = dataclasses.replace(tiny_source(directory, **changes), **(texts or {}))
     output_dir = directory / "saved_model"
     output_dir.mkdir()

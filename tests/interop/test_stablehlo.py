@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from exported_programs import run_snippet
 from jax import export
+from sentence_models import save_bert_pieces
 from tiny_source import (
     DETERMINISTIC,
     DPR,
@@ -21,7 +22,7 @@ from tiny_source import (
 )
 
 from taser_jax.data.text.preprocessors import encode_queries
-from taser_jax.data.text.vocabularies import load_vocabulary, train_vocabulary
+from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop import stablehlo
 from taser_jax.interop.stablehlo import (
@@ -203,12 +204,9 @@ def stub_program():
 @pytest.mark.parametrize("prompt", [(), (7, 3)])
 def test_the_card_of_a_sentencepiece_model_converts_texts_to_our_ids(tmp_path, prompt):
     texts = ["the river flows", "a dog and a cat " * 9]
-    vocabulary = train_vocabulary(
-        [*texts, *json.__doc__.splitlines(), *subprocess.__doc__.splitlines()],
-        kind="sentencepiece",
-        size=100,
-        output_dir=tmp_path / "vocabulary",
-    )
+    learned = [*texts, *json.__doc__.splitlines(), *subprocess.__doc__.splitlines()]
+    save_bert_pieces(tmp_path / "vocabulary", learned, 100)
+    vocabulary = load_vocabulary(tmp_path / "vocabulary")
     code = TOKENIZE_SNIPPETS["sentencepiece"] % {"length": 12, "prompt": list(prompt)}
     names = {}
     code = code.replace('directory = "."', f"directory = {str(tmp_path)!r}")

@@ -4,6 +4,7 @@ import gzip
 import pytest
 import sentencepiece
 import tokenizers
+from sentence_models import save_bert_pieces
 
 from taser_jax.data.text.vocabularies import load_vocabulary, train_vocabulary
 
@@ -31,7 +32,7 @@ def test_wordpiece_ids_equal_hugging_face_on_all_squad_passages(passages, tmp_pa
 def test_sentencepiece_is_its_library_and_the_graph_equals_it_up_to_ties(passages, tmp_path):
     import tensorflow as tf
 
-    train_vocabulary(passages, kind="sentencepiece", size=4000, output_dir=tmp_path)
+    save_bert_pieces(tmp_path, passages, 4000)
     library = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "sentencepiece.model"))
     vocabulary, theirs = load_vocabulary(tmp_path), library.encode(passages)
     assert vocabulary.encode(passages) == theirs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import pathlib
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,22 +35,6 @@ from taser_jax.training.objective import ObjectiveConfig
 
 BM25 = "BM25"
 DEVELOPMENT = "validation"
-
-
-class FinalNegatives(enum.Enum):
-    """Which hard negatives round 2 draws from.
-
-    MINED: P2, the round-1 model's own. JOINED: P1's and P2's lists of a query as one; the paper
-    does not say in what proportion it combines them.
-    """
-
-    MINED = "mined"
-    JOINED = "joined"
-
-    @classmethod
-    def of_paper(cls, num_sets: int) -> FinalNegatives:
-        """P1 and P2 for one training set, P2 alone for several (TASER, appendix B)."""
-        return cls.JOINED if num_sets == 1 else cls.MINED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +78,9 @@ class Setting:
         token_store: tokens of the collection.
         training: configuration of all trainings; the same steps in each round.
         first_mining: hard negatives of round 1, from BM25 (P1).
-        second_mining: hard negatives of round 2, from each round-1 model's own run (P2).
-        final_negatives: negatives of round 2; None follows the paper, by the number of sets.
+        second_mining: hard negatives of round 2, from each round-1 model's own run (P2). A single
+            training set also keeps P1's (TASER, appendix B), joined per query: the paper does not
+            say in what proportion it combines them.
         index: index of the reported searches; mining searches exactly.
         encode: batches and shards of encoding.
         evaluation: how runs are scored.
@@ -115,7 +99,6 @@ class Setting:
     training: TrainingConfig
     first_mining: MiningConfig = MiningConfig(answer_containing=AnswerContaining.DROP)
     second_mining: MiningConfig = MiningConfig(count=100)
-    final_negatives: FinalNegatives | None = None
     index: IndexConfig = IndexConfig()
     encode: EncodeConfig = EncodeConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

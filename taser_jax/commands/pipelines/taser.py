@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -13,7 +12,6 @@ from taser_jax.commands.inputs import check_collection
 from taser_jax.commands.pipelines.retrieval_stages import (
     BM25,
     DEVELOPMENT,
-    FinalNegatives,
     RetrievalStages,
     Setting,
     System,
@@ -83,10 +81,13 @@ def pipeline_taser(
     setting.check_tasks(store.tasks)
     _check_development(store)
     sets = setting.tasks or [task for task, splits in store.tasks.items() if "train" in splits]
-    if setting.final_negatives is None:
-        final_negatives = FinalNegatives.of_paper(len(sets))
-        setting = dataclasses.replace(setting, final_negatives=final_negatives)
-    comparison = Comparison(stages, setting, store, first_negatives=tuple(first_negatives))
+    comparison = Comparison(
+        stages,
+        setting,
+        store,
+        first_negatives=tuple(first_negatives),
+        keeps_first_negatives=len(sets) == 1,
+    )
     comparison.bm25()
     order = [BM25]
     for name, system in untrained_systems.items():
@@ -109,9 +110,10 @@ class Comparison:
         store: TokenStore,
         *,
         first_negatives: tuple[str, ...] = (BM25,),
+        keeps_first_negatives: bool = False,
     ) -> None:
         self._stages, self._setting = stages, setting
-        self._first_negatives = first_negatives
+        self._first_negatives, self._keeps_first = first_negatives, keeps_first_negatives
         self._root = pathlib.Path(setting.output_dir)
         self._retrieval = RetrievalStages(stages, setting, store)
 
@@ -156,8 +158,7 @@ class Comparison:
         sources = [file_name(each) for each in self._first_negatives]
         if number > 1:
             mined = f"{file_name(name)}-{number - 1}"
-            joins = setting.final_negatives is FinalNegatives.JOINED
-            sources = ["bm25", mined] if joins else [mined]
+            sources = ["bm25", mined] if self._keeps_first else [mined]
         trained = self._stages.run(
             f"{label}-train",
             train,

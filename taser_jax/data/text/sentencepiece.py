@@ -1,4 +1,4 @@
-"""SentencePiece vocabularies: our own with BERT's special tokens, and others such as T5's."""
+"""SentencePiece vocabularies: T5's, and others with BERT's special tokens."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ class SentencePieceVocabulary:
     `encode` uses the SentencePiece library. `encode_tf`, for programs without Python, gives the
     same ids except where several ways to split a text have the same score.
 
-    Our own vocabularies name their special pieces [PAD], [CLS] and [SEP], with the ids that
-    SentencePiece calls pad, bos and eos. T5's model has only pad and eos, so `cls_id` is None and
-    nothing is put before its texts.
+    [CLS] and [SEP] are the ids that SentencePiece calls bos and eos. T5's model has only pad and
+    eos, so `cls_id` is None and nothing is put before its texts.
 
     T5 has ids after those of its SentencePiece file: `<extra_id_N>`, the spans of its pre-training
     (Raffel et al., 2020, section 3.1.4). As in SeqIO, the first has the last id. Text never yields
@@ -65,7 +64,7 @@ class SentencePieceVocabulary:
         pad_id, eos_id = self._processor.pad_id(), self._processor.eos_id()
         if pad_id != 0 or eos_id < 0:
             problem = f"pad is id {pad_id} and the end of a text id {eos_id}, not 0 and another"
-            fix = "train with pad_id=0 and eos_id set, or with `taser tokenize` (VOCAB_SIZE)"
+            fix = "train it with pad_id=0 and eos_id set"
             raise DataError(problem, where=where, fix=fix)
         if extra_ids < 0:
             raise DataError(f"{extra_ids} extra ids", where=where, fix="give 0 or more")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import collections
-import enum
-import io
 import itertools
 import os
 from collections.abc import Iterable, Iterator
 from typing import TypedDict
 
-import sentencepiece
 import tokenizers
 from etils import epath
 from tokenizers import models, normalizers, pre_tokenizers, trainers
@@ -56,15 +53,6 @@ _KINDS: dict[str, type[Vocabulary]] = {
 }
 _MAX_ALPHABET = 1000
 _MIN_SIZE = 64
-# SentencePiece adds up its threads' results in order, so their number affects them, but not timing.
-_SENTENCEPIECE_THREADS = 16
-
-
-class VocabularyKind(enum.Enum):
-    """How a vocabulary splits words."""
-
-    WORDPIECE = "wordpiece"
-    SENTENCEPIECE = "sentencepiece"
 
 
 def load_vocabulary(
@@ -168,52 +156,35 @@ def _load_bert(
 def train_vocabulary(
     texts: Iterable[str],
     *,
-    kind: VocabularyKind | str = VocabularyKind.WORDPIECE,
     size: int,
     output_dir: str | os.PathLike[str],
     lower_case: bool = True,
-    extra_ids: int = 0,
-) -> Vocabulary:
-    """Trains a vocabulary and saves it where `load_vocabulary` finds it.
+) -> WordPieceVocabulary:
+    """Trains a WordPiece vocabulary and saves it where `load_vocabulary` finds it.
 
-    The same texts in the same order give the same vocabulary, in any process. WordPiece stores only
-    counts of distinct words. SentencePiece (a unigram model) holds all texts in memory, so give it
-    a sample of a large collection.
+    Byte-pair merges by count (what `tokenizers` calls WordPiece training). Only counts of distinct
+    words are stored. The same texts give the same vocabulary, in any process.
+
+    The trainer numbers letters in the order in which a hash map yields words, and breaks ties
+    between merges by these numbers. To make the result deterministic, all letters, including those
+    that continue words, are numbered before it starts.
 
     Args:
         texts: texts to learn from; read once.
-        kind: how it splits words.
         size: number of ids; few texts may give a smaller vocabulary.
         output_dir: created if missing.
         lower_case: lower-case and strip accents.
-        extra_ids: for SentencePiece: ids after its own, T5's `<extra_id_N>`.
 
     Returns:
         The vocabulary, [PAD] = 0, [UNK] = 1, [CLS] = 2, [SEP] = 3, [MASK] = 4.
 
     Raises:
-        ConfigError: a size that the texts do not allow.
+        ConfigError: too small a size.
         DataError: no words in the texts.
     """
     if size < _MIN_SIZE:
         raise ConfigError(f"size {size}", where="train_vocabulary", fix=f"give {_MIN_SIZE} or more")
-    is_wordpiece = VocabularyKind(kind) is VocabularyKind.WORDPIECE
-    train = _train_wordpiece if is_wordpiece else _train_sentencepiece
-    vocabulary = train(track(texts, "reading texts", unit="text"), size, lower_case)
-    if extra_ids and isinstance(vocabulary, SentencePieceVocabulary):
-        vocabulary = SentencePieceVocabulary(vocabulary.model, extra_ids=extra_ids)
-    vocabulary.save(os.fspath(output_dir))
-    return vocabulary
-
-
-def _train_wordpiece(texts: Iterable[str], size: int, lower_case: bool) -> Vocabulary:
-    """Byte-pair merges by count (what `tokenizers` calls WordPiece training).
-
-    The trainer numbers letters in the order in which a hash map yields words, and breaks ties
-    between merges by these numbers. To make the result deterministic, all letters, including those
-    that continue words, are numbered before it starts.
-    """
-    counts = _count_words(texts, lower_case)
+    counts = _count_words(track(texts, "reading texts", unit="text"), lower_case)
     if not counts:
         raise DataError("no words in the texts", where="train_vocabulary")
     letters: collections.Counter[str] = collections.Counter()
@@ -237,7 +208,9 @@ def _train_wordpiece(texts: Iterable[str], size: int, lower_case: bool) -> Vocab
     with phase("learning word pieces"):
         tokenizer.train_from_iterator(_repeat(counts), trainer)
     ids = tokenizer.get_vocab()
-    return WordPieceVocabulary(sorted(ids, key=ids.__getitem__), lower_case=lower_case)
+    vocabulary = WordPieceVocabulary(sorted(ids, key=ids.__getitem__), lower_case=lower_case)
+    vocabulary.save(os.fspath(output_dir))
+    return vocabulary
 
 
 def _count_words(texts: Iterable[str], lower_case: bool) -> collections.Counter[str]:
@@ -256,35 +229,3 @@ def _repeat(counts: collections.Counter[str]) -> Iterator[str]:
         whole, rest = divmod(counts[word], 1000)
         yield from itertools.repeat(f"{word} " * 1000, whole)
         yield f"{word} " * rest
-
-
-def _train_sentencepiece(texts: Iterable[str], size: int, lower_case: bool) -> Vocabulary:
-    model = io.BytesIO()
-    pad, unknown, cls, sep, mask = SPECIAL_TOKENS
-    try:
-        with phase("learning sentence pieces"):
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(texts),
-                model_writer=model,
-                vocab_size=size,
-                model_type="unigram",
-                normalization_rule_name="nmt_nfkc_cf" if lower_case else "nmt_nfkc",
-                pad_id=0,
-                unk_id=1,
-                bos_id=2,
-                eos_id=3,
-                pad_piece=pad,
-                unk_piece=unknown,
-                bos_piece=cls,
-                eos_piece=sep,
-                control_symbols=[mask],
-                max_sentence_length=1 << 20,
-                hard_vocab_limit=False,
-                num_threads=_SENTENCEPIECE_THREADS,
-                minloglevel=2,
-            )
-    except RuntimeError as error:
-        problem = f"SentencePiece rejects size {size} ({error})"
-        fix = "give other texts, or a size that the message allows"
-        raise ConfigError(problem, where="train_vocabulary", fix=fix) from error
-    return SentencePieceVocabulary(model.getvalue())

@@ -123,8 +123,6 @@ def test_mined_negatives_are_the_first_hundred_without_the_positives(
     [
         ([], ["taser-1"]),
         (["--gin.TASKS=['code']"], ["bm25", "taser-1"]),
-        (["--gin.Setting.final_negatives=joined"], ["bm25", "taser-1"]),
-        (["--gin.TASKS=['code']", "--gin.Setting.final_negatives=mined"], ["taser-1"]),
     ],
 )
 def test_a_single_set_trains_on_p1_and_p2_in_the_end(

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from taser_jax.data.text.vocabularies import VocabularyKind, load_vocabulary, train_vocabulary
+from taser_jax.data.text.vocabularies import load_vocabulary, train_vocabulary
 from taser_jax.storage.errors import ConfigError, DataError
 
 _SYLLABLES = ("wal", "ker", "ta", "ling", "größ", "naï", "ve", "漢", "字", "est", "ly", "un")
@@ -19,15 +19,14 @@ _TRAIN = """
 import json, sys
 from taser_jax.data.text.vocabularies import train_vocabulary
 texts = json.load(open(sys.argv[1]))
-print(train_vocabulary(texts, kind=sys.argv[2], size=90, output_dir=sys.argv[3]).fingerprint)
+print(train_vocabulary(texts, size=90, output_dir=sys.argv[2]).fingerprint)
 """
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
-def test_same_texts_give_the_same_vocabulary_in_another_process(tmp_path, kind):
-    here = train_vocabulary(iter(TEXTS), kind=kind, size=90, output_dir=tmp_path / "here")
+def test_same_texts_give_the_same_vocabulary_in_another_process(tmp_path):
+    here = train_vocabulary(iter(TEXTS), size=90, output_dir=tmp_path / "here")
     (tmp_path / "texts.json").write_text(json.dumps(TEXTS))
-    command = [sys.executable, "-c", _TRAIN, str(tmp_path / "texts.json"), kind]
+    command = [sys.executable, "-c", _TRAIN, str(tmp_path / "texts.json")]
     there = subprocess.run(
         [*command, str(tmp_path / "there")], capture_output=True, text=True, check=True
     )
@@ -59,27 +58,8 @@ def test_lower_case_off_keeps_case(tmp_path):
     assert load_vocabulary(tmp_path).lower_case is False
 
 
-def test_sentencepiece_treats_special_tokens_in_text_as_text(tmp_path):
-    made = train_vocabulary(TEXTS, kind="sentencepiece", size=90, output_dir=tmp_path)
-    ids = made.encode(["[CLS] [SEP] [MASK]"])[0]
-    assert not {0, 2, 3, 4} & set(ids)
-
-
-@pytest.mark.parametrize("kind", list(VocabularyKind))
-def test_no_words(tmp_path, kind):
-    with pytest.raises((DataError, ConfigError)):
-        train_vocabulary(["", "  "], kind=kind, size=100, output_dir=tmp_path)
-
-
-def test_bad_settings(tmp_path):
-    with pytest.raises(ValueError, match="'bpe'"):
-        train_vocabulary(TEXTS, kind="bpe", size=100, output_dir=tmp_path)
+def test_what_cannot_be_learned_from(tmp_path):
+    with pytest.raises(DataError, match="no words in the texts"):
+        train_vocabulary(["", "  "], size=100, output_dir=tmp_path)
     with pytest.raises(ConfigError, match="size 5"):
         train_vocabulary(TEXTS, size=5, output_dir=tmp_path)
-    with pytest.raises(ConfigError, match="rejects size 64"):
-        train_vocabulary(
-            [chr(0x4E00 + i) * 3 for i in range(400)] * 3,
-            kind="sentencepiece",
-            size=64,
-            output_dir=tmp_path,
-        )

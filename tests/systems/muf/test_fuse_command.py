@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from tiny_specialist import write_specialist
 
-from taser_jax.commands.evaluate import evaluate
 from taser_jax.commands.inputs import read_task_run
 from taser_jax.commands.search import bm25
 from taser_jax.data.batches.stream import BatchingConfig
@@ -197,28 +196,6 @@ def test_bm25_is_added_with_a_weight_for_each_task(fused, small_world, specialis
     assert summary.alphas.keys() == {"summary", "code"}
     assert set(summary.alphas.values()) <= {0.5, 50.0}
     assert (tmp_path / "out" / "runs_bm25" / "code.test.trec").exists()
-
-
-def test_confidences_reach_the_readers_file(fused, small_world, tmp_path):
-    output_dir, _ = fused
-    for name, lists in (("with", str(output_dir / "lists")), ("without", None)):
-        evaluate(
-            runs_dir=str(output_dir / "runs"),
-            data_dir=str(small_world.data_dir),
-            collection="small",
-            output_dir=str(tmp_path / name),
-            system="MUF",
-            tasks=["code"],
-            dpr_results=True,
-            confidence_dir=lists,
-        )
-    path = "dpr_results/MUF.code.test.json"
-    sure = json.loads((tmp_path / "with" / path).read_text())
-    arrays = QueryArrays.open(split_path(output_dir / "lists", "code", "test"), FUSED_LISTS)
-    for line, result in enumerate(sure):
-        values = list(result.pop("confidence").values())
-        np.testing.assert_allclose(values, arrays.arrays["confidence"][line])
-    assert sure == json.loads((tmp_path / "without" / path).read_text())
 
 
 def test_what_does_not_belong_together_is_refused(small_world, specialists, tmp_path):
