@@ -13,13 +13,10 @@ import numpy as np
 
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import selected_checkpoint
-from taser_jax.commands.inputs import check_collection
 from taser_jax.commands.pipelines.retrieval_stages import BM25, RetrievalStages, Setting
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.pipelines.taser import begin_pipeline, check_depth, print_table
 from taser_jax.commands.train import train
-from taser_jax.data.collections.store import PassageStore
-from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices import hosts
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.models.dual_encoder import ModelConfig
@@ -132,12 +129,9 @@ def pipeline_ance(
         problem = f"branch_after {branch_after}, warm_up_dir {warm_up_dir}"
         expected = "0, or the number of an episode of the run in warm_up_dir"
         raise ConfigError(problem, where="pipeline_ance", expected=expected)
-    output_dir = pathlib.Path(setting.output_dir)
-    begin_pipeline(output_dir, config_text)
-    store = TokenStore.open(setting.token_store)
-    check_collection(store, PassageStore.open(setting.data_dir, store.metadata.collection))
-    setting.check_tasks(store.tasks)
-    run = _AnceRun(setting, model, name, store, kept_embeddings)
+    begin_pipeline(setting.output_dir, config_text)
+    setting.open_tokens()
+    run = _AnceRun(setting, model, name, kept_embeddings)
     numbered = list(number_episodes(episodes, after=branch_after))
     rows: list[str] = []
     if warm_up_dir is None:
@@ -157,13 +151,12 @@ class _AnceRun:
         setting: Setting,
         model: ModelConfig,
         name: str,
-        store: TokenStore,
         kept_embeddings: KeptEmbeddings,
     ) -> None:
         self._setting, self._model, self._name, self._kept = setting, model, name, kept_embeddings
         self._root = pathlib.Path(setting.output_dir)
-        self._stages = Stages(self._root)
-        self._retrieval = RetrievalStages(self._stages, setting, store)
+        self._retrieval = RetrievalStages(setting)
+        self._stages = self._retrieval.stages
 
     def warm_up(self, rows: list[str]) -> _Retriever:
         """BM25's negatives, a training on them, and its negatives for the first episode."""

@@ -116,7 +116,7 @@ class ComparedRows:
         self._splits, self._chosen, self._whole = splits, chosen, whole
         self._data = {"data_dir": setting.data_dir, "collection": collection}
         self._tokens = TokenStore.open(setting.token_store)
-        self._comparison = Comparison(self._stages, setting, self._tokens)
+        self._comparison = Comparison(setting)
         # Row of a dense model -> its folder; of trained systems that of the last round.
         self._folders = {} if untrained is None else {UNTRAINED: file_name(UNTRAINED)}
         if chosen is not None:

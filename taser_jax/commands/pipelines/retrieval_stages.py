@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,10 +15,11 @@ from taser_jax.assembly.model_directory import read_facts
 from taser_jax.commands.encode import encode
 from taser_jax.commands.evaluate import EvaluationConfig, evaluate
 from taser_jax.commands.import_model import import_model
-from taser_jax.commands.inputs import check_known
+from taser_jax.commands.inputs import check_collection, check_known
 from taser_jax.commands.mine import mine
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.search import bm25, index, search
+from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.significance import SignificanceConfig
@@ -110,14 +111,18 @@ class Setting:
     tasks: Sequence[str] | None = None
     own_passage_tasks: Sequence[str] = ()
 
-    def check_tasks(self, known: Iterable[str]) -> None:
-        """Checks that the tasks that settings name are among those there are.
+    def open_tokens(self) -> TokenStore:
+        """The token store, of this very collection, with the tasks that settings name.
 
         Raises:
-            ConfigError: naming what is unknown.
+            ConfigError: a setting names an unknown task.
+            FingerprintError: the collection is another version.
         """
-        self.evaluation.check_tasks(known)
-        check_known(self.own_passage_tasks, known, where="OWN_PASSAGE_TASKS")
+        store = TokenStore.open(self.token_store)
+        check_collection(store, PassageStore.open(self.data_dir, store.metadata.collection))
+        self.evaluation.check_tasks(store.tasks)
+        check_known(self.own_passage_tasks, store.tasks, where="OWN_PASSAGE_TASKS")
+        return store
 
 
 def row_name(system: str, number: int, first_negatives: Sequence[str] = (BM25,)) -> str:
@@ -140,19 +145,21 @@ class RetrievalStages:
     """Stages of one pipeline directory, in terms of the commands they run.
 
     Args:
-        stages: where finished stages are recorded.
         setting: what all stages share.
-        store: the token store.
 
     Attributes:
+        stages: those that are finished, below the output directory.
+        store: the token store.
         common: arguments of all commands that read the collection.
     """
 
-    def __init__(self, stages: Stages, setting: Setting, store: TokenStore) -> None:
-        self._stages, self._setting, self._store = stages, setting, store
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self.stages = Stages(setting.output_dir)
+        self.store = TokenStore.open(setting.token_store)
         self.common: dict[str, object] = {
             "data_dir": setting.data_dir,
-            "collection": store.metadata.collection,
+            "collection": self.store.metadata.collection,
             "tasks": setting.tasks,
         }
         self._searched: dict[str, object] = {
@@ -163,7 +170,7 @@ class RetrievalStages:
 
     def bm25(self, root: pathlib.Path, *, splits: Sequence[str]) -> None:
         """BM25 runs of all splits below `root`."""
-        self._stages.run(
+        self.stages.run(
             "bm25-search",
             _bm25_runs,
             output_dir=root / "runs",
@@ -175,15 +182,15 @@ class RetrievalStages:
 
     def untrained(self, label: str, root: pathlib.Path, model: ModelConfig) -> int:
         """Imports the pretrained weights as `root`'s model; returns its number of parameters."""
-        pretrained, tokens = self._setting.training.pretrained, self._store.metadata
+        pretrained, tokens = self._setting.training.pretrained, self.store.metadata
         assert pretrained is not None
-        return self._stages.run(
+        return self.stages.run(
             f"{label}-import",
             import_model,
             model_dir=root / "model",
             model=model,
             pretrained=pretrained,
-            vocabulary=str(self._store.vocabulary_directory),
+            vocabulary=str(self.store.vocabulary_directory),
             feature_lengths={"query": tokens.query_length, "passage": tokens.passage_length},
         )
 
@@ -222,12 +229,12 @@ class RetrievalStages:
             "states_dtype": training.states_dtype,
             "tasks": setting.tasks,
         }
-        self._stages.run(f"{label}-encode", encode, **{"query_splits": encoded, **encoding})
+        self.stages.run(f"{label}-encode", encode, **{"query_splits": encoded, **encoding})
         # Recall is sampled from the tasks in the token store's order.
         tasks = [
-            task for task in self._store.tasks if setting.tasks is None or task in setting.tasks
+            task for task in self.store.tasks if setting.tasks is None or task in setting.tasks
         ]
-        self._stages.run(
+        self.stages.run(
             f"{label}-index",
             _index_both,
             embeddings_dir=embeddings_dir,
@@ -239,7 +246,7 @@ class RetrievalStages:
         )
         # One stage per split: what is added later searches the last model's training queries, too.
         for split in splits:
-            self._stages.run(
+            self.stages.run(
                 f"{label}-search-{split}",
                 _encode_and_search,
                 encoding=encoding,
@@ -263,7 +270,7 @@ class RetrievalStages:
     ) -> None:
         """Mines from `root`'s runs of the training queries, with `mine` or what hands on to it."""
         evaluation = self._setting.evaluation
-        self._stages.run(
+        self.stages.run(
             f"{label}-mine",
             function or mine,
             runs_dir=root / "runs",
@@ -282,7 +289,7 @@ class RetrievalStages:
         details: Mapping[str, str] | None = None,
     ) -> str:
         """Evaluates the test runs as a row of the directory's table; returns the row's name."""
-        self._stages.run(
+        self.stages.run(
             f"{file_name(row)}-evaluate",
             evaluate,
             runs_dir=runs_dir,

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from taser_jax.commands.ask import ask
 from taser_jax.commands.evaluate import write_table
 from taser_jax.commands.hybrid import hybrid
-from taser_jax.commands.inputs import check_collection
 from taser_jax.commands.pipelines.retrieval_stages import (
     BM25,
     DEVELOPMENT,
@@ -18,14 +17,12 @@ from taser_jax.commands.pipelines.retrieval_stages import (
     check_untrained,
     row_name,
 )
-from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.train import train
-from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import keep_compiled_programs, writes
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.retriever_parts import RetrieverParts, write_parts
-from taser_jax.storage.artifacts import file_name, write_text
+from taser_jax.storage.artifacts import FilePath, file_name, write_text
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
 
@@ -73,20 +70,12 @@ def pipeline_taser(
     check_untrained(setting, untrained_systems, systems, where="pipeline_taser.untrained_systems")
     _check_first_negatives(first_negatives, untrained_systems)
     check_depth(setting)
-    output_dir = pathlib.Path(setting.output_dir)
-    begin_pipeline(output_dir, config_text)
-    stages = Stages(output_dir)
-    store = TokenStore.open(setting.token_store)
-    check_collection(store, PassageStore.open(setting.data_dir, store.metadata.collection))
-    setting.check_tasks(store.tasks)
+    begin_pipeline(setting.output_dir, config_text)
+    store = setting.open_tokens()
     _check_development(store)
     sets = setting.tasks or [task for task, splits in store.tasks.items() if "train" in splits]
     comparison = Comparison(
-        stages,
-        setting,
-        store,
-        first_negatives=tuple(first_negatives),
-        keeps_first_negatives=len(sets) == 1,
+        setting, first_negatives=tuple(first_negatives), keeps_first_negatives=len(sets) == 1
     )
     comparison.bm25()
     order = [BM25]
@@ -105,17 +94,16 @@ class Comparison:
 
     def __init__(
         self,
-        stages: Stages,
         setting: Setting,
-        store: TokenStore,
         *,
         first_negatives: tuple[str, ...] = (BM25,),
         keeps_first_negatives: bool = False,
     ) -> None:
-        self._stages, self._setting = stages, setting
+        self._setting = setting
         self._first_negatives, self._keeps_first = first_negatives, keeps_first_negatives
         self._root = pathlib.Path(setting.output_dir)
-        self._retrieval = RetrievalStages(stages, setting, store)
+        self._retrieval = RetrievalStages(setting)
+        self._stages = self._retrieval.stages
 
     def bm25(self, splits: Sequence[str] = ("train", DEVELOPMENT, "test")) -> None:
         """BM25 runs of the splits, round-1 negatives of training queries, and BM25's row."""
@@ -231,13 +219,13 @@ class Comparison:
         return self._stages.record(f"{label}-import").outputs
 
 
-def begin_pipeline(output_dir: pathlib.Path, config_text: str) -> None:
+def begin_pipeline(output_dir: FilePath, config_text: str) -> None:
     """Makes a pipeline's folder, with its config.gin; its steps share compiled programs.
 
     Raises:
         StorageError: it cannot be written.
     """
-    write_text(output_dir / "config.gin", config_text)
+    write_text(pathlib.Path(output_dir) / "config.gin", config_text)
     keep_compiled_programs(output_dir)
 
 

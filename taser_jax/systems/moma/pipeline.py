@@ -10,13 +10,9 @@ from typing import Any
 
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.commands.evaluate import write_table
-from taser_jax.commands.inputs import check_collection
 from taser_jax.commands.pipelines.ance import Episode, Episodes, number_episodes
 from taser_jax.commands.pipelines.retrieval_stages import BM25, RetrievalStages, Setting
-from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.pipelines.taser import begin_pipeline, check_depth, print_table
-from taser_jax.data.collections.store import PassageStore
-from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.models.dual_encoder import ModelConfig
@@ -68,11 +64,9 @@ def pipeline_moma(
     check_depth(setting)
     if not model.fuses:
         raise model.no_fusion()
-    begin_pipeline(pathlib.Path(setting.output_dir), config_text)
-    store = TokenStore.open(setting.token_store)
-    check_collection(store, PassageStore.open(setting.data_dir, store.metadata.collection))
-    setting.check_tasks(store.tasks)
-    run = MomaStages(setting, model, moma, name, store)
+    begin_pipeline(setting.output_dir, config_text)
+    setting.open_tokens()
+    run = MomaStages(setting, model, moma, name)
     rows: list[str] = []
     warmed = run.warm_up(rows)
     numbered = list(number_episodes(episodes))
@@ -172,7 +166,7 @@ class _Target:
     def __init__(self, run: MomaStages, name: str, path: str) -> None:
         self._run, self._name, self._path = run, name, path
         self._root = run.root / "targets" / name
-        store, training = TokenStore.open(path), run.setting.training
+        training = run.setting.training
         if training.states_dir is not None:
             own_states = str(pathlib.Path(training.states_dir) / "targets" / name)
             training = dataclasses.replace(training, states_dir=own_states)
@@ -184,9 +178,8 @@ class _Target:
             tasks=None,
             own_passage_tasks=(),
         )
-        self._stages = Stages(self._root)
-        self._retrieval = RetrievalStages(self._stages, self._setting, store)
-        self._tasks = list(store.tasks)
+        self._retrieval = RetrievalStages(self._setting)
+        self._stages = self._retrieval.stages
 
     def bm25(self) -> str:
         """BM25's row."""
@@ -233,7 +226,7 @@ class _Target:
             _attention,
             **self._run.attended(end, documents),
             token_store=self._path,
-            tasks=self._tasks,
+            tasks=list(self._retrieval.store.tasks),
             split="test",
             source=self._name,
         )

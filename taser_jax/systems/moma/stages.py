@@ -18,7 +18,7 @@ from taser_jax.commands.pipelines.retrieval_stages import (
     RetrievalStages,
     Setting,
 )
-from taser_jax.commands.pipelines.stages import Stages, passes_on
+from taser_jax.commands.pipelines.stages import passes_on
 from taser_jax.commands.train import TrainSummary, train
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
@@ -53,17 +53,13 @@ class MomaStages:
         model: the end retriever; without documents, also the lookup.
         moma: the memories.
         name: MoMA's name in the table's rows.
-        store: tokens of the source.
     """
 
-    def __init__(
-        self, setting: Setting, model: ModelConfig, moma: MomaConfig, name: str, store: TokenStore
-    ) -> None:
+    def __init__(self, setting: Setting, model: ModelConfig, moma: MomaConfig, name: str) -> None:
         self.setting, self.moma, self._model, self._name = setting, moma, model, name
-        self._store = store
         self.root = pathlib.Path(setting.output_dir)
-        self._stages = Stages(self.root)
-        self._retrieval = RetrievalStages(self._stages, setting, store)
+        self._retrieval = RetrievalStages(setting)
+        self._stages = self._retrieval.stages
         self._embeddings = pathlib.Path(moma.shared_embeddings or self.root / "embeddings-by-text")
 
     def row(self, kind: LookupTraining) -> str:
@@ -170,7 +166,7 @@ class MomaStages:
             **self.attended(end, documents),
             token_store=self.setting.token_store,
             output_dir=directory,
-            tasks=self.setting.tasks or list(self._store.tasks),
+            tasks=self.setting.tasks or list(self._retrieval.store.tasks),
             learned=moma.learned_positives,
         )
         return directory

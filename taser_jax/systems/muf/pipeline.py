@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import pathlib
 from collections.abc import Mapping, Sequence
 
 from taser_jax.assembly.config import TrainingConfig
-from taser_jax.commands.inputs import check_collection
 from taser_jax.commands.pipelines.retrieval_stages import BM25, Setting, System, check_untrained
-from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.pipelines.taser import begin_pipeline
-from taser_jax.data.collections.store import PassageStore
-from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.storage.artifacts import file_name
@@ -86,10 +81,7 @@ def pipeline_muf(
         ConfigError: names, tasks or steps that do not fit, or another run's directory.
         StorageError: the directory cannot be written.
     """
-    output_dir = pathlib.Path(setting.output_dir)
-    store = TokenStore.open(setting.token_store)
-    check_collection(store, PassageStore.open(setting.data_dir, store.metadata.collection))
-    setting.check_tasks(store.tasks)
+    store = setting.open_tokens()
     untrained, students = untrained or {}, students or {}
     _check(specialists, joint, students, fusion, store.tasks)
     unseen: dict[str, str] = {}
@@ -98,8 +90,8 @@ def pipeline_muf(
         joint, unseen = {**joint, **without}, dict(zip(specialists, without, strict=True))
     trained = {**specialists, **joint}
     check_untrained(setting, untrained, trained, where="pipeline_muf.untrained")
-    begin_pipeline(output_dir, config_text)
-    run = MufStages(Stages(output_dir), setting, fusion, store)
+    begin_pipeline(setting.output_dir, config_text)
+    run = MufStages(setting, fusion)
     run.bm25()
     for name, system in untrained.items():
         run.untrained(name, system)
@@ -117,7 +109,7 @@ def pipeline_muf(
     )
     for name, table in tables.items():
         print(f"\n{table.to_text()}")
-        logger.info("table: %s (and .csv, .png)", output_dir / f"{name}.md")
+        logger.info("table: %s (and .csv, .png)", f"{setting.output_dir}/{name}.md")
     return tables
 
 

@@ -18,9 +18,8 @@ from taser_jax.commands.pipelines.retrieval_stages import (
     Setting,
     System,
 )
-from taser_jax.commands.pipelines.stages import Stages, passes_on
+from taser_jax.commands.pipelines.stages import passes_on
 from taser_jax.commands.train import train
-from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.results import read_results
 from taser_jax.retrieval.fusion import Weighting
@@ -68,19 +67,18 @@ class MufStages:
     """The stages of one directory.
 
     Args:
-        stages: where finished stages are recorded.
         setting: what all stages share.
         fusion: how specialists are fused.
-        store: the token store.
     """
 
-    def __init__(self, stages: Stages, setting: Setting, fusion: Fusion, store: TokenStore) -> None:
-        self._stages, self._setting, self._fusion = stages, setting, fusion
-        collection = store.metadata.collection
+    def __init__(self, setting: Setting, fusion: Fusion) -> None:
+        self._setting, self._fusion = setting, fusion
         self._root = pathlib.Path(setting.output_dir)
         # BM25's lists are as deep as the specialists' that they are added to.
         deep = dataclasses.replace(setting, k=max(setting.k, fusion.weighing.fusion.depth))
-        self._retrieval = RetrievalStages(stages, deep, store)
+        self._retrieval = RetrievalStages(deep)
+        self._stages = self._retrieval.stages
+        collection = self._retrieval.store.metadata.collection
         self._fusing: dict[str, Any] = {
             "data_dir": setting.data_dir,
             "collection": collection,
