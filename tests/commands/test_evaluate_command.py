@@ -272,44 +272,35 @@ def test_each_task_may_have_an_alpha_of_its_own(capitals: Capitals, tmp_path: pa
         HybridConfig(tasks=("nq",), chosen_for=ChosenFor.EACH_TASK)
 
 
-def test_refusals(capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path, capsys):
-    evaluate = ["evaluate", *capitals.where, *gin(SYSTEM="hand")]
-    output = gin(EVAL_OUTPUT_DIR=tmp_path / "out")
-    message = refused(capsys, *evaluate, *output, *gin(RUNS_DIR=tmp_path / "nothing"))
-    assert str(tmp_path / "nothing" / "capital.test.trec") in message
-    assert "taser bm25" in message
-    given = [*evaluate, *gin(RUNS_DIR=runs_dir)]
-    message = refused(capsys, *given, *output, *gin(TASKS=["lakes"]))
-    assert "no task 'lakes'" in message
-    assert "one of capital, rivers" in message
-    message = refused(capsys, *given, *output, *gin(TASKS=["rivers"], SPLIT="validation"))
-    assert "one of train, test" in message
-    message = refused(
-        capsys, *given, *output, *gin(TASKS=["rivers"]), *gin("EvaluationConfig", judge="answers")
-    )
-    assert "no query of task 'rivers' has answers" in message
-    message = refused(
-        capsys,
-        *given,
-        *output,
-        *gin(TASKS=["rivers"]),
-        *gin("EvaluationConfig", measures=["Recal@5"]),
-    )
-    assert "Recal@5" in message
-    message = refused(capsys, *given, *output, *gin("EvaluationConfig", measures=[]))
-    assert "EvaluationConfig.measures: no measure" in message
-    (tmp_path / "file").write_text("")
-    message = refused(
-        capsys, *given, *gin(EVAL_OUTPUT_DIR=tmp_path / "file" / "out", TASKS=["rivers"])
-    )
-    assert str(tmp_path / "file") in message
-    _write_run(tmp_path / "foreign" / "rivers.test.trec", {"r0": {"p99": 1.0}})
-    message = refused(
-        capsys, *evaluate, *output, *gin(RUNS_DIR=tmp_path / "foreign", TASKS=["rivers"])
-    )
-    assert "rivers.test.trec:1: passage 'p99' is not in this collection" in message
-    hybrid = ["hybrid", *capitals.where, *gin(RUNS_DIR=runs_dir, BM25_RUNS_DIR=tmp_path / "no")]
-    message = refused(
-        capsys, *hybrid, *gin(HYBRID_RUNS_DIR=tmp_path / "joined"), *gin("hybrid", alpha=1.0)
-    )
-    assert str(tmp_path / "no") in message
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"RUNS_DIR": "nothing"}, ("nothing/rivers.test.trec", "taser bm25")),
+        ({"TASKS": ["lakes"]}, ("no task 'lakes'", "one of capital, rivers")),
+        ({"SPLIT": "validation"}, ("one of train, test",)),
+        ({"EvaluationConfig.judge": "answers"}, ("no query of task 'rivers' has answers",)),
+        ({"EvaluationConfig.measures": ["Recal@5"]}, ("Recal@5",)),
+        ({"EvaluationConfig.measures": []}, ("EvaluationConfig.measures: no measure",)),
+        ({"EVAL_OUTPUT_DIR": "file/out"}, ("file/out",)),
+        (
+            {"RUNS_DIR": "foreign"},
+            ("rivers.test.trec:1: passage 'p99' is not in this collection",),
+        ),
+    ],
+)
+def test_what_cannot_be_evaluated(
+    capitals: Capitals, runs_dir: pathlib.Path, capsys, monkeypatch, settings, words
+):
+    monkeypatch.chdir(runs_dir.parent)
+    (runs_dir.parent / "file").write_text("")
+    _write_run(runs_dir.parent / "foreign" / "rivers.test.trec", {"r0": {"p99": 1.0}})
+    given = {"RUNS_DIR": "runs", "EVAL_OUTPUT_DIR": "out", "SYSTEM": "hand", "TASKS": ["rivers"]}
+    message = refused(capsys, "evaluate", *capitals.where, *gin(**given | settings))
+    assert all(each in message for each in words)
+
+
+def test_a_hybrid_needs_the_runs_of_both(capitals: Capitals, runs_dir: pathlib.Path, capsys):
+    absent = runs_dir.parent / "no"
+    where = gin(RUNS_DIR=runs_dir, BM25_RUNS_DIR=absent, HYBRID_RUNS_DIR=runs_dir.parent / "joined")
+    message = refused(capsys, "hybrid", *capitals.where, *where, *gin("hybrid", alpha=1.0))
+    assert str(absent) in message

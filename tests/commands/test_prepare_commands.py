@@ -48,22 +48,6 @@ def test_preparing_again_changes_nothing(capitals: Capitals, capsys: pytest.Capt
     assert "reused" in capsys.readouterr().err
 
 
-def test_beir_directory(tmp_path: pathlib.Path):
-    (tmp_path / "beir" / "qrels").mkdir(parents=True)
-    (tmp_path / "beir" / "corpus.jsonl").write_text(
-        '{"_id": "d1", "title": "One", "text": "first"}\n{"_id": "d2", "text": "second"}\n'
-    )
-    (tmp_path / "beir" / "queries.jsonl").write_text('{"_id": "q1", "text": "one?"}\n')
-    (tmp_path / "beir" / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\n")
-    succeed(
-        *("prepare", *gin(DATA_DIR=tmp_path / "data", COLLECTION="b")),
-        *gin(DIRECTORIES={"facts": str(tmp_path / "beir")}),
-    )
-    assert list(PassageStore.open(tmp_path / "data", "b").ids) == ["d1", "d2"]
-    queries = list(QuerySet.open(tmp_path / "data", "b", "facts", "test"))
-    assert [(query.id, query.positives) for query in queries] == [("q1", (0,))]
-
-
 def test_plain_tsv(tmp_path: pathlib.Path):
     (tmp_path / "p.tsv").write_text("7\tfirst text\tOne\n9\tsecond text\tTwo\n")
     (tmp_path / "q.tsv").write_text("q1\tsecond?\n")
@@ -82,25 +66,6 @@ def test_plain_tsv(tmp_path: pathlib.Path):
     assert [(query.id, query.positives) for query in queries] == [("q1", (1,))]
 
 
-def test_a_bad_line_is_named(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "p.tsv").write_text("id\ttext\ttitle\n1\tx\tX\n")
-    (tmp_path / "train.json").write_text(
-        '[{"question": "q", "answers": "x", "positive_ctxs": [], "negative_ctxs": []}]'
-    )
-    arguments = [
-        *gin(DATA_DIR=tmp_path / "data", COLLECTION="bad", PASSAGES=tmp_path / "p.tsv"),
-        *gin(QUERIES={"t": {"train": str(tmp_path / "train.json")}}),
-    ]
-    message = refused(capsys, "prepare", *arguments)
-    assert "train.json" in message
-    assert "'answers'" in message
-    assert "write ['x']" in message
-
-
-def test_only_the_tasks_asked_for_are_prepared(small_world: SmallWorld):
-    assert sorted(list_tasks(small_world.data_dir, "small")) == sorted(TASKS)
-
-
 def test_a_misspelled_task_of_pydocs_is_refused(tmp_path: pathlib.Path, capsys):
     message = refused(
         capsys, "prepare", "pydocs", *gin(DATA_DIR=tmp_path / "data", TASKS=["code", "sumary"])
@@ -110,6 +75,7 @@ def test_a_misspelled_task_of_pydocs_is_refused(tmp_path: pathlib.Path, capsys):
 
 
 def test_vocabulary_and_token_store(small_world: SmallWorld):
+    assert sorted(list_tasks(small_world.data_dir, "small")) == sorted(TASKS)
     vocabulary = load_vocabulary(small_world.root / "vocabulary")
     store = TokenStore.open(small_world.token_store)
     assert vocabulary.size == 1000

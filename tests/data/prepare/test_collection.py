@@ -232,16 +232,9 @@ def test_bad_question_files_name_the_line(tmp_path, files):
 
 
 def test_inputs_are_checked_before_anything_is_built(tmp_path, files):
-    paths = files(p__tsv=PASSAGES, t__jsonl=TRAIN)
+    paths = files(p__tsv=PASSAGES)
     with pytest.raises(DataError, match=r"gone\.jsonl: cannot be read"):
         _prepare(tmp_path, paths["p__tsv"], {"nq": {"train": tmp_path / "gone.jsonl"}})
-    with pytest.raises(ConfigError, match="split 'dev'"):
-        _prepare(tmp_path, paths["p__tsv"], {"nq": {"dev": paths["t__jsonl"]}})
-    with pytest.raises(ConfigError, match="neither a folder nor a file of passages"):
-        _prepare(tmp_path, [], {})
-    tasks = {"nq": {"train": paths["t__jsonl"]}}
-    with pytest.raises(ConfigError, match=r"entity_tasks: it names 'aida'; the tasks are nq"):
-        _prepare(tmp_path, paths["p__tsv"], tasks, entity_tasks=("aida",))
     assert not (tmp_path / "data").exists()
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError):

@@ -169,9 +169,6 @@ def test_a_sample_of_training_queries_keeps_its_positives_and_all_tests(tmp_path
 def test_what_cannot_be_merged_is_refused(tmp_path, sources):
     with pytest.raises(ConfigError, match="1 or less"):
         prepare(tmp_path, sources, distractors=2.0)
-    split_twice = {"train": "set.jsonl.gz", "train+validation": "set.jsonl.gz"}
-    with pytest.raises(ConfigError, match="split 'train' twice"):
-        prepare(tmp_path, wiki({"set": split_twice}))
     proof = {"wikipedia_id": "3", "title": "P"}
     line = {"id": "q", "input": "who", "output": [{"provenance": [proof]}]}
     write(tmp_path / "bare.jsonl", [line])

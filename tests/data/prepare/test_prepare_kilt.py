@@ -347,7 +347,10 @@ def test_tasks_of_size_zero(tmp_path):
         ({"queries": {"t": {"train+train": "q.jsonl"}}}, r"split 'train\+train'"),
         ({"queries": {"t": {"train": "q.jsonl", "train+test": "q.jsonl"}}}, "'train' twice"),
         ({"passages": None}, "neither a folder nor a file of passages is given"),
-        ({"options": PrepareOptions(entity_tasks=("aida",))}, "it names 'aida'"),
+        (
+            {"options": PrepareOptions(entity_tasks=("aida",))},
+            "entity_tasks: it names 'aida'; the tasks are t",
+        ),
         ({"options": PrepareOptions(task_shares={"t": {"train": 1.0}})}, "shares {'train': 1.0}"),
     ],
 )

@@ -77,6 +77,9 @@ def test_query_preprocessors_run_on_text(data_dir, vocabulary):
 def test_seqio_mixes_and_states_rates(data_dir, vocabulary):
     retrieval.add_retrieval_task("toy_one", collection="toy", task="one")
     retrieval.add_retrieval_task("toy_two", collection="toy", task="two")
+    retrieval.add_retrieval_mixture("both", [("toy_one", 2.0), "toy_two"], default_rate=1.0)
+    assert seqio.MixtureRegistry.get("both").total_rate == 3.0
+    assert retrieval.find_mixture("both").weights() == {"one": 2.0, "two": 1.0}
     add = seqio.MixtureRegistry.add
     add("by_size", ["toy_one", "toy_two"], default_rate=seqio.mixing_rate_num_examples)
     add("fixed", [("toy_one", 3.0), "toy_two"], default_rate=1.0)

@@ -75,20 +75,6 @@ def test_the_same_tokens_from_both(data_dir: str, tmp_path: pathlib.Path):
     assert row == len(TEXTS) - 1
 
 
-def test_seqio_mixes_our_tasks():
-    registry.add_retrieval_task("plain", collection="toy", task="one")
-    registry.add_retrieval_task(
-        "filtered", collection="toy", task="two", query_preprocessors=[lambda data: data]
-    )
-    registry.add_retrieval_mixture("both", [("plain", 2.0), "filtered"], default_rate=1.0)
-    seqio.MixtureRegistry.add("again", ["plain", ("filtered", 3.0)], default_rate=1.0)
-    for name, weights in (("both", {"one": 2.0, "two": 1.0}), ("again", {"one": 1.0, "two": 3.0})):
-        mixture = registry.find_mixture(name)
-        assert [task.name for task in mixture.tasks] == ["filtered", "plain"]
-        assert mixture.weights() == weights
-    assert seqio.MixtureRegistry.get("both").total_rate == 3.0
-
-
 def test_a_name_is_registered_once():
     registry.add_retrieval_task("toy_one", collection="toy", task="one")
     with pytest.raises(ConfigError, match="'toy_one' is registered already"):
