@@ -288,6 +288,8 @@ class Stream(Protocol):
 
 
 BatchT = TypeVar("BatchT")
+# Batches held ready.
+_AHEAD = 2
 
 
 def prefetch(
@@ -295,8 +297,6 @@ def prefetch(
     start_step: int,
     stop_step: int,
     put: Callable[[BatchT], BatchT],
-    *,
-    depth: int = 2,
 ) -> Iterator[tuple[int, BatchT]]:
     """Yields (step, put(make(step))) for the steps in order; a thread works ahead.
 
@@ -308,25 +308,13 @@ def prefetch(
         start_step: first step.
         stop_step: the step after the last.
         put: moves a batch to the devices; called in the thread.
-        depth: maximum number of batches held ready.
 
-    Returns:
-        An iterator over steps and batches.
-
-    Raises:
-        ConfigError: `depth` below 1. What `make` or `put` raise is raised at the step it
-            belongs to.
+    Yields:
+        Steps and batches. What `make` or `put` raises is raised at the step it belongs to.
     """
-    if depth < 1:
-        raise ConfigError(f"prefetch depth {depth}", expected="1 or more")
-    return _prefetched(make, range(start_step, stop_step), put, depth)
-
-
-def _prefetched(
-    make: Callable[[int], BatchT], steps: range, put: Callable[[BatchT], BatchT], depth: int
-) -> Iterator[tuple[int, BatchT]]:
+    steps = range(start_step, stop_step)
     ready: queue.SimpleQueue[BatchT | BaseException] = queue.SimpleQueue()
-    free = threading.Semaphore(depth)
+    free = threading.Semaphore(_AHEAD)
     stopped = threading.Event()
 
     def work() -> None:

@@ -86,18 +86,13 @@ class IdVocabulary(seqio.PassThroughVocabulary):
 
 # One for all: SeqIO mixes tasks only where their vocabularies are equal.
 _IDS = seqio.Feature(IdVocabulary(), add_eos=False)
-_TEXT = seqio.Feature(seqio.PassThroughVocabulary(size=0), add_eos=False, dtype=tf.string, rank=0)
 
 
 def preprocessed(task: RetrievalTask, split: str) -> Iterator[Query]:
     """The queries of a split after the task's own preprocessors, in their order."""
-    texts = seqio.Task(
-        task.name,
-        source=SeqioQueries(task.source),
-        preprocessors=task.query_preprocessors,
-        output_features={"query": _TEXT},
-    )
-    dataset = texts.get_dataset(None, split=split, shuffle=False, try_in_mem_cache=False)
+    dataset = SeqioQueries(task.source).get_dataset(split, shuffle=False)
+    for preprocessor in task.query_preprocessors:
+        dataset = preprocessor(dataset)
     for example in dataset.as_numpy_iterator():
         yield Query(
             id=example["query_id"].decode(),

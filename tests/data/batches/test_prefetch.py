@@ -4,7 +4,6 @@ import time
 import pytest
 
 from taser_jax.data.batches.stream import prefetch
-from taser_jax.storage.errors import ConfigError
 
 
 class Stream:
@@ -37,12 +36,12 @@ def test_yields_every_step_in_order_and_ends():
     assert threads() == []
 
 
-def test_works_ahead_by_depth_and_no_more():
+def test_works_ahead_by_two_and_no_more():
     stream = Stream()
-    batches = prefetch(stream.batch, 0, 100, lambda batch: batch, depth=3)
+    batches = prefetch(stream.batch, 0, 100, lambda batch: batch)
     next(batches)
     settle(stream)
-    assert stream.made == [0, 1, 2, 3]
+    assert stream.made == [0, 1, 2]
     batches.close()
 
 
@@ -84,8 +83,3 @@ def test_leaving_a_loop_early_joins_the_thread():
         if step == 2:
             break
     assert threads() == []
-
-
-def test_depth_is_checked_at_the_call():
-    with pytest.raises(ConfigError, match="depth 0"):
-        prefetch(Stream().batch, 0, 1, lambda batch: batch, depth=0)
