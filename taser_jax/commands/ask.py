@@ -28,49 +28,8 @@ class Answer:
     sources: Sequence[str] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class AskSettings:
-    """How questions are answered: the arguments of `ask`, which explains them."""
-
-    directory: str
-    model_dir: str | None
-    index_dir: str | None
-    data_dir: str | None
-    collection: str | None
-    fusion_dir: str | None
-    memory_dir: str | None
-    lookup_dir: str | None
-    documents: int
-    query_length: int | None
-    task: str | None
-    k: int
-    step: int | None
-
-    def load_retriever(self) -> Retriever:
-        """Loads the model with its index and collection, or what a directory's file names.
-
-        Raises:
-            ConfigError: some are not given, or the directory has no `retriever.json`.
-        """
-        if self.model_dir is None and read_parts(self.directory) is None:
-            problem = "no retriever.json, which `taser compare` writes"
-            fix = (
-                "give --from=ITS_OUTPUT_DIR, or FUSION_DIR, or MODEL_DIR, INDEX_DIR, DATA_DIR and "
-                "COLLECTION"
-            )
-            raise ConfigError(problem, where=self.directory, fix=fix)
-        return Retriever.load(
-            self.model_dir or self.directory,
-            index_dir=self.index_dir,
-            data_dir=self.data_dir,
-            collection=self.collection,
-            task=self.task,
-            query_length=self.query_length,
-            step=self.step,
-        )
-
-
-Answerer = Callable[[Sequence[str], AskSettings], list[Answer]]
+# They get the questions and, by name, those arguments of `ask` that concern them.
+Answerer = Callable[..., list[Answer]]
 FUSION: Registered[Answerer] = Registered("taser_jax.systems.muf.answers")
 MEMORIES: Registered[Answerer] = Registered("taser_jax.systems.moma.augment")
 
@@ -127,29 +86,32 @@ def ask(
         problem = f"{questions!r} is no list of questions, or one of them is empty"
         fix = "write `taser ask how do I sort a list`"
         raise ConfigError(problem, where="QUESTIONS", fix=fix)
-    settings = AskSettings(
-        directory=directory,
-        model_dir=model_dir,
-        index_dir=index_dir,
-        data_dir=data_dir,
-        collection=collection,
-        fusion_dir=fusion_dir,
-        memory_dir=memory_dir,
-        lookup_dir=lookup_dir,
-        documents=documents,
-        query_length=query_length,
-        task=task,
-        k=k,
-        step=step,
-    )
+    asked = {"task": task, "query_length": query_length, "k": k}
     if fusion_dir is not None:
-        answers = FUSION.get()(questions, settings)
-    elif memory_dir is not None:
-        answers = MEMORIES.get()(questions, settings)
+        answers = FUSION.get()(questions, fusion_dir=fusion_dir, **asked)
     else:
-        retriever = settings.load_retriever()
-        hits = retriever.search(questions, k=k, hybrid=retriever.has_hybrid)
-        answers = [Answer(best) for best in hits]
+        if model_dir is None and read_parts(directory) is None:
+            problem = "no retriever.json, which `taser compare` writes"
+            fix = (
+                "give --from=ITS_OUTPUT_DIR, or FUSION_DIR, or MODEL_DIR, INDEX_DIR, DATA_DIR and "
+                "COLLECTION"
+            )
+            raise ConfigError(problem, where=directory, fix=fix)
+        retriever = Retriever.load(
+            model_dir or directory,
+            index_dir=index_dir,
+            data_dir=data_dir,
+            collection=collection,
+            task=task,
+            query_length=query_length,
+            step=step,
+        )
+        if memory_dir is not None:
+            memories = {"memory_dir": memory_dir, "lookup_dir": lookup_dir, "documents": documents}
+            answers = MEMORIES.get()(questions, retriever, data_dir=data_dir, **memories, **asked)
+        else:
+            hits = retriever.search(questions, k=k, hybrid=retriever.has_hybrid)
+            answers = [Answer(best) for best in hits]
     for question, answer in zip(questions, answers, strict=True):
         _show(question, answer)
     return [[hit.passage.id for hit in answer.hits] for answer in answers]

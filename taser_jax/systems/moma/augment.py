@@ -12,7 +12,7 @@ from jaxtyping import Float32
 
 from taser_jax.assembly.data import query_sets
 from taser_jax.assembly.model_directory import LoadedModel, check_vocabulary, load_model
-from taser_jax.commands.ask import MEMORIES, Answer, AskSettings
+from taser_jax.commands.ask import MEMORIES, Answer
 from taser_jax.commands.inputs import run_path
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.arrays import TokenizedQueries
@@ -206,13 +206,30 @@ def fused_documents(
     return by_query
 
 
-def ask_augmented(questions: Sequence[str], settings: AskSettings) -> list[Answer]:
+def ask_augmented(
+    questions: Sequence[str],
+    retriever: Retriever,
+    *,
+    memory_dir: str,
+    lookup_dir: str | None,
+    documents: int,
+    data_dir: str,
+    task: str | None,
+    query_length: int | None,
+    k: int,
+) -> list[Answer]:
     """Looks documents up for each question, fuses them, and searches.
 
     Args:
         questions: questions as typed.
-        settings: the end retriever with its collection, the mixture of memories, the model that
-            they were added with, and K.
+        retriever: the end retriever with its collection.
+        memory_dir: the mixture of memories.
+        lookup_dir: the model that they were added with.
+        documents: documents fused with each question, K.
+        data_dir: folder of the memories' collections.
+        task: task whose prompt, length and query encoder are used.
+        query_length: maximum tokens per question; None means as in training.
+        k: passages per question.
 
     Returns:
         The answers, each with the documents fused with the question, most attended first.
@@ -222,28 +239,23 @@ def ask_augmented(questions: Sequence[str], settings: AskSettings) -> list[Answe
             mixture.
         FingerprintError: another model than the lookup encoded the memories.
     """
-    retriever = settings.load_retriever()
-    assert settings.memory_dir is not None
-    assert settings.data_dir is not None
-    if settings.lookup_dir is None:
+    if lookup_dir is None:
         fix = "give the model that `taser memory add` encoded them with"
         title = "no model looks documents up in the memories"
         raise ConfigError(title, where="LOOKUP_DIR", fix=fix)
-    model, mixture = retriever.model, Mixture.open(settings.memory_dir)
+    model, mixture = retriever.model, Mixture.open(memory_dir)
     if not model.model.config.fuses:
         raise model.model.config.no_fusion()
-    check_documents(settings.documents, len(mixture))
-    lookup = Retriever.load(
-        settings.lookup_dir, task=settings.task, query_length=settings.query_length
-    )
+    check_documents(documents, len(mixture))
+    lookup = Retriever.load(lookup_dir, task=task, query_length=query_length)
     require_equal(
-        f"memories {settings.memory_dir}",
+        f"memories {memory_dir}",
         mixture.manifest.fingerprints,
         {"model": lookup.model.passage_fingerprint},
         "name the model that they were added with as LOOKUP_DIR",
     )
     searcher = ExactSearcher(EmbeddingsByText.of_mixture(mixture), devices=search_devices())
-    result = searcher.search(lookup.encode_queries(questions), settings.documents)
+    result = searcher.search(lookup.encode_queries(questions), documents)
     looked_up = Lookup([*map(str, range(len(questions)))], result.rows, result.scores)
     texts = AugmentedTexts(
         TokensInMemory(retriever.query_tokens(questions)),
@@ -251,14 +263,12 @@ def ask_augmented(questions: Sequence[str], settings: AskSettings) -> list[Answe
         query_documents.document_reader(model.model.config, mixture),
     )
     config = EncodeConfig(batch_multiple=model.batch_multiple)
-    encode = model.encode_fn(Role.QUERY, task=settings.task)
+    encode = model.encode_fn(Role.QUERY, task=task)
     embeddings, _ = encode_rows(encode, texts, np.arange(len(questions)), config=config)
-    attention = query_documents.document_attention(model, texts, task=settings.task, config=config)
-    documents = fused_documents(mixture, looked_up, attention, data_dir=settings.data_dir)
-    hits = retriever.search_embeddings(embeddings, k=settings.k)
-    return [
-        Answer(best, sources=_shown(fused)) for best, fused in zip(hits, documents, strict=True)
-    ]
+    attention = query_documents.document_attention(model, texts, task=task, config=config)
+    fused = fused_documents(mixture, looked_up, attention, data_dir=data_dir)
+    hits = retriever.search_embeddings(embeddings, k=k)
+    return [Answer(best, sources=_shown(own)) for best, own in zip(hits, fused, strict=True)]
 
 
 def _shown(documents: Sequence[FusedDocument]) -> list[str]:

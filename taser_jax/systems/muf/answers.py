@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Float
 
-from taser_jax.commands.ask import FUSION, Answer, AskSettings
+from taser_jax.commands.ask import FUSION, Answer
 from taser_jax.commands.evaluate import EvaluationConfig
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.retrieval.fusion import Weighting, fuse_runs, weights_of
@@ -36,12 +36,22 @@ class _Fusion(msgspec.Struct):
     summary: _Summary
 
 
-def ask_fused(questions: Sequence[str], settings: AskSettings) -> list[Answer]:
+def ask_fused(
+    questions: Sequence[str],
+    *,
+    fusion_dir: str,
+    task: str | None,
+    query_length: int | None,
+    k: int,
+) -> list[Answer]:
     """Encodes questions with every specialist's model, searches, and fuses the lists.
 
     Args:
         questions: questions as typed.
-        settings: the directory of `taser fuse`, whose specialists name their MODEL_DIR.
+        fusion_dir: of `taser fuse`, whose specialists name their MODEL_DIR.
+        task: task whose prompt, length and query encoder are used.
+        query_length: maximum tokens per question; None means as in training.
+        k: passages per question.
 
     Returns:
         The answers, each with the confidence of the specialists; 1 where lists weigh the same.
@@ -50,8 +60,7 @@ def ask_fused(questions: Sequence[str], settings: AskSettings) -> list[Answer]:
         ConfigError: no fusion there, or a specialist without its model.
         FingerprintError: a model that did not encode the specialist's passages.
     """
-    assert settings.fusion_dir is not None
-    path = pathlib.Path(settings.fusion_dir) / FUSION_FILE
+    path = pathlib.Path(fusion_dir) / FUSION_FILE
     record = read_typed(path, _Fusion, fix="run `taser fuse` first, or correct FUSION_DIR")
     store = PassageStore.open(record.data_dir, record.collection)
     weighing, specialists = record.weighing, record.specialists
@@ -73,9 +82,7 @@ def ask_fused(questions: Sequence[str], settings: AskSettings) -> list[Answer]:
             title = f"specialist {name!r} has no model to encode questions with"
             fix = "put it beside the specialist's embeddings as model, and run `taser fuse` again"
             raise ConfigError(title, where=str(path), fix=fix)
-        retriever = Retriever.load(
-            model_dir, task=settings.task, query_length=settings.query_length
-        )
+        retriever = Retriever.load(model_dir, task=task, query_length=query_length)
         require_equal(
             f"model {model_dir}",
             {"model": retriever.model.fingerprint},
@@ -91,7 +98,7 @@ def ask_fused(questions: Sequence[str], settings: AskSettings) -> list[Answer]:
             columns.append(np.ones(len(ids), np.float32))
     confidences = np.stack(columns, axis=1)
     weights = weights_of(confidences, weighing.fusion).values
-    fused = fuse_runs(runs, weights, dataclasses.replace(weighing.fusion, k=settings.k))
+    fused = fuse_runs(runs, weights, dataclasses.replace(weighing.fusion, k=k))
     hits = [
         [
             Hit(store[int(row)], float(score))
