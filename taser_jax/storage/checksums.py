@@ -31,7 +31,8 @@ Record = tuple[int, str]
 """A file's bytes and checksum."""
 ABSENT: Record = 0, "absent"
 
-_LINE = re.compile(r"(absent|[0-9a-f]{8}) (\d+) (.+)")
+# No file has a size of more digits.
+_LINE = re.compile(r"(absent|[0-9a-f]{8}) (\d{1,19}) (.+)")
 _BLOCK = 1 << 22
 # Files from this size on are compared once per change: an empty file in the user's cache says so.
 _LARGE = 1 << 26
