@@ -73,7 +73,7 @@ def test_episodes_on_two_memories(small_world, tmp_path, capsys):
     ]
     terms = tmp_path / "terms.jsonl"
     terms.write_text("\n".join(map(json.dumps, lines)))
-    succeed("prepare", "thesaurus", *gin(DATA_DIR=data, COLLECTION="terms", PASSAGES=terms))
+    succeed("prepare", *gin(DATA_DIR=data, COLLECTION="terms", PASSAGES=terms))
     tokens = tmp_path / "terms"
     succeed(
         *("tokenize", *gin(DATA_DIR=data, VOCABULARY=vocabulary, COLLECTION="terms")),
