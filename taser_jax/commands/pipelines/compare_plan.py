@@ -101,8 +101,8 @@ def _rounded(tokens: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Defaults:
-    """How to train on so many queries, where nothing is set.
+class Plan:
+    """How a comparison trains.
 
     Attributes:
         batch_size: queries per step.
@@ -111,6 +111,7 @@ class Defaults:
         frozen_blocks: first blocks that stay as pretrained.
         rounds: 2 trains again on mined negatives.
         folds: folds of cross-validation; 0 chooses on the validation queries.
+        seconds: estimated seconds of the whole comparison, from the start of the command.
     """
 
     batch_size: int
@@ -119,10 +120,11 @@ class Defaults:
     frozen_blocks: int
     rounds: int
     folds: int
+    seconds: float = math.nan
 
 
-def defaults(queries: int, *, validation: int, blocks: int | None, batch_size: int) -> Defaults:
-    """Training by the number of distinct training queries.
+def defaults(queries: int, *, validation: int, blocks: int | None, batch_size: int) -> Plan:
+    """Training by the number of distinct training queries, where nothing is set.
 
     Four epochs, within 20 to 1,000 steps, of batches that hold at most half of the queries. For
     pretrained weights the rate is 5e-5 · min(1, sqrt(queries / 1000)), and below 1,000 queries the
@@ -138,11 +140,11 @@ def defaults(queries: int, *, validation: int, blocks: int | None, batch_size: i
     steps = min(_MOST_STEPS, max(_FEWEST_STEPS, -(-_EPOCHS * queries // size)))
     folds = 0 if blocks is None or validation >= 300 or queries < 10 else 5 if queries < 300 else 2
     if blocks is None:
-        return Defaults(size, max(steps, _ENOUGH_STEPS), 1e-3, 0, 2, folds)
+        return Plan(size, max(steps, _ENOUGH_STEPS), 1e-3, 0, 2, folds)
     is_few = queries < _MANY_QUERIES
     # Two digits, as it is printed.
     rate = float(f"{_RATE * min(1.0, (queries / _MANY_QUERIES) ** 0.5):.2g}")
-    return Defaults(
+    return Plan(
         batch_size=size,
         steps=steps,
         learning_rate=rate,
@@ -177,26 +179,7 @@ class Costs:
     pool_share: float = 1.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """How long the comparison trains.
-
-    Attributes:
-        steps: steps of each training.
-        frozen_blocks: number of the encoder's first blocks that stay as pretrained.
-        rounds: 2 trains again on mined negatives.
-        folds: folds of cross-validation.
-        seconds: estimated seconds of the whole comparison, from the start of the command.
-    """
-
-    steps: int
-    frozen_blocks: int
-    rounds: int
-    folds: int
-    seconds: float
-
-
-def plan(costs: Costs, wanted: Defaults, *, minutes: float | None, pretrained: bool) -> Plan:
+def plan(costs: Costs, wanted: Plan, *, minutes: float | None, pretrained: bool) -> Plan:
     """Fits a comparison to a budget: first fewer steps, then frozen blocks, one round, two folds.
 
     Frozen blocks' states are computed once, so that a step, or an encoding, costs the share of the
@@ -204,7 +187,7 @@ def plan(costs: Costs, wanted: Defaults, *, minutes: float | None, pretrained: b
 
     Args:
         costs: this comparison's costs.
-        wanted: steps, frozen blocks, rounds and folds, where time allows.
+        wanted: how to train where time allows.
         minutes: the budget; None sets no limit.
         pretrained: whether the weights are pretrained: blocks of random weights are not frozen.
 
@@ -213,31 +196,27 @@ def plan(costs: Costs, wanted: Defaults, *, minutes: float | None, pretrained: b
     """
     half = costs.blocks // 2 if pretrained else 0
     frozen = max(half, wanted.frozen_blocks)
-    few = min(wanted.folds, 2)
-    options = [
-        (wanted.rounds, wanted.frozen_blocks, wanted.folds),
-        (wanted.rounds, frozen, wanted.folds),
-        (1, frozen, wanted.folds),
-        (1, frozen, few),
-    ]
+    plans = [wanted]
+    for change in ({"frozen_blocks": frozen}, {"rounds": 1}, {"folds": min(wanted.folds, 2)}):
+        plans.append(dataclasses.replace(plans[-1], **change))
     if minutes is None:
-        return _estimated(costs, wanted.steps, *options[0])
-    for option in options:
-        fixed = _estimated(costs, 0, *option).seconds
-        each = _estimated(costs, 1, *option).seconds - fixed
-        fitting = int((60 * minutes - fixed) / each)
+        return _timed(costs, wanted, wanted.steps)
+    for each in plans:
+        fixed = _timed(costs, each, 0).seconds
+        fitting = int((60 * minutes - fixed) / (_timed(costs, each, 1).seconds - fixed))
         if fitting >= min(wanted.steps, _ENOUGH_STEPS):
-            return _estimated(costs, min(fitting, wanted.steps), *option)
-    return _estimated(costs, max(min(fitting, wanted.steps), _FEWEST_STEPS), *options[-1])
+            return _timed(costs, each, min(fitting, wanted.steps))
+    return _timed(costs, plans[-1], max(min(fitting, wanted.steps), _FEWEST_STEPS))
 
 
-def _estimated(costs: Costs, steps: int, rounds: int, frozen: int, folds: int) -> Plan:
-    frozen_share = frozen / costs.blocks
+def _timed(costs: Costs, plan: Plan, steps: int) -> Plan:
+    """The plan with so many steps, and the seconds that it then takes."""
+    frozen_share = plan.frozen_blocks / costs.blocks
     trained = 1 - frozen_share
-    trainings = costs.systems * (rounds + folds)
+    trainings = costs.systems * (plan.rounds + plan.folds)
     # The frozen blocks' states are computed once, for the untrained model, too.
     encodings = frozen_share + trained * (
-        costs.systems * (rounds + folds * costs.pool_share) + costs.untrained
+        costs.systems * (plan.rounds + plan.folds * costs.pool_share) + costs.untrained
     )
     seconds = (
         costs.spent_seconds
@@ -245,7 +224,7 @@ def _estimated(costs: Costs, steps: int, rounds: int, frozen: int, folds: int) -
         + trainings * (costs.start_seconds + steps * costs.step_seconds * trained)
         + encodings * costs.encode_seconds
     )
-    return Plan(steps, frozen, rounds, folds, seconds)
+    return dataclasses.replace(plan, steps=steps, seconds=seconds)
 
 
 @dataclasses.dataclass(frozen=True)
