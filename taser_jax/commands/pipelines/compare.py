@@ -9,30 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from taser_jax.assembly.pretrained import Pretrained
-from taser_jax.commands.pipelines.compare_parts import (
-    MEASURED_STEPS,
-    check_systems,
-    collection_name,
-    distinct_queries,
-    file_sizes,
-    filled,
-    fit_lengths,
-    measure,
-    planned,
-    prepare_detected,
-    untrained_system,
-    with_trained_experts,
-    with_weights,
-)
-from taser_jax.commands.pipelines.compare_plan import (
-    Costs,
-    FittedLength,
-    Plan,
-    defaults,
-    length_buckets,
-    padded_length,
-    plan,
-)
+from taser_jax.commands.pipelines import compare_parts, compare_plan
 from taser_jax.commands.pipelines.compared_rows import (
     DEPTH,
     RANKED,
@@ -123,21 +100,21 @@ def compare(
             system, or other settings than the directory was begun with.
     """
     names = systems.split(",") if isinstance(systems, str) else list(systems)
-    check_systems(names, candidates)
+    compare_parts.check_systems(names, candidates)
     fixed = {"steps": train_steps, "learning_rate": learning_rate, "rounds": rounds, "folds": folds}
     run = _Run(
         setting=setting,
         systems={ROWS[name]: candidates[name] for name in names},
         pretrained=pretrained,
-        collection=collection_name(directories),
+        collection=compare_parts.collection_name(directories),
         fixed={name: value for name, value in fixed.items() if value is not None},
     )
     begin_pipeline(run.root, config_text)
     splits = run.stages.run(
         "prepare",
-        prepare_detected,
+        compare_parts.prepare_detected,
         directories=list(directories),
-        sizes=file_sizes(directories),
+        sizes=compare_parts.file_sizes(directories),
         data_dir=str(run.root / "data"),
         collection=run.collection,
         validation_share=validation_share,
@@ -221,7 +198,7 @@ class _Run:
 
     def tokenize(
         self, given: Mapping[str, int], vocabulary_size: int, *, has_queries: bool
-    ) -> dict[str, FittedLength]:
+    ) -> dict[str, compare_plan.FittedLength]:
         """Vocabulary, lengths and tokens."""
         data = {"data_dir": self._setting.data_dir, "collection": self.collection}
         settings = None
@@ -239,14 +216,14 @@ class _Run:
             own = min(positions, (settings and settings.max_length) or positions)
         fitted = self.stages.run(
             "lengths",
-            fit_lengths,
+            compare_parts.fit_lengths,
             vocabulary=str(vocabulary),
             prompt=settings.query_prompt if settings else "",
             own_length=own,
             given=dict(given),
             **data,
         )
-        sides = {side: FittedLength(**values) for side, values in fitted.items()}
+        sides = {side: compare_plan.FittedLength(**values) for side, values in fitted.items()}
         lengths = {side: fit.tokens for side, fit in sides.items()}
         self._decide(
             "lengths: "
@@ -265,20 +242,20 @@ class _Run:
         )
         return sides
 
-    def decide_model(self, sides: Mapping[str, FittedLength]) -> None:
+    def decide_model(self, sides: Mapping[str, compare_plan.FittedLength]) -> None:
         """Sizes and pooling, temperature, buckets and the depth of lists."""
         setting, training = self._setting, self._setting.training
         objective, cosines = training.objective, False
         if self._pretrained is not None:
             cosines = pretrained_normalization(self._pretrained) is Normalization.L2
         if cosines:
-            objective = filled(objective, temperature=0.05)
+            objective = compare_parts.filled(objective, temperature=0.05)
             self._decide(
                 "embeddings are normalised, as the pretrained weights say: a temperature sharpens "
                 "cosines",
                 ObjectiveConfig__temperature=objective.temperature,
             )
-        buckets = training.length_buckets or tuple(length_buckets(*sides.values()))
+        buckets = training.length_buckets or tuple(compare_plan.length_buckets(*sides.values()))
         passages = len(PassageStore.open(setting.data_dir, self.collection))
         depth = min(setting.k, passages)
         self._decide(
@@ -289,7 +266,7 @@ class _Run:
         significance = setting.significance
         if significance is not None and self._pretrained is not None:
             baselines = (UNTRAINED, f"{UNTRAINED} + BM25")
-            significance = filled(significance, more_baselines=baselines)
+            significance = compare_parts.filled(significance, more_baselines=baselines)
         self._setting = dataclasses.replace(
             setting,
             k=depth,
@@ -304,17 +281,21 @@ class _Run:
             ),
         )
         self._systems = {
-            name: dataclasses.replace(system, model=with_weights(system.model, self._pretrained))
+            name: dataclasses.replace(
+                system, model=compare_parts.with_weights(system.model, self._pretrained)
+            )
             for name, system in self._systems.items()
         }
 
-    def rows(self, chosen: Plan | None) -> ComparedRows:
+    def rows(self, chosen: compare_plan.Plan | None) -> ComparedRows:
         """The comparison with all that is decided."""
         bm25 = chosen_bm25(self._setting, self.collection, self._splits)
         if bm25 != self._setting.bm25:
             self._decide("BM25", Bm25Config__k1=bm25.k1, Bm25Config__b=bm25.b)
             self._setting = dataclasses.replace(self._setting, bm25=bm25)
-        untrained = untrained_system(self._systems) if self._pretrained is not None else None
+        untrained = (
+            compare_parts.untrained_system(self._systems) if self._pretrained is not None else None
+        )
         return ComparedRows(
             self._setting,
             systems=self._systems,
@@ -325,16 +306,18 @@ class _Run:
             whole=self._whole,
         )
 
-    def plan(self, sides: Mapping[str, FittedLength], minutes: float | None) -> Plan:
+    def plan(
+        self, sides: Mapping[str, compare_plan.FittedLength], minutes: float | None
+    ) -> compare_plan.Plan:
         """Batches, rate, steps, frozen blocks, rounds and folds, by queries and by time."""
         training = self._setting.training
         first = next(iter(self._systems.values()))
         blocks = first.model.transformer.num_layers
         distinct = functools.partial(
-            distinct_queries, self._setting.data_dir, self.collection, self._splits
+            compare_parts.distinct_queries, self._setting.data_dir, self.collection, self._splits
         )
         queries = distinct("train")
-        wanted = defaults(
+        wanted = compare_plan.defaults(
             queries,
             validation=distinct(DEVELOPMENT),
             blocks=None if self._pretrained is None else blocks,
@@ -349,14 +332,19 @@ class _Run:
             ),
         )
         buckets = training.length_buckets
-        query, passage = (padded_length(sides[side], buckets) for side in ("query", "passage"))
+        query, passage = (
+            compare_plan.padded_length(sides[side], buckets) for side in ("query", "passage")
+        )
         passages = len(PassageStore.open(self._setting.data_dir, self.collection))
         loop = dataclasses.replace(
-            training.loop, train_steps=MEASURED_STEPS, evaluation_period=0, checkpoint_period=0
+            training.loop,
+            train_steps=compare_parts.MEASURED_STEPS,
+            evaluation_period=0,
+            checkpoint_period=0,
         )
         measured = self.stages.run(
             "measure",
-            measure,
+            compare_parts.measure,
             model_dir=self.root / "measured",
             token_store=self._setting.token_store,
             model=first.model,
@@ -365,7 +353,7 @@ class _Run:
             batch_tokens=wanted.batch_size * (query + 2 * passage),
         )
         done = [name for name in self.stages.finished() if name in _BEFORE]
-        costs = Costs(
+        costs = compare_plan.Costs(
             **measured,
             blocks=blocks,
             systems=len(self._systems),
@@ -373,7 +361,9 @@ class _Run:
             spent_seconds=sum(self.stages.record(name).seconds for name in done),
             pool_share=min(1.0, 2 * DEPTH * RANKED / passages),
         )
-        chosen = plan(costs, wanted, minutes=minutes, pretrained=self._pretrained is not None)
+        chosen = compare_plan.plan(
+            costs, wanted, minutes=minutes, pretrained=self._pretrained is not None
+        )
         self._decide(
             f"{queries:,} distinct training queries: batches and rate",
             BATCH_SIZE=wanted.batch_size,
@@ -390,7 +380,7 @@ class _Run:
             logger.warning("even the shortest comparison takes longer than %g minutes", minutes)
         self._setting = dataclasses.replace(
             self._setting,
-            training=planned(
+            training=compare_parts.planned(
                 training,
                 chosen,
                 states_dir=str(self.root / "states"),
@@ -398,7 +388,9 @@ class _Run:
             ),
         )
         self._systems = {
-            name: dataclasses.replace(system, model=with_trained_experts(system.model, chosen))
+            name: dataclasses.replace(
+                system, model=compare_parts.with_trained_experts(system.model, chosen)
+            )
             for name, system in self._systems.items()
         }
         return chosen

@@ -26,14 +26,7 @@ from taser_jax.data.token_store.store import (
     TokenStore,
 )
 from taser_jax.data.token_store.writer import TokenStoreWriter
-from taser_jax.storage.artifacts import (
-    METADATA,
-    check_empty,
-    fingerprint,
-    read_json,
-    replacing,
-    write_json,
-)
+from taser_jax.storage import artifacts
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import phase, track
 from taser_jax.storage.records import Query
@@ -129,7 +122,7 @@ def tokenize_collection(
         reused = _reuse(output_dir, inputs, replace=replace)
         if reused is not None:
             return reused
-        with replacing(output_dir) as scratch:
+        with artifacts.replacing(output_dir) as scratch:
             writer = TokenStoreWriter(
                 scratch,
                 collection=collection,
@@ -150,7 +143,7 @@ def tokenize_collection(
                 )
                 for task, split in work:
                     _write_queries(writer, task, split, query_length)
-            write_json(scratch / INPUTS, inputs)
+            artifacts.write_json(scratch / INPUTS, inputs)
             writer.finish()
         return TokenStore.open(output_dir)
 
@@ -192,7 +185,9 @@ def _tokenized_passages(
 
 def _form_fingerprint(titles: Titles, prompt: Sequence[int]) -> str:
     """Of what passages' tokens depend on beside their texts."""
-    return fingerprint([f"titles {titles.value}", *([f"prompt {list(prompt)}"] if prompt else [])])
+    return artifacts.fingerprint(
+        [f"titles {titles.value}", *([f"prompt {list(prompt)}"] if prompt else [])]
+    )
 
 
 def _write_queries(writer: TokenStoreWriter, task: RetrievalTask, split: str, length: int) -> None:
@@ -227,11 +222,11 @@ def _reuse(output_dir: pathlib.Path, inputs: _Inputs, *, replace: bool) -> Token
         ConfigError: the directory has a store from other inputs, and `replace` is False; or
             anything else.
     """
-    if not (output_dir / METADATA).is_file():
-        check_empty(output_dir)
+    if not (output_dir / artifacts.METADATA).is_file():
+        artifacts.check_empty(output_dir)
         return None
     try:
-        former = read_json(output_dir / INPUTS)
+        former = artifacts.read_json(output_dir / INPUTS)
     except DataError:
         return None
     if former != inputs and replace:

@@ -18,18 +18,7 @@ from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
-from taser_jax.storage.artifacts import (
-    ARRAY_ERRORS,
-    METADATA,
-    FilePath,
-    Fingerprint,
-    Metadata,
-    fingerprint_json,
-    read_metadata,
-    replacing,
-    require_equal,
-    write_json,
-)
+from taser_jax.storage import artifacts
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.typed_files import Checked, Positive, Seed
 from taser_jax.systems.muf.members import (
@@ -46,7 +35,7 @@ _VERSION = 1
 _MEMBERS = "members.npz"
 
 
-class _Metadata(Metadata, frozen=True):
+class _Metadata(artifacts.Metadata, frozen=True):
     members: Positive
     hidden_dims: tuple[Positive, ...]
     tasks: tuple[str, ...]
@@ -98,7 +87,7 @@ class SpecialistVectors:
     @classmethod
     def read(
         cls,
-        embeddings_dir: FilePath,
+        embeddings_dir: artifacts.FilePath,
         store: TokenStore,
         *,
         tasks: Sequence[str],
@@ -234,7 +223,7 @@ class Ensemble:
             fix = f"take 2 to {self.config.members}, or train a larger ensemble"
             raise ConfigError(title, where="Specialist.members", fix=fix)
         params = jax.tree.map(lambda leaf: leaf[:members], self.params)
-        total = fingerprint_json([self.fingerprints["ensemble"], members])
+        total = artifacts.fingerprint_json([self.fingerprints["ensemble"], members])
         return dataclasses.replace(
             self,
             config=dataclasses.replace(self.config, members=members),
@@ -242,7 +231,7 @@ class Ensemble:
             fingerprints={**self.fingerprints, "ensemble": total},
         )
 
-    def save(self, directory: FilePath, *, facts: Mapping[str, object]) -> None:
+    def save(self, directory: artifacts.FilePath, *, facts: Mapping[str, object]) -> None:
         """Writes members.npz and, last, metadata.json.
 
         Args:
@@ -255,10 +244,10 @@ class Ensemble:
             for layer, leaves in self.params.items()
             for name, array in leaves.items()
         }
-        with replacing(directory / _MEMBERS) as scratch, open(scratch, "wb") as file:
+        with artifacts.replacing(directory / _MEMBERS) as scratch, open(scratch, "wb") as file:
             np.savez(file, allow_pickle=False, **arrays)
-        write_json(
-            directory / METADATA,
+        artifacts.write_json(
+            directory / artifacts.METADATA,
             {
                 "format_version": _VERSION,
                 "kind": KIND,
@@ -272,7 +261,7 @@ class Ensemble:
 
     @classmethod
     def open(
-        cls, directory: FilePath, *, fingerprints: Mapping[str, str] | None = None
+        cls, directory: artifacts.FilePath, *, fingerprints: Mapping[str, str] | None = None
     ) -> Ensemble:
         """Opens a finished ensemble.
 
@@ -284,9 +273,11 @@ class Ensemble:
             DataError: none is there, or its arrays are damaged.
             FingerprintError: it belongs to another model or collection.
         """
-        metadata = read_metadata(directory, KIND, _VERSION, _Metadata)
+        metadata = artifacts.read_metadata(directory, KIND, _VERSION, _Metadata)
         fix = "train an ensemble on this model's embeddings (`taser ensemble`), or correct the path"
-        require_equal(f"ensemble {directory}", metadata.fingerprints, fingerprints or {}, fix)
+        artifacts.require_equal(
+            f"ensemble {directory}", metadata.fingerprints, fingerprints or {}, fix
+        )
         path = pathlib.Path(directory) / _MEMBERS
         params: dict[str, dict[str, np.ndarray]] = {}
         try:
@@ -294,7 +285,7 @@ class Ensemble:
                 for name in arrays.files:
                     layer, _, leaf = name.partition("/")
                     params.setdefault(layer, {})[leaf] = arrays[name]
-        except ARRAY_ERRORS as error:
+        except artifacts.ARRAY_ERRORS as error:
             fix = "run `taser ensemble` again: it writes them from its checkpoints"
             raise DataError(f"missing or damaged: {error}", where=str(path), fix=fix) from error
         config = EnsembleConfig(metadata.members, metadata.hidden_dims)
@@ -303,7 +294,7 @@ class Ensemble:
 
 def ensemble_fingerprint(params: Params) -> str:
     """Fingerprint of an ensemble's arrays."""
-    total = Fingerprint()
+    total = artifacts.Fingerprint()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         total.add(jax.tree_util.keystr(path)).add(np.asarray(leaf))
     return total.hex()

@@ -17,15 +17,6 @@ from taser_jax.commands.inputs import PassageHeads, check_known, read_task_run, 
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.retrieval import fusion
-from taser_jax.retrieval.fusion import (
-    FusionConfig,
-    HybridConfig,
-    Weighting,
-    choose_alpha,
-    fuse_runs,
-    settle,
-    weights_of,
-)
 from taser_jax.retrieval.runs import FUSED_LISTS, QueryArrays, Run, top_k, write_trec_run
 from taser_jax.storage.artifacts import file_name, split_path, write_json
 from taser_jax.storage.errors import ConfigError
@@ -64,7 +55,7 @@ class AddedBm25:
     """
 
     runs_dir: str | None = None
-    config: HybridConfig = HybridConfig(depth=1000)
+    config: fusion.HybridConfig = fusion.HybridConfig(depth=1000)
     measure: str = "R@20"
 
 
@@ -211,7 +202,7 @@ def fuse_specialists(
     if undecided:
         what = "%d queries: every specialist has confidence 0; their lists get equal weights"
         logger.warning(what, undecided)
-    weighs = weighing.fusion.weighting is not Weighting.EQUAL and len(opened) > 1
+    weighs = weighing.fusion.weighting is not fusion.Weighting.EQUAL and len(opened) > 1
     weighed = opened if weighs else {}
     temperatures = {name: specialist.temperature for name, specialist in weighed.items()}
     summary = FusionSummary(temperatures, alphas, undecided)
@@ -230,7 +221,7 @@ def join(
     specialists: Mapping[str, OpenSpecialist],
     task: str,
     split: str,
-    config: FusionConfig,
+    config: fusion.FusionConfig,
     *,
     weigh: Callable[[Sequence[Run]], Float[np.ndarray, "queries specialists"]] | None = None,
 ) -> tuple[QueryArrays, int]:
@@ -243,13 +234,13 @@ def join(
     query_ids = runs[0].query_ids
     if weigh is not None:
         confidences = weigh(runs)
-    elif config.weighting is Weighting.EQUAL or len(runs) == 1:
+    elif config.weighting is fusion.Weighting.EQUAL or len(runs) == 1:
         confidences = np.ones((len(query_ids), len(runs)), np.float32)
     else:
         columns = [specialist.confidence(task, split) for specialist in specialists.values()]
         confidences = np.stack(columns, axis=1)
-    weights = weights_of(confidences, config)
-    fused = fuse_runs(runs, weights.values, config)
+    weights = fusion.weights_of(confidences, config)
+    fused = fusion.fuse_runs(runs, weights.values, config)
     arrays = {"rows": fused.rows, "scores": fused.scores, "confidence": confidences}
     prints = {name: specialist.passages.fingerprints for name, specialist in specialists.items()}
     fingerprints = {f"model of {name}": of_model["model"] for name, of_model in prints.items()}
@@ -267,7 +258,7 @@ def _choose_alpha(
     evaluation: EvaluationConfig,
     bm25: AddedBm25,
     k: int,
-) -> HybridConfig:
+) -> fusion.HybridConfig:
     """How BM25 is added to a task's lists, with one α: the best on its development queries."""
     assert bm25.runs_dir is not None
     developed, _ = join(specialists, queries.task, VALIDATION, weighing.fusion)
@@ -281,8 +272,8 @@ def _choose_alpha(
             measure=bm25.measure,
             evaluation=evaluation,
         )
-        settled = settle(bm25.config, [(developed.run, sparse)])
-        alpha = choose_alpha([development], k=k, config=settled).alpha
+        settled = fusion.settle(bm25.config, [(developed.run, sparse)])
+        alpha = fusion.choose_alpha([development], k=k, config=settled).alpha
     return dataclasses.replace(settled, alphas=(alpha,))
 
 
@@ -313,7 +304,7 @@ def _check(
         fix = "give at least one, and names that differ in letters or digits"
         raise ConfigError(title, where="SPECIALISTS", fix=fix)
     calibrates = (
-        weighing.fusion.weighting is not Weighting.EQUAL
+        weighing.fusion.weighting is not fusion.Weighting.EQUAL
         and len(specialists) > 1
         and len(weighing.temperatures) > 1
         and any(specialist.temperature is None for specialist in specialists.values())

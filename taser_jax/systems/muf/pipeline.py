@@ -7,7 +7,7 @@ import enum
 from collections.abc import Mapping, Sequence
 
 from taser_jax.assembly.config import TrainingConfig
-from taser_jax.commands.pipelines.retrieval_stages import BM25, Setting, System, check_untrained
+from taser_jax.commands.pipelines.retrieval_stages import Setting, System, check_untrained
 from taser_jax.commands.pipelines.taser import begin_pipeline
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
@@ -15,19 +15,7 @@ from taser_jax.storage.artifacts import file_name
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
 from taser_jax.systems.muf.stages import Fusion, MufStages
-from taser_jax.systems.muf.tables import (
-    BAYESIAN,
-    EQUAL,
-    LITERAL,
-    MUF,
-    ORACLE,
-    OTHER,
-    OWN,
-    UNSEEN,
-    WITHOUT_DOMAIN,
-    WORST,
-    write_tables,
-)
+from taser_jax.systems.muf.tables import OTHER_ROWS, write_tables
 
 
 class LeaveOneOut(enum.Enum):
@@ -159,8 +147,7 @@ def _check(
 ) -> None:
     """Rejects names and tasks that do not fit before anything is computed."""
     names = [*specialists, *joint, *students]
-    combined = [OWN, OTHER, WORST, UNSEEN]
-    rows = [*names, BM25, MUF, *combined, ORACLE, BAYESIAN, WITHOUT_DOMAIN, EQUAL, LITERAL]
+    rows = [*names, *OTHER_ROWS]
     if len(specialists) < 2 or len(set(map(file_name, rows))) < len(rows):
         title = f"the models are {', '.join(names) or 'none'}"
         fix = "give two specialists at least, and names that differ from the tables' other rows"

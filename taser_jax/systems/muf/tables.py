@@ -34,6 +34,11 @@ BAYESIAN = "Oracle Bayesian"
 WITHOUT_DOMAIN, EQUAL = "MUF without the domain", "Equal weights"
 # The paper's inverse temperature of 1e-3, to the letter: every w is about 1.
 LITERAL, LITERAL_TEMPERATURE = "MUF, T = 1000", 1000.0
+# Rows that are no model's: no model may have their names.
+OTHER_ROWS = (
+    *(MUF, OWN, WORST, ORACLE, OTHER, UNSEEN, BAYESIAN, WITHOUT_DOMAIN, EQUAL, LITERAL),
+    BM25,
+)
 TEST = "test"
 
 
