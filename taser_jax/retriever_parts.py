@@ -22,7 +22,6 @@ from taser_jax.retrieval.index import build_index
 from taser_jax.retrieval.passages import Passages, Sparse
 from taser_jax.storage.artifacts import FilePath, check_version, read_json, write_json
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.records import EmptyPassages
 
 RETRIEVER_FILE = "retriever.json"
 _VERSION = 1
@@ -177,7 +176,7 @@ def write_retriever(
     vocabulary.save(f"{model_dir}/{VOCABULARY}")
     write_model(model_dir, model.model, model.params, facts=facts, partitioner=model.partitioner)
     stored = passages.get(passages.rows())
-    store = write_collection(data_dir, "passages", stored, empty=EmptyPassages.KEEP)
+    store = write_collection(data_dir, "passages", stored)
     collection = {"collection": store.fingerprint}
     prints = {"model": model.fingerprint, **collection}
     normalization = model.model.config.normalization.value

@@ -53,23 +53,18 @@ class ResultsTable:
         cls,
         results: Sequence[SystemResult],
         *,
-        measures: Sequence[str] | None = None,
-        tasks: Sequence[str] | None = None,
         by_task: str | None = None,
     ) -> ResultsTable:
-        """A table of the results, by default of all their measures and tasks.
+        """A table of the results: all their measures and tasks, as they first occur.
 
         Args:
             results: the rows, in order; missing values leave empty cells.
-            measures: None means all, in the order of their first occurrence.
-            tasks: None means all, in the order of their first occurrence.
             by_task: None means the last of the measures.
 
         Raises:
             DataError: no row, task or measure, or `by_task` is not one of the measures.
         """
-        of_results = tasks_and_measures(results)
-        tasks, measures = list(tasks or of_results[0]), list(measures or of_results[1])
+        tasks, measures = tasks_and_measures(results)
         if not results or not tasks or not measures:
             problem = f"{len(results)} systems, {len(tasks)} tasks, {len(measures)} measures"
             raise DataError(problem, where="results table", fix="give at least one of each")

@@ -49,24 +49,6 @@ class Query:
     answers: tuple[str, ...] = ()
 
 
-class EmptyPassages(enum.Enum):
-    """Treatment of a passage whose text is empty."""
-
-    ERROR = "error"
-    SKIP = "skip"
-    KEEP = "keep"
-
-
-def empty_passage(where: str) -> DataError:
-    """The error for a passage without text."""
-    return DataError(
-        "the passage is empty",
-        where=f"{where}, field 'text'",
-        expected="some text",
-        fix="remove it, or set PrepareOptions.empty = 'skip' or 'keep'",
-    )
-
-
 # Categories of white space, line ends, control characters and lone surrogates.
 _SPLITTING = ("Cc", "Cs", "Zs", "Zl", "Zp")
 

@@ -99,7 +99,8 @@ def test_csv_golden():
 
 
 def test_one_task_is_shown_once():
-    table = ResultsTable.of([BM25, TASER], tasks=["squad"], measures=["R@1"])
+    squad = {"squad": TaskResult({"R@1": 0.5}, 10)}
+    table = ResultsTable.of([SystemResult("BM25", squad), SystemResult("TASER", squad)])
     assert table.to_text().startswith("squad (10 queries)\n\nsystem")
     assert "by task" not in table.to_text()
     assert table.to_markdown().count("###") == 1

@@ -6,7 +6,7 @@ import sentencepiece
 import tokenizers
 from sentence_models import save_bert_pieces
 
-from taser_jax.data.text.vocabularies import load_vocabulary, train_vocabulary
+from taser_jax.data.text.vocabularies import WordPieceVocabulary, load_vocabulary, train_vocabulary
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,8 @@ def passages(shared_data) -> list[str]:
 
 @pytest.mark.parametrize("lower_case", [True, False])
 def test_wordpiece_ids_equal_hugging_face_on_all_squad_passages(passages, tmp_path, lower_case):
-    train_vocabulary(passages, size=6000, output_dir=tmp_path, lower_case=lower_case)
+    made = train_vocabulary(passages, size=6000, output_dir=tmp_path)
+    WordPieceVocabulary(made.pieces, lower_case=lower_case).save(tmp_path)
     ours = load_vocabulary(tmp_path).encode(passages)
     oracle = tokenizers.BertWordPieceTokenizer(str(tmp_path / "vocab.txt"), lowercase=lower_case)
     theirs = oracle.encode_batch(passages, add_special_tokens=False)

@@ -31,7 +31,7 @@ from taser_jax.storage.artifacts import (
     write_json,
 )
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.records import EmptyPassages, Passage, Query, check_id, empty_passage
+from taser_jax.storage.records import Passage, Query, check_id
 from taser_jax.storage.typed_files import read_typed
 
 FORMAT_VERSION = 1
@@ -251,15 +251,9 @@ class PassageIndexWriter:
         """Fingerprint of all passages so far."""
         return self._fingerprint.hex()
 
-    def examples(
-        self, passages: Iterable[Passage], empty: EmptyPassages
-    ) -> Iterator[dict[str, str]]:
+    def examples(self, passages: Iterable[Passage]) -> Iterator[dict[str, str]]:
         """TFDS examples of the passages, which are recorded as they are read."""
         for passage in passages:
-            if empty is not EmptyPassages.KEEP and not passage.text.strip():
-                if empty is EmptyPassages.SKIP:
-                    continue
-                raise empty_passage(f"{self._where}, passage {passage.id!r}")
             check_id(passage.id, where=f"{self._where}, row {len(self._id_hashes)}, field 'id'")
             content = id_index.normalized_content(passage.title, passage.text)
             self._ids.add(passage.id)

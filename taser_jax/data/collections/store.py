@@ -17,7 +17,6 @@ from etils import epath
 from taser_jax.data import id_index
 from taser_jax.data.collections import records as record_dataset
 from taser_jax.data.collections.records import (
-    EmptyPassages,
     PassageIndexWriter,
     passage_features,
     query_examples,
@@ -201,7 +200,6 @@ def write_collection(
     passages: Iterable[Passage],
     *,
     aliases: Mapping[str, int] | None = None,
-    empty: EmptyPassages = EmptyPassages.ERROR,
     passages_per_shard: int = _PASSAGES_PER_SHARD,
 ) -> PassageStore:
     """Writes a collection as a stream; a passage's row is its position in `passages`.
@@ -215,15 +213,13 @@ def write_collection(
         collection: name of the new one.
         passages: the passages in row order.
         aliases: further ids -> rows, read after the last passage.
-        empty: what to do with passages without text.
         passages_per_shard: size of an ArrayRecord shard.
 
     Returns:
         The store, open.
 
     Raises:
-        DataError: no passage, a repeated id, an id that is empty or has a newline or tab, an
-            empty passage.
+        DataError: no passage, a repeated id, or an id that is empty or has a newline or tab.
         StorageError: the disk is full or `data_dir` cannot be written.
     """
     directory = _passages_directory(data_dir, collection)
@@ -235,7 +231,7 @@ def write_collection(
         with phase(f"building {where}"):
             count = record_dataset.write_records(
                 staging,
-                index.examples(track(passages, collection, unit=" passages"), empty),
+                index.examples(track(passages, collection, unit=" passages")),
                 name="passages",
                 features=passage_features(),
                 description=f"Passages of {where}; the record's position is its row.",

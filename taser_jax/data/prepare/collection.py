@@ -42,7 +42,7 @@ from taser_jax.data.readers.passages import read_passages, text_files
 from taser_jax.data.readers.questions import is_kilt
 from taser_jax.storage.artifacts import FilePath, fingerprint_json, replacing, storage_errors
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.records import EmptyPassages, Passage, Query
+from taser_jax.storage.records import Passage, Query
 from taser_jax.storage.typed_files import to_plain
 
 # Version of the output for the same files and options; a new one prepares them again.
@@ -157,9 +157,7 @@ def _prepare(
             for label, path in sources.items()
         ]
     )
-    store = write_collection(
-        data_dir, collection, merger.passages(), aliases=merger.aliases, empty=EmptyPassages.KEEP
-    )
+    store = write_collection(data_dir, collection, merger.passages(), aliases=merger.aliases)
     write_left_out(data_dir, collection, "passages", left_out.lines)
     if has_pages:
         several = len(sources) > 1

@@ -19,7 +19,7 @@ from taser_jax.data.prepare.options import SHARES
 from taser_jax.data.prepare.query_splits import sampled, split_of
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.records import EmptyPassages, Passage, Query
+from taser_jax.storage.records import Passage, Query
 
 TASK = "made"
 # More queries train no longer, or tell no more about a model.
@@ -73,7 +73,7 @@ def make_queries(*, data_dir: FilePath, collection: str, source: str) -> dict[st
             where=f"collection {source!r}",
             fix="give more text, or leave out --queries=make: the index is made without it",
         )
-    write_collection(data_dir, collection, passages, empty=EmptyPassages.KEEP)
+    write_collection(data_dir, collection, passages)
     for split, queries in by_split.items():
         kept = sampled((query.id for query in queries), task=TASK, count=_MOST[split])
         chosen = [query for query in queries if query.id in kept]

@@ -158,7 +158,6 @@ def train_vocabulary(
     *,
     size: int,
     output_dir: str | os.PathLike[str],
-    lower_case: bool = True,
 ) -> WordPieceVocabulary:
     """Trains a WordPiece vocabulary and saves it where `load_vocabulary` finds it.
 
@@ -173,10 +172,9 @@ def train_vocabulary(
         texts: texts to learn from; read once.
         size: number of ids; few texts may give a smaller vocabulary.
         output_dir: created if missing.
-        lower_case: lower-case and strip accents.
 
     Returns:
-        The vocabulary, [PAD] = 0, [UNK] = 1, [CLS] = 2, [SEP] = 3, [MASK] = 4.
+        The vocabulary, uncased, [PAD] = 0, [UNK] = 1, [CLS] = 2, [SEP] = 3, [MASK] = 4.
 
     Raises:
         ConfigError: too small a size.
@@ -184,7 +182,7 @@ def train_vocabulary(
     """
     if size < _MIN_SIZE:
         raise ConfigError(f"size {size}", where="train_vocabulary", fix=f"give {_MIN_SIZE} or more")
-    counts = _count_words(track(texts, "reading texts", unit="text"), lower_case)
+    counts = _count_words(track(texts, "reading texts", unit="text"))
     if not counts:
         raise DataError("no words in the texts", where="train_vocabulary")
     letters: collections.Counter[str] = collections.Counter()
@@ -208,13 +206,13 @@ def train_vocabulary(
     with phase("learning word pieces"):
         tokenizer.train_from_iterator(_repeat(counts), trainer)
     ids = tokenizer.get_vocab()
-    vocabulary = WordPieceVocabulary(sorted(ids, key=ids.__getitem__), lower_case=lower_case)
+    vocabulary = WordPieceVocabulary(sorted(ids, key=ids.__getitem__))
     vocabulary.save(os.fspath(output_dir))
     return vocabulary
 
 
-def _count_words(texts: Iterable[str], lower_case: bool) -> collections.Counter[str]:
-    normalizer = normalizers.BertNormalizer(lowercase=lower_case)
+def _count_words(texts: Iterable[str]) -> collections.Counter[str]:
+    normalizer = normalizers.BertNormalizer(lowercase=True)
     splitter = pre_tokenizers.BertPreTokenizer()
     counts: collections.Counter[str] = collections.Counter()
     for text in texts:

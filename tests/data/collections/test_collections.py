@@ -36,9 +36,7 @@ def _many(count: int) -> list[Passage]:
 
 
 def _write(data_dir, passages=PASSAGES, **options) -> PassageStore:
-    return write_collection(
-        data_dir, "tiny", passages, empty=collections.EmptyPassages.KEEP, **options
-    )
+    return write_collection(data_dir, "tiny", passages, **options)
 
 
 def test_what_is_written_is_read_by_row_and_id(tmp_path):
@@ -193,7 +191,6 @@ def test_missing_and_other_collections_are_reported(tmp_path):
     ("passages", "message"),
     [
         ([], "there are no passages"),
-        ([Passage("a", "x"), Passage("b", " \n")], r"passage 'b', field 'text': the passage is"),
         ([Passage("a", "x"), Passage("", "y")], r"row 1, field 'id': the id is empty"),
         ([Passage("a\nb", "x")], r"row 0, field 'id'"),
         ([*_many(3), Passage("id1", "y")], r"the id 'id1' is used twice, in rows 1 and 3"),
@@ -203,11 +200,6 @@ def test_bad_passages_leave_nothing_behind(tmp_path, passages, message):
     with pytest.raises(DataError, match=message):
         write_collection(tmp_path, "tiny", passages)
     assert os.listdir(tmp_path / "tiny") == []
-
-
-def test_empty_passages_are_skipped_on_request(tmp_path):
-    store = write_collection(tmp_path, "tiny", PASSAGES, empty=collections.EmptyPassages.SKIP)
-    assert list(store.ids) == ["a", "b", "e"]
 
 
 def test_queries_come_back_as_they_were(tmp_path):

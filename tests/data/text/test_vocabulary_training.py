@@ -50,14 +50,6 @@ def test_rare_letters_do_not_crowd_out_a_small_vocabulary(tmp_path):
     assert len(made.encode(["common words"])[0]) == 2
 
 
-def test_lower_case_off_keeps_case(tmp_path):
-    made = train_vocabulary(
-        ["Paris Paris paris"] * 9, size=64, output_dir=tmp_path, lower_case=False
-    )
-    assert "Paris" in made.pieces
-    assert load_vocabulary(tmp_path).lower_case is False
-
-
 def test_what_cannot_be_learned_from(tmp_path):
     with pytest.raises(DataError, match="no words in the texts"):
         train_vocabulary(["", "  "], size=100, output_dir=tmp_path)
