@@ -29,7 +29,6 @@ from taser_jax.models.routing import (
 from taser_jax.storage.errors import ConfigError
 
 NO_DROPOUT = tiny_bert(dropout_rate=0.0, attention_dropout_rate=0.0)
-LEARNED = [Routing.SEQUENCE, Routing.TOKEN]
 
 
 @pytest.mark.parametrize(
@@ -112,10 +111,11 @@ def test_statistics_by_hand():
     np.testing.assert_allclose(statistics.logit_square_sum, [0.301737, 0.301737], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("routing", "summary"),
     [
-        pytest.param(Routing.SEQUENCE, SequenceSummary.CLS, marks=pytest.mark.slow),
+        (Routing.SEQUENCE, SequenceSummary.CLS),
         (Routing.TOKEN, SequenceSummary.CLS),
     ]
     + [
@@ -269,7 +269,7 @@ def initial(model, router_scale=1.0):
     ("experts", "routers"),
     [
         ({"routing": Routing.SEQUENCE}, 2),
-        ({"routing": Routing.TOKEN}, 2),
+        pytest.param({"routing": Routing.TOKEN}, 2, marks=pytest.mark.release),
         ({"routing": Routing.TOKEN, "gate_sharing": GateSharing.SHARED}, 1),
     ],
 )
@@ -279,7 +279,9 @@ def test_retrieval_loss_reaches_the_routers(router_gradients, experts, routers):
     assert all(float(jnp.abs(leaf).max()) > 1e-6 for leaf in gradients)
 
 
-@pytest.mark.parametrize("routing", LEARNED)
+@pytest.mark.parametrize(
+    "routing", [Routing.SEQUENCE, pytest.param(Routing.TOKEN, marks=pytest.mark.release)]
+)
 def test_equal_experts_give_the_router_no_gradient(router_gradients, routing):
     """As it must be: the loss does not depend on the router then."""
     loss, gradients = router_gradients(initial, routing=routing)
@@ -290,6 +292,7 @@ def test_equal_experts_give_the_router_no_gradient(router_gradients, routing):
     assert norm(gradients) < 1e-6
 
 
+@pytest.mark.slow
 def test_the_chosen_expert_alone_gives_equal_experts_a_gradient(router_gradients):
     _, gradients = router_gradients(
         initial, routing=Routing.SEQUENCE, gate_gradient=GateGradient.CHOSEN_EXPERT
@@ -301,6 +304,7 @@ def norm(leaves):
     return float(jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in leaves)))
 
 
+@pytest.mark.slow
 def test_the_mean_of_the_tokens_distinguishes_inputs_where_cls_does_not():
     """With the initial weights; every sequence begins with the same [CLS], as real ones do."""
     tokens = tiny_tokens(batch=40, seed=6)

@@ -86,6 +86,7 @@ def listed(directory):
     return memory(memory_dir=directory)
 
 
+@pytest.mark.slow
 def test_only_new_documents_are_encoded(world, tmp_path):
     directory = str(tmp_path)
     assert add(world, directory, "more", 1) == {"encoded": 60, "kept": 0}
@@ -104,6 +105,7 @@ def test_only_new_documents_are_encoded(world, tmp_path):
     assert listed(directory) == ["source", "more"]
 
 
+@pytest.mark.slow
 def test_a_mixture_is_one_collection_in_which_equal_texts_are_one(world, mixture_dir):
     mixture, model = Mixture.open(mixture_dir), load_model(world.model_dir)
     assert len(mixture) == 60
@@ -222,6 +224,7 @@ def test_documents_as_cached_states_train_and_encode_as_tokens_do(
         train(model_dir=str(tmp_path / "apart-model"), model=apart, training=other, **about)
 
 
+@pytest.mark.slow
 def test_models_that_share_a_passage_tower_share_embeddings(world):
     model = load_model(world.model_dir)
     changed = jax.tree.map(lambda leaf: leaf, model.params)

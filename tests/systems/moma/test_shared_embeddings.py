@@ -20,6 +20,8 @@ from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.storage.errors import ConfigError, FingerprintError
 from taser_jax.systems.moma.memory import add_memory
 
+pytestmark = pytest.mark.slow
+
 FROZEN = (("passage_encoder/.*", Update.FREEZE), ("query_encoder/.*", Update.TRAIN))
 
 
@@ -50,7 +52,6 @@ def world(tmp_path_factory):
     return root, options
 
 
-@pytest.mark.slow
 def test_training_on_embeddings_is_training_on_tokens(world):
     root, options = world
     start = str(load_model(root / "model").step)
@@ -68,7 +69,6 @@ def test_training_on_embeddings_is_training_on_tokens(world):
         np.testing.assert_allclose(one, other, atol=2e-3)
 
 
-@pytest.mark.slow
 def test_a_killed_training_resumes_on_embeddings(world, tmp_path):
     root, options = world
     start = load_model(root / "model").step
