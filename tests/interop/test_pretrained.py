@@ -17,7 +17,7 @@ from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.bert_layers import AttentionKernel
 from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.layers import Activation, Remat
-from taser_jax.models.parameters import init_params
+from taser_jax.models.parameters import abstract_params
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.storage.errors import ConfigError
 
@@ -25,7 +25,9 @@ EXPERTS = ExpertConfig(num_experts=2)
 
 
 def drawn(config):
-    return jax.tree.map(np.asarray, init_params(DualEncoder(config), jax.random.key(0)))
+    rng = np.random.default_rng(8)
+    shapes = abstract_params(DualEncoder(config))
+    return jax.tree.map(lambda leaf: rng.normal(0, 0.02, leaf.shape).astype(np.float32), shapes)
 
 
 def loaded(source, config, **kwargs):
