@@ -39,6 +39,7 @@ def start(store_dir, model_dir, *, model=MODEL, **changes):
     )
 
 
+@pytest.mark.slow
 def test_the_saved_model_has_the_frozen_parameters_too(tiny_store_dir, tmp_path):
     start(tiny_store_dir, tmp_path, train_from_block=1)
     model = load_model(tmp_path)
