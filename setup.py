@@ -56,6 +56,8 @@ SCANN = ["scann==1.4.2"]
 FAISS = ["faiss-cpu>=1.15,<1.16"]
 # MTEB evaluates a model directory (`taser_jax.serving.mteb`).
 MTEB = ["mteb>=2.26,<3"]
+# Its collections by name.
+IR_DATASETS = ["ir-datasets>=0.6,<0.7"]
 # HTTP: search, embeddings and a search page.
 SERVE = ["starlette>=1.0,<2", "uvicorn>=0.40,<1", "prometheus-client>=0.21,<1"]
 # The site of docs/ with its API reference.
@@ -105,6 +107,7 @@ setuptools.setup(
         "faiss": FAISS,
         "scann": SCANN,
         "mteb": MTEB,
+        "ir_datasets": IR_DATASETS,
         "docs": DOCS,
         "serve": SERVE,
         "test": [

@@ -2,9 +2,9 @@
 
     python benchmarks/faults.py --directory=/tmp/faults --kills=100 --disks=50 --flips=100
 
-A small pipeline (one system, two rounds, 500 passages) and then `tokenize`, `encode`, `import`,
-`export` and `memory add` run undisturbed once. Then, each from a seeded draw, of one of these
-commands, in a directory of its own:
+A small pipeline (one system, two rounds, 500 passages) and then `tokenize`, `encode`, `compare` (a
+folder of 40 passages), `import`, `export` and `memory add` run undisturbed once. Then, each from a
+seeded draw, of one of these commands, in a directory of its own:
 
 - kill: SIGKILL at a moment drawn uniformly from those in which the command writes, then the same
   command again;
@@ -78,6 +78,12 @@ def _tokenize(world: pathlib.Path) -> Sequence[str]:
     return (*TASER, "tokenize", *where, *small, *lengths)
 
 
+def _compare(world: pathlib.Path) -> Sequence[str]:
+    given = (world / "beir", f"--pretrained={world / 'bert'}", f"--out={world / 'compared'}")
+    small = gin(TRAIN_STEPS=4, BATCH_SIZE=8, VALIDATION_SHARE=0.3, SYSTEMS="shared")
+    return (*TASER, "compare", *map(str, given), *small, *gin("ValidationConfig", num_batches=1))
+
+
 def _encode(world: pathlib.Path) -> Sequence[str]:
     where = gin(TOKEN_STORE=world / "tokens", EMBEDDINGS_DIR=world / "embeddings")
     return (*TASER, "encode", *where, *gin(MODEL_DIR=world / "out/dpr-1/model"))
@@ -102,7 +108,8 @@ JOBS = {
     "pipeline": Job(lambda world: (*TASER, *pipeline(world, "out")), "out", ("data", "tokens")),
     "tokenize": Job(_tokenize, "shorter", ("data", "vocabulary")),
     "encode": Job(_encode, "embeddings", ("tokens", _MODEL)),
-    # Nothing has recorded weights from elsewhere.
+    # Nothing has recorded texts and weights from elsewhere.
+    "compare": Job(_compare, "compared", ()),
     "import": Job(_import, "imported", ()),
     "export": Job(_export, "exported", (_MODEL,)),
     "memory add": Job(_add_memory, "memory", ("tokens", _MODEL)),
@@ -131,9 +138,26 @@ def main() -> None:
 
 
 def make_world(world: pathlib.Path) -> None:
-    """What the pipeline and `import` read."""
+    """What the pipeline, `compare` and `import` read."""
     SmallWorld(world).make()
     write_with_vocabulary(world / "bert", world / "vocabulary", num_layers=2)
+    write_beir(world / "beir")
+
+
+def write_beir(folder: pathlib.Path) -> None:
+    """Forty passages of random words and as many questions, the ends of these."""
+    rng = np.random.default_rng(0)
+    words = ("river", "sea", "hill", "lake", "moor", "wood", "cliff", "marsh", "field", "shore")
+    texts = [" ".join(rng.choice(words, 8)) + f" {number}" for number in range(40)]
+    corpus = [{"_id": f"d{n}", "title": "", "text": text} for n, text in enumerate(texts)]
+    queries = [{"_id": f"q{n}", "text": text[-20:]} for n, text in enumerate(texts)]
+    (folder / "qrels").mkdir(parents=True)
+    for name, lines in (("corpus", corpus), ("queries", queries)):
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / f"{name}.jsonl").write_text(text)
+    for split, numbers in (("train", range(28)), ("test", range(28, 40))):
+        rows = "".join(f"q{n}\td{n}\t1\n" for n in numbers)
+        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
 
 
 class Trials:

@@ -45,6 +45,7 @@ autodoc_preserve_defaults = True
 autodoc_mock_imports = [
     *("tensorflow", "tensorflow_text", "tensorflow_datasets", "seqio", "array_record"),
     *("scann", "bm25s", "Stemmer", "clu", "t5x", "matplotlib", "torch"),
+    *("sentence_transformers", "transformers"),
 ]
 napoleon_use_ivar = True
 napoleon_attr_annotations = False

@@ -194,9 +194,7 @@ class Retriever:
             config = dataclasses.replace(
                 config, pooling=settings.pooling, normalization=settings.normalization
             )
-            prompt, passage_prompt = map(
-                tuple, vocabulary.encode([settings.query_prompt, settings.passage_prompt])
-            )
+            prompt, passage_prompt = settings.prompts(vocabulary)
             queries = QuerySettings(prompt=prompt)
         module = DualEncoder(config)
         params = load_pretrained(directory, config=config, params=abstract_params(module))

@@ -157,7 +157,7 @@ def test_systems_register_what_core_rooms_ask_them_for():
         asked |= dict(place.findall(text))
     assert asked.keys() == {
         *("QUERY_DOCUMENTS", "SHARED_EMBEDDINGS"),
-        *("ENSEMBLE", "FUSION", "MEMORIES"),
+        *("FUSION", "MEMORIES"),
     }
     for name, module in asked.items():
         assert module.startswith("systems.")

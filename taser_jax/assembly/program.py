@@ -21,6 +21,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import make_mesh
 from taser_jax.devices.partitioning import CopiedAxis, Partitioner, copied_axes, placed
 from taser_jax.devices.topologies import peak_flops
+from taser_jax.interop.hub import recorded_name
 from taser_jax.models.batch import Batch, States
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Params
 from taser_jax.models.parameters import abstract_params, init_params, logical_axes, parameter_count
@@ -360,7 +361,7 @@ def training_job(
         )
     facts = {
         "parameters": f"{parameter_count(program.params):,}",
-        "pretrained": None if training.pretrained is None else training.pretrained.source,
+        "pretrained": training.pretrained and recorded_name(training.pretrained.source),
         "query_length": program.query_length,
         "passage_length": program.passage_length,
         "train_steps": training.loop.train_steps,

@@ -11,11 +11,11 @@ import jax
 from taser_jax.assembly.model_directory import VOCABULARY, write_model
 from taser_jax.assembly.pretrained import Pretrained, place_pretrained, read_pretrained
 from taser_jax.commands.stores import EmbeddingsImport, import_stores
-from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.devices.hosts import writes
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner
-from taser_jax.interop.hub import fetch
+from taser_jax.interop.hub import fetch, read_prompts, recorded_name
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
 from taser_jax.models.parameters import init_params, parameter_count
 from taser_jax.storage.artifacts import check_empty, replacing
@@ -81,9 +81,10 @@ def import_model(
         )
         params = place_pretrained(loaded, params=params)
         facts = {
-            "pretrained": pretrained.source,
+            "pretrained": recorded_name(pretrained.source),
             "query_length": feature_lengths["query"],
             "passage_length": feature_lengths["passage"],
+            **_prompts(pretrained, words),
         }
         write_model(
             scratch,
@@ -95,3 +96,12 @@ def import_model(
         )
     logger.info("%s: %s parameters in %s", pretrained.source, parameter_count(params), model_dir)
     return parameter_count(params)
+
+
+def _prompts(pretrained: Pretrained, vocabulary: Vocabulary) -> dict[str, object]:
+    """Ids of the prompts that a sentence-transformers model, or that of each role, has."""
+    query, passage = read_prompts(fetch(pretrained.source), vocabulary)
+    if pretrained.passage_source is not None:
+        _, passage = read_prompts(fetch(pretrained.passage_source), vocabulary)
+    prompts = {"query_prompt": query, "passage_prompt": passage}
+    return {name: list(ids) for name, ids in prompts.items() if ids}

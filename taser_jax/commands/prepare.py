@@ -28,6 +28,7 @@ from taser_jax.data.pydocs.build import build_pydocs
 from taser_jax.data.pydocs.tasks import TASKS
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.answers import AnswerMatch
+from taser_jax.interop import collections_by_name
 from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
 from taser_jax.retrieval.runs import NO_ROW, SearchResult
 from taser_jax.storage.artifacts import COLLECTION, FilePath, check_kind
@@ -95,7 +96,8 @@ def prepare(
         data_dir: folder of collections.
         collection: name of the collection to write; None takes that of the only folder.
         directories: a folder, several, or name -> folder. The name is the label of its passages,
-            and the task of files without one in their names.
+            and the task of files without one in their names. A folder may be a task of others,
+            such as "mteb:SciFact" or "ir_datasets:beir/scifact".
         passages: a file, several (labelled by their names without suffixes), or label -> file.
         queries: task -> split -> questions, as a path or `QuestionFiles`, or a pattern of these
             files, such as "nq/{task}-{split}.json".
@@ -108,6 +110,7 @@ def prepare(
         ConfigError: no file, a task or label twice, options of other tasks, no name.
         DataError: malformed input; names file:line, the field and the fix.
     """
+    directories = collections_by_name.local(directories)
     folders = [directories] if isinstance(directories, str | os.PathLike) else list(directories)
     if collection is None:
         if len(folders) != 1:

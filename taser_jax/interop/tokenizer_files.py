@@ -24,12 +24,11 @@ from taser_jax.data.text.vocabulary_files import (
     TOKENIZER_FILE,
     VOCAB_FILE,
 )
+from taser_jax.interop.hub import TEMPLATE_PROMPT
 from taser_jax.storage.errors import ConfigError, DataError
 
 # The generated module has no types.
 _PROTO: Any = sentencepiece_model_pb2
-# Represents all ids of the prompt in a template.
-_PROMPT = "[PROMPT]"
 # Pieces with this score are chosen only where nothing else is possible.
 _NEVER = -1e6
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
@@ -181,8 +180,8 @@ def _template(
         start = f"{cls} "
     if prompt:
         tokens = [_token(tokenizer, id) for id in prompt]
-        pieces.append({"id": _PROMPT, "ids": list(prompt), "tokens": tokens})
-        start += f"{_PROMPT} "
+        pieces.append({"id": TEMPLATE_PROMPT, "ids": list(prompt), "tokens": tokens})
+        start += f"{TEMPLATE_PROMPT} "
     return processors.TemplateProcessing(
         single=f"{start}$A {end}", pair=f"{start}$A {end} $B {end}", special_tokens=pieces
     )

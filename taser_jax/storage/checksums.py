@@ -209,8 +209,7 @@ def _check(path: epath.Path, recorded: Sequence[Record], *, fix: str) -> None:
 
 def _mark(key: str) -> pathlib.Path:
     """A file in the user's cache: it is there once a large file has been compared."""
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return pathlib.Path(caches, "taser_jax", "compared", hashlib.sha256(key.encode()).hexdigest())
+    return publishing.cache_folder("compared", hashlib.sha256(key.encode()).hexdigest())
 
 
 def verify(root: FilePath) -> Iterator[tuple[epath.Path, str | None]]:

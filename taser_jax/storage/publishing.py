@@ -49,6 +49,12 @@ def syncing(is_synced: bool) -> Iterator[None]:
             )
 
 
+def cache_folder(*names: str) -> pathlib.Path:
+    """A place in this user's cache."""
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return pathlib.Path(caches, "taser_jax", *names)
+
+
 def is_remote(path: FilePath) -> bool:
     """Whether the path has a scheme, such as gs://."""
     return "://" in os.fspath(path)

@@ -16,6 +16,7 @@ from sentence_models import save_bert_pieces
 
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.assembly.pretrained import Pretrained, check_words
+from taser_jax.assembly.text_facts import text_settings
 from taser_jax.cli import main as cli
 from taser_jax.commands.import_model import import_model
 from taser_jax.commands.train import train
@@ -24,6 +25,7 @@ from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.vocabulary_files import WordSplitting
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.interop.pretrained import pretrained_bert
+from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import Towers
@@ -296,6 +298,28 @@ def test_import_refuses_a_directory_that_holds_a_model(checkpoint, tmp_path):
     import_model(**arguments)
     with pytest.raises(ConfigError, match="model is here already"):
         import_model(**arguments)
+
+
+def test_import_keeps_the_prompts_of_both_roles(checkpoint, tmp_path):
+    """Of an export, whose tokenizer of passages adds theirs; of another, whose config names one."""
+    roles = {role: tmp_path / role for role in ("query", "passage")}
+    for directory in roles.values():
+        shutil.copytree(checkpoint, directory)
+    prompts = json.dumps({"prompts": {"query": "a b"}})
+    (roles["query"] / "config_sentence_transformers.json").write_text(prompts)
+    write_tokenizer(checkpoint, roles["passage"], max_length=12, prompt=(6, 3))
+    import_model(
+        model_dir=str(tmp_path / "model"),
+        model=taser(checkpoint, experts=ExpertConfig(), towers=Towers.SEPARATE),
+        pretrained=Pretrained(
+            str(roles["query"]), num_layers=2, passage_source=str(roles["passage"])
+        ),
+    )
+    facts = json.loads((tmp_path / "model" / "run.json").read_text())
+    assert facts["query_prompt"] == [WORDS.index("a"), WORDS.index("b")]
+    assert facts["passage_prompt"] == [6, 3]
+    settings = text_settings(facts, None)
+    assert (settings.queries.prompt, settings.passage_prompt) == ((5, 6), (6, 3))
 
 
 def test_import_without_a_vocabulary_says_what_to_give(checkpoint, tmp_path):

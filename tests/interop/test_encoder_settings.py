@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from taser_jax.interop.hub import EncoderSettings, read_encoder_settings
+from taser_jax.data.text.hugging_face import WordPieceVocabulary
+from taser_jax.interop.hub import (
+    EncoderSettings,
+    read_encoder_settings,
+    read_prompts,
+    recorded_name,
+)
+from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.bert_dual_encoder import Pooling
 from taser_jax.models.dual_encoder import Normalization
 from taser_jax.storage.errors import ConfigError, DataError, TaserError
@@ -69,6 +76,29 @@ def test_prompts_of_both_roles(tmp_path: pathlib.Path, name: str):
     found = read_encoder_settings(tmp_path)
     assert found is not None
     assert (found.query_prompt, found.passage_prompt) == ("query: ", "passage: ")
+
+
+def test_a_prompt_of_the_tokenizer_is_before_the_texts_of_both_roles(tmp_path: pathlib.Path):
+    """As `write_tokenizer` puts it there: it is no text of `prompts`."""
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "find", ":", "text"]
+    vocabulary = WordPieceVocabulary(pieces)
+    vocabulary.save(str(tmp_path / "words"))
+    write(tmp_path, prompts={"query": "find"})
+    write_tokenizer(tmp_path / "words", tmp_path, max_length=8, prompt=(6, 3))
+    found = read_encoder_settings(tmp_path)
+    assert found is not None
+    assert found.template_prompt == (6, 3)
+    assert found.prompts(vocabulary) == ((6, 3, 4), (6, 3))
+    assert read_prompts(tmp_path, vocabulary) == ((6, 3, 4), (6, 3))
+    write_tokenizer(tmp_path / "words", tmp_path, max_length=8)
+    assert read_prompts(tmp_path, vocabulary) == ((4,), ())
+
+
+def test_a_local_folder_is_recorded_by_its_whole_path(tmp_path: pathlib.Path, monkeypatch):
+    (tmp_path / "weights" / "bert").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert recorded_name("weights/bert") == str(tmp_path.resolve() / "weights" / "bert")
+    assert recorded_name("google-bert/bert-base-uncased") == "google-bert/bert-base-uncased"
 
 
 def test_a_plain_checkpoint_says_nothing(tmp_path: pathlib.Path):

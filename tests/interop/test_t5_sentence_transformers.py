@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
+import jax
 import numpy as np
 import pytest
 import tokenizers
@@ -11,14 +13,15 @@ from tiny_t5_source import PASSAGES, QUERIES, expected, t5_source, t5_vocabulary
 
 from taser_jax.data.text.preprocessors import passage_ids, query_ids
 from taser_jax.data.token_store.store import QuerySettings
+from taser_jax.interop.pretrained import load_pretrained_t5, pretrained_t5
 from taser_jax.interop.sentence_transformers import (
-    check_exportable,
     check_plain,
     export_sentence_transformers,
 )
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import Normalization, Towers
+from taser_jax.models.fusion import T5FusionConfig
 from taser_jax.models.t5 import PositionBias
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.storage.errors import ConfigError
@@ -50,23 +53,45 @@ def test_the_tokenizer_gives_our_ids(vocabulary, tmp_path, prompt):
     assert pairs == passage_ids(*zip(*titled, strict=True), vocabulary, 12, prompt=prompt)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
+MODELS = pytest.mark.parametrize(
     ("changes", "prompt"),
     [
         ({"projection_dim": 5, "normalization": Normalization.L2}, ()),
         ({"towers": Towers.SEPARATE, "query_tasks": ("nq", "fever")}, (5, 9)),
-        ({"t5": {"mlp_activations": ("gelu", "linear")}}, ()),
+        ({"t5": {"mlp_activations": ("gelu", "linear"), "num_decoder_layers": 3}}, ()),
         ({"t5": {"position_bias": PositionBias.PER_LAYER}}, ()),
     ],
 )
-def test_embeddings_are_the_models_own(vocabulary, tmp_path, changes, prompt, sentence_transformer):
-    source = t5_source(tmp_path, vocabulary, embedding=T5Embedding.ENCODER_MEAN, **changes)
+
+
+def exported(source, directory):
+    directory.mkdir()
+    export_sentence_transformers(source, directory)
+    return directory
+
+
+@pytest.fixture
+def loaded(tmp_path, monkeypatch):
+    """Opens a model with its own module; transformers keeps what it imports in a folder here."""
+    library = pytest.importorskip("sentence_transformers")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def load(directory):
+        return library.SentenceTransformer(
+            str(directory), device="cpu", local_files_only=True, trust_remote_code=True
+        )
+
+    return load
+
+
+@pytest.mark.slow
+@MODELS
+@pytest.mark.parametrize("embedding", T5Embedding)
+def test_embeddings_are_the_models_own(vocabulary, tmp_path, loaded, embedding, changes, prompt):
+    source = t5_source(tmp_path, vocabulary, embedding=embedding, **changes)
     source = dataclasses.replace(source, query_settings=QuerySettings(prompt=prompt))
-    output_dir = tmp_path / "out"
-    output_dir.mkdir()
-    export_sentence_transformers(source, output_dir)
-    model = sentence_transformer(output_dir)
+    model = loaded(exported(source, tmp_path / "out"))
     passages = [(title, text) if title else text for title, text in PASSAGES]
     found = {
         Role.QUERY: model.encode_query(QUERIES),
@@ -78,8 +103,30 @@ def test_embeddings_are_the_models_own(vocabulary, tmp_path, changes, prompt, se
         np.testing.assert_allclose(embeddings, ours, atol=1e-5)
 
 
-def test_a_decoders_output_is_refused_and_onnx_is_of_berts():
-    with pytest.raises(ConfigError, match=r"first_decoder_output(.|\n)*saved_model or stablehlo"):
-        check_exportable(T5DualEncoderConfig())
+def test_a_decoders_output_survives_what_others_save(vocabulary, tmp_path, loaded):
+    """sentence-transformers saves the encoder alone, and the decoder in its module's folder."""
+    source = t5_source(tmp_path, vocabulary, t5={"num_decoder_layers": 2})
+    model = loaded(exported(source, tmp_path / "out"))
+    before = model.encode_query(QUERIES)
+    model.save(str(tmp_path / "saved"))
+    np.testing.assert_array_equal(loaded(tmp_path / "saved").encode_query(QUERIES), before)
+    assert np.abs(before - expected(source, vocabulary, Role.QUERY)).max() < 1e-5
+
+
+def test_a_decoders_output_returns_bit_for_bit(vocabulary, tmp_path):
+    source = t5_source(tmp_path, vocabulary, t5={"num_decoder_layers": 2})
+    directory = exported(source, tmp_path / "out")
+    config = dataclasses.replace(source.config, t5=pretrained_t5(directory))
+    assert config.t5.num_decoder_layers == 2
+    drawn = jax.tree.map(np.zeros_like, source.params)
+    again = load_pretrained_t5(directory, config=config, params=drawn)
+    jax.tree.map(np.testing.assert_array_equal, again, source.params)
+
+
+def test_documents_of_a_memory_are_refused_and_onnx_is_of_berts(vocabulary, tmp_path):
+    source = t5_source(tmp_path, vocabulary)
+    fusing = dataclasses.replace(source, config=T5FusionConfig(t5=source.config.t5))
+    with pytest.raises(ConfigError, match="reads documents of a memory"):
+        export_sentence_transformers(fusing, tmp_path)
     with pytest.raises(ConfigError, match="'onnx' is a format of BERTs"):
         check_plain(T5DualEncoderConfig(embedding=T5Embedding.ENCODER_MEAN), format="onnx")

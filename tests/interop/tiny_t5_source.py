@@ -47,7 +47,8 @@ def t5_source(directory, vocabulary, *, t5=None, **changes) -> ExportSource:
     sizes = {"vocab_size": vocabulary.size + 3}  # T5's tables have more rows than its vocabulary
     sizes |= {"embed_dim": 16, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 2}
     sizes |= {"head_dim": 6, "mlp_dim": 24, "num_buckets": 8, "max_distance": 12}
-    config = T5DualEncoderConfig(t5=T5Config(remat=Remat.BLOCK, **sizes, **(t5 or {})), **changes)
+    sizes |= t5 or {}
+    config = T5DualEncoderConfig(t5=T5Config(remat=Remat.BLOCK, **sizes), **changes)
     return ExportSource(
         config=config,
         params=random_params(config),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,8 +24,10 @@ from taser_jax.commands.pipelines.taser import begin_pipeline
 from taser_jax.commands.tokenize import make_vocabulary, tokenize
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.prepare.made_queries import make_queries
+from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
+from taser_jax.interop import collections_by_name
 from taser_jax.interop.hub import fetch, read_encoder_settings
 from taser_jax.interop.pretrained import pretrained_bert, pretrained_normalization
 from taser_jax.models.dual_encoder import Normalization
@@ -69,7 +72,8 @@ def compare(
         `taser compare my_beir/ --pretrained=minilm --out=results`
 
     Args:
-        directories: folders of text; all become one collection.
+        directories: folders of text, or tasks of others such as "mteb:SciFact"; all become one
+            collection.
         setting: what all stages share; its places are below its output directory. Fields that have
             their defaults are decided from the data.
         candidates: name -> system that can be trained.
@@ -99,6 +103,7 @@ def compare(
         ConfigError: folders whose format is not recognised or that have no test queries, an unknown
             system, or other settings than the directory was begun with.
     """
+    directories = [os.fspath(collections_by_name.as_folder(name)) for name in directories]
     names = systems.split(",") if isinstance(systems, str) else list(systems)
     compare_parts.check_systems(names, candidates)
     fixed = {"steps": train_steps, "learning_rate": learning_rate, "rounds": rounds, "folds": folds}
@@ -210,7 +215,10 @@ class _Run:
         else:
             vocabulary = fetch(self._pretrained)
             settings = read_encoder_settings(vocabulary)
-        own = None
+        own, prompts = None, {"query": 0, "passage": 0}
+        if settings is not None:
+            ids = settings.prompts(load_vocabulary(vocabulary))
+            prompts = dict(zip(prompts, map(len, ids), strict=True))
         if self._pretrained is not None:
             positions = pretrained_bert(self._pretrained).max_length
             own = min(positions, (settings and settings.max_length) or positions)
@@ -218,7 +226,7 @@ class _Run:
             "lengths",
             compare_parts.fit_lengths,
             vocabulary=str(vocabulary),
-            prompt=settings.query_prompt if settings else "",
+            prompts=prompts,
             own_length=own,
             given=dict(given),
             **data,

@@ -230,7 +230,7 @@ def fit_lengths(
     data_dir: str,
     collection: str,
     vocabulary: str,
-    prompt: str,
+    prompts: Mapping[str, int],
     own_length: int | None,
     given: Mapping[str, int],
 ) -> dict[str, FittedLength]:
@@ -240,14 +240,14 @@ def fit_lengths(
         data_dir: folder of collections.
         collection: the collection.
         vocabulary: directory of the vocabulary.
-        prompt: text before every query.
+        prompts: tokens of the prompts, {"query": ..., "passage": ...}.
         own_length: tokens that the pretrained model takes: texts are cut there and nowhere below;
             None cuts at the 95th percentiles, and at 64 and 256 tokens.
         given: lengths to use instead, {"query": ..., "passage": ...} or one of them.
     """
     words = load_vocabulary(vocabulary)
     texts = [
-        prompt + queries[row].text
+        queries[row].text
         for task, splits in list_tasks(data_dir, collection).items()
         for split in splits
         for queries in [QuerySet.open(data_dir, collection, task, split)]
@@ -262,7 +262,7 @@ def fit_lengths(
     }
     return {
         side: fit_length(
-            lengths,
+            [prompts[side] + length for length in lengths],
             longest=own_length or _LONGEST[side],
             given=given.get(side),
             share=0.95 if own_length is None else 1.0,

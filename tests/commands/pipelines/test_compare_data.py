@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from taser_jax.commands.pipelines.compare_parts import collection_name, file_sizes
+from taser_jax.commands.pipelines.compare_parts import collection_name, file_sizes, fit_lengths
+from taser_jax.data.collections.store import write_collection, write_queries
+from taser_jax.data.text.hugging_face import WordPieceVocabulary
+from taser_jax.storage.records import Passage, Query
 
 
 def test_a_collection_is_named_after_its_folders():
@@ -17,3 +20,26 @@ def test_files_of_all_folders_have_their_sizes(tmp_path):
     (tmp_path / "b" / "p.tsv").write_text("")
     found = file_sizes([str(tmp_path / "a"), str(tmp_path / "b")])
     assert found == {f"{tmp_path}/a/qrels/test.tsv": 3, f"{tmp_path}/b/p.tsv": 0}
+
+
+def test_lengths_have_room_for_prompts(tmp_path):
+    """Five words and two special tokens are 7; with 10 tokens of a prompt 17, rounded up to 32."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a"]
+    WordPieceVocabulary(words).save(str(tmp_path / "words"))
+    write_collection(tmp_path, "c", [Passage("p", "a a a a a")])
+    write_queries(tmp_path, "c", "t", "test", [Query("q", "a a a a a", "t", (0,))])
+
+    def tokens(**prompts: int) -> dict[str, int]:
+        fitted = fit_lengths(
+            data_dir=str(tmp_path),
+            collection="c",
+            vocabulary=str(tmp_path / "words"),
+            prompts=prompts,
+            own_length=None,
+            given={},
+        )
+        return {side: fit.tokens for side, fit in fitted.items()}
+
+    assert tokens(query=0, passage=0) == {"query": 16, "passage": 16}
+    assert tokens(query=10, passage=0) == {"query": 32, "passage": 16}
+    assert tokens(query=0, passage=10) == {"query": 16, "passage": 32}

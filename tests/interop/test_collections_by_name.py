@@ -1,0 +1,194 @@
+"""Tasks of mteb and ir_datasets as folders that `taser prepare` reads, without a network."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+import types
+from typing import NamedTuple
+
+import pytest
+
+from taser_jax.commands.prepare import prepare
+from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.interop import collections_by_name
+from taser_jax.interop.collections_by_name import as_folder
+from taser_jax.storage.errors import ConfigError, DataError
+
+PASSAGES = {"d1": ("Paris", "It lies on the Seine."), "d2": ("", "A board game."), "d3": ("x", "y")}
+QUERIES = {"q1": "a river", "q2": "a game"}
+GRADES = {"q1": {"d1": 2, "d3": 0}, "q2": {"d2": 1}}
+
+
+class Document(NamedTuple):
+    doc_id: str
+    title: str
+    text: str
+
+
+class Topic(NamedTuple):
+    """A query without a field `text`, as TREC's."""
+
+    query_id: str
+    title: str
+
+    def default_text(self) -> str:
+        return self.title
+
+
+class Judgement(NamedTuple):
+    query_id: str
+    doc_id: str
+    relevance: int
+
+
+class Data:
+    """As ir_datasets hands it out."""
+
+    def __init__(self, judged: dict[str, dict[str, int]]):
+        self._judged = judged
+
+    def has_qrels(self):
+        return bool(self._judged)
+
+    def docs_iter(self):
+        return (Document(id, title, text) for id, (title, text) in PASSAGES.items())
+
+    def queries_iter(self):
+        return (Topic(id, text) for id, text in QUERIES.items() if id in self._judged)
+
+    def qrels_iter(self):
+        for query, grades in self._judged.items():
+            yield from (Judgement(query, passage, grade) for passage, grade in grades.items())
+
+
+@pytest.fixture(autouse=True)
+def libraries(tmp_path, monkeypatch):
+    """Both libraries with one task each, and a cache here."""
+    known = {
+        "tiny": Data({}),
+        "tiny/train": Data({"q2": GRADES["q2"]}),
+        "tiny/test": Data({"q1": GRADES["q1"]}),
+        "bare": Data({}),
+    }
+    ir_datasets = types.ModuleType("ir_datasets")
+    ir_datasets.load = known.__getitem__
+    monkeypatch.setitem(sys.modules, "ir_datasets", ir_datasets)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def files(folder: pathlib.Path) -> dict[str, str]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in paths}
+
+
+def test_splits_of_ir_datasets_are_a_collection(tmp_path):
+    prepare(data_dir=str(tmp_path / "data"), directories="ir_datasets:tiny")
+    data = tmp_path / "data", "tiny"
+    assert [passage.text for passage in PassageStore.open(*data).iterate()] == [
+        text for _, text in PASSAGES.values()
+    ]
+    assert list_tasks(*data) == {"tiny": ["train", "test"]}
+    (query,) = QuerySet.open(*data, "tiny", "test")
+    assert (query.text, query.positives, query.relevance) == ("a river", (0,), (2,))
+
+
+def test_one_split_of_ir_datasets_is_what_it_is_named():
+    folder = pathlib.Path(as_folder("ir_datasets:tiny/train"))
+    assert folder.name == "tiny-train"
+    written = files(folder)
+    assert written.keys() == {"corpus.jsonl", "queries.jsonl", "qrels/train.tsv"}
+    assert written["qrels/train.tsv"] == "query-id\tcorpus-id\tscore\nq2\td2\t1\n"
+    assert json.loads(written["queries.jsonl"]) == {"_id": "q2", "text": "a game"}
+
+
+def mteb_task(monkeypatch, **changes):
+    """mteb's own task object, with data that are here."""
+    mteb = pytest.importorskip("mteb")
+    datasets = pytest.importorskip("datasets")
+    from mteb.abstasks.retrieval import AbsTaskRetrieval
+    from mteb.abstasks.task_metadata import TaskMetadata
+
+    titles, texts = zip(*PASSAGES.values(), strict=True)
+    corpus = {"id": list(PASSAGES), "title": titles, "text": texts}
+    queries = {"id": list(QUERIES), "text": list(QUERIES.values())}
+    data = {
+        "corpus": datasets.Dataset.from_dict(corpus),
+        "queries": datasets.Dataset.from_dict(queries),
+        "relevant_docs": GRADES,
+        "top_ranked": None,
+    }
+
+    class Tiny(AbsTaskRetrieval):
+        metadata = TaskMetadata(
+            type="Retrieval",
+            name="Tiny",
+            description="Three passages.",
+            dataset={"path": "none", "revision": "1"},
+            eval_splits=["test"],
+            eval_langs=["eng-Latn"],
+            main_score="ndcg_at_10",
+        )
+
+        def load_data(self, num_proc=None, **kwargs):
+            self.dataset = {"default": {"test": {**data, **changes}}}
+            self.data_loaded = True
+
+    monkeypatch.setattr(mteb, "get_task", lambda name: {"Tiny": Tiny}[name]())
+    return data
+
+
+def test_a_task_of_mteb_is_a_collection(tmp_path, monkeypatch):
+    mteb_task(monkeypatch)
+    prepare(data_dir=str(tmp_path / "data"), directories={"Mine": "mteb:Tiny"}, collection="c")
+    data = tmp_path / "data", "c"
+    assert list_tasks(*data) == {"Mine": ["test"]}
+    first, second = QuerySet.open(*data, "Mine", "test")
+    assert (first.positives, second.positives) == ((0,), (1,))
+    assert next(iter(PassageStore.open(*data).iterate())).title == "Paris"
+
+
+def test_what_has_been_read_is_kept(monkeypatch):
+    mteb_task(monkeypatch)
+    folder = pathlib.Path(as_folder("mteb:Tiny"))
+    before = files(folder)
+    monkeypatch.setattr(collections_by_name, "_READERS", {"mteb": None})
+    assert as_folder("mteb:Tiny") == str(folder)
+    assert files(folder) == before
+
+
+def test_other_names_are_folders():
+    assert as_folder("my_beir") == "my_beir"
+    assert as_folder("gs://bucket/beir") == "gs://bucket/beir"
+    assert as_folder(pathlib.Path("mteb")) == pathlib.Path("mteb")
+
+
+def test_an_unknown_task_and_one_without_judgements_are_refused(tmp_path, monkeypatch):
+    mteb_task(monkeypatch)
+    with pytest.raises(ConfigError, match=r"no such task(.|\n)*retrieval task of mteb"):
+        as_folder("mteb:Tinny")
+    with pytest.raises(ConfigError, match="the task has no judgements"):
+        as_folder("ir_datasets:bare")
+    assert not any(path.is_file() for path in (tmp_path / "cache").rglob("*"))
+
+
+def test_candidates_are_more_than_a_collection(monkeypatch):
+    mteb_task(monkeypatch, top_ranked={"q1": ["d1"]})
+    with pytest.raises(ConfigError, match="candidates or instructions"):
+        as_folder("mteb:Tiny")
+
+
+def test_a_library_that_cannot_read_says_why(monkeypatch):
+    def absent(name):
+        raise OSError("name resolution failed\nand more")
+
+    monkeypatch.setattr(sys.modules["ir_datasets"], "load", absent)
+    with pytest.raises(DataError, match=r"could not read it: name resolution failed\n"):
+        as_folder("ir_datasets:tiny")
+
+
+def test_an_absent_library_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ir_datasets", None)
+    with pytest.raises(ConfigError, match=r"not installed(.|\n)*pip install"):
+        as_folder("ir_datasets:tiny")
