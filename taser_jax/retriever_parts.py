@@ -20,7 +20,13 @@ from taser_jax.retrieval.bm25 import Bm25Index, title_and_text
 from taser_jax.retrieval.embeddings import write_embeddings
 from taser_jax.retrieval.index import build_index
 from taser_jax.retrieval.passages import Passages, Sparse
-from taser_jax.storage.artifacts import FilePath, check_version, read_json, write_json
+from taser_jax.storage.artifacts import (
+    FilePath,
+    check_version,
+    is_remote,
+    read_json,
+    write_json,
+)
 from taser_jax.storage.errors import DataError
 
 RETRIEVER_FILE = "retriever.json"
@@ -28,7 +34,7 @@ _VERSION = 1
 # For models that were trained before lengths were recorded.
 QUERY_LENGTH, PASSAGE_LENGTH = 32, 256
 _FIX = "run the command that wrote it again"
-_FOLDERS = ("model_dir", "index_dir", "data_dir", "bm25_dir")
+_FOLDERS = {"model_dir", "index_dir", "data_dir", "bm25_dir"}
 _REQUIRED = ("model_dir", "index_dir", "data_dir", "collection")
 
 
@@ -54,20 +60,25 @@ class RetrieverParts:
 
 
 def write_parts(directory: FilePath, parts: RetrieverParts) -> None:
-    """Writes the `retriever.json` that `Retriever.load` reads; its folders are relative to it."""
+    """Writes the `retriever.json` that `Retriever.load` reads.
+
+    Folders below it are relative to it, so that the whole can be moved; others are absolute.
+    """
     values = {name: value for name, value in dataclasses.asdict(parts).items() if value is not None}
-    relative = {
-        name: os.path.relpath(value, directory) if name in _FOLDERS else value
-        for name, value in values.items()
-    }
-    write_json(pathlib.Path(directory) / RETRIEVER_FILE, {"format_version": _VERSION, **relative})
+    root = pathlib.Path(directory).resolve()
+    for name in _FOLDERS & values.keys():
+        if is_remote(values[name]):
+            continue
+        folder = pathlib.Path(values[name]).resolve()
+        values[name] = str(folder.relative_to(root) if folder.is_relative_to(root) else folder)
+    write_json(pathlib.Path(directory) / RETRIEVER_FILE, {"format_version": _VERSION, **values})
 
 
 def read_parts(directory: FilePath) -> RetrieverParts | None:
     """The parts that a directory's `retriever.json` names; None where it has none.
 
     Raises:
-        DataError: it is damaged, or of another format version.
+        DataError: it is damaged, of another format version, or names a folder that is not there.
     """
     path = pathlib.Path(directory) / RETRIEVER_FILE
     if not path.is_file():
@@ -81,6 +92,13 @@ def read_parts(directory: FilePath) -> RetrieverParts | None:
     alpha = value.get("alpha")
     if ("bm25_dir" in folders) != isinstance(alpha, int | float):
         raise DataError("one of bm25_dir and alpha without the other", where=str(path), fix=_FIX)
+    for name, folder in sorted(folders.items()):
+        if not is_remote(folder) and not os.path.isdir(folder):
+            raise DataError(
+                f"{name} is {value[name]!r}, and no such folder is there any more",
+                where=str(path),
+                fix="move that folder back, or write into this file where it is now",
+            )
     return RetrieverParts(**folders, collection=value["collection"], alpha=alpha)
 
 

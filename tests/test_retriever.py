@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -299,10 +301,18 @@ def test_an_id_that_is_taken_is_refused(parts: RetrieverParts, taken: str):
 def test_a_directory_names_its_parts_and_can_be_moved(
     parts: RetrieverParts, tmp_path: pathlib.Path, trained: Retriever
 ):
-    write_parts(tmp_path, parts)
-    assert not (tmp_path / RETRIEVER_FILE).read_text().count(f'"{parts.model_dir}"')
-    hits = Retriever.load(tmp_path).search(["sort a list"], k=3)
+    """What lies in it moves with it; what lies elsewhere stays, and its absence is said."""
+    shutil.copytree(parts.data_dir, tmp_path / "out" / "data")
+    write_parts(tmp_path / "out", dataclasses.replace(parts, data_dir=str(tmp_path / "out/data")))
+    named = json.loads((tmp_path / "out" / RETRIEVER_FILE).read_text())
+    assert (named["data_dir"], named["model_dir"]) == ("data", os.path.realpath(parts.model_dir))
+    (tmp_path / "other").mkdir()
+    moved = (tmp_path / "out").rename(tmp_path / "other" / "place")
+    hits = Retriever.load(moved).search(["sort a list"], k=3)
     assert hits == trained.search(["sort a list"], k=3)
+    (moved / "data").rename(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=r"data_dir is 'data', and no such folder(.|\n)*move that"):
+        Retriever.load(moved)
 
 
 def test_a_damaged_list_of_parts_is_named(tmp_path: pathlib.Path):

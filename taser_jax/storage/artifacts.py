@@ -90,7 +90,10 @@ def replacing(path: FilePath, *, recorded: bool = True) -> Iterator[epath.Path]:
     """
     target = epath.Path(path)
     with storage_errors(path):
-        target.parent.mkdir(parents=True, exist_ok=True)
+        if is_remote(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+        else:
+            publishing.make_folder(target.parent)
         scratch = publishing.scratch_for(target)
         try:
             yield scratch

@@ -22,7 +22,14 @@ from etils import epath
 
 from taser_jax.storage.errors import BusyError, StorageError, storage_errors
 from taser_jax.storage.progress import logger
-from taser_jax.storage.publishing import LOCK, SCRATCH, FilePath, is_remote, scratch_of
+from taser_jax.storage.publishing import (
+    LOCK,
+    SCRATCH,
+    FilePath,
+    is_remote,
+    make_folder,
+    scratch_of,
+)
 
 # On a read-only disk or one without locks the command goes on: it may have nothing to write, and a
 # write that fails says so itself.
@@ -75,7 +82,9 @@ def one_writer(directory: FilePath) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(directory: pathlib.Path) -> Iterator[None]:
-    made = _make(directory)
+    # Refused before the command computes anything.
+    with storage_errors(directory):
+        made = make_folder(directory)
     handle = _take(directory)
     try:
         if handle is not None:
@@ -97,15 +106,6 @@ def _locked(directory: pathlib.Path) -> Iterator[None]:
 def _remove_scratch(directory: pathlib.Path) -> None:
     for scratch in (directory / SCRATCH, scratch_of(directory)):
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _make(directory: pathlib.Path) -> list[pathlib.Path]:
-    """Creates a directory with its parents; returns those that it created, top first."""
-    made = [one for one in (directory, *directory.parents) if not one.exists()][::-1]
-    # Refused before the command computes anything.
-    with storage_errors(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-    return made
 
 
 def _take(directory: pathlib.Path) -> int | None:

@@ -64,14 +64,14 @@ def sync(path: FilePath) -> None:
     """Waits until a file, or a directory with all that is in it, is on the disk."""
     for place, _, names in os.walk(path):
         for name in names:
-            _sync(os.path.join(place, name))
-        _sync(place)
+            sync_one(os.path.join(place, name))
+        sync_one(place)
     if not os.path.isdir(path):
-        _sync(path)
+        sync_one(path)
 
 
-def _sync(path: FilePath) -> None:
-    """Of a directory, the names in it."""
+def sync_one(path: FilePath) -> None:
+    """Waits until a file, or the names in a directory, are on the disk."""
     global _files, _seconds
     if not _is_synced or not os.path.exists(path):
         return
@@ -85,6 +85,16 @@ def _sync(path: FilePath) -> None:
     finally:
         os.close(handle)
     _files, _seconds = _files + 1, _seconds + time.monotonic() - began
+
+
+def make_folder(path: FilePath) -> list[pathlib.Path]:
+    """Creates a local directory with its parents; returns those that it created, top first."""
+    folder = pathlib.Path(path)
+    made = [one for one in (folder, *folder.parents) if not one.exists()][::-1]
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in made:
+        sync_one(one.parent)
+    return made
 
 
 def scratch_for(target: epath.Path) -> epath.Path:
@@ -143,7 +153,7 @@ def publish(scratch: FilePath, target: FilePath) -> None:
             _set_aside(new, place)
     else:
         os.replace(new, place)
-    _sync(place.parent)
+    sync_one(place.parent)
     _aside(place).rmtree(missing_ok=True)
 
 

@@ -54,12 +54,17 @@ def check_whole(checkpoint: str | os.PathLike[str]) -> None:
     for name in (_STATE, *(f"{_STATE}/{file}" for file in _STATE_FILES)):
         if not (path / name).exists():
             raise DataError("missing", where=str(path / name), fix=fix)
+    # Orbax does not wait for the disk: its files are synced before their record is written.
+    for file in checksums.unrecorded(path):
+        if not file.stat().length:
+            raise DataError("empty, as after a power cut", where=str(file), fix=fix)
 
 
 def set_aside_damaged(model_dir: str | os.PathLike[str]) -> list[str]:
     """Renames damaged checkpoints that are newer than the newest whole one, and warns of each.
 
-    A run that resumes from the whole one repeats the steps in between, to the same bits.
+    A run that resumes from the whole one repeats the steps in between, to the same bits. If none is
+    whole, and none had been recorded yet, it begins again.
 
     Args:
         model_dir: the directory with the checkpoints.
@@ -68,7 +73,7 @@ def set_aside_damaged(model_dir: str | os.PathLike[str]) -> list[str]:
         The new paths.
 
     Raises:
-        DataError: all checkpoints are damaged; none was renamed.
+        DataError: all checkpoints are damaged, some after they had been recorded; none was renamed.
     """
     directory = absolute_path(model_dir)
     damaged: list[tuple[epath.Path, DataError]] = []
@@ -78,10 +83,12 @@ def set_aside_damaged(model_dir: str | os.PathLike[str]) -> list[str]:
         except DataError as error:
             damaged.append((directory / f"{PREFIX}_{step}", error))
             continue
+        goes_on = f"resumes from {PREFIX}_{step}"
         break
     else:
-        if damaged:
+        if any(checksums.read(path) for path, _ in damaged):
             raise damaged[0][1]
+        goes_on = "begins again"
     renamed = []
     for path, problem in damaged:
         aside = path.with_name(f"damaged_{path.name}")
@@ -90,8 +97,8 @@ def set_aside_damaged(model_dir: str | os.PathLike[str]) -> list[str]:
         path.rename(aside)
         renamed.append(str(aside))
         logger.warning(
-            "DAMAGED CHECKPOINT: %s: %s; it is now %s, and training resumes from %s_%d",
-            *(problem.where, problem.found, aside.name, PREFIX, step),
+            "DAMAGED CHECKPOINT: %s: %s; it is now %s, and training %s",
+            *(problem.where, problem.found, aside.name, goes_on),
         )
     return renamed
 

@@ -82,6 +82,17 @@ class _KeepPinned:
         ]
 
 
+class _SealingManager(ocp.CheckpointManager):
+    """Puts a checkpoint on the disk with its record before those that it replaces are deleted."""
+
+    def _finalize_checkpoint(self, step: int) -> None:
+        # Orbax calls this between the two, in the thread that saves.
+        super()._finalize_checkpoint(step)
+        path = self.directory / f"{PREFIX}_{step}"
+        if jax.process_index() == 0 and path.exists():
+            checksums.seal(path)
+
+
 class Checkpoints:
     """The checkpoints of one model directory.
 
@@ -105,7 +116,6 @@ class Checkpoints:
         self._config = config
         self._unchecked = unchecked
         self._directory = absolute_path(model_dir)
-        self._unsealed: list[int] = []
         best = checkpoint_managers.BestN(
             get_metric_fn=self.ranking, n=1, keep_checkpoints_without_metrics=False
         )
@@ -116,7 +126,7 @@ class Checkpoints:
         ]
         with storage_errors(self._directory, doing="save a checkpoint"):
             self._directory.mkdir(parents=True, exist_ok=True)
-            self._manager = ocp.CheckpointManager(
+            self._manager = _SealingManager(
                 self._directory,
                 options=ocp.CheckpointManagerOptions(
                     step_prefix=PREFIX,
@@ -184,21 +194,12 @@ class Checkpoints:
                 ),
                 metrics=dict(metrics) if metrics else None,
             )
-        self._unsealed.append(step)
 
     def wait(self) -> None:
         """Waits until the current save is finished, and raises its error if it failed."""
         with storage_errors(self._directory, doing="save a checkpoint"):
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
-            self._seal()
-
-    def _seal(self) -> None:
-        """Records checksums of the checkpoints that this process saved; only host 0 does."""
-        while self._unsealed:
-            path = self._directory / f"{PREFIX}_{self._unsealed.pop()}"
-            if jax.process_index() == 0 and path.exists():
-                checksums.seal(path)
 
     def check(self, *, step: int, about: Mapping[str, object]) -> None:
         """Checks that a checkpoint belongs to the same data and configuration.
@@ -280,4 +281,3 @@ class Checkpoints:
             if removal is not None:
                 removal.result()
             self._manager.close()
-            self._seal()

@@ -74,6 +74,41 @@ def test_training_goes_on_from_the_last_whole_checkpoint(
     assert (tmp_path / "b" / "checkpoint_6").exists()
 
 
+def test_a_checkpoint_that_had_not_reached_the_disk_is_set_aside(tmp_path: pathlib.Path):
+    """After a power cut it has no record yet, and files without content."""
+    toy_loop.run(tmp_path, LoopConfig(train_steps=4, checkpoint_period=2))
+    for step in (4, 2):
+        checkpoint = tmp_path / f"checkpoint_{step}"
+        (checkpoint / checksums.FILE).unlink()
+        assert set_aside_damaged(tmp_path) == []
+        (checkpoint / "about" / "metadata").write_bytes(b"")
+        with pytest.raises(DataError, match="about/metadata: empty, as after a power cut"):
+            check_whole(checkpoint)
+        if step == 4:
+            assert set_aside_damaged(tmp_path) == [str(tmp_path / "damaged_checkpoint_4")]
+    # Nothing had been recorded: the training begins again.
+    assert set_aside_damaged(tmp_path) == [str(tmp_path / "damaged_checkpoint_2")]
+
+
+def test_a_checkpoint_is_recorded_before_the_one_that_it_replaces_goes(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    seal, there = checksums.seal, []
+
+    def noted(path: pathlib.Path) -> None:
+        there.append(sorted(one.name for one in tmp_path.glob("checkpoint_*")))
+        seal(path)
+
+    monkeypatch.setattr(checksums, "seal", noted)
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep_latest=1))
+    for step in (1, 2, 3):
+        checkpoints.save(toy_loop.initial_state(), step=step, about=toy_loop.ABOUT)
+    checkpoints.close()
+    both = [[f"checkpoint_{step - 1}", f"checkpoint_{step}"] for step in (2, 3)]
+    assert there == [["checkpoint_1"], *both]
+    assert [one.name for one in tmp_path.glob("checkpoint_*")] == ["checkpoint_3"]
+
+
 def test_a_nan_is_blamed_on_parameters_where_they_are_not_finite(tmp_path: pathlib.Path):
     state = dataclasses.replace(
         toy_loop.initial_state(), params={"weight": jnp.float32(1), "bias": jnp.float32(np.nan)}

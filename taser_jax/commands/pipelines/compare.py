@@ -24,7 +24,6 @@ from taser_jax.commands.pipelines.taser import begin_pipeline
 from taser_jax.commands.tokenize import make_vocabulary, tokenize
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.prepare.made_queries import make_queries
-from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.interop import collections_by_name
@@ -215,10 +214,7 @@ class _Run:
         else:
             vocabulary = fetch(self._pretrained)
             settings = read_encoder_settings(vocabulary)
-        own, prompts = None, {"query": 0, "passage": 0}
-        if settings is not None:
-            ids = settings.prompts(load_vocabulary(vocabulary))
-            prompts = dict(zip(prompts, map(len, ids), strict=True))
+        own = None
         if self._pretrained is not None:
             positions = pretrained_bert(self._pretrained).max_length
             own = min(positions, (settings and settings.max_length) or positions)
@@ -226,7 +222,6 @@ class _Run:
             "lengths",
             compare_parts.fit_lengths,
             vocabulary=str(vocabulary),
-            prompts=prompts,
             own_length=own,
             given=dict(given),
             **data,

@@ -22,6 +22,7 @@ from taser_jax.data.prepare.options import PrepareOptions
 from taser_jax.data.text.preprocessors import passage_ids
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.devices.hosts import writes
+from taser_jax.interop.hub import read_prompts
 from taser_jax.interop.pretrained import (
     pretrained_bert,
     pretrained_normalization,
@@ -230,7 +231,6 @@ def fit_lengths(
     data_dir: str,
     collection: str,
     vocabulary: str,
-    prompts: Mapping[str, int],
     own_length: int | None,
     given: Mapping[str, int],
 ) -> dict[str, FittedLength]:
@@ -239,13 +239,14 @@ def fit_lengths(
     Args:
         data_dir: folder of collections.
         collection: the collection.
-        vocabulary: directory of the vocabulary.
-        prompts: tokens of the prompts, {"query": ..., "passage": ...}.
+        vocabulary: directory of the vocabulary; its prompts, as of a sentence-transformers model,
+            have room before every text.
         own_length: tokens that the pretrained model takes: texts are cut there and nowhere below;
             None cuts at the 95th percentiles, and at 64 and 256 tokens.
         given: lengths to use instead, {"query": ..., "passage": ...} or one of them.
     """
     words = load_vocabulary(vocabulary)
+    prompts = read_prompts(pathlib.Path(vocabulary), words)
     texts = [
         queries[row].text
         for task, splits in list_tasks(data_dir, collection).items()
@@ -262,12 +263,12 @@ def fit_lengths(
     }
     return {
         side: fit_length(
-            [prompts[side] + length for length in lengths],
+            [len(prompt) + length for length in lengths],
             longest=own_length or _LONGEST[side],
             given=given.get(side),
             share=0.95 if own_length is None else 1.0,
         )
-        for side, lengths in counts.items()
+        for prompt, (side, lengths) in zip(prompts, counts.items(), strict=True)
     }
 
 

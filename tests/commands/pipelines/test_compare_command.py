@@ -170,6 +170,8 @@ def test_without_questions_an_index_is_left(tmp_path: pathlib.Path):
     parts = taser.answer(
         (), root=tmp_path, folder=tmp_path / "row", data_dir=str(tmp_path), collection="hills"
     )
+    for folder in (parts.model_dir, parts.index_dir):
+        pathlib.Path(folder).mkdir(parents=True)
     assert read_parts(tmp_path) == parts
 
 

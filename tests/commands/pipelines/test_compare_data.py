@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from taser_jax.commands.pipelines.compare_parts import collection_name, file_sizes, fit_lengths
 from taser_jax.data.collections.store import write_collection, write_queries
 from taser_jax.data.text.hugging_face import WordPieceVocabulary
@@ -29,17 +31,18 @@ def test_lengths_have_room_for_prompts(tmp_path):
     write_collection(tmp_path, "c", [Passage("p", "a a a a a")])
     write_queries(tmp_path, "c", "t", "test", [Query("q", "a a a a a", "t", (0,))])
 
-    def tokens(**prompts: int) -> dict[str, int]:
+    def tokens(**prompts: str) -> dict[str, int]:
+        settings = json.dumps({"prompts": prompts})
+        (tmp_path / "words" / "config_sentence_transformers.json").write_text(settings)
         fitted = fit_lengths(
             data_dir=str(tmp_path),
             collection="c",
             vocabulary=str(tmp_path / "words"),
-            prompts=prompts,
             own_length=None,
             given={},
         )
         return {side: fit.tokens for side, fit in fitted.items()}
 
-    assert tokens(query=0, passage=0) == {"query": 16, "passage": 16}
-    assert tokens(query=10, passage=0) == {"query": 32, "passage": 16}
-    assert tokens(query=0, passage=10) == {"query": 16, "passage": 32}
+    assert tokens() == {"query": 16, "passage": 16}
+    assert tokens(query="a " * 10) == {"query": 32, "passage": 16}
+    assert tokens(passage="a " * 10) == {"query": 16, "passage": 32}

@@ -1,0 +1,95 @@
+"""benchmarks/power_cuts.py: what it notes of a program, and what its replay leaves on the disk."""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+import shutil
+import sys
+
+import pytest
+from script_calls import REPOSITORY
+
+# Replaces a file by another, whose content it syncs or not, and then syncs the folder.
+PROGRAM = """
+import os, pathlib, sys
+folder, synced = pathlib.Path(sys.argv[1]), sys.argv[2] == "synced"
+with open(folder / "new", "w") as file:
+    file.write("new")
+    file.flush()
+    if synced:
+        os.fsync(file.fileno())
+os.replace(folder / "new", folder / "name")
+handle = os.open(folder, os.O_RDONLY)
+os.fsync(handle)
+"""
+
+
+@pytest.fixture
+def power_cuts(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.syspath_prepend(REPOSITORY / "benchmarks")
+    return importlib.import_module("power_cuts")
+
+
+def content(disk: pathlib.Path) -> str:
+    return (disk / "name").read_text() or "nothing"
+
+
+def before(root: pathlib.Path) -> pathlib.Path:
+    (root / "before").mkdir()
+    (root / "before" / "name").write_text("old")
+    return root / "before"
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize(
+    ("how", "expected"), [("synced", {"old", "new"}), ("unsynced", {"old", "nothing"})]
+)
+def test_a_rename_without_fsync_is_noticed(power_cuts, tmp_path, how, expected):
+    shutil.copytree(before(tmp_path), tmp_path / "folder")
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "folder"), how]
+    notes = power_cuts.recorded(command, tmp_path / "folder", tmp_path / "notes")
+    kinds = [kind for kind, _, _ in notes]
+    assert kinds == ["file", *(["sync"] if how == "synced" else []), "rename", "sync"]
+    found = power_cuts.outcomes(notes, tmp_path / "folder", tmp_path / "before", content)
+    assert {name: set(words) for name, words in found.items()} == {
+        "synced names": expected,
+        "all names": expected,
+    }
+
+
+def test_names_that_were_not_synced_are_lost(power_cuts, tmp_path):
+    """A name reaches the disk with its folder, and the folder with the one above it."""
+    whole = tmp_path / "copy"
+    whole.write_text("new")
+    root = pathlib.Path("/world")
+    notes = [
+        ("folder", "/world/a", ""),
+        ("file", "/world/a/name", ""),
+        ("sync", "/world/a/name", str(whole)),
+        ("sync", "/world/a", ""),
+        ("exchange", "/world/a/name", "/world/name"),
+        ("sync", "/world", ""),
+        ("remove", "/world/a/name", ""),
+        ("rename", "/world/a", "/world/b"),
+    ]
+    start = before(tmp_path)
+
+    def files(count: int, *, all_names: bool) -> dict[str, str]:
+        target = tmp_path / f"{count}{all_names}"
+        power_cuts.Disk(root, start).play(notes[:count]).write(target, all_names=all_names)
+        paths = (path for path in target.rglob("*") if path.is_file())
+        return {str(path.relative_to(target)): path.read_text() for path in paths}
+
+    assert files(2, all_names=True) == {"name": "old", "a/name": ""}
+    assert files(4, all_names=False) == {"name": "old"}
+    assert files(5, all_names=True) == {"name": "new", "a/name": "old"}
+    assert files(5, all_names=False) == {"name": "old"}
+    assert files(6, all_names=False) == {"name": "new", "a/name": "new"}
+    assert files(8, all_names=True) == {"name": "new"}
+
+
+def test_the_table_has_a_line_for_each_way_of_names(power_cuts):
+    lines = power_cuts.table({"index": (7, {"all names": {"old": 2, "new": 1}})}).splitlines()
+    assert lines[2] == "| `index` | 7 | synced files, all names | new: 1, old: 2 |"
