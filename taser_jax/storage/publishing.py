@@ -93,7 +93,9 @@ def make_folder(path: FilePath) -> list[pathlib.Path]:
     made = [one for one in (folder, *folder.parents) if not one.exists()][::-1]
     folder.mkdir(parents=True, exist_ok=True)
     for one in made:
-        sync_one(one.parent)
+        # Some folders may be written and not read.
+        with contextlib.suppress(PermissionError):
+            sync_one(one.parent)
     return made
 
 
