@@ -100,11 +100,9 @@ def recording(path: FilePath, record: Record) -> Iterator[None]:
 def seal(directory: FilePath) -> None:
     """Records all files below a directory, which reach the disk first, and its name after them."""
     root = epath.Path(directory)
-    if not is_remote(root):
-        publishing.sync(root)
+    publishing.sync(root)
     _write(root, {os.path.relpath(path, root): [found(path)] for path in _walk(root)[1]})
-    if not is_remote(root):
-        publishing.sync_one(root.parent)
+    publishing.sync_one(root.parent)
 
 
 def read(directory: FilePath) -> dict[str, list[Record]]:

@@ -61,7 +61,7 @@ def is_remote(path: FilePath) -> bool:
 
 
 def sync(path: FilePath) -> None:
-    """Waits until a file, or a directory with all that is in it, is on the disk."""
+    """Waits until a local file, or a directory with all that is in it, is on the disk."""
     for place, _, names in os.walk(path):
         for name in names:
             sync_one(os.path.join(place, name))
