@@ -31,33 +31,33 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_959,
+    "assembly": 1_960,
     "cli": 1_357,
-    "commands": 5_206,
+    "commands": 5_236,
     "data": 6_884,
     "devices": 1_326,
     "evaluation": 1_693,
-    "interop": 2_869,
-    "loose files": 396,
+    "interop": 3_139,
+    "loose files": 409,
     "models": 2_349,
     "optim": 1_036,
     "retrieval": 2_359,
     "serving": 528,
-    "storage": 1_279,
+    "storage": 1_295,
     "systems": 3_400,
-    "training": 1_750,
+    "training": 1_752,
 }
 OTHERS = {
-    "lines of code": 34_391,
+    "lines of code": 34_723,
     "percent of code that imports or raises": 14.7,
-    "files": 230,
+    "files": 232,
     "lines of the longest file": 417,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
     "commands": 29,
     "fields that nothing binds": 39,
-    "Any in annotations": 114,
+    "Any in annotations": 115,
     "modules that train imports": 90,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
