@@ -12,7 +12,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
+from jaxtyping import Float
 
+from taser_jax.interop.tensors import read_tensors
 from taser_jax.models.bert_dual_encoder import Pooling
 from taser_jax.models.encoded import Normalization
 from taser_jax.storage.errors import ConfigError, DataError
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _TOKENIZER = ("vocab.txt", "spiece.model", "tokenizer*.json", "*_tokens*.json")
-_SETTINGS = ("config.json", "modules.json", "*sentence*.json", "*_Pooling/config.json")
+_SETTINGS = ("config.json", "modules.json", "*sentence*.json", "*_Pooling/config.json", "*_Dense/*")
 _SMALL_FILES = (*_TOKENIZER, *_SETTINGS)
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors")
 _PYTORCH = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin")
@@ -144,6 +147,11 @@ class _Module(msgspec.Struct):
     path: str
 
 
+class _Dense(msgspec.Struct):
+    bias: bool = True
+    activation_function: str = "torch.nn.modules.activation.Tanh"
+
+
 class _Sizes(msgspec.Struct):
     max_seq_length: Positive | None = None
 
@@ -230,6 +238,33 @@ def read_encoder_settings(directory: pathlib.Path) -> EncoderSettings | None:
         passage_prompt=passage_prompt,
         template_prompt=_template_prompt(directory / "tokenizer.json"),
     )
+
+
+def read_projection(directory: pathlib.Path) -> Float[np.ndarray, "embed dim"] | None:
+    """The kernel of the linear map after pooling that modules.json names; None without one.
+
+    Args:
+        directory: the checkpoint's directory.
+
+    Raises:
+        ConfigError: the map has a bias or an activation, which our models have not.
+        DataError: a file is missing or damaged.
+    """
+    modules = read_typed(directory / MODULES_FILE, list[_Module], absent=[])
+    dense = [directory / each.path for each in modules if each.type.endswith(".Dense")]
+    if not dense:
+        return None
+    settings = read_typed(dense[0] / "config.json", _Dense)
+    if settings.bias or not settings.activation_function.endswith(".Identity"):
+        function = settings.activation_function.rpartition(".")[2]
+        problem = f"a linear map with {'a bias' if settings.bias else 'no bias'} and {function}"
+        fix = "take a model whose Dense module has no bias and no activation"
+        raise ConfigError(problem, where=str(dense[0]), fix=fix)
+    tensors = read_tensors(dense[0])
+    if "linear.weight" not in tensors:
+        fix = "copy the checkpoint again"
+        raise DataError("no tensor linear.weight", where=str(dense[0]), fix=fix)
+    return np.ascontiguousarray(np.asarray(tensors["linear.weight"], np.float32).T)
 
 
 def read_prompts(

@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 
 from taser_jax.interop.bert import check_shapes, encoder_from_tensors, from_plain_encoders
 from taser_jax.interop.bert_formats import bert_config
-from taser_jax.interop.hub import fetch, read_encoder_settings
+from taser_jax.interop.hub import fetch, read_encoder_settings, read_projection
 from taser_jax.interop.t5 import (
     check_t5_shapes,
     t5_config,
@@ -182,7 +182,8 @@ def load_pretrained_t5(source: Source, *, config: T5DualEncoderConfig, params: P
     """A T5 dual encoder that starts from a pretrained T5: every tower is a copy of it.
 
     Weights are rescaled as `config.t5.initialization` says. A projection comes from a T5X dual
-    encoder if it has one, otherwise it keeps its initial values.
+    encoder or a sentence-transformers directory that has one, otherwise it keeps its initial
+    values.
 
     Args:
         source: a Hugging Face directory, an id on its hub, or a T5X checkpoint.
@@ -269,7 +270,7 @@ class _T5Checkpoint:
         config: its sizes.
         read: reads the parameters of the encoder, or of encoder and decoder.
         where: its directory.
-        projection: kernel of the projection, for a T5X dual encoder with one.
+        projection: kernel of the checkpoint's projection; None if it has none.
     """
 
     config: T5Config
@@ -291,6 +292,7 @@ def _open_t5(source: Source, tree: Params | None) -> _T5Checkpoint:
             config,
             lambda config: t5_from_tensors(read_tensors(directory), config, where=where),
             where,
+            read_projection(directory),
         )
     kernel = tree.get(_PROJECTION, {}).get("kernel")
     return _T5Checkpoint(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 
 import jax
@@ -13,6 +14,7 @@ from tiny_t5_source import PASSAGES, QUERIES, expected, t5_source, t5_vocabulary
 
 from taser_jax.data.text.preprocessors import passage_ids, query_ids
 from taser_jax.data.token_store.store import QuerySettings
+from taser_jax.interop.hub import read_projection
 from taser_jax.interop.pretrained import load_pretrained_t5, pretrained_t5
 from taser_jax.interop.sentence_transformers import (
     check_plain,
@@ -113,14 +115,32 @@ def test_a_decoders_output_survives_what_others_save(vocabulary, tmp_path, loade
     assert np.abs(before - expected(source, vocabulary, Role.QUERY)).max() < 1e-5
 
 
-def test_a_decoders_output_returns_bit_for_bit(vocabulary, tmp_path):
-    source = t5_source(tmp_path, vocabulary, t5={"num_decoder_layers": 2})
+@pytest.mark.parametrize("changes", [{"t5": {"num_decoder_layers": 2}}, {"projection_dim": 5}])
+def test_what_was_exported_returns_bit_for_bit(vocabulary, tmp_path, changes):
+    source = t5_source(tmp_path, vocabulary, **changes)
     directory = exported(source, tmp_path / "out")
     config = dataclasses.replace(source.config, t5=pretrained_t5(directory))
-    assert config.t5.num_decoder_layers == 2
+    assert config.t5.num_decoder_layers == source.config.t5.num_decoder_layers
     drawn = jax.tree.map(np.zeros_like, source.params)
     again = load_pretrained_t5(directory, config=config, params=drawn)
     jax.tree.map(np.testing.assert_array_equal, again, source.params)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bias": True}, "a linear map with a bias and Identity"),
+        ({"activation_function": "torch.nn.Tanh"}, "a linear map with no bias and Tanh"),
+    ],
+)
+def test_a_projection_that_is_more_than_a_kernel_is_refused(tmp_path, changes, message):
+    modules = [{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "2_Dense").mkdir()
+    settings = {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
+    (tmp_path / "2_Dense" / "config.json").write_text(json.dumps(settings | changes))
+    with pytest.raises(ConfigError, match=message):
+        read_projection(tmp_path)
 
 
 def test_documents_of_a_memory_are_refused_and_onnx_is_of_berts(vocabulary, tmp_path):
