@@ -11,55 +11,26 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any
 
 from _options import environment
 from _shell import Shell, archive_checkout
-from _tables import AGAIN, FINISHED, LOST, MEND
+from _tables import AGAIN, FINISHED, MEND
 
 CONNECTION_FAILED = 255
 # How often in a row a lost connection is made anew before the hosts count as lost, and the seconds
 # after which a connection starts a row of its own.
 RECONNECTIONS, LASTED = 5, 60
-INSTALL = (
-    "mkdir -p taser_jax && tar -xzf taser_jax.tgz -C taser_jax && bash taser_jax/launch/_install.sh"
-)
 HOST = "bash taser_jax/launch/_host.sh"
 
 
 class AttemptError(Exception):
     """The end of an attempt: AGAIN with the reason, or the status to stop with."""
 
-    def __init__(self, status: int, reason: str = LOST) -> None:
+    def __init__(self, status: int, reason: str = "preempted, or a host was lost") -> None:
         super().__init__(status, reason)
         self.status = status
         self.reason = reason
-
-
-class Hosts(Protocol):
-    """Machines that run one command together; a node is what one connection reaches."""
-
-    nodes: list[str]
-    install: str
-
-    def make_ready(self) -> None:
-        """Creates what is missing, or raises AttemptError."""
-
-    def send_words(self, node: str, file: str, name: str) -> list[str]:
-        """Copies a file to the home folder of every host of a node."""
-        ...
-
-    def connect_words(self, node: str, command: str) -> list[str]:
-        """Runs a shell command on every host of a node; status 255: the connection failed."""
-        ...
-
-    def variables(self, node: str) -> list[str]:
-        """Assignments for taser on a node."""
-        ...
-
-    def is_there(self) -> bool:
-        """Whether the hosts still exist."""
-        ...
 
 
 @dataclasses.dataclass
@@ -81,12 +52,9 @@ class Report:
         status = re.search(r"taser-status (\d+) on ", line)
         if status:
             self.statuses.append(int(status[1]))
-        rate = re.search(r"([\d.]+) ?(?:step|it)/s", line) or re.search(
-            r"([\d.]+) ?s/(?:step|it)", line
-        )
+        rate = re.search(r"([\d.]+) ?(?:(step|it)/s|s/(?:step|it))", line)
         if rate and float(rate[1]):
-            number = float(rate[1])
-            self.steps_per_second = number if rate[0].endswith("/s") else 1 / number
+            self.steps_per_second = float(rate[1]) if rate[2] else 1 / float(rate[1])
 
     @property
     def is_cut_off(self) -> bool:
@@ -106,33 +74,28 @@ def outcome(reports: Sequence[Report]) -> int:
     """
     statuses = [status for report in reports for status in report.statuses]
     connections = [report.connection for report in reports]
-    failures = [status for status in statuses if status]
     if MEND in statuses:
         return MEND
     if AGAIN in statuses or CONNECTION_FAILED in connections:
         return AGAIN
     if not statuses:
         return next(filter(None, connections), 1)
-    if failures:
-        return failures[0]
-    # Every host that reported has finished, and one did not report.
-    return AGAIN if any(connections) else FINISHED
+    # Where every host that reported has finished, one may not have reported.
+    return next(filter(None, statuses), AGAIN if any(connections) else FINISHED)
 
 
 class Attempts:
     """Runs a command on hosts, again after a preemption.
 
     Args:
-        shell: what runs commands.
         options: of the command line.
-        hosts: the machines.
+        hosts: machines that run one command together, a `Pod` or `Machines`: `nodes`, each of which
+            one connection reaches, and how they are made ready, sent files and connected to.
         scratch: a folder for the archive.
     """
 
-    def __init__(
-        self, shell: Shell, options: argparse.Namespace, hosts: Hosts, scratch: pathlib.Path
-    ) -> None:
-        self.shell = shell
+    def __init__(self, options: argparse.Namespace, hosts: Any, scratch: pathlib.Path) -> None:
+        self.shell: Shell = hosts.shell
         self.options = options
         self.hosts = hosts
         self.scratch = scratch
@@ -146,18 +109,20 @@ class Attempts:
             # First, since nothing is billed yet.
             self._archive = archive_checkout(self.shell, self.scratch)
         self.hosts.make_ready()
-        self._settle(self._worst(self._on_all(self._prepare)))
+        failures = list(filter(None, self._on_all(self._prepare)))
+        self._settle(MEND if MEND in failures else next(iter(failures), FINISHED))
         self._were_reached = True
         variables = environment(self.options.env)
         if self.shell.dry_run:
             # Secrets are not shown.
             variables = [f"{setting.partition('=')[0]}=..." for setting in variables]
-        words = shlex.join(self.options.command)
-        self._run_on_all(
-            lambda node: " ".join(
-                [*map(_assigned, self.hosts.variables(node) + variables), HOST, words]
-            )
-        )
+
+        def command(node: str) -> str:
+            settings = (each.split("=", 1) for each in self.hosts.variables(node) + variables)
+            assignments = [f"{name}={shlex.quote(value)}" for name, value in settings]
+            return " ".join([*assignments, HOST, shlex.join(self.options.command)])
+
+        self._run_on_all(command)
 
     def attach(self) -> None:
         """Follows what runs already, as `run` does."""
@@ -168,42 +133,32 @@ class Attempts:
     def end_runs(self) -> None:
         """Ends the command on all hosts, which gives taser a minute to save."""
         self.shell.is_ending = False
-        self._on_all(
-            lambda node: self.shell.step(self.hosts.connect_words(node, f"timeout 90 {HOST} --end"))
-        )
+        end = f"timeout 90 {HOST} --end"
+        self._on_all(lambda node: self.shell.step(self.hosts.connect_words(node, end)))
 
-    def _on_all(self, work: Callable[[str], object]) -> list:
+    def _on_all(self, work: Callable[[str], Any]) -> list[Any]:
         if self.shell.dry_run:
             return [work(node) for node in self.hosts.nodes]
-        pool = concurrent.futures.ThreadPoolExecutor(len(self.hosts.nodes))
-        try:
-            return list(pool.map(work, self.hosts.nodes))
-        except BaseException:
-            # Ctrl-C, or the end of --max_hours: threads end with what they follow.
-            self.shell.end()
-            raise
-        finally:
-            pool.shutdown()
-
-    def _worst(self, statuses: Sequence[int]) -> int:
-        failures = [status for status in statuses if status]
-        return MEND if MEND in failures else next(iter(failures), FINISHED)
+        with concurrent.futures.ThreadPoolExecutor(len(self.hosts.nodes)) as pool:
+            try:
+                return list(pool.map(work, self.hosts.nodes))
+            except BaseException:
+                # Ctrl-C, or the end of --max_hours: threads end with what they follow.
+                self.shell.end()
+                raise
 
     def _prepare(self, node: str) -> int:
         """Installs the checkout, runs --setup and copies --data; the status of the failing step."""
-        options, steps = self.options, []
+        options, hosts, steps = self.options, self.hosts, []
         if not options.skip_install:
-            steps.append(self.hosts.send_words(node, str(self._archive), "taser_jax.tgz"))
-            steps.append(self.hosts.connect_words(node, self.hosts.install))
+            steps.append(hosts.send_words(node, str(self._archive), "taser_jax.tgz"))
+            steps.append(hosts.connect_words(node, hosts.install))
         if options.setup:
-            steps.append(self.hosts.connect_words(node, options.setup))
+            steps.append(hosts.connect_words(node, options.setup))
         if options.data:
             fetch = f".venv/bin/python launch/_fetch.py {shlex.quote(options.data)} data"
-            steps.append(self.hosts.connect_words(node, f"cd taser_jax && {fetch}"))
-        return next(filter(None, map(self._show, steps)), FINISHED)
-
-    def _show(self, words: list[str], read: Callable[[str], None] = lambda line: None) -> int:
-        return self.shell.step(words) if self.shell.dry_run else self.shell.follow(words, read)
+            steps.append(hosts.connect_words(node, f"cd taser_jax && {fetch}"))
+        return next(filter(None, map(self.shell.follow, steps)), FINISHED)
 
     def _run_on_all(self, command: Callable[[str], str]) -> None:
         reports = self._on_all(lambda node: self._follow(node, command(node)))
@@ -216,7 +171,8 @@ class Attempts:
         losses = 0
         while True:
             report, begin = Report(), time.monotonic()
-            report.connection = self._show(self.hosts.connect_words(node, command), report.read)
+            words = self.hosts.connect_words(node, command)
+            report.connection = self.shell.follow(words, report.read)
             if self.shell.dry_run or not report.is_cut_off:
                 return report
             losses = 1 if time.monotonic() - begin > LASTED else losses + 1
@@ -240,24 +196,17 @@ class Attempts:
         raise AttemptError(status)
 
 
-def _assigned(setting: str) -> str:
-    """An assignment for a shell: NAME=VALUE with the value quoted."""
-    name, _, value = setting.partition("=")
-    return f"{name}={shlex.quote(value)}"
-
-
 def with_retries(shell: Shell, options: argparse.Namespace, attempt: Callable[[], None]) -> int:
     """Makes attempts, at most `--retries` further ones; returns the launcher's exit status."""
     for number in range(1, options.retries + 2):
         try:
             attempt()
         except AttemptError as end:
-            if end.status == MEND:
-                print("stopped: see the error above; fix it and start again", file=sys.stderr)
-                return MEND
             if end.status != AGAIN:
                 print(
-                    f"failed with status {end.status}: see the output above",
+                    "stopped: see the error above; fix it and start again"
+                    if end.status == MEND
+                    else f"failed with status {end.status}: see the output above",
                     file=sys.stderr,
                 )
                 return end.status

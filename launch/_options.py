@@ -1,18 +1,15 @@
-"""Command lines of the launchers, parsed as their usage texts say."""
+"""Command lines of the launchers: which options each has, and what fits together."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import re
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import Any
-
-from _usage import USAGE
-
-MAY_BE_ZERO = ("retries",)
+from typing import Any, NoReturn
 
 
 class LaunchError(Exception):
@@ -23,84 +20,154 @@ class UsageError(LaunchError):
     """A command line that cannot be."""
 
 
-def options_of(usage: str) -> dict[str, tuple[str, str]]:
-    """Name -> (what stands for its value, its text) of each option of a usage text.
-
-    Example:
-        "  --retries=N   new attempts (100)" has {"retries": ("N", "new attempts (100)")}.
-    """
-    options: dict[str, tuple[str, str]] = {}
-    name = ""
-    for line in usage.split("\n"):
-        option = re.match(r"  --(\w+)(?:[= ](\S+))?(?:  +(.*))?$", line)
-        if option:
-            name = option[1]
-            options[name] = (option[2] or "", option[3] or "")
-        elif name and line.startswith(" " * 20):
-            value, text = options[name]
-            options[name] = (value, f"{text} {line.strip()}")
-        else:
-            name = ""
-    return options
+def _text(value: str) -> str:
+    if not value:
+        raise argparse.ArgumentTypeError("has no value")
+    return value
 
 
-def parse(launcher: str, words: Sequence[str]) -> argparse.Namespace:
-    """Options by name; `command` holds the words after `--`.
+def _count(value: str, least: int) -> int:
+    if not re.fullmatch("0|[1-9][0-9]*", value) or int(value) < least:
+        raise argparse.ArgumentTypeError(f"'{value}', expected a number of at least {least}")
+    return int(value)
+
+
+def _amount(value: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", value) or float(value) == 0:
+        raise argparse.ArgumentTypeError(f"'{value}', expected a positive number, such as 12.5")
+    return float(value)
+
+
+TEXT: dict[str, Any] = {"type": _text}
+LIST: dict[str, Any] = {"type": _text, "action": "append", "default": []}
+FLAG: dict[str, Any] = {"action": "store_true"}
+REST: dict[str, Any] = {"nargs": argparse.REMAINDER, "default": []}
+COUNT: dict[str, Any] = {"type": functools.partial(_count, least=1), "default": 0}
+AMOUNT: dict[str, Any] = {"type": _amount}
+# Name -> (what stands for its value, what it is, its help).
+OPTIONS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "name": ("NAME", TEXT, "the TPU VM or queued resource; its slices are NAME-0, NAME-1, ..."),
+    "attach": ("NAME", TEXT, "follow what runs there: it goes on while no launcher is connected"),
+    "zone": ("ZONE", TEXT, "its zone"),
+    "project": ("PROJECT", TEXT, "its project (gcloud's own setting)"),
+    "type": ("TYPE", TEXT, "type of one slice, such as v4-32, v5litepod-64 or, on GKE, tpu7x-8; "
+             "tpu_vm.sh creates a TPU that does not exist only if it is given"),
+    "slices": ("N", COUNT, "number of slices"),
+    "max_run_duration": ("TIME", TEXT, "flex-start: waits for capacity, and ends after this time, "
+                         "for example 10h"),
+    "delete": ("WHEN", TEXT, "when to delete a TPU that the launcher created: success (after the "
+               "command has finished), always (also after a failure and Ctrl-C) or never. Default: "
+               "success if all that the command writes, the MODEL_DIR of `train`, goes to a bucket "
+               "and is there at the end, otherwise never"),
+    "data": ("PLACE", TEXT, "gs://... or a shared directory, copied to the folder `data` of each "
+             "host before the first step: --gin.TOKEN_STORE=data"),
+    "setup": ("COMMAND", TEXT, "shell command for each host before the run, such as a mount"),
+    "skip_install": ("", FLAG, "use the checkout that hosts have already, in ~/taser_jax"),
+    "env": ("NAME[=VALUE]", LIST, "a variable for taser on each host; without VALUE, its value "
+            "here; may be repeated"),
+    "max_hours": ("HOURS", AMOUNT, "end the run after this time, with a TPU that the launcher "
+                  "created unless --delete=never; the exit status is 124"),
+    "retries": ("N", {**COUNT, "type": functools.partial(_count, least=0), "default": 100},
+                "new attempts after a preemption or a lost host, or without capacity (100)"),
+    "retry_seconds": ("N", {**COUNT, "default": 60}, "pause before each, and between checks of "
+                      "what is starting (60)"),
+    "dry_run": ("", FLAG, "print the plan and the commands, run nothing"),
+    "internal_ip": ("", FLAG, "no external addresses; installing needs Cloud NAT"),
+    "iap": ("", FLAG, "ssh through Identity-Aware Proxy"),
+    "price_per_hour": ("DOLLARS", AMOUNT, "what all chips cost, if you know better than the table"),
+    "version": ("VERSION", TEXT, "of a new TPU's runtime (by its type, as launch/_tables.py says)"),
+    "spot": ("", FLAG, "cheaper; may be preempted at any time"),
+    "reserved": ("", FLAG, "uses the project's reservations"),
+    "reservation": ("NAME", TEXT, "uses this reservation"),
+    "network": ("NETWORK", TEXT, "of a new TPU, with --subnetwork"),
+    "subnetwork": ("SUBNETWORK", TEXT, "of a new TPU"),
+    "service_account": ("EMAIL", TEXT, "account of the hosts, for example to read a bucket"),
+    "labels": ("KEY=VALUE,...", TEXT, "of a new TPU"),
+    "data_disk": ("source=DISK,mode=read-only", LIST, "attached, not mounted; may be repeated"),
+    "gcloud": ("FLAGS", REST, "flags for gcloud's create command, up to --"),
+    "hosts": ("HOST,...", TEXT, "names for ssh; the first is host 0, which the others reach"),
+    "port": ("N", {**COUNT, "default": 8476}, "port of host 0 for JAX's coordinator (8476)"),
+    "extra": ("EXTRA", TEXT, "the package's extra to install: cuda or tpu (none)"),
+    "nodes": ("N", COUNT, "number of nodes; inside an allocation those of this step"),
+    "slurm": ("FLAGS", REST, "flags for srun, up to --"),
+    "cluster": ("CLUSTER", TEXT, "made by `xpk cluster create`"),
+    "workload": ("NAME", TEXT, "up to 40 lower-case letters, digits and dashes; new for each run"),
+    "image": ("IMAGE", TEXT, "built from this checkout and pushed; pods get it by its digest"),
+    "skip_build": ("", FLAG, "use the image that is in the registry: IMAGE@sha256:..."),
+    "grace_seconds": ("N", {**COUNT, "default": 300}, "between SIGTERM and the end of a pod (300)"),
+    "xpk": ("FLAGS", REST, "flags for `xpk workload create`, up to --"),
+}  # fmt: skip
+
+
+OF_NEW_TPUS = (
+    *("version", "spot", "reserved", "reservation", "network", "subnetwork", "service_account"),
+    *("labels", "data_disk", "gcloud"),
+)
+_RETRIES = ("retries", "retry_seconds", "dry_run")
+_ON_HOSTS = ("data", "setup", "skip_install", "env", "max_hours", *_RETRIES)
+_ON_TPU = (
+    *("project", "delete", *_ON_HOSTS, "internal_ip", "iap", "price_per_hour"),
+    *OF_NEW_TPUS,
+)
+# Name -> (options that each run needs, all options).
+LAUNCHERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "tpu_vm": ("--name=NAME --zone=ZONE", ("name", "attach", "zone", "type", *_ON_TPU)),
+    "tpu_multislice": (
+        "--name=NAME --zone=ZONE --type=TYPE --slices=N",
+        ("name", "attach", "zone", "type", "slices", "max_run_duration", *_ON_TPU),
+    ),
+    "hosts": ("--hosts=HOST,HOST,...", ("hosts", "attach", "port", "extra", *_ON_HOSTS)),
+    "slurm": ("--nodes=N", ("nodes", "env", *_RETRIES, "slurm")),
+    "gke_xpk": (
+        "--cluster=CLUSTER --workload=NAME --type=TYPE --image=IMAGE",
+        (
+            *("cluster", "workload", "type", "image", "skip_build", "slices", "zone", "project"),
+            *("data", "env", "max_hours", "price_per_hour", "retries", "grace_seconds", "dry_run"),
+            "xpk",
+        ),
+    ),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message.removeprefix("argument "))
+
+
+def parser_of(launcher: str, about: str) -> argparse.ArgumentParser:
+    """The parser of a launcher's options, of what stands before `--`."""
+    needed, names = LAUNCHERS[launcher]
+    parser = _Parser(
+        usage=f"launch/{launcher}.sh {needed} [options] -- COMMAND [FLAGS...]",
+        description=about,
+        epilog="COMMAND is a taser command; the launcher adds --multihost.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    for name in names:
+        value, kind, text = OPTIONS[name]
+        # Hosts have names of their own: there is none to attach to.
+        kind = FLAG if (launcher, name) == ("hosts", "attach") else kind
+        shown = {} if kind is FLAG else {"metavar": value}
+        parser.add_argument(f"--{name}", help=text, **kind, **shown)
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """Options by name; `command` holds the words after the first `--`.
 
     Raises:
-        UsageError: an option is unknown or has a value that cannot be.
+        UsageError: an option is unknown, is missing, or has a value that cannot be.
         SystemExit: --help.
     """
-    options = options_of(USAGE[launcher])
-    values: dict[str, Any] = {name: _default(*option) for name, option in options.items()}
-    values["command"] = []
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        name, equals, value = word[2:].partition("=")
-        if word in ("-h", "--help"):
-            print(USAGE[launcher])
-            raise SystemExit(0)
-        if word == "--":
-            values["command"], rest = rest, []
-            continue
-        if not word.startswith("--"):
-            raise UsageError(f"unexpected argument '{word}'; put the command to run after --")
-        takes, text = options.get(name, ("", ""))
-        if name not in options or (equals and takes in ("", "FLAGS...")):
+    end = words.index("--") if "--" in words else len(words)
+    options, unknown = parser.parse_known_args(words[:end])
+    for word in unknown:
+        if word.startswith("-"):
             raise UsageError(f"unknown option {word}")
-        if takes == "FLAGS...":
-            while rest and rest[0] != "--":
-                values[name].append(rest.pop(0))
-        elif takes:
-            if not equals and rest and not rest[0].startswith("--"):
-                equals, value = "=", rest.pop(0)
-            if not value:
-                lack = "has no value" if equals else f"needs a value: --{name}=..."
-                raise UsageError(f"--{name} {lack}")
-            if takes == "N":
-                values[name] = _number(name, value)
-            elif "may be repeated" in text:
-                values[name].append(value)
-            else:
-                values[name] = value
-        else:
-            values[name] = True
-    return argparse.Namespace(**values)
-
-
-def _default(takes: str, text: str) -> object:
-    if "may be repeated" in text or takes == "FLAGS...":
-        return []
-    number = re.search(r"\((\d+)\)$", text)
-    return int(number[1]) if takes == "N" and number else ""
-
-
-def _number(name: str, value: str) -> int:
-    least = 0 if name in MAY_BE_ZERO else 1
-    if not re.fullmatch(r"0|[1-9][0-9]*", value) or int(value) < least:
-        raise UsageError(f"--{name} is '{value}', expected a number of at least {least}")
-    return int(value)
+        raise UsageError(f"unexpected argument '{word}'; put the command to run after --")
+    options.command = list(words[end + 1 :])
+    return options
 
 
 def require(options: argparse.Namespace, *names: str) -> None:
@@ -157,11 +224,3 @@ def environment(settings: Sequence[str]) -> list[str]:
             raise UsageError(f"--env={name}: no such variable here; give --env={name}=VALUE")
         assignments.append(f"{name}={value if equals else os.environ[name]}")
     return assignments
-
-
-def positive(options: argparse.Namespace, name: str) -> float | None:
-    """The number of an option that may have decimals; None: not given."""
-    text = getattr(options, name)
-    if text and (not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) == 0):
-        raise UsageError(f"--{name} is '{text}', expected a positive number, for example 12.5")
-    return float(text) if text else None

@@ -3,21 +3,83 @@
 from __future__ import annotations
 
 import argparse
+import getpass
+import itertools
 import json
 import re
 import shlex
 import sys
 
-import _tables
-from _attempts import INSTALL, AttemptError
-from _creation import LAUNCHED_BY, ON_DEMAND, creation_flags, price_class
-from _options import UsageError, positive
+from _attempts import AttemptError
+from _options import OF_NEW_TPUS, UsageError
 from _outputs import KeptError, outputs
 from _shell import Shell, read_json
-from _tables import AGAIN, FINISHED, MEND, NODE_STATES, QUEUE_STATES, Move, State
+from _tables import (
+    AGAIN,
+    BILLED,
+    FINISHED,
+    KINDS,
+    MEND,
+    PRICE_CLASSES,
+    QUOTA,
+    STATES,
+    TIMED_OUT,
+    Kind,
+    Move,
+    error_kind,
+    hourly_price,
+)
 
+# Marks what this launcher creates, so that it deletes nothing else. Labels allow few characters.
+LAUNCHED_BY = "taser_jax-" + re.sub("[^a-z0-9]", "-", getpass.getuser().lower())[:40]
 # How often a TPU VM is looked at that is neither ready nor gone.
 LOOKS = 30
+INSTALL = (
+    "mkdir -p taser_jax && tar -xzf taser_jax.tgz -C taser_jax && bash taser_jax/launch/_install.sh"
+)
+
+
+def _check_new(options: argparse.Namespace) -> str:
+    """Checks what a new TPU is to have; returns its class of price."""
+    for name in OF_NEW_TPUS:
+        if getattr(options, name) and not options.type:
+            raise UsageError(f"--{name} applies to a TPU that is created: give its --type")
+    chosen = [text for name, text in PRICE_CLASSES.items() if getattr(options, name)]
+    if len(chosen) > 1:
+        raise UsageError("choose one of --spot, --reserved, --reservation and --max_run_duration")
+    if bool(options.network) != bool(options.subnetwork):
+        raise UsageError("--network and --subnetwork go together: there is no default for one")
+    for label in filter(None, (options.labels or "").split(",")):
+        if not re.fullmatch(r"[a-z][-a-z0-9_]{0,62}=[-a-z0-9_]{0,63}", label):
+            raise UsageError(
+                f"--labels has '{label}', expected KEY=VALUE of lower-case letters, digits, "
+                "- and _, the key from a letter on"
+            )
+    if options.delete not in (None, "always", "success", "never"):
+        raise UsageError(f"--delete is '{options.delete}', expected always, success or never")
+    return chosen[0].format(**vars(options)) if chosen else "on demand"
+
+
+def _kind_of(type_: str, version: str | None) -> Kind:
+    """The row of a type."""
+    kind, _, size = type_.rpartition("-")
+    if kind in ("tpu7x", "v7x"):
+        raise UsageError(
+            f"--type is '{type_}': there are no TPU VMs of TPU7x; use launch/gke_xpk.sh"
+        )
+    if not re.fullmatch("[a-z0-9]+-[1-9][0-9]*", type_):
+        raise UsageError(f"--type is '{type_}', expected KIND-SIZE, for example v5litepod-16")
+    if kind not in KINDS and not version:
+        known = " ".join(f"{name}-N" for name in KINDS)
+        raise UsageError(
+            f"--type is '{type_}'; known are {known}. For another, give --version=RUNTIME"
+        )
+    row = KINDS.get(kind, Kind(1, version, "TPU"))
+    if int(size) % row.cores:
+        raise UsageError(
+            f"--type is '{type_}', expected an even number of cores: {kind} has two to a chip"
+        )
+    return row
 
 
 class Pod:
@@ -25,67 +87,37 @@ class Pod:
 
     Args:
         shell: what runs commands.
-        options: of the command line, `slices` included (None: a TPU VM).
+        options: of the command line, `slices` included (0: a TPU VM).
     """
 
     install = INSTALL
 
     def __init__(self, shell: Shell, options: argparse.Namespace) -> None:
-        self.shell = shell
-        self.options = options
-        self.is_queued = options.slices is not None
-        self.name = options.name
-        self.kind = "queued-resources" if self.is_queued else "tpu-vm"
-        self.nodes: list[str] = [self.name]
-        if self.is_queued:
-            self.nodes = [f"{self.name}-{number}" for number in range(options.slices)]
-        self.chips, self.quota, self.price, self.price_text = self._read_type()
-        self.price_class = price_class(options)
-        if self.price_class != ON_DEMAND and not options.price_per_hour:
-            # The list has prices on demand alone; spot costs less, by zone and day.
-            self.price = None
+        self.shell, self.options, self.name = shell, options, options.name
+        self.is_queued = options.slices > 0
+        self.resource = "queued-resources" if self.is_queued else "tpu-vm"
+        self.nodes = [f"{self.name}-{number}" for number in range(options.slices)] or [self.name]
+        self.price_class = _check_new(options)
+        self.price: float | None = options.price_per_hour
+        if options.type:
+            self.row = _kind_of(options.type, options.version)
+            options.version = options.version or self.row.runtime
+            self.price, self.price_text = hourly_price(
+                options.type, len(self.nodes), options.price_per_hour
+            )
+            if self.price_class != "on demand":
+                # The list has prices on demand alone; spot costs less, by zone and day.
+                self.price = options.price_per_hour
         # Addresses that must hold results before a deletion that nobody has asked for.
         self.outputs: list[str] = []
-        self.kept = ""
-        self._decide_deletion()
-
-    def _read_type(self) -> tuple[int, str, float | None, str]:
-        """Chips of all slices, prefix of their quota, and their price; sets --version."""
-        options, type_ = self.options, self.options.type
-        price = positive(options, "price_per_hour")
-        if not type_:
-            return 0, "", price, f"${price:.2f} an hour, as you say" if price else ""
-        kind, _, size = type_.rpartition("-")
-        if kind in ("tpu7x", "v7x"):
-            raise UsageError(
-                f"--type is '{type_}': there are no TPU VMs of TPU7x; use launch/gke_xpk.sh"
-            )
-        if not re.fullmatch("[a-z0-9]+-[1-9][0-9]*", type_):
-            raise UsageError(f"--type is '{type_}', expected KIND-SIZE, for example v5litepod-16")
-        if kind not in _tables.KINDS and not options.version:
-            known = " ".join(f"{name}-N" for name in _tables.KINDS)
-            raise UsageError(
-                f"--type is '{type_}'; known are {known}. For another, give --version=RUNTIME"
-            )
-        row = _tables.KINDS.get(kind, _tables.Kind(1, options.version, "TPU"))
-        if int(size) % row.cores:
-            raise UsageError(
-                f"--type is '{type_}', expected an even number of cores: {kind} has two to a chip"
-            )
-        options.version = options.version or row.runtime
-        chips = int(size) // row.cores * len(self.nodes) if kind in _tables.KINDS else 0
-        if price is not None:
-            return chips, row.quota, price, f"${price:.2f} an hour, as you say"
-        return (chips, row.quota, *_tables.price_per_hour(kind, chips))
+        # Why the TPU stays.
+        self.kept = "as you say" if options.delete == "never" else ""
+        self.is_never = options.delete == "never"
+        if not options.delete:
+            self._decide_deletion()
 
     def _decide_deletion(self) -> None:
         options = self.options
-        if options.delete not in ("", "always", "success", "never"):
-            raise UsageError(f"--delete is '{options.delete}', expected always, success or never")
-        self.is_never = options.delete == "never"
-        if options.delete:
-            self.kept = "as you say" if self.is_never else ""
-            return
         options.delete = "never"
         if options.attach:
             self.kept = "attached; give --delete=success to delete it"
@@ -93,56 +125,56 @@ class Pod:
             self.kept = "the launcher did not create it"
         else:
             try:
-                self.outputs = outputs(options.command, line_only=bool(options.skip_install))
+                self.outputs = outputs(options.command, line_only=options.skip_install)
                 options.delete = "success"
             except KeptError as reason:
                 self.kept = str(reason)
 
     def plan(self) -> str:
         """What the launcher will do, as comments before the commands that --dry_run prints."""
-        options, zone, slices = self.options, self.options.zone, len(self.nodes)
-        lines = [f"{self.name} in {zone}: a TPU that exists; none is created"]
+        options, place = self.options, f"{self.name} in {self.options.zone}"
+        lines = [f"{place}: a TPU that exists; none is created"]
         if options.type:
-            count = f"{slices} TPU slice{'s' * (slices > 1)} of {options.type}"
-            chips = f", {self.chips} chips" if self.chips else ""
-            preemptible = "Preemptible" if options.spot or options.max_run_duration else ""
+            slices, (kind, _, size) = len(self.nodes), options.type.rpartition("-")
+            chips = int(size) // self.row.cores * slices
+            counted = f", {chips} chips" if kind in KINDS else ""
+            quota, preemptible = self.row.quota, options.spot or options.max_run_duration
             lines = [
-                f"{self.name} in {zone}: {count}{chips}, runtime {options.version}",
+                f"{place}: {slices} TPU slice{'s' * (slices > 1)} of {options.type}{counted}, "
+                f"runtime {options.version}",
                 f"price: {self.price_class}",
                 f"cost: {self.price_text}",
-                f"quota: {self.quota}{preemptible}PerProjectPerZoneForTPUAPI or a similar one; "
-                "yours: gcloud beta quotas info list --service=tpu.googleapis.com "
-                f"--project={options.project or 'PROJECT'} --filter=quotaId:{self.quota}",
+                f"quota: {quota}{'Preemptible' if preemptible else ''}PerProjectPerZoneForTPUAPI "
+                "or a similar one; yours: gcloud beta quotas info list "
+                "--service=tpu.googleapis.com "
+                f"--project={options.project or 'PROJECT'} --filter=quotaId:{quota}",
             ]
         lines.append(
             f"retries: {options.retries}, after a preemption or while there is no capacity, "
             f"{options.retry_seconds} s apart"
         )
         if options.max_hours:
-            ends = "the run ends"
-            if options.type and not self.is_never:
-                ends += " and the TPU is deleted, with what is on its disks"
-            lines.append(f"time: after {options.max_hours} h {ends}; keep the launcher running")
-        when = "when the launcher ends, however it ends"
-        if options.delete == "success":
-            there = "".join(f", if {address} is not empty" for address in self.outputs)
-            when = (
-                f"after the command has finished{there}; "
-                "after a failure or Ctrl-C the TPU stays and is billed"
+            deleted = options.type and not self.is_never
+            lines.append(
+                f"time: after {options.max_hours:g} h the run ends"
+                f"{' and the TPU is deleted, with what is on its disks' if deleted else ''}; "
+                "keep the launcher running"
             )
-        elif options.delete == "never":
-            when = f"never ({self.kept}): the TPU stays and is billed"
+        there = "".join(f", if {address} is not empty" for address in self.outputs)
+        when = {
+            "always": "when the launcher ends, however it ends",
+            "success": f"after the command has finished{there}; "
+            "after a failure or Ctrl-C the TPU stays and is billed",
+            "never": f"never ({self.kept}): the TPU stays and is billed",
+        }[options.delete]
         lines.append(f"deletion (--delete={options.delete}): {when}. By hand: {self._by_hand()}")
         return "\n".join(f"# {line}" for line in lines)
 
     def words(self, *request: str) -> list[str]:
         """A gcloud command."""
         options, flags = self.options, []
-        if request[1] in ("ssh", "scp"):
-            if options.iap:
-                flags = ["--tunnel-through-iap"]
-            elif options.internal_ip:
-                flags = ["--internal-ip"]
+        if request[1] in ("ssh", "scp") and (options.iap or options.internal_ip):
+            flags.append("--tunnel-through-iap" if options.iap else "--internal-ip")
         if request[1] == "ssh":
             # A connection that is dead is noticed.
             flags.append("--ssh-flag=-oServerAliveInterval=30")
@@ -165,20 +197,31 @@ class Pod:
         return []
 
     def _deletion(self) -> list[str]:
-        return self.words(self.kind, "delete", self.name, *(["--force"] * self.is_queued))
+        return self.words(self.resource, "delete", self.name, *(["--force"] * self.is_queued))
 
     def _by_hand(self) -> str:
         return shlex.join(self._deletion())
 
     def _create(self) -> None:
-        options, version = self.options, self.options.version
-        flags = [f"--accelerator-type={options.type}", f"--version={version}"]
+        options = self.options
+        flags = [f"--accelerator-type={options.type}", f"--version={options.version}"]
         if self.is_queued:
             nodes = [f"--node-count={options.slices}", f"--node-prefix={self.name}"]
             # gcloud wants a count of at least 2.
             nodes = nodes if options.slices > 1 else [f"--node-id={self.nodes[0]}"]
-            flags = [*nodes, flags[0], f"--runtime-version={version}"]
-        self._request(self.words(self.kind, "create", self.name, *flags, *creation_flags(options)))
+            flags = [*nodes, flags[0], f"--runtime-version={options.version}"]
+        flags += ["--spot"] * options.spot + ["--reserved"] * options.reserved
+        if options.max_run_duration:
+            flags.append("--provisioning-model=flex-start")
+        for name in ("reservation", "max_run_duration", "network", "subnetwork"):
+            value = getattr(options, name)
+            flags += [f"--{name.replace('_', '-')}={value}"] if value else []
+        flags += ["--internal-ips"] * options.internal_ip
+        flags += [f"--service-account={options.service_account}"] * bool(options.service_account)
+        flags += [f"--data-disk={disk}" for disk in options.data_disk]
+        labels = ",".join(filter(None, [f"launcher={LAUNCHED_BY}", options.labels]))
+        flags += [f"--labels={labels}", *options.gcloud]
+        self._request(self.words(self.resource, "create", self.name, *flags))
 
     def _request(self, words: list[str]) -> None:
         """Asks gcloud for a change."""
@@ -191,7 +234,7 @@ class Pod:
 
     def _refused(self, report: str) -> AttemptError:
         """What an error of gcloud means for the attempt."""
-        kind, words = _tables.error_kind(report)
+        kind, words = error_kind(report)
         if kind is None:
             print(
                 "  types of this zone: gcloud compute tpus tpu-vm accelerator-types list "
@@ -199,7 +242,7 @@ class Pod:
                 file=sys.stderr,
             )
             return AttemptError(MEND)
-        if kind.reason == _tables.QUOTA:
+        if kind.reason == QUOTA:
             print(
                 f"error: {kind.reason}: {words}\n  fix: ask for more of it, or take another "
                 "--zone, --type or price; --spot has its own, --internal_ip needs no address",
@@ -214,7 +257,7 @@ class Pod:
             AttemptError: gcloud does not say.
         """
         status, output, errors = self.shell.ask(
-            self.words(self.kind, "describe", self.name, "--format=json")
+            self.words(self.resource, "describe", self.name, "--format=json")
         )
         if status == 0:
             description = read_json(output) or {}
@@ -227,65 +270,52 @@ class Pod:
         sys.stderr.write(errors)
         raise self._refused(errors)
 
-    def _state(self, name: str) -> State:
-        if self.is_queued:
-            return QUEUE_STATES.get(name, State(Move.WAIT))
-        return NODE_STATES.get(name, State(Move.LEAVE))
+    def _move(self, state: str) -> Move:
+        # A request has many states in which it waits; a TPU VM of an unknown one may be anything.
+        return STATES.get(state, (Move.WAIT if self.is_queued else Move.LEAVE, BILLED))[0]
 
     def is_there(self) -> bool:
         """Whether the hosts still exist."""
         try:
-            return self._state(self.look()[0]).move is Move.RUN
+            return self._move(self.look()[0]) is Move.RUN
         except AttemptError:
             return False
 
     def make_ready(self) -> None:
-        """Creates the TPU where --type allows it, and waits for it."""
-        if not self.shell.dry_run:
-            (self._wait_in_queue if self.is_queued else self._make_vm)()
-        elif self.options.type:
-            self._create()
+        """Creates the TPU where --type allows it, and waits for it.
 
-    def _make_vm(self) -> None:
-        for looks in range(LOOKS + 1):
-            state, _ = self.look()
-            move = self._state(state).move
-            if move is not Move.WAIT:
-                break
-            if looks == 0:
-                print(f"TPU {self.name} is {state}: waiting")
-            if looks == LOOKS:
-                raise AttemptError(AGAIN, f"TPU {self.name} is still {state}")
-            self.shell.sleep(self.options.retry_seconds)
-        if move is Move.RUN:
+        A request waits in its queue however long, a TPU VM is looked at LOOKS times. What was taken
+        away is requested at once, and once.
+        """
+        if self.shell.dry_run:
+            if self.options.type:
+                self._create()
             return
-        if move is Move.LEAVE or not self.options.type:
-            raise self._left(state)
-        if move is Move.REPLACE:
-            self._request(self._deletion())
-        self._create()
-
-    def _wait_in_queue(self) -> None:
-        """Waits however long; slices that were taken away are requested at once, and once."""
+        what = f"{'queued resource' if self.is_queued else 'TPU'} {self.name}"
         former, is_renewed = "", False
-        while True:
+        for looks in itertools.count():
             state, description = self.look()
-            move = self._state(state).move
+            move = self._move(state)
             if state != former:
-                print(f"queued resource {self.name}: {state}")
+                print(f"{what}: {state}")
             former = state
             if move is Move.RUN:
                 return
+            if move is Move.LEAVE or not (self.options.type or move is Move.WAIT):
+                raise self._left(state, move)
+            if move is Move.WAIT and looks == LOOKS and not self.is_queued:
+                raise AttemptError(AGAIN, f"{what} is still {state}")
             if move in (Move.REPLACE, Move.FAILED):
                 self._request(self._deletion())
                 if move is Move.FAILED:
                     raise self._failed(description)
                 if is_renewed:
-                    raise AttemptError(AGAIN, f"queued resource {self.name}: {state}")
+                    raise AttemptError(AGAIN, f"{what}: {state}")
                 is_renewed = True
-                continue
-            if move is Move.CREATE:
+            if move is not Move.WAIT:
                 self._create()
+                if not self.is_queued:
+                    return
             self.shell.sleep(self.options.retry_seconds)
 
     def _failed(self, description: dict) -> AttemptError:
@@ -293,17 +323,16 @@ class Pod:
         why = json.dumps(description["state"])
         print(f"queued resource {self.name} FAILED: {why}", file=sys.stderr)
         end = self._refused(why)
-        if end.status == AGAIN:
-            end.reason = f"queued resource {self.name}: FAILED, {end.reason}"
+        end.reason = f"queued resource {self.name}: FAILED, {end.reason}"
         return end
 
-    def _left(self, state: str) -> AttemptError:
-        fix = (
-            f"gcloud compute tpus tpu-vm start {self.name} --zone={self.options.zone}, "
-            "or delete it so that it is created again"
-        )
-        if self._state(state).move is not Move.LEAVE:
-            fix = "give --type=TYPE to create it"
+    def _left(self, state: str, move: Move) -> AttemptError:
+        fix = "give --type=TYPE to create it"
+        if move is Move.LEAVE:
+            fix = (
+                f"gcloud compute tpus tpu-vm start {self.name} --zone={self.options.zone}, "
+                "or delete it so that it is created again"
+            )
         print(
             f"error: TPU {self.name} in {self.options.zone} is {state}, expected READY\n"
             f"  fix: {fix}",
@@ -337,11 +366,11 @@ class Pod:
         if self.options.delete == "success" and status != FINISHED:
             self.kept = self.kept or "the command has not finished; --delete=success"
         kept = f" ({self.kept})" if self.kept else ""
-        bill = self._state(state).bill
+        bill = STATES.get(state, (None, BILLED))[1]
         print(f"{what} is {state}{bill}{kept}: {self._by_hand()}", file=sys.stderr)
 
     def _wants_deletion(self, status: int) -> bool:
-        if status == _tables.TIMED_OUT and not self.is_never and self.options.type:
+        if status == TIMED_OUT and not self.is_never and self.options.type:
             return True
         delete = self.options.delete
         return delete == "always" or (delete == "success" and status == FINISHED)
@@ -357,8 +386,9 @@ class Pod:
         for output in self.outputs if status == FINISHED else ():
             address = output.rstrip("/") + "/"
             project = [f"--project={self.options.project}"] if self.options.project else []
-            listing = ["gcloud", "storage", "ls", address, *project, "--quiet"]
-            listed, lines, errors = self.shell.ask(listing)
+            listed, lines, errors = self.shell.ask(
+                ["gcloud", "storage", "ls", address, *project, "--quiet"]
+            )
             sys.stderr.write(errors)
             # A folder made by hand is an object of that name.
             if listed:

@@ -7,7 +7,6 @@ import json
 import os
 import pathlib
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -48,16 +47,16 @@ class Shell:
 
     def request(self, words: Sequence[str]) -> tuple[int, str]:
         """Status and errors of a command, which are shown as they come."""
+        errors = []
         with subprocess.Popen(
             words, stderr=subprocess.PIPE, text=True, errors="replace"
         ) as process:
-            errors = []
             for line in process.stderr or ():
                 sys.stderr.write(line)
                 errors.append(line)
         return process.returncode, "".join(errors)
 
-    def follow(self, words: Sequence[str], read: Callable[[str], None]) -> int:
+    def follow(self, words: Sequence[str], read: Callable[[str], None] = lambda line: None) -> int:
         """Shows a command's output and errors as they come, and gives each line to `read`.
 
         The command runs in a process group of its own, which Ctrl-C does not reach.
@@ -65,6 +64,8 @@ class Shell:
         Returns:
             The command's status.
         """
+        if self.dry_run:
+            return self.step(words)
         with self._lock:
             if self.is_ending:
                 return 128 + signal.SIGTERM
@@ -91,7 +92,7 @@ class Shell:
         """Ends everything that is followed."""
         with self._lock:
             self.is_ending = True
-            for process in list(self._connections):
+            for process in self._connections:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGTERM)
 
@@ -104,16 +105,13 @@ class Shell:
 @contextlib.contextmanager
 def scratch_folder(shell: Shell) -> Iterator[pathlib.Path]:
     """A folder that is deleted at the end."""
-    folder = pathlib.Path(tempfile.gettempdir(), "taser_launch")
     if shell.dry_run:
+        folder = pathlib.Path(tempfile.gettempdir(), "taser_launch")
         shell.step(["mkdir", "-p", str(folder)])
         yield folder
         return
-    folder = pathlib.Path(tempfile.mkdtemp())
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as name:
+        yield pathlib.Path(name)
 
 
 def archive_checkout(shell: Shell, scratch: pathlib.Path) -> pathlib.Path:
@@ -136,23 +134,19 @@ def archive_checkout(shell: Shell, scratch: pathlib.Path) -> pathlib.Path:
             )
         # One that was deleted here is still in git's list.
         names.write_text("\0".join(n for n in output.split("\0") if n and (ROOT / n).exists()))
-        _warn_of_new_files(shell)
+        new_files = [*listing[:-1], "--others", "--exclude-standard", "--", "*.py", "*.gin"]
+        new = shell.ask(new_files)[1].splitlines()
+        if new:
+            more = f" and {len(new) - 3} more" if len(new) > 3 else ""
+            print(
+                f"warning: git does not have {', '.join(new[:3])}{more}, "
+                "so hosts do not get them; use git add",
+                file=sys.stderr,
+            )
     words = ["tar", "-czf", str(archive), "-C", str(ROOT), "--null", "-T", str(names)]
     if shell.step(words):
         raise LaunchError("the checkout cannot be packed; see the message of tar")
     return archive
-
-
-def _warn_of_new_files(shell: Shell) -> None:
-    listing = ["git", "-C", str(ROOT), "ls-files", "--others", "--exclude-standard", "--"]
-    new = shell.ask([*listing, "*.py", "*.gin"])[1].split("\n")[:-1]
-    if new:
-        more = f" and {len(new) - 3} more" if len(new) > 3 else ""
-        print(
-            f"warning: git does not have {', '.join(new[:3])}{more}, "
-            "so hosts do not get them; use git add",
-            file=sys.stderr,
-        )
 
 
 def read_json(text: str) -> Any:
@@ -173,20 +167,17 @@ def pushed_digest(shell: Shell, image: str) -> str:
         LaunchError: docker does not know the digest.
     """
     words = ["docker", "image", "inspect", image]
+    folder, slash, name = image.rpartition("/")
+    repository = folder + slash + name.partition(":")[0]
     if shell.dry_run:
         shell.step(words)
-        return f"{_repository(image)}@sha256:DIGEST"
+        return f"{repository}@sha256:DIGEST"
     status, output, errors = shell.ask(words)
     images = read_json(output) if status == 0 else None
     for digest in (images or [{}])[0].get("RepoDigests", []):
-        if digest.partition("@")[0] == _repository(image):
+        if digest.partition("@")[0] == repository:
             return digest
     raise LaunchError(
         f"docker has no digest of {image} after its push {errors.strip()}\n"
         "  fix: give --image=IMAGE@sha256:DIGEST and --skip_build"
     )
-
-
-def _repository(image: str) -> str:
-    folder, slash, name = image.rpartition("/")
-    return folder + slash + name.partition(":")[0]

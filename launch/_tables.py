@@ -7,16 +7,14 @@ and .../docs/v5p (types count TensorCores), .../docs/v5e and .../docs/v6e (types
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import re
+from typing import NamedTuple
 
 FINISHED, MEND, TIMED_OUT, AGAIN = 0, 2, 124, 75
-LOST = "preempted, or a host was lost"
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """A kind of TPU.
 
     Attributes:
@@ -27,7 +25,7 @@ class Kind:
     """
 
     cores: int
-    runtime: str
+    runtime: str | None
     quota: str
     price: float | None = None
 
@@ -56,40 +54,21 @@ class Move(enum.Enum):
     LEAVE = "leave alone and stop"
 
 
-BILLED = " and billed until you delete it"
-FREE = ", not billed"
-
-
-@dataclasses.dataclass(frozen=True)
-class State:
-    """A state of a resource: what to do about it, and whether it costs money."""
-
-    move: Move
-    bill: str = BILLED
-
-
-_WAITING = State(Move.WAIT)
-NODE_STATES = {
-    "READY": State(Move.RUN),
-    "ABSENT": State(Move.CREATE, FREE),
-    "PREEMPTED": State(Move.REPLACE, FREE),
-    "TERMINATED": State(Move.REPLACE, FREE),
-    "STOPPED": State(Move.LEAVE, ", only its disks are billed"),
-    **dict.fromkeys(
-        ["CREATING", "STARTING", "RESTARTING", "REIMAGING", "REPAIRING", "MAINTENANCE"], _WAITING
-    ),
-    **dict.fromkeys(["STOPPING", "DELETING", "HIDING", "UNHIDING"], _WAITING),
-}
-QUEUE_STATES = {
-    "ACTIVE": State(Move.RUN),
-    "ABSENT": State(Move.CREATE, FREE),
-    "SUSPENDED": State(Move.REPLACE, FREE),
-    "FAILED": State(Move.FAILED, FREE),
+BILLED, FREE = " and billed until you delete it", ", not billed"
+# States of TPU VMs and of queued resources: what to do about them, and whether they cost money.
+STATES = {
+    **dict.fromkeys(["READY", "ACTIVE"], (Move.RUN, BILLED)),
+    "ABSENT": (Move.CREATE, FREE),
+    **dict.fromkeys(["PREEMPTED", "TERMINATED", "SUSPENDED"], (Move.REPLACE, FREE)),
+    "FAILED": (Move.FAILED, FREE),
+    "STOPPED": (Move.LEAVE, ", only its disks are billed"),
+    **dict.fromkeys(["CREATING", "STARTING", "RESTARTING", "REIMAGING"], (Move.WAIT, BILLED)),
+    **dict.fromkeys(["REPAIRING", "MAINTENANCE", "STOPPING", "DELETING"], (Move.WAIT, BILLED)),
+    **dict.fromkeys(["HIDING", "UNHIDING"], (Move.WAIT, BILLED)),
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class ErrorKind:
+class ErrorKind(NamedTuple):
     """A kind of error that Google Cloud reports.
 
     Attributes:
@@ -128,6 +107,12 @@ ERRORS = (
         r"|timed out|[Cc]onnection (?:reset|refused|aborted)|name resolution",
     ),
 )
+PRICE_CLASSES = {
+    "spot": "spot: may be preempted at any time",
+    "reserved": "reserved",
+    "reservation": "reserved: {reservation}",
+    "max_run_duration": "flex-start: each attempt is ended after {max_run_duration}",
+}
 
 
 def error_kind(report: str) -> tuple[ErrorKind | None, str]:
@@ -143,16 +128,20 @@ def error_kind(report: str) -> tuple[ErrorKind | None, str]:
     return None, ""
 
 
-def price_per_hour(kind: str, chips: int) -> tuple[float | None, str]:
-    """US dollars for an hour of these chips on demand, and how they are known.
+def hourly_price(type_: str, slices: int, given: float | None) -> tuple[float | None, str]:
+    """US dollars for an hour of slices, and how they are known; None: they are not.
 
     Example:
-        16 chips of v5litepod cost 16 x 1.20 = 19.20 dollars.
+        One slice of v5litepod-16 costs 16 x 1.20 = 19.20 dollars on demand.
     """
+    kind, _, size = type_.rpartition("-")
+    if given:
+        return given, f"${given:.2f} an hour, as you say"
     price = KINDS[kind].price if kind in KINDS else None
     if price is None:
         return None, f"not known for {kind}; give --price_per_hour=DOLLARS"
-    return price * chips, (
-        f"about ${price * chips:.2f} an hour on demand, by the list price of {PRICES_OF} "
+    total = price * int(size) / KINDS[kind].cores * slices
+    return total, (
+        f"about ${total:.2f} an hour on demand, by the list price of {PRICES_OF} "
         f"(${price:.2f} a chip); --price_per_hour replaces it"
     )

@@ -6,6 +6,7 @@ They run on a laptop: Python 3.9, the standard library, and the programs that th
 from __future__ import annotations
 
 import argparse
+import inspect
 import io
 import os
 import pathlib
@@ -16,7 +17,6 @@ import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-import _tables
 from _attempts import AttemptError, Attempts, Report, outcome, with_retries
 from _options import (
     LaunchError,
@@ -24,7 +24,7 @@ from _options import (
     check_command,
     environment,
     parse,
-    positive,
+    parser_of,
     require,
     require_program,
     warn_of_lost_results,
@@ -32,7 +32,7 @@ from _options import (
 )
 from _pods import Pod
 from _shell import ROOT, Shell, archive_checkout, pushed_digest, scratch_folder
-from _usage import USAGE
+from _tables import AGAIN, MEND, TIMED_OUT, hourly_price
 
 CONTAINER = "/taser_jax/launch/_container.sh"
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=20")
@@ -50,15 +50,37 @@ class StoppedError(Exception):
 
 
 def tpu_vm(options: argparse.Namespace) -> int:
-    """One TPU VM, or all hosts of a pod slice."""
-    options.slices, options.max_run_duration = None, ""
-    return _on_pod(options, "name", "zone")
+    r"""Runs taser on one TPU VM, or on all hosts of a pod slice.
+
+      launch/tpu_vm.sh --name=taser --zone=us-central2-b --type=v4-32 --spot \
+        --data=gs://BUCKET/tokens -- train --gin_file=runs/taser_base.gin \
+        --gin.MODEL_DIR=gs://BUCKET/taser --gin.TOKEN_STORE=data
+      launch/tpu_vm.sh --attach NAME --zone=ZONE        follows what runs there
+
+    Only a TPU that was preempted or terminated is deleted and created again. For flex-start use
+    launch/tpu_multislice.sh with --slices=1.
+
+    Exits with 0 (finished), 2 (a problem to fix; see the message), 75 (preempted or no capacity,
+    and no retries left), 124 (--max_hours), or the status with which installation, copying data or
+    taser failed. The last line says whether the TPU still runs.
+    """
+    options.slices, options.max_run_duration = 0, None
+    return _on_pod(options, "zone")
 
 
 def tpu_multislice(options: argparse.Namespace) -> int:
-    """Several slices, requested as one queued resource."""
+    r"""Runs taser on several slices, requested as one queued resource.
+
+      launch/tpu_multislice.sh --name=taser --zone=us-east5-b --type=v5litepod-64 --slices=2 \
+        --data=gs://BUCKET/tokens -- train --gin_file=runs/taser_base.gin \
+        --gin.MODEL_DIR=gs://BUCKET/taser --gin.TOKEN_STORE=data
+      launch/tpu_multislice.sh --attach NAME --zone=ZONE --slices=N        follows what runs there
+
+    `train` without MESH_REPLICA or MeshConfig.across_slices gets --gin.MESH_REPLICA=N. --slices=1
+    is for --max_run_duration. Exit statuses and the last line are those of launch/tpu_vm.sh.
+    """
     if options.attach:
-        return _on_pod(options, "name", "zone", "slices")
+        return _on_pod(options, "zone", "slices")
     require(options, "name", "zone", "type", "slices")
     if options.slices == 1 and not options.max_run_duration:
         raise UsageError("--slices is 1; for one slice use launch/tpu_vm.sh")
@@ -69,27 +91,28 @@ def tpu_multislice(options: argparse.Namespace) -> int:
 
 def _on_pod(options: argparse.Namespace, *required: str) -> int:
     options.name = options.attach or options.name
-    require(options, *required)
+    require(options, "name", *required)
     _check(options)
     warn_of_lost_results(options.command)
     require_program(options, "gcloud", GCLOUD)
-    shell = Shell(options.dry_run)
-    pod = Pod(shell, options)
+    pod = Pod(Shell(options.dry_run), options)
     print(pod.plan())
     status = 1
-    with scratch_folder(shell) as scratch:
-        attempts = Attempts(shell, options, pod, scratch)
+    with scratch_folder(pod.shell) as scratch:
+        attempts = Attempts(options, pod, scratch)
         try:
             status = _end_of(attempts)
         finally:
-            if not shell.dry_run:
-                _print_cost(pod.price, attempts.steps_per_second)
+            if not options.dry_run:
+                rate = attempts.steps_per_second
+                if pod.price and rate:
+                    cost = pod.price / 3600 * 1000 / rate
+                    print(f"cost: about ${cost:.2f} for 1,000 steps, at {rate:g} steps a second")
                 pod.farewell(status)
     return status
 
 
 def _check(options: argparse.Namespace) -> None:
-    positive(options, "max_hours")
     environment(options.env)
     if not options.attach:
         check_command(options.command)
@@ -100,32 +123,26 @@ def _check(options: argparse.Namespace) -> None:
 def _end_of(attempts: Attempts) -> int:
     """Makes attempts until the command ends, or the launcher must; returns its status."""
     options, shell = attempts.options, attempts.shell
-    hours = positive(options, "max_hours")
-    if hours:
-        signal.setitimer(signal.ITIMER_REAL, hours * 3600)
+    if options.max_hours:
+        signal.setitimer(signal.ITIMER_REAL, options.max_hours * 3600)
     if options.attach:
         options.retries = 0
     try:
         return with_retries(shell, options, attempts.attach if options.attach else attempts.run)
     except LaunchError as error:
         print(f"error: {error}", file=sys.stderr)
-        return _tables.MEND
+        return MEND
     except (KeyboardInterrupt, StoppedError) as stop:
         shell.end()
-        if isinstance(stop, StoppedError) and stop.status == _tables.TIMED_OUT:
-            print(f"{options.max_hours} h are over: ending the run", file=sys.stderr)
+        status = getattr(stop, "status", 128 + signal.SIGINT)
+        if status == TIMED_OUT:
+            print(f"{options.max_hours:g} h are over: ending the run", file=sys.stderr)
             attempts.end_runs()
-            return _tables.TIMED_OUT
-        print("the command goes on where it has begun; follow it: --attach", file=sys.stderr)
-        return getattr(stop, "status", 128 + signal.SIGINT)
+        else:
+            print("the command goes on where it has begun; follow it: --attach", file=sys.stderr)
+        return status
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def _print_cost(per_hour: float | None, steps_per_second: float) -> None:
-    if per_hour and steps_per_second:
-        cost = per_hour / 3600 * 1000 / steps_per_second
-        print(f"cost: about ${cost:.2f} for 1,000 steps, at {steps_per_second:g} steps a second")
 
 
 class Machines:
@@ -171,25 +188,40 @@ class Machines:
 
 
 def hosts(options: argparse.Namespace) -> int:
-    """A list of machines, by ssh."""
+    r"""Runs taser on a list of machines, by ssh, which must not ask for a password.
+
+      launch/hosts.sh --hosts=a.example.org,b.example.org --extra=cuda -- \
+        train --gin_file=runs/taser_base.gin --gin.MODEL_DIR=/shared/taser \
+        --gin.TOKEN_STORE=/shared/tokens
+      launch/hosts.sh --hosts=a.example.org,b.example.org --attach      follows what runs there
+
+    Exit statuses are those of launch/tpu_vm.sh.
+    """
     require(options, "hosts")
-    if options.extra not in ("", "cuda", "tpu"):
+    if options.extra not in (None, "cuda", "tpu"):
         raise UsageError(f"--extra is '{options.extra}', expected cuda or tpu")
     if not re.fullmatch(r"[^,\s]+(,[^,\s]+)*", options.hosts):
         raise UsageError(f"--hosts is '{options.hosts}', expected names with commas between them")
     _check(options)
     require_program(options, "ssh", "install OpenSSH")
-    shell = Shell(options.dry_run)
-    machines = Machines(shell, options)
-    count = len(machines.nodes)
-    print(f"# {count} hosts, {machines.nodes[0]} first; nothing is created, so nothing is deleted")
+    machines = Machines(Shell(options.dry_run), options)
+    count, first = len(machines.nodes), machines.nodes[0]
+    print(f"# {count} hosts, {first} first; nothing is created, so nothing is deleted")
     print(f"# retries: {options.retries}, after a host was lost, {options.retry_seconds} s apart")
-    with scratch_folder(shell) as scratch:
-        return _end_of(Attempts(shell, options, machines, scratch))
+    with scratch_folder(machines.shell) as scratch:
+        return _end_of(Attempts(options, machines, scratch))
 
 
 def slurm(options: argparse.Namespace) -> int:
-    """A Slurm cluster, one process per node, from this checkout on a shared file system."""
+    r"""Runs taser on Slurm, one process per node, from this checkout on a shared file system.
+
+      launch/slurm.sh --nodes=4 --slurm --partition=gpu --gpus-per-node=8 --time=24:00:00 -- \
+        train --gin_file=runs/taser_base.gin --gin.MODEL_DIR=/shared/taser \
+        --gin.TOKEN_STORE=/shared/tokens
+
+    The checkout needs a .venv, for example from: . launch/_environment.sh; use_environment '[cuda]'
+    Exit statuses are those of launch/tpu_vm.sh. To end a run after a time: --slurm --time=10:00:00
+    """
     require(options, "nodes")
     check_command(options.command)
     variables = environment(options.env)
@@ -204,9 +236,6 @@ def slurm(options: argparse.Namespace) -> int:
     ]
 
     def attempt() -> None:
-        if shell.dry_run:
-            shell.step(words)
-            return
         report, lines = Report(), []
 
         def read(line: str) -> None:
@@ -214,19 +243,16 @@ def slurm(options: argparse.Namespace) -> int:
             lines.append(line)
 
         report.connection = shell.follow(words, read)
-        status = outcome([report])
-        if status not in (0, _tables.MEND) and re.search(SLURM_LOSSES, "".join(lines)):
-            status = _tables.AGAIN
+        status = 0 if shell.dry_run else outcome([report])
+        if status not in (0, MEND) and re.search(SLURM_LOSSES, "".join(lines)):
+            status = AGAIN
         if status:
             raise AttemptError(status)
 
-    print(
-        f"# {options.nodes} nodes of a Slurm cluster, one process each; Slurm frees them at the end"
-    )
-    print(
-        f"# retries: {options.retries}, after a preemption or a lost node, "
-        f"{options.retry_seconds} s apart"
-    )
+    nodes = f"{options.nodes} nodes of a Slurm cluster"
+    print(f"# {nodes}, one process each; Slurm frees them at the end")
+    apart = f"{options.retry_seconds} s apart"
+    print(f"# retries: {options.retries}, after a preemption or a lost node, {apart}")
     try:
         return with_retries(shell, options, attempt)
     finally:
@@ -234,7 +260,16 @@ def slurm(options: argparse.Namespace) -> int:
 
 
 def gke_xpk(options: argparse.Namespace) -> int:
-    """A workload on a GKE cluster made by xpk, which restarts it after a preemption."""
+    r"""Runs taser as a workload on a GKE cluster made by xpk, which restarts it.
+
+      launch/gke_xpk.sh --cluster=tpus --workload=taser-1 --type=v5litepod-64 \
+        --image=us-docker.pkg.dev/PROJECT/REPOSITORY/taser:1 --data=gs://BUCKET/tokens -- \
+        train --gin_file=runs/taser_base.gin --gin.MODEL_DIR=gs://BUCKET/taser \
+        --gin.TOKEN_STORE=data
+
+    Each restart copies --data again, since its pods are new, and --max_hours ends each start.
+    `train` gets --gin.MESH_REPLICA=N as launch/tpu_multislice.sh does.
+    """
     require(options, "cluster", "workload", "type", "image")
     # xpk refuses longer names, but only after the image has been built.
     if not re.fullmatch("[a-z](?:[-a-z0-9]{0,38}[a-z0-9])?", options.workload):
@@ -242,6 +277,7 @@ def gke_xpk(options: argparse.Namespace) -> int:
             f"--workload is '{options.workload}', expected up to 40 lower-case letters, digits and "
             "dashes"
         )
+    options.slices = options.slices or 1
     check_command(options.command)
     warn_of_lost_results(options.command)
     require_program(options, "xpk", "install it: pip install xpk")
@@ -263,11 +299,8 @@ def gke_xpk(options: argparse.Namespace) -> int:
 
 
 def _plan_of_workload(options: argparse.Namespace) -> str:
-    kind, _, size = options.type.rpartition("-")
-    slices = options.slices
-    _, price = _tables.price_per_hour(kind, _chips(kind, size) * slices)
-    given = positive(options, "price_per_hour")
-    price = price if given is None else f"${given:.2f} an hour, as you say"
+    slices, where = options.slices, f"--cluster={options.cluster}"
+    _, price = hourly_price(options.type, slices, options.price_per_hour)
     lines = (
         f"workload {options.workload} on cluster {options.cluster}: {slices} "
         f"slice{'s' * (slices > 1)} of {options.type}, image {options.image}",
@@ -276,25 +309,21 @@ def _plan_of_workload(options: argparse.Namespace) -> str:
         f"retries: {options.retries}, by the cluster; {options.grace_seconds} s to save before a "
         "pod ends",
         "deletion: nodes are billed while the cluster has them. The workload's: "
-        f"xpk workload delete --workload={options.workload} --cluster={options.cluster}",
+        f"xpk workload delete --workload={options.workload} {where}",
     )
     return "\n".join(f"# {line}" for line in lines)
-
-
-def _chips(kind: str, size: str) -> int:
-    return int(size) // _tables.KINDS[kind].cores if kind in _tables.KINDS else 0
 
 
 def _build(shell: Shell, scratch: pathlib.Path, image: str) -> str:
     """Builds and pushes the image of this checkout; its name by digest."""
     archive, folder = archive_checkout(shell, scratch), str(scratch / "taser_jax")
+    recipe = ("--platform=linux/amd64", f"--file={folder}/launch/Dockerfile", f"--tag={image}")
     for words in (
         ["mkdir", "-p", folder],
         ["tar", "-xzf", str(archive), "-C", folder],
-        ["docker", "build", "--platform=linux/amd64", f"--file={folder}/launch/Dockerfile",
-         f"--tag={image}", folder],
+        ["docker", "build", *recipe, folder],
         ["docker", "push", image],
-    ):  # fmt: skip
+    ):
         status = shell.step(words)
         if status:
             raise StoppedError(status)
@@ -304,19 +333,14 @@ def _build(shell: Shell, scratch: pathlib.Path, image: str) -> str:
 def _workload(options: argparse.Namespace, image: str) -> list[str]:
     """The command of xpk, which restarts what ends with 75: taser was preempted."""
     command = with_mesh_replica(options.command, options.slices)
-    settings = list(environment(options.env))
-    if positive(options, "max_hours"):
+    settings = environment(options.env)
+    if options.max_hours:
         # Its status, 124, is not one that xpk restarts.
-        settings += [
-            "timeout",
-            f"--kill-after={options.grace_seconds}",
-            f"{options.max_hours}h",
-        ]
-    run = shlex.join(
-        ["exec", "env", *settings, "bash", CONTAINER, options.data, *command, "--multihost"]
-    )
+        kill = f"--kill-after={options.grace_seconds}"
+        settings += ["timeout", kill, f"{options.max_hours:g}h"]
+    pod = ["bash", CONTAINER, options.data or "", *command, "--multihost"]
     # A missing program would end the shell with 127, for which xpk would restart it.
-    start = f"test -e {CONTAINER} || exit 2; {run}"
+    start = f"test -e {CONTAINER} || exit 2; {shlex.join(['exec', 'env', *settings, *pod])}"
     zone = [f"--zone={options.zone}"] if options.zone else []
     project = [f"--project={options.project}"] if options.project else []
     return [
@@ -329,13 +353,13 @@ def _workload(options: argparse.Namespace, image: str) -> list[str]:
     ]
 
 
-LAUNCHERS: dict[str, Callable[[argparse.Namespace], int]] = {
-    launcher.__name__: launcher for launcher in (tpu_vm, tpu_multislice, hosts, slurm, gke_xpk)
+FLOWS: dict[str, Callable[[argparse.Namespace], int]] = {
+    flow.__name__: flow for flow in (tpu_vm, tpu_multislice, hosts, slurm, gke_xpk)
 }
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    raise StoppedError(_tables.TIMED_OUT if number == signal.SIGALRM else 128 + signal.SIGTERM)
+    raise StoppedError(TIMED_OUT if number == signal.SIGALRM else 128 + signal.SIGTERM)
 
 
 def main(words: Sequence[str]) -> int:
@@ -346,17 +370,18 @@ def main(words: Sequence[str]) -> int:
         sys.stdout.reconfigure(line_buffering=True)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
         signal.signal(number, _stop)
+    parser = parser_of(name, inspect.cleandoc(FLOWS[name].__doc__ or ""))
     try:
-        return LAUNCHERS[name](parse(name, words[1:]))
+        return FLOWS[name](parse(parser, words[1:]))
     except UsageError as error:
-        print(f"error: {error}\n\n{USAGE[name]}", file=sys.stderr)
+        print(f"error: {error}\n\n{parser.format_help()}", file=sys.stderr)
     except LaunchError as error:
         print(f"error: {error}", file=sys.stderr)
     except StoppedError as stop:
         return stop.status
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    return _tables.MEND
+    return MEND
 
 
 if __name__ == "__main__":
