@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from taser_jax.interop.hub import fetch
@@ -76,6 +78,28 @@ def read_pretrained(
             )
         assert isinstance(config, T5DualEncoderConfig)
         return load_pretrained_t5(source, config=config, params=params)
+
+
+def drawn_without(
+    loaded: Params, initialise: Callable[[jax.Array], Params]
+) -> Callable[[jax.Array], Params]:
+    """`initialise` with zeros for what was read, until `place_pretrained` replaces them.
+
+    Compiling the draws of a BERT of six blocks takes ten seconds.
+
+    Args:
+        loaded: from `read_pretrained`.
+        initialise: key -> the model's parameters.
+    """
+
+    def draw(key: jax.Array) -> Params:
+        return jax.tree.map(
+            lambda read, drawn: jnp.zeros_like(drawn) if isinstance(read, np.ndarray) else drawn,
+            loaded,
+            initialise(key),
+        )
+
+    return draw
 
 
 def place_pretrained(loaded: Params, *, params: Params) -> Params:

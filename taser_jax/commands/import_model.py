@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import types
 from collections.abc import Mapping
@@ -9,7 +10,12 @@ from collections.abc import Mapping
 import jax
 
 from taser_jax.assembly.model_directory import VOCABULARY, write_model
-from taser_jax.assembly.pretrained import Pretrained, place_pretrained, read_pretrained
+from taser_jax.assembly.pretrained import (
+    Pretrained,
+    drawn_without,
+    place_pretrained,
+    read_pretrained,
+)
 from taser_jax.commands.stores import EmbeddingsImport, import_stores
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.devices.hosts import writes
@@ -17,7 +23,7 @@ from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner
 from taser_jax.interop.hub import fetch, read_prompts, recorded_name
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
-from taser_jax.models.parameters import init_params, parameter_count
+from taser_jax.models.parameters import abstract_params, init_params, parameter_count
 from taser_jax.storage.artifacts import check_empty, replacing
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
@@ -71,15 +77,18 @@ def import_model(
     )
     module = DualEncoder(model)
     partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.local_devices()[:1]))
-    params = init_params(module, named_key(seed, "init"))
     # A failed import leaves nothing.
     with replacing(directory) as place:
         scratch = pathlib.Path(place)
         words.save(str(scratch / VOCABULARY))
         loaded = read_pretrained(
-            pretrained, config=model, params=params, vocabulary=scratch / VOCABULARY
+            pretrained,
+            config=model,
+            params=abstract_params(module),
+            vocabulary=scratch / VOCABULARY,
         )
-        params = place_pretrained(loaded, params=params)
+        draw = drawn_without(loaded, functools.partial(init_params, module))
+        params = place_pretrained(loaded, params=jax.jit(draw)(named_key(seed, "init")))
         facts = {
             "pretrained": recorded_name(pretrained.source),
             "query_length": feature_lengths["query"],

@@ -16,7 +16,7 @@ from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.data import DeviceBatches, open_store
 from taser_jax.assembly.metric_writers import make_writers
 from taser_jax.assembly.model_directory import write_run_record
-from taser_jax.assembly.pretrained import place_pretrained
+from taser_jax.assembly.pretrained import drawn_without, place_pretrained
 from taser_jax.assembly.program import TrainingJob, step_cost, training_job
 from taser_jax.assembly.settings_history import check_settings, record_settings, settings_of
 from taser_jax.assembly.text_sources import SHARED_EMBEDDINGS
@@ -198,9 +198,11 @@ def _run(
             vocabulary=store.vocabulary_directory,
         )
     with phase("initialise"):
-        key = named_key(training.seed, "init")
+        key, initialise = named_key(training.seed, "init"), program.initialise
+        if job.pretrained is not None:
+            initialise = drawn_without(job.pretrained, initialise)
         state = init_state(
-            program.initialise,
+            initialise,
             program.optimizer,
             key,
             param_shardings=program.param_shardings,
