@@ -7,7 +7,9 @@ import importlib.util
 import os
 import pathlib
 import platform
+import re
 import time
+from collections.abc import Iterator
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -74,6 +76,37 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             # Not imported: `import scann` loads TensorFlow.
             if importlib.util.find_spec(module) is None:
                 pytest.skip(f"{module} is not installed: it has no wheel for every Python")
+
+
+# Python 3.14 has no wheels of them yet.
+_ABSENT = [
+    name
+    for name in ("tensorflow", "tensorflow_text", "seqio")
+    if importlib.util.find_spec(name) is None
+]
+
+
+def _skip_if_absent(report: pytest.TestReport | pytest.CollectReport, where: pathlib.Path) -> None:
+    missing = re.search(r"No module named '(\w+)", str(report.longrepr))
+    if report.failed and missing is not None and missing[1] in _ABSENT:
+        report.outcome = "skipped"
+        report.longrepr = (str(where), 0, f"Skipped: {missing[1]} is not installed")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Skips a file that imports TensorFlow or SeqIO where it is not installed."""
+    report = yield
+    _skip_if_absent(report, collector.path)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Skips a test that imports it."""
+    report = yield
+    _skip_if_absent(report, item.path)
+    return report
 
 
 def pytest_collection_finish() -> None:

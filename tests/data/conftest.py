@@ -1,7 +1,6 @@
 """What several tests of the data share."""
 
 import pytest
-import seqio
 
 from taser_jax.data.seqio_tasks import registry
 
@@ -9,6 +8,8 @@ from taser_jax.data.seqio_tasks import registry
 @pytest.fixture
 def empty_registries(monkeypatch):
     """Each test registers its own tasks; those of others come back after it."""
+    import seqio
+
     for name in ("_tasks", "_mixtures", "_titles"):
         monkeypatch.setattr(registry, name, {})
     before = dict(seqio.TaskRegistry._REGISTRY), dict(seqio.MixtureRegistry._REGISTRY)
