@@ -31,9 +31,9 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_960,
+    "assembly": 1_972,
     "cli": 1_357,
-    "commands": 5_236,
+    "commands": 5_247,
     "data": 6_884,
     "devices": 1_326,
     "evaluation": 1_693,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_752,
 }
 OTHERS = {
-    "lines of code": 34_746,
+    "lines of code": 34_769,
     "percent of code that imports or raises": 14.7,
     "files": 232,
     "lines of the longest file": 417,
