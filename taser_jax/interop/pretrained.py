@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import pathlib
 from collections.abc import Callable
@@ -31,6 +32,8 @@ from taser_jax.models.t5 import T5Config, rescale
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.registered import builds
+
+logger = logging.getLogger(__name__)
 
 Source = str | os.PathLike[str]
 
@@ -215,6 +218,12 @@ def load_pretrained_t5(source: Source, *, config: T5DualEncoderConfig, params: P
         fixes={"vocab_size": "tokenize with the checkpoint's own vocabulary"},
     )
     t5 = rescale(checkpoint.read(model), model.initialization)
+    if config.projection_dim is None and checkpoint.projection is not None:
+        width = checkpoint.projection.shape[1]
+        logger.warning(
+            "%s: its projection to %d dimensions is left out; projection_dim=%d takes it along",
+            *(checkpoint.where, width, width),
+        )
     towers = {}
     for name in config.tower_names:
         towers[name] = dict(t5)
