@@ -37,7 +37,7 @@ ROOMS = {
     "data": 6_884,
     "devices": 1_326,
     "evaluation": 1_693,
-    "interop": 3_162,
+    "interop": 3_170,
     "loose files": 409,
     "models": 2_349,
     "optim": 1_036,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_752,
 }
 OTHERS = {
-    "lines of code": 34_769,
+    "lines of code": 34_777,
     "percent of code that imports or raises": 14.7,
     "files": 232,
     "lines of the longest file": 417,
