@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -82,15 +82,21 @@ class _KeepPinned:
         ]
 
 
-class _SealingManager(ocp.CheckpointManager):
-    """Puts a checkpoint on the disk with its record before those that it replaces are deleted."""
+def _sealing_manager() -> Callable[..., ocp.CheckpointManager]:
+    """Its checkpoints are on the disk, with a record, before those that they replace are deleted.
 
-    def _finalize_checkpoint(self, step: int) -> None:
-        # Orbax calls this between the two, in the thread that saves.
-        super()._finalize_checkpoint(step)
-        path = self.directory / f"{PREFIX}_{step}"
-        if jax.process_index() == 0 and path.exists():
-            checksums.seal(path)
+    A function, since a class at the top would import Orbax.
+    """
+
+    class SealingManager(ocp.CheckpointManager):
+        def _finalize_checkpoint(self, step: int) -> None:
+            # Orbax calls this between the two, in the thread that saves.
+            super()._finalize_checkpoint(step)
+            path = self.directory / f"{PREFIX}_{step}"
+            if jax.process_index() == 0 and path.exists():
+                checksums.seal(path)
+
+    return SealingManager
 
 
 class Checkpoints:
@@ -126,7 +132,7 @@ class Checkpoints:
         ]
         with storage_errors(self._directory, doing="save a checkpoint"):
             self._directory.mkdir(parents=True, exist_ok=True)
-            self._manager = _SealingManager(
+            self._manager = _sealing_manager()(
                 self._directory,
                 options=ocp.CheckpointManagerOptions(
                     step_prefix=PREFIX,
