@@ -45,10 +45,10 @@ ROOMS = {
     "serving": 528,
     "storage": 1_295,
     "systems": 3_400,
-    "training": 1_752,
+    "training": 1_754,
 }
 OTHERS = {
-    "lines of code": 34_777,
+    "lines of code": 34_779,
     "percent of code that imports or raises": 14.7,
     "files": 232,
     "lines of the longest file": 417,
