@@ -40,6 +40,7 @@ import numpy as np
 from trials import (
     Notes,
     SmallWorld,
+    beir,
     bits,
     environment,
     gin,
@@ -149,15 +150,13 @@ def write_beir(folder: pathlib.Path) -> None:
     rng = np.random.default_rng(0)
     words = ("river", "sea", "hill", "lake", "moor", "wood", "cliff", "marsh", "field", "shore")
     texts = [" ".join(rng.choice(words, 8)) + f" {number}" for number in range(40)]
-    corpus = [{"_id": f"d{n}", "title": "", "text": text} for n, text in enumerate(texts)]
-    queries = [{"_id": f"q{n}", "text": text[-20:]} for n, text in enumerate(texts)]
-    (folder / "qrels").mkdir(parents=True)
-    for name, lines in (("corpus", corpus), ("queries", queries)):
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        (folder / f"{name}.jsonl").write_text(text)
-    for split, numbers in (("train", range(28)), ("test", range(28, 40))):
-        rows = "".join(f"q{n}\td{n}\t1\n" for n in numbers)
-        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
+    beir(
+        folder,
+        corpus={f"d{number}": text for number, text in enumerate(texts)},
+        queries={f"q{number}": text[-20:] for number, text in enumerate(texts)},
+        train=[f"q{number} d{number} 1" for number in range(28)],
+        test=[f"q{number} d{number} 1" for number in range(28, 40)],
+    )
 
 
 class Trials:

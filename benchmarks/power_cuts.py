@@ -152,7 +152,7 @@ def recorded(
     own = {"LD_PRELOAD": str(library), "CUTS_ROOT": str(root), "CUTS_NOTES": str(notes)}
     subprocess.run(command, check=True, env=os.environ | variables | own)
     lines = (notes / "notes").read_text().splitlines() if (notes / "notes").exists() else []
-    return [tuple(line.split("\t")) for line in lines]  # type: ignore[misc]
+    return [(kind, path, second) for kind, path, second in (line.split("\t") for line in lines)]
 
 
 def outcomes(

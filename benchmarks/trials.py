@@ -19,9 +19,10 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 import jax  # noqa: E402
 from bert_checkpoints import write_with_vocabulary  # noqa: E402
 from small_world import SmallWorld, gin  # noqa: E402
+from written_files import beir  # noqa: E402
 
 # Re-exported: they are found only where this module has been imported.
-__all__ = ["SmallWorld", "gin", "write_with_vocabulary"]
+__all__ = ["SmallWorld", "beir", "gin", "write_with_vocabulary"]
 
 # Artefacts without times in them; the table is compared without how long training took.
 _COMPARED = (".trec", ".npy", ".csv", ".array_record-00000")

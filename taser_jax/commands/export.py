@@ -32,6 +32,7 @@ from taser_jax.interop.export_source import (
     metadata,
     write_card,
 )
+from taser_jax.interop.hub import first_line
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval.embedding_files import StoreFormat
 from taser_jax.storage.artifacts import check_empty, read_json, replacing
@@ -322,7 +323,7 @@ def push(*, repo: str, export_dir: str, license: str | None = None, private: boo
         except Exception as error:
             # Offline, name resolution, proxy, HTTP and log-in errors share no base class.
             told = getattr(error, "server_message", None) or str(error)
-            reason = (told.strip().splitlines() or [type(error).__name__])[0]
+            reason = first_line(told) or type(error).__name__
             fix = "check the name, the network and the token (`hf auth login`, or HF_TOKEN)"
             raise DataError(f"the hub did not take it: {reason}", where=repo, fix=fix) from error
     logger.info("%s files: %s", len(paths), commit.commit_url)

@@ -18,14 +18,15 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO, TypeVar
 
+from taser_jax.interop.hub import first_line
 from taser_jax.storage.artifacts import FilePath, file_name, replacing
 from taser_jax.storage.errors import ConfigError, DataError, how_to_install
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.publishing import cache_folder
 
 # Others' names of a split -> BEIR's.
-_SPLITS = {"train": "train", "dev": "dev", "val": "dev", "valid": "dev", "validation": "dev"}
-_SPLITS["test"] = "test"
+_DEVELOPMENT = ("dev", "val", "valid", "validation")
+_SPLITS = {"train": "train", **dict.fromkeys(_DEVELOPMENT, "dev"), "test": "test"}
 TextT = TypeVar("TextT")
 
 
@@ -76,7 +77,7 @@ class _Task:
             with open(folder / "qrels" / f"{split}.tsv", "w", encoding="utf-8") as file:
                 file.write("query-id\tcorpus-id\tscore\n")
                 for query, judged in grades.items():
-                    file.writelines(f"{query}\t{one}\t{grade}\n" for one, grade in judged.items())
+                    file.writelines(f"{query}\t{id}\t{grade}\n" for id, grade in judged.items())
 
 
 def _add(texts: dict[str, TextT], id: str, text: TextT, kind: str) -> None:
@@ -134,7 +135,7 @@ def as_folder(name: FilePath) -> FilePath:
             raise ConfigError(f"no such task ({error})", where=str(name), fix=fix) from error
         except Exception as error:
             # Offline, HTTP, archive and format errors share no base class.
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            reason = (first_line(str(error)) or type(error).__name__)[:200]
             fix = f"let {library} read it where there is a network, and copy its cache here"
             raise DataError(
                 f"{library} could not read it: {reason}", where=str(name), fix=fix
@@ -175,9 +176,9 @@ def _of_ir_datasets(ir_datasets: types.ModuleType, name: str) -> _Task:
     splits = {_SPLITS.get(name.rpartition("/")[2], "test"): whole}
     if not whole.has_qrels():
         splits = {}
-        for one, split in _SPLITS.items():
+        for part, split in _SPLITS.items():
             try:
-                splits.setdefault(split, ir_datasets.load(f"{name}/{one}"))
+                splits.setdefault(split, ir_datasets.load(f"{name}/{part}"))
             except KeyError:
                 continue
     splits = {name: data for name, data in splits.items() if data.has_qrels()}
@@ -188,7 +189,7 @@ def _of_ir_datasets(ir_datasets: types.ModuleType, name: str) -> _Task:
             split,
             ((doc.doc_id, getattr(doc, "title", ""), _text(doc)) for doc in data.docs_iter()),
             ((query.query_id, _text(query)) for query in data.queries_iter()),
-            ((one.query_id, one.doc_id, one.relevance) for one in data.qrels_iter()),
+            ((judged.query_id, judged.doc_id, judged.relevance) for judged in data.qrels_iter()),
         )
     return result
 
@@ -199,9 +200,9 @@ def _text(record: Any) -> str:
     return text if isinstance(text, str) else record.default_text()
 
 
-def _unfit(name: str, found: str, fix: str) -> ConfigError:
+def _unfit(name: str, content: str, fix: str) -> ConfigError:
     expected = "passages, queries and judgements"
-    return ConfigError(f"the task has {found}", where=name, expected=expected, fix=fix)
+    return ConfigError(f"the task has {content}", where=name, expected=expected, fix=fix)
 
 
 _READERS: Mapping[str, Callable[[types.ModuleType, str], _Task]] = {

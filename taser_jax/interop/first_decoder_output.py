@@ -89,11 +89,11 @@ class FirstDecoderOutput(Module):
             options: where and how the hub's files are kept; others are not used.
         """
         names = ("token", "cache_folder", "revision", "local_files_only")
-        kept = {name: options[name] for name in names if name in options}
-        module = cls(**cls.load_config(model_name_or_path, subfolder=subfolder, **kept))
+        of_hub = {name: options[name] for name in names if name in options}
+        module = cls(**cls.load_config(model_name_or_path, subfolder=subfolder, **of_hub))
         folders = (subfolder, subfolder.rpartition("/")[0])
         files = (
-            cls.load_file_path(model_name_or_path, WEIGHTS, subfolder=folder, **kept)
+            cls.load_file_path(model_name_or_path, WEIGHTS, subfolder=folder, **of_hub)
             for folder in folders
         )
         path = next((pathlib.Path(file) for file in files if file), None)

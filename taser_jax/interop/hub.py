@@ -83,7 +83,7 @@ def fetch(source: str | os.PathLike[str]) -> pathlib.Path:
             return cached
         raise DataError(
             "no such directory here, and the Hugging Face hub did not provide it "
-            f"({type(error).__name__}: {_first_line(error)})",
+            f"({type(error).__name__}: {first_line(str(error))[:200]})",
             where=source,
             fix="download the model on a machine with a network (config.json, model.safetensors, "
             "vocab.txt) and give the path of the directory instead of the id",
@@ -138,8 +138,9 @@ def _matching(names: list[str], patterns: tuple[str, ...]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0][:200]
+def first_line(text: str) -> str:
+    """The first line of what a library says; empty where it says nothing."""
+    return next(iter(text.strip().splitlines()), "")
 
 
 class _Module(msgspec.Struct):

@@ -102,9 +102,8 @@ def encode_groups(
             else _encode_chunks(encode, params, inputs, key, num_chunks=num_chunks)
             for inputs, key in zip(groups, keys, strict=True)
         ]
-        total = functools.partial(functools.reduce, jnp.add)
-        sums = jax.tree.map(lambda *parts: total(parts), *(sums for _, sums in encoded))
-        return [rows for rows, _ in encoded], sums
+        rows, sums = zip(*encoded, strict=True)
+        return list(rows), jax.tree.map(lambda *parts: functools.reduce(jnp.add, parts), *sums)
 
     def of_a_device(
         params: PyTree, groups: Sequence[PyTree], keys: Sequence[jax.Array]
@@ -114,7 +113,8 @@ def encode_groups(
         return rows, jax.lax.psum(sums, axes)
 
     axes = shard_axes(math.gcd(*sizes), num_chunks=num_chunks)
-    if not axes or num_chunks * len(groups) == 1:
+    is_one_encoding = num_chunks == 1 and len(groups) == 1
+    if not axes or is_one_encoding:
         return encode_all(params, groups, keys)
     whole, split = PartitionSpec(), PartitionSpec(axes)
     return jax.shard_map(

@@ -11,6 +11,7 @@ import tiny_training
 from bert_checkpoints import write_with_vocabulary
 from small_world import SmallWorld, figures, never, refused, succeed
 from stage_calls import check_every_argument, noted
+from written_files import beir
 
 from taser_jax import Retriever
 from taser_jax.commands.pipelines import compare_parts, compared_rows, taser
@@ -28,16 +29,14 @@ WORDS = ("river", "sea", "hill", "lake", "moor", "wood", "cliff", "marsh", "fiel
 def _beir(folder: pathlib.Path, seed: int) -> str:
     """Forty passages and as many questions, which repeat three of their words."""
     draw = random.Random(seed)
-    (folder / "qrels").mkdir(parents=True)
     texts = [" ".join(draw.choices(WORDS, k=8)) + f" {seed}{n}" for n in range(40)]
-    corpus = [{"_id": f"d{n}", "text": text, "title": ""} for n, text in enumerate(texts)]
-    queries = [{"_id": f"q{n}", "text": " ".join(t.split()[-3:])} for n, t in enumerate(texts)]
-    for name, lines in (("corpus", corpus), ("queries", queries)):
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        (folder / f"{name}.jsonl").write_text(text)
-    for split, numbers in (("train", range(28)), ("test", range(28, 40))):
-        rows = "".join(f"q{n}\td{n}\t1\n" for n in numbers)
-        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
+    beir(
+        folder,
+        corpus={f"d{n}": text for n, text in enumerate(texts)},
+        queries={f"q{n}": " ".join(text.split()[-3:]) for n, text in enumerate(texts)},
+        train=[f"q{n} d{n} 1" for n in range(28)],
+        test=[f"q{n} d{n} 1" for n in range(28, 40)],
+    )
     return str(folder)
 
 
@@ -196,9 +195,12 @@ def test_queries_are_made_and_the_whole_passages_are_searched(
     texts = {hit.passage.text for hit in hits}
     assert texts == {path.read_text() for path in folder.iterdir()}
     with_own = _beir(tmp_path / "hills", 1)
-    arguments = ("compare", with_own, f"--out={tmp_path / 'own'}")
-    assert "there are queries of hills" in refused(capsys, *arguments, "--queries=make")
-    assert "write --queries=make" in refused(capsys, *arguments, "--queries=mine")
+    own = f"--out={tmp_path / 'own'}"
+    problem = refused(capsys, "compare", with_own, own, "--queries=make")
+    assert "there are queries of hills" in problem
+    none = f"--out={tmp_path / 'none'}"
+    problem = refused(capsys, "compare", str(folder), none, "--queries=mine")
+    assert "write --queries=make" in problem
 
 
 @pytest.mark.release
