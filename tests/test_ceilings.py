@@ -33,11 +33,11 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_972,
     "cli": 1_357,
-    "commands": 5_247,
+    "commands": 5_248,
     "data": 6_884,
     "devices": 1_326,
     "evaluation": 1_693,
-    "interop": 3_170,
+    "interop": 3_171,
     "loose files": 409,
     "models": 2_349,
     "optim": 1_036,
@@ -48,8 +48,8 @@ ROOMS = {
     "training": 1_754,
 }
 OTHERS = {
-    "lines of code": 34_779,
-    "percent of code that imports or raises": 14.7,
+    "lines of code": 34_781,
+    "percent of code that imports or raises": 14.8,
     "files": 232,
     "lines of the longest file": 417,
     "loose files": 3,
