@@ -8,18 +8,19 @@
 # SHARED_DATA holds kilt_mini/, thesaurus/ and beir/{scifact,medquad}, PRETRAINED is a BERT in Hugging
 # Face's layout (MiniLM). Options go to `taser pipeline moma` (runs/moma_mini.gin). OUTPUT_DIR/moma.md has every
 # row, with its spread over seeds, and intervals against no memory; it grows with every seed.
-# SEEDS ("0"), ROWS ("none fixed learned": no memory, without learning, MoMA), PASSAGE_LENGTH (256 tokens);
-# split_data.py says what QUERIES, DISTRACTORS and TARGET_DISTRACTORS leave out.
+# SEEDS ("0"), ROWS ("none fixed learned": no memory, without learning, MoMA), PASSAGE_LENGTH (256 tokens), TARGETS;
+# split_data.py says what QUERIES, DISTRACTORS and TARGET_DISTRACTORS leave out, and what SPLIT tests on. gate.sh is
+# the gate of claim 9.
 set -euo pipefail
 if [ $# -lt 3 ]; then
-  sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+  sed -n '2,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
   exit 2
 fi
 shared_data=$1 output_dir=$2 pretrained=$3
 shift 3
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 data_dir=$output_dir/data tokens=$output_dir/tokens
-targets="scifact medquad fm2 climate_fever"
+targets=${TARGETS-scifact medquad fm2 climate_fever}
 # Rows and seeds share their programs.
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$(realpath -m "$output_dir")/compiled}
 
@@ -59,7 +60,7 @@ rows=$(printf "'%s', " ${ROWS:-none fixed learned})
 target_tokens=$(for target in $targets; do printf "'%s': '%s', " "$target" "$tokens/$target"; done)
 for seed in ${SEEDS:-0}; do
   echo "== seed $seed"
-  taser pipeline moma --gin_file=runs/moma_mini.gin --gin.OUTPUT_DIR="$output_dir/seed-$seed" \
+  taser pipeline moma --gin_file="${RECIPE:-runs/moma_mini.gin}" --gin.OUTPUT_DIR="$output_dir/seed-$seed" \
     "${common[@]}" --gin.TOKEN_STORE="$tokens/source" --gin.PRETRAINED="$pretrained" \
     --gin.EMBEDDINGS_DIR="'$output_dir/embeddings'" --gin.MomaConfig.compared="[$rows]" \
     --gin.MEMORIES="{'source': '$tokens/source', 'wiki': '$tokens/wiki', 'ontology': '$tokens/ontology'}" \

@@ -7,6 +7,8 @@ passages and questions; fm2/ and climate_fever/, BEIR folders of these sets' pas
 and wiki.tsv, all other passages. From beir come scifact/ and medquad/ with their test queries only.
 Shares, drawn by hash of the ids: QUERIES (0.5) of the training questions, DISTRACTORS (1.0) of
 wiki's passages, TARGET_DISTRACTORS (1.0) of the targets' passages that answer no test question.
+With SPLIT=validation, a fifth of these training questions are the test questions instead, and no
+test question is read.
 """
 
 from __future__ import annotations
@@ -54,15 +56,21 @@ def _split_kilt_mini(kilt_mini: pathlib.Path, output: pathlib.Path, target_share
     # A memory that held a target's passages would be there without the target, too.
     _write(output / "wiki.tsv", wiki, ["id", "text", "title"])
     for task in SOURCES:
-        for split, kept in (("train", float(os.environ.get("QUERIES", "0.5"))), ("dev", 1.0)):
-            path = output / f"{task}-{split}.jsonl"
-            asked = [
-                line
-                for line in _lines(kilt_mini / f"{path.name}.gz")
-                if is_kept(json.loads(line)["id"], kept)
-            ]
-            _write_lines(path, asked)
-            print(f"{path.stem}: {len(asked):,} questions")
+        share = float(os.environ.get("QUERIES", "0.5"))
+        asked = [
+            line
+            for line in _lines(kilt_mini / f"{task}-train.jsonl.gz")
+            if is_kept(json.loads(line)["id"], share)
+        ]
+        if os.environ.get("SPLIT", "test") == "validation":
+            # Of the share that is kept, an evenly drawn part: ids are drawn by one hash.
+            tested = [line for line in asked if is_kept(json.loads(line)["id"], share / 5)]
+            asked = [line for line in asked if not is_kept(json.loads(line)["id"], share / 5)]
+        else:
+            tested = list(_lines(kilt_mini / f"{task}-dev.jsonl.gz"))
+        for path, lines in ((f"{task}-train", asked), (f"{task}-dev", tested)):
+            _write_lines(output / f"{path}.jsonl", lines)
+            print(f"{path}: {len(lines):,} questions")
     for target, file in KILT_TARGETS.items():
         claims = list(map(json.loads, _lines(kilt_mini / f"{file}.jsonl.gz")))
         passages = [line for line in lines if target in sets_of[line["id"]]]

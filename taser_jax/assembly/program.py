@@ -110,7 +110,7 @@ def make_program(
     """
     query_length, passage_length = data.lengths(store, feature_lengths)
     model = DualEncoder(data.fit_vocabulary(model_config, store), training.train_from_block)
-    training = dataclasses.replace(training, optimizer=_without_frozen(training, model.config))
+    training = dataclasses.replace(training, optimizer=without_frozen(training, model.config))
     data.check_buckets(training.length_buckets, model.config)
     data.check_query_towers(model.config, queries, where="train queries of the token store")
     plan = make_plan(
@@ -192,15 +192,17 @@ def _queue(training: TrainingConfig, plan: BatchPlan, *, dim: int) -> QueueSize 
     return QueueSize(steps, shape.passages, dim)
 
 
-def _without_frozen(training: TrainingConfig, config: ModelConfig) -> optimizers.OptimizerConfig:
+def without_frozen(training: TrainingConfig, config: ModelConfig) -> optimizers.OptimizerConfig:
     """The optimiser of the parameters above the frozen blocks.
 
     Raises:
         ConfigError: no such block, or parameters that are frozen otherwise too.
     """
     blocks, optimizer = training.train_from_block, training.optimizer
-    if not 0 <= blocks < config.transformer.num_layers:
-        problem = f"{blocks} frozen blocks of {config.transformer.num_layers} leave none to train"
+    num_layers = config.transformer.num_layers
+    # A query tower that fuses documents has a decoder above its blocks.
+    if not 0 <= blocks < num_layers + config.fuses:
+        problem = f"{blocks} frozen blocks of {num_layers} leave none to train"
         fix = "lower train_from_block; 0 trains all"
         raise ConfigError(problem, where="TrainingConfig.train_from_block", fix=fix)
     if not blocks:

@@ -17,7 +17,7 @@ from taser_jax.assembly.data import DeviceBatches, open_store
 from taser_jax.assembly.metric_writers import make_writers
 from taser_jax.assembly.model_directory import write_run_record
 from taser_jax.assembly.pretrained import drawn_without, place_pretrained
-from taser_jax.assembly.program import TrainingJob, step_cost, training_job
+from taser_jax.assembly.program import TrainingJob, step_cost, training_job, without_frozen
 from taser_jax.assembly.settings_history import check_settings, record_settings, settings_of
 from taser_jax.assembly.text_sources import SHARED_EMBEDDINGS
 from taser_jax.assembly.validator import Validator
@@ -260,7 +260,7 @@ def _other_texts(
         texts = SHARED_EMBEDDINGS.get()(shared_embeddings, store).for_training(
             program.model.config,
             params,
-            trainable=trainable(training.optimizer, params),
+            trainable=trainable(without_frozen(training, program.model.config), params),
             others=texts,
         )
     return texts

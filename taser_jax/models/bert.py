@@ -297,8 +297,6 @@ class BertEncoder(nn.Module):
         statistics = []
         for i in range(first, frozen if output is EncoderOutput.FROZEN else config.num_layers):
             trains = train and i >= frozen
-            if i == frozen > 0:
-                hidden = jax.lax.stop_gradient(hidden)
             is_specialized = i + 1 in specialized
             block = block_class(
                 config=config,
@@ -312,6 +310,8 @@ class BertEncoder(nn.Module):
             gates = group_gates if i >= frozen else None
             hidden, block_statistics = block(hidden, mask, gates, shared_router, biases[i])
             hidden = split_over_batch(hidden)
+            if i + 1 == frozen:
+                hidden = jax.lax.stop_gradient(hidden)
             if block_statistics is not None and i >= frozen:
                 statistics.append(block_statistics)
         if output is EncoderOutput.FIRST_TOKEN:

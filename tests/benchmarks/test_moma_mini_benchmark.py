@@ -76,6 +76,19 @@ def test_the_source_is_taken_out_of_the_encyclopedia(shared, tmp_path):
     assert "climate_fever: 1 passages" in printed
     asked = (tmp_path / "out/squad-train.jsonl").read_text().count("\n")
     assert 10 <= asked <= 30
+
+
+def test_the_gate_tests_on_training_questions(shared, tmp_path):
+    command = [sys.executable, FOLDER / "split_data.py", shared, tmp_path]
+    gate = {**os.environ, "SPLIT": "validation", "QUERIES": "1.0"}
+    subprocess.run(command, check=True, env=gate)
+    trained, tested = (
+        {json.loads(line)["id"] for line in (tmp_path / f"squad-{split}.jsonl").open()}
+        for split in ("train", "dev")
+    )
+    assert trained | tested == {f"squad-train{i}" for i in range(40)}
+    assert not trained & tested
+    assert 2 <= len(tested) <= 16
     assert "squad-dev: 40 questions" in printed
 
 

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Int
 
 from taser_jax.assembly.data import query_sets
 from taser_jax.assembly.model_directory import LoadedModel, check_vocabulary, load_model
@@ -45,6 +45,7 @@ def augment(
     tasks: Sequence[str] | None = None,
     splits: Sequence[str] | None = None,
     k: int = 10,
+    without_gold_of: str | None = None,
     config: EncodeConfig = EncodeConfig(),
     step: int | None = None,
 ) -> dict[str, int]:
@@ -62,6 +63,8 @@ def augment(
         tasks: tasks to use; None means all.
         splits: splits to use; None means all.
         k: documents per query.
+        without_gold_of: the memory that holds the queries' positives; each training query's own
+            positives are then left out of its documents. None keeps them, as the paper does.
         config: sizes of batches.
         step: step of the checkpoint; None means the best one.
 
@@ -87,7 +90,7 @@ def augment(
             **mixture.fingerprints,
             "queries": queries.fingerprint,
             "query_model": model.fingerprint,
-            "settings": json.dumps([k]),
+            "settings": json.dumps([k, without_gold_of]),
         }
         name = f"{task} {split}"
         counts[name] = 0
@@ -95,7 +98,10 @@ def augment(
             logger.info("%s: looked up before", name)
             continue
         with phase(f"augment {name}"):
-            lookup = _look_up(model, queries, searcher, k=k, config=config)
+            gold = None
+            if without_gold_of is not None and split == "train":
+                gold = mixture.gold(without_gold_of, queries.positives)
+            lookup = _look_up(model, queries, searcher, k=k, gold=gold, config=config)
         query_documents.write_lookup(
             output_dir, task, split, lookup, memory_dir=memory_dir, fingerprints=prints
         )
@@ -131,14 +137,26 @@ def _look_up(
     searcher: ExactSearcher,
     *,
     k: int,
+    gold: Sequence[Int[np.ndarray, " positives"]] | None,
     config: EncodeConfig,
 ) -> Lookup:
-    """The best K documents of each query."""
+    """The best K documents of each query, without its `gold`."""
     config = dataclasses.replace(config, batch_multiple=model.batch_multiple)
     encode = model.encode_fn(Role.QUERY, task=queries.task)
     embeddings, _ = encode_rows(encode, queries, np.arange(len(queries)), config=config)
-    result = searcher.search(embeddings, k)
-    return Lookup(queries.query_ids, result.rows, result.scores)
+    if gold is None:
+        result = searcher.search(embeddings, k)
+        return Lookup(queries.query_ids, result.rows, result.scores)
+    deeper = max(map(len, gold), default=0)
+    result = searcher.search(embeddings, min(k + deeper, searcher.embeddings.shape[0]))
+    is_gold = np.array([np.isin(line, own) for line, own in zip(result.rows, gold, strict=True)])
+    order = np.argsort(is_gold, axis=1, kind="stable")[:, :k]
+    rows, scores, is_gold = (
+        np.take_along_axis(array, order, axis=1) for array in (result.rows, result.scores, is_gold)
+    )
+    # Where the mixture has too few others, gold is left at the end: no document.
+    rows = np.where(is_gold, NO_ROW, rows)
+    return Lookup(queries.query_ids, rows, np.where(is_gold, np.float32(0), scores))
 
 
 def _write_run(

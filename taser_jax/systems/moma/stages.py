@@ -35,6 +35,7 @@ from taser_jax.systems.moma.options import (
     LOOKUP_NEGATIVES,
     SOURCE,
     Documents,
+    GoldDocuments,
     LookupTraining,
     MomaConfig,
     Trained,
@@ -122,6 +123,7 @@ class MomaStages:
             output_dir=directory,
             tasks=self.setting.tasks,
             k=LOOKUP_DEPTH,
+            without_gold_of=SOURCE if moma.gold is GoldDocuments.REMOVED else None,
         )
         return Documents(memory_dir, directory)
 

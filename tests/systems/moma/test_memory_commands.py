@@ -145,6 +145,24 @@ def test_lookups_are_the_best_of_all_memories(world, mixture_dir, tmp_path):
     assert set(augment(**options, k=5).values()) == {0}
 
 
+def test_training_queries_can_do_without_their_own_positives(world, mixture_dir, tmp_path):
+    options = {"memory_dir": mixture_dir, "token_store": world.stores[0], "tasks": ["first"]}
+    options["model_dir"] = world.model_dir
+    augment(**options, output_dir=str(tmp_path / "with"), k=6)
+    augment(**options, output_dir=str(tmp_path / "without"), k=5, without_gold_of="source")
+    store = TokenStore.open(world.stores[0])
+    removed = 0
+    for split in ("train", "validation"):
+        gold = [rows[0] for rows in store.queries("first", split).positives]
+        whole, others = (read_lookup(tmp_path / n, "first", split)[0] for n in ("with", "without"))
+        for own, line, documents in zip(gold, whole.rows, others.rows, strict=True):
+            # Other splits keep theirs; a positive's place goes to the next document.
+            rest = line[line != own] if split == "train" else line
+            assert documents.tolist() == rest[:5].tolist()
+            removed += split == "train" and own in line[:5]
+    assert removed
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "documents",
