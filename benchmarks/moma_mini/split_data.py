@@ -68,9 +68,9 @@ def _split_kilt_mini(kilt_mini: pathlib.Path, output: pathlib.Path, target_share
             asked = [line for line in asked if not is_kept(json.loads(line)["id"], share / 5)]
         else:
             tested = list(_lines(kilt_mini / f"{task}-dev.jsonl.gz"))
-        for path, lines in ((f"{task}-train", asked), (f"{task}-dev", tested)):
-            _write_lines(output / f"{path}.jsonl", lines)
-            print(f"{path}: {len(lines):,} questions")
+        for name, questions in ((f"{task}-train", asked), (f"{task}-dev", tested)):
+            _write_lines(output / f"{name}.jsonl", questions)
+            print(f"{name}: {len(questions):,} questions")
     for target, file in KILT_TARGETS.items():
         claims = list(map(json.loads, _lines(kilt_mini / f"{file}.jsonl.gz")))
         passages = [line for line in lines if target in sets_of[line["id"]]]
