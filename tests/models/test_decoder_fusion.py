@@ -14,7 +14,7 @@ from tiny_t5 import random_t5_params, tiny_t5, tiny_t5_model
 
 from taser_jax.models import config_io
 from taser_jax.models.batch import Augmented, Batch, BatchShape, DocumentsShape, Role, Tokens
-from taser_jax.models.dual_encoder import Towers
+from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.fusion import (
     BertFusionConfig,
     FusedStates,
@@ -161,6 +161,34 @@ def test_loss_and_chunks_take_documents():
     )
     for expected, found in zip(jax.tree.leaves(whole), jax.tree.leaves(halves), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_the_decoder_trains_on_states_of_blocks_that_are_all_frozen():
+    model = DualEncoder(bert_fusion().config, frozen_blocks=2)
+    params, texts = random_params(model), augmented(batch=2)
+    states = functools.partial(model.apply, {"params": params}, role=Role.PASSAGE, method="states")
+    documents = states(texts.flat_documents)
+    shape = texts.present.shape
+    on_states = Augmented(
+        model.apply({"params": params}, texts.query, role=Role.QUERY, method="states"),
+        jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), documents),
+        texts.present,
+    )
+
+    @jax.jit
+    def gradients(params, texts):
+        def total(params):
+            encoded = model.apply({"params": params}, texts, role=Role.QUERY, method="encode")
+            return (encoded.embeddings * jnp.arange(1.0, 17.0)).sum()
+
+        return jax.value_and_grad(total)(params)
+
+    value, moved = gradients(params, texts)
+    np.testing.assert_allclose(gradients(params, on_states)[0], value, rtol=1e-5)
+    query = moved["encoder"]
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(query["fusion_projection"]))
+    blocks = {name: query[name] for name in ("embeddings", "layers_0", "layers_1")}
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(blocks))
 
 
 def test_flops_by_hand():
