@@ -31,7 +31,7 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_972,
+    "assembly": 1_973,
     "cli": 1_357,
     "commands": 5_248,
     "data": 6_884,
@@ -44,19 +44,19 @@ ROOMS = {
     "retrieval": 2_359,
     "serving": 528,
     "storage": 1_295,
-    "systems": 3_400,
+    "systems": 3_421,
     "training": 1_754,
 }
 OTHERS = {
-    "lines of code": 34_781,
-    "percent of code that imports or raises": 14.8,
+    "lines of code": 34_803,
+    "percent of code that imports or raises": 14.7,
     "files": 232,
     "lines of the longest file": 417,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
     "commands": 29,
-    "fields that nothing binds": 39,
+    "fields that nothing binds": 38,
     "Any in annotations": 115,
     "modules that train imports": 90,
 }
