@@ -76,6 +76,7 @@ def test_the_source_is_taken_out_of_the_encyclopedia(shared, tmp_path):
     assert "climate_fever: 1 passages" in printed
     asked = (tmp_path / "out/squad-train.jsonl").read_text().count("\n")
     assert 10 <= asked <= 30
+    assert "squad-dev: 40 questions" in printed
 
 
 def test_the_gate_tests_on_training_questions(shared, tmp_path):
@@ -89,7 +90,6 @@ def test_the_gate_tests_on_training_questions(shared, tmp_path):
     assert trained | tested == {f"squad-train{i}" for i in range(40)}
     assert not trained & tested
     assert 2 <= len(tested) <= 16
-    assert "squad-dev: 40 questions" in printed
 
 
 def test_one_pipeline_for_all_rows(shared, tmp_path):
