@@ -23,7 +23,6 @@ CORE = [
     "huggingface_hub>=1,<3",
     "msgspec>=0.20,<1",
     "tqdm>=4.66,<5",
-    "argcomplete>=3.5,<4",
 ]
 # Data preparation, BM25, evaluation: no TensorFlow either. TensorFlow Datasets is used without it.
 DATA = [
@@ -100,8 +99,6 @@ setuptools.setup(
         "cuda": ["jax[cuda13]>=0.10.2,<0.13"],
         "torch": TORCH,
         "onnx": TORCH + ONNX,
-        "wandb": ["wandb>=0.31,<1"],
-        "trackio": ["trackio>=0.43,<1"],
         # What benchmarks/ compares with; nothing else needs it.
         "benchmarks": [*TORCH, *FAISS, *SCANN],
         "faiss": FAISS,

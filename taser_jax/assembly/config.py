@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from taser_jax.assembly.metric_writers import Tracker
 from taser_jax.assembly.pretrained import Pretrained
 from taser_jax.assembly.validator import ValidationConfig
 from taser_jax.data.batches.every_task import TaskBatchingConfig
@@ -59,7 +58,6 @@ class TrainingConfig(Checked):
             collection and queries; for objectives that read it.
         schedule_steps: steps that learning rate and T-SAGE's burn-in are laid out for; None means
             those of the loop. Larger if this training is to be resumed for more steps.
-        tracking: 'wandb' or 'trackio', where scalars are sent to, too, as a run named as MODEL_DIR.
         seed: seed of weights, dropout and routing; batches have `batching.seed`.
     """
 
@@ -80,7 +78,6 @@ class TrainingConfig(Checked):
     multitask: MultitaskTraining | None = None
     teacher_embeddings: str | None = None
     schedule_steps: int | None = None
-    tracking: Tracker | None = None
     seed: Seed = 0
 
     @property

@@ -1,12 +1,9 @@
-"""Where training metrics go: JSONL that is exact across restarts, TensorBoard, and trackers."""
+"""Where training metrics go: JSONL that is exact across restarts, and TensorBoard."""
 
 from __future__ import annotations
 
-import enum
-import importlib
 import io
 import json
-import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +12,6 @@ from typing import Any
 from etils import epath
 
 from taser_jax.storage.artifacts import is_remote, write_text
-from taser_jax.storage.errors import ConfigError, how_to_install
 from taser_jax.storage.progress import logger
 from taser_jax.training.loop import MetricWriter
 
@@ -117,54 +113,10 @@ class _Object(io.BytesIO):
         self._path.write_bytes(self.getvalue())
 
 
-class Tracker(enum.Enum):
-    """A service that collects runs; both have the same functions.
-
-    WANDB: Weights & Biases (extra `wandb`), with its keys in its own variables.
-    TRACKIO: Trackio (extra `trackio`), which stays on this machine unless told otherwise.
-    """
-
-    WANDB = "wandb"
-    TRACKIO = "trackio"
-
-
-class TrackingWriter:
-    """Sends scalars to a tracker.
-
-    Args:
-        tracker: the service; the variable WANDB_PROJECT or TRACKIO_PROJECT names the project there.
-        run: the run's name; a resumed training continues it.
-    """
-
-    def __init__(self, tracker: Tracker, *, run: str) -> None:
-        name = tracker.value
-        try:
-            self._run: Any = importlib.import_module(name)
-        except ImportError as error:
-            problem = f"{name} is not installed ({error})"
-            fix = f"{how_to_install(name)}, or set it to None"
-            raise ConfigError(problem, where="TrainingConfig.tracking", fix=fix) from error
-        # W&B knows a run by its id.
-        known_as = {"id": run} if tracker is Tracker.WANDB else {}
-        project = os.environ.get(f"{name.upper()}_PROJECT", "taser_jax")
-        self._run.init(project=project, name=run, resume="allow", **known_as)
-
-    def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Sends one step's scalars."""
-        self._run.log(dict(scalars), step=step)
-
-    def flush(self) -> None:
-        """Trackers send in the background, and the rest when the process ends."""
-
-
 def make_writers(
-    model_dir: epath.PathLike,
-    *,
-    resume_step: int,
-    is_first_process: bool,
-    tracking: Tracker | None = None,
+    model_dir: epath.PathLike, *, resume_step: int, is_first_process: bool
 ) -> Sequence[MetricWriter]:
-    """JSONL beside the checkpoints, TensorBoard's where that is installed, and a tracker."""
+    """JSONL beside the checkpoints, and TensorBoard's events where that is installed."""
     if not is_first_process:
         return ()
     model_dir = epath.Path(model_dir)
@@ -175,6 +127,4 @@ def make_writers(
         writers.append(EventWriter(model_dir / "train"))
     except ImportError:
         logger.info("tensorboard is not installed: metrics go to metrics.jsonl only")
-    if tracking is not None:
-        writers.append(TrackingWriter(tracking, run=model_dir.name))
     return writers

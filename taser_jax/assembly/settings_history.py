@@ -36,7 +36,6 @@ _MAY_CHANGE = (
     "training.schedule_steps",
     "training.states_dir",
     "training.teacher_embeddings",
-    "training.tracking",
     "training.pretrained.source",
 )
 

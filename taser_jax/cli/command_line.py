@@ -9,15 +9,11 @@ import functools
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from argcomplete.completers import FilesCompleter
-
-from taser_jax.cli.command_table import COMMANDS, GROUPS
+from taser_jax.cli.command_table import COMMANDS, Command
 from taser_jax.cli.configuration import GinFlags
-from taser_jax.cli.gin_files import gin_directory
 from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.limits import Limits
 
 _ALONE = """\
 without a command:
@@ -37,7 +33,6 @@ class Arguments:
         multihost: whether to join other hosts first.
         coordinator_timeout: seconds to wait for them.
         help: whether to print the command's help.
-        limits: limits on the memory for lines and arrays of files.
         is_synced: whether files reach the disk before they replace others.
     """
 
@@ -47,17 +42,20 @@ class Arguments:
     multihost: bool = False
     coordinator_timeout: int = 300
     help: bool = False
-    limits: Limits = Limits()
     is_synced: bool = True
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises `ConfigError` with a fix, and accepts no abbreviated flags."""
+    """Flags of every command; raises `ConfigError` with a fix, and accepts no abbreviated flags."""
 
-    def __init__(self, prog: str, **options: Any) -> None:
-        layout = functools.partial(argparse.HelpFormatter, max_help_position=30, width=100)
+    def __init__(self) -> None:
         super().__init__(
-            prog, add_help=False, allow_abbrev=False, formatter_class=layout, **options
+            usage="taser <command> [flags]",
+            add_help=False,
+            allow_abbrev=False,
+            formatter_class=functools.partial(
+                argparse.HelpFormatter, max_help_position=30, width=100
+            ),
         )
 
     def error(self, message: str) -> NoReturn:
@@ -71,15 +69,14 @@ class _Parser(argparse.ArgumentParser):
 
 def _flags() -> _Parser:
     """Flags of every command."""
-    flags = _Parser("taser <command>", usage="taser <command> [flags]")
-    files = flags.add_argument(
+    flags = _Parser()
+    flags.add_argument(
         "--gin_file",
         action="append",
         default=[],
         metavar="FILE",
         help="Gin file; may be given several times, later files win",
     )
-    setattr(files, "completer", _complete_gin_file)  # noqa: B010  # argcomplete reads it
     flags.add_argument(
         "--gin_bindings",
         dest="bindings",
@@ -118,21 +115,10 @@ def _flags() -> _Parser:
     flags.add_argument(
         "--coordinator_timeout",
         default=Arguments.coordinator_timeout,
-        type=functools.partial(_whole, flag="--coordinator_timeout"),
+        type=int,
         metavar="SECONDS",
         help="how long to wait for the other hosts (%(default)s)",
     )
-    for field, what in (
-        ("line_mib", "MiB of one line or JSON record of a file"),
-        ("array_gib", "GiB of one array of a checkpoint from elsewhere"),
-    ):
-        flags.add_argument(
-            f"--max_{field}",
-            default=getattr(Limits, field),
-            type=functools.partial(_whole, flag=f"--max_{field}"),
-            metavar="N",
-            help=f"most {what} (%(default)s)",
-        )
     flags.add_argument(
         "--no_fsync",
         action="store_true",
@@ -155,45 +141,6 @@ def _binding(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _bound(name: str, value: str) -> tuple[str, str]:
-    return name, value
-
-
-def _whole(text: str, *, flag: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 10) or int(text) < 1:
-        raise ConfigError(f"{flag} is {text!r}", expected="a whole number, 1 or more")
-    return int(text)
-
-
-def _complete_gin_file(prefix: str, **_: object) -> list[str]:
-    """Completes packaged Gin files and those of the working directory."""
-    packaged = gin_directory()
-    names = [str(path.relative_to(packaged)) for path in packaged.rglob("*.gin")]
-    return [*(name for name in names if name.startswith(prefix)), *FilesCompleter()(prefix)]
-
-
-def parser() -> argparse.ArgumentParser:
-    """The parser of all commands and flags, also used for shell completion."""
-    flags = _flags()
-    top = _Parser("taser")
-    verbs = {"": top.add_subparsers()}
-    for name, command in COMMANDS.items():
-        group, _, word = name.rpartition(" ")
-        if group not in verbs:
-            verbs[group] = verbs[""].add_parser(group, help=GROUPS[group]).add_subparsers()
-        one = verbs[group].add_parser(word, parents=[flags], help=command.summary)
-        for flag, macro in command.flags.items():
-            one.add_argument(
-                flag,
-                dest="bindings",
-                action="append",
-                type=functools.partial(_bound, macro),
-            )
-        for flag, binding in command.switches.items():
-            one.add_argument(flag, dest="bindings", action="append_const", const=binding)
-    return top
-
-
 def parse(argv: Sequence[str]) -> Arguments:
     """Splits the command line into the command and its flags.
 
@@ -204,22 +151,28 @@ def parse(argv: Sequence[str]) -> Arguments:
         ConfigError: an unknown command or flag, with the nearest known one.
     """
     words = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv))
-    rest = argv[len(words) :]
-    of_words = COMMANDS.get(" ".join(words[:-1]))
-    if of_words and words[-1] in of_words.recipes:
-        rest = [f"--gin_file={of_words.recipes[words.pop()]}", *rest]
-    name, bindings = _with_argument(words)
-    if name not in COMMANDS:
-        nearest = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.4)
-        raise ConfigError(
-            f"no command {name!r}",
-            expected=f"one of {', '.join(COMMANDS)}",
-            fix=f"did you mean `taser {nearest[0]}`?" if nearest else "run `taser --help`",
+    name = next(
+        (name for end in range(len(words), 0, -1) if (name := " ".join(words[:end])) in COMMANDS),
+        None,
+    )
+    if name is None:
+        raise _no_command(words)
+    command, given = COMMANDS[name], words[len(name.split()) :]
+    flags = _flags()
+    for flag, macro in command.flags.items():
+        flags.add_argument(
+            flag, dest="bindings", action="append", type=functools.partial(_bound, macro)
         )
-    found, unknown = parser().parse_known_args([*name.split(), *_spelled_out(rest)])
-    command = COMMANDS[name]
-    if command.argument and not command.optional and not (found.help or bindings or found.bindings):
-        word = "DIRECTORY" if COMMANDS[name].many else "NAME"
+    for flag, binding in command.switches.items():
+        flags.add_argument(flag, dest="bindings", action="append_const", const=binding)
+    found, unknown = flags.parse_known_args([*_spelled_out(argv[len(words) :])])
+    files, bindings = found.gin_file, found.bindings
+    if len(given) == 1 and given[0] in command.recipes:
+        files = [command.recipes[given[0]], *files]
+    elif given:
+        bindings = [_argument(command, words, given), *bindings]
+    elif command.argument and not command.optional and not (found.help or bindings):
+        word = "DIRECTORY" if command.many else "NAME"
         raise ConfigError(
             f"`taser {name}` needs a {word.lower()}", fix=f"write `taser {name} {word}`"
         )
@@ -228,18 +181,40 @@ def parse(argv: Sequence[str]) -> Arguments:
     return Arguments(
         command=name,
         flags=GinFlags(
-            files=COMMANDS[name].gin_files(found.gin_file),
-            defaults=(COMMANDS[name].base or COMMANDS[name].gin_file,) if found.gin_file else (),
-            bindings=(*bindings, *found.bindings),
+            files=command.gin_files(files),
+            defaults=(COMMANDS[command.recipe_of or name].gin_file,) if files else (),
+            bindings=tuple(bindings),
             search_paths=tuple(found.gin_search_paths),
             imports=tuple(found.gin_import),
         ),
         dry_run=found.dry_run,
         multihost=found.multihost,
         coordinator_timeout=found.coordinator_timeout,
-        limits=Limits(found.max_line_mib, found.max_array_gib),
         is_synced=not found.no_fsync,
         help=found.help,
+    )
+
+
+def _bound(name: str, value: str) -> tuple[str, str]:
+    return name, value
+
+
+def _argument(command: Command, words: Sequence[str], given: Sequence[str]) -> tuple[str, str]:
+    """The binding of the words after a command."""
+    if command.argument is None or (len(given) > 1 and not command.many):
+        raise _no_command(words)
+    if not command.many:
+        return command.argument, given[0]
+    return command.argument, repr([" ".join(given)] if command.joined else list(given))
+
+
+def _no_command(words: Sequence[str]) -> ConfigError:
+    written = " ".join(words)
+    nearest = difflib.get_close_matches(written, COMMANDS, n=1, cutoff=0.4)
+    return ConfigError(
+        f"no command {written!r}",
+        expected=f"one of {', '.join(COMMANDS)}",
+        fix=f"did you mean `taser {nearest[0]}`?" if nearest else "run `taser --help`",
     )
 
 
@@ -248,20 +223,6 @@ def _nearest_flag(flag: str, name: str) -> str:
     known = [*re.findall(r"--\w+", usage()), *command.flags, *command.switches]
     nearest = difflib.get_close_matches(flag.partition("=")[0], known, n=1)
     return f"did you mean {nearest[0]}?" if nearest else f"see `taser {name} --help`"
-
-
-def _with_argument(words: Sequence[str]) -> tuple[str, list[tuple[str, str]]]:
-    """The command that words name, and the binding of what follows it."""
-    if " ".join(words) in COMMANDS:
-        return " ".join(words), []
-    for name, several in COMMANDS.items():
-        if several.many and several.argument and words[:1] == [name] and len(words) > 1:
-            rest = [" ".join(words[1:])] if several.joined else words[1:]
-            return name, [(several.argument, repr(rest))]
-    command = COMMANDS.get(" ".join(words[:-1]))
-    if command is None or command.argument is None:
-        return " ".join(words), []
-    return " ".join(words[:-1]), [(command.argument, words[-1])]
 
 
 def _spelled_out(arguments: Sequence[str]) -> Iterator[str]:

@@ -31,8 +31,6 @@ class Command:
         recipe: for a command that takes another command's recipes, the one read by default;
             `gin_file` is then always read before it.
         recipe_of: that other command.
-        base: the Gin file that completes given files which do not configure the command themselves
-            (or the command whose recipes it takes); it is read before them. None means `gin_file`.
         flags: its own flags: flag -> the macro or parameter that it sets.
         switches: its own flags without a value: flag -> (macro, value).
         argument: the macro or `function.parameter` that a word after the command sets.
@@ -48,7 +46,6 @@ class Command:
     gin_file: str
     recipe: str | None = None
     recipe_of: str | None = None
-    base: str | None = None
     flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
     switches: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     argument: str | None = None
@@ -81,7 +78,7 @@ def _command(
 
 
 # What takes the recipes of `train`.
-_OF_TRAIN = {"recipe": "runs/taser_base.gin", "recipe_of": "train", "base": "runs/train.gin"}
+_OF_TRAIN = {"recipe": "runs/taser_base.gin", "recipe_of": "train"}
 _PIPELINES = "commands.pipelines"
 _COMPARE_FLAGS = {
     "--pretrained": "PRETRAINED",

@@ -14,14 +14,12 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import argcomplete
-
 from taser_jax import __version__
 from taser_jax.cli import configuration
-from taser_jax.cli.command_line import Arguments, overview, parse, parser
+from taser_jax.cli.command_line import Arguments, overview, parse
 from taser_jax.cli.command_options import help_text, show_gin
 from taser_jax.cli.command_table import GROUPS, load
-from taser_jax.storage import limits, messages, publishing
+from taser_jax.storage import messages, publishing
 from taser_jax.storage.errors import (
     EXIT_HOST_LOST,
     EXIT_INTERRUPTED,
@@ -42,7 +40,6 @@ _ONE_HOST = ("init", "prepare", "import", "ask", "export", "quickstart", "compil
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the console script; exits with the status that `run` returns."""
-    argcomplete.autocomplete(parser())
     messages.outlive_terminal()
     signal.signal(signal.SIGINT, _interrupt)
     try:
@@ -116,7 +113,7 @@ def run(argv: Sequence[str]) -> int:
         # Commands name what they write; this is for the rest.
         rest = storage_errors(f"taser {arguments.command}", doing="read or write")
         synced = publishing.syncing(arguments.is_synced)
-        with limits.use(arguments.limits), synced, lost, rest:
+        with synced, lost, rest:
             return _execute(function, arguments)
     except TaserError as error:
         messages.say(f"error{_this_host()}: {_message(error)}")

@@ -235,7 +235,6 @@ def _run(
                 model_dir,
                 resume_step=resume_step,
                 is_first_process=hosts.is_first(),
-                tracking=training.tracking,
             ),
         )
 

@@ -17,13 +17,15 @@ from typing import IO, TypeVar
 
 from etils import epath
 
-from taser_jax.storage import limits
 from taser_jax.storage.artifacts import FilePath, is_remote
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.typed_files import check_regular, check_text
 
 T = TypeVar("T")
 
+# Bytes of a line, or of a record of a JSON array: a few bytes of a compressed file can claim any
+# amount of memory.
+LONGEST_LINE = 64 << 20
 _CHUNK = 1 << 20
 # If a text is merely cut off, json reports an error at most this close to its end: no literal or
 # escape is longer.
@@ -132,8 +134,8 @@ def numbered_lines(path: FilePath) -> Iterator[tuple[int, str]]:
     number = 0
     with open_bytes(path) as stream:
         for number, line in enumerate(_lines(stream), start=1):
-            if len(line) > limits.line_bytes():
-                raise limits.line_too_long(path, number)
+            if len(line) > LONGEST_LINE:
+                raise line_too_long(path, number)
             if number == 1:
                 line = line.removeprefix(codecs.BOM_UTF8)
             try:
@@ -150,8 +152,18 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
         # TensorFlow's files on buckets read whole lines only.
         yield from stream
         return
-    while line := stream.readline(limits.line_bytes() + 1):
+    while line := stream.readline(LONGEST_LINE + 1):
         yield line
+
+
+def line_too_long(path: FilePath, line: int) -> DataError:
+    """The error for a line, or for one record of a JSON array, beyond the limit."""
+    return DataError(
+        f"longer than {LONGEST_LINE >> 20:,} MiB",
+        where=f"{os.fspath(path)}:{line}",
+        expected="lines within the limit: one passage, query or record each",
+        fix="check that the file has line ends, and is what it should be",
+    )
 
 
 def json_lines(path: FilePath) -> Iterator[tuple[int, dict[str, object]]]:
@@ -205,8 +217,8 @@ def _json_array(path: FilePath) -> Iterator[tuple[int, dict[str, object]]]:
                     error.pos >= len(buffer) - _CUT_LITERAL
                 )
                 if cut and not at_end:
-                    if len(buffer) - position > limits.line_bytes():
-                        raise limits.line_too_long(path, line) from error
+                    if len(buffer) - position > LONGEST_LINE:
+                        raise line_too_long(path, line) from error
                     buffer, position, at_end = _refill(text, buffer[position:])
                     continue
                 if cut:

@@ -19,7 +19,6 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from msgpack.exceptions import ExtraData, FormatError, OutOfData, StackError
 
 from taser_jax.models.dual_encoder import Params
-from taser_jax.storage import limits
 from taser_jax.storage.artifacts import replacing
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.progress import track
@@ -32,6 +31,8 @@ _TENSORFLOW_MARK = b"model_checkpoint_path"
 _PLACEHOLDER = "PLACEHOLDER://"
 # From this version on bfloat16 is written natively; before, as unsigned integer bits.
 _NATIVE_BFLOAT16 = 3
+# Bytes of one array: a number in a header can claim any amount of memory.
+_LARGEST_ARRAY = 16 << 30
 _FIX_COPY = "copy the checkpoint again, as a whole with hidden files: files may be truncated"
 _UNREADABLE = (ValueError, KeyError, TypeError, ExtraData, FormatError, OutOfData, StackError)
 
@@ -284,7 +285,7 @@ def _check_size(metadata: _Zarray, path: pathlib.Path, parameter: str) -> None:
     """Refuses arrays beyond the limit before memory is taken for them, or for one of their chunks.
 
     Raises:
-        DataError: naming the size and how to raise the limit.
+        DataError: naming the size.
     """
     try:
         item = np.dtype(metadata.dtype).itemsize
@@ -292,11 +293,14 @@ def _check_size(metadata: _Zarray, path: pathlib.Path, parameter: str) -> None:
         problem = f"NumPy has no dtype {metadata.dtype!r}"
         raise DataError(problem, where=f"{path}, field 'dtype'", fix=_FIX_COPY) from error
     for field, shape in {"shape": metadata.shape, "chunks": metadata.chunks}.items():
-        limits.check_array(
-            item * math.prod(shape),
-            what=f"parameter {parameter}, of shape {shape}",
-            where=f"{path}, field {field!r}",
-        )
+        size = item * math.prod(shape)
+        if size > _LARGEST_ARRAY:
+            raise DataError(
+                f"parameter {parameter}, of shape {shape} takes {size / 2**30:,.0f} GiB",
+                where=f"{path}, field {field!r}",
+                expected="at most 16 GiB for one array",
+                fix=_FIX_COPY,
+            )
 
 
 def _check_chunks(path: pathlib.Path, metadata: _Zarray, parameter: str) -> None:

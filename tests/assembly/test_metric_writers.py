@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 import subprocess
 import sys
-import types
 
 import pytest
 
-from taser_jax.assembly.metric_writers import JsonlWriter, Tracker, make_writers
-from taser_jax.storage import errors
-from taser_jax.storage.errors import ConfigError
+from taser_jax.assembly.metric_writers import JsonlWriter, make_writers
 
 
 def write(path, steps, *, resume_step=0, value=1.0):
@@ -101,40 +97,3 @@ def test_tensorflow_is_not_imported_for_tensorboard(tmp_path):
         "sys.exit('tensorflow' in sys.modules or 'torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("tracker", "known_as"), [(Tracker.WANDB, {"id": "nq"}), (Tracker.TRACKIO, {})]
-)
-def test_a_tracker_gets_the_scalars_of_a_run_that_it_can_continue(
-    tmp_path, monkeypatch, tracker, known_as
-):
-    calls = []
-    service = types.SimpleNamespace(
-        init=lambda **given: calls.append(given),
-        log=lambda scalars, step: calls.append((step, scalars)),
-    )
-    monkeypatch.setitem(sys.modules, tracker.value, service)
-    options = {"resume_step": 0, "tracking": tracker}
-    monkeypatch.setenv(f"{tracker.name}_PROJECT", "qa")
-    assert make_writers(tmp_path / "nq", is_first_process=False, **options) == ()
-    writer = make_writers(tmp_path / "nq", is_first_process=True, **options)[-1]
-    writer.write_scalars(3, {"train/loss": 0.5})
-    writer.flush()
-    assert calls == [
-        {"project": "qa", "name": "nq", "resume": "allow", **known_as},
-        (3, {"train/loss": 0.5}),
-    ]
-
-
-def test_a_tracker_that_is_not_installed_is_told_with_its_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match=r"wandb is not installed") as error:
-        make_writers(tmp_path, resume_step=0, is_first_process=True, tracking=Tracker.WANDB)
-    # In a checkout: its own directory.
-    assert f"--editable '{pathlib.Path(__file__).resolve().parents[2]}[wandb]'" in str(error.value)
-
-
-def test_the_message_of_an_installed_package_names_the_package(tmp_path, monkeypatch):
-    monkeypatch.setattr(errors, "__file__", str(tmp_path / "taser_jax" / "errors.py"))
-    assert errors.how_to_install("onnx") == "pip install 'taser_jax[onnx]'"

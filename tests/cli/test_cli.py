@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -162,7 +161,10 @@ def test_a_command_without_a_dry_run_says_so(toy, capsys):
         (["train", "--gin_file=a", "stray"], "unknown flag 'stray'"),
         (["train", "--gin_file"], "--gin_file has no value"),
         (["train", "--gin.MODEL_DIR="], "--gin.MODEL_DIR has no value"),
-        (["train", "--coordinator_timeout=soon"], "--coordinator_timeout is 'soon'"),
+        (
+            ["train", "--coordinator_timeout=soon"],
+            "invalid int value: 'soon'",
+        ),
         (["ask", "--multihost"], "`taser ask` runs on one host"),
         (["prepare", "pydocs", "--multihost"], "runs on one host"),
         (["train", "--gin.LERNING_RATE=1"], "macro LERNING_RATE is set"),
@@ -262,28 +264,6 @@ def test_what_starts_soon_loads_only_what_it_uses(arguments, absent):
     assert not absent & loaded
 
 
-@pytest.mark.parametrize(
-    ("line", "completed"),
-    [
-        ("taser en", {"encode", "ensemble"}),
-        ("taser pipeline ", {"taser", "ance", "muf", "moma"}),
-        ("taser compile --topo", {"--topology"}),
-        ("taser train --gin_file runs/taser_b", {"runs/taser_base.gin"}),
-    ],
-)
-def test_the_shell_completes(line, completed, tmp_path):
-    answer = tmp_path / "answer"
-    asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "COMP_LINE": line}
-    asked |= {"COMP_POINT": str(len(line)), "_ARGCOMPLETE_STDOUT_FILENAME": str(answer)}
-    subprocess.run(
-        [sys.executable, "-c", "from taser_jax.cli import main as cli; cli.main()"],
-        env=os.environ | asked,
-        check=True,
-        timeout=60,
-    )
-    assert {word.strip() for word in answer.read_text().split("\n")} == completed
-
-
 def test_the_help_of_a_command_shows_its_options(capsys):
     assert cli.run(["train", "--help"]) == 0
     printed = capsys.readouterr().out
@@ -326,15 +306,3 @@ def test_dry_runs_print_the_papers_parameter_counts(gin_file, total, capsys):
     assert "negatives per query" in captured.err
     assert "still to be set: MODEL_DIR, TOKEN_STORE" in captured.err
     assert "Path not found" not in captured.err
-
-
-def test_the_module_runs_as_a_program():
-    done = subprocess.run(
-        [sys.executable, "-m", "taser_jax.cli.main", "trian"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 2
-    assert "did you mean `taser train`?" in done.stderr

@@ -6,13 +6,14 @@ import contextlib
 import io
 import logging
 import os
+import pathlib
 import select
 import subprocess
 import sys
 
 import pytest
 
-from taser_jax.storage import messages, progress
+from taser_jax.storage import errors, messages, progress
 
 
 # Streams are changed in the tests' bodies: pytest sets its own after the fixtures.
@@ -160,3 +161,10 @@ def test_lines_arrive_as_they_are_written(unbuffered: dict[str, str]):
     _, rest = process.communicate("go on\n", timeout=60)
     assert arrived
     assert rest == "first\nsecond\n"
+
+
+def test_an_extra_is_installed_into_a_checkout_or_the_package(tmp_path, monkeypatch):
+    checkout = pathlib.Path(__file__).resolve().parents[2]
+    assert errors.how_to_install("onnx") == f"pip install --editable '{checkout}[onnx]'"
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "taser_jax" / "storage" / "errors.py"))
+    assert errors.how_to_install("onnx") == "pip install 'taser_jax[onnx]'"

@@ -51,7 +51,6 @@ NO_INPUTS = frozenset(
         "log_period",
         "query_splits",
         "shared_embeddings",
-        "tracking",
     )
 )
 

@@ -9,9 +9,9 @@ import xml.sax.handler
 import xml.sax.xmlreader
 from collections.abc import Iterator
 
+from taser_jax.data import files
 from taser_jax.data.files import json_lines, open_bytes
 from taser_jax.data.readers.located import LocatedPassage, id_field, string_field
-from taser_jax.storage import limits
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage
@@ -84,8 +84,8 @@ class _Concepts(xml.sax.handler.ContentHandler):
 
     def characters(self, content: str) -> None:
         self._size += len(content)
-        if self._size > limits.line_bytes():
-            raise limits.line_too_long(self._where, self._line)
+        if self._size > files.LONGEST_LINE:
+            raise files.line_too_long(self._where, self._line)
         parts = self._path[-3:]
         for field in (_ID, _NAME, _NOTE):
             if parts[-2:] == [_CONCEPT, field] or parts == [_CONCEPT, field, "String"]:
