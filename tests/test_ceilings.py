@@ -31,34 +31,34 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_973,
-    "cli": 1_357,
-    "commands": 5_248,
-    "data": 6_884,
+    "assembly": 1_942,
+    "cli": 1_323,
+    "commands": 5_246,
+    "data": 6_891,
     "devices": 1_326,
     "evaluation": 1_693,
-    "interop": 3_171,
+    "interop": 3_174,
     "loose files": 409,
     "models": 2_349,
     "optim": 1_036,
     "retrieval": 2_359,
     "serving": 528,
-    "storage": 1_295,
+    "storage": 1_256,
     "systems": 3_421,
     "training": 1_754,
 }
 OTHERS = {
-    "lines of code": 34_803,
+    "lines of code": 34_707,
     "percent of code that imports or raises": 14.7,
-    "files": 232,
+    "files": 231,
     "lines of the longest file": 417,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
     "commands": 29,
-    "fields that nothing binds": 38,
-    "Any in annotations": 115,
-    "modules that train imports": 90,
+    "fields that nothing binds": 37,
+    "Any in annotations": 113,
+    "modules that train imports": 89,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
