@@ -19,8 +19,6 @@ from taser_jax.evaluation import kilt, metrics
 from taser_jax.evaluation.answers import AnswerMatch
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.results import (
-    RetrievalResult,
-    RetrievedPassage,
     SystemResult,
     TaskResult,
     per_query_path,
@@ -346,21 +344,20 @@ def _write_dpr_results(
     matcher = inputs.answer_matcher(store, config.match_of(queries.task))
     hits = matcher.hits(run.rows, [query.answers for query in queries])
 
-    def results() -> Iterator[RetrievalResult]:
+    def results() -> Iterator[dict[str, object]]:
         for line, query in enumerate(queries):
             columns = [column for column, row in enumerate(run.rows[line]) if row >= 0]
             passages = store.get_many([int(run.rows[line, column]) for column in columns])
-            yield RetrievalResult(
-                question=query.text,
-                answers=query.answers,
-                contexts=[
-                    RetrievedPassage(
-                        passage=passage,
-                        score=float(run.scores[line, column]),
-                        has_answer=bool(hits[line, column]),
-                    )
-                    for column, passage in zip(columns, passages, strict=True)
-                ],
-            )
+            contexts = [
+                {
+                    "id": passage.id,
+                    "title": passage.title,
+                    "text": passage.text,
+                    "score": str(float(run.scores[line, column])),
+                    "has_answer": bool(hits[line, column]),
+                }
+                for column, passage in zip(columns, passages, strict=True)
+            ]
+            yield {"question": query.text, "answers": list(query.answers), "ctxs": contexts}
 
     write_dpr_results(path, results())

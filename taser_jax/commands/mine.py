@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -26,13 +25,15 @@ from taser_jax.retrieval.mining import (
     WithoutNegatives,
     mine_negatives,
 )
-from taser_jax.retrieval.pair_scores import CrossEncoder, EmbeddingScorer, PairScorer, RunScorer
-from taser_jax.retrieval.runs import top_k
+from taser_jax.retrieval.runs import NO_ROW, SearchResult, top_k
 from taser_jax.storage.artifacts import NEGATIVES, kind_of
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.records import Query
 from taser_jax.storage.typed_files import to_plain
+
+# Pairs whose embeddings are in memory at a time.
+_PAIRS_AT_ONCE = 1 << 14
 
 
 @writes("{output_dir}", kinds=[NEGATIVES])
@@ -183,8 +184,8 @@ def teacher_scores(
 
     Args:
         teachers: directory -> weight. A directory holds a model's embeddings (`taser encode`),
-            whose inner products are exact; runs of the split, where a passage that is not in its
-            query's list gets the list's lowest score; or a cross-encoder's Hugging Face checkpoint.
+            whose inner products are exact, or runs of the split, where a passage that is not in its
+            query's list gets the list's lowest score.
         queries: the queries of a split.
         negatives: rows of the passages mined for each of them.
         store: the collection's passages.
@@ -249,9 +250,8 @@ class _Pairs:
         return [TeacherLine(*two) for two in zip(parts[::2], parts[1::2], strict=True)]
 
 
-def _scorer(directory: str, queries: QuerySet, store: PassageStore) -> PairScorer:
+def _scorer(directory: str, queries: QuerySet, store: PassageStore) -> RunScorer | EmbeddingScorer:
     """A teacher of whichever kind the directory holds."""
-    path = pathlib.Path(directory)
     if kind_of(directory) == Embeddings.KIND:
         passages = Embeddings.open(directory, fingerprints={"collection": store.fingerprint})
         encoded = QueryEmbeddings.of_split(
@@ -264,42 +264,78 @@ def _scorer(directory: str, queries: QuerySet, store: PassageStore) -> PairScore
             raise DataError(problem, where=str(encoded.directory), expected=expected, fix=fix)
         return EmbeddingScorer(encoded, passages)
     if inputs.run_path(directory, queries.task, queries.split).exists():
-        return _logged(RunScorer(inputs.read_task_run(directory, queries, store).result), directory)
-    if (path / "config.json").exists():
-        return _cross_encoder(CrossEncoder(directory), queries, store)
+        return RunScorer(inputs.read_task_run(directory, queries, store).result, directory)
     raise ConfigError(
-        f"no teacher of task {queries.task!r}, split {queries.split!r} here: no embeddings, no run "
-        f"{inputs.run_path('', queries.task, queries.split)}, and no cross-encoder's config.json",
+        f"no teacher of task {queries.task!r}, split {queries.split!r} here: no embeddings, and no "
+        f"run {inputs.run_path('', queries.task, queries.split)}",
         where=directory,
         fix="run `taser encode`, `taser search` or `taser bm25` for this split",
     )
 
 
-def _logged(scorer: RunScorer, directory: str) -> PairScorer:
-    def score_pairs(
-        queries: Int[np.ndarray, " pairs"], rows: Int[np.ndarray, " pairs"]
+class RunScorer:
+    """Scores from a run; a passage that is not in the run gets its query's lowest score.
+
+    That is the rule of hybrid search (TASER, appendix D); the lowest score of an empty list is 0.
+
+    Example:
+        A run of one query with rows 7 and 4 and scores 3 and 1: row 7 scores 3, row 9 scores 1.
+
+    Args:
+        result: aligned with the queries.
+        directory: of the run, for the log.
+    """
+
+    def __init__(self, result: SearchResult, directory: str) -> None:
+        self._directory = directory
+        is_result = result.rows != NO_ROW
+        # Rows of one query never reach the next one's keys.
+        self._stride = int(result.rows.max(initial=0)) + 1
+        query, _ = np.nonzero(is_result)
+        keys = query.astype(np.int64) * self._stride + result.rows[is_result]
+        order = np.argsort(keys)
+        # The last key is none: every search has a place.
+        self._keys = np.append(keys[order], np.iinfo(np.int64).max)
+        self._scores = result.scores[is_result][order].astype(np.float64)
+        lowest = np.where(is_result, result.scores, np.inf).min(axis=1, initial=np.inf)
+        self._lowest = np.where(np.isfinite(lowest), lowest, 0.0)
+
+    def __call__(
+        self, queries: Int[np.ndarray, " pairs"], rows: Int[np.ndarray, " pairs"]
     ) -> Float64[np.ndarray, " pairs"]:
-        scores = scorer(queries, rows)
-        missing = f"{scorer.missing} of {len(rows)} pairs are not in the run"
-        logger.info("%s: %s and get the lowest score of their query", directory, missing)
+        """Scores of the pairs."""
+        scores = self._lowest[queries].astype(np.float64)
+        keys = np.asarray(queries, np.int64) * self._stride + rows
+        place = np.searchsorted(self._keys, keys)
+        in_run = (self._keys[place] == keys) & (np.asarray(rows) < self._stride)
+        scores[in_run] = self._scores[place[in_run]]
+        missing = f"{int((~in_run).sum())} of {len(rows)} pairs are not in the run"
+        logger.info("%s: %s and get the lowest score of their query", self._directory, missing)
         return scores
 
-    return score_pairs
 
+@dataclasses.dataclass(frozen=True)
+class EmbeddingScorer:
+    """Inner products of a model's embeddings.
 
-def _cross_encoder(model: CrossEncoder, asked: QuerySet, store: PassageStore) -> PairScorer:
-    texts = [query.text for query in asked]
+    Attributes:
+        queries: embeddings of the split's queries, row by row.
+        passages: embeddings of the collection.
+    """
 
-    def score_pairs(
-        queries: Int[np.ndarray, " pairs"], rows: Int[np.ndarray, " pairs"]
+    queries: Embeddings
+    passages: Embeddings
+
+    def __call__(
+        self, queries: Int[np.ndarray, " pairs"], rows: Int[np.ndarray, " pairs"]
     ) -> Float64[np.ndarray, " pairs"]:
-        distinct, places = np.unique(rows, return_inverse=True)
-        passages = [
-            f"{passage.title} {passage.text}".strip()
-            for passage in store.get_many(distinct.tolist())
-        ]
-        return model.scores(
-            [texts[number] for number in queries], [passages[place] for place in places]
-        )
-
-    return score_pairs
+        """Scores of the pairs."""
+        scores = np.empty(len(queries))
+        for start in range(0, len(queries), _PAIRS_AT_ONCE):
+            block = slice(start, start + _PAIRS_AT_ONCE)
+            first, second = (
+                embeddings.take(numbers[block]).astype(np.float64)
+                for embeddings, numbers in ((self.queries, queries), (self.passages, rows))
+            )
+            scores[block] = np.einsum("pd,pd->p", first, second)
+        return scores

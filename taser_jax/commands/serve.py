@@ -62,8 +62,7 @@ def serve(*, directory: str, options: ServeOptions = ServeOptions()) -> None:
         import uvicorn
 
         from taser_jax.serving.app import Server, ServerLimits
-        from taser_jax.serving.batcher import BatchingLimits
-        from taser_jax.serving.engine import Engine, powers_of_two
+        from taser_jax.serving.engine import BatchingLimits, Engine, powers_of_two
     except ImportError as error:
         raise ConfigError(
             f"{error.name} is not installed", where="taser serve", fix=how_to_install("serve")

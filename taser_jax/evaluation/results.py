@@ -14,7 +14,7 @@ import dataclasses
 import json
 import pathlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.storage.artifacts import FilePath, check_version, read_json, replacing, write_json
 from taser_jax.storage.checksums import check_file
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.records import Passage
 from taser_jax.storage.typed_files import typed
 
 FORMAT_VERSION = 1
@@ -195,44 +194,13 @@ def _load(path: pathlib.Path) -> SystemResult:
     return typed(value, SystemResult, where=str(path), fix=again)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RetrievedPassage:
-    """One passage of a result list.
-
-    Attributes:
-        passage: the passage.
-        score: its retrieval score.
-        has_answer: whether its text contains one of the answers.
-    """
-
-    passage: Passage
-    score: float | np.floating
-    has_answer: bool | np.bool_
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RetrievalResult:
-    """A question with its retrieved passages.
-
-    Attributes:
-        question: its text.
-        answers: its answers.
-        contexts: best first.
-    """
-
-    question: str
-    answers: Sequence[str]
-    contexts: Sequence[RetrievedPassage]
-
-
-def write_dpr_results(path: FilePath, results: Iterable[RetrievalResult]) -> None:
+def write_dpr_results(path: FilePath, results: Iterable[Mapping[str, object]]) -> None:
     """Writes DPR's results JSON, FiD's input, one result at a time.
-
-    [{question, answers, ctxs: [{id, title, text, score, has_answer}]}], the score as a string.
 
     Args:
         path: the file to write, local or gs://.
-        results: one per question.
+        results: {question, answers, ctxs: [{id, title, text, score, has_answer}]} of each question,
+            the score as a string.
 
     Raises:
         StorageError: the disk is full or the file cannot be written.
@@ -240,20 +208,6 @@ def write_dpr_results(path: FilePath, results: Iterable[RetrievalResult]) -> Non
     with replacing(path) as scratch, scratch.open("w") as file:
         file.write("[")
         for number, result in enumerate(results):
-            record = {
-                "question": result.question,
-                "answers": list(result.answers),
-                "ctxs": [
-                    {
-                        "id": context.passage.id,
-                        "title": context.passage.title,
-                        "text": context.passage.text,
-                        "score": str(context.score),
-                        "has_answer": bool(context.has_answer),
-                    }
-                    for context in result.contexts
-                ],
-            }
             file.write(",\n" if number else "\n")
-            file.write(json.dumps(record, ensure_ascii=False, indent=1))
+            file.write(json.dumps(result, ensure_ascii=False, indent=1))
         file.write("\n]\n")

@@ -84,12 +84,6 @@ class LeafCounts(NamedTuple):
         specific = list(Specialty).index(Specialty.SPECIFIC)
         return np.asarray(self.specialty)[specific, :-1] / self.size
 
-    def sensitivity_below(self, medians: float) -> Float[np.ndarray, " tasks"]:
-        """Share of each task's values below so many medians, as if evenly spread inside a bin."""
-        cumulated = np.cumsum(self.sensitivity, axis=1)[:, :-1] / self.size
-        edges = np.arange(1, NUM_BINS) / BINS_PER_MEDIAN
-        return np.array([np.interp(medians, [0, *edges], [0, *shares]) for shares in cumulated])
-
 
 def on_host(counts: LeafCounts) -> LeafCounts:
     """The counts as int64 and float64 arrays of NumPy, which add up without overflow."""

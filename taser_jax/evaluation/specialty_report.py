@@ -199,9 +199,7 @@ def to_markdown(findings: Findings, *, measured: str) -> str:
         "activated parameters.",
         _specialty_table(findings),
         "## Tasks",
-        "In percent of all parameters: those specific to the task, those whose sensitivity to it "
-        f"is below {ACTIVATED:g} medians of the task, and those of {LARGEST_SHOWN:g} or more, "
-        "which sensitivity.png does not show.",
+        "In percent of all parameters: those specific to the task.",
         _task_table(findings),
     ]
     if findings.commitments:
@@ -228,20 +226,11 @@ def _specialty_table(findings: Findings) -> str:
 
 
 def _task_table(findings: Findings) -> str:
-    rows = []
-    for checkpoint in findings.specialties:
-        total = checkpoint.total
-        shares = np.stack(
-            [
-                total.specific_by_task(),
-                total.sensitivity_below(ACTIVATED),
-                1 - total.sensitivity_below(LARGEST_SHOWN),
-            ]
-        )
-        for task, of_task in zip(findings.tasks, shares.T, strict=True):
-            rows.append([checkpoint.model, checkpoint.step, task, *map(_percent, of_task)])
-    head = ["model", "step", "task", "task-specific", "low", "not shown"]
-    return markdown_table(head, rows)
+    rows = [
+        [checkpoint.model, checkpoint.step, *map(_percent, checkpoint.total.specific_by_task())]
+        for checkpoint in findings.specialties
+    ]
+    return markdown_table(["model", "step", *findings.tasks], rows)
 
 
 def commitment_table(rows: Sequence[CommitmentRow]) -> str:

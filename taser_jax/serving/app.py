@@ -26,8 +26,16 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from taser_jax.retrieval.passages import Hit
-from taser_jax.serving.batcher import Batcher, BatchingLimits, QueueFullError
-from taser_jax.serving.engine import Engine, Metrics, Operation, Work, rounded_k
+from taser_jax.serving.engine import (
+    Batcher,
+    BatchingLimits,
+    Engine,
+    Metrics,
+    Operation,
+    QueueFullError,
+    Work,
+    rounded_k,
+)
 from taser_jax.storage.errors import TaserError
 from taser_jax.storage.progress import logger
 

@@ -103,7 +103,7 @@ def test_two_runs_by_weight(capitals: Capitals, runs: pathlib.Path, tmp_path: pa
 @pytest.mark.parametrize(
     ("teachers", "words"),
     [
-        ("{{'{empty}': 1.0}}", "capital.train.trec, and no cross-encoder"),
+        ("{{'{empty}': 1.0}}", "no embeddings, and no run capital.train.trec"),
         ("hand", "mine.teachers = %TEACHERS: 'hand'"),
         ("{{'{hand}': 1e39}}", "score inf of query"),
         ("{{'{hand}': 1e39}}", "finite scores"),

@@ -21,8 +21,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from taser_jax.serving.app import Server, ServerLimits
-from taser_jax.serving.batcher import BatchingLimits
-from taser_jax.serving.engine import Engine, rounded_k
+from taser_jax.serving.engine import BatchingLimits, Engine, rounded_k
 from taser_jax.storage.progress import logger
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from taser_jax.serving.batcher import Batcher, BatchingLimits, QueueFullError
+from taser_jax.serving.engine import Batcher, BatchingLimits, QueueFullError
 
 
 class Doubling:

@@ -7,7 +7,6 @@ import inspect
 import pytest
 
 from taser_jax.commands.evaluate import evaluate
-from taser_jax.commands.mine import mine
 from taser_jax.commands.pipelines.stages import NO_INPUTS, stage_inputs
 from taser_jax.commands.train import train
 from taser_jax.systems.moma import stages as moma
@@ -22,8 +21,6 @@ from taser_jax.systems.muf.fuse import fuse_specialists
         (moma._train, [train]),
         (moma.look_up, [augment]),
         (muf._fuse_and_evaluate, [fuse_specialists, evaluate]),
-        (muf._fuse_training_queries, [fuse_specialists]),
-        (muf._mine_and_score, [mine]),
     ],
 )
 def test_every_default_is_an_input(stage, commands, tmp_path):

@@ -21,14 +21,14 @@ from taser_jax.devices import hosts
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval.mining import MiningConfig
-from taser_jax.storage.errors import ConfigError, check_fields
-from taser_jax.storage.typed_files import flatten
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.typed_files import Checked, Positive, flatten
 
 WARM_UP = "warm-up"
 
 
 @dataclasses.dataclass(frozen=True)
-class Episodes:
+class Episodes(Checked):
     """Consecutive episodes with one training configuration.
 
     Attributes:
@@ -37,10 +37,7 @@ class Episodes:
     """
 
     training: TrainingConfig
-    count: int = 1
-
-    def __post_init__(self) -> None:
-        check_fields(self, "count", is_valid=lambda n: n >= 1, expected="1 or more")
+    count: Positive = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,19 +63,6 @@ class KeptEmbeddings(enum.Enum):
 
     ALL = "all"
     LAST = "last"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Retriever:
-    """A trained model of the pipeline, encoded and searched with.
-
-    Attributes:
-        label: prefix of its stages' names.
-        root: its folder, with model/ and, where an episode follows, negatives/.
-    """
-
-    label: str
-    root: pathlib.Path
 
 
 @hosts.writes("{setting.output_dir}", kinds=[])
@@ -135,16 +119,19 @@ def pipeline_ance(
     numbered = list(number_episodes(episodes, after=branch_after))
     rows: list[str] = []
     if warm_up_dir is None:
-        retriever = run.warm_up(rows)
+        before = run.warm_up(rows)
     else:
-        retriever = _finished(pathlib.Path(warm_up_dir), branch_after, setting.second_mining)
+        before = _finished(pathlib.Path(warm_up_dir), branch_after, setting.second_mining)
     for episode in numbered:
-        retriever = run.episode(episode, retriever, rows, is_last=episode is numbered[-1])
+        before = run.episode(episode, before, rows, is_last=episode is numbered[-1])
     return print_table(setting, rows, by_task=setting.evaluation.measures[0])
 
 
 class _AnceRun:
-    """The stages of one run; methods append the rows they evaluate."""
+    """The stages of one run; methods append the rows they evaluate.
+
+    A model's folder has model/ and, where an episode follows, negatives/.
+    """
 
     def __init__(
         self,
@@ -158,7 +145,7 @@ class _AnceRun:
         self._retrieval = RetrievalStages(setting)
         self._stages = self._retrieval.stages
 
-    def warm_up(self, rows: list[str]) -> _Retriever:
+    def warm_up(self, rows: list[str]) -> pathlib.Path:
         """BM25's negatives, a training on them, and its negatives for the first episode."""
         setting, bm25_root = self._setting, self._root / "bm25"
         self._retrieval.bm25(bm25_root, splits=("train", "test"))
@@ -168,21 +155,21 @@ class _AnceRun:
         return self._retrieve(WARM_UP, trained, rows, next_episode=1)
 
     def episode(
-        self, episode: Episode, before: _Retriever, rows: list[str], *, is_last: bool
-    ) -> _Retriever:
-        """Trains on the negatives of the retriever before; mines for the next episode."""
+        self, episode: Episode, before: pathlib.Path, rows: list[str], *, is_last: bool
+    ) -> pathlib.Path:
+        """Trains on the negatives of the model before; mines for the next episode."""
         trained = self._train(
             episode.label,
             # A checkpoint has all parameters: pretrained weights are for the first training.
             dataclasses.replace(episode.training, pretrained=None),
-            negatives_dir=before.root / "negatives",
-            initial_checkpoint=selected_checkpoint(before.root / "model"),
+            negatives_dir=before / "negatives",
+            initial_checkpoint=selected_checkpoint(before / "model"),
         )
         following = None if is_last else episode.number + 1
-        retriever = self._retrieve(episode.label, trained, rows, next_episode=following)
-        if self._kept is KeptEmbeddings.LAST and before.root.parent == self._root:
-            _forget_embeddings(before.root)
-        return retriever
+        root = self._retrieve(episode.label, trained, rows, next_episode=following)
+        if self._kept is KeptEmbeddings.LAST and before.parent == self._root:
+            _forget_embeddings(before)
+        return root
 
     def _train(
         self,
@@ -206,7 +193,7 @@ class _AnceRun:
 
     def _retrieve(
         self, label: str, trained: Mapping[str, Any], rows: list[str], *, next_episode: int | None
-    ) -> _Retriever:
+    ) -> pathlib.Path:
         """Encodes, searches and evaluates; mines where an episode follows."""
         root = self._root / label
         searched = ("test",) if next_episode is None else ("train", "test")
@@ -223,7 +210,7 @@ class _AnceRun:
                 details={"training": f"{trained['seconds']:.0f} s"},
             )
         )
-        return _Retriever(label, root)
+        return root
 
 
 def number_episodes(groups: Sequence[Episodes], *, after: int = 0) -> Iterator[Episode]:
@@ -286,8 +273,8 @@ def _mining_for(mining: MiningConfig, episode: int) -> MiningConfig:
     return dataclasses.replace(mining, seed=mining.seed + episode - 1)
 
 
-def _finished(directory: pathlib.Path, episodes: int, mining: MiningConfig) -> _Retriever:
-    """Another run's model after that many episodes, mined from as this run would have."""
+def _finished(directory: pathlib.Path, episodes: int, mining: MiningConfig) -> pathlib.Path:
+    """The folder of another run's model after so many episodes, mined from as this run would."""
     stages = Stages(directory)
     label = f"episode-{episodes}" if episodes else WARM_UP
     missing = [
@@ -308,7 +295,7 @@ def _finished(directory: pathlib.Path, episodes: int, mining: MiningConfig) -> _
                 expected=f"{value!r}, as this run has it",
                 fix="mine as that run did, or warm up here",
             )
-    return _Retriever(label, directory / label)
+    return directory / label
 
 
 @hosts.first_host_only

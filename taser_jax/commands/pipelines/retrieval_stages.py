@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -259,25 +259,16 @@ class RetrievalStages:
                 **self._searched,
             )
 
-    def mine(
-        self,
-        label: str,
-        root: pathlib.Path,
-        config: MiningConfig,
-        *,
-        tasks: Sequence[str] | None = None,
-        function: Callable[..., Mapping[str, int]] | None = None,
-    ) -> None:
-        """Mines from `root`'s runs of the training queries, with `mine` or what hands on to it."""
-        evaluation = self._setting.evaluation
+    def mine(self, label: str, root: pathlib.Path, config: MiningConfig) -> None:
+        """Mines from `root`'s runs of the training queries."""
         self.stages.run(
             f"{label}-mine",
-            function or mine,
+            mine,
             runs_dir=root / "runs",
             output_dir=root / "negatives",
             config=config,
-            regex_tasks=evaluation.regex_tasks,
-            **self.common | ({} if tasks is None else {"tasks": tasks}),
+            regex_tasks=self._setting.evaluation.regex_tasks,
+            **self.common,
         )
 
     def evaluate(

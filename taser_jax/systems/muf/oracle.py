@@ -115,27 +115,24 @@ def oracle_weights(
         else:
             judged = zip(rows, block, strict=True)
             hits = np.stack([np.isin(line, query.positives) for line, query in judged])
+        own_alone = np.eye(len(runs), dtype=np.float32)[own]
         best = best_weights(
-            scores.astype(np.float32),
-            exists,
-            hits,
-            np.eye(len(runs))[own],
-            first=start,
-            config=search,
+            scores.astype(np.float32), exists, hits, own_alone, first=start, config=search
         )
-        weights[start : start + _BLOCK] = best[: len(ids) - start]
+        weights[start : start + _BLOCK] = np.asarray(best)[: len(ids) - start]
     return weights
 
 
+@functools.partial(jax.jit, static_argnames="config")
 def best_weights(
-    scores: Float[np.ndarray, "queries candidates lists"],
-    exists: Bool[np.ndarray, "queries candidates"],
-    hits: Bool[np.ndarray, "queries candidates"],
-    start: Float[np.ndarray, " lists"],
+    scores: Float[Array, "queries candidates lists"],
+    exists: Bool[Array, "queries candidates"],
+    hits: Bool[Array, "queries candidates"],
+    start: Float[Array, " lists"],
     *,
-    first: int = 0,
+    first: int | Int[Array, ""] = 0,
     config: BayesianConfig = BayesianConfig(),
-) -> Float[np.ndarray, "queries lists"]:
+) -> Float[Array, "queries lists"]:
     """The best weights of each query that were tried, on the simplex.
 
     Args:
@@ -149,8 +146,27 @@ def best_weights(
     Returns:
         Each query's weights; `start` where no candidate is relevant.
     """
-    numbers, start = np.arange(first, first + len(scores)), np.asarray(start, np.float32)
-    return np.asarray(_search(numbers, scores, exists, hits, start, config=config), np.float64)
+
+    def search(number: Array, *judged: Array) -> Array:
+        key = jax.random.fold_in(named_key(0, "oracle"), number)
+        drawn = jax.random.dirichlet(
+            jax.random.fold_in(key, 0), jnp.ones(len(start)), (config.initial,)
+        )
+        tried = jnp.zeros((config.evaluations, len(start)))
+        tried = tried.at[0].set(start).at[1 : config.initial + 1].set(drawn)
+        values = jax.vmap(lambda weights: reciprocal_rank(weights, *judged))(tried)
+
+        def step(number: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+            tried, values = state
+            weights = _proposed(jax.random.fold_in(key, number), tried, values, number)
+            value = reciprocal_rank(weights, *judged)
+            return tried.at[number].set(weights), values.at[number].set(value)
+
+        state = (tried, values)
+        tried, values = jax.lax.fori_loop(config.initial + 1, config.evaluations, step, state)
+        return tried[values.argmax()]
+
+    return jax.vmap(search)(first + jnp.arange(len(scores)), scores, exists, hits)
 
 
 def reciprocal_rank(
@@ -217,49 +233,6 @@ def _matern(
     squared = ((first[:, None] - second[None, :]) ** 2).sum(axis=-1)
     distance = jnp.sqrt(5.0 * squared) / length_scale
     return (1.0 + distance + distance**2 / 3.0) * jnp.exp(-distance)
-
-
-@functools.partial(jax.jit, static_argnames="config")
-def _search(
-    numbers: Int[Array, " queries"],
-    scores: Float[Array, "queries candidates lists"],
-    exists: Bool[Array, "queries candidates"],
-    hits: Bool[Array, "queries candidates"],
-    start: Float[Array, " lists"],
-    *,
-    config: BayesianConfig,
-) -> Float[Array, "queries lists"]:
-    """The search for every query."""
-    search = functools.partial(_search_one, start=start, config=config)
-    keys = jax.vmap(functools.partial(jax.random.fold_in, named_key(0, "oracle")))(numbers)
-    return jax.vmap(search)(keys, scores, exists, hits)
-
-
-def _search_one(
-    key: PRNGKeyArray,
-    scores: Float[Array, "candidates lists"],
-    exists: Bool[Array, " candidates"],
-    hits: Bool[Array, " candidates"],
-    *,
-    start: Float[Array, " lists"],
-    config: BayesianConfig,
-) -> Float[Array, " lists"]:
-    """The search for one query."""
-    lists = len(start)
-    drawn = jax.random.dirichlet(jax.random.fold_in(key, 0), jnp.ones(lists), (config.initial,))
-    tried = jnp.zeros((config.evaluations, lists))
-    tried = tried.at[0].set(start).at[1 : config.initial + 1].set(drawn)
-    values = jax.vmap(lambda weights: reciprocal_rank(weights, scores, exists, hits))(tried)
-
-    def step(number: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
-        tried, values = state
-        weights = _proposed(jax.random.fold_in(key, number), tried, values, number)
-        value = reciprocal_rank(weights, scores, exists, hits)
-        return tried.at[number].set(weights), values.at[number].set(value)
-
-    state = (tried, values)
-    tried, values = jax.lax.fori_loop(config.initial + 1, config.evaluations, step, state)
-    return tried[values.argmax()]
 
 
 def _proposed(

@@ -36,7 +36,6 @@ def pipeline_muf(
     joint: Mapping[str, System],
     leave_one_out: LeaveOneOut = LeaveOneOut.NONE,
     untrained: Mapping[str, System] | None = None,
-    students: Mapping[str, System] | None = None,
     fusion: Fusion = Fusion(),
     config_text: str = "",
 ) -> Mapping[str, ResultsTable]:
@@ -57,8 +56,6 @@ def pipeline_muf(
         leave_one_out: 'each': for every specialist, the first joint model is trained again on the
             other specialists' tasks, for as many steps as they have together ("Joint without NQ").
         untrained: name -> a model that is shown as its pretrained weights left it.
-        students: name -> a model that learns from the specialists' fused lists; its objective has a
-            distillation.
         fusion: ensembles, weights and mixes.
         config_text: written to config.gin.
 
@@ -70,8 +67,8 @@ def pipeline_muf(
         StorageError: the directory cannot be written.
     """
     store = setting.open_tokens()
-    untrained, students = untrained or {}, students or {}
-    _check(specialists, joint, students, fusion, store.tasks)
+    untrained = untrained or {}
+    _check(specialists, joint, fusion, store.tasks)
     unseen: dict[str, str] = {}
     if leave_one_out is LeaveOneOut.EACH:
         without = without_each(specialists, joint, setting.training)
@@ -86,9 +83,7 @@ def pipeline_muf(
     for name, system in trained.items():
         run.model(name, system, with_ensemble=name in specialists)
     fusions = run.fusions(specialists)
-    for name, system in students.items():
-        run.student(name, system, list(specialists))
-    models = [*untrained, *joint, *students]
+    models = [*untrained, *joint]
     for name in (*specialists, *models):
         run.fuse(name, [name])
     rows = run.rows(specialists)
@@ -141,12 +136,11 @@ def without_each(
 def _check(
     specialists: Mapping[str, System],
     joint: Mapping[str, System],
-    students: Mapping[str, System],
     fusion: Fusion,
     tasks: Mapping[str, Sequence[str]],
 ) -> None:
     """Rejects names and tasks that do not fit before anything is computed."""
-    names = [*specialists, *joint, *students]
+    names = [*specialists, *joint]
     rows = [*names, *OTHER_ROWS]
     if len(specialists) < 2 or len(set(map(file_name, rows))) < len(rows):
         title = f"the models are {', '.join(names) or 'none'}"
@@ -156,12 +150,7 @@ def _check(
         if not system.tasks:
             fix = f"bind {file_name(name)}/System.tasks = ['...']"
             raise ConfigError(f"specialist {name!r} has no tasks", where="System.tasks", fix=fix)
-    for name, system in students.items():
-        if system.objective is None or system.objective.distillation is None:
-            title = f"student {name!r} does not learn from a teacher"
-            fix = f"bind {file_name(name)}/System.objective, an ObjectiveConfig with a distillation"
-            raise ConfigError(title, where="System.objective", fix=fix)
-    for name, system in {**specialists, **joint, **students}.items():
+    for name, system in {**specialists, **joint}.items():
         if unknown := sorted(set(system.tasks or ()) - tasks.keys()):
             title = f"{name!r} is to be trained on {', '.join(unknown)}"
             fix = f"choose tasks of the token store: {', '.join(tasks)}"

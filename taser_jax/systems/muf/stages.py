@@ -10,7 +10,6 @@ from typing import Any
 
 from taser_jax.commands.evaluate import EvaluationConfig, evaluate
 from taser_jax.commands.inputs import tasks_with
-from taser_jax.commands.mine import mine
 from taser_jax.commands.pipelines.retrieval_stages import (
     BM25,
     DEVELOPMENT,
@@ -93,7 +92,6 @@ class MufStages:
         )
         self._models: dict[str, _Model] = {}
         self._rows: dict[str, tables.Evaluations] = {}
-        self._roots: dict[str, pathlib.Path] = {}
 
     def bm25(self) -> None:
         """BM25's runs, hard negatives and row."""
@@ -102,46 +100,14 @@ class MufStages:
         self._retrieval.mine("bm25", root, self._setting.first_mining)
         self._retrieval.evaluate(BM25, root / "runs", parameters=None)
 
-    def student(self, name: str, system: System, singles: Sequence[str]) -> None:
-        """Trains, encodes and indexes a model that learns from the specialists' fused lists.
-
-        Its hard negatives, and their teacher's scores, are the fusion's of the training queries.
-        Ensembles were trained on these queries: the outputs of the teacher's stage have the mean w
-        of each specialist on its own training queries and on its own test queries.
-        """
-        setting, label = self._setting, f"{file_name(name)}-teacher"
-        root, tasks = self._root / label, list(system.tasks or self._tasks)
-        self._stages.run(
-            f"{label}-fuse",
-            _fuse_training_queries,
-            specialists={single: self._models[single].specialist for single in singles},
-            output_dir=root,
-            tested_dir=self._roots[tables.MUF],
-            tasks=tasks,
-            **self._fusing,
-        )
-        mining = setting.first_mining
-        self._retrieval.mine(label, root, mining, tasks=tasks, function=_mine_and_score)
-        self.model(name, system, negatives_dir=root / "negatives")
-
-    def model(
-        self,
-        name: str,
-        system: System,
-        *,
-        with_ensemble: bool = False,
-        negatives_dir: pathlib.Path | None = None,
-    ) -> None:
-        """Trains, encodes and indexes a model, and a specialist's ensemble.
-
-        `negatives_dir` has a student's negatives with scores, in the place of BM25's negatives.
-        """
+    def model(self, name: str, system: System, *, with_ensemble: bool) -> None:
+        """Trains, encodes and indexes a model, and a specialist's ensemble."""
         label, setting = file_name(name), self._setting
         root, training = self._root / label, system.training(setting.training)
         shared: dict[str, Any] = {
             "token_store": setting.token_store,
             "tasks": list(system.tasks or self._tasks),
-            "negatives_dirs": [negatives_dir or self._root / "bm25" / "negatives"],
+            "negatives_dirs": [self._root / "bm25" / "negatives"],
         }
         trained = self._stages.run(
             f"{label}-train",
@@ -246,7 +212,6 @@ class MufStages:
             oracle=oracle,
             **fusing,
         )
-        self._roots[row] = root
         for name in folders:
             evaluations = tables.read_row(root, name, tasks, split=tables.TEST)
             self._rows[name] = evaluations
@@ -257,28 +222,6 @@ class MufStages:
 @functools.wraps(ensemble)
 def _ensemble(**arguments: Any) -> dict[str, str]:
     return dict(ensemble(**arguments).fingerprints)
-
-
-@writes("{output_dir}")
-@passes_on(fuse_specialists)
-def _fuse_training_queries(
-    *, output_dir: str, tested_dir: str, tasks: Sequence[str], **options: Any
-) -> dict[str, object]:
-    """The mean confidences of the training queries beside those of the test queries."""
-    fuse_specialists(output_dir=output_dir, split="train", tasks=tasks, **options)
-    return {
-        f"mean w, {split}": tables.mean_confidence(
-            pathlib.Path(directory) / "lists", tasks, split=split
-        )
-        for directory, split in ((output_dir, "train"), (tested_dir, tables.TEST))
-    }
-
-
-@writes("{output_dir}")
-@passes_on(mine)
-def _mine_and_score(*, runs_dir: str, output_dir: str, **options: Any) -> Mapping[str, int]:
-    """Negatives with the scores that they, and the positives, have in the runs."""
-    return mine(runs_dir=runs_dir, teachers={runs_dir: 1.0}, output_dir=output_dir, **options)
 
 
 @writes("{output_dir}")

@@ -22,8 +22,7 @@ from taser_jax.evaluation.results import (
     write_result,
 )
 from taser_jax.evaluation.significance import compare_with_baselines
-from taser_jax.retrieval.runs import FUSED_LISTS, QueryArrays
-from taser_jax.storage.artifacts import FilePath, split_path
+from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError
 
 Evaluations = Mapping[str, Evaluation]
@@ -278,15 +277,3 @@ def mix(row: Evaluations, draws: Sequence[Mapping[str, np.ndarray]]) -> Evaluati
         }
         mixes[f"mix {number}"] = Evaluation(ids, values)
     return mixes
-
-
-def mean_confidence(
-    lists: pathlib.Path, tasks: Sequence[str], *, split: str
-) -> dict[str, dict[str, float]]:
-    """Task -> specialist -> mean w of a fusion's queries."""
-    means = {}
-    for task in tasks:
-        fused = QueryArrays.open(split_path(lists, task, split), FUSED_LISTS)
-        of_specialists = fused.arrays["confidence"].mean(axis=0).tolist()
-        means[task] = dict(zip(fused.columns, of_specialists, strict=True))
-    return means

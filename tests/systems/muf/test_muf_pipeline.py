@@ -14,11 +14,8 @@ from tiny_training import training_config
 
 from taser_jax.commands.pipelines.retrieval_stages import System
 from taser_jax.commands.pipelines.stages import Stages
-from taser_jax.data.token_store.negatives import read_negatives
 from taser_jax.evaluation.results import per_query_path, read_per_query, read_results
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.retrieval.runs import FUSED_LISTS, QueryArrays
-from taser_jax.storage.artifacts import split_path
 from taser_jax.storage.errors import ConfigError
 from taser_jax.systems.muf import stages as muf_stages
 from taser_jax.systems.muf.pipeline import without_each
@@ -28,7 +25,7 @@ pytestmark = pytest.mark.slow
 SYSTEMS = "{'Summary': @summary/System(), 'Code': @code/System()}"
 THREE = "{'Summary': @summary/System(), 'Code': @code/System(), 'Both': @both/System()}"
 SINGLES = ["Summary", "Code"]
-MODELS = ["Joint", "Joint without Summary", "Joint without Code", "Student"]
+MODELS = ["Joint", "Joint without Summary", "Joint without Code"]
 UNSEEN = "Joint without the domain"
 ORACLES = ["Oracle indicator", "Oracle Bayesian"]
 FUSED = ["MUF", "MUF without the domain", "Equal weights", "MUF, T = 1000"]
@@ -50,8 +47,6 @@ def arguments(world: SmallWorld, output_dir: pathlib.Path, *bindings: str) -> li
         f"--gin.pipeline_muf.specialists={SYSTEMS}",
         "--gin.pipeline_muf.joint={'Joint': @joint/System()}",
         "--gin.pipeline_muf.leave_one_out=each",
-        "--gin.student/System.tasks=['summary', 'code']",
-        "--gin.student/System.train_steps=4",
         "--gin.Fusion.left_out=None",
         "--gin.Fusion.sizes=(2,)",
         "--gin.FusionConfig.depth=60",
@@ -186,23 +181,6 @@ def test_every_specialist_trains_on_its_own_task(finished):
     assert not (finished / "joint" / "ensemble").exists()
 
 
-def test_a_student_learns_from_the_fused_lists_of_training_queries(finished):
-    record = Stages(finished).record("student-teacher-fuse")
-    told = {split: record.outputs[f"mean w, {split}"] for split in ("train", "test")}
-    for means in told.values():
-        assert means.keys() == {"summary", "code"}
-        assert all(0 <= w <= 1 for of_task in means.values() for w in of_task.values())
-    teacher = finished / "student-teacher"
-    fused = QueryArrays.open(split_path(teacher / "lists", "summary", "train"), FUSED_LISTS)
-    lines = read_negatives(teacher / "negatives", "summary", "train", fused.query_ids)
-    assert any(len(line.rows) for line in lines)
-    for line, rows, scores in zip(lines, fused.arrays["rows"], fused.arrays["scores"], strict=True):
-        ranked = dict(zip(rows.tolist(), scores.tolist(), strict=True))
-        if len(line.rows):
-            expected = [ranked[row] for row in line.rows.tolist()]
-            np.testing.assert_allclose(line.teacher.negatives, expected, atol=1e-5)
-
-
 def test_a_rerun_reuses_every_stage(finished, small_world):
     before = {path: path.stat().st_mtime_ns for path in (finished / "stages").iterdir()}
     tables = {name: (finished / f"{name}.csv").read_bytes() for name in ("domains", "mixed")}
@@ -221,11 +199,8 @@ def test_a_specialist_joins_a_finished_run(finished, small_world, tmp_path):
     # A joint model without its tasks would have none.
     changed.append("--gin.pipeline_muf.leave_one_out=none")
     changed.append("--gin.both/System.tasks=['summary', 'code']")
-    # A student learns from the lists of all: of other specialists it is another student.
-    changed.append("--gin.pipeline_muf.students={'Other student': @student/System()}")
     succeed(*arguments(small_world, copy, *changed))
     new = set(Stages(copy).finished()) - before
-    new = {name for name in new if not name.startswith("other-student")}
     assert {name.rsplit("-", 1)[0] for name in new if not name.endswith("-fuse")} == {"both"}
     fused = {name.rsplit("-", 2)[0] for name in new if name.endswith("-fuse")}
     # Without the newcomer it is the fusion there was.
@@ -279,7 +254,6 @@ def test_killed_in_several_stages_it_goes_on_in_each(finished, small_world, tmp_
         ),
         ("code/System.tasks=None", "specialist 'Code' has no tasks"),
         ("code/System.tasks=['cod']", "'Code' is to be trained on cod"),
-        ("student/System.objective=None", "student 'Student' does not learn from a teacher"),
         ("code/System.tasks=['summary']", "1 joint models, and specialists of summary, summary"),
         ("Fusion.left_out=Nobody", "'Nobody' is no specialist"),
         ("Fusion.left_out=Code", "fewer than two specialists are left"),

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from taser_jax.commands.mine import EmbeddingScorer, RunScorer
 from taser_jax.models.batch import Tokens
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.encoding import EncodeConfig, encode_texts
-from taser_jax.retrieval.pair_scores import EmbeddingScorer, PairScorer, RunScorer
 from taser_jax.retrieval.runs import SearchResult
 
 
@@ -14,17 +14,15 @@ def result_of(rows, scores):
     return SearchResult(np.array(rows, np.int32), np.array(scores, np.float32))
 
 
-def test_a_run_by_hand():
+def test_a_run_by_hand(caplog):
     run = result_of([[7, 4], [2, -1], [-1, -1]], [[3, 1], [-5, -np.inf], [-np.inf, -np.inf]])
-    scorer = RunScorer(run)
-    assert isinstance(scorer, PairScorer)
+    scorer = RunScorer(run, "bm25/runs")
     queries = np.array([0, 0, 0, 1, 1, 2, 0])
     rows = np.array([7, 4, 9, 2, 7, 7, 2])
     # What is not found gets the lowest score of its query; 0 where nothing was found.
-    assert scorer(queries, rows).tolist() == [3, 1, 1, -5, -5, 0, 1]
-    assert scorer.missing == 4
-    scorer(queries[:3], rows[:3])
-    assert scorer.missing == 5
+    with caplog.at_level("INFO", logger="taser"):
+        assert scorer(queries, rows).tolist() == [3, 1, 1, -5, -5, 0, 1]
+    assert "bm25/runs: 4 of 7 pairs are not in the run" in caplog.text
 
 
 def test_a_random_run_equals_a_dictionary():
@@ -42,7 +40,7 @@ def test_a_random_run_equals_a_dictionary():
         known.get((query, row), float(lowest[query]))
         for query, row in zip(queries.tolist(), wanted.tolist(), strict=True)
     ]
-    assert RunScorer(run)(queries, wanted).tolist() == expected
+    assert RunScorer(run, "runs")(queries, wanted).tolist() == expected
 
 
 @pytest.fixture
@@ -73,7 +71,7 @@ def embeddings(tmp_path):
 
 
 def test_embeddings_give_inner_products(embeddings, monkeypatch):
-    monkeypatch.setattr("taser_jax.retrieval.pair_scores._PAIRS_AT_ONCE", 16)
+    monkeypatch.setattr("taser_jax.commands.mine._PAIRS_AT_ONCE", 16)
     table, (queries, passages) = embeddings
     rng = np.random.default_rng(2)
     first, second = rng.integers(0, 20, 50), rng.integers(0, 40, 50)
