@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from taser_jax.assembly.model_directory import LoadedModel, hold_model, load_model, read_facts
-from taser_jax.assembly.text_facts import TextSettings, task_names, text_settings
+from taser_jax.assembly.run_record import TextSettings, task_names, text_settings
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.prepare.detection import PassageSource, given_passages
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from taser_jax.assembly.model_directory import VOCABULARY, LoadedModel, write_model
-from taser_jax.assembly.text_facts import joined
+from taser_jax.assembly.run_record import joined
 from taser_jax.data.collections.store import PassageStore, write_collection
 from taser_jax.data.text.vocabularies import Vocabulary
 from taser_jax.data.token_store.store import QuerySettings, Titles

@@ -62,6 +62,7 @@ class RunFacts(TypedDict, total=False):
     tsage_beta: float
     data_fingerprint: str
     collection_fingerprint: str
+    settings: dict[str, object]
 
 
 EncodeFn = Callable[[EncoderInput], jax.Array]
@@ -356,15 +357,25 @@ def write_model(
 
 
 def read_facts(model_dir: FilePath) -> dict[str, Any]:
-    """run.json; empty where a model was trained before it was written.
+    """run.json without its settings; empty where a model was trained before it was written.
 
     Raises:
         DataError: it is no JSON object, or a field that commands read is not what it must be.
     """
+    facts = _read_run(model_dir)
+    return {name: fact for name, fact in facts.items() if fact is not None and name != "settings"}
+
+
+def read_settings(model_dir: FilePath) -> dict[str, Any]:
+    """Every setting of a model's training by its path, from run.json; empty where none was kept."""
+    return _read_run(model_dir).get("settings", {})
+
+
+def _read_run(model_dir: FilePath) -> dict[str, Any]:
     path, again = epath.Path(model_dir) / RUN_FILE, "copy it again from where the model was trained"
-    facts = read_json(path, fix=again, absent={})
-    typed(facts, RunFacts, where=os.fspath(path), fix=again)
-    return {name: fact for name, fact in facts.items() if fact is not None}
+    record = read_json(path, fix=again, absent={})
+    typed(record, RunFacts, where=os.fspath(path), fix=again)
+    return record
 
 
 def read_config_text(model_dir: FilePath) -> str:

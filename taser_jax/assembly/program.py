@@ -13,7 +13,7 @@ from taser_jax.assembly import data
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.plans import BatchPlan, TextLengths, make_plan
 from taser_jax.assembly.pretrained import read_pretrained
-from taser_jax.assembly.text_facts import data_facts
+from taser_jax.assembly.run_record import data_facts
 from taser_jax.assembly.text_sources import QUERY_DOCUMENTS, QueryDocuments
 from taser_jax.assembly.validator import SPLIT, check_validated_tasks
 from taser_jax.data.token_store.arrays import TokenizedQueries

@@ -18,7 +18,7 @@ from taser_jax.assembly.model_directory import (
     read_facts,
     read_model_config,
 )
-from taser_jax.assembly.text_facts import task_prompts, text_settings
+from taser_jax.assembly.run_record import task_prompts, text_settings
 from taser_jax.commands.stores import EmbeddingsExport, export_stores
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.devices.hosts import writes

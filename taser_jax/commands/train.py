@@ -18,7 +18,7 @@ from taser_jax.assembly.metric_writers import make_writers
 from taser_jax.assembly.model_directory import write_run_record
 from taser_jax.assembly.pretrained import drawn_without, place_pretrained
 from taser_jax.assembly.program import TrainingJob, step_cost, training_job, without_frozen
-from taser_jax.assembly.settings_history import check_settings, record_settings, settings_of
+from taser_jax.assembly.run_record import check_settings, settings_of
 from taser_jax.assembly.text_sources import SHARED_EMBEDDINGS
 from taser_jax.assembly.validator import Validator
 from taser_jax.data.batches.stream import Stream, TextSource
@@ -76,9 +76,8 @@ def train(
     """Trains a dual encoder; if interrupted, rerun the command to resume.
 
     Writes to `model_dir` checkpoint_N/, config.gin, model.json, model-info.txt (parameters with
-    shapes, axes and shardings), run.json (negatives per query, fingerprints), settings.jsonl (all
-    settings, and after which step they changed), metrics.jsonl, train/ (TensorBoard), the
-    vocabulary and compilation_cache/.
+    shapes, axes and shardings), run.json (all settings, negatives per query, fingerprints),
+    metrics.jsonl, train/ (TensorBoard), the vocabulary and compilation_cache/.
 
     Args:
         model_dir: directory of all outputs, local or gs://.
@@ -188,11 +187,10 @@ def _run(
         check_settings(model_dir, settings, step=resume_step, accept_changes=accept_changes)
         checkpoints.check(step=resume_step, about=about)
     if hosts.is_first():
-        record_settings(model_dir, settings, step=resume_step)
         write_run_record(
             model_dir,
             model_config=program.model.config,
-            facts=dict(job.facts),
+            facts={**job.facts, "settings": settings},
             parameter_table=job.parameter_table,
             config_text=config_text,
             vocabulary=store.vocabulary_directory,

@@ -1,15 +1,16 @@
-"""What run.json says of texts, and what exports read there."""
+"""run.json: what it says of texts, and which settings may change in a model directory."""
 
 from __future__ import annotations
 
+import json
 import types
 
 import pytest
 
-from taser_jax.assembly.text_facts import data_facts, text_settings
+from taser_jax.assembly.run_record import check_settings, data_facts, text_settings
 from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
 from taser_jax.data.token_store.writer import TokenStoreWriter
-from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.errors import ConfigError, FingerprintError
 
 CURLY = QuerySettings(QueryNormalization.CURLY_APOSTROPHE)
 PROMPTED = QuerySettings(prompt=(7, 3))
@@ -72,3 +73,87 @@ def test_what_is_not_known_is_left_out(tmp_path):
     assert facts == {"query_length": 4}
     found = text_settings(facts, None)
     assert (found.queries, found.titles) == (QuerySettings(), Titles.INCLUDE)
+
+
+SETTINGS = {
+    "model.bert.num_layers": 2,
+    "training.loop.train_steps": 300,
+    "training.optimizer.learning_rate": 2e-5,
+    "training.length_buckets": (8, 16),
+    "training.validation.batch_size": 8,
+    "training.multitask": None,
+    "data.queries.faq": "a1",
+}
+
+
+def changed(**values):
+    return SETTINGS | {name.replace("__", "."): value for name, value in values.items()}
+
+
+@pytest.fixture
+def model_dir(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"settings": SETTINGS}))
+    return tmp_path
+
+
+def without_validation():
+    settings = {name: v for name, v in SETTINGS.items() if "validation" not in name}
+    return settings | {"training.validation": None}
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes"),
+    [
+        (SETTINGS, {}),
+        (
+            changed(training__loop__train_steps=600, training__length_buckets=(16,)),
+            {
+                "training.loop.train_steps": (300, 600),
+                "training.length_buckets": ([8, 16], [16]),
+            },
+        ),
+        (without_validation(), {"training.validation.batch_size": (8, "unset")}),
+        # Settings of another version of the code: one that it added, one that it dropped.
+        (changed(training__objective__label_smoothing=0.0), {}),
+        ({name: v for name, v in SETTINGS.items() if "optimizer" not in name}, {}),
+    ],
+)
+def test_steps_and_validation_may_change(model_dir, caplog, settings, changes):
+    with caplog.at_level("INFO", logger="taser"):
+        assert check_settings(model_dir, settings, step=300, accept_changes=False) == changes
+    assert ("after step 300:\n" in caplog.text) == bool(changes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (changed(training__optimizer__learning_rate=1e-3), "learning_rate: was 2e-05, now 0.001"),
+        (changed(data__queries__faq="b2"), "data.queries.faq: was a1, now b2"),
+        (changed(data__queries__news="c3"), "data.queries.news: was unset, now c3"),
+        (
+            {name: v for name, v in SETTINGS.items() if "multitask" not in name}
+            | {"training.multitask.batching.total": 64},
+            "multitask: was None, now unset",
+        ),
+    ],
+)
+def test_the_rest_is_refused_unless_accepted(model_dir, settings, named):
+    settings = settings | {"training.loop.train_steps": 400}
+    with pytest.raises(FingerprintError) as refused:
+        check_settings(model_dir, settings, step=300, accept_changes=False)
+    message = str(refused.value)
+    assert named in message
+    assert "train_steps" not in message
+    assert "--gin.train.accept_changes=True" in message
+    assert len(check_settings(model_dir, settings, step=300, accept_changes=True)) == 2
+
+
+def test_another_model_is_never_accepted(model_dir):
+    deeper = changed(model__bert__num_layers=3)
+    with pytest.raises(FingerprintError, match="num_layers: was 2, now 3") as refused:
+        check_settings(model_dir, deeper, step=300, accept_changes=True)
+    assert "accept_changes" not in str(refused.value)
+
+
+def test_without_a_record_nothing_is_compared(tmp_path):
+    assert check_settings(tmp_path, SETTINGS, step=300, accept_changes=False) == {}

@@ -74,6 +74,6 @@ def test_a_model_is_trained_into_a_bucket_and_opened_from_it(
     names = {path.name for path in (bucket.folder / "bucket/models/tiny").iterdir()}
     assert names == {
         *("config.gin", "model.json", "model-info.txt", "run.json"),
-        *("metrics.jsonl", "settings.jsonl", "vocabulary", "train", "checksums.txt"),
+        *("metrics.jsonl", "vocabulary", "train", "checksums.txt"),
     }
     assert not (pathlib.Path("gs:")).exists()

@@ -16,7 +16,7 @@ from sentence_models import save_bert_pieces
 
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.assembly.pretrained import Pretrained, check_words
-from taser_jax.assembly.text_facts import text_settings
+from taser_jax.assembly.run_record import text_settings
 from taser_jax.cli import main as cli
 from taser_jax.commands.import_model import import_model
 from taser_jax.commands.train import train

@@ -10,7 +10,7 @@ import pytest
 
 from taser_jax.assembly.data import MIXTURE_FILE, names_in_store
 from taser_jax.assembly.model_directory import read_facts
-from taser_jax.assembly.text_facts import text_settings
+from taser_jax.assembly.run_record import text_settings
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.interop.hub import read_encoder_settings
@@ -124,6 +124,7 @@ def test_metadata_of_indexes(tmp_path, metadata):
         ({"query_normalization": {"t": 3}}, "field 'query_normalization"),
         ({"titles": "both"}, "titles is .both.: expected one of 'include', 'join', 'omit'"),
         ({"selection": "best"}, "one of 'nll'"),
+        ({"settings": 1}, "field 'settings'"),
     ],
 )
 def test_facts_of_a_run(tmp_path, facts, message):

@@ -321,7 +321,7 @@ def is_place(field: str, value: object) -> bool:
 
 
 # Of what an artefact's directory has, no content.
-_REPORTS = (".json", ".gin", ".md", ".txt", ".html", ".png", "settings.jsonl")
+_REPORTS = (".json", ".gin", ".md", ".txt", ".html", ".png")
 
 
 def relative(place: str, root: str | os.PathLike[str]) -> str | None:
