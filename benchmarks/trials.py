@@ -27,7 +27,7 @@ __all__ = ["SmallWorld", "beir", "gin", "write_with_vocabulary"]
 # Artefacts without times in them; the table is compared without how long training took.
 _COMPARED = (".trec", ".npy", ".csv", ".array_record-00000")
 _NEGATIVES = "negatives/*.jsonl"
-_ORPHANS = (".writer", ".taser-scratch", ".*.taser-*", "*.partial", "*-tmp*", "*.building")
+_ORPHANS = (".writer", ".taser-scratch", ".*.taser-*", "*.partial", "*-tmp*")
 
 
 def pipeline(world: pathlib.Path, name: str) -> list[str]:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import io
 import logging
 import os
@@ -15,21 +11,14 @@ import re
 import shutil
 import signal
 import sys
-import tempfile
 import textwrap
 import types
-from collections.abc import Iterator, Sequence
 
 import tqdm.auto
 
 # PCI vendor of TPUs, and devices of other accelerators that JAX looks for.
 _GOOGLE = "0x1ae0"
 _GPU_DEVICES = ("/proc/driver/nvidia", "/dev/kfd")
-# What absl writes before it is initialised, when no level is in force: its notice of that, and
-# information. Warnings and errors begin with another letter.
-_INFORMATION = re.compile(
-    rb"(WARNING: All log messages before absl::InitializeLog\(\) is called|I\d{4} ).*\n?"
-)
 
 
 def set_up(*, verbose: bool) -> None:
@@ -56,8 +45,6 @@ def set_up(*, verbose: bool) -> None:
     sys.excepthook = _print_unless_of_a_closed_loop
     # At lower levels, TensorFlow reports oneDNN's fallbacks and a missing GPU as errors.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    if "tensorflow" not in sys.modules:
-        quiet_import("tensorflow")
     # libtpu, where installed, complains of missing TPUs; JAX would load it to find none.
     if not _has_accelerator():
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -172,67 +159,3 @@ class _Handler(logging.Handler):
             say(self.format(record))
         except Exception:
             self.handleError(record)
-
-
-def quiet_import(name: str) -> None:
-    """Drops INFO lines from stderr while the module `name` is imported, whenever that happens.
-
-    TensorFlow from 2.21 on logs before it has read `TF_CPP_MIN_LOG_LEVEL`. Everything else written
-    meanwhile, such as warnings and errors, appears when the import ends.
-
-    Args:
-        name: a module that nothing has imported yet.
-    """
-    if not any(isinstance(it, _Finder) and it.name == name for it in sys.meta_path):
-        # First, so that it is asked before the finder that knows the file.
-        sys.meta_path.insert(0, _Finder(name))
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._asking_others = False
-
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: types.ModuleType | None = None,
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self.name or self._asking_others:
-            return None
-        self._asking_others = True
-        try:
-            spec = importlib.util.find_spec(fullname)
-        finally:
-            self._asking_others = False
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def quietly(module: types.ModuleType) -> None:
-                with _without_information():
-                    execute(module)
-
-            spec.loader.exec_module = quietly  # type: ignore[method-assign]
-        return spec
-
-
-@contextlib.contextmanager
-def _without_information() -> Iterator[None]:
-    """Compiled code writes to the file descriptor, which is what must be redirected."""
-    sys.stderr.flush()
-    with tempfile.TemporaryFile() as written:
-        stderr = os.dup(2)
-        os.dup2(written.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            written.seek(0)
-            # OSError where nobody reads it any more.
-            with contextlib.suppress(OSError):
-                for line in written:
-                    if not _INFORMATION.fullmatch(line):
-                        os.write(2, line)

@@ -10,7 +10,7 @@ def empty_registries(monkeypatch):
     """Each test registers its own tasks; those of others come back after it."""
     import seqio
 
-    for name in ("_tasks", "_mixtures", "_titles"):
+    for name in ("_tasks", "_mixtures", "_passages"):
         monkeypatch.setattr(registry, name, {})
     before = dict(seqio.TaskRegistry._REGISTRY), dict(seqio.MixtureRegistry._REGISTRY)
     seqio.TaskRegistry._REGISTRY, seqio.MixtureRegistry._REGISTRY = {}, {}

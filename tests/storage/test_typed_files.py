@@ -10,7 +10,6 @@ import pytest
 
 from taser_jax.commands.evaluate import EvaluationConfig, Judge
 from taser_jax.data.batches.stream import BatchingConfig
-from taser_jax.retrieval.index import IndexConfig
 from taser_jax.retrieval.scann import ScannConfig, Structure
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.typed_files import Natural, Share, flatten, read_typed, to_plain, typed
@@ -99,13 +98,6 @@ def test_every_setting_has_its_path():
         "tasks": ["a", "b"],
         "k": 3,
     }
-
-
-def test_nested_configurations_survive_json():
-    settings = flatten(index=IndexConfig())
-    assert settings["index.kind"] == "exact"
-    assert settings["index.scann.recall_k"] == 100
-    assert json.loads(json.dumps(settings)) == settings
 
 
 def test_configurations_are_read_back_by_type():

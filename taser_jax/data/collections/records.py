@@ -21,7 +21,7 @@ from tensorflow_datasets.core import example_serializer
 
 from taser_jax.data import id_index
 from taser_jax.data.files import in_blocks
-from taser_jax.storage import checksums, publishing
+from taser_jax.storage import checksums
 from taser_jax.storage.artifacts import (
     METADATA,
     Fingerprint,
@@ -35,7 +35,6 @@ from taser_jax.storage.records import Passage, Query, check_id
 from taser_jax.storage.typed_files import read_typed
 
 FORMAT_VERSION = 1
-_STAGING = ".building"
 _BATCH = 2048
 logger = logging.getLogger("taser")
 
@@ -88,31 +87,13 @@ def read_metadata(directory: epath.Path) -> RecordMetadata:
     """
     path = directory / METADATA
     if not path.exists():
-        unfinished = staging_directory(directory).exists()
-        problem = "its build did not finish" if unfinished else "there is no such data set"
         fix = "run the `taser prepare` command that makes it (again)"
-        raise DataError(problem, where=str(directory), fix=fix)
+        raise DataError("there is no such data set", where=str(directory), fix=fix)
     metadata = read_typed(path, RecordMetadata)
     again = "run the `taser prepare` command that makes it again"
     check_version(metadata, FORMAT_VERSION, where=path, fix=again)
     checksums.check_directory(directory, fix=f"delete {directory} and {again}")
     return metadata
-
-
-def staging_directory(directory: epath.Path) -> epath.Path:
-    """The directory in which a data set is built before it is published."""
-    return directory.parent / f"{directory.name}{_STAGING}"
-
-
-def start_staging(directory: epath.Path) -> epath.Path:
-    """Makes an empty staging directory and removes what an interrupted build left."""
-    staging = staging_directory(directory)
-    with storage_errors(staging):
-        if staging.exists():
-            logger.warning("%s: an earlier build did not finish, building again", directory)
-            staging.rmtree()
-        staging.mkdir(parents=True)
-    return staging
 
 
 class _SameBytes(example_serializer.ExampleSerializer):
@@ -123,7 +104,7 @@ class _SameBytes(example_serializer.ExampleSerializer):
 
 
 def write_records(
-    staging: epath.Path,
+    scratch: epath.Path,
     examples: Iterable[Mapping[str, object]],
     *,
     name: str,
@@ -134,7 +115,7 @@ def write_records(
     """Writes examples to ArrayRecord shards in order, holding a few thousand at a time.
 
     Args:
-        staging: directory from `start_staging`.
+        scratch: directory to write to; created.
         examples: one mapping of features per record.
         name: name of the data set and of its only split.
         features: TFDS features of one example.
@@ -145,7 +126,7 @@ def write_records(
         The number of examples written.
     """
     identity = tfds.core.DatasetIdentity(
-        name=name, version=tfds.core.Version("1.0.0"), data_dir=str(staging), module_name=""
+        name=name, version=tfds.core.Version("1.0.0"), data_dir=str(scratch), module_name=""
     )
     info = tfds.core.DatasetInfo(
         builder=identity, features=features, description=description, disable_shuffling=True
@@ -158,55 +139,37 @@ def write_records(
     # TFDS has no setting for it.
     writer._serializer = _SameBytes(features.get_serialized_info())
     count = 0
-    with storage_errors(staging):
+    with storage_errors(scratch):
+        scratch.mkdir(parents=True, exist_ok=True)
         writer.initialize_splits([name])
     try:
         # One call per batch: each call rewrites dataset_info.json.
         for batch in in_blocks(examples, _BATCH):
-            with storage_errors(staging):
+            with storage_errors(scratch):
                 writer.add_examples({name: batch})
             count += len(batch)
     finally:
-        with storage_errors(staging):
+        with storage_errors(scratch):
             writer.close_all()
     return count
 
 
-def publish(staging: epath.Path, directory: epath.Path, metadata: Mapping[str, object]) -> bool:
-    """Turns a complete staging directory into the data set, unless an equal one exists.
+def finish(scratch: epath.Path, directory: epath.Path, metadata: Mapping[str, object]) -> None:
+    """Completes a data set that is about to take its place; tells if it replaces another.
 
     Args:
-        staging: directory with everything but the metadata.
+        scratch: where everything but the metadata is.
         directory: directory of the data set.
         metadata: must have "fingerprint"; the format version is added.
-
-    Returns:
-        False if a data set with the same fingerprint existed and was left in place.
     """
-    metadata = {"format_version": FORMAT_VERSION, **metadata}
-    with storage_errors(directory):
-        if (directory / METADATA).exists():
-            existing = read_json(directory / METADATA)
-            if existing == metadata:
-                staging.rmtree()
-                return False
-            logger.warning(
-                "%s: fingerprint %s is replaced by %s; what was made from it must be made again",
-                directory,
-                existing.get("fingerprint"),
-                metadata["fingerprint"],
-            )
-        write_json(staging / METADATA, metadata)
-        checksums.seal(staging)
-        publishing.publish(staging, directory)
-    discard(staging)
-    return True
-
-
-def discard(staging: epath.Path) -> None:
-    """Removes a staging directory: of a build that failed, or with what another replaced."""
-    if staging.exists():
-        staging.rmtree()
+    former = read_json(directory / METADATA, absent={}).get("fingerprint")
+    if former not in (None, metadata["fingerprint"]):
+        logger.warning(
+            "%s: fingerprint %s is replaced by %s; what was made from it must be made again",
+            *(directory, former, metadata["fingerprint"]),
+        )
+    write_json(scratch / METADATA, {"format_version": FORMAT_VERSION, **metadata})
+    checksums.seal(scratch)
 
 
 def text_features(*names: str) -> tfds.features.FeaturesDict:

@@ -1,6 +1,6 @@
 """Passage stores and query sets: TFDS data sets on ArrayRecord, where the key is the row.
 
-Layout of a collection; each part is built in a staging directory and published whole:
+Layout of a collection; each part appears whole:
 
     <data_dir>/<collection>/passages/                  records, ids, id and content indexes
     <data_dir>/<collection>/queries/<task>/<split>/    records
@@ -22,7 +22,7 @@ from taser_jax.data.collections.records import (
     query_examples,
     query_features,
 )
-from taser_jax.storage.artifacts import FilePath, Fingerprint, require_equal, storage_errors
+from taser_jax.storage.artifacts import FilePath, Fingerprint, replacing, require_equal
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import phase, track
 from taser_jax.storage.records import Passage, Query
@@ -65,7 +65,7 @@ class PassageStore:
             collection: its name.
 
         Raises:
-            DataError: it does not exist or its build did not finish.
+            DataError: it does not exist.
         """
         return cls(_passages_directory(data_dir, collection))
 
@@ -205,8 +205,7 @@ def write_collection(
     """Writes a collection as a stream; a passage's row is its position in `passages`.
 
     Memory grows by about 100 bytes per passage, for the id and content indexes. The collection
-    appears when it is complete: an interrupted build is detected and repeated, and writing the
-    same content again changes nothing.
+    appears when it is complete.
 
     Args:
         data_dir: folder of collections, local or gs://.
@@ -223,38 +222,29 @@ def write_collection(
         StorageError: the disk is full or `data_dir` cannot be written.
     """
     directory = _passages_directory(data_dir, collection)
-    staging = record_dataset.start_staging(directory)
     where = f"collection {collection!r}"
-    with storage_errors(staging):
-        index = PassageIndexWriter(staging, where)
-    try:
-        with phase(f"building {where}"):
-            count = record_dataset.write_records(
-                staging,
-                index.examples(track(passages, collection, unit=" passages")),
-                name="passages",
-                features=passage_features(),
-                description=f"Passages of {where}; the record's position is its row.",
-                examples_per_shard=passages_per_shard,
-            )
-            if not count:
-                raise DataError("there are no passages", where=where)
-            with storage_errors(staging):
+    with replacing(directory) as scratch:
+        scratch.mkdir()
+        index = PassageIndexWriter(scratch, where)
+        try:
+            with phase(f"building {where}"):
+                count = record_dataset.write_records(
+                    scratch,
+                    index.examples(track(passages, collection, unit=" passages")),
+                    name="passages",
+                    features=passage_features(),
+                    description=f"Passages of {where}; the record's position is its row.",
+                    examples_per_shard=passages_per_shard,
+                )
+                if not count:
+                    raise DataError("there are no passages", where=where)
                 index.close(aliases or {})
-    except Exception:
-        index.abandon()
-        record_dataset.discard(staging)
-        raise
-    record_dataset.publish(
-        staging,
-        directory,
-        {
-            "name": "passages",
-            "collection": collection,
-            "count": count,
-            "fingerprint": index.fingerprint,
-        },
-    )
+        except BaseException:
+            index.abandon()
+            raise
+        metadata = {"name": "passages", "collection": collection, "count": count}
+        metadata["fingerprint"] = index.fingerprint
+        record_dataset.finish(scratch, directory, metadata)
     return PassageStore(directory)
 
 
@@ -279,12 +269,11 @@ def write_queries(
     """
     directory = _queries_directory(data_dir, collection, task, split)
     passages = record_dataset.read_metadata(_passages_directory(data_dir, collection))
-    staging = record_dataset.start_staging(directory)
     where = f"collection {collection!r}, task {task!r}, split {split!r}"
     content = Fingerprint().add(passages["fingerprint"]).add(task).add(split)
-    try:
+    with replacing(directory) as scratch:
         count = record_dataset.write_records(
-            staging,
+            scratch,
             query_examples(queries, content, task=task, count=passages["count"], where=where),
             name="queries",
             features=query_features(),
@@ -293,21 +282,10 @@ def write_queries(
         )
         if not count:
             raise DataError("there are no queries", where=where)
-    except Exception:
-        record_dataset.discard(staging)
-        raise
-    record_dataset.publish(
-        staging,
-        directory,
-        {
-            "name": "queries",
-            "task": task,
-            "split": split,
-            "count": count,
-            "fingerprint": content.hex(),
-            "collection_fingerprint": passages["fingerprint"],
-        },
-    )
+        metadata = {"name": "queries", "task": task, "split": split, "count": count}
+        metadata["fingerprint"] = content.hex()
+        metadata["collection_fingerprint"] = passages["fingerprint"]
+        record_dataset.finish(scratch, directory, metadata)
     return QuerySet(directory)
 
 

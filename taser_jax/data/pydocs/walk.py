@@ -245,7 +245,6 @@ class WalkedObject(TypedDict):
 
     name: str
     names: list[str]
-    kind: str
     doc: str
     body: str
 
@@ -277,7 +276,6 @@ def walk(roots: list[str], emit: Callable[[dict[str, object]], None]) -> None:
                 "object": {
                     "name": _canonical(item),
                     "names": sorted(item.names),
-                    "kind": item.kind,
                     "doc": inspect.cleandoc(doc),
                     "body": ""
                     if item.kind in ("module", "class")

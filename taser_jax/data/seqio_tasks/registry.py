@@ -39,10 +39,8 @@ if TYPE_CHECKING:
 
 _tasks: dict[str, RetrievalTask] = {}
 _mixtures: dict[str, RetrievalMixture] = {}
-# Collection -> form of its passages.
-_titles: dict[str, Titles] = {}
-# Collection -> prompt before its passages.
-_passage_prompts: dict[str, TaskPrompt] = {}
+# Collection -> form of its passages, and the prompt before them.
+_passages: dict[str, tuple[Titles, TaskPrompt]] = {}
 
 
 def add_retrieval_task(
@@ -136,8 +134,7 @@ def add_passages(
     collection: str, *, titles: Titles = Titles.INCLUDE, prompt: TaskPrompt = TaskPrompt()
 ) -> None:
     """Registers the form of a collection's passages; without it, they include their titles."""
-    _titles[collection] = titles
-    _passage_prompts[collection] = prompt
+    _passages[collection] = titles, prompt
 
 
 def remove(name: str) -> None:
@@ -215,15 +212,13 @@ def mixture_of_collection(
     )
 
 
-def titles_of(collection: str, mixture: RetrievalMixture | None = None) -> Titles:
-    """How the titles of a collection's passages become tokens: as registered, or the mixture's."""
-    return _titles.get(collection, Titles.INCLUDE if mixture is None else mixture.titles)
-
-
-def passage_prompt_of(collection: str, mixture: RetrievalMixture | None = None) -> TaskPrompt:
-    """The prompt before a collection's passages: the registered one, else the mixture's."""
-    given = TaskPrompt() if mixture is None else mixture.passage_prompt
-    return _passage_prompts.get(collection, given)
+def form_of_passages(
+    collection: str, mixture: RetrievalMixture | None = None
+) -> tuple[Titles, TaskPrompt]:
+    """How a collection's passages become tokens: as registered, else as the mixture says."""
+    if mixture is None:
+        return _passages.get(collection, (Titles.INCLUDE, TaskPrompt()))
+    return _passages.get(collection, (mixture.titles, mixture.passage_prompt))
 
 
 def _register(item: RetrievalTask | RetrievalMixture) -> None:

@@ -10,7 +10,7 @@ from typing import NotRequired, TypedDict
 
 from taser_jax.data.collections.store import SPLITS, PassageStore, list_tasks
 from taser_jax.data.files import in_blocks
-from taser_jax.data.seqio_tasks.registry import passage_prompt_of, titles_of
+from taser_jax.data.seqio_tasks.registry import form_of_passages
 from taser_jax.data.seqio_tasks.retrieval_task import (
     RetrievalMixture,
     RetrievalTask,
@@ -96,8 +96,8 @@ def tokenize_collection(
         raise ConfigError(problem, where="tokenize", fix=fix)
     tasks = () if mixture is None else mixture.tasks
     collection = collection or tasks[0].source.collection
-    titles = titles_of(collection, mixture)
-    passage_prompt = tuple(passage_prompt_of(collection, mixture).ids(vocabulary))
+    titles, prompt = form_of_passages(collection, mixture)
+    passage_prompt = tuple(prompt.ids(vocabulary))
     output_dir = pathlib.Path(output_dir)
     with use_data(data_dir=os.fspath(data_dir), vocabulary=vocabulary):
         work = _work(tasks, os.fspath(data_dir))
@@ -251,22 +251,9 @@ def _another_store(
         f"{name.removeprefix('store.')} {old.get(name)}, now {new.get(name)}" for name in names[:4]
     )
     more = f"; and {len(names) - 4} more" if len(names) > 4 else ""
-    name = _another_name(directory, former, inputs)
     return ConfigError(
         f"another token store is here: {changes}{more}",
         where=str(directory),
-        fix=f"choose another TOKEN_STORE, such as {name}, or set "
-        "tokenize.replace=True: models trained on the old store will not accept the new one",
+        fix="choose another TOKEN_STORE, or set tokenize.replace=True: models trained on the old "
+        "store will not accept the new one",
     )
-
-
-def _another_name(directory: pathlib.Path, former: Mapping[str, object], inputs: _Inputs) -> str:
-    """The store's name with what differs, such as `tokens-442d64` for another vocabulary."""
-    lengths = inputs["lengths"]
-    parts = {
-        "mixture_or_task": inputs["mixture_or_task"] or directory.name,
-        "vocabulary": inputs["vocabulary"][:6],
-        "lengths": f"{lengths['query']}-{lengths['passage']}",
-    }
-    apart = [part for name, part in parts.items() if former.get(name) != inputs.get(name)]
-    return "-".join([str(directory), *(apart or ["2"])])

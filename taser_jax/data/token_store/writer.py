@@ -74,7 +74,6 @@ class TokenStoreWriter:
         self._num_passages: int | None = None
         self._passages_fingerprint = ""
         self._entries: list[QueriesEntry] = []
-        self._largest_row = (-1, "")
         if (self.directory / artifacts.METADATA).exists():
             # Whoever has it open would read other ids.
             artifacts.check_empty(self.directory)
@@ -162,7 +161,6 @@ class TokenStoreWriter:
             length=self._header["query_length"] if length is None else length,
             vocabulary_size=self._header["vocabulary_size"],
         )
-        self._check_rows(queries)
         folder = queries_folder(self.directory, task, split)
         arrays = {"ids": queries.ids, "lengths": queries.lengths}
         for name in ("positives", "hard_negatives"):
@@ -184,14 +182,10 @@ class TokenStoreWriter:
         """Records checksums, writes `metadata.json` atomically and opens the store.
 
         Raises:
-            DataError: no passages were written, or a positive or hard negative is not among them.
+            DataError: no passages were written.
         """
         if self._num_passages is None:
             raise DataError("no passages were written", where=str(self.directory))
-        row, query = self._largest_row
-        if row >= self._num_passages:
-            fix = "queries and passages must come from one collection: prepare it again"
-            raise DataError(f"passage row {row} of {self._num_passages}", where=query, fix=fix)
         content = artifacts.fingerprint(
             [json.dumps(self._header, sort_keys=True), self._passages_fingerprint]
             + [entry.fingerprint for entry in self._entries]
@@ -209,23 +203,6 @@ class TokenStoreWriter:
             checksums.seal(self.directory)
         artifacts.write_json(self.directory / artifacts.METADATA, dataclasses.asdict(metadata))
         return TokenStore.open(self.directory)
-
-    def _check_rows(self, queries: TokenizedQueries) -> None:
-        """Refuses negative rows, and notes the largest row for `finish` to check."""
-        for kind, ragged in (
-            ("positive", queries.positives),
-            ("hard negative", queries.hard_negatives),
-        ):
-            if not len(ragged.values):
-                continue
-            for at in (int(np.argmin(ragged.values)), int(np.argmax(ragged.values))):
-                row = int(ragged.values[at])
-                query = int(np.searchsorted(ragged.offsets, at, side="right")) - 1
-                where = f"query {queries.query_ids[query]!r} of task {queries.task!r}, a {kind}"
-                if row < 0:
-                    raise DataError(f"passage row {row}", where=where, expected="0 or more")
-                if row > self._largest_row[0]:
-                    self._largest_row = (row, where)
 
 
 def _write_header(file: BinaryIO, shape: tuple[int, ...], dtype: np.dtype) -> None:

@@ -251,22 +251,6 @@ def test_empty_passages_are_left_out_and_listed(tmp_path, files):
     assert listed == f"{paths['p__tsv']}:5, field 'text': it is empty\n"
 
 
-def test_tsv(tmp_path, files):
-    paths = files(
-        p__tsv='d1\t"first"\nd2\tsecond\tB\n',
-        q__tsv="q1\tone?\nq2\ttwo?\nq3\tunjudged?\n",
-        qrels__tsv="q1 0 d2 1\nq2 0 d1 3\nq9 0 d9 1\n",
-    )
-    files_of = QuestionFiles(paths["q__tsv"], qrels=paths["qrels__tsv"])
-    prepared = _prepare(tmp_path, paths["p__tsv"], {"m": {"train": files_of}})
-    assert [(q.id, q.positives, q.relevance) for q in _queries(tmp_path, "m", "train")] == [
-        ("q1", (1,), ()),
-        ("q2", (0,), (3,)),
-    ]
-    # What nobody judged is no query of the split; q9 has a judgement only.
-    assert prepared.splits[0].left_out == {MISSING_QUERIES: 1}
-
-
 def _beir(folder, prefix, documents):
     return beir(
         folder,

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 from written_files import write
 
-from taser_jax.data.collections.store import SPLITS, PassageStore, QuerySet, list_tasks
+from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.prepare import collection
 from taser_jax.data.prepare.collection import prepare
 from taser_jax.data.prepare.mapping import (
@@ -222,19 +222,6 @@ def test_what_is_not_validation_goes_by_shares_still(tmp_path):
     assert len(parts["train"]) > len(parts["test"]) > 0
 
 
-def test_a_task_may_have_shares_of_its_own(tmp_path):
-    path = _queries(tmp_path, *(_query(f"q{i}", _at("7")) for i in range(60)))
-    own = {"train": 1.0, "validation": 1.0, "test": 8.0}
-    _prepare(tmp_path, {"t": path}, task_shares={"t": own})
-    splits = {split: _ids(tmp_path, split) for split in own}
-    for number in range(60):
-        split = split_of(f"q{number}", task="t", splits=SPLITS, shares=own)
-        assert f"q{number}" in splits[split]
-    assert len(splits["test"]) > 30
-    with pytest.raises(ConfigError, match="task_shares: it names 'other'"):
-        _prepare(tmp_path, {"t": path}, task_shares={"other": own})
-
-
 def test_what_an_earlier_version_prepared_is_prepared_again(tmp_path, monkeypatch):
     path = _queries(tmp_path, _query("q", _at("7")))
     with monkeypatch.context() as earlier:
@@ -327,17 +314,6 @@ def test_a_validation_share_has_its_own_gold(tmp_path):
         queries = QuerySet.open(tmp_path / "data", "c", "t", split)
         gold = [json.loads(line)["id"] for line in gold_path(queries).read_text().splitlines()]
         assert gold == [query.id for query in queries]
-
-
-def test_tasks_of_size_zero(tmp_path):
-    (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(DataError, match=r"empty\.jsonl: the file is empty"):
-        _prepare(tmp_path, {"t": {"test": tmp_path / "empty.jsonl"}})
-    path = _queries(tmp_path, _query("q", _at("7")))
-    with pytest.raises(
-        DataError, match=r"q\.jsonl: not one query is left for (train|validation|test)"
-    ):
-        _prepare(tmp_path, {"t": path})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from taser_jax.data.seqio_tasks import registry as retrieval
 from taser_jax.data.seqio_tasks.in_seqio import IdVocabulary
 from taser_jax.data.seqio_tasks.retrieval_task import use_data
 from taser_jax.data.text.hugging_face import WordPieceVocabulary
-from taser_jax.data.text.preprocessors import QueryNormalization, Titles
+from taser_jax.data.text.preprocessors import QueryNormalization, TaskPrompt, Titles
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Passage, Query
 
@@ -149,8 +149,8 @@ def test_task_files_register_without_data():
 def test_a_collection_as_it_is_takes_titles_as_its_vocabulary_says(data_dir):
     mixture = retrieval.mixture_of_collection(data_dir, "toy", titles=Titles.JOIN)
     assert [task.name for task in mixture.tasks] == ["toy.one", "toy.two"]
-    assert retrieval.titles_of("toy", mixture) is Titles.JOIN
-    assert retrieval.titles_of("toy") is Titles.INCLUDE
+    assert retrieval.form_of_passages("toy", mixture) == (Titles.JOIN, TaskPrompt())
+    assert retrieval.form_of_passages("toy") == (Titles.INCLUDE, TaskPrompt())
     # Those that a module registered keep their form.
     retrieval.add_passages("toy", titles=Titles.OMIT)
-    assert retrieval.titles_of("toy", mixture) is Titles.OMIT
+    assert retrieval.form_of_passages("toy", mixture) == (Titles.OMIT, TaskPrompt())

@@ -71,12 +71,6 @@ def test_ids_by_hand(small):
     ]
 
 
-def test_cased_vocabulary_keeps_case_and_accents():
-    cased = WordPieceVocabulary(PIECES, lower_case=False)
-    assert cased.encode(["é Caf", "THE the"]) == [[29, 30], [1, 8]]
-    assert cased.fingerprint != WordPieceVocabulary(PIECES).fingerprint
-
-
 @pytest.mark.parametrize("lower_case", [True, False])
 def test_ids_equal_hugging_face_on_unicode_probes(tmp_path, lower_case):
     letters = sorted({c for probe in PROBES for c in probe + probe.lower() if c > " "})

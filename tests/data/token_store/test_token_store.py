@@ -180,21 +180,6 @@ def test_wrong_counts(tmp_path):
         make_writer(tmp_path).finish()
 
 
-@pytest.mark.parametrize(("row", "message"), [(3, "passage row 3"), (-1, "passage row -1")])
-def test_positive_outside_the_collection_names_the_query(tmp_path, row, message):
-    writer = make_writer(tmp_path)
-    writer.write_passages(PASSAGES, count=3)
-    with pytest.raises(DataError, match=rf"query 'q1' of task 't', a positive: {message}"):
-        _write_one(writer, row).finish()
-
-
-def _write_one(writer, row):
-    writer.write_queries(
-        "t", "train", query_ids=["q0", "q1"], tokens=[[1], [1]], positives=[[0], [1, row]]
-    )
-    return writer
-
-
 def test_unknown_task_names_the_nearest(tmp_path):
     store = write(tmp_path).finish()
     with pytest.raises(ConfigError, match="did you mean 'squad/v1'"):
