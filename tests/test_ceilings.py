@@ -31,10 +31,10 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_942,
+    "assembly": 1_919,
     "cli": 1_323,
-    "commands": 5_239,
-    "data": 6_891,
+    "commands": 5_238,
+    "data": 6_811,
     "devices": 1_326,
     "evaluation": 1_653,
     "interop": 3_174,
@@ -43,22 +43,22 @@ ROOMS = {
     "optim": 1_036,
     "retrieval": 2_262,
     "serving": 533,
-    "storage": 1_256,
+    "storage": 1_201,
     "systems": 3_338,
     "training": 1_754,
 }
 OTHERS = {
-    "lines of code": 34_485,
+    "lines of code": 34_326,
     "percent of code that imports or raises": 14.8,
-    "files": 229,
+    "files": 228,
     "lines of the longest file": 417,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
     "commands": 29,
     "fields that nothing binds": 37,
-    "Any in annotations": 111,
-    "modules that train imports": 89,
+    "Any in annotations": 112,
+    "modules that train imports": 88,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
