@@ -17,7 +17,7 @@ from typing import Any
 from taser_jax import __version__
 from taser_jax.cli import configuration
 from taser_jax.cli.command_line import Arguments, overview, parse
-from taser_jax.cli.command_options import help_text, show_gin
+from taser_jax.cli.command_options import command_help, show_gin
 from taser_jax.cli.command_table import GROUPS, load
 from taser_jax.storage import messages, publishing
 from taser_jax.storage.errors import (
@@ -95,6 +95,9 @@ def run(argv: Sequence[str]) -> int:
             print(overview(argv[0]))
             return 0
         arguments = parse(argv)
+        if arguments.help:
+            print(command_help(arguments.command))
+            return 0
         if arguments.multihost:
             if arguments.command.startswith(_ONE_HOST):
                 raise ConfigError(
@@ -106,9 +109,6 @@ def run(argv: Sequence[str]) -> int:
 
             hosts.initialize(timeout=arguments.coordinator_timeout)
         function = load(arguments.command)
-        if arguments.help:
-            print(help_text(arguments.command))
-            return 0
         lost = hosts.naming_lost_hosts() if arguments.multihost else contextlib.nullcontext()
         # Commands name what they write; this is for the rest.
         rest = storage_errors(f"taser {arguments.command}", doing="read or write")
