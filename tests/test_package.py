@@ -1,4 +1,4 @@
-"""The sdist builds, the wheel built from it has every file, and commands run from the wheel alone."""
+"""The sdist builds; the wheel from it has every file, and commands run from the wheel alone."""
 
 import os
 import subprocess
