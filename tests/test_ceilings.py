@@ -32,7 +32,7 @@ SLACK = 0.03
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
     "assembly": 1_919,
-    "cli": 1_323,
+    "cli": 1_344,
     "commands": 5_238,
     "data": 6_811,
     "devices": 1_326,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_754,
 }
 OTHERS = {
-    "lines of code": 34_326,
+    "lines of code": 34_347,
     "percent of code that imports or raises": 14.8,
     "files": 228,
     "lines of the longest file": 417,
