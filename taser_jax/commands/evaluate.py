@@ -125,6 +125,7 @@ def evaluate(
     dpr_results: bool = False,
     details: Mapping[str, str] | None = None,
     significance: SignificanceConfig | None = SignificanceConfig(),
+    plots: bool = True,
 ) -> SystemResult:
     """Scores a system's runs and rebuilds the table of all systems in `output_dir`.
 
@@ -144,6 +145,7 @@ def evaluate(
         dpr_results: also write DPR's results JSON (FiD-ready) for every task.
         details: further columns of the row, name -> text.
         significance: the baseline of the table's tests; None tests nothing.
+        plots: whether table.png is drawn, too; pipelines draw it once, when all rows are there.
 
     Returns:
         The system's row.
@@ -183,7 +185,8 @@ def evaluate(
         for name in config.measures
         if any(name in scored.values for scored in evaluations.values())
     ]
-    write_table(output_dir, by_task=measures[-1], split=split, significance=significance)
+    by_task = measures[-1]
+    write_table(output_dir, by_task=by_task, split=split, significance=significance, plots=plots)
     _log_averages(system, evaluations, measures)
     logger.info("table of all systems: %s", pathlib.Path(output_dir) / "table.md")
     return result
@@ -312,6 +315,7 @@ def write_table(
     by_task: str | None = None,
     split: str = "test",
     significance: SignificanceConfig | None = SignificanceConfig(),
+    plots: bool = True,
 ) -> ResultsTable:
     """Collects the result files of a directory into table.md, table.csv and table.png.
 
@@ -321,6 +325,7 @@ def write_table(
         by_task: the measure shown per task.
         split: whose queries were evaluated.
         significance: the baseline of the tests; None tests nothing.
+        plots: whether table.png is drawn.
 
     Raises:
         DataError: no result, or rows of different queries.
@@ -330,7 +335,7 @@ def write_table(
     if significance is not None:
         compared = compare_with_baselines(output_dir, rows, split=split, config=significance)
         table = dataclasses.replace(table, comparisons=compared)
-    table.write(output_dir, name="table")
+    table.write(output_dir, name="table", plots=plots)
     return table
 
 

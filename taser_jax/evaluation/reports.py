@@ -187,8 +187,10 @@ class ResultsTable:
         )
         return figure
 
-    def write(self, directory: FilePath, *, name: str = "results") -> pathlib.Path:
-        """Writes name.md, name.csv and name.png and returns the Markdown file's path.
+    def write(
+        self, directory: FilePath, *, name: str = "results", plots: bool = True
+    ) -> pathlib.Path:
+        """Writes name.md, name.csv and, with `plots`, name.png; returns the Markdown file's path.
 
         Raises:
             StorageError: a file cannot be written.
@@ -196,7 +198,8 @@ class ResultsTable:
         base = pathlib.Path(directory)
         for suffix, text in ((".csv", self.to_csv()), (".md", self.to_markdown())):
             write_text(base / f"{name}{suffix}", text)
-        save_figure(base / f"{name}.png", self.plot())
+        if plots:
+            save_figure(base / f"{name}.png", self.plot())
         return base / f"{name}.md"
 
     def _compared(self, task: str) -> list[ComparedRows]:

@@ -7,8 +7,10 @@ scores by row, lowest first. Where a query has fewer than k results the rest is 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gzip
 import io
+import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
@@ -154,6 +156,11 @@ def write_trec_run(path: FilePath, run: Run, *, ids: Sequence[str], tag: str = "
     """
     ordered = top_k(run.rows, run.scores, run.rows.shape[1])
     tag = _column(tag, "the run's tag")
+    passages = {
+        row: _column(ids[row], f"the id of passage row {row}")
+        for row in np.unique(ordered.rows).tolist()
+        if row != NO_ROW
+    }
     with replacing(path) as scratch, _open_to_write(scratch, path) as file:
         for query_id, rows, scores in zip(
             run.query_ids, ordered.rows.tolist(), ordered.scores, strict=True
@@ -162,8 +169,7 @@ def write_trec_run(path: FilePath, run: Run, *, ids: Sequence[str], tag: str = "
             for rank, (row, score) in enumerate(zip(rows, scores, strict=True), start=1):
                 if row == NO_ROW:
                     break
-                passage = _column(ids[row], f"the id of passage row {row}")
-                file.write(f"{query} Q0 {passage} {rank} {score!s} {tag}\n")
+                file.write(f"{query} Q0 {passages[row]} {rank} {score!s} {tag}\n")
 
 
 def read_trec_run(
@@ -186,6 +192,8 @@ def read_trec_run(
     """
     if not is_remote(path):
         check_file(path, fix="run the command that wrote the run again, such as `taser search`")
+    # Most passages are results of several queries.
+    row_of = functools.cache(row_of)
     by_query: dict[str, dict[int, float]] = {id: {} for id in query_ids or ()}
     for number, line in numbered_lines(path):
         columns = line.split()
@@ -200,10 +208,21 @@ def read_trec_run(
             fix = "read the run with the query set it was made for"
             raise DataError(f"query {query_id!r} is not in this query set", where=where, fix=fix)
         results = by_query.setdefault(query_id, {})
-        row = _row(passage_id, row_of, where)
+        try:
+            row = row_of(passage_id)
+        except (DataError, KeyError) as error:
+            problem = f"passage {passage_id!r} is not in this collection"
+            fix = "read the file with the collection it was made for"
+            raise DataError(problem, where=where, fix=fix) from error
         if row in results:
             raise DataError(f"passage {passage_id!r} twice for query {query_id!r}", where=where)
-        results[row] = _number(score_text, where)
+        try:
+            results[row] = float(score_text)
+        except ValueError:
+            results[row] = math.nan
+        if not math.isfinite(results[row]):
+            problem = f"score {score_text!r} is no finite number"
+            raise DataError(problem, where=where, fix="search again")
     k = max(map(len, by_query.values()), default=0)
     rows = np.full((len(by_query), k), NO_ROW, np.int64)
     scores = np.full((len(by_query), k), -np.inf, np.float32)
@@ -224,25 +243,6 @@ def _column(value: str, what: str) -> str:
         problem = f"{what} is {value!r}, empty or with white space, which separates columns"
         fix = "give the collection or query set ids without white space"
         raise DataError(problem, where="TREC file", fix=fix)
-    return value
-
-
-def _row(passage_id: str, row_of: Callable[[str], int], where: str) -> int:
-    try:
-        return row_of(passage_id)
-    except (DataError, KeyError) as error:
-        problem = f"passage {passage_id!r} is not in this collection"
-        fix = "read the file with the collection it was made for"
-        raise DataError(problem, where=where, fix=fix) from error
-
-
-def _number(text: str, where: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = np.nan
-    if not np.isfinite(value):
-        raise DataError(f"score {text!r} is no finite number", where=where, fix="search again")
     return value
 
 

@@ -289,8 +289,9 @@ class RetrievalStages:
             config=self._setting.evaluation,
             parameters=parameters,
             details=details,
-            # Rows are tested once all are there.
+            # Rows are tested, and drawn, once all are there.
             significance=None,
+            plots=False,
             **self.common,
         )
         return row

@@ -254,6 +254,7 @@ def _fuse_and_evaluate(
             parameters=parameters,
             details={"alpha": alphas} if folder == "runs_bm25" else {},
             significance=None,
+            plots=False,
             **shared,
         )
     return summary
