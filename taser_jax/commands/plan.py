@@ -53,10 +53,7 @@ class PlanRow:
     """One way to compute a step, with the figures known for it.
 
     Attributes:
-        topology: the topology's name.
-        num_devices: its devices.
-        num_chips: its chips, which are what one pays for.
-        dollars_an_hour: price of all chips on demand; None if unknown.
+        topology: the chips that compute it.
         candidate: mesh, rematerialisation, chunks.
         compiled: whether the figures are the compiler's, or from formulas.
         peak: bytes on one device.
@@ -67,14 +64,11 @@ class PlanRow:
         real_mfu: the same of the work that is not padding; None where lengths are unknown, too.
     """
 
-    topology: str
-    num_devices: int
-    num_chips: int
-    dollars_an_hour: float | None
+    topology: Topology
     candidate: Candidate
     compiled: bool
-    peak: int
-    fits: bool
+    peak: int = 0
+    fits: bool = False
     bound: str = ""
     step_seconds: float | None = None
     mfu: float | None = None
@@ -83,14 +77,15 @@ class PlanRow:
     @property
     def dollars(self) -> str:
         """Price of 1,000 steps; empty if unknown."""
-        if self.dollars_an_hour is None or self.step_seconds is None:
+        price = self.topology.dollars_an_hour
+        if price is None or self.step_seconds is None:
             return ""
-        return f"{1000 * self.step_seconds / 3600 * self.dollars_an_hour:.2f}"
+        return f"{1000 * self.step_seconds / 3600 * price:.2f}"
 
     def cells(self) -> list[str]:
         """The row of the printed table."""
         each = self.candidate
-        data = self.num_devices // (each.fsdp * each.model)
+        data = len(self.topology.devices) // (each.fsdp * each.model)
         time = self.step_seconds
         return [
             f"{data}, {each.fsdp}, {each.model}",
@@ -191,7 +186,7 @@ def plan_recipe(
             least = min(estimates, key=lambda each: each.peak)
             nearest.append(_formula_row(least, target, real_share))
         print(f"{target.name}\n\n{markdown_table(_HEAD, [row.cells() for row in rows])}\n")
-        if best and best[-1].topology == target.name:
+        if best and best[-1].topology is target:
             print(f"{_gin_lines(best[-1], model)}\n", flush=True)
     if not best:
         raise _nothing_fits(nearest, model)
@@ -221,10 +216,7 @@ def _estimates(program: Program, target: Topology) -> list[Estimate]:
 
 def _formula_row(each: Estimate, target: Topology, real_share: float | None) -> PlanRow:
     return PlanRow(
-        topology=target.name,
-        num_devices=len(target.devices),
-        num_chips=target.num_chips,
-        dollars_an_hour=target.dollars_an_hour,
+        topology=target,
         candidate=each.candidate,
         compiled=False,
         peak=each.peak,
@@ -259,7 +251,7 @@ def _compiled_row(
     if not report.exists():
         if (folder / _STARTED).exists():
             logger.warning("the compiler died in %s; delete it to try again", folder)
-            return _unfit_row(candidate, target)
+            return PlanRow(target, candidate, compiled=True)
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / _STARTED, json.dumps(settings, indent=2))
         try:
@@ -281,25 +273,12 @@ def _compiled_row(
             # Stays only if the compiler takes the process with it.
             (folder / _STARTED).unlink(missing_ok=True)
     (step,) = json.loads(report.read_text())
-    row = dataclasses.replace(_unfit_row(candidate, target), peak=step["memory"]["peak"])
+    row = PlanRow(target, candidate, compiled=True, peak=step["memory"]["peak"])
     if not step["fits"]:
         return row
     time = {name: step["roofline"][name] for name in ("bound", "step_seconds", "mfu")}
     real_mfu = step["roofline"]["mfu_of_real_tokens"]
     return dataclasses.replace(row, fits=True, real_mfu=real_mfu, **time)
-
-
-def _unfit_row(candidate: Candidate, target: Topology) -> PlanRow:
-    return PlanRow(
-        topology=target.name,
-        num_devices=len(target.devices),
-        num_chips=target.num_chips,
-        dollars_an_hour=target.dollars_an_hour,
-        candidate=candidate,
-        compiled=True,
-        peak=0,
-        fits=False,
-    )
 
 
 def _gin_lines(row: PlanRow, model: ModelConfig) -> str:
@@ -316,12 +295,12 @@ def _gin_lines(row: PlanRow, model: ModelConfig) -> str:
 
 def _comparison(best: Sequence[PlanRow]) -> str:
     def chip_hours(row: PlanRow) -> float:
-        return 1000 * (row.step_seconds or 0.0) * row.num_chips / 3600
+        return 1000 * (row.step_seconds or 0.0) * row.topology.num_chips / 3600
 
     rows = [
         (
-            row.topology,
-            row.num_chips,
+            row.topology.name,
+            row.topology.num_chips,
             f"{1e3 * (row.step_seconds or 0.0):.2f}",
             f"{chip_hours(row):.2f}",
             row.dollars,
@@ -338,7 +317,7 @@ def _nothing_fits(nearest: Sequence[PlanRow], model: ModelConfig) -> ConfigError
     lines = _gin_lines(least, model).replace("\n", ", ")
     return ConfigError(
         f"nothing fits; nearest is {lines}, with {least.peak / 2**30:.2f} GiB per device on "
-        f"{least.topology} by formula",
-        where=", ".join(row.topology for row in nearest),
+        f"{least.topology.name} by formula",
+        where=", ".join(row.topology.name for row in nearest),
         fix="take more chips, chips with more memory, or a smaller BATCH_SIZE",
     )

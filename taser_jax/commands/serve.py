@@ -24,8 +24,6 @@ class ServeOptions:
         host: address; one that other machines reach needs a token in the variable TASER_TOKEN.
         port: port; 0 takes a free one.
         max_batch: queries in one call of the model.
-        deadline_ms: milliseconds that a query waits for others to share that call.
-        max_waiting: queries that may wait; more are answered by 429.
         max_connections: connections at the same time; more are answered by 503.
         log_queries: whether queries are logged.
     """
@@ -33,8 +31,6 @@ class ServeOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     max_batch: int = 32
-    deadline_ms: float = 4.0
-    max_waiting: int = 512
     max_connections: int = 12_000
     log_queries: bool = False
 
@@ -69,12 +65,8 @@ def serve(*, directory: str, options: ServeOptions = ServeOptions()) -> None:
         ) from None
     place = pathlib.Path(directory)
     engine = Engine(lambda: Retriever.load(place), warm_batches=powers_of_two(options.max_batch))
-    batching = BatchingLimits(
-        options.max_batch, options.deadline_ms / 1000, max_waiting=options.max_waiting
-    )
-    server = Server(
-        engine, limits=ServerLimits(batching), token=token, log_queries=options.log_queries
-    )
+    limits = ServerLimits(BatchingLimits(options.max_batch))
+    server = Server(engine, limits=limits, token=token, log_queries=options.log_queries)
     logger.info(
         "%s passages at http://%s:%d", f"{len(engine.retriever):,}", options.host, options.port
     )

@@ -1,13 +1,13 @@
 """Whether the rows of a results table differ from one of them, with intervals and p-values.
 
 A paired bootstrap over queries says what another draw of queries would change for these trained
-models; only a paired t-test over several seeds says what another training would.
+models; only a paired t-test over several seeds says what another training would
+(`paired_over_seeds`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -20,7 +20,6 @@ from taser_jax.evaluation.results import (
     SystemResult,
     per_query_path,
     read_per_query,
-    read_results,
     tasks_and_measures,
     tasks_with,
 )
@@ -43,13 +42,10 @@ class SignificanceConfig:
     Attributes:
         baseline: the row; None means the table's first.
         more_baselines: further rows, each with differences of its own.
-        seed_dirs: output directories of the same comparison under other seeds, for the test over
-            seeds.
     """
 
     baseline: str | None = None
     more_baselines: tuple[str, ...] = ()
-    seed_dirs: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,49 +226,35 @@ class Comparisons:
     Attributes:
         baseline: the row's name.
         queries: system, task (or `AVERAGE`), measure -> difference, by a bootstrap over queries.
-        seeds: system, measure -> difference of the averages, by a t-test over seeds.
     """
 
     baseline: str
     queries: Mapping[tuple[str, str, str], PairedComparison]
-    seeds: Mapping[tuple[str, str], PairedComparison] = dataclasses.field(default_factory=dict)
 
     def rows(
         self, systems: Sequence[str], task: str, measures: Sequence[str]
     ) -> ComparedRows | None:
         """The systems compared on a task, as cells to print; None where no system is."""
-        over_seeds = bool(self.seeds) and task == AVERAGE
-        header = ["system", *measures, *(f"{name} (seeds)" for name in measures if over_seeds)]
         lines = []
         for system in systems:
-            cells = [_shown(compared) for compared in self._of(system, task, measures)]
-            cells = cells[: len(header) - 1]
+            cells = [_shown(self.queries.get((system, task, name))) for name in measures]
             if any(cell != _NONE for cell in cells):
                 lines.append([system, *cells])
         title = f"Difference from {self.baseline}, 95% interval and p over queries"
-        title += " and over seeds" if over_seeds else ""
-        return ComparedRows(title, header, lines) if lines else None
+        return ComparedRows(title, ["system", *measures], lines) if lines else None
 
     def csv_names(self, measures: Sequence[str], baseline: str = "baseline") -> list[str]:
         """Columns of `csv_values`."""
-        kinds = [f"vs {baseline}", *([f"vs {baseline} over seeds"] if self.seeds else [])]
-        return [f"{name} {kind} {part}" for kind in kinds for name in measures for part in _PARTS]
+        return [f"{name} vs {baseline} {part}" for name in measures for part in _PARTS]
 
     def csv_values(self, system: str, task: str, measures: Sequence[str]) -> list[str]:
         """Difference, interval and p-value of each measure; empty where nothing is compared."""
         cells: list[str] = []
-        for compared in self._of(system, task, measures):
+        for name in measures:
+            compared = self.queries.get((system, task, name))
             parts = dataclasses.astuple(compared) if compared else ()
             cells += [f"{part:.6f}" for part in parts] or [""] * len(_PARTS)
         return cells
-
-    def _of(self, system: str, task: str, measures: Sequence[str]) -> list[PairedComparison | None]:
-        """Of each measure over queries, then of each over seeds."""
-        compared = [self.queries.get((system, task, name)) for name in measures]
-        if self.seeds:
-            of_average = self.seeds if task == AVERAGE else {}
-            compared += [of_average.get((system, name)) for name in measures]
-        return compared
 
 
 def compare_with_baselines(
@@ -308,14 +290,13 @@ def compare_rows(
         directory: has results/ and per_query/.
         results: the rows, in order.
         split: whose queries they were evaluated on.
-        config: the baseline, the resampling, and other seeds' directories.
+        config: the baseline.
 
     Returns:
         The comparisons; None where the baseline is not a row, or has no values by query.
 
     Raises:
-        DataError: a row was evaluated on other queries than the baseline, or another seed's
-            directory has no results.
+        DataError: a row was evaluated on other queries than the baseline.
     """
     name = config.baseline or results[0].system
     baseline = next((result for result in results if result.system == name), None)
@@ -327,9 +308,7 @@ def compare_rows(
     if baseline is None or not of_baseline:
         return None
     tasks, measures = tasks_and_measures(results)
-    seeds = [read_results(pathlib.Path(path) / "results") for path in config.seed_dirs]
     over_queries: dict[tuple[str, str, str], PairedComparison] = {}
-    over_seeds: dict[tuple[str, str], PairedComparison] = {}
     for result in results:
         if result is baseline:
             continue
@@ -348,33 +327,7 @@ def compare_rows(
             averaged = tasks_with(name, tasks, results)
             if set(averaged) <= {task for task in shared if name in by_task.get(task, ())}:
                 over_queries[result.system, AVERAGE, name] = average
-            figures = _over_seeds(result, baseline, name, averaged, seeds)
-            if seeds and figures is not None:
-                over_seeds[result.system, name] = paired_over_seeds(*figures)
-    return Comparisons(baseline.system, over_queries, over_seeds)
-
-
-def _over_seeds(
-    result: SystemResult,
-    baseline: SystemResult,
-    measure: str,
-    tasks: Sequence[str],
-    seeds: Sequence[Sequence[SystemResult]],
-) -> tuple[list[float], list[float]] | None:
-    """Both rows' averages under each seed; None where one of them is missing."""
-    pairs = [(result, baseline)]
-    for rows in seeds:
-        by_name = {row.system: row for row in rows}
-        if result.system not in by_name or baseline.system not in by_name:
-            return None
-        pairs.append((by_name[result.system], by_name[baseline.system]))
-    means = [[row.mean(measure, tasks) for row in pair] for pair in pairs]
-    complete = [
-        (first, second) for first, second in means if first is not None and second is not None
-    ]
-    if len(complete) < len(pairs):
-        return None
-    return [first for first, _ in complete], [second for _, second in complete]
+    return Comparisons(baseline.system, over_queries)
 
 
 def _by_task(directory: FilePath, result: SystemResult, split: str) -> dict[str, Evaluation]:

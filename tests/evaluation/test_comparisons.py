@@ -7,11 +7,9 @@ import pathlib
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from taser_jax.commands.evaluate import write_table
 from taser_jax.evaluation.metrics import Evaluation
-from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.results import read_results
 from taser_jax.evaluation.significance import (
     AVERAGE,
@@ -68,31 +66,6 @@ def test_every_row_is_tested_on_the_tasks_it_shares(rows, tmp_path):
     assert effect.high == pytest.approx(again.high, abs=0.005)
     reversed_rows = compared(tmp_path, baseline="TASER")
     assert reversed_rows.queries["BM25", "nq", "R@1"].difference == pytest.approx(-by_hand)
-
-
-def test_over_seeds_of_the_same_comparison(rows, tmp_path):
-    others = [tmp_path / f"seed-{seed}" for seed in (1, 2)]
-    averages = {"BM25": [], "TASER": []}
-    for number, directory in enumerate(others):
-        for place, system in enumerate(averages):
-            tasks = {
-                "nq": evaluation(0.5 + 0.1 * place, 300, 10 * number + place + 20),
-                "squad": evaluation(0.7, 60, 10 * number + place + 40),
-            }
-            write(directory, system, tasks)
-    for directory in (tmp_path, *others):
-        for row in read_results(directory / "results"):
-            if row.system in averages:
-                averages[row.system].append(row.mean("R@20", ["nq", "squad"]))
-    found = compared(tmp_path, seed_dirs=tuple(map(str, others)))
-    expected = stats.ttest_rel(averages["TASER"], averages["BM25"])
-    assert found.seeds["TASER", "R@20"].p_value == pytest.approx(expected.pvalue)
-    # The other seeds lack the row.
-    assert not [key for key in found.seeds if key[0] == "nq alone"]
-    table = ResultsTable.of(read_results(tmp_path / "results"))
-    shown = found.rows([row.system for row in table.results], AVERAGE, MEASURES)
-    assert shown.header == ["system", *MEASURES, "R@1 (seeds)", "R@20 (seeds)"]
-    assert "over queries and over seeds" in shown.title
 
 
 def test_the_table_shows_difference_interval_and_p(rows, tmp_path):
