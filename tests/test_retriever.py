@@ -277,8 +277,7 @@ def test_added_passages_are_searched_beside_those_on_disk(parts: RetrieverParts)
     assert [hit.score for hit in found] == sorted((hit.score for hit in found), reverse=True)
 
 
-@pytest.mark.parametrize("taken", ["on disk", "added", "twice"])
-def test_an_id_that_is_taken_is_refused(parts: RetrieverParts, taken: str):
+def test_an_id_that_is_taken_is_refused(parts: RetrieverParts):
     retriever = Retriever.load(
         parts.model_dir,
         index_dir=parts.index_dir,
@@ -287,15 +286,15 @@ def test_an_id_that_is_taken_is_refused(parts: RetrieverParts, taken: str):
     )
     stored = PassageStore.open(parts.data_dir, parts.collection)[0]
     retriever.add(CAPITALS[:1])
-    new = {"on disk": stored, "added": CAPITALS[0], "twice": CAPITALS[1]}[taken]
-    retriever.add([new])
-    changed = dataclasses.replace(new, text="other")
-    with pytest.raises(DataError, match="another passage has the id"):
-        retriever.add([changed] if taken != "twice" else [new, changed])
-    assert len(retriever.search(["Paris"], k=len(retriever))[0]) == len(retriever)
-    retriever.update([changed])
-    (hits,) = retriever.search(["Paris"], k=len(retriever))
-    assert [hit.passage for hit in hits if hit.passage.id == new.id] == [changed]
+    for new, twice in ((stored, False), (CAPITALS[0], False), (CAPITALS[1], True)):
+        retriever.add([new])
+        changed = dataclasses.replace(new, text="other")
+        with pytest.raises(DataError, match="another passage has the id"):
+            retriever.add([new, changed] if twice else [changed])
+        assert len(retriever.search(["Paris"], k=len(retriever))[0]) == len(retriever)
+        retriever.update([changed])
+        (hits,) = retriever.search(["Paris"], k=len(retriever))
+        assert [hit.passage for hit in hits if hit.passage.id == new.id] == [changed]
 
 
 def test_a_directory_names_its_parts_and_can_be_moved(

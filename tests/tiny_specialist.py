@@ -8,8 +8,7 @@ import numpy as np
 
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Tokens
-from taser_jax.retrieval.embeddings import EmbeddingDtype
-from taser_jax.retrieval.encoding import EncodeConfig, encode_queries, encode_texts
+from taser_jax.retrieval.encoding import encode_queries, encode_texts
 from taser_jax.retrieval.index import build_index
 
 
@@ -19,7 +18,6 @@ def write_specialist(
     *,
     seed: int = 0,
     dim: int = 8,
-    dtype: EmbeddingDtype = EmbeddingDtype.FLOAT32,
 ) -> pathlib.Path:
     """Embeddings of passages and queries, and their exact index; the embeddings' folder."""
     words = np.random.default_rng(seed).normal(size=(store.metadata.vocabulary_size, dim))
@@ -34,8 +32,8 @@ def write_specialist(
         "vocabulary": store.metadata.vocabulary_fingerprint,
         "passages": store.metadata.passages_fingerprint,
     }
-    embeddings, config = directory / "embeddings", EncodeConfig(dtype=dtype)
-    encode_texts(embed, store.passages, embeddings, fingerprints=fingerprints, config=config)
+    embeddings = directory / "embeddings"
+    encode_texts(embed, store.passages, embeddings, fingerprints=fingerprints)
     for task, splits in store.tasks.items():
         for split in splits:
             encode_queries(embed, store.queries(task, split), embeddings, fingerprints=fingerprints)

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
+import shutil
 
+import jax
 import numpy as np
 
 from taser_jax.assembly.config import TrainingConfig
+from taser_jax.assembly.model_directory import VOCABULARY, write_model
 from taser_jax.assembly.validator import ValidationConfig
 from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.writer import TokenStoreWriter
+from taser_jax.devices.mesh import MeshConfig, make_mesh
+from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
+from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.training.checkpoints import CheckpointConfig, Selection
 from taser_jax.training.loop import LoopConfig
+from taser_jax.training.state import named_key
 from taser_jax.training.validation import PoolConfig
 
 VOCABULARY_SIZE, QUERY_LENGTH, PASSAGE_LENGTH = 96, 8, 12
@@ -115,6 +124,19 @@ def training_config(
         checkpoints=CheckpointConfig(selection=selection),
         validation=validation if validates else None,
     )
+
+
+def write_untrained(
+    model_dir: pathlib.Path, config: ModelConfig, store_dir: pathlib.Path, *, seed: int = 0
+) -> None:
+    """A model of drawn weights, as training would begin with, which takes no compiled step."""
+    model_dir.mkdir(parents=True)
+    vocabulary = TokenStore.open(store_dir).vocabulary_directory
+    shutil.copytree(vocabulary, model_dir / VOCABULARY)
+    model = DualEncoder(config)
+    params = jax.jit(functools.partial(init_params, model))(named_key(seed, "init"))
+    partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.devices()[:1]))
+    write_model(model_dir, model, params, facts={}, partitioner=partitioner)
 
 
 GIN_FILE = """\

@@ -24,8 +24,6 @@ from taser_jax.evaluation.specialty import Specialty
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, init_params
-from taser_jax.models.t5 import T5Config
-from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.optim.median import MedianOver
 from taser_jax.optim.multitask import Combiner, MultitaskConfig, build_multitask_optimizer
 from taser_jax.optim.optimizers import OptimizerConfig
@@ -40,21 +38,11 @@ TASKS = ("first", "second")
 STEPS = (4, 8)
 BATCHING = TaskBatchingConfig(total=16, num_negatives=1)
 CONFIG = AnalysisConfig(num_batches=2, median_over=MedianOver.NONZERO)
-T5 = T5DualEncoderConfig(
-    t5=T5Config(
-        vocab_size=tiny_training.VOCABULARY_SIZE,
-        embed_dim=8,
-        num_layers=1,
-        num_decoder_layers=1,
-        num_heads=2,
-        head_dim=4,
-        mlp_dim=16,
-    )
-)
 
 
-def write_model(model_dir, config, combiner=Combiner.NAIVE, *, steps=STEPS, vocabulary=None):
+def write_model(model_dir, combiner=Combiner.NAIVE, *, steps=STEPS, vocabulary=None):
     """What a multi-task training leaves: parameters and optimiser states of some steps."""
+    config = tiny_training.model_config()
     write_run_record(
         model_dir,
         model_config=config,
@@ -99,8 +87,8 @@ def with_average(state, rng):
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("analyzed")
-    write_model(root / "bert", tiny_training.model_config(), Combiner.TSAGE)
-    write_model(root / "t5", T5)
+    write_model(root / "tsage", Combiner.TSAGE)
+    write_model(root / "naive", steps=STEPS[1:])
     return root
 
 
@@ -117,14 +105,12 @@ def start(model_dirs, store_dir, output_dir, **options):
 @pytest.fixture(scope="module")
 def analyzed(models, tiny_store_dir, tmp_path_factory):
     output_dir = tmp_path_factory.mktemp("analysis") / "out"
-    findings = start([str(models / "bert"), str(models / "t5")], tiny_store_dir, output_dir)
+    findings = start([str(models / "tsage"), str(models / "naive")], tiny_store_dir, output_dir)
     return findings, output_dir
 
 
-@functools.cache
-def task_gradients(config):
+def task_gradients(model):
     """(parameters, batch, task) -> gradient on one device, without anything of the analysis."""
-    model = DualEncoder(config)
 
     def loss(params, batch, task):
         encoded = [
@@ -145,13 +131,14 @@ def flat(tree):
     return np.concatenate(leaves)
 
 
-def oracle_sensitivities(config, step, store_dir, batches):
+def oracle_sensitivities(step, store_dir, batches):
     """|g·θ| of each batch, [batches, tasks, parameters] in float64: all of it in one array."""
-    params = init_params(DualEncoder(config), jax.random.key(step))
+    model = DualEncoder(tiny_training.model_config())
+    params = init_params(model, jax.random.key(step))
     store = TokenStore.open(store_dir)
     queries = {task: store.queries(task, "train") for task in TASKS}
     stream = TaskBatchStream(store, queries, BATCHING, num_devices=8)
-    gradient = task_gradients(config)
+    gradient = task_gradients(model)
     return np.stack(
         [
             [
@@ -179,14 +166,12 @@ def specific(values, temperature=2.0):
     return activated, activated & low, np.where(values[0] == values[1], 2, values.argmax(0))
 
 
-@pytest.mark.parametrize("name", ["bert", "t5"])
-def test_shares_equal_a_float64_oracle_that_holds_everything(analyzed, tiny_store_dir, name):
-    config = {"bert": tiny_training.model_config(), "t5": T5}[name]
-    found = {s.step: s.total for s in analyzed[0].specialties if s.model == name}
-    assert list(found) == list(STEPS)
-    measured = oracle_sensitivities(config, 8, tiny_store_dir, range(2))
+def test_shares_equal_a_float64_oracle_that_holds_everything(analyzed, tiny_store_dir):
+    found = {(s.model, s.step): s.total for s in analyzed[0].specialties}
+    assert list(found) == [("tsage", 4), ("tsage", 8), ("naive", 8)]
+    measured = oracle_sensitivities(8, tiny_store_dir, range(2))
     values = in_medians(measured.sum(0))
-    total = found[8]
+    total = found["naive", 8]
     assert total.size == values.shape[1]
     activated, low, owner = specific(values)
     wanted = [(~activated).mean(), low.mean(), (activated & ~low).mean()]
@@ -201,7 +186,7 @@ def test_shares_equal_a_float64_oracle_that_holds_everything(analyzed, tiny_stor
 def test_t_sages_own_average_is_read_where_it_was_saved(analyzed):
     """Both steps were saved with the same average: every task-specific parameter stays."""
     (row,) = analyzed[0].commitments
-    assert (row.model, row.earlier_step, row.step) == ("bert", *STEPS)
+    assert (row.model, row.earlier_step, row.step) == ("tsage", *STEPS)
     assert row.commitment.rate == 1
     assert row.commitment.specific > 100
     # Noise of the training's β over all its steps.
@@ -220,25 +205,27 @@ def test_it_leaves_tables_and_figures_with_their_data(analyzed):
         content = (directory / name).read_bytes()
         assert not name.endswith(".png") or content.startswith(b"\x89PNG")
     rows = list(csv.DictReader((directory / "specialty.csv").open()))
-    whole = next(r for r in rows if (r["model"], r["step"], r["parameter"]) == ("t5", "8", "all"))
+    key = ("naive", "8", "all")
+    whole = next(r for r in rows if (r["model"], r["step"], r["parameter"]) == key)
     total = findings.specialties[-1].total
     assert int(whole["size"]) == total.size
     assert float(whole["task-specific"]) == pytest.approx(total.share(Specialty.SPECIFIC), abs=1e-6)
-    sizes = {r["parameter"]: int(r["size"]) for r in rows if (r["model"], r["step"]) == ("t5", "8")}
-    assert sizes.keys() - {"all"} == set(parameter_paths(abstract_params(DualEncoder(T5))))
+    sizes = {r["parameter"]: int(r["size"]) for r in rows if r["model"] == "naive"}
+    shapes = abstract_params(DualEncoder(tiny_training.model_config()))
+    assert sizes.keys() - {"all"} == set(parameter_paths(shapes))
     assert sum(sizes.values()) == 2 * total.size
     entropy = list(csv.DictReader((directory / "entropy.csv").open()))
-    shares = [float(r["share"]) for r in entropy if (r["model"], r["step"]) == ("bert", "4")]
+    shares = [float(r["share"]) for r in entropy if (r["model"], r["step"]) == ("tsage", "4")]
     assert sum(shares) == pytest.approx(1, abs=1e-4)
     text = (directory / "analysis.md").read_text()
     assert "Queries per batch: first 8, second 8." in text
-    assert "| steps | bert | noise |" in text
+    assert "| steps | tsage | noise |" in text
     first, second = (f"{100 * share:.1f}" for share in total.specific_by_task())
-    assert f"| t5 | 8 | {first} | {second} |" in text
+    assert f"| naive | 8 | {first} | {second} |" in text
 
 
 def refused(models, store_dir, tmp_path, **options):
-    model_dirs = options.pop("model_dirs", str(models / "bert"))
+    model_dirs = options.pop("model_dirs", str(models / "tsage"))
     with pytest.raises((ConfigError, FingerprintError)) as error:
         start(model_dirs, store_dir, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
@@ -264,8 +251,7 @@ def test_a_store_of_another_vocabulary_is_refused(models, tiny_store_dir, tmp_pa
     vocabulary = tmp_path / "vocabulary"
     vocabulary.mkdir()
     (vocabulary / "vocabulary.json").write_text(json.dumps({"fingerprint": "another"}))
-    config = tiny_training.model_config()
-    write_model(tmp_path / "model", config, steps=(1,), vocabulary=vocabulary)
+    write_model(tmp_path / "model", steps=(1,), vocabulary=vocabulary)
     text = refused(models, tiny_store_dir, tmp_path, model_dirs=str(tmp_path / "model"))
     assert "vocabulary" in text
     assert "tokenize with the model's vocabulary" in text
@@ -273,8 +259,14 @@ def test_a_store_of_another_vocabulary_is_refused(models, tiny_store_dir, tmp_pa
 
 def test_no_checkpoint_is_reported(models, tiny_store_dir, tmp_path):
     directory = tmp_path / "untrained"
+    config = tiny_training.model_config()
     write_run_record(
-        directory, model_config=T5, facts={}, parameter_table="", config_text="", vocabulary=None
+        directory,
+        model_config=config,
+        facts={},
+        parameter_table="",
+        config_text="",
+        vocabulary=None,
     )
     text = refused(models, tiny_store_dir, tmp_path, model_dirs=str(directory))
     assert "no finished checkpoint" in text
@@ -289,7 +281,7 @@ def test_settings_without_meaning_are_refused(field, value):
 def test_the_command_takes_all_of_it_from_gin(models, tiny_store_dir, capsys, tmp_path):
     arguments = [
         "analyze",
-        f"--gin.analyze.model_dirs={{'naive': '{models / 't5'}'}}",
+        f"--gin.analyze.model_dirs={{'naive': '{models / 'naive'}'}}",
         f"--gin.TOKEN_STORE={tiny_store_dir}",
         f"--gin.OUTPUT_DIR={tmp_path}",
         "--gin.analyze.steps=[7]",
@@ -300,4 +292,3 @@ def test_the_command_takes_all_of_it_from_gin(models, tiny_store_dir, capsys, tm
     assert cli.run(arguments) == 2
     told = capsys.readouterr().err
     assert "no checkpoint of step 7" in told
-    assert "some of 4, 8" in told

@@ -48,6 +48,12 @@ def test_drop_leaves_out_positives_and_passages_with_an_answer(
     metadata = json.loads((tmp_path / "drop" / "metadata.json").read_text())
     store = PassageStore.open(capitals.root / "data", "capitals")
     assert metadata["collection_fingerprint"] == store.fingerprint
+    facts = read_facts(tmp_path / "drop", "capital", "train")
+    assert facts["mining"]["answer_containing"] == "drop"
+    statistics = facts["statistics"]
+    # Both positives, and p1, which names Paris.
+    assert (statistics["left_out"]["positive"], statistics["left_out"]["answer"]) == (2, 1)
+    assert (statistics["queries"], statistics["negatives"]) == (2, 9)
 
 
 def test_queries_without_answers_are_judged_by_qrels(
@@ -60,34 +66,6 @@ def test_queries_without_answers_are_judged_by_qrels(
     )
     # "river in France": all that names France or a river, but p0 and p1, which are judged.
     assert _mined(tmp_path, "rivers") == [{"p2", "p5"}, {"p1", "p3", "p4"}]
-
-
-def test_count_and_depth(capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path):
-    mine = ["mine", *capitals.where, *gin(RUNS_DIR=runs_dir, TASKS=["capital"])]
-    succeed(*mine, *gin(NEGATIVES_DIR=tmp_path / "few"), *gin("MiningConfig", count=2))
-    assert [len(rows) for rows in _mined(tmp_path / "few", "capital")] == [2, 2]
-    succeed(*mine, *gin(NEGATIVES_DIR=tmp_path / "all"))
-    for few, every in zip(
-        _mined(tmp_path / "few", "capital"), _mined(tmp_path / "all", "capital"), strict=True
-    ):
-        assert few < every
-
-
-def test_counts_are_stored(capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path):
-    arguments = ["mine", *capitals.where, *gin(RUNS_DIR=runs_dir, TASKS=["capital"])]
-    succeed(
-        *arguments,
-        *gin(NEGATIVES_DIR=tmp_path),
-        *gin("MiningConfig", answer_containing="drop"),
-    )
-    facts = read_facts(tmp_path, "capital", "train")
-    assert facts["mining"]["answer_containing"] == "drop"
-    statistics = facts["statistics"]
-    # Both positives, and p1, which names Paris.
-    assert statistics["left_out"]["positive"] == 2
-    assert statistics["left_out"]["answer"] == 1
-    assert statistics["queries"] == 2
-    assert statistics["negatives"] == 9
 
 
 def test_queries_left_without_negatives(

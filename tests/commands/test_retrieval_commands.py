@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import pathlib
 import shutil
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 from small_world import SmallWorld, gin, refused, succeed
 
-from taser_jax.assembly.model_directory import LoadedModel, load_model
-from taser_jax.commands import encode as encode_module
+from taser_jax.assembly.model_directory import load_model
 from taser_jax.commands.search import index as build
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.models.batch import Role, Tokens
+from taser_jax.models.batch import Role
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings, encoded_splits
 from taser_jax.retrieval.index import IndexConfig, IndexKind
 from taser_jax.retrieval.runs import read_trec_run
@@ -36,47 +33,6 @@ def embeddings(
     directory = tmp_path_factory.mktemp("encoded") / "embeddings"
     succeed("encode", *_encode(small_world, model_dir, directory))
     return directory
-
-
-def test_encoding_agrees_with_the_model_text_by_text(
-    small_world: SmallWorld, model_dir: pathlib.Path, embeddings: pathlib.Path
-):
-    found = Embeddings.open(embeddings)
-    tokens = TokenStore.open(small_world.token_store)
-    model = load_model(model_dir)
-    rows = np.array([0, 7, len(tokens) - 1])
-    whole = model.encode_fn(Role.PASSAGE)(tokens.passages.tokens(rows))
-    np.testing.assert_allclose(found.take(rows), whole, atol=1e-5)
-    assert found.shape == (len(tokens), 32)
-    assert found.fingerprints["model"] == model.fingerprint
-
-
-def test_encoding_killed_after_a_shard_resumes_at_the_next(
-    small_world: SmallWorld,
-    model_dir: pathlib.Path,
-    embeddings: pathlib.Path,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-):
-    # A shard is one batch, and the second one is never encoded.
-    sizes = gin("EncodeConfig", shard_rows=100, batch_tokens=16384) + gin("encode", query_splits=[])
-    arguments = ["encode", *_encode(small_world, model_dir, tmp_path / "e"), *sizes]
-    monkeypatch.setattr(encode_module, "load_model", _counting(load_model, encoded := [], dies=1))
-    with pytest.raises(_Killed):
-        succeed(*arguments)
-    shards = sorted(path.name for path in (tmp_path / "e").glob("embeddings-*.npy"))
-    assert shards == ["embeddings-00000-of-00006.npy"]
-    first = (tmp_path / "e" / shards[0]).stat().st_mtime_ns
-
-    before = len(encoded)
-    monkeypatch.setattr(encode_module, "load_model", _counting(load_model, encoded))
-    succeed(*arguments)
-    assert len(encoded) - before == 5, "a batch for each shard that was left"
-    assert (tmp_path / "e" / shards[0]).stat().st_mtime_ns == first
-    one_shard, resumed = Embeddings.open(embeddings), Embeddings.open(tmp_path / "e")
-    np.testing.assert_allclose(
-        resumed.rows(0, len(resumed)), one_shard.rows(0, len(one_shard)), atol=1e-5
-    )
 
 
 def test_exact_search_equals_sorting_all_scores(
@@ -195,16 +151,6 @@ def test_an_index_over_embeddings_of_another_model_is_refused(
         metadata = json.loads((compared / name / "embeddings" / "metadata.json").read_text())
         assert metadata["fingerprints"]["model"] in message
         assert metadata["normalization"] == "none"
-
-
-def test_embeddings_of_another_model_in_the_directory_are_refused(
-    small_world: SmallWorld, compared: pathlib.Path, embeddings: pathlib.Path, capsys
-):
-    message = refused(
-        capsys, "encode", *_encode(small_world, compared / "taser-1" / "model", embeddings)
-    )
-    assert "begun with fingerprints" in message
-    assert "delete this one" in message
 
 
 def test_a_directory_without_a_model_is_refused(
@@ -327,33 +273,6 @@ def test_unwritable_places_are_refused(
 def _edit(path: pathlib.Path, **fields: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
     (path.parent / "checksums.txt").unlink(missing_ok=True)
-
-
-class _Killed(BaseException):
-    pass
-
-
-def _counting(
-    load: Callable[..., LoadedModel], encoded: list[int], dies: int | None = None
-) -> Callable[..., LoadedModel]:
-    """Loads models that note the size of every batch, and die once they encoded some."""
-
-    class Counting(LoadedModel):
-        def encode_fn(self, role: Role, *, task: str | None = None) -> Callable[[Tokens], Any]:
-            encode = super().encode_fn(role, task=task)
-
-            def counted(tokens: Tokens) -> Any:
-                if dies is not None and len(encoded) >= dies:
-                    raise _Killed
-                encoded.append(len(tokens.ids))
-                return encode(tokens)
-
-            return counted
-
-    def loading(*args: Any, **keywords: Any) -> LoadedModel:
-        return Counting(**vars(load(*args, **keywords)))
-
-    return loading
 
 
 def _encode(

@@ -154,6 +154,7 @@ def test_one_encoder_for_all_tasks_learns_and_is_judged(small_kilt):
         assert 0 < result["metrics"]["Recall@20"] <= 1
 
 
+@pytest.mark.release
 def test_query_encoders_taken_from_it_retrieve_as_it_does(small_kilt):
     small_kilt.train(
         "qspec",

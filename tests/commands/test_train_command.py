@@ -178,21 +178,6 @@ def test_a_loss_that_is_not_finite_names_the_queries(trained, tiny_store_dir, tm
     checkpoints.close()
 
 
-@pytest.mark.slow
-def test_parameters_can_be_taken_from_another_training(trained, tiny_store_dir, tmp_path):
-    model_dir, _ = trained
-    training = tiny_training.training_config(train_steps=2, learning_rate=1e-9, validates=False)
-    start(
-        tmp_path / "next",
-        tiny_store_dir,
-        training=training,
-        initial_checkpoint=str(model_dir / "checkpoint_40"),
-    )
-    before, after = load_model(model_dir, step=40), load_model(tmp_path / "next")
-    for old, new in zip(jax.tree.leaves(before.params), jax.tree.leaves(after.params), strict=True):
-        np.testing.assert_allclose(old, new, atol=1e-7)
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -224,24 +209,6 @@ def test_a_full_disk_under_the_metrics_is_reported(tmp_path, tiny_store_dir, mon
     with pytest.raises(StorageError, match="No space left on device") as error:
         start(tmp_path / "model", tiny_store_dir)
     assert "free some space" in str(error.value)
-
-
-@pytest.mark.slow
-def test_a_batch_of_every_task_with_t_sage(tiny_store_dir, tmp_path):
-    training = dataclasses.replace(
-        tiny_training.training_config(train_steps=12),
-        multitask=MultitaskTraining(batching=TaskBatchingConfig(total=16, num_negatives=1)),
-    )
-    start(tmp_path / "model", tiny_store_dir, training=training)
-    lines = (tmp_path / "model" / "metrics.jsonl").read_text().splitlines()
-    first, last = json.loads(lines[0]), json.loads(lines[-1])
-    assert last["step"] == 12
-    for task in ("first", "second"):
-        assert last[f"train/loss/{task}"] < first[f"train/loss/{task}"]
-        assert 0 < last[f"train/weight/{task}"] < 1
-    facts = json.loads((tmp_path / "model" / "run.json").read_text())
-    assert facts["combiner"] == "tsage"
-    assert facts["batch_sizes"] == {"first": 8, "second": 8}
 
 
 def test_every_task_in_a_step_needs_room_for_each_on_the_devices(tiny_store_dir, tmp_path):

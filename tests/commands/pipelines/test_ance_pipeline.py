@@ -33,7 +33,10 @@ from taser_jax.optim.tsage_options import TemperatureSchedule, TSageConfig, temp
 
 pytestmark = pytest.mark.slow
 
-ROWS = ("BM25", "ANCE (warm-up)", "ANCE (episode-1)", "ANCE (episode-2)")
+ROWS = ("BM25", "ANCE (warm-up)", "ANCE (episode-1)")
+
+
+TWO = gin("Episodes", count=2)
 
 
 class Killed(BaseException):
@@ -41,7 +44,7 @@ class Killed(BaseException):
 
 
 def arguments(world: SmallWorld, output_dir: pathlib.Path, *bindings: str) -> list[str]:
-    """Three steps of a tiny model in the warm-up and in each of two episodes, T-SAGE in all."""
+    """Three steps of a tiny model in the warm-up and in an episode, T-SAGE in both."""
     return [
         *("pipeline", "ance", "--gin_file=runs/pipeline_ance.gin"),
         "--gin_file=optim/tsage.gin",
@@ -57,6 +60,7 @@ def arguments(world: SmallWorld, output_dir: pathlib.Path, *bindings: str) -> li
             attention_dropout_rate=0.0,
         ),
         *gin(WARM_UP_STEPS=3, TRAIN_STEPS=3, WARMUP_STEPS=1),
+        *gin("Episodes", count=1),
         *gin("TaskBatchingConfig", total=16),
         *gin("ValidationConfig", num_batches=1),
         *gin("IndexConfig", kind="exact"),
@@ -75,6 +79,17 @@ def finished(small_world: SmallWorld, tmp_path_factory: pytest.TempPathFactory) 
     """A finished run; tests read it, or work on a copy."""
     directory = tmp_path_factory.mktemp("ance") / "out"
     succeed(*arguments(small_world, directory))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def longer(
+    finished: pathlib.Path, small_world: SmallWorld, tmp_path_factory: pytest.TempPathFactory
+) -> pathlib.Path:
+    """The same run, asked for one more episode: it mines with what was the last model."""
+    directory = tmp_path_factory.mktemp("longer") / "out"
+    shutil.copytree(finished, directory)
+    succeed(*arguments(small_world, directory, *TWO))
     return directory
 
 
@@ -154,15 +169,17 @@ def test_an_episode_starts_from_the_model_before_and_its_negatives(
     finished: pathlib.Path, small_world: SmallWorld
 ):
     records = Stages(finished)
-    for before, label in (("warm-up", "episode-1"), ("episode-1", "episode-2")):
-        encoded = records.record(f"{before}-encode").outputs["model"]
-        inputs = records.record(f"{label}-train").inputs
-        assert inputs["initial_checkpoint"] == f"{before}/model/checkpoint_3"
-        assert inputs["negatives_dirs.0"] == f"{before}/negatives"
-        assert load_model(finished / before / "model").fingerprint == encoded
-        metadata = json.loads((finished / before / "negatives" / "metadata.json").read_text())
-        assert metadata["source"] == "../runs"
-    for label in ("bm25", "warm-up", "episode-1"):
+    encoded = records.record("warm-up-encode").outputs["model"]
+    inputs = records.record("episode-1-train").inputs
+    assert inputs["initial_checkpoint"] == "warm-up/model/checkpoint_3"
+    assert inputs["negatives_dirs.0"] == "warm-up/negatives"
+    assert load_model(finished / "warm-up" / "model").fingerprint == encoded
+    metadata = json.loads((finished / "warm-up" / "negatives" / "metadata.json").read_text())
+    assert metadata["source"] == "../runs"
+    facts = json.loads((finished / "episode-1" / "model" / "run.json").read_text())
+    assert facts["combiner"] == "tsage"
+    assert facts["batch_sizes"] == {"code": 8, "summary": 8}
+    for label in ("bm25", "warm-up"):
         for task in TASKS:
             queries = QuerySet.open(small_world.data_dir, "small", task, "train")
             path = finished / label / "negatives" / f"{task}.train.jsonl"
@@ -170,15 +187,7 @@ def test_an_episode_starts_from_the_model_before_and_its_negatives(
             for query, line in zip(queries, lines, strict=True):
                 assert query.id == line["query_id"]
                 assert not set(line["rows"]) & set(query.positives)
-    assert not (finished / "episode-2" / "negatives").exists(), "no episode follows it"
-
-
-def test_each_episode_draws_its_own_sample(finished: pathlib.Path):
-    seeds = [
-        Stages(finished).record(f"{label}-mine").inputs["config.seed"]
-        for label in ("warm-up", "episode-1")
-    ]
-    assert seeds == [0, 1]
+    assert not (finished / "episode-1" / "negatives").exists(), "no episode follows it"
 
 
 @pytest.mark.release
@@ -193,9 +202,9 @@ def test_killed_in_several_stages_it_resumes_in_each(
     names = Stages(finished).finished()
     for name in names[names.index("warm-up-mine") :]:
         (output / "stages" / f"{name}.json").unlink()
-    for label in ("episode-1", "episode-2", "warm-up/negatives"):
+    for label in ("episode-1", "warm-up/negatives"):
         shutil.rmtree(output / label)
-    (output / "results" / "ance-episode-2.json").unlink()
+    (output / "results" / "ance-episode-1.json").unlink()
     _die_once(monkeypatch, retrieval_stages, "mine")
     _die_once(monkeypatch, ance, "train")
     _die_once(monkeypatch, retrieval_stages, "encode")
@@ -212,10 +221,9 @@ def test_runs_share_a_warm_up(
 ):
     shared = [
         f"--gin.pipeline_ance.warm_up_dir={finished}",
-        "--gin.Episodes.count=1",
         "--gin.pipeline_ance.name=Second",
+        "--gin.pipeline_ance.kept_embeddings=last",
     ]
-    shared.append("--gin.pipeline_ance.kept_embeddings=last")
     succeed(*arguments(small_world, tmp_path / "out", *shared))
     mine = {line["task"]: line for line in figures(tmp_path / "out")}
     theirs = {
@@ -230,31 +238,24 @@ def test_runs_share_a_warm_up(
         assert own == other
     assert not (tmp_path / "out" / "warm-up").exists()
     assert (finished / "warm-up" / "embeddings").exists(), "another run's files stay"
-    # Asked for one more episode, it mines with what was the last model.
-    shared[1] = "--gin.Episodes.count=2"
-    succeed(*arguments(small_world, tmp_path / "out", *shared))
-    assert {line["system"] for line in figures(tmp_path / "out")} == {
-        "Second (episode-1)",
-        "Second (episode-2)",
-    }
 
 
 @pytest.mark.release
 def test_a_branch_has_the_next_episode_of_the_run_it_came_from(
-    finished: pathlib.Path, small_world: SmallWorld, tmp_path: pathlib.Path
+    longer: pathlib.Path, small_world: SmallWorld, tmp_path: pathlib.Path
 ):
     """Same checkpoint, negatives, batches and seeds: an equal recipe comes to the same model."""
     output = tmp_path / "out"
-    branch = gin("pipeline_ance", warm_up_dir=finished, branch_after=1) + gin("Episodes", count=1)
+    branch = gin("pipeline_ance", warm_up_dir=longer, branch_after=1)
     succeed(*arguments(small_world, output, *branch))
     assert {line["system"] for line in figures(output)} == {"ANCE (episode-2)"}
-    theirs = dict(Stages(finished).record("episode-2-train").inputs)
+    theirs = dict(Stages(longer).record("episode-2-train").inputs)
     # Another directory's artefacts are known by their fingerprints alone.
     for name in ("initial_checkpoint", "negatives_dirs.0"):
         assert theirs.pop(name).startswith("episode-1/")
     assert Stages(output).record("episode-2-train").inputs == theirs
     expected, found = (
-        load_model(directory / "episode-2" / "model").params for directory in (finished, output)
+        load_model(directory / "episode-2" / "model").params for directory in (longer, output)
     )
     jax.tree.map(np.testing.assert_array_equal, expected, found)
 
@@ -264,10 +265,8 @@ def test_embeddings_that_nothing_needs_go(
     finished: pathlib.Path, small_world: SmallWorld, tmp_path: pathlib.Path
 ):
     output = tmp_path / "out"
-    options = gin(TRAIN_STEPS=2) + gin(
-        "pipeline_ance", warm_up_dir=finished, kept_embeddings="last"
-    )
-    succeed(*arguments(small_world, output, *options))
+    options = gin("pipeline_ance", warm_up_dir=finished, kept_embeddings="last")
+    succeed(*arguments(small_world, output, *gin(TRAIN_STEPS=2), *options, *TWO))
     assert not (output / "episode-1" / "embeddings").exists()
     assert (output / "episode-2" / "embeddings").exists()
     first, second = (
@@ -295,9 +294,9 @@ def test_refused_before_anything_is_done(
     )
     message = refused(capsys, *arguments(small_world, output, *other_mining))
     assert "mining.count 20 made its negatives" in message
-    no_negatives = gin("pipeline_ance", warm_up_dir=finished, branch_after=2)
+    no_negatives = gin("pipeline_ance", warm_up_dir=finished, branch_after=1)
     message = refused(capsys, *arguments(small_world, output, *no_negatives))
-    assert "no finished stage episode-2-mine" in message
+    assert "no finished stage episode-1-mine" in message
     message = refused(capsys, *arguments(small_world, output, "--gin.pipeline_ance.branch_after=1"))
     assert "branch_after 1, warm_up_dir None" in message
     message = refused(capsys, *arguments(small_world, output, "--gin.TOP_K=50"))
@@ -332,8 +331,11 @@ def test_every_argument_of_every_stage_counts(
     monkeypatch.setattr(ance, "print_table", lambda *_, **__: None)
     with monkeypatch.context() as patched:
         calls = noted(patched, works=False)
-        succeed(*arguments(small_world, tmp_path / "out"))
+        succeed(*arguments(small_world, tmp_path / "out", *TWO))
     assert {"train", "mine", "encode", "evaluate"} < calls.keys()
-    finished = set(Stages(tmp_path / "out").finished())
-    assert {"warm-up-train", "episode-1-train", "episode-2-train"} < finished
+    stages = Stages(tmp_path / "out")
+    assert {"warm-up-train", "episode-1-train", "episode-2-train"} < set(stages.finished())
+    # Each episode draws its own sample.
+    labels = ("warm-up", "episode-1")
+    assert [stages.record(f"{label}-mine").inputs["config.seed"] for label in labels] == [0, 1]
     check_every_argument(tmp_path / "out", calls)

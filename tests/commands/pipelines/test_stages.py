@@ -41,6 +41,14 @@ def test_a_finished_stage_is_not_run_again(tmp_path):
     assert record.seconds >= 0
 
 
+def test_what_a_row_says_beside_its_figures_is_no_input(tmp_path):
+    """The seconds of a training that was made again, for example."""
+    work = Counter()
+    for seconds in ("3 s", "4 s"):
+        Stages(tmp_path).run("evaluate", work, details={"training": seconds})
+    assert work.calls == 1
+
+
 def test_tuples_and_lists_are_the_same_input(tmp_path):
     work = Counter()
     Stages(tmp_path).run("a", work, tasks=("x", "y"))

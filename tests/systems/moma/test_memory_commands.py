@@ -48,8 +48,7 @@ def world(tmp_path_factory):
         # The same draws: the first passages of both are the same texts.
         tiny_training.write_token_store(root / name, num_passages=passages, least_words=10)
         stores.append(str(root / name))
-    training = tiny_training.training_config(train_steps=2, validates=False)
-    train(model_dir=str(root / "model"), token_store=stores[0], model=fusion(), training=training)
+    tiny_training.write_untrained(root / "model", fusion(), root / "first")
     return World((stores[0], stores[1]), str(root / "model"))
 
 
@@ -300,9 +299,9 @@ def test_what_cannot_be_plugged_in(copied, tmp_path):
     with pytest.raises(FingerprintError, match="tokens of memory 'more' have changed"):
         listed(directory)
     metadata.write_text(text)
-    other = {**about, "model_dir": str(tmp_path / "other")}
-    train(**{**other, "training": dataclasses.replace(other["training"], seed=7)})
+    other = tmp_path / "other"
+    tiny_training.write_untrained(other, fusion(), tmp_path / "copy" / "stores" / "first", seed=7)
     with pytest.raises(FingerprintError, match="add this model's memories to a directory"):
-        add(world, directory, "more", 1, model_dir=other["model_dir"])
+        add(world, directory, "more", 1, model_dir=str(other))
     with pytest.raises(FingerprintError, match="add the memories with this model"):
-        augment(**{**options, "model_dir": other["model_dir"]})
+        augment(**{**options, "model_dir": str(other)})

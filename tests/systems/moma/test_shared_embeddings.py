@@ -33,7 +33,7 @@ def training(updates=FROZEN, **changes):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A token store, a model with a frozen passage tower, and its embeddings by text."""
+    """A token store, a model, and its passage tower's embeddings by text."""
     root = tmp_path_factory.mktemp("shared")
     tiny_training.write_token_store(root / "store", num_passages=48, least_words=10)
     plain = tiny_training.model_config()
@@ -41,7 +41,7 @@ def world(tmp_path_factory):
     bert = dataclasses.replace(plain.bert, dropout_rate=0.0, attention_dropout_rate=0.0)
     config = DualEncoderConfig(bert, pooling=plain.pooling, towers=Towers.SEPARATE)
     options = {"token_store": str(root / "store"), "model": config}
-    train(model_dir=str(root / "model"), training=training(validates=False), **options)
+    tiny_training.write_untrained(root / "model", config, root / "store")
     encode(
         model_dir=str(root / "model"),
         token_store=options["token_store"],
