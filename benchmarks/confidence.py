@@ -103,7 +103,6 @@ def main() -> None:
             queries,
             passages,
             result,
-            members=arguments.members,
             temperatures=(1e-3,),
             k=arguments.k,
         )

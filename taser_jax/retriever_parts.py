@@ -28,6 +28,7 @@ from taser_jax.storage.artifacts import (
     write_json,
 )
 from taser_jax.storage.errors import DataError
+from taser_jax.storage.typed_files import typed
 
 RETRIEVER_FILE = "retriever.json"
 _VERSION = 1
@@ -35,7 +36,6 @@ _VERSION = 1
 QUERY_LENGTH, PASSAGE_LENGTH = 32, 256
 _FIX = "run the command that wrote it again"
 _FOLDERS = {"model_dir", "index_dir", "data_dir", "bm25_dir"}
-_REQUIRED = ("model_dir", "index_dir", "data_dir", "collection")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,13 +85,10 @@ def read_parts(directory: FilePath) -> RetrieverParts | None:
         return None
     value = read_json(path, fix=_FIX)
     check_version(value, _VERSION, where=path, fix=_FIX)
-    absent = [name for name in _REQUIRED if not isinstance(value.get(name), str)]
-    if absent:
-        raise DataError(f"no {absent[0]}", where=str(path), expected=", ".join(_REQUIRED), fix=_FIX)
-    folders = {name: str(path.parent / value[name]) for name in _FOLDERS if name in value}
-    alpha = value.get("alpha")
-    if ("bm25_dir" in folders) != isinstance(alpha, int | float):
+    parts = typed(value, RetrieverParts, where=str(path), fix=_FIX)
+    if (parts.bm25_dir is None) != (parts.alpha is None):
         raise DataError("one of bm25_dir and alpha without the other", where=str(path), fix=_FIX)
+    folders = {name: str(path.parent / value[name]) for name in _FOLDERS if name in value}
     for name, folder in sorted(folders.items()):
         if not is_remote(folder) and not os.path.isdir(folder):
             raise DataError(
@@ -99,7 +96,7 @@ def read_parts(directory: FilePath) -> RetrieverParts | None:
                 where=str(path),
                 fix="move that folder back, or write into this file where it is now",
             )
-    return RetrieverParts(**folders, collection=value["collection"], alpha=alpha)
+    return RetrieverParts(**folders, collection=parts.collection, alpha=parts.alpha)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -316,7 +316,7 @@ def test_a_directory_names_its_parts_and_can_be_moved(
 
 def test_a_damaged_list_of_parts_is_named(tmp_path: pathlib.Path):
     (tmp_path / RETRIEVER_FILE).write_text('{"format_version": 1, "model_dir": "model"}')
-    with pytest.raises(DataError, match="no index_dir"):
+    with pytest.raises(DataError, match="required field 'index_dir'"):
         Retriever.load(tmp_path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import importlib
 import json
 import pathlib
 import tempfile
@@ -163,24 +164,13 @@ def export_model(
 
 def _exporter(format: ExportFormat) -> tuple[_Export, Callable[[ExportSource], CardTexts]]:
     """A format's writer and card, imported on demand: each needs other packages."""
-    if format is ExportFormat.SENTENCE_TRANSFORMERS:
-        from taser_jax.interop import sentence_transformers
-
-        return sentence_transformers.export_sentence_transformers, sentence_transformers.card_texts
-    if format is ExportFormat.ONNX:
-        from taser_jax.interop import onnx
-
-        return onnx.export_onnx, onnx.card_texts
-    if format is ExportFormat.SAVED_MODEL:
-        try:
-            from taser_jax.interop import saved_model
-        except ImportError as error:
-            problem, fix = f"TensorFlow is not installed ({error})", how_to_install("tensorflow")
-            raise ConfigError(problem, where="format 'saved_model'", fix=fix) from error
-        return saved_model.export_saved_model, saved_model.card_texts
-    from taser_jax.interop import stablehlo
-
-    return stablehlo.export_stablehlo, stablehlo.card_texts
+    try:
+        module = importlib.import_module(f"taser_jax.interop.{format.value}")
+    except ImportError as error:
+        # The others' packages were checked before.
+        problem, fix = f"TensorFlow is not installed ({error})", how_to_install("tensorflow")
+        raise ConfigError(problem, where=f"format {format.value!r}", fix=fix) from error
+    return getattr(module, f"export_{format.value}"), module.card_texts
 
 
 def _formats(

@@ -328,19 +328,3 @@ class QueryArrays:
 def is_finished(directory: FilePath) -> bool:
     """Whether a finished artefact of any kind is there."""
     return (pathlib.Path(directory) / METADATA).is_file()
-
-
-def require_queries(query_ids: Sequence[str], expected: Sequence[str], *, where: str) -> None:
-    """Refuses lines for other queries, or in another order.
-
-    Raises:
-        DataError: naming the first query that differs.
-    """
-    fix = "make it again for this query set"
-    for line, (query_id, other) in enumerate(zip(query_ids, expected, strict=False)):
-        if query_id != other:
-            problem = f"query {query_id!r} in line {line}, not {other!r}"
-            raise DataError(problem, where=where, fix=fix)
-    if len(query_ids) != len(expected):
-        problem = f"{len(query_ids)} queries, not {len(expected)}"
-        raise DataError(problem, where=where, fix=fix)

@@ -86,9 +86,7 @@ def memory(
         )
     elif action is MemoryAction.REMOVE:
         assert name is not None
-        remove_memory(name=name, memory_dir=memory_dir)
-        manifest = read_manifest(memory_dir)
-        if manifest is None or not manifest.memories:
+        if not remove_memory(name=name, memory_dir=memory_dir).memories:
             return []
     mixture = Mixture.open(memory_dir)
     for each in mixture.memories:
@@ -165,16 +163,20 @@ def add_memory(
 
 @writes("{memory_dir}", kinds=[MEMORIES])
 @first_host_only
-def remove_memory(*, name: str, memory_dir: str) -> None:
+def remove_memory(*, name: str, memory_dir: str) -> Manifest:
     """Removes a memory from a mixture; its embeddings stay, so that adding it again encodes none.
 
     Args:
         name: the memory.
         memory_dir: the mixture.
 
+    Returns:
+        The others.
+
     Raises:
         ConfigError: there is no such memory.
     """
-    manifest = read_manifest(memory_dir) or Manifest({}, (), PARTS)
-    write_manifest(memory_dir, manifest.without(name))
+    others = (read_manifest(memory_dir) or Manifest({}, (), PARTS)).without(name)
+    write_manifest(memory_dir, others)
     logger.info("memory %s: removed", name)
+    return others

@@ -112,7 +112,6 @@ def query_confidence(
     passages: PassageRows,
     result: SearchResult,
     *,
-    members: int,
     temperatures: Sequence[float],
     k: int,
     block_bytes: int = _BLOCK_BYTES,
@@ -124,23 +123,13 @@ def query_confidence(
         queries: the specialist's query embeddings.
         passages: its passage embeddings.
         result: its list for each query, at least k deep.
-        members: number of members of the ensemble.
         temperatures: candidates for calibration, or the one in use.
         k: passages of its own list that the members' softmaxes are over.
         block_bytes: memory for the passages' vectors of one block of queries.
 
     Raises:
-        ConfigError: fewer than two members, no temperature or one that is not positive, or lists
-            less than k deep.
         DataError: a confidence that is not a number.
     """
-    check_temperatures(temperatures)
-    if members < 2:
-        fix = "train an ensemble of two members or more: one cannot disagree"
-        raise ConfigError(f"an ensemble has {members} members", where="confidence", fix=fix)
-    if result.rows.shape[1] < k:
-        title = f"lists have {result.rows.shape[1]} passages, fewer than k = {k}"
-        raise ConfigError(title, where="Weighing.k", fix="search deeper, or lower k")
     count, dim = queries.shape
     size = int(np.clip(block_bytes // (4 * k * dim), 1, max(count, 1)))
     confidences = np.zeros((len(temperatures), count), np.float32)

@@ -202,13 +202,11 @@ class OpenSpecialist:
         Raises:
             ConfigError: it has no ensemble.
         """
-        members = self._members
         return query_confidence(
-            members.embed,
+            self._members.embed,
             vectors,
             self.passages,
             result,
-            members=members.config.members,
             temperatures=temperatures,
             k=self._weighing.k,
         )
