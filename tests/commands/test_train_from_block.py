@@ -22,7 +22,7 @@ from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
 from taser_jax.optim.optimizers import OptimizerConfig, Update
-from taser_jax.retrieval.embeddings import EmbeddingDtype, Embeddings, QueryEmbeddings
+from taser_jax.retrieval.embeddings import EmbeddingDtype, Embeddings
 from taser_jax.storage.errors import ConfigError, FingerprintError
 from taser_jax.training.state import named_key
 
@@ -44,18 +44,6 @@ def ragged_store_dir(tmp_path_factory):
     directory = tmp_path_factory.mktemp("ragged") / "tokens"
     tiny_training.write_token_store(directory, least_words=1)
     return directory
-
-
-@pytest.mark.slow
-def test_the_saved_model_has_the_frozen_parameters_too(ragged_store_dir, tmp_path):
-    start(ragged_store_dir, tmp_path, train_from_block=1)
-    model = load_model(tmp_path)
-    drawn = init_params(model.model, named_key(TRAINING.seed, "init"))
-    stands = jax.tree.map(lambda a, b: np.allclose(a, b, atol=1e-6), drawn, model.params)
-    for path, same in zip(parameter_paths(stands), jax.tree.leaves(stands), strict=True):
-        # Keys' biases cancel in the softmax: their gradient is rounding noise, or nothing.
-        if not path.endswith("key/bias"):
-            assert same == bool(re.match(r"\w+/(embeddings|layers_0)/", path)), path
 
 
 SHARED = ExpertConfig(
@@ -101,6 +89,17 @@ def metrics_of(store_dir, model_dir, **changes):
     ]
 
 
+def check_saved(model_dir):
+    """The saved model has the frozen parameters, too, as they were drawn."""
+    model = load_model(model_dir)
+    drawn = init_params(model.model, named_key(TRAINING.seed, "init"))
+    stands = jax.tree.map(lambda a, b: np.allclose(a, b, atol=1e-6), drawn, model.params)
+    for path, same in zip(parameter_paths(stands), jax.tree.leaves(stands), strict=True):
+        # Keys' biases cancel in the softmax: their gradient is rounding noise, or nothing.
+        if not path.endswith("key/bias"):
+            assert same == bool(re.match(r"\w+/(embeddings|layers_0)/", path)), path
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
@@ -116,6 +115,7 @@ def test_cached_states_train_and_validate_as_tokens_do(changes, ragged_store_dir
     expected = metrics_of(ragged_store_dir, tmp_path / "tokens", **changes)
     changes = {**changes, "states_dir": str(states_dir)}
     exact = {"states_dtype": EmbeddingDtype.FLOAT32, **changes}
+    check_saved(tmp_path / "tokens")
     found = metrics_of(ragged_store_dir, tmp_path / "states_of", **exact)
     made = {path: path.stat().st_mtime_ns for path in states_dir.rglob("states.npy")}
     assert len(made) == 5, "passages, and two splits of two tasks"
@@ -128,36 +128,24 @@ def test_cached_states_train_and_validate_as_tokens_do(changes, ragged_store_dir
     gone_on = metrics_of(ragged_store_dir, tmp_path / "states_of", loop=longer, **exact)
     assert gone_on[:3] == found
     assert {path: path.stat().st_mtime_ns for path in states_dir.rglob("states.npy")} == made
-    embeddings = [tmp_path / "embeddings", tmp_path / "of_states"]
-    for directory, states in zip(embeddings, (None, str(states_dir)), strict=True):
-        encode(
-            model_dir=str(tmp_path / "states_of"),
-            token_store=str(ragged_store_dir),
-            output_dir=str(directory),
-            query_splits=["validation"],
-            states_dir=states,
-            states_dtype=EmbeddingDtype.FLOAT32,
-        )
-    for kind in (Embeddings.open, lambda d: QueryEmbeddings.of_split(d, "first", "validation")):
-        whole, of_states = (found.rows(0, len(found)) for found in map(kind, embeddings))
-        np.testing.assert_allclose(of_states, whole, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_states_of_something_else_are_refused(ragged_store_dir, tiny_store_dir, tmp_path):
-    states = {"states_dir": str(tmp_path / "states"), "train_from_block": 1}
-    start(ragged_store_dir, tmp_path / "model", **states)
-    deeper = MODEL.with_transformer(num_layers=3)
-    for told, store_dir, changes in (
-        ("weights", ragged_store_dir, {"seed": 1}),
-        ("tokens", tiny_store_dir, {}),
-        ("blocks 1", ragged_store_dir, {"model": deeper, "train_from_block": 2}),
-        ("dtype bfloat16", ragged_store_dir, {"states_dtype": EmbeddingDtype.FLOAT32}),
+    store, other = TokenStore.open(ragged_store_dir), TokenStore.open(tiny_store_dir)
+    model = DualEncoder(MODEL, frozen_blocks=1)
+    params = init_params(model, named_key(0, "init"))
+    begun = {"model": model, "params": params, "store": store, "dtype": EmbeddingDtype.FLOAT32}
+    cached_states(str(tmp_path), queries=[], **begun)
+    for told, change in (
+        ("weights", {"params": init_params(model, named_key(1, "init"))}),
+        ("tokens", {"store": other}),
+        ("blocks 1", {"model": model.clone(frozen_blocks=2)}),
+        ("dtype float32", {"dtype": EmbeddingDtype.BFLOAT16}),
     ):
         with pytest.raises(FingerprintError, match=f"(?s)begun with.*{told}"):
-            start(store_dir, tmp_path / "other", **{**states, **changes})
+            cached_states(str(tmp_path), queries=[], **{**begun, **change})
     with pytest.raises(ConfigError, match=r"(?s)0 frozen blocks.*directory for states"):
-        start(ragged_store_dir, tmp_path / "other", **{**states, "train_from_block": 0})
+        start(ragged_store_dir, tmp_path / "model", states_dir=str(tmp_path))
 
 
 def test_towers_of_the_same_weights_share_states(ragged_store_dir, tmp_path):

@@ -52,33 +52,27 @@ def world(tmp_path_factory):
     return root, options
 
 
-def test_training_on_embeddings_is_training_on_tokens(world):
+def test_training_on_embeddings_is_training_on_tokens_also_after_a_kill(world, tmp_path):
     root, options = world
-    start = str(load_model(root / "model").step)
-    about = {**options, "initial_checkpoint": str(root / "model" / f"checkpoint_{start}")}
-    validated = training(evaluation_period=3)
+    about = {**options, "initial_checkpoint": str(root / "model" / "checkpoint_0")}
     results = {}
-    for name, shared in (("tokens", None), ("embeddings", str(root / "shared"))):
-        directory = str(root / f"on-{name}")
-        summary = train(model_dir=directory, training=validated, shared_embeddings=shared, **about)
-        results[name] = summary, load_model(directory).params["query_encoder"]
-    first, second = results.values()
-    assert first[0].validation["nll"] == pytest.approx(second[0].validation["nll"], abs=1e-5)
+    for name, steps, more in (
+        ("tokens", 3, {}),
+        ("embeddings", 2, {"shared_embeddings": str(root / "shared")}),
+        ("embeddings", 3, {"shared_embeddings": str(root / "shared")}),
+    ):
+        config = training(evaluation_period=3, train_steps=steps)
+        config = dataclasses.replace(config, schedule_steps=3)
+        directory = str(tmp_path / name)
+        summary = train(model_dir=directory, training=config, **more, **about)
+        results[name] = summary, load_model(directory, step=steps)
+    (first, tokens), (second, embedded) = results.values()
+    assert first.validation["nll"] == pytest.approx(second.validation["nll"], abs=1e-5)
+    assert embedded.passage_fingerprint == load_model(root / "model").passage_fingerprint
     # Adam divides by gradients' size: equal to rounding in the loss, close in the weights.
-    for one, other in zip(*map(jax.tree.leaves, (first[1], second[1])), strict=True):
+    towers = (model.params["query_encoder"] for model in (tokens, embedded))
+    for one, other in zip(*map(jax.tree.leaves, towers), strict=True):
         np.testing.assert_allclose(one, other, atol=2e-3)
-
-
-def test_a_killed_training_resumes_on_embeddings(world, tmp_path):
-    root, options = world
-    start = load_model(root / "model").step
-    about = {**options, "initial_checkpoint": str(root / "model" / f"checkpoint_{start}")}
-    about |= {"model_dir": str(tmp_path / "model"), "shared_embeddings": str(root / "shared")}
-    train(training=training(validates=False, train_steps=2), **about)
-    train(training=training(validates=False, train_steps=4), **about)
-    resumed = load_model(tmp_path / "model")
-    assert resumed.step == 4
-    assert resumed.passage_fingerprint == load_model(root / "model").passage_fingerprint
 
 
 def test_models_of_one_passage_tower_encode_a_text_once(world, tmp_path):

@@ -72,19 +72,20 @@ def test_expected_improvement_is_the_integral():
 
 @pytest.mark.slow
 def test_it_finds_nearly_what_a_fine_grid_finds_and_more_than_chance():
-    scores, exists, hits = questions(30)
+    count, tried = 12, 30
+    scores, exists, hits = questions(count)
     start = np.array([1.0, 0.0, 0.0])
-    found = best_weights(scores, exists, hits, start)
+    found = np.asarray(best_weights(scores, exists, hits, start, config=BayesianConfig(tried)))
     assert (found >= 0).all()
     np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-5)
     values = values_of(found, scores, exists, hits)
     grid = np.array([w for w in itertools.product(range(21), repeat=3) if sum(w) == 20]) / 20
-    best = np.max([values_of([one] * 30, scores, exists, hits) for one in grid], axis=0)
-    drawn = np.random.default_rng(0).dirichlet(np.ones(3), 50)
-    chance = np.max([values_of([one] * 30, scores, exists, hits) for one in drawn], axis=0)
-    first = values_of([start] * 30, scores, exists, hits)
+    best = np.max([values_of([one] * count, scores, exists, hits) for one in grid], axis=0)
+    drawn = np.random.default_rng(0).dirichlet(np.ones(3), tried)
+    chance = np.max([values_of([one] * count, scores, exists, hits) for one in drawn], axis=0)
+    first = values_of([start] * count, scores, exists, hits)
     assert (values >= first).all()
-    # A grid of 231 points against 50; a twentieth of the way may be missing.
+    # A grid of 231 points against 30; a twentieth of the way may be missing.
     assert values.mean() >= best.mean() - 0.05 * (best.mean() - first.mean())
     assert values.mean() >= chance.mean() - 0.005
 
@@ -96,8 +97,9 @@ def test_a_query_does_not_depend_on_its_neighbours_and_keeps_its_start_without_a
     start = np.array([0.0, 1.0, 0.0])
     together = best_weights(scores, exists, hits, start, config=config)
     np.testing.assert_array_equal(together[4], start)
-    rest = best_weights(scores[2:], exists[2:], hits[2:], start, first=2, config=config)
-    np.testing.assert_allclose(rest, together[2:], atol=1e-6)
+    others = (np.roll(array, -2, axis=0) for array in (scores, exists, hits))
+    rest = best_weights(*others, start, first=2, config=config)
+    np.testing.assert_allclose(rest[:4], together[2:], atol=1e-6)
 
 
 def test_a_search_that_cannot_work_is_refused():
