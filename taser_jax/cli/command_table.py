@@ -127,7 +127,7 @@ COMMANDS: dict[str, Command] = dict(
         _command(
             "plan",
             "commands.plan",
-            "choose mesh, rematerialisation and chunks for a TPU topology, without a TPU",
+            "compare meshes of TPU topologies for a training recipe, without a TPU",
             function="plan_recipe",
             flags=_PLAN_FLAGS,
             **_OF_TRAIN,

@@ -231,8 +231,7 @@ def require_compiler(topology: Topology) -> None:
     if tuple(int(part) for part in installed.split(".")[:3]) < oldest:
         problem = f"libtpu {installed} crashes when it compiles for {topology.chip.name}"
         works = f"libtpu {'.'.join(map(str, oldest))}, which comes with jax 0.12 on Python 3.12"
-        fix = f"install {works}; or use formulas: taser plan --gin.plan_recipe.num_compiled=0"
-        raise ConfigError(problem, where=topology.name, fix=fix)
+        raise ConfigError(problem, where=topology.name, fix=f"install {works}")
 
 
 def one_host(topology: Topology) -> Topology:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import pathlib
 import runpy
+import types
 
 import pytest
 
 from taser_jax.cli import main as cli
 from taser_jax.commands import plan
+from taser_jax.devices.mesh import MeshConfig
 from taser_jax.devices.topologies import PRICES
 from taser_jax.storage.errors import ConfigError
 
@@ -26,9 +28,9 @@ def run(directory, *arguments: str) -> int:
     return cli.run(["plan", *SMALL, f"--gin.plan_recipe.output_dir={directory}", *arguments])
 
 
-def report(*, fits: bool = True, seconds: float = 0.25) -> list[dict]:
+def report(*, fits: bool = True, seconds: float = 0.25, peak: int = 3) -> list[dict]:
     roofline = {"bound": "ICI", "step_seconds": seconds, "mfu": 0.5, "mfu_of_real_tokens": 0.4}
-    return [{"fits": fits, "memory": {"peak": 3 * 2**30}, "roofline": roofline}]
+    return [{"fits": fits, "memory": {"peak": peak * 2**30}, "roofline": roofline}]
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def compiler(monkeypatch):
     asked, answers = [], [report()]
 
     def compile_recipe(*, training, output_dir, **given):
-        asked.append((training.mesh.fsdp, training.mesh.model, training.num_chunks))
+        asked.append((training.mesh.fsdp, training.mesh.model))
         found = answers[min(len(asked), len(answers)) - 1]
         if isinstance(found, BaseException):
             raise found
@@ -50,34 +52,44 @@ def compiler(monkeypatch):
     return asked, answers
 
 
-def test_formulas_alone(tmp_path, capsys, compiler):
-    options = ("--topology=v5e:2x2", "--gin.plan_recipe.num_compiled=0")
-    assert run(tmp_path, *options) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("v5e:2x2\n\n| mesh (data, fsdp, model) |")
-    assert "| 4, 1, 1 | none | 1 | formula |" in shown
-    assert "\nNUM_MODEL_PARTITIONS = 1\nTrainingConfig.num_chunks = 1\n" in shown
-    assert compiler[0] == []
-
-
-def test_the_compiler_decides_among_the_best_and_is_asked_once(tmp_path, capsys, compiler):
+def test_the_compiler_decides_among_three_meshes_and_is_asked_once(tmp_path, capsys, compiler):
     asked, answers = compiler
-    # What formulas like best does not fit.
-    answers[:] = [report(fits=False), report(seconds=0.125)]
+    answers[:] = [report(fits=False), report(seconds=0.125), report(seconds=0.25)]
     assert run(tmp_path, "--topology=v5e:2x2") == 0
     first = capsys.readouterr().out
-    assert len(asked) == 2
-    rows = [line for line in first.splitlines() if "compiler" in line]
-    assert "| ICI | 125.00 | 50% | 40% |" in rows[0]
-    assert "| does not fit |" in rows[1]
-    fsdp = asked[1][0]
-    assert f"MESH_FSDP = {fsdp}\n" in first
+    # The recipe's own, parameters split over all devices, products split over two.
+    assert asked == [(1, 1), (4, 1), (1, 2)]
+    assert first.startswith("v5e:2x2\n\n| mesh (data, fsdp, model) |")
+    rows = first.splitlines()[4:7]
+    assert rows[0] == "| 1, 4, 1 | 3.00 | ICI | 125.00 | 50% | 40% | 0.17 |"
+    assert rows[1].startswith("| 2, 1, 2 | 3.00 | ICI | 250.00 |")
+    assert rows[2].startswith("| 4, 1, 1 | 3.00 | does not fit |")
+    assert "\nMESH_FSDP = 4\nNUM_MODEL_PARTITIONS = 1\n" in first
     assert run(tmp_path, "--topology=v5e:2x2") == 0
     assert capsys.readouterr().out == first
-    assert len(asked) == 2
+    assert len(asked) == 3
     # Another recipe is another row.
     assert run(tmp_path, "--topology=v5e:2x2", "--gin.BATCH_SIZE=32") == 0
-    assert len(asked) == 4
+    assert len(asked) == 6
+
+
+@pytest.mark.parametrize(
+    ("own", "devices", "heads", "meshes"),
+    [
+        # One device has one mesh, and three heads cannot be split over two.
+        ((1, 1), 1, 12, [(1, 1)]),
+        ((1, 1), 4, 3, [(1, 1), (4, 1)]),
+        # The batch has as many parts as in the recipe, or fewer.
+        ((2, 2), 8, 12, [(2, 2), (1, 2), (4, 2)]),
+        # Meshes of a larger topology.
+        ((8, 1), 4, 12, [(1, 1), (4, 1), (1, 2)]),
+        ((1, 8), 4, 16, [(1, 1), (4, 1), (1, 2)]),
+    ],
+)
+def test_meshes_divide_devices_and_heads(own, devices, heads, meshes):
+    topology = types.SimpleNamespace(devices=[None] * devices)
+    found = plan._meshes(MeshConfig(fsdp=own[0], model=own[1]), topology, num_heads=heads)
+    assert [(mesh.fsdp, mesh.model) for mesh in found] == meshes
 
 
 def test_a_start_that_was_interrupted_is_made_again_and_one_that_died_is_not(
@@ -87,18 +99,20 @@ def test_a_start_that_was_interrupted_is_made_again_and_one_that_died_is_not(
     answers[:] = [KeyboardInterrupt(), report()]
     assert run(tmp_path, "--topology=v5e:2x2") == 130
     assert run(tmp_path, "--topology=v5e:2x2") == 0
-    assert len(asked) == 3
+    assert len(asked) == 4
     # As the compiler leaves it that takes the process with it.
     for folder in tmp_path.iterdir():
         (folder / plan.REPORT_JSON).rename(folder / "started")
     capsys.readouterr()
-    assert run(tmp_path, "--topology=v5e:2x2") == 0
-    assert capsys.readouterr().err.count("delete it to try again") == 2
-    assert len(asked) == 3
+    assert run(tmp_path, "--topology=v5e:2x2") == 2
+    told = capsys.readouterr().err
+    assert told.count("delete it to try again") == 3
+    assert "nothing fits" in told
+    assert len(asked) == 4
 
 
 def test_chips_are_compared(tmp_path, capsys, compiler):
-    compiler[1][:] = [report(seconds=0.4), report(seconds=0.5), report(seconds=0.1)]
+    compiler[1][:] = [report(seconds=0.4), *[report(seconds=0.5)] * 2, report(seconds=0.1)]
     assert run(tmp_path, "--topologies=v5e:2x2,v5e:2x4") == 0
     shown = capsys.readouterr().out
     # 4 chips for 0.4 s and 8 chips for 0.1 s, 1,000 times.
@@ -109,15 +123,14 @@ def test_chips_are_compared(tmp_path, capsys, compiler):
     ]
 
 
-@pytest.mark.parametrize(("other", "fsdp"), [(0.192, 4), (0.188, 2)])
+@pytest.mark.parametrize(("other", "fsdp"), [(0.192, 4), (0.188, 1)])
 def test_the_recipes_own_mesh_stays_unless_another_is_faster_by_5_percent(
     tmp_path, capsys, compiler, other, fsdp
 ):
     asked, answers = compiler
-    answers[:] = [report(seconds=0.2), report(seconds=other)]
-    own = ("--gin.MESH_FSDP=4", "--gin.NUM_MODEL_PARTITIONS=1")
-    assert run(tmp_path, "--topology=v5e:2x2", *own) == 0
-    assert [each[:2] for each in asked] == [(4, 1), (2, 1)]
+    answers[:] = [report(seconds=0.2), report(seconds=other), report(seconds=0.3)]
+    assert run(tmp_path, "--topology=v5e:2x2", "--gin.MESH_FSDP=4") == 0
+    assert asked == [(4, 1), (1, 1), (1, 2)]
     assert f"MESH_FSDP = {fsdp}\n" in capsys.readouterr().out
 
 
@@ -130,13 +143,12 @@ def test_prices_are_those_of_the_launchers():
 
 
 def test_a_recipe_that_fits_nowhere_is_told_what_comes_nearest(tmp_path, capsys, compiler):
-    wide = ("--gin.BertConfig.mlp_dim=8000000", "--gin.BertConfig.embed_dim=1024")
-    assert run(tmp_path, "--topology=v5e:1x1", *wide) == 2
+    compiler[1][:] = [report(fits=False, peak=peak) for peak in (9, 5, 7)]
+    assert run(tmp_path, "--topology=v5e:2x2") == 2
     error = capsys.readouterr().err
-    assert "v5e:1x1: nothing fits" in error
-    assert "nearest is MESH_FSDP = 1, NUM_MODEL_PARTITIONS = 1" in error
-    assert "GiB per device on v5e:1x1 by formula" in error
-    assert compiler[0] == []
+    assert "v5e:2x2: nothing fits" in error
+    assert "MESH_FSDP = 4, NUM_MODEL_PARTITIONS = 1, with 5.00 GiB per device on v5e:2x2" in error
+    assert "BertConfig.remat=block" in error
 
 
 def test_a_topology_that_does_not_exist(tmp_path, capsys):
