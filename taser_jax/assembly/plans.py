@@ -163,7 +163,6 @@ def make_plan(
         query_length,
         batching.batch_size * passages,
         passage_length,
-        queued=batching.queue_steps * batching.batch_size * passages,
         memory=memory,
         teacher_candidates=passages if scored else 0,
         teacher_dim=0 if teacher is None else teacher.dim,
@@ -179,8 +178,8 @@ def make_plan(
         stream=stream,
         facts={
             "negatives_per_query": (
-                f"{shape.passages + shape.queued - 1} = {batching.batch_size} queries x "
-                f"{passages} passages{_of_steps(batching.queue_steps)} - 1, {_devices()}"
+                f"{shape.passages - 1} = {batching.batch_size} queries x {passages} passages - 1, "
+                f"{_devices()}"
             ),
             "false_negatives": batching.false_negatives.value,
             **_length_groups(layouts),
@@ -288,10 +287,6 @@ def _length_groups(layouts: Mapping[str, tuple[Layout, Layout]]) -> dict[str, ob
         for task, (queries, passages) in layouts.items()
     }
     return {"length_groups": groups} if groups else {}
-
-
-def _of_steps(queue_steps: int) -> str:
-    return f" x {1 + queue_steps} steps" if queue_steps else ""
 
 
 def _devices() -> str:

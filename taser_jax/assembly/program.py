@@ -32,7 +32,6 @@ from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
 from taser_jax.training.multitask_step import TaskGradients, make_multitask_step
 from taser_jax.training.state import (
-    QueueSize,
     TrainState,
     init_state,
     parameter_table,
@@ -58,7 +57,6 @@ class Program:
         copied_axes: axes that are replicated because the mesh cannot divide them.
         optimizer: the optax chain.
         initialise: key -> parameters.
-        queue: size of the queue of passages; None without a queue.
         state: shapes of the whole state, with their shardings, as restoring and compiling take
             them.
         train_step: jitted, (state, {task: batch}) -> (state, metrics).
@@ -75,7 +73,6 @@ class Program:
     copied_axes: Sequence[CopiedAxis]
     optimizer: optax.GradientTransformationExtraArgs
     initialise: Callable[[jax.Array], Params]
-    queue: QueueSize | None
     state: TrainState
     train_step: TrainStep
 
@@ -134,10 +131,7 @@ def make_program(
     initialise = functools.partial(
         init_params, model, query_length=query_length, passage_length=passage_length
     )
-    queue = _queue(training, plan, dim=model.config.embedding_dim)
-    state = jax.eval_shape(
-        lambda key: init_state(initialise, optimizer, key, queue=queue), jax.random.key(0)
-    )
+    state = jax.eval_shape(lambda key: init_state(initialise, optimizer, key), jax.random.key(0))
     state = placed(state, state_shardings(state, shardings))
     own = jax.tree.map(lambda leaf: leaf.sharding, state)
     make_step: Callable[..., TrainStep] = make_train_step
@@ -167,29 +161,9 @@ def make_program(
         copied_axes=copied,
         optimizer=optimizer,
         initialise=initialise,
-        queue=queue,
         state=state,
         train_step=train_step,
     )
-
-
-def _queue(training: TrainingConfig, plan: BatchPlan, *, dim: int) -> QueueSize | None:
-    """The size of the queue of passages, where there is one.
-
-    Raises:
-        ConfigError: a queue where steps have batches of every task, or of a teacher, which scores
-            the passages of a batch alone.
-    """
-    steps = training.batching.queue_steps
-    if not steps:
-        return None
-    if training.objective.reads or plan.tasks is not None:
-        other = "batches of every task" if plan.tasks is not None else "a teacher"
-        problem = f"a queue of {steps} steps, and {other}"
-        fix = "set queue_steps = 0, or drop the objective's teacher and TrainingConfig.multitask"
-        raise ConfigError(problem, where="BatchingConfig.queue_steps", fix=fix)
-    (shape,) = plan.shapes.values()
-    return QueueSize(steps, shape.passages, dim)
 
 
 def without_frozen(training: TrainingConfig, config: ModelConfig) -> optimizers.OptimizerConfig:

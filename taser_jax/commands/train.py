@@ -200,11 +200,7 @@ def _run(
         if job.pretrained is not None:
             initialise = drawn_without(job.pretrained, initialise)
         state = init_state(
-            initialise,
-            program.optimizer,
-            key,
-            param_shardings=program.param_shardings,
-            queue=program.queue,
+            initialise, program.optimizer, key, param_shardings=program.param_shardings
         )
         if not resume_step:
             state = _start(job, state, initial_checkpoint)

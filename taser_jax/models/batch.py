@@ -177,8 +177,7 @@ class Batch:
         passages: shape [batch·(1+N), passage_length], or groups; embedded by a frozen tower.
         positive_index: column of each query's positive among the global batch's passages. [batch]
         ignore: True where a passage must not count as a negative of the query (it is another of
-            its positives, or the same passage again); never True at the positive. With a queue of
-            passages, columns of these follow. [batch, passages]
+            its positives, or the same passage again); never True at the positive. [batch, passages]
         query_rows: row of each query in its task's query set. [batch]
         passage_rows: row of each passage in the store. [batch·(1+N)]
         teacher_scores: a teacher's scores of each query's positive and hard negatives, NaN where it
@@ -265,7 +264,6 @@ class BatchShape:
         passage_length: tokens of each, padding included.
         teacher_candidates: passages of a query that a teacher scores; 0 without such scores.
         teacher_dim: dimensions of a teacher's embeddings; 0 without.
-        queued: passages of earlier steps that are negatives too.
         query_groups: (queries, length) of each group, where they are padded in groups.
         passage_groups: the same of passages.
         memory: documents of queries that a memory augments; None without.
@@ -277,7 +275,6 @@ class BatchShape:
     passage_length: int
     teacher_candidates: int = 0
     teacher_dim: int = 0
-    queued: int = 0
     query_groups: tuple[TextsShape, ...] = ()
     passage_groups: tuple[TextsShape, ...] = ()
     memory: DocumentsShape | None = None
@@ -344,7 +341,7 @@ class BatchShape:
             queries=queries,
             passages=passages,
             positive_index=array(np.int32, self.queries),
-            ignore=array(np.bool_, self.queries, self.passages + self.queued),
+            ignore=array(np.bool_, self.queries, self.passages),
             query_rows=array(np.int32, self.queries),
             passage_rows=array(np.int32, self.passages),
             teacher_scores=array(np.float32, self.queries, self.teacher_candidates)

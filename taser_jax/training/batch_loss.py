@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from taser_jax.models.encoded import Encoded
 from taser_jax.models.parameters import in_dtype
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.objective import Objective, ObjectiveConfig, StepMetrics
-from taser_jax.training.state import Params, PassageQueue, named_key
+from taser_jax.training.state import Params, named_key
 
 Encode = Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, PyTree]]
 
@@ -168,10 +167,7 @@ def _join(array: jax.Array) -> jax.Array:
 
 
 Loss = Callable[..., tuple[jax.Array, StepMetrics]]
-"""`loss(params, batch, *, step, task=None, queue=None) -> (loss, metrics)`."""
-
-PASSAGES = "passages"
-"""Key of the batch's passage embeddings in the metrics, for the queue; only there with a queue."""
+"""`loss(params, batch, *, step, task=None) -> (loss, metrics)`."""
 
 
 @runtime_checkable
@@ -213,9 +209,7 @@ def make_loss(
         train: whether dropout and routing noise are on.
 
     Returns:
-        `loss(params, batch, *, step, task=None, queue=None) -> (loss, metrics)`; metrics are the
-        objective's. With a queue, `batch.ignore` has columns for its passages too, and the metrics
-        hold the batch's passages [passages, dim] under `PASSAGES`.
+        `loss(params, batch, *, step, task=None) -> (loss, metrics)`; metrics are the objective's.
 
     Raises:
         ConfigError: (from the returned function) `num_chunks` does not divide the batch, or the
@@ -255,12 +249,7 @@ def make_loss(
         return Encoded(rows[texts.place], sums)
 
     def loss_fn(
-        params: Params,
-        batch: Batch,
-        *,
-        step: jax.Array,
-        task: str | None = None,
-        queue: PassageQueue | None = None,
+        params: Params, batch: Batch, *, step: jax.Array, task: str | None = None
     ) -> tuple[jax.Array, StepMetrics]:
         if num_chunks == 1:
             # Rounded once, a kernel has one gradient of all length groups and both roles, which XLA
@@ -268,10 +257,6 @@ def make_loss(
             params = in_dtype(params, model.dtype)
         queries = encode_side(params, batch.queries, role=Role.QUERY, step=step, task=task)
         passages = encode_side(params, batch.passages, role=Role.PASSAGE, step=step, task=task)
-        if queue is None:
-            return objective(queries, passages, batch)
-        extended = dataclasses.replace(batch, ignore=queue.ignored(jnp.asarray(batch.ignore)))
-        loss, metrics = objective(queries, queue.joined(passages), extended)
-        return loss, metrics | {PASSAGES: passages.embeddings}
+        return objective(queries, passages, batch)
 
     return loss_fn

@@ -13,10 +13,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import KeyPath
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import PyTree
 
 from taser_jax.devices.partitioning import parameter_path
-from taser_jax.models.encoded import Encoded
 from taser_jax.storage.errors import ConfigError
 
 
@@ -34,74 +33,6 @@ def named_key(seed: int, name: str) -> jax.Array:
     """
     digest = hashlib.sha256(name.encode()).digest()
     return jax.random.fold_in(jax.random.key(seed), int.from_bytes(digest[:4], "little"))
-
-
-@dataclasses.dataclass(frozen=True)
-class QueueSize:
-    """Sizes of a queue.
-
-    Attributes:
-        steps: number of steps whose passages it holds.
-        passages: number of passages of each step.
-        dim: width of their embeddings.
-    """
-
-    steps: int
-    passages: int
-    dim: int
-
-    def empty(self) -> PassageQueue:
-        """A queue that holds nothing yet."""
-        return PassageQueue(
-            jnp.zeros((self.steps, self.passages, self.dim), jnp.float32),
-            jnp.zeros(self.steps, bool),
-        )
-
-
-class PassageQueue(NamedTuple):
-    """Embeddings of the passages of the last m steps, as their own step computed them.
-
-    Momentum Contrast (He et al., 2020, arXiv 1911.05722, section 3.1) fills such a queue with a
-    slowly moving copy of the encoder. Here the encoder itself fills it, so that a queue of m steps
-    holds embeddings that are up to m updates old: keep m small. No gradient reaches them.
-
-    Attributes:
-        embeddings: the passages of step s are in place s mod m. [m, passages, dim], float32
-        filled: whether a place holds a step's passages. [m], bool
-    """
-
-    embeddings: Float[Array, "steps passages dim"] | PyTree
-    filled: Bool[Array, " steps"] | PyTree
-
-    def joined(self, passages: Encoded) -> Encoded:
-        """A batch's passages, then the queue's, place by place."""
-        queued = jax.lax.stop_gradient(self.embeddings).reshape(-1, self.embeddings.shape[-1])
-        return dataclasses.replace(
-            passages, embeddings=jnp.concatenate([passages.embeddings, queued])
-        )
-
-    def ignored(
-        self, ignore: Bool[Array, "queries all_passages"]
-    ) -> Bool[Array, "queries all_passages"]:
-        """`ignore`, with the passages of the queue's empty places ignored too."""
-        steps, passages, _ = self.embeddings.shape
-        empty = jnp.repeat(~self.filled, passages, total_repeat_length=steps * passages)
-        in_batch = jnp.zeros(ignore.shape[1] - len(empty), bool)
-        return ignore | jnp.concatenate([in_batch, empty])
-
-    def pushed(
-        self,
-        passages: Float[Array, "passages dim"],
-        *,
-        step: Int[Array, ""],
-        is_taken: Bool[Array, ""],
-    ) -> PassageQueue:
-        """The queue after a step; a skipped step leaves its place empty."""
-        place = step % len(self.filled)
-        pushed = jnp.where(is_taken, jax.lax.stop_gradient(passages), 0.0)
-        return PassageQueue(
-            self.embeddings.at[place].set(pushed), self.filled.at[place].set(is_taken)
-        )
 
 
 Params: TypeAlias = PyTree
@@ -136,14 +67,12 @@ class TrainState:
         params: float32 parameters.
         opt_state: state of the optax chain.
         skipped: counts of the steps that changed neither parameters nor optimiser state.
-        queue: `PassageQueue` of the last steps; None without a queue.
     """
 
     step: PyTree
     params: PyTree
     opt_state: PyTree
     skipped: SkippedSteps = dataclasses.field(default_factory=_none_skipped)
-    queue: PyTree = None
 
 
 def init_state(
@@ -152,7 +81,6 @@ def init_state(
     key: jax.Array,
     *,
     param_shardings: PyTree | None = None,
-    queue: QueueSize | None = None,
 ) -> TrainState:
     """A fresh state, every leaf computed directly on the devices that keep it.
 
@@ -165,7 +93,6 @@ def init_state(
         key: key of the initial weights.
         param_shardings: tree of `NamedSharding` shaped as the parameters; None keeps everything
             on the default device.
-        queue: sizes of the queue of passages; None without a queue.
 
     Returns:
         The state at step 0.
@@ -177,7 +104,6 @@ def init_state(
             step=jnp.zeros((), jnp.int32),
             params=params,
             opt_state=optimizer.init(params),
-            queue=None if queue is None else queue.empty(),
         )
 
     if param_shardings is None:
@@ -228,7 +154,6 @@ def state_shardings(state: TrainState, param_shardings: PyTree) -> TrainState:
         params=param_shardings,
         opt_state=jax.tree_util.tree_map_with_path(of_leaf, state.opt_state),
         skipped=SkippedSteps(replicated, replicated),
-        queue=None if state.queue is None else PassageQueue(replicated, replicated),
     )
 
 

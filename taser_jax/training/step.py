@@ -6,7 +6,6 @@ of the batch, and on the task's name only if the model has a query tower per tas
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -20,7 +19,7 @@ from taser_jax.models.batch import Batch
 from taser_jax.models.encoded import static_task
 from taser_jax.optim.task_gradients import Report, find_report
 from taser_jax.storage.errors import ConfigError
-from taser_jax.training.batch_loss import PASSAGES, Encoder, Loss, make_loss
+from taser_jax.training.batch_loss import Encoder, Loss, make_loss
 from taser_jax.training.objective import Objective, StepMetrics
 from taser_jax.training.state import Params, SkippedSteps, TrainState, named_key
 
@@ -63,9 +62,7 @@ def make_train_step(
         state: TrainState, batches: tuple[Batch, ...], tasks: tuple[str | None, ...]
     ) -> tuple[TrainState, StepMetrics]:
         (batch,), (task,) = batches, tasks
-        loss = functools.partial(
-            loss_fn, batch=batch, step=state.step, task=task, queue=state.queue
-        )
+        loss = functools.partial(loss_fn, batch=batch, step=state.step, task=task)
         result, gradients = differentiate(loss, state.params, trainable)
         new_state, metrics, _ = apply_gradients(
             state,
@@ -76,11 +73,6 @@ def make_train_step(
             key=jax.random.fold_in(named_key(seed, "optimizer"), state.step),
             param_shardings=None if state_shardings is None else state_shardings.params,
         )
-        if state.queue is not None:
-            queue = state.queue.pushed(
-                result.metrics.pop(PASSAGES), step=state.step, is_taken=metrics["skipped"] == 0
-            )
-            new_state = dataclasses.replace(new_state, queue=queue)
         metrics |= {"loss": result.loss} | common_metrics(state, batches, schedule) | result.metrics
         return new_state, metrics
 

@@ -219,30 +219,3 @@ def test_every_task_in_a_step_needs_room_for_each_on_the_devices(tiny_store_dir,
     with pytest.raises(ConfigError, match="the next total that fits is 16"):
         start(tmp_path / "model", tiny_store_dir, training=training)
     assert not (tmp_path / "model").exists()
-
-
-def with_queue(train_steps):
-    """Six steps, or the first of them, each with the passages of the two steps before it."""
-    training = tiny_training.training_config(train_steps=train_steps, validates=False)
-    return dataclasses.replace(
-        training, batching=dataclasses.replace(training.batching, queue_steps=2), schedule_steps=6
-    )
-
-
-@pytest.mark.slow
-def test_a_queue_of_passages_survives_an_interruption(tiny_store_dir, tmp_path):
-    start(tmp_path / "whole", tiny_store_dir, training=with_queue(6))
-    for steps in (3, 6):
-        start(tmp_path / "in two", tiny_store_dir, training=with_queue(steps))
-    expected, found = (load_model(tmp_path / name).params for name in ("whole", "in two"))
-    jax.tree.map(np.testing.assert_array_equal, expected, found)
-    facts = json.loads((tmp_path / "whole" / "run.json").read_text())
-    assert facts["negatives_per_query"].startswith("47 = 8 queries x 2 passages x 3 steps - 1")
-
-
-def test_a_batch_of_every_task_has_no_queue(tiny_store_dir, tmp_path):
-    training = dataclasses.replace(
-        with_queue(6), multitask=MultitaskTraining(batching=TaskBatchingConfig(total=16))
-    )
-    with pytest.raises(ConfigError, match="a queue of 2 steps, and batches of every task"):
-        start(tmp_path / "model", tiny_store_dir, training=training)

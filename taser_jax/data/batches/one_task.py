@@ -56,8 +56,7 @@ class StepRows:
         query_rows: rows of the task's query set. [batch]
         passage_rows: rows of the store; query i's positive at i·(1+N), its negatives after it.
         positive_index: column of each query's positive. [batch]
-        ignore: True where a passage does not count as a query's negative; the queue's passages
-            follow the batch's. [batch, passages]
+        ignore: True where a passage does not count as a query's negative. [batch, passages]
         random_negatives: number of negatives drawn from the whole store, because queries had too
             few hard negatives.
     """
@@ -162,7 +161,6 @@ class BatchStream:
         self._padding = padding
         # The current orders of all tasks, and those of passes that have just ended.
         self._order = functools.lru_cache(maxsize=2 * len(tasks))(self._make_order)
-        self._past = functools.lru_cache(maxsize=2 * config.queue_steps)(self._passage_rows)
 
     @property
     def batch_size(self) -> int:
@@ -181,12 +179,8 @@ class BatchStream:
 
     @property
     def negatives_per_query(self) -> int:
-        """Passages of the global batch and the queue that are not the query's positive."""
-        return (1 + self.config.queue_steps) * self._passages_per_step - 1
-
-    @property
-    def _passages_per_step(self) -> int:
-        return self.config.batch_size * (1 + self.config.num_negatives)
+        """Passages of the global batch that are not the query's positive."""
+        return self.config.batch_size * (1 + self.config.num_negatives) - 1
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -202,7 +196,6 @@ class BatchStream:
                 "positives": config.positives.value,
                 "seed": config.seed,
                 "rates": dict(config.rates),
-                **({"queue_steps": config.queue_steps} if config.queue_steps else {}),
                 **({} if self._teacher is None else {"teacher": self._teacher.fingerprint}),
             }
         )
@@ -219,7 +212,6 @@ class BatchStream:
             seed=seed,
         )
         other._order = functools.lru_cache(maxsize=2 * len(self._tasks))(other._make_order)
-        other._past = functools.lru_cache(maxsize=2 * self.config.queue_steps)(other._passage_rows)
         return other
 
     def task(self, step: int) -> str:
@@ -234,7 +226,7 @@ class BatchStream:
             query_rows=rows.queries,
             passage_rows=rows.passages.reshape(-1),
             positive_index=self._positive_index(self._all),
-            ignore=self._ignore(rows, self._all, step),
+            ignore=self._ignore(rows, self._all),
             random_negatives=random_negatives,
         )
 
@@ -306,7 +298,7 @@ class BatchStream:
             queries=texts[0],
             passages=texts[1],
             positive_index=self._positive_index(share),
-            ignore=self._ignore(rows, share, step),
+            ignore=self._ignore(rows, share),
             query_rows=rows.queries[share],
             passage_rows=passage_rows,
             teacher_scores=self._scores[rows.task].look_up(
@@ -364,27 +356,15 @@ class BatchStream:
         return columns[share]
 
     def _ignore(
-        self, rows: _Rows, share: Int[np.ndarray, " share"], step: int
+        self, rows: _Rows, share: Int[np.ndarray, " share"]
     ) -> Bool[np.ndarray, "share all_passages"]:
         positive_index = self._positive_index(share)
-        positives = sampling.take(rows.positives, share)
         if self.config.false_negatives is FalseNegatives.KEEP:
-            ignore = np.zeros((len(positive_index), rows.passages.size), bool)
-        else:
-            ignore = sampling.occurs(positives, rows.passages.reshape(-1))
-            ignore[np.arange(len(share)), positive_index] = False
-        queued = [sampling.occurs(positives, past) for past in self._queued(step)]
-        return np.concatenate([ignore, *queued], axis=1)
-
-    def _queued(self, step: int) -> list[Int[np.ndarray, " passages"]]:
-        """Rows in the queue at a step, place by place: those of step s are in place s mod steps."""
-        steps = self.config.queue_steps
-        past = [step - 1 - (step - 1 - place) % steps for place in range(steps)]
-        # At the first steps some places are empty, which the training state records.
-        return [self._past(max(earlier, 0)) for earlier in past]
-
-    def _passage_rows(self, step: int) -> Int[np.ndarray, " passages"]:
-        return self._draw(step)[0].passages.reshape(-1)
+            return np.zeros((len(positive_index), rows.passages.size), bool)
+        positives = sampling.take(rows.positives, share)
+        ignore = sampling.occurs(positives, rows.passages.reshape(-1))
+        ignore[np.arange(len(share)), positive_index] = False
+        return ignore
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,8 +50,6 @@ class BatchingConfig(Checked):
         num_negatives: hard negatives per query.
         false_negatives: MASK, or KEEP as in the papers.
         positives: SAMPLE, or FIRST as in the papers.
-        queue_steps: number of preceding steps whose passages are negatives too, without gradients,
-            unless they are positives of the query; 0 keeps no queue.
         seed: 0 or more.
         rates: task -> times its queries are seen per epoch; 1 by default.
     """
@@ -60,7 +58,6 @@ class BatchingConfig(Checked):
     num_negatives: Natural = 1
     false_negatives: FalseNegatives = FalseNegatives.MASK
     positives: PositiveChoice = PositiveChoice.SAMPLE
-    queue_steps: Natural = 0
     seed: Seed = 0
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
 

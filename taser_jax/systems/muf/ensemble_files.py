@@ -62,13 +62,6 @@ class EnsembleTraining(Checked):
     evaluations: Positive = 20
     seed: Seed = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.batching.queue_steps:
-            title = "members see the passages of their batch alone, and a queue is set"
-            fix = "set its queue_steps = 0"
-            raise ConfigError(title, where="EnsembleTraining.batching", fix=fix)
-
 
 @dataclasses.dataclass(frozen=True)
 class SpecialistVectors:

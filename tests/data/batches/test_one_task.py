@@ -141,22 +141,19 @@ def test_ignore_against_brute_force(toy):
 
 
 def test_by_default_no_label_is_a_negative(toy):
-    """In the batch, among hard negatives, drawn at random or queued; every label is trained on."""
+    """In the batch, among hard negatives or drawn at random; every label is trained on."""
     store, tasks = toy
-    config = BatchingConfig(batch_size=8, num_negatives=3, queue_steps=2)
+    config = BatchingConfig(batch_size=8, num_negatives=3)
     stream = BatchStream(store, tasks, config)
     masked, random_negatives, trained_on = 0, 0, collections.defaultdict(set)
     for step in range(2, 200):
         rows = stream.rows(step)
-        earlier = sorted((step - 1, step - 2), key=lambda past: past % 2)
-        queued = [stream.rows(past).passage_rows for past in earlier]
-        passages = np.concatenate([rows.passage_rows, *queued])
         own = rows.passage_rows.reshape(8, 4)
         for i, query in enumerate(rows.query_rows.tolist()):
             positives = set(tasks[rows.task].positives[query].tolist())
             counts = ~rows.ignore[i]
             counts[rows.positive_index[i]] = False
-            assert not positives & set(passages[counts].tolist())
+            assert not positives & set(rows.passage_rows[counts].tolist())
             assert not positives & set(own[i, 1:].tolist())
             masked += rows.ignore[i].sum()
             trained_on[rows.task, query].add(int(own[i, 0]))
@@ -386,30 +383,3 @@ def test_bad_hosts(toy):
     store, tasks = toy
     with pytest.raises(ConfigError, match="8 queries in 3 parts"):
         BatchStream(store, tasks, CONFIG, share=HostShare((0,), 3))
-
-
-@pytest.mark.parametrize("false_negatives", list(FalseNegatives))
-def test_queued_passages_are_those_of_the_last_steps_without_known_positives(toy, false_negatives):
-    store, tasks = toy
-    stream = BatchStream(store, tasks, with_config(false_negatives=false_negatives, queue_steps=3))
-    plain = BatchStream(store, tasks, with_config(false_negatives=false_negatives))
-    assert stream.fingerprint != plain.fingerprint
-    assert stream.negatives_per_query == 4 * 32 - 1
-    found = 0
-    for step in (3, 4, 9):
-        rows = stream.rows(step)
-        assert np.array_equal(rows.ignore[:, :32], plain.rows(step).ignore)
-        positives = tasks[rows.task].positives
-        for place in range(3):
-            earlier = max(past for past in range(step) if past % 3 == place)
-            passages = plain.rows(earlier).passage_rows
-            expected = [np.isin(passages, positives[query]) for query in rows.query_rows]
-            columns = rows.ignore[:, 32 * (1 + place) : 32 * (2 + place)]
-            assert np.array_equal(columns, expected)
-            found += columns.sum()
-        first = BatchStream(
-            store, tasks, stream.config, share=HostShare(parts=(1,), count=2)
-        ).batch(step)
-        assert np.array_equal(first.ignore, rows.ignore[4:])
-    assert found
-    assert stream.rows(0).ignore.shape == (8, 4 * 32)
