@@ -108,11 +108,14 @@ def development_set(
     measure: str,
     evaluation: EvaluationConfig,
 ) -> fusion.DevelopmentSet:
-    """One task's dense and sparse lists, and how to score a fusion of them."""
-    judged = dataclasses.replace(evaluation, measures=(measure,), page_only_tasks=())
+    """One task's dense and sparse lists, of all its queries or some, and how to score a fusion."""
+    config = dataclasses.replace(evaluation, measures=(measure,), page_only_tasks=())
 
     def values(run: Run) -> np.ndarray:
-        return judge_run(run, queries, heads, judged).values[measure]
+        judged = judge_run(run, queries, heads, config)
+        line_of = {query_id: line for line, query_id in enumerate(judged.query_ids)}
+        lines = [line_of[query_id] for query_id in run.query_ids if query_id in line_of]
+        return judged.values[measure][lines]
 
     return fusion.DevelopmentSet(dense, sparse, values)
 

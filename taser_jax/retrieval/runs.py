@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gzip
-import io
 import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -145,7 +143,7 @@ def write_trec_run(path: FilePath, run: Run, *, ids: Sequence[str], tag: str = "
     written, so a query without results has no line.
 
     Args:
-        path: the file; gzipped where it ends in .gz.
+        path: the file.
         run: rows refer to `ids`.
         ids: passage id of each row of the store.
         tag: name of the system, the last column.
@@ -161,7 +159,7 @@ def write_trec_run(path: FilePath, run: Run, *, ids: Sequence[str], tag: str = "
         for row in np.unique(ordered.rows).tolist()
         if row != NO_ROW
     }
-    with replacing(path) as scratch, _open_to_write(scratch, path) as file:
+    with replacing(path) as scratch, open(scratch, "w", encoding="utf-8") as file:
         for query_id, rows, scores in zip(
             run.query_ids, ordered.rows.tolist(), ordered.scores, strict=True
         ):
@@ -230,12 +228,6 @@ def read_trec_run(
         rows[line_index, : len(results)] = list(results.keys())
         scores[line_index, : len(results)] = list(results.values())
     return Run.of(list(by_query), top_k(rows, scores, k))
-
-
-def _open_to_write(scratch: FilePath, path: FilePath) -> io.TextIOWrapper:
-    if str(path).endswith(".gz"):
-        return gzip.open(scratch, "wt", encoding="utf-8", compresslevel=6)
-    return open(scratch, "w", encoding="utf-8")
 
 
 def _column(value: str, what: str) -> str:

@@ -1,5 +1,7 @@
 """Runs: order and duplicates by hand and by a plain-Python oracle; files that read back equal."""
 
+import gzip
+
 import numpy as np
 import pytest
 
@@ -68,13 +70,16 @@ def test_a_query_without_its_own_row_keeps_as_many_results():
 
 @pytest.mark.parametrize("name", ["run.trec", "run.trec.gz"])
 def test_scores_read_back_bit_for_bit(tmp_path, name):
+    """Also of a file that was compressed since."""
     rng = np.random.default_rng(1)
     bits = rng.integers(0, 2**32, (40, 50), dtype=np.uint32)
     scores = bits.view(np.float32).copy()
     scores[~np.isfinite(scores)] = 1.0
     rows = np.stack([rng.permutation(1000)[:50] for _ in range(40)])
     run = Run.of([f"q{i}" for i in range(40)], top_k(rows, scores, 50))
-    write_trec_run(tmp_path / name, run, ids=IDS, tag="test")
+    write_trec_run(tmp_path / "run.trec", run, ids=IDS, tag="test")
+    with gzip.open(tmp_path / "run.trec.gz", "wb") as file:
+        file.write((tmp_path / "run.trec").read_bytes())
     back = read_trec_run(tmp_path / name, ROW_OF)
     assert back.query_ids == run.query_ids
     np.testing.assert_array_equal(back.rows, run.rows)

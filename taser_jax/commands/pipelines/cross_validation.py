@@ -11,6 +11,7 @@ from jaxtyping import Float64, Int64
 
 from taser_jax.assembly.model_directory import check_vocabulary, load_model
 from taser_jax.commands.evaluate import EvaluationConfig, judge_run
+from taser_jax.commands.hybrid import development_set
 from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
 from taser_jax.commands.pipelines.compare_plan import (
     Choice,
@@ -244,7 +245,7 @@ def choose(
         The choice.
     """
     store = PassageStore.open(data_dir, collection)
-    heads, judged = PassageHeads(store), dataclasses.replace(evaluation, measures=(measure,))
+    heads = PassageHeads(store)
     alphas: dict[str, float] = {}
     values: dict[str, dict[str, Float64[np.ndarray, " queries"]]] = {}
     count = 0
@@ -257,15 +258,9 @@ def choose(
                 for dense, sparse in zip(directories, sparse_dirs, strict=True)
             ]
             dense, sparse = (_joined([part[side] for part in parts]) for side in (0, 1))
-            line_of = {query.id: line for line, query in enumerate(queries)}
-            lines = [line_of[id] for id in dense.query_ids]
-
-            def score(
-                run: Run, queries: QuerySet = queries, lines: Sequence[int] = lines
-            ) -> Float64[np.ndarray, " queries"]:
-                return judge_run(run, queries, heads, judged).values[measure][lines]
-
-            sets[task] = DevelopmentSet(dense, sparse, score)
+            sets[task] = development_set(
+                dense, sparse, queries, heads, measure=measure, evaluation=evaluation
+            )
         count = sum(len(each.dense.query_ids) for each in sets.values())
         settled = settle_hybrid(config, [(each.dense, each.sparse) for each in sets.values()])
         best = choose_alpha(list(sets.values()), k=k, config=settled).alpha

@@ -45,14 +45,12 @@ class System:
     Attributes:
         model: the dual encoder.
         objective: None takes the training's; set it for the regulariser of learned routing.
-        learning_rate: None takes the training's.
         tasks: tasks that it is trained on; None means all that the comparison searches.
         train_steps: None takes the training's.
     """
 
     model: ModelConfig
     objective: ObjectiveConfig | None = None
-    learning_rate: float | None = None
     tasks: Sequence[str] | None = None
     train_steps: int | None = None
 
@@ -60,9 +58,6 @@ class System:
         """The common training with this system's own settings."""
         if self.objective is not None:
             training = dataclasses.replace(training, objective=self.objective)
-        if self.learning_rate is not None:
-            optimizer = dataclasses.replace(training.optimizer, learning_rate=self.learning_rate)
-            training = dataclasses.replace(training, optimizer=optimizer)
         if self.train_steps is not None:
             loop = dataclasses.replace(training.loop, train_steps=self.train_steps)
             training = dataclasses.replace(training, loop=loop)
