@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import tiny_training
 
+from taser_jax.data.collections.store import write_collection
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.records import Passage
+from taser_jax.systems.moma.augment import fused_documents
 from taser_jax.systems.moma.distillation import attention_shares, distil, write_joined_store
 from taser_jax.systems.moma.memories import Lookup, Manifest, Memory, Mixture
 
@@ -80,3 +83,18 @@ def test_attention_is_shared_among_memories(mixture):
     assert split["documents"] == pytest.approx(
         {"source, other": 0.2, "more": 0.6, "source, relevant": 0.2}
     )
+
+
+def test_documents_are_named_and_ordered_by_attention(mixture, tmp_path):
+    """As `taser ask` prints those behind a question; 48 texts are of both memories."""
+    texts = [Passage(id=f"p{i}", text=f"text {i}", title="title") for i in range(60)]
+    write_collection(tmp_path / "data", "tiny", texts)
+    rows = np.array([[3, 50, 7, 9], [55, -1, -1, -1]], np.int32)
+    lookup = Lookup(["a", "b"], rows, np.array([[4, 3, 2, 1], [5, 0, 0, 0]], np.float32))
+    # Three of the four are fused; the first column is the query's own tokens.
+    attention = np.array([[9.0, 0.1, 0.3, 0.1], [9.0, 0.2, 0.0, 0.0]], np.float32)
+    found = fused_documents(mixture, lookup, attention, data_dir=str(tmp_path / "data"))
+    first = [(one.memory, one.passage.id, one.score) for one in found[0]]
+    assert first == [("more", "p50", 3.0), ("source", "p3", 4.0), ("source", "p7", 2.0)]
+    assert [one.attention for one in found[0]] == pytest.approx([0.6, 0.2, 0.2])
+    assert [(one.memory, one.attention) for one in found[1]] == [("more", 1.0)]
