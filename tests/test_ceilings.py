@@ -33,7 +33,7 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_807,
     "cli": 1_344,
-    "commands": 5_153,
+    "commands": 5_149,
     "data": 6_796,
     "devices": 1_325,
     "evaluation": 1_617,
@@ -41,14 +41,14 @@ ROOMS = {
     "loose files": 406,
     "models": 2_348,
     "optim": 1_036,
-    "retrieval": 2_256,
+    "retrieval": 2_250,
     "serving": 533,
     "storage": 1_201,
     "systems": 3_322,
     "training": 1_692,
 }
 OTHERS = {
-    "lines of code": 34_010,
+    "lines of code": 34_000,
     "percent of code that imports or raises": 14.9,
     "files": 227,
     "lines of the longest file": 417,
@@ -56,7 +56,7 @@ OTHERS = {
     "rooms at the top": 14,
     "rooms on all floors": 25,
     "commands": 29,
-    "fields that nothing binds": 36,
+    "fields that nothing binds": 35,
     "Any in annotations": 112,
     "modules that train imports": 88,
 }
