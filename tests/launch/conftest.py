@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shutil
 import subprocess
@@ -22,8 +23,9 @@ ELSEWHERE = (
 
 
 @pytest.fixture
-def stubs(tmp_path) -> Stubs:
-    return Stubs(tmp_path)
+def stubs(tmp_path, monkeypatch, capfd) -> Stubs:
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    return Stubs(tmp_path, capfd)
 
 
 @pytest.fixture

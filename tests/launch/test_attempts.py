@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 
+import _pods
 import pytest
 from launch_stubs import DENIED, NOT_FOUND, SLICES, TPU, TRAIN, finished, node, queued
 
@@ -180,9 +181,12 @@ def test_a_state_that_is_not_to_be_had_for_now(stubs):
 
 
 @pytest.mark.parametrize(
-    ("failing", "code"), [("scp", 1), ("_install.sh", 1), ("_fetch.py", 2), ("_fetch.py", 1)]
+    ("script", "failing", "code"),
+    [
+        *(("tpu_vm.sh", "scp", 1), ("tpu_vm.sh", "_install.sh", 1), ("tpu_vm.sh", "_fetch.py", 2)),
+        ("tpu_multislice.sh", "_fetch.py", 1),
+    ],
 )
-@pytest.mark.parametrize("script", ["tpu_vm.sh", "tpu_multislice.sh"])
 def test_hosts_that_cannot_be_prepared_stop_the_launcher(stubs, checkout, script, failing, code):
     there = node("READY") if script == "tpu_vm.sh" else queued("ACTIVE")
     stubs.answer(("describe", there, 0), (failing, "told why", code))
@@ -245,12 +249,13 @@ def test_a_tpu_that_is_being_made_ready_is_waited_for(stubs, state):
     assert stubs.asked("tpu-vm", "delete") == []
 
 
-def test_waiting_has_an_end(stubs):
+def test_waiting_has_an_end(stubs, monkeypatch):
+    monkeypatch.setattr(_pods, "LOOKS", 3)
     stubs.answer(("describe", node("REPAIRING"), 0))
     found = stubs.run("tpu_vm.sh", *TPU, "--type=v4-32", "--retries=0", *TRAIN)
     assert found.returncode == 75
     assert "TPU pod is still REPAIRING (attempt 1 of 1)" in found.stderr
-    assert stubs.sleeps == 30
+    assert stubs.sleeps == 3
     assert stubs.asked("tpu-vm", "delete") == []
 
 

@@ -6,6 +6,7 @@ import getpass
 import pathlib
 import shutil
 
+import _outputs
 import pytest
 from launch_stubs import LAUNCH, TPU, Stubs, finished, node
 
@@ -31,22 +32,27 @@ GIN_FILES = {
 }
 
 
-@pytest.fixture
-def checkout(tmp_path) -> pathlib.Path:
-    """The launchers, the packaged Gin files and those of a user."""
-    root = tmp_path / "checkout"
-    shutil.copytree(LAUNCH, root / "launch")
+@pytest.fixture(scope="module")
+def folder_of_files(tmp_path_factory) -> pathlib.Path:
+    """The packaged Gin files and those of a user."""
+    root = tmp_path_factory.mktemp("files") / "checkout"
     shutil.copytree(LAUNCH.parent / "gin_configs", root / "gin_configs")
     for name, text in GIN_FILES.items():
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text(text)
-    (tmp_path / "outside.gin").write_text(GIN_FILES["bucket.gin"])
+    (root.parent / "outside.gin").write_text(GIN_FILES["bucket.gin"])
     return root
 
 
-def planned(stubs: Stubs, checkout: pathlib.Path, *options: str) -> str:
+@pytest.fixture
+def files(folder_of_files, monkeypatch) -> None:
+    """These files are those of the checkout that hosts get."""
+    monkeypatch.setattr(_outputs, "ROOT", folder_of_files)
+
+
+def planned(stubs: Stubs, *options: str) -> str:
     """The line about deletion of a dry run, without the command that does it by hand."""
-    result = stubs.run("tpu_vm.sh", "--dry_run", *options, checkout=checkout)
+    result = stubs.run("tpu_vm.sh", "--dry_run", *options)
     assert result.returncode == 0, result.stderr
     assert stubs.calls == []
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("# deletion")]
@@ -80,8 +86,9 @@ def train(*flags: str) -> tuple[str, ...]:
         ((MODEL, "--gin.OUTPUT_DIR=gs://bucket/o"), "gs://bucket/model is not empty, if gs://bucket/o"),
     ],
 )  # fmt: skip
-def test_a_tpu_is_deleted_if_the_model_is_in_a_bucket(stubs, checkout, flags, address):
-    assert planned(stubs, checkout, *NEW, *train(*flags)) == (
+@pytest.mark.usefixtures("files")
+def test_a_tpu_is_deleted_if_the_model_is_in_a_bucket(stubs, flags, address):
+    assert planned(stubs, *NEW, *train(*flags)) == (
         "# deletion (--delete=success): after the command has finished, "
         f"if {address} is not empty; after a failure or Ctrl-C the TPU stays and is billed."
     )
@@ -134,18 +141,20 @@ def test_a_tpu_is_deleted_if_the_model_is_in_a_bucket(stubs, checkout, flags, ad
         (("--", "no_command", MODEL), "only train writes to a bucket"),
     ],
 )  # fmt: skip
-def test_a_tpu_whose_disks_may_hold_results_stays(stubs, checkout, command, reason):
-    line = planned(stubs, checkout, *NEW, *command)
+@pytest.mark.usefixtures("files")
+def test_a_tpu_whose_disks_may_hold_results_stays(stubs, command, reason):
+    line = planned(stubs, *NEW, *command)
     assert line.startswith("# deletion (--delete=never): never (")
     assert reason in line
 
 
-def test_a_gin_file_of_the_hosts_own_checkout_is_not_relied_on(stubs, checkout):
+@pytest.mark.usefixtures("files")
+def test_a_gin_file_of_the_hosts_own_checkout_is_not_relied_on(stubs):
     """With --skip_install the file here may say something else."""
     options = (*NEW, "--skip_install")
-    line = planned(stubs, checkout, *options, *train("--gin_file=bucket.gin"))
+    line = planned(stubs, *options, *train("--gin_file=bucket.gin"))
     assert "(--delete=never): never (MODEL_DIR is neither" in line
-    line = planned(stubs, checkout, *options, *train("--gin_file=bucket.gin", MODEL))
+    line = planned(stubs, *options, *train("--gin_file=bucket.gin", MODEL))
     assert "(--delete=success): after the command has finished, if gs://bucket/model" in line
 
 
@@ -158,15 +167,15 @@ def test_a_gin_file_of_the_hosts_own_checkout_is_not_relied_on(stubs, checkout):
     ],
 )
 @pytest.mark.parametrize("flag", [MODEL, "--gin.MODEL_DIR=model"])
-def test_what_is_asked_for_is_done_wherever_results_go(stubs, checkout, options, words, flag):
-    assert words in planned(stubs, checkout, *NEW, *options, *train(flag))
+def test_what_is_asked_for_is_done_wherever_results_go(stubs, options, words, flag):
+    assert words in planned(stubs, *NEW, *options, *train(flag))
 
 
-def test_without_python_nothing_is_created_or_deleted(stubs, checkout):
+def test_without_python_nothing_is_created_or_deleted(stubs):
     python = stubs.folder / "bin" / "python3"
     python.write_text("#!/bin/sh\nexit 127\n")
     python.chmod(0o755)
-    assert stubs.run("tpu_vm.sh", *NEW, *train(MODEL), checkout=checkout).returncode == 127
+    assert stubs.run("tpu_vm.sh", *NEW, *train(MODEL), checkout=LAUNCH.parent).returncode == 127
     assert stubs.calls == []
 
 
