@@ -346,7 +346,7 @@ def test_bad_questions_are_refused(trained: Retriever):
     assert trained.search([]) == []
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_pretrained_weights_embed_as_sentence_transformers_do(minilm: pathlib.Path):
     reference = pytest.importorskip("sentence_transformers").SentenceTransformer(str(minilm))
     retriever = Retriever.from_pretrained(minilm)

@@ -264,31 +264,26 @@ class Metrics:
     """
 
     def __init__(self, waiting: Callable[[], int]) -> None:
-        self._registry = CollectorRegistry()
-        self.requests = Counter(
-            "taser_requests",
-            "Requests by path and status.",
-            ["path", "status"],
-            registry=self._registry,
-        )
+        registry = self._registry = CollectorRegistry()
+        about = "Requests by path and status."
+        self.requests = Counter("taser_requests", about, ["path", "status"], registry=registry)
         self.seconds = Histogram(
             "taser_request_seconds",
             "Seconds from request to answer.",
             ["path"],
             buckets=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
-            registry=self._registry,
+            registry=registry,
         )
         self.batch_size = Histogram(
             "taser_batch_texts",
             "Texts of each call of the model.",
             buckets=(1, 2, 4, 8, 16, 32, 64, 128),
-            registry=self._registry,
+            registry=registry,
         )
         about = "Reloads of model and index."
-        self.reloads = Counter("taser_reloads", about, registry=self._registry)
+        self.reloads = Counter("taser_reloads", about, registry=registry)
         about = "Texts that wait for a batch."
-        gauge = Gauge("taser_waiting_texts", about, registry=self._registry)
-        gauge.set_function(waiting)
+        Gauge("taser_waiting_texts", about, registry=registry).set_function(waiting)
 
     def text(self) -> bytes:
         """In Prometheus' text format."""
