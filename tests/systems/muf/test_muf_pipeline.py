@@ -1,8 +1,6 @@
 """`taser pipeline muf`: its tables, what a rerun reuses, and a specialist that joins later."""
 
-import collections
 import csv
-import functools
 import json
 import pathlib
 import shutil
@@ -17,7 +15,6 @@ from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.evaluation.results import per_query_path, read_per_query, read_results
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.storage.errors import ConfigError
-from taser_jax.systems.muf import stages as muf_stages
 from taser_jax.systems.muf.pipeline import without_each
 
 pytestmark = pytest.mark.slow
@@ -215,36 +212,6 @@ def test_a_specialist_joins_a_finished_run(finished, small_world, tmp_path):
     # Back without it, the tables are the former ones.
     succeed(*arguments(small_world, copy))
     assert (copy / "domains.csv").read_bytes() == (finished / "domains.csv").read_bytes()
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing in the pipeline may catch it."""
-
-
-@pytest.mark.release
-def test_killed_in_several_stages_it_goes_on_in_each(finished, small_world, tmp_path, monkeypatch):
-    calls: collections.Counter[str] = collections.Counter()
-    kills = {("train", 2), ("ensemble", 1), ("fuse", 1), ("fuse", 5), ("score", 1)}
-
-    def counted(name, function):
-        @functools.wraps(function)
-        def call(**arguments):
-            calls[name] += 1
-            if (name, calls[name]) in kills:
-                raise Killed(name)
-            return function(**arguments)
-
-        return call
-
-    for name in ("train", "ensemble", "fuse", "score"):
-        monkeypatch.setattr(muf_stages, name, counted(name, getattr(muf_stages, name)))
-    directory = tmp_path / "out"
-    for _ in kills:
-        with pytest.raises(Killed):
-            succeed(*arguments(small_world, directory))
-    succeed(*arguments(small_world, directory))
-    for name in ("domains", "mixed", "bm25", "sizes"):
-        assert (directory / f"{name}.csv").read_bytes() == (finished / f"{name}.csv").read_bytes()
 
 
 @pytest.mark.parametrize(
