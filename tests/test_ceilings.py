@@ -42,13 +42,13 @@ ROOMS = {
     "models": 2_348,
     "optim": 1_036,
     "retrieval": 2_250,
-    "serving": 533,
+    "serving": 528,
     "storage": 1_201,
     "systems": 3_322,
     "training": 1_692,
 }
 OTHERS = {
-    "lines of code": 34_000,
+    "lines of code": 33_995,
     "percent of code that imports or raises": 14.9,
     "files": 227,
     "lines of the longest file": 417,
