@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import t5_oracle
-from tiny_bert import encode, quick_jit, random_params, tiny_tokens
+from tiny_bert import encode, random_params, tiny_tokens
 from tiny_fusion import augmented, bert_fusion, small_t5_fusion, t5_fusion
 from tiny_t5 import random_t5_params, tiny_t5, tiny_t5_model
 
@@ -38,7 +38,7 @@ def real(tokens, *place):
 def test_embedding_and_attention_are_the_oracles():
     model, texts = t5_fusion(), augmented()
     params = random_t5_params(model)
-    run = quick_jit(functools.partial(encode_with_attention, model))
+    run = jax.jit(functools.partial(encode_with_attention, model))
     embeddings, attention = run(params, texts)
     for row, present in enumerate(texts.present):
         query = real(texts.query, row)
@@ -71,7 +71,7 @@ def test_no_documents_are_st5_encdec_to_the_bit():
 def test_order_padding_and_absent_documents_change_nothing(make):
     model, texts = make(), augmented(documents=3)
     params = random_params(model)
-    run = functools.partial(quick_jit(functools.partial(encode_with_attention, model)), params)
+    run = functools.partial(jax.jit(functools.partial(encode_with_attention, model)), params)
     embeddings, attention = run(texts)
     order = [2, 0, 1]
     permuted = Augmented(
@@ -120,7 +120,7 @@ def test_berts_fusion_starts_as_the_plain_encoder(towers, documents):
     if documents is FusedStates.EMBEDDINGS:
         rng = np.random.default_rng(0)
         texts = dataclasses.replace(texts, documents=rng.normal(size=(3, 2, 16)))
-    params = init_params(model, jax.random.key(0))
+    params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
     names = {name for tower in params for name in params[tower] if "fusion" in name}
     assert names == {"fusion", "fusion_norm", "fusion_projection"}
     if towers == "separate":
@@ -133,7 +133,7 @@ def test_berts_fusion_starts_as_the_plain_encoder(towers, documents):
     def loss(params):
         return encode(model, params, texts, Role.QUERY).embeddings.sum()
 
-    gradients = quick_jit(jax.grad(loss))(params)
+    gradients = jax.jit(jax.grad(loss))(params)
     tower = gradients["encoder" if towers == "tied" else "query_encoder"]
     assert np.abs(tower["fusion_projection"]["kernel"]).max() > 0
     trained = random_params(model)
@@ -154,7 +154,7 @@ def test_loss_and_chunks_take_documents():
     abstract = batch.shape.abstract()
     assert jax.tree.map(np.shape, abstract) == jax.tree.map(np.shape, batch)
     whole, halves = (
-        quick_jit(jax.value_and_grad(make_loss(model, num_chunks=n, train=False), has_aux=True))(
+        jax.jit(jax.value_and_grad(make_loss(model, num_chunks=n, train=False), has_aux=True))(
             params, batch, step=jnp.int32(0)
         )
         for n in (1, 2)

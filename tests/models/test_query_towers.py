@@ -6,7 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from tiny_bert import encode, quick_jit, random_params, tiny_bert, tiny_model, tiny_tokens
+from tiny_bert import encode, random_params, tiny_bert, tiny_model, tiny_tokens
 
 from taser_jax.interop.bert import from_plain_encoders, plain_encoder
 from taser_jax.models import config_io
@@ -52,7 +52,7 @@ def test_a_tasks_queries_train_their_own_tower_and_passages_one():
         def total(p):
             return encode(model, p, tiny_tokens(), role, task=task).embeddings[:, 0].sum()
 
-        found = quick_jit(jax.grad(total))(params)
+        found = jax.jit(jax.grad(total))(params)
         return {n for n, tree in found.items() if any(x.any() for x in jax.tree.leaves(tree))}
 
     assert trained(Role.QUERY, "nq") == {"query_encoder_nq"}
@@ -63,7 +63,7 @@ def test_a_tasks_queries_train_their_own_tower_and_passages_one():
 
 def test_towers_start_as_copies():
     model = q_spec()
-    params = quick_jit(lambda key: init_params(model, key))(jax.random.key(0))
+    params = jax.jit(lambda key: init_params(model, key))(jax.random.key(0))
     assert params.keys() == set(TOWERS)
     kernels = [params[tower]["layers_0"]["mlp"]["wi"]["kernel"] for tower in TOWERS]
     equal = [np.array_equal(kernels[i], kernels[j]) for i, j in ((0, 1), (0, 2), (1, 2))]

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import erf
-from tiny_bert import BLOCKS, encode, quick_jit, random_params, tiny_bert, tiny_model, tiny_tokens
+from tiny_bert import encode, random_params, tiny_bert, tiny_model, tiny_tokens
 
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig
@@ -239,7 +239,7 @@ def router_gradients():
     def compiled(experts):
         model = tiny_model(bert=NO_DROPOUT, experts=dict(experts))
         rngs = {"dropout": jax.random.key(1), "routing": jax.random.key(2)}
-        return model, quick_jit(jax.value_and_grad(lambda p: retrieval_loss(model, p, rngs)))
+        return model, jax.jit(jax.value_and_grad(lambda p: retrieval_loss(model, p, rngs)))
 
     def of(params_of, **experts):
         model, value_and_grad = compiled(tuple(({"num_experts": 2} | experts).items()))
@@ -257,9 +257,8 @@ def router_gradients():
 
 def initial(model, router_scale=1.0):
     """The real initialisation, where all experts are equal."""
-    params = init_params(model, jax.random.key(0))
-    for name in BLOCKS:
-        layer = params["encoder"][f"layers_{name - 1}"]
+    params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
+    for layer in params["encoder"].values():
         if "router" in layer:
             layer["router"] = jax.tree.map(lambda leaf: leaf * router_scale, layer["router"])
     return params

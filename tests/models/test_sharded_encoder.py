@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from tiny_bert import quick_jit, random_params, tiny_model, tiny_tokens
+from tiny_bert import random_params, tiny_model, tiny_tokens
 
 from taser_jax.models.parameters import logical_axes
 from taser_jax.models.routing import Routing
@@ -42,7 +42,7 @@ def test_sharded_equals_unsharded(routing, rules):
     queries, passages = tiny_tokens(batch=4, seed=3), tiny_tokens(batch=4, seed=4)
     rngs = {"dropout": jax.random.key(1), "routing": jax.random.key(2)}
 
-    @quick_jit
+    @jax.jit
     def step(params, queries, passages):
         def loss(params):
             q, p = model.apply({"params": params}, queries, passages, train=True, rngs=rngs)

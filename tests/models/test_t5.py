@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import t5_oracle
-from tiny_bert import encode, quick_jit, tiny_tokens
+from tiny_bert import encode, tiny_tokens
 from tiny_t5 import one_block, random_t5_params, tiny_t5, tiny_t5_model
 
 from taser_jax.models.batch import Role, Tokens
@@ -21,10 +21,7 @@ KINDS = {"t5": {}, "1.1": {"mlp_activations": GATED}}
 
 
 def embeddings(model, params, tokens, **kwargs):
-    def run(params, tokens):
-        return encode(model, params, tokens, Role.QUERY, **kwargs).embeddings
-
-    return np.asarray(quick_jit(run)(params, tokens))
+    return np.asarray(encode(model, params, tokens, Role.QUERY, **kwargs).embeddings)
 
 
 SMALL = {"embed_dim": 512, "num_decoder_layers": 6, "num_layers": 6, "num_heads": 8}
@@ -124,7 +121,7 @@ def test_rematerialisation_changes_no_gradient():
             encoded = encode(model, p, tiny_tokens(), Role.QUERY, train=True, rngs=RNGS)
             return encoded.embeddings[:, 0].sum()
 
-        return quick_jit(jax.grad(total))(params)
+        return jax.jit(jax.grad(total))(params)
 
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4),
@@ -147,13 +144,10 @@ def test_dropout_acts_in_training_only_and_differs_by_key():
     params = random_t5_params(model)
     plain = embeddings(model, params, tiny_tokens())
 
-    @quick_jit
-    def dropped(key):
-        rngs = {"dropout": key}
-        found = encode(model, params, tiny_tokens(), Role.QUERY, train=True, rngs=rngs)
-        return found.embeddings
-
-    first, again, other = (dropped(jax.random.key(i)) for i in (1, 1, 2))
+    first, again, other = (
+        embeddings(model, params, tiny_tokens(), train=True, rngs={"dropout": jax.random.key(i)})
+        for i in (1, 1, 2)
+    )
     np.testing.assert_array_equal(first, again)
     assert np.abs(first - plain).max() > 0.1
     assert np.abs(first - other).max() > 0.1

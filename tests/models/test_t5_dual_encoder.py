@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_bert import encode, quick_jit, tiny_tokens
+from tiny_bert import encode, tiny_tokens
 from tiny_t5 import one_block, random_t5_params, tiny_t5, tiny_t5_model
 
 from taser_jax.devices.mesh import MeshConfig, make_mesh
@@ -76,7 +76,7 @@ def test_sharded_equals_unsharded():
     queries, passages = tiny_tokens(batch=8, seed=3), tiny_tokens(batch=8, seed=4)
     rngs = {"dropout": jax.random.key(1)}
 
-    @quick_jit
+    @jax.jit
     def step(params, queries, passages):
         def loss(params):
             q, p = model.apply({"params": params}, queries, passages, train=True, rngs=rngs)

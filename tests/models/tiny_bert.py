@@ -18,13 +18,6 @@ NUM_HEADS = 2
 BLOCKS = (2, 3)
 
 
-# Four times less compiling than XLA's defaults, for programs that run once.
-quick_jit = functools.partial(
-    jax.jit,
-    compiler_options={"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False},
-)
-
-
 def tiny_bert(**changes):
     config = BertConfig(
         vocab_size=50,
@@ -40,7 +33,7 @@ def tiny_bert(**changes):
 
 def tiny_model(*, bert=None, experts=None, **changes):
     """Block 1 is shared; 2 and 3 are specialised where `experts` says so."""
-    experts = ExpertConfig(blocks=BLOCKS, **(experts or {}))
+    experts = ExpertConfig(**({"blocks": BLOCKS} | (experts or {})))
     return DualEncoder(DualEncoderConfig(bert=bert or tiny_bert(), experts=experts, **changes))
 
 
@@ -66,5 +59,8 @@ def tiny_tokens(batch=5, length=9, seed=1):
     return Tokens(np.where(mask, rng.integers(1, 50, mask.shape), 0).astype(np.int32), mask)
 
 
-def encode(model, params, tokens, role, **kwargs):
-    return model.apply({"params": params}, tokens, role=role, method="encode", **kwargs)
+@functools.partial(jax.jit, static_argnames=("model", "role", "task", "train"))
+def encode(model, params, tokens, role, task=None, *, train=False, rngs=None):
+    return model.apply(
+        {"params": params}, tokens, role=role, task=task, train=train, rngs=rngs, method="encode"
+    )

@@ -1,7 +1,6 @@
 """Relatives of BERT beside Hugging Face's PyTorch models, with random weights."""
 
 import dataclasses
-import functools
 import json
 
 import jax
@@ -36,11 +35,6 @@ BERT = {
     "intermediate_size": 40,
     "max_position_embeddings": 210,
 }
-# Four times less compiling than XLA's defaults, for programs that run once.
-quick_jit = functools.partial(
-    jax.jit,
-    compiler_options={"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False},
-)
 # Model in transformers -> its configuration.
 MODELS = {
     "DistilBertModel": {
@@ -106,7 +100,7 @@ def read(directory):
 
 
 def our_states(params, config, ids, mask):
-    @quick_jit
+    @jax.jit
     def run(params, tokens):
         return BertEncoder(config).apply({"params": params}, tokens, role=Role.QUERY)[0]
 
@@ -177,7 +171,7 @@ def test_experts_start_as_the_pretrained_encoder(saved):
 
 
 def quick_encode(dual):
-    @quick_jit
+    @jax.jit
     def encode(params, tokens):
         encoded = dual.apply({"params": params}, tokens, role=Role.QUERY, method="encode")
         return encoded.embeddings
