@@ -159,9 +159,9 @@ def plan_recipe(
 
 
 def _meshes(own: MeshConfig, topology: Topology, *, num_heads: int) -> list[MeshConfig]:
-    """The first of the recipe's own mesh and the usual ones that divide devices and heads.
+    """The recipe's own mesh, then the usual ones, if they divide devices and heads.
 
-    All but the last have as many parts of the batch as the recipe's own, so that it divides them.
+    None splits the batch into more parts than the recipe's own, which divides it.
     """
     devices = len(topology.devices)
     kept = own.model if devices % own.model == 0 else 1

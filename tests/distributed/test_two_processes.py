@@ -235,7 +235,7 @@ def test_two_hosts_encode_what_one_encodes(folder):
     np.testing.assert_allclose(together.rows(0, 48), alone.rows(0, 48), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("process_id", [0, 1])
+@pytest.mark.parametrize("process_id", [pytest.param(0, marks=pytest.mark.release), 1])
 def test_a_host_or_a_coordinator_that_does_not_answer(folder, process_id):
     where = {
         "JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}",

@@ -94,7 +94,7 @@ def tiny_config(kind: str) -> DualEncoderConfig:
 def from_scratch(directory: pathlib.Path, kind: str, *, steps: int = 0) -> Trained:
     """Random weights of `tiny_config`, after steps of training or moved at random."""
     config = tiny_config(kind)
-    params = init_params(DualEncoder(config), jax.random.key(0))
+    params = jax.jit(functools.partial(init_params, DualEncoder(config)))(jax.random.key(0))
     return _moved(directory, config, params, WordPieceVocabulary(PIECES), steps=steps)
 
 

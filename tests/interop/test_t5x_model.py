@@ -6,6 +6,7 @@ tests/shared_data/test_t5x_live.py trains with T5X itself.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import pathlib
 import sys
@@ -33,6 +34,7 @@ from taser_jax.training.objective import ObjectiveConfig
 pytestmark = pytest.mark.slow
 
 CONFIG = model_config(dropout_rate=0.0)
+draw = jax.jit(functools.partial(init_params, DualEncoder(CONFIG)))
 LENGTHS = {
     "inputs": QUERY_LENGTH,
     "targets": PASSAGE_LENGTH,
@@ -126,7 +128,7 @@ def test_features_are_queries_and_positives_before_their_negatives(converted, st
 
 
 def test_the_loss_is_that_of_our_step_on_the_same_batch(t5x_model, converted, store_dir, mined):
-    store, params = TokenStore.open(store_dir), init_params(DualEncoder(CONFIG), jax.random.key(3))
+    store, params = TokenStore.open(store_dir), draw(jax.random.key(3))
     queries = store.queries("first", "train")
     rows = np.array([r for i, n in enumerate(mined[1]) for r in (queries.positives[i][0], *n)])
     positive_index = np.arange(8) * 3
@@ -160,7 +162,7 @@ def test_dropout_draws_depend_on_the_key_and_differ_by_side(t5x_model, converted
         batch_size=8,
         passage_length=PASSAGE_LENGTH,
     )
-    params = init_params(DualEncoder(CONFIG), jax.random.key(3))
+    params = draw(jax.random.key(3))
     first, again, other = (
         float(model.loss_fn(params, converted, jax.random.key(seed))[0]) for seed in (0, 0, 1)
     )
@@ -188,7 +190,7 @@ def test_every_parameter_has_the_names_of_its_axes(t5x_model):
     ],
 )
 def test_microbatches_and_other_lengths_are_refused(t5x_model, converted, changes, message):
-    params = init_params(DualEncoder(CONFIG), jax.random.key(0))
+    params = draw(jax.random.key(0))
     with pytest.raises(ConfigError, match=message):
         make(t5x_model, **changes).loss_fn(params, converted, None)
 
@@ -199,7 +201,7 @@ def test_a_query_without_enough_negatives_is_refused(t5x_model, store_dir):
 
 
 def test_what_t5x_trained_is_read_bit_for_bit_or_refused(tmp_path):
-    params = init_params(DualEncoder(CONFIG), jax.random.key(3))
+    params = draw(jax.random.key(3))
     write_t5x(tmp_path, params, step=5)
     source = Pretrained(str(tmp_path))
     abstract = abstract_params(DualEncoder(CONFIG))

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import re
 
 import jax
@@ -34,13 +35,10 @@ MODELS = {
 BATCH = make_batch(16)
 
 
-def gradient(system, *, num_chunks=2):
-    model = DualEncoder(MODELS[system])
-    objective = ObjectiveConfig(
-        regularizer=RoutingRegularizer(weight=0.5) if system == "seq-r" else None
-    )
-    loss = make_loss(model, objective=objective, num_chunks=num_chunks)
-    params = init_params(model, jax.random.key(0))
+def gradient(config, *, regularizer=None):
+    model = DualEncoder(config)
+    loss = make_loss(model, objective=ObjectiveConfig(regularizer=regularizer), num_chunks=2)
+    params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
 
     def value_and_gradient(params, batch, step):
         return jax.value_and_grad(lambda params: loss(params, batch, step=step)[0])(params)
@@ -64,7 +62,8 @@ def on_mesh(step, params, **axes):
     + [pytest.param(name, marks=pytest.mark.release) for name in MODELS if name != "seq-r"],
 )
 def test_dropout_and_routing_noise_are_those_of_one_device(system):
-    step, params = gradient(system)
+    regularizer = RoutingRegularizer(weight=0.5) if system == "seq-r" else None
+    step, params = gradient(MODELS[system], regularizer=regularizer)
     expected = step(params, BATCH, jnp.int32(3))
     mesh, placed = on_mesh(step, params, data=8)
     with mesh:
@@ -88,7 +87,7 @@ def exchanged_in_loops(compiled):
 
 
 def test_gradients_are_exchanged_once_per_step():
-    step, params = gradient("seq-r", num_chunks=2)
+    step, params = gradient(DualEncoderConfig(BERT))
     mesh, placed = on_mesh(step, params, data=8)
     with mesh:
         assert exchanged_in_loops(step.lower(*placed).compile()) == []

@@ -33,7 +33,7 @@ MULTIPLES = {
 @functools.cache
 def loss_and_gradient(name):
     model = DualEncoder(MODELS[name])
-    params = init_params(model, jax.random.key(0))
+    params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
     loss_fn = make_loss(model, train=True)
     batch = make_batch(4, length=6)
     (loss, _), gradient = jax.jit(jax.value_and_grad(loss_fn, has_aux=True))(

@@ -48,8 +48,9 @@ def test_one_tasks_step_trains_its_query_tower_and_the_passages():
 
 
 def test_evaluation_goes_through_the_tasks_tower():
-    params = init_params(MODEL, jax.random.key(0))
-    params["query_encoder_nq"] = init_params(MODEL, jax.random.key(1))["query_encoder_nq"]
+    draw = jax.jit(functools.partial(init_params, MODEL))
+    params = draw(jax.random.key(0))
+    params["query_encoder_nq"] = draw(jax.random.key(1))["query_encoder_nq"]
     loss = make_loss(MODEL, train=False)
     losses = {task: float(loss(params, BATCH, step=jnp.int32(0), task=task)[0]) for task in TASKS}
     assert losses["fever"] == pytest.approx(losses["wow"], rel=1e-6)
