@@ -28,7 +28,7 @@ import jax
 import numpy as np
 from side_by_side import in_turns, machine, show
 
-from taser_jax.assembly.cached_states import cached_states
+from taser_jax.assembly.text_sources import cached_states
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.stream import BatchingConfig, Padding
 from taser_jax.data.token_store.store import TokenStore

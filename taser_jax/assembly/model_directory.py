@@ -366,7 +366,7 @@ def read_facts(model_dir: FilePath) -> dict[str, Any]:
     return {name: fact for name, fact in facts.items() if fact is not None and name != "settings"}
 
 
-def read_settings(model_dir: FilePath) -> dict[str, Any]:
+def read_settings(model_dir: FilePath) -> dict[str, object]:
     """Every setting of a model's training by its path, from run.json; empty where none was kept."""
     return _read_run(model_dir).get("settings", {})
 

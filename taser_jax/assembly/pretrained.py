@@ -143,33 +143,20 @@ def check_words(checkpoint: pathlib.Path, vocabulary: pathlib.Path) -> None:
                 directory,
             )
             return
-    difference = _difference(load_vocabulary(vocabulary), load_vocabulary(checkpoint))
-    if difference is not None:
-        problem = f"the token store's vocabulary {difference}"
-        where = str(vocabulary)
-        raise ConfigError(problem, where=where, fix=f"tokenize with --gin.VOCABULARY={checkpoint}")
+    used, pretrained = load_vocabulary(vocabulary), load_vocabulary(checkpoint)
+    if _deciding(used) != _deciding(pretrained):
+        raise ConfigError(
+            f"the token store's vocabulary ({used.kind}) has other pieces, or splits texts "
+            f"otherwise, than that of the weights ({pretrained.kind})",
+            where=str(vocabulary),
+            fix=f"tokenize with --gin.VOCABULARY={checkpoint}",
+        )
 
 
-def _difference(used: Vocabulary, pretrained: Vocabulary) -> str | None:
-    """How the vocabulary used differs from that of pretrained weights; None if ids are the same."""
-    from taser_jax.data.text.hugging_face import TokenizerJsonVocabulary, WordPieceVocabulary
+def _deciding(vocabulary: Vocabulary) -> str | bytes:
+    """What decides a text's ids: T5's extra ids, which follow the pieces, do not."""
     from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
-    from taser_jax.data.text.vocabulary_files import first_difference
 
-    match used, pretrained:
-        case TokenizerJsonVocabulary(), TokenizerJsonVocabulary():
-            is_same = used.content == pretrained.content
-            return None if is_same else "is another tokenizer.json than the weights'"
-        case SentencePieceVocabulary(), SentencePieceVocabulary():
-            is_same = used.model == pretrained.model
-            return None if is_same else "is another SentencePiece model than the weights'"
-        case WordPieceVocabulary(), WordPieceVocabulary():
-            if used.pieces != pretrained.pieces:
-                line, ours, theirs = first_difference(used.pieces, pretrained.pieces)
-                return f"differs from the weights' from line {line} on: {ours}, not {theirs}"
-            for name in ("lower_case", "strips_accents", "split_ideographs"):
-                ours, theirs = (getattr(v.splitting, name) for v in (used, pretrained))
-                if ours != theirs:
-                    return f"has {name} {ours}, and the weights' {theirs}"
-            return None
-    return f"is of kind {used.kind}, and the weights' of kind {pretrained.kind}"
+    if isinstance(vocabulary, SentencePieceVocabulary):
+        return vocabulary.model
+    return vocabulary.fingerprint

@@ -148,20 +148,19 @@ def data_facts(stream: Stream, store: TokenStore, *, train_steps: int) -> dict[s
 
 
 def _text_facts(store: TokenStore, tasks: Iterable[str]) -> dict[str, object]:
-    """How texts became tokens: one value, or one per task where they differ; unknown is absent."""
+    """How texts became tokens: one value, or one per task where they differ."""
     trained_on = set(tasks)
     entries = [e for e in store.metadata.queries if e.task in trained_on and e.split == "train"]
-    facts: dict[str, object] = {}
-    if any(entry.normalization is not None for entry in entries):
-        facts["query_normalization"] = joined({e.task: e.normalization for e in entries})
+    facts: dict[str, object] = {
+        "query_normalization": joined({entry.task: entry.normalization for entry in entries}),
+        "titles": store.metadata.titles,
+    }
     if any(entry.prompt for entry in entries):
         facts["query_prompt"] = joined({e.task: list(e.prompt) for e in entries})
     if any(entry.length != store.metadata.query_length for entry in entries):
         facts["query_lengths"] = {entry.task: entry.length for entry in entries}
     if store.metadata.passage_prompt:
         facts["passage_prompt"] = list(store.metadata.passage_prompt)
-    if store.metadata.titles is not None:
-        facts["titles"] = store.metadata.titles
     return facts
 
 

@@ -1,20 +1,59 @@
-"""What models may read in place of a token store's tokens; systems register both sources."""
+"""What models read in place of a token store's tokens.
+
+States of frozen blocks are computed once; later trainings read them. Systems register queries with
+documents, and passages as embeddings.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+import functools
+import os
+import pathlib
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
+import jax
+import numpy as np
 from jaxtyping import PyTree
 
 from taser_jax.assembly.model_directory import LoadedModel
 from taser_jax.data.batches.stream import Texts, TextSource
-from taser_jax.data.token_store.arrays import CachedStates, TokenizedQueries
+from taser_jax.data.token_store.arrays import (
+    STATES,
+    CachedStates,
+    StateRows,
+    TokenizedQueries,
+    passages_directory,
+    queries_directory,
+)
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.models.dual_encoder import ModelConfig, Params
-from taser_jax.retrieval.encoding import EncodeConfig
-from taser_jax.storage.artifacts import FilePath
+from taser_jax.devices.mesh import MeshConfig, make_mesh
+from taser_jax.devices.partitioning import Partitioner, parameter_path
+from taser_jax.models.batch import EncoderInput, Role, States, Tokens
+from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Params
+from taser_jax.models.encoded import static_task
+from taser_jax.retrieval.embeddings import EmbeddingDtype
+from taser_jax.retrieval.encoding import EncodeConfig, batches_by_length
+from taser_jax.storage.artifacts import (
+    FilePath,
+    Fingerprint,
+    fingerprint_json,
+    follow_plan,
+    replacing,
+)
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import bar, logger
 from taser_jax.storage.registered import Registered
+from taser_jax.storage.typed_files import to_plain
+
+# At least the size of a NumPy file's header.
+_HEADER = 128
+_VERSION = 1
+_GIB = 2**30
+# Queries are short: at a multiple of 32, most of a batch would be padding.
+_LENGTH_MULTIPLE = 16
+
 
 DocumentStates = Callable[[Texts, int, str], Texts]
 """Documents, the tokens that they are padded to, and their fingerprint -> their states."""
@@ -99,3 +138,223 @@ QUERY_DOCUMENTS: Registered[OpenQueryDocuments] = Registered(
 SHARED_EMBEDDINGS: Registered[Callable[[FilePath, TokenStore], SharedEmbeddings]] = Registered(
     "taser_jax.systems.moma.embeddings"
 )
+
+
+def cached_states(
+    directory: str,
+    *,
+    dtype: EmbeddingDtype,
+    model: DualEncoder,
+    params: Params,
+    store: TokenStore,
+    queries: Sequence[TokenizedQueries],
+) -> CachedStates:
+    """Opens the states of a store's passages and queries; what is missing is made first.
+
+    Args:
+        directory: folder for one model's frozen blocks and one token store; created where absent.
+        dtype: dtype of the states; bfloat16 halves them and keeps 8 bits of each number.
+        model: the model, with frozen blocks.
+        params: its parameters.
+        store: the token store.
+        queries: query sets whose states are wanted; those of all queries of a split are computed.
+
+    Raises:
+        ConfigError: nothing is frozen, or there are several hosts.
+        FingerprintError: the directory has states of other weights, tokens or blocks.
+        StorageError: it cannot be written.
+    """
+    if not model.frozen_blocks or jax.process_count() > 1:
+        hosts = jax.process_count()
+        problem = f"{model.frozen_blocks} frozen blocks, {hosts} hosts, and a directory for states"
+        expected = "at least one frozen block, on one host"
+        fix = "set train_from_block" if hosts == 1 else "drop states_dir, or train on one host"
+        raise ConfigError(problem, where="TrainingConfig.states_dir", expected=expected, fix=fix)
+    maker = _Maker(dtype, model, params)
+    passages = maker.rows(
+        passages_directory(directory),
+        store.passages,
+        length=store.metadata.passage_length,
+        fingerprint=store.metadata.passages_fingerprint,
+        role=Role.PASSAGE,
+    )
+    rows, places = {}, {}
+    for task, split in dict.fromkeys((each.task, each.split) for each in queries):
+        whole = store.queries(task, split)
+        rows[task, split] = maker.rows(
+            queries_directory(directory, task, split),
+            whole,
+            length=whole.ids.shape[1],
+            fingerprint=whole.fingerprint,
+            role=Role.QUERY,
+            task=task,
+        )
+        places[task, split] = {query_id: row for row, query_id in enumerate(whole.query_ids)}
+    return CachedStates(passages, rows, places)
+
+
+def document_states(
+    directory: str,
+    documents: Texts,
+    *,
+    length: int,
+    fingerprint: str,
+    dtype: EmbeddingDtype,
+    model: DualEncoder,
+    params: Params,
+) -> StateRows:
+    """Opens the states of documents that queries are fused with; makes them if they are missing.
+
+    Queries' towers encode them as passages. Frozen blocks that all towers share, as from the same
+    pretrained weights, give each document one row of states.
+
+    Args:
+        directory: as for `cached_states`; the documents have a folder of their own in it.
+        documents: the documents.
+        length: tokens that they are padded to.
+        fingerprint: theirs.
+        dtype: dtype of the states.
+        model: the model, with frozen blocks.
+        params: its parameters.
+
+    Raises:
+        ConfigError: towers whose frozen blocks differ.
+        FingerprintError: the directory has states of other weights, tokens or blocks.
+    """
+    maker = _Maker(dtype, model, params)
+    if len({maker.fingerprint(tower) for tower in params}) > 1:
+        title = "documents are encoded by the queries' tower, whose frozen blocks are its own"
+        fix = "start all towers from the same pretrained weights, or drop states_dir"
+        raise ConfigError(title, where="TrainingConfig.states_dir", fix=fix)
+    return maker.rows(
+        pathlib.Path(directory) / "documents" / fingerprint,
+        documents,
+        length=length,
+        fingerprint=fingerprint,
+        role=Role.PASSAGE,
+    )
+
+
+def frozen_texts(
+    directory: str,
+    *,
+    dtype: EmbeddingDtype,
+    model: DualEncoder,
+    params: Params,
+    store: TokenStore,
+    queries: Sequence[TokenizedQueries],
+    augmentation: QueryDocuments | None = None,
+) -> TextSource:
+    """The states of a token store, and of the documents that its queries are fused with.
+
+    Args:
+        directory: as for `cached_states`, which has the other arguments, too.
+        dtype: dtype of the states.
+        model: the model, with frozen blocks.
+        params: its parameters.
+        store: the token store.
+        queries: query sets whose states are wanted.
+        augmentation: documents of the queries; None has none.
+    """
+    shared: dict[str, Any] = {"dtype": dtype, "model": model, "params": params}
+    states = cached_states(directory, store=store, queries=queries, **shared)
+    if augmentation is None:
+        return states
+
+    def of_documents(documents: Texts, length: int, fingerprint: str) -> StateRows:
+        return document_states(
+            directory, documents, length=length, fingerprint=fingerprint, **shared
+        )
+
+    return augmentation.on_states(states, of_documents)
+
+
+class _Maker:
+    def __init__(self, dtype: EmbeddingDtype, model: DualEncoder, params: Params) -> None:
+        self._dtype, self._model, self._params = dtype, model, params
+        self._partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.local_devices()))
+        # Compiled once for all splits, and for all tasks that share an encoder.
+        self._encoder = functools.cache(self._compiled_encoder)
+
+    def rows(
+        self,
+        directory: pathlib.Path,
+        texts: Texts,
+        *,
+        length: int,
+        fingerprint: str,
+        role: Role,
+        task: str | None = None,
+    ) -> StateRows:
+        """The states of all texts of a side; computed if they are not there yet."""
+        plan = {
+            "format_version": _VERSION,
+            "kind": "states",
+            "role": role.value,
+            "tokens": fingerprint,
+            "blocks": self._model.frozen_blocks,
+            "weights": self.fingerprint(self._model.config.tower_name(role, task)),
+            "dtype": self._dtype.value,
+        }
+        follow_plan(directory, plan)
+        if not (directory / STATES).is_file():
+            self._write(directory / STATES, texts, longest=length, role=role, task=task)
+        return StateRows.open(directory, texts.lengths, length=length)
+
+    def fingerprint(self, tower: str) -> str:
+        """Fingerprint of what a tower's frozen blocks compute: their settings and parameters.
+
+        The tower's name is left out: DPR's two towers and Shared's one, from the same pretrained
+        weights, have the same states.
+        """
+        config, blocks = self._model.config, self._model.frozen_blocks
+        frozen = re.compile(config.frozen_parameters(blocks))
+        total = Fingerprint().add(fingerprint_json(to_plain(config.frozen_settings(blocks))))
+        for path, leaf in jax.tree_util.tree_leaves_with_path({tower: self._params[tower]}):
+            if frozen.fullmatch(parameter_path(path)):
+                total.add(parameter_path(path).partition("/")[2]).add(np.asarray(leaf))
+        return total.hex()
+
+    def _write(
+        self, path: pathlib.Path, texts: Texts, *, longest: int, role: Role, task: str | None
+    ) -> None:
+        lengths = np.asarray(texts.lengths)
+        ends = np.cumsum(lengths, dtype=np.int64)
+        dtype, width = self._dtype.numpy, self._model.config.transformer.embed_dim
+        bytes_ = int(ends[-1]) * width * dtype.itemsize
+        logger.info("%s: %.2f GiB, states of %s tokens", path, bytes_ / _GIB, f"{ends[-1]:,}")
+        stored = np.uint16 if self._dtype is EmbeddingDtype.BFLOAT16 else np.float32
+        states_of = self._encoder(role, static_task(self._model.query_tasks, task))
+        encoding = EncodeConfig(
+            batch_multiple=8 * self._partitioner.batch_devices, length_multiple=_LENGTH_MULTIPLE
+        )
+        shown = bar("states", total=int(ends[-1]), unit="token")
+        with replacing(path) as scratch, shown as done:
+            # Under a memory map a full disk would kill the process: the room is taken before.
+            with open(scratch, "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, bytes_ + _HEADER)
+            out = np.lib.format.open_memmap(
+                os.fspath(scratch), "w+", dtype=stored, shape=(int(ends[-1]), width)
+            )
+            for members, size, length in batches_by_length(lengths, encoding):
+                states = states_of(
+                    texts.tokens(np.resize(members, size)).resized(min(length, longest))
+                )
+                hidden = np.asarray(states.hidden).astype(dtype).view(stored)
+                for row, states_of_text in zip(members, hidden, strict=False):
+                    out[ends[row] - lengths[row] : ends[row]] = states_of_text[: lengths[row]]
+                done.update(int(lengths[members].sum()))
+            out.flush()
+
+    def _compiled_encoder(self, role: Role, task: str | None) -> Callable[[EncoderInput], States]:
+        model, put = self._model, self._partitioner.put_batch
+        params = jax.device_put(self._params, self._partitioner.replicated)
+
+        @functools.partial(jax.jit, out_shardings=self._partitioner.replicated)
+        def states(params: Params, tokens: Tokens) -> States:
+            output: Any = model.apply(
+                {"params": params}, tokens, role=role, task=task, method="states"
+            )
+            return output
+
+        return lambda tokens: states(params, put(tokens))

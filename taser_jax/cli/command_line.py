@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from taser_jax.cli.command_table import COMMANDS, Command
 from taser_jax.cli.configuration import GinFlags
-from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.errors import ConfigError, did_you_mean
 
 _ALONE = """\
 without a command:
@@ -221,8 +221,7 @@ def _no_command(words: Sequence[str]) -> ConfigError:
 def _nearest_flag(flag: str, name: str) -> str:
     command = COMMANDS[name]
     known = [*re.findall(r"--\w+", usage()), *command.flags, *command.switches]
-    nearest = difflib.get_close_matches(flag.partition("=")[0], known, n=1)
-    return f"did you mean {nearest[0]}?" if nearest else f"see `taser {name} --help`"
+    return did_you_mean(flag.partition("=")[0], known) or f"see `taser {name} --help`"
 
 
 def _spelled_out(arguments: Sequence[str]) -> Iterator[str]:

@@ -25,13 +25,12 @@ from taser_jax.cli.argument_types import at_home, fits, fix_of, shown
 from taser_jax.cli.gin_files import (
     MACRO,
     GinReader,
-    did_you_mean,
     packaged_macros,
     read_files,
     references,
     without_default,
 )
-from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.errors import ConfigError, did_you_mean
 
 _PRETRAINED = "PRETRAINED"
 # The class that loads the weights it names.
@@ -66,14 +65,12 @@ class Resolved:
         function: the configured command; call it without arguments.
         text: the configuration that the command reaches, as Gin text (what `config.gin` holds).
         unused: bindings of files that this command could reach and does not.
-        elsewhere: functions and objects of other commands that the files configure.
         unset: macros still `%gin.REQUIRED`; empty unless they were allowed.
     """
 
     function: Callable[..., object]
     text: str
     unused: tuple[str, ...]
-    elsewhere: tuple[str, ...]
     unset: tuple[str, ...]
 
 
@@ -221,12 +218,10 @@ def resolve(
         gin.bind_parameter(f"{setting}/gin.macro.value" if setting.isupper() else setting, None)
     reached = used | _reachable(name, bindings)
     own = {_selector(target) for target in targets}
-    others = {selector.split(".")[-1] for _, selector in bindings if selector not in {MACRO, *own}}
     return Resolved(
         function=gin.get_configurable(_selector(function)),
         text=_text(reached),
         unused=_unused(bindings, reached, own),
-        elsewhere=tuple(sorted(reader.skipped | others)),
         unset=tuple(unset),
     )
 

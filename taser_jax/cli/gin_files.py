@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
-import difflib
 import functools
 import importlib
 import importlib.resources
@@ -14,13 +12,13 @@ import pathlib
 import re
 import tokenize
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TextIO
 
 import gin
 from gin import config_parser
 
-from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.errors import ConfigError, did_you_mean
 
 _GIN_ERRORS = (
     *(ValueError, SyntaxError, AttributeError, TypeError, tokenize.TokenError),
@@ -65,36 +63,18 @@ def find_gin_file(path: str, search_paths: Sequence[str] = ()) -> pathlib.Path:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Binding:
-    """A binding's value and location.
-
-    Attributes:
-        value: as Gin text.
-        files: the chain of includes that leads to it, the outermost file first.
-        line: its line in the last file.
-    """
-
-    value: str
-    files: tuple[str, ...]
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.files[-1]}:{self.line}"
-
-
 class _Delegate(gin.config.ParserDelegate):
-    """Makes references, and records those to other commands' configurables."""
+    """Makes references, and notices those to other commands' configurables."""
 
     def __init__(self, elsewhere: Collection[str]) -> None:
         super().__init__()
         self._elsewhere = elsewhere
-        self.skipped: str | None = None
+        self.has_skipped = False
 
     def configurable_reference(self, scoped_selector: str, evaluate: bool) -> object:
         name = scoped_selector.rpartition("/")[2]
         if _is_only_elsewhere(name, self._elsewhere):
-            self.skipped = name
+            self.has_skipped = True
             return None
         return super().configurable_reference(scoped_selector, evaluate)
 
@@ -111,11 +91,7 @@ def _is_only_elsewhere(selector: str, elsewhere: Collection[str]) -> bool:
 
 
 class GinReader:
-    """Reads files in the order given; later bindings win.
-
-    A file's own lines override what it includes, and each file on the command line overrides those
-    before it. An included file may only fill in what is still `%gin.REQUIRED`: otherwise a recipe
-    would say one thing and do another.
+    """Reads files in the order given; later bindings win, also those of an included file.
 
     Args:
         search_paths: folders searched for files after the working directory and before the
@@ -125,7 +101,6 @@ class GinReader:
 
     Attributes:
         referenced: macros that any binding refers to, overridden bindings included.
-        skipped: those of `elsewhere` that were skipped.
     """
 
     def __init__(
@@ -137,16 +112,16 @@ class GinReader:
         self._search_paths = search_paths
         self._elsewhere = elsewhere
         self._imports = (*IMPORTABLE, *imports)
-        self._bindings: dict[tuple[str, str, str], _Binding] = {}
+        # The module of tasks that a file names last, and where; None if the command line does.
+        self._task_module: tuple[str, str] | None = None
         self.referenced: set[str] = set()
-        self.skipped: set[str] = set()
 
     def read_file(self, path: str, included_by: tuple[str, ...] = ()) -> None:
         """Reads a file and its includes.
 
         Raises:
-            ConfigError: a missing file, a malformed line, an include that changes a value, or an
-                import of a module that files may not import.
+            ConfigError: a missing file, a malformed line, or an import of a module that files may
+                not import.
         """
         if path in included_by:
             raise ConfigError("a Gin file includes itself", where=" > ".join((*included_by, path)))
@@ -166,13 +141,10 @@ class GinReader:
             for statement in config_parser.ConfigParser(text, delegate):
                 match statement:
                     case config_parser.BindingStatement(selector=selector, arg_name=parameter):
-                        if parameter and _is_only_elsewhere(selector, elsewhere):
-                            delegate.skipped = selector
-                        if delegate.skipped is None:
+                        of_another = parameter and _is_only_elsewhere(selector, elsewhere)
+                        if not of_another and not delegate.has_skipped:
                             self._bind(statement, files)
-                        else:
-                            self.skipped.add(delegate.skipped.split(".")[-1])
-                            delegate.skipped = None
+                        delegate.has_skipped = False
                     case config_parser.IncludeStatement(filename=filename):
                         self.read_file(filename, files)
                     case config_parser.ImportStatement(module=module, location=location):
@@ -220,32 +192,19 @@ class GinReader:
         Raises:
             ConfigError: naming the line.
         """
-        for (scope, selector, _), binding in self._bindings.items():
-            is_of_file = not binding.files[0].startswith("--gin.")
-            if scope == TASK_MODULE and (scope, selector) in used and is_of_file:
-                module = ast.literal_eval(binding.value)
-                if module is not None:
-                    self._check_importable(module, str(binding))
+        if self._task_module is not None and (TASK_MODULE, MACRO) in used:
+            self._check_importable(*self._task_module)
 
     def _bind(self, statement: config_parser.BindingStatement, files: tuple[str, ...]) -> None:
         scope, selector, parameter, value, location = statement
-        if parameter:
-            key = (scope, selector, parameter)
-            name = f"{scope}/{selector}.{parameter}" if scope else f"{selector}.{parameter}"
-        else:
-            name = f"{scope}/{selector}" if scope else selector
-            key = (name, MACRO, "value")
-        binding = _Binding(repr(value), files, location.line_num)
-        former = self._bindings.get(key)
-        if former and _contradicts(binding, former):
-            raise ConfigError(
-                f"an included file sets {name} to {binding.value} over {former.value}",
-                where=f"{binding}, over {former}",
-                expected=f"in {files[0]}, defaults first",
-                fix=f"include {files[-1]} before what sets {name}",
-            )
-        gin.bind_parameter(key, value)
-        self._bindings[key] = binding
+        macro = "" if parameter else f"{scope}/{selector}".lstrip("/")
+        gin.bind_parameter(
+            (macro, MACRO, "value") if macro else (scope, selector, parameter), value
+        )
+        if macro == TASK_MODULE:
+            is_of_file = value is not None and not files[0].startswith("--gin.")
+            where = f"{files[-1]}:{location.line_num}"
+            self._task_module = (value, where) if is_of_file else None
         self.referenced |= {scope for scope, kind in references(value) if kind == MACRO}
 
 
@@ -315,13 +274,6 @@ def packaged_macros() -> frozenset[str]:
     )
 
 
-def _contradicts(binding: _Binding, former: _Binding) -> bool:
-    """Whether an include changes a value that the same command-line file had already set."""
-    within = former.files[: len(binding.files)] == binding.files
-    same_root = former.files[0] == binding.files[0]
-    return same_root and not within and former.value not in (binding.value, "%gin.REQUIRED")
-
-
 def literal(value: str) -> str:
     """A value as Gin text: literals, @references and %macros unchanged, anything else a string.
 
@@ -383,9 +335,3 @@ def _known_parameters() -> dict[str, list[str]]:
             continue
         known[selector.split(".")[-1]] = list(inspect.signature(entry.wrapped).parameters)
     return known
-
-
-def did_you_mean(name: str, choices: Iterable[str]) -> str | None:
-    """Suggests the nearest choice; None if no choice is similar."""
-    nearest = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
-    return f"did you mean {nearest[0]}?" if nearest else None

@@ -19,7 +19,7 @@ from taser_jax.cli import configuration
 from taser_jax.cli.command_line import Arguments, overview, parse
 from taser_jax.cli.command_options import command_help, show_gin
 from taser_jax.cli.command_table import GROUPS, load
-from taser_jax.storage import messages, publishing
+from taser_jax.storage import progress, publishing
 from taser_jax.storage.errors import (
     EXIT_HOST_LOST,
     EXIT_INTERRUPTED,
@@ -40,7 +40,7 @@ _ONE_HOST = ("init", "prepare", "import", "ask", "export", "quickstart", "compil
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the console script; exits with the status that `run` returns."""
-    messages.outlive_terminal()
+    progress.outlive_terminal()
     signal.signal(signal.SIGINT, _interrupt)
     try:
         status = run(sys.argv[1:] if argv is None else list(argv))
@@ -80,7 +80,7 @@ def run(argv: Sequence[str]) -> int:
         the same command will resume, 134 when another host is lost. Any other exception is a
         defect and propagates.
     """
-    messages.set_up(verbose=not {"-v", "--verbose"}.isdisjoint(argv))
+    progress.set_up(verbose=not {"-v", "--verbose"}.isdisjoint(argv))
     try:
         if not argv or argv[0] in ("--help", "-h", "help"):
             print(overview())
@@ -116,13 +116,13 @@ def run(argv: Sequence[str]) -> int:
         with synced, lost, rest:
             return _execute(function, arguments)
     except TaserError as error:
-        messages.say(f"error{_this_host()}: {_message(error)}")
+        progress.say(f"error{_this_host()}: {_message(error)}")
         return EXIT_USER_ERROR
     except Preempted as error:
-        messages.say(f"preempted{_this_host()}: {_message(error)}; rerun the command to resume")
+        progress.say(f"preempted{_this_host()}: {_message(error)}; rerun the command to resume")
         return EXIT_PREEMPTED
     except HostLostError as error:
-        messages.say(
+        progress.say(
             f"error{_this_host()}: {_message(error)}\n"
             "  expected: all hosts to work until the command ends\n"
             "  fix: read what the other hosts said last; if one was lost or killed, rerun the "
@@ -131,7 +131,7 @@ def run(argv: Sequence[str]) -> int:
         return EXIT_HOST_LOST
     except KeyboardInterrupt as error:
         kept = str(error) or "finished work is kept"
-        messages.say(f"interrupted: {kept}; rerun the command to resume")
+        progress.say(f"interrupted: {kept}; rerun the command to resume")
         return EXIT_INTERRUPTED
 
 
@@ -176,8 +176,6 @@ def _execute(function: Callable[..., object], arguments: Arguments) -> int:
         _require_same_start(arguments, resolved.text)
     if resolved.unused:
         logger.info("not used by this command: %s", ", ".join(resolved.unused))
-    if resolved.elsewhere:
-        logger.debug("for other commands: %s", ", ".join(resolved.elsewhere))
     if resolved.unset:
         logger.info("still to be set: %s", ", ".join(resolved.unset))
     keywords: dict[str, Any] = {"dry_run": arguments.dry_run} if has_dry_run else {}

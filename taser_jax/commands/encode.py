@@ -7,10 +7,14 @@ from collections.abc import Sequence
 
 import jax
 
-from taser_jax.assembly.cached_states import frozen_texts
 from taser_jax.assembly.data import query_sets
 from taser_jax.assembly.model_directory import check_vocabulary, load_model, read_facts
-from taser_jax.assembly.text_sources import QUERY_DOCUMENTS, SHARED_EMBEDDINGS, QueryDocuments
+from taser_jax.assembly.text_sources import (
+    QUERY_DOCUMENTS,
+    SHARED_EMBEDDINGS,
+    QueryDocuments,
+    frozen_texts,
+)
 from taser_jax.data.batches.stream import TextSource
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import keep_compiled_programs, wait_for_all, writes

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 import jax
 from etils import epath
 
-from taser_jax.assembly.cached_states import frozen_texts
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.data import DeviceBatches, open_store
 from taser_jax.assembly.metric_writers import make_writers
@@ -19,7 +18,7 @@ from taser_jax.assembly.model_directory import write_run_record
 from taser_jax.assembly.pretrained import drawn_without, place_pretrained
 from taser_jax.assembly.program import TrainingJob, step_cost, training_job, without_frozen
 from taser_jax.assembly.run_record import check_settings, settings_of
-from taser_jax.assembly.text_sources import SHARED_EMBEDDINGS
+from taser_jax.assembly.text_sources import SHARED_EMBEDDINGS, frozen_texts
 from taser_jax.assembly.validator import Validator
 from taser_jax.data.batches.stream import Stream, TextSource
 from taser_jax.data.token_store.store import TokenStore

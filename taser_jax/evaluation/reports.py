@@ -15,7 +15,7 @@ from taser_jax.evaluation.results import SystemResult, tasks_and_measures, tasks
 from taser_jax.evaluation.significance import AVERAGE, ComparedRows, Comparisons
 from taser_jax.storage.artifacts import FilePath, replacing, write_text
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.messages import plain
+from taser_jax.storage.progress import plain
 
 LEGEND = (
     "In percent. R@k: queries with a relevant passage (by answers: one that contains an answer) "

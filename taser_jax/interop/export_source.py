@@ -28,7 +28,7 @@ from taser_jax.models.encoded import Normalization
 from taser_jax.models.parameters import parameter_count
 from taser_jax.storage.artifacts import read_json
 from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.messages import plain
+from taser_jax.storage.progress import plain
 
 FORMAT_VERSION = 1
 CARD, METADATA = "README.md", "export.json"

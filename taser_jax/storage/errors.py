@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 EXIT_USER_ERROR = 2
@@ -74,6 +75,12 @@ def how_to_install(extra: str) -> str:
     if (checkout / "setup.py").exists():
         return f"pip install --editable '{checkout}[{extra}]'"
     return f"pip install 'taser_jax[{extra}]'"
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str | None:
+    """Suggests the nearest choice; None if no choice is similar."""
+    nearest = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
+    return f"did you mean {nearest[0]}?" if nearest else None
 
 
 class TaserError(Exception):

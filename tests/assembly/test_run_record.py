@@ -68,10 +68,8 @@ def test_tasks_that_differ_are_recorded_each(tmp_path):
             text_settings(facts, task)
 
 
-def test_what_is_not_known_is_left_out(tmp_path):
-    facts = recorded(tmp_path, {"a": None}, titles=None)
-    assert facts == {"query_length": 4}
-    found = text_settings(facts, None)
+def test_what_is_not_recorded_is_the_default():
+    found = text_settings({"query_length": 4}, None)
     assert (found.queries, found.titles) == (QuerySettings(), Titles.INCLUDE)
 
 

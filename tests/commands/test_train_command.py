@@ -181,7 +181,7 @@ def test_a_loss_that_is_not_finite_names_the_queries(trained, tiny_store_dir, tm
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"tasks": ["frist"]}, "did you mean 'first'"),
+        ({"tasks": ["frist"]}, "did you mean first"),
         ({"feature_lengths": {"query": 9, "passage": 16}}, "query length is 8"),
         (
             {"training": tiny_training.training_config(train_steps=1, batch_size=12)},

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tiny_training
 
-from taser_jax.assembly.cached_states import cached_states
 from taser_jax.assembly.config import MultitaskTraining
 from taser_jax.assembly.model_directory import load_model
+from taser_jax.assembly.text_sources import cached_states
 from taser_jax.commands.encode import encode
 from taser_jax.commands.train import train
 from taser_jax.data.batches.every_task import TaskBatchingConfig

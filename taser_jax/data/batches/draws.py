@@ -7,7 +7,6 @@ global batch comes from one data set, so that negatives are of the query's own k
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import enum
 import functools
 import math
@@ -20,7 +19,7 @@ from jaxtyping import Bool, Float32, Int
 
 from taser_jax.data.token_store.arrays import Ragged, TeacherScores, TokenizedQueries
 from taser_jax.storage.artifacts import fingerprint
-from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.errors import ConfigError, did_you_mean
 
 
 class Purpose(enum.IntEnum):
@@ -157,10 +156,8 @@ def rates_from_weights(weights: Mapping[str, float], sizes: Mapping[str, int]) -
 def _check_rates(rates: Mapping[str, float], tasks: Mapping[str, int]) -> None:
     for task, rate in rates.items():
         if task not in tasks:
-            nearest = difflib.get_close_matches(task, tasks, n=1)
             problem = f"a rate for task {task!r}, which is none of {', '.join(sorted(tasks))}"
-            fix = f"did you mean {nearest[0]!r}?" if nearest else "leave it out"
-            raise ConfigError(problem, fix=fix)
+            raise ConfigError(problem, fix=did_you_mean(task, tasks) or "leave it out")
         if not (math.isfinite(rate) and rate > 0):
             raise ConfigError(f"rate {rate} for task {task!r}", expected="a positive number")
 

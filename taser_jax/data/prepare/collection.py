@@ -45,7 +45,7 @@ from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage, Query
 from taser_jax.storage.typed_files import to_plain
 
-# Version of the output for the same files and options; a new one prepares them again.
+# Version of the output and receipt for the same files and options; a new one prepares them again.
 _FORMAT_VERSION = 3
 _DEFAULTS = PrepareOptions()
 

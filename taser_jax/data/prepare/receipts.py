@@ -14,7 +14,6 @@ from taser_jax.storage.errors import TaserError
 _RECEIPT = "prepare.json"
 _GOLD = "kilt.jsonl"
 _LEFT_OUT = "left_out"
-_FORMAT_VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,8 +74,7 @@ def write_receipt(
 ) -> PreparedCollection:
     """Records what was prepared from inputs with this fingerprint, for `already_prepared`."""
     receipt = epath.Path(data_dir) / prepared.collection / _RECEIPT
-    content = {"format_version": _FORMAT_VERSION, "inputs": inputs}
-    write_json(receipt, {**content, "prepared": dataclasses.asdict(prepared)})
+    write_json(receipt, {"inputs": inputs, "prepared": dataclasses.asdict(prepared)})
     return prepared
 
 
@@ -115,7 +113,7 @@ def already_prepared(data_dir: FilePath, collection: str, inputs: str) -> Prepar
     if not receipt.exists():
         return None
     content = read_json(receipt)
-    if content.get("format_version") != _FORMAT_VERSION or content["inputs"] != inputs:
+    if content.get("inputs") != inputs:
         return None
     splits = tuple(PreparedSplit(**split) for split in content["prepared"].pop("splits"))
     prepared = PreparedCollection(**content["prepared"], splits=splits)

@@ -12,7 +12,6 @@ Example:
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sys
@@ -32,7 +31,7 @@ from taser_jax.data.seqio_tasks.retrieval_task import (
 )
 from taser_jax.data.text.preprocessors import TaskPrompt, check_length
 from taser_jax.data.token_store.store import QueryNormalization, Titles
-from taser_jax.storage.errors import ConfigError, how_to_install
+from taser_jax.storage.errors import ConfigError, did_you_mean, how_to_install
 
 if TYPE_CHECKING:
     import seqio
@@ -232,14 +231,11 @@ def _register(item: RetrievalTask | RetrievalMixture) -> None:
 
 
 def _unknown(name: str, registered: set[str], *, where: str) -> ConfigError:
-    nearest = difflib.get_close_matches(name, registered, n=3)
     return ConfigError(
         f"no mixture or task {name!r} is registered",
         where=where,
         expected=f"one of {', '.join(sorted(registered)) or '(none is registered)'}",
-        fix=f"did you mean {' or '.join(map(repr, nearest))}?"
-        if nearest
-        else "import the module that registers it",
+        fix=did_you_mean(name, registered) or "import the module that registers it",
     )
 
 

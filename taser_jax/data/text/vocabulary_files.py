@@ -17,8 +17,6 @@ from taser_jax.storage.typed_files import Natural, Positive, read_typed
 
 METADATA = "vocabulary.json"
 FORMAT_VERSION = 1
-# For vocabularies that split words differently from BERT's cased and uncased ones.
-UNUSUAL_SPLITTING_VERSION = 2
 _Splitting = Literal["lower_case", "strip_accents", "split_ideographs"]
 SPLITTING: tuple[_Splitting, ...] = ("lower_case", "strip_accents", "split_ideographs")
 VOCAB_FILE = "vocab.txt"
@@ -168,9 +166,7 @@ def save_directory(
         data: name and content of the vocabulary's own file.
         extra: further fields of `vocabulary.json`.
     """
-    unusual = {"strip_accents", "split_ideographs"} & extra.keys()
-    version = UNUSUAL_SPLITTING_VERSION if unusual else FORMAT_VERSION
-    metadata = {"format_version": version, "kind": kind, "size": size}
+    metadata = {"format_version": FORMAT_VERSION, "kind": kind, "size": size}
     name, content = data
     with replacing(epath.Path(directory) / name) as scratch:
         scratch.write_bytes(content)
@@ -185,8 +181,7 @@ def read_metadata(directory: str) -> VocabularyMetadata:
     """
     path, again = f"{directory}/{METADATA}", "delete the directory and train the vocabulary again"
     metadata = read_typed(path, VocabularyMetadata, fix=again)
-    if metadata.get("format_version") != UNUSUAL_SPLITTING_VERSION:
-        check_version(metadata, FORMAT_VERSION, where=path, fix=again)
+    check_version(metadata, FORMAT_VERSION, where=path, fix=again)
     if "kind" not in metadata:
         raise DataError("not a vocabulary's metadata: no kind", where=path, fix=again)
     return metadata
@@ -233,28 +228,17 @@ def read_bert_files(
     if has_words:
         lines = read_vocab_txt(words)
         if tokenizer is not None and lines != pieces:
-            line, ours, theirs = first_difference(lines, pieces)
-            problem = f"{ours}, and {theirs} is id {line - 1} in {tokenizer_path}"
-            fix = "delete the file that is not of these weights"
-            raise DataError(problem, where=f"{where}:{line}", fix=fix)
+            pairs = zip(lines, pieces, strict=False)
+            same = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+            raise DataError(
+                f"from this line on, other pieces than in {tokenizer_path}",
+                where=f"{where}:{1 + sum(1 for _ in same)}",
+                fix="delete the file that is not of these weights",
+            )
         pieces = lines
     _check_added(_added_tokens(folder, tokenizer, config), piece_ids(pieces, where), where)
     check_rows(folder, len(pieces), where=where)
     return BertFiles(tuple(pieces), splitting, where)
-
-
-def first_difference(pieces: Sequence[str], others: Sequence[str]) -> tuple[int, str, str]:
-    """The first line on which two vocabularies differ, and what each has there.
-
-    Example:
-        >>> first_difference(["a", "b"], ["a"])
-        (2, "'b'", 'nothing')
-    """
-    for line, pair in enumerate(itertools.zip_longest(pieces, others), start=1):
-        if pair[0] != pair[1]:
-            ours, theirs = ("nothing" if piece is None else repr(piece) for piece in pair)
-            return line, ours, theirs
-    raise ValueError("the same pieces")
 
 
 def read_vocab_txt(path: str | os.PathLike[str]) -> list[str]:

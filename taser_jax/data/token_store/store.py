@@ -14,7 +14,6 @@ Training needs only this directory, and no TensorFlow::
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import enum
 import pathlib
 import urllib.parse
@@ -25,7 +24,7 @@ import numpy as np
 from taser_jax.data.token_store.arrays import Ragged, TokenArray, TokenizedQueries, load_array
 from taser_jax.storage.artifacts import METADATA, FilePath, check_version, read_json
 from taser_jax.storage.checksums import check_directory
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import ConfigError, DataError, did_you_mean
 from taser_jax.storage.typed_files import read_typed, typed
 
 FORMAT_VERSION = 1
@@ -101,7 +100,7 @@ class QueriesEntry:
         count: number of queries.
         length: padded length in tokens.
         fingerprint: fingerprint of their content.
-        normalization: value of a `QueryNormalization`; None if unknown.
+        normalization: value of a `QueryNormalization`.
         prompt: token ids between [CLS] and text.
     """
 
@@ -110,7 +109,7 @@ class QueriesEntry:
     count: int
     length: int
     fingerprint: str
-    normalization: str | None = None
+    normalization: str = QueryNormalization.NONE.value
     prompt: tuple[int, ...] = ()
 
 
@@ -130,7 +129,7 @@ class TokenStoreMetadata:
         queries: one entry per task and split.
         fingerprint: fingerprint of everything in the store.
         format_version: version of the directory's layout.
-        titles: value of a `Titles`; None if unknown.
+        titles: value of a `Titles`.
         passage_prompt: token ids between [CLS] and a passage.
         preprocessing_version: version of the code that turned texts into ids; the current one is
             `PREPROCESSING_VERSION`.
@@ -147,7 +146,7 @@ class TokenStoreMetadata:
     queries: tuple[QueriesEntry, ...]
     fingerprint: str
     format_version: int = FORMAT_VERSION
-    titles: str | None = None
+    titles: str = Titles.INCLUDE.value
     passage_prompt: tuple[int, ...] = ()
     preprocessing_version: int = PREPROCESSING_VERSION
 
@@ -216,15 +215,11 @@ class TokenStore:
                 return _open_queries(self.directory, entry, self.metadata.collection_fingerprint)
         absent, missing, there = f"no task {task!r}", task, sorted(self.tasks)
         if task in self.tasks:
-            absent, missing, there = (
-                f"task {task!r} has no split {split!r}",
-                split,
-                self.tasks[task],
-            )
-        nearest = difflib.get_close_matches(missing, there, n=1)
+            absent, missing = f"task {task!r} has no split {split!r}", split
+            there = self.tasks[task]
         expected = f"one of {', '.join(there) or '(the store has no queries)'}"
-        fix = f"did you mean {nearest[0]!r}?" if nearest else None
-        raise ConfigError(absent, where=str(self.directory), expected=expected, fix=fix)
+        where, fix = str(self.directory), did_you_mean(missing, there)
+        raise ConfigError(absent, where=where, expected=expected, fix=fix)
 
 
 def queries_folder(directory: pathlib.Path, task: str, split: str) -> pathlib.Path:
@@ -241,8 +236,6 @@ def _read_metadata(directory: pathlib.Path) -> TokenStoreMetadata:
     check_directory(directory, fix=_REMAKE)
     value = read_json(path, fix=_REMAKE)
     check_version(value, FORMAT_VERSION, where=path, fix=_REMAKE)
-    # Version 1 was not recorded.
-    value = {"preprocessing_version": 1, **value}
     metadata = typed(value, TokenStoreMetadata, where=str(path), fix=_REMAKE)
     if metadata.preprocessing_version != PREPROCESSING_VERSION:
         raise DataError(

@@ -39,7 +39,7 @@ class TokenStoreWriter:
     Args:
         directory: created if missing; no finished store, which `artifacts.replacing` replaces.
         collection: see `TokenStoreMetadata` for this and the next arguments.
-        titles: whether passages have titles; None if unknown.
+        titles: whether passages have titles.
         passage_prompt: token ids that were put before every passage.
     """
 
@@ -53,7 +53,7 @@ class TokenStoreWriter:
         vocabulary_size: int,
         query_length: int,
         passage_length: int,
-        titles: Titles | None = None,
+        titles: Titles = Titles.INCLUDE,
         passage_prompt: tuple[int, ...] = (),
     ) -> None:
         for value in (vocabulary_size, query_length, passage_length):
@@ -69,7 +69,7 @@ class TokenStoreWriter:
             "passage_length": passage_length,
         }
         # Not part of the hashed header: the tokens already depend on it.
-        self._titles = None if titles is None else titles.value
+        self._titles = titles.value
         self._passage_prompt = passage_prompt
         self._num_passages: int | None = None
         self._passages_fingerprint = ""
@@ -131,7 +131,7 @@ class TokenStoreWriter:
         positives: Iterable[Sequence[int]],
         hard_negatives: Iterable[Sequence[int]] | None = None,
         length: int | None = None,
-        settings: QuerySettings | None = None,
+        settings: QuerySettings = QuerySettings(),
     ) -> None:
         """Writes one task's split, with one list of each kind per query.
 
@@ -143,7 +143,7 @@ class TokenStoreWriter:
             positives: rows of the passages, gold first; may be empty outside training.
             hard_negatives: rows of the passages; None means none.
             length: padded length of this task's queries; None means the store's `query_length`.
-            settings: how texts became tokens; None if unknown.
+            settings: how texts became tokens.
 
         Raises:
             DataError: lists that do not match, or tokens that do not fit.
@@ -171,11 +171,15 @@ class TokenStoreWriter:
             for name, array in arrays.items():
                 np.save(folder / f"{name}.npy", array)
             (folder / "query_ids.json").write_text(json.dumps(queries.query_ids), encoding="utf-8")
-        entry = QueriesEntry(task, split, len(queries), queries.ids.shape[1], queries.fingerprint)
-        if settings is not None:
-            entry = dataclasses.replace(
-                entry, normalization=settings.normalization.value, prompt=settings.prompt
-            )
+        entry = QueriesEntry(
+            task,
+            split,
+            len(queries),
+            queries.ids.shape[1],
+            queries.fingerprint,
+            settings.normalization.value,
+            settings.prompt,
+        )
         self._entries.append(entry)
 
     def finish(self) -> TokenStore:

@@ -355,16 +355,10 @@ def test_fingerprint_follows_data_and_configuration(toy):
     assert BatchStream(store, dict(reversed(tasks.items())), CONFIG).fingerprint == base
 
 
-@pytest.mark.parametrize("field", ["batch_size", "num_negatives", "seed"])
-def test_bad_numbers(field):
-    with pytest.raises(ConfigError, match=f"{field} is -1"):
-        BatchingConfig(**({"batch_size": 4} | {field: -1}))
-
-
 def test_bad_data_is_named(toy, tmp_path):
     store, tasks = toy
     nq = tasks["nq"]
-    with pytest.raises(ConfigError, match="did you mean 'trec'"):
+    with pytest.raises(ConfigError, match="did you mean trec"):
         BatchStream(store, tasks, with_config(rates={"terc": 2.0}))
     far = nq.with_hard_negatives(Ragged.from_lists([[]] * 7 + [[NUM_PASSAGES]] + [[]] * 42))
     with pytest.raises(DataError, match=r"hard_negatives of query 'nq-7': passage row 40"):

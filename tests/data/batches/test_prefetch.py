@@ -76,10 +76,3 @@ def test_closing_early_joins_the_thread():
     assert len(threads()) == 1
     batches.close()
     assert threads() == []
-
-
-def test_leaving_a_loop_early_joins_the_thread():
-    for step, _ in prefetch(Stream().batch, 0, 1000, lambda batch: batch):
-        if step == 2:
-            break
-    assert threads() == []

@@ -97,11 +97,6 @@ def test_bad_qa_csv_lines_name_line_and_field(tmp_path, line, message):
         list(read_questions(path))
 
 
-def test_entity_questions_are_a_json_array(tmp_path):
-    path = write(tmp_path / "P17.test.json", '[{"question": "Where?", "answers": ["Peru"]}]')
-    assert [(q.text, q.answers) for q in read_questions(path)] == [("Where?", ("Peru",))]
-
-
 @pytest.mark.parametrize("name", ["queries.jsonl", "queries.jsonl.gz"])
 def test_beirs_queries(tmp_path, name):
     path = write(tmp_path / name, '{"_id": "q1", "text": "one?"}\n{"_id": "q2", "text": "two?"}\n')

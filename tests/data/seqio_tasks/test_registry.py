@@ -109,9 +109,9 @@ def test_names_that_are_not_registered():
         retrieval.find_mixture("toy")
     retrieval.add_retrieval_task("toy_one", collection="toy", task="one")
     seqio.MixtureRegistry.add("toy_mixture", ["toy_one"], default_rate=1.0)
-    with pytest.raises(ConfigError, match="did you mean 'toy_mixture'"):
+    with pytest.raises(ConfigError, match="did you mean toy_mixture"):
         retrieval.find_mixture("toy_mixtrue")
-    with pytest.raises(ConfigError, match="did you mean 'toy_one'"):
+    with pytest.raises(ConfigError, match="did you mean toy_one"):
         retrieval.find_mixture("toy_on").weights()
 
 

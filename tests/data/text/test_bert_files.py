@@ -123,19 +123,17 @@ def test_files_that_agree_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "line"),
     [
-        (
-            [*PIECES[:6], "##word", "new", *PIECES[8:]],
-            r"vocab\.txt:7: '##word', and 'new' is id 6 in ",
-        ),
-        (PIECES[:-1], r"vocab\.txt:18: nothing, and '##é' is id 17"),
-        ([*PIECES, "more"], r"vocab\.txt:19: 'more', and nothing is id 18"),
+        ([*PIECES[:6], "##word", "new", *PIECES[8:]], 7),
+        (PIECES[:-1], 18),
+        ([*PIECES, "more"], 19),
     ],
 )
-def test_a_vocab_txt_of_other_words_is_refused(tmp_path, words, message):
+def test_a_vocab_txt_of_other_words_is_refused(tmp_path, words, line):
     write(tmp_path, tokenizer=tokenizer_json(), words=words)
-    with pytest.raises(DataError, match=f"(?s){message}"):
+    message = rf"vocab\.txt:{line}: from this line on, other pieces than in .*tokenizer\.json"
+    with pytest.raises(DataError, match=message):
         load_vocabulary(tmp_path)
 
 

@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from taser_jax.storage import errors, messages, progress
+from taser_jax.storage import errors, progress
 
 
 # Streams are changed in the tests' bodies: pytest sets its own after the fixtures.
@@ -24,7 +24,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def set_up(monkeypatch):
-    """`messages.set_up`, undone afterwards."""
+    """`progress.set_up`, undone afterwards."""
     for name in ("TF_CPP_MIN_LOG_LEVEL", "JAX_PLATFORMS", "JAX_FORCE_TPU_INIT"):
         # Set first, so that what set_up sets is removed again.
         monkeypatch.setenv(name, "")
@@ -32,7 +32,7 @@ def set_up(monkeypatch):
     monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
     loggers = [logging.getLogger(name) for name in ("", "absl", "taser", "noisy")]
     before = [(logger, logger.handlers[:], logger.level) for logger in loggers]
-    yield messages.set_up
+    yield progress.set_up
     for logger, handlers, level in before:
         logger.handlers[:] = handlers
         logger.setLevel(level)
@@ -48,17 +48,17 @@ error: a.gin: MODEL not set
 def test_lines_are_wrapped_in_a_terminal_and_whole_in_a_file(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     with contextlib.redirect_stderr(Terminal()) as terminal:
-        messages.say(ERROR.rstrip())
+        progress.say(ERROR.rstrip())
     assert terminal.getvalue() == ERROR.replace("name a file", "name a\n    file")
     with contextlib.redirect_stderr(io.StringIO()) as log_file:
-        messages.say(ERROR.rstrip())
+        progress.say(ERROR.rstrip())
     assert log_file.getvalue() == ERROR
 
 
 def test_words_are_never_cut():
     path = "a/very/long-path/of-a-file/with-hyphens.jsonl"
-    assert messages.wrapped(f"in {path}: x", width=20) == f"in\n  {path}:\n  x"
-    assert messages.wrapped("a\n\nb", width=9) == "a\n\nb"
+    assert progress.wrapped(f"in {path}: x", width=20) == f"in\n  {path}:\n  x"
+    assert progress.wrapped("a\n\nb", width=9) == "a\n\nb"
 
 
 def test_log_lines_stand_above_a_bar(set_up):
@@ -90,7 +90,7 @@ def test_a_log_file_has_lines_in_place_of_bars(monkeypatch):
 
 
 def test_other_libraries_are_quiet_unless_asked(set_up, monkeypatch):
-    monkeypatch.setattr(messages, "_has_accelerator", lambda: False)
+    monkeypatch.setattr(progress, "_has_accelerator", lambda: False)
     noisy = logging.getLogger("noisy")
     noisy.setLevel(logging.DEBUG)
     with contextlib.redirect_stderr(io.StringIO()) as log_file:
@@ -107,14 +107,14 @@ def test_other_libraries_are_quiet_unless_asked(set_up, monkeypatch):
 
 @pytest.mark.parametrize("verbose", [True, False])
 def test_a_machine_with_an_accelerator_is_left_to_jax(set_up, monkeypatch, verbose):
-    monkeypatch.setattr(messages, "_has_accelerator", lambda: True)
+    monkeypatch.setattr(progress, "_has_accelerator", lambda: True)
     set_up(verbose=verbose)
     assert "JAX_PLATFORMS" not in os.environ
     assert ("TF_CPP_MIN_LOG_LEVEL" in os.environ) != verbose
 
 
 def test_what_the_user_has_set_stays(set_up, monkeypatch):
-    monkeypatch.setattr(messages, "_has_accelerator", lambda: False)
+    monkeypatch.setattr(progress, "_has_accelerator", lambda: False)
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
     monkeypatch.setenv("JAX_PLATFORMS", "tpu,cpu")
     set_up(verbose=False)
@@ -145,8 +145,8 @@ def test_tokenize_writes_nothing_but_its_own_lines(small_world, tmp_path):
 @pytest.mark.parametrize("unbuffered", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["plain", "unbuffered"])
 def test_lines_arrive_as_they_are_written(unbuffered: dict[str, str]):
     program = (
-        "from taser_jax.storage import messages; messages.outlive_terminal(); "
-        "messages.say('first'); input(); messages.say('second')"
+        "from taser_jax.storage import progress; progress.outlive_terminal(); "
+        "progress.say('first'); input(); progress.say('second')"
     )
     environment = {name: value for name, value in os.environ.items() if "UNBUFFERED" not in name}
     process = subprocess.Popen(
