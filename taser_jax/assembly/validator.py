@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -119,7 +120,7 @@ class Validator:
             )
             for task, queries in tasks.items()
         }
-        self._encode_tokens = _encoder(model, partitioner)
+        self._encode_tokens = _encoder(model, partitioner.replicated)
 
     def __call__(self, params: PyTree) -> dict[str, float]:
         """Validates all tasks."""
@@ -263,11 +264,13 @@ def _usable(size: int, partitioner: Partitioner) -> int:
     return max(devices, size - size % devices)
 
 
-def _encoder(model: DualEncoder, partitioner: Partitioner) -> Callable[..., jax.Array]:
+# Validators of one model share what is compiled.
+@functools.lru_cache(maxsize=4)
+def _encoder(model: DualEncoder, replicated: jax.sharding.Sharding) -> Callable[..., jax.Array]:
     def apply(params: PyTree, tokens: EncoderInput, *, role: Role, task: str | None) -> jax.Array:
         encoded: Any = model.apply(
             {"params": params}, tokens, role=role, task=task, method="encode"
         )
         return encoded.embeddings
 
-    return jax.jit(apply, out_shardings=partitioner.replicated, static_argnames=("role", "task"))
+    return jax.jit(apply, out_shardings=replicated, static_argnames=("role", "task"))

@@ -135,25 +135,6 @@ def packaged() -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*.gin"))
 
 
-def files_for(
-    function: Callable[..., object], configurables: Collection[Callable[..., object]]
-) -> list[str]:
-    """Packaged Gin files for a command: recipes of its function; parts that set its objects only.
-
-    Example:
-        models/taser.gin sets `DualEncoderConfig` and `ExpertConfig`: it is for `taser train`.
-    """
-    objects = {target.__name__ for target in configurables}
-    files = []
-    for name in packaged():
-        owners = {
-            left.rpartition("/")[2].split(".")[0] for left, _ in bindings(name) if "." in left
-        }
-        if function.__name__ in owners or (not name.startswith("runs/") and owners <= objects):
-            files.append(name)
-    return files
-
-
 def first_comment(text: str) -> str:
     """The first sentence of a Gin file's first comment; empty without one."""
     lines = []
@@ -189,7 +170,7 @@ def command_help(name: str) -> str:
 
 
 def help_text(name: str) -> str:
-    """What a command does, all that can be set for it, and the Gin files at hand."""
+    """What a command does, and all that can be set for it."""
     command, function, configurables = COMMANDS[name], load(name), configurables_of(name)
     words = command.argument.rpartition(".")[2].upper() if command.argument else ""
     words = f" [{words}]" if command.optional else f" {words}" if words else ""
@@ -208,10 +189,9 @@ def help_text(name: str) -> str:
         )
         parts.append(textwrap.fill(text, _WIDTH) + "\n")
     parts.append(
-        f"Without --gin_file it reads {' and then '.join(command.gin_files())}. At hand:\n"
+        f"Without --gin_file it reads {' and then '.join(command.gin_files())}. "
+        "`taser --show_gin` lists all Gin files, `taser --show_gin FILE` prints one."
     )
-    parts.append(listed(files_for(function, configurables)))
-    parts.append("`taser --show_gin FILE` prints one.")
     return "\n".join(parts)
 
 

@@ -66,15 +66,16 @@ class Command:
 
 
 def _command(
-    name: str, module: str, summary: str, *, function: str = "", **more: Any
+    name: str, summary: str, *, module: str = "", function: str = "", **more: Any
 ) -> tuple[str, Command]:
     """A command by the usual names.
 
     Example:
-        `pipeline muf` is `pipeline_muf` of its module and reads runs/pipeline_muf.gin.
+        `encode` is the function of its name in `commands.encode`, and reads runs/encode.gin.
     """
     joined = name.replace(" ", "_")
-    return name, Command(module, function or joined, summary, f"runs/{joined}.gin", **more)
+    module, gin_file = module or f"commands.{joined}", f"runs/{joined}.gin"
+    return name, Command(module, function or joined, summary, gin_file, **more)
 
 
 # What takes the recipes of `train`.
@@ -92,33 +93,26 @@ _PLAN_FLAGS = dict.fromkeys(("--topology", "--topologies"), "plan_recipe.topolog
 
 COMMANDS: dict[str, Command] = dict(
     (
-        _command(
-            "init",
-            "commands.init",
-            "write a project's Gin file and task module",
-            argument="init.name",
-        ),
+        _command("init", "write a project's Gin file and task module", argument="init.name"),
         _command(
             "prepare",
-            "commands.prepare",
             "convert a folder, files of any format, or pydocs, into a collection",
             switches=_STRICT,
             argument="DIRECTORIES",
             many=True,
             optional=True,
         ),
-        _command("tokenize", "commands.tokenize", "tokenize tasks into a token store"),
+        _command("tokenize", "tokenize tasks into a token store"),
         _command(
             "import",
-            "commands.import_model",
             "make a model directory from pretrained weights; `import embeddings` reads Parquet",
+            module="commands.import_model",
             function="import_model",
             recipes={"embeddings": "runs/import_embeddings.gin"},
         ),
-        _command("train", "commands.train", "train a dual encoder"),
+        _command("train", "train a dual encoder"),
         _command(
             "compile",
-            "commands.compile",
             "compile a training recipe for a TPU pod, without a TPU",
             function="compile_recipe",
             flags={"--topology": "compile_recipe.topology"},
@@ -126,48 +120,43 @@ COMMANDS: dict[str, Command] = dict(
         ),
         _command(
             "plan",
-            "commands.plan",
             "compare meshes of TPU topologies for a training recipe, without a TPU",
             function="plan_recipe",
             flags=_PLAN_FLAGS,
             **_OF_TRAIN,
         ),
-        _command("encode", "commands.encode", "embed the passages"),
+        _command("encode", "embed the passages"),
         _command(
             "ensemble",
-            "systems.muf.ensemble",
             "train the ensemble that measures a specialist's confidence",
+            module="systems.muf.ensemble",
         ),
-        _command("search", "commands.search", "index embeddings and search them, write run files"),
-        _command("bm25", "commands.search", "search queries with BM25"),
-        _command("hybrid", "commands.hybrid", "fuse a dense and a BM25 run"),
+        _command("search", "index embeddings and search them, write run files"),
+        _command("bm25", "search queries with BM25", module="commands.search"),
+        _command("hybrid", "fuse a dense and a BM25 run"),
         _command(
             "memory",
-            "systems.moma.memory",
             "add a memory to a mixture, remove one, or list all",
+            module="systems.moma.memory",
             argument="memory.action",
             optional=True,
         ),
         _command(
-            "augment", "systems.moma.augment", "retrieve each query's documents from the memories"
+            "augment",
+            "retrieve each query's documents from the memories",
+            module="systems.moma.augment",
         ),
         _command(
             "fuse",
-            "systems.muf.fuse",
             "combine the lists of specialists, weighted by their confidence",
+            module="systems.muf.fuse",
         ),
-        _command("mine", "commands.mine", "mine hard negatives, with a teacher's scores"),
-        _command("evaluate", "commands.evaluate", "evaluate runs"),
-        _command("analyze", "commands.analyze", "measure which parameters serve which task"),
-        _command(
-            "verify",
-            "commands.verify",
-            "compare files with their recorded checksums",
-            argument="DIRECTORY",
-        ),
+        _command("mine", "mine hard negatives, with a teacher's scores"),
+        _command("evaluate", "evaluate runs"),
+        _command("analyze", "measure which parameters serve which task"),
+        _command("verify", "compare files with their recorded checksums", argument="DIRECTORY"),
         _command(
             "ask",
-            "commands.ask",
             "answer a typed question from an index",
             flags={"--from": "DIRECTORY"},
             argument="QUESTIONS",
@@ -175,16 +164,9 @@ COMMANDS: dict[str, Command] = dict(
             joined=True,
             optional=True,
         ),
-        _command(
-            "serve",
-            "commands.serve",
-            "answer searches over HTTP",
-            argument="DIRECTORY",
-            optional=True,
-        ),
+        _command("serve", "answer searches over HTTP", argument="DIRECTORY", optional=True),
         _command(
             "export",
-            "commands.export",
             "export a model, or embeddings, to formats of other libraries and vector stores",
             function="export_model",
             argument="export_model.formats",
@@ -193,35 +175,39 @@ COMMANDS: dict[str, Command] = dict(
         ),
         _command(
             "push",
-            "commands.export",
             "upload an exported model to the Hugging Face hub",
+            module="commands.export",
             argument="REPO",
         ),
         _command(
             "compare",
-            f"{_PIPELINES}.compare",
             "from a folder of text to a table, an index and an export",
+            module=f"{_PIPELINES}.compare",
             flags=_COMPARE_FLAGS,
             switches=_STRICT,
             argument="DIRECTORIES",
             many=True,
         ),
-        _command("pipeline taser", f"{_PIPELINES}.taser", "train, mine, retrain, evaluate"),
+        _command("pipeline taser", "train, mine, retrain, evaluate", module=f"{_PIPELINES}.taser"),
         _command(
-            "pipeline ance", f"{_PIPELINES}.ance", "warm up, then alternate mining and training"
+            "pipeline ance",
+            "warm up, then alternate mining and training",
+            module=f"{_PIPELINES}.ance",
         ),
         _command(
             "pipeline muf",
-            "systems.muf.pipeline",
             "train specialists apart, combine them weighted by their confidence",
+            module="systems.muf.pipeline",
         ),
         _command(
             "pipeline moma",
-            "systems.moma.pipeline",
             "train end retriever and lookup in turn, over swappable memories",
+            module="systems.moma.pipeline",
         ),
         _command(
-            "quickstart", f"{_PIPELINES}.quickstart", "compare BM25, MiniLM and TASER on pydocs"
+            "quickstart",
+            "compare BM25, MiniLM and TASER on pydocs",
+            module=f"{_PIPELINES}.quickstart",
         ),
     )
 )

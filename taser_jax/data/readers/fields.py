@@ -61,6 +61,19 @@ def quoted_rows(path: FilePath, delimiter: str = "\t") -> Iterator[tuple[int, li
             yield taken[0][0], row
 
 
+def tagged_blocks(path: FilePath, tag: str) -> Iterator[tuple[int, str]]:
+    """Yields (first line, content) of each <tag>...</tag> of TREC, on lines of their own."""
+    start, lines = 0, list[str]()
+    for line, content in numbered_lines(path):
+        word = content.strip().lower()
+        if re.match(rf"<{tag}\b", word):
+            start, lines = line, []
+        elif word == f"</{tag}>":
+            yield start, "".join(lines)
+        else:
+            lines.append(content)
+
+
 def wrong_columns(where: str, count: int, expected: str) -> DataError:
     """The error for a row of too few or too many columns."""
     fix = "check for a missing tab, tabs or newlines within a text, or a quote left open"

@@ -23,6 +23,7 @@ from taser_jax.data.readers.fields import (
     positives,
     quoted_passages,
     read_records,
+    tagged_blocks,
     wrong_columns,
 )
 from taser_jax.data.readers.located import (
@@ -183,18 +184,11 @@ def _threes(rows: list[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]
 
 def _of_trec(path: FilePath) -> Iterator[LocatedPassage]:
     """Documents of TREC's SGML; the text is what is left without tags."""
-    start, lines = 0, list[str]()
-    for line, content in numbered_lines(path):
-        if content.strip().upper() == "<DOC>":
-            start, lines = line, []
-        elif content.strip().upper() == "</DOC>":
-            document = "".join(lines)
-            id = _tagged(document, "DOCNO")
-            title = _tagged(document, "TITLE|HEADLINE|HEAD|TI")
-            body = re.sub(r"(?is)<(DOCNO|TITLE|HEADLINE|HEAD|TI)>.*?</\1>|<[^>]*>", " ", document)
-            yield LocatedPassage(start, Passage(id, " ".join(body.split()), title))
-        else:
-            lines.append(content)
+    for line, document in tagged_blocks(path, "doc"):
+        id = _tagged(document, "DOCNO")
+        title = _tagged(document, "TITLE|HEADLINE|HEAD|TI")
+        body = re.sub(r"(?is)<(DOCNO|TITLE|HEADLINE|HEAD|TI)>.*?</\1>|<[^>]*>", " ", document)
+        yield LocatedPassage(line, Passage(id, " ".join(body.split()), title))
 
 
 def _tagged(document: str, names: str) -> str:

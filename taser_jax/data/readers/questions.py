@@ -24,6 +24,7 @@ from taser_jax.data.readers.fields import (
     quoted_passages,
     read_records,
     roles_of,
+    tagged_blocks,
     wrong_columns,
 )
 from taser_jax.data.readers.located import Context, Question, id_field, string_field, string_list
@@ -98,21 +99,14 @@ def is_kilt(path: FilePath) -> bool:
 
 def _topics(path: FilePath) -> Iterator[Question]:
     """TREC's topics; the title is the query, or else the description."""
-    start, lines = 0, list[str]()
-    for line, content in numbered_lines(path):
-        if content.strip().lower().startswith("<top"):
-            start, lines = line, []
-        elif content.strip().lower() == "</top>":
-            topic = "".join(lines)
-            fields = {}
-            for name, text in re.findall(r"(?is)<(num|title|desc)>([^<]*)", topic):
-                said = re.sub(r"(?i)^\s*(number|topic|description):", "", text)
-                fields[name.lower()] = " ".join(said.split())
-            text = fields.get("title") or fields.get("desc") or ""
-            where = f"{os.fspath(path)}:{start}"
-            yield Question(where=where, text=_non_empty(text, where), id=fields.get("num", ""))
-        else:
-            lines.append(content)
+    for line, topic in tagged_blocks(path, "top"):
+        fields = {}
+        for name, text in re.findall(r"(?is)<(num|title|desc)>([^<]*)", topic):
+            said = re.sub(r"(?i)^\s*(number|topic|description):", "", text)
+            fields[name.lower()] = " ".join(said.split())
+        where = f"{os.fspath(path)}:{line}"
+        text = _non_empty(fields.get("title") or fields.get("desc") or "", where)
+        yield Question(where=where, text=text, id=fields.get("num", ""))
 
 
 def _of_table(path: FilePath) -> Iterator[Question]:

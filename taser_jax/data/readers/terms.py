@@ -9,12 +9,15 @@ import xml.sax.handler
 import xml.sax.xmlreader
 from collections.abc import Iterator
 
+import msgspec
+
 from taser_jax.data import files
 from taser_jax.data.files import json_lines, open_bytes
-from taser_jax.data.readers.located import LocatedPassage, id_field, string_field
+from taser_jax.data.readers.located import LocatedPassage
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage
+from taser_jax.storage.typed_files import typed
 
 _ROOTS = ("DescriptorRecordSet", "QualifierRecordSet")
 _CONCEPT, _ID, _NAME, _NOTE = "Concept", "ConceptUI", "ConceptName", "ScopeNote"
@@ -101,6 +104,12 @@ class _Concepts(xml.sax.handler.ContentHandler):
         self.passages.append(LocatedPassage(self._line, Passage(id=id_, text=text, title=title)))
 
 
+class _Term(msgspec.Struct):
+    name: str = ""
+    definition: str = ""
+    id: str | int = ""
+
+
 def defined_terms(path: FilePath) -> Iterator[LocatedPassage]:
     """Terms with a definition, as title and text; terms without one are left out.
 
@@ -117,27 +126,18 @@ def defined_terms(path: FilePath) -> Iterator[LocatedPassage]:
         DataError: a defined term without a name, or no term with a definition.
     """
     any_defined = False
-    for term in _json_terms(path):
-        if not term.passage.text.strip():
+    for line, record in json_lines(path):
+        where = f"{os.fspath(path)}:{line}"
+        term = typed(record, _Term, where=where, fix="write {name, definition, id}")
+        if not term.definition.strip():
             continue
-        if not term.passage.title.strip():
-            where = f"{os.fspath(path)}:{term.line}, field 'name'"
-            message = f"the term {term.passage.id!r} has no name"
+        if not term.name.strip():
+            where, message = f"{where}, field 'name'", f"the term {str(term.id)!r} has no name"
             raise DataError(message, where=where, fix="name it, or remove its definition")
         any_defined = True
-        yield term
+        # Names have spaces, which ids cannot have.
+        id_ = str(term.id) or "_".join(term.name.split())
+        yield LocatedPassage(line, Passage(id_, term.definition, term.name))
     if not any_defined:
         fix = "take a thesaurus with definitions: names alone say nothing to a retriever"
         raise DataError("no term has a definition", where=os.fspath(path), fix=fix)
-
-
-def _json_terms(path: FilePath) -> Iterator[LocatedPassage]:
-    for line, record in json_lines(path):
-        where = f"{os.fspath(path)}:{line}"
-        fields = {
-            name: string_field(record, name, where) if record.get(name) is not None else ""
-            for name in ("name", "definition")
-        }
-        # Names have spaces, which ids cannot have.
-        id_ = id_field(record, "id", where=where) or "_".join(fields["name"].split())
-        yield LocatedPassage(line, Passage(id_, fields["definition"], fields["name"]))

@@ -146,7 +146,7 @@ def test_by_default_no_label_is_a_negative(toy):
     config = BatchingConfig(batch_size=8, num_negatives=3)
     stream = BatchStream(store, tasks, config)
     masked, random_negatives, trained_on = 0, 0, collections.defaultdict(set)
-    for step in range(2, 200):
+    for step in range(2, 80):
         rows = stream.rows(step)
         own = rows.passage_rows.reshape(8, 4)
         for i, query in enumerate(rows.query_rows.tolist()):
@@ -158,8 +158,8 @@ def test_by_default_no_label_is_a_negative(toy):
             masked += rows.ignore[i].sum()
             trained_on[rows.task, query].add(int(own[i, 0]))
         random_negatives += rows.random_negatives
-    assert masked > 1000
-    assert random_negatives > 100
+    assert masked > 400
+    assert random_negatives > 40
     for (task, query), positives in trained_on.items():
         assert positives <= set(tasks[task].positives[query].tolist())
     several = [drawn for drawn in trained_on.values() if len(drawn) > 1]
@@ -207,9 +207,10 @@ def test_short_pools_are_counted_and_logged(toy, caplog):
 
 def test_draws_are_uniform(tmp_path):
     store, tasks = write_store(tmp_path, {"t": ([[0, 1, 2, 3]], [list(range(10, 16))])})
-    config = with_config(batch_size=1, num_negatives=2, rates={})
+    config = with_config(batch_size=30, num_negatives=2, rates={})
     stream = BatchStream(store, tasks, config)
-    draws = [stream.rows(step).passage_rows.tolist() for step in range(3000)]
+    steps = [stream.rows(step).passage_rows.reshape(30, 3) for step in range(100)]
+    draws = np.concatenate(steps).tolist()
     positives = collections.Counter(draw[0] for draw in draws)
     assert sorted(positives) == [0, 1, 2, 3]
     assert all(abs(count - 750) < 120 for count in positives.values())

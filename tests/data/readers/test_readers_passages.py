@@ -7,7 +7,7 @@ import random
 import pytest
 from written_files import write
 
-from taser_jax.data.readers import fields
+from taser_jax.data.readers import fields, located
 from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.kilt import Page, chunk_page, read_pages
 from taser_jax.data.readers.located import PARAGRAPH_END, LeftOut, Span
@@ -143,10 +143,11 @@ def test_what_is_empty_or_repeated_is_left_out_counted_and_listed(tmp_path):
         passages(path, LeftOut())
 
 
-def test_a_repeated_id_is_found_across_blocks(tmp_path):
-    rows = [f"{n}\ttext\ttitle\n" for n in range(70_000)]
+def test_a_repeated_id_is_found_across_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(located, "_BLOCK", 8)
+    rows = [f"{n}\ttext\ttitle\n" for n in range(70)]
     path = write(tmp_path / "p.tsv", "id\ttext\ttitle\n" + "".join(rows) + "5\tx\ty\n")
-    message = r"p\.tsv:70002, field 'id': the id '5' was already used on line 7"
+    message = r"p\.tsv:72, field 'id': the id '5' was already used on line 7"
     with pytest.raises(DataError, match=message):
         passages(path, LeftOut())
 

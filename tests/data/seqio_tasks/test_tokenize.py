@@ -20,14 +20,14 @@ PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz", "0"
 RANDOM = np.random.default_rng(0)
 PASSAGES = [
     Passage(f"p{i}", " ".join(RANDOM.choice(list("abcdefg"), length)), "t u"[: i % 4])
-    for i, length in enumerate(RANDOM.integers(1, 30, 2500))
+    for i, length in enumerate(RANDOM.integers(1, 30, 300))
 ]
 QUERIES = {
     (task, split): [
         Query(f"{task}-{split}-{i}", f"{task[0]} {split[1]} {i}", task, (i, 7), (), (9,) * (i % 3))
         for i in range(count)
     ]
-    for task, split, count in (("one", "train", 1100), ("one", "test", 3), ("two", "train", 5))
+    for task, split, count in (("one", "train", 130), ("one", "test", 3), ("two", "train", 5))
 }
 
 
@@ -58,8 +58,9 @@ def make(*, mixture: str, **settings) -> TokenStore:
     return tokenize.tokenize_collection(mixture=retrieval.find_mixture(mixture), **settings)
 
 
-def test_store_holds_what_the_texts_encode_to(settings, tmp_path):
-    """2,500 passages and 1,100 queries: several batches of each, the last not full."""
+def test_store_holds_what_the_texts_encode_to(settings, tmp_path, monkeypatch):
+    """300 passages: several blocks, the last not full."""
+    monkeypatch.setattr(tokenize, "_BLOCK", 128)
     store = make(**settings, output_dir=tmp_path / "tokens")
     vocabulary = load_vocabulary(store.vocabulary_directory)
     assert vocabulary.fingerprint == store.metadata.vocabulary_fingerprint
@@ -95,10 +96,10 @@ def test_same_inputs_are_not_tokenised_again(settings, tmp_path):
         make(**shorter | {"replace": False}, **output)
     assert ids.stat().st_mtime_ns == before
     # Who has the old store open, as a training has, keeps its ids, and is not given other ones.
-    old = first.passages.tokens(np.arange(2500)).ids.copy()
+    old = first.passages.tokens(np.arange(300)).ids.copy()
     changed = make(**shorter, **output)
-    assert changed.passages.ids.shape == (2500, 12)
-    np.testing.assert_array_equal(first.passages.tokens(np.arange(2500)).ids, old)
+    assert changed.passages.ids.shape == (300, 12)
+    np.testing.assert_array_equal(first.passages.tokens(np.arange(300)).ids, old)
     with pytest.raises(DataError, match=rf"replaced by a store .*{changed.metadata.fingerprint}"):
         first.queries("two", "train")
 
