@@ -53,7 +53,7 @@ RECIPES = {
         ("runs/yardstick.gin",),
     ),
     "pipeline muf": (("runs/muf_wiki.gin",), ("runs/muf_mini.gin",)),
-    "pipeline moma": (("runs/moma_mini.gin",), ("runs/moma_base.gin",)),
+    "pipeline moma": (("runs/moma_mini.gin",), ("runs/moma_gate.gin",), ("runs/moma_base.gin",)),
     "pipeline ance": (
         ("runs/kilt_mini_ance.gin",),
         ("runs/kilt_mini_ance.gin", "optim/tsage.gin", "runs/kilt_mini_tsage.gin"),
