@@ -159,19 +159,13 @@ def test_sizes_that_differ_are_refused_before_anything_is_written(checkpoint, st
     assert not (tmp_path / "model").exists()
 
 
-@pytest.mark.parametrize(
-    ("used", "message"),
-    [
-        (WordPieceVocabulary([*WORDS, "other"]), r"from line 9 on: 'other', not 'w0'"),
-        (None, r"lower_case True, and the weights' False"),
-    ],
-)
-def test_texts_of_another_vocabulary_or_casing_are_refused(checkpoint, tmp_path, used, message):
+@pytest.mark.parametrize("used", [WordPieceVocabulary([*WORDS, "other"]), None])
+def test_texts_of_another_vocabulary_or_casing_are_refused(checkpoint, tmp_path, used):
     source = shutil.copytree(checkpoint, tmp_path / "bert")
     if used is None:
         used = load_vocabulary(source)
         (source / "tokenizer_config.json").write_text('{"do_lower_case": false}', encoding="utf-8")
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match="other pieces, or splits texts otherwise"):
         train(
             model_dir=str(tmp_path / "model"),
             token_store=str(store_of(tmp_path / "tokens", used)),
@@ -209,7 +203,7 @@ def test_words_of_a_tokenizer_json_alone_are_compared(checkpoint, tmp_path, word
     if words == "same":
         train(**arguments, dry_run=True)
         return
-    with pytest.raises(ConfigError, match=r"(?s)from line 41 on: .*VOCABULARY=.*/bert"):
+    with pytest.raises(ConfigError, match=r"(?s)has other pieces.*VOCABULARY=.*/bert"):
         train(**arguments, dry_run=True)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import collections
+import concurrent.futures
 import dataclasses
 import enum
-import queue
-import threading
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -309,32 +310,20 @@ def prefetch(
     Yields:
         Steps and batches. What `make` or `put` raises is raised at the step it belongs to.
     """
+
+    def work(step: int) -> BatchT:
+        return put(make(step))
+
     steps = range(start_step, stop_step)
-    ready: queue.SimpleQueue[BatchT | BaseException] = queue.SimpleQueue()
-    free = threading.Semaphore(_AHEAD)
-    stopped = threading.Event()
-
-    def work() -> None:
-        try:
-            for step in steps:
-                free.acquire()
-                if stopped.is_set():
-                    return
-                ready.put(put(make(step)))
-        except BaseException as error:
-            # Any exception: otherwise the reader would wait forever for a dead thread.
-            ready.put(error)
-
-    thread = threading.Thread(target=work, name="prefetch", daemon=True)
-    thread.start()
+    waiting = iter(steps)
+    worker = concurrent.futures.ThreadPoolExecutor(1, "prefetch")
     try:
+        ahead = collections.deque(
+            worker.submit(work, step) for step in itertools.islice(waiting, _AHEAD)
+        )
         for step in steps:
-            item = ready.get()
-            if isinstance(item, BaseException):
-                raise item
-            free.release()
-            yield step, item
+            batch = ahead.popleft().result()
+            ahead.extend(worker.submit(work, step) for step in itertools.islice(waiting, 1))
+            yield step, batch
     finally:
-        stopped.set()
-        free.release()
-        thread.join()
+        worker.shutdown(cancel_futures=True)

@@ -172,21 +172,18 @@ def finish(scratch: epath.Path, directory: epath.Path, metadata: Mapping[str, ob
     checksums.seal(scratch)
 
 
-def text_features(*names: str) -> tfds.features.FeaturesDict:
-    """String features with these names."""
-    return tfds.features.FeaturesDict({name: tfds.features.Text() for name in names})
-
-
 def passage_features() -> tfds.features.FeaturesDict:
     """TFDS features of a passage."""
-    return text_features("id", "text", "title", "page_id")
+    names = ("id", "text", "title", "page_id")
+    return tfds.features.FeaturesDict({name: tfds.features.Text() for name in names})
 
 
 def query_features() -> tfds.features.FeaturesDict:
     """TFDS features of a query; its task is that of the data set."""
     return tfds.features.FeaturesDict(
         {
-            **text_features("id", "text"),
+            "id": tfds.features.Text(),
+            "text": tfds.features.Text(),
             "positives": tfds.features.Sequence(np.int32),
             "relevance": tfds.features.Sequence(np.int32),
             "hard_negatives": tfds.features.Sequence(np.int32),
@@ -254,14 +251,13 @@ class PassageIndexWriter:
 
 
 def query_examples(
-    queries: Iterable[Query], content: Fingerprint, *, task: str, count: int, where: str
+    queries: Iterable[Query], content: Fingerprint, *, count: int, where: str
 ) -> Iterator[dict[str, object]]:
     """TFDS examples of queries; checks them and adds them to the fingerprint `content`.
 
     Args:
         queries: the queries.
         content: fingerprint to add to.
-        task: the task of all queries.
         count: number of passages in the collection.
         where: collection, task and split, for messages.
 
@@ -269,7 +265,7 @@ def query_examples(
         One mapping per query.
 
     Raises:
-        DataError: a repeated id, a query of another task, a row outside the collection.
+        DataError: a repeated id, or a row outside the collection.
     """
     seen: set[str] = set()
     for query in queries:
@@ -278,15 +274,9 @@ def query_examples(
         if query.id in seen:
             raise DataError("the query id is used twice", where=at, fix="rename one of them")
         seen.add(query.id)
-        if query.task != task:
-            raise DataError(f"the query belongs to task {query.task!r}", where=at)
         for row in itertools.chain(query.positives, query.hard_negatives):
             if not 0 <= row < count:
                 raise DataError(f"row {row}, which is not from 0 to {count - 1}", where=at)
-        if query.relevance and len(query.relevance) != len(query.positives):
-            problem = f"{len(query.relevance)} grades for {len(query.positives)} positives"
-            fix = "give one grade per positive, or none"
-            raise DataError(problem, where=f"{at}, field 'relevance'", fix=fix)
         example: dict[str, object] = {
             "id": query.id,
             "text": query.text,

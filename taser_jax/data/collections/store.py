@@ -258,13 +258,13 @@ def write_queries(
         collection: an existing one; its fingerprint is recorded.
         task: name of the task.
         split: "train", "validation" or "test".
-        queries: their `task` must be `task`, their rows must exist.
+        queries: of this task; their rows must exist.
 
     Returns:
         The query set, open.
 
     Raises:
-        DataError: no query, a repeated id, a row outside the collection, a query of another task.
+        DataError: no query, a repeated id, or a row outside the collection.
         StorageError: the disk is full or cannot be written.
     """
     directory = _queries_directory(data_dir, collection, task, split)
@@ -274,7 +274,7 @@ def write_queries(
     with replacing(directory) as scratch:
         count = record_dataset.write_records(
             scratch,
-            query_examples(queries, content, task=task, count=passages["count"], where=where),
+            query_examples(queries, content, count=passages["count"], where=where),
             name="queries",
             features=query_features(),
             description=f"Queries of {where}.",

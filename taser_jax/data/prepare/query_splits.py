@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
+import scipy.sparse.csgraph
 
 from taser_jax.data.collections.store import SPLITS
 from taser_jax.data.id_index import hash_share, text_hash
@@ -207,22 +208,31 @@ def divide_by_positives(
     Returns:
         Both parts, each in the order given; a query without a positive is in the first.
     """
-    groups: dict[int, int] = {}
-
-    def group(row: int) -> int:
-        while groups.setdefault(row, row) != row:
-            groups[row] = groups[groups[row]]
-            row = groups[row]
-        return row
-
-    for query in queries:
-        for row in query.positives[1:]:
-            first, second = sorted((group(query.positives[0]), group(row)))
-            groups[second] = first
+    rows = sorted({row for query in queries for row in query.positives})
+    place = {row: number for number, row in enumerate(rows)}
+    pairs = [
+        (place[query.positives[0]], place[row]) for query in queries for row in query.positives[1:]
+    ]
+    smallest = components(len(rows), pairs)
     parts: tuple[list[Query], list[Query]] = ([], [])
     for query in queries:
-        held_out = bool(query.positives) and (
-            hash_share(f"positive\t{group(query.positives[0])}") < share
-        )
+        held_out = False
+        if query.positives:
+            first = rows[smallest[place[query.positives[0]]]]
+            held_out = hash_share(f"positive\t{first}") < share
         parts[held_out].append(query)
     return parts
+
+
+def components(size: int, pairs: Sequence[tuple[int, int]]) -> list[int]:
+    """For each of `size` items, the smallest item of its connected component.
+
+    Example:
+        >>> components(4, [(3, 1)])
+        [0, 1, 2, 1]
+    """
+    ends = np.array(pairs, np.int64).reshape(-1, 2)
+    graph = scipy.sparse.coo_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), (size, size))
+    _, labels = scipy.sparse.csgraph.connected_components(graph, directed=False)
+    _, first = np.unique(labels, return_index=True)
+    return first[labels].tolist()

@@ -10,6 +10,7 @@ from etils import epath
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.storage.artifacts import FilePath, read_json, split_path, write_json, write_text
 from taser_jax.storage.errors import TaserError
+from taser_jax.storage.typed_files import typed
 
 _RECEIPT = "prepare.json"
 _GOLD = "kilt.jsonl"
@@ -109,17 +110,14 @@ def write_left_out(
 
 def already_prepared(data_dir: FilePath, collection: str, inputs: str) -> PreparedCollection | None:
     """The collection prepared earlier from the same inputs, if all of it still exists."""
-    receipt = epath.Path(data_dir) / collection / _RECEIPT
-    if not receipt.exists():
+    path = epath.Path(data_dir) / collection / _RECEIPT
+    receipt = read_json(path) if path.exists() else {}
+    if receipt.get("inputs") != inputs:
         return None
-    content = read_json(receipt)
-    if content.get("inputs") != inputs:
-        return None
-    splits = tuple(PreparedSplit(**split) for split in content["prepared"].pop("splits"))
-    prepared = PreparedCollection(**content["prepared"], splits=splits)
+    prepared = typed(receipt["prepared"], PreparedCollection, where=str(path))
     try:
         intact = PassageStore.open(data_dir, collection).fingerprint == prepared.fingerprint
-        for prepared_split in splits:
+        for prepared_split in prepared.splits:
             queries = QuerySet.open(data_dir, collection, prepared_split.task, prepared_split.split)
             intact = intact and queries.fingerprint == prepared_split.fingerprint
             intact = intact and (not prepared_split.has_gold or gold_path(queries).exists())

@@ -6,8 +6,9 @@ import dataclasses
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
+from taser_jax.data.prepare.query_splits import components
 from taser_jax.data.pydocs.objects import DocumentedObject, name_in_words
 from taser_jax.data.pydocs.parse import ElementKind, count_words, words
 
@@ -116,22 +117,6 @@ def similar_pairs(
         for i in sorted(candidates):
             if jaccard(sets[i], members) >= threshold:
                 yield i, j
-
-
-def components(size: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
-    """For each of `size` items, the smallest item of its connected component."""
-    parent = list(range(size))
-
-    def find(item: int) -> int:
-        while parent[item] != item:
-            parent[item] = parent[parent[item]]
-            item = parent[item]
-        return item
-
-    for i, j in pairs:
-        low, high = sorted((find(i), find(j)))
-        parent[high] = low
-    return [find(item) for item in range(size)]
 
 
 TASKS = ("summary", "parameter", "example", "code", "see_also", "lookup")

@@ -113,34 +113,24 @@ def _load(path: str, extra_ids: int | None) -> Vocabulary:
 
 
 def _load_model(path: str, extra_ids: int | None) -> SentencePieceVocabulary:
-    named = {} if extra_ids is not None else _named_extra_ids(os.path.dirname(path))
-    count = len(named) if extra_ids is None else extra_ids
+    directory = os.path.dirname(path)
+    count = _named_extra_ids(directory) if extra_ids is None else extra_ids
     vocabulary = SentencePieceVocabulary.from_file(path, extra_ids=count)
-    check_rows(os.path.dirname(path), vocabulary.size, where=path)
-    for name, id in named.items():
-        if id is not None and vocabulary.id_of(name) != id:
-            expected = f"{vocabulary.id_of(name)}: extra ids follow the model's, the first last"
-            fix = "set tokenize.extra_ids to read the model with another number"
-            where = os.path.join(os.path.dirname(path), TOKENIZER_CONFIG_FILE)
-            raise DataError(f"{name} is id {id}", where=where, expected=expected, fix=fix)
+    check_rows(directory, vocabulary.size, where=path)
     return vocabulary
 
 
-def _named_extra_ids(directory: str) -> dict[str, int | None]:
-    """The extra ids in a T5's tokenizer_config.json, with their ids if it gives them."""
+def _named_extra_ids(directory: str) -> int:
+    """Number of extra ids in a T5's tokenizer_config.json."""
     path = os.path.join(directory, TOKENIZER_CONFIG_FILE)
     config = read_typed(path, _T5TokenizerConfig, absent=_T5TokenizerConfig())
-    ids: dict[str, int | None] = {
-        f"<extra_id_{number}>": None for number in range(config.get("extra_ids", 0))
-    }
-    for token in config.get("additional_special_tokens", ()):
-        ids.setdefault(token["content"] if isinstance(token, dict) else token, None)
-    for id, token in config.get("added_tokens_decoder", {}).items():
-        if not (id.isascii() and id.isdigit()):
-            where = f"{path}, field 'added_tokens_decoder'"
-            raise DataError(f"id {id!r} of {token['content']!r} is no number", where=where)
-        ids[token["content"]] = int(id)
-    return {name: id for name, id in ids.items() if EXTRA_ID.fullmatch(name)}
+    tokens = [
+        *config.get("additional_special_tokens", ()),
+        *config.get("added_tokens_decoder", {}).values(),
+    ]
+    names = {token if isinstance(token, str) else token["content"] for token in tokens}
+    named = sum(EXTRA_ID.fullmatch(name) is not None for name in names)
+    return max(named, config.get("extra_ids", 0))
 
 
 def _load_bert(

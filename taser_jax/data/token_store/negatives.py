@@ -106,22 +106,13 @@ def write_negatives(
         The file written.
 
     Raises:
-        DataError: lists that do not match, or a directory with other metadata.
+        DataError: a directory with other metadata.
         StorageError: the disk is full or the directory cannot be written.
     """
     directory = pathlib.Path(directory)
-    where = f"negatives of task {task!r}, split {split!r}"
-    if not len(query_ids) == len(rows) == len(scores):
-        raise DataError(
-            f"{len(query_ids)} queries, {len(rows)} lists of rows, {len(scores)} of scores",
-            where=where,
-        )
     lines = []
-    for number, query_id in enumerate(query_ids):
-        query_rows, query_scores = np.asarray(rows[number]), np.asarray(scores[number])
-        if len(query_rows) != len(query_scores):
-            what = f"{len(query_rows)} rows and {len(query_scores)} scores"
-            raise DataError(what, where=f"{where}, query {query_id!r}")
+    listed = zip(query_ids, map(np.asarray, rows), map(np.asarray, scores), strict=True)
+    for number, (query_id, query_rows, query_scores) in enumerate(listed):
         has_result = query_rows >= 0
         record: dict[str, object] = {
             "query_id": query_id,

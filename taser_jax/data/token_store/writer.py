@@ -21,7 +21,7 @@ from taser_jax.data.token_store.store import (
     queries_folder,
 )
 from taser_jax.storage import artifacts, checksums
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import DataError
 
 _BLOCK_ROWS = 4096
 
@@ -56,9 +56,6 @@ class TokenStoreWriter:
         titles: Titles = Titles.INCLUDE,
         passage_prompt: tuple[int, ...] = (),
     ) -> None:
-        for value in (vocabulary_size, query_length, passage_length):
-            if value < 1:
-                raise ConfigError(f"a vocabulary or length of {value}", where="TokenStoreWriter")
         self.directory = pathlib.Path(directory)
         self._header: dict[str, Any] = {
             "collection": collection,
@@ -149,8 +146,6 @@ class TokenStoreWriter:
             DataError: lists that do not match, or tokens that do not fit.
             StorageError: the disk is full or the directory cannot be written.
         """
-        if any((entry.task, entry.split) == (task, split) for entry in self._entries):
-            raise DataError(f"task {task!r}, split {split!r} is already written")
         queries = TokenizedQueries.from_lists(
             task,
             split,

@@ -18,7 +18,7 @@ class Stream:
 
 
 def threads():
-    return [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+    return [thread for thread in threading.enumerate() if thread.name == "prefetch_0"]
 
 
 def settle(stream):
@@ -53,7 +53,7 @@ def test_put_runs_in_the_thread():
         return batch
 
     list(prefetch(Stream().batch, 0, 2, put))
-    assert names == ["prefetch", "prefetch"]
+    assert names == ["prefetch_0", "prefetch_0"]
 
 
 def test_errors_surface_at_their_step():

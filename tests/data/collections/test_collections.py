@@ -208,10 +208,8 @@ def test_queries_of_a_replaced_collection_are_refused(tmp_path):
     [
         ([], "there are no queries"),
         ([QUERIES[0], QUERIES[0]], "query 'q1': the query id is used twice"),
-        ([Query("q", "t", "other")], "belongs to task 'other'"),
         ([Query("q", "t", "nq", positives=(4,))], "query 'q': row 4"),
         ([Query("q", "t", "nq", hard_negatives=(-1,))], "query 'q': row -1"),
-        ([Query("q", "t", "nq", positives=(1, 2), relevance=(1,))], "1 grades for 2 positives"),
     ],
 )
 def test_bad_queries_are_reported(tmp_path, queries, message):
@@ -256,7 +254,7 @@ def test_a_disk_that_fills_up_is_a_storage_error(tmp_path):
 def test_two_processes_write_the_same_bytes():
     """Protocol buffers order a map by a hash with a seed of its process, unless told not to."""
     features, content = records.query_features(), Fingerprint()
-    [example] = records.query_examples(QUERIES[:1], content, task="nq", count=4, where="nq")
+    [example] = records.query_examples(QUERIES[:1], content, count=4, where="nq")
     serializer = records._SameBytes(features.get_serialized_info())
     written = serializer.serialize_example(features.encode_example(example))
     assert sorted(features, key=lambda name: written.index(name.encode())) == sorted(features)

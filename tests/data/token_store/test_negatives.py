@@ -98,13 +98,6 @@ def test_dropped_queries_and_teacher_scores_come_back(tmp_path):
         read_negatives(tmp_path, "squad", "train", ["q0", "q9"])
 
 
-def test_lists_that_do_not_match(tmp_path):
-    with pytest.raises(DataError, match="1 queries, 2 lists of rows"):
-        write(tmp_path, query_ids=["q0"])
-    with pytest.raises(DataError, match="3 rows and 1 scores"):
-        write(tmp_path, scores=[[1.0], [1.0]])
-
-
 def scored(rows, teacher):
     return f'{{"query_id": "q2", "rows": {rows}, "scores": {rows}, "teacher": {teacher}}}'
 
