@@ -31,10 +31,10 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_807,
-    "cli": 1_344,
-    "commands": 5_149,
-    "data": 6_796,
+    "assembly": 1_791,
+    "cli": 1_277,
+    "commands": 5_152,
+    "data": 6_727,
     "devices": 1_325,
     "evaluation": 1_617,
     "interop": 3_174,
@@ -43,22 +43,22 @@ ROOMS = {
     "optim": 1_036,
     "retrieval": 2_250,
     "serving": 528,
-    "storage": 1_201,
+    "storage": 1_200,
     "systems": 3_322,
     "training": 1_692,
 }
 OTHERS = {
-    "lines of code": 33_995,
+    "lines of code": 33_845,
     "percent of code that imports or raises": 14.9,
-    "files": 227,
+    "files": 225,
     "lines of the longest file": 417,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
     "commands": 29,
     "fields that nothing binds": 35,
-    "Any in annotations": 112,
-    "modules that train imports": 88,
+    "Any in annotations": 111,
+    "modules that train imports": 87,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
