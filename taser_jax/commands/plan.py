@@ -164,8 +164,8 @@ def _meshes(own: MeshConfig, topology: Topology, *, num_heads: int) -> list[Mesh
     None splits the batch into more parts than the recipe's own, which divides it.
     """
     devices = len(topology.devices)
-    kept = own.model if devices % own.model == 0 else 1
-    shapes = [(own.fsdp, own.model), (1, kept), (devices // kept, kept), (1, 2 * kept)]
+    split = own.model if devices % own.model == 0 else 1
+    shapes = [(own.fsdp, own.model), (1, split), (devices // split, split), (1, 2 * split)]
     return [
         dataclasses.replace(own, replica=1, data=-1, fsdp=fsdp, model=model)
         for fsdp, model in dict.fromkeys(shapes)
@@ -253,9 +253,14 @@ def _comparison(best: Sequence[PlanRow]) -> str:
 
 def _nothing_fits(rows: Sequence[PlanRow]) -> ConfigError:
     least = min(rows, key=lambda row: row.peak or math.inf)
+    problem = "the compiler died on every mesh"
+    if least.peak:
+        problem = (
+            f"nothing fits; nearest is {', '.join(_gin_lines(least))}, with "
+            f"{least.peak / 2**30:.2f} GiB per device on {least.topology.name}"
+        )
     return ConfigError(
-        f"nothing fits; nearest is {', '.join(_gin_lines(least))}, with {least.peak / 2**30:.2f} "
-        f"GiB per device on {least.topology.name}",
+        problem,
         where=", ".join(dict.fromkeys(row.topology.name for row in rows)),
         fix="recompute blocks (BertConfig.remat=block), encode a part of the batch at a time "
         "(TrainingConfig.num_chunks=2), take more chips, or a smaller BATCH_SIZE",
