@@ -249,7 +249,7 @@ def judged(judge: Callable[[pathlib.Path], str]) -> Callable[[pathlib.Path], str
         try:
             return judge(disk)
         except TaserError as error:
-            return f"DAMAGED: {error.found}"
+            return f"DAMAGED: {error.problem}"
 
     return opened
 

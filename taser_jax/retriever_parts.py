@@ -132,14 +132,18 @@ def text_facts(texts: Texts, task_texts: Mapping[str, Texts]) -> dict[str, objec
         "query_length": texts.query_length,
         "passage_length": texts.passage_length,
         "query_normalization": joined(
-            {task: one.queries.normalization.value for task, one in each.items()}
+            {task: of_task.queries.normalization.value for task, of_task in each.items()}
         ),
-        "query_prompt": joined({task: list(one.queries.prompt) for task, one in each.items()}),
+        "query_prompt": joined(
+            {task: list(of_task.queries.prompt) for task, of_task in each.items()}
+        ),
         "passage_prompt": list(texts.passage_prompt),
         "titles": texts.titles.value,
     }
     if task_texts:
-        facts["query_lengths"] = {task: one.query_length for task, one in task_texts.items()}
+        facts["query_lengths"] = {
+            task: of_task.query_length for task, of_task in task_texts.items()
+        }
     return facts
 
 

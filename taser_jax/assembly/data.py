@@ -56,7 +56,7 @@ def training_queries(
         if task_names and split != "train" and split not in store.tasks.get(name, ()):
             continue
         queries = store.queries(name, split)
-        found = [
+        of_directories = [
             read_negatives(
                 directory,
                 name,
@@ -67,8 +67,8 @@ def training_queries(
             for directory in negatives_dirs
             if negatives_path(directory, name, split).exists()
         ]
-        if found:
-            lines = list(zip(*found, strict=True))
+        if of_directories:
+            lines = list(zip(*of_directories, strict=True))
             joined = Ragged.from_lists(
                 np.concatenate([negatives.rows for negatives in line]) for line in lines
             )

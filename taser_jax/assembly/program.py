@@ -306,12 +306,12 @@ def training_job(
     def read(split: str) -> dict[str, TokenizedQueries]:
         if store is None:
             return {}
-        found = data.training_queries(
+        of_tasks = data.training_queries(
             store, task_names=tasks, negatives_dirs=negatives_dirs, split=split
         )
         if augmentation is None:
-            return found
-        return {task: augmentation.renamed(queries) for task, queries in found.items()}
+            return of_tasks
+        return {task: augmentation.renamed(queries) for task, queries in of_tasks.items()}
 
     queries = read("train")
     program = make_program(

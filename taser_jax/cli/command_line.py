@@ -165,13 +165,13 @@ def parse(argv: Sequence[str]) -> Arguments:
         )
     for flag, binding in command.switches.items():
         flags.add_argument(flag, dest="bindings", action="append_const", const=binding)
-    found, unknown = flags.parse_known_args([*_spelled_out(argv[len(words) :])])
-    files, bindings = found.gin_file, found.bindings
+    flagged, unknown = flags.parse_known_args([*_spelled_out(argv[len(words) :])])
+    files, bindings = flagged.gin_file, flagged.bindings
     if len(given) == 1 and given[0] in command.recipes:
         files = [command.recipes[given[0]], *files]
     elif given:
         bindings = [_argument(command, words, given), *bindings]
-    elif command.argument and not command.optional and not (found.help or bindings):
+    elif command.argument and not command.optional and not (flagged.help or bindings):
         word = "DIRECTORY" if command.many else "NAME"
         raise ConfigError(
             f"`taser {name}` needs a {word.lower()}", fix=f"write `taser {name} {word}`"
@@ -184,14 +184,14 @@ def parse(argv: Sequence[str]) -> Arguments:
             files=command.gin_files(files),
             defaults=(COMMANDS[command.recipe_of or name].gin_file,) if files else (),
             bindings=tuple(bindings),
-            search_paths=tuple(found.gin_search_paths),
-            imports=tuple(found.gin_import),
+            search_paths=tuple(flagged.gin_search_paths),
+            imports=tuple(flagged.gin_import),
         ),
-        dry_run=found.dry_run,
-        multihost=found.multihost,
-        coordinator_timeout=found.coordinator_timeout,
-        is_synced=not found.no_fsync,
-        help=found.help,
+        dry_run=flagged.dry_run,
+        multihost=flagged.multihost,
+        coordinator_timeout=flagged.coordinator_timeout,
+        is_synced=not flagged.no_fsync,
+        help=flagged.help,
     )
 
 
@@ -220,8 +220,8 @@ def _no_command(words: Sequence[str]) -> ConfigError:
 
 def _nearest_flag(flag: str, name: str) -> str:
     command = COMMANDS[name]
-    known = [*re.findall(r"--\w+", usage()), *command.flags, *command.switches]
-    return did_you_mean(flag.partition("=")[0], known) or f"see `taser {name} --help`"
+    flags = [*re.findall(r"--\w+", usage()), *command.flags, *command.switches]
+    return did_you_mean(flag.partition("=")[0], flags) or f"see `taser {name} --help`"
 
 
 def _spelled_out(arguments: Sequence[str]) -> Iterator[str]:
@@ -244,7 +244,9 @@ def usage() -> str:
 
 def overview(group: str = "") -> str:
     """The flags, and the commands of a group, or all commands."""
-    shown = {name: one for name, one in COMMANDS.items() if name.startswith(f"{group} ".lstrip())}
+    shown = {
+        name: command for name, command in COMMANDS.items() if name.startswith(f"{group} ".lstrip())
+    }
     width = max(map(len, shown))
     lines = [f"  {name:<{width}}  {command.summary}" for name, command in shown.items()]
     return f"{usage()}\n{_ALONE}\ncommands:\n" + "\n".join(lines)

@@ -51,9 +51,9 @@ def find_gin_file(path: str, search_paths: Sequence[str] = ()) -> pathlib.Path:
     """
     packaged = gin_directory()
     for folder in ("", *search_paths, str(packaged)):
-        found = pathlib.Path(folder).expanduser() / os.path.expanduser(path)
-        if found.is_file():
-            return found
+        file = pathlib.Path(folder).expanduser() / os.path.expanduser(path)
+        if file.is_file():
+            return file
     names = sorted(str(file.relative_to(packaged)) for file in packaged.rglob("*.gin"))
     raise ConfigError(
         "no such Gin file",
@@ -211,7 +211,9 @@ class GinReader:
 def without_default(function: Callable[..., object]) -> frozenset[str]:
     """Names of a function's parameters that must be set."""
     parameters = inspect.signature(function).parameters.values()
-    required = (one.name for one in parameters if one.default is inspect.Parameter.empty)
+    required = (
+        parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty
+    )
     return frozenset(required) - FILLED_IN
 
 
@@ -284,11 +286,11 @@ def literal(value: str) -> str:
     if value.startswith(("@", "%")):
         return value
     try:
-        found = ast.literal_eval(value)
+        parsed = ast.literal_eval(value)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return value if _holds_references(value) else repr(value)
     kinds = (str, int, float, list, tuple, dict, types.NoneType)
-    return value if isinstance(found, kinds) else repr(value)
+    return value if isinstance(parsed, kinds) else repr(value)
 
 
 def _holds_references(value: str) -> bool:

@@ -130,8 +130,8 @@ def run(argv: Sequence[str]) -> int:
         )
         return EXIT_HOST_LOST
     except KeyboardInterrupt as error:
-        kept = str(error) or "finished work is kept"
-        progress.say(f"interrupted: {kept}; rerun the command to resume")
+        outcome = str(error) or "finished work is kept"
+        progress.say(f"interrupted: {outcome}; rerun the command to resume")
         return EXIT_INTERRUPTED
 
 

@@ -83,7 +83,7 @@ def hybrid(
             for task in development
             for queries in [QuerySet.open(data_dir, collection, task, development_split)]
         }
-        config = _settled(config, [(one.dense, one.sparse) for one in sets.values()])
+        config = _settled(config, [(runs.dense, runs.sparse) for runs in sets.values()])
         alphas = _choose(sets, names, measure=measure, k=k, config=config)
     runs = {
         task: (read_task_run(dense_dir, queries, store), read_task_run(sparse_dir, queries, store))

@@ -303,8 +303,8 @@ def find_positives(
         for split in splits_of[task]:
             queries = list(QuerySet.open(data_dir, collection, task, split))
             if not any(query.answers for query in queries):
-                found = f"no {split} question of {task!r} has answers"
-                raise ConfigError(found, where=where, fix="leave the task out")
+                problem = f"no {split} question of {task!r} has answers"
+                raise ConfigError(problem, where=where, fix="leave the task out")
             lost: list[str] = []
             divided: Iterator[Query] = iter(queries)
             if split != "test":

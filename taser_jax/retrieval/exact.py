@@ -87,20 +87,20 @@ def check_finite(embeddings: np.ndarray, first: int, *, what: str) -> None:
         )
 
 
-def measure_recall(found: SearchResult, exact: SearchResult) -> float:
-    """Share of the exact results that were found, over all queries.
+def measure_recall(approximate: SearchResult, exact: SearchResult) -> float:
+    """Share of the exact results that an approximate search has, over all queries.
 
     A found passage with the score of the last exact one counts, since ties are interchangeable.
 
     Args:
-        found: an approximate search's results.
+        approximate: an approximate search's results.
         exact: the exact top k of the same queries.
     """
-    wanted = exact.rows >= 0
-    last = np.where(wanted, exact.scores, np.inf).min(axis=1, keepdims=True)
-    tolerance = 1e-5 * np.abs(np.where(wanted, exact.scores, 0)).max(axis=1, keepdims=True)
-    hits = (found.rows >= 0) & (found.scores >= last - tolerance)
-    return float(np.minimum(hits.sum(axis=1), wanted.sum(axis=1)).sum() / max(wanted.sum(), 1))
+    is_row = exact.rows >= 0
+    last = np.where(is_row, exact.scores, np.inf).min(axis=1, keepdims=True)
+    tolerance = 1e-5 * np.abs(np.where(is_row, exact.scores, 0)).max(axis=1, keepdims=True)
+    hits = (approximate.rows >= 0) & (approximate.scores >= last - tolerance)
+    return float(np.minimum(hits.sum(axis=1), is_row.sum(axis=1)).sum() / max(is_row.sum(), 1))
 
 
 _AXIS = "passages"
@@ -182,9 +182,9 @@ class ExactSearcher:
         ]
         for block in self._blocks():
             passages, first = self._passages(block), block * self._block
-            for some, found in zip(queries, best, strict=True):
-                found.add(some, passages, first, self.embeddings.shape[0])
-        results = zip(*(found.result() for found in best), strict=True)
+            for some, of_block in zip(queries, best, strict=True):
+                of_block.add(some, passages, first, self.embeddings.shape[0])
+        results = zip(*(of_block.result() for of_block in best), strict=True)
         return SearchResult(*(np.concatenate(parts)[:num_queries] for parts in results))
 
     def _blocks(self) -> Iterable[int]:
@@ -201,9 +201,9 @@ class ExactSearcher:
             return self._resident[block]
         start = block * self._block
         stop = min(start + self._block, self.embeddings.shape[0])
-        found = self.embeddings.rows(start, stop)
-        check_finite(found, start, what="passage")
-        rows = _padded(found, self._block)
+        embeddings = self.embeddings.rows(start, stop)
+        check_finite(embeddings, start, what="passage")
+        rows = _padded(embeddings, self._block)
         passages = jax.device_put(rows, NamedSharding(self._mesh, PartitionSpec(_AXIS)))
         if self._keep:
             self._resident[block] = passages

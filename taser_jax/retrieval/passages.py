@@ -103,11 +103,11 @@ class Passages:
     def get(self, rows: Sequence[int]) -> list[Passage]:
         """Passages of rows."""
         on_disk = [row for row in rows if row < self._stored]
-        found: dict[int, Passage] = {}
+        stored: dict[int, Passage] = {}
         if self.collection is not None:
-            found = dict(zip(on_disk, self.collection.store.get_many(on_disk), strict=True))
+            stored = dict(zip(on_disk, self.collection.store.get_many(on_disk), strict=True))
         added = list(self._added.values()) if len(on_disk) < len(rows) else []
-        return [found[row] if row < self._stored else added[row - self._stored] for row in rows]
+        return [stored[row] if row < self._stored else added[row - self._stored] for row in rows]
 
     def add(
         self, passages: Sequence[Passage], embeddings: Float[np.ndarray, "passages dim"]
@@ -120,7 +120,7 @@ class Passages:
 
     def remove(self, ids: set[str]) -> None:
         """Removes passages that are there."""
-        kept = [id not in ids for id in self._added]
+        stays = [id not in ids for id in self._added]
         self._removed |= {
             row
             for id in ids
@@ -128,7 +128,7 @@ class Passages:
         }
         self._keep(
             {id: passage for id, passage in self._added.items() if id not in ids},
-            self._embeddings[kept] if self._added else self._embeddings,
+            self._embeddings[stays] if self._added else self._embeddings,
         )
 
     def _keep(self, added: dict[str, Passage], embeddings: np.ndarray) -> None:
@@ -141,15 +141,15 @@ class Passages:
     ) -> Float[np.ndarray, "passages dim"]:
         """Embeddings of `rows()`; encoded again where an approximate index has none to read."""
         on_disk = [row for row in self.rows() if row < self._stored]
-        found = [self._embeddings] if self._added else []
+        parts = [self._embeddings] if self._added else []
         if on_disk and self.collection is not None:
             searcher = self.collection.searcher
             if isinstance(searcher, ExactSearcher):
                 stored = searcher.embeddings.rows(0, self._stored)[on_disk]
             else:
                 stored = encode(self.get(on_disk))
-            found.insert(0, np.asarray(stored, np.float32))
-        return np.concatenate(found)
+            parts.insert(0, np.asarray(stored, np.float32))
+        return np.concatenate(parts)
 
     def bm25(self) -> tuple[Bm25Index, Int[np.ndarray, " passages"]]:
         """BM25's index of all passages, and their rows; built anew when they have changed."""
@@ -167,13 +167,13 @@ class Passages:
         """Top k rows by inner product; of equal scores those on disk first."""
         results = []
         if self.collection is not None:
-            found = self.collection.searcher.search(embeddings, k + len(self._removed))
-            is_gone = np.isin(found.rows, list(self._removed))
-            results.append(SearchResult(np.where(is_gone, NO_ROW, found.rows), found.scores))
+            result = self.collection.searcher.search(embeddings, k + len(self._removed))
+            is_gone = np.isin(result.rows, list(self._removed))
+            results.append(SearchResult(np.where(is_gone, NO_ROW, result.rows), result.scores))
         if self._searcher is not None:
-            found = self._searcher.search(embeddings, k)
-            rows = np.where(found.rows == NO_ROW, NO_ROW, found.rows + self._stored)
-            results.append(SearchResult(rows, found.scores))
+            result = self._searcher.search(embeddings, k)
+            rows = np.where(result.rows == NO_ROW, NO_ROW, result.rows + self._stored)
+            results.append(SearchResult(rows, result.scores))
         rows = np.concatenate([result.rows for result in results], axis=1)
         return top_k(rows, np.concatenate([result.scores for result in results], axis=1), k)
 
@@ -191,9 +191,9 @@ class Passages:
         numbers = [str(number) for number in range(len(questions))]
         dense = Run.of(numbers, self.search(embeddings, config.depth))
         index, row_of = self.bm25()
-        found = index.search(questions, config.depth)
-        rows = np.where(found.rows == NO_ROW, NO_ROW, row_of[found.rows])
-        sparse = Run.of(numbers, SearchResult(rows.astype(np.int32), found.scores))
+        result = index.search(questions, config.depth)
+        rows = np.where(result.rows == NO_ROW, NO_ROW, row_of[result.rows])
+        sparse = Run.of(numbers, SearchResult(rows.astype(np.int32), result.scores))
         if self.collection is not None and self.collection.sparse is not None:
             alpha = self.collection.sparse.alpha
         else:

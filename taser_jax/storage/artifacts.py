@@ -150,10 +150,10 @@ def check_version(
         fix: what the message advises.
         error: what is raised.
     """
-    found = value.get("format_version")
-    if found != version:
+    written = value.get("format_version")
+    if written != version:
         raise error(
-            f"format version {found}",
+            f"format version {written}",
             where=os.fspath(where),
             expected=f"format version {version}",
             fix=fix,
@@ -181,10 +181,10 @@ def read_metadata(directory: FilePath, kind: str, version: int, fields: type[T])
             fix="rerun that command (it resumes where it stopped), or correct the path",
         )
     metadata = read_json(path)
-    found = (metadata.get("kind"), metadata.get("format_version"))
-    if found != (kind, version):
+    written = (metadata.get("kind"), metadata.get("format_version"))
+    if written != (kind, version):
         raise DataError(
-            f"kind {found[0]!r}, format version {found[1]!r}",
+            f"kind {written[0]!r}, format version {written[1]!r}",
             where=str(path),
             expected=f"kind {kind!r}, format version {version}",
             fix="rebuild it with this version of taser_jax, or correct the path",
@@ -211,10 +211,10 @@ def check_kind(directory: FilePath, kinds: Sequence[str]) -> None:
     Raises:
         ConfigError: naming what is there.
     """
-    found = kind_of(directory)
-    if found is not None and found not in kinds:
+    present = kind_of(directory)
+    if present is not None and present not in kinds:
         raise ConfigError(
-            f"{found} is here already",
+            f"{present} is here already",
             where=os.fspath(directory),
             expected=f"{' or '.join(kinds) or 'no artefact'}, or an empty or new directory",
             fix="choose another directory, or delete this one",
@@ -303,20 +303,20 @@ def fingerprint_json(value: object) -> str:
 
 
 def require_equal(
-    what: str, found: Mapping[str, str], expected: Mapping[str, str], fix: str
+    what: str, recorded: Mapping[str, str], expected: Mapping[str, str], fix: str
 ) -> None:
     """Raises `FingerprintError` naming both sides where any shared fingerprint differs.
 
     Args:
         what: the artefact being checked, with its path.
-        found: name -> fingerprint recorded in the artefact.
+        recorded: name -> fingerprint in the artefact.
         expected: name -> fingerprint required.
         fix: the command that would rebuild it.
     """
-    for name in sorted(expected.keys() & found.keys()):
-        if found[name] != expected[name]:
+    for name in sorted(expected.keys() & recorded.keys()):
+        if recorded[name] != expected[name]:
             raise FingerprintError(
-                f"{what} was made from {name} {found[name]}",
+                f"{what} was made from {name} {recorded[name]}",
                 where=what,
                 expected=f"{name} {expected[name]}",
                 fix=fix,

@@ -96,7 +96,7 @@ class TaserError(Exception):
           fix: write ["Paris"], not "Paris"
 
     Args:
-        found: the problem in a few words, with the offending value.
+        problem: what is wrong in a few words, with the offending value.
         where: its location: file:line, field, parameter or batch.
         expected: what would be correct.
         fix: how to fix it.
@@ -104,16 +104,16 @@ class TaserError(Exception):
 
     def __init__(
         self,
-        found: str,
+        problem: str,
         *,
         where: str | None = None,
         expected: str | None = None,
         fix: str | None = None,
     ) -> None:
-        self.found, self.where, self.expected, self.fix = found, where, expected, fix
+        self.problem, self.where, self.expected, self.fix = problem, where, expected, fix
         # One line, also of a path with line ends.
         place = (where or "").replace("\n", "\\n")
-        lines = [f"{place}: {found}" if place else found]
+        lines = [f"{place}: {problem}" if place else problem]
         if expected:
             lines.append(f"  expected: {expected}")
         if fix:
@@ -226,7 +226,7 @@ def _number(error: Exception) -> int | None:
         return errno.ENOSPC
     if "embedded null" in text:
         return errno.EISDIR
-    return next((one for one in _FIXES if os.strerror(one).lower() in text.lower()), None)
+    return next((number for number in _FIXES if os.strerror(number).lower() in text.lower()), None)
 
 
 def _shortened(path: object) -> str:

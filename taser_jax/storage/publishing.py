@@ -90,12 +90,12 @@ def sync_one(path: FilePath) -> None:
 def make_folder(path: FilePath) -> list[pathlib.Path]:
     """Creates a local directory with its parents; returns those that it created, top first."""
     folder = pathlib.Path(path)
-    made = [one for one in (folder, *folder.parents) if not one.exists()][::-1]
+    made = [each for each in (folder, *folder.parents) if not each.exists()][::-1]
     folder.mkdir(parents=True, exist_ok=True)
-    for one in made:
+    for each in made:
         # Some folders may be written and not read.
         with contextlib.suppress(PermissionError):
-            sync_one(one.parent)
+            sync_one(each.parent)
     return made
 
 

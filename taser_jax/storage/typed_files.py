@@ -125,9 +125,9 @@ def typed(value: object, kind: type[T], *, where: str, fix: str | None = None) -
         field = rest[1].lstrip(".") if rest else ""
         if choices := _choices(kind, field):
             message = f"expected one of {', '.join(map(repr, choices))}"
-        found = _at(value, field)
+        content = _at(value, field)
         raise DataError(
-            f"{field} is {found}: {message}" if found else message,
+            f"{field} is {content}: {message}" if content else message,
             where=f"{where}, field {field!r}" if field else where,
             fix=fix,
         ) from error

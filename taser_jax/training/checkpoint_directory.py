@@ -90,7 +90,7 @@ def set_aside_damaged(model_dir: str | os.PathLike[str]) -> list[str]:
             raise damaged[0][1]
         goes_on = "begins again"
     renamed = []
-    for path, problem in damaged:
+    for path, error in damaged:
         aside = path.with_name(f"damaged_{path.name}")
         if aside.exists():
             aside.rmtree()
@@ -98,7 +98,7 @@ def set_aside_damaged(model_dir: str | os.PathLike[str]) -> list[str]:
         renamed.append(str(aside))
         logger.warning(
             "DAMAGED CHECKPOINT: %s: %s; it is now %s, and training %s",
-            *(problem.where, problem.found, aside.name, goes_on),
+            *(error.where, error.problem, aside.name, goes_on),
         )
     return renamed
 

@@ -150,7 +150,7 @@ class SkipWatch:
             in_a_row,
             int(metrics["skipped_total"]),
             error.where,
-            error.found,
+            error.problem,
         )
 
 

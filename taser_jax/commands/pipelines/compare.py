@@ -320,18 +320,18 @@ class _Run:
             compare_parts.distinct_queries, self._setting.data_dir, self.collection, self._splits
         )
         queries = distinct("train")
-        wanted = compare_plan.defaults(
+        preferred = compare_plan.defaults(
             queries,
             validation=distinct(DEVELOPMENT),
             blocks=None if self._pretrained is None else blocks,
             batch_size=training.batching.batch_size,
         )
-        wanted = dataclasses.replace(wanted, **self._fixed)
+        preferred = dataclasses.replace(preferred, **self._fixed)
         training = dataclasses.replace(
             training,
-            batching=dataclasses.replace(training.batching, batch_size=wanted.batch_size),
+            batching=dataclasses.replace(training.batching, batch_size=preferred.batch_size),
             optimizer=dataclasses.replace(
-                training.optimizer, learning_rate=wanted.learning_rate, warmup_steps=1
+                training.optimizer, learning_rate=preferred.learning_rate, warmup_steps=1
             ),
         )
         buckets = training.length_buckets
@@ -353,7 +353,7 @@ class _Run:
             model=first.model,
             training=dataclasses.replace(training, loop=loop, validation=None),
             text_tokens=passages * sides["passage"].mean,
-            batch_tokens=wanted.batch_size * (query + 2 * passage),
+            batch_tokens=preferred.batch_size * (query + 2 * passage),
         )
         done = [name for name in self.stages.finished() if name in _BEFORE]
         costs = compare_plan.Costs(
@@ -365,12 +365,12 @@ class _Run:
             pool_share=min(1.0, 2 * DEPTH * RANKED / passages),
         )
         chosen = compare_plan.plan(
-            costs, wanted, minutes=minutes, pretrained=self._pretrained is not None
+            costs, preferred, minutes=minutes, pretrained=self._pretrained is not None
         )
         self._decide(
             f"{queries:,} distinct training queries: batches and rate",
-            BATCH_SIZE=wanted.batch_size,
-            LEARNING_RATE=wanted.learning_rate,
+            BATCH_SIZE=preferred.batch_size,
+            LEARNING_RATE=preferred.learning_rate,
         )
         self._decide(
             f"about {chosen.seconds / 60:.0f} minutes, by steps of {costs.step_seconds:.2f} s",

@@ -179,7 +179,7 @@ class Costs:
     pool_share: float = 1.0
 
 
-def plan(costs: Costs, wanted: Plan, *, minutes: float | None, pretrained: bool) -> Plan:
+def plan(costs: Costs, preferred: Plan, *, minutes: float | None, pretrained: bool) -> Plan:
     """Fits a comparison to a budget: first fewer steps, then frozen blocks, one round, two folds.
 
     Frozen blocks' states are computed once, so that a step, or an encoding, costs the share of the
@@ -187,7 +187,7 @@ def plan(costs: Costs, wanted: Plan, *, minutes: float | None, pretrained: bool)
 
     Args:
         costs: this comparison's costs.
-        wanted: how to train where time allows.
+        preferred: how to train where time allows.
         minutes: the budget; None sets no limit.
         pretrained: whether the weights are pretrained: blocks of random weights are not frozen.
 
@@ -195,18 +195,18 @@ def plan(costs: Costs, wanted: Plan, *, minutes: float | None, pretrained: bool)
         The plan; its seconds exceed the budget where not even the shortest plan fits.
     """
     half = costs.blocks // 2 if pretrained else 0
-    frozen = max(half, wanted.frozen_blocks)
-    plans = [wanted]
-    for change in ({"frozen_blocks": frozen}, {"rounds": 1}, {"folds": min(wanted.folds, 2)}):
+    frozen = max(half, preferred.frozen_blocks)
+    plans = [preferred]
+    for change in ({"frozen_blocks": frozen}, {"rounds": 1}, {"folds": min(preferred.folds, 2)}):
         plans.append(dataclasses.replace(plans[-1], **change))
     if minutes is None:
-        return _timed(costs, wanted, wanted.steps)
+        return _timed(costs, preferred, preferred.steps)
     for each in plans:
         fixed = _timed(costs, each, 0).seconds
         fitting = int((60 * minutes - fixed) / (_timed(costs, each, 1).seconds - fixed))
-        if fitting >= min(wanted.steps, _ENOUGH_STEPS):
-            return _timed(costs, each, min(fitting, wanted.steps))
-    return _timed(costs, plans[-1], max(min(fitting, wanted.steps), _FEWEST_STEPS))
+        if fitting >= min(preferred.steps, _ENOUGH_STEPS):
+            return _timed(costs, each, min(fitting, preferred.steps))
+    return _timed(costs, plans[-1], max(min(fitting, preferred.steps), _FEWEST_STEPS))
 
 
 def _timed(costs: Costs, plan: Plan, steps: int) -> Plan:

@@ -153,7 +153,7 @@ class QuerySet:
         passages = record_dataset.read_metadata(_passages_directory(data_dir, collection))
         require_equal(
             str(directory),
-            found={"collection": queries.collection_fingerprint},
+            recorded={"collection": queries.collection_fingerprint},
             expected={"collection": passages["fingerprint"]},
             fix="run `taser prepare` again with this task among its files",
         )

@@ -174,15 +174,15 @@ def given_passages(
             fix = "check the spelling; write [text] to add a text"
             raise ConfigError("no such file or folder", where=os.fspath(source), fix=fix)
         for path in detect(source).passages if os.path.isdir(source) else (source,):
-            yield from (one.passage for one in read_passages(path))
+            yield from (entry.passage for entry in read_passages(path))
         return
-    for number, one in enumerate(source):
-        record = {"text": one} if isinstance(one, str) else one
+    for number, entry in enumerate(source):
+        record = {"text": entry} if isinstance(entry, str) else entry
         if isinstance(record, Mapping):
             record = passage_of(record, f"passage {number}")
         if not isinstance(record, Passage):
             fix = "write a text, a dictionary or a Passage"
-            raise DataError(f"found {one!r}", where=f"passage {number}", fix=fix)
+            raise DataError(f"found {entry!r}", where=f"passage {number}", fix=fix)
         digest = text_hash(normalized_content(record.title, record.text))
         yield dataclasses.replace(record, id=record.id or f"{digest:016x}")
 

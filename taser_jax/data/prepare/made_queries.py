@@ -75,8 +75,8 @@ def make_queries(*, data_dir: FilePath, collection: str, source: str) -> dict[st
         )
     write_collection(data_dir, collection, passages)
     for split, queries in by_split.items():
-        kept = sampled((query.id for query in queries), task=TASK, count=_MOST[split])
-        chosen = [query for query in queries if query.id in kept]
+        ids = sampled((query.id for query in queries), task=TASK, count=_MOST[split])
+        chosen = [query for query in queries if query.id in ids]
         write_queries(data_dir, collection, TASK, split, chosen)
     return list_tasks(data_dir, collection)
 
@@ -88,7 +88,7 @@ def _made(passages: Iterable[Passage]) -> Iterator[_Made]:
     for (page, title), of_page in pages.items():
         if title and hash_share(f"title\t{page}") < 0.5:
             without = {row: _without_title(passage) for row, passage in of_page.items()}
-            if all(len(one.text.split()) >= _FEWEST_WORDS for one in without.values()):
+            if all(len(passage.text.split()) >= _FEWEST_WORDS for passage in without.values()):
                 yield _Made(f"title:{next(iter(of_page.values())).id}", title, page, without)
                 continue
         for row, passage in of_page.items():

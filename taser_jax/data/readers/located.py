@@ -152,7 +152,7 @@ class LeftOut:
         if self._strict:
             raise error
         self.counts[kind] += 1
-        self.lines.append(f"{error.where}: {error.found}")
+        self.lines.append(f"{error.where}: {error.problem}")
 
 
 def checked_passages(

@@ -170,7 +170,7 @@ def _check_room(task: RetrievalTask, length: int) -> None:
     except ConfigError as error:
         where = f"task {task.name!r}, {error.where}"
         raise ConfigError(
-            error.found, where=where, expected=error.expected, fix=error.fix
+            error.problem, where=where, expected=error.expected, fix=error.fix
         ) from error
 
 
