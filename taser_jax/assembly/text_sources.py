@@ -38,6 +38,7 @@ from taser_jax.retrieval.encoding import EncodeConfig, batches_by_length
 from taser_jax.storage.artifacts import (
     FilePath,
     Fingerprint,
+    fingerprint,
     fingerprint_json,
     follow_plan,
     replacing,
@@ -185,7 +186,8 @@ def cached_states(
             queries_directory(directory, task, split),
             whole,
             length=whole.ids.shape[1],
-            fingerprint=whole.fingerprint,
+            # Of the tokens alone: other positives and negatives leave the states as they are.
+            fingerprint=fingerprint([whole.ids, whole.lengths]),
             role=Role.QUERY,
             task=task,
         )

@@ -90,7 +90,7 @@ def set_aside_damaged(model_dir: str | os.PathLike[str]) -> list[str]:
             raise damaged[0][1]
         goes_on = "begins again"
     renamed = []
-    for path, error in damaged:
+    for path, damage in damaged:
         aside = path.with_name(f"damaged_{path.name}")
         if aside.exists():
             aside.rmtree()
@@ -98,7 +98,7 @@ def set_aside_damaged(model_dir: str | os.PathLike[str]) -> list[str]:
         renamed.append(str(aside))
         logger.warning(
             "DAMAGED CHECKPOINT: %s: %s; it is now %s, and training %s",
-            *(error.where, error.problem, aside.name, goes_on),
+            *(damage.where, damage.problem, aside.name, goes_on),
         )
     return renamed
 

@@ -9,10 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
-from taser_jax.assembly.model_directory import load_model
+from taser_jax.assembly.model_directory import load_model, read_facts
+from taser_jax.assembly.text_sources import frozen_texts
+from taser_jax.data.batches.stream import TextSource
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.writer import TokenStoreWriter
+from taser_jax.retrieval.embeddings import EmbeddingDtype
 from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.storage.artifacts import FilePath, replacing
 from taser_jax.storage.errors import ConfigError
@@ -190,6 +193,8 @@ def attention_by_task(
     tasks: Sequence[str],
     split: str,
     source: str,
+    states_dir: str | None = None,
+    states_dtype: EmbeddingDtype = EmbeddingDtype.FLOAT32,
 ) -> dict[str, Attended]:
     """What an end retriever attends to, for each task of a split.
 
@@ -203,23 +208,40 @@ def attention_by_task(
         tasks: theirs.
         split: theirs.
         source: the memory that their positives are of.
+        states_dir: states of the blocks that were frozen in training; None encodes tokens.
+        states_dtype: dtype of these states.
     """
     mixture, model = Mixture.open(memory_dir), load_model(model_dir)
     store = TokenStore.open(token_store)
     augmentation = Augmentation.open(
         augmentation_dir, per_query=documents, config=model.model.config, store=store
     )
+    texts: TextSource = augmentation
+    asked = [
+        store.queries(entry.task, split)
+        for entry in store.metadata.queries
+        if entry.split == split and entry.task in tasks
+    ]
+    if states_dir:
+        module = model.model.clone(frozen_blocks=read_facts(model_dir).get("train_from_block", 0))
+        model = dataclasses.replace(model, model=module)
+        texts = frozen_texts(
+            states_dir,
+            dtype=states_dtype,
+            model=module,
+            params=model.params,
+            store=store,
+            queries=asked,
+            augmentation=augmentation,
+        )
     attended = {}
-    for entry in store.metadata.queries:
-        if entry.split != split or entry.task not in tasks:
-            continue
-        queries = store.queries(entry.task, split)
+    for queries in asked:
         gold = mixture.gold(source, queries.positives)
-        lookup, _ = read_lookup(augmentation_dir, entry.task, split)
-        texts = augmentation.of_queries(queries)
-        attention = document_attention(model, texts, task=entry.task, config=config)
+        lookup, _ = read_lookup(augmentation_dir, queries.task, split)
+        of_queries = texts.of_queries(queries)
+        attention = document_attention(model, of_queries, task=queries.task, config=config)
         shares = attention_shares(mixture, lookup.rows, attention, gold=gold, source=source)
-        attended[entry.task] = Attended({"task": entry.task} | shares, queries, gold, attention)
+        attended[queries.task] = Attended({"task": queries.task} | shares, queries, gold, attention)
     return attended
 
 

@@ -224,7 +224,7 @@ class _Target:
         self._stages.run(
             f"{end.label}-attention",
             _attention,
-            **self._run.attended(end, documents),
+            **self._run.attended(end, documents, self._setting.training),
             token_store=self._path,
             tasks=list(self._retrieval.store.tasks),
             split="test",

@@ -224,7 +224,7 @@ def document_reader(config: ModelConfig, mixture: Mixture) -> Callable[[np.ndarr
 
 def document_attention(
     model: LoadedModel,
-    texts: AugmentedTexts,
+    texts: Texts,
     *,
     task: str | None = None,
     config: EncodeConfig = EncodeConfig(),
@@ -233,7 +233,7 @@ def document_attention(
 
     Args:
         model: the end retriever.
-        texts: queries with documents.
+        texts: queries with documents, as tokens or states.
         task: the queries' task.
         config: sizes of batches.
     """
@@ -243,7 +243,7 @@ def document_attention(
     def attend(batch: EncoderInput) -> jax.Array:
         return _attention(model.params, model.put(batch), model=model.model, task=static)
 
-    attention, _ = encode_rows(attend, texts, np.arange(len(texts.rows)), config=devices)
+    attention, _ = encode_rows(attend, texts, np.arange(len(texts.lengths)), config=devices)
     return attention
 
 

@@ -165,7 +165,7 @@ class MomaStages:
         self._stages.run(
             f"{label}-distil",
             _distil,
-            **self.attended(end, documents),
+            **self.attended(end, documents, self.setting.training),
             token_store=self.setting.token_store,
             output_dir=directory,
             tasks=self.setting.tasks or list(self._retrieval.store.tasks),
@@ -173,9 +173,19 @@ class MomaStages:
         )
         return directory
 
-    def attended(self, end: Trained, documents: Documents) -> dict[str, object]:
-        """Arguments of `attention_by_task` that name the retriever and its queries' documents."""
+    def attended(
+        self, end: Trained, documents: Documents, training: TrainingConfig
+    ) -> dict[str, object]:
+        """Arguments of `attention_by_task` that name the retriever and its queries' documents.
+
+        Args:
+            end: the retriever.
+            documents: its documents of the queries.
+            training: where states of frozen blocks of the queries' token store are.
+        """
         return {
+            "states_dir": training.states_dir if training.train_from_block else None,
+            "states_dtype": training.states_dtype,
             "model_dir": end.directory,
             "memory_dir": documents.memory_dir,
             "augmentation_dir": documents.directory,
@@ -187,8 +197,10 @@ class MomaStages:
         self, label: str, training: TrainingConfig, before: Trained, joined: pathlib.Path
     ) -> Trained:
         """f_a,t, from f_a,t−1, on the joined store."""
-        # Cached states are of one token store, and this one serves a single training.
-        training = dataclasses.replace(training, states_dir=None)
+        if training.states_dir is not None:
+            # Joined stores have the same texts in every episode, and not those of the source.
+            own_states = str(pathlib.Path(training.states_dir) / "joined")
+            training = dataclasses.replace(training, states_dir=own_states)
         return self._train(f"{label}-lookup", training, before=before, token_store=str(joined))
 
     def retrieve(

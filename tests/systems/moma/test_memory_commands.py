@@ -18,7 +18,9 @@ from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.fusion import BertFusionConfig, FusedStates
 from taser_jax.retrieval.embeddings import EmbeddingDtype, QueryEmbeddings
+from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
+from taser_jax.systems.moma import distillation
 from taser_jax.systems.moma.augment import augment
 from taser_jax.systems.moma.embeddings import EmbeddingsByText
 from taser_jax.systems.moma.memories import Mixture
@@ -204,6 +206,39 @@ def test_training_and_encoding_take_documents(world, mixture_dir, tmp_path, docu
     plain = {**about, "model": tiny_training.model_config()}
     with pytest.raises(ConfigError, match="this model fuses none"):
         train(model_dir=str(tmp_path / "x"), augmentation_dir=augmentation, **plain)
+
+
+def test_attention_to_cached_states_is_that_to_tokens(world, mixture_dir, tmp_path, monkeypatch):
+    bert = dataclasses.replace(tiny_training.model_config().bert, num_layers=2)
+    model_dir, documents = tmp_path / "model", str(tmp_path / "documents")
+    tiny_training.write_untrained(model_dir, fusion(bert=bert, towers=Towers.TIED), world.stores[0])
+    monkeypatch.setattr(distillation, "read_facts", lambda _: {"train_from_block": 2})
+    augment(
+        memory_dir=mixture_dir,
+        token_store=world.stores[0],
+        model_dir=world.model_dir,
+        output_dir=documents,
+        k=3,
+    )
+    on_tokens, on_states = (
+        distillation.attention_by_task(
+            model_dir=str(model_dir),
+            memory_dir=mixture_dir,
+            augmentation_dir=documents,
+            documents=3,
+            config=EncodeConfig(),
+            token_store=world.stores[0],
+            tasks=["first"],
+            split="train",
+            source="source",
+            states_dir=states_dir,
+        )["first"]
+        for states_dir in (None, str(tmp_path / "states"))
+    )
+    np.testing.assert_allclose(on_states.attention, on_tokens.attention, rtol=1e-4, atol=1e-6)
+    assert len(on_states.gold) == len(on_states.queries) > 0
+    [folder] = (tmp_path / "states" / "documents").iterdir()
+    assert (folder / "states.npy").exists()
 
 
 @pytest.mark.release
