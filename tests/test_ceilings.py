@@ -31,24 +31,24 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_791,
-    "cli": 1_277,
-    "commands": 5_152,
+    "assembly": 1_792,
+    "cli": 1_281,
+    "commands": 5_157,
     "data": 6_727,
     "devices": 1_325,
     "evaluation": 1_617,
     "interop": 3_174,
-    "loose files": 406,
+    "loose files": 410,
     "models": 2_348,
     "optim": 1_036,
     "retrieval": 2_250,
     "serving": 528,
     "storage": 1_200,
-    "systems": 3_322,
+    "systems": 3_348,
     "training": 1_692,
 }
 OTHERS = {
-    "lines of code": 33_845,
+    "lines of code": 33_885,
     "percent of code that imports or raises": 14.9,
     "files": 225,
     "lines of the longest file": 417,
