@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 import recipes
@@ -169,20 +167,6 @@ def test_what_is_misspelled_in_it_is_an_error(line: str, words: str, project: pa
 def test_a_macro_of_other_commands_is_refused_on_the_command_line(project: pathlib.Path):
     with pytest.raises(ConfigError, match="macro INDEX_DIR is set, but nothing refers to it"):
         resolve("train", "--gin_file=faq.gin", "--gin.INDEX_DIR=elsewhere")
-
-
-def test_what_is_for_other_commands_is_reported_in_one_line(project: pathlib.Path):
-    """In a process of its own, where Gin knows nothing of other commands."""
-    command = [sys.executable, "-m", "taser_jax.cli.main", "search", "--gin_file=faq.gin"]
-    silent, shown = (
-        subprocess.run([*command, *flags], check=False, capture_output=True, text=True)
-        for flags in ([], ["-v"])
-    )
-    assert "for other commands" not in silent.stderr
-    assert shown.returncode == 2
-    known = "BertConfig, DualEncoderConfig, ExpertConfig"
-    assert f"for other commands: {known}\n" in shown.stderr
-    assert "not used by this command" not in shown.stderr
 
 
 def test_names_read_from_sources_have_all_that_commands_may_be_configured_with():

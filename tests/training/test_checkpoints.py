@@ -282,7 +282,8 @@ def test_a_failed_save_ends_with_three_lines(tmp_path):
     failed = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     assert failed.returncode == 2
     lines = failed.stderr.splitlines()
-    assert lines[0] == f"error: {tmp_path}: could not save a checkpoint: File too large"
+    problem = f"error: {tmp_path}: could not save a checkpoint: File too large"
+    assert lines[0] == problem, failed.stderr
     assert [line.split(":")[0] for line in lines[1:]] == ["  expected", "  fix"]
 
 
