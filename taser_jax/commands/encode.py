@@ -13,7 +13,7 @@ from taser_jax.assembly.text_sources import (
     QUERY_DOCUMENTS,
     SHARED_EMBEDDINGS,
     QueryDocuments,
-    frozen_texts,
+    model_on_states,
 )
 from taser_jax.data.batches.stream import TextSource
 from taser_jax.data.token_store.store import TokenStore
@@ -92,14 +92,11 @@ def encode(
         )
         states, queries = augmentation, [augmentation.renamed(split) for split in queries]
     if states_dir:
-        blocks = read_facts(model_dir).get("train_from_block", frozen_blocks or 0)
-        module = model.model.clone(frozen_blocks=blocks)
-        model = dataclasses.replace(model, model=module)
-        states = frozen_texts(
+        model, states = model_on_states(
+            model,
             states_dir,
+            blocks=read_facts(model_dir).get("train_from_block", frozen_blocks or 0),
             dtype=states_dtype,
-            model=module,
-            params=model.params,
             store=store,
             queries=queries,
             augmentation=augmentation,

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Int
 
 from taser_jax.assembly.model_directory import load_model, read_facts
-from taser_jax.assembly.text_sources import frozen_texts
+from taser_jax.assembly.text_sources import model_on_states
 from taser_jax.data.batches.stream import TextSource
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
@@ -223,13 +223,11 @@ def attention_by_task(
         if entry.split == split and entry.task in tasks
     ]
     if states_dir:
-        module = model.model.clone(frozen_blocks=read_facts(model_dir).get("train_from_block", 0))
-        model = dataclasses.replace(model, model=module)
-        texts = frozen_texts(
+        model, texts = model_on_states(
+            model,
             states_dir,
+            blocks=read_facts(model_dir).get("train_from_block", 0),
             dtype=states_dtype,
-            model=module,
-            params=model.params,
             store=store,
             queries=asked,
             augmentation=augmentation,
