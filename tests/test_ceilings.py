@@ -31,9 +31,9 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_792,
+    "assembly": 1_814,
     "cli": 1_281,
-    "commands": 5_157,
+    "commands": 5_154,
     "data": 6_727,
     "devices": 1_325,
     "evaluation": 1_617,
@@ -44,11 +44,11 @@ ROOMS = {
     "retrieval": 2_250,
     "serving": 528,
     "storage": 1_200,
-    "systems": 3_348,
+    "systems": 3_346,
     "training": 1_692,
 }
 OTHERS = {
-    "lines of code": 33_885,
+    "lines of code": 33_902,
     "percent of code that imports or raises": 14.9,
     "files": 225,
     "lines of the longest file": 417,
