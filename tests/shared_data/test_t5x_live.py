@@ -6,6 +6,7 @@ packages that it imports (docs/export.md names them).
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import subprocess
@@ -22,8 +23,9 @@ from taser_jax.assembly.pretrained import Pretrained, read_pretrained
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.interop.t5x import read_t5x, read_t5x_checkpoint, write_t5x
 from taser_jax.models.batch import Batch, Tokens
-from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
+from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Towers
 from taser_jax.models.parameters import abstract_params, init_params
+from taser_jax.models.routing import ExpertConfig
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.training.state import init_state
@@ -33,6 +35,7 @@ pytestmark = pytest.mark.slow
 STEPS, BATCH_SIZE, RATE = 10, 8, 3e-3
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples" / "t5x"
 TASER = model_config(dropout_rate=0.0)
+DPR = dataclasses.replace(TASER, experts=ExpertConfig(), towers=Towers.SEPARATE)
 T5 = T5DualEncoderConfig(
     t5=T5Config(
         vocab_size=96,
@@ -46,16 +49,17 @@ T5 = T5DualEncoderConfig(
     )
 )
 # The same in the examples' Gin files.
+BERT = (
+    *("BertConfig.vocab_size=96", "BertConfig.embed_dim=16"),
+    *("BertConfig.num_layers=1", "BertConfig.num_heads=2"),
+    *("BertConfig.head_dim=8", "BertConfig.mlp_dim=32"),
+    "BertConfig.dropout_rate=0.0",
+    "BertConfig.attention_dropout_rate=0.0",
+    "DualEncoderConfig.pooling='mean'",
+)
 BINDINGS = {
-    "taser": (
-        *("BertConfig.vocab_size=96", "BertConfig.embed_dim=16"),
-        *("BertConfig.num_layers=1", "BertConfig.num_heads=2"),
-        *("BertConfig.head_dim=8", "BertConfig.mlp_dim=32"),
-        "BertConfig.dropout_rate=0.0",
-        "BertConfig.attention_dropout_rate=0.0",
-        *("ExpertConfig.num_experts=2", "ExpertConfig.blocks=(1,)"),
-        "DualEncoderConfig.pooling='mean'",
-    ),
+    "dpr": BERT,
+    "taser": (*BERT, "ExpertConfig.num_experts=2", "ExpertConfig.blocks=(1,)"),
     "st5_encdec": (
         *("T5Config.vocab_size=96", "T5Config.embed_dim=16", "T5Config.num_layers=1"),
         *("T5Config.num_decoder_layers=1", "T5Config.num_heads=2"),
@@ -147,7 +151,7 @@ def batch_of(store: TokenStore, step: int) -> Batch:
     )
 
 
-@pytest.mark.parametrize(("model", "config"), [("taser", TASER), ("st5_encdec", T5)])
+@pytest.mark.parametrize(("model", "config"), [("taser", TASER), ("dpr", DPR), ("st5_encdec", T5)])
 def test_ten_steps_have_the_losses_of_our_trainer(
     packages: str, store: pathlib.Path, tmp_path: pathlib.Path, model: str, config: ModelConfig
 ):
@@ -170,7 +174,11 @@ def test_ten_steps_have_the_losses_of_our_trainer(
     for number in range(STEPS):
         state, metrics = step(state, {"first": batch_of(tokens, number)})
         ours.append(float(metrics["loss"]))
-    np.testing.assert_allclose(losses(tmp_path / "model"), ours, atol=1e-5)
+    theirs = losses(tmp_path / "model")
+    print(f"{model}: step, T5X's loss, ours")
+    for number, pair in enumerate(zip(theirs, ours, strict=True)):
+        print(f"{number:4} {pair[0]:.7f} {pair[1]:.7f}")
+    np.testing.assert_allclose(theirs, ours, atol=1e-5)
 
     saved = read_t5x_checkpoint(tmp_path / "model")
     assert saved.step == STEPS
