@@ -7,7 +7,7 @@ Needs libtpu (the extra `tpu`), no TPU. Texts are as long as runs/wikipedia_leng
 padded to the recipe's length_buckets, or all to 256 tokens with `--padding full`. A row is one run
 of `taser compile` in a process of its own, and its report one directory of --results: what is there
 is not compiled again, and has to be of the same --effort and --padding. A batch that would not fit
-starts with the number of chunks that the memory estimate asks for; what the compiler refuses all
+starts with the number of chunks that an estimate asks for; what the compiler refuses all
 the same is compiled again with the chunks that the command's message names. The compiler works
 with quick effort; `--effort full`, in another directory, takes four times as long. Prints Markdown.
 """
@@ -29,17 +29,12 @@ import jax
 
 from taser_jax.commands.compile import REPORT_JSON
 from taser_jax.devices.topologies import CHIPS
-from taser_jax.models.batch import BatchShape
-from taser_jax.models.bert import BertConfig
-from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.storage.errors import EXIT_USER_ERROR
 
 ROW_FILE = "row.json"
 TOPOLOGIES = ("v5e:2x4", "v5e:4x8", "v5p:4x4x4", "v6e:4x8", "v4:2x2x4")
 MODELS = ("taser", "dpr")
 BATCHES = (256, 4096)
-# The recipes' own, runs/taser_base.gin and runs/dpr_base.gin; an estimate needs no more of them.
-BERT_BASE = DualEncoderConfig(bert=BertConfig(dtype="bfloat16"))
 NUM_NEGATIVES, LENGTH = 1, 256
 MOST_ATTEMPTS = 3
 # --padding -> what it binds.
@@ -104,14 +99,16 @@ def num_chips(topology: str) -> int:
 
 
 def likely_chunks(row: Row) -> int:
-    """The least power of two whose activations are estimated to leave a fifth of the memory."""
+    """The least power of two whose activations are estimated to leave a fifth of the memory.
+
+    Of a token each of BERT-base's 12 blocks stores about 9 vectors of width 768, 2 of 3,072 and 12
+    rows of attention maps, in bfloat16.
+    """
     devices, chunks = num_chips(row.topology), 1
-    shape = BatchShape(row.batch, LENGTH, row.batch * (1 + NUM_NEGATIVES), LENGTH)
+    stored = 2 * 12 * (9 * 768 + 2 * 3072 + 12 * LENGTH)
+    needed = row.batch * (2 + NUM_NEGATIVES) * LENGTH * stored / devices
     room = 0.8 * CHIPS[row.topology.split(":")[0]].hbm_bytes
-    while (
-        BERT_BASE.activation_bytes(shape.chunk(chunks), batch_devices=devices) > room
-        and row.batch % (2 * chunks * devices) == 0
-    ):
+    while needed / chunks > room and row.batch % (2 * chunks * devices) == 0:
         chunks *= 2
     return chunks
 

@@ -31,24 +31,24 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_814,
+    "assembly": 1_811,
     "cli": 1_281,
-    "commands": 5_154,
+    "commands": 5_145,
     "data": 6_727,
-    "devices": 1_325,
+    "devices": 1_260,
     "evaluation": 1_617,
     "interop": 3_174,
     "loose files": 410,
-    "models": 2_348,
+    "models": 2_285,
     "optim": 1_036,
     "retrieval": 2_250,
     "serving": 528,
     "storage": 1_200,
     "systems": 3_346,
-    "training": 1_692,
+    "training": 1_661,
 }
 OTHERS = {
-    "lines of code": 33_902,
+    "lines of code": 33_731,
     "percent of code that imports or raises": 14.9,
     "files": 225,
     "lines of the longest file": 417,
@@ -56,7 +56,7 @@ OTHERS = {
     "rooms at the top": 14,
     "rooms on all floors": 25,
     "commands": 29,
-    "fields that nothing binds": 35,
+    "fields that nothing binds": 33,
     "Any in annotations": 111,
     "modules that train imports": 87,
 }

@@ -9,7 +9,6 @@ from taser_jax.assembly.validator import ValidationConfig
 from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.devices.mesh import MeshConfig
-from taser_jax.devices.partitioning import LogicalRules
 from taser_jax.optim.multitask import MultitaskConfig
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.retrieval.embeddings import EmbeddingDtype
@@ -44,7 +43,6 @@ class TrainingConfig(Checked):
         checkpoints: what is kept, and which checkpoint counts as best.
         validation: how checkpoints are judged; None validates nothing.
         mesh: devices along each mesh axis.
-        rules: logical axis -> mesh axis.
         num_chunks: GradCache chunks; 1 encodes the batch at once.
         length_buckets: lengths that texts are padded to, in groups; none pads to the token store's.
         train_from_block: number of first blocks that are frozen, with the embeddings below them.
@@ -68,7 +66,6 @@ class TrainingConfig(Checked):
     checkpoints: CheckpointConfig = CheckpointConfig()
     validation: ValidationConfig | None = None
     mesh: MeshConfig = MeshConfig()
-    rules: LogicalRules = LogicalRules()
     num_chunks: int = 1
     length_buckets: tuple[int, ...] = ()
     train_from_block: int = 0

@@ -124,7 +124,7 @@ def make_program(
     )
     params, axes = abstract_params(model), logical_axes(model)
     shardings = partitioner.param_shardings(axes, params)
-    copied = copied_axes(partitioner, axes, params)
+    copied = copied_axes(partitioner.mesh, axes, params)
     for axis in copied:
         logger.warning("%s", axis)
     optimizer, gradients = _optimizer(training, params, plan)
@@ -317,7 +317,7 @@ def training_job(
     program = make_program(
         model,
         training,
-        partitioner=Partitioner(make_mesh(training.mesh), training.rules),
+        partitioner=Partitioner(make_mesh(training.mesh)),
         store=store,
         queries=queries,
         feature_lengths=feature_lengths,

@@ -29,7 +29,6 @@ _MAY_CHANGE = (
     "training.checkpoints.",
     "training.validation",
     "training.mesh.",
-    "training.rules.",
     "training.num_chunks",
     "training.length_buckets",
     "training.schedule_steps",

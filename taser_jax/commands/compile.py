@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -16,7 +15,7 @@ from taser_jax.assembly.plans import TextLengths, lengths_in
 from taser_jax.assembly.program import Program, make_program
 from taser_jax.devices.compiler import CompiledStep, CompilerEffort, OutOfMemory, compile_step
 from taser_jax.devices.mesh import make_mesh
-from taser_jax.devices.partitioning import Partitioner, placed
+from taser_jax.devices.partitioning import Partitioner, bytes_per_device, placed
 from taser_jax.devices.step_report import RealWork, StepRefusal, StepReport
 from taser_jax.devices.topologies import Topology, one_host, open_topology, require_compiler
 from taser_jax.models.batch import BatchShape, DocumentsShape, Role
@@ -94,7 +93,7 @@ def compile_recipe(
     program = make_program(
         model,
         training,
-        partitioner=Partitioner(make_mesh(training.mesh, devices=target.devices), training.rules),
+        partitioner=Partitioner(make_mesh(training.mesh, devices=target.devices)),
         store=store,
         queries=queries,
         feature_lengths=feature_lengths or {},
@@ -182,7 +181,7 @@ def _training_report(
             smallest_batch=min(shape.queries for shape in shapes),
             needed=needed,
             available=available,
-            state_bytes=sum(map(_bytes_per_device, jax.tree.leaves(state))),
+            state_bytes=sum(map(bytes_per_device, jax.tree.leaves(state))),
         ),
     )
 
@@ -301,11 +300,6 @@ def _report(
     gib, room = needed / 2**30, available / 2**30
     problem = f"the {name} needs {gib:.2f} GiB per device, and the chip leaves {room:.2f} GiB to it"
     raise ConfigError(problem, where=target.name, fix=advise(needed, available))
-
-
-def _bytes_per_device(leaf: jax.ShapeDtypeStruct) -> int:
-    assert leaf.sharding is not None
-    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
 # Largest share of the memory for parameters, gradients and moments; activations need the rest.

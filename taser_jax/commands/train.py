@@ -23,6 +23,7 @@ from taser_jax.assembly.validator import Validator
 from taser_jax.data.batches.stream import Stream, TextSource
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices import hosts
+from taser_jax.devices.partitioning import bytes_per_device
 from taser_jax.models import config_io
 from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.models.parameters import parameter_count
@@ -34,7 +35,7 @@ from taser_jax.storage.typed_files import flatten
 from taser_jax.training import loop
 from taser_jax.training.checkpoint_directory import restore_initial_params, set_aside_damaged
 from taser_jax.training.checkpoints import Checkpoints
-from taser_jax.training.state import TrainState, init_state, memory_estimate, named_key
+from taser_jax.training.state import TrainState, init_state, named_key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,19 +151,12 @@ def train(
 
 
 def _trace(job: TrainingJob) -> None:
-    """Traces the step; prints parameters and estimated memory."""
+    """Traces the step; prints parameters, and the memory of the state."""
     program = job.program
     jax.eval_shape(program.train_step, program.state, program.plan.abstract_batches())
     print(job.parameter_table)
-    # Tasks are computed one after another: the largest decides.
-    activations = max(
-        program.model.config.activation_bytes(
-            shape.chunk(job.training.num_chunks), batch_devices=program.partitioner.batch_devices
-        )
-        for shape in program.plan.shapes.values()
-    )
-    shardings = program.param_shardings
-    print(memory_estimate(program.params, shardings=shardings, activation_bytes=activations))
+    gib = sum(map(bytes_per_device, jax.tree.leaves(program.state))) / 2**30
+    print(f"{gib:.2f} GiB per device of parameters and optimiser; `taser compile` has the rest")
 
 
 def _run(

@@ -7,10 +7,9 @@ axes. `jax.jit` with the resulting shardings does the rest.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import jax
@@ -20,96 +19,48 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import KeyPath
 from jaxtyping import PyTree
 
-from taser_jax.devices.mesh import BATCH_AXES, MESH_AXES, HostShare, axes_text
+from taser_jax.devices.mesh import BATCH_AXES, HostShare
 from taser_jax.storage.errors import ConfigError
 
-BATCH = "batch"
 # Parameters that a message names.
 _NAMED_PARAMETERS = 2
-_RULES = "logical rules"
 
-MeshAxes = str | tuple[str, ...] | None
 T = TypeVar("T")
 
-
-DEFAULT_RULES: tuple[tuple[str, MeshAxes], ...] = (
-    (BATCH, BATCH_AXES),
-    ("mlp", "model"),
-    ("heads", "model"),
-    ("vocab", "model"),
-    ("embed", "fsdp"),
+# Logical axis of parameters -> the mesh axis that splits it.
+RULES: Mapping[str, str | None] = {
+    "mlp": "model",
+    "heads": "model",
+    "vocab": "model",
+    "embed": "fsdp",
     # Not split: a statically routed input needs only one expert, so the other devices would idle.
-    ("expert", None),
-    ("kv", None),
-    ("length", None),
-    ("task", None),
-)
+    "expert": None,
+    "kv": None,
+    "length": None,
+    "task": None,
+}
 
 
-@dataclasses.dataclass(frozen=True)
-class LogicalRules:
-    """Logical axis -> mesh axes, or None to replicate.
+def mesh_spec(logical: PartitionSpec, shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
+    """Mesh axes of an array whose logical axes are known.
 
-    An array's axes get their mesh axes in the table's order. An axis is replicated if its length is
-    not divisible by the mesh axis, or if another axis of the array already uses the mesh axis.
+    An axis is replicated if its length is not divisible by the mesh axis of `RULES`, or if an
+    earlier axis of the array has it already.
 
-    Attributes:
-        rules: (logical axis, mesh axis or axes or None), each logical axis once; flax's format.
-            The batch stays along replica, data and fsdp.
+    Example:
+        P("embed", "mlp") of shape [768, 3072] -> P("fsdp", "model").
+
+    Args:
+        logical: name of each axis; None for a replicated axis.
+        shape: shape of the array.
+        mesh: the mesh, for the sizes of its axes.
     """
-
-    rules: tuple[tuple[str, MeshAxes], ...] = DEFAULT_RULES
-
-    def __post_init__(self) -> None:
-        names = [name for name, _ in self.rules]
-        for name, axes in self.rules:
-            if names.count(name) > 1:
-                problem = f"{names.count(name)} rules for {name!r}"
-                raise ConfigError(problem, where=_RULES, fix="keep one of them")
-            unknown = set(mesh_axes_of(axes)) - set(MESH_AXES)
-            if unknown:
-                problem = f"{name!r} has mesh axis {unknown.pop()!r}"
-                raise ConfigError(problem, where=_RULES, fix=f"choose of {', '.join(MESH_AXES)}")
-
-    def spec(
-        self, logical: PartitionSpec, shape: Sequence[int], mesh: Mesh, *, name: str
-    ) -> PartitionSpec:
-        """Mesh axes of an array whose logical axes are known.
-
-        Example:
-            P("embed", "mlp") of shape [768, 3072] -> P("fsdp", "model").
-
-        Args:
-            logical: name of each axis; None for a replicated axis.
-            shape: shape of the array.
-            mesh: the mesh, for the sizes of its axes.
-            name: name of the parameter, for errors.
-
-        Raises:
-            ConfigError: an axis without a rule, or a number of axes that differs from the shape's.
-        """
-        if len(logical) != len(shape):
-            problem = f"{len(logical)} logical axes {tuple(logical)} for shape {tuple(shape)}"
-            raise ConfigError(problem, where=f"parameter {name}", fix="name each axis")
-        order = {rule: number for number, (rule, _) in enumerate(self.rules)}
-        table = dict(self.rules)
-        for axis in logical:
-            if axis is not None and axis not in table:
-                nearest = difflib.get_close_matches(str(axis), table, n=1)
-                meant = f"; did you mean {nearest[0]!r}?" if nearest else ""
-                problem = f"no rule for logical axis {axis!r}, only for {', '.join(table)}"
-                fix = f"add a rule to LogicalRules{meant}"
-                raise ConfigError(problem, where=f"parameter {name}", fix=fix)
-        spec: list[MeshAxes] = [None] * len(shape)
-        used: set[str] = set()
-        named = [place for place, axis in enumerate(logical) if axis is not None]
-        for place in sorted(named, key=lambda place: order[logical[place]]):
-            axes = mesh_axes_of(table[logical[place]])
-            parts = math.prod(mesh.shape[axis] for axis in axes)
-            if axes and not used.intersection(axes) and shape[place] % parts == 0:
-                spec[place] = axes[0] if len(axes) == 1 else axes
-                used.update(axes)
-        return PartitionSpec(*spec)
+    spec: list[str | None] = []
+    for name, size in zip(logical, shape, strict=True):
+        axis = None if name is None else RULES[name]
+        splits = axis is not None and axis not in spec and size % mesh.shape[axis] == 0
+        spec.append(axis if splits else None)
+    return PartitionSpec(*spec)
 
 
 class Partitioner:
@@ -123,26 +74,10 @@ class Partitioner:
 
     Args:
         mesh: from `make_mesh`.
-        rules: the logical-axis table.
     """
 
-    def __init__(self, mesh: Mesh, rules: LogicalRules | None = None) -> None:
+    def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
-        self.rules = rules or LogicalRules()
-        table = dict(self.rules.rules)
-        if table.get(BATCH) is None:
-            fix = f"split it along {', '.join(BATCH_AXES)}"
-            raise ConfigError(f"no mesh axis for {BATCH!r}", where=_RULES, fix=fix)
-        self._batch_axes = mesh_axes_of(table[BATCH])
-        of_rules, of_activations = (
-            [axis for axis in axes if mesh.shape[axis] > 1]
-            for axes in (self._batch_axes, BATCH_AXES)
-        )
-        if of_rules != of_activations:
-            axes, split = ", ".join(self._batch_axes), ", ".join(BATCH_AXES)
-            problem = f"{BATCH!r} along {axes}, on a mesh of {axes_text(dict(mesh.shape))}"
-            fix = f"split it over {split}, as activations are; an axis of one device splits nothing"
-            raise ConfigError(problem, where=_RULES, fix=fix)
 
     @property
     def replicated(self) -> NamedSharding:
@@ -152,12 +87,12 @@ class Partitioner:
     @property
     def batch_sharding(self) -> NamedSharding:
         """First axis split over the batch axes; a pytree prefix for all leaves of a `Batch`."""
-        return NamedSharding(self.mesh, PartitionSpec(self._batch_axes))
+        return NamedSharding(self.mesh, PartitionSpec(BATCH_AXES))
 
     @property
     def batch_devices(self) -> int:
         """Number of parts of a global batch."""
-        return math.prod(self.mesh.shape[axis] for axis in self._batch_axes)
+        return math.prod(self.mesh.shape[axis] for axis in BATCH_AXES)
 
     @property
     def host_share(self) -> HostShare:
@@ -166,11 +101,9 @@ class Partitioner:
 
     def share_of(self, process: int) -> HostShare:
         """The parts of the global batch on a host's devices."""
-        batch_first = [*self._batch_axes, *(a for a in MESH_AXES if a not in self._batch_axes)]
-        grid = self.mesh.devices.transpose([MESH_AXES.index(axis) for axis in batch_first])
         parts = [
             part
-            for part, devices in enumerate(grid.reshape(self.batch_devices, -1))
+            for part, devices in enumerate(self.mesh.devices.reshape(self.batch_devices, -1))
             if any(device.process_index == process for device in devices)
         ]
         return HostShare(tuple(parts), self.batch_devices)
@@ -184,24 +117,13 @@ class Partitioner:
 
         Returns:
             The same tree of NamedSharding.
-
-        Raises:
-            ConfigError: a parameter without logical axes, or with an axis without a rule.
         """
-        specs, _ = jax.tree_util.tree_flatten_with_path(
-            logical_axes, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
+        return jax.tree.map(
+            lambda axes, array: NamedSharding(self.mesh, mesh_spec(axes, array.shape, self.mesh)),
+            logical_axes,
+            meta.unbox(shapes),
+            is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
         )
-        by_path = {parameter_path(path): spec for path, spec in specs}
-
-        def sharding(path: KeyPath, array: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding:
-            name = parameter_path(path)
-            if name not in by_path:
-                fix = "name them where the model makes the parameter"
-                raise ConfigError("no logical axes", where=f"parameter {name}", fix=fix)
-            spec = self.rules.spec(by_path[name], array.shape, self.mesh, name=name)
-            return NamedSharding(self.mesh, spec)
-
-        return jax.tree_util.tree_map_with_path(sharding, meta.unbox(shapes))
 
     def check_batch_size(self, batch_size: int) -> None:
         """Raises `ConfigError` if the devices cannot get equal parts of a global batch.
@@ -211,7 +133,7 @@ class Partitioner:
         parts = self.batch_devices
         mesh = ""
         if batch_size > 0 and (fits := math.gcd(batch_size, parts)) < parts:
-            mesh = f"; or let {' · '.join(self._batch_axes)} be {fits} and model the rest"
+            mesh = f"; or let {' · '.join(BATCH_AXES)} be {fits} and model the rest"
         _check_divisible("queries in a batch", batch_size, parts, otherwise=mesh)
 
     def put_batch(self, batch: T) -> T:
@@ -263,11 +185,14 @@ def placed(tree: PyTree, shardings: PyTree) -> PyTree:
     )
 
 
-def mesh_axes_of(axes: MeshAxes) -> tuple[str, ...]:
-    """The mesh axes of a rule (one, several or none) as a tuple."""
-    if axes is None:
-        return ()
-    return (axes,) if isinstance(axes, str) else tuple(axes)
+def bytes_per_device(leaf: jax.ShapeDtypeStruct) -> int:
+    """Bytes of a sharded array on one device.
+
+    Example:
+        1,000 float32 numbers split over 4 devices: 1,000.
+    """
+    assert leaf.sharding is not None
+    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,14 +202,14 @@ class CopiedAxis:
     Attributes:
         axis: its logical name.
         size: its length.
-        mesh_axes: mesh axes along which it was to be split.
-        parts: number of devices along them.
+        mesh_axis: the mesh axis along which it was to be split.
+        parts: number of devices along it.
         parameters: parameters that have the axis.
     """
 
     axis: str
     size: int
-    mesh_axes: tuple[str, ...]
+    mesh_axis: str
     parts: int
     parameters: Sequence[str]
 
@@ -292,40 +217,35 @@ class CopiedAxis:
         named = ", ".join(self.parameters[:_NAMED_PARAMETERS])
         more = len(self.parameters) - _NAMED_PARAMETERS
         return (
-            f"{self.axis} of {self.size:,} cannot be split over {' x '.join(self.mesh_axes)} = "
-            f"{self.parts}: each of these devices has whole copies of {len(self.parameters)} "
-            f"parameters, and replicates the computation that uses them: {named}"
+            f"{self.axis} of {self.size:,} cannot be split over {self.mesh_axis} = {self.parts}: "
+            f"each of these devices has whole copies of {len(self.parameters)} parameters, and "
+            f"replicates the computation that uses them: {named}"
             + (f" and {more} more" if more > 0 else "")
         )
 
 
-def copied_axes(partitioner: Partitioner, logical_axes: PyTree, shapes: PyTree) -> list[CopiedAxis]:
+def copied_axes(mesh: Mesh, logical_axes: PyTree, shapes: PyTree) -> list[CopiedAxis]:
     """The axes that `Partitioner.param_shardings` copies because their length does not divide.
 
     Example:
-        Twelve heads over model = 8 -> [CopiedAxis("heads", 12, ("model",), 8, (...))]
+        Twelve heads over model = 8 -> [CopiedAxis("heads", 12, "model", 8, (...))]
 
     Args:
-        partitioner: mesh and rules.
+        mesh: the mesh.
         logical_axes: tree of PartitionSpec of logical axis names.
         shapes: the same tree of arrays or `jax.ShapeDtypeStruct`.
     """
-    named, _ = jax.tree_util.tree_flatten_with_path(
+    named = jax.tree_util.tree_leaves_with_path(
         logical_axes, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
     )
-    arrays, _ = jax.tree_util.tree_flatten_with_path(meta.unbox(shapes))
-    by_path = {parameter_path(path): array for path, array in arrays}
-    table, mesh = dict(partitioner.rules.rules), partitioner.mesh
-    copied: dict[tuple[str, int, tuple[str, ...], int], list[str]] = {}
-    for path, logical in named:
-        name, shape = parameter_path(path), by_path[parameter_path(path)].shape
-        spec = partitioner.rules.spec(logical, shape, mesh, name=name)
-        split = {each for axes in spec for each in mesh_axes_of(axes)}
-        for axis, size in zip(logical, shape, strict=True):
-            mesh_axes = mesh_axes_of(table.get(axis))
-            parts = math.prod(mesh.shape[each] for each in mesh_axes)
-            if size % parts and not split.intersection(mesh_axes):
-                copied.setdefault((axis, size, mesh_axes, parts), []).append(name)
+    copied: dict[tuple[str, int, str, int], list[str]] = {}
+    for (path, logical), array in zip(named, jax.tree.leaves(meta.unbox(shapes)), strict=True):
+        split = mesh_spec(logical, array.shape, mesh)
+        for name, size in zip(logical, array.shape, strict=True):
+            axis = RULES.get(name)
+            if axis is not None and axis not in split and mesh.shape[axis] > 1:
+                key = (name, size, axis, mesh.shape[axis])
+                copied.setdefault(key, []).append(parameter_path(path))
     return [CopiedAxis(*key, tuple(names)) for key, names in copied.items()]
 
 

@@ -294,20 +294,6 @@ class BatchShape:
         documents = 0 if memory is None or memory.dim else memory.per_query * memory.length
         return sum(count * length for count, length in self.sides) + self.queries * documents
 
-    def chunk(self, num_chunks: int) -> BatchShape:
-        """One of `num_chunks` equal parts."""
-        query_groups, passage_groups = (
-            tuple((rows // num_chunks, length) for rows, length in groups)
-            for groups in (self.query_groups, self.passage_groups)
-        )
-        return dataclasses.replace(
-            self,
-            queries=self.queries // num_chunks,
-            passages=self.passages // num_chunks,
-            query_groups=query_groups,
-            passage_groups=passage_groups,
-        )
-
     def abstract(self) -> Batch:
         """Shapes and dtypes of the arrays, as `jax.jit(...).lower` takes them."""
 

@@ -19,7 +19,7 @@ from taser_jax.models.dual_encoder import (
     Towers,
 )
 from taser_jax.models.encoded import Encoded, Normalization, normalize
-from taser_jax.models.layers import BlockCost, Remat, layer_names, mean_over_tokens
+from taser_jax.models.layers import Remat, layer_names, mean_over_tokens
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
 from taser_jax.storage.errors import ConfigError
 
@@ -110,44 +110,30 @@ class DualEncoderConfig(ModelConfig):
         is_first = self.pooling is Pooling.CLS
         return EncoderOutput.FIRST_TOKEN if is_first else EncoderOutput.ALL_TOKENS
 
-    def block_costs(self, length: int) -> list[BlockCost]:
-        """Costs of each block for one text.
+    def block_flops(self, length: int) -> list[int]:
+        """Model FLOPs of each block for one text.
 
-        FLOPs of a block on all L tokens, width d, joined head width a = heads·kv, inner width f:
+        A block on all L tokens, width d, joined head width a = heads·kv, inner width f:
             2·L·d·a·3 (query, key, value) + 2·L·L·a·2 (scores, values) + 2·L·a·d (out) + 2·L·d·f·2
         A gate adds 2·L·d·f. Local attention counts all L·L scores, as it computes them.
         With [CLS] pooling the last block computes 1 query instead of L; only its keys and values
         are over all tokens. A learned router adds 2·d·I per choice.
-
-        Activations per token are 9 vectors of width d and 2 of width f (3 with a gate), the latter
-        for each expert that learned routing computes, and an attention map; dropout stores no mask.
         """
         bert, experts = self.bert, self.experts
         embed, attention = bert.embed_dim, bert.num_heads * bert.head_dim
         specialized = experts.specialized_blocks(bert.num_layers)
-        costs = []
+        blocks = []
         for block in range(1, bert.num_layers + 1):
-            is_specialized = block in specialized
             is_first = block_output(bert, experts, block, self.output) is EncoderOutput.FIRST_TOKEN
             queries = 1 if is_first else length
             flops = 2 * embed * attention * (2 * queries + 2 * length)
             flops += 2 * 2 * queries * length * attention
-            if is_specialized and experts.learned:
+            if block in specialized and experts.learned:
                 choices = queries if experts.routing is Routing.TOKEN else 1
                 flops += 2 * embed * experts.num_experts * choices
             kernels = 3 if bert.traits.gated else 2
-            feed_forward = 2 * kernels * queries * embed * bert.mlp_dim
-            computed = experts.num_experts if is_specialized and experts.learned else 1
-            inner = bert.mlp_dim * computed
-            stored = length * (9 * embed + kernels * inner) + bert.num_heads * length * length
-            costs.append(
-                BlockCost(
-                    flops=flops + feed_forward,
-                    activation_bytes=stored * bert.dtype_bytes,
-                    input_bytes=length * embed * bert.dtype_bytes,
-                )
-            )
-        return costs
+            blocks.append(flops + 2 * kernels * queries * embed * bert.mlp_dim)
+        return blocks
 
     def describe(self) -> Description:
         """The model in words."""

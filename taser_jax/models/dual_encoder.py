@@ -23,7 +23,7 @@ from taser_jax.models.batch import (
     Tokens,
 )
 from taser_jax.models.encoded import Encoded, Normalization
-from taser_jax.models.layers import BlockCost, Remat, TransformerConfig
+from taser_jax.models.layers import TransformerConfig
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import Checked
 
@@ -118,11 +118,15 @@ class ModelConfig(Checked, abc.ABC):
         """Rows of the position table; None if positions are relative."""
 
     @abc.abstractmethod
-    def block_costs(self, length: int) -> list[BlockCost]:
-        """Costs of each block for one text of `length` tokens."""
+    def block_flops(self, length: int) -> list[int]:
+        """Model FLOPs of each block for one text of `length` tokens, padding included.
 
-    def memory_costs(self, memory: DocumentsShape, *, query_length: int) -> list[BlockCost]:
-        """Costs that a query's documents add to those of its own blocks.
+        They are those of matrix products, of one expert per token; a product of [m, k] and [k, n]
+        counts 2·m·k·n.
+        """
+
+    def memory_flops(self, memory: DocumentsShape, *, query_length: int) -> int:
+        """FLOPs that a query's documents add to those of its own blocks.
 
         Raises:
             ConfigError: the model cannot take documents.
@@ -227,10 +231,8 @@ class ModelConfig(Checked, abc.ABC):
         Example:
             BERT-base, one text of 256 tokens, mean pooling: 12 · 3,825,205,248 = 45,902,462,976.
         """
-        blocks = self.block_costs(length)
-        if memory is not None:
-            blocks = blocks + self.memory_costs(memory, query_length=length)
-        return batch_size * sum(block.flops for block in blocks)
+        added = 0 if memory is None else self.memory_flops(memory, query_length=length)
+        return batch_size * (sum(self.block_flops(length)) + added)
 
     def training_flops(
         self, shape: BatchShape, *, frozen_blocks: int = 0, has_states: bool = False
@@ -246,44 +248,15 @@ class ModelConfig(Checked, abc.ABC):
             has_states: whether their output is read from disk, so that they have no forward pass
                 either.
         """
-        flops = 3 * self._score_flops(shape)
+        flops = 3 * 2 * shape.queries * shape.passages * self.embedding_dim
         for size, length in shape.sides:
-            blocks = [block.flops for block in self.block_costs(length)]
+            blocks = self.block_flops(length)
             below, above = sum(blocks[:frozen_blocks]), sum(blocks[frozen_blocks:])
             flops += size * (3 * above + (0 if has_states else below))
         if shape.memory is not None:
-            added = self.memory_costs(shape.memory, query_length=shape.query_length)
-            flops += 3 * shape.queries * sum(block.flops for block in added)
+            added = self.memory_flops(shape.memory, query_length=shape.query_length)
+            flops += 3 * shape.queries * added
         return flops
-
-    def _score_flops(self, shape: BatchShape) -> int:
-        return 2 * shape.queries * shape.passages * self.embedding_dim
-
-    def activation_bytes(self, shape: BatchShape, *, batch_devices: int = 1) -> int:
-        """Bytes of activations per device at the peak of a training step.
-
-        This estimates whether a step fits and is not a measurement: XLA fuses some activations away
-        and needs scratch memory. Under `Remat.BLOCK` each block stores only its input, and one
-        block is recomputed at a time. The compiler's figure is
-        `jax.jit(step).lower(...).compile().memory_analysis()`.
-
-        Args:
-            shape: the batch; with GradCache, one chunk.
-            batch_devices: number of parts of the batch.
-        """
-        total = 0
-        sides = [(size, self.block_costs(length)) for size, length in shape.sides]
-        if shape.memory is not None:
-            added = self.memory_costs(shape.memory, query_length=shape.query_length)
-            sides.append((shape.queries, added))
-        for size, blocks in sides:
-            if self.transformer.remat is Remat.BLOCK:
-                stored = sum(block.input_bytes for block in blocks)
-                stored += max(block.activation_bytes for block in blocks)
-            else:
-                stored = sum(block.activation_bytes for block in blocks)
-            total += size * stored
-        return total // batch_devices
 
 
 class DualEncoder(nn.Module):

@@ -21,7 +21,6 @@ from taser_jax.models.bert import BertEncoder, EncoderOutput
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import Params, Towers
 from taser_jax.models.encoded import Encoded, normalize
-from taser_jax.models.layers import BlockCost
 from taser_jax.models.t5 import Decoder, T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding, T5Tower
 from taser_jax.models.t5_layers import ATTENTION, Kernel, RmsNorm
@@ -135,14 +134,12 @@ class T5FusionConfig(T5DualEncoderConfig):
         """The shape of documents as tokens."""
         return DocumentsShape(per_query, length)
 
-    def memory_costs(self, memory: DocumentsShape, *, query_length: int) -> list[BlockCost]:
-        """Costs that documents add to a query: encoding them, and longer cross-attention."""
-        t5 = self.t5
-        length = memory.length
-        encoder = self.block_costs(length)[: t5.num_layers] * memory.per_query
-        cross = 2 * 2 * t5.num_heads * t5.embed_dim * length * memory.per_query
-        stored = t5.num_heads * length * memory.per_query * t5.dtype_bytes
-        return encoder + [BlockCost(cross, stored, 0)] * t5.num_decoder_layers
+    def memory_flops(self, memory: DocumentsShape, *, query_length: int) -> int:
+        """FLOPs that documents add to a query: encoding them, and longer cross-attention."""
+        t5, length = self.t5, memory.length
+        encoder = sum(self.block_flops(length)[: t5.num_layers])
+        cross = 2 * 2 * t5.num_heads * t5.embed_dim * length
+        return memory.per_query * (encoder + cross * t5.num_decoder_layers)
 
     def make_tower(self, frozen_blocks: int = 0) -> T5FusionTower:
         """T5, which encodes documents too, and the projection."""
@@ -233,17 +230,15 @@ class BertFusionConfig(DualEncoderConfig):
             return DocumentsShape(per_query, length)
         return DocumentsShape(per_query, 1, self.embedding_dim)
 
-    def memory_costs(self, memory: DocumentsShape, *, query_length: int) -> list[BlockCost]:
-        """Costs that documents add to a query: encoding them, and a decoder over all segments."""
+    def memory_flops(self, memory: DocumentsShape, *, query_length: int) -> int:
+        """FLOPs that documents add to a query: encoding them, and a decoder over all segments."""
         bert, count = self.bert, memory.per_query
         embed, attention = bert.embed_dim, bert.num_heads * bert.head_dim
-        encoded = memory.dim == 0
-        documents = self.block_costs(memory.length) * count if encoded else []
+        documents = 0 if memory.dim else sum(self.block_flops(memory.length)) * count
         joined = query_length + count * memory.length
-        flops = 2 * 6 * embed * attention + 2 * 2 * bert.num_heads * joined * embed
-        flops += 2 * 2 * embed * bert.mlp_dim
-        stored = (bert.num_heads * joined + 7 * embed + 2 * bert.mlp_dim) * bert.dtype_bytes
-        return documents + [BlockCost(flops, stored, 0)] * self.decoder_layers
+        decoder = 2 * 6 * embed * attention + 2 * 2 * bert.num_heads * joined * embed
+        decoder += 2 * 2 * embed * bert.mlp_dim
+        return documents + decoder * self.decoder_layers
 
     def make_tower(self, frozen_blocks: int = 0) -> BertFusionTower:
         """BERT with the decoder over its states."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import functools
 import math
@@ -20,8 +19,7 @@ from taser_jax.storage.errors import check_fields
 from taser_jax.storage.typed_files import Checked
 
 Initializer = Callable[..., Any]
-_BYTES = {"float32": 4, "bfloat16": 2}
-DTYPES = tuple(_BYTES)
+DTYPES = ("float32", "bfloat16")
 # Fields of every Transformer that the shapes of its parameters show.
 SIZES = ("vocab_size", "embed_dim", "num_layers", "num_heads", "head_dim", "mlp_dim")
 
@@ -50,11 +48,6 @@ class TransformerConfig(Checked):
         check_fields(self, "dtype", is_valid=DTYPES.__contains__, expected=" or ".join(DTYPES))
 
     @property
-    def dtype_bytes(self) -> int:
-        """Bytes of one activation."""
-        return _BYTES[self.dtype]
-
-    @property
     def by_distance(self) -> bool:
         """Whether attention depends on distances: a program then needs a number as its length."""
         return True
@@ -68,24 +61,6 @@ def layer_names(count: int) -> str:
         '(layers_0|layers_1)'
     """
     return f"({'|'.join(f'layers_{i}' for i in range(count))})"
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockCost:
-    """Cost of one block for one text, padding included.
-
-    FLOPs are those of matrix products; a product of [m, k] and [k, n] counts 2·m·k·n. Table
-    look-ups, normalisation, softmax and activations do not count.
-
-    Attributes:
-        flops: model FLOPs, which count one expert per token.
-        activation_bytes: bytes kept for the backward pass.
-        input_bytes: bytes of the block's input, the only activations that `Remat.BLOCK` keeps.
-    """
-
-    flops: int
-    activation_bytes: int
-    input_bytes: int
 
 
 class Activation(enum.Enum):
@@ -341,8 +316,7 @@ def split_over_batch(
 
     Otherwise the compiler may split activations as `fsdp` splits kernels and then exchange
     activations, which are many times larger than the kernels it would have to gather. Without a
-    mesh (`jax.set_mesh`), or if the batch is not divisible, nothing changes. `Partitioner` refuses
-    rules that split the batch differently.
+    mesh (`jax.set_mesh`), or if the batch is not divisible, nothing changes.
     """
     mesh = jax.sharding.get_abstract_mesh()
     # Inside `jax.shard_map` the rows at hand are those of one device already.

@@ -19,7 +19,7 @@ from taser_jax.models.dual_encoder import (
     Towers,
 )
 from taser_jax.models.encoded import Encoded, Normalization, normalize
-from taser_jax.models.layers import BlockCost, Remat, layer_names, mean_over_tokens
+from taser_jax.models.layers import Remat, layer_names, mean_over_tokens
 from taser_jax.models.t5 import T5, T5Config, rescale
 from taser_jax.models.t5_layers import Kernel
 from taser_jax.storage.errors import ConfigError
@@ -95,41 +95,28 @@ class T5DualEncoderConfig(ModelConfig):
     def max_length(self) -> None:
         """None: positions are relative."""
 
-    def block_costs(self, length: int) -> list[BlockCost]:
-        """Costs of each block for one text; the projection counts as a block.
+    def block_flops(self, length: int) -> list[int]:
+        """Model FLOPs of each block for one text; the projection counts as a block.
 
-        FLOPs of an encoder block on L tokens, width d, joined head width a = heads·kv, inner width
+        An encoder block on L tokens, width d, joined head width a = heads·kv, inner width
         f, m kernels in the feed-forward (2, or 3 if gated):
             2·L·d·a·4 (query, key, value, out) + 2·L·L·a·2 (scores, values) + 2·L·d·f·m
-        Of a decoder block, at its one position:
+        A decoder block, at its one position:
             2·d·a·2 (value, out of self-attention) + 2·d·a·4 (query into the encoder's space, value,
             out) + 2·heads·L·d·2 (scores, mean) + 2·d·f·m
-
-        Activations of an encoder block per token are five vectors of the model's width, four of the
-        heads', two of the inner width for each kernel into it, and an attention map; dropout stores
-        no mask. A decoder block stores its vectors at one position.
         """
         t5 = self.t5
         embed, attention = t5.embed_dim, t5.num_heads * t5.head_dim
         feed_forward = 2 * embed * t5.mlp_dim * (len(t5.mlp_activations) + 1)
-        inner = 2 * len(t5.mlp_activations) * t5.mlp_dim
-
-        def cost(flops: int, stored: int, positions: int) -> BlockCost:
-            input_bytes = positions * embed * t5.dtype_bytes
-            return BlockCost(flops, stored * t5.dtype_bytes, input_bytes)
-
-        flops = length * (2 * 4 * embed * attention + 2 * 2 * length * attention + feed_forward)
-        stored = length * (5 * embed + 4 * attention + inner) + t5.num_heads * length * length
-        costs = [cost(flops, stored, length)] * t5.num_layers
+        encoder = length * (2 * 4 * embed * attention + 2 * 2 * length * attention + feed_forward)
+        blocks = [encoder] * t5.num_layers
         if self.embedding is T5Embedding.FIRST_DECODER_OUTPUT:
             cross = 2 * 2 * t5.num_heads * length * embed
-            vectors = 7 * embed + 5 * attention + inner + 2 * t5.num_heads * embed
-            flops = 2 * 6 * embed * attention + cross + feed_forward
-            decoder = cost(flops, vectors + t5.num_heads * length, 1)
-            costs += [decoder] * t5.num_decoder_layers
+            decoder = 2 * 6 * embed * attention + cross + feed_forward
+            blocks += [decoder] * t5.num_decoder_layers
         if self.projection_dim is not None:
-            costs.append(cost(2 * embed * self.projection_dim, 0, 0))
-        return costs
+            blocks.append(2 * embed * self.projection_dim)
+        return blocks
 
     def describe(self) -> Description:
         """The model in words."""

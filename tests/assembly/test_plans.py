@@ -38,7 +38,7 @@ def test_shapes_are_those_of_the_stores_batches(training, store):
         training,
         query_length=store.metadata.query_length,
         passage_length=store.metadata.passage_length,
-        partitioner=Partitioner(make_mesh(training.mesh), training.rules),
+        partitioner=Partitioner(make_mesh(training.mesh)),
         store=store,
         queries=queries,
     )

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from taser_jax.devices.mesh import MeshConfig, make_mesh
-from taser_jax.devices.partitioning import CopiedAxis, LogicalRules, Partitioner, copied_axes
+from taser_jax.devices.partitioning import CopiedAxis, copied_axes
 
 SHAPES = {
     "table": (30522, 768),
@@ -25,25 +25,24 @@ AXES = {
 }
 
 
-def found(rules: LogicalRules | None = None, **sizes: int) -> list[CopiedAxis]:
+def found(**sizes: int) -> list[CopiedAxis]:
     shapes = jax.tree.map(
         lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32),
         SHAPES,
         is_leaf=lambda leaf: isinstance(leaf, tuple),
     )
-    partitioner = Partitioner(make_mesh(MeshConfig(**sizes)), rules)
-    return copied_axes(partitioner, AXES, shapes)
+    return copied_axes(make_mesh(MeshConfig(**sizes)), AXES, shapes)
 
 
-HEADS = CopiedAxis("heads", 12, ("model",), 8, ("layer/out", "layer/query"))
-VOCABULARY = CopiedAxis("vocab", 30522, ("model",), 8, ("table",))
+HEADS = CopiedAxis("heads", 12, "model", 8, ("layer/out", "layer/query"))
+VOCABULARY = CopiedAxis("vocab", 30522, "model", 8, ("table",))
 
 
 @pytest.mark.parametrize(
     ("sizes", "axes"),
     [
         ({"model": 8}, [HEADS, VOCABULARY]),
-        ({"model": 4}, [CopiedAxis("vocab", 30522, ("model",), 4, ("table",))]),
+        ({"model": 4}, [CopiedAxis("vocab", 30522, "model", 4, ("table",))]),
         ({"model": 2, "fsdp": 4}, []),
         ({}, []),
     ],
@@ -52,19 +51,8 @@ def test_bert_base(sizes, axes):
     assert found(**sizes) == axes
 
 
-def test_an_array_that_is_split_elsewhere_has_no_whole_copies():
-    """The model axis goes to kv, of which 8 devices have 8 each, and heads are not asked."""
-    rules = LogicalRules(
-        (
-            *(("batch", "data"), ("kv", "model"), ("heads", "model"), ("mlp", "model")),
-            *(("vocab", None), ("embed", "fsdp")),
-        )
-    )
-    assert found(rules, model=8) == []
-
-
 def test_the_message_names_axis_and_parameters():
-    told = str(CopiedAxis("heads", 12, ("model",), 8, ("a", "b", "c")))
+    told = str(CopiedAxis("heads", 12, "model", 8, ("a", "b", "c")))
     assert told.startswith("heads of 12 cannot be split over model = 8: ")
     assert told.endswith(
         "copies of 3 parameters, and replicates the computation that uses them: a, b and 1 more"

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from taser_jax.devices.mesh import MESH_AXES, HostShare, MeshConfig, device_grid, make_mesh
-from taser_jax.devices.partitioning import DEFAULT_RULES, LogicalRules, Partitioner
+from taser_jax.devices.partitioning import Partitioner, mesh_spec
 from taser_jax.models.batch import Batch, Tokens
 from taser_jax.storage.errors import ConfigError
 
@@ -84,49 +84,9 @@ def test_rules_by_hand():
 
 def test_a_mesh_axis_serves_one_axis_of_an_array():
     mesh = make_mesh(MeshConfig(data=1, fsdp=2, model=4))
-    rules = LogicalRules((("batch", "data"), ("expert", "model"), ("mlp", "model")))
-    assert rules.spec(P("mlp", "expert"), (8, 8), mesh, name="w") == P(None, "model")
-    assert rules.spec(P("mlp", "expert"), (8, 2), mesh, name="w") == P("model", None)
-    assert rules.spec(P("mlp", "mlp"), (8, 8), mesh, name="w") == P("model", None)
-    assert rules.spec(P(None, "mlp"), (8, 8), mesh, name="w") == P(None, "model")
-
-
-def test_uncovered_parameters_are_named():
-    partitioner = Partitioner(make_mesh())
-    shapes = {"encoder": abstract({"wi": (4, 8)})}
-    with pytest.raises(
-        ConfigError, match=r"parameter encoder/wi: no rule for .*'embde'.*\n.*'embed'"
-    ):
-        partitioner.param_shardings({"encoder": {"wi": P("embde", "mlp")}}, shapes)
-    with pytest.raises(ConfigError, match=r"parameter encoder/wi: 1 logical axes"):
-        partitioner.param_shardings({"encoder": {"wi": P("embed")}}, shapes)
-    with pytest.raises(ConfigError, match=r"parameter encoder/wi: no logical axes"):
-        partitioner.param_shardings({"encoder": {}}, shapes)
-
-
-def test_bad_tables():
-    with pytest.raises(ConfigError, match="2 rules for 'mlp'"):
-        LogicalRules((*DEFAULT_RULES, ("mlp", None)))
-    with pytest.raises(ConfigError, match="'mlp' has mesh axis 'modle'"):
-        LogicalRules((("mlp", "modle"),))
-    with pytest.raises(ConfigError, match="no mesh axis for 'batch'"):
-        Partitioner(make_mesh(), LogicalRules((("mlp", "model"),)))
-
-
-@pytest.mark.parametrize("axes", ["data", ("data", "fsdp", "model"), ("fsdp", "data")])
-def test_a_batch_along_other_axes_than_the_activations_is_refused(axes):
-    rules = LogicalRules((("batch", axes), *DEFAULT_RULES[1:]))
-    told = r"logical rules: 'batch' along .*data 2, fsdp 2, model 2\n.*replica, data, fsdp"
-    with pytest.raises(ConfigError, match=told):
-        Partitioner(make_mesh(MeshConfig(data=2, fsdp=2, model=2)), rules)
-
-
-def test_a_batch_rule_may_leave_out_axes_of_one_device():
-    rules = LogicalRules((("batch", "data"), *DEFAULT_RULES[1:]))
-    mesh = make_mesh(MeshConfig(data=8))
-    assert Partitioner(mesh, rules).batch_sharding.is_equivalent_to(
-        Partitioner(mesh).batch_sharding, 2
-    )
+    assert mesh_spec(P("mlp", "heads"), (8, 8), mesh) == P("model", None)
+    assert mesh_spec(P("mlp", "heads"), (2, 8), mesh) == P(None, "model")
+    assert mesh_spec(P(None, "mlp"), (8, 8), mesh) == P(None, "model")
 
 
 def make_batch(queries=8, negatives=1):

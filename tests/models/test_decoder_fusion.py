@@ -201,7 +201,7 @@ def test_flops_by_hand():
     # Cross-attention to 1,280 more tokens: scores and mean of 12 heads, 768 wide, in 12 blocks.
     cross = 12 * 2 * 2 * 12 * 1280 * 768
     assert (plain + cross) / plain == pytest.approx(1.10, abs=0.005)
-    documents = 10 * sum(block.flops for block in t5.block_costs(128)[:12])
+    documents = 10 * sum(t5.block_flops(128)[:12])
     assert fused == plain + documents + cross
     late = BertFusionConfig(documents=FusedStates.EMBEDDINGS)
     shape = DocumentsShape(per_query=10, length=1, dim=768)

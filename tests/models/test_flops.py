@@ -10,7 +10,6 @@ from tiny_bert import encode, tiny_bert, tiny_model
 from taser_jax.models.batch import BatchShape, Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.layers import Remat
 from taser_jax.models.parameters import abstract_params
 from taser_jax.models.routing import ExpertConfig, Routing, SequenceSummary
 
@@ -92,12 +91,3 @@ def test_equals_what_jax_traces(pooling):
     params = abstract_params(model)
     assert traced_flops(jax.make_jaxpr(forward)(params).jaxpr) == expected
     assert traced_flops(jax.make_jaxpr(jax.grad(forward))(params).jaxpr) == 3 * expected
-
-
-def test_activation_bytes_by_hand():
-    bert = BertConfig(vocab_size=9, embed_dim=2, num_layers=4, num_heads=1, head_dim=2, mlp_dim=3)
-    shape = BatchShape(queries=2, query_length=1, passages=0, passage_length=1)
-    # A block and token: (9·2 + 2·3)·4 bytes, a map of 1·1·4 bytes.
-    assert DualEncoderConfig(bert=bert).activation_bytes(shape) == 2 * 4 * (24 * 4 + 4)
-    saved = DualEncoderConfig(bert=BertConfig(**{**vars(bert), "remat": Remat.BLOCK}))
-    assert saved.activation_bytes(shape, batch_devices=2) == 4 * 2 * 4 + 24 * 4 + 4

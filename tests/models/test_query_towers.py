@@ -12,7 +12,7 @@ from taser_jax.interop.bert import from_plain_encoders, plain_encoder
 from taser_jax.models import config_io
 from taser_jax.models.batch import BatchShape, Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Towers
+from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.parameters import abstract_params, init_params, logical_axes, parameter_count
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.storage.errors import ConfigError
@@ -81,10 +81,9 @@ def test_sizes_axes_and_costs():
     assert shapes.keys() == axes.keys() == set(TOWERS) == set(config.tower_names)
     for tower in TOWERS:
         assert tuple(axes[tower]["layers_0"]["mlp"]["wi"]["kernel"]) == ("embed", "mlp")
-    # A text goes through one tower, whichever: arithmetic and activations are the tied model's.
+    # A text goes through one tower, whichever: arithmetic is the tied model's.
     shape = BatchShape(queries=8, query_length=32, passages=16, passage_length=160)
-    for cost in (ModelConfig.training_flops, ModelConfig.activation_bytes):
-        assert cost(config, shape) == cost(DualEncoderConfig(), shape)
+    assert config.training_flops(shape) == DualEncoderConfig().training_flops(shape)
 
 
 def test_pretrained_weights_are_copied_into_every_tower_and_come_back():

@@ -8,7 +8,6 @@ from tiny_bert import encode
 from tiny_t5 import tiny_t5, tiny_t5_model
 
 from taser_jax.models.batch import BatchShape, Role, Tokens
-from taser_jax.models.layers import Remat
 from taser_jax.models.parameters import abstract_params
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
@@ -64,18 +63,3 @@ def test_equals_what_jax_traces(changes, t5):
     params = abstract_params(model)
     assert traced_flops(jax.make_jaxpr(forward)(params).jaxpr) == expected
     assert traced_flops(jax.make_jaxpr(jax.grad(forward))(params).jaxpr) == 3 * expected
-
-
-def test_activation_bytes_by_hand():
-    shape = BatchShape(queries=2, query_length=1, passages=0, passage_length=1)
-    # Encoder block: 5·2 + 4·3 + 2·5 numbers and a map of one number; decoder block:
-    # 7·2 + 5·3 + 2·5 + 2·2 and the same.
-    encoder, decoder = 32 * 4 + 4, 43 * 4 + 4
-    config = T5DualEncoderConfig(t5=SMALLEST)
-    assert config.activation_bytes(shape) == 2 * (encoder + decoder)
-    saved = T5DualEncoderConfig(
-        t5=T5Config(**{**vars(SMALLEST), "remat": Remat.BLOCK, "dtype": "bfloat16"})
-    )
-    assert saved.activation_bytes(shape) == 2 * (2 * 2 * 2 + 43 * 2 + 2)
-    mean = T5DualEncoderConfig(t5=SMALLEST, embedding=T5Embedding.ENCODER_MEAN)
-    assert mean.activation_bytes(shape, batch_devices=2) == encoder

@@ -2,7 +2,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from taser_jax.training.state import memory_estimate, parameter_table
+from taser_jax.training.state import parameter_table
 
 PARAMS = {
     "encoder": {
@@ -32,19 +32,3 @@ def test_table_by_hand():
         ["total", "2,359,299"],
     ]
     assert len({len(line) for line in lines}) == 1
-
-
-def test_table_without_shardings():
-    lines = parameter_table(PARAMS, logical_axes=AXES).splitlines()
-    assert "sharding" not in lines[0]
-    assert lines[-1].split() == ["total", "2,359,299"]
-
-
-def test_memory_by_hand():
-    whole = memory_estimate(PARAMS)
-    assert whole.parameters == whole.gradients == 4 * 2_359_299
-    assert whole.optimizer == 8 * 2_359_299
-    split = memory_estimate(PARAMS, shardings=shardings(), activation_bytes=2**30)
-    assert split.parameters == 4 * (2_359_296 // 8 + 3)
-    assert split.total == 4 * split.parameters + 2**30
-    assert "activations 1.00 (estimated), total 1.00" in str(split)
