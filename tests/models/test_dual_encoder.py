@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_bert import encode, random_params, tiny_bert, tiny_model, tiny_tokens
-from tiny_t5 import random_t5_params, tiny_t5, tiny_t5_model
+from tiny_t5 import one_block, random_t5_params, tiny_t5_model
 
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig
@@ -157,7 +157,9 @@ def test_rows_of_padding_alone_stay_finite():
 )
 def test_rematerialisation_changes_no_gradient(name):
     experts = MODELS[name] | {"blocks": (1,)}
-    models = [tiny_model(bert=tiny_bert(num_layers=1, remat=r), experts=experts) for r in Remat]
+    rates = {"dropout_rate": 0.1, "attention_dropout_rate": 0.1}
+    berts = [tiny_bert(num_layers=1, remat=remat, **rates) for remat in Remat]
+    models = [tiny_model(bert=bert, experts=experts) for bert in berts]
     params = random_params(models[0])
 
     def gradient(model):
@@ -187,7 +189,7 @@ def test_bfloat16_activations_keep_float32_parameters_and_outputs():
 
 def test_kernels_that_are_rounded_beforehand_change_no_bit_of_the_output():
     bert = tiny_model(bert=tiny_bert(dtype="bfloat16"), experts=MODELS["token"])
-    t5 = tiny_t5_model(t5=tiny_t5(dtype="bfloat16"), projection_dim=10)
+    t5 = tiny_t5_model(t5=one_block(dtype="bfloat16"), projection_dim=10)
     for model, params in ((bert, random_params(bert)), (t5, random_t5_params(t5))):
         rounded = in_dtype(params, "bfloat16")
         dtypes = [leaf.dtype for leaf in jax.tree.leaves(rounded)]
@@ -198,11 +200,11 @@ def test_kernels_that_are_rounded_beforehand_change_no_bit_of_the_output():
 
 def test_dropout_acts_in_training_only_and_in_attention_too():
     tokens = tiny_tokens()
-    bert = tiny_bert(dropout_rate=0.0, attention_dropout_rate=0.5)
-    params = random_params(tiny_model())
+    params = random_params(tiny_model(bert=tiny_bert(num_layers=1)))
 
     def embeddings(*, train, **changes):
-        model = tiny_model(bert=tiny_bert(**{**vars(bert), **changes}))
+        rates = {"num_layers": 1, "attention_dropout_rate": 0.5, **changes}
+        model = tiny_model(bert=tiny_bert(**rates))
         rngs = RNGS if train else {}
         return encode(model, params, tokens, Role.QUERY, train=train, rngs=rngs).embeddings
 
@@ -216,7 +218,7 @@ def test_dropout_acts_in_training_only_and_in_attention_too():
 
 
 def test_task_is_accepted_and_changes_nothing():
-    model = tiny_model()
+    model = tiny_model(bert=tiny_bert(num_layers=1))
     params = random_params(model)
     np.testing.assert_array_equal(
         encode(model, params, tiny_tokens(), Role.QUERY, task="nq").embeddings,
@@ -244,9 +246,12 @@ def test_what_cannot_be_is_refused():
 
 @pytest.mark.parametrize("pooling", Pooling)
 def test_normalised_embeddings_have_the_direction_of_plain_ones_and_length_one(pooling):
-    plain = tiny_model(pooling=pooling)
+    bert = tiny_bert(num_layers=1)
+    plain, unit = (
+        tiny_model(bert=bert, pooling=pooling, normalization=normalization)
+        for normalization in (Normalization.NONE, Normalization.L2)
+    )
     params, tokens = random_params(plain), tiny_tokens()
-    unit = tiny_model(pooling=pooling, normalization=Normalization.L2)
     expected = np.asarray(encode(plain, params, tokens, Role.QUERY).embeddings, np.float64)
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     found = encode(unit, params, tokens, Role.QUERY).embeddings

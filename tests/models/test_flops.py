@@ -80,8 +80,7 @@ def test_routing_by_hand():
 
 @pytest.mark.parametrize("pooling", Pooling)
 def test_equals_what_jax_traces(pooling):
-    bert = tiny_bert(dropout_rate=0.0, attention_dropout_rate=0.0)
-    model = tiny_model(bert=bert, experts={"num_experts": 2}, pooling=pooling)
+    model = tiny_model(experts={"num_experts": 2}, pooling=pooling)
     tokens = Tokens(jnp.zeros((3, 7), jnp.int32), jnp.ones((3, 7), bool))
 
     def forward(params):

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import erf
-from tiny_bert import encode, random_params, tiny_bert, tiny_model, tiny_tokens
+from tiny_bert import encode, random_params, tiny_model, tiny_tokens
 
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig
@@ -28,7 +28,7 @@ from taser_jax.models.routing import (
 )
 from taser_jax.storage.errors import ConfigError
 
-NO_DROPOUT = tiny_bert(dropout_rate=0.0, attention_dropout_rate=0.0)
+TWO_ROUTERS = {"num_experts": 2, "blocks": (1, 2)}
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,7 @@ def test_statistics_by_hand():
     ],
 )
 def test_statistics_add_over_chunks_and_ignore_padding(routing, summary):
-    experts = {"num_experts": 2, "routing": routing, "sequence_summary": summary}
-    model = tiny_model(experts=experts)
+    model = tiny_model(experts=TWO_ROUTERS | {"routing": routing, "sequence_summary": summary})
     params, tokens = random_params(model), tiny_tokens(batch=6)
     whole = encode(model, params, tokens, Role.QUERY).routing
     parts = [
@@ -177,8 +176,9 @@ def test_router_gradients_equal_float64_differences(gradient, with_noise):
     )
     hidden = rng.normal(size=(2, 5, embed))
     weight = rng.normal(size=hidden.shape)
-    drawn = layer.init(jax.random.key(0), jnp.asarray(hidden), expert=0)["params"]
-    drawn = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), nn.unbox(drawn))
+    init = functools.partial(layer.init, expert=0)
+    shapes = nn.unbox(jax.eval_shape(init, jax.random.key(0), jnp.asarray(hidden))["params"])
+    drawn = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), shapes)
     router = {"kernel": rng.normal(size=(embed, num_experts)), "bias": rng.normal(size=num_experts)}
 
     def loss(router):
@@ -189,7 +189,8 @@ def test_router_gradients_equal_float64_differences(gradient, with_noise):
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), drawn)
         return (layer.apply({"params": params}, jnp.asarray(hidden), gates=gates) * weight).sum()
 
-    found = jax.grad(loss)(jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), router))
+    as_float32 = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), router)
+    found = jax.jit(jax.grad(loss))(as_float32)
 
     noise = np.zeros((2, 5, num_experts))
     if key is not None:
@@ -233,16 +234,21 @@ def test_router_gradients_equal_float64_differences(gradient, with_noise):
 
 @pytest.fixture(scope="module")
 def router_gradients():
-    """Function of (routing, sharing, gradient, params) -> the routers' gradients."""
+    """Function of (routing, sharing, gradient, params) -> the routers' gradients.
+
+    At this temperature no router's softmax is so near 0 or 1 that its gradient vanishes.
+    """
 
     @functools.cache
     def compiled(experts):
-        model = tiny_model(bert=NO_DROPOUT, experts=dict(experts))
+        model = tiny_model(experts=dict(experts))
         rngs = {"dropout": jax.random.key(1), "routing": jax.random.key(2)}
         return model, jax.jit(jax.value_and_grad(lambda p: retrieval_loss(model, p, rngs)))
 
     def of(params_of, **experts):
-        model, value_and_grad = compiled(tuple(({"num_experts": 2} | experts).items()))
+        model, value_and_grad = compiled(
+            tuple({**TWO_ROUTERS, "temperature": 5.0, **experts}.items())
+        )
         params = params_of(model)
         loss, gradient = value_and_grad(params)
         found = [
@@ -308,17 +314,21 @@ def test_the_mean_of_the_tokens_distinguishes_inputs_where_cls_does_not():
     """With the initial weights; every sequence begins with the same [CLS], as real ones do."""
     tokens = tiny_tokens(batch=40, seed=6)
     ids = np.where(np.arange(tokens.ids.shape[1]) == 0, 2, tokens.ids)
-    spreads = []
-    for summary in (SequenceSummary.CLS, SequenceSummary.MEAN):
-        experts = {"num_experts": 2, "routing": Routing.SEQUENCE, "sequence_summary": summary}
-        model = tiny_model(bert=NO_DROPOUT, experts=experts)
-        encoded = encode(model, initial(model), Tokens(ids, tokens.mask), Role.QUERY)
+    cls, mean = (
+        tiny_model(
+            experts={**TWO_ROUTERS, "routing": Routing.SEQUENCE, "sequence_summary": summary}
+        )
+        for summary in (SequenceSummary.CLS, SequenceSummary.MEAN)
+    )
+    params, spreads = initial(cls), []
+    for model in (cls, mean):
+        encoded = encode(model, params, Tokens(ids, tokens.mask), Role.QUERY)
         spreads.append(np.asarray(logit_spread(encoded.routing)))
     assert (spreads[1] > 5 * spreads[0]).all()
 
 
 def test_drawn_experts_depend_on_the_routing_key_alone():
-    model = tiny_model(bert=NO_DROPOUT, experts={"num_experts": 2, "routing": Routing.TOKEN})
+    model = tiny_model(experts={"num_experts": 2, "routing": Routing.TOKEN})
     params, tokens = random_params(model), tiny_tokens()
 
     def embeddings(dropout, routing):

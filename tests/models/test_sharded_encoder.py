@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from tiny_bert import random_params, tiny_model, tiny_tokens
+from tiny_bert import random_params, tiny_bert, tiny_model, tiny_tokens
 
 from taser_jax.models.parameters import logical_axes
 from taser_jax.models.routing import Routing
@@ -37,7 +37,8 @@ def shardings(mesh, axes, rules):
     ],
 )
 def test_sharded_equals_unsharded(routing, rules):
-    model = tiny_model(experts={"num_experts": 4, "routing": routing})
+    bert = tiny_bert(num_layers=1, dropout_rate=0.1, attention_dropout_rate=0.1)
+    model = tiny_model(bert=bert, experts={"num_experts": 4, "routing": routing, "blocks": (1,)})
     params = random_params(model)
     queries, passages = tiny_tokens(batch=4, seed=3), tiny_tokens(batch=4, seed=4)
     rngs = {"dropout": jax.random.key(1), "routing": jax.random.key(2)}
@@ -59,7 +60,7 @@ def test_sharded_equals_unsharded(routing, rules):
     placed = jax.device_put(params, shardings(mesh, logical_axes(model), RULES[rules]))
     by_batch = NamedSharding(mesh, PartitionSpec("data"))
     found = step(placed, *(jax.device_put(t, by_batch) for t in (queries, passages)))
-    kernel = placed["encoder"]["layers_1"]["experts"]["wi"]["kernel"]
+    kernel = placed["encoder"]["layers_0"]["experts"]["wi"]["kernel"]
     assert kernel.addressable_shards[0].data.size * 4 == kernel.size
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=3e-5, rtol=1e-4), found, expected

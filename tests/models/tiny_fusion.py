@@ -19,7 +19,7 @@ def small_t5_fusion(**changes):
 
 
 def bert_fusion(**changes):
-    return DualEncoder(BertFusionConfig(bert=tiny_bert(num_layers=2), **changes))
+    return DualEncoder(BertFusionConfig(bert=tiny_bert(num_layers=1), **changes))
 
 
 def augmented(batch=3, documents=2, length=7, seed=1):
