@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -87,11 +88,27 @@ def compare(exported: Exported, search: Search, run: pathlib.Path) -> None:
         exact[query].append(passage)
     ids = list(exact)[:_QUERIES]
     embeddings = exported.encode(exported.texts_of(ids, run.name.removesuffix(".trec")))
-    found = [search(embedding, _K) for embedding in embeddings]
-    wanted = [exact[id][:_K] for id in ids]
-    same = sum(set(a) == set(b) for a, b in zip(found, wanted, strict=True))
-    ordered = sum(a == b for a, b in zip(found, wanted, strict=True))
+    pairs = [
+        (search(embedding, _K), exact[id][:_K])
+        for id, embedding in zip(ids, embeddings, strict=True)
+    ]
+    same = sum(set(stores) == set(exacts) for stores, exacts in pairs)
+    ordered = sum(stores == exacts for stores, exacts in pairs)
     print(f"top {_K} as in exact search: {same} of {len(ids)} queries, {ordered} in its order")
+
+
+@contextlib.contextmanager
+def refusals(place: object) -> Iterator[None]:
+    """Ends the program with what a store says: each engine has exceptions of its own."""
+    try:
+        yield
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise SystemExit(
+            f"{place}: the store refused: {type(error).__name__}: {reason}\n"
+            "  expected: a store that runs, has room, and has no `passages` yet\n"
+            "  fix: start it, make room, or name another: --place=..."
+        ) from error
 
 
 def main(load: Callable[[Exported, pathlib.Path], Search]) -> None:
@@ -104,8 +121,14 @@ def main(load: Callable[[Exported, pathlib.Path], Search]) -> None:
     arguments = parser.parse_args()
     exported = Exported(arguments.export_dir)
     with tempfile.TemporaryDirectory() as folder:
-        began = time.monotonic()
-        search = load(exported, arguments.place or pathlib.Path(folder))
+        began, place = time.monotonic(), arguments.place or pathlib.Path(folder)
+        with refusals(place):
+            of_store = load(exported, place)
+
+        def search(embedding: np.ndarray, k: int) -> list[str]:
+            with refusals(place):
+                return of_store(embedding, k)
+
         print(f"loaded {exported.facts['num_rows']:,} passages in {time.monotonic() - began:.1f} s")
         if arguments.check:
             compare(exported, search, arguments.check)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import ten_steps
 
-from taser_jax.data.text.preprocessors import encode_queries, passage_ids
+from taser_jax.data.text.preprocessors import encode_passages, encode_queries, passage_ids
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop import onnx, sentence_transformers
@@ -28,6 +28,7 @@ from taser_jax.models.dual_encoder import Normalization
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.records import Passage
 
 pytestmark = pytest.mark.slow
 
@@ -163,15 +164,25 @@ RIVER, RIVER_AND_SEP = ("the", "river"), ("river", "[SEP]")
 
 
 def prompted(trained: ten_steps.Trained, prompt: tuple[str, ...]) -> ten_steps.Trained:
-    """The same model, its queries after a prompt, among other tasks with theirs."""
+    """The same model, its queries after a prompt, among other tasks with theirs; passages, too."""
     settings = QuerySettings(prompt=tuple(ten_steps.PIECES.index(piece) for piece in prompt))
     source = dataclasses.replace(
         trained.source,
         query_settings=settings,
+        passage_prompt=(ten_steps.PIECES.index("large"),),
         task="rivers",
         prompts={"rivers": settings.prompt, "cities": (ten_steps.PIECES.index("city"),)},
     )
-    return dataclasses.replace(trained, source=source, queries=embeddings(source, settings))
+    tokens = encode_passages(
+        [Passage(id="", title=title, text=text) for title, text in ten_steps.PASSAGES],
+        load_vocabulary(source.vocabulary_dir),
+        length=ten_steps.PASSAGE_LENGTH,
+        prompt=source.passage_prompt,
+    )
+    passages = ten_steps.embed(source.params, tokens, source.config, Role.PASSAGE)
+    assert np.abs(passages - trained.passages).max() > 100 * TOLERANCE
+    queries = embeddings(source, settings)
+    return dataclasses.replace(trained, source=source, queries=queries, passages=passages)
 
 
 def embeddings(source, settings: QuerySettings) -> np.ndarray:

@@ -94,7 +94,13 @@ def expected_queries(source, texts, **kwargs):
 def expected_passages(source, titles, texts, form=Titles.INCLUDE):
     vocabulary = load_vocabulary(source.vocabulary_dir)
     passages = [Passage("", text, title) for title, text in zip(titles, texts, strict=True)]
-    tokens = encode_passages(passages, vocabulary, length=source.passage_length, titles=form)
+    tokens = encode_passages(
+        passages,
+        vocabulary,
+        length=source.passage_length,
+        titles=form,
+        prompt=source.passage_prompt,
+    )
     return embed(source, Role.PASSAGE, tokens)
 
 
@@ -112,7 +118,11 @@ def wide(tmp_path_factory):
         tmp_path_factory.mktemp("wide"),
         experts=DETERMINISTIC,
         bert={"mlp_dim": 24 * 64, "dtype": "bfloat16"},
-        texts={"query_settings": queries, "titles": Titles.OMIT},
+        texts={
+            "query_settings": queries,
+            "titles": Titles.OMIT,
+            "passage_prompt": (PIECES.index("city"),),
+        },
     )
 
 
@@ -199,4 +209,7 @@ def test_bfloat16_activations_and_texts_as_in_training(wide):
     passages = run(directory, Role.PASSAGE, TITLES, TEXTS)
     expected = expected_passages(source, [""] * len(TEXTS), TEXTS)
     np.testing.assert_allclose(passages, expected, atol=0.05 * np.abs(expected).max())
+    unprompted = dataclasses.replace(source, passage_prompt=())
+    other = expected_passages(unprompted, [""] * len(TEXTS), TEXTS)
+    assert (np.abs(passages - other).max(axis=1) > 0.1 * scale).all()
     assert found.dtype == np.float32

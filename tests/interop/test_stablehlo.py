@@ -8,6 +8,7 @@ import types
 import jax
 import numpy as np
 import pytest
+import tokenizers
 from exported_programs import run_snippet
 from jax import export
 from sentence_models import save_bert_pieces
@@ -21,7 +22,7 @@ from tiny_source import (
     tiny_source,
 )
 
-from taser_jax.data.text.preprocessors import encode_queries
+from taser_jax.data.text.preprocessors import encode_queries, passage_ids
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop import stablehlo
@@ -177,7 +178,8 @@ def test_the_card_converts_texts_to_our_ids_without_us(det_r, tmp_path, prompt, 
     source, directory = det_r
     settings = QuerySettings(prompt=tuple(PIECES.index(piece) for piece in prompt))
     if prompt:
-        source, directory = dataclasses.replace(source, query_settings=settings), tmp_path
+        texts_settings = {"query_settings": settings, "passage_prompt": settings.prompt[:1]}
+        source, directory = dataclasses.replace(source, **texts_settings), tmp_path
         monkeypatch.setattr(stablehlo, "lower_encoder", lambda *_, **__: stub_program())
         export_stablehlo(source, tmp_path)
     code = card_texts(source).code.partition("import pathlib")[0]
@@ -192,6 +194,9 @@ def test_the_card_converts_texts_to_our_ids_without_us(det_r, tmp_path, prompt, 
     np.testing.assert_array_equal(names["ids"], ours.ids[:, :width])
     np.testing.assert_array_equal(names["mask"], ours.mask[:, :width])
     assert ours.mask[:, :width].sum() == ours.mask.sum()
+    tokenizer = tokenizers.Tokenizer.from_file(str(directory / "vocabulary" / "tokenizer.json"))
+    passages = passage_ids(texts[:1], texts[2:], vocabulary, 20, prompt=source.passage_prompt)
+    assert [tokenizer.encode(texts[0], texts[2]).ids] == passages
 
 
 def stub_program():
