@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import pytest
-from tiny_bert import encode, tiny_bert, tiny_model
+from tiny_bert import encode, tiny_model
 
 from taser_jax.models.batch import BatchShape, Role, Tokens
 from taser_jax.models.bert import BertConfig
