@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pathlib
 import shutil
 
@@ -30,6 +29,9 @@ from taser_jax.training.validation import PoolConfig
 
 VOCABULARY_SIZE, QUERY_LENGTH, PASSAGE_LENGTH = 96, 8, 12
 _CLS, _SEP, _FIRST_WORD = 2, 3, 5
+
+draw_params = jax.jit(init_params, static_argnums=0)
+"""Parameters of (model, key), of one compiled program."""
 
 
 def write_token_store(
@@ -78,8 +80,11 @@ def write_token_store(
     return writer.finish()
 
 
-def model_config(*, width: int = 16, dropout_rate: float = 0.1) -> DualEncoderConfig:
-    """One block with two experts: the smallest TASER, since compiling is what takes time."""
+def model_config(*, width: int = 16, dropout_rate: float = 0.0) -> DualEncoderConfig:
+    """One block with two experts: the smallest TASER, since compiling is what takes time.
+
+    Dropout doubles that of a training's step.
+    """
     bert = BertConfig(
         vocab_size=VOCABULARY_SIZE,
         embed_dim=width,
@@ -134,7 +139,7 @@ def write_untrained(
     vocabulary = TokenStore.open(store_dir).vocabulary_directory
     shutil.copytree(vocabulary, model_dir / VOCABULARY)
     model = DualEncoder(config)
-    params = jax.jit(functools.partial(init_params, model))(named_key(seed, "init"))
+    params = draw_params(model, named_key(seed, "init"))
     partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.devices()[:1]))
     write_model(model_dir, model, params, facts={}, partitioner=partitioner)
 

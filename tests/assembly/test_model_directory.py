@@ -13,7 +13,6 @@ from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder, Towers
-from taser_jax.models.parameters import init_params
 from taser_jax.storage.errors import ConfigError
 
 TOKENS = Tokens(np.full((8, 4), 7, np.int32), np.ones((8, 4), bool))
@@ -23,7 +22,7 @@ def loaded(**changes) -> LoadedModel:
     model = DualEncoder(DualEncoderConfig(bert=tiny_training.model_config().bert, **changes))
     return LoadedModel(
         model=model,
-        params=init_params(model, jax.random.key(0)),
+        params=tiny_training.draw_params(model, jax.random.key(0)),
         fingerprint="",
         vocabulary_dir=pathlib.Path(),
         step=0,

@@ -16,7 +16,6 @@ from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import DualEncoder
-from taser_jax.models.parameters import init_params
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import DevelopmentSets
 from taser_jax.training.objective import ObjectiveConfig
@@ -26,7 +25,7 @@ from taser_jax.training.validation import PoolConfig
 @pytest.fixture(scope="module")
 def model_and_params():
     model = DualEncoder(tiny_training.model_config())
-    return model, init_params(model, jax.random.key(0))
+    return model, tiny_training.draw_params(model, jax.random.key(0))
 
 
 def validate(model_and_params, store, *queries, false_negatives=FalseNegatives.MASK, **changes):

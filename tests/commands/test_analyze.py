@@ -134,7 +134,7 @@ def flat(tree):
 def oracle_sensitivities(step, store_dir, batches):
     """|g·θ| of each batch, [batches, tasks, parameters] in float64: all of it in one array."""
     model = DualEncoder(tiny_training.model_config())
-    params = init_params(model, jax.random.key(step))
+    params = tiny_training.draw_params(model, jax.random.key(step))
     store = TokenStore.open(store_dir)
     queries = {task: store.queries(task, "train") for task in TASKS}
     stream = TaskBatchStream(store, queries, BATCHING, num_devices=8)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_world import gin, refused, succeed
+from tiny_training import draw_params
 
 from taser_jax.assembly.model_directory import load_model, write_run_record
 from taser_jax.commands import export
@@ -22,7 +23,7 @@ from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
-from taser_jax.models.parameters import init_params, parameter_count
+from taser_jax.models.parameters import parameter_count
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.checkpoints import Checkpoints
@@ -52,7 +53,7 @@ def make_model(model_dir, *, experts=ExpertConfig(), facts=FACTS):
         max_length=12,
     )
     config = DualEncoderConfig(bert=bert, experts=experts)
-    params = init_params(DualEncoder(config), jax.random.key(0))
+    params = draw_params(DualEncoder(config), jax.random.key(0))
     checkpoints = Checkpoints(model_dir)
     checkpoints.save(TrainState(jnp.zeros((), jnp.int32), params, ()), step=0, about={})
     checkpoints.close()

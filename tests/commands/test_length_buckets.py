@@ -30,7 +30,7 @@ def metrics_and_facts(store_dir, model_dir, training: TrainingConfig):
         model_dir=str(model_dir),
         token_store=str(store_dir),
         # Dropout draws by position in a batch's arrays.
-        model=tiny_training.model_config(dropout_rate=0.0),
+        model=tiny_training.model_config(),
         training=training,
     )
     lines = (model_dir / "metrics.jsonl").read_text().splitlines()

@@ -33,9 +33,7 @@ T5 = T5Config(
     dropout_rate=0.0,
 )
 TIED = {
-    "bert": dataclasses.replace(
-        tiny_training.model_config(dropout_rate=0.0), experts=ExpertConfig()
-    ),
+    "bert": dataclasses.replace(tiny_training.model_config(), experts=ExpertConfig()),
     "t5": T5DualEncoderConfig(t5=T5),
 }
 EVERY_TASK = MultitaskTraining(

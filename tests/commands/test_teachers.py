@@ -169,7 +169,7 @@ def start(model_dir, store_dir, objective, *, negatives=None, embeddings=None, *
     train(
         model_dir=str(model_dir),
         token_store=str(store_dir),
-        model=tiny_training.model_config(dropout_rate=0.0),
+        model=tiny_training.model_config(),
         training=training,
         negatives_dirs=() if negatives is None else (str(negatives),),
         **changes,

@@ -19,7 +19,6 @@ from taser_jax.data.batches.stream import FalseNegatives
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.partitioning import parameter_paths
 from taser_jax.models.dual_encoder import DualEncoder, Towers
-from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
 from taser_jax.optim.optimizers import OptimizerConfig, Update
 from taser_jax.retrieval.embeddings import EmbeddingDtype, Embeddings
@@ -27,7 +26,7 @@ from taser_jax.storage.errors import ConfigError, FingerprintError
 from taser_jax.training.state import named_key
 
 TRAINING = tiny_training.training_config(train_steps=2, validates=False)
-MODEL = tiny_training.model_config().with_transformer(num_layers=2)
+MODEL = tiny_training.model_config(dropout_rate=0.1).with_transformer(num_layers=2)
 
 
 def start(store_dir, model_dir, *, model=MODEL, **changes):
@@ -92,7 +91,7 @@ def metrics_of(store_dir, model_dir, **changes):
 def check_saved(model_dir):
     """The saved model has the frozen parameters, too, as they were drawn."""
     model = load_model(model_dir)
-    drawn = init_params(model.model, named_key(TRAINING.seed, "init"))
+    drawn = tiny_training.draw_params(model.model, named_key(TRAINING.seed, "init"))
     stands = jax.tree.map(lambda a, b: np.allclose(a, b, atol=1e-6), drawn, model.params)
     for path, same in zip(parameter_paths(stands), jax.tree.leaves(stands), strict=True):
         # Keys' biases cancel in the softmax: their gradient is rounding noise, or nothing.
@@ -133,11 +132,11 @@ def test_cached_states_train_and_validate_as_tokens_do(changes, ragged_store_dir
 def test_states_of_something_else_are_refused(ragged_store_dir, tiny_store_dir, tmp_path):
     store, other = TokenStore.open(ragged_store_dir), TokenStore.open(tiny_store_dir)
     model = DualEncoder(MODEL, frozen_blocks=1)
-    params = init_params(model, named_key(0, "init"))
+    params = tiny_training.draw_params(model, named_key(0, "init"))
     begun = {"model": model, "params": params, "store": store, "dtype": EmbeddingDtype.FLOAT32}
     cached_states(str(tmp_path), queries=[], **begun)
     for told, change in (
-        ("weights", {"params": init_params(model, named_key(1, "init"))}),
+        ("weights", {"params": tiny_training.draw_params(model, named_key(1, "init"))}),
         ("tokens", {"store": other}),
         ("blocks 1", {"model": model.clone(frozen_blocks=2)}),
         ("dtype float32", {"dtype": EmbeddingDtype.BFLOAT16}),
@@ -153,7 +152,7 @@ def test_towers_of_the_same_weights_share_states(ragged_store_dir, tmp_path):
     store = TokenStore.open(ragged_store_dir)
     plain = dataclasses.replace(MODEL, experts=ExpertConfig())
     tied = DualEncoder(plain, frozen_blocks=1)
-    params = init_params(tied, named_key(0, "init"))
+    params = tiny_training.draw_params(tied, named_key(0, "init"))
     separate = tied.clone(config=dataclasses.replace(plain, towers=Towers.SEPARATE))
     copies = {name: params["encoder"] for name in separate.config.tower_names}
     options = {

@@ -42,7 +42,7 @@ def main(phase: str, process_count: int, folder: pathlib.Path) -> None:
         train(
             model_dir=str(folder / name),
             token_store=str(folder / "tokens"),
-            model=tiny_training.model_config(),
+            model=tiny_training.model_config(dropout_rate=0.1),
             training=config,
         )
 

@@ -33,7 +33,7 @@ from taser_jax.training.objective import ObjectiveConfig
 
 pytestmark = pytest.mark.slow
 
-CONFIG = model_config(dropout_rate=0.0)
+CONFIG = model_config()
 draw = jax.jit(functools.partial(init_params, DualEncoder(CONFIG)))
 LENGTHS = {
     "inputs": QUERY_LENGTH,

@@ -34,7 +34,7 @@ from taser_jax.training.step import make_train_step
 pytestmark = pytest.mark.slow
 STEPS, BATCH_SIZE, RATE = 10, 8, 3e-3
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples" / "t5x"
-TASER = model_config(dropout_rate=0.0)
+TASER = model_config()
 DPR = dataclasses.replace(TASER, experts=ExpertConfig(), towers=Towers.SEPARATE)
 T5 = T5DualEncoderConfig(
     t5=T5Config(

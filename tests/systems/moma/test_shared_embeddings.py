@@ -37,9 +37,8 @@ def world(tmp_path_factory):
     root = tmp_path_factory.mktemp("shared")
     tiny_training.write_token_store(root / "store", num_passages=48, least_words=10)
     plain = tiny_training.model_config()
-    # A frozen tower has no dropout where its embeddings are read.
-    bert = dataclasses.replace(plain.bert, dropout_rate=0.0, attention_dropout_rate=0.0)
-    config = DualEncoderConfig(bert, pooling=plain.pooling, towers=Towers.SEPARATE)
+    # Its dropout is 0, as a frozen tower's is where its embeddings are read.
+    config = DualEncoderConfig(plain.bert, pooling=plain.pooling, towers=Towers.SEPARATE)
     options = {"token_store": str(root / "store"), "model": config}
     tiny_training.write_untrained(root / "model", config, root / "store")
     encode(
