@@ -106,17 +106,19 @@ class Block(nn.Module):
 
     Attributes:
         config: the encoder's configuration.
-        number: place in the stack, from 1.
+        theta: base of the rotary positions; None without them.
+        normalizes_input: False if the block below, or the embeddings, have normalised it.
         experts: the experts; None in a shared block.
-        role: role of the input, for Det-R's choice during tracing.
+        first_expert: Det-R's expert, or the first of its group, for the input's role.
         deterministic: True at inference.
         output: positions to compute.
     """
 
     config: BertConfig
-    number: int
+    theta: float | None
+    normalizes_input: bool
     experts: ExpertConfig | None
-    role: Role
+    first_expert: int
     deterministic: bool
     output: EncoderOutput
 
@@ -162,7 +164,7 @@ class Block(nn.Module):
         if self.experts is None:
             return feed_forward(attended), None
         if not self.experts.learned:
-            first, _ = self.experts.group(self.role)
+            first = self.first_expert
             if group_gates is None:
                 return feed_forward(attended, expert=first), None
             return feed_forward(attended, first_expert=first, gates=group_gates), None
@@ -190,12 +192,12 @@ class Block(nn.Module):
             kernel_init=config.kernel_init,
             deterministic=self.deterministic,
             has_bias=traits.biases,
-            theta=config.rotary.theta_of(self.number) if traits.rotary else None,
+            theta=self.theta,
             name="attention",
         )
         dropout = Dropout(config.dropout_rate, deterministic=self.deterministic)
         name = "attention_layer_norm"
-        if traits.pre_norm and self.number > 1:
+        if self.normalizes_input:
             keys = _normalized(keys, config, name)
         bias = None if bias is None else bias[:, :count]
         attended = queries + dropout(attention(keys[:, :count], keys, mask=mask, bias=bias))
@@ -223,6 +225,10 @@ class Block(nn.Module):
         )
         # Padding must not activate an expert that no real token chose.
         return gates * mask[..., None], routing.routing_statistics(logits, mask)
+
+
+# Blocks of one kind and shape are traced and lowered once, wherever they stand in a stack.
+_BLOCKS = {Remat.NONE: nn.jit(Block), Remat.BLOCK: nn.jit(nn.remat(Block))}
 
 
 def router_parameters(config: BertConfig, experts: ExpertConfig) -> tuple[Array, Array]:
@@ -284,7 +290,7 @@ class BertEncoder(nn.Module):
         if experts.learned and experts.gate_sharing is GateSharing.SHARED:
             shared_router = router_parameters(config, experts)
         group_gates = self._group_gates(role, mask, train=train)
-        block_class = nn.remat(Block) if config.remat is Remat.BLOCK else Block
+        block_class, traits = _BLOCKS[config.remat], config.traits
 
         frozen = self.frozen_blocks
         if isinstance(texts, States):
@@ -300,9 +306,10 @@ class BertEncoder(nn.Module):
             is_specialized = i + 1 in specialized
             block = block_class(
                 config=config,
-                number=i + 1,
+                theta=config.rotary.theta_of(i + 1) if traits.rotary else None,
+                normalizes_input=traits.pre_norm and i > 0,
                 experts=experts if is_specialized else None,
-                role=role,
+                first_expert=experts.group(role)[0] if is_specialized else 0,
                 deterministic=not trains,
                 output=block_output(config, experts, i + 1, output),
                 name=f"layers_{i}",

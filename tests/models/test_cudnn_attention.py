@@ -23,11 +23,11 @@ MASK = np.arange(LENGTH) < LENGTHS[:, None]
 IDS = np.random.default_rng(0).integers(2, 20, MASK.shape).astype(np.int32) * MASK
 
 
-def model(kernel, pooling, dtype):
+def model(kernel, pooling, dtype, num_layers=2):
     bert = BertConfig(
         vocab_size=20,
         embed_dim=16,
-        num_layers=2,
+        num_layers=num_layers,
         num_heads=2,
         head_dim=8,
         mlp_dim=16,
@@ -46,10 +46,10 @@ def total(params, model):
     return encoded.embeddings.astype("float32")
 
 
-@pytest.mark.parametrize(("pooling", "calls"), [(Pooling.MEAN, 2), (Pooling.CLS, 1)])
+@pytest.mark.parametrize(("pooling", "calls"), [(Pooling.MEAN, 1), (Pooling.CLS, 0)])
 def test_a_training_step_lowers_for_cuda(monkeypatch, pooling, calls):
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
-    ours = model(AttentionKernel.CUDNN, pooling, "bfloat16")
+    ours = model(AttentionKernel.CUDNN, pooling, "bfloat16", num_layers=1)
     shapes = jax.eval_shape(functools.partial(init_params, ours), jax.random.key(0))
     step = jax.jit(jax.grad(lambda params: total(params, ours).sum()))
     text = step.trace(shapes).lower(lowering_platforms=("cuda",)).as_text()
@@ -59,6 +59,8 @@ def test_a_training_step_lowers_for_cuda(monkeypatch, pooling, calls):
 
 @pytest.mark.parametrize("pooling", Pooling)
 def test_it_is_asked_for_what_the_others_compute(monkeypatch, pooling):
+    # A block that another test traced would call no attention here.
+    jax.clear_caches()
     asked = []
     attention = jax.nn.dot_product_attention
 
