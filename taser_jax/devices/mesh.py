@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -191,29 +189,15 @@ class BatchShard:
         return self.index.astype(jnp.uint32) * jnp.uint32(size % 2**32)
 
 
-_CURRENT: contextvars.ContextVar[BatchShard | None] = contextvars.ContextVar("shard", default=None)
-
-
 def current_shard() -> BatchShard | None:
-    """The share of the batch that is being traced; None where the batch is whole."""
-    return _CURRENT.get()
-
-
-@contextlib.contextmanager
-def on_shard(shard: BatchShard) -> Iterator[None]:
-    """Traces a model on one share of a batch.
+    """The share of the batch that is being traced, inside `jax.shard_map`; None where it is whole.
 
     Inside `jax.shard_map` a model sees its device's rows alone. Dropout's masks and routing noise
     must still be those of the whole batch, or results would depend on the number of devices.
-
-    Args:
-        shard: the share.
     """
-    token = _CURRENT.set(shard)
-    try:
-        yield
-    finally:
-        _CURRENT.reset(token)
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    axes = tuple(axis for axis in BATCH_AXES if axis in manual)
+    return BatchShard(jax.lax.axis_index(axes), jax.lax.axis_size(axes)) if axes else None
 
 
 def rows_of_shard(
@@ -250,8 +234,3 @@ def shard_axes(rows: int, *, num_chunks: int) -> tuple[str, ...]:
     count = math.prod(mesh.shape[axis] for axis in axes)
     is_alone = split == set(axes) and "fsdp" not in split and not mesh.manual_axes
     return axes if is_alone and rows % (count * num_chunks) == 0 else ()
-
-
-def this_shard(axes: tuple[str, ...]) -> BatchShard:
-    """The share of the device at hand, inside `jax.shard_map` over `axes`."""
-    return BatchShard(jax.lax.axis_index(axes), jax.lax.axis_size(axes))

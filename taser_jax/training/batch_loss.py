@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import PyTree
 
-from taser_jax.devices.mesh import on_shard, shard_axes, this_shard
+from taser_jax.devices.mesh import shard_axes
 from taser_jax.models.batch import Array, Batch, EncoderInput, Role, TokenGroups
 from taser_jax.models.encoded import Encoded
 from taser_jax.models.parameters import in_dtype
@@ -107,8 +107,7 @@ def encode_groups(
     def of_a_device(
         params: PyTree, groups: Sequence[PyTree], keys: Sequence[jax.Array]
     ) -> tuple[list[PyTree], PyTree]:
-        with on_shard(this_shard(axes)):
-            rows, sums = encode_all(params, groups, keys)
+        rows, sums = encode_all(params, groups, keys)
         return rows, jax.lax.psum(sums, axes)
 
     axes = shard_axes(math.gcd(*sizes), num_chunks=num_chunks)
