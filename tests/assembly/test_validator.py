@@ -1,6 +1,7 @@
 """Validation of queries whose gold is not in the collection."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -79,9 +80,10 @@ def test_the_loss_counts_no_label_as_a_negative_unless_training_does(
 def ranks_among(model_and_params, store, queries, pool):
     """1-based ranks of the golds among the pool's passages, in float64."""
     model, params = model_and_params
+    run = jax.jit(functools.partial(model.apply, method="encode"), static_argnames="role")
 
     def encode(tokens, role):
-        encoded = model.apply({"params": params}, tokens, role=role, method="encode")
+        encoded = run({"params": params}, tokens, role=role)
         return np.asarray(encoded.embeddings, np.float64)
 
     scores = encode(queries.tokens(np.arange(len(queries))), Role.QUERY)

@@ -18,8 +18,8 @@ from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 SMALL = (
     *(
         "--gin_file=runs/taser_base.gin",
-        "--gin.BertConfig.num_layers=2",
-        "--gin.ExpertConfig.shared_per_specialized=1",
+        "--gin.BertConfig.num_layers=1",
+        "--gin.ExpertConfig.shared_per_specialized=0",
     ),
     *(
         "--gin.BertConfig.embed_dim=128",
@@ -59,7 +59,7 @@ def test_a_small_recipe(tmp_path, capsys):
     assert 0 < training["memory"]["peak"] < training["memory"]["hbm"] == 16 * 2**30
 
     # What is traced is what the formulas say, on each of four devices.
-    bert = BertConfig(vocab_size=512, embed_dim=128, num_layers=2, num_heads=2, mlp_dim=256)
+    bert = BertConfig(vocab_size=512, embed_dim=128, num_layers=1, num_heads=2, mlp_dim=256)
     shape = BatchShape(queries=16, query_length=32, passages=32, passage_length=64)
     flops = training["flops"]
     assert flops["model"] == DualEncoderConfig(bert=bert).training_flops(shape) / 4
@@ -256,7 +256,7 @@ def test_texts_of_known_lengths_are_in_groups(flags, tasks, tmp_path, capsys, mo
     training, _ = json.loads((tmp_path / "report.json").read_text())
     real, padded = 16 * 8 + 32 * 16, 16 * 8 + 32 * 32
     assert training["padding"] == pytest.approx(1 - real / padded)
-    bert = BertConfig(vocab_size=512, embed_dim=128, num_layers=2, num_heads=2, mlp_dim=256)
+    bert = BertConfig(vocab_size=512, embed_dim=128, num_layers=1, num_heads=2, mlp_dim=256)
     model = DualEncoderConfig(bert=bert)
     flops = [model.training_flops(BatchShape(16, 8, 32, length)) for length in (16, 32)]
     estimate = training["roofline"]

@@ -48,7 +48,7 @@ def loss_and_gradient(name):
 def test_two_tasks_that_are_alike_are_as_one(name, combiner):
     params, loss, gradient = loss_and_gradient(name)
     built = build_combiner(MultitaskConfig(combiner=combiner), tasks=TASKS, total_steps=1)
-    combined, _ = built.update(
+    combined, _ = jax.jit(built.update)(
         jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), gradient),
         built.init(params),
         params,

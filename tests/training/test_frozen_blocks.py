@@ -57,12 +57,12 @@ def train(model, params, optimizer, trains, batch):
 
 
 def with_states(model, params, batch):
-    states = functools.partial(model.apply, {"params": params}, method="states")
-    return batch.__class__(**{
-        **vars(batch),
-        "queries": states(batch.queries, role=Role.QUERY),
-        "passages": states(batch.passages, role=Role.PASSAGE),
-    })  # fmt: skip
+    states = jax.jit(functools.partial(model.apply, method="states"), static_argnames="role")
+    return dataclasses.replace(
+        batch,
+        queries=states({"params": params}, batch.queries, role=Role.QUERY),
+        passages=states({"params": params}, batch.passages, role=Role.PASSAGE),
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,9 @@ def test_frozen_blocks_run_as_at_inference_and_those_above_as_before():
     model = DualEncoder(bert(Routing.TOKEN, dropout_rate=0.5), frozen_blocks=1)
     params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
     rngs = {"dropout": jax.random.key(1), "routing": jax.random.key(2)}
-    encode = functools.partial(
-        model.apply, {"params": params}, role=Role.QUERY, train=True, method="encode"
-    )
-    states = model.apply({"params": params}, BATCH.queries, role=Role.QUERY, method="states")
+    apply = functools.partial(model.apply, {"params": params}, role=Role.QUERY)
+    encode = jax.jit(functools.partial(apply, train=True, method="encode"))
+    states = jax.jit(functools.partial(apply, method="states"))(BATCH.queries)
     assert states.hidden.shape == (8, 5, 16)
     found = [encode(texts, rngs=rngs) for texts in (BATCH.queries, states)]
     np.testing.assert_allclose(found[0].embeddings, found[1].embeddings, rtol=1e-5, atol=1e-6)

@@ -51,7 +51,7 @@ def test_evaluation_goes_through_the_tasks_tower():
     draw = jax.jit(functools.partial(init_params, MODEL))
     params = draw(jax.random.key(0))
     params["query_encoder_nq"] = draw(jax.random.key(1))["query_encoder_nq"]
-    loss = make_loss(MODEL, train=False)
+    loss = jax.jit(make_loss(MODEL, train=False), static_argnames="task")
     losses = {task: float(loss(params, BATCH, step=jnp.int32(0), task=task)[0]) for task in TASKS}
     assert losses["fever"] == pytest.approx(losses["wow"], rel=1e-6)
     assert losses["nq"] != pytest.approx(losses["wow"], rel=1e-3)

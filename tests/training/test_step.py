@@ -166,7 +166,8 @@ def test_frozen_parameters_get_no_gradient():
 
 def test_regulariser_joins_the_loss_and_needs_a_router():
     objective = ObjectiveConfig(regularizer=RoutingRegularizer(weight=2.0))
-    loss, metrics = make_loss(MODEL, objective=objective)(fresh().params, BATCH, step=jnp.int32(0))
+    regularized = jax.jit(make_loss(MODEL, objective=objective))
+    loss, metrics = regularized(fresh().params, BATCH, step=jnp.int32(0))
     assert float(metrics["regularization"]) < 0
     assert float(loss) == pytest.approx(float(metrics["nll"] + metrics["regularization"]))
     entropy = float(metrics["routing/entropy"])
@@ -177,8 +178,8 @@ def test_regulariser_joins_the_loss_and_needs_a_router():
 
 def test_without_training_there_is_no_noise():
     params, step = fresh().params, jnp.int32(0)
-    _, first = make_loss(MODEL, train=False)(params, BATCH, step=step)
-    _, chunked = make_loss(MODEL, train=False, num_chunks=4)(params, BATCH, step=step)
+    _, first = jax.jit(make_loss(MODEL, train=False))(params, BATCH, step=step)
+    _, chunked = jax.jit(make_loss(MODEL, train=False, num_chunks=4))(params, BATCH, step=step)
     assert {"nll", "accuracy", "mean_rank", "mrr"} <= set(first)
     assert set(first) == set(chunked)
     for name, value in first.items():
