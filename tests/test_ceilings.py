@@ -41,14 +41,14 @@ ROOMS = {
     "loose files": 410,
     "models": 2_292,
     "optim": 1_036,
-    "retrieval": 2_250,
+    "retrieval": 2_252,
     "serving": 528,
     "storage": 1_200,
     "systems": 3_346,
     "training": 1_660,
 }
 OTHERS = {
-    "lines of code": 33_727,
+    "lines of code": 33_729,
     "percent of code that imports or raises": 14.9,
     "files": 225,
     "lines of the longest file": 417,

@@ -9,12 +9,12 @@ FAISS has `passages/index.faiss` and `passages/ids.txt`, Vertex AI JSON lines; n
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import json
 import os
 import pathlib
-import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -30,6 +30,7 @@ from taser_jax.retrieval.embeddings import (
     QueryEmbeddings,
     queries_directory,
     shard_bounds,
+    split_of,
     write_embeddings,
 )
 from taser_jax.retrieval.index import Codes, Coding
@@ -51,6 +52,9 @@ KIND = "exported embeddings"
 PASSAGES, QUERIES = "passages", "queries"
 # Passages held in memory, with their texts.
 _BLOCK = 8192
+_ROWS = (
+    "write one row per text: `id`, a string, and `embedding`, finite numbers, equally many in all"
+)
 
 
 class StoreFormat(enum.Enum):
@@ -248,7 +252,10 @@ def import_embeddings(
             embedding that is null, not finite or of another dimension.
         FingerprintError: the embeddings are of another collection.
     """
-    facts = read_json(source / METADATA, absent={"fingerprints": {}})
+    facts = read_json(source / METADATA, absent={})
+    if facts.get("kind") != KIND:
+        # Others' files have metadata of their own, or none.
+        facts = {"fingerprints": {}}
     collection = {"collection": store.fingerprint}
     fix = "import them for the collection that they were exported from"
     require_equal(f"embeddings {source}", facts["fingerprints"], collection, fix)
@@ -256,24 +263,22 @@ def import_embeddings(
     inner = source / PASSAGES
     paths = sorted((inner if inner.is_dir() else source).glob("*.parquet"))
     passages = _read(paths, coding, where=inner)
-    rows = np.array([_named(id, store.find(id), "passage", inner) for id in passages.ids], np.int64)
-    counts = np.bincount(rows, minlength=len(store))
-    if (counts != 1).any():
-        row = int(np.argmax(counts != 1))
-        problem = f"passage {store.ids[row]!r} is there {counts[row]} times; all must be there once"
-        raise DataError(problem, where=str(inner), fix="write one row per passage")
+    unknown = [id for id in passages.ids if store.find(id) is None]
+    _refuse(unknown, "is no passage of the collection", inner)
+    rows = np.array([store.find(id) for id in passages.ids], np.int64)
+    absent = np.setdiff1d(np.arange(len(store)), rows)
+    _refuse([store.ids[row] for row in absent], "is absent", inner)
     ordered = passages.embeddings[np.argsort(rows)]
     model = facts["fingerprints"].get("model") or Fingerprint().add(ordered).hex()
     fingerprints = {"model": model, **collection}
     lengths = np.linalg.norm(ordered, axis=1)
     normalization = "l2" if np.allclose(lengths, 1, atol=1e-3) else "none"
     for path in sorted((source / QUERIES).glob("*.parquet")):
-        task, _, split = path.stem.rpartition(".")
-        task, split = urllib.parse.unquote(task), urllib.parse.unquote(split)
+        task, split = split_of(path.stem)
         queries = _read([path], Coding(), where=path)
-        of_split = {query.id: query for query in open_queries(task, split)}
-        for id in queries.ids:
-            _named(id, of_split.get(id), "query", path)
+        of_split = {query.id for query in open_queries(task, split)}
+        unknown = [id for id in queries.ids if id not in of_split]
+        _refuse(unknown, "is no query of this split", path)
         if queries.embeddings.shape[1] != ordered.shape[1]:
             problem = f"{queries.embeddings.shape[1]} dimensions, and passages {ordered.shape[1]}"
             raise DataError(problem, where=str(path), fix="take passages and queries of one model")
@@ -286,18 +291,17 @@ def import_embeddings(
     return fingerprints
 
 
-def _named(id: str, named: object, what: str, where: pathlib.Path) -> object:
-    if named is None:
-        fix = "import them for the collection that they are of"
-        raise DataError(f"the collection has no {what} {id!r}", where=str(where), fix=fix)
-    return named
+def _refuse(ids: Sequence[str], problem: str, where: pathlib.Path) -> None:
+    """Refuses a file where some ids have a problem."""
+    if ids:
+        problem = f"id {ids[0]!r} {problem} ({len(ids):,} in all)"
+        raise DataError(problem, where=str(where), fix=_ROWS)
 
 
 def _read(paths: Sequence[pathlib.Path], coding: Coding, *, where: pathlib.Path) -> TextEmbeddings:
     """Ids and embeddings of Parquet files, decoded to float32."""
-    fix = "write columns `id`, strings, and `embedding`, lists of numbers of one length"
     if not paths:
-        raise DataError("no Parquet files here", where=str(where), fix=fix)
+        raise DataError("no Parquet files here", where=str(where), fix=_ROWS)
     try:
         table = pyarrow.concat_tables(
             pyarrow.parquet.read_table(path, columns=["id", "embedding"]) for path in paths
@@ -305,14 +309,14 @@ def _read(paths: Sequence[pathlib.Path], coding: Coding, *, where: pathlib.Path)
         ids, column = table["id"].to_pylist(), table["embedding"].combine_chunks()
         numbers = column.flatten().to_numpy(zero_copy_only=False)
     except (OSError, KeyError, AttributeError, pyarrow.ArrowException) as error:
-        raise DataError(f"cannot be read: {error}", where=str(where), fix=fix) from error
+        raise DataError(f"cannot be read: {error}", where=str(where), fix=_ROWS) from error
+    repeated = [id for id, count in collections.Counter(ids).items() if count > 1]
+    _refuse(repeated, "is there more than once", where)
     sizes = np.unique(pyarrow.compute.list_value_length(column).to_numpy(zero_copy_only=False))
     if len(sizes) != 1 or not sizes[0] > 0:
         problem = f"embeddings of {', '.join(map(str, sizes))} numbers"
-        raise DataError(problem, where=str(where), fix=fix)
+        raise DataError(problem, where=str(where), fix=_ROWS)
     embeddings = coding.decode(numbers.reshape(len(ids), -1))
     finite = np.isfinite(embeddings).all(axis=1)
-    if not finite.all():
-        problem = f"the embedding of {ids[int(np.argmin(finite))]!r} has NaN or infinite numbers"
-        raise DataError(problem, where=str(where), fix="encode this text again")
+    _refuse([ids[row] for row in np.flatnonzero(~finite)], "has NaN or infinite numbers", where)
     return TextEmbeddings([str(id) for id in ids], embeddings, (), ())

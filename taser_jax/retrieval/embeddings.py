@@ -270,8 +270,16 @@ def queries_directory(embeddings_dir: FilePath, task: str, split: str) -> pathli
 
 def encoded_splits(embeddings_dir: FilePath) -> list[tuple[str, str]]:
     """Every finished (task, split), by name."""
-    splits = []
-    for metadata in sorted((pathlib.Path(embeddings_dir) / "queries").glob(f"*/{METADATA}")):
-        task, _, split = metadata.parent.name.rpartition(".")
-        splits.append((urllib.parse.unquote(task), urllib.parse.unquote(split)))
-    return splits
+    paths = (pathlib.Path(embeddings_dir) / "queries").glob(f"*/{METADATA}")
+    return [split_of(path.parent.name) for path in sorted(paths)]
+
+
+def split_of(name: str) -> tuple[str, str]:
+    """The task and the split that `split_path` named.
+
+    Example:
+        >>> split_of("nq%2Fdev.test")
+        ('nq/dev', 'test')
+    """
+    task, _, split = name.rpartition(".")
+    return urllib.parse.unquote(task), urllib.parse.unquote(split)

@@ -186,7 +186,7 @@ def test_learned_routing_is_refused_before_the_formats_that_could(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", [*FORMATS, "onnx"])
 def test_an_end_retriever_that_reads_documents_is_refused(
     capsys, tmp_path, format, nothing_is_read
 ):

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.slow
 SIZES = [
     *(("prepare", 3000), ("tokenize", 500), ("tokenize", 5000), ("bm25", 2000)),
     *(("encode", 10_000), ("search", 5000), ("search", 100), ("mine", 2000), ("evaluate", 300)),
+    *(("export", 5000), ("import", 5000)),
 ]
 
 
@@ -42,7 +43,18 @@ def command(name: str, world: SmallWorld, made: pathlib.Path, out: pathlib.Path)
         ],
         "mine": [*data, *gin(RUNS_DIR=round_1 / "runs", NEGATIVES_DIR=out)],
         "evaluate": [*(*data, *gin(RUNS_DIR=round_1 / "runs", EVAL_OUTPUT_DIR=out, SYSTEM="s"))],
+        "export": [
+            *("embeddings", *data, *gin(MODEL_DIR=None, EXPORT_DIR=out)),
+            *gin(EMBEDDINGS_DIR=round_1 / "embeddings"),
+        ],
+        "import": [
+            *("embeddings", *data, *gin(EMBEDDINGS_DIR=out)),
+            *gin(SOURCE=out.parent / "exported" / "embeddings"),
+        ],
     }
+    if name == "import":
+        exported = gin(EXPORT_DIR=out.parent / "exported", EMBEDDINGS_DIR=round_1 / "embeddings")
+        succeed("export", "embeddings", *data, *gin(MODEL_DIR=None), *exported)
     return [name, *arguments[name]]
 
 

@@ -14,6 +14,7 @@ from store_world import DIM, PASSAGES, TABLE, StoreWorld
 from test_export_command import make_model
 
 from taser_jax.assembly.model_directory import load_model
+from taser_jax.data.token_store.negatives import read_negatives
 from taser_jax.retrieval import embedding_files
 from taser_jax.retrieval.embeddings import Embeddings
 
@@ -170,24 +171,64 @@ def test_an_imported_export_is_searched_like_the_original(tmp_path, exported, wo
     assert (tmp_path / "table" / "results" / "imported.json").exists()
 
 
-def _foreign(directory: pathlib.Path, embeddings, ids=None) -> pathlib.Path:
+def _foreign(directory: pathlib.Path, embeddings, ids=None, name="any") -> pathlib.Path:
     """Parquet of another model: two columns, a list of any length, rows in another order."""
     order = np.random.default_rng(0).permutation(len(embeddings))
     ids = [f"p{row}" for row in range(len(embeddings))] if ids is None else ids
     columns = {"id": [ids[row] for row in order], "embedding": [embeddings[row] for row in order]}
-    directory.mkdir(parents=True)
-    pyarrow.parquet.write_table(pyarrow.table(columns), directory / "any.parquet")
+    directory.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.table(columns), directory / f"{name}.parquet")
     return directory
+
+
+def _foreign_queries(source: pathlib.Path, embeddings, ids=None) -> pathlib.Path:
+    ids = [f"q{row}" for row in range(len(embeddings))] if ids is None else ids
+    return _foreign(source / "queries", embeddings, ids, name="nq.test")
 
 
 def test_embeddings_of_another_model_in_any_order(tmp_path, world):
     doubles = TABLE[:PASSAGES].astype(np.float64)
     doubles /= np.linalg.norm(doubles, axis=1, keepdims=True)
-    succeed(*_import(world, _foreign(tmp_path / "f", doubles.tolist()), tmp_path / "e"))
+    source = _foreign(tmp_path / "f", doubles.tolist())
+    (source / "metadata.json").write_text('{"dtype": "float64", "made by": "another library"}')
+    succeed(*_import(world, source, tmp_path / "e"))
     found = Embeddings.open(tmp_path / "e")
     np.testing.assert_allclose(found.rows(0, PASSAGES), doubles, atol=1e-7)
     assert found.metadata.normalization == "l2"
     assert found.fingerprints["collection"] == world.store.fingerprint
+
+
+def test_others_embeddings_are_searched_fused_mined_and_evaluated(tmp_path, world):
+    """No model is here: `search`, `hybrid`, `mine` and `evaluate` read files alone."""
+    source = _foreign(tmp_path / "f", TABLE[:PASSAGES].tolist())
+    _foreign_queries(source, TABLE[PASSAGES:].tolist())
+    succeed(*_import(world, source, tmp_path / "e"))
+    succeed(*_search(world, tmp_path / "e", tmp_path))
+    expected = np.argsort(-(TABLE[PASSAGES:] @ TABLE[:PASSAGES].T), axis=1)
+    runs = tmp_path / "runs"
+    lines = [line.split() for line in (runs / "nq.test.trec").read_text().splitlines()]
+    assert [line[2] for line in lines if line[0] == "q5"] == [f"p{row}" for row in expected[5, :10]]
+
+    sparse = [
+        f"q{number} Q0 p{number + rank} {rank + 1} {9.0 - rank} bm25"
+        for number in range(8)
+        for rank in range(2)
+    ]
+    (tmp_path / "bm25").mkdir()
+    (tmp_path / "bm25" / "nq.test.trec").write_text("\n".join(sparse))
+    hybrid = gin(RUNS_DIR=runs, BM25_RUNS_DIR=tmp_path / "bm25", HYBRID_RUNS_DIR=tmp_path / "h")
+    succeed("hybrid", *hybrid, *world.where, *gin("hybrid", alpha=100.0))
+    lines = (tmp_path / "h" / "nq.test.trec").read_text().splitlines()
+    assert next(line.split()[2] for line in lines if line.startswith("q5 ")) == "p5"
+    mined = gin(RUNS_DIR=runs, NEGATIVES_DIR=tmp_path / "n", SPLIT="test")
+    succeed("mine", *mined, *world.where)
+    (line,) = read_negatives(tmp_path / "n", "nq", "test", ["q5"])
+    # Passage 5 is its positive.
+    assert [row for row in expected[5, :10] if row != 5][:5] == list(line.rows)[:5]
+    for name, folder in {"dense": runs, "hybrid": tmp_path / "h"}.items():
+        evaluated = gin(RUNS_DIR=folder, EVAL_OUTPUT_DIR=tmp_path / "table", SYSTEM=name)
+        succeed("evaluate", *evaluated, *world.where)
+        assert (tmp_path / "table" / "results" / f"{name}.json").exists()
 
 
 def _with(rows: dict[int, object]) -> list[object]:
@@ -200,17 +241,33 @@ def _with(rows: dict[int, object]) -> list[object]:
 @pytest.mark.parametrize(
     ("embeddings", "ids", "words"),
     [
-        (_with({}), {3: "p4"}, "passage 'p3' is there 0 times"),
-        (_with({}), {3: "x"}, "the collection has no passage 'x'"),
+        (_with({})[1:], {}, "id 'p39' is absent (1 in all)"),
+        (_with({}), {3: "p4"}, "id 'p4' is there more than once"),
+        (_with({}), {3: "x"}, "id 'x' is no passage of the collection"),
         (_with({5: [1.0, 2.0]}), {}, "embeddings of 2, 16 numbers"),
-        (_with({5: [float("nan")] * DIM}), {}, "the embedding of 'p5' has NaN"),
+        (_with({5: [float("nan")] * DIM}), {}, "id 'p5' has NaN"),
         (_with({5: None}), {}, "embeddings of"),
         (["text"] * PASSAGES, {}, "cannot be read"),
     ],
 )
 def test_files_that_do_not_fit_are_refused(tmp_path, capsys, world, embeddings, ids, words):
-    names = [ids.get(row, f"p{row}") for row in range(PASSAGES)]
+    names = [ids.get(row, f"p{row}") for row in range(len(embeddings))]
     source = _foreign(tmp_path / "f", embeddings, names)
+    assert words in refused(capsys, *_import(world, source, tmp_path / "e"))
+    assert not (tmp_path / "e" / "metadata.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "ids", "words"),
+    [
+        (TABLE[:2, :8], None, "8 dimensions, and passages 16"),
+        (TABLE[:2], ["q1", "q1"], "id 'q1' is there more than once"),
+        (TABLE[:2], ["q1", "x"], "id 'x' is no query of this split"),
+    ],
+)
+def test_queries_that_do_not_fit_are_refused(tmp_path, capsys, world, embeddings, ids, words):
+    source = _foreign(tmp_path / "f", TABLE[:PASSAGES].tolist())
+    _foreign_queries(source, embeddings.tolist(), ids)
     assert words in refused(capsys, *_import(world, source, tmp_path / "e"))
     assert not (tmp_path / "e" / "metadata.json").exists()
 
