@@ -364,18 +364,21 @@ def damage(world: pathlib.Path, job: Job, rng: np.random.Generator, *, flips: bo
     stages = sorted(records, key=lambda path: path.stat().st_mtime_ns)
     places = [world / name for name in (*job.inputs, *([job.output] if stages else ()))]
     files = [path for place in places for path in sorted(place.rglob("*")) if _is_content(path)]
-    path = files[rng.integers(len(files))]
-    content = bytearray(path.read_bytes())
-    place = int(rng.integers(len(content)))
-    content[place] ^= 1 << int(rng.integers(8))
-    if flips:
-        path.write_bytes(content)
+    told = "nothing"
+    if files:
+        path = files[rng.integers(len(files))]
+        content = bytearray(path.read_bytes())
+        place = int(rng.integers(len(content)))
+        content[place] ^= 1 << int(rng.integers(8))
+        told = f"byte {place} of {path.relative_to(world)}"
+        if flips:
+            path.write_bytes(content)
     kept = int(rng.integers(len(stages) + 1))
     for record in stages[kept:]:
         record.unlink(missing_ok=True)
     if not stages:
         shutil.rmtree(world / job.output, ignore_errors=True)
-    return f"{kept} stages kept, byte {place} of {path.relative_to(world)}"
+    return f"{kept} stages kept, {told}"
 
 
 def _is_content(path: pathlib.Path) -> bool:

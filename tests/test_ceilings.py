@@ -31,9 +31,9 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_811,
+    "assembly": 1_813,
     "cli": 1_281,
-    "commands": 5_145,
+    "commands": 5_162,
     "data": 6_727,
     "devices": 1_250,
     "evaluation": 1_617,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_660,
 }
 OTHERS = {
-    "lines of code": 33_729,
+    "lines of code": 33_748,
     "percent of code that imports or raises": 14.9,
     "files": 225,
     "lines of the longest file": 417,

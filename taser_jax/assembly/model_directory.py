@@ -26,6 +26,7 @@ from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
 from taser_jax.models.encoded import static_task
 from taser_jax.models.fusion import FUSION_PARTS
 from taser_jax.models.parameters import abstract_params, logical_axes, parameter_count
+from taser_jax.storage import checksums
 from taser_jax.storage.artifacts import (
     FilePath,
     Fingerprint,
@@ -35,7 +36,6 @@ from taser_jax.storage.artifacts import (
     write_bytes,
     write_text,
 )
-from taser_jax.storage.checksums import check_directory
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import Natural, Positive, typed
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
@@ -259,7 +259,9 @@ def read_model_config(model_dir: FilePath) -> ModelConfig:
         expected = "a directory that `taser train` wrote"
         fix = "train the model first, or correct MODEL_DIR"
         raise ConfigError("no model here", where=str(path), expected=expected, fix=fix)
-    check_directory(model_dir, fix=f"run `taser train` or `taser import` into {model_dir} again")
+    checksums.check_directory(
+        model_dir, fix=f"run `taser train` or `taser import` into {model_dir} again"
+    )
     return config_io.from_json(path.read_text(encoding="utf-8"), where=str(path))
 
 
@@ -314,7 +316,8 @@ def write_run_record(
         write_text(directory / name, text)
     if vocabulary is not None:
         for source in sorted(vocabulary.rglob("*")):
-            if source.is_file():
+            # The copies get a record of their own.
+            if source.is_file() and source.name != checksums.FILE:
                 target = directory / VOCABULARY / source.relative_to(vocabulary).as_posix()
                 target.parent.mkdir(parents=True, exist_ok=True)
                 write_bytes(target, source.read_bytes())

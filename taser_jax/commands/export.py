@@ -36,6 +36,7 @@ from taser_jax.interop.export_source import (
 from taser_jax.interop.hub import first_line
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval.embedding_files import StoreFormat
+from taser_jax.storage import checksums
 from taser_jax.storage.artifacts import check_empty, read_json, replacing
 from taser_jax.storage.errors import ConfigError, DataError, how_to_install
 from taser_jax.storage.progress import logger, phase
@@ -158,6 +159,7 @@ def export_model(
             export, card_texts = _exporter(format)
             export(source, pathlib.Path(scratch))
             write_card(source, pathlib.Path(scratch), card_texts(source))
+            checksums.seal(scratch)
         logger.info("%s: %s", format.value, directory)
     return {format.value: directory for format, directory in directories.items()}
 

@@ -125,12 +125,9 @@ def _settled(config: fusion.HybridConfig, lists: Sequence[tuple[Run, Run]]) -> f
     settled = fusion.settle(config, lists)
     assert settled.normalization is not None
     if config.normalization is None:
+        are_cosines = settled.normalization is fusion.ScoreNormalization.MIN_MAX
+        kind = "cosines" if are_cosines else "dot products"
         chosen = settled.normalization.value
-        kind = (
-            "cosines"
-            if settled.normalization is fusion.ScoreNormalization.MIN_MAX
-            else "dot products"
-        )
         logger.info("dense scores are %s: HybridConfig.normalization = %r", kind, chosen)
     return settled
 

@@ -9,7 +9,14 @@ from collections.abc import Mapping
 
 import jax
 
-from taser_jax.assembly.model_directory import VOCABULARY, write_model
+from taser_jax.assembly.model_directory import (
+    MODEL_FILE,
+    VOCABULARY,
+    read_config_text,
+    read_facts,
+    read_model_config,
+    write_model,
+)
 from taser_jax.assembly.pretrained import (
     Pretrained,
     drawn_without,
@@ -24,13 +31,13 @@ from taser_jax.devices.partitioning import Partitioner
 from taser_jax.interop.hub import fetch, read_prompts, recorded_name
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
 from taser_jax.models.parameters import abstract_params, init_params, parameter_count
-from taser_jax.storage.artifacts import check_empty, replacing
+from taser_jax.storage.artifacts import MODEL, check_empty, replacing
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
 from taser_jax.training.state import named_key
 
 
-@writes("{model_dir}", kinds=[])
+@writes("{model_dir}", kinds=[MODEL])
 def import_model(
     *,
     model_dir: str | None = None,
@@ -48,7 +55,7 @@ def import_model(
     it, and `taser train` can start from its checkpoint_0 (INITIAL_CHECKPOINT_PATH).
 
     Args:
-        model_dir: directory of the new model; must not contain one.
+        model_dir: directory of the new model; must not contain another one.
         model: the dual encoder; every tower and expert becomes a copy of the pretrained encoder.
         pretrained: the weights.
         embeddings: embeddings to import instead (runs/import_embeddings.gin).
@@ -61,7 +68,7 @@ def import_model(
         Number of parameters; of passages, for embeddings.
 
     Raises:
-        ConfigError: sizes or vocabularies differ, or the directory already has a model.
+        ConfigError: sizes or vocabularies differ, or the directory has another model.
         DataError: missing or damaged files.
     """
     if embeddings is not None:
@@ -70,12 +77,21 @@ def import_model(
         fix = "--gin.MODEL_DIR=... --gin.PRETRAINED=..."
         raise ConfigError("no model, no weights and no embeddings", where="import", fix=fix)
     directory = pathlib.Path(model_dir)
-    check_empty(directory)
     # Another model's vocabulary is refused before anything is allocated.
     words = load_vocabulary(
         vocabulary or fetch(pretrained.source), rows=model.transformer.vocab_size
     )
+    facts = {
+        "pretrained": recorded_name(pretrained.source),
+        "query_length": feature_lengths["query"],
+        "passage_length": feature_lengths["passage"],
+        **_prompts(pretrained, words),
+    }
     module = DualEncoder(model)
+    if _is_here(directory, model, facts, config_text):
+        logger.info("%s: the same import is here already", model_dir)
+        return parameter_count(abstract_params(module))
+    check_empty(directory)
     partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.local_devices()[:1]))
     # A failed import leaves nothing.
     with replacing(directory) as place:
@@ -89,12 +105,6 @@ def import_model(
         )
         draw = drawn_without(loaded, functools.partial(init_params, module))
         params = place_pretrained(loaded, params=jax.jit(draw)(named_key(seed, "init")))
-        facts = {
-            "pretrained": recorded_name(pretrained.source),
-            "query_length": feature_lengths["query"],
-            "passage_length": feature_lengths["passage"],
-            **_prompts(pretrained, words),
-        }
         write_model(
             scratch,
             module,
@@ -105,6 +115,17 @@ def import_model(
         )
     logger.info("%s: %s parameters in %s", pretrained.source, parameter_count(params), model_dir)
     return parameter_count(params)
+
+
+def _is_here(
+    directory: pathlib.Path, model: ModelConfig, facts: Mapping[str, object], config_text: str
+) -> bool:
+    """Whether this very import is there: a kill may come after it and before it is reported."""
+    if not (directory / MODEL_FILE).is_file() or read_model_config(directory) != model:
+        return False
+    return facts.items() <= read_facts(directory).items() and config_text == read_config_text(
+        directory
+    )
 
 
 def _prompts(pretrained: Pretrained, vocabulary: Vocabulary) -> dict[str, object]:

@@ -15,6 +15,7 @@ from tiny_training import draw_params
 
 from taser_jax.assembly.model_directory import load_model, write_run_record
 from taser_jax.commands import export
+from taser_jax.commands.verify import verify
 from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.text.preprocessors import encode_queries
 from taser_jax.evaluation.results import SystemResult, TaskResult, write_result
@@ -104,6 +105,10 @@ def exported(model_dir):
 
 
 def test_every_format_has_a_directory_a_card_and_facts(exported, model_dir):
+    assert verify(directory=str(exported)) > 0
+    # Its vocabulary is a copy, whose record is not that of the source.
+    assert (model_dir.parent / "vocabulary" / "checksums.txt").exists()
+    assert verify(directory=str(model_dir)) > 0
     assert sorted(path.name for path in exported.iterdir()) == sorted(FORMATS)
     model = load_model(model_dir)
     for format in FORMATS:

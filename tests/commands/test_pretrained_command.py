@@ -281,15 +281,26 @@ def test_import_train_tokenize_and_retriever_refuse_alike(checkpoint, tmp_path, 
     assert not (tmp_path / "model").exists()
 
 
-def test_import_refuses_a_directory_that_holds_a_model(checkpoint, tmp_path):
+def test_import_refuses_a_directory_that_holds_another_model(checkpoint, tmp_path, caplog):
+    """The same import again, as after a kill before its end was reported, is left as it is."""
     arguments = {
         "model_dir": str(tmp_path / "model"),
         "model": taser(checkpoint),
         "pretrained": Pretrained(str(checkpoint), num_layers=2),
     }
-    import_model(**arguments)
-    with pytest.raises(ConfigError, match="model is here already"):
-        import_model(**arguments)
+    count = import_model(**arguments)
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "model").rglob("*")}
+    with caplog.at_level("INFO"):
+        assert import_model(**arguments) == count
+    assert "the same import is here already" in caplog.text
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "model").rglob("*")} == written
+    for other in (
+        {"model": taser(checkpoint, experts=ExpertConfig())},
+        {"feature_lengths": {"query": 8, "passage": 12}},
+        {"config_text": "import_model.seed = 1"},
+    ):
+        with pytest.raises(ConfigError, match="something here already"):
+            import_model(**arguments | other)
 
 
 def test_import_keeps_the_prompts_of_both_roles(checkpoint, tmp_path):
