@@ -1,4 +1,4 @@
-"""Disks that do not take what is written."""
+"""Disks that change bytes, or do not take what is written."""
 
 from __future__ import annotations
 
@@ -15,6 +15,15 @@ from typing import Any
 import pytest
 
 _CHANGES = ("mkdir", "rename", "replace", "remove", "unlink", "rmdir")
+
+
+def flip(path: pathlib.Path, position: int = -1) -> None:
+    """Changes one byte, and neither size nor, as bad disks do, the time of change."""
+    before = path.stat()
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
 
 
 @contextlib.contextmanager

@@ -1,11 +1,18 @@
-"""Our hidden states beside Hugging Face's."""
+"""Our parameters and hidden states beside Hugging Face's."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from taser_jax.interop.t5 import t5_leaves
+from taser_jax.interop.tensors import params_to_tensors
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertEncoder, Block, Embeddings
+
+
+def t5_to_tensors(params, config):
+    """A T5's tensors by Hugging Face's names."""
+    return params_to_tensors(params, t5_leaves(config))
 
 
 def hidden_states(params, config, ids, mask):

@@ -72,7 +72,7 @@ def test_neither_does_a_model(
     tokens = gin(TOKEN_STORE=tmp_path / "tokens")
     succeed(
         *("tokenize", *gin(DATA_DIR=root / "data", VOCABULARY=small_world.root / "vocabulary")),
-        *gin(MIXTURE_OR_TASK_NAME="arguments", MIXTURE_OR_TASK_MODULE="argument_tasks"),
+        *gin(MIXTURE_OR_TASK_NAME="arguments", MIXTURE_OR_TASK_MODULE="small_tasks"),
         *gin(TASK_FEATURE_LENGTHS={"query": 16, "passage": 32}),
         *tokens,
     )

@@ -27,6 +27,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.interop.pretrained import pretrained_bert
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.batch import Role, Tokens
+from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import ExpertConfig, Routing
@@ -34,6 +35,7 @@ from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.retriever import Retriever
 from taser_jax.storage.errors import ConfigError, DataError, TaserError
 
+NO_DROPOUT = BertConfig(dropout_rate=0.0, attention_dropout_rate=0.0)
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c"]
 
 
@@ -64,7 +66,7 @@ def store_dir(checkpoint, tmp_path_factory: pytest.TempPathFactory) -> pathlib.P
 
 def taser(checkpoint: pathlib.Path, **changes) -> DualEncoderConfig:
     config = DualEncoderConfig(
-        bert=pretrained_bert(checkpoint, num_layers=2),
+        bert=pretrained_bert(checkpoint, num_layers=2, numerics=NO_DROPOUT),
         experts=ExpertConfig(num_experts=2, blocks=(2,)),
         pooling=Pooling.MEAN,
     )

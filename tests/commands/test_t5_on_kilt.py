@@ -9,7 +9,7 @@ import random
 
 import pytest
 from sentence_models import t5_model
-from small_kilt_tasks import TASKS
+from small_tasks import KILT_TASKS
 from small_world import gin, succeed
 
 from taser_jax.data.text.vocabularies import load_vocabulary
@@ -43,7 +43,7 @@ class SmallKilt:
             for number, text in enumerate(found)
         ]
         (self.root / "passages.tsv").write_text("".join(f"{row}\n" for row in rows))
-        for task in TASKS:
+        for task in KILT_TASKS:
             lines = []
             for number in range(2 * PAGES):
                 page, place = number % PAGES, number // PAGES
@@ -57,8 +57,8 @@ class SmallKilt:
             *("prepare", *collection),
             *gin(PASSAGES="passages.tsv", SOURCE_DIR=self.root),
             *gin("PrepareOptions", validation_last=8),
-            *gin("PrepareOptions", task_shares={task: SHARES for task in TASKS}),
-            *gin(QUERIES={task: f"{task}.jsonl" for task in TASKS}),
+            *gin("PrepareOptions", task_shares={task: SHARES for task in KILT_TASKS}),
+            *gin(QUERIES={task: f"{task}.jsonl" for task in KILT_TASKS}),
         )
         words = [" ".join(text) for found in texts.values() for text in found]
         (self.root / "spiece.model").write_bytes(t5_model(words, 64))
@@ -66,7 +66,7 @@ class SmallKilt:
             *("tokenize", *gin(DATA_DIR=self.root / "data", TOKEN_STORE=self.root / "tokens")),
             *gin(VOCABULARY=self.root / "spiece.model"),
             *gin("tokenize", extra_ids=100),
-            *gin(MIXTURE_OR_TASK_NAME="small_kilt", MIXTURE_OR_TASK_MODULE="small_kilt_tasks"),
+            *gin(MIXTURE_OR_TASK_NAME="small_kilt", MIXTURE_OR_TASK_MODULE="small_tasks"),
             *gin(TASK_FEATURE_LENGTHS={"query": 16, "passage": 24}),
         )
 
@@ -132,7 +132,7 @@ def test_the_prompt_is_the_tasks_name_and_an_extra_id(small_kilt):
     store = TokenStore.open(small_kilt.root / "tokens")
     vocabulary = load_vocabulary(store.vocabulary_directory)
     assert vocabulary.size == store.metadata.vocabulary_size
-    for task, (name, length) in TASKS.items():
+    for task, (name, length) in KILT_TASKS.items():
         found = store.queries(task, "train").tokens([0])
         assert found.ids.shape == (1, length)
         # T5's vocabularies have no [CLS] that would be first.
@@ -146,7 +146,7 @@ def test_one_encoder_for_all_tasks_learns_and_is_judged(small_kilt):
     lines = (small_kilt.root / "tied" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["step"] == 6
     found = small_kilt.results("tied")
-    assert found.keys() == set(TASKS)
+    assert found.keys() == set(KILT_TASKS)
     for result in found.values():
         # 40 queries per file, the last 8 of them validation, the rest parted by shares.
         assert 0 < result["num_queries"] < 32
@@ -159,7 +159,7 @@ def test_query_encoders_taken_from_it_retrieve_as_it_does(small_kilt):
     small_kilt.train(
         "qspec",
         *gin(TRAIN_STEPS=1, LEARNING_RATE=1e-12),
-        *gin("T5DualEncoderConfig", towers="separate", query_tasks=list(TASKS)),
+        *gin("T5DualEncoderConfig", towers="separate", query_tasks=list(KILT_TASKS)),
         *gin(INITIAL_CHECKPOINT_PATH=small_kilt.root / "tied" / "checkpoint_6"),
     )
     small_kilt.retrieve("qspec")

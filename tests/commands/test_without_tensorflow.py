@@ -17,6 +17,7 @@ from taser_jax.data.token_store.store import TokenStore
 
 TEXTS = ["the river", "a mountain", "one king", "his song"]
 SIZES = gin("BertConfig", embed_dim=32, num_layers=1, num_heads=2, head_dim=16, mlp_dim=64)
+SIZES += gin("BertConfig", dropout_rate=0.0, attention_dropout_rate=0.0)
 
 
 def run(folder: pathlib.Path, *commands: list[str]) -> subprocess.CompletedProcess[str]:

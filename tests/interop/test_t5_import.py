@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flax.traverse_util import unflatten_dict
+from hugging_face_parity import t5_to_tensors
 from legacy_t5x import write_legacy
 from safetensors.numpy import save_file
-from t5_in_hugging_face import t5_to_tensors
 
 from taser_jax.interop.pretrained import load_pretrained_t5, pretrained_t5
 from taser_jax.interop.t5 import t5_config, t5_from_t5x, t5_leaves, t5_to_json, t5x_t5_config

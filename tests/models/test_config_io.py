@@ -1,14 +1,17 @@
 import json
 
 import pytest
+from tiny_t5 import tiny_t5
 
 from taser_jax.models import config_io
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.bert_layers import AttentionKernel
-from taser_jax.models.dual_encoder import Towers
+from taser_jax.models.dual_encoder import Normalization, Towers
 from taser_jax.models.layers import Remat
 from taser_jax.models.routing import ExpertConfig, Routing
+from taser_jax.models.t5 import PositionBias, T5Initialization
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.storage.errors import TaserError
 
 CONFIGS = [
@@ -19,6 +22,20 @@ CONFIGS = [
         experts=ExpertConfig(num_experts=3, routing=Routing.TOKEN, blocks=(2, 12)),
     ),
     DualEncoderConfig(experts=ExpertConfig(num_experts=2, blocks=(6, 9, 12))),
+    T5DualEncoderConfig(),
+    T5DualEncoderConfig(
+        t5=tiny_t5(
+            mlp_activations=("gelu", "linear"),
+            remat=Remat.BLOCK,
+            initialization=T5Initialization.RESCALED,
+            position_bias=PositionBias.PER_LAYER,
+        ),
+        towers=Towers.SEPARATE,
+        query_tasks=("nq", "fever"),
+        embedding=T5Embedding.ENCODER_MEAN,
+        projection_dim=12,
+        normalization=Normalization.L2,
+    ),
 ]
 
 
@@ -36,6 +53,15 @@ def test_the_file_says_everything_by_name():
     assert value["experts"]["routing"] == "token"
     assert value["experts"]["blocks"] == [2, 12]
     assert value["towers"] == "tied"
+    value = json.loads(config_io.to_json(CONFIGS[-1]))
+    assert value["t5"]["mlp_activations"] == ["gelu", "linear"]
+    assert value["query_tasks"] == ["nq", "fever"]
+
+
+def test_the_file_says_its_kind_and_a_berts_none():
+    assert json.loads(config_io.to_json(CONFIGS[-1]))["kind"] == "t5"
+    assert "kind" not in json.loads(config_io.to_json(DualEncoderConfig()))
+    assert config_io.from_json('{"format_version": 1, "kind": "bert"}') == DualEncoderConfig()
 
 
 def test_files_of_berts_have_constants_that_fingerprints_include():
@@ -73,6 +99,18 @@ def test_absent_fields_take_their_defaults():
         ('{"format_version": 1, "bert": {"embed_dim": true}}', "bert.embed_dim is true"),
         ('{"format_version": 1, "experts": {"blocks": [1.5]}}', r"blocks\[0\] is 1.5: expected an"),
         ('{"format_version": 1, "experts": {"num_experts": 3}}', "even number"),
+        ('{"format_version": 1, "kind": "gpt"}', r"(?s)kind is 'gpt'.*one of bert, t5"),
+        ('{"format_version": 1, "kind": "t5", "bert": {}}', "unknown fields: bert"),
+        ('{"format_version": 1, "t5": {}}', "unknown fields: t5"),
+        (
+            '{"format_version": 1, "kind": "t5", "query_tasks": ["nq", 3]}',
+            r"query_tasks\[1\] is 3: expected a string",
+        ),
+        (
+            '{"format_version": 1, "kind": "t5", "query_tasks": "nq"}',
+            "expected a list, got a string",
+        ),
+        ('{"format_version": 1, "kind": "t5", "t5": {"num_heads": 0}}', "num_heads is 0"),
     ],
 )
 def test_files_that_cannot_be_used(text, message):

@@ -4,7 +4,7 @@ import pathlib
 
 import numpy as np
 import pytest
-from t5_in_hugging_face import t5_to_tensors
+from hugging_face_parity import t5_to_tensors
 from t5_parity import assert_parity, outputs
 
 from taser_jax.interop.t5 import t5_config, t5_from_tensors

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tiny_training
 from buckets import Bucket
-from damage import flip
+from disks import flip
 
 from taser_jax.cli import main as cli
 from taser_jax.commands.verify import verify

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tiny_training
 import toy_loop
-from damage import flip
+from disks import flip
 
 from taser_jax.assembly.data import DeviceBatches
 from taser_jax.commands.verify import verify

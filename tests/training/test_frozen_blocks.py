@@ -65,6 +65,7 @@ def with_states(model, params, batch):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "system",
     [

@@ -157,6 +157,7 @@ def test_sharded_chunks_stay_on_their_devices_and_save_memory_there():
     assert "all-reduce" in collectives  # the pattern does find collectives
 
 
+@pytest.mark.slow
 def test_eight_devices_give_the_gradients_of_one(problem):
     model, params, batch, key = problem
     mesh = Mesh(np.array(jax.devices()), ("data",))

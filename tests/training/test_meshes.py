@@ -11,12 +11,15 @@ from tiny_encoder import BERT, adamw, make_batch, on_mesh
 from taser_jax.devices.mesh import MeshConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
-from taser_jax.models.routing import ExpertConfig
+from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.training.step import make_train_step
 
-# Dropout is on: it must not depend on the mesh either.
+pytestmark = pytest.mark.slow
+
+# Dropout and routing noise are on: they must not depend on the mesh either.
 NOISY = dataclasses.replace(BERT, dropout_rate=0.1, attention_dropout_rate=0.1)
-MODEL = DualEncoder(DualEncoderConfig(NOISY, ExpertConfig(num_experts=2, blocks=(1,))))
+EXPERTS = ExpertConfig(num_experts=2, blocks=(1,), routing=Routing.TOKEN)
+MODEL = DualEncoder(DualEncoderConfig(NOISY, EXPERTS))
 STEPS = 3
 
 
@@ -43,7 +46,7 @@ def on_one_device():
         pytest.param(MeshConfig(), 2, marks=pytest.mark.release),
         (MeshConfig(fsdp=4), 4),
         pytest.param(MeshConfig(model=2), 4, marks=pytest.mark.release),
-        pytest.param(MeshConfig(replica=2, data=1, fsdp=2, model=2), 8, marks=pytest.mark.slow),
+        pytest.param(MeshConfig(replica=2, data=1, fsdp=2, model=2), 8),
     ],
     ids=str,
 )

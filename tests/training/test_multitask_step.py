@@ -252,6 +252,7 @@ def test_activations_are_one_tasks_at_a_time_and_flops_the_sum_of_the_tasks():
     assert tsage.memory_analysis().temp_size_in_bytes < 1.1 * single + 3 * 3 * params
 
 
+@pytest.mark.slow
 def test_task_copies_of_the_parameters_are_few():
     """Of tasks x parameters there are gradients, averages and at most two more at once."""
     model, tasks = TinyEncoder(dim=128, hidden=1024, routed=False), tuple("abcd")

@@ -37,6 +37,7 @@ def numpy(tree):
     return jax.tree.map(np.asarray, tree)
 
 
+@pytest.mark.slow
 def test_one_tasks_step_trains_its_query_tower_and_the_passages():
     optimizer = adamw(MODEL, floor=1.0, weight_decay=0.0)
     before = numpy(fresh(optimizer).params)

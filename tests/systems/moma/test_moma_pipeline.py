@@ -86,6 +86,7 @@ def test_episodes_on_two_memories(small_world, tmp_path, capsys):
         *gin(DATA_DIR=data, TOKEN_STORE=small_world.token_store, OUTPUT_DIR=output_dir),
         *gin(MEMORIES={"source": str(small_world.token_store), "terms": str(tokens)}),
         *gin("BertConfig", embed_dim=32, num_layers=2, num_heads=2, head_dim=16, mlp_dim=64),
+        *gin("BertConfig", dropout_rate=0.0, attention_dropout_rate=0.0),
         *gin("TrainingConfig", train_from_block=1, states_dir=tmp_path / "states"),
         *gin("MomaConfig", documents=3, learned_positives=2),
         *gin("BertFusionConfig", documents="tokens"),
