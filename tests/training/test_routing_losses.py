@@ -32,10 +32,14 @@ UNDECIDED = [[[0.5, 0.5], [0.5, 0.5]]]
 COLLAPSED = [[[1.0, 0.0], [1.0, 0.0]]]
 
 
+@jax.jit
+def measures(queries, passages):
+    sums = sums_of(queries), sums_of(passages)
+    return [routing_measure(kind, *sums) for kind in RoutingMeasure]
+
+
 def all_measures(queries, passages):
-    return [
-        float(routing_measure(kind, sums_of(queries), sums_of(passages))) for kind in RoutingMeasure
-    ]
+    return [float(measure) for measure in measures(np.array(queries), np.array(passages))]
 
 
 FIRST, SECOND = [[[1.0, 0.0]]], [[[0.0, 1.0]]]
@@ -77,7 +81,9 @@ def test_regulariser_equals_the_float64_oracle(kind, weight):
             }[kind]
         )
     regularizer = RoutingRegularizer(kind=kind, weight=weight)
-    result = regularization(regularizer, sums_of(queries), sums_of(passages))
+    result = jax.jit(lambda q, p: regularization(regularizer, sums_of(q), sums_of(p)))(
+        queries, passages
+    )
     assert result == pytest.approx(-weight * np.mean(values), rel=1e-5)
 
 
@@ -85,13 +91,17 @@ def test_regulariser_equals_the_float64_oracle(kind, weight):
 def test_sums_of_chunks_or_devices_give_the_measure_of_the_batch(kind):
     p = np.random.default_rng(0).dirichlet(np.ones(3), size=(2, 16)).astype(np.float32)
     q = p[:, ::-1][:, :8]
-    whole = routing_measure(kind, sums_of(q), sums_of(p))
-    parts = jax.tree.map(lambda *leaves: sum(leaves), *[sums_of(p[:, i::3]) for i in range(3)])
-    np.testing.assert_allclose(routing_measure(kind, sums_of(q), parts), whole, rtol=1e-5)
+
+    @jax.jit
+    def measure(q, *parts):
+        sums = jax.tree.map(lambda *leaves: sum(leaves), *map(sums_of, parts))
+        return routing_measure(kind, sums_of(q), sums)
+
+    whole = measure(q, p)
+    parts = [p[:, i::3] for i in range(3)]
+    np.testing.assert_allclose(measure(q, *parts), whole, rtol=1e-5)
     by_input = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec(None, "data"))
-    sharded = jax.jit(lambda q, p: routing_measure(kind, sums_of(q), sums_of(p)))(
-        jax.device_put(q, by_input), jax.device_put(p, by_input)
-    )
+    sharded = measure(jax.device_put(q, by_input), jax.device_put(p, by_input))
     np.testing.assert_allclose(sharded, whole, rtol=1e-5)
 
 
@@ -120,7 +130,7 @@ def test_the_default_raises_entropy_when_minimised():
         )
 
     logits = jnp.array([[[2.0, 0.0], [1.0, 0.0]]])
-    stepped = logits - 10.0 * jax.grad(term)(logits)
+    stepped = logits - 10.0 * jax.jit(jax.grad(term))(logits)
     before, after = (
         routing_measure(RoutingMeasure.PER_INPUT, side, side)
         for side in (sums_of_logits(logits), sums_of_logits(stepped))
@@ -133,4 +143,4 @@ def test_gradient_is_finite_where_an_expert_is_never_chosen(kind):
     def measure(p):
         return routing_measure(kind, sums_of(p), sums_of(p))
 
-    assert np.isfinite(jax.grad(measure)(jnp.array(COLLAPSED))).all()
+    assert np.isfinite(jax.jit(jax.grad(measure))(jnp.array(COLLAPSED))).all()

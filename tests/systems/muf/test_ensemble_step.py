@@ -195,6 +195,7 @@ def test_seeds_of_members_differ():
 SIZES = EnsembleConfig(members=3, hidden_dims=(6, 5))
 
 
+@functools.partial(jax.jit, static_argnames="members")
 def init(members, seed=0):
     return init_members(jax.random.key(seed), dim=4, config=SIZES, members=members)
 
@@ -209,7 +210,7 @@ def test_parameters_of_the_papers_ensemble():
 def test_equals_float64():
     params = init(3)
     queries = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
-    found = np.asarray(apply_members(params, queries))
+    found = np.asarray(jax.jit(apply_members)(params, queries))
     assert found.shape == (3, 7, 4)
     for member in range(3):
         hidden = queries.astype(np.float64)
