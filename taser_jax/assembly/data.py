@@ -332,7 +332,7 @@ def fit_vocabulary(config: ModelConfig, store: TokenStore | None) -> ModelConfig
     size = store.metadata.vocabulary_size
     rows = config.transformer.vocab_size
     if rows == 1:
-        return config.with_vocabulary_size(size)
+        return config.with_transformer(vocab_size=size)
     if rows < size:
         problem = f"the token store's vocabulary has {size} entries"
         where = "VOCAB_SIZE"

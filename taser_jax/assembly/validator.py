@@ -200,7 +200,7 @@ class Validator:
             self._encode(Role.PASSAGE, params, self._passages, pool.passage_rows),
             positive_index=pool.positive_index,
         )
-        return {task: ranks.rank[part] for task, part in parts.items()}
+        return {task: ranks[part] for task, part in parts.items()}
 
     def _encode(
         self, role: Role, params: PyTree, texts: Texts, rows: np.ndarray, *, task: str | None = None

@@ -42,7 +42,6 @@ from taser_jax.storage.errors import ConfigError, DataError, how_to_install
 from taser_jax.storage.progress import logger, phase
 
 _Export = Callable[[ExportSource, pathlib.Path], None]
-_VOCABULARY_FILES = ("vocabulary.json", "vocab.txt", "tokenizer.json")
 
 
 class ExportFormat(enum.Enum):
@@ -118,7 +117,7 @@ def export_model(
     facts = read_facts(model_dir)
     check_exported(config, task)
     _check_formats(chosen, config)
-    _check_vocabulary(pathlib.Path(model_dir) / VOCABULARY, config)
+    load_vocabulary(pathlib.Path(model_dir) / VOCABULARY, rows=config.transformer.vocab_size)
     texts = text_settings(facts, task)
     query_length = _length("query_length", query_length, texts.query_length, model_dir)
     passage_length = _length(
@@ -222,19 +221,12 @@ def _check_formats(formats: Sequence[ExportFormat], config: ModelConfig) -> None
             check_packages()
 
 
-def _check_vocabulary(directory: pathlib.Path, config: ModelConfig) -> None:
-    if not any((directory / name).is_file() for name in _VOCABULARY_FILES):
-        problem = f"the model's vocabulary is missing: {' or '.join(_VOCABULARY_FILES)}"
-        fix = "copy the vocabulary directory there that the model was trained with"
-        raise DataError(problem, where=str(directory), fix=fix)
-    load_vocabulary(directory, rows=config.transformer.vocab_size)
-
-
 def _check_positions(config: ModelConfig, **lengths: int) -> None:
     limit = config.max_length
     for name, length in lengths.items():
-        if limit is not None and not 4 <= length <= limit:
-            problem = f"{name} is {length}, not 4 to {limit}, the rows of the position table"
+        if not 4 <= length <= (limit or length):
+            room = "4 or more" if limit is None else f"4 to {limit}, the rows of the position table"
+            problem = f"{name} is {length}, not {room}"
             fix = f"--gin.export_model.{name}=..., as in training"
             raise ConfigError(problem, where="taser export", fix=fix)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -66,28 +66,11 @@ class MeshConfig:
             sizes = {**sizes, free[0]: num_devices // fixed}
         if math.prod(sizes.values()) != num_devices:
             count = f"{fixed} devices{' or a multiple' if free else ''}"
-            problem = f"a mesh of {count} ({axes_text(asked)}); there are {num_devices} devices"
-            nearest = axes_text(_nearest_shape(asked, num_devices))
-            fix = f"{nearest} would fit; an axis of -1 takes the remaining devices"
+            axes = ", ".join(f"{name} {size}" for name, size in asked.items())
+            problem = f"a mesh of {count} ({axes}); there are {num_devices} devices"
+            fix = f"let the axes multiply to {num_devices}; one of -1 takes the remaining devices"
             raise ConfigError(problem, where="mesh", fix=fix)
         return sizes["replica"], sizes["data"], sizes["fsdp"], sizes["model"]
-
-
-def axes_text(sizes: Mapping[str, int]) -> str:
-    """The axes and their sizes, for messages."""
-    return ", ".join(f"{name} {size}" for name, size in sizes.items())
-
-
-def _nearest_shape(asked: Mapping[str, int], num_devices: int) -> dict[str, int]:
-    """The nearest axes, none above those requested, that fit the devices; `data` takes the rest."""
-    sizes = dict.fromkeys(MESH_AXES, 1)
-    left = num_devices
-    for name in ("model", "fsdp", "replica"):
-        most = left if asked[name] == -1 else min(asked[name], left)
-        sizes[name] = next(size for size in range(most, 0, -1) if left % size == 0)
-        left //= sizes[name]
-    sizes["data"] = left
-    return sizes
 
 
 def make_mesh(

@@ -235,17 +235,16 @@ def copied_axes(mesh: Mesh, logical_axes: PyTree, shapes: PyTree) -> list[Copied
         logical_axes: tree of PartitionSpec of logical axis names.
         shapes: the same tree of arrays or `jax.ShapeDtypeStruct`.
     """
-    named = jax.tree_util.tree_leaves_with_path(
-        logical_axes, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
-    )
+    arrays = leaves_by_path(meta.unbox(shapes))
     copied: dict[tuple[str, int, str, int], list[str]] = {}
-    for (path, logical), array in zip(named, jax.tree.leaves(meta.unbox(shapes)), strict=True):
+    for path, logical in leaves_by_path(logical_axes).items():
+        array = arrays[path]
         split = mesh_spec(logical, array.shape, mesh)
         for name, size in zip(logical, array.shape, strict=True):
             axis = RULES.get(name)
             if axis is not None and axis not in split and mesh.shape[axis] > 1:
                 key = (name, size, axis, mesh.shape[axis])
-                copied.setdefault(key, []).append(parameter_path(path))
+                copied.setdefault(key, []).append(path)
     return [CopiedAxis(*key, tuple(names)) for key, names in copied.items()]
 
 
@@ -258,9 +257,12 @@ def parameter_path(path: KeyPath) -> str:
     return jax.tree_util.keystr(tuple(path), simple=True, separator="/")
 
 
-def parameter_paths(params: PyTree) -> list[str]:
-    """Paths of all parameters, in tree order."""
-    return [parameter_path(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+def leaves_by_path(tree: PyTree) -> dict[str, PyTree]:
+    """Parameter path -> leaf, in JAX's order; shardings and specs of axes are leaves."""
+    leaves = jax.tree_util.tree_leaves_with_path(
+        tree, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec | NamedSharding)
+    )
+    return {parameter_path(path): leaf for path, leaf in leaves}
 
 
 def assign(rules: Rules[Value], params: PyTree, *, table: str) -> PyTree:
@@ -304,7 +306,7 @@ def assign(rules: Rules[Value], params: PyTree, *, table: str) -> PyTree:
     values = jax.tree_util.tree_map_with_path(value_of, params)
     for regex, _ in compiled:
         if regex.pattern not in used:
-            paths = ", ".join(parameter_paths(params)[:3])
+            paths = ", ".join(list(leaves_by_path(params))[:3])
             problem = f"rule {regex.pattern!r} matches no parameter, such as {paths}"
             raise ConfigError(problem, where=table, fix="correct the expression or remove the rule")
     return values

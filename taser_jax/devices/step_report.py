@@ -256,8 +256,11 @@ class StepReport:
             *_arithmetic_lines(self),
             *_collective_lines(self.compiled.communication.collectives),
             *_time_lines(self.roofline),
-            *_padding_lines(self),
         ]
+        if self.real is not None:
+            counts = f"{self.real.tokens:,} tokens in {self.real.padded_tokens:,} positions"
+            share = f"MFU of the tokens alone {self.real_mfu:.1%}"
+            lines.append(f"  {self.real.padding:.1%} padding: {counts}; {share}")
         return "\n".join(lines)
 
 
@@ -360,9 +363,13 @@ def _collective_lines(collectives: Sequence[Collective]) -> list[str]:
     if not collectives:
         return ["  no collectives"]
     lines = [f"  {'collectives of a step':<35}{'count':>8}{'MiB':>12}{'MiB sent':>12}"]
-    by_name = sorted(collectives, key=_name)
-    for name, members in itertools.groupby(by_name, key=_name):
-        lines.append(_collective_line(name, list(members)))
+    for name, members in itertools.groupby(sorted(collectives, key=_name), key=_name):
+        count = size = sent = 0.0
+        for each in members:
+            count += each.times
+            size += each.times * each.num_bytes / _MIB
+            sent += each.link_bytes / _MIB
+        lines.append(f"    {name:<33}{count:>8.0f}{size:>12.3f}{sent:>12.3f}")
     lines.append("  largest")
     for each in sorted(collectives, key=lambda each: -each.link_bytes)[:_SHOWN]:
         lines.append(
@@ -375,23 +382,6 @@ def _collective_lines(collectives: Sequence[Collective]) -> list[str]:
 def _name(collective: Collective) -> str:
     crosses = collective.network is Network.DCN
     return f"{collective.kind.value}{', DCN' if crosses else ''}"
-
-
-def _collective_line(name: str, members: Sequence[Collective]) -> str:
-    count = sum(each.times for each in members)
-    size = sum(each.times * each.num_bytes for each in members)
-    sent = sum(each.link_bytes for each in members)
-    return f"    {name:<33}{count:>8}{size / _MIB:>12.3f}{sent / _MIB:>12.3f}"
-
-
-def _padding_lines(report: StepReport) -> list[str]:
-    real = report.real
-    if real is None:
-        return []
-    counts = f"{real.tokens:,} tokens in {real.padded_tokens:,} positions"
-    return [
-        f"  {real.padding:.1%} padding: {counts}; MFU of the tokens alone {report.real_mfu:.1%}"
-    ]
 
 
 def _time_lines(estimate: Roofline) -> list[str]:

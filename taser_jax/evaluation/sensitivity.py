@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Integer, PyTree
 
-from taser_jax.devices.partitioning import parameter_paths
+from taser_jax.devices.partitioning import leaves_by_path
 from taser_jax.optim.median import MedianOver, lower_median
 from taser_jax.storage.errors import DataError
 
@@ -79,7 +79,7 @@ class Sensitivities(NamedTuple):
         """Path of a parameter -> each task's total of it."""
         trees = list(self.totals.values())
         by_task = zip(*(jax.tree.leaves(tree) for tree in trees), strict=True)
-        return dict(zip(parameter_paths(trees[0]), by_task, strict=True))
+        return dict(zip(leaves_by_path(trees[0]), by_task, strict=True))
 
 
 def make_measures(

@@ -21,12 +21,10 @@ from taser_jax.interop.tensors import (
     Leaf,
     Path,
     Shapes,
-    Tensors,
     check_leaves,
     leaves_of,
     listed,
     params_from_tensors,
-    params_to_tensors,
     size_words,
 )
 from taser_jax.models.batch import Role, Tokens
@@ -42,7 +40,6 @@ _BUFFER = re.compile(r".*\.inv_freq")
 # Sizes that the shapes of arrays show.
 _SHAPING = ("vocab_size", "embed_dim", "mlp_dim", "num_heads", "max_length", "type_vocab_size")
 _PASSAGE_TOWER = "passage_encoder"
-_WHERE = "from_plain_encoders"
 _T = TypeVar("_T")
 
 
@@ -92,19 +89,6 @@ def check_shapes(shapes: Shapes, config: BertConfig, *, where: str) -> None:
         where=where,
         sizes=size_words(config, _SHAPING),
     )
-
-
-def encoder_to_tensors(params: Params, config: BertConfig) -> Tensors:
-    """A plain encoder's parameters under the names and shapes of Hugging Face's model.
-
-    Args:
-        params: parameters of a plain encoder, from `plain_encoder`.
-        config: its sizes.
-
-    Raises:
-        ConfigError: the parameters are not a plain encoder of these sizes.
-    """
-    return params_to_tensors(params, bert_leaves(config))
 
 
 @functools.lru_cache(maxsize=8)
@@ -174,7 +158,7 @@ def plain_encoder(
 
     Args:
         params: parameters of the dual encoder.
-        config: its configuration.
+        config: its configuration; routing is not learned.
         role: the role.
         task: the task whose query tower to use, if tasks have their own.
 
@@ -182,16 +166,10 @@ def plain_encoder(
         `embeddings/...`, `layers_i/{attention, attention_layer_norm, mlp}/...`.
 
     Raises:
-        ConfigError: routing is learned, so the expert depends on the text; or tasks have query
-            towers and no task is given.
+        ConfigError: tasks have query towers and no task is given.
     """
-    experts = config.experts
-    if experts.learned:
-        problem = f"routing is {experts.routing.value!r}: no single BERT computes the same"
-        fix = "use a format with the router: saved_model or stablehlo"
-        raise ConfigError(problem, where="plain_encoder", fix=fix)
     tower = params[config.tower_name(role, task)]
-    expert, _ = experts.group(role)
+    expert, _ = config.experts.group(role)
     return {name: _plain_block(block, expert) for name, block in tower.items()}
 
 
@@ -206,7 +184,7 @@ def from_plain_encoders(
     all copies of one feed-forward.
 
     Args:
-        query: parameters of the plain encoder of queries.
+        query: parameters of the plain encoder of queries, of the dual encoder's sizes.
         passage: parameters of the plain encoder of passages.
         config: configuration of the dual encoder.
         params: parameters of the dual encoder; its routers and its decoder over documents are kept.
@@ -215,7 +193,7 @@ def from_plain_encoders(
         NumPy parameters, except those kept from `params`.
 
     Raises:
-        ConfigError: a tied parameter differs between the two, or the trees do not fit.
+        ConfigError: a tied parameter differs between the two.
     """
     plain = {Role.QUERY: flatten_dict(query), Role.PASSAGE: flatten_dict(passage)}
 
@@ -224,7 +202,7 @@ def from_plain_encoders(
         if query is not passage and not np.array_equal(value, plain[Role.PASSAGE][path]):
             problem = f"{'/'.join(path)} of the query encoder is not the passage encoder's"
             fix = "use towers=SEPARATE, or specialise the blocks that differ"
-            raise ConfigError(problem, where=_WHERE, fix=fix)
+            raise ConfigError(problem, where="passage_source", fix=fix)
         return value
 
     def choose(key_path: KeyPath, leaf: jax.Array) -> jax.Array | np.ndarray:
@@ -232,10 +210,6 @@ def from_plain_encoders(
         if "router" in rest or rest[0] in FUSION_PARTS:
             return leaf
         path = tuple("mlp" if key == "experts" else key for key in rest)
-        if path not in plain[Role.QUERY] or path not in plain[Role.PASSAGE]:
-            layers = config.bert.num_layers
-            problem = f"no parameter {'/'.join(path)} in the plain encoder"
-            raise ConfigError(problem, where=_WHERE, fix=f"give one of {layers} layers")
         by_role = config.experts.num_experts > 1 and not config.experts.learned
         if config.towers is Towers.SEPARATE:
             role = Role.PASSAGE if tower == _PASSAGE_TOWER else Role.QUERY
@@ -246,10 +220,8 @@ def from_plain_encoders(
             values = [tied(path)]
         # A separate array for every parameter: towers and experts diverge in training.
         if "experts" in rest:
-            value = np.repeat(np.stack(values), config.experts.num_experts // len(values), axis=0)
-        else:
-            value = np.array(values[0])
-        return _checked(value, leaf, "/".join((tower, *rest)))
+            return np.repeat(np.stack(values), config.experts.num_experts // len(values), axis=0)
+        return np.array(values[0])
 
     return jax.tree_util.tree_map_with_path(choose, params)
 
@@ -259,11 +231,3 @@ def _plain_block(block: Params, expert: int) -> Params:
         return block
     rest = {name: value for name, value in block.items() if name != "experts"}
     return {**rest, "mlp": jax.tree.map(lambda leaf: leaf[expert], block["experts"])}
-
-
-def _checked(value: np.ndarray, leaf: jax.Array, name: str) -> np.ndarray:
-    if value.shape != tuple(leaf.shape):
-        problem = f"parameter {name} would have shape {value.shape}, not {tuple(leaf.shape)}"
-        fix = "take the sizes of the dual encoder from the checkpoint (pretrained_bert)"
-        raise ConfigError(problem, where=_WHERE, fix=fix)
-    return value

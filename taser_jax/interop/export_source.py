@@ -11,6 +11,7 @@ is README.md for people and export.json for programs:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
 import re
@@ -20,19 +21,17 @@ from huggingface_hub import EvalResult, ModelCardData
 
 import taser_jax
 from taser_jax.data.text.hugging_face import WordPieceVocabulary
-from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
 from taser_jax.models import config_io
 from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.models.encoded import Normalization
 from taser_jax.models.parameters import parameter_count
-from taser_jax.storage.artifacts import read_json
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import plain
 
 FORMAT_VERSION = 1
 CARD, METADATA = "README.md", "export.json"
-_VOCABULARY_FILE = "vocabulary.json"
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 QUERY, DOCUMENT = "query", "document"
 # Names that sentence-transformers models use for prompts of passages.
@@ -75,6 +74,11 @@ class ExportSource:
     passage_prompt: tuple[int, ...] = ()
     prompts: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """What texts are tokenised with."""
+        return load_vocabulary(self.vocabulary_dir)
+
 
 def prompt_text(ids: Sequence[int], vocabulary: WordPieceVocabulary) -> str | None:
     """A text that yields these ids when put before another; None if there is none.
@@ -106,7 +110,9 @@ def prompt_texts(source: ExportSource) -> dict[str, str] | None:
         Name -> text; None if no text yields the ids of the exported queries' prompt.
     """
     own = tuple(source.query_settings.prompt)
-    vocabulary = load_vocabulary(source.vocabulary_dir) if own or source.prompts else None
+    if not (own or source.prompts):
+        return {QUERY: "", DOCUMENT: ""}
+    vocabulary = source.vocabulary
     if not isinstance(vocabulary, WordPieceVocabulary):
         return None if own else {QUERY: "", DOCUMENT: ""}
     text = prompt_text(own, vocabulary)
@@ -192,7 +198,7 @@ def metadata(source: ExportSource, format: str) -> dict[str, object]:
     """
     fingerprints: dict[str, object] = {
         "model": source.fingerprint,
-        "vocabulary": _vocabulary_fingerprint(source),
+        "vocabulary": source.vocabulary.fingerprint,
     }
     for name in ("data", "collection"):
         if value := source.facts.get(f"{name}_fingerprint"):
@@ -324,7 +330,7 @@ def _model(source: ExportSource) -> str:
 
 def _training(source: ExportSource) -> str:
     rows: list[tuple[str, object]] = [("model fingerprint", f"`{source.fingerprint}`")]
-    rows.append(("vocabulary fingerprint", f"`{_vocabulary_fingerprint(source)}`"))
+    rows.append(("vocabulary fingerprint", f"`{source.vocabulary.fingerprint}`"))
     rows += [
         (name.replace("_", " "), plain(_without_folder(value)))
         for name, value in source.facts.items()
@@ -372,11 +378,6 @@ def _without_folder(value: object) -> object:
     if isinstance(value, Mapping):
         return {_without_folder(name): _without_folder(part) for name, part in value.items()}
     return [_without_folder(part) for part in value] if isinstance(value, list | tuple) else value
-
-
-def _vocabulary_fingerprint(source: ExportSource) -> str:
-    saved = read_json(source.vocabulary_dir / _VOCABULARY_FILE, absent={})
-    return str(saved.get("fingerprint", "unknown"))
 
 
 def _table(rows: Sequence[tuple[str, object]]) -> str:

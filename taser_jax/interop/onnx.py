@@ -55,7 +55,6 @@ def export_onnx(source: ExportSource, output_dir: pathlib.Path) -> None:
         ConfigError: learned routing, heads that BertModel cannot have, or a missing package.
         DataError: the vocabulary is missing or not a WordPiece vocabulary.
     """
-    check_packages()
     config = check_plain(source.config, format=_FORMAT)
     prompt = source.query_settings.prompt
     for name, role in plain_paths(config, prompt=prompt or source.passage_prompt).items():
@@ -65,7 +64,6 @@ def export_onnx(source: ExportSource, output_dir: pathlib.Path) -> None:
             source.vocabulary_dir,
             directory,
             max_length=length_of(source, role),
-            rows=source.config.transformer.vocab_size,
             prompt=prompt if role is Role.QUERY else source.passage_prompt,
         )
         with tempfile.TemporaryDirectory() as scratch:

@@ -9,7 +9,6 @@ import pathlib
 from collections.abc import Callable
 
 import numpy as np
-from flax.traverse_util import flatten_dict
 
 from taser_jax.interop.bert import check_shapes, encoder_from_tensors, from_plain_encoders
 from taser_jax.interop.bert_formats import bert_config
@@ -28,6 +27,7 @@ from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.models.encoded import Normalization
 from taser_jax.models.layers import SIZES
+from taser_jax.models.parameters import check_same_parameters
 from taser_jax.models.t5 import T5Config, rescale
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.storage.errors import ConfigError
@@ -257,17 +257,7 @@ def _trained_by_t5x(
     """
     if tree is None or set(tree) != set(config.tower_names):
         return None
-    shapes, own = (
-        {"/".join(path): tuple(leaf.shape) for path, leaf in flatten_dict(side).items()}
-        for side in (tree, params)
-    )
-    for name in sorted(shapes.keys() | own.keys()):
-        if shapes.get(name) != own.get(name):
-            problem = (
-                f"parameter {name} has shape {shapes.get(name, 'none')} in the checkpoint, and "
-                f"{own.get(name, 'none')} in the model"
-            )
-            raise ConfigError(problem, where=where, fix="set the model that T5X trained")
+    check_same_parameters(tree, params, where=where, fix="set the model that T5X trained")
     return tree
 
 

@@ -13,10 +13,11 @@ from flax.traverse_util import unflatten_dict
 from tensorflow.compiler.tf2xla.python import xla
 
 from taser_jax.data.text import preprocessors, text_graph
-from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
+from taser_jax.data.text.vocabularies import Vocabulary
 from taser_jax.data.token_store.store import Titles
+from taser_jax.devices.partitioning import leaves_by_path
 from taser_jax.interop.export_source import CardTexts, ExportSource
-from taser_jax.interop.stablehlo import check_source, lower_encoder, named_leaves
+from taser_jax.interop.stablehlo import lower_encoder
 from taser_jax.models import config_io
 from taser_jax.models.batch import Role
 
@@ -45,17 +46,15 @@ def export_saved_model(source: ExportSource, output_dir: pathlib.Path) -> None:
         output_dir: an existing, empty directory.
 
     Raises:
-        ConfigError: lengths or parameters do not fit the model.
-        DataError: the vocabulary is missing, damaged or larger than the model's table.
+        ConfigError: lengths without room for special tokens and prompt.
+        DataError: the vocabulary is missing or damaged.
     """
-    check_source(source)
     preprocessors.check_length(source.passage_length)
-    rows = source.config.transformer.vocab_size
-    vocabulary = load_vocabulary(source.vocabulary_dir, rows=rows)
+    vocabulary = source.vocabulary
     preprocessors.query_room(vocabulary, source.query_length, prompt=source.query_settings.prompt)
     variables = {
         name: tf.Variable(np.asarray(leaf), trainable=False)
-        for name, leaf in named_leaves(source.params).items()
+        for name, leaf in leaves_by_path(source.params).items()
     }
     # The checkpoint names variables by their paths from here.
     module = tf.Module()

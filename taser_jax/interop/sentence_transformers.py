@@ -20,14 +20,13 @@ from typing import cast
 import numpy as np
 from safetensors.numpy import save_file
 
-from taser_jax.interop.bert import encoder_to_tensors, plain_encoder
+from taser_jax.interop.bert import bert_leaves, plain_encoder
 from taser_jax.interop.bert_formats import FORMATS, config_to_json
 from taser_jax.interop.export_source import (
     DOCUMENT,
     QUERY,
     CardTexts,
     ExportSource,
-    check_exported,
     ids_before_queries,
     left_to_the_reader,
     prompt_texts,
@@ -143,7 +142,6 @@ def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path)
             a vocabulary that such an encoder does not have.
         DataError: the vocabulary is missing.
     """
-    check_exported(source.config, source.task)
     config = check_exportable(source.config)
     paths = plain_paths(config, prompt=ids_before_queries(source) or source.passage_prompt)
     for name, role in paths.items():
@@ -245,14 +243,13 @@ def write_model(
     else:
         params = plain_encoder(source.params, config, role, task=source.task)
         _write_json(directory / "config.json", config_to_json(config.bert))
-        _write_tensors(directory / WEIGHTS, encoder_to_tensors(params, config.bert))
+        _write_tensors(directory / WEIGHTS, params_to_tensors(params, bert_leaves(config.bert)))
         if FORMATS[config.bert.family].has_pooler:
             settings["model_args"] = {"add_pooling_layer": False}
     write_tokenizer(
         source.vocabulary_dir,
         directory,
         max_length=length,
-        rows=config.transformer.vocab_size,
         prompt=prompt,
     )
     if serves_both:

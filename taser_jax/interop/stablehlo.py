@@ -10,7 +10,6 @@ import shutil
 
 import jax
 import jax.numpy as jnp
-import msgspec
 import numpy as np
 import safetensors.numpy
 from jax import export
@@ -20,10 +19,10 @@ from jax.interpreters import mlir
 from jaxtyping import PyTree
 
 from taser_jax.data.text.hugging_face import TokenizerJsonVocabulary
+from taser_jax.devices.partitioning import leaves_by_path
 from taser_jax.interop.export_source import (
     CardTexts,
     ExportSource,
-    check_exported,
     left_to_the_reader,
 )
 from taser_jax.interop.tokenizer_files import write_tokenizer
@@ -31,8 +30,6 @@ from taser_jax.models import config_io
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
 from taser_jax.models.parameters import abstract_params
-from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.typed_files import Positive, read_typed
 
 FORMAT_VERSION = 1
 SIGNATURE_FILE = "signature.json"
@@ -122,13 +119,9 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
     Args:
         source: the model; learned routing is exported as at inference.
         output_dir: an existing, empty directory.
-
-    Raises:
-        ConfigError: lengths or parameters do not fit the model, or there is no vocabulary.
     """
-    check_source(source)
-    vocabulary = _vocabulary_metadata(source)
-    params = {name: np.asarray(leaf) for name, leaf in named_leaves(source.params).items()}
+    vocabulary = source.vocabulary
+    params = {name: np.asarray(leaf) for name, leaf in leaves_by_path(source.params).items()}
     safetensors.numpy.save_file(
         {name: np.ascontiguousarray(leaf) for name, leaf in params.items()},
         output_dir / PARAMETERS_FILE,
@@ -184,7 +177,12 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
             "shape": ["batch", int(embeddings.shape[1])],
             "dtype": str(embeddings.dtype),
         },
-        "vocabulary": {"directory": VOCABULARY, **msgspec.structs.asdict(vocabulary)},
+        "vocabulary": {
+            "directory": VOCABULARY,
+            "kind": vocabulary.kind,
+            "size": vocabulary.size,
+            "fingerprint": vocabulary.fingerprint,
+        },
         "model_fingerprint": source.fingerprint,
     }
     text = json.dumps(signature, indent=2) + "\n"
@@ -202,7 +200,7 @@ def card_texts(source: ExportSource) -> CardTexts:
         "the files beside it, without taser_jax; passages have their own length. With taser_jax, "
         "use `taser_jax.data.text.preprocessors.encode_queries` and `encode_passages`.\n"
     ) + left_to_the_reader(source)
-    kind = _vocabulary_metadata(source).kind
+    kind = source.vocabulary.kind
     prompt = list(source.query_settings.prompt)
     snippet = "sentencepiece" if kind == "sentencepiece" else "wordpiece"
     tokenize = TOKENIZE_SNIPPETS[snippet] % {
@@ -217,29 +215,6 @@ def _query_folder(kind: str, source: ExportSource) -> str:
     """Folder of the tokenizer of queries; a vocabulary that is a tokenizer.json stays as it is."""
     prompted = bool(source.query_settings.prompt or source.passage_prompt)
     return QUERY_TOKENIZER if prompted or kind == TokenizerJsonVocabulary.kind else VOCABULARY
-
-
-class _Vocabulary(msgspec.Struct):
-    kind: str
-    size: Positive
-    fingerprint: str | None = None
-
-
-def _vocabulary_metadata(source: ExportSource) -> _Vocabulary:
-    path = source.vocabulary_dir / _VOCABULARY_FILE
-    try:
-        vocabulary = read_typed(path, _Vocabulary)
-    except DataError as error:
-        fix = "copy the vocabulary that the model was trained with into its vocabulary/"
-        raise ConfigError(f"no vocabulary ({error})", where=str(path), fix=fix) from error
-    rows = source.config.transformer.vocab_size
-    if vocabulary.size > rows:
-        problem = (
-            f"the vocabulary has {vocabulary.size:,} ids; the model's table has room for {rows:,}"
-        )
-        fix = "give the vocabulary that the model was trained with"
-        raise DataError(problem, where=f"{path}, field 'size'", fix=fix)
-    return vocabulary
 
 
 class Lengths(enum.Enum):
@@ -300,47 +275,6 @@ def lower_encoder(
     return dataclasses.replace(
         exported, mlir_module_serialized=_portable(exported.mlir_module()), fun_name=role.value
     )
-
-
-def check_source(source: ExportSource) -> None:
-    """Refuses unsupported models and lengths, and parameters that do not fit the model.
-
-    Raises:
-        ConfigError: naming the value found and the one expected.
-    """
-    check_exported(source.config, source.task)
-    limit = source.config.max_length
-    for name in ("query_length", "passage_length"):
-        length = getattr(source, name)
-        if length < 1 or (limit is not None and length > limit):
-            room = "1 or more" if limit is None else f"1 to {limit}, the rows of the position table"
-            fix = f"give --gin.export_model.{name}=..."
-            raise ConfigError(f"{name} is {length}, not {room}", where="export", fix=fix)
-    expected = abstract_params(DualEncoder(source.config.portable()))
-    check_params(source.params, expected, where="export, parameters")
-
-
-def check_params(params: PyTree, expected: PyTree, *, where: str) -> None:
-    """Refuses a tree with unexpected names, shapes or dtypes.
-
-    Raises:
-        ConfigError: naming the first parameter that differs.
-    """
-    given, needed = (
-        {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named_leaves(tree).items()}
-        for tree in (params, expected)
-    )
-    for name in sorted(given.keys() | needed.keys()):
-        if given.get(name) != needed.get(name):
-            is_there = f"is {given[name]}" if name in given else "is missing"
-            problem = f"parameter {name} {is_there}, not {needed.get(name, 'of this model')}"
-            raise ConfigError(problem, where=where, fix="export a model with its own model.json")
-
-
-def named_leaves(tree: PyTree) -> dict[str, jax.Array]:
-    """The leaves of nested dicts by path, in JAX's order: {"encoder/embeddings/...": leaf}."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {"/".join(str(key.key) for key in path): leaf for path, leaf in leaves}
 
 
 def _portable(module: str) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import pathlib
@@ -37,38 +36,22 @@ _FIX_COPY = "copy the checkpoint again, as a whole with hidden files: files may 
 _UNREADABLE = (ValueError, KeyError, TypeError, ExtraData, FormatError, OutOfData, StackError)
 
 
-@dataclasses.dataclass(frozen=True)
-class T5XCheckpoint:
-    """The content of a checkpoint, without optimiser state.
-
-    Attributes:
-        target: parameters, as nested dicts of arrays in their stored dtypes.
-        step: training step; None if the checkpoint does not record it.
-    """
-
-    target: Params
-    step: int | None
-
-
 def read_t5x(directory: str | pathlib.Path) -> Params:
-    """Parameters of a T5X checkpoint; see `read_t5x_checkpoint`.
-
-    Example:
-        >>> read_t5x("t5_1_1_base/checkpoint_1000000")["encoder"]["encoder_norm"]["scale"].shape
-        (768,)
-    """
-    return read_t5x_checkpoint(directory).target
-
-
-def read_t5x_checkpoint(directory: str | pathlib.Path) -> T5XCheckpoint:
-    """Reads the parameters and the step of a T5X checkpoint, but no optimiser state.
+    """Reads the parameters of a T5X checkpoint, but no optimiser state.
 
     In the legacy form a msgpack file "checkpoint" has the tree. Each leaf is either stored inline
     or as a TensorStore description of a zarr directory beside it, depending on the writer's
     partitioning.
 
+    Example:
+        >>> read_t5x("t5_1_1_base/checkpoint_1000000")["encoder"]["encoder_norm"]["scale"].shape
+        (768,)
+
     Args:
         directory: directory of one step, or of a run, whose latest `checkpoint_<step>` is read.
+
+    Returns:
+        Nested dicts of arrays in their stored dtypes.
 
     Raises:
         DataError: no checkpoint, a TensorFlow checkpoint, missing or truncated files.
@@ -103,7 +86,7 @@ def write_t5x(directory: str | pathlib.Path, params: Params, *, step: int) -> pa
 
 
 def is_t5x_checkpoint(directory: str | pathlib.Path) -> bool:
-    """Whether a directory has a checkpoint for `read_t5x_checkpoint`."""
+    """Whether a directory has a checkpoint for `read_t5x`."""
     directory = pathlib.Path(directory)
     return _root(directory) is not None or bool(_steps(directory))
 
@@ -145,7 +128,7 @@ def _tensorflow_error(path: pathlib.Path) -> DataError:
     return DataError(problem, where=str(path), fix=fix)
 
 
-def _read_orbax(directory: pathlib.Path) -> T5XCheckpoint:
+def _read_orbax(directory: pathlib.Path) -> Params:
     # Imported here because it takes seconds and legacy checkpoints do not need it.
     import orbax.checkpoint as ocp
 
@@ -153,9 +136,6 @@ def _read_orbax(directory: pathlib.Path) -> T5XCheckpoint:
     try:
         tree = checkpointer.metadata(directory.absolute()).item_metadata.tree
         item = {"target": _target(tree, directory)}
-        step = tree.get("state", {}).get("step")
-        if step is not None:
-            item["state"] = {"step": step}
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
         restored = checkpointer.restore(
             directory.absolute(),
@@ -166,11 +146,10 @@ def _read_orbax(directory: pathlib.Path) -> T5XCheckpoint:
         raise DataError(problem, where=str(directory), fix=_FIX_COPY) from error
     finally:
         checkpointer.close()
-    target = jax.tree.map(np.asarray, restored["target"])
-    return T5XCheckpoint(target, None if step is None else int(restored["state"]["step"]))
+    return jax.tree.map(np.asarray, restored["target"])
 
 
-def _read_msgpack(directory: pathlib.Path) -> T5XCheckpoint:
+def _read_msgpack(directory: pathlib.Path) -> Params:
     path = directory / _INDEX_FILE
     content = path.read_bytes()
     if content.startswith(_TENSORFLOW_MARK):
@@ -183,33 +162,18 @@ def _read_msgpack(directory: pathlib.Path) -> T5XCheckpoint:
     if not isinstance(tree, dict):
         problem = f"this holds {type(tree).__name__} in place of a map"
         raise DataError(problem, where=str(path), fix=_FIX_COPY)
-    version = _whole_number(tree.get("version", 0), path, "version")
-    tree = tree.get("optimizer") or tree.get("_optimizer") or tree
-    target = _target(tree, path)
+    version = np.asarray(tree.get("version", 0))
+    if version.size != 1 or version.dtype.kind not in "iu" or version < 0:
+        problem = f"version is {str(tree['version'])[:60]!r} in place of a whole number"
+        raise DataError(problem, where=f"{path}, field 'version'", fix=_FIX_COPY)
+    target = _target(tree.get("optimizer") or tree.get("_optimizer") or tree, path)
     leaves = flatten_dict(target, is_leaf=lambda _, node: "kvstore" in node)
     read = {
-        name: _leaf(leaf, directory, name, version)
+        name: _leaf(leaf, directory, name, int(version.item()))
         for name, leaf in track(leaves.items(), description="read T5X arrays", total=len(leaves))
         if leaf is not None
     }
-    state = tree.get("state", {})
-    if not isinstance(state, dict):
-        problem = f"this is {type(state).__name__} in place of a map"
-        raise DataError(problem, where=f"{path}, field 'state'", fix=_FIX_COPY)
-    step = state.get("step")
-    if step is not None:
-        leaf = _leaf(step, directory, ("state", "step"), version)
-        step = _whole_number(leaf, path, "state/step")
-    return T5XCheckpoint(unflatten_dict(read), step)
-
-
-def _whole_number(value: object, path: pathlib.Path, field: str) -> int:
-    """An integer, or an array of one."""
-    array = np.asarray(value)
-    if array.size != 1 or array.dtype.kind not in "iu" or int(array.item()) < 0:
-        problem = f"{field} is {str(value)[:60]!r} in place of a whole number"
-        raise DataError(problem, where=f"{path}, field {field!r}", fix=_FIX_COPY)
-    return int(array.item())
+    return unflatten_dict(read)
 
 
 def _target(tree: Params, where: pathlib.Path) -> Params:
@@ -263,8 +227,12 @@ def _read_zarr(directory: pathlib.Path, stored: str, name: tuple[str, ...]) -> n
     try:
         metadata = read_typed(metadata_file, _Zarray)
         _check_size(metadata, metadata_file, parameter)
-        _check_chunks(path, metadata, parameter)
-        spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(path.absolute())}}
+        spec = {
+            "driver": "zarr",
+            "kvstore": {"driver": "file", "path": str(path.absolute())},
+            # T5X writes every chunk.
+            "fill_missing_data_reads": metadata.fill_value is not None,
+        }
         return np.asarray(tensorstore.open(spec, open=True).result().read().result())
     except (*_UNREADABLE, OSError) as error:
         problem = f"parameter {parameter} cannot be read: {_first_line(error)}"
@@ -277,15 +245,14 @@ class _Zarray(msgspec.Struct):
     shape: list[Natural]
     chunks: list[Positive]
     dtype: str
-    dimension_separator: str = "."
     fill_value: object = None
 
 
 def _check_size(metadata: _Zarray, path: pathlib.Path, parameter: str) -> None:
-    """Refuses arrays beyond the limit before memory is taken for them, or for one of their chunks.
+    """Refuses arrays or chunks beyond the limit before memory is taken, and absent chunks.
 
     Raises:
-        DataError: naming the size.
+        DataError: naming the size, or how many chunks are missing.
     """
     try:
         item = np.dtype(metadata.dtype).itemsize
@@ -302,25 +269,15 @@ def _check_size(metadata: _Zarray, path: pathlib.Path, parameter: str) -> None:
                 fix=_FIX_COPY,
             )
 
-
-def _check_chunks(path: pathlib.Path, metadata: _Zarray, parameter: str) -> None:
-    """Refuses missing chunks, which zarr reads as the fill value; T5X writes every chunk."""
-    if metadata.fill_value is not None:
-        return
     sizes = zip(metadata.shape, metadata.chunks, strict=True)
-    counts = [-(-size // chunk) for size, chunk in sizes]
-    total, files = math.prod(counts), sum(len(names) for _, _, names in os.walk(path))
-    if total > files:
-        # There may be far too many to name.
-        problem = f"{total - files + 1:,} of {total:,} chunks of parameter {parameter} are missing"
-        raise DataError(problem, where=str(path), fix=_FIX_COPY)
-    names = [
-        metadata.dimension_separator.join(map(str, index)) or "0" for index in np.ndindex(*counts)
-    ]
-    missing = [name for name in names if not (path / name).is_file()]
-    if missing:
-        problem = f"{len(missing)} of {total} chunks of parameter {parameter} are missing"
-        raise DataError(problem, where=str(path / missing[0]), fix=_FIX_COPY)
+    chunks = math.prod(-(-size // chunk) for size, chunk in sizes)
+    files = sum(len(names) for _, _, names in os.walk(path.parent))
+    if metadata.fill_value is None and chunks > files:
+        # There may be far too many to ask for each.
+        problem = (
+            f"{chunks - files + 1:,} of {chunks:,} chunks of parameter {parameter} are missing"
+        )
+        raise DataError(problem, where=str(path.parent), fix=_FIX_COPY)
 
 
 def _first_line(error: BaseException) -> str:

@@ -16,16 +16,15 @@ from taser_jax.data.text.hugging_face import (
     WordPieceVocabulary,
     wordpiece_tokenizer,
 )
-from taser_jax.data.text.sentencepiece import MODEL_FILE, SentencePieceVocabulary
+from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.text.vocabulary_files import (
-    METADATA,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
     VOCAB_FILE,
 )
 from taser_jax.interop.hub import TEMPLATE_PROMPT
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import ConfigError
 
 # The generated module has no types.
 _PROTO: Any = sentencepiece_model_pb2
@@ -49,7 +48,6 @@ def write_tokenizer(
     output_dir: pathlib.Path,
     *,
     max_length: int,
-    rows: int | None = None,
     prompt: Sequence[int] = (),
 ) -> None:
     """Writes what transformers' AutoTokenizer reads, with the same ids as our vocabulary.
@@ -65,22 +63,14 @@ def write_tokenizer(
         vocabulary_dir: the model's vocabulary.
         output_dir: an existing directory.
         max_length: maximum number of tokens of a text.
-        rows: number of rows of the model's embedding table.
         prompt: ids before every text or pair, never truncated. BertTokenizer has no prompts: with
             one, the class is transformers' general one.
 
     Raises:
-        DataError: the vocabulary is missing or damaged, or has more ids than there are rows.
+        DataError: the vocabulary is missing or damaged.
         ConfigError: it is a SentencePiece vocabulary, but no unigram model.
     """
-    vocabulary_dir, output_dir = pathlib.Path(vocabulary_dir), pathlib.Path(output_dir)
-    if not any(
-        (vocabulary_dir / name).is_file() for name in (METADATA, VOCAB_FILE, TOKENIZER_FILE)
-    ):
-        problem = "no vocabulary: the exported model would have no tokenizer"
-        fix = f"give the model's {METADATA}, {VOCAB_FILE} or {TOKENIZER_FILE}"
-        raise DataError(problem, where=str(vocabulary_dir), fix=fix)
-    vocabulary = load_vocabulary(vocabulary_dir, rows=rows)
+    vocabulary = load_vocabulary(vocabulary_dir)
     settings: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_length,
@@ -101,7 +91,7 @@ def write_tokenizer(
         pieces = "".join(f"{piece}\n" for piece in vocabulary.pieces)
         (output_dir / VOCAB_FILE).write_bytes(pieces.encode("utf-8"))
     else:
-        tokenizer, special = _of_sentencepiece(vocabulary, vocabulary_dir)
+        tokenizer, special = _of_sentencepiece(vocabulary)
     tokenizer.post_processor = _template(vocabulary, tokenizer, prompt)
     for name, value in {
         TOKENIZER_FILE: json.loads(tokenizer.to_str()),
@@ -135,15 +125,13 @@ def _of_json(vocabulary: TokenizerJsonVocabulary) -> tuple[tokenizers.Tokenizer,
     return tokenizer, special | {"cls_token": vocabulary.piece(vocabulary.cls_id), "sep_token": sep}
 
 
-def _of_sentencepiece(
-    vocabulary: SentencePieceVocabulary, directory: pathlib.Path
-) -> tuple[tokenizers.Tokenizer, Special]:
-    model = _PROTO.ModelProto.FromString((directory / MODEL_FILE).read_bytes())
+def _of_sentencepiece(vocabulary: SentencePieceVocabulary) -> tuple[tokenizers.Tokenizer, Special]:
+    model = _PROTO.ModelProto.FromString(vocabulary.model)
     trainer, piece = model.trainer_spec, _PROTO.ModelProto.SentencePiece
     if trainer.model_type != _PROTO.TrainerSpec.UNIGRAM:
         problem = "a SentencePiece model that is not a unigram model, as T5's is"
         fix = "export it as saved_model or stablehlo, which take any vocabulary"
-        raise ConfigError(problem, where=str(directory), fix=fix)
+        raise ConfigError(problem, where="vocabulary", fix=fix)
     of_texts = (piece.NORMAL, piece.USER_DEFINED, piece.BYTE)
     pieces = [
         (each.piece, each.score if each.type in of_texts else _NEVER) for each in model.pieces

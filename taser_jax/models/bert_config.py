@@ -19,17 +19,12 @@ class AttentionKernel(enum.Enum):
     """Implementations of softmax(q·kᵀ/√d + b)·v; their values agree to rounding.
 
     EINSUM moves the heads into the batch dimension before the products, and can drop attention
-    probabilities. DOT_PRODUCT is `jax.nn.dot_product_attention`; CUDNN is the same with cuDNN's
-    flash attention (NVIDIA GPUs, bfloat16), which needs even numbers of queries and keys;
-    otherwise, as with [CLS] pooling's one query, or with a bias b, CUDNN is DOT_PRODUCT. These two
-    have no attention dropout: while it is active (training with `attention_dropout_rate` > 0)
-    EINSUM replaces them.
-
-    On CPUs EINSUM trains a small encoder no slower than DOT_PRODUCT, hence the default.
+    probabilities. CUDNN is cuDNN's flash attention (NVIDIA GPUs, bfloat16), which needs even
+    numbers of queries and keys; otherwise, as with [CLS] pooling's one query, with a bias b, or
+    while attention dropout is active (training with `attention_dropout_rate` > 0), it is EINSUM.
     """
 
     EINSUM = "einsum"
-    DOT_PRODUCT = "dot_product"
     CUDNN = "cudnn"
 
 

@@ -123,12 +123,8 @@ class SelfAttention(nn.Module):
             query, key = rotate(query, self.theta), rotate(key, self.theta)
 
         dropping = self.dropout_rate > 0 and not self.deterministic
-        if dropping or self.kernel is AttentionKernel.EINSUM:
-            dropout = Dropout(self.dropout_rate, deterministic=self.deterministic)
-            attended = _einsum_attention(query, key, value, mask, bias, dropout)
-        elif self.kernel is AttentionKernel.CUDNN and not (
-            query.shape[1] % 2 or key.shape[1] % 2 or bias is not None
-        ):
+        is_even = not (query.shape[1] % 2 or key.shape[1] % 2)
+        if self.kernel is AttentionKernel.CUDNN and is_even and bias is None and not dropping:
             # A mask would need a bias for every query and key. Texts are padded at their ends, so
             # lengths are enough; a text without tokens gets length 1, or its softmax would be NaN.
             attended = jax.nn.dot_product_attention(
@@ -139,14 +135,8 @@ class SelfAttention(nn.Module):
                 implementation="cudnn",
             )
         else:
-            attended = jax.nn.dot_product_attention(
-                query,
-                key,
-                value,
-                None if bias is None else bias[None],
-                mask=mask[:, None, None, :],
-                implementation="xla",
-            )
+            dropout = Dropout(self.dropout_rate, deterministic=self.deterministic)
+            attended = _einsum_attention(query, key, value, mask, bias, dropout)
 
         heads = (self.num_heads, self.head_dim)
         axes = ("heads", "kv", "embed")

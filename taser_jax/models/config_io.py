@@ -94,18 +94,13 @@ def from_json(text: str, *, where: str = "model.json") -> ModelConfig:
         ConfigError: malformed JSON, another format version, an unknown kind, field or enum value,
             or a value of the wrong type.
     """
+    again = "read it with the version of taser_jax that wrote it, or train again"
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(
-            f"not JSON: {error.msg}", where=f"{where}:{error.lineno}", expected="a JSON object"
-        ) from error
     except (ValueError, RecursionError) as error:
-        # Numbers of thousands of digits, and nesting thousands of levels deep.
-        raise ConfigError(f"not JSON: {error}", where=where, expected="a JSON object") from error
+        raise ConfigError(f"not JSON: {error}", where=where, fix=again) from error
     if not isinstance(value, dict):
         raise ConfigError(f"{type(value).__name__}", where=where, expected="a JSON object")
-    again = "read it with the version of taser_jax that wrote it, or train again"
     check_version(value, FORMAT_VERSION, where=where, fix=again, error=ConfigError)
     del value["format_version"]
     for names, (field, constant), _ in _CONSTANTS:

@@ -219,10 +219,6 @@ class ModelConfig(Checked, abc.ABC):
             raise ConfigError(problem, where="encode", fix=fix)
         return f"query_encoder_{task}"
 
-    def with_vocabulary_size(self, size: int) -> ModelConfig:
-        """The same model with a token table of `size` rows."""
-        return self.with_transformer(vocab_size=size)
-
     def forward_flops(
         self, *, batch_size: int, length: int, memory: DocumentsShape | None = None
     ) -> int:

@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from taser_jax.devices.partitioning import leaves_by_path
 from taser_jax.models.batch import Tokens
 from taser_jax.models.dual_encoder import DualEncoder, Params
+from taser_jax.storage.errors import ConfigError
 
 _ANY_LENGTH = 1
 
@@ -67,6 +69,29 @@ def in_dtype(params: Params, dtype: str) -> Params:
         return leaf.astype(dtype)
 
     return jax.tree_util.tree_map_with_path(rounded, params)
+
+
+def check_same_parameters(given: Params, model: Params, *, where: str, fix: str) -> None:
+    """Refuses a tree whose parameters have other names or shapes than a model's.
+
+    Args:
+        given: arrays or shapes.
+        model: the model's, arrays or shapes.
+        where: what the first holds, for messages.
+        fix: what they advise.
+
+    Raises:
+        ConfigError: naming the first parameter that differs.
+    """
+    shapes, expected = (
+        {name: tuple(leaf.shape) for name, leaf in leaves_by_path(tree).items()}
+        for tree in (given, model)
+    )
+    for name in sorted(shapes.keys() | expected.keys()):
+        shape = shapes.get(name)
+        if shape != expected.get(name):
+            problem = f"parameter {name} has shape {shape}, in the model {expected.get(name)}"
+            raise ConfigError(problem, where=where, fix=fix)
 
 
 def parameter_count(params: Params) -> int:

@@ -78,12 +78,11 @@ def pcgrad(
         state: PCGradState,
         params: PyTree | None = None,
         *,
-        losses: jax.typing.ArrayLike,
         key: jax.Array,
         **extra: object,
     ) -> tuple[PyTree, PCGradState]:
         del state, extra
-        products = gram_matrix(check_task_gradients(updates, params, losses, tasks, trainable))
+        products = gram_matrix(check_task_gradients(updates, params, len(tasks), trainable))
         factors = projected(products, visiting_orders(key, num_tasks))
         weights = scale * jnp.sum(factors, axis=0)
         combined = weighted_gradients(weights, updates, params, trainable=trainable)
@@ -174,7 +173,7 @@ def cgd(
         **extra: object,
     ) -> tuple[PyTree, CgdState]:
         del extra
-        products = gram_matrix(check_task_gradients(updates, params, losses, tasks, trainable))
+        products = gram_matrix(check_task_gradients(updates, params, len(tasks), trainable))
         norms = jnp.sqrt(jnp.diagonal(products))
         inverse = jnp.where(norms > 0, 1.0 / jnp.where(norms > 0, norms, 1.0), 0.0)
         # A regulariser may make a loss negative; it then counts as 0.
@@ -262,7 +261,7 @@ def gradnorm(
         **extra: object,
     ) -> tuple[PyTree, GradNormState]:
         del extra
-        leaves = check_task_gradients(updates, params, losses, tasks, trainable)
+        leaves = check_task_gradients(updates, params, len(tasks), trainable)
         norms = jnp.sqrt(squared_norms(leaves))
         # A loss can be exactly 0, where a softmax saturates, and below 0 with a regulariser.
         losses = jnp.maximum(losses, _SMALLEST_LOSS)

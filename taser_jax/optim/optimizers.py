@@ -12,25 +12,23 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
-from taser_jax.devices.partitioning import Rules, assign, parameter_path, parameter_paths
+from taser_jax.devices.partitioning import Rules, assign, leaves_by_path, parameter_path
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import Checked, Natural, NaturalNumber, PositiveNumber
 
 # A decoder that fuses documents lies above the encoder, although it has layers of its own.
 _ENCODER = r"(?!(?:.*/)?fusion/)(?:.*/)?"
 _LAYER = re.compile(rf"{_ENCODER}layers_(\d+)/.*")
-_ENCODER_LAYER = re.compile(r"(?:.*/)?encoder/layers_(\d+)/.*")
-_DECODER_LAYER = re.compile(r"(?:.*/)?decoder/layers_(\d+)/.*")
-_T5_EMBEDDING = re.compile(r"(?:.*/)?token_embedder/.*")
 
 
 def layer_factors(params: PyTree, *, decay: float) -> PyTree[float]:
-    """The factor decay^(n + 2 − depth) of each parameter's learning rate, for n layers.
+    """The factor decay^(n + 2 − depth) of each parameter's learning rate, for n layers of BERT.
 
     TASER's code with n = 12 and decay 0.8 has embeddings at depth 0 (0.8^14 = 0.044), layer i
     (from 0) at depth i + 1 (layer 0: 0.055, layer 11: 0.64) and everything above the layers at
-    depth 14 (factor 1), a decoder that fuses documents too. A T5's decoder lies above its encoder:
-    n counts the layers of both.
+    depth 14 (factor 1), a decoder that fuses documents too. A router in a layer has that layer's
+    depth. A gate shared by all specialised blocks lies outside the layers and has depth 8 of 12 in
+    TASER's code (factor 0.262), here two thirds of n.
 
     Args:
         params: parameters, arrays or abstract, with paths that hold "layers_<i>".
@@ -40,142 +38,32 @@ def layer_factors(params: PyTree, *, decay: float) -> PyTree[float]:
         A tree of floats shaped as `params`.
 
     Raises:
-        ConfigError: there is no "layers_<i>", or the table does not cover a parameter once.
+        ConfigError: there is no "layers_<i>", or the parameters are a T5's, for which no paper has
+            depths.
     """
+    where = "OptimizerConfig.layer_decay"
     if not 0 < decay <= 1:
         fix = "take a number above 0 and at most 1 (TASER's is 0.8); None turns it off"
-        raise ConfigError(f"layer decay {decay}", where="OptimizerConfig.layer_decay", fix=fix)
-    is_t5 = any(map(_T5_EMBEDDING.fullmatch, parameter_paths(params)))
-    num_layers = sum(_count_t5_layers(params)) if is_t5 else _count_layers(params)
-    depths = t5_layer_depths(params) if is_t5 else layer_depths(params)
-    tree = assign(depths, params, table="layer depth table")
-    return jax.tree.map(lambda depth: decay ** (num_layers + 2 - depth), tree)
+        raise ConfigError(f"layer decay {decay}", where=where, fix=fix)
+    names = list(leaves_by_path(params))
+    numbers = [int(match[1]) for name in names if (match := _LAYER.fullmatch(name))]
+    if not numbers or any("token_embedder" in name for name in names):
+        problem = 'no parameter lies in a layer of BERT, "layers_<i>/..."'
+        raise ConfigError(problem, where=where, fix="set it to None")
+    num_layers = max(numbers) + 1
 
+    def factor(path: jax.tree_util.KeyPath, _: object) -> float:
+        name = parameter_path(path)
+        depth = num_layers + 2
+        if layer := _LAYER.fullmatch(name):
+            depth = int(layer[1]) + 1
+        elif "embeddings" in name.split("/"):
+            depth = 0
+        elif "router" in name.split("/"):
+            depth = round(2 * num_layers / 3)
+        return decay ** (num_layers + 2 - depth)
 
-def layer_depths(params: PyTree) -> tuple[tuple[str, int], ...]:
-    """TASER's depth table, for the names of our parameters.
-
-    A router in a layer has that layer's depth. A gate shared by all specialised blocks lies
-    outside the layers and has depth 8 of 12 in TASER's code (factor 0.262), here two thirds of n.
-    Rules that would match nothing are left out.
-
-    Args:
-        params: parameters, arrays or abstract.
-
-    Returns:
-        (regular expression, depth) pairs.
-    """
-    num_layers = _count_layers(params)
-    in_layer = rf"{_ENCODER}layers_\d+/.*"
-    embeddings = r"(?:.*/)?embeddings/.*"
-    gate = rf"(?!{in_layer})(?:.*/)?router/.*"
-    above = rf"(?!{in_layer}|{embeddings}|(?:.*/)?router/.*).*"
-    rules = [
-        (embeddings, 0),
-        *((rf"{_ENCODER}layers_{layer}/.*", layer + 1) for layer in range(num_layers)),
-        (gate, round(2 * num_layers / 3)),
-        (above, num_layers + 2),
-    ]
-    return _matching(rules, params)
-
-
-def t5_layer_depths(params: PyTree) -> tuple[tuple[str, int], ...]:
-    """The depth table of a T5 with T5X's names: layers in the order in which a text passes.
-
-    No paper has a rule for encoder-decoders; this carries TASER's over: token embeddings at depth
-    0, layer i of the encoder (from 0) at i + 1, layer j of the decoder after all of those, a
-    stack's position biases with its first layer, which owns them in T5. The last stack's norm and a
-    projection lie above the layers; an encoder's norm below a decoder goes with its last layer.
-
-    Args:
-        params: parameters, arrays or abstract.
-
-    Returns:
-        (regular expression, depth) pairs; no rule covers a parameter of another name.
-    """
-    num_encoder, num_decoder = _count_t5_layers(params)
-    above = num_encoder + num_decoder + 2
-    rules = [
-        (_T5_EMBEDDING.pattern, 0),
-        (r"(?:.*/)?encoder/relpos_bias/.*", 1),
-        (r"(?:.*/)?encoder/encoder_norm/.*", num_encoder if num_decoder else above),
-        (r"(?:.*/)?decoder/relpos_bias/.*", num_encoder + 1),
-        (r"(?:.*/)?decoder/decoder_norm/.*", above),
-        (r"(?:.*/)?projection_layer/.*", above),
-        *((rf"(?:.*/)?encoder/layers_{i}/.*", i + 1) for i in range(num_encoder)),
-        *((rf"(?:.*/)?decoder/layers_{j}/.*", num_encoder + j + 1) for j in range(num_decoder)),
-    ]
-    return _matching(rules, params)
-
-
-def _matching(rules: Rules[int], params: PyTree) -> tuple[tuple[str, int], ...]:
-    """The rules that match a parameter."""
-    paths = parameter_paths(params)
-    return tuple(rule for rule in rules if any(re.fullmatch(rule[0], path) for path in paths))
-
-
-def _count_t5_layers(params: PyTree) -> tuple[int, int]:
-    """Numbers of layers of the encoder and of the decoder, which all towers share."""
-    paths = parameter_paths(params)
-    counts = [
-        1 + max((int(match[1]) for path in paths if (match := layer.fullmatch(path))), default=-1)
-        for layer in (_ENCODER_LAYER, _DECODER_LAYER)
-    ]
-    return counts[0], counts[1]
-
-
-def _count_layers(params: PyTree) -> int:
-    numbers = [
-        int(match[1]) for path in parameter_paths(params) if (match := _LAYER.fullmatch(path))
-    ]
-    if not numbers:
-        found_none = 'no parameter lies in a layer, "layers_<i>/..."'
-        raise ConfigError(found_none, where="OptimizerConfig.layer_decay", fix="set it to None")
-    return max(numbers) + 1
-
-
-def make_schedule(
-    *,
-    learning_rate: float,
-    total_steps: int,
-    warmup_steps: Natural = 0,
-    floor: NaturalNumber = 1e-7,
-) -> optax.Schedule:
-    """Linear warm-up from 0, then linear decay to a floor.
-
-    With peak η, warm-up W and total T, the update made at step s (counted from 0) uses
-    η·s/W for s < W, and from there η·max(floor, (T − s)/(T − W)). The first update therefore has
-    rate 0 where there is a warm-up. DPR's and TASER's floor is 1e-7; 1 keeps the rate constant.
-
-    Example:
-        η=1, W=2, T=6: 0, 0.5, 1, 0.75, 0.5, 0.25, then the floor.
-
-    Args:
-        learning_rate: peak η.
-        total_steps: T, steps of the run.
-        warmup_steps: W.
-        floor: smallest share of the peak after warm-up.
-
-    Returns:
-        The schedule.
-
-    Raises:
-        ConfigError: a negative number, or a warm-up that is longer than the run.
-    """
-    if learning_rate < 0 or floor < 0:
-        rates = f"learning rate {learning_rate} and floor {floor}: none may be negative"
-        raise ConfigError(rates, where="learning-rate schedule", fix="2e-5 and 1e-7 are DPR's")
-    if not 0 <= warmup_steps <= total_steps or total_steps < 1:
-        problem = f"{warmup_steps} warm-up steps in a run of {total_steps} steps"
-        fix = "shorten WARMUP_STEPS (about 5 % of the run is common) or train longer"
-        raise ConfigError(problem, where="learning-rate schedule", fix=fix)
-
-    def schedule(count: ArrayLike) -> Float[Array, ""]:
-        step = jnp.asarray(count, jnp.float32)
-        after = jnp.maximum(floor, (total_steps - step) / max(1, total_steps - warmup_steps))
-        return learning_rate * jnp.where(step < warmup_steps, step / max(1, warmup_steps), after)
-
-    return schedule
+    return jax.tree_util.tree_map_with_path(factor, params)
 
 
 _WITHOUT_DECAY = ("bias", "scale")
@@ -212,8 +100,8 @@ class OptimizerConfig(Checked):
     """
 
     learning_rate: NaturalNumber = 2e-5
-    warmup_steps: int = 0
-    floor: float = 1e-7
+    warmup_steps: Natural = 0
+    floor: NaturalNumber = 1e-7
     weight_decay: NaturalNumber = 0.0
     clip_norm: PositiveNumber | None = 2.0
     layer_decay: float | None = None
@@ -222,13 +110,37 @@ class OptimizerConfig(Checked):
 
 
 def build_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
-    """The learning-rate schedule of a run of `total_steps` steps."""
-    return make_schedule(
-        learning_rate=config.learning_rate,
-        total_steps=total_steps,
-        warmup_steps=config.warmup_steps,
-        floor=config.floor,
-    )
+    """Linear warm-up from 0, then linear decay to a floor.
+
+    With peak η, warm-up W and total T, the update made at step s (counted from 0) uses
+    η·s/W for s < W, and from there η·max(floor, (T − s)/(T − W)). The first update therefore has
+    rate 0 where there is a warm-up. DPR's and TASER's floor is 1e-7; 1 keeps the rate constant.
+
+    Example:
+        η=1, W=2, T=6: 0, 0.5, 1, 0.75, 0.5, 0.25, then the floor.
+
+    Args:
+        config: η, W and the floor.
+        total_steps: T, steps of the run.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ConfigError: a warm-up that is longer than the run.
+    """
+    warmup = config.warmup_steps
+    if warmup > total_steps or total_steps < 1:
+        problem = f"{warmup} warm-up steps in a run of {total_steps} steps"
+        fix = "shorten WARMUP_STEPS (about 5 % of the run is common) or train longer"
+        raise ConfigError(problem, where="learning-rate schedule", fix=fix)
+
+    def schedule(count: ArrayLike) -> Float[Array, ""]:
+        step = jnp.asarray(count, jnp.float32)
+        after = jnp.maximum(config.floor, (total_steps - step) / max(1, total_steps - warmup))
+        return config.learning_rate * jnp.where(step < warmup, step / max(1, warmup), after)
+
+    return schedule
 
 
 def build_optimizer(

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, PyTree
+from jax.tree_util import KeyPath
+from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from taser_jax.devices.partitioning import parameter_path
 from taser_jax.storage.errors import ConfigError
@@ -103,29 +104,15 @@ def combine(
 
 
 def check_task_gradients(
-    task_grads: PyTree,
-    params: PyTree,
-    losses: jax.typing.ArrayLike,
-    tasks: Sequence[str],
-    trainable: PyTree[bool] | None = None,
+    task_grads: PyTree, params: PyTree, num_tasks: int, trainable: PyTree[bool] | None = None
 ) -> list[PyTree]:
     """Trainable leaves of gradients with a leading task axis.
 
     Raises:
-        ConfigError: parameters are missing, a leaf has no such axis, or there is not one loss per
-            task.
+        ConfigError: a leaf has no such axis.
     """
-    if params is None:
-        raise ConfigError("no parameters", where=_WHERE, expected="update(..., params, losses=...)")
-    if jnp.shape(losses) != (len(tasks),):
-        problem = f"losses of shape {jnp.shape(losses)}, not one for each of {', '.join(tasks)}"
-        raise ConfigError(
-            problem, where=_WHERE, fix=f"stack one loss for each of {', '.join(tasks)}"
-        )
-    stacked = jax.tree.map(lambda param: (len(tasks), *param.shape), params)
-    _check_shapes(
-        task_grads, stacked, expected="a leading task axis", fix="stack the gradients of each task"
-    )
+    stacked = jax.tree.map(lambda param: (num_tasks, *param.shape), params)
+    _check_shapes(task_grads, stacked, fix="stack the gradients of each task")
     return jax.tree.leaves(keep_trainable(task_grads, trainable))
 
 
@@ -137,33 +124,21 @@ def check_combined() -> optax.GradientTransformation:
     """
 
     def check(updates: PyTree, params: PyTree) -> PyTree:
-        _check_shapes(
-            updates,
-            jax.tree.map(lambda param: param.shape, params),
-            expected="the parameters' own shapes behind the multi-task combiner",
-            fix="put a combiner first in the chain: optax.chain(build_combiner(...), ...)",
-        )
+        shapes = jax.tree.map(lambda param: param.shape, params)
+        fix = "put a combiner first in the chain: optax.chain(build_combiner(...), ...)"
+        _check_shapes(updates, shapes, fix=fix)
         return updates
 
     return optax.stateless(check)
 
 
-def _check_shapes(gradients: PyTree, shapes: PyTree, *, expected: str, fix: str) -> None:
-    def is_shape(node: object) -> bool:
-        return isinstance(node, tuple)
-
-    expected_shapes = jax.tree.leaves(shapes, is_leaf=is_shape)
-    leaves = jax.tree_util.tree_leaves_with_path(gradients)
-    if len(leaves) != len(expected_shapes):
-        raise ConfigError(
-            f"{len(leaves)} gradients for {len(expected_shapes)} parameters",
-            where=_WHERE,
-            expected=expected,
-        )
-    for (path, leaf), shape in zip(leaves, expected_shapes, strict=True):
+def _check_shapes(gradients: PyTree, shapes: PyTree, *, fix: str) -> None:
+    def check(path: KeyPath, leaf: ArrayLike, shape: tuple[int, ...]) -> None:
         if jnp.shape(leaf) != shape:
-            problem = f"gradient of {parameter_path(path)} has shape {jnp.shape(leaf)}"
-            raise ConfigError(problem, where=_WHERE, expected=f"{expected}: {shape}", fix=fix)
+            problem = f"gradient of {parameter_path(path)} has shape {jnp.shape(leaf)}, not {shape}"
+            raise ConfigError(problem, where=_WHERE, fix=fix)
+
+    jax.tree_util.tree_map_with_path(check, gradients, shapes)
 
 
 def gram_matrix(leaves: Sequence[Float[Array, "task ..."]]) -> Float[Array, "task task"]:

@@ -172,14 +172,13 @@ def tsage(
         state: TSageState,
         params: PyTree | None = None,
         *,
-        losses: jax.typing.ArrayLike,
         key: jax.Array,
         squared_norms: Float[Array, " task"] | None = None,
         param_shardings: PyTree | None = None,
         **extra: object,
     ) -> tuple[PyTree, TSageState]:
         del extra
-        leaves = check_task_gradients(updates, params, losses, tasks, trainable)
+        leaves = check_task_gradients(updates, params, len(tasks), trainable)
         trained = keep_trainable(params, trainable)
         factors = jax.tree.leaves(trained)
         shardings = None

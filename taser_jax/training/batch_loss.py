@@ -23,10 +23,15 @@ from taser_jax.training.state import Params, named_key
 Encode = Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, PyTree]]
 
 
-def encode_in_chunks(
-    encode: Encode, params: PyTree, inputs: PyTree, key: jax.Array, *, num_chunks: int
-) -> tuple[PyTree, PyTree]:
-    """Encodes a batch chunk by chunk so that its backward pass holds one chunk at a time.
+def encode_groups(
+    encode: Encode,
+    params: PyTree,
+    groups: Sequence[PyTree],
+    keys: Sequence[jax.Array],
+    *,
+    num_chunks: int,
+) -> tuple[list[PyTree], PyTree]:
+    """Encodes groups of texts chunk by chunk: a backward pass holds one chunk of a group at a time.
 
     A contrastive loss needs all representations at once, but each representation needs only its
     own input. The chunks are a `lax.scan` over a rematerialised `encode`: the forward pass keeps
@@ -38,7 +43,9 @@ def encode_in_chunks(
 
     Chunk c holds rows c, c + num_chunks, c + 2·num_chunks, ... If a batch is split over devices in
     contiguous runs, every device then gives 1/num_chunks of its own rows to each chunk, and nothing
-    moves between devices. Rows are returned in their original order.
+    moves between devices. Rows are returned in their original order. Where every device holds all
+    parameters, each encodes its own rows and adds up its own gradients over groups and chunks: they
+    are exchanged once, not once per group or chunk.
 
     Example:
         6 rows, num_chunks=2: chunk 0 encodes rows 0, 2, 4 and chunk 1 rows 1, 3, 5.
@@ -47,39 +54,9 @@ def encode_in_chunks(
         encode: (params, inputs, key) -> (rows, sums): `rows` has the inputs' batch as its leading
             axis, `sums` adds over inputs (may be None).
         params: parameters.
-        inputs: tree of arrays with a leading batch axis.
-        key: random key; chunk c gets `fold_in(key, c)`, and with one chunk `key` itself is used,
-            which is the plain encoding.
-        num_chunks: divides the batch.
-
-    Returns:
-        (rows, sums) of the whole batch.
-
-    Raises:
-        ConfigError: `num_chunks` does not divide the batch.
-    """
-    (rows,), sums = encode_groups(encode, params, [inputs], [key], num_chunks=num_chunks)
-    return rows, sums
-
-
-def encode_groups(
-    encode: Encode,
-    params: PyTree,
-    groups: Sequence[PyTree],
-    keys: Sequence[jax.Array],
-    *,
-    num_chunks: int,
-) -> tuple[list[PyTree], PyTree]:
-    """`encode_in_chunks` of each group of texts, with one exchange of gradients for all of them.
-
-    Where every device holds all parameters, each encodes its own rows and adds up its own
-    gradients over groups and chunks: they are exchanged once, not once per group or chunk.
-
-    Args:
-        encode: as for `encode_in_chunks`.
-        params: parameters.
-        groups: inputs of different lengths, each as for `encode_in_chunks`.
-        keys: a random key for each group.
+        groups: inputs of different lengths, trees of arrays with a leading batch axis.
+        keys: a random key for each group; chunk c gets `fold_in(key, c)`, and with one chunk the
+            key itself is used, which is the plain encoding.
         num_chunks: divides the batch of each group.
 
     Returns:
@@ -241,11 +218,11 @@ def make_loss(
 
         key = jax.random.fold_in(named_key(seed, f"encode {role.value}"), step)
         if not isinstance(texts, TokenGroups):
-            return Encoded(*encode_in_chunks(encode, params, texts, key, num_chunks=num_chunks))
+            (rows,), sums = encode_groups(encode, params, [texts], [key], num_chunks=num_chunks)
+            return Encoded(rows, sums)
         keys = [jax.random.fold_in(key, number) for number in range(len(texts.groups))]
         parts, sums = encode_groups(encode, params, texts.groups, keys, num_chunks=num_chunks)
-        rows = jnp.concatenate(parts)
-        return Encoded(rows[texts.place], sums)
+        return Encoded(jnp.concatenate(parts)[texts.place], sums)
 
     def loss_fn(
         params: Params, batch: Batch, *, step: jax.Array, task: str | None = None

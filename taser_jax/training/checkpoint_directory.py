@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from etils import epath, epy
 from jaxtyping import PyTree
 
-from taser_jax.devices.partitioning import parameter_path
+from taser_jax.models.parameters import check_same_parameters
 from taser_jax.storage import checksums
 from taser_jax.storage.artifacts import is_remote
 from taser_jax.storage.errors import ConfigError, DataError
@@ -129,7 +129,12 @@ def saved_params(checkpoint: str | os.PathLike[str]) -> PyTree:
 
 def restore_params_from(checkpoint: str | os.PathLike[str], *, abstract_params: PyTree) -> PyTree:
     """Restores the parameters of one `checkpoint_N` directory without its optimiser state."""
-    _check_same_tree(saved_params(checkpoint), abstract_params, where=str(checkpoint))
+    check_same_parameters(
+        saved_params(checkpoint),
+        abstract_params,
+        where=str(checkpoint),
+        fix="use the model configuration that the checkpoint was trained with (model.json)",
+    )
     path = absolute_path(checkpoint) / _STATE
     with ocp.PyTreeCheckpointer() as reader:
         restored = reader.restore(
@@ -143,23 +148,6 @@ def restore_params_from(checkpoint: str | os.PathLike[str], *, abstract_params: 
             ),
         )
     return restored["params"]
-
-
-def _check_same_tree(saved: PyTree, expected: PyTree, *, where: str) -> None:
-    """Raises naming the first parameter that is missing, surplus or of another shape."""
-    saved_shapes, model_shapes = (
-        {
-            parameter_path(path): tuple(leaf.shape)
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        }
-        for tree in (saved, expected)
-    )
-    for name in sorted(saved_shapes.keys() | model_shapes.keys()):
-        shape = saved_shapes.get(name)
-        if shape != model_shapes.get(name):
-            problem = f"parameter {name} has shape {shape}, in the model {model_shapes.get(name)}"
-            fix = "use the model configuration that the checkpoint was trained with (model.json)"
-            raise ConfigError(problem, where=where, fix=fix)
 
 
 def state_dict(state: TrainState) -> dict[str, PyTree]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import ClassVar, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -36,14 +37,9 @@ StepMetrics = dict[str, jax.Array]
 """Scalars by name, float32."""
 
 
-@runtime_checkable
-class Objective(Protocol):
-    """A loss of a batch's encodings; no parameters, no randomness."""
-
-    def __call__(
-        self, queries: Encoded, passages: Encoded, batch: Batch
-    ) -> tuple[jax.Array, StepMetrics]:
-        """The loss to differentiate, and metrics."""
+Objective = Callable[[Encoded, Encoded, Batch], tuple[jax.Array, StepMetrics]]
+"""Encodings of a batch's queries and passages, and the batch -> the loss to differentiate, and
+metrics; no parameters, no randomness."""
 
 
 @dataclasses.dataclass(frozen=True)

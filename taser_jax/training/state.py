@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import KeyPath
 from jaxtyping import PyTree
 
-from taser_jax.devices.partitioning import parameter_path
+from taser_jax.devices.partitioning import leaves_by_path
 from taser_jax.storage.errors import ConfigError
 
 
@@ -171,10 +171,10 @@ def parameter_table(params: PyTree, *, logical_axes: PyTree, shardings: PyTree) 
         logical_axes: the same tree of PartitionSpec of logical names.
         shardings: the same tree of NamedSharding.
     """
-    specs, places = _by_path(logical_axes), _by_path(shardings)
+    specs, places = leaves_by_path(logical_axes), leaves_by_path(shardings)
     header = ["parameter", "shape", "axes", "sharding", "count"]
     rows = []
-    for name, leaf in _by_path(params).items():
+    for name, leaf in leaves_by_path(params).items():
         axes, place = _spec_text(specs[name]), _spec_text(places[name].spec)
         shape = " x ".join(str(size) for size in leaf.shape)
         rows.append([name, shape, axes, place, f"{math.prod(leaf.shape):,}"])
@@ -188,13 +188,6 @@ def parameter_table(params: PyTree, *, logical_axes: PyTree, shardings: PyTree) 
         )
         for line in lines
     )
-
-
-def _by_path(tree: PyTree) -> dict[str, PyTree]:
-    leaves = jax.tree_util.tree_leaves_with_path(
-        tree, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec | NamedSharding)
-    )
-    return {parameter_path(path): leaf for path, leaf in leaves}
 
 
 def _spec_text(spec: PartitionSpec) -> str:

@@ -45,7 +45,7 @@ def make_train_step(
         optimizer: optax chain; is offered the extra arguments of `apply_gradients`.
         objective: the loss to minimise; None is `ObjectiveConfig()`.
         num_chunks: number of chunks that the queries, and the passages, of each batch are encoded
-            in (`encode_in_chunks`).
+            in (`encode_groups`).
         seed: the run's seed.
         schedule: step -> learning rate; for the metric only.
         trainable: tree of bool shaped as the parameters; where False no gradient is computed.

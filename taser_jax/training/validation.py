@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,18 +17,10 @@ from taser_jax.storage.errors import DataError
 from taser_jax.storage.typed_files import Checked, Natural, Positive
 from taser_jax.training.losses import positive_rank
 
+Rows = Sequence[int] | Int[np.ndarray, " rows"]
 _POOL_PURPOSE = 20
 # 2^26 float32 scores are 256 MiB on the device.
 _SCORES_AT_ONCE = 1 << 26
-
-
-@runtime_checkable
-class RowLists(Protocol):
-    """Lists of passage rows, such as `Ragged` of the token store or plain lists."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Sequence[int] | Int[np.ndarray, " rows"]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,27 +55,12 @@ class Pool:
     positive_index: Int[np.ndarray, " queries"]
 
 
-@dataclasses.dataclass(frozen=True)
-class RankMetrics:
-    """How high the gold passages rank.
-
-    Attributes:
-        average_rank: mean 1-based rank (DPR counts from 0: its value is one less).
-        mrr: mean reciprocal rank.
-        rank: 1-based rank of each query's gold. Shape [queries].
-    """
-
-    average_rank: float
-    mrr: float
-    rank: Int[np.ndarray, " queries"]
-
-
 def select_pool(
-    positives: RowLists,
-    hard_negatives: RowLists,
+    positives: Sequence[Rows],
+    hard_negatives: Sequence[Rows],
     *,
     num_passages: int,
-    config: PoolConfig | None = None,
+    config: PoolConfig,
 ) -> Pool:
     """Chooses the questions and the passages pooled over all of them.
 
@@ -98,10 +75,10 @@ def select_pool(
 
     Args:
         positives: rows of each question's positives, gold first; questions without any are
-            left out. `Ragged` of the token store will do.
+            left out.
         hard_negatives: rows of each question's hard negatives.
         num_passages: size of the passage store, from which others are drawn.
-        config: sizes; None is `PoolConfig()`.
+        config: sizes.
 
     Returns:
         The pool, a pure function of the arguments.
@@ -109,7 +86,6 @@ def select_pool(
     Raises:
         DataError: no question has a positive.
     """
-    config = config or PoolConfig()
     rows = np.asarray([i for i in range(len(positives)) if len(positives[i])], np.int64)
     if not len(rows):
         problem = f"none of {len(positives)} validation queries has a positive passage"
@@ -135,14 +111,14 @@ def rank_in_pool(
     *,
     positive_index: Int[Array, " queries"],
     block: int | None = None,
-) -> RankMetrics:
-    """Rank of each query's gold among all passages of the pool, by inner product.
+) -> Int[np.ndarray, " queries"]:
+    """1-based rank of each query's gold among all passages of the pool, by inner product.
 
     Queries are scored block by block, so memory holds one block of scores beside the embeddings.
     On ties the earlier passage ranks first.
 
     Example:
-        Query (1, 0); passages (0.5, 0), (2, 0), (1, 0), gold 2: rank 2, reciprocal rank 0.5.
+        Query (1, 0); passages (0.5, 0), (2, 0), (1, 0), gold 2: rank 2.
 
     Args:
         query_embeddings: one row per query.
@@ -151,7 +127,7 @@ def rank_in_pool(
         block: queries scored at once; None keeps the scores within 256 MiB.
 
     Returns:
-        Average rank, mean reciprocal rank, and the ranks.
+        The ranks.
     """
     queries, golds = np.asarray(query_embeddings), np.asarray(positive_index, np.int32)
     passages = jnp.asarray(passage_embeddings, jnp.float32)
@@ -162,8 +138,7 @@ def rank_in_pool(
     for start in progress.track(range(0, len(queries), block), "rank golds", unit="block"):
         rows = np.arange(start, start + block).clip(max=len(queries) - 1)
         ranks.append(np.asarray(_rank_block(queries[rows], passages, golds[rows])))
-    rank = np.concatenate(ranks)[: len(queries)]
-    return RankMetrics(average_rank=float(rank.mean()), mrr=float((1.0 / rank).mean()), rank=rank)
+    return np.concatenate(ranks)[: len(queries)]
 
 
 @jax.jit

@@ -19,7 +19,7 @@ from taser_jax.commands.analyze import AnalysisConfig, analyze
 from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import MeshConfig
-from taser_jax.devices.partitioning import parameter_paths
+from taser_jax.devices.partitioning import leaves_by_path
 from taser_jax.evaluation.specialty import Specialty
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import DualEncoder
@@ -212,7 +212,7 @@ def test_it_leaves_tables_and_figures_with_their_data(analyzed):
     assert float(whole["task-specific"]) == pytest.approx(total.share(Specialty.SPECIFIC), abs=1e-6)
     sizes = {r["parameter"]: int(r["size"]) for r in rows if r["model"] == "naive"}
     shapes = abstract_params(DualEncoder(tiny_training.model_config()))
-    assert sizes.keys() - {"all"} == set(parameter_paths(shapes))
+    assert sizes.keys() - {"all"} == set(leaves_by_path(shapes))
     assert sum(sizes.values()) == 2 * total.size
     entropy = list(csv.DictReader((directory / "entropy.csv").open()))
     shares = [float(r["share"]) for r in entropy if (r["model"], r["step"]) == ("tsage", "4")]

@@ -229,7 +229,7 @@ def with_a_larger_vocabulary(directory):
 @pytest.mark.parametrize(
     ("facts", "change", "settings", "told"),
     [
-        (FACTS, without_vocabulary, {}, ("vocabulary is missing",)),
+        (FACTS, without_vocabulary, {}, ("no BERT vocabulary in this",)),
         (
             FACTS,
             with_a_larger_vocabulary,

@@ -54,9 +54,9 @@ def test_mesh_shapes(config, shape):
         (
             MeshConfig(model=3),
             r"3 devices or a multiple.*data -1, .*model 3\); there are 8 devices\n"
-            r".*replica 1, data 4, fsdp 1, model 2 would fit",
+            r".*let the axes multiply to 8; one of -1",
         ),
-        (MeshConfig(fsdp=16), "replica 1, data 1, fsdp 8, model 1 would fit"),
+        (MeshConfig(fsdp=16), "a mesh of 16 devices or a multiple"),
         (MeshConfig(data=4), r"a mesh of 4 devices \(replica 1, data 4"),
         (MeshConfig(data=16), "a mesh of 16 devices"),
         (MeshConfig(fsdp=-1), "-1 for data and fsdp"),

@@ -13,7 +13,7 @@ from mutations import mutated
 from sentence_models import save_bert_pieces
 
 from taser_jax.data.text.vocabularies import load_vocabulary, train_vocabulary
-from taser_jax.interop.t5x import read_t5x_checkpoint
+from taser_jax.interop.t5x import read_t5x
 from taser_jax.storage.errors import TaserError
 
 TARGET = {
@@ -51,8 +51,8 @@ def use_vocabulary(path: pathlib.Path) -> None:
 Act = Callable[[pathlib.Path], object]
 # Name -> (what writes the directory, what reads it or one of its files, that file).
 DIRECTORIES: dict[str, tuple[Act, Act, str | None]] = {
-    "t5x": (legacy, read_t5x_checkpoint, None),
-    "t5x orbax": (orbax, read_t5x_checkpoint, None),
+    "t5x": (legacy, read_t5x, None),
+    "t5x orbax": (orbax, read_t5x, None),
     "wordpiece": (vocabulary("wordpiece"), use_vocabulary, None),
     "sentencepiece": (vocabulary("sentencepiece"), use_vocabulary, None),
     # Without vocabulary.json, which would say that it was changed.

@@ -1,10 +1,10 @@
 import dataclasses
 import json
-import pathlib
 
 import numpy as np
 import pytest
 
+from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
 from taser_jax.interop.export_source import (
     CardTexts,
@@ -21,12 +21,13 @@ from taser_jax.models.dual_encoder import Normalization, Towers
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 
+VOCABULARY = WordPieceVocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a"])
 TEXTS = CardTexts("stablehlo", "Programs.", "answer = 6 * 7", ("jax",))
 
 
 @pytest.fixture
 def source(tmp_path):
-    (tmp_path / "vocabulary.json").write_text(json.dumps({"fingerprint": "77b1"}))
+    VOCABULARY.save(str(tmp_path))
     return ExportSource(
         config=DualEncoderConfig(
             bert=BertConfig(embed_dim=24, num_layers=6), experts=ExpertConfig(num_experts=2)
@@ -55,7 +56,7 @@ def test_card_has_model_lengths_data_metrics_and_how_to_load_it(source):
         "| encoder | BERT, 6 blocks of width 24 |",
         "| experts | 2, by deterministic routing |",
         "| model fingerprint | `0f3a` |",
-        "| vocabulary fingerprint | `77b1` |",
+        f"| vocabulary fingerprint | `{VOCABULARY.fingerprint}` |",
         "| data fingerprint | d474 |",
         "| negatives per query | 31 = 16 x 2 - 1 |",
         "| nq R@20 | 0.8123 |",
@@ -141,7 +142,7 @@ def test_metadata_holds_the_whole_of_it(source):
     assert found == {
         "format_version": 1,
         "format": "onnx",
-        "fingerprints": {"model": "0f3a", "vocabulary": "77b1", "data": "d474"},
+        "fingerprints": {"model": "0f3a", "vocabulary": VOCABULARY.fingerprint, "data": "d474"},
         "parameters": 17,
         "embedding_dim": 24,
         "query_length": 32,
@@ -161,11 +162,6 @@ def test_files_are_the_two_texts(source, tmp_path):
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == card(source, TEXTS)
     facts = json.loads((tmp_path / "export.json").read_text(encoding="utf-8"))
     assert facts == metadata(source, "stablehlo")
-
-
-def test_a_vocabulary_that_says_nothing_of_itself_is_unknown(source):
-    elsewhere = dataclasses.replace(source, vocabulary_dir=pathlib.Path("nowhere"))
-    assert metadata(elsewhere, "onnx")["fingerprints"]["vocabulary"] == "unknown"
 
 
 @pytest.mark.parametrize(

@@ -62,15 +62,6 @@ def test_a_path_alone_gives_the_same_embeddings_bit_for_bit(name, role):
     assert not np.allclose(embed(plain_config, wrong, role), expected)
 
 
-@pytest.mark.parametrize("routing", [Routing.SEQUENCE, Routing.TOKEN])
-@pytest.mark.parametrize("towers", Towers)
-def test_learned_routing_is_no_plain_bert(routing, towers):
-    experts = ExpertConfig(num_experts=3, routing=routing)
-    config = DualEncoderConfig(bert=BERT, experts=experts, towers=towers)
-    with pytest.raises(ConfigError, match=f"(?s){routing.value}.*saved_model or stablehlo"):
-        plain_encoder({}, config, Role.QUERY)
-
-
 def test_every_expert_of_a_group_is_a_copy_of_its_roles():
     config = MODELS["taser of 4"]
     params = random_params(config)
@@ -118,15 +109,3 @@ def test_paths_that_differ_where_the_encoder_is_tied():
     passage["layers_0"]["attention"]["query"]["bias"] += 1
     with pytest.raises(ConfigError, match="layers_0/attention/query/bias of the query encoder"):
         from_plain_encoders(query, passage, config=config, params=params)
-
-
-def test_trees_that_do_not_fit():
-    config = MODELS["shared"]
-    params = random_params(config)
-    plain = plain_encoder(params, config, Role.QUERY)
-    shallow = {name: value for name, value in plain.items() if name != "layers_2"}
-    with pytest.raises(ConfigError, match="no parameter layers_2/attention"):
-        from_plain_encoders(shallow, shallow, config=config, params=params)
-    wide = jax.tree.map(lambda leaf: np.concatenate([leaf, leaf]), plain)
-    with pytest.raises(ConfigError, match=r"(?s)would have shape.*pretrained_bert"):
-        from_plain_encoders(wide, wide, config=config, params=params)

@@ -8,9 +8,10 @@ import pytest
 from bert_checkpoints import random_tensors, write_checkpoint
 from safetensors.numpy import save_file
 
-from taser_jax.interop.bert import encoder_from_tensors, encoder_to_tensors, plain_encoder
+from taser_jax.interop.bert import bert_leaves, encoder_from_tensors, plain_encoder
 from taser_jax.interop.bert_formats import bert_config, config_to_json
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
+from taser_jax.interop.tensors import params_to_tensors
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
@@ -60,7 +61,7 @@ def test_sizes_come_from_the_checkpoint(checkpoint):
         attention_dropout_rate=0.3,
         dtype="bfloat16",
         remat=Remat.BLOCK,
-        attention=AttentionKernel.DOT_PRODUCT,
+        attention=AttentionKernel.CUDNN,
     )
     config = pretrained_bert(str(checkpoint), numerics=numerics)
     assert config == BertConfig(
@@ -75,7 +76,7 @@ def test_sizes_come_from_the_checkpoint(checkpoint):
         attention_dropout_rate=0.3,
         dtype="bfloat16",
         remat=Remat.BLOCK,
-        attention=AttentionKernel.DOT_PRODUCT,
+        attention=AttentionKernel.CUDNN,
     )
     assert pretrained_bert(checkpoint, num_layers=3).num_layers == 3
 
@@ -129,7 +130,7 @@ def test_both_paths_through_files_and_back(checkpoint, tmp_path, changes):
     for role in Role:
         directory = tmp_path / role.value
         directory.mkdir()
-        tensors = encoder_to_tensors(plain_encoder(params, config, role), config.bert)
+        tensors = params_to_tensors(plain_encoder(params, config, role), bert_leaves(config.bert))
         save_file(tensors, directory / "model.safetensors")
         text = json.dumps(config_to_json(config.bert))
         (directory / "config.json").write_text(text, encoding="utf-8")

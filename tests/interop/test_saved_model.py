@@ -28,6 +28,7 @@ from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import Pooling
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import Routing
+from taser_jax.storage.errors import TaserError
 from taser_jax.storage.records import Passage
 
 pytestmark = pytest.mark.slow
@@ -213,3 +214,9 @@ def test_bfloat16_activations_and_texts_as_in_training(wide):
     other = expected_passages(unprompted, [""] * len(TEXTS), TEXTS)
     assert (np.abs(passages - other).max(axis=1) > 0.1 * scale).all()
     assert found.dtype == np.float32
+
+
+def test_texts_need_room_for_special_tokens(tmp_path):
+    source = dataclasses.replace(tiny_source(tmp_path), query_length=3)
+    with pytest.raises(TaserError, match=r"length 3(.|\n)*4 tokens or more"):
+        export_saved_model(source, tmp_path)

@@ -23,7 +23,6 @@ from taser_jax.interop.sentence_transformers import (
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import Normalization, Towers
-from taser_jax.models.fusion import T5FusionConfig
 from taser_jax.models.t5 import PositionBias
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.storage.errors import ConfigError
@@ -151,10 +150,6 @@ def test_a_projection_that_is_more_than_a_kernel_is_refused(tmp_path, changes, m
         read_projection(tmp_path)
 
 
-def test_documents_of_a_memory_are_refused_and_onnx_is_of_berts(vocabulary, tmp_path):
-    source = t5_source(tmp_path, vocabulary)
-    fusing = dataclasses.replace(source, config=T5FusionConfig(t5=source.config.t5))
-    with pytest.raises(ConfigError, match="reads documents of a memory"):
-        export_sentence_transformers(fusing, tmp_path)
+def test_onnx_is_of_berts():
     with pytest.raises(ConfigError, match="'onnx' is a format of BERTs"):
         check_plain(T5DualEncoderConfig(embedding=T5Embedding.ENCODER_MEAN), format="onnx")

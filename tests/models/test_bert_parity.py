@@ -12,7 +12,6 @@ from tiny_bert import BLOCKS, NUM_HEADS, encode, random_params, tiny_bert, tiny_
 from taser_jax.models.batch import Role
 from taser_jax.models.bert import BertEncoder
 from taser_jax.models.bert_dual_encoder import Pooling
-from taser_jax.models.bert_layers import AttentionKernel
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import (
     ExpertConfig,
@@ -48,10 +47,8 @@ def test_deterministic_experts(role, pooling):
     np.testing.assert_allclose(embeddings, np.stack(expected), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("kernel", [AttentionKernel.EINSUM, AttentionKernel.DOT_PRODUCT])
-def test_all_hidden_states_of_real_tokens(kernel):
-    config = tiny_bert(attention=kernel)
-    encoder = BertEncoder(config, ExpertConfig(num_experts=2, blocks=BLOCKS))
+def test_all_hidden_states_of_real_tokens():
+    encoder = BertEncoder(tiny_bert(), ExpertConfig(num_experts=2, blocks=BLOCKS))
     params, tokens = random_params(tiny_model(experts={"num_experts": 2})), tiny_tokens()
     run = jax.jit(functools.partial(encoder.apply, role=Role.PASSAGE))
     hidden, statistics = run({"params": params["encoder"]}, tokens)

@@ -116,4 +116,4 @@ def test_any_configuration_is_built_and_sized():
     assert T5DualEncoderConfig(projection_dim=3).embedding_dim == 3
     assert (t5.transformer.remat, bert.transformer.remat) == (Remat.BLOCK, Remat.NONE)
     for config in (t5, bert):
-        assert config.with_vocabulary_size(77).transformer.vocab_size == 77
+        assert config.with_transformer(vocab_size=77).transformer.vocab_size == 77

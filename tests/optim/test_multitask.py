@@ -90,18 +90,14 @@ def test_neither_devices_nor_the_order_of_tasks_change_anything(combiner):
 
 
 @pytest.mark.parametrize("combiner", COMBINERS)
-def test_gradients_without_a_task_axis_and_missing_losses_are_errors(combiner):
+def test_gradients_without_a_task_axis_are_an_error(combiner):
     chain = build_combiner(MultitaskConfig(combiner), tasks=TASKS, total_steps=1)
     state = chain.init(PARAMS)
     gradients, losses = steps(1)[0]
     key = jax.random.key(0)
     alone = jax.tree.map(lambda g: g[0], gradients)
-    with pytest.raises(ConfigError, match="a leading task axis"):
+    with pytest.raises(ConfigError, match=r"(?s)not \(3, .*stack the gradients of each task"):
         chain.update(alone, state, PARAMS, losses=losses, key=key)
-    with pytest.raises(ConfigError, match="one for each of nq, fever, wow"):
-        chain.update(gradients, state, PARAMS, losses=losses[:2], key=key)
-    with pytest.raises(ConfigError, match="no parameters"):
-        chain.update(gradients, state, losses=losses, key=key)
 
 
 def test_tasks_must_be_named_once():

@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from taser_jax.optim.optimizers import make_schedule
+from taser_jax.optim.optimizers import OptimizerConfig, build_schedule
 from taser_jax.storage.errors import ConfigError
 
 
-def rates(steps, **kwargs):
-    schedule = make_schedule(**kwargs)
+def rates(steps, *, total_steps, **settings):
+    schedule = build_schedule(OptimizerConfig(**settings), total_steps)
     return [float(schedule(step)) for step in steps]
 
 
@@ -42,6 +42,5 @@ def test_equals_dprs_formula_over_a_run():
     [{"warmup_steps": 5}, {"warmup_steps": -1}, {"learning_rate": -1.0}, {"floor": -0.1}],
 )
 def test_impossible_numbers(wrong):
-    arguments = {"learning_rate": 1.0, "total_steps": 4} | wrong
     with pytest.raises(ConfigError):
-        make_schedule(**arguments)
+        rates([0], total_steps=4, **wrong)

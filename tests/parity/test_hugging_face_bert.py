@@ -12,10 +12,10 @@ from safetensors.numpy import save_file
 
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.interop.bert import encoder_from_tensors, encoder_to_tensors
+from taser_jax.interop.bert import bert_leaves, encoder_from_tensors
 from taser_jax.interop.bert_formats import bert_config, config_to_json
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
-from taser_jax.interop.tensors import read_tensors
+from taser_jax.interop.tensors import params_to_tensors, read_tensors
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
@@ -182,7 +182,11 @@ def test_what_is_exported_loads_in_transformers(tmp_path):
     config, params = read(tmp_path / "source")
     output = tmp_path / "output"
     output.mkdir()
-    save_file(encoder_to_tensors(params, config), output / "model.safetensors", {"format": "pt"})
+    save_file(
+        params_to_tensors(params, bert_leaves(config)),
+        output / "model.safetensors",
+        {"format": "pt"},
+    )
     (output / "config.json").write_text(json.dumps(config_to_json(config)), encoding="utf-8")
     model, loading = transformers.AutoModel.from_pretrained(
         output, add_pooling_layer=False, output_loading_info=True

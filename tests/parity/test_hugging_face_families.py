@@ -1,6 +1,5 @@
 """Relatives of BERT beside Hugging Face's PyTorch models, with random weights."""
 
-import dataclasses
 import json
 
 import jax
@@ -10,13 +9,13 @@ import pytest
 from hugging_face_parity import relative_error
 from safetensors.numpy import save_file
 
-from taser_jax.interop.bert import encoder_from_tensors, encoder_to_tensors
+from taser_jax.interop.bert import bert_leaves, encoder_from_tensors
 from taser_jax.interop.bert_formats import bert_config, config_to_json
 from taser_jax.interop.pretrained import load_pretrained
-from taser_jax.interop.tensors import read_tensors
+from taser_jax.interop.tensors import params_to_tensors, read_tensors
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertEncoder
-from taser_jax.models.bert_config import AttentionKernel, Family
+from taser_jax.models.bert_config import Family
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params
@@ -118,9 +117,8 @@ def test_hidden_states(saved):
     print(f"{type(model).__name__}: {error:.1e}, {count:,} parameters")
     assert error < 1e-5
 
-    dot_product = dataclasses.replace(config, attention=AttentionKernel.DOT_PRODUCT)
     wider, wider_mask = (np.pad(array, ((0, 0), (0, 5))) for array in (ids, mask))
-    found = our_states(params, dot_product, wider, wider_mask)[:, : mask.shape[1]]
+    found = our_states(params, config, wider, wider_mask)[:, : mask.shape[1]]
     assert relative_error(found, expected, mask) < 1e-5
 
     # The measure itself notices one number of one kernel.
@@ -132,7 +130,7 @@ def test_hidden_states(saved):
 def test_weights_come_back_bit_for_bit(saved, tmp_path):
     model, directory = saved
     config, params = read(directory)
-    tensors = encoder_to_tensors(params, config)
+    tensors = params_to_tensors(params, bert_leaves(config))
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     (tmp_path / "config.json").write_text(json.dumps(config_to_json(config)), encoding="utf-8")
     again, again_params = read(tmp_path)

@@ -9,7 +9,7 @@ from tiny_encoder import TinyEncoder, init, make_batch
 
 from taser_jax.models.batch import Role
 from taser_jax.storage.errors import ConfigError
-from taser_jax.training.batch_loss import check_chunks, encode_in_chunks
+from taser_jax.training.batch_loss import check_chunks, encode_groups
 from taser_jax.training.losses import RoutingRegularizer, contrastive_loss, regularization
 
 REGULARIZER = RoutingRegularizer(weight=0.5)
@@ -46,7 +46,8 @@ def loss_with(model, encode_batch):
 
 def cached(num_chunks):
     def encode_batch(encode, params, tokens, key):
-        return encode_in_chunks(encode, params, tokens, key, num_chunks=num_chunks)
+        (rows,), sums = encode_groups(encode, params, [tokens], [key], num_chunks=num_chunks)
+        return rows, sums
 
     return encode_batch
 
@@ -115,8 +116,8 @@ def test_rows_of_a_chunk_and_their_order():
         jax.debug.callback(lambda rows: seen.append(rows.tolist()), inputs, ordered=True)
         return inputs * params, inputs.sum()
 
-    rows, total = encode_in_chunks(
-        encode, jnp.float32(10.0), jnp.arange(6.0), jax.random.key(0), num_chunks=2
+    (rows,), total = encode_groups(
+        encode, jnp.float32(10.0), [jnp.arange(6.0)], [jax.random.key(0)], num_chunks=2
     )
     jax.effects_barrier()
     assert seen == [[0, 2, 4], [1, 3, 5]]
