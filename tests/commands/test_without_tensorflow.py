@@ -15,6 +15,8 @@ from small_world import SmallWorld, gin
 
 from taser_jax.data.token_store.store import TokenStore
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ["the river", "a mountain", "one king", "his song"]
 SIZES = gin("BertConfig", embed_dim=32, num_layers=1, num_heads=2, head_dim=16, mlp_dim=64)
 SIZES += gin("BertConfig", dropout_rate=0.0, attention_dropout_rate=0.0)
@@ -108,7 +110,6 @@ def test_from_files_to_an_answer(
     assert TokenStore.open(tmp_path / "tokens").tasks == {"q": ["train", "test"]}
 
 
-@pytest.mark.slow
 @pytest.mark.needs("scann")
 def test_all_stages(files: list[str], tmp_path: pathlib.Path):
     directories = {

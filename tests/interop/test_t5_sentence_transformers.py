@@ -104,6 +104,7 @@ def test_embeddings_are_the_models_own(vocabulary, tmp_path, loaded, embedding, 
         np.testing.assert_allclose(embeddings, ours, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_decoders_output_survives_what_others_save(vocabulary, tmp_path, loaded):
     """sentence-transformers saves the encoder alone, and the decoder in its module's folder."""
     source = t5_source(tmp_path, vocabulary, t5={"num_decoder_layers": 2})

@@ -112,6 +112,7 @@ def test_rescaled_initialisation_gives_the_same_outputs(kind):
         assert tower[stack]["relpos_bias"]["rel_embedding"] == 1
 
 
+@pytest.mark.slow
 def test_rematerialisation_changes_no_gradient():
     models = [tiny_t5_model(t5=one_block(remat=r)) for r in Remat]
     params = random_t5_params(models[0])

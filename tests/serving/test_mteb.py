@@ -12,6 +12,8 @@ from capitals import PASSAGES
 from taser_jax import Passage, Retriever
 from taser_jax.serving.mteb import MtebEncoder
 
+pytestmark = pytest.mark.slow
+
 # Query -> text, relevant passage; titles decide some, texts the others.
 QUERIES = {
     "q0": ("the capital of Italy", "p3"),
@@ -70,7 +72,6 @@ def make_task():
     return Capitals()
 
 
-@pytest.mark.slow
 def test_mteb_measures_what_it_measures_of_the_same_weights(
     encoder: MtebEncoder, minilm: pathlib.Path, tmp_path: pathlib.Path
 ):
