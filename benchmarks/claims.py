@@ -108,6 +108,8 @@ class Verdict(enum.StrEnum):
     SHOWN = "shown"
     REFUTED = "refuted"
     UNDECIDED = "undecided"
+    GATE_CLOSED = "gate closed"
+    """A cheap trial, which the claim names, gave less than it asks: the claim itself is not run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,6 +282,17 @@ def verdict(
     if seeds >= planned_seeds and effect >= smallest and min(lows) > bound:
         return Verdict.SHOWN
     return Verdict.UNDECIDED
+
+
+def gate(number: int, pair: Pair, measure: str, *, opens_at: float, command: str) -> Finding:
+    """The trial before a claim's runs: closed below so many points, else the claim is undecided."""
+    line = REGISTERED[number]
+    claim = Claim(line.text, [pair], smallest=opens_at, number=number, headline=line.measures)
+    finding = _finding(claim, measure, command)
+    closed = finding.effect < opens_at
+    return dataclasses.replace(
+        finding, verdict=Verdict.GATE_CLOSED if closed else Verdict.UNDECIDED
+    )
 
 
 def mean_over_tasks(tasks: Mapping[str, Evaluation], measure: str) -> float:

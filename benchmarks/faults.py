@@ -271,7 +271,11 @@ class Trials:
         shutil.rmtree(self._trial, ignore_errors=True)
         self._trial.mkdir()
         told, limit, share = "", None, rng.uniform(0.02, 0.9)
-        ignored = shutil.ignore_patterns(job.output) if kind in ("kill", "full disk") else None
+
+        def without_output(folder: str, names: list[str]) -> list[str]:
+            is_world = pathlib.Path(folder) == self._world
+            return [job.output] if is_world and kind in ("kill", "full disk") else []
+
         written = size(self._world / job.output)
         room = size(self._world) - written + int(share * written)
         is_mounted = kind == "full disk" and mounted(self._trial, room)
@@ -279,7 +283,7 @@ class Trials:
             if kind == "full disk":
                 limit = None if is_mounted else int(10 ** rng.uniform(1.5, 5.5))
                 told = f"room for {share:.0%}" if is_mounted else f"{limit} bytes a file"
-            shutil.copytree(self._world, self._trial, ignore=ignored, dirs_exist_ok=True)
+            shutil.copytree(self._world, self._trial, ignore=without_output, dirs_exist_ok=True)
             yield told, limit, lambda: is_mounted and mounted(self._trial, 1 << 30, again=True)
         finally:
             if is_mounted:
@@ -287,8 +291,9 @@ class Trials:
 
 
 def size(folder: pathlib.Path) -> int:
-    """Bytes of a folder's files on a disk with pages of 4 KiB."""
-    return sum(-(-path.lstat().st_size // 4096) * 4096 for path in folder.rglob("*"))
+    """Bytes of a folder's files on a disk with pages of 4 KiB, on which folders take no room."""
+    files = [path for path in folder.rglob("*") if not path.is_dir()]
+    return sum(-(-path.lstat().st_size // 4096) * 4096 for path in files)
 
 
 def mounted(folder: pathlib.Path, room: int, *, again: bool = False) -> bool:

@@ -11,5 +11,5 @@ if [ $# -lt 3 ]; then
   exit 2
 fi
 export SPLIT=validation QUERIES="${QUERIES:-0.4}" DISTRACTORS="${DISTRACTORS:-0.05}" PASSAGE_LENGTH=64 TARGETS=""
-export RECIPE=runs/moma_gate.gin
+export RECIPE=runs/moma_gate.gin GATE=1
 exec "$(dirname "${BASH_SOURCE[0]}")/run.sh" "$@" --gin.STATES_DIR="'$2/states'"

@@ -10,7 +10,7 @@
 # row, with its spread over seeds, and intervals against no memory; it grows with every seed.
 # SEEDS ("0"), ROWS ("none fixed learned": no memory, without learning, MoMA), PASSAGE_LENGTH (256 tokens), TARGETS;
 # split_data.py says what QUERIES, DISTRACTORS and TARGET_DISTRACTORS leave out, and what SPLIT tests on. gate.sh is
-# the gate of claim 9.
+# the gate of claim 9 (GATE=1).
 set -euo pipefail
 if [ $# -lt 3 ]; then
   sed -n '2,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
@@ -66,5 +66,5 @@ for seed in ${SEEDS:-0}; do
     --gin.MEMORIES="{'source': '$tokens/source', 'wiki': '$tokens/wiki', 'ontology': '$tokens/ontology'}" \
     --gin.TARGETS="{$target_tokens}" \
     --gin.RANDOM_SEED="$seed" "$@"
-  python "$here/table.py" "$output_dir"
+  python "$here/table.py" "$output_dir" ${GATE:+--gate}
 done

@@ -155,6 +155,22 @@ def test_claim_9_is_about_its_four_targets(tmp_path):
     assert effects == {9: (True, pytest.approx(50.0)), None: (False, pytest.approx(38.0))}
 
 
+@pytest.mark.parametrize(("hits", "verdict"), [(2, "gate closed"), (4, "undecided")])
+def test_the_gate_asks_the_last_episode_of_the_source(tmp_path, hits, verdict):
+    ids = tuple(f"q{number}" for number in range(10))
+    rows = {"No memory (episode-1)": 1, "No memory (episode-2)": 3, "MoMA (episode-1)": 9}
+    rows |= {"MoMA (episode-2)": hits, "MoMA without learning (episode-2)": 9}
+    for system, count in rows.items():
+        values = Evaluation(ids, {"nDCG@10": (np.arange(10) < count).astype(np.float64)})
+        write_row(tmp_path / "seed-0", system, {"squad": values}, split="test")
+    command = [sys.executable, FOLDER / "table.py", tmp_path, "--gate"]
+    subprocess.run(command, check=True, capture_output=True)
+    first = json.loads((tmp_path / "claims.json").read_text())[0]
+    assert (first["number"], first["headline"], first["verdict"]) == (9, True, verdict)
+    assert first["effect"] == pytest.approx(10 * (hits - 3))
+    assert first["command"].startswith("benchmarks/moma_mini/gate.sh ")
+
+
 def write_shares(path: pathlib.Path, task: str, **shares: float) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     line = {"task": task, "attention": shares, "queries_with_gold": 0.5}
