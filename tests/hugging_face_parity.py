@@ -35,6 +35,16 @@ def hidden_states(params, config, ids, mask):
     return np.stack([states["embeddings"]["__call__"][0], *blocks])
 
 
+def last_states(params, config, ids, mask):
+    """What the encoder returns. [batch, length, embed]"""
+
+    @jax.jit
+    def run(params, tokens):
+        return BertEncoder(config).apply({"params": params}, tokens, role=Role.QUERY)[0]
+
+    return np.asarray(run(params, Tokens(jnp.asarray(ids, jnp.int32), jnp.asarray(mask))))
+
+
 def relative_error(found, expected, mask=None):
     """The largest |found - expected| / |expected| of any vector at a real token."""
     error = np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)

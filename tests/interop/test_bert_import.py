@@ -7,10 +7,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from bert_checkpoints import CONFIG, random_tensors, tensor_shapes, write_checkpoint, write_config
-from hugging_face_parity import hidden_states, relative_error
+from hugging_face_parity import hidden_states, last_states, relative_error
 
 from taser_jax.interop.bert import bert_leaves, encoder_from_tensors
-from taser_jax.interop.bert_formats import bert_config, config_to_json
+from taser_jax.interop.bert_formats import FORMATS, bert_config, config_to_json
 from taser_jax.interop.pretrained import pretrained_bert
 from taser_jax.interop.tensors import params_to_tensors
 from taser_jax.models.bert_config import BertConfig, Family
@@ -47,6 +47,16 @@ def test_hidden_states_are_hugging_faces(golden, tmp_path, inputs):
     # The measure itself notices one number of one bias.
     params["layers_1"]["mlp"]["wo"]["bias"][3] += 1e-2
     assert relative_error(hidden_states(params, config, ids, mask), expected, mask) > 1e-4
+
+
+@pytest.mark.parametrize("kind", [name.architecture for name in FORMATS.values()][1:])
+def test_hidden_states_of_berts_relatives_are_hugging_faces(tmp_path, kind):
+    golden = np.load(GOLDEN / "bert_families.npz")
+    arrays = {n.removeprefix(f"{kind}/"): golden[n] for n in golden.files if n.startswith(kind)}
+    config, tensors = golden_model(arrays, tmp_path)
+    params = encoder_from_tensors(tensors, config, where="golden")
+    ids, mask, expected = (arrays[name] for name in ("ids", "mask", "hidden_states"))
+    assert relative_error(last_states(params, config, ids, mask), expected, mask) < 1e-5
 
 
 def test_config(tmp_path):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hugging_face_parity import relative_error
+from hugging_face_parity import last_states, relative_error
 from safetensors.numpy import save_file
 
 from taser_jax.interop.bert import bert_leaves, encoder_from_tensors
@@ -14,7 +14,6 @@ from taser_jax.interop.bert_formats import bert_config, config_to_json
 from taser_jax.interop.pretrained import load_pretrained
 from taser_jax.interop.tensors import params_to_tensors, read_tensors
 from taser_jax.models.batch import Role, Tokens
-from taser_jax.models.bert import BertEncoder
 from taser_jax.models.bert_config import Family
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import DualEncoder
@@ -98,32 +97,24 @@ def read(directory):
     return config, encoder_from_tensors(read_tensors(directory), config, where="x")
 
 
-def our_states(params, config, ids, mask):
-    @jax.jit
-    def run(params, tokens):
-        return BertEncoder(config).apply({"params": params}, tokens, role=Role.QUERY)[0]
-
-    return np.asarray(run(params, Tokens(jnp.asarray(ids, jnp.int32), jnp.asarray(mask))))
-
-
 def test_hidden_states(saved):
     model, directory = saved
     config, params = read(directory)
     ids, mask = inputs(model)
     expected = torch_states(model, ids, mask)
-    found = our_states(params, config, ids, mask)
+    found = last_states(params, config, ids, mask)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     error = relative_error(found, expected, mask)
     print(f"{type(model).__name__}: {error:.1e}, {count:,} parameters")
     assert error < 1e-5
 
     wider, wider_mask = (np.pad(array, ((0, 0), (0, 5))) for array in (ids, mask))
-    found = our_states(params, config, wider, wider_mask)[:, : mask.shape[1]]
+    found = last_states(params, config, wider, wider_mask)[:, : mask.shape[1]]
     assert relative_error(found, expected, mask) < 1e-5
 
     # The measure itself notices one number of one kernel.
     params["layers_1"]["mlp"]["wo"]["kernel"][3, 3] += 1e-2
-    changed = our_states(params, config, ids, mask)
+    changed = last_states(params, config, ids, mask)
     assert relative_error(changed, expected, mask) > 1e-4
 
 
