@@ -76,7 +76,7 @@ def tpu_multislice(options: argparse.Namespace) -> int:
         --gin.MODEL_DIR=gs://BUCKET/taser --gin.TOKEN_STORE=data
       launch/tpu_multislice.sh --attach NAME --zone=ZONE --slices=N        follows what runs there
 
-    `train` without MESH_REPLICA or MeshConfig.across_slices gets --gin.MESH_REPLICA=N. --slices=1
+    `train` without MESH_REPLICA gets --gin.MESH_REPLICA=N. --slices=1
     is for --max_run_duration. Exit statuses and the last line are those of launch/tpu_vm.sh.
     """
     if options.attach:

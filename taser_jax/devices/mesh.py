@@ -25,26 +25,17 @@ class MeshConfig:
     """Number of devices along each mesh axis; -1, at most once, means all remaining devices.
 
     Attributes:
-        replica: parts of the batch, with everything else copied; for the slowest links (between the
-            slices of a multi-slice job).
+        replica: parts of the batch, with everything else copied. It spans the slices of a
+            multi-slice TPU job, whose links are slow; every other axis stays inside a slice.
         data: parts of the batch; parameters are copied along it.
         fsdp: parts of the batch and of the parameters.
         model: parts of the parameters and of the matrix products with them.
-        across_slices: the axis that spans the slices of a multi-slice TPU job, whose links are
-            slow; every other axis stays inside a slice.
     """
 
     replica: int = 1
     data: int = -1
     fsdp: int = 1
     model: int = 1
-    across_slices: str = "replica"
-
-    def __post_init__(self) -> None:
-        if self.across_slices not in MESH_AXES:
-            problem = f"no mesh axis is named {self.across_slices!r}"
-            fix = f"choose of {', '.join(MESH_AXES)}"
-            raise ConfigError(problem, where="MeshConfig.across_slices", fix=fix)
 
     def shape(self, num_devices: int) -> tuple[int, int, int, int]:
         """Devices along (replica, data, fsdp, model).
@@ -78,7 +69,7 @@ def make_mesh(
 ) -> Mesh:
     """A mesh with axes (replica, data, fsdp, model), neighbours along the last.
 
-    On several TPU slices, `config.across_slices` spans them and the other axes stay inside one.
+    On several TPU slices, `replica` spans them and the other axes stay inside one.
 
     Args:
         config: devices along each axis; None puts all on `data`.
@@ -100,19 +91,17 @@ def device_grid(config: MeshConfig, devices: Sequence[jax.Device]) -> np.ndarray
     slices = len({getattr(device, "slice_index", 0) for device in devices}) if on_tpu else 1
     if slices == 1:
         return _grid(mesh_utils.create_device_mesh, shape, devices)
-    across = MESH_AXES.index(config.across_slices)
-    if shape[across] % slices:
-        axis = config.across_slices
-        problem = f"{shape[across]} devices along {axis}, which must span {slices} slices"
-        fix = f"set {axis} to a multiple of {slices}, or MeshConfig.across_slices to another axis"
+    replicas, *inside = shape
+    if replicas % slices:
+        problem = f"{replicas} devices along replica, which must span {slices} slices"
+        fix = f"set MESH_REPLICA to a multiple of {slices}"
         raise ConfigError(problem, where="mesh", fix=fix)
-    inside, between = list(shape), [1] * len(shape)
-    inside[across], between[across] = shape[across] // slices, slices
+    between = [slices, *(1 for _ in inside)]
     return _grid(
         lambda inner, devices, **options: mesh_utils.create_hybrid_device_mesh(
             inner, between, devices, **options
         ),
-        inside,
+        (replicas // slices, *inside),
         devices,
     )
 

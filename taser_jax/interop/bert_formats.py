@@ -14,7 +14,7 @@ from taser_jax.interop.tensors import read_config
 from taser_jax.models.bert_config import BertConfig, Family, RotaryConfig
 from taser_jax.models.layers import Activation
 from taser_jax.storage.artifacts import read_json
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import Positive, PositiveNumber, Share, read_typed
 
 _ACTIVATIONS = {
@@ -301,22 +301,13 @@ def bert_config(directory: pathlib.Path) -> BertConfig:
             problem = f"{name} is {values[name]!r}; only {constant!r} is implemented"
             raise ConfigError(problem, where=str(path), fix=_ANOTHER)
     fields: dict[str, Any] = {ours: getattr(file, theirs) for ours, theirs in _FIELDS.items()}
-    heads, embed = fields["num_heads"], fields["embed_dim"]
-    if embed % heads:
-        problem = f"hidden_size {embed} is not divisible by num_attention_heads {heads}"
-        raise DataError(problem, where=str(path), fix="the file is damaged: download it again")
     if file.hidden_act not in _ACTIVATIONS:
         problem = f"hidden_act is {file.hidden_act!r}, not one of {', '.join(_ACTIVATIONS)}"
         raise ConfigError(problem, where=str(path), fix=_ANOTHER)
-    first = family.traits.first_position or 0
-    if fields["max_length"] <= first:
-        rows = fields["max_length"]
-        problem = f"max_position_embeddings {rows}, of which {first} are no position"
-        raise DataError(problem, where=str(path), fix="the file is damaged: download it again")
-    fields["max_length"] -= first
+    fields["max_length"] -= family.traits.first_position or 0
     fields |= {
         "family": family,
-        "head_dim": embed // heads,
+        "head_dim": fields["embed_dim"] // fields["num_heads"],
         "activation": _ACTIVATIONS[file.hidden_act],
         "rotary": _rotary(file, str(path)),
     }

@@ -9,14 +9,13 @@ qrels/<split>.tsv. From there on it is a folder like any other.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 import os
 import pathlib
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TextIO, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from taser_jax.interop.hub import first_line
 from taser_jax.storage.artifacts import FilePath, file_name, replacing
@@ -27,66 +26,36 @@ from taser_jax.storage.publishing import cache_folder
 # Others' names of a split -> BEIR's.
 _DEVELOPMENT = ("dev", "val", "valid", "validation")
 _SPLITS = {"train": "train", **dict.fromkeys(_DEVELOPMENT, "dev"), "test": "test"}
-TextT = TypeVar("TextT")
 
 
-@dataclasses.dataclass
-class _Task:
-    """What BEIR's files hold.
-
-    Attributes:
-        passages: id -> title, text.
-        queries: id -> text.
-        qrels: split -> query -> passage -> grade.
-    """
-
-    passages: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
-    queries: dict[str, str] = dataclasses.field(default_factory=dict)
-    qrels: dict[str, dict[str, dict[str, int]]] = dataclasses.field(default_factory=dict)
-
-    def add(
-        self,
-        split: str,
-        passages: Iterable[tuple[str, str, str]],
-        queries: Iterable[tuple[str, str]],
-        judged: Iterable[tuple[str, str, int]],
-    ) -> None:
-        """Adds a split, whose passages may be there already.
-
-        Raises:
-            DataError: an id has two texts.
-        """
-        for id, title, text in passages:
-            _add(self.passages, id, (title, text), "passage")
-        for id, text in queries:
-            _add(self.queries, id, text, "query")
-        grades = self.qrels.setdefault(split, {})
-        for query, passage, grade in judged:
-            grades.setdefault(query, {})[passage] = grade
-
-    def write(self, folder: pathlib.Path) -> None:
-        """Writes the files into a new folder."""
-        (folder / "qrels").mkdir(parents=True)
-        with open(folder / "corpus.jsonl", "w", encoding="utf-8") as file:
-            for id, (title, text) in self.passages.items():
-                _write_line(file, {"_id": id, "title": title, "text": text})
-        with open(folder / "queries.jsonl", "w", encoding="utf-8") as file:
-            for id, text in self.queries.items():
-                _write_line(file, {"_id": id, "text": text})
-        for split, grades in self.qrels.items():
-            with open(folder / "qrels" / f"{split}.tsv", "w", encoding="utf-8") as file:
-                file.write("query-id\tcorpus-id\tscore\n")
-                for query, judged in grades.items():
-                    file.writelines(f"{query}\t{id}\t{grade}\n" for id, grade in judged.items())
+# A split's name; its passages (id, title, text), queries (id, text) and judgements (query, passage,
+# grade).
+_Split = tuple[
+    str,
+    Iterable[tuple[str, str, str]],
+    Iterable[tuple[str, str]],
+    Iterable[tuple[str, str, int]],
+]
 
 
-def _add(texts: dict[str, TextT], id: str, text: TextT, kind: str) -> None:
-    if texts.setdefault(id, text) != text:
-        raise DataError(f"{kind} {id!r} has two texts", where="splits", fix="name one split")
-
-
-def _write_line(file: TextIO, value: object) -> None:
-    file.write(json.dumps(value, ensure_ascii=False) + "\n")
+def _write(splits: Iterable[_Split], folder: pathlib.Path) -> None:
+    """Writes BEIR's files into a new folder; splits may share passages and queries."""
+    passages: dict[str, dict[str, str]] = {}
+    queries: dict[str, dict[str, str]] = {}
+    qrels: dict[str, dict[tuple[str, str], int]] = {}
+    for split, texts, questions, judged in splits:
+        passages |= {id: {"_id": id, "title": title, "text": text} for id, title, text in texts}
+        queries |= {id: {"_id": id, "text": text} for id, text in questions}
+        qrels.setdefault(split, {}).update({(query, id): grade for query, id, grade in judged})
+    (folder / "qrels").mkdir(parents=True)
+    for name, records in (("corpus", passages), ("queries", queries)):
+        with open(folder / f"{name}.jsonl", "w", encoding="utf-8") as file:
+            for record in records.values():
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    for split, grades in qrels.items():
+        with open(folder / "qrels" / f"{split}.tsv", "w", encoding="utf-8") as file:
+            file.write("query-id\tcorpus-id\tscore\n")
+            file.writelines(f"{query}\t{id}\t{grade}\n" for (query, id), grade in grades.items())
 
 
 def local(
@@ -127,7 +96,7 @@ def as_folder(name: FilePath) -> FilePath:
         raise ConfigError(f"{library} is not installed", where=str(name), fix=fix) from error
     with phase(f"read {name}"), replacing(folder, recorded=False) as scratch:
         try:
-            read = _READERS[library](module, task)
+            _write(_READERS[library](module, task), pathlib.Path(scratch))
         except (ConfigError, DataError):
             raise
         except KeyError as error:
@@ -140,12 +109,11 @@ def as_folder(name: FilePath) -> FilePath:
             raise DataError(
                 f"{library} could not read it: {reason}", where=str(name), fix=fix
             ) from error
-        read.write(pathlib.Path(scratch))
     return str(folder)
 
 
-def _of_mteb(mteb: types.ModuleType, name: str) -> _Task:
-    task, result = mteb.get_task(name), _Task()
+def _of_mteb(mteb: types.ModuleType, name: str) -> Iterator[_Split]:
+    task = mteb.get_task(name)
     task.load_data()
     if hasattr(task, "convert_v1_dataset_format_to_v2"):
         task.convert_v1_dataset_format_to_v2(num_proc=None)
@@ -158,7 +126,7 @@ def _of_mteb(mteb: types.ModuleType, name: str) -> _Task:
             raise _unfit(name, "no relevant passages", "choose a task of type Retrieval")
         if data.get("top_ranked") or "instruction" in data["queries"].column_names:
             raise _unfit(name, "candidates or instructions", "choose a task of type Retrieval")
-        result.add(
+        yield (
             _SPLITS.get(split, "test"),
             ((row["id"], row.get("title") or "", row["text"]) for row in data["corpus"]),
             ((row["id"], row["text"]) for row in data["queries"]),
@@ -168,11 +136,10 @@ def _of_mteb(mteb: types.ModuleType, name: str) -> _Task:
                 for passage, grade in judged.items()
             ),
         )
-    return result
 
 
-def _of_ir_datasets(ir_datasets: types.ModuleType, name: str) -> _Task:
-    whole, result = ir_datasets.load(name), _Task()
+def _of_ir_datasets(ir_datasets: types.ModuleType, name: str) -> Iterator[_Split]:
+    whole = ir_datasets.load(name)
     splits = {_SPLITS.get(name.rpartition("/")[2], "test"): whole}
     if not whole.has_qrels():
         splits = {}
@@ -185,13 +152,12 @@ def _of_ir_datasets(ir_datasets: types.ModuleType, name: str) -> _Task:
     if not splits:
         raise _unfit(name, "no judgements", f"choose one of its parts, such as {name}/test")
     for split, data in splits.items():
-        result.add(
+        yield (
             split,
             ((doc.doc_id, getattr(doc, "title", ""), _text(doc)) for doc in data.docs_iter()),
             ((query.query_id, _text(query)) for query in data.queries_iter()),
             ((judged.query_id, judged.doc_id, judged.relevance) for judged in data.qrels_iter()),
         )
-    return result
 
 
 def _text(record: Any) -> str:
@@ -205,7 +171,7 @@ def _unfit(name: str, content: str, fix: str) -> ConfigError:
     return ConfigError(f"the task has {content}", where=name, expected=expected, fix=fix)
 
 
-_READERS: Mapping[str, Callable[[types.ModuleType, str], _Task]] = {
+_READERS: Mapping[str, Callable[[types.ModuleType, str], Iterator[_Split]]] = {
     "mteb": _of_mteb,
     "ir_datasets": _of_ir_datasets,
 }

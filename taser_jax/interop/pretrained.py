@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import os
 import pathlib
-from collections.abc import Callable
 
 import numpy as np
 
@@ -172,8 +171,9 @@ def pretrained_t5(source: Source, *, numerics: T5Config = T5Config()) -> T5Confi
         DataError: the source does not exist or is damaged.
         ConfigError: another architecture.
     """
+    directory = fetch(source)
     return dataclasses.replace(
-        _open_t5(source, _t5x_tree(source)).config,
+        _t5_sizes(directory, _t5x_tree(directory)),
         dropout_rate=numerics.dropout_rate,
         dtype=numerics.dtype,
         remat=numerics.remat,
@@ -200,11 +200,11 @@ def load_pretrained_t5(source: Source, *, config: T5DualEncoderConfig, params: P
         DataError: the source does not exist or is damaged.
         ConfigError: the dual encoder's sizes are not the checkpoint's; the message has both.
     """
-    tree = _t5x_tree(source)
-    if (trained := _trained_by_t5x(tree, config, params, where=str(source))) is not None:
+    directory = fetch(source)
+    where, tree = str(directory), _t5x_tree(directory)
+    if (trained := _trained_by_t5x(tree, config, params, where=where)) is not None:
         return trained
-    checkpoint = _open_t5(source, tree)
-    model, sizes = config.t5, checkpoint.config
+    model, sizes = config.t5, _t5_sizes(directory, tree)
     if config.embedding is T5Embedding.ENCODER_MEAN:
         model = dataclasses.replace(model, num_decoder_layers=0)
     if not model.num_decoder_layers:
@@ -213,30 +213,34 @@ def load_pretrained_t5(source: Source, *, config: T5DualEncoderConfig, params: P
         sizes,
         model,
         names=_T5_MUST_MATCH,
-        where=checkpoint.where,
+        where=where,
         fix="take the sizes from the checkpoint: t5 = pretrained_t5(source)",
         fixes={"vocab_size": "tokenize with the checkpoint's own vocabulary"},
     )
-    t5 = rescale(checkpoint.read(model), model.initialization)
-    if config.projection_dim is None and checkpoint.projection is not None:
-        width = checkpoint.projection.shape[1]
+    if tree is None:
+        t5 = t5_from_tensors(read_tensors(directory), model, where=where)
+        projection = read_projection(directory)
+    else:
+        t5 = t5_from_t5x(tree, model, where=where)
+        projection = tree.get(_PROJECTION, {}).get("kernel")
+    t5 = rescale(t5, model.initialization)
+    if config.projection_dim is None and projection is not None:
+        width = projection.shape[1]
         logger.warning(
             "%s: its projection to %d dimensions is left out; projection_dim=%d takes it along",
-            *(checkpoint.where, width, width),
+            *(where, width, width),
         )
     towers = {}
     for name in config.tower_names:
         towers[name] = dict(t5)
         if config.projection_dim is not None:
-            kernel = checkpoint.projection
-            if kernel is None:
-                kernel = np.asarray(params[name][_PROJECTION]["kernel"], np.float32)
+            kernel = params[name][_PROJECTION]["kernel"] if projection is None else projection
             expected = (model.embed_dim, config.projection_dim)
             if kernel.shape != expected:
                 problem = f"{_PROJECTION}/kernel has shape {tuple(kernel.shape)}, not {expected}"
                 fix = f"set projection_dim={kernel.shape[1]}"
-                raise ConfigError(problem, where=checkpoint.where, fix=fix)
-            towers[name][_PROJECTION] = {"kernel": kernel}
+                raise ConfigError(problem, where=where, fix=fix)
+            towers[name][_PROJECTION] = {"kernel": np.asarray(kernel, np.float32)}
     return towers
 
 
@@ -261,42 +265,13 @@ def _trained_by_t5x(
     return tree
 
 
-@dataclasses.dataclass(frozen=True)
-class _T5Checkpoint:
-    """A checkpoint before its weights are loaded.
-
-    Attributes:
-        config: its sizes.
-        read: reads the parameters of the encoder, or of encoder and decoder.
-        where: its directory.
-        projection: kernel of the checkpoint's projection; None if it has none.
-    """
-
-    config: T5Config
-    read: Callable[[T5Config], Params]
-    where: str
-    projection: np.ndarray | None = None
-
-
-def _open_t5(source: Source, tree: Params | None) -> _T5Checkpoint:
-    directory = pathlib.Path(fetch(source))
-    where = str(directory)
-    if tree is None:
-        config = t5_config(directory)
-        # Checked before a model of these sizes is created: wrong ones could fill the memory.
-        shapes = read_shapes(directory)
-        if shapes is not None:
-            check_t5_shapes(shapes, config, where=where)
-        return _T5Checkpoint(
-            config,
-            lambda config: t5_from_tensors(read_tensors(directory), config, where=where),
-            where,
-            read_projection(directory),
-        )
-    kernel = tree.get(_PROJECTION, {}).get("kernel")
-    return _T5Checkpoint(
-        t5x_t5_config(tree, where=where),
-        lambda config: t5_from_t5x(tree, config, where=where),
-        where,
-        None if kernel is None else np.asarray(kernel, np.float32),
-    )
+def _t5_sizes(directory: pathlib.Path, tree: Params | None) -> T5Config:
+    """Sizes of a T5X checkpoint's tree, or of a Hugging Face directory."""
+    if tree is not None:
+        return t5x_t5_config(tree, where=str(directory))
+    config = t5_config(directory)
+    # Checked before a model of these sizes is created: wrong ones could fill the memory.
+    shapes = read_shapes(directory)
+    if shapes is not None:
+        check_t5_shapes(shapes, config, where=str(directory))
+    return config

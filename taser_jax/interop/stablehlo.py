@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import json
 import pathlib
 import shutil
@@ -148,7 +147,7 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
     for role, length in lengths.items():
         limit = source.config.max_length or length
         program = lower_encoder(
-            source.config, role, length=limit, lengths=Lengths.UP_TO, task=source.task
+            source.config, role, length=limit, any_length=True, task=source.task
         )
         file = output_dir / f"encode_{role.value}.stablehlo"
         file.write_bytes(program.serialize())
@@ -217,33 +216,26 @@ def _query_folder(kind: str, source: ExportSource) -> str:
     return QUERY_TOKENIZER if prompted or kind == TokenizerJsonVocabulary.kind else VOCABULARY
 
 
-class Lengths(enum.Enum):
-    """Sequence lengths that a program accepts: exactly one, or all up to it."""
-
-    FIXED = "fixed"
-    UP_TO = "up_to"
-
-
 def lower_encoder(
     config: ModelConfig,
     role: Role,
     *,
     length: int,
-    lengths: Lengths = Lengths.FIXED,
+    any_length: bool = False,
     task: str | None = None,
 ) -> export.Exported:
     """Lowers (params, ids, mask) -> embeddings of one role, as at inference.
 
     BERT's attention kernel becomes EINSUM, since cuDNN's exists on one platform only; values agree
     to rounding. The dtype of activations is unchanged. Relative positions are computed during
-    tracing, as are rotary ones, so programs of T5, MPNet, ModernBERT and nomic-bert with UP_TO pad
-    to `length`, and shorter sequences cost as much.
+    tracing, as are rotary ones, so programs of T5, MPNet, ModernBERT and nomic-bert that take any
+    length pad to `length`, and shorter sequences cost as much.
 
     Args:
         config: the dual encoder.
         role: static: selects the tower, and the experts of Det-R.
-        length: tokens of every sequence, or the largest number.
-        lengths: which of the two.
+        length: tokens of every sequence.
+        any_length: whether shorter sequences are accepted, too.
         task: the task whose encoder to lower, if encoders differ by task.
 
     Returns:
@@ -251,7 +243,7 @@ def lower_encoder(
         int32 and mask is bool [batch, length], embeddings are float32 [batch, dim].
     """
     model = DualEncoder(config.portable())
-    pads = lengths is Lengths.UP_TO and config.transformer.by_distance
+    pads = any_length and config.transformer.by_distance
 
     def encode(params: PyTree, ids: jax.Array, mask: jax.Array) -> jax.Array:
         if pads:
@@ -262,7 +254,7 @@ def lower_encoder(
         )
         return encoded.embeddings
 
-    if lengths is Lengths.UP_TO:
+    if any_length:
         limit = f"length <= {length}"
         shape = export.symbolic_shape("batch, length", constraints=[limit])
     else:

@@ -236,15 +236,6 @@ def _check_layers(stack: str, layers: int, expected: int, where: str) -> None:
         raise ConfigError(problem, where=where, fix=_FIX_SIZES)
 
 
-def _find(tree: Params, path: Path) -> Params | None:
-    """The node at a path, or None."""
-    for name in path:
-        if not isinstance(tree, Mapping) or name not in tree:
-            return None
-        tree = tree[name]
-    return tree
-
-
 class _Kind(msgspec.Struct):
     """Read first, since other architectures have other fields."""
 
@@ -333,19 +324,18 @@ def t5x_t5_config(tree: Params, *, where: str) -> T5Config:
         ConfigError: the tree is not a T5.
     """
     tree = unscanned(tree)
-    table = _find(tree, ("token_embedder", "embedding"))
-    first = _find(tree, ("encoder", "layers_0"))
-    biased = isinstance(first, Mapping) and any(path[-1] == "bias" for path in flatten_dict(first))
-    if table is None or not isinstance(first, Mapping) or biased:
-        problem = f"not a T5: the checkpoint has {listed(sorted(flatten_dict(tree, sep='/')))}"
+    flat = flatten_dict(tree)
+    block = {path[2:]: array for path, array in flat.items() if path[:2] == ("encoder", "layers_0")}
+    table = flat.get(("token_embedder", "embedding"))
+    shared = flat.get(("encoder", "relpos_bias", "rel_embedding"))
+    positions = block.get(("relpos_bias", "rel_embedding")) if shared is None else shared
+    query, mlp = block.get(("attention", "query", "kernel")), block.get(("mlp", "wo", "kernel"))
+    biased = any(path[-1] == "bias" for path in block)
+    if biased or table is None or positions is None or query is None or mlp is None:
+        names = sorted("/".join(map(str, path)) for path in flat)
+        problem = f"not a T5: the checkpoint has {listed(names)}"
         raise ConfigError(problem, where=where, fix="give a T5X checkpoint of a T5")
-    shared = _find(tree, ("encoder", "relpos_bias", "rel_embedding"))
-    own = _find(first, ("relpos_bias", "rel_embedding"))
-    positions, query = (own if shared is None else shared), _find(first, ("attention", "query"))
-    gated, mlp = "wi_0" in first.get("mlp", {}), _find(first, ("mlp", "wo", "kernel"))
-    if positions is None or query is None or mlp is None:
-        problem = f"not a T5: a block lacks relpos_bias, attention or mlp: {listed(sorted(first))}"
-        raise ConfigError(problem, where=where, fix="give a T5X checkpoint of a T5")
+    feed_forward = "gated-gelu" if ("mlp", "wi_0", "kernel") in block else "relu"
     heads, buckets = positions.shape
     fields = {
         "vocab_size": table.shape[0],
@@ -353,10 +343,10 @@ def t5x_t5_config(tree: Params, *, where: str) -> T5Config:
         "num_layers": count_layers(tree["encoder"]),
         "num_decoder_layers": count_layers(tree.get("decoder", {})),
         "num_heads": heads,
-        "head_dim": math.prod(query["kernel"].shape[1:]) // heads,
+        "head_dim": math.prod(query.shape[1:]) // heads,
         "mlp_dim": mlp.shape[0],
         "num_buckets": buckets,
-        "mlp_activations": _FEED_FORWARDS["gated-gelu" if gated else "relu"],
+        "mlp_activations": _FEED_FORWARDS[feed_forward],
         "position_bias": PositionBias.PER_LAYER if shared is None else PositionBias.SHARED,
     }
     return T5Config(**fields)

@@ -126,13 +126,9 @@ class ModelConfig(Checked, abc.ABC):
         """
 
     def memory_flops(self, memory: DocumentsShape, *, query_length: int) -> int:
-        """FLOPs that a query's documents add to those of its own blocks.
-
-        Raises:
-            ConfigError: the model cannot take documents.
-        """
+        """FLOPs that a query's documents add to those of its own blocks; 0 without fusion."""
         del memory, query_length
-        raise self.no_fusion()
+        return 0
 
     def documents_shape(self, per_query: int, length: int) -> DocumentsShape:
         """The shape of the documents of queries that have `per_query` of them.

@@ -28,7 +28,6 @@ from taser_jax.optim.task_gradients import (
 )
 from taser_jax.optim.tsage import tsage
 from taser_jax.optim.tsage_options import TSageConfig
-from taser_jax.storage.errors import ConfigError
 
 _SMALLEST_LOSS = 1e-6
 
@@ -321,29 +320,22 @@ def build_combiner(
     """The first link of a multi-task chain.
 
     Args:
-        config: which combiner, and its options.
+        config: which combiner, not the naive sum, and its options.
         tasks: names, in the order of the task axis.
         total_steps: steps of the run, for T-SAGE's burn-in.
         trainable: tree of bool shaped as the parameters; None trains all.
 
     Returns:
         `update(task_grads, state, params, *, losses, key)`; see `task_gradients`.
-
-    Raises:
-        ConfigError: the combiner is the naive sum, which needs no task's gradients.
     """
     match Combiner(config.combiner):
-        case Combiner.NAIVE:
-            raise ConfigError(
-                "the naive sum needs no combiner", fix="add the gradients up (TaskGradients.SUMMED)"
-            )
         case Combiner.PCGRAD:
             return pcgrad(tasks=tasks, trainable=trainable, reduction=config.reduction)
         case Combiner.CGD:
             return cgd(tasks=tasks, trainable=trainable)
         case Combiner.GRADNORM:
             return gradnorm(tasks=tasks, trainable=trainable)
-        case Combiner.TSAGE:
+        case _:
             return tsage(config.tsage, tasks=tasks, total_steps=total_steps, trainable=trainable)
 
 

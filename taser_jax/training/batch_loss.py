@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
@@ -146,29 +146,8 @@ Loss = Callable[..., tuple[jax.Array, StepMetrics]]
 """`loss(params, batch, *, step, task=None) -> (loss, metrics)`."""
 
 
-@runtime_checkable
-class Encoder(Protocol):
-    """A Flax module with a method `encode(tokens, role=, task=, train=) -> Encoded`.
-
-    Attributes:
-        dtype: in which its blocks multiply.
-        query_tasks: tasks whose queries have a tower of their own; empty if all share one.
-    """
-
-    @property
-    def dtype(self) -> str:
-        """In which its blocks multiply."""
-
-    @property
-    def query_tasks(self) -> tuple[str, ...]:
-        """Tasks whose queries have a tower of their own."""
-
-    def apply(self, variables: PyTree, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        """Flax's `Module.apply`."""
-
-
 def make_loss(
-    model: Encoder,
+    model: nn.Module,
     *,
     objective: Objective | None = None,
     num_chunks: int = 1,
@@ -178,7 +157,8 @@ def make_loss(
     """The loss of one batch as a function of the parameters, to be differentiated by the caller.
 
     Args:
-        model: the dual encoder.
+        model: a dual encoder, with a method `encode(tokens, role=, task=, train=) -> Encoded`, the
+            `dtype` of its blocks, and `query_tasks` whose queries have a tower of their own.
         objective: what is minimised; None is `ObjectiveConfig()`.
         num_chunks: number of chunks in which queries, and passages, are encoded.
         seed: the run's seed.
@@ -205,7 +185,7 @@ def make_loss(
             params: Params, tokens: EncoderInput, key: jax.Array
         ) -> tuple[jax.Array, PyTree]:
             dropout, routing = jax.random.split(key)
-            encoded = model.apply(
+            encoded: PyTree = model.apply(
                 {"params": params},
                 tokens,
                 role=role,

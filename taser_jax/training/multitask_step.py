@@ -8,6 +8,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Sequence
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -16,7 +17,7 @@ from jaxtyping import Array, Float, PyTree
 
 from taser_jax.models.batch import Batch
 from taser_jax.optim.task_gradients import Report, check_tasks
-from taser_jax.training.batch_loss import Encoder, make_loss
+from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.objective import Objective, StepMetrics
 from taser_jax.training.state import Params, TrainState, named_key
 from taser_jax.training.step import (
@@ -43,7 +44,7 @@ class TaskGradients(enum.Enum):
 
 
 def make_multitask_step(
-    model: Encoder,
+    model: nn.Module,
     optimizer: optax.GradientTransformation,
     *,
     tasks: Sequence[str],

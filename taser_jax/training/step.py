@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -19,13 +20,13 @@ from taser_jax.models.batch import Batch
 from taser_jax.models.encoded import static_task
 from taser_jax.optim.task_gradients import Report, find_report
 from taser_jax.storage.errors import ConfigError
-from taser_jax.training.batch_loss import Encoder, Loss, make_loss
+from taser_jax.training.batch_loss import Loss, make_loss
 from taser_jax.training.objective import Objective, StepMetrics
 from taser_jax.training.state import Params, SkippedSteps, TrainState, named_key
 
 
 def make_train_step(
-    model: Encoder,
+    model: nn.Module,
     optimizer: optax.GradientTransformation,
     *,
     objective: Objective | None = None,

@@ -14,7 +14,7 @@ from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop.hub import read_encoder_settings
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.interop.sentence_transformers import export_sentence_transformers
-from taser_jax.interop.stablehlo import Lengths, lower_encoder
+from taser_jax.interop.stablehlo import lower_encoder
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert_config import Family, RotaryConfig
 from taser_jax.models.bert_dual_encoder import Pooling
@@ -78,7 +78,7 @@ def test_there_and_back(tmp_path, family, sentence_transformer):
     found = model.encode_document(pairs)
     np.testing.assert_allclose(found, embed(source, Role.PASSAGE, passages), rtol=0, atol=1e-5)
 
-    program = lower_encoder(source.config, Role.QUERY, length=QUERY_LENGTH, lengths=Lengths.UP_TO)
+    program = lower_encoder(source.config, Role.QUERY, length=QUERY_LENGTH, any_length=True)
     for tokens in (queries, Tokens(queries.ids[1:3, :4], queries.mask[1:3, :4])):
         found = program.call(source.params, tokens.ids, tokens.mask)
         np.testing.assert_allclose(found, embed(source, Role.QUERY, tokens), rtol=0, atol=1e-5)

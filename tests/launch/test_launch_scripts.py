@@ -146,7 +146,7 @@ def test_a_pod_is_installed_and_run(stubs):
     assert shlex.split(remote) == ["bash", "taser_jax/launch/_host.sh", *TRAIN[1:]]
 
 
-@pytest.mark.parametrize("given", ["--gin.MESH_REPLICA=4", "--gin.MeshConfig.across_slices=data"])
+@pytest.mark.parametrize("given", ["--gin.MESH_REPLICA=4"])
 def test_a_mesh_that_is_given_stays(stubs, given):
     arguments = (*XPK, "--slices=2", "--dry_run", *TRAIN, given)
     found = stubs.run("gke_xpk.sh", *arguments)

@@ -45,11 +45,6 @@ def test_the_naive_optimiser_takes_summed_gradients(reduction):
         np.testing.assert_allclose(flatten(found), flatten(wanted), rtol=1e-4, atol=1e-6)
 
 
-def test_the_naive_sum_has_no_combiner():
-    with pytest.raises(ConfigError, match="the naive sum"):
-        build_combiner(MultitaskConfig(Combiner.NAIVE), tasks=TASKS, total_steps=1)
-
-
 def test_one_task_gives_the_plain_optimisers_update():
     plain = build_optimizer(OPTIMIZER, PARAMS, total_steps=5)
     problem = steps(3, tasks=1)
