@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ast
 import io
-import itertools
 import pathlib
 import re
 import tokenize
 from collections.abc import Iterator, Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# Command -> (the Gin file that it reads first, the parameter that holds its output). All other
-# commands open their outputs as local paths: gs://BUCKET/x is to them a folder `gs:` on the disk.
-OUTPUTS = {"train": ("runs/train.gin", "train.model_dir")}
+# The Gin file that `train` reads first, and the parameter that holds its output.
+FIRST, OUTPUT = "runs/train.gin", "train.model_dir"
 # A command line that names one of them expects results there.
 ALWAYS_OUTPUTS = ("MODEL_DIR", "OUTPUT_DIR")
 _SKIPPED = (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
@@ -36,16 +34,15 @@ def outputs(words: Sequence[str], *, line_only: bool) -> list[str]:
     Raises:
         KeptError: an output is not in a bucket, or cannot be resolved.
     """
-    command = " ".join(itertools.takewhile(lambda word: not word.startswith("-"), words))
-    if command not in OUTPUTS:
-        raise KeptError(f"of all commands only {', '.join(OUTPUTS)} writes to a bucket")
-    default, parameter = OUTPUTS[command]
-    files, folders, line = _flags(words)
+    if words[0] != "train":
+        # The others open outputs as local paths: gs://BUCKET/x is to them a folder `gs:`.
+        raise KeptError("of all commands only train writes to a bucket")
+    files, folders, line = _flags(words[1:])
     bindings: dict[str, str] = {}
-    for path in (default, *(() if line_only else files)):
+    for path in [FIRST] if line_only else [FIRST, *files]:
         _read(path, folders, bindings)
     bindings.update(line)
-    names = (parameter, *(name for name in ALWAYS_OUTPUTS if name in line))
+    names = (OUTPUT, *(name for name in ALWAYS_OUTPUTS if name in line))
     return list(dict.fromkeys(_address(name, bindings) for name in names))
 
 
@@ -59,17 +56,16 @@ def _flags(words: Sequence[str]) -> tuple[list[str], list[str], dict[str, str]]:
         flag, equals, value = word.partition("=")
         if not flag.startswith(("--gin.", "--gin_")):
             continue
-        if not equals:
-            value = next(rest, "")
+        value = value if equals else next(rest, "")
+        if flag == "--gin_bindings":
+            flag, _, value = f"--gin.{value}".partition("=")
         if flag == "--gin_file":
             files.append(value)
         elif flag == "--gin_search_paths":
             folders += value.split(",")
-        elif flag == "--gin_bindings":
-            name, _, value = value.partition("=")
-            bindings[_selector(name.strip())] = _literal(value.strip())
-        elif flag.startswith("--gin."):
-            bindings[_selector(flag[len("--gin.") :].strip())] = _literal(value.strip())
+        else:
+            name = flag[len("--gin.") :].strip()
+            bindings[_selector(name)] = _literal(value.strip())
     return files, folders, bindings
 
 
@@ -143,14 +139,14 @@ def _literal(value: str) -> str:
 
 def _address(name: str, bindings: dict[str, str]) -> str:
     """The address in a bucket that a parameter or macro holds."""
-    passed: list[str] = []
+    passed = {"gin.REQUIRED"}
     while (text := bindings.get(name, "%gin.REQUIRED")).startswith("%"):
-        if text == "%gin.REQUIRED" or name in passed:
+        if text[1:] in passed:
             raise KeptError(
                 f"{name} is neither on the command line nor in a Gin file that hosts get"
             )
-        passed.append(name)
         name = text[1:]
+        passed.add(name)
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):

@@ -10,109 +10,90 @@ import re
 import shlex
 import sys
 
-from _attempts import AttemptError
-from _options import OF_NEW_TPUS, UsageError
+from _hosts import Hosts, Shell
+from _options import OF_NEW_TPUS, flags
 from _outputs import KeptError, outputs
-from _shell import Shell, read_json
 from _tables import (
     AGAIN,
     BILLED,
     FINISHED,
     KINDS,
-    MEND,
     PRICE_CLASSES,
-    QUOTA,
     STATES,
     TIMED_OUT,
     Kind,
+    LaunchError,
     Move,
-    error_kind,
+    UsageError,
     hourly_price,
+    refusal,
 )
 
 # Marks what this launcher creates, so that it deletes nothing else. Labels allow few characters.
 LAUNCHED_BY = "taser_jax-" + re.sub("[^a-z0-9]", "-", getpass.getuser().lower())[:40]
 # How often a TPU VM is looked at that is neither ready nor gone.
 LOOKS = 30
-INSTALL = (
-    "mkdir -p taser_jax && tar -xzf taser_jax.tgz -C taser_jax && bash taser_jax/launch/_install.sh"
-)
 
 
-def _check_new(options: argparse.Namespace) -> str:
+def _price_class(options: argparse.Namespace) -> str:
     """Checks what a new TPU is to have; returns its class of price."""
     for name in OF_NEW_TPUS:
         if getattr(options, name) and not options.type:
             raise UsageError(f"--{name} applies to a TPU that is created: give its --type")
+    if bool(options.network) != bool(options.subnetwork):
+        raise UsageError("--network and --subnetwork go together: there is no default for one")
     chosen = [text for name, text in PRICE_CLASSES.items() if getattr(options, name)]
     if len(chosen) > 1:
         raise UsageError("choose one of --spot, --reserved, --reservation and --max_run_duration")
-    if bool(options.network) != bool(options.subnetwork):
-        raise UsageError("--network and --subnetwork go together: there is no default for one")
-    for label in filter(None, (options.labels or "").split(",")):
-        if not re.fullmatch(r"[a-z][-a-z0-9_]{0,62}=[-a-z0-9_]{0,63}", label):
-            raise UsageError(
-                f"--labels has '{label}', expected KEY=VALUE of lower-case letters, digits, "
-                "- and _, the key from a letter on"
-            )
-    if options.delete not in (None, "always", "success", "never"):
-        raise UsageError(f"--delete is '{options.delete}', expected always, success or never")
     return chosen[0].format(**vars(options)) if chosen else "on demand"
 
 
 def _kind_of(type_: str, version: str | None) -> Kind:
     """The row of a type."""
     kind, _, size = type_.rpartition("-")
-    if kind in ("tpu7x", "v7x"):
-        raise UsageError(
-            f"--type is '{type_}': there are no TPU VMs of TPU7x; use launch/gke_xpk.sh"
-        )
-    if not re.fullmatch("[a-z0-9]+-[1-9][0-9]*", type_):
-        raise UsageError(f"--type is '{type_}', expected KIND-SIZE, for example v5litepod-16")
-    if kind not in KINDS and not version:
-        known = " ".join(f"{name}-N" for name in KINDS)
-        raise UsageError(
-            f"--type is '{type_}'; known are {known}. For another, give --version=RUNTIME"
-        )
     row = KINDS.get(kind, Kind(1, version, "TPU"))
-    if int(size) % row.cores:
-        raise UsageError(
-            f"--type is '{type_}', expected an even number of cores: {kind} has two to a chip"
-        )
-    return row
+    if kind in ("tpu7x", "v7x"):
+        wrong = ": there are no TPU VMs of TPU7x; use launch/gke_xpk.sh"
+    elif not re.fullmatch("[a-z0-9]+-[1-9][0-9]*", type_):
+        wrong = ", expected KIND-SIZE, for example v5litepod-16"
+    elif not row.runtime:
+        names = " ".join(f"{name}-N" for name in KINDS)
+        wrong = f"; known are {names}. For another, give --version=RUNTIME"
+    elif int(size) % row.cores:
+        wrong = f", expected an even number of cores: {kind} has two to a chip"
+    else:
+        return row
+    raise UsageError(f"--type is '{type_}'{wrong}")
 
 
-class Pod:
-    """One TPU VM, or with --slices several as a queued resource.
+class Pod(Hosts):
+    """One TPU VM, or with --slices several as a queued resource."""
 
-    Args:
-        shell: what runs commands.
-        options: of the command line, `slices` included (0: a TPU VM).
-    """
-
-    install = INSTALL
+    install = "bash taser_jax/launch/_install.sh"
 
     def __init__(self, shell: Shell, options: argparse.Namespace) -> None:
-        self.shell, self.options, self.name = shell, options, options.name
-        self.is_queued = options.slices > 0
+        self.name, self.is_queued = options.name, options.slices > 0
+        nodes = [f"{self.name}-{number}" for number in range(options.slices)] or [self.name]
+        super().__init__(shell, options, nodes)
         self.resource = "queued-resources" if self.is_queued else "tpu-vm"
-        self.nodes = [f"{self.name}-{number}" for number in range(options.slices)] or [self.name]
-        self.price_class = _check_new(options)
-        self.price: float | None = options.price_per_hour
+        self.tunnel = ["--tunnel-through-iap"] if options.iap else []
+        if options.internal_ip and not options.iap:
+            self.tunnel = ["--internal-ip"]
+        self.price_class = _price_class(options)
+        # Of an hour, in dollars.
+        self.price = options.price_per_hour
         if options.type:
             self.row = _kind_of(options.type, options.version)
             options.version = options.version or self.row.runtime
-            self.price, self.price_text = hourly_price(
-                options.type, len(self.nodes), options.price_per_hour
-            )
-            if self.price_class != "on demand":
-                # The list has prices on demand alone; spot costs less, by zone and day.
-                self.price = options.price_per_hour
+            price, self.price_text = hourly_price(options.type, len(nodes), self.price)
+            if self.price_class == "on demand":
+                # The list has no other class; spot costs less, by zone and day.
+                self.price = price
         # Addresses that must hold results before a deletion that nobody has asked for.
         self.outputs: list[str] = []
         # Why the TPU stays.
         self.kept = "as you say" if options.delete == "never" else ""
-        self.is_never = options.delete == "never"
+        self.is_deleted_late = bool(options.type) and not self.kept
         if not options.delete:
             self._decide_deletion()
 
@@ -130,8 +111,7 @@ class Pod:
             except KeptError as reason:
                 self.kept = str(reason)
 
-    def plan(self) -> str:
-        """What the launcher will do, as comments before the commands that --dry_run prints."""
+    def plan(self) -> list[str]:
         options, place = self.options, f"{self.name} in {self.options.zone}"
         lines = [f"{place}: a TPU that exists; none is created"]
         if options.type:
@@ -149,15 +129,11 @@ class Pod:
                 "--service=tpu.googleapis.com "
                 f"--project={options.project or 'PROJECT'} --filter=quotaId:{quota}",
             ]
-        lines.append(
-            f"retries: {options.retries}, after a preemption or while there is no capacity, "
-            f"{options.retry_seconds} s apart"
-        )
+        lines.append(self.retries("after a preemption or while there is no capacity"))
         if options.max_hours:
-            deleted = options.type and not self.is_never
+            deleted = " and the TPU is deleted, with what is on its disks" * self.is_deleted_late
             lines.append(
-                f"time: after {options.max_hours:g} h the run ends"
-                f"{' and the TPU is deleted, with what is on its disks' if deleted else ''}; "
+                f"time: after {options.max_hours:g} h the run ends{deleted}; "
                 "keep the launcher running"
             )
         there = "".join(f", if {address} is not empty" for address in self.outputs)
@@ -167,100 +143,70 @@ class Pod:
             "after a failure or Ctrl-C the TPU stays and is billed",
             "never": f"never ({self.kept}): the TPU stays and is billed",
         }[options.delete]
-        lines.append(f"deletion (--delete={options.delete}): {when}. By hand: {self._by_hand()}")
-        return "\n".join(f"# {line}" for line in lines)
+        by_hand = shlex.join(self._deletion())
+        return [*lines, f"deletion (--delete={options.delete}): {when}. By hand: {by_hand}"]
 
     def words(self, *request: str) -> list[str]:
         """A gcloud command."""
-        options, flags = self.options, []
-        if request[1] in ("ssh", "scp") and (options.iap or options.internal_ip):
-            flags.append("--tunnel-through-iap" if options.iap else "--internal-ip")
-        if request[1] == "ssh":
-            # A connection that is dead is noticed.
-            flags.append("--ssh-flag=-oServerAliveInterval=30")
+        options = self.options
         # gcloud has these in its alpha commands only.
         alpha = ["alpha"] if options.reservation or options.max_run_duration or options.iap else []
-        project = [f"--project={options.project}"] if options.project else []
-        place = [f"--zone={options.zone}", *project, "--quiet"]
-        return ["gcloud", *alpha, "compute", "tpus", *request, *flags, *place]
+        place = [*flags(options, "zone", "project"), "--quiet"]
+        return ["gcloud", *alpha, "compute", "tpus", *request, *place]
 
     def send_words(self, node: str, file: str, name: str) -> list[str]:
-        """Copies a file to the home folder of every host of a node."""
-        return self.words("tpu-vm", "scp", file, f"{node}:{name}", "--worker=all")
+        return self.words("tpu-vm", "scp", file, f"{node}:{name}", "--worker=all", *self.tunnel)
 
     def connect_words(self, node: str, command: str) -> list[str]:
-        """Runs a shell command on every host of a node."""
-        return self.words("tpu-vm", "ssh", node, "--worker=all", f"--command={command}")
-
-    def variables(self, node: str) -> list[str]:
-        """JAX finds the hosts of a TPU by itself."""
-        return []
+        # A connection that is dead is noticed.
+        settings = ("--worker=all", f"--command={command}", *self.tunnel)
+        return self.words("tpu-vm", "ssh", node, *settings, "--ssh-flag=-oServerAliveInterval=30")
 
     def _deletion(self) -> list[str]:
         return self.words(self.resource, "delete", self.name, *(["--force"] * self.is_queued))
 
-    def _by_hand(self) -> str:
-        return shlex.join(self._deletion())
-
     def _create(self) -> None:
         options = self.options
-        flags = [f"--accelerator-type={options.type}", f"--version={options.version}"]
         if self.is_queued:
-            nodes = [f"--node-count={options.slices}", f"--node-prefix={self.name}"]
             # gcloud wants a count of at least 2.
+            nodes = [f"--node-count={options.slices}", f"--node-prefix={self.name}"]
             nodes = nodes if options.slices > 1 else [f"--node-id={self.nodes[0]}"]
-            flags = [*nodes, flags[0], f"--runtime-version={options.version}"]
-        flags += ["--spot"] * options.spot + ["--reserved"] * options.reserved
-        if options.max_run_duration:
-            flags.append("--provisioning-model=flex-start")
-        for name in ("reservation", "max_run_duration", "network", "subnetwork"):
-            value = getattr(options, name)
-            flags += [f"--{name.replace('_', '-')}={value}"] if value else []
-        flags += ["--internal-ips"] * options.internal_ip
-        flags += [f"--service-account={options.service_account}"] * bool(options.service_account)
-        flags += [f"--data-disk={disk}" for disk in options.data_disk]
+            runtime = f"--runtime-version={options.version}"
+        else:
+            nodes, runtime = [], f"--version={options.version}"
         labels = ",".join(filter(None, [f"launcher={LAUNCHED_BY}", options.labels]))
-        flags += [f"--labels={labels}", *options.gcloud]
-        self._request(self.words(self.resource, "create", self.name, *flags))
+        words = [
+            *(*nodes, f"--accelerator-type={options.type}", runtime),
+            *flags(options, "spot", "reserved"),
+            *(["--provisioning-model=flex-start"] if options.max_run_duration else []),
+            *flags(options, "reservation", "max_run_duration", "network", "subnetwork"),
+            *(["--internal-ips"] if options.internal_ip else []),
+            *flags(options, "service_account", "data_disk"),
+            *(f"--labels={labels}", *options.gcloud),
+        ]
+        self._request(self.words(self.resource, "create", self.name, *words))
 
     def _request(self, words: list[str]) -> None:
         """Asks gcloud for a change."""
         if self.shell.dry_run:
             self.shell.step(words)
             return
-        status, errors = self.shell.request(words)
+        print(shlex.join(words[:6]), "...", file=sys.stderr)
+        status, _, errors = self.shell.ask(words)
+        sys.stderr.write(errors)
         if status:
-            raise self._refused(errors)
-
-    def _refused(self, report: str) -> AttemptError:
-        """What an error of gcloud means for the attempt."""
-        kind, words = error_kind(report)
-        if kind is None:
-            print(
-                "  types of this zone: gcloud compute tpus tpu-vm accelerator-types list "
-                f"--zone={self.options.zone}; runtimes: versions list",
-                file=sys.stderr,
-            )
-            return AttemptError(MEND)
-        if kind.reason == QUOTA:
-            print(
-                f"error: {kind.reason}: {words}\n  fix: ask for more of it, or take another "
-                "--zone, --type or price; --spot has its own, --internal_ip needs no address",
-                file=sys.stderr,
-            )
-        return AttemptError(kind.status, kind.reason)
+            raise refusal(errors, self.options.zone)
 
     def look(self) -> tuple[str, dict]:
         """The resource's state, ABSENT if it does not exist, and gcloud's description of it.
 
         Raises:
-            AttemptError: gcloud does not say.
+            LaunchError: gcloud does not say.
         """
-        status, output, errors = self.shell.ask(
-            self.words(self.resource, "describe", self.name, "--format=json")
-        )
+        words = self.words(self.resource, "describe", self.name, "--format=json")
+        status, output, errors = self.shell.ask(words)
         if status == 0:
-            description = read_json(output) or {}
+            description = json.loads(output or "{}")
             state = description.get("state")
             if self.is_queued and state:
                 state = state.get("state")
@@ -268,17 +214,16 @@ class Pod:
         if re.search(r"\bNOT_FOUND\b", errors):
             return "ABSENT", {}
         sys.stderr.write(errors)
-        raise self._refused(errors)
+        raise refusal(errors, self.options.zone)
 
     def _move(self, state: str) -> Move:
         # A request has many states in which it waits; a TPU VM of an unknown one may be anything.
         return STATES.get(state, (Move.WAIT if self.is_queued else Move.LEAVE, BILLED))[0]
 
     def is_there(self) -> bool:
-        """Whether the hosts still exist."""
         try:
             return self._move(self.look()[0]) is Move.RUN
-        except AttemptError:
+        except LaunchError:
             return False
 
     def make_ready(self) -> None:
@@ -304,13 +249,17 @@ class Pod:
             if move is Move.LEAVE or not (self.options.type or move is Move.WAIT):
                 raise self._left(state, move)
             if move is Move.WAIT and looks == LOOKS and not self.is_queued:
-                raise AttemptError(AGAIN, f"{what} is still {state}")
+                raise LaunchError(f"{what} is still {state}", AGAIN)
             if move in (Move.REPLACE, Move.FAILED):
                 self._request(self._deletion())
                 if move is Move.FAILED:
-                    raise self._failed(description)
+                    # Only a lack of capacity may change by itself.
+                    why = json.dumps(description["state"])
+                    print(f"{what} FAILED: {why}", file=sys.stderr)
+                    end = refusal(why, self.options.zone)
+                    raise LaunchError(f"{what}: FAILED, {end}", end.status)
                 if is_renewed:
-                    raise AttemptError(AGAIN, f"{what}: {state}")
+                    raise LaunchError(f"{what}: {state}", AGAIN)
                 is_renewed = True
             if move is not Move.WAIT:
                 self._create()
@@ -318,83 +267,66 @@ class Pod:
                     return
             self.shell.sleep(self.options.retry_seconds)
 
-    def _failed(self, description: dict) -> AttemptError:
-        """A queued resource that FAILED: only a lack of capacity may change by itself."""
-        why = json.dumps(description["state"])
-        print(f"queued resource {self.name} FAILED: {why}", file=sys.stderr)
-        end = self._refused(why)
-        end.reason = f"queued resource {self.name}: FAILED, {end.reason}"
-        return end
-
-    def _left(self, state: str, move: Move) -> AttemptError:
-        fix = "give --type=TYPE to create it"
+    def _left(self, state: str, move: Move) -> LaunchError:
+        name, zone, fix = self.name, self.options.zone, "give --type=TYPE to create it"
         if move is Move.LEAVE:
-            fix = (
-                f"gcloud compute tpus tpu-vm start {self.name} --zone={self.options.zone}, "
-                "or delete it so that it is created again"
-            )
-        print(
-            f"error: TPU {self.name} in {self.options.zone} is {state}, expected READY\n"
-            f"  fix: {fix}",
-            file=sys.stderr,
-        )
-        return AttemptError(MEND)
+            start = f"gcloud compute tpus tpu-vm start {name} --zone={zone}"
+            fix = f"{start}, or delete it so that it is created again"
+        return LaunchError(f"TPU {name} in {zone} is {state}, expected READY\n  fix: {fix}")
 
-    def farewell(self, status: int) -> None:
+    def farewell(self, status: int, steps_per_second: float) -> None:
         """Deletes the TPU if that is asked for; the last line says whether it is still billed."""
-        what = f"TPU {self.name}"
-        unknown = f"{what} may still run and be billed; delete it: {self._by_hand()}"
+        if self.price and steps_per_second:
+            cost = self.price / 3600 * 1000 / steps_per_second
+            print(
+                f"cost: about ${cost:.2f} for 1,000 steps, at {steps_per_second:g} steps a second"
+            )
+        what, by_hand = f"TPU {self.name}", shlex.join(self._deletion())
+        last = f"{what} may still run and be billed; delete it: {by_hand}"
         try:
             state, description = self.look()
             if state == "ABSENT":
-                print(f"{what} does not exist; nothing is billed", file=sys.stderr)
+                last = f"{what} does not exist; nothing is billed"
                 return
-            if self._wants_deletion(status) and self._may_delete(description, status):
-                print(f"deleting {what} (--delete={self.options.delete}) ...", file=sys.stderr)
+            kept = self._why_kept(description, status)
+            if not kept:
                 try:
                     self._request(self._deletion())
-                    print(f"{what} was deleted; nothing is billed any more", file=sys.stderr)
+                    last = f"{what} was deleted; nothing is billed any more"
                     return
-                except AttemptError:
-                    self.kept = "gcloud did not delete it"
-        except AttemptError:
-            print(unknown, file=sys.stderr)
+                except LaunchError:
+                    kept = "gcloud did not delete it"
+            bill = STATES.get(state, (None, BILLED))[1]
+            last = f"{what} is {state}{bill} ({kept}): {by_hand}"
+        except LaunchError:
+            # gcloud does not tell the state.
             return
-        except KeyboardInterrupt:
-            print(unknown, file=sys.stderr)
-            raise
-        if self.options.delete == "success" and status != FINISHED:
-            self.kept = self.kept or "the command has not finished; --delete=success"
-        kept = f" ({self.kept})" if self.kept else ""
-        bill = STATES.get(state, (None, BILLED))[1]
-        print(f"{what} is {state}{bill}{kept}: {self._by_hand()}", file=sys.stderr)
+        finally:
+            print(last, file=sys.stderr)
 
-    def _wants_deletion(self, status: int) -> bool:
-        if status == TIMED_OUT and not self.is_never and self.options.type:
-            return True
+    def _why_kept(self, description: dict, status: int) -> str:
+        """Why the TPU stays; "" if it is to be deleted."""
         delete = self.options.delete
-        return delete == "always" or (delete == "success" and status == FINISHED)
-
-    def _may_delete(self, description: dict, status: int) -> bool:
-        """Whether this launcher made it for this user, and results are where they belong."""
+        is_late = status == TIMED_OUT and self.is_deleted_late
+        if not is_late and delete == "never":
+            return self.kept
+        if not is_late and delete == "success" and status != FINISHED:
+            return "the command has not finished; --delete=success"
+        # Only what this launcher made for this user, if results are where they belong.
         node = description
         if self.is_queued:
             node = (description.get("tpu", {}).get("nodeSpec") or [{}])[0].get("node", {})
         if node.get("labels", {}).get("launcher") != LAUNCHED_BY:
-            self.kept = "others made it"
-            return False
+            return "others made it"
         for output in self.outputs if status == FINISHED else ():
             address = output.rstrip("/") + "/"
-            project = [f"--project={self.options.project}"] if self.options.project else []
-            listed, lines, errors = self.shell.ask(
-                ["gcloud", "storage", "ls", address, *project, "--quiet"]
-            )
+            project = flags(self.options, "project")
+            words = ["gcloud", "storage", "ls", address, *project, "--quiet"]
+            listed, lines, errors = self.shell.ask(words)
             sys.stderr.write(errors)
-            # A folder made by hand is an object of that name.
             if listed:
-                self.kept = f"gcloud found nothing in {address}, or could not look"
-            elif not set(lines.splitlines()) - {address, ""}:
-                self.kept = f"{address} is empty"
-            if self.kept:
-                return False
-        return True
+                return f"gcloud found nothing in {address}, or could not look"
+            # A folder made by hand is an object of that name.
+            if not set(lines.splitlines()) - {address, ""}:
+                return f"{address} is empty"
+        return ""

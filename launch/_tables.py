@@ -14,6 +14,23 @@ from typing import NamedTuple
 FINISHED, MEND, TIMED_OUT, AGAIN = 0, 2, 124, 75
 
 
+class LaunchError(Exception):
+    """The end of an attempt, or of the launcher: what was found and, in a second line, the fix.
+
+    Args:
+        text: both.
+        status: AGAIN if a later attempt may succeed; any other is the launcher's exit status.
+    """
+
+    def __init__(self, text: str, status: int = MEND) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class UsageError(LaunchError):
+    """A command line that cannot be."""
+
+
 class Kind(NamedTuple):
     """A kind of TPU.
 
@@ -41,6 +58,13 @@ KINDS = {
     "v5litepod": Kind(1, "v2-alpha-tpuv5-lite", "TPUV5sLitepod", price=1.20),
     "v6e": Kind(1, "v2-alpha-tpuv6e", "TPUV6E"),
 }
+# Options that choose a class of prices.
+PRICE_CLASSES = {
+    "spot": "spot: may be preempted at any time",
+    "reserved": "reserved",
+    "reservation": "reserved: {reservation}",
+    "max_run_duration": "flex-start: each attempt is ended after {max_run_duration}",
+}
 
 
 class Move(enum.Enum):
@@ -66,66 +90,49 @@ STATES = {
     **dict.fromkeys(["REPAIRING", "MAINTENANCE", "STOPPING", "DELETING"], (Move.WAIT, BILLED)),
     **dict.fromkeys(["HIDING", "UNHIDING"], (Move.WAIT, BILLED)),
 }
-
-
-class ErrorKind(NamedTuple):
-    """A kind of error that Google Cloud reports.
-
-    Attributes:
-        reason: in the launcher's words.
-        status: AGAIN if a later attempt may succeed, MEND if somebody must act.
-        pattern: what its report holds, as words of their own.
-    """
-
-    reason: str
-    status: int
-    pattern: str
-
-
-_HTTP = r"(?:[A-Za-z]*(?:[Cc]ode|[Ss]tatus|[Ee]rror)|HTTP)[\"=: (]*(?:429|50[0234])"
-QUOTA = "the project's quota is too small"
-# The first that fits counts: reports of quotas also say RESOURCE_EXHAUSTED, or code 8.
+# Errors that Google Cloud reports: what its report holds as words of their own, what they mean, and
+# whether a later attempt may succeed. The first that fits counts: reports of quotas also say
+# RESOURCE_EXHAUSTED, or code 8.
 ERRORS = (
-    ErrorKind("too many requests", AGAIN, r"per (?:minute|second)|rateLimitExceeded|RATE_LIMIT\w*"),
-    ErrorKind(
-        QUOTA,
-        MEND,
+    (r"per (?:minute|second)|rateLimitExceeded|RATE_LIMIT\w*", "too many requests", AGAIN),
+    (
         r"(?:Quota(?: limit)? '[^']+' (?:has been )?(?:exceeded|exhausted)|[Qq]uota exceeded"
         r"|[Ii]nsufficient (?:\w+ )*quota|QUOTA_EXCEEDED|IN_USE_ADDRESSES)[^\n]*",
+        "the project's quota is too small: {words}\n  fix: ask for more of it, or take another "
+        "--zone, --type or price; --spot has its own, --internal_ip needs no address",
+        MEND,
     ),
-    ErrorKind(
-        "no capacity",
-        AGAIN,
+    (
         r"RESOURCE_EXHAUSTED|[Nn]o more capacity|[Ii]nsufficient (?:\w+ )?capacity|STOCKOUT"
         r"|\"code\": 8",
+        "no capacity",
+        AGAIN,
     ),
-    ErrorKind(
+    (
+        r"UNAVAILABLE|INTERNAL|[Ii]nternal error|DEADLINE_EXCEEDED|ABORTED"
+        r"|\"code\": (?:4|10|13|14)"
+        r"|(?:[A-Za-z]*(?:[Cc]ode|[Ss]tatus|[Ee]rror)|HTTP)[\"=: (]*(?:429|50[0234])"
+        r"|timed out|[Cc]onnection (?:reset|refused|aborted)|name resolution",
         "Google Cloud did not answer",
         AGAIN,
-        r"UNAVAILABLE|INTERNAL|[Ii]nternal error|DEADLINE_EXCEEDED|ABORTED"
-        rf"|\"code\": (?:4|10|13|14)|{_HTTP}"
-        r"|timed out|[Cc]onnection (?:reset|refused|aborted)|name resolution",
     ),
 )
-PRICE_CLASSES = {
-    "spot": "spot: may be preempted at any time",
-    "reserved": "reserved",
-    "reservation": "reserved: {reservation}",
-    "max_run_duration": "flex-start: each attempt is ended after {max_run_duration}",
-}
 
 
-def error_kind(report: str) -> tuple[ErrorKind | None, str]:
-    """The kind of a reported error, and the words that show it; None: somebody must act.
+def refusal(report: str, zone: str) -> LaunchError:
+    """What an error that Google Cloud reports means for an attempt.
 
     Example:
-        "Quota 'IN_USE_ADDRESSES' exceeded. Limit: 8" is of the kind QUOTA.
+        After "Quota 'IN_USE_ADDRESSES' exceeded. Limit: 8" somebody must act.
     """
-    for kind in ERRORS:
-        words = re.search(rf"(?<!\w)(?:{kind.pattern})(?!\w)", report)
+    for pattern, meaning, status in ERRORS:
+        words = re.search(rf"(?<!\w)(?:{pattern})(?!\w)", report)
         if words:
-            return kind, words.group().strip(' "')
-    return None, ""
+            return LaunchError(meaning.format(words=words.group().strip(' "')), status)
+    return LaunchError(
+        "gcloud refused: see its message above, fix it and start again\n  types of this zone: "
+        f"gcloud compute tpus tpu-vm accelerator-types list --zone={zone}; runtimes: versions list"
+    )
 
 
 def hourly_price(type_: str, slices: int, given: float | None) -> tuple[float | None, str]:

@@ -117,7 +117,7 @@ class Stubs:
     def _run_here(
         self, launcher: str, arguments: tuple[str, ...]
     ) -> subprocess.CompletedProcess[str]:
-        handled = (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
+        handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
         former = {number: signal.getsignal(number) for number in handled}
         self._capture.readouterr()
         try:

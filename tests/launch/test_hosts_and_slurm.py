@@ -23,7 +23,7 @@ SLURM = ("--nodes=2", "--retries=1")
         ("hosts.sh", (), "--hosts is missing"),
         ("hosts.sh", ("--hosts=a,,b",), "expected names with commas between them"),
         ("hosts.sh", ("--hosts=a", "--port=x"), "--port: 'x', expected a number"),
-        ("hosts.sh", ("--hosts=a", "--extra=gpu"), "--extra is 'gpu', expected cuda or tpu"),
+        ("hosts.sh", ("--hosts=a", "--extra=gpu"), "--extra: 'gpu', expected cuda or tpu"),
         ("slurm.sh", (), "--nodes is missing"),
         ("slurm.sh", ("--nodes=0",), "--nodes: '0', expected a number of at least 1"),
     ],

@@ -37,7 +37,7 @@ def test_shellcheck_finds_nothing():
         ("tpu_vm.sh", TPU, "no command; for example: -- train"),
         ("tpu_vm.sh", (*TPU, "--nme=x", *TRAIN), "unknown option --nme=x"),
         ("tpu_vm.sh", (*TPU, "--type", *TRAIN), "--type: expected one argument"),
-        ("tpu_vm.sh", (*TPU, "--type=", *TRAIN), "--type: has no value"),
+        ("tpu_vm.sh", (*TPU, "--type=", *TRAIN), "--type: '', expected a value"),
         ("tpu_vm.sh", (*TPU, "train"), "unexpected argument 'train'"),
         ("tpu_vm.sh", (*TPU, "--retries=two", *TRAIN), "--retries: 'two', expected a number"),
         ("tpu_vm.sh", (*TPU, "--spot", *TRAIN), "give its --type"),
@@ -84,7 +84,7 @@ def test_help(stubs, script):
             (*XPK, *TRAIN),
             ["mkdir", "git", "tar", "mkdir", "tar", *["docker"] * 3, "xpk"],
         ),
-        ("gke_xpk.sh", (*XPK, "--skip_build", *TRAIN), ["mkdir", "xpk"]),
+        ("gke_xpk.sh", (*XPK, "--skip_build", *TRAIN), ["xpk"]),
     ],
 )
 def test_a_dry_run_prints_commands_and_runs_none(stubs, script, arguments, programs):

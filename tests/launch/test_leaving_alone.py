@@ -164,7 +164,7 @@ def test_variables_reach_hosts_and_no_dry_run(stubs, monkeypatch):
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("--env=1A=b", "--env is '1A=b', expected NAME=VALUE or NAME"),
+        ("--env=1A=b", "--env: '1A=b', expected NAME=VALUE or NAME"),
         ("--env=NOT_SET_ANYWHERE", "no such variable here; give --env=NOT_SET_ANYWHERE=VALUE"),
         ("--max_hours=0", "--max_hours: '0', expected a positive number"),
         ("--max_hours=x", "--max_hours: 'x', expected a positive number"),
