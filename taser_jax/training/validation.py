@@ -17,7 +17,8 @@ from taser_jax.storage.errors import DataError
 from taser_jax.storage.typed_files import Checked, Natural, Positive
 from taser_jax.training.losses import positive_rank
 
-Rows = Sequence[int] | Int[np.ndarray, " rows"]
+# Lists differ in length: no name, which would have to stand for one number in a call.
+Rows = Sequence[int] | Int[np.ndarray, " _"]
 _POOL_PURPOSE = 20
 # 2^26 float32 scores are 256 MiB on the device.
 _SCORES_AT_ONCE = 1 << 26
