@@ -20,7 +20,7 @@ class JsonlWriter:
     """One JSON object per line: `{"step": 20, "train/loss": 3.1, ...}`.
 
     A resumed run removes the lines of steps that it will repeat, so each step occurs once. Objects
-    in a bucket cannot be appended to, so each flush rewrites the whole file there.
+    in a bucket cannot be appended to, so each line rewrites the whole file there.
 
     Args:
         path: the file, local or gs://; created with its folder.
@@ -43,14 +43,9 @@ class JsonlWriter:
         line = json.dumps({"step": step, **scalars}) + "\n"
         if self._lines is None:
             self._file.write(line)
-        else:
-            self._lines.append(line)
-
-    def flush(self) -> None:
-        """Writes the lines to the file, or to the bucket."""
-        if self._lines is None:
             self._file.flush()
         else:
+            self._lines.append(line)
             self._path.write_text("".join(self._lines), encoding="utf-8")
 
 
@@ -93,9 +88,6 @@ class EventWriter:
         ]
         summary = self._summary(value=values)
         self._add(self._event(wall_time=time.time(), step=step, summary=summary))
-
-    def flush(self) -> None:
-        """Writes the events to the file, or to the bucket."""
         self._records.flush()
 
     def _add(self, event: Any) -> None:

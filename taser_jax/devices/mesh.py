@@ -43,21 +43,17 @@ class MeshConfig:
         Raises:
             ConfigError: the axes do not multiply to `num_devices`.
         """
-        asked = sizes = {name: getattr(self, name) for name in MESH_AXES}
-        for name, size in sizes.items():
-            if size < 1 and size != -1:
-                problem = f"{size} devices along {name}"
-                raise ConfigError(problem, where="mesh", fix="give 1 or more, or -1")
+        sizes = {name: getattr(self, name) for name in MESH_AXES}
+        axes = ", ".join(f"{name} {size}" for name, size in sizes.items())
         free = [name for name, size in sizes.items() if size == -1]
-        if len(free) > 1:
-            problem = f"-1 for {' and '.join(free)}"
-            raise ConfigError(problem, where="mesh", fix="give -1 for one axis at most")
+        if len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
+            fix = "give each axis 1 or more, and -1 to one at most"
+            raise ConfigError(f"a mesh of {axes}", where="mesh", fix=fix)
         fixed = math.prod(size for size in sizes.values() if size != -1)
         if free and num_devices % fixed == 0:
             sizes = {**sizes, free[0]: num_devices // fixed}
         if math.prod(sizes.values()) != num_devices:
             count = f"{fixed} devices{' or a multiple' if free else ''}"
-            axes = ", ".join(f"{name} {size}" for name, size in asked.items())
             problem = f"a mesh of {count} ({axes}); there are {num_devices} devices"
             fix = f"let the axes multiply to {num_devices}; one of -1 takes the remaining devices"
             raise ConfigError(problem, where="mesh", fix=fix)

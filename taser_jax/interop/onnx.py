@@ -11,12 +11,7 @@ import warnings
 from collections.abc import Iterator
 
 from taser_jax.interop.export_source import CardTexts, ExportSource, left_to_the_reader
-from taser_jax.interop.sentence_transformers import (
-    check_plain,
-    length_of,
-    plain_paths,
-    write_model,
-)
+from taser_jax.interop.sentence_transformers import check_plain, length_of, plain_paths, write_model
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.batch import Role
 from taser_jax.storage.errors import ConfigError, how_to_install

@@ -19,11 +19,7 @@ from jaxtyping import PyTree
 
 from taser_jax.data.text.hugging_face import TokenizerJsonVocabulary
 from taser_jax.devices.partitioning import leaves_by_path
-from taser_jax.interop.export_source import (
-    CardTexts,
-    ExportSource,
-    left_to_the_reader,
-)
+from taser_jax.interop.export_source import CardTexts, ExportSource, left_to_the_reader
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models import config_io
 from taser_jax.models.batch import Role, Tokens

@@ -11,7 +11,7 @@ import math
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,15 +27,9 @@ from taser_jax.models.dual_encoder import Params
 from taser_jax.storage.errors import ConfigError, DataError, how_to_install
 from taser_jax.storage.typed_files import read_typed
 
-if TYPE_CHECKING:
-    import torch
-
 CONFIG_FILE = "config.json"
 SAFETENSORS = "model.safetensors"
-SAFETENSORS_INDEX = "model.safetensors.index.json"
 PYTORCH = "pytorch_model.bin"
-PYTORCH_INDEX = "pytorch_model.bin.index.json"
-_WEIGHTS = (SAFETENSORS, SAFETENSORS_INDEX, PYTORCH, PYTORCH_INDEX)
 
 # safetensors' names of the dtypes that NumPy has; quantised weights have others.
 _FLOATS, _OTHERS = ("F64", "F32", "F16", "BF16"), ("C64", "BOOL")
@@ -68,17 +62,13 @@ def read_tensors(directory: pathlib.Path) -> Tensors:
         DataError: no weights, a missing shard, or a truncated or damaged file.
         ConfigError: there are only PyTorch files, and PyTorch is not installed.
     """
-    directory = pathlib.Path(directory)
-    if (directory / SAFETENSORS).is_file():
-        return _read_safetensors(directory / SAFETENSORS)
-    if (directory / SAFETENSORS_INDEX).is_file():
-        return _read_shards(directory / SAFETENSORS_INDEX, _read_safetensors)
-    if (directory / PYTORCH).is_file():
-        return _read_pytorch(directory / PYTORCH)
-    if (directory / PYTORCH_INDEX).is_file():
-        return _read_shards(directory / PYTORCH_INDEX, _read_pytorch)
+    for name, read in ((SAFETENSORS, _read_safetensors), (PYTORCH, _read_pytorch)):
+        if (tensors := _read_weights(directory / name, read)) is not None:
+            return tensors
     raise DataError(
-        f"no weights: none of {', '.join(_WEIGHTS)}", where=str(directory), fix=_FIX_DIRECTORY
+        f"no weights: neither {SAFETENSORS} nor {PYTORCH}, nor the index of shards of either",
+        where=str(directory),
+        fix=_FIX_DIRECTORY,
     )
 
 
@@ -88,12 +78,17 @@ def read_shapes(directory: pathlib.Path) -> Shapes | None:
     Raises:
         DataError: a missing shard, or a truncated or damaged file.
     """
-    directory = pathlib.Path(directory)
-    if (directory / SAFETENSORS).is_file():
-        return _read_safetensors_shapes(directory / SAFETENSORS)
-    if (directory / SAFETENSORS_INDEX).is_file():
-        return _read_shards(directory / SAFETENSORS_INDEX, _read_safetensors_shapes)
-    return None
+    return _read_weights(directory / SAFETENSORS, _read_safetensors_shapes)
+
+
+def _read_weights(
+    path: pathlib.Path, read: Callable[[pathlib.Path], dict[str, _T]]
+) -> dict[str, _T] | None:
+    """The content of a file, or of the shards of its index; None where there is neither."""
+    if path.is_file():
+        return read(path)
+    index = path.with_name(f"{path.name}.index.json")
+    return _read_shards(index, read) if index.is_file() else None
 
 
 def read_config(directory: str | pathlib.Path, kind: type[_T]) -> tuple[pathlib.Path, _T]:
@@ -174,15 +169,14 @@ def _read_pytorch(path: pathlib.Path) -> Tensors:
     if not isinstance(state, dict) or not all(torch.is_tensor(v) for v in state.values()):
         raise _damaged(path, ValueError("not a flat dictionary of tensors"))
     try:
-        return {name: _to_numpy(tensor) for name, tensor in state.items()}
+        # NumPy has no bfloat16; float32 represents all of its values.
+        return {
+            name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+            for name, tensor in state.items()
+        }
     except (TypeError, RuntimeError) as error:
         # NumPy has no 8-bit floats, and no sparse or quantised tensors.
         raise _damaged(path, error) from error
-
-
-def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    # NumPy has no bfloat16; float32 represents all of its values.
-    return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
 
 
 def _damaged(path: pathlib.Path, error: Exception) -> DataError:

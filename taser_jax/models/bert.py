@@ -325,7 +325,9 @@ class BertEncoder(nn.Module):
             hidden = hidden[:, :1]
         if config.traits.pre_norm and output is not EncoderOutput.FROZEN:
             hidden = _normalized(hidden, config, "final_layer_norm")
-        return hidden, routing.stack_statistics(statistics) if statistics else None
+        if not statistics:
+            return hidden, None
+        return hidden, jax.tree.map(lambda *blocks: jnp.stack(blocks), *statistics)
 
     def _attention_biases(
         self, mask: Bool[Array, "batch length"]

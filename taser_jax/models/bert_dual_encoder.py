@@ -13,11 +13,7 @@ from jaxtyping import Array, Bool, Float
 from taser_jax.models.batch import Augmented, Role, States, Tokens
 from taser_jax.models.bert import BertEncoder, EncoderOutput, block_output
 from taser_jax.models.bert_config import AttentionKernel, BertConfig
-from taser_jax.models.dual_encoder import (
-    Description,
-    ModelConfig,
-    Towers,
-)
+from taser_jax.models.dual_encoder import Description, ModelConfig, Towers
 from taser_jax.models.encoded import Encoded, Normalization, normalize
 from taser_jax.models.layers import Remat, layer_names, mean_over_tokens
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing

@@ -47,11 +47,12 @@ class Dropout(nn.Module):
             # `kept` adds the first word to each position: moving it counts positions from the start
             # of the whole batch.
             words = words.at[0].add(shard.first_position(x.size) * np.uint32(_SPREAD))
-        return drop(x, words, rate=self.rate)
+        return drop(x, words, self.rate)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def drop(
-    x: Float[Array, "*shape"], salt: UInt32[Array, " words"], *, rate: float
+    x: Float[Array, "*shape"], salt: UInt32[Array, " words"], rate: float
 ) -> Float[Array, "*shape"]:
     """x·mask / (1 − rate); the backward pass hashes the mask again instead of storing it.
 
@@ -60,24 +61,19 @@ def drop(
         salt: two random words, for this call only.
         rate: share of dropped entries.
     """
-    return _drop(rate, x, salt)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _drop(rate: float, x: jax.Array, salt: jax.Array) -> jax.Array:
     scaled = x * jnp.asarray(1.0 / (1.0 - rate), x.dtype)
     return jnp.where(kept(x.shape, salt, rate=rate), scaled, jnp.zeros((), x.dtype))
 
 
-def _forward(rate: float, x: jax.Array, salt: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return _drop(rate, x, salt), salt
+def _forward(x: jax.Array, salt: jax.Array, rate: float) -> tuple[jax.Array, jax.Array]:
+    return drop(x, salt, rate), salt
 
 
 def _backward(rate: float, salt: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, None]:
-    return _drop(rate, cotangent, salt), None
+    return drop(cotangent, salt, rate), None
 
 
-_drop.defvjp(_forward, _backward)
+drop.defvjp(_forward, _backward)
 
 
 def kept(

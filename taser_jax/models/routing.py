@@ -147,11 +147,6 @@ class ExpertConfig(Checked):
         return self.learned and (self.routing is Routing.TOKEN or by_mean)
 
 
-def stack_statistics(blocks: list[RoutingStatistics]) -> RoutingStatistics:
-    """Statistics of single blocks (without the axis) as one object with a leading axis."""
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)
-
-
 def router_logits(
     inputs: Float[Array, "batch positions embed"],
     kernel: Float[Array, "embed experts"],

@@ -63,7 +63,6 @@ def pcgrad(
 
     Source: Yu et al. 2020, "Gradient Surgery for Multi-Task Learning", Algorithm 1.
     """
-    tasks = check_tasks(tasks)
     num_tasks = len(tasks)
     scale = 1.0 / num_tasks if reduction is Reduction.MEAN else 1.0
 
@@ -154,7 +153,6 @@ def cgd(
     Source: Piratla et al. 2022, "Focus on the Common Good: Group Distributional Robustness
     Follows", Algorithm 1, with cosines over all parameters.
     """
-    tasks = check_tasks(tasks)
 
     def init(params: PyTree) -> CgdState:
         del params
@@ -236,7 +234,6 @@ def gradnorm(
     Source: Chen et al. 2018, "GradNorm: Gradient Normalization for Adaptive Loss Balancing in Deep
     Multitask Networks", Equations 1 and 2 and Algorithm 1.
     """
-    tasks = check_tasks(tasks)
     num_tasks = len(tasks)
     inner = optax.adam(learning_rate)
 
@@ -328,6 +325,7 @@ def build_combiner(
     Returns:
         `update(task_grads, state, params, *, losses, key)`; see `task_gradients`.
     """
+    tasks = check_tasks(tasks)
     match Combiner(config.combiner):
         case Combiner.PCGRAD:
             return pcgrad(tasks=tasks, trainable=trainable, reduction=config.reduction)

@@ -19,7 +19,6 @@ from taser_jax.optim.task_gradients import (
     Leaves,
     Report,
     check_task_gradients,
-    check_tasks,
     combine,
     keep_trainable,
     sum_over_devices,
@@ -161,7 +160,6 @@ def tsage(
     Source: "Unleash model capacity for universal dense retrieval by task specialty optimization",
     Algorithm 1 and Equations 8 to 12.
     """
-    tasks = check_tasks(tasks)
     burn_in_steps = int(config.burn_in_share * total_steps)
 
     def init(params: PyTree) -> TSageState:

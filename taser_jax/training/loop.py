@@ -39,10 +39,7 @@ class MetricWriter(Protocol):
     """What the loop asks of a metric writer."""
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Records scalars of one step."""
-
-    def flush(self) -> None:
-        """Makes what was written durable."""
+        """Records scalars of one step, durably."""
 
 
 @runtime_checkable
@@ -219,7 +216,8 @@ def train(
                     lines |= {f"validation/{name}": value for name, value in validation.items()}
                     if jax.process_index() == 0:
                         bar.write(_validation_line(step, validation))
-                _write(writers, step, lines)
+                for writer in writers:
+                    writer.write_scalars(step, lines)
             if saves:
                 skips.check()
                 with meter.pause():
@@ -315,9 +313,3 @@ def _abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:
 def _validation_line(step: int, validation: Mapping[str, float]) -> str:
     values = ", ".join(f"{name} {value:.4f}" for name, value in validation.items())
     return f"validation after step {step}: {values}"
-
-
-def _write(writers: Sequence[MetricWriter], step: int, scalars: Mapping[str, float]) -> None:
-    for writer in writers:
-        writer.write_scalars(step, scalars)
-        writer.flush()

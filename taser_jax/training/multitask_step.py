@@ -26,7 +26,6 @@ from taser_jax.training.step import (
     apply_gradients,
     common_metrics,
     differentiate,
-    jit_step,
 )
 
 _TASK_METRICS = ("nll", "accuracy", "mrr")
@@ -121,7 +120,7 @@ def make_multitask_step(
         metrics |= {"loss": jnp.sum(losses)} | common_metrics(state, batches, schedule)
         return new_state, metrics | _by_task(tasks, results, report)
 
-    return jit_step(
+    return TrainStep(
         train_step, query_tasks=model.query_tasks, tasks=tasks, state_shardings=state_shardings
     )
 

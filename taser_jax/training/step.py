@@ -77,7 +77,7 @@ def make_train_step(
         metrics |= {"loss": result.loss} | common_metrics(state, batches, schedule) | result.metrics
         return new_state, metrics
 
-    return jit_step(train_step, query_tasks=model.query_tasks, state_shardings=state_shardings)
+    return TrainStep(train_step, query_tasks=model.query_tasks, state_shardings=state_shardings)
 
 
 class TaskResult(NamedTuple):
@@ -203,37 +203,28 @@ StepFunction = Callable[
 """(state, batches, task names that the model needs, static) -> (state, metrics)."""
 
 
-def jit_step(
-    step: StepFunction,
-    *,
-    query_tasks: tuple[str, ...],
-    tasks: tuple[str, ...] | None = None,
-    state_shardings: TrainState | None,
-) -> TrainStep:
-    """Compiles a step; its state is donated, and the new one placed as the old one."""
-    out_shardings = None if state_shardings is None else (state_shardings, None)
-    jitted = jax.jit(step, donate_argnums=0, static_argnums=2, out_shardings=out_shardings)
-    return TrainStep(jitted, query_tasks=query_tasks, tasks=tasks)
-
-
 class TrainStep:
     """A jitted step: `(state, {task: batch}) -> (state, metrics)`; `state` is donated.
 
     Args:
-        jitted: a `StepFunction`.
+        step: what is compiled; its state is donated, and the new one placed as the old one.
         query_tasks: the model's tasks with a query tower of their own.
         tasks: those of every step, in the order of the task axis; None if each step has one task,
             which may change.
+        state_shardings: shardings of the new state; None leaves them to the compiler.
     """
 
     def __init__(
         self,
-        jitted: jax.stages.Wrapped,
+        step: StepFunction,
         *,
         query_tasks: tuple[str, ...],
-        tasks: tuple[str, ...] | None,
+        tasks: tuple[str, ...] | None = None,
+        state_shardings: TrainState | None,
     ) -> None:
-        self._jitted, self._query_tasks, self._tasks = jitted, query_tasks, tasks
+        placed = None if state_shardings is None else (state_shardings, None)
+        self._jitted = jax.jit(step, donate_argnums=0, static_argnums=2, out_shardings=placed)
+        self._query_tasks, self._tasks = query_tasks, tasks
 
     def __call__(
         self, state: TrainState, batches: Mapping[str, Batch]

@@ -34,9 +34,9 @@ def test_what_is_kept_is_scaled_and_the_gradient_has_the_same_mask():
     x = jax.random.normal(jax.random.key(0), (4, 33))
     mask = np.asarray(kept(x.shape, SALT, rate=0.25))
     assert 0 < mask.sum() < mask.size
-    dropped, gradient = jax.value_and_grad(lambda x: jnp.sum(drop(x, SALT, rate=0.25) ** 2))(x)
+    dropped, gradient = jax.value_and_grad(lambda x: jnp.sum(drop(x, SALT, 0.25) ** 2))(x)
     expected = np.where(mask, np.asarray(x, np.float64) / 0.75, 0)
-    np.testing.assert_allclose(drop(x, SALT, rate=0.25), expected, rtol=1e-6)
+    np.testing.assert_allclose(drop(x, SALT, 0.25), expected, rtol=1e-6)
     np.testing.assert_allclose(dropped, (expected**2).sum(), rtol=1e-5)
     np.testing.assert_allclose(gradient, 2 * expected / 0.75, rtol=1e-5)
 
@@ -68,8 +68,8 @@ def test_a_sharded_array_has_the_mask_of_a_whole_one():
     x = jnp.ones((16, 24))
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("rows", "columns"))
     sharded = jax.device_put(x, NamedSharding(mesh, PartitionSpec("rows", "columns")))
-    compiled = jax.jit(lambda x: drop(x, SALT, rate=0.4)).lower(sharded).compile()
-    np.testing.assert_array_equal(compiled(sharded), drop(x, SALT, rate=0.4))
+    compiled = jax.jit(lambda x: drop(x, SALT, 0.4)).lower(sharded).compile()
+    np.testing.assert_array_equal(compiled(sharded), drop(x, SALT, 0.4))
     assert "all-" not in compiled.as_text()
 
 
