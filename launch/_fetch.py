@@ -22,7 +22,7 @@ SMALL = 1 << 20
 def fetch(source: str, target: str) -> int:
     """Copies missing and possibly changed files; returns their number.
 
-    A file is copied again if it is small, has another size or is older than its source. If a
+    A file is copied again if it is small, or has another size or time than its source. If a
     directory's `metadata.json` has changed, everything in it is copied, since arrays made again
     often have the same size.
 
@@ -38,58 +38,47 @@ def fetch(source: str, target: str) -> int:
             fix="correct the address, or give this host access",
         )
     with storage_errors(target):
-        return _fetch_directory(root, pathlib.Path(target), since=0)
+        return _fetch_directory(root, pathlib.Path(target))
 
 
-def _fetch_directory(source: epath.Path, target: pathlib.Path, *, since: int) -> int:
-    """Copies a directory; files copied before `since` (nanoseconds) are out of date."""
+def _fetch_directory(source: epath.Path, target: pathlib.Path) -> int:
     target.mkdir(parents=True, exist_ok=True)
-    paths = sorted(source.iterdir())
-    described = any(path.name == METADATA for path in paths)
-    if described:
-        since = _begin(source / METADATA, target / METADATA)
+    described, description = source / METADATA, target / METADATA
+    is_described = description.exists() and described.exists()
+    if is_described and description.read_bytes() != described.read_bytes():
+        _forget(source, target)
     copied = 0
-    for path in paths:
+    # Metadata come last: a directory without them is unfinished.
+    for path in sorted(source.iterdir(), key=lambda path: (path.name == METADATA, path.name)):
         place = target / path.name
         if path.is_dir():
-            copied += _fetch_directory(path, place, since=since)
-        elif path.name != METADATA and not _is_current(path, place, since):
+            copied += _fetch_directory(path, place)
+        elif not _is_current(path, place):
             # Under another name until complete: an interrupted copy is made again.
-            path.copy(_partial(place), overwrite=True)
-            os.replace(_partial(place), place)
+            partial, time = place.with_name(f"{place.name}.partial"), path.stat().mtime
+            path.copy(partial, overwrite=True)
+            os.utime(partial, (time, time))
+            os.replace(partial, place)
             copied += 1
-    if described and _partial(target / METADATA).exists():
-        os.replace(_partial(target / METADATA), target / METADATA)
-        copied += 1
     return copied
 
 
-def _begin(source: epath.Path, place: pathlib.Path) -> int:
-    """The time at which copying the directory of this metadata began, in nanoseconds.
-
-    That is the modification time of the metadata's copy, from this run or an earlier one. The copy
-    gets its name last: a directory without metadata is unfinished.
-    """
-    content = source.read_bytes()
-    for begun in (place, _partial(place)):
-        if begun.exists() and begun.read_bytes() == content:
-            return begun.stat().st_mtime_ns
-    place.unlink(missing_ok=True)
-    _partial(place).write_bytes(content)
-    return _partial(place).stat().st_mtime_ns
+def _forget(source: epath.Path, target: pathlib.Path) -> None:
+    """Deletes the copies of a directory's files, its metadata included."""
+    for path in source.iterdir():
+        if path.is_dir():
+            _forget(path, target / path.name)
+        else:
+            (target / path.name).unlink(missing_ok=True)
 
 
-def _is_current(source: epath.Path, place: pathlib.Path, since: int) -> bool:
-    if not place.exists():
-        return False
+def _is_current(source: epath.Path, place: pathlib.Path) -> bool:
+    if not place.exists() or place.name == METADATA:
+        return place.exists()
     there, here = source.stat(), place.stat()
     # Buckets truncate times to whole seconds.
-    changed = (there.mtime + 1) * 10**9
-    return there.length == here.st_size >= SMALL and here.st_mtime_ns >= max(changed, since)
-
-
-def _partial(place: pathlib.Path) -> pathlib.Path:
-    return place.with_name(f"{place.name}.partial")
+    is_same = (there.length, int(there.mtime)) == (here.st_size, int(here.st_mtime))
+    return is_same and here.st_size >= SMALL
 
 
 def main(arguments: list[str]) -> int:

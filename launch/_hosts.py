@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from _options import warn
-from _tables import AGAIN, FINISHED, MEND, TIMED_OUT, LaunchError
+from _tables import AGAIN, FINISHED, MEND, TIMED_OUT, LaunchError, warn
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONNECTION_FAILED = 255
@@ -43,6 +43,11 @@ class Shell:
         self.is_ending = False
         self._connections: set[subprocess.Popen[str]] = set()
         self._lock = threading.Lock()
+
+    def require(self, program: str, fix: str) -> None:
+        """Requires a program, unless nothing is run."""
+        if not self.dry_run and shutil.which(program) is None:
+            raise LaunchError(f"{program} is not on the PATH\n  fix: {fix}")
 
     def step(self, words: Sequence[str]) -> int:
         """Runs a command with this terminal; returns its status."""
@@ -133,6 +138,10 @@ def archive_checkout(shell: Shell) -> str:
 class Hosts:
     """Machines that run one command together.
 
+    Each kind has `plan`, which says what the launcher will do. Those that are connected to have
+    `send_words`, which copy a file to the home folder of each host of a node, and `connect_words`,
+    which run a shell command there.
+
     Attributes:
         shell: what runs commands.
         options: of the command line.
@@ -149,20 +158,8 @@ class Hosts:
     def __init__(self, shell: Shell, options: argparse.Namespace, nodes: list[str]) -> None:
         self.shell, self.options, self.nodes = shell, options, nodes
 
-    def plan(self) -> list[str]:
-        """What the launcher will do."""
-        raise NotImplementedError
-
     def make_ready(self) -> None:
         """Waits until the hosts can be connected to."""
-
-    def send_words(self, node: str, file: str, name: str) -> list[str]:
-        """Copies a file to the home folder of each host of a node."""
-        raise NotImplementedError
-
-    def connect_words(self, node: str, command: str) -> list[str]:
-        """Runs a shell command on each host of a node."""
-        raise NotImplementedError
 
     def variables(self, node: str) -> list[str]:
         """Tells JAX of the other hosts, where it does not find them by itself."""

@@ -10,24 +10,10 @@ import re
 import shlex
 import sys
 
+import _tables as tables
 from _hosts import Hosts, Shell
-from _options import OF_NEW_TPUS, flags
 from _outputs import KeptError, outputs
-from _tables import (
-    AGAIN,
-    BILLED,
-    FINISHED,
-    KINDS,
-    PRICE_CLASSES,
-    STATES,
-    TIMED_OUT,
-    Kind,
-    LaunchError,
-    Move,
-    UsageError,
-    hourly_price,
-    refusal,
-)
+from _tables import OF_NEW_TPUS, LaunchError, Move, UsageError, flags
 
 # Marks what this launcher creates, so that it deletes nothing else. Labels allow few characters.
 LAUNCHED_BY = "taser_jax-" + re.sub("[^a-z0-9]", "-", getpass.getuser().lower())[:40]
@@ -42,22 +28,22 @@ def _price_class(options: argparse.Namespace) -> str:
             raise UsageError(f"--{name} applies to a TPU that is created: give its --type")
     if bool(options.network) != bool(options.subnetwork):
         raise UsageError("--network and --subnetwork go together: there is no default for one")
-    chosen = [text for name, text in PRICE_CLASSES.items() if getattr(options, name)]
+    chosen = [text for name, text in tables.PRICE_CLASSES.items() if getattr(options, name)]
     if len(chosen) > 1:
         raise UsageError("choose one of --spot, --reserved, --reservation and --max_run_duration")
     return chosen[0].format(**vars(options)) if chosen else "on demand"
 
 
-def _kind_of(type_: str, version: str | None) -> Kind:
+def _kind_of(type_: str, version: str | None) -> tables.Kind:
     """The row of a type."""
     kind, _, size = type_.rpartition("-")
-    row = KINDS.get(kind, Kind(1, version, "TPU"))
+    row = tables.KINDS.get(kind, tables.Kind(1, version, "TPU"))
     if kind in ("tpu7x", "v7x"):
         wrong = ": there are no TPU VMs of TPU7x; use launch/gke_xpk.sh"
     elif not re.fullmatch("[a-z0-9]+-[1-9][0-9]*", type_):
         wrong = ", expected KIND-SIZE, for example v5litepod-16"
     elif not row.runtime:
-        names = " ".join(f"{name}-N" for name in KINDS)
+        names = " ".join(f"{name}-N" for name in tables.KINDS)
         wrong = f"; known are {names}. For another, give --version=RUNTIME"
     elif int(size) % row.cores:
         wrong = f", expected an even number of cores: {kind} has two to a chip"
@@ -75,6 +61,7 @@ class Pod(Hosts):
         self.name, self.is_queued = options.name, options.slices > 0
         nodes = [f"{self.name}-{number}" for number in range(options.slices)] or [self.name]
         super().__init__(shell, options, nodes)
+        shell.require("gcloud", "https://cloud.google.com/sdk/docs/install")
         self.resource = "queued-resources" if self.is_queued else "tpu-vm"
         self.tunnel = ["--tunnel-through-iap"] if options.iap else []
         if options.internal_ip and not options.iap:
@@ -85,7 +72,7 @@ class Pod(Hosts):
         if options.type:
             self.row = _kind_of(options.type, options.version)
             options.version = options.version or self.row.runtime
-            price, self.price_text = hourly_price(options.type, len(nodes), self.price)
+            price, self.price_text = tables.hourly_price(options.type, len(nodes), self.price)
             if self.price_class == "on demand":
                 # The list has no other class; spot costs less, by zone and day.
                 self.price = price
@@ -117,7 +104,7 @@ class Pod(Hosts):
         if options.type:
             slices, (kind, _, size) = len(self.nodes), options.type.rpartition("-")
             chips = int(size) // self.row.cores * slices
-            counted = f", {chips} chips" if kind in KINDS else ""
+            counted = f", {chips} chips" if kind in tables.KINDS else ""
             quota, preemptible = self.row.quota, options.spot or options.max_run_duration
             lines = [
                 f"{place}: {slices} TPU slice{'s' * (slices > 1)} of {options.type}{counted}, "
@@ -195,7 +182,7 @@ class Pod(Hosts):
         status, _, errors = self.shell.ask(words)
         sys.stderr.write(errors)
         if status:
-            raise refusal(errors, self.options.zone)
+            raise tables.refusal(errors, self.options.zone)
 
     def look(self) -> tuple[str, dict]:
         """The resource's state, ABSENT if it does not exist, and gcloud's description of it.
@@ -214,15 +201,17 @@ class Pod(Hosts):
         if re.search(r"\bNOT_FOUND\b", errors):
             return "ABSENT", {}
         sys.stderr.write(errors)
-        raise refusal(errors, self.options.zone)
+        raise tables.refusal(errors, self.options.zone)
 
-    def _move(self, state: str) -> Move:
+    def _meaning(self, state: str) -> tuple[Move, str]:
+        """What to do about a state, and whether it costs money."""
         # A request has many states in which it waits; a TPU VM of an unknown one may be anything.
-        return STATES.get(state, (Move.WAIT if self.is_queued else Move.LEAVE, BILLED))[0]
+        unknown = Move.WAIT if self.is_queued else Move.LEAVE
+        return tables.STATES.get(state, (unknown, tables.BILLED))
 
     def is_there(self) -> bool:
         try:
-            return self._move(self.look()[0]) is Move.RUN
+            return self._meaning(self.look()[0])[0] is Move.RUN
         except LaunchError:
             return False
 
@@ -240,7 +229,7 @@ class Pod(Hosts):
         former, is_renewed = "", False
         for looks in itertools.count():
             state, description = self.look()
-            move = self._move(state)
+            move, _ = self._meaning(state)
             if state != former:
                 print(f"{what}: {state}")
             former = state
@@ -249,17 +238,17 @@ class Pod(Hosts):
             if move is Move.LEAVE or not (self.options.type or move is Move.WAIT):
                 raise self._left(state, move)
             if move is Move.WAIT and looks == LOOKS and not self.is_queued:
-                raise LaunchError(f"{what} is still {state}", AGAIN)
+                raise LaunchError(f"{what} is still {state}", tables.AGAIN)
             if move in (Move.REPLACE, Move.FAILED):
                 self._request(self._deletion())
                 if move is Move.FAILED:
                     # Only a lack of capacity may change by itself.
                     why = json.dumps(description["state"])
                     print(f"{what} FAILED: {why}", file=sys.stderr)
-                    end = refusal(why, self.options.zone)
+                    end = tables.refusal(why, self.options.zone)
                     raise LaunchError(f"{what}: FAILED, {end}", end.status)
                 if is_renewed:
-                    raise LaunchError(f"{what}: {state}", AGAIN)
+                    raise LaunchError(f"{what}: {state}", tables.AGAIN)
                 is_renewed = True
             if move is not Move.WAIT:
                 self._create()
@@ -296,8 +285,7 @@ class Pod(Hosts):
                     return
                 except LaunchError:
                     kept = "gcloud did not delete it"
-            bill = STATES.get(state, (None, BILLED))[1]
-            last = f"{what} is {state}{bill} ({kept}): {by_hand}"
+            last = f"{what} is {state}{self._meaning(state)[1]} ({kept}): {by_hand}"
         except LaunchError:
             # gcloud does not tell the state.
             return
@@ -307,10 +295,10 @@ class Pod(Hosts):
     def _why_kept(self, description: dict, status: int) -> str:
         """Why the TPU stays; "" if it is to be deleted."""
         delete = self.options.delete
-        is_late = status == TIMED_OUT and self.is_deleted_late
+        is_late = status == tables.TIMED_OUT and self.is_deleted_late
         if not is_late and delete == "never":
             return self.kept
-        if not is_late and delete == "success" and status != FINISHED:
+        if not is_late and delete == "success" and status != tables.FINISHED:
             return "the command has not finished; --delete=success"
         # Only what this launcher made for this user, if results are where they belong.
         node = description
@@ -318,7 +306,7 @@ class Pod(Hosts):
             node = (description.get("tpu", {}).get("nodeSpec") or [{}])[0].get("node", {})
         if node.get("labels", {}).get("launcher") != LAUNCHED_BY:
             return "others made it"
-        for output in self.outputs if status == FINISHED else ():
+        for output in self.outputs if status == tables.FINISHED else ():
             address = output.rstrip("/") + "/"
             project = flags(self.options, "project")
             words = ["gcloud", "storage", "ls", address, *project, "--quiet"]

@@ -18,9 +18,8 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from _hosts import ROOT, Attempts, Hosts, Shell, archive_checkout
-from _options import flags, parse, parser_of, require_program, warn
 from _pods import Pod
-from _tables import TIMED_OUT, LaunchError, UsageError, hourly_price
+from _tables import TIMED_OUT, LaunchError, UsageError, flags, hourly_price, parse, parser_of, warn
 
 CONTAINER = "/taser_jax/launch/_container.sh"
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=20")
@@ -78,6 +77,7 @@ class _Machines(Hosts):
 
     def __init__(self, shell: Shell, options: argparse.Namespace) -> None:
         super().__init__(shell, options, options.hosts.split(","))
+        shell.require("ssh", "install OpenSSH")
         extra = f"[{options.extra}]" if options.extra else ""
         self.install = f"cd taser_jax && . launch/_environment.sh && use_environment '{extra}'"
 
@@ -127,6 +127,7 @@ class _Slurm(Hosts):
 
     def __init__(self, shell: Shell, options: argparse.Namespace) -> None:
         super().__init__(shell, options, ["Slurm"])
+        shell.require("srun", "run this on a node of the Slurm cluster")
         options.skip_install = True
 
     def plan(self) -> list[str]:
@@ -160,9 +161,9 @@ def gke_xpk(options: argparse.Namespace, shell: Shell) -> int:
     Each restart copies --data again, since its pods are new, and --max_hours ends each start.
     `train` gets --gin.MESH_REPLICA=N as launch/tpu_multislice.sh does.
     """
+    shell.require("xpk", "pip install xpk")
     if not options.skip_build:
-        fix = "install Docker, or build the image elsewhere and give --skip_build"
-        require_program(options, "docker", fix)
+        shell.require("docker", "install it, or build the image elsewhere and give --skip_build")
     slices, image = options.slices or 1, options.image
     _, price = hourly_price(options.type, slices, options.price_per_hour)
     print(

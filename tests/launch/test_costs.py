@@ -119,7 +119,7 @@ def test_a_reservation_and_iap_are_of_the_alpha_commands(stubs):
         (("--type=v4-8", "--delete=maybe"), "expected always, success or never"),
         (("--network=n", "--subnetwork=s"), "--network applies to a TPU that is created"),
         (("--gcloud", "--tags=x"), "--gcloud applies to a TPU that is created"),
-        (("--max_run_duration=4h",), "unknown option --max_run_duration=4h"),
+        (("--max_run_duration=4h",), "unrecognized arguments: --max_run_duration=4h"),
     ],
 )
 def test_options_that_cannot_be(stubs, options, words):
