@@ -8,6 +8,7 @@ import os
 import pathlib
 import platform
 import re
+import sys
 import time
 from collections.abc import Iterator
 
@@ -115,3 +116,9 @@ def pytest_collection_finish() -> None:
     """Exempts imported modules, a million objects, from every later garbage collection."""
     gc.collect()
     gc.freeze()
+    orbax = sys.modules.get("orbax.checkpoint")
+    if orbax is not None:
+        # A save would divide small arrays among the devices: a program for each shape and device.
+        # The two processes of tests/distributed save so.
+        handler = orbax.type_handlers.get_type_handler(jax.Array)
+        handler._min_slice_bytes_for_replica_parallel = 2**20
