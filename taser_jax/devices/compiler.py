@@ -184,15 +184,13 @@ def compile_step(
         compiler_bytes=cost["bytes accessed"],
         products=matrix_products(traced.jaxpr),
         communication=read_communication(
-            compiled.as_text(), num_devices=mesh.size, num_slices=_num_slices(mesh)
+            compiled.as_text(),
+            num_devices=mesh.size,
+            num_slices=len({getattr(each, "slice_index", 0) for each in mesh.devices.flat}),
         ),
         warnings=[line for line in messages if "nvoluntary full rematerialization" in line],
         effort=effort,
     )
-
-
-def _num_slices(mesh: Mesh) -> int:
-    return len({getattr(device, "slice_index", 0) for device in mesh.devices.flat})
 
 
 @contextlib.contextmanager

@@ -226,15 +226,11 @@ def require_same(facts: Mapping[str, str]) -> None:
     differ = (everyone != everyone[0]).any(axis=2)
     if not differ.any():
         return
-    differences = []
-    for number, name in enumerate(facts):
-        hosts = np.flatnonzero(differ[:, number])
-        if len(hosts):
-            other, first = (
-                bytes(everyone[host, number].tolist()).decode() for host in (hosts[0], 0)
-            )
-            names = ", ".join(map(str, hosts))
-            differences.append(f"{name} differs on host {names} ({other}) from host 0 ({first})")
+    differences = [
+        f"{name} differs on host {', '.join(map(str, np.flatnonzero(on_hosts)))} from host 0"
+        for name, on_hosts in zip(facts, differ.T, strict=True)
+        if on_hosts.any()
+    ]
     where = f"hosts 0 to {jax.process_count() - 1}"
     fix = "copy the same checkout, Gin files and data to all hosts, then start them again"
     raise ConfigError("; ".join(differences), where=where, fix=fix)

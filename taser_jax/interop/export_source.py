@@ -237,9 +237,7 @@ def card(source: ExportSource, texts: CardTexts) -> str:
         _summary(source),
         f"## How to load it\n\n{texts.contents.strip()}\n",
         f"In the directory of this file:\n\n```python\n{texts.code.strip()}\n```\n",
-        _model(source),
-        _training(source),
-        _metrics(source),
+        _tables(source),
         _configuration(source),
     ]
     return "\n".join(part for part in parts if part)
@@ -322,30 +320,25 @@ def left_to_the_reader(source: ExportSource) -> str:
     return f"\nThis format omits these steps: {', '.join(steps)}.\n" if steps else ""
 
 
-def _model(source: ExportSource) -> str:
-    rows: list[tuple[str, object]] = [("parameters", f"{parameter_count(source.params):,}")]
-    rows += [(name, plain(fact)) for name, fact in source.config.describe().facts]
-    return f"## Model\n\n{_table(rows)}\n`{METADATA}` has all settings, under `model`.\n"
-
-
-def _training(source: ExportSource) -> str:
-    rows: list[tuple[str, object]] = [("model fingerprint", f"`{source.fingerprint}`")]
-    rows.append(("vocabulary fingerprint", f"`{source.vocabulary.fingerprint}`"))
-    rows += [
-        (name.replace("_", " "), plain(_without_folder(value)))
-        for name, value in source.facts.items()
-        if value is not None
-    ]
+def _tables(source: ExportSource) -> str:
+    """Model, training and metrics."""
+    count = f"{parameter_count(source.params):,}"
+    of_model = source.config.describe().facts
+    model = {"parameters": count, **{name: plain(fact) for name, fact in of_model}}
+    facts = {name.replace("_", " "): _without_folder(v) for name, v in source.facts.items()}
+    training = {
+        "model fingerprint": f"`{source.fingerprint}`",
+        "vocabulary fingerprint": f"`{source.vocabulary.fingerprint}`",
+        **{name: plain(value) for name, value in facts.items() if value is not None},
+    }
     if source.task is not None:
-        rows.append(("task", plain(source.task)))
-    return f"## Training and data\n\n{_table(rows)}"
-
-
-def _metrics(source: ExportSource) -> str:
-    if not source.metrics:
-        return "## Metrics\n\nNone were given to the export.\n"
-    rows = [(plain(name), f"{value:.4f}") for name, value in source.metrics.items()]
-    return f"## Metrics\n\n{_table(rows)}"
+        training["task"] = plain(source.task)
+    metrics = {plain(name): f"{value:.4f}" for name, value in source.metrics.items()}
+    return (
+        f"## Model\n\n{_table(model)}\n`{METADATA}` has all settings, under `model`.\n\n"
+        f"## Training and data\n\n{_table(training)}\n## Metrics\n\n"
+        + (_table(metrics) if metrics else "None were given to the export.\n")
+    )
 
 
 def _configuration(source: ExportSource) -> str:
@@ -380,6 +373,6 @@ def _without_folder(value: object) -> object:
     return [_without_folder(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def _table(rows: Sequence[tuple[str, object]]) -> str:
-    cells = (f"| {name} | {value} |" for name, value in rows)
+def _table(rows: Mapping[str, object]) -> str:
+    cells = (f"| {name} | {value} |" for name, value in rows.items())
     return "\n".join(["| | |", "|---|---|", *cells, ""])

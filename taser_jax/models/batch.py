@@ -22,6 +22,12 @@ class Role(enum.Enum):
     PASSAGE = "passage"
 
 
+def _columns(array: Array, length: int) -> np.ndarray:
+    """The first `length` columns, padded with 0 where there are fewer."""
+    missing = max(length - array.shape[1], 0)
+    return np.pad(array[:, :length], [(0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2)])
+
+
 # JAX rebuilds pytrees with leaves that are not arrays (shapes, shardings, scan and vmap slices), so
 # these shapes are documented, not checked.
 @no_type_check
@@ -40,8 +46,7 @@ class Tokens:
 
     def resized(self, length: int) -> Tokens:
         """The same texts in arrays of `length` columns; what is cut off must be padding."""
-        missing = ((0, 0), (0, max(length - self.ids.shape[1], 0)))
-        return Tokens(*(np.pad(array[:, :length], missing) for array in (self.ids, self.mask)))
+        return jax.tree.map(lambda array: _columns(array, length), self)
 
 
 @no_type_check
@@ -60,11 +65,7 @@ class States:
 
     def resized(self, length: int) -> States:
         """The same texts in arrays of `length` columns; what is cut off must be padding."""
-        missing = ((0, 0), (0, max(length - self.mask.shape[1], 0)))
-        return States(
-            np.pad(self.hidden[:, :length], (*missing, (0, 0))),
-            np.pad(self.mask[:, :length], missing),
-        )
+        return jax.tree.map(lambda array: _columns(array, length), self)
 
 
 @no_type_check
