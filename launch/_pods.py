@@ -274,26 +274,21 @@ class Pod(Hosts):
         last = f"{what} may still run and be billed; delete it: {by_hand}"
         try:
             state, description = self.look()
+            kept = self._delete(description, status) if state != "ABSENT" else ""
             if state == "ABSENT":
                 last = f"{what} does not exist; nothing is billed"
-                return
-            kept = self._why_kept(description, status)
-            if not kept:
-                try:
-                    self._request(self._deletion())
-                    last = f"{what} was deleted; nothing is billed any more"
-                    return
-                except LaunchError:
-                    kept = "gcloud did not delete it"
-            last = f"{what} is {state}{self._meaning(state)[1]} ({kept}): {by_hand}"
+            elif kept:
+                last = f"{what} is {state}{self._meaning(state)[1]} ({kept}): {by_hand}"
+            else:
+                last = f"{what} was deleted; nothing is billed any more"
         except LaunchError:
             # gcloud does not tell the state.
             return
         finally:
             print(last, file=sys.stderr)
 
-    def _why_kept(self, description: dict, status: int) -> str:
-        """Why the TPU stays; "" if it is to be deleted."""
+    def _delete(self, description: dict, status: int) -> str:
+        """Deletes the TPU, or returns why it stays."""
         delete = self.options.delete
         is_late = status == tables.TIMED_OUT and self.is_deleted_late
         if not is_late and delete == "never":
@@ -317,4 +312,8 @@ class Pod(Hosts):
             # A folder made by hand is an object of that name.
             if not set(lines.splitlines()) - {address, ""}:
                 return f"{address} is empty"
+        try:
+            self._request(self._deletion())
+        except LaunchError:
+            return "gcloud did not delete it"
         return ""

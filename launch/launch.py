@@ -228,7 +228,7 @@ def _build(shell: Shell, image: str) -> str:
         return f"{repository}@sha256:DIGEST"
     status, output, errors = shell.ask(inspection)
     for description in json.loads(output) if status == 0 else ():
-        for digest in description["RepoDigests"]:
+        for digest in description.get("RepoDigests") or ():
             if digest.partition("@")[0] == repository:
                 return digest
     raise LaunchError(

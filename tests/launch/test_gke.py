@@ -100,6 +100,9 @@ def test_a_workload_has_variables_and_an_end(stubs):
         *("exec", "env", "A=b c"),
         *("timeout", "--kill-after=300", "3h"),
     ]
+    dry = stubs.run("gke_xpk.sh", *XPK, *options, "--dry_run", *TRAIN)
+    assert "A=..." in dry.stdout
+    assert "b c" not in dry.stdout
 
 
 def pod(tmp_path, *words: str, taser: str | None, fetch: int = 0) -> subprocess.Popen[str]:
