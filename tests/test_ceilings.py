@@ -31,13 +31,13 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_813,
+    "assembly": 1_809,
     "cli": 1_281,
-    "commands": 5_162,
-    "data": 6_727,
+    "commands": 5_156,
+    "data": 6_728,
     "devices": 1_219,
     "evaluation": 1_617,
-    "interop": 2_970,
+    "interop": 2_974,
     "loose files": 410,
     "models": 2_274,
     "optim": 951,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_613,
 }
 OTHERS = {
-    "lines of code": 33_748,
+    "lines of code": 33_358,
     "percent of code that imports or raises": 14.9,
     "files": 225,
     "lines of the longest file": 417,

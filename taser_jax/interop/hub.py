@@ -39,7 +39,7 @@ MODULES_FILE = "modules.json"
 TEMPLATE_PROMPT = "[PROMPT]"
 _MODE = "pooling_mode_"
 _QUERY_PROMPTS = ("query", "search_query")
-_PASSAGE_PROMPTS = ("passage", "document", "search_document")
+_PASSAGE_PROMPTS = ("passage", "document", "corpus", "search_document")
 
 
 def recorded_name(source: str) -> str:
@@ -292,9 +292,17 @@ def _with_template(
 
 
 def _prompt_texts(directory: pathlib.Path) -> tuple[str, str]:
-    """What sentence-transformers puts before queries and before passages."""
+    """What sentence-transformers puts before queries and before passages.
+
+    Raises:
+        ConfigError: prompts under other names, of which a user has to choose.
+    """
     path = directory / "config_sentence_transformers.json"
     prompts = read_typed(path, _Prompts, absent=_Prompts()).prompts
+    if any(prompts.values()) and prompts.keys().isdisjoint((*_QUERY_PROMPTS, *_PASSAGE_PROMPTS)):
+        problem = f"prompts {', '.join(prompts)}: none is named as that of queries or of passages"
+        fix = "name them `query` and `passage` there, with an empty text for none"
+        raise ConfigError(problem, where=str(path), fix=fix)
     query, passage = (
         next(filter(None, map(prompts.get, names)), "")
         for names in (_QUERY_PROMPTS, _PASSAGE_PROMPTS)

@@ -70,12 +70,25 @@ def test_both_ways_to_name_the_pooling(tmp_path: pathlib.Path, pooling: dict[str
     assert (found.pooling, found.normalization) == (Pooling.CLS, Normalization.NONE)
 
 
-@pytest.mark.parametrize("name", ["passage", "document", "search_document"])
+@pytest.mark.parametrize("name", ["passage", "document", "corpus", "search_document"])
 def test_prompts_of_both_roles(tmp_path: pathlib.Path, name: str):
     write(tmp_path, prompts={"query": "query: ", name: "passage: ", "clustering": "cluster: "})
     found = read_encoder_settings(tmp_path)
     assert found is not None
     assert (found.query_prompt, found.passage_prompt) == ("query: ", "passage: ")
+
+
+def test_prompts_under_other_names_are_refused(tmp_path: pathlib.Path):
+    """Which is that of queries is not for us to guess; an empty `query` says that none is."""
+    path = write(tmp_path) / "config_sentence_transformers.json"
+    path.write_text(json.dumps({"prompts": {"s2p_query": "Instruct: ", "sts": "a "}}))
+    message = r"(?s)sentence_transformers.json: prompts s2p_query, sts: none.*fix: .*`query`"
+    with pytest.raises(ConfigError, match=message):
+        read_encoder_settings(tmp_path)
+    path.write_text(json.dumps({"prompts": {"sts": "a ", "query": ""}}))
+    settings = read_encoder_settings(tmp_path)
+    assert settings is not None
+    assert (settings.query_prompt, settings.passage_prompt) == ("", "")
 
 
 def test_a_prompt_of_the_tokenizer_is_before_the_texts_of_both_roles(tmp_path: pathlib.Path):

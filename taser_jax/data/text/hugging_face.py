@@ -290,7 +290,9 @@ def is_own_kind(path: str) -> bool:
     """Whether a file exists and has other pieces or special tokens than BERT's tokenizers."""
     try:
         model = json.loads(epath.Path(path).read_text(encoding="utf-8"))["model"]
-        return model["type"] != "WordPiece" or "[CLS]" not in model["vocab"]
+        # MPNet has BERT's pieces after special tokens of its own.
+        is_bert = model["type"] == "WordPiece" and "[CLS]" in model["vocab"]
+        return not is_bert or model["vocab"].get("[PAD]", 0) != 0
     except (OSError, ValueError, LookupError, TypeError):
         # Absent, or so damaged that the reader of BERT's says what is wrong.
         return False

@@ -37,7 +37,19 @@ def xlm_roberta():
 
 
 def mpnet():
-    pieces = [*SPECIAL, "[UNK]", *"abcdefghijklmnopqrstuvwxyz./<>", "the", "cat", "##s", "on"]
+    # BERT's own special tokens are ordinary pieces, as in microsoft/mpnet-base.
+    pieces = [
+        *SPECIAL,
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        *"abcdefghijklmnopqrstuvwxyz./<>",
+        "the",
+        "cat",
+        "##s",
+        "on",
+    ]
     ids = {piece: id for id, piece in enumerate(pieces)}
     tokenizer = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
