@@ -161,8 +161,8 @@ WARMUP_STEPS = 2
 BATCH_SIZE = 8
 LoopConfig.log_period = 1
 ValidationConfig.num_batches = 1
-EVAL_PERIOD = 10
-CHECKPOINT_PERIOD = 5
+EVAL_PERIOD = 20
+CHECKPOINT_PERIOD = 10
 ExpertConfig.blocks = [1]
 DualEncoderConfig.pooling = 'mean'
 """
