@@ -107,15 +107,19 @@ def seal(directory: FilePath) -> None:
 
 def read(directory: FilePath) -> dict[str, list[Record]]:
     """File -> its record; where it is being replaced, the former ones before it."""
+    records: dict[str, list[Record]] = {}
+    # Malformed lines are ignored; `verify` names their file.
+    for line in filter(None, map(_LINE.fullmatch, _lines(directory))):
+        records.setdefault(line[3], []).append((int(line[2]), line[1]))
+    return records
+
+
+def _lines(directory: FilePath) -> list[str]:
     try:
         text = (epath.Path(directory) / FILE).read_bytes().decode("utf-8", "replace")
     except OSError:
-        return {}
-    records: dict[str, list[Record]] = {}
-    # Malformed lines are ignored.
-    for line in filter(None, map(_LINE.fullmatch, text.split("\n"))):
-        records.setdefault(line[3], []).append((int(line[2]), line[1]))
-    return records
+        return []
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 def _write(directory: epath.Path, records: Mapping[str, Sequence[Record]]) -> None:
@@ -220,6 +224,8 @@ def verify(root: FilePath) -> Iterator[tuple[epath.Path, str | None]]:
     """
     folders, files = _walk(epath.Path(root))
     for folder in folders:
+        if not all(map(_LINE.fullmatch, _lines(folder))):
+            yield folder / FILE, "a line that is no record"
         for name, recorded in sorted(read(folder).items()):
             now = found(folder / name)
             yield folder / name, None if now in recorded else _difference(now, recorded[-1])

@@ -291,4 +291,9 @@ def test_verify_on_the_command_line(tmp_path: pathlib.Path, capsys: pytest.Captu
     assert "all/0.json" not in said
     with pytest.raises(ConfigError, match="no such directory"):
         verify(directory=str(tmp_path / "none"))
+    # A record in which a byte has changed, too.
+    record = tmp_path / "all" / "checksums.txt"
+    record.write_bytes(b"x" + record.read_bytes()[1:])
+    assert cli.run(["verify", str(tmp_path / "all")]) == 2
+    assert "all/checksums.txt: a line that is no record" in capsys.readouterr().err
     assert json.loads((tmp_path / "all" / "3.json").read_text()) == {"n": 3}

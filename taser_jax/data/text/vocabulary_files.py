@@ -11,6 +11,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from etils import epath
 
+from taser_jax.storage import checksums
 from taser_jax.storage.artifacts import check_version, read_json, replacing, write_json
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 from taser_jax.storage.typed_files import Natural, Positive, read_typed
@@ -174,12 +175,13 @@ def save_directory(
 
 
 def read_metadata(directory: str) -> VocabularyMetadata:
-    """`vocabulary.json` of a saved vocabulary.
+    """`vocabulary.json` of a saved vocabulary, whose files are compared with their record.
 
     Raises:
-        DataError: not JSON, without a kind, or of another format version.
+        DataError: a damaged file; not JSON, without a kind, or of another format version.
     """
     path, again = f"{directory}/{METADATA}", "delete the directory and train the vocabulary again"
+    checksums.check_directory(directory, fix=again)
     metadata = read_typed(path, VocabularyMetadata, fix=again)
     check_version(metadata, FORMAT_VERSION, where=path, fix=again)
     if "kind" not in metadata:

@@ -11,7 +11,7 @@ from taser_jax.data.text.hugging_face import TokenizerJsonVocabulary
 from taser_jax.data.text.preprocessors import passage_ids, query_ids
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.interop.tokenizer_files import write_tokenizer
-from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
+from taser_jax.storage.errors import ConfigError, DataError
 
 TEXTS = ["The cats sat on the mat.", "", " été  x²", "a </s> in a text", "cats on the mat " * 9]
 
@@ -92,7 +92,7 @@ def test_what_is_saved_comes_back(tokenizer, tmp_path):
     assert again.encode(TEXTS) == vocabulary.encode(TEXTS)
     path = tmp_path / "saved" / "tokenizer.json"
     path.write_text(path.read_text(encoding="utf-8") + "\n", encoding="utf-8")
-    with pytest.raises(FingerprintError):
+    with pytest.raises(DataError, match=r"tokenizer\.json: damaged"):
         load_vocabulary(tmp_path / "saved")
 
 

@@ -172,6 +172,9 @@ def test_changed_files_are_refused(tmp_path, small):
     small.save(tmp_path)
     with open(tmp_path / "vocab.txt", "a") as file:
         file.write("more\n")
+    with pytest.raises(DataError, match=r"vocab\.txt: damaged"):
+        load_vocabulary(tmp_path)
+    (tmp_path / "checksums.txt").unlink()
     with pytest.raises(FingerprintError, match="fingerprint"):
         load_vocabulary(tmp_path)
 
