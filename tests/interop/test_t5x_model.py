@@ -210,7 +210,7 @@ def test_what_t5x_trained_is_read_bit_for_bit_or_refused(tmp_path):
         np.testing.assert_array_equal(flatten_dict(loaded)[path], values)
     wider = model_config(width=32)
     with pytest.raises(
-        ConfigError, match=r"(?s)parameter encoder/.*\(16,\) in the .*\(32,\).*model that"
+        ConfigError, match=r"(?s)parameter encoder/.*\(16,\), in the .*\(32,\).*model that"
     ):
         read_pretrained(
             source,
