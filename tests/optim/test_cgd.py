@@ -51,7 +51,7 @@ def test_it_equals_the_formulas_in_float64_over_several_steps(loss_exponent, tem
 def test_worked_example():
     params = {"w": jnp.zeros(2)}
     combiner = cgd(tasks=("a", "b"), loss_exponent=0.5, temperature=1.0)
-    updates, state = combiner.update(
+    updates, state = jax.jit(combiner.update)(
         {"w": jnp.array([[3.0, 4.0], [0.0, 2.0]])},
         combiner.init(params),
         params,

@@ -50,7 +50,7 @@ def test_it_equals_the_paper_in_float64_over_several_steps(alpha):
 def test_worked_example():
     params = {"w": jnp.zeros(2)}
     combiner = gradnorm(tasks=("a", "b"))
-    updates, state = combiner.update(
+    updates, state = jax.jit(combiner.update)(
         {"w": jnp.array([[4.0, 0.0], [0.0, 2.0]])},
         combiner.init(params),
         params,
@@ -90,7 +90,7 @@ def test_losses_of_zero_or_less_leave_weights_finite(losses, sign):
     combiner = gradnorm(tasks=("a", "b"))
     state = combiner.init(params)
     for of_step in losses:
-        updates, state = combiner.update(
+        updates, state = jax.jit(combiner.update)(
             {"w": jnp.eye(2)}, state, params, losses=sign * jnp.array(of_step)
         )
     assert np.all(np.isfinite(updates["w"]))

@@ -61,7 +61,7 @@ def test_it_equals_the_papers_algorithm_in_float64(reduction):
 def test_worked_example():
     params = {"w": jnp.zeros(2)}
     combiner = pcgrad(tasks=("a", "b"))
-    updates, state = combiner.update(
+    updates, state = jax.jit(combiner.update)(
         {"w": jnp.array([[1.0, 0.0], [-1.0, 1.0]])},
         combiner.init(params),
         params,

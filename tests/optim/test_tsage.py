@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import math
 
 import jax
@@ -33,8 +34,11 @@ PARAMS = tree(np.random.default_rng(9))
 QUICK = TSageConfig(beta=0.6, temperature=1.5, burn_in_share=0.2)
 
 
-def make(config=QUICK, tasks=TASKS, total_steps=10, trainable=TRAINABLE):
-    return tsage(config, tasks=tasks, total_steps=total_steps, trainable=trainable)
+@functools.cache
+def make(config=QUICK, *, total_steps=10, freezes=True):
+    """Kept, so that tests of equal settings share its compiled update."""
+    trainable = TRAINABLE if freezes else None
+    return tsage(config, tasks=TASKS, total_steps=total_steps, trainable=trainable)
 
 
 def oracle(config, problem, total_steps):
@@ -101,7 +105,7 @@ def test_worked_example():
     config = TSageConfig(beta=0.0, temperature=1.0, burn_in_share=0.0)
     params = {"w": jnp.array([1.0, 2.0])}
     combiner = tsage(config, tasks=("a", "b"), total_steps=1)
-    updates, _ = combiner.update(
+    updates, _ = jax.jit(combiner.update)(
         {"w": jnp.array([[1.0, 2.0], [3.0, 1.0]])},
         combiner.init(params),
         params,
@@ -135,7 +139,7 @@ def test_frozen_parameters_do_not_count_in_the_median():
     other, _ = run(make(), PARAMS, louder)
     jax.tree.map(np.testing.assert_array_equal, one, other)
     assert [len(jax.tree.leaves(tree)) for tree in state.average.values()] == [3] * len(TASKS)
-    everything, _ = run(make(trainable=None), PARAMS, problem)
+    everything, _ = run(make(freezes=False), PARAMS, problem)
     assert not np.allclose(flatten(everything[-1]), flatten(one[-1]))
 
 
