@@ -41,8 +41,9 @@ from side_by_side import (
 )
 
 from taser_jax.data.token_store.arrays import TokenArray
-from taser_jax.interop.bert import encoder_to_tensors
+from taser_jax.interop.bert import bert_leaves
 from taser_jax.interop.bert_formats import config_to_json
+from taser_jax.interop.tensors import params_to_tensors
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import DualEncoder, Normalization
@@ -149,7 +150,7 @@ def torch_side(
     bert = transformers.BertModel(
         transformers.BertConfig.from_dict(config_to_json(config.bert)), add_pooling_layer=False
     )
-    tensors = encoder_to_tensors(params["encoder"], config.bert)
+    tensors = params_to_tensors(params["encoder"], bert_leaves(config.bert))
     bert.load_state_dict(
         {name: torch.from_numpy(np.array(value)) for name, value in tensors.items()}
     )
