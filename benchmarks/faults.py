@@ -26,6 +26,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import resource
 import shutil
@@ -253,12 +254,16 @@ class Trials:
             checked = self._start([*TASER, "verify", f"--gin.verify.directory={world}"]).wait()
             said_by_verify = self._log.read_text(errors="replace")
             line |= {"what": told, "last": last, "verify": checked, "orphans": orphans(world)}
-            line["same"] = found == self._bits[name]
+            undisturbed = dict(self._bits[name])
             if kind == "flip":
                 damaged = told.split(" of ")[-1]
-                file = pathlib.PurePath(damaged).name
-                line["named"] = file in (said if last else said_by_verify)
+                file = pathlib.PurePath(damaged)
+                line["named"] = file.name in (said if last else said_by_verify)
                 line["restored"] = not differs(world / damaged, self._world / damaged)
+                # What nobody has read or written again is still as it was damaged.
+                for files in (found, undisturbed):
+                    files.pop(os.path.relpath(damaged, job.output), None)
+            line["same"] = found == undisturbed
         if not is_right(line):
             line["log"] = (said + said_by_verify)[-2000:]
         self.notes.add(**line)
