@@ -102,7 +102,7 @@ class HashIndex:
 
     def repeated(self) -> Iterator[tuple[int, int]]:
         """Pairs of rows with equal hashes."""
-        for place in np.flatnonzero(self._hashes[1:] == self._hashes[:-1]):
+        for place in np.flatnonzero(self._hashes[1:] == self._hashes[:-1]).tolist():
             yield int(self._rows[place]), int(self._rows[place + 1])
 
     def save(self, directory: epath.Path, name: str) -> None:

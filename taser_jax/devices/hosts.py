@@ -195,7 +195,8 @@ def keep_compiled_programs(directory: FilePath) -> None:
     """
     chosen = os.environ.get("TASER_CACHE", f"{directory}/compilation_cache")
     writable = is_remote(chosen) or os.access(directory, os.W_OK) or "TASER_CACHE" in os.environ
-    if jax.config.jax_compilation_cache_dir is None and chosen and writable:  # type: ignore[attr-defined]  # set as JAX loads
+    # Not an attribute that type checkers of all JAX versions know: it is set as JAX loads.
+    if getattr(jax.config, "jax_compilation_cache_dir") is None and chosen and writable:  # noqa: B009
         jax.config.update("jax_compilation_cache_dir", chosen)
         # A training compiles dozens of programs that take less than a second each.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

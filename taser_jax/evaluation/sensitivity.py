@@ -210,7 +210,7 @@ def sampled_places(
         number: number of places in all leaves together; all parameters where there are fewer.
     """
     sizes = np.array([leaf.size for leaf in leaves], np.int64)
-    number = int(min(number, sizes.sum()))
+    number = min(number, int(sizes.sum()))
     # One at random in each of `number` stretches: a constant stride would meet the same columns.
     starts = np.arange(number + 1) * sizes.sum() // number
     places = np.random.default_rng(0).integers(starts[:-1], starts[1:])

@@ -267,7 +267,7 @@ def import_embeddings(
     _refuse(unknown, "is no passage of the collection", inner)
     rows = np.array([store.find(id) for id in passages.ids], np.int64)
     absent = np.setdiff1d(np.arange(len(store)), rows)
-    _refuse([store.ids[row] for row in absent], "is absent", inner)
+    _refuse([store.ids[row] for row in absent.tolist()], "is absent", inner)
     ordered = passages.embeddings[np.argsort(rows)]
     model = facts["fingerprints"].get("model") or Fingerprint().add(ordered).hex()
     fingerprints = {"model": model, **collection}

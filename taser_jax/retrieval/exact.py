@@ -100,7 +100,7 @@ def measure_recall(approximate: SearchResult, exact: SearchResult) -> float:
     last = np.where(is_row, exact.scores, np.inf).min(axis=1, keepdims=True)
     tolerance = 1e-5 * np.abs(np.where(is_row, exact.scores, 0)).max(axis=1, keepdims=True)
     hits = (approximate.rows >= 0) & (approximate.scores >= last - tolerance)
-    return float(np.minimum(hits.sum(axis=1), is_row.sum(axis=1)).sum() / max(is_row.sum(), 1))
+    return float(np.minimum(hits.sum(axis=1), is_row.sum(axis=1)).sum() / max(int(is_row.sum()), 1))
 
 
 _AXIS = "passages"
@@ -250,7 +250,7 @@ class _BestOnHost:
             return
         query, column = np.divmod(better, scores.shape[1])
         added = np.bincount(query, minlength=len(scores))
-        if (self._count + added).max() > self._keys.shape[1]:
+        if np.max(self._count + added) > self._keys.shape[1]:
             self._select()
         place = np.arange(len(query)) - np.repeat(np.cumsum(added) - added, added)
         keys = _to_keys(scores[query, column], first + column)

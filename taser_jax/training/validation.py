@@ -94,8 +94,8 @@ def select_pool(
     rng = np.random.default_rng([0, _POOL_PURPOSE])
     if len(rows) > config.max_queries:
         rows = np.sort(rng.choice(rows, config.max_queries, replace=False))
-    golds = np.asarray([positives[i][0] for i in rows], np.int64)
-    hard = [np.asarray(hard_negatives[i][: config.hard_negatives], np.int64) for i in rows]
+    golds = np.asarray([positives[i][0] for i in rows.tolist()], np.int64)
+    hard = [np.asarray(hard_negatives[i][: config.hard_negatives], np.int64) for i in rows.tolist()]
     # Drawn with replacement: the pool keeps one of equal rows.
     others = rng.integers(num_passages, size=len(rows) * config.other_negatives)
     passages = np.unique(np.concatenate([golds, *hard, others]))
