@@ -86,7 +86,6 @@ class SmallKilt:
             *gin("T5Config", mlp_dim=32, vocab_size=1, dtype="float32", dropout_rate=0.0),
             *gin(WARMUP_STEPS=0),
             *gin("TaskBatchingConfig", total=16),
-            *gin("OptimizerConfig", layer_decay=0.9),
             *gin(TOKEN_STORE=self.root / "tokens", MODEL_DIR=self.root / name),
             "--gin.TaskBatchingConfig.num_negatives=1",
             # Compiles sooner; test_query_towers_training.py validates such models.

@@ -43,6 +43,7 @@ OWN_KINDS = {
     "tokenize": "token store",
     "mine": "negatives",
     "train": "model",
+    "import": "model",
     "memory": "mixture of memories",
     "prepare": "collection",
 }

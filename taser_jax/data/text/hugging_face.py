@@ -292,7 +292,7 @@ def is_own_kind(path: str) -> bool:
         model = json.loads(epath.Path(path).read_text(encoding="utf-8"))["model"]
         # MPNet has BERT's pieces after special tokens of its own.
         is_bert = model["type"] == "WordPiece" and "[CLS]" in model["vocab"]
-        return not is_bert or model["vocab"].get("[PAD]", 0) != 0
+        return not is_bert or model["vocab"].get("<s>") == 0
     except (OSError, ValueError, LookupError, TypeError):
         # Absent, or so damaged that the reader of BERT's says what is wrong.
         return False
