@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.extend import core
 from tiny_bert import encode, tiny_model
 
 from taser_jax.models.batch import BatchShape, Role, Tokens
@@ -23,9 +24,18 @@ def traced_flops(jaxpr):
             shape = equation.invars[0].aval.shape
             output = equation.outvars[0].aval.shape
             total += 2 * math.prod(output) * math.prod(shape[axis] for axis in contracting)
-        for inner in jax.core.jaxprs_in_params(equation.params):
+        for inner in inner_jaxprs(tuple(equation.params.values())):
             total += traced_flops(inner)
     return total
+
+
+def inner_jaxprs(value):
+    if isinstance(value, core.ClosedJaxpr):
+        return [value.jaxpr]
+    if isinstance(value, core.Jaxpr):
+        return [value]
+    parts = value if isinstance(value, tuple | list) else ()
+    return [inner for part in parts for inner in inner_jaxprs(part)]
 
 
 def test_bert_base_by_hand():
