@@ -19,7 +19,7 @@ from taser_jax.models.layers import (
     Affine,
     Initializer,
     LayerNormParameters,
-    Remat,
+    by_remat,
     layer_norm,
     mean_over_tokens,
     parameter,
@@ -227,8 +227,7 @@ class Block(nn.Module):
         return gates * mask[..., None], routing.routing_statistics(logits, mask)
 
 
-# Blocks of one kind and shape are traced and lowered once, wherever they stand in a stack.
-_BLOCKS = {Remat.NONE: nn.jit(Block), Remat.BLOCK: nn.jit(nn.remat(Block))}
+_BLOCKS = by_remat(Block)
 
 
 def router_parameters(config: BertConfig, experts: ExpertConfig) -> tuple[Array, Array]:

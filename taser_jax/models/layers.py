@@ -31,6 +31,14 @@ class Remat(enum.Enum):
     BLOCK = "block"
 
 
+def by_remat(block: type[nn.Module]) -> dict[Remat, type[nn.Module]]:
+    """A block's class for each choice of `Remat`.
+
+    Blocks of one kind and shape are traced and lowered once, wherever they stand in a stack.
+    """
+    return {Remat.NONE: nn.jit(block), Remat.BLOCK: nn.jit(nn.remat(block))}
+
+
 class TransformerConfig(Checked):
     """Fields of all Transformer configurations; see `BertConfig` and `T5Config`."""
 

@@ -18,7 +18,7 @@ from taser_jax.models.batch import Augmented, States, Tokens
 from taser_jax.models.bert import Table
 from taser_jax.models.dropout import Dropout
 from taser_jax.models.dual_encoder import Params
-from taser_jax.models.layers import Remat, TransformerConfig, split_over_batch
+from taser_jax.models.layers import Remat, TransformerConfig, by_remat, split_over_batch
 from taser_jax.models.t5_layers import (
     MLP_ACTIVATIONS,
     FeedForward,
@@ -211,9 +211,7 @@ class DecoderLayer(nn.Module):
         return hidden + _feed_forward(config, hidden, dropout)
 
 
-# Layers of one shape are traced and lowered once, wherever they stand in a stack.
-_ENCODER_LAYERS = {Remat.NONE: nn.jit(EncoderLayer), Remat.BLOCK: nn.jit(nn.remat(EncoderLayer))}
-_DECODER_LAYERS = {Remat.NONE: nn.jit(DecoderLayer), Remat.BLOCK: nn.jit(nn.remat(DecoderLayer))}
+_ENCODER_LAYERS, _DECODER_LAYERS = by_remat(EncoderLayer), by_remat(DecoderLayer)
 
 
 class Encoder(nn.Module):
@@ -242,13 +240,12 @@ class Encoder(nn.Module):
         position_bias = None
         if config.position_bias is PositionBias.SHARED:
             position_bias = _relative_positions(config)(hidden.shape[1])
+        layer_class = _ENCODER_LAYERS[config.remat]
         hidden = split_over_batch(hidden if frozen else dropout(hidden))
         for i in blocks:
             if i == frozen > 0:
                 hidden = jax.lax.stop_gradient(hidden)
-            layer = _ENCODER_LAYERS[config.remat](
-                config, not train or i < frozen, name=f"layers_{i}"
-            )
+            layer = layer_class(config, not train or i < frozen, name=f"layers_{i}")
             hidden = layer(hidden, mask, position_bias)
             hidden = split_over_batch(hidden)
         if blocks.stop < config.num_layers:
@@ -276,11 +273,10 @@ class Decoder(nn.Module):
         # A single position has no distances; the table exists because checkpoints have it.
         if config.position_bias is PositionBias.SHARED:
             _relative_positions(config)(1)
+        layer_class = _DECODER_LAYERS[config.remat]
         hidden = split_over_batch(dropout(hidden))
         for i in range(config.num_decoder_layers):
-            layer = _DECODER_LAYERS[config.remat](
-                config, deterministic=not train, name=f"layers_{i}"
-            )
+            layer = layer_class(config, deterministic=not train, name=f"layers_{i}")
             hidden = split_over_batch(layer(hidden, encoded, mask))
         return dropout(RmsNorm(config.rms_norm_epsilon, name="decoder_norm")(hidden))
 

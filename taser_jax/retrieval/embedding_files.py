@@ -263,9 +263,10 @@ def import_embeddings(
     inner = source / PASSAGES
     paths = sorted((inner if inner.is_dir() else source).glob("*.parquet"))
     passages = _read(paths, coding, where=inner)
-    unknown = [id for id in passages.ids if store.find(id) is None]
+    places = [store.find(id) for id in passages.ids]
+    unknown = [id for id, place in zip(passages.ids, places, strict=True) if place is None]
     _refuse(unknown, "is no passage of the collection", inner)
-    rows = np.array([store.find(id) for id in passages.ids], np.int64)
+    rows = np.array(places, np.int64)
     absent = np.setdiff1d(np.arange(len(store)), rows)
     _refuse([store.ids[row] for row in absent.tolist()], "is absent", inner)
     ordered = passages.embeddings[np.argsort(rows)]
