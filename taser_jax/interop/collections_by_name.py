@@ -39,13 +39,19 @@ _Split = tuple[
 
 
 def _write(splits: Iterable[_Split], folder: pathlib.Path) -> None:
-    """Writes BEIR's files into a new folder; splits may share passages and queries."""
+    """Writes BEIR's files into a new folder; splits may share passages and queries.
+
+    Raises:
+        DataError: an id has two texts.
+    """
     passages: dict[str, dict[str, str]] = {}
     queries: dict[str, dict[str, str]] = {}
     qrels: dict[str, dict[tuple[str, str], int]] = {}
     for split, texts, questions, judged in splits:
-        passages |= {id: {"_id": id, "title": title, "text": text} for id, title, text in texts}
-        queries |= {id: {"_id": id, "text": text} for id, text in questions}
+        for id, title, text in texts:
+            _add(passages, {"_id": id, "title": title, "text": text})
+        for id, text in questions:
+            _add(queries, {"_id": id, "text": text})
         qrels.setdefault(split, {}).update({(query, id): grade for query, id, grade in judged})
     (folder / "qrels").mkdir(parents=True)
     for name, records in (("corpus", passages), ("queries", queries)):
@@ -56,6 +62,12 @@ def _write(splits: Iterable[_Split], folder: pathlib.Path) -> None:
         with open(folder / "qrels" / f"{split}.tsv", "w", encoding="utf-8") as file:
             file.write("query-id\tcorpus-id\tscore\n")
             file.writelines(f"{query}\t{id}\t{grade}\n" for (query, id), grade in grades.items())
+
+
+def _add(records: dict[str, dict[str, str]], record: dict[str, str]) -> None:
+    id = record["_id"]
+    if records.setdefault(id, record) != record:
+        raise DataError(f"{id!r} has two texts", where="splits", fix="name one split")
 
 
 def local(

@@ -103,6 +103,18 @@ def test_one_split_of_ir_datasets_is_what_it_is_named():
     assert json.loads(written["queries.jsonl"]) == {"_id": "q2", "text": "a game"}
 
 
+def test_an_id_with_two_texts_is_refused(monkeypatch, tmp_path):
+    class Other(Data):
+        def docs_iter(self):
+            return (Document(id, title, f"{text} More.") for id, (title, text) in PASSAGES.items())
+
+    splits = {"tiny": Data({}), "tiny/train": Data(GRADES), "tiny/test": Other(GRADES)}
+    monkeypatch.setattr(sys.modules["ir_datasets"], "load", splits.__getitem__)
+    with pytest.raises(DataError, match="'d1' has two texts"):
+        as_folder("ir_datasets:tiny")
+    assert not any(path.is_file() for path in (tmp_path / "cache").rglob("*"))
+
+
 def mteb_task(monkeypatch, **changes):
     """mteb's own task object, with data that are here."""
     mteb = pytest.importorskip("mteb")
