@@ -15,7 +15,6 @@ import sys
 import textwrap
 import threading
 import time
-import types
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -109,7 +108,7 @@ def set_up(*, verbose: bool) -> None:
     # Orbax warns of every checkpoint without metrics, which is intended, and logs a failed save in
     # each of its threads; that error is raised, too.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
-    sys.excepthook = _print_unless_of_a_closed_loop
+    sys.unraisablehook = _print_unless_of_a_closed_loop
     # At lower levels, TensorFlow reports oneDNN's fallbacks and a missing GPU as errors.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # libtpu, where installed, complains of missing TPUs; JAX would load it to find none.
@@ -158,12 +157,10 @@ class _LastingFile(io.FileIO):
         return len(data)
 
 
-def _print_unless_of_a_closed_loop(
-    kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
-) -> None:
+def _print_unless_of_a_closed_loop(unraisable: sys.UnraisableHookArgs) -> None:
     """TensorStore tells an event loop of a failed write that Orbax has closed after the first."""
-    if str(error) != "Event loop is closed":
-        sys.__excepthook__(kind, error, trace)
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 def _has_accelerator() -> bool:
