@@ -8,7 +8,7 @@
 # vocabulary all rows have, and no row its weights. Options go to every `taser pipeline ance`.
 # PARTS ("prompts tsage gate experts"), SEEDS (prompts "0 1 2", gate "0", the others "0 1 2 3 4"). The first seed
 # runs every row and, on validation queries, chooses T-SAGE's temperature and the experts' learning rate; the others
-# run the claims' rows.
+# run the claims' rows. ROWS ("shared taser wide"): those of the part experts; claim 10 compares the first two.
 # OUTPUT_DIR/PART/claims.md and claims.json grow with every row.
 set -euo pipefail
 if [ $# -lt 3 ]; then
@@ -104,13 +104,21 @@ experts_on() {
   if [ "$seed" != "$first_seed" ]; then
     factors=$(python "$here/table.py" --best "$output_dir/experts" taser- R@20)
   fi
-  ance "shared-$1" "$2" runs/pydocs_ance.gin "${equal[@]}"
-  # As many parameters as TASER, which has two feed-forward networks in every block.
-  ance "wide-$1" "$2" runs/pydocs_ance.gin "${equal[@]}" --gin.BertConfig.mlp_dim=512
-  for factor in $factors; do
-    ance "taser-$factor-$1" "$2" runs/pydocs_ance.gin "${taser[@]}" "${equal[@]}" \
-      --gin.OptimizerConfig.expert_learning_rate_factor="$factor"
-    if [ "$seed" = "$first_seed" ]; then validate "taser-$factor-$1" warm-up "$1" R@20; fi
+  for row in ${ROWS:-shared taser wide}; do
+    case $row in
+      shared) ance "shared-$1" "$2" runs/pydocs_ance.gin "${equal[@]}" ;;
+      # As many parameters as TASER, which has two feed-forward networks in every block.
+      wide) ance "wide-$1" "$2" runs/pydocs_ance.gin "${equal[@]}" --gin.BertConfig.mlp_dim=512 ;;
+      taser)
+        for factor in $factors; do
+          ance "taser-$factor-$1" "$2" runs/pydocs_ance.gin "${taser[@]}" "${equal[@]}" \
+            --gin.OptimizerConfig.expert_learning_rate_factor="$factor"
+          if [ "$seed" = "$first_seed" ]; then validate "taser-$factor-$1" warm-up "$1" R@20; fi
+        done ;;
+      *)
+        echo "error: no row $row" >&2
+        exit 2 ;;
+    esac
   done
 }
 
