@@ -128,9 +128,17 @@ def compare(
         splits = run.make_queries(queries, splits)
     run.check_splits(splits)
     sides = run.tokenize(feature_lengths or {}, vocabulary_size, has_queries=bool(splits))
-    run.decide_model(sides)
+    run.decide_model()
     is_trained = any("train" in each for each in splits.values())
-    rows = run.rows(run.plan(sides, minutes) if is_trained else None)
+    chosen = None
+    if is_trained:
+        may_cut = "passage" not in (feature_lengths or {})
+        chosen = run.plan(sides, minutes, may_cut=may_cut)
+        if chosen.passage_tokens is not None:
+            cut = {side: fit.tokens for side, fit in sides.items()}
+            cut["passage"] = chosen.passage_tokens
+            run.tokenize(cut, vocabulary_size, has_queries=True, again="-cut")
+    rows = run.rows(chosen)
     if not splits:
         rows.index_only()
         return None
@@ -152,10 +160,9 @@ class _Run:
         self.root = pathlib.Path(setting.output_dir)
         self.stages = Stages(self.root)
         self.collection = collection
-        self._setting = dataclasses.replace(
-            setting, data_dir=str(self.root / "data"), token_store=str(self.root / "tokens")
-        )
+        self._setting = dataclasses.replace(setting, data_dir=str(self.root / "data"))
         self._systems, self._pretrained, self._fixed = dict(systems), pretrained, dict(fixed)
+        self._buckets = setting.training.length_buckets
         self._splits: dict[str, list[str]] = {}
         self._whole: str | None = None
         self._lines: list[str] = []
@@ -201,9 +208,14 @@ class _Run:
             )
 
     def tokenize(
-        self, given: Mapping[str, int], vocabulary_size: int, *, has_queries: bool
+        self,
+        given: Mapping[str, int],
+        vocabulary_size: int,
+        *,
+        has_queries: bool,
+        again: str = "",
     ) -> dict[str, compare_plan.FittedLength]:
-        """Vocabulary, lengths and tokens."""
+        """Vocabulary, lengths and tokens; `again` names the stages of other lengths."""
         data = {"data_dir": self._setting.data_dir, "collection": self.collection}
         settings = None
         if self._pretrained is None:
@@ -219,7 +231,7 @@ class _Run:
             positions = pretrained_bert(self._pretrained).max_length
             own = min(positions, (settings and settings.max_length) or positions)
         fitted = self.stages.run(
-            "lengths",
+            f"lengths{again}",
             compare_parts.fit_lengths,
             vocabulary=str(vocabulary),
             own_length=own,
@@ -228,16 +240,24 @@ class _Run:
         )
         sides = {side: compare_plan.FittedLength(**values) for side, values in fitted.items()}
         lengths = {side: fit.tokens for side, fit in sides.items()}
+        buckets = self._buckets or tuple(compare_plan.length_buckets(*sides.values()))
         self._decide(
             "lengths: "
-            + ", ".join(f"{fit.cut:.1%} of {side} texts are cut" for side, fit in sides.items()),
+            + ", ".join(f"{fit.cut:.1%} of {side} texts are cut" for side, fit in sides.items())
+            + "; and lengths that batches are padded to",
             TASK_FEATURE_LENGTHS=lengths,
+            TrainingConfig__length_buckets=buckets,
+        )
+        training = dataclasses.replace(self._setting.training, length_buckets=buckets)
+        token_store = str(self.root / f"tokens{again}")
+        self._setting = dataclasses.replace(
+            self._setting, training=training, token_store=token_store
         )
         self.stages.run(
-            "tokenize",
+            f"tokenize{again}",
             tokenize,
             data_dir=self._setting.data_dir,
-            output_dir=self._setting.token_store,
+            output_dir=token_store,
             vocabulary=str(vocabulary),
             feature_lengths=lengths,
             mixture_or_task=self.collection if has_queries else None,
@@ -245,8 +265,8 @@ class _Run:
         )
         return sides
 
-    def decide_model(self, sides: Mapping[str, compare_plan.FittedLength]) -> None:
-        """Sizes and pooling, temperature, buckets and the depth of lists."""
+    def decide_model(self) -> None:
+        """Sizes and pooling, temperature and the depth of lists."""
         setting, training = self._setting, self._setting.training
         objective, cosines = training.objective, False
         if self._pretrained is not None:
@@ -258,14 +278,9 @@ class _Run:
                 "cosines",
                 ObjectiveConfig__temperature=objective.temperature,
             )
-        buckets = training.length_buckets or tuple(compare_plan.length_buckets(*sides.values()))
         passages = len(PassageStore.open(setting.data_dir, self.collection))
         depth = min(setting.k, passages)
-        self._decide(
-            f"{passages:,} passages: results per query, and lengths that batches are cut to",
-            TOP_K=depth,
-            TrainingConfig__length_buckets=buckets,
-        )
+        self._decide(f"{passages:,} passages: results per query", TOP_K=depth)
         significance = setting.significance
         if significance is not None and self._pretrained is not None:
             baselines = (UNTRAINED, f"{UNTRAINED} + BM25")
@@ -279,7 +294,6 @@ class _Run:
             training=dataclasses.replace(
                 training,
                 objective=objective,
-                length_buckets=buckets,
                 pretrained=None if self._pretrained is None else Pretrained(self._pretrained),
             ),
         )
@@ -310,7 +324,11 @@ class _Run:
         )
 
     def plan(
-        self, sides: Mapping[str, compare_plan.FittedLength], minutes: float | None
+        self,
+        sides: Mapping[str, compare_plan.FittedLength],
+        minutes: float | None,
+        *,
+        may_cut: bool,
     ) -> compare_plan.Plan:
         """Batches, rate, steps, frozen blocks, rounds and folds, by queries and by time."""
         training = self._setting.training
@@ -363,6 +381,9 @@ class _Run:
             untrained=self._pretrained is not None,
             spent_seconds=sum(self.stages.record(name).seconds for name in done),
             pool_share=min(1.0, 2 * DEPTH * RANKED / passages),
+            shorter=compare_plan.shorter_passages(sides["query"], sides["passage"])
+            if may_cut
+            else {},
         )
         chosen = compare_plan.plan(
             costs, preferred, minutes=minutes, pretrained=self._pretrained is not None

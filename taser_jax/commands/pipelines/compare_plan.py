@@ -14,6 +14,9 @@ _MULTIPLE = 16
 # Where fewer steps fit, blocks are frozen and then the second round is dropped, to fit more.
 _ENOUGH_STEPS = 100
 _FEWEST_STEPS = 20
+# Where not even these fit, the last block alone is trained, and passages are cut, to fit them.
+_FEW_STEPS = 40
+_SHORTEST = 64
 _MOST_STEPS = 1000
 _EPOCHS = 4
 # Below this many distinct training queries pretrained weights move less: a lower rate, the lower
@@ -111,6 +114,7 @@ class Plan:
         frozen_blocks: first blocks that stay as pretrained.
         rounds: 2 trains again on mined negatives.
         folds: folds of cross-validation; 0 chooses on the validation queries.
+        passage_tokens: tokens that passages are cut to; None leaves them as they are.
         seconds: estimated seconds of the whole comparison, from the start of the command.
     """
 
@@ -120,6 +124,7 @@ class Plan:
     frozen_blocks: int
     rounds: int
     folds: int
+    passage_tokens: int | None = None
     seconds: float = math.nan
 
 
@@ -167,6 +172,8 @@ class Costs:
         untrained: whether the untrained pretrained model is encoded, too.
         spent_seconds: seconds since the command began.
         pool_share: share of the passages that a fold's model encodes.
+        shorter: tokens that passages may be cut to, longest first -> what a step and an encoding
+            then cost, as shares.
     """
 
     step_seconds: float
@@ -177,10 +184,38 @@ class Costs:
     untrained: bool
     spent_seconds: float = 0.0
     pool_share: float = 1.0
+    shorter: Mapping[int, float] = dataclasses.field(default_factory=dict)
+
+
+def shorter_passages(query: FittedLength, passage: FittedLength) -> dict[int, float]:
+    """Tokens that passages can be cut to, and the share of a batch's tokens that is then left.
+
+    Example:
+        >>> lengths = [FittedLength(size, 0.0, size, size) for size in (32, 256)]
+        >>> {tokens: round(share, 2) for tokens, share in shorter_passages(*lengths).items()}
+        {192: 0.76, 128: 0.53, 64: 0.29}
+
+    Args:
+        query: the queries' lengths.
+        passage: the passages'; a query has two of them in a batch.
+    """
+
+    def batch(passages: FittedLength) -> float:
+        buckets = length_buckets(query, passages)
+        return padded_length(query, buckets) + 2 * padded_length(passages, buckets)
+
+    lengths = [_rounded(passage.tokens * quarters // 4) for quarters in (3, 2, 1)]
+    return {
+        tokens: batch(dataclasses.replace(passage, tokens=tokens)) / batch(passage)
+        for tokens in lengths
+        if _SHORTEST <= tokens < passage.tokens
+    }
 
 
 def plan(costs: Costs, preferred: Plan, *, minutes: float | None, pretrained: bool) -> Plan:
     """Fits a comparison to a budget: first fewer steps, then frozen blocks, one round, two folds.
+
+    Then the last block alone is trained, and then passages are cut.
 
     Frozen blocks' states are computed once, so that a step, or an encoding, costs the share of the
     other blocks.
@@ -194,25 +229,36 @@ def plan(costs: Costs, preferred: Plan, *, minutes: float | None, pretrained: bo
     Returns:
         The plan; its seconds exceed the budget where not even the shortest plan fits.
     """
-    half = costs.blocks // 2 if pretrained else 0
-    frozen = max(half, preferred.frozen_blocks)
-    plans = [preferred]
-    for change in ({"frozen_blocks": frozen}, {"rounds": 1}, {"folds": min(preferred.folds, 2)}):
-        plans.append(dataclasses.replace(plans[-1], **change))
+    half, last = (costs.blocks // 2, costs.blocks - 1) if pretrained else (0, 0)
+
     if minutes is None:
         return _timed(costs, preferred, preferred.steps)
-    for each in plans:
-        fixed = _timed(costs, each, 0).seconds
-        fitting = int((60 * minutes - fixed) / (_timed(costs, each, 1).seconds - fixed))
-        if fitting >= min(preferred.steps, _ENOUGH_STEPS):
-            return _timed(costs, each, min(fitting, preferred.steps))
-    return _timed(costs, plans[-1], max(min(fitting, preferred.steps), _FEWEST_STEPS))
+    frozen = {"frozen_blocks": max(half, preferred.frozen_blocks)}
+    plans = _changed(preferred, frozen, {"rounds": 1}, {"folds": min(preferred.folds, 2)})
+    cuts = [{"passage_tokens": tokens} for tokens in costs.shorter]
+    shorter = _changed(plans[-1], {"frozen_blocks": max(last, preferred.frozen_blocks)}, *cuts)
+    for ladder, enough in ((plans, _ENOUGH_STEPS), (shorter, _FEW_STEPS)):
+        for each in ladder:
+            fixed = _timed(costs, each, 0).seconds
+            fitting = int((60 * minutes - fixed) / (_timed(costs, each, 1).seconds - fixed))
+            if fitting >= min(preferred.steps, enough):
+                return _timed(costs, each, min(fitting, preferred.steps))
+    return _timed(costs, shorter[-1], max(min(fitting, preferred.steps), _FEWEST_STEPS))
+
+
+def _changed(first: Plan, *changes: Mapping[str, int]) -> list[Plan]:
+    """A plan, the plan with the first change, with the second as well, and so on."""
+    plans = [first]
+    for change in changes:
+        plans.append(dataclasses.replace(plans[-1], **change))
+    return plans
 
 
 def _timed(costs: Costs, plan: Plan, steps: int) -> Plan:
     """The plan with so many steps, and the seconds that it then takes."""
     frozen_share = plan.frozen_blocks / costs.blocks
     trained = 1 - frozen_share
+    tokens = 1.0 if plan.passage_tokens is None else costs.shorter[plan.passage_tokens]
     trainings = costs.systems * (plan.rounds + plan.folds)
     # The frozen blocks' states are computed once, for the untrained model, too.
     encodings = frozen_share + trained * (
@@ -221,8 +267,8 @@ def _timed(costs: Costs, plan: Plan, steps: int) -> Plan:
     seconds = (
         costs.spent_seconds
         + _OTHER_SECONDS
-        + trainings * (costs.start_seconds + steps * costs.step_seconds * trained)
-        + encodings * costs.encode_seconds
+        + trainings * (costs.start_seconds + steps * tokens * costs.step_seconds * trained)
+        + encodings * tokens * costs.encode_seconds
     )
     return dataclasses.replace(plan, steps=steps, seconds=seconds)
 

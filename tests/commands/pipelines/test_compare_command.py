@@ -14,7 +14,7 @@ from stage_calls import check_every_argument, noted
 from written_files import beir
 
 from taser_jax import Retriever
-from taser_jax.commands.pipelines import compare_parts, compared_rows, taser
+from taser_jax.commands.pipelines import compare_parts, compare_plan, compared_rows, taser
 from taser_jax.commands.pipelines.compare_parts import collection_name, file_sizes, fit_lengths
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.train import TrainSummary
@@ -28,10 +28,10 @@ from taser_jax.storage.records import Passage, Query
 WORDS = ("river", "sea", "hill", "lake", "moor", "wood", "cliff", "marsh", "field", "shore")
 
 
-def _beir(folder: pathlib.Path, seed: int) -> str:
+def _beir(folder: pathlib.Path, seed: int, *, words: int = 8) -> str:
     """Forty passages and as many questions, which repeat three of their words."""
     draw = random.Random(seed)
-    texts = [" ".join(draw.choices(WORDS, k=8)) + f" {seed}{n}" for n in range(40)]
+    texts = [" ".join(draw.choices(WORDS, k=words)) + f" {seed}{n}" for n in range(40)]
     beir(
         folder,
         corpus={f"d{n}": text for n, text in enumerate(texts)},
@@ -206,21 +206,34 @@ def test_queries_are_made_and_the_whole_passages_are_searched(
 
 
 @pytest.mark.release
-def test_a_budget_freezes_blocks_that_the_untrained_model_shares(tmp_path: pathlib.Path):
-    # Of six blocks TASER's experts are in the third and the sixth, and three are frozen.
+def test_a_budget_freezes_blocks_that_the_untrained_model_shares_and_cuts_passages(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    # Of six blocks TASER's experts are in the third and the sixth, and five are frozen.
+    monkeypatch.setattr(compare_plan, "_SHORTEST", 16)
     pretrained = _minilm_like(tmp_path / "bert", num_layers=6)
     output = tmp_path / "out"
-    succeed(
-        *("compare", _beir(tmp_path / "hills", 1), f"--pretrained={pretrained}"),
+    arguments = [
+        *("compare", _beir(tmp_path / "hills", 1, words=16), f"--pretrained={pretrained}"),
         *(f"--out={output}", "--minutes=0.01", "--gin.BATCH_SIZE=8"),
         "--gin.VALIDATION_SHARE=0.3",
-    )
+    ]
+    succeed(*arguments)
+    printed = capsys.readouterr().err
+    assert "0.0% of passage texts are cut" in printed
+    assert "100.0% of passage texts are cut" in printed
+    assert "even the shortest comparison takes longer than 0.01 minutes" in printed
+    for folder, length in (("tokens", 32), ("tokens-cut", 16)):
+        assert TokenStore.open(output / folder).metadata.passage_length == length
     facts = json.loads((output / "taser-1" / "model" / "run.json").read_text())
-    assert facts["train_from_block"] == 3
+    assert facts["train_from_block"] == 5
     model = json.loads((output / "taser-1" / "model" / "model.json").read_text())
     assert '"blocks": [6]' in json.dumps(model)
     assert "FOLDS = 2" in (output / "decided.gin").read_text()
     assert "Pretrained, untrained" in (output / "table.md").read_text()
+    # What has finished is not run again.
+    succeed(*arguments)
+    assert Retriever.load(output, task="hills").search(["river sea 20"], k=2)
 
 
 def test_bad_arguments(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]):

@@ -14,6 +14,7 @@ from taser_jax.commands.pipelines.compare_plan import (
     length_buckets,
     padded_length,
     plan,
+    shorter_passages,
 )
 
 COSTS = Costs(
@@ -114,15 +115,52 @@ def test_folds_train_and_encode_their_pools_and_time_counts_from_the_start():
         # 60 steps would fit. One round: 60 + 30 + 1.5 x 120 s are fixed, a step takes 0.5 s.
         (7, 200, 3, 1, 370),
         (5, 60, 3, 1, 300),
-        (2, 20, 3, 1, 280),
+        # No step would fit. The last block alone: 60 + 30 + (5 + 2) / 6 x 120 s are fixed, a step
+        # takes a sixth of a second.
+        (4, 60, 5, 1, 240),
+        (2, 20, 5, 1, 230 + 20 / 6),
     ],
 )
 def test_a_budget_costs_steps_then_blocks_then_a_round(
     minutes: float, steps: int, frozen: int, rounds: int, seconds: float
 ):
     found = plan(COSTS, WANTED, minutes=minutes, pretrained=True)
-    expected = {"steps": steps, "frozen_blocks": frozen, "rounds": rounds, "seconds": seconds}
-    assert found == dataclasses.replace(WANTED, **expected)
+    assert found.seconds == pytest.approx(seconds)
+    expected = {"steps": steps, "frozen_blocks": frozen, "rounds": rounds}
+    assert plain(found) == plain(dataclasses.replace(WANTED, **expected))
+
+
+@pytest.mark.parametrize(
+    ("minutes", "steps", "tokens", "seconds"),
+    [
+        (4, 60, None, 240),
+        # 60 + 30 + 140 / 2 s are fixed, a step takes a twelfth of a second.
+        (3, 200, 128, 160 + 200 / 12),
+        (2.75, 60, 128, 165),
+        # 60 + 30 + 140 / 4 s are fixed; no 40 steps fit.
+        (2, 20, 64, 125 + 20 / 24),
+    ],
+)
+def test_a_budget_then_cuts_passages(
+    minutes: float, steps: int, tokens: int | None, seconds: float
+):
+    costs = dataclasses.replace(COSTS, shorter={128: 0.5, 64: 0.25})
+    found = plan(costs, WANTED, minutes=minutes, pretrained=True)
+    assert found.seconds == pytest.approx(seconds)
+    expected = Plan(32, steps, 5e-5, 5, 1, 0, passage_tokens=tokens)
+    assert plain(found) == plain(expected)
+
+
+def test_passages_are_cut_to_quarters_of_their_length_and_cost_their_batches_tokens():
+    query, passage = (
+        fit_length([10] * 20, longest=64),
+        fit_length([40] * 80 + [200] * 20, longest=256),
+    )
+    # A batch has a query of 16 tokens and two passages of (48 + 208) / 2; of 160 tokens at most,
+    # (48 + 160) / 2, and so on: 48 is at most three quarters of 64.
+    shorter = shorter_passages(query, passage)
+    assert shorter == pytest.approx({160: 224 / 272, 112: 176 / 272, 64: 128 / 272})
+    assert shorter_passages(query, query) == {}
 
 
 def test_random_weights_are_not_frozen():
