@@ -14,8 +14,7 @@ _MULTIPLE = 16
 # Where fewer steps fit, blocks are frozen and then the second round is dropped, to fit more.
 _ENOUGH_STEPS = 100
 _FEWEST_STEPS = 20
-# Where not even these fit, the last block alone is trained, and passages are cut, to fit them.
-_FEW_STEPS = 40
+# Where not even these fit, the last block alone is trained, and then passages are cut.
 _SHORTEST = 64
 _MOST_STEPS = 1000
 _EPOCHS = 4
@@ -237,7 +236,7 @@ def plan(costs: Costs, preferred: Plan, *, minutes: float | None, pretrained: bo
     plans = _changed(preferred, frozen, {"rounds": 1}, {"folds": min(preferred.folds, 2)})
     cuts = [{"passage_tokens": tokens} for tokens in costs.shorter]
     shorter = _changed(plans[-1], {"frozen_blocks": max(last, preferred.frozen_blocks)}, *cuts)
-    for ladder, enough in ((plans, _ENOUGH_STEPS), (shorter, _FEW_STEPS)):
+    for ladder, enough in ((plans, _ENOUGH_STEPS), (shorter, _FEWEST_STEPS)):
         for each in ladder:
             fixed = _timed(costs, each, 0).seconds
             fitting = int((60 * minutes - fixed) / (_timed(costs, each, 1).seconds - fixed))
@@ -260,6 +259,8 @@ def _timed(costs: Costs, plan: Plan, steps: int) -> Plan:
     trained = 1 - frozen_share
     tokens = 1.0 if plan.passage_tokens is None else costs.shorter[plan.passage_tokens]
     trainings = costs.systems * (plan.rounds + plan.folds)
+    # A fold's training has the steps of its share of the queries: all but one fold's.
+    all_steps = steps * costs.systems * (plan.rounds + max(0, plan.folds - 1))
     # The frozen blocks' states are computed once, for the untrained model, too.
     encodings = frozen_share + trained * (
         costs.systems * (plan.rounds + plan.folds * costs.pool_share) + costs.untrained
@@ -267,7 +268,8 @@ def _timed(costs: Costs, plan: Plan, steps: int) -> Plan:
     seconds = (
         costs.spent_seconds
         + _OTHER_SECONDS
-        + trainings * (costs.start_seconds + steps * tokens * costs.step_seconds * trained)
+        + trainings * costs.start_seconds
+        + all_steps * tokens * costs.step_seconds * trained
         + encodings * tokens * costs.encode_seconds
     )
     return dataclasses.replace(plan, steps=steps, seconds=seconds)

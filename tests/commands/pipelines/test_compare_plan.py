@@ -97,10 +97,11 @@ def test_folds_train_and_encode_their_pools_and_time_counts_from_the_start():
     costs = dataclasses.replace(COSTS, spent_seconds=50.0, pool_share=0.25)
     wanted = dataclasses.replace(WANTED, folds=5)
     found = plan(costs, wanted, minutes=None, pretrained=True)
-    # Seven trainings; three encodings, and five of a quarter of the passages.
-    assert found.seconds == 50 + 60 + 7 * (30 + 200) + (3 + 5 / 4) * 120
-    # 30 minutes: 50 + 60 + 7 * 30 + 4.25 * 120 s are fixed, a step of all trainings takes 7 s.
-    assert plan(costs, wanted, minutes=30, pretrained=True).steps == (1800 - 830) // 7
+    # Seven trainings, five of them for four fifths of the steps; three encodings, and five of a
+    # quarter of the passages.
+    assert found.seconds == 50 + 60 + 7 * 30 + (2 + 4) * 200 + (3 + 5 / 4) * 120
+    # 30 minutes: 50 + 60 + 7 * 30 + 4.25 * 120 s are fixed, a step of all trainings takes 6 s.
+    assert plan(costs, wanted, minutes=30, pretrained=True).steps == (1800 - 830) // 6
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_a_budget_costs_steps_then_blocks_then_a_round(
         # 60 + 30 + 140 / 2 s are fixed, a step takes a twelfth of a second.
         (3, 200, 128, 160 + 200 / 12),
         (2.75, 60, 128, 165),
-        # 60 + 30 + 140 / 4 s are fixed; no 40 steps fit.
+        # 60 + 30 + 140 / 4 s are fixed; no 20 steps fit.
         (2, 20, 64, 125 + 20 / 24),
     ],
 )
