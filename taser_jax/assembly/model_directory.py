@@ -25,11 +25,15 @@ from taser_jax.models.batch import EncoderInput, Role
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
 from taser_jax.models.encoded import static_task
 from taser_jax.models.fusion import FUSION_PARTS
-from taser_jax.models.parameters import abstract_params, logical_axes, parameter_count
+from taser_jax.models.parameters import (
+    abstract_params,
+    logical_axes,
+    parameter_count,
+    parameters_fingerprint,
+)
 from taser_jax.storage import checksums
 from taser_jax.storage.artifacts import (
     FilePath,
-    Fingerprint,
     is_remote,
     read_json,
     require_equal,
@@ -126,11 +130,8 @@ class LoadedModel:
 def passage_fingerprint(config: ModelConfig, params: PyTree) -> str:
     """Fingerprint of what encodes passages: models that differ on the query side alone share it."""
     tower = params[config.tower_name(Role.PASSAGE, None)]
-    total = Fingerprint().add(config_io.passage_json(config))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tower):
-        if str(path[0].key) not in FUSION_PARTS:
-            total.add(jax.tree_util.keystr(path)).add(np.asarray(leaf))
-    return total.hex()
+    own = {name: part for name, part in tower.items() if name not in FUSION_PARTS}
+    return parameters_fingerprint(own, config_io.passage_json(config))
 
 
 # At module level, so that one compiled program serves every task, split and round.
@@ -163,7 +164,7 @@ def load_model(model_dir: FilePath, *, step: int | None = None) -> LoadedModel:
     return LoadedModel(
         model=model,
         params=params,
-        fingerprint=_model_fingerprint(config, params),
+        fingerprint=parameters_fingerprint(params, config_io.to_json(config)),
         vocabulary_dir=_on_this_machine(epath.Path(model_dir) / VOCABULARY),
         step=int(step or 0),
         partitioner=partitioner,
@@ -183,18 +184,11 @@ def hold_model(model: DualEncoder, params: PyTree, *, vocabulary_dir: FilePath) 
     return LoadedModel(
         model=model,
         params=placed,
-        fingerprint=_model_fingerprint(model.config, placed),
+        fingerprint=parameters_fingerprint(placed, config_io.to_json(model.config)),
         vocabulary_dir=pathlib.Path(vocabulary_dir),
         step=0,
         partitioner=partitioner,
     )
-
-
-def _model_fingerprint(config: ModelConfig, params: PyTree) -> str:
-    total = Fingerprint().add(config_io.to_json(config))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        total.add(jax.tree_util.keystr(path)).add(np.asarray(leaf))
-    return total.hex()
 
 
 def _checkpoints(model_dir: FilePath) -> Checkpoints:

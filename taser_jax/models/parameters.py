@@ -8,11 +8,13 @@ import math
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
 
 from taser_jax.devices.partitioning import leaves_by_path
 from taser_jax.models.batch import Tokens
 from taser_jax.models.dual_encoder import DualEncoder, Params
+from taser_jax.storage.artifacts import Fingerprint
 from taser_jax.storage.errors import ConfigError
 
 _ANY_LENGTH = 1
@@ -50,6 +52,21 @@ def logical_axes(model: DualEncoder) -> Params:
         PartitionSpec('embed', 'mlp')
     """
     return nn.get_partition_spec(_abstract_boxed_params(model))
+
+
+def parameters_fingerprint(params: PyTree, *configuration: str) -> str:
+    """Fingerprint of parameters, with their paths, and of what they belong to.
+
+    Args:
+        params: the parameters.
+        configuration: of the model, as JSON.
+    """
+    total = Fingerprint()
+    for text in configuration:
+        total.add(text)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        total.add(jax.tree_util.keystr(path)).add(np.asarray(leaf))
+    return total.hex()
 
 
 def in_dtype(params: Params, dtype: str) -> Params:

@@ -54,8 +54,9 @@ class Meter:
         self._total_seconds = 0.0
 
     def tick(self, batches: PyTree, metrics: Mapping[str, jax.Array]) -> None:
-        """Counts one dispatched step; the first, which compiles, only starts the clock."""
+        """Counts one dispatched step; the first, which compiles, starts the clock when it ends."""
         if self._started is None:
+            jax.block_until_ready(metrics)
             self._started = time.monotonic()
             return
         self._steps_since += 1

@@ -312,6 +312,25 @@ def test_rates_leave_out_compilation_and_validation(tmp_path):
         assert line["train/model_flops_utilisation"] == pytest.approx(100 * rate / 1e6)
 
 
+def test_the_first_step_is_timed_neither_while_it_compiles_nor_while_it_computes():
+    @jax.jit
+    def compute(x):
+        return jax.lax.fori_loop(0, 100, lambda _, y: y @ x, x).sum()
+
+    x = jnp.eye(400)
+    compute(x).block_until_ready()
+    start = time.monotonic()
+    compute(x).block_until_ready()
+    seconds = time.monotonic() - start
+    meter = Meter(COST)
+    # Dispatched, and not finished yet.
+    tokens = compute(x)
+    meter.tick({}, {"tokens": tokens})
+    meter.tick({}, {"tokens": jnp.float32(10)})
+    tokens.block_until_ready()
+    assert meter.read()["steps_per_second"] > 4 / seconds
+
+
 def test_utilisation_is_left_out_where_the_peak_is_unknown():
     meter = Meter(dataclasses.replace(COST, peak_flops=None))
     meter.tick({}, {"tokens": jnp.float32(10)})

@@ -16,6 +16,7 @@ from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices import hosts
 from taser_jax.devices.topologies import peak_flops
+from taser_jax.models.parameters import parameters_fingerprint
 from taser_jax.optim.optimizers import build_optimizer
 from taser_jax.storage.artifacts import (
     fingerprint_json,
@@ -32,7 +33,6 @@ from taser_jax.systems.muf.ensemble_files import (
     EnsembleBatches,
     EnsembleTraining,
     SpecialistVectors,
-    ensemble_fingerprint,
 )
 from taser_jax.systems.muf.members import (
     MemberPlacement,
@@ -245,7 +245,7 @@ def _finished(job: _Job, checkpoints: Checkpoints, step: int) -> Ensemble:
         lambda leaf: np.asarray(leaf)[:members], checkpoints.restore_params(placed, step=step)
     )
     specialist = job.vectors.passages.fingerprints
-    fingerprints = {**specialist, "ensemble": ensemble_fingerprint(params)}
+    fingerprints = {**specialist, "ensemble": parameters_fingerprint(params)}
     return Ensemble(job.training.model, params, fingerprints, tuple(job.vectors.tokenized))
 
 

@@ -283,11 +283,3 @@ class Ensemble:
             raise DataError(f"missing or damaged: {error}", where=str(path), fix=fix) from error
         config = EnsembleConfig(metadata.members, metadata.hidden_dims)
         return cls(config, params, metadata.fingerprints, metadata.tasks)
-
-
-def ensemble_fingerprint(params: Params) -> str:
-    """Fingerprint of an ensemble's arrays."""
-    total = artifacts.Fingerprint()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        total.add(jax.tree_util.keystr(path)).add(np.asarray(leaf))
-    return total.hex()
