@@ -216,7 +216,7 @@ class Validator:
             block = np.resize(rows[order[start : start + size]], size)
             tokens = texts.tokens(block[mine])
             wide_enough = self._buckets[self._buckets >= texts.lengths[block].max()]
-            tokens = tokens.resized(min([*wide_enough, tokens.mask.shape[1]]))
+            tokens = tokens.resized(int(min([*wide_enough, tokens.mask.shape[1]])))
             placed = self._partitioner.put_batch(tokens)
             blocks.append(np.asarray(self._encode_tokens(params, placed, role=role, task=name)))
         return np.concatenate(blocks)[np.argsort(order)]

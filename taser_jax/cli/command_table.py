@@ -86,6 +86,7 @@ _COMPARE_FLAGS = {
     "--out": "OUTPUT_DIR",
     "--systems": "SYSTEMS",
     "--minutes": "MINUTES",
+    "--memory": "MEMORY",
     "--queries": "TRAINING_QUERIES",
 }
 _STRICT = {"--strict": ("STRICT", "True")}

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import jax
 
 from taser_jax.assembly.pretrained import Pretrained
 from taser_jax.commands.pipelines import compare_parts, compare_plan
@@ -47,6 +50,7 @@ def compare(
     systems: str | Sequence[str] = ("shared", "taser"),
     pretrained: str | None = None,
     minutes: float | None = None,
+    memory: float | None = None,
     queries: str | None = None,
     validation_share: float = 0.1,
     strict: bool = False,
@@ -80,6 +84,8 @@ def compare(
         pretrained: weights to start from: "minilm", a directory or a hub id. Its files give
             pooling, normalisation, prompt and longest text. None starts from random weights.
         minutes: time budget from the start of the command; None sets no limit.
+        memory: GiB that a training may take: its batches are encoded in chunks that fit. None
+            means 4 on a CPU, and no limit elsewhere.
         queries: "make" makes training, validation and test queries of the passages, which have
             none of their own: of titles, first sentences and others, cut out of their passages.
         validation_share: share of training queries that becomes a validation split, where there is
@@ -133,7 +139,7 @@ def compare(
     chosen = None
     if is_trained:
         may_cut = "passage" not in (feature_lengths or {})
-        chosen = run.plan(sides, minutes, may_cut=may_cut)
+        chosen = run.plan(sides, minutes, memory, may_cut=may_cut)
         if chosen.passage_tokens is not None:
             cut = {side: fit.tokens for side, fit in sides.items()}
             cut["passage"] = chosen.passage_tokens
@@ -327,20 +333,21 @@ class _Run:
         self,
         sides: Mapping[str, compare_plan.FittedLength],
         minutes: float | None,
+        memory: float | None,
         *,
         may_cut: bool,
     ) -> compare_plan.Plan:
-        """Batches, rate, steps, frozen blocks, rounds and folds, by queries and by time."""
+        """Batches, rate, steps, frozen blocks, rounds and folds, by queries, time and memory."""
         training = self._setting.training
         first = next(iter(self._systems.values()))
         blocks = first.model.transformer.num_layers
         distinct = functools.partial(
             compare_parts.distinct_queries, self._setting.data_dir, self.collection, self._splits
         )
-        queries = distinct("train")
+        queries, validation = distinct("train"), distinct(DEVELOPMENT)
         preferred = compare_plan.defaults(
             queries,
-            validation=distinct(DEVELOPMENT),
+            validation=validation,
             blocks=None if self._pretrained is None else blocks,
             batch_size=training.batching.batch_size,
         )
@@ -352,10 +359,20 @@ class _Run:
                 training.optimizer, learning_rate=preferred.learning_rate, warmup_steps=1
             ),
         )
-        buckets = training.length_buckets
-        query, passage = (
-            compare_plan.padded_length(sides[side], buckets) for side in ("query", "passage")
-        )
+        if memory is None:
+            memory = 4.0 if jax.default_backend() == "cpu" else math.inf
+
+        def chunks(frozen_blocks: int, passage_tokens: int | None = None) -> int:
+            cut = sides["passage"].cut_to(passage_tokens)
+            return compare_parts.chunks_that_fit(
+                first.model,
+                batch_size=preferred.batch_size,
+                tokens=preferred.batch_size * compare_plan.batch_tokens(sides["query"], cut),
+                length=max(cut.tokens, sides["query"].tokens),
+                trained=blocks - frozen_blocks,
+                gib=memory,
+            )
+
         passages = len(PassageStore.open(self._setting.data_dir, self.collection))
         loop = dataclasses.replace(
             training.loop,
@@ -369,9 +386,14 @@ class _Run:
             model_dir=self.root / "measured",
             token_store=self._setting.token_store,
             model=first.model,
-            training=dataclasses.replace(training, loop=loop, validation=None),
-            text_tokens=passages * sides["passage"].mean,
-            batch_tokens=preferred.batch_size * (query + 2 * passage),
+            training=dataclasses.replace(
+                training,
+                loop=loop,
+                validation=None,
+                train_from_block=preferred.frozen_blocks,
+                num_chunks=chunks(preferred.frozen_blocks),
+            ),
+            encode=self._setting.encode,
         )
         done = [name for name in self.stages.finished() if name in _BEFORE]
         costs = compare_plan.Costs(
@@ -381,6 +403,8 @@ class _Run:
             untrained=self._pretrained is not None,
             spent_seconds=sum(self.stages.record(name).seconds for name in done),
             pool_share=min(1.0, 2 * DEPTH * RANKED / passages),
+            validation_share=compare_parts.VALIDATIONS
+            * min(1.0, DEPTH * min(RANKED, validation) / passages),
             shorter=compare_plan.shorter_passages(sides["query"], sides["passage"])
             if may_cut
             else {},
@@ -400,6 +424,9 @@ class _Run:
             FOLDS=chosen.folds,
             TrainingConfig__train_from_block=chosen.frozen_blocks,
         )
+        num_chunks = chunks(chosen.frozen_blocks, chosen.passage_tokens)
+        if num_chunks > 1:
+            self._decide(f"trains in {memory:g} GiB", TrainingConfig__num_chunks=num_chunks)
         if minutes is not None and chosen.seconds > 60 * minutes:
             logger.warning("even the shortest comparison takes longer than %g minutes", minutes)
         self._setting = dataclasses.replace(
@@ -407,6 +434,7 @@ class _Run:
             training=compare_parts.planned(
                 training,
                 chosen,
+                num_chunks=num_chunks,
                 states_dir=str(self.root / "states"),
                 is_pretrained=self._pretrained is not None,
             ),

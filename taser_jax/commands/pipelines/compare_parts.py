@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from taser_jax.assembly.config import TrainingConfig
+from taser_jax.assembly.model_directory import load_model
 from taser_jax.commands.pipelines.compare_plan import FittedLength, Plan, fit_length
 from taser_jax.commands.pipelines.retrieval_stages import System
 from taser_jax.commands.prepare import prepare_files
@@ -21,6 +22,7 @@ from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.prepare.options import PrepareOptions
 from taser_jax.data.text.preprocessors import passage_ids
 from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
 from taser_jax.interop.hub import read_prompts
 from taser_jax.interop.pretrained import (
@@ -28,11 +30,19 @@ from taser_jax.interop.pretrained import (
     pretrained_normalization,
     pretrained_pooling,
 )
+from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import ModelConfig
+from taser_jax.retrieval.encoding import EncodeConfig, encode_rows
 from taser_jax.storage.errors import ConfigError
 
 MEASURED_STEPS = 4
+# Of each training, that of the initial weights among them.
+VALIDATIONS = 5
+# Passages that are encoded to measure it.
+_ENCODED = 128
+# GiB that a training takes beside activations: parameters, optimiser, programs, libraries.
+_OTHER_GIB = 1.5
 # Texts whose tokens are counted.
 _SAMPLE = 2000
 _LONGEST = {"query": 64, "passage": 256}
@@ -102,18 +112,24 @@ def with_trained_experts(model: ModelConfig, chosen: Plan) -> ModelConfig:
 
 
 def planned(
-    training: TrainingConfig, chosen: Plan, *, states_dir: str, is_pretrained: bool
+    training: TrainingConfig,
+    chosen: Plan,
+    *,
+    num_chunks: int,
+    states_dir: str,
+    is_pretrained: bool,
 ) -> TrainingConfig:
     """The training with a plan's steps and frozen blocks.
 
     Args:
         training: all else.
         chosen: the plan.
+        num_chunks: chunks of a batch.
         states_dir: where states of frozen blocks are kept.
         is_pretrained: whether the initial weights may be the best.
     """
     frozen = training.train_from_block or chosen.frozen_blocks
-    period = max(5, chosen.steps // 4)
+    period = max(5, chosen.steps // (VALIDATIONS - 1))
     loop = dataclasses.replace(
         filled(training.loop, evaluation_period=period),
         train_steps=chosen.steps,
@@ -124,10 +140,36 @@ def planned(
     return dataclasses.replace(
         training,
         loop=loop,
+        num_chunks=max(training.num_chunks, num_chunks),
         optimizer=dataclasses.replace(training.optimizer, warmup_steps=warmup),
         train_from_block=frozen,
         states_dir=states_dir if frozen else None,
     )
+
+
+def chunks_that_fit(
+    model: ModelConfig, *, batch_size: int, tokens: float, length: int, trained: int, gib: float
+) -> int:
+    """Chunks of a batch whose activations fit beside the rest of a training.
+
+    A trained block keeps about 8·dim + 3·mlp_dim + 2·heads·length floats of each token.
+
+    Args:
+        model: the model.
+        batch_size: queries of a batch, which the chunks divide.
+        tokens: tokens of a batch.
+        length: tokens of the longest text.
+        trained: blocks that are trained.
+        gib: what a training may take.
+    """
+    transformer = model.transformer
+    floats = 8 * transformer.embed_dim + 3 * transformer.mlp_dim
+    floats += 2 * transformer.num_heads * length
+    activations = 4 * floats * tokens * trained / 2**30
+    chunks = 1
+    while chunks < batch_size and activations / chunks > max(gib - _OTHER_GIB, 0.5):
+        chunks *= 2
+    return chunks
 
 
 @writes("{model_dir}")
@@ -137,32 +179,40 @@ def measure(
     token_store: str,
     model: ModelConfig,
     training: TrainingConfig,
-    text_tokens: float,
-    batch_tokens: float,
+    encode: EncodeConfig,
 ) -> dict[str, float]:
-    """Seconds of a step, of a start, and of encoding the collection, from a few steps.
+    """Seconds of a step, of a start, and of encoding the collection, from a few of each.
 
     Args:
         model_dir: of a model that is deleted again.
         token_store: tokens of the collection.
         model: the model.
         training: its training.
-        text_tokens: tokens of all passages.
-        batch_tokens: tokens of a training batch.
+        encode: batches of encoding.
     """
     # What a killed run left would be resumed, with fewer steps to time or none.
     shutil.rmtree(model_dir, ignore_errors=True)
     start = time.monotonic()
     summary = train(model_dir=model_dir, token_store=token_store, model=model, training=training)
     wall = time.monotonic() - start
-    shutil.rmtree(model_dir)
     assert summary is not None
     step = 1 / summary.steps_per_second
+    loaded, passages = load_model(model_dir), TokenStore.open(token_store).passages
+    shutil.rmtree(model_dir)
+    rows = np.linspace(0, len(passages) - 1, min(_ENCODED, len(passages))).astype(np.int64)
+    encode_fn = loaded.encode_fn(Role.PASSAGE)
+    for _ in ("compiled", "timed"):
+        start = time.monotonic()
+        encode_rows(encode_fn, passages, rows, config=encode)
+    chunks, blocks = training.num_chunks, model.transformer.num_layers
+    # Each trained block is passed forwards, again where there are chunks, and twice backwards.
+    passes = 3 if chunks == 1 else 4
+    frozen = training.train_from_block
+    computed = frozen + passes * (blocks - frozen)
     return {
-        "step_seconds": step,
+        "step_seconds": step * passes * blocks / computed,
         "start_seconds": max(0.0, wall - training.loop.train_steps * step),
-        # Forward and backward are three forward passes.
-        "encode_seconds": text_tokens * step / (3 * batch_tokens),
+        "encode_seconds": (time.monotonic() - start) * len(passages) / len(rows),
     }
 
 

@@ -46,6 +46,10 @@ class FittedLength:
     mean: float
     median: int
 
+    def cut_to(self, tokens: int | None) -> FittedLength:
+        """The lengths of texts that are cut further; None leaves them as they are."""
+        return self if tokens is None else dataclasses.replace(self, tokens=tokens)
+
 
 def fit_length(
     counts: Sequence[int], *, longest: int, given: int | None = None, share: float = _SHARE
@@ -96,6 +100,12 @@ def padded_length(side: FittedLength, buckets: Sequence[int]) -> float:
     """
     shorter = min((length for length in buckets if length >= side.median), default=side.tokens)
     return (min(shorter, side.tokens) + side.tokens) / 2
+
+
+def batch_tokens(query: FittedLength, passage: FittedLength) -> float:
+    """Mean tokens, padding included, of a query with its positive and its negative."""
+    buckets = length_buckets(query, passage)
+    return padded_length(query, buckets) + 2 * padded_length(passage, buckets)
 
 
 def _rounded(tokens: int) -> int:
@@ -163,7 +173,8 @@ class Costs:
     """Measured seconds, and the sizes by which they are multiplied.
 
     Attributes:
-        step_seconds: seconds of a training step with no block frozen.
+        step_seconds: seconds of a training step with no block frozen, without its first blocks'
+            forward pass where these are frozen.
         start_seconds: seconds from a training's start to its first step.
         encode_seconds: seconds to encode all passages and queries once.
         blocks: the encoder's blocks.
@@ -171,6 +182,7 @@ class Costs:
         untrained: whether the untrained pretrained model is encoded, too.
         spent_seconds: seconds since the command began.
         pool_share: share of the passages that a fold's model encodes.
+        validation_share: share of the passages that a training's validations encode, together.
         shorter: tokens that passages may be cut to, longest first -> what a step and an encoding
             then cost, as shares.
     """
@@ -183,6 +195,7 @@ class Costs:
     untrained: bool
     spent_seconds: float = 0.0
     pool_share: float = 1.0
+    validation_share: float = 0.0
     shorter: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
 
@@ -198,14 +211,9 @@ def shorter_passages(query: FittedLength, passage: FittedLength) -> dict[int, fl
         query: the queries' lengths.
         passage: the passages'; a query has two of them in a batch.
     """
-
-    def batch(passages: FittedLength) -> float:
-        buckets = length_buckets(query, passages)
-        return padded_length(query, buckets) + 2 * padded_length(passages, buckets)
-
     lengths = [_rounded(passage.tokens * quarters // 4) for quarters in (3, 2, 1)]
     return {
-        tokens: batch(dataclasses.replace(passage, tokens=tokens)) / batch(passage)
+        tokens: batch_tokens(query, passage.cut_to(tokens)) / batch_tokens(query, passage)
         for tokens in lengths
         if _SHORTEST <= tokens < passage.tokens
     }
@@ -263,7 +271,9 @@ def _timed(costs: Costs, plan: Plan, steps: int) -> Plan:
     all_steps = steps * costs.systems * (plan.rounds + max(0, plan.folds - 1))
     # The frozen blocks' states are computed once, for the untrained model, too.
     encodings = frozen_share + trained * (
-        costs.systems * (plan.rounds + plan.folds * costs.pool_share) + costs.untrained
+        costs.systems * (plan.rounds + plan.folds * costs.pool_share)
+        + costs.untrained
+        + trainings * costs.validation_share
     )
     seconds = (
         costs.spent_seconds

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import pathlib
 import random
+import types
 
 import pytest
 import tiny_training
@@ -22,6 +25,7 @@ from taser_jax.data.collections.store import QuerySet, list_tasks, write_collect
 from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.retrieval.bm25 import Bm25Config
+from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.retriever_parts import RetrieverParts, read_parts
 from taser_jax.storage.records import Passage, Query
 
@@ -251,28 +255,71 @@ def test_bad_arguments(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str
     assert "task moors has no test split" in message
 
 
-def test_a_killed_measurement_begins_again(tmp_path: pathlib.Path, monkeypatch):
+@pytest.mark.parametrize(
+    ("frozen", "chunks", "step_seconds"),
+    [
+        (0, 1, 0.25),
+        # One of three blocks is passed once and two three times: seven passes of nine.
+        (1, 1, 0.25 * 9 / 7),
+        # Encoded twice: nine passes of twelve.
+        (1, 2, 0.25 * 12 / 9),
+    ],
+)
+def test_a_measurement_begins_again_and_counts_what_it_computed(
+    tmp_path: pathlib.Path, monkeypatch, frozen: int, chunks: int, step_seconds: float
+):
     left = tmp_path / "measured" / "checkpoint_6"
     left.mkdir(parents=True)
+    clock, encodings = [0.0], [7.0, 0.5]
 
     def train(**_: object) -> TrainSummary:
         assert not left.exists()
         left.mkdir(parents=True)
+        clock[0] += 5.0
         return TrainSummary(1, {}, steps_per_second=4.0, seconds=5.0)
 
+    def encode_rows(_, __, rows, **___) -> None:
+        assert (rows[0], rows[-1], len(rows)) == (0, 1279, 128)
+        clock[0] += encodings.pop(0)
+
+    monkeypatch.setattr(compare_parts, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(compare_parts, "train", train)
+    monkeypatch.setattr(compare_parts, "encode_rows", encode_rows)
+    loaded = types.SimpleNamespace(encode_fn=lambda role: None)
+    monkeypatch.setattr(compare_parts, "load_model", lambda _: loaded)
+    store = types.SimpleNamespace(passages=range(1280))
+    monkeypatch.setattr(compare_parts.TokenStore, "open", lambda _: store)
     costs = compare_parts.measure(
         model_dir=str(tmp_path / "measured"),
         token_store="",
-        model=tiny_training.model_config(),
-        training=tiny_training.training_config(train_steps=6),
-        text_tokens=1200.0,
-        batch_tokens=100.0,
+        model=tiny_training.model_config().with_transformer(num_layers=3),
+        training=dataclasses.replace(
+            tiny_training.training_config(train_steps=6),
+            train_from_block=frozen,
+            num_chunks=chunks,
+        ),
+        encode=EncodeConfig(),
     )
-    # A step is three forward passes of 100 tokens; twelve hundred take four steps.
-    assert costs["step_seconds"] == 0.25
-    assert costs["encode_seconds"] == 1.0
+    assert costs == pytest.approx(
+        # Of five seconds, six steps took one and a half; the first encoding compiles.
+        {"step_seconds": step_seconds, "start_seconds": 3.5, "encode_seconds": 5.0}
+    )
     assert not left.exists()
+
+
+def test_batches_are_encoded_in_chunks_that_fit():
+    """A token of a trained block: 8 x 32 + 3 x 64 + 2 x 4 x 128 = 1,472 floats, 5,888 bytes."""
+    sizes = {"embed_dim": 32, "mlp_dim": 64, "num_heads": 4, "head_dim": 8}
+    model = tiny_training.model_config().with_transformer(**sizes)
+    fitting = functools.partial(compare_parts.chunks_that_fit, model, batch_size=8, length=128)
+    tokens = 2**30 / 5888
+    # Two GiB, and one and a half for all else.
+    assert fitting(tokens=tokens, trained=2, gib=3.51) == 1
+    assert fitting(tokens=tokens, trained=2, gib=3.49) == 2
+    assert fitting(tokens=tokens, trained=1, gib=2.51) == 1
+    assert fitting(tokens=tokens, trained=2, gib=2.0) == 4
+    # One query a chunk is the least.
+    assert fitting(tokens=100 * tokens, trained=2, gib=2.0) == 8
 
 
 def test_what_was_set_is_not_decided():
