@@ -35,6 +35,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Array, Float
 from small_bert import small_bert
 
 from taser_jax.assembly.config import TrainingConfig
@@ -47,10 +48,10 @@ from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.encoded import (
     RoutingStatistics,
+    entropy,
     expert_shares,
     logit_offset,
     logit_spread,
-    role_information,
 )
 from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import (
@@ -118,6 +119,30 @@ class Case:
             return ObjectiveConfig()
         kind, sign = REGULARIZERS[self.regularizer]
         return ObjectiveConfig(regularizer=RoutingRegularizer(kind, sign * self.weight))
+
+
+def role_information(
+    queries: RoutingStatistics, passages: RoutingStatistics
+) -> Float[Array, " blocks"]:
+    """I(role; expert) in nats, from argmax choices, both roles weighing the same.
+
+    H(p) − ½(H(p_query) + H(p_passage)) with p = ½(p_query + p_passage): 0 where both roles use
+    the experts alike, ln 2 where they never meet (as Det-R does). Weighing roles equally keeps it
+    independent of how many passages (or tokens) there are for a query.
+
+    Example:
+        Queries go 3 : 1, passages 1 : 3, so p = (½, ½) and the information is
+        ln 2 − H(¾, ¼) = 0.6931 − 0.5623 = 0.1308 nats.
+
+    Args:
+        queries: sums over queries.
+        passages: sums over passages.
+
+    Returns:
+        One value per specialised block, 0 to 0.6931.
+    """
+    query, passage = expert_shares(queries), expert_shares(passages)
+    return entropy((query + passage) / 2) - (entropy(query) + entropy(passage)) / 2
 
 
 def cases(settings: Sequence[str], seeds: Sequence[int]) -> Iterator[Case]:

@@ -163,27 +163,3 @@ def logit_spread(statistics: RoutingStatistics) -> Float[Array, " blocks"]:
 def _over_pairs(squares: Float[Array, "blocks experts"]) -> Float[Array, " blocks"]:
     """√ of the mean square difference of two experts, whose sum over experts is 0."""
     return jnp.sqrt(2.0 * jnp.sum(squares, axis=-1) / max(squares.shape[-1] - 1, 1))
-
-
-def role_information(
-    queries: RoutingStatistics, passages: RoutingStatistics
-) -> Float[Array, " blocks"]:
-    """I(role; expert) in nats, from argmax choices, both roles weighing the same.
-
-    H(p) − ½(H(p_query) + H(p_passage)) with p = ½(p_query + p_passage): 0 where both roles use
-    the experts alike, ln 2 where they never meet (as Det-R does). Weighing roles equally keeps it
-    independent of how many passages (or tokens) there are for a query.
-
-    Example:
-        Queries go 3 : 1, passages 1 : 3, so p = (½, ½) and the information is
-        ln 2 − H(¾, ¼) = 0.6931 − 0.5623 = 0.1308 nats.
-
-    Args:
-        queries: sums over queries.
-        passages: sums over passages.
-
-    Returns:
-        One value per specialised block, 0 to 0.6931.
-    """
-    query, passage = expert_shares(queries), expert_shares(passages)
-    return entropy((query + passage) / 2) - (entropy(query) + entropy(passage)) / 2

@@ -54,7 +54,7 @@ def logical_axes(model: DualEncoder) -> Params:
     return nn.get_partition_spec(_abstract_boxed_params(model))
 
 
-def parameters_fingerprint(params: PyTree, *configuration: str) -> str:
+def parameters_fingerprint(params: PyTree, configuration: str = "") -> str:
     """Fingerprint of parameters, with their paths, and of what they belong to.
 
     Args:
@@ -62,8 +62,8 @@ def parameters_fingerprint(params: PyTree, *configuration: str) -> str:
         configuration: of the model, as JSON.
     """
     total = Fingerprint()
-    for text in configuration:
-        total.add(text)
+    if configuration:
+        total.add(configuration)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         total.add(jax.tree_util.keystr(path)).add(np.asarray(leaf))
     return total.hex()

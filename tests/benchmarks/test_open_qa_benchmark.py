@@ -163,3 +163,18 @@ def test_gin_files_resolve(module, function, gin_file):
     unset = resolve((), allow_unset=True).unset
     resolved = resolve(tuple((macro, "something") for macro in unset), allow_unset=False)
     assert resolved.unset == resolved.unused == ()
+
+
+def test_role_information_by_hand():
+    script = load_script("routing_collapse.py")
+
+    def chosen(*blocks):
+        zero, counts = np.zeros(len(blocks)), np.array(blocks, float)
+        return script.RoutingStatistics(counts, zero, counts, counts.sum(1), 0 * counts, 0 * counts)
+
+    # Blocks: never meet; always the same; 3 : 1 against 1 : 3 (passages twice as many).
+    information = script.role_information(
+        chosen((4, 0), (4, 0), (3, 1)), chosen((0, 8), (8, 0), (2, 6))
+    )
+    expected = [np.log(2), 0.0, 0.75 * np.log(1.5) + 0.25 * np.log(0.5)]
+    np.testing.assert_allclose(information, expected, rtol=1e-6, atol=1e-12)

@@ -9,7 +9,6 @@ from taser_jax.models.encoded import (
     input_information,
     logit_offset,
     logit_spread,
-    role_information,
 )
 
 
@@ -64,14 +63,6 @@ def test_input_information_by_hand():
     assert found == pytest.approx(0.5623351 - np.log(2) / 2, rel=1e-5)
     for alike in (UNDECIDED, COLLAPSED):
         assert input_information(sums_of(alike), sums_of(alike)) == pytest.approx(0.0, abs=1e-6)
-
-
-def test_role_information_by_hand():
-    # Blocks: never meet; always the same; 3 : 1 against 1 : 3 (passages twice as many).
-    queries = choices((4, 0), (4, 0), (3, 1))
-    passages = choices((0, 8), (8, 0), (2, 6))
-    expected = [np.log(2), 0.0, 0.75 * np.log(1.5) + 0.25 * np.log(0.5)]
-    np.testing.assert_allclose(role_information(queries, passages), expected, rtol=1e-6, atol=1e-12)
 
 
 def of_logits(logits):

@@ -117,6 +117,8 @@ def compare(
         systems={ROWS[name]: candidates[name] for name in names},
         pretrained=pretrained,
         collection=compare_parts.collection_name(directories),
+        feature_lengths=feature_lengths or {},
+        vocabulary_size=vocabulary_size,
         fixed={name: value for name, value in fixed.items() if value is not None},
     )
     begin_pipeline(run.root, config_text)
@@ -133,18 +135,10 @@ def compare(
     if queries is not None:
         splits = run.make_queries(queries, splits)
     run.check_splits(splits)
-    sides = run.tokenize(feature_lengths or {}, vocabulary_size, has_queries=bool(splits))
+    sides = run.tokenize(feature_lengths or {})
     run.decide_model()
     is_trained = any("train" in each for each in splits.values())
-    chosen = None
-    if is_trained:
-        may_cut = "passage" not in (feature_lengths or {})
-        chosen = run.plan(sides, minutes, memory, may_cut=may_cut)
-        if chosen.passage_tokens is not None:
-            cut = {side: fit.tokens for side, fit in sides.items()}
-            cut["passage"] = chosen.passage_tokens
-            run.tokenize(cut, vocabulary_size, has_queries=True, again="-cut")
-    rows = run.rows(chosen)
+    rows = run.rows(run.plan(sides, minutes, memory) if is_trained else None)
     if not splits:
         rows.index_only()
         return None
@@ -161,6 +155,8 @@ class _Run:
         systems: Mapping[str, System],
         pretrained: str | None,
         collection: str,
+        feature_lengths: Mapping[str, int],
+        vocabulary_size: int,
         fixed: Mapping[str, Any],
     ) -> None:
         self.root = pathlib.Path(setting.output_dir)
@@ -169,6 +165,7 @@ class _Run:
         self._setting = dataclasses.replace(setting, data_dir=str(self.root / "data"))
         self._systems, self._pretrained, self._fixed = dict(systems), pretrained, dict(fixed)
         self._buckets = setting.training.length_buckets
+        self._lengths, self._vocabulary_size = feature_lengths, vocabulary_size
         self._splits: dict[str, list[str]] = {}
         self._whole: str | None = None
         self._lines: list[str] = []
@@ -214,26 +211,18 @@ class _Run:
             )
 
     def tokenize(
-        self,
-        given: Mapping[str, int],
-        vocabulary_size: int,
-        *,
-        has_queries: bool,
-        again: str = "",
+        self, lengths: Mapping[str, int], *, again: str = ""
     ) -> dict[str, compare_plan.FittedLength]:
-        """Vocabulary, lengths and tokens; `again` names the stages of other lengths."""
+        """Vocabulary, lengths and tokens; `again` is of the stages of further lengths."""
         data = {"data_dir": self._setting.data_dir, "collection": self.collection}
-        settings = None
+        own = None
         if self._pretrained is None:
             vocabulary = self.root / "vocabulary"
-            self.stages.run(
-                "vocab", make_vocabulary, output_dir=vocabulary, size=vocabulary_size, **data
-            )
+            size = self._vocabulary_size
+            self.stages.run("vocab", make_vocabulary, output_dir=vocabulary, size=size, **data)
         else:
             vocabulary = fetch(self._pretrained)
             settings = read_encoder_settings(vocabulary)
-        own = None
-        if self._pretrained is not None:
             positions = pretrained_bert(self._pretrained).max_length
             own = min(positions, (settings and settings.max_length) or positions)
         fitted = self.stages.run(
@@ -241,33 +230,32 @@ class _Run:
             compare_parts.fit_lengths,
             vocabulary=str(vocabulary),
             own_length=own,
-            given=dict(given),
+            given=dict(lengths),
             **data,
         )
         sides = {side: compare_plan.FittedLength(**values) for side, values in fitted.items()}
         lengths = {side: fit.tokens for side, fit in sides.items()}
+        cuts = [f"{fit.cut:.1%} of {side} texts are cut" for side, fit in sides.items()]
         buckets = self._buckets or tuple(compare_plan.length_buckets(*sides.values()))
         self._decide(
-            "lengths: "
-            + ", ".join(f"{fit.cut:.1%} of {side} texts are cut" for side, fit in sides.items())
-            + "; and lengths that batches are padded to",
+            f"lengths: {', '.join(cuts)}; and lengths that batches are padded to",
             TASK_FEATURE_LENGTHS=lengths,
             TrainingConfig__length_buckets=buckets,
         )
-        training = dataclasses.replace(self._setting.training, length_buckets=buckets)
-        token_store = str(self.root / f"tokens{again}")
         self._setting = dataclasses.replace(
-            self._setting, training=training, token_store=token_store
+            self._setting,
+            token_store=str(self.root / f"tokens{again}"),
+            training=dataclasses.replace(self._setting.training, length_buckets=buckets),
         )
         self.stages.run(
             f"tokenize{again}",
             tokenize,
             data_dir=self._setting.data_dir,
-            output_dir=token_store,
+            output_dir=self._setting.token_store,
             vocabulary=str(vocabulary),
             feature_lengths=lengths,
-            mixture_or_task=self.collection if has_queries else None,
-            collection=None if has_queries else self.collection,
+            mixture_or_task=self.collection if self._splits else None,
+            collection=None if self._splits else self.collection,
         )
         return sides
 
@@ -334,21 +322,19 @@ class _Run:
         sides: Mapping[str, compare_plan.FittedLength],
         minutes: float | None,
         memory: float | None,
-        *,
-        may_cut: bool,
     ) -> compare_plan.Plan:
         """Batches, rate, steps, frozen blocks, rounds and folds, by queries, time and memory."""
-        training = self._setting.training
-        first = next(iter(self._systems.values()))
-        blocks = first.model.transformer.num_layers
         distinct = functools.partial(
             compare_parts.distinct_queries, self._setting.data_dir, self.collection, self._splits
         )
         queries, validation = distinct("train"), distinct(DEVELOPMENT)
+        training, is_pretrained = self._setting.training, self._pretrained is not None
+        model = next(iter(self._systems.values())).model
+        blocks = model.transformer.num_layers
         preferred = compare_plan.defaults(
             queries,
             validation=validation,
-            blocks=None if self._pretrained is None else blocks,
+            blocks=blocks if is_pretrained else None,
             batch_size=training.batching.batch_size,
         )
         preferred = dataclasses.replace(preferred, **self._fixed)
@@ -361,57 +347,31 @@ class _Run:
         )
         if memory is None:
             memory = 4.0 if jax.default_backend() == "cpu" else math.inf
-
-        def chunks(frozen_blocks: int, passage_tokens: int | None = None) -> int:
-            cut = sides["passage"].cut_to(passage_tokens)
-            return compare_parts.chunks_that_fit(
-                first.model,
-                batch_size=preferred.batch_size,
-                tokens=preferred.batch_size * compare_plan.batch_tokens(sides["query"], cut),
-                length=max(cut.tokens, sides["query"].tokens),
-                trained=blocks - frozen_blocks,
-                gib=memory,
-            )
-
-        passages = len(PassageStore.open(self._setting.data_dir, self.collection))
-        loop = dataclasses.replace(
-            training.loop,
-            train_steps=compare_parts.MEASURED_STEPS,
-            evaluation_period=0,
-            checkpoint_period=0,
-        )
+        chunks = functools.partial(compare_parts.chunks_that_fit, model, sides=sides, gib=memory)
         measured = self.stages.run(
             "measure",
             compare_parts.measure,
             model_dir=self.root / "measured",
             token_store=self._setting.token_store,
-            model=first.model,
-            training=dataclasses.replace(
-                training,
-                loop=loop,
-                validation=None,
-                train_from_block=preferred.frozen_blocks,
-                num_chunks=chunks(preferred.frozen_blocks),
-            ),
+            model=model,
+            training=compare_parts.measured_training(training, preferred, chunks(preferred)),
             encode=self._setting.encode,
         )
         done = [name for name in self.stages.finished() if name in _BEFORE]
+        passages = len(PassageStore.open(self._setting.data_dir, self.collection))
+        may_cut = "passage" not in self._lengths
+        validated = min(1.0, DEPTH * min(RANKED, validation) / passages)
         costs = compare_plan.Costs(
             **measured,
             blocks=blocks,
             systems=len(self._systems),
-            untrained=self._pretrained is not None,
+            untrained=is_pretrained,
             spent_seconds=sum(self.stages.record(name).seconds for name in done),
             pool_share=min(1.0, 2 * DEPTH * RANKED / passages),
-            validation_share=compare_parts.VALIDATIONS
-            * min(1.0, DEPTH * min(RANKED, validation) / passages),
-            shorter=compare_plan.shorter_passages(sides["query"], sides["passage"])
-            if may_cut
-            else {},
+            validation_share=compare_parts.VALIDATIONS * validated,
+            shorter=compare_plan.shorter_passages(**sides) if may_cut else {},
         )
-        chosen = compare_plan.plan(
-            costs, preferred, minutes=minutes, pretrained=self._pretrained is not None
-        )
+        chosen = compare_plan.plan(costs, preferred, minutes=minutes, pretrained=is_pretrained)
         self._decide(
             f"{queries:,} distinct training queries: batches and rate",
             BATCH_SIZE=preferred.batch_size,
@@ -424,21 +384,23 @@ class _Run:
             FOLDS=chosen.folds,
             TrainingConfig__train_from_block=chosen.frozen_blocks,
         )
-        num_chunks = chunks(chosen.frozen_blocks, chosen.passage_tokens)
-        if num_chunks > 1:
-            self._decide(f"trains in {memory:g} GiB", TrainingConfig__num_chunks=num_chunks)
+        if chunks(chosen) > 1:
+            self._decide(f"trains in {memory:g} GiB", TrainingConfig__num_chunks=chunks(chosen))
         if minutes is not None and chosen.seconds > 60 * minutes:
             logger.warning("even the shortest comparison takes longer than %g minutes", minutes)
-        self._setting = dataclasses.replace(
-            self._setting,
-            training=compare_parts.planned(
-                training,
-                chosen,
-                num_chunks=num_chunks,
-                states_dir=str(self.root / "states"),
-                is_pretrained=self._pretrained is not None,
-            ),
+        if chosen.passage_tokens is not None:
+            lengths = {side: fit.tokens for side, fit in sides.items()}
+            self.tokenize({**lengths, "passage": chosen.passage_tokens}, again="-cut")
+            buckets = self._setting.training.length_buckets
+            training = dataclasses.replace(training, length_buckets=buckets)
+        training = compare_parts.planned(
+            training,
+            chosen,
+            num_chunks=chunks(chosen),
+            states_dir=str(self.root / "states"),
+            is_pretrained=is_pretrained,
         )
+        self._setting = dataclasses.replace(self._setting, training=training)
         self._systems = {
             name: dataclasses.replace(
                 system, model=compare_parts.with_trained_experts(system.model, chosen)

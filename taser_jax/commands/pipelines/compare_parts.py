@@ -14,7 +14,7 @@ import numpy as np
 
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import load_model
-from taser_jax.commands.pipelines.compare_plan import FittedLength, Plan, fit_length
+from taser_jax.commands.pipelines.compare_plan import FittedLength, Plan, batch_tokens, fit_length
 from taser_jax.commands.pipelines.retrieval_stages import System
 from taser_jax.commands.prepare import prepare_files
 from taser_jax.commands.train import train
@@ -36,7 +36,7 @@ from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval.encoding import EncodeConfig, encode_rows
 from taser_jax.storage.errors import ConfigError
 
-MEASURED_STEPS = 4
+_MEASURED_STEPS = 4
 # Of each training, that of the initial weights among them.
 VALIDATIONS = 5
 # Passages that are encoded to measure it.
@@ -148,7 +148,7 @@ def planned(
 
 
 def chunks_that_fit(
-    model: ModelConfig, *, batch_size: int, tokens: float, length: int, trained: int, gib: float
+    model: ModelConfig, plan: Plan, *, sides: Mapping[str, FittedLength], gib: float
 ) -> int:
     """Chunks of a batch whose activations fit beside the rest of a training.
 
@@ -156,20 +156,34 @@ def chunks_that_fit(
 
     Args:
         model: the model.
-        batch_size: queries of a batch, which the chunks divide.
-        tokens: tokens of a batch.
-        length: tokens of the longest text.
-        trained: blocks that are trained.
+        plan: its batches, frozen blocks and passages' length.
+        sides: lengths of the "query" and "passage" texts.
         gib: what a training may take.
     """
+    passage = sides["passage"].cut_to(plan.passage_tokens)
     transformer = model.transformer
     floats = 8 * transformer.embed_dim + 3 * transformer.mlp_dim
-    floats += 2 * transformer.num_heads * length
-    activations = 4 * floats * tokens * trained / 2**30
+    floats += 2 * transformer.num_heads * max(passage.tokens, sides["query"].tokens)
+    tokens = plan.batch_size * batch_tokens(sides["query"], passage)
+    activations = 4 * floats * tokens * (transformer.num_layers - plan.frozen_blocks) / 2**30
     chunks = 1
-    while chunks < batch_size and activations / chunks > max(gib - _OTHER_GIB, 0.5):
+    while chunks < plan.batch_size and activations / chunks > max(gib - _OTHER_GIB, 0.5):
         chunks *= 2
     return chunks
+
+
+def measured_training(training: TrainingConfig, plan: Plan, num_chunks: int) -> TrainingConfig:
+    """A few steps of a plan, without validation; frozen blocks are computed in every step."""
+    loop = dataclasses.replace(
+        training.loop, train_steps=_MEASURED_STEPS, evaluation_period=0, checkpoint_period=0
+    )
+    return dataclasses.replace(
+        training,
+        loop=loop,
+        validation=None,
+        train_from_block=plan.frozen_blocks,
+        num_chunks=num_chunks,
+    )
 
 
 @writes("{model_dir}")

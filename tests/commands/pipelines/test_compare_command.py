@@ -19,6 +19,7 @@ from written_files import beir
 from taser_jax import Retriever
 from taser_jax.commands.pipelines import compare_parts, compare_plan, compared_rows, taser
 from taser_jax.commands.pipelines.compare_parts import collection_name, file_sizes, fit_lengths
+from taser_jax.commands.pipelines.compare_plan import FittedLength, Plan
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.train import TrainSummary
 from taser_jax.data.collections.store import QuerySet, list_tasks, write_collection, write_queries
@@ -309,17 +310,27 @@ def test_a_measurement_begins_again_and_counts_what_it_computed(
 
 def test_batches_are_encoded_in_chunks_that_fit():
     """A token of a trained block: 8 x 32 + 3 x 64 + 2 x 4 x 128 = 1,472 floats, 5,888 bytes."""
-    sizes = {"embed_dim": 32, "mlp_dim": 64, "num_heads": 4, "head_dim": 8}
+    sizes = {"embed_dim": 32, "mlp_dim": 64, "num_heads": 4, "head_dim": 8, "num_layers": 2}
     model = tiny_training.model_config().with_transformer(**sizes)
-    fitting = functools.partial(compare_parts.chunks_that_fit, model, batch_size=8, length=128)
-    tokens = 2**30 / 5888
-    # Two GiB, and one and a half for all else.
-    assert fitting(tokens=tokens, trained=2, gib=3.51) == 1
-    assert fitting(tokens=tokens, trained=2, gib=3.49) == 2
-    assert fitting(tokens=tokens, trained=1, gib=2.51) == 1
-    assert fitting(tokens=tokens, trained=2, gib=2.0) == 4
-    # One query a chunk is the least.
-    assert fitting(tokens=100 * tokens, trained=2, gib=2.0) == 8
+    sides = {
+        "query": FittedLength(16, 0.0, 16.0, 16),
+        "passage": FittedLength(128, 0.0, 128.0, 128),
+    }
+    batch = 2**12
+    plan = Plan(batch, 1, 1e-3, frozen_blocks=0, rounds=1, folds=0)
+    # A query of 16 tokens, whose bucket saves three quarters, and two passages of 128.
+    gib = batch * (16 + 2 * 128) * 2 * 5888 / 2**30
+    fitting = functools.partial(compare_parts.chunks_that_fit, model, sides=sides)
+    # One and a half GiB are for all else.
+    assert fitting(plan, gib=1.51 + gib) == 1
+    assert fitting(plan, gib=1.49 + gib) == 2
+    assert fitting(dataclasses.replace(plan, frozen_blocks=1), gib=1.51 + gib / 2) == 1
+    assert fitting(plan, gib=1.49 + gib / 2) == 4
+    # Passages of 64 tokens: 960 floats.
+    short = dataclasses.replace(plan, passage_tokens=64)
+    cut = gib * (16 + 2 * 64) * 960 / ((16 + 2 * 128) * 1472)
+    assert fitting(short, gib=1.51 + cut) == 1
+    assert fitting(short, gib=1.49 + cut) == 2
 
 
 def test_what_was_set_is_not_decided():
