@@ -31,24 +31,24 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_809,
-    "cli": 1_281,
-    "commands": 5_156,
+    "assembly": 1_805,
+    "cli": 1_282,
+    "commands": 5_237,
     "data": 6_730,
     "devices": 1_219,
     "evaluation": 1_617,
     "interop": 2_980,
     "loose files": 410,
-    "models": 2_273,
+    "models": 2_277,
     "optim": 951,
     "retrieval": 2_253,
     "serving": 528,
-    "storage": 1_204,
-    "systems": 3_346,
-    "training": 1_613,
+    "storage": 1_201,
+    "systems": 3_341,
+    "training": 1_614,
 }
 OTHERS = {
-    "lines of code": 33_370,
+    "lines of code": 33_445,
     "percent of code that imports or raises": 14.9,
     "files": 225,
     "lines of the longest file": 417,
