@@ -369,6 +369,7 @@ class _Run:
             spent_seconds=sum(self.stages.record(name).seconds for name in done),
             pool_share=min(1.0, 2 * DEPTH * RANKED / passages),
             validation_share=compare_parts.VALIDATIONS * validated,
+            chunks=chunks,
             shorter=compare_plan.shorter_passages(**sides) if may_cut else {},
         )
         chosen = compare_plan.plan(costs, preferred, minutes=minutes, pretrained=is_pretrained)

@@ -36,11 +36,11 @@ from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval.encoding import EncodeConfig, encode_rows
 from taser_jax.storage.errors import ConfigError
 
-_MEASURED_STEPS = 4
+_MEASURED_STEPS = 3
 # Of each training, that of the initial weights among them.
 VALIDATIONS = 5
 # Passages that are encoded to measure it.
-_ENCODED = 128
+_ENCODED = 64
 # GiB that a training takes beside activations: parameters, optimiser, programs, libraries.
 _OTHER_GIB = 1.5
 # Texts whose tokens are counted.
@@ -224,7 +224,7 @@ def measure(
     frozen = training.train_from_block
     computed = frozen + passes * (blocks - frozen)
     return {
-        "step_seconds": step * passes * blocks / computed,
+        "step_seconds": step * 3 * blocks / computed,
         "start_seconds": max(0.0, wall - training.loop.train_steps * step),
         "encode_seconds": (time.monotonic() - start) * len(passages) / len(rows),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -24,6 +24,7 @@ _MANY_QUERIES = 1000
 _RATE = 5e-5
 # Vocabulary, BM25, index, searches and evaluation.
 _OTHER_SECONDS = 60.0
+_WARM_START = 0.5
 # The default α weighs as much as this many queries.
 PSEUDO_QUERIES = 30
 # One query's gain among many without equals its standard error, but for this.
@@ -183,6 +184,7 @@ class Costs:
         spent_seconds: seconds since the command began.
         pool_share: share of the passages that a fold's model encodes.
         validation_share: share of the passages that a training's validations encode, together.
+        chunks: in how many chunks a plan's batches are encoded; more than one encodes them twice.
         shorter: tokens that passages may be cut to, longest first -> what a step and an encoding
             then cost, as shares.
     """
@@ -196,6 +198,7 @@ class Costs:
     spent_seconds: float = 0.0
     pool_share: float = 1.0
     validation_share: float = 0.0
+    chunks: Callable[[Plan], int] = lambda plan: 1
     shorter: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
 
@@ -275,11 +278,15 @@ def _timed(costs: Costs, plan: Plan, steps: int) -> Plan:
         + costs.untrained
         + trainings * costs.validation_share
     )
+    # Forward once, or twice, and backward for twice that.
+    passes = 3 if costs.chunks(plan) == 1 else 4
+    # What a system's first training compiles its later ones read.
+    starts = costs.systems + _WARM_START * (trainings - costs.systems)
     seconds = (
         costs.spent_seconds
         + _OTHER_SECONDS
-        + trainings * costs.start_seconds
-        + all_steps * tokens * costs.step_seconds * trained
+        + starts * costs.start_seconds
+        + all_steps * tokens * costs.step_seconds * trained * passes / 3
         + encodings * tokens * costs.encode_seconds
     )
     return dataclasses.replace(plan, steps=steps, seconds=seconds)

@@ -236,6 +236,8 @@ class ComparedRows:
                 output_dir=root / label,
                 k=setting.k,
                 encode=setting.encode,
+                states_dir=setting.training.states_dir,
+                states_dtype=setting.training.states_dtype,
                 **self._data,
             )
         return root

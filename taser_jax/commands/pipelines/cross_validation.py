@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from taser_jax.assembly.model_directory import check_vocabulary, load_model
+from taser_jax.assembly.model_directory import check_vocabulary, load_model, read_facts
+from taser_jax.assembly.text_sources import model_on_states
 from taser_jax.commands.evaluate import EvaluationConfig, judge_run
 from taser_jax.commands.hybrid import development_set
 from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
@@ -21,14 +22,15 @@ from taser_jax.commands.pipelines.compare_plan import (
     shrunk_alpha,
 )
 from taser_jax.commands.search import bm25
+from taser_jax.data.batches.stream import TextSource
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.token_store.negatives import read_metadata, read_negatives, write_negatives
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
 from taser_jax.models.batch import Role
 from taser_jax.retrieval.bm25 import Bm25Config
-from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
-from taser_jax.retrieval.encoding import EncodeConfig, encode_rows
+from taser_jax.retrieval.embeddings import EmbeddingDtype, Embeddings, QueryEmbeddings
+from taser_jax.retrieval.encoding import EncodeConfig, TokenRows, encode_rows
 from taser_jax.retrieval.fusion import (
     DevelopmentSet,
     HybridConfig,
@@ -163,6 +165,8 @@ def rank_held_out(
     output_dir: str,
     k: int,
     encode: EncodeConfig = EncodeConfig(),
+    states_dir: str | None = None,
+    states_dtype: EmbeddingDtype = EmbeddingDtype.BFLOAT16,
 ) -> dict[str, int]:
     """Ranks a fold's queries in its pool with the model that has not seen them.
 
@@ -175,6 +179,8 @@ def rank_held_out(
         output_dir: run files go there.
         k: results per query.
         encode: batches of encoding.
+        states_dir: states of the blocks that were frozen in training; None computes from tokens.
+        states_dtype: dtype of these states.
 
     Returns:
         Task -> number of queries.
@@ -191,13 +197,25 @@ def rank_held_out(
     ]
     pool = np.unique(np.concatenate([each.reshape(-1) for each in rows])).astype(np.int64)
     pool = pool[pool != NO_ROW]
-    passages, _ = encode_rows(model.encode_fn(Role.PASSAGE), tokens.passages, pool, config=config)
+    splits = {task: tokens.queries(task, "train") for task in ranked}
+    states: TextSource | None = None
+    if states_dir is not None:
+        model, states = model_on_states(
+            model,
+            states_dir,
+            blocks=read_facts(model_dir)["train_from_block"],
+            dtype=states_dtype,
+            store=tokens,
+            queries=list(splits.values()),
+        )
+    texts: TokenRows = tokens.passages if states is None else states.passages
+    passages, _ = encode_rows(model.encode_fn(Role.PASSAGE), texts, pool, config=config)
     for task, ids in ranked.items():
-        queries = tokens.queries(task, "train")
+        queries = splits[task]
         line_of = {id: line for line, id in enumerate(queries.query_ids)}
         embeddings, _ = encode_rows(
             model.encode_fn(Role.QUERY, task=task),
-            queries,
+            queries if states is None else states.of_queries(queries),
             np.array([line_of[id] for id in ids]),
             config=config,
         )

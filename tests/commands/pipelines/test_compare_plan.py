@@ -88,8 +88,9 @@ def test_many_validation_queries_and_random_weights_need_no_folds():
 
 def test_without_a_budget_the_time_is_the_sum_of_the_parts():
     found = plan(COSTS, WANTED, minutes=None, pretrained=True)
-    # Two trainings; three encodings, one of them of the untrained model; one minute for the rest.
-    assert found.seconds == 60 + 2 * (30 + 200) + 3 * 120
+    # Two trainings, the second of which compiles nothing; three encodings, one of them of the
+    # untrained model; one minute for the rest.
+    assert found.seconds == 60 + 1.5 * 30 + 2 * 200 + 3 * 120
     assert (found.steps, found.frozen_blocks, found.rounds, found.folds) == (200, 0, 2, 0)
 
 
@@ -97,23 +98,28 @@ def test_folds_train_and_encode_their_pools_and_time_counts_from_the_start():
     costs = dataclasses.replace(COSTS, spent_seconds=50.0, pool_share=0.25)
     wanted = dataclasses.replace(WANTED, folds=5)
     found = plan(costs, wanted, minutes=None, pretrained=True)
-    # Seven trainings, five of them for four fifths of the steps; three encodings, and five of a
-    # quarter of the passages.
-    assert found.seconds == 50 + 60 + 7 * 30 + (2 + 4) * 200 + (3 + 5 / 4) * 120
-    # 30 minutes: 50 + 60 + 7 * 30 + 4.25 * 120 s are fixed, a step of all trainings takes 6 s.
-    assert plan(costs, wanted, minutes=30, pretrained=True).steps == (1800 - 830) // 6
+    # Seven trainings, five of them for four fifths of the steps, start in the time of four; three
+    # encodings, and five of a quarter of the passages.
+    assert found.seconds == 50 + 60 + 4 * 30 + (2 + 4) * 200 + (3 + 5 / 4) * 120
+    # 30 minutes: 50 + 60 + 4 * 30 + 4.25 * 120 s are fixed, a step of all trainings takes 6 s.
+    assert plan(costs, wanted, minutes=30, pretrained=True).steps == (1800 - 740) // 6
+    # Chunks are encoded once more: four passes of three. Validations read a tenth of the passages.
+    costs = dataclasses.replace(costs, chunks=lambda each: 2, validation_share=0.1)
+    found = plan(costs, wanted, minutes=None, pretrained=True)
+    encodings = 3 + 5 / 4 + 7 / 10
+    assert found.seconds == pytest.approx(50 + 60 + 4 * 30 + 6 * 200 * 4 / 3 + encodings * 120)
 
 
 @pytest.mark.parametrize(
     ("minutes", "steps", "frozen", "rounds", "seconds"),
     [
-        (30, 200, 0, 2, 880),
-        # 60 + 2 x 30 + 3 x 120 s are fixed, a step of both rounds takes 2 s.
-        (13, 150, 0, 2, 780),
-        # 90 steps would fit. With half of the blocks a step of both rounds takes 1 s; the states
+        (30, 200, 0, 2, 865),
+        # 60 + 1.5 x 30 + 3 x 120 s are fixed, a step of both rounds takes 2 s.
+        (13, 157, 0, 2, 779),
+        # 97 steps would fit. With half of the blocks a step of both rounds takes 1 s; the states
         # cost half an encoding once, and three half encodings read them.
-        (11, 200, 3, 2, 560),
-        # 60 steps would fit. One round: 60 + 30 + 1.5 x 120 s are fixed, a step takes 0.5 s.
+        (11, 200, 3, 2, 545),
+        # 75 steps would fit. One round: 60 + 30 + 1.5 x 120 s are fixed, a step takes 0.5 s.
         (7, 200, 3, 1, 370),
         (5, 60, 3, 1, 300),
         # No step would fit. The last block alone: 60 + 30 + (5 + 2) / 6 x 120 s are fixed, a step
