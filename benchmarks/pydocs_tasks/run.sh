@@ -21,7 +21,6 @@ options=("$@")
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 data_dir=$output_dir/data
 tasks="summary parameter example code see_also lookup"
-all_tasks="'${tasks// /\', \'}'"
 # Where --gin.MIXTURE_OR_TASK_MODULE is looked for.
 export PYTHONPATH=$here:$here/../muf${PYTHONPATH:+:$PYTHONPATH}
 # Rows share their programs: what one has compiled the next one reads.
@@ -47,15 +46,15 @@ ance() {
     --gin.RANDOM_SEED="$seed" ${options[@]+"${options[@]}"}
   python "$here/table.py" "$part" "$output_dir/$part"
 }
-# validate NAME MODEL COLLECTION TASKS MEASURE: the row's value on the validation queries of its tasks, in
-# OUTPUT_DIR/PART/validation.
+# validate NAME MODEL COLLECTION TASKS MEASURE: the row's value on the validation queries of its tasks (None: of
+# all), in OUTPUT_DIR/PART/validation.
 validate() {
   local root=$output_dir/$part/seed-$seed/$1/$2
   taser search --gin.EMBEDDINGS_DIR="$root/embeddings" --gin.INDEX_DIR="$root/exact" \
-    --gin.DATA_DIR="$data_dir" --gin.COLLECTION="$3" --gin.SPLIT=validation --gin.TASKS="[$4]" \
+    --gin.DATA_DIR="$data_dir" --gin.COLLECTION="$3" --gin.SPLIT=validation --gin.TASKS="$4" \
     --gin.RUNS_DIR="$root/runs"
   taser evaluate --gin.RUNS_DIR="$root/runs" --gin.DATA_DIR="$data_dir" --gin.COLLECTION="$3" \
-    --gin.SPLIT=validation --gin.TASKS="[$4]" --gin.SYSTEM="$1" \
+    --gin.SPLIT=validation --gin.TASKS="$4" --gin.SYSTEM="$1" \
     --gin.EVAL_OUTPUT_DIR="$output_dir/$part/validation" --gin.EvaluationConfig.measures="['$5']"
 }
 
@@ -82,7 +81,7 @@ tsage() {
       t-sage-*)
         ance "$row" pydocs runs/pydocs_ance.gin --gin_file=optim/tsage.gin "${branch[@]}" \
           --gin.TSageConfig.temperature="${row#t-sage-}"
-        if [ "$seed" = "$first_seed" ]; then validate "$row" episode-2 pydocs "$all_tasks" nDCG@10; fi ;;
+        if [ "$seed" = "$first_seed" ]; then validate "$row" episode-2 pydocs None nDCG@10; fi ;;
       per-task)
         for task in $tasks; do
           ance "per-task-$task" pydocs runs/pydocs_ance.gin "${branch[@]}" --gin.TASKS="['$task']" \
@@ -116,7 +115,7 @@ experts_on() {
         for factor in $factors; do
           ance "taser-$factor-$1" "$2" runs/pydocs_ance.gin "${taser[@]}" "${equal[@]}" \
             --gin.OptimizerConfig.expert_learning_rate_factor="$factor"
-          if [ "$seed" = "$first_seed" ]; then validate "taser-$factor-$1" warm-up "$1" "$3" R@20; fi
+          if [ "$seed" = "$first_seed" ]; then validate "taser-$factor-$1" warm-up "$1" "[$3]" R@20; fi
         done ;;
       *)
         echo "error: no row $row" >&2

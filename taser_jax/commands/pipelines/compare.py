@@ -385,8 +385,9 @@ class _Run:
             FOLDS=chosen.folds,
             TrainingConfig__train_from_block=chosen.frozen_blocks,
         )
-        if chunks(chosen) > 1:
-            self._decide(f"trains in {memory:g} GiB", TrainingConfig__num_chunks=chunks(chosen))
+        num_chunks = chunks(chosen)
+        if num_chunks > 1:
+            self._decide(f"trains in {memory:g} GiB", TrainingConfig__num_chunks=num_chunks)
         if minutes is not None and chosen.seconds > 60 * minutes:
             logger.warning("even the shortest comparison takes longer than %g minutes", minutes)
         if chosen.passage_tokens is not None:
@@ -397,7 +398,7 @@ class _Run:
         training = compare_parts.planned(
             training,
             chosen,
-            num_chunks=chunks(chosen),
+            num_chunks=num_chunks,
             states_dir=str(self.root / "states"),
             is_pretrained=is_pretrained,
         )

@@ -181,8 +181,8 @@ def measured_training(training: TrainingConfig, plan: Plan, num_chunks: int) -> 
         training,
         loop=loop,
         validation=None,
-        train_from_block=plan.frozen_blocks,
-        num_chunks=num_chunks,
+        train_from_block=training.train_from_block or plan.frozen_blocks,
+        num_chunks=max(training.num_chunks, num_chunks),
     )
 
 
@@ -214,14 +214,13 @@ def measure(
     loaded, passages = load_model(model_dir), TokenStore.open(token_store).passages
     shutil.rmtree(model_dir)
     rows = np.linspace(0, len(passages) - 1, min(_ENCODED, len(passages))).astype(np.int64)
-    encode_fn = loaded.encode_fn(Role.PASSAGE)
+    encode = dataclasses.replace(encode, batch_multiple=loaded.batch_multiple)
     for _ in ("compiled", "timed"):
         start = time.monotonic()
-        encode_rows(encode_fn, passages, rows, config=encode)
-    chunks, blocks = training.num_chunks, model.transformer.num_layers
+        encode_rows(loaded.encode_fn(Role.PASSAGE), passages, rows, config=encode)
+    blocks, frozen = model.transformer.num_layers, training.train_from_block
     # Each trained block is passed forwards, again where there are chunks, and twice backwards.
-    passes = 3 if chunks == 1 else 4
-    frozen = training.train_from_block
+    passes = 3 if training.num_chunks == 1 else 4
     computed = frozen + passes * (blocks - frozen)
     return {
         "step_seconds": step * 3 * blocks / computed,

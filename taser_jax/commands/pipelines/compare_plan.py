@@ -24,6 +24,7 @@ _MANY_QUERIES = 1000
 _RATE = 5e-5
 # Vocabulary, BM25, index, searches and evaluation.
 _OTHER_SECONDS = 60.0
+# A start whose programs are compiled already takes about this share of one that compiles them.
 _WARM_START = 0.5
 # The default α weighs as much as this many queries.
 PSEUDO_QUERIES = 30
@@ -239,10 +240,9 @@ def plan(costs: Costs, preferred: Plan, *, minutes: float | None, pretrained: bo
     Returns:
         The plan; its seconds exceed the budget where not even the shortest plan fits.
     """
-    half, last = (costs.blocks // 2, costs.blocks - 1) if pretrained else (0, 0)
-
     if minutes is None:
         return _timed(costs, preferred, preferred.steps)
+    half, last = (costs.blocks // 2, costs.blocks - 1) if pretrained else (0, 0)
     frozen = {"frozen_blocks": max(half, preferred.frozen_blocks)}
     plans = _changed(preferred, frozen, {"rounds": 1}, {"folds": min(preferred.folds, 2)})
     cuts = [{"passage_tokens": tokens} for tokens in costs.shorter]
@@ -280,7 +280,7 @@ def _timed(costs: Costs, plan: Plan, steps: int) -> Plan:
     )
     # Forward once, or twice, and backward for twice that.
     passes = 3 if costs.chunks(plan) == 1 else 4
-    # What a system's first training compiles its later ones read.
+    # What a system's first training compiles, its later ones read.
     starts = costs.systems + _WARM_START * (trainings - costs.systems)
     seconds = (
         costs.spent_seconds

@@ -1,0 +1,141 @@
+"""What `taser compare` measures and derives: costs, chunks, lengths, names and sizes of files."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import pathlib
+import types
+
+import pytest
+import tiny_training
+
+from taser_jax.commands.pipelines import compare_parts
+from taser_jax.commands.pipelines.compare_parts import collection_name, file_sizes, fit_lengths
+from taser_jax.commands.pipelines.compare_plan import FittedLength, Plan
+from taser_jax.commands.train import TrainSummary
+from taser_jax.data.collections.store import write_collection, write_queries
+from taser_jax.data.text.hugging_face import WordPieceVocabulary
+from taser_jax.retrieval.bm25 import Bm25Config
+from taser_jax.retrieval.encoding import EncodeConfig
+from taser_jax.storage.records import Passage, Query
+
+
+@pytest.mark.parametrize(
+    ("frozen", "chunks", "step_seconds"),
+    [
+        (0, 1, 0.25),
+        # One of three blocks is passed once and two three times: seven passes of nine.
+        (1, 1, 0.25 * 9 / 7),
+        # Encoded twice: nine passes, as many as without chunks and frozen blocks.
+        (1, 2, 0.25),
+    ],
+)
+def test_a_measurement_begins_again_and_counts_what_it_computed(
+    tmp_path: pathlib.Path, monkeypatch, frozen: int, chunks: int, step_seconds: float
+):
+    left = tmp_path / "measured" / "checkpoint_6"
+    left.mkdir(parents=True)
+    clock, encodings = [0.0], [7.0, 0.5]
+
+    def train(**_: object) -> TrainSummary:
+        assert not left.exists()
+        left.mkdir(parents=True)
+        clock[0] += 5.0
+        return TrainSummary(1, {}, steps_per_second=4.0, seconds=5.0)
+
+    def encode_rows(_, __, rows, **___) -> None:
+        assert (rows[0], rows[-1], len(rows)) == (0, 1279, 64)
+        clock[0] += encodings.pop(0)
+
+    monkeypatch.setattr(compare_parts, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(compare_parts, "train", train)
+    monkeypatch.setattr(compare_parts, "encode_rows", encode_rows)
+    loaded = types.SimpleNamespace(encode_fn=lambda role: None, batch_multiple=1)
+    monkeypatch.setattr(compare_parts, "load_model", lambda _: loaded)
+    store = types.SimpleNamespace(passages=range(1280))
+    monkeypatch.setattr(compare_parts.TokenStore, "open", lambda _: store)
+    costs = compare_parts.measure(
+        model_dir=str(tmp_path / "measured"),
+        token_store="",
+        model=tiny_training.model_config().with_transformer(num_layers=3),
+        training=dataclasses.replace(
+            tiny_training.training_config(train_steps=6),
+            train_from_block=frozen,
+            num_chunks=chunks,
+        ),
+        encode=EncodeConfig(),
+    )
+    assert costs == pytest.approx(
+        # Of five seconds, six steps took one and a half; the first encoding compiles.
+        {"step_seconds": step_seconds, "start_seconds": 3.5, "encode_seconds": 10.0}
+    )
+    assert not left.exists()
+
+
+def test_batches_are_encoded_in_chunks_that_fit():
+    """A token of a trained block: 8 x 32 + 3 x 64 + 2 x 4 x 128 = 1,472 floats, 5,888 bytes."""
+    sizes = {"embed_dim": 32, "mlp_dim": 64, "num_heads": 4, "head_dim": 8, "num_layers": 2}
+    model = tiny_training.model_config().with_transformer(**sizes)
+    sides = {
+        "query": FittedLength(16, 0.0, 16.0, 16),
+        "passage": FittedLength(128, 0.0, 128.0, 128),
+    }
+    batch = 2**12
+    plan = Plan(batch, 1, 1e-3, frozen_blocks=0, rounds=1, folds=0)
+    # A query of 16 tokens, whose bucket saves three quarters, and two passages of 128.
+    gib = batch * (16 + 2 * 128) * 2 * 5888 / 2**30
+    fitting = functools.partial(compare_parts.chunks_that_fit, model, sides=sides)
+    # One and a half GiB are for all else.
+    assert fitting(plan, gib=1.51 + gib) == 1
+    assert fitting(plan, gib=1.49 + gib) == 2
+    assert fitting(dataclasses.replace(plan, frozen_blocks=1), gib=1.51 + gib / 2) == 1
+    assert fitting(plan, gib=1.49 + gib / 2) == 4
+    # Passages of 64 tokens: 960 floats.
+    short = dataclasses.replace(plan, passage_tokens=64)
+    cut = gib * (16 + 2 * 64) * 960 / ((16 + 2 * 128) * 1472)
+    assert fitting(short, gib=1.51 + cut) == 1
+    assert fitting(short, gib=1.49 + cut) == 2
+
+
+def test_what_was_set_is_not_decided():
+    assert compare_parts.filled(Bm25Config(b=0.5), k1=1.2, b=0.75) == Bm25Config(k1=1.2, b=0.5)
+
+
+def test_a_collection_is_named_after_its_folders():
+    assert collection_name(["data/Sci Facts/", "b-2"]) == "sci_facts_b_2"
+    assert collection_name(["2024"]) == "c_2024"
+
+
+def test_files_of_all_folders_have_their_sizes(tmp_path):
+    (tmp_path / "a" / "qrels").mkdir(parents=True)
+    (tmp_path / "a" / "qrels" / "test.tsv").write_text("123")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "p.tsv").write_text("")
+    found = file_sizes([str(tmp_path / "a"), str(tmp_path / "b")])
+    assert found == {f"{tmp_path}/a/qrels/test.tsv": 3, f"{tmp_path}/b/p.tsv": 0}
+
+
+def test_lengths_have_room_for_prompts(tmp_path):
+    """Five words and two special tokens are 7; with 10 tokens of a prompt 17, rounded up to 32."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a"]
+    WordPieceVocabulary(words).save(str(tmp_path / "words"))
+    write_collection(tmp_path, "c", [Passage("p", "a a a a a")])
+    write_queries(tmp_path, "c", "t", "test", [Query("q", "a a a a a", "t", (0,))])
+
+    def tokens(**prompts: str) -> dict[str, int]:
+        settings = json.dumps({"prompts": prompts})
+        (tmp_path / "words" / "config_sentence_transformers.json").write_text(settings)
+        fitted = fit_lengths(
+            data_dir=str(tmp_path),
+            collection="c",
+            vocabulary=str(tmp_path / "words"),
+            own_length=None,
+            given={},
+        )
+        return {side: fit.tokens for side, fit in fitted.items()}
+
+    assert tokens() == {"query": 16, "passage": 16}
+    assert tokens(query="a " * 10) == {"query": 32, "passage": 16}
+    assert tokens(passage="a " * 10) == {"query": 16, "passage": 32}
