@@ -12,7 +12,8 @@ in the gpu preset or with `--torch_compile`. Prints one JSON line a figure:
 
     agreement     largest difference of a number of the embeddings; the sides compute the same
     matmul peak   FLOPs per second of a large product in the encoder's precision
-    <side>        medians over rounds in which the sides take turns, tokens per second, the share of
+    <side>        medians over rounds in which the sides take turns, least, median and most of the
+                  rounds' ratios to theirs, tokens per second, the share of
                   computed positions that hold tokens, and seconds of the first pass, in which ours
                   compiles one program per bucket. `mfu` is model FLOPs of the passages per second
                   over the matmul peak, `mfu_padded` the same of the padded batches

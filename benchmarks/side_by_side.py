@@ -17,7 +17,7 @@ import pathlib
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 # JAX reads it when it first looks for devices.
@@ -41,14 +41,24 @@ class Times:
     wall: list[float] = dataclasses.field(default_factory=list)
     cpu: list[float] = dataclasses.field(default_factory=list)
 
-    def figures(self, baseline: Times | None) -> dict[str, float]:
-        """Medians in milliseconds, and their ratio to the baseline's."""
+    def figures(self, baseline: Times | None) -> dict[str, Any]:
+        """Medians in milliseconds; [least, median, most] of the rounds' ratios to the baseline's."""
         wall, cpu = statistics.median(self.wall), statistics.median(self.cpu)
-        found = {"milliseconds": 1e3 * wall, "cpu_milliseconds": 1e3 * cpu}
+        figures: dict[str, Any] = {
+            "milliseconds": 1e3 * wall,
+            "cpu_milliseconds": 1e3 * cpu,
+            "milliseconds_range": [1e3 * min(self.wall), 1e3 * max(self.wall)],
+        }
         if baseline is not None:
-            found["ratio_to_torch"] = wall / statistics.median(baseline.wall)
-            found["cpu_ratio_to_torch"] = cpu / statistics.median(baseline.cpu)
-        return found
+            figures["ratio_to_torch"] = spread(self.wall, baseline.wall)
+            figures["cpu_ratio_to_torch"] = spread(self.cpu, baseline.cpu)
+        return figures
+
+
+def spread(seconds: Sequence[float], baseline: Sequence[float]) -> list[float]:
+    """Least, median and most of the ratios, round by round."""
+    ratios = [ours / theirs for ours, theirs in zip(seconds, baseline, strict=True)]
+    return [min(ratios), statistics.median(ratios), max(ratios)]
 
 
 def in_turns(
@@ -169,5 +179,11 @@ def machine(*packages: str) -> dict[str, Any]:
 
 def show(figure: Mapping[str, Any]) -> None:
     """Prints one JSON line."""
-    rounded = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in figure.items()}
-    print(json.dumps(rounded), flush=True)
+    print(json.dumps({name: _rounded(value) for name, value in figure.items()}), flush=True)
+
+
+def _rounded(value: Any) -> Any:
+    """Floats, alone or in a list, to six figures."""
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value

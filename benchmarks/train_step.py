@@ -12,7 +12,7 @@ with scaled-dot-product attention, fused AdamW, and `torch.compile` in the gpu p
 
     matmul peak   FLOPs per second of a large product in the step's precision
     <variant>     medians over rounds in which the variants take turns of two steps, the second of
-                  which counts, their ratio to PyTorch's,
+                  which counts, and least, median and most of the rounds' ratios to PyTorch's;
                   bytes of parameters, gradients and moments, and peak memory: the compiler's for
                   ours (arguments and scratch), the allocator's for PyTorch (on a CPU, growth of
                   the process). `mfu` is model FLOPs per second over the matmul peak.
@@ -43,6 +43,7 @@ from side_by_side import (
     matmul_peak,
     parse_with_presets,
     show,
+    spread,
 )
 
 from taser_jax.models.batch import Batch, BatchShape, Tokens
@@ -282,10 +283,9 @@ def figures(
         found["mfu"] = variant.flops / (found["milliseconds"] / 1e3) / peak
     dpr = name.replace("taser", "dpr")
     if dpr != name and dpr in variants:
-        base = times[dpr].figures(None)
         found["state_ratio_to_dpr"] = variant.parameters / variants[dpr].parameters
-        found["ratio_to_dpr"] = found["milliseconds"] / base["milliseconds"]
-        found["cpu_ratio_to_dpr"] = found["cpu_milliseconds"] / base["cpu_milliseconds"]
+        found["ratio_to_dpr"] = spread(times[name].wall, times[dpr].wall)
+        found["cpu_ratio_to_dpr"] = spread(times[name].cpu, times[dpr].cpu)
     return found
 
 
