@@ -42,7 +42,7 @@ class Times:
     cpu: list[float] = dataclasses.field(default_factory=list)
 
     def figures(self, baseline: Times | None) -> dict[str, Any]:
-        """Medians in milliseconds; [least, median, most] of the rounds' ratios to the baseline's."""
+        """Medians in milliseconds; [least, median, most] ratio to the baseline, round by round."""
         wall, cpu = statistics.median(self.wall), statistics.median(self.cpu)
         figures: dict[str, Any] = {
             "milliseconds": 1e3 * wall,
