@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from collections.abc import Iterable, Sequence
 
@@ -110,10 +111,21 @@ def own_rows(store: PassageStore, task: str, query_ids: Sequence[str]) -> np.nda
 
 
 def answer_matcher(store: PassageStore, match: AnswerMatch) -> AnswerMatcher:
-    """Looks answers up in the passages of a store."""
-    return AnswerMatcher(
-        lambda rows: [passage.text for passage in store.get_many(rows)], match=match
-    )
+    """Looks answers up in the passages of a store.
+
+    The last store's matchers stay in memory: the rows of a pipeline share the passages they read.
+    """
+    matchers = _matchers_of(str(store.directory), store.fingerprint)
+    if match not in matchers:
+        matchers[match] = AnswerMatcher(
+            lambda rows: [passage.text for passage in store.get_many(rows)], match=match
+        )
+    return matchers[match]
+
+
+@functools.lru_cache(maxsize=1)
+def _matchers_of(directory: str, fingerprint: str) -> dict[AnswerMatch, AnswerMatcher]:
+    return {}
 
 
 class PassageHeads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import flax.linen as nn
@@ -25,6 +26,7 @@ from taser_jax.models.layers import (
     rows_product,
     softmax_mean,
 )
+from taser_jax.storage.progress import logger
 
 Parameters = dict[str, jax.Array]
 
@@ -71,6 +73,15 @@ def _einsum_attention(
         logits += bias
     attended = softmax_mean(masked_scores(logits, mask), value, dropout=dropout)
     return jnp.swapaxes(attended, 1, 2)
+
+
+@functools.cache
+def _log_einsum() -> None:
+    """Once in a process."""
+    logger.info(
+        "attention: einsum while training, since cuDNN's kernel drops no probabilities; "
+        "BertConfig.attention_dropout_rate = 0.0 trains with cuDNN's"
+    )
 
 
 class SelfAttention(nn.Module):
@@ -135,6 +146,8 @@ class SelfAttention(nn.Module):
                 implementation="cudnn",
             )
         else:
+            if self.kernel is AttentionKernel.CUDNN and dropping:
+                _log_einsum()
             dropout = Dropout(self.dropout_rate, deterministic=self.deterministic)
             attended = _einsum_attention(query, key, value, mask, bias, dropout)
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import pathlib
 
+import numpy as np
 import pytest
 from capitals import IDS, PASSAGES, Capitals
 from small_world import gin, refused, succeed
+
+from taser_jax.commands.inputs import answer_matcher
+from taser_jax.data.collections.store import PassageStore
+from taser_jax.evaluation.answers import AnswerMatch
 
 # Of "capital", a string with a regular expression's signs in it; of "trec", a pattern.
 QUESTIONS = {
@@ -122,3 +127,26 @@ def test_an_unknown_set_is_refused(sets: pathlib.Path, tmp_path: pathlib.Path, c
     message = refused(capsys, "mine", *_where(sets), *runs, *gin(NEGATIVES_DIR=tmp_path))
     assert "no task trek" in message
     assert "capital, trec" in message
+
+
+def test_rows_of_a_pipeline_read_a_passage_once(sets: pathlib.Path):
+    first, again = (PassageStore.open(sets / "data", "sets") for _ in range(2))
+    matcher = answer_matcher(first, AnswerMatch.STRING)
+    # The store is opened anew for each row.
+    assert answer_matcher(again, AnswerMatch.STRING) is matcher
+    assert answer_matcher(again, AnswerMatch.REGEX) is not matcher
+    rows = np.array([[IDS.index("p5"), IDS.index("p1")]])
+    np.testing.assert_array_equal(matcher.hits(rows, [["Tiber"]]), [[True, False]])
+
+
+def test_another_collection_has_matchers_of_its_own(sets: pathlib.Path, tmp_path: pathlib.Path):
+    matcher = answer_matcher(PassageStore.open(sets / "data", "sets"), AnswerMatch.STRING)
+    passages = tmp_path / "passages.tsv"
+    passages.write_text("id\ttext\ttitle\np0\tThe Tiber.\tRome\n")
+    succeed(
+        "prepare",
+        *gin(DATA_DIR=tmp_path / "data", COLLECTION="sets", PASSAGES=passages, QUERIES={}),
+    )
+    other = answer_matcher(PassageStore.open(tmp_path / "data", "sets"), AnswerMatch.STRING)
+    assert other is not matcher
+    np.testing.assert_array_equal(other.hits(np.array([[0]]), [["Tiber"]]), [[True]])

@@ -5,6 +5,7 @@ import pytest
 from tiny_bert import encode, random_params, tiny_bert, tiny_model, tiny_tokens
 from tiny_t5 import one_block, random_t5_params, tiny_t5_model
 
+from taser_jax.models import bert_layers
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
@@ -198,7 +199,9 @@ def test_kernels_that_are_rounded_beforehand_change_no_bit_of_the_output():
         jax.tree.map(np.testing.assert_array_equal, *outputs)
 
 
-def test_dropout_acts_in_training_only_and_in_attention_too():
+def test_dropout_acts_in_training_only_and_in_attention_too(caplog):
+    caplog.set_level("INFO", logger="taser")
+    bert_layers._log_einsum.cache_clear()
     tokens = tiny_tokens()
     params = random_params(tiny_model(bert=tiny_bert(num_layers=1)))
 
@@ -213,6 +216,7 @@ def test_dropout_acts_in_training_only_and_in_attention_too():
     # Without attention dropout of its own, CUDNN gives way while training.
     by_kernel = embeddings(train=True, attention=AttentionKernel.CUDNN)
     np.testing.assert_array_equal(by_kernel, dropped)
+    assert caplog.text.count("attention: einsum while training") == 1
     hidden = embeddings(train=True, dropout_rate=0.5, attention_dropout_rate=0.0)
     assert np.abs(np.asarray(plain - hidden)).max() > 1e-2
 

@@ -48,6 +48,7 @@ class PassageStore:
     """
 
     def __init__(self, directory: epath.Path) -> None:
+        self.directory = directory
         self._records = record_dataset.RecordDataset(directory)
         self.name = self._records.metadata["collection"]
         self.fingerprint = self._records.metadata["fingerprint"]
