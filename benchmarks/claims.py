@@ -64,10 +64,10 @@ REGISTERED = {
         "seen",
         ("R@1", "R@20"),
         smallest=1,
-        seeds=3,
+        seeds=2,
     ),
     6: Registered(
-        "Weights by uncertainty are better than equal weights", ("R@1",), smallest=0.5, seeds=3
+        "Weights by uncertainty are better than equal weights", ("R@1",), smallest=0.5, seeds=2
     ),
     7: Registered(
         "Task prompts help one retriever for many tasks",
