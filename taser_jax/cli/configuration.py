@@ -31,6 +31,7 @@ from taser_jax.cli.gin_files import (
     without_default,
 )
 from taser_jax.storage.errors import ConfigError, did_you_mean
+from taser_jax.storage.typed_files import check_ranges
 
 _PRETRAINED = "PRETRAINED"
 # The class that loads the weights it names.
@@ -91,6 +92,9 @@ def configurable(target: Callable[..., object]) -> Callable[..., object]:
             name: _convert(value, hints.get(name), where=f"{target.__name__}.{name}")
             for name, value in kwargs.items()
         }
+        if not inspect.isclass(target):
+            # A dry run gives None for what is still to be set.
+            check_ranges(target, {n: v for n, v in converted.items() if v is not None})
         try:
             return target(*args, **converted)
         except (AttributeError, TypeError, ConfigError) as error:

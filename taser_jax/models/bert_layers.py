@@ -29,6 +29,7 @@ from taser_jax.models.layers import (
 from taser_jax.storage.progress import logger
 
 Parameters = dict[str, jax.Array]
+_log_once = functools.cache(logger.info)
 
 
 def rotate(
@@ -73,15 +74,6 @@ def _einsum_attention(
         logits += bias
     attended = softmax_mean(masked_scores(logits, mask), value, dropout=dropout)
     return jnp.swapaxes(attended, 1, 2)
-
-
-@functools.cache
-def _log_einsum() -> None:
-    """Once in a process."""
-    logger.info(
-        "attention: einsum while training, since cuDNN's kernel drops no probabilities; "
-        "BertConfig.attention_dropout_rate = 0.0 trains with cuDNN's"
-    )
 
 
 class SelfAttention(nn.Module):
@@ -147,7 +139,7 @@ class SelfAttention(nn.Module):
             )
         else:
             if self.kernel is AttentionKernel.CUDNN and dropping:
-                _log_einsum()
+                _log_once("attention: einsum while training, since cuDNN's kernel has no dropout")
             dropout = Dropout(self.dropout_rate, deterministic=self.deterministic)
             attended = _einsum_attention(query, key, value, mask, bias, dropout)
 

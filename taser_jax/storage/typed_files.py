@@ -73,25 +73,37 @@ class Checked:
     RANGE_FIX: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
-        kind: Any = type(self)
-        for name, hint in _ranges(kind).items():
-            value = getattr(self, name)
-            try:
-                msgspec.convert(value, hint)
-            except msgspec.ValidationError as error:
-                raise ConfigError(
-                    f"{name} is {value!r}",
-                    where=kind.__name__,
-                    expected=_in_words(str(error)).partition(" - at ")[0].removeprefix("expected "),
-                    fix=self.RANGE_FIX,
-                ) from error
+        check_ranges(type(self), vars(self), fix=self.RANGE_FIX)
+
+
+def check_ranges(annotated: Any, values: Mapping[str, object], *, fix: str | None = None) -> None:
+    """Checks values against the ranges of a class's fields or a function's parameters.
+
+    Args:
+        annotated: the class or function.
+        values: by name.
+        fix: what messages advise.
+
+    Raises:
+        ConfigError: naming the class or function, and the first value out of its range.
+    """
+    for name, hint in _ranges(annotated).items():
+        try:
+            msgspec.convert(values.get(name), hint if name in values else Any)
+        except msgspec.ValidationError as error:
+            raise ConfigError(
+                f"{name} is {values[name]!r}",
+                where=annotated.__name__,
+                expected=_in_words(str(error)).partition(" - at ")[0].removeprefix("expected "),
+                fix=fix,
+            ) from error
 
 
 @functools.cache
-def _ranges(kind: type) -> dict[str, Any]:
-    """The fields of a class that have a range, with their annotations."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    plain = typing.get_type_hints(kind)
+def _ranges(annotated: Any) -> dict[str, Any]:
+    """Fields or parameters that have a range, with their annotations."""
+    hints = typing.get_type_hints(annotated, include_extras=True)
+    plain = typing.get_type_hints(annotated)
     return {name: hint for name, hint in hints.items() if hint != plain[name]}
 
 

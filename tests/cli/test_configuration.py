@@ -13,6 +13,7 @@ from taser_jax.cli.argument_types import at_home
 from taser_jax.cli.configuration import GinFlags
 from taser_jax.cli.gin_files import literal
 from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.typed_files import Positive
 
 
 class Flavour(enum.Enum):
@@ -39,7 +40,7 @@ def cook(
     *,
     dish: str,
     sauce: SauceConfig = SauceConfig(),
-    portions: int = 1,
+    portions: Positive = 1,
     note: str = "",
     garnish: GarnishConfig | None = None,
 ):
@@ -125,6 +126,12 @@ def test_defaults_are_read_unless_the_files_set_all_that_is_needed(tmp_path, pro
         ),
     )
     assert resolved.function()[::2] == (dish, 2)
+
+
+def test_ranges_of_parameters_are_checked_before_the_command_runs(resolve):
+    with pytest.raises(ConfigError, match="cook: portions is 0") as error:
+        resolve(BASE, "DISH=pie", "cook.portions=0").function()
+    assert error.value.expected == "an integer, 1 or more"
 
 
 def test_resolving_again_forgets_the_former_configuration(resolve):

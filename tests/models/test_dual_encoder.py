@@ -201,7 +201,7 @@ def test_kernels_that_are_rounded_beforehand_change_no_bit_of_the_output():
 
 def test_dropout_acts_in_training_only_and_in_attention_too(caplog):
     caplog.set_level("INFO", logger="taser")
-    bert_layers._log_einsum.cache_clear()
+    bert_layers._log_once.cache_clear()
     tokens = tiny_tokens()
     params = random_params(tiny_model(bert=tiny_bert(num_layers=1)))
 

@@ -36,6 +36,7 @@ from taser_jax.models.dual_encoder import Normalization
 from taser_jax.storage.artifacts import write_text
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
+from taser_jax.storage.typed_files import PositiveNumber
 
 # A system's name on the command line -> in the table.
 ROWS = {"shared": "Shared", "taser": "TASER", "dpr": "DPR"}
@@ -49,8 +50,8 @@ def compare(
     candidates: Mapping[str, System],
     systems: str | Sequence[str] = ("shared", "taser"),
     pretrained: str | None = None,
-    minutes: float | None = None,
-    memory: float | None = None,
+    minutes: PositiveNumber | None = None,
+    memory: PositiveNumber | None = None,
     queries: str | None = None,
     validation_share: float = 0.1,
     strict: bool = False,

@@ -255,6 +255,8 @@ def test_bad_arguments(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str
     output = f"--out={tmp_path / 'out'}"
     assert "shared, taser, dpr" in refused(capsys, "compare", folder, output, "--systems=bert")
     assert "the same name" in refused(capsys, "compare", folder, folder, f"{output}2")
+    for budget in ("--memory=0", "--minutes=-1"):
+        assert "expected: a number above 0" in refused(capsys, "compare", folder, output, budget)
     (tmp_path / "hills" / "qrels" / "train.tsv").unlink()
     message = refused(capsys, "compare", folder, output)
     assert "hills: no train split, and nothing is pretrained" in message
