@@ -21,7 +21,7 @@ from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 from taser_jax.storage.locks import one_writer
 from taser_jax.storage.progress import track
 from taser_jax.storage.records import Passage
-from taser_jax.storage.typed_files import to_plain
+from taser_jax.storage.typed_files import Checked, NaturalNumber, Share, to_plain
 
 _KIND = "bm25 index"
 _VERSION = 2
@@ -59,7 +59,7 @@ class Possessives(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Bm25Config:
+class Bm25Config(Checked):
     """Parameters of scoring and tokenisation; the defaults are Anserini's.
 
     Attributes:
@@ -70,16 +70,11 @@ class Bm25Config:
         possessives: treatment of a possessive 's.
     """
 
-    k1: float = 0.9
-    b: float = 0.4
+    k1: NaturalNumber = 0.9
+    b: Share = 0.4
     stemming: Stemming = Stemming.PORTER
     stopwords: Stopwords = Stopwords.ENGLISH
     possessives: Possessives = Possessives.STRIP
-
-    def __post_init__(self) -> None:
-        if self.k1 < 0 or not 0 <= self.b <= 1:
-            problem = f"k1 {self.k1}, b {self.b}"
-            raise ConfigError(problem, where="Bm25Config", fix="take k1 >= 0 and 0 <= b <= 1")
 
 
 def title_and_text(passage: Passage) -> str:

@@ -12,6 +12,7 @@ from jaxtyping import Float, Float64, Int
 from taser_jax.retrieval.runs import Run, SearchResult, top_k
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import DevelopmentSets
+from taser_jax.storage.typed_files import Checked, Positive, PositiveNumber
 
 # Queries joined at once: five lists of 1,000 have 5,000 candidates for each.
 _BLOCK = 256
@@ -40,7 +41,7 @@ class Weighting(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class FusionConfig:
+class FusionConfig(Checked):
     """How specialists' lists are fused.
 
     Attributes:
@@ -50,16 +51,10 @@ class FusionConfig:
         power: γ, the exponent of each confidence; above 1 it sharpens the weights.
     """
 
-    depth: int = 1000
-    k: int = 1000
+    depth: Positive = 1000
+    k: Positive = 1000
     weighting: Weighting = Weighting.CONFIDENCE
-    power: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.depth < 1 or self.k < 1 or not self.power > 0:
-            problem = f"depth {self.depth}, k {self.k}, power {self.power}"
-            fix = "take a depth and a k of at least 1, and a power above 0"
-            raise ConfigError(problem, where="FusionConfig", fix=fix)
+    power: PositiveNumber = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,7 +237,7 @@ class ChosenFor(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class HybridConfig:
+class HybridConfig(Checked):
     """Options of the fusion.
 
     Attributes:
@@ -257,7 +252,7 @@ class HybridConfig:
         chosen_for: one α for all tasks, or one for each.
     """
 
-    depth: int = 100
+    depth: Positive = 100
     normalization: ScoreNormalization | None = None
     alphas: tuple[float, ...] | None = None
     tasks: tuple[str, ...] = ()
@@ -265,9 +260,9 @@ class HybridConfig:
     chosen_for: ChosenFor = ChosenFor.ALL_TASKS
 
     def __post_init__(self) -> None:
-        if self.depth < 1 or self.alphas == ():
-            problem = f"depth {self.depth}, alphas {self.alphas}"
-            raise ConfigError(problem, where="HybridConfig", fix="take at least 1, and one alpha")
+        super().__post_init__()
+        if self.alphas == ():
+            raise ConfigError("alphas is ()", where="HybridConfig", fix="give one, or None")
         if self.tasks and self.chosen_for is ChosenFor.EACH_TASK:
             problem = f"tasks {', '.join(self.tasks)} choose for all, and each task for itself"
             fix = "leave HybridConfig.tasks empty, or set chosen_for to 'all_tasks'"

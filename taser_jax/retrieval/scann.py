@@ -37,7 +37,7 @@ from taser_jax.retrieval.runs import NO_ROW, SearchResult, merge
 from taser_jax.storage import artifacts, checksums
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, track
-from taser_jax.storage.typed_files import Positive, to_plain
+from taser_jax.storage.typed_files import Checked, Natural, Positive, PositiveShare, to_plain
 
 KIND = "scann index"
 RECALL_QUERIES = 500
@@ -88,7 +88,7 @@ class Structure(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class ScannConfig:
+class ScannConfig(Checked):
     """How the index is built; defaults depend on the number of passages.
 
     Attributes:
@@ -101,17 +101,11 @@ class ScannConfig:
     """
 
     structure: Structure = Structure.AUTO
-    training_passages: int = 250_000
-    shard_passages: int = 3_000_000
-    recall_target: float = 0.99
-    recall_k: int = 100
-    threads: int = 0
-
-    def __post_init__(self) -> None:
-        least = min(self.training_passages, self.shard_passages, self.recall_k)
-        if least < 1 or not 0 < self.recall_target <= 1:
-            fix = "take sizes of at least 1 and a recall target in (0, 1]"
-            raise ConfigError(f"{self}", where="ScannConfig", fix=fix)
+    training_passages: Positive = 250_000
+    shard_passages: Positive = 3_000_000
+    recall_target: PositiveShare = 0.99
+    recall_k: Positive = 100
+    threads: Natural = 0
 
 
 @dataclasses.dataclass(frozen=True)

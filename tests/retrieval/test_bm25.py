@@ -138,7 +138,7 @@ def test_bad_input(tmp_path):
         Bm25Index.build(["", "!"], tmp_path / "index")
     with pytest.raises(DataError, match="no finished bm25 index"):
         Bm25Index.open(tmp_path / "index")
-    with pytest.raises(ConfigError, match=r"b 2\.0"):
+    with pytest.raises(ConfigError, match=r"b is 2\.0"):
         Bm25Config(b=2.0)
     with pytest.raises(ConfigError, match="k is 0"):
         Bm25Index.build(["word"], tmp_path / "index").search(["word"], 0)

@@ -178,7 +178,7 @@ def test_recall_by_hand():
 
 
 def test_bad_config():
-    with pytest.raises(ConfigError, match="recall target"):
+    with pytest.raises(ConfigError, match=r"recall_target is 0\.0"):
         ScannConfig(recall_target=0.0)
-    with pytest.raises(ConfigError, match="shard_passages=0"):
+    with pytest.raises(ConfigError, match="shard_passages is 0"):
         ScannConfig(shard_passages=0)

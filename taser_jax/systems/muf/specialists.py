@@ -19,8 +19,9 @@ from taser_jax.retrieval.exact import Searcher, search_devices
 from taser_jax.retrieval.fusion import FusionConfig
 from taser_jax.retrieval.index import open_index
 from taser_jax.storage import artifacts
-from taser_jax.storage.errors import ConfigError, check_fields
+from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
+from taser_jax.storage.typed_files import Checked, Positive
 from taser_jax.systems.muf.confidence import (
     TEMPERATURES,
     TemperatureChoice,
@@ -70,7 +71,7 @@ class Specialist:
 
 
 @dataclasses.dataclass(frozen=True)
-class Weighing:
+class Weighing(Checked):
     """How specialists' lists are weighed and joined.
 
     Attributes:
@@ -81,12 +82,12 @@ class Weighing:
     """
 
     fusion: FusionConfig = FusionConfig()
-    k: int = 1000
+    k: Positive = 1000
     temperatures: tuple[float, ...] = TEMPERATURES
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_temperatures(self.temperatures)
-        check_fields(self, "k", is_valid=lambda k: k >= 1, expected="1 or more")
 
     @property
     def depth(self) -> int:
