@@ -89,7 +89,7 @@ def check_ranges(annotated: Any, values: Mapping[str, object], *, fix: str | Non
     """
     for name, hint in _ranges(annotated).items():
         try:
-            msgspec.convert(values.get(name), hint if name in values else Any)
+            msgspec.convert(values.get(name), hint if name in values else object)
         except msgspec.ValidationError as error:
             raise ConfigError(
                 f"{name} is {values[name]!r}",
@@ -100,7 +100,7 @@ def check_ranges(annotated: Any, values: Mapping[str, object], *, fix: str | Non
 
 
 @functools.cache
-def _ranges(annotated: Any) -> dict[str, Any]:
+def _ranges(annotated: object) -> dict[str, Any]:
     """Fields or parameters that have a range, with their annotations."""
     hints = typing.get_type_hints(annotated, include_extras=True)
     plain = typing.get_type_hints(annotated)
