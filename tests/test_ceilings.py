@@ -59,6 +59,8 @@ OTHERS = {
     "fields that nothing binds": 32,
     "Any in annotations": 111,
     "modules that train imports": 87,
+    # README.md and docs/*.md, without the pages that are generated.
+    "words of documentation": 35_000,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
@@ -184,6 +186,11 @@ def figures() -> dict[str, float]:
         "commands": len(command_table.COMMANDS),
         "fields that nothing binds": len(_unbound_fields()),
         "modules that train imports": _modules_of_training(),
+        "words of documentation": sum(
+            len(page.read_text(encoding="utf-8").split())
+            for page in (REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md"))
+            if page.name != "commands.md"
+        ),
     }
 
 
