@@ -41,14 +41,14 @@ ROOMS = {
     "loose files": 410,
     "models": 2_282,
     "optim": 951,
-    "retrieval": 2_230,
+    "retrieval": 2_234,
     "serving": 528,
     "storage": 1_201,
     "systems": 3_342,
     "training": 1_614,
 }
 OTHERS = {
-    "lines of code": 33_463,
+    "lines of code": 33_467,
     "percent of code that imports or raises": 14.9,
     "files": 225,
     "lines of the longest file": 417,
@@ -186,7 +186,7 @@ def figures() -> dict[str, float]:
         "commands": len(command_table.COMMANDS),
         "fields that nothing binds": len(_unbound_fields()),
         "modules that train imports": _modules_of_training(),
-        "words of documentation": sum(
+        "words of documentation": 35_000sum(
             len(page.read_text(encoding="utf-8").split())
             for page in (REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md"))
             if page.name != "commands.md"

@@ -71,7 +71,7 @@ class Weights:
 
 
 def weights_of(
-    confidence: Float[np.ndarray, "queries specialists"], config: FusionConfig | None = None
+    confidence: Float[np.ndarray, "queries specialists"], config: FusionConfig = FusionConfig()
 ) -> Weights:
     """Weights of each query's lists.
 
@@ -85,10 +85,10 @@ def weights_of(
     Raises:
         DataError: a confidence that is not between 0 and 1.
     """
-    config = config or FusionConfig()
     confidence = np.asarray(confidence, np.float64)
-    if not ((confidence >= 0) & (confidence <= 1)).all():
-        line = int(np.argmin(((confidence >= 0) & (confidence <= 1)).all(axis=1)))
+    is_share = ((confidence >= 0) & (confidence <= 1)).all(axis=1)
+    if not is_share.all():
+        line = int(np.argmin(is_share))
         problem = f"confidences {confidence[line].tolist()} of query {line}, not between 0 and 1"
         fix = "compute the confidences again, from embeddings that are finite"
         raise DataError(problem, where="fusion", fix=fix)
@@ -109,8 +109,7 @@ def fuse_runs(
 ) -> Run:
     """Joins lists: score = Σ_i weight_i · s_i, over the union of the lists.
 
-    Example: weights (.75, .25), lists {7: 3, 4: 1} and {4: 6, 9: 2}: 7 gets .75·3 + .25·2 = 2.75,
-    4 gets .75·1 + .25·6 = 2.25, 9 gets .75·1 + .25·2 = 1.25.
+    Example: weights (.75, .25), lists {7: 3, 4: 1} and {4: 6, 9: 2}: 7 gets .75·3 + .25·2 = 2.75.
 
     Args:
         runs: one list per specialist; the same queries, in any order.
@@ -132,22 +131,28 @@ def fuse_runs(
         problem = f"weights of shape {weights.shape} for {len(runs)} runs"
         fix = "give one run at least, and a weight for each query and run"
         raise ConfigError(problem, where="fusion", fix=fix)
+    return _fused(runs, [weights], config, normalization)[0]
+
+
+def _fused(
+    runs: Sequence[Run],
+    alternatives: Sequence[Float[np.ndarray, "#queries lists"]],
+    config: FusionConfig,
+    normalization: ScoreNormalization,
+) -> list[Run]:
+    """A run for each of several weights, which share the lists' union."""
     query_ids = runs[0].query_ids
     lists = [aligned(run, query_ids) for run in runs]
-    parts = []
+    rows = np.empty((len(alternatives), len(query_ids), config.k), np.int32)
+    best = np.empty(rows.shape, np.float32)
     for start in range(0, len(query_ids), _BLOCK):
         lines = np.arange(start, min(start + _BLOCK, len(query_ids)))
         candidates, scores = candidate_scores(lists, lines, config, normalization=normalization)
-        total = np.einsum("qcl,ql->qc", scores, weights[lines])
-        parts.append(top_k(candidates, total, config.k))
-    empty = np.zeros((0, config.k))
-    return Run.of(
-        query_ids,
-        SearchResult(
-            np.concatenate([empty.astype(np.int32), *(part.rows for part in parts)]),
-            np.concatenate([empty.astype(np.float32), *(part.scores for part in parts)]),
-        ),
-    )
+        for place, weights in enumerate(alternatives):
+            of_lines = np.broadcast_to(weights, (len(query_ids), len(lists)))[lines]
+            ranked = top_k(candidates, np.einsum("qcl,ql->qc", scores, of_lines), config.k)
+            rows[place, lines], best[place, lines] = ranked.rows, ranked.scores
+    return [Run.of(query_ids, SearchResult(*pair)) for pair in zip(rows, best, strict=True)]
 
 
 def candidate_scores(
@@ -242,9 +247,8 @@ class HybridConfig(Checked):
 
     Attributes:
         depth: results used from each list (the paper's K').
-        normalization: normalisation of each list's scores; None means MIN_MAX if the dense ones are
-            cosines, which are small compared with BM25's scores, and NONE otherwise; set it to
-            compare with results of one kind.
+        normalization: of each list's scores; None means MIN_MAX if the dense ones are cosines, and
+            NONE otherwise; set it to compare with results of one kind.
         alphas: candidates for α, the weight of the sparse scores; None takes 0.1 to 3.0 times the
             width of the dense scores over that of the sparse ones.
         tasks: tasks whose development queries choose α; empty means all.
@@ -346,7 +350,7 @@ class AlphaChoice:
 
 
 def fuse(
-    dense: Run, sparse: Run, *, alpha: float, k: int, config: HybridConfig | None = None
+    dense: Run, sparse: Run, *, alpha: float, k: int, config: HybridConfig = HybridConfig()
 ) -> Run:
     """Joins both lists: score = dense + α·sparse, missing scores at the list's minimum.
 
@@ -355,10 +359,10 @@ def fuse(
 
     Args:
         dense: the model's run.
-        sparse: BM25's run; the same queries, in any order.
+        sparse: BM25's; the same queries, in any order.
         alpha: weight of the sparse scores.
         k: results to keep.
-        config: depth and normalisation; None derives the normalisation from these two runs.
+        config: depth and normalisation, by default derived from these two runs.
 
     Returns:
         A run in the order of `dense`'s queries.
@@ -366,47 +370,48 @@ def fuse(
     Raises:
         DataError: the runs are not of the same queries.
 
-    Source: TASER, arXiv 2210.05156, appendix D; Ma et al., arXiv 2104.05740; an empty list counts
-    as minimum 0 as in Pyserini's HybridSearcher.
+    Source: TASER, arXiv 2210.05156, appendix D; Ma et al., arXiv 2104.05740, and Pyserini.
     """
-    settled = settle(config or HybridConfig(), [(dense, sparse)])
-    assert settled.normalization is not None
-    joined = FusionConfig(depth=settled.depth, k=k)
-    weights = np.broadcast_to(np.array([1.0, alpha]), (len(dense.query_ids), 2))
-    return fuse_runs([dense, sparse], weights, joined, normalization=settled.normalization)
+    settled = settle(config, [(dense, sparse)])
+    return _hybrids(dense, sparse, [alpha], k=k, config=settled)[0]
+
+
+def _hybrids(
+    dense: Run, sparse: Run, alphas: Sequence[float], *, k: int, config: HybridConfig
+) -> list[Run]:
+    assert config.normalization is not None
+    weights = [np.array([[1.0, alpha]]) for alpha in alphas]
+    joined = FusionConfig(depth=config.depth, k=k)
+    return _fused([dense, sparse], weights, joined, config.normalization)
 
 
 def choose_alpha(
-    sets: Sequence[DevelopmentSet], *, k: int, config: HybridConfig | None = None
+    sets: Sequence[DevelopmentSet], *, k: int, config: HybridConfig = HybridConfig()
 ) -> AlphaChoice:
     """One α for all sets: the candidate with the highest mean, over sets or over queries.
 
     Args:
         sets: development data.
         k: results the fused runs keep.
-        config: depth, normalisation, candidates, and what the mean is over; settings that are None
-            are derived from all sets together.
+        config: settings that are None are derived from all sets together.
 
     Raises:
         ConfigError: no development set.
     """
-    config = config or HybridConfig()
     if not sets:
         fix = "give one at least; α must not be chosen on test data"
         raise ConfigError("no development set", where="choose_alpha", fix=fix)
     config = settle(config, [(queries.dense, queries.sparse) for queries in sets])
     assert config.alphas is not None
+    fused = [_hybrids(each.dense, each.sparse, config.alphas, k=k, config=config) for each in sets]
 
-    def mean(alpha: float) -> float:
-        metrics = [
-            queries.evaluate(fuse(queries.dense, queries.sparse, alpha=alpha, k=k, config=config))
-            for queries in sets
-        ]
+    def mean(runs: Sequence[Run]) -> float:
+        metrics = [queries.evaluate(run) for queries, run in zip(sets, runs, strict=True)]
         if config.sets is DevelopmentSets.COMBINED:
             return float(np.concatenate(metrics).mean())
         return float(np.mean([values.mean() for values in metrics]))
 
-    metric = tuple(map(mean, config.alphas))
+    metric = tuple(map(mean, zip(*fused, strict=True)))
     best = max(metric)
     alpha = min(alpha for alpha, value in zip(config.alphas, metric, strict=True) if value == best)
     return AlphaChoice(alpha, config.alphas, metric)
