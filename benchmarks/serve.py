@@ -7,7 +7,7 @@ OUTPUT_DIR has retriever.json. Prints one JSON line a measurement:
 - closed loop: each client asks again when it is answered; with batches, and with batches of one;
 - open loop: queries arrive at half the best rate of the closed loop, whether or not others are
   answered;
-- reload: SIGHUP every second under closed load; drain: SIGTERM under load. Both count lost answers;
+- reload: SIGHUP every five seconds under closed load; drain: SIGTERM under load. Both count lost answers;
 - memory: resident MiB of the server before and after `--requests` requests.
 """
 
