@@ -7,7 +7,8 @@ OUTPUT_DIR has retriever.json. Prints one JSON line a measurement:
 - closed loop: each client asks again when it is answered; with batches, and with batches of one;
 - open loop: queries arrive at half the best rate of the closed loop, whether or not others are
   answered;
-- reload: SIGHUP every five seconds under closed load; drain: SIGTERM under load. Both count lost answers;
+- reload: SIGHUP every five seconds under closed load; drain: SIGTERM under load. Both count lost
+  answers;
 - memory: resident MiB of the server before and after `--requests` requests.
 """
 
@@ -20,6 +21,7 @@ import os
 import pathlib
 import platform
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -30,7 +32,9 @@ from collections.abc import Iterator
 import httpx
 import numpy as np
 
-QUESTIONS = pathlib.Path(__file__).read_text(encoding="utf-8").split()
+README = pathlib.Path(__file__).parents[1] / "README.md"
+# Words, as people ask; pieces of code have many tokens.
+QUESTIONS = re.findall(r"\b[a-z]+\b", README.read_text(encoding="utf-8"))
 
 
 def main() -> None:
@@ -186,7 +190,7 @@ async def reloads(server: Server, seconds: float) -> dict[str, float]:
     measured = await closed_loop(server, 8, seconds)
     task.cancel()
     metrics = httpx.get(f"{server.address}/metrics").text
-    count = metrics.split("taser_reloads_total ")[1].split()[0]
+    count = metrics.split("\ntaser_reloads_total ")[1].split()[0]
     return measured | {"reloads": float(count)}
 
 

@@ -35,6 +35,7 @@ from taser_jax.retriever_parts import (
     Texts,
     TokensInMemory,
     open_sparse,
+    query_multiple,
     read_parts,
     text_facts,
     write_retriever,
@@ -42,9 +43,6 @@ from taser_jax.retriever_parts import (
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage
-
-# Most questions have fewer tokens: padding them to a passage's 32 would double their time.
-_QUERY_MULTIPLE = 16
 
 
 class Retriever:
@@ -250,7 +248,9 @@ class Retriever:
         Raises:
             ConfigError: a string instead of a list.
         """
-        return self._encode(self.query_tokens(texts), self._encode_query, multiple=_QUERY_MULTIPLE)
+        tokens = self.query_tokens(texts)
+        multiple = query_multiple(np.asarray(tokens.mask))
+        return self._encode(tokens, self._encode_query, multiple=multiple)
 
     def query_tokens(self, texts: Sequence[str]) -> Tokens:
         """Queries as the model takes them.

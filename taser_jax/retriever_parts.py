@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from taser_jax.assembly.model_directory import VOCABULARY, LoadedModel, write_model
 from taser_jax.assembly.run_record import joined
@@ -34,6 +34,10 @@ RETRIEVER_FILE = "retriever.json"
 _VERSION = 1
 # For models that were trained before lengths were recorded.
 QUERY_LENGTH, PASSAGE_LENGTH = 32, 256
+# Most questions have fewer tokens: padding them to a passage's 32 would double their time.
+_QUERY_MULTIPLE = 16
+# As many queries share one call of the model.
+_TOGETHER = 64
 _FIX = "run the command that wrote it again"
 _FOLDERS = {"model_dir", "index_dir", "data_dir", "bm25_dir"}
 
@@ -207,3 +211,19 @@ def write_retriever(
         Bm25Index.build(texts, bm25_dir, config=sparse.index.config, fingerprints=collection)
         parts = dataclasses.replace(parts, bm25_dir=bm25_dir, alpha=sparse.alpha)
     write_parts(root, parts)
+
+
+def query_multiple(mask: Bool[np.ndarray, "queries length"]) -> int:
+    """Queries are padded to multiples of it.
+
+    Example:
+        For 32 queries of up to 20 tokens it is 32: they are one call of the model, and a server
+        meets few shapes. For a thousand queries it is 16, and each length has its own calls.
+
+    Args:
+        mask: True at tokens.
+    """
+    if len(mask) > _TOGETHER:
+        return _QUERY_MULTIPLE
+    longest = int(mask.sum(axis=1).max(initial=1))
+    return max(_QUERY_MULTIPLE, 1 << (longest - 1).bit_length())

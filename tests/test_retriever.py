@@ -21,7 +21,12 @@ from taser_jax.models.batch import Role
 from taser_jax.retrieval.bm25 import Bm25Index, title_and_text
 from taser_jax.retrieval.fusion import DEFAULT_SHARE
 from taser_jax.retrieval.runs import read_trec_run
-from taser_jax.retriever_parts import RETRIEVER_FILE, RetrieverParts, write_parts
+from taser_jax.retriever_parts import (
+    RETRIEVER_FILE,
+    RetrieverParts,
+    query_multiple,
+    write_parts,
+)
 from taser_jax.serving.engine import Engine, Operation, Work
 from taser_jax.storage.errors import ConfigError, DataError, TaserError
 
@@ -331,6 +336,36 @@ def test_a_collection_needs_all_its_parts(parts: RetrieverParts, missing: str):
     where = {name: getattr(parts, name) for name in names if name != missing}
     with pytest.raises(ConfigError, match=f"no {missing}"):
         Retriever.load(where.pop("model_dir"), **where)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "multiple"),
+    [
+        ([3], 16),
+        ([17], 32),
+        ([5, 33, 2], 64),
+        ([0], 16),
+        ([], 16),
+        ([40] * 64, 64),
+        ([40] * 65, 16),
+    ],
+)
+def test_queries_that_arrive_together_have_one_length(lengths: list[int], multiple: int):
+    mask = np.arange(70) < np.array(lengths, np.int32).reshape(-1, 1)
+    assert query_multiple(mask) == multiple
+
+
+def test_queries_of_mixed_lengths_are_one_call_of_the_model(
+    trained: Retriever, monkeypatch: pytest.MonkeyPatch
+):
+    queries = ["a", "b " * 20, "c d"]
+    apart = np.concatenate([trained.encode_queries([query]) for query in queries])
+    shapes, encode = [], trained._encode_query
+    monkeypatch.setattr(
+        trained, "_encode_query", lambda tokens: shapes.append(tokens.ids.shape) or encode(tokens)
+    )
+    np.testing.assert_allclose(trained.encode_queries(queries), apart, atol=1e-5)
+    assert [rows for rows, _ in shapes] == [4]
 
 
 def test_bad_questions_are_refused(trained: Retriever):

@@ -9,6 +9,7 @@ import asyncio
 import concurrent.futures
 import dataclasses
 import enum
+import itertools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
@@ -251,8 +252,9 @@ class Engine:
     def _warmed(self) -> Retriever:
         """The retriever on disk, with its usual shapes compiled."""
         retriever = self._load()
-        for size in self._warm_batches:
-            retriever.search(["warm up"] * size, k=rounded_k(1), hybrid=retriever.has_hybrid)
+        # Of up to 16, 32 and 64 tokens, in which most questions fit.
+        for words, size in itertools.product((8, 24, 48), self._warm_batches):
+            retriever.search(["a " * words] * size, k=rounded_k(1), hybrid=retriever.has_hybrid)
         return retriever
 
 
