@@ -16,6 +16,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
+# After the two settings above: JAX reads one when it is imported, and the path finds the others.
 import jax  # noqa: E402
 from bert_checkpoints import write_with_vocabulary  # noqa: E402
 from small_world import SmallWorld, gin  # noqa: E402

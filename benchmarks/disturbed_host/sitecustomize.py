@@ -31,8 +31,8 @@ def slow_down(seconds: float) -> None:
         return real_open(file, mode, *args, **kwargs)
 
     # pathlib calls io.open, everybody else the builtin.
-    io.open = slow_open  # type: ignore[assignment]
-    builtins.open = slow_open  # type: ignore[assignment]
+    io.open = slow_open  # type: ignore[assignment] # on purpose
+    builtins.open = slow_open  # type: ignore[assignment] # on purpose
 
 
 def _after(seconds: float, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -370,10 +370,10 @@ def fuse(
     Raises:
         DataError: the runs are not of the same queries.
 
-    Source: TASER, arXiv 2210.05156, appendix D; Ma et al., arXiv 2104.05740, and Pyserini.
+    Source: TASER, arXiv 2210.05156, appendix D; Ma et al., arXiv 2104.05740; an empty list counts
+    as minimum 0 as in Pyserini's HybridSearcher.
     """
-    settled = settle(config, [(dense, sparse)])
-    return _hybrids(dense, sparse, [alpha], k=k, config=settled)[0]
+    return _hybrids(dense, sparse, [alpha], k=k, config=settle(config, [(dense, sparse)]))[0]
 
 
 def _hybrids(

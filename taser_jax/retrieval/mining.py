@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -27,9 +28,9 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int
 
 from taser_jax.retrieval.runs import NO_ROW, SearchResult, top_k
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import ConfigError, DataError, check_fields
 from taser_jax.storage.progress import bar
-from taser_jax.storage.typed_files import Checked, NaturalNumber, Positive, Seed, Share
+from taser_jax.storage.typed_files import Checked, Positive, Seed
 
 
 class Choice(enum.Enum):
@@ -93,7 +94,7 @@ class MiningConfig(Checked):
         max_score: highest score of a negative, where scores of all queries compare (cosines); None
             sets no limit.
         absolute_margin: a negative scores at least this much below the positive; None: no margin.
-        relative_margin: the same, as a share of the positive's score; 0.05 is NV-Retriever's 95%.
+        relative_margin: the same, as a share of the positive's score.
         choice: whether negatives are taken by rank or sampled.
         answer_containing: keep or drop candidates with an answer; a query without answers loses
             only its positives.
@@ -109,8 +110,8 @@ class MiningConfig(Checked):
     count: Positive = 30
     min_rank: Positive = 1
     max_score: float | None = None
-    absolute_margin: NaturalNumber | None = None
-    relative_margin: Share | None = None
+    absolute_margin: float | None = None
+    relative_margin: float | None = None
     choice: Choice = Choice.TOP
     answer_containing: AnswerContaining = AnswerContaining.KEEP
     excluded: Excluded = Excluded.POSITIVES
@@ -124,6 +125,13 @@ class MiningConfig(Checked):
             problem = f"min_rank {self.min_rank} lies below the depth, {self.depth}"
             fix = "look deeper, or start at a better rank"
             raise ConfigError(problem, where="MiningConfig", fix=fix)
+        check_fields(
+            self,
+            *("absolute_margin", "relative_margin"),
+            is_valid=lambda x: x is None or (math.isfinite(x) and x >= 0),
+            expected="0 or more: a negative scores at least this much below the positive",
+            fix="NV-Retriever's 95% of the positive's score is relative_margin = 0.05",
+        )
 
 
 @dataclasses.dataclass(frozen=True)

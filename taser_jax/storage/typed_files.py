@@ -87,9 +87,10 @@ def check_ranges(annotated: Any, values: Mapping[str, object], *, fix: str | Non
     Raises:
         ConfigError: naming the class or function, and the first value out of its range.
     """
-    for name, hint in _ranges(annotated).items():
+    given = {name: hint for name, hint in _ranges(annotated).items() if name in values}
+    for name, hint in given.items():
         try:
-            msgspec.convert(values.get(name), hint if name in values else object)
+            msgspec.convert(values[name], hint)
         except msgspec.ValidationError as error:
             raise ConfigError(
                 f"{name} is {values[name]!r}",

@@ -341,6 +341,7 @@ def test_margins_equal_the_oracle(seed):
     ("options", "message"),
     [
         ({"absolute_margin": -0.1}, "absolute_margin is -0.1"),
+        ({"absolute_margin": INF}, "absolute_margin is inf"),
         ({"relative_margin": INF}, "relative_margin is inf"),
         ({"relative_margin": np.nan}, "relative_margin is nan"),
         ({"min_rank": 0}, "min_rank is 0"),

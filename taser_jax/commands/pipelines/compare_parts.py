@@ -56,9 +56,9 @@ def filled(config: ConfigT, **values: object) -> ConfigT:
         >>> filled(Pretrained("minilm", num_layers=2), num_layers=3).num_layers  # doctest: +SKIP
         2
     """
-    fields = {field.name: field.default for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    fields = {field.name: field.default for field in dataclasses.fields(config)}  # type: ignore[arg-type] # a dataclass
     unset = {name: value for name, value in values.items() if getattr(config, name) == fields[name]}
-    return dataclasses.replace(config, **unset)  # type: ignore[type-var]
+    return dataclasses.replace(config, **unset)  # type: ignore[type-var] # a dataclass
 
 
 def check_systems(names: Sequence[str], candidates: Mapping[str, System]) -> None:

@@ -339,7 +339,7 @@ def _lists(dense: str, sparse: str, queries: QuerySet, store: PassageStore) -> t
     ids = _ranked_queries(listed.parent)[queries.task] if listed.exists() else first.query_ids
     line_of = {id: line for line, id in enumerate(first.query_ids)}
     lines = [line_of[id] for id in ids]
-    return tuple(  # type: ignore[return-value]
+    return tuple(  # type: ignore[return-value] # of two
         Run(list(ids), run.rows[lines], run.scores[lines]) for run in (first, second)
     )
 
