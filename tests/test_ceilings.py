@@ -43,12 +43,12 @@ ROOMS = {
     "optim": 951,
     "retrieval": 2_241,
     "serving": 529,
-    "storage": 1_202,
+    "storage": 1_201,
     "systems": 3_342,
     "training": 1_614,
 }
 OTHERS = {
-    "lines of code": 33_485,
+    "lines of code": 33_484,
     "percent of code that imports or raises": 14.9,
     "files": 225,
     "lines of the longest file": 417,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 111,
     "modules that train imports": 87,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_768,
+    "words of documentation": 34_767,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

@@ -201,17 +201,17 @@ def _leased(directory: epath.Path) -> Iterator[None]:
     path, own, ended = directory / LOCK, uuid.uuid4().hex, threading.Event()
     holder = {**_holder(), "id": own}
 
-    def said() -> str:
+    def said() -> str | None:
         try:
             return path.read_text()
-        except OSError:
-            return ""
+        except FileNotFoundError:
+            return None
 
     def renew() -> None:
         path.write_text(json.dumps({**holder, "renewed": time.time()}))
 
     def is_mine() -> bool:
-        return own in said()
+        return own in (said() or "")
 
     def keep() -> None:
         while not ended.wait(_RENEWAL):
@@ -229,7 +229,7 @@ def _leased(directory: epath.Path) -> Iterator[None]:
         renew()
         time.sleep(_SETTLING)
         if not is_mine():
-            raise _busy(directory, said())
+            raise _busy(directory, said() or "")
     keeper = threading.Thread(target=keep, daemon=True)
     keeper.start()
     try:
@@ -242,18 +242,18 @@ def _leased(directory: epath.Path) -> Iterator[None]:
                 path.unlink()
 
 
-def _await_silence(directory: epath.Path, said: Callable[[], str]) -> None:
+def _await_silence(directory: epath.Path, said: Callable[[], str | None]) -> None:
     """Waits until a lock is gone or its holder seems dead.
 
     Raises:
         BusyError: the holder has renewed it meanwhile.
     """
-    first, until = said(), time.monotonic() + _PATIENCE
-    if first:
-        logger.info("%s: locked; waiting up to %d s for a sign of life", directory, _PATIENCE)
-    while first and time.monotonic() < until:
-        time.sleep(_SETTLING)
-        now = said()
+    if (first := said()) is None:
+        return
+    logger.info("%s: locked; waiting up to %d s for a sign of life", directory, _PATIENCE)
+    until = time.monotonic() + _PATIENCE
+    # An empty lock is one that its holder is writing.
+    while (now := said()) is not None and time.monotonic() < until:
         if now and now != first:
             raise _busy(directory, now)
-        first = now
+        time.sleep(_SETTLING)

@@ -207,7 +207,7 @@ def test_another_user_is_refused_and_takes_over_from_a_killed_one(tmp_path: path
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks in buckets that are renewed, and given up, within a second."""
-    for name, seconds in (("_RENEWAL", 0.05), ("_PATIENCE", 0.6), ("_SETTLING", 0.1)):
+    for name, seconds in (("_RENEWAL", 0.05), ("_PATIENCE", 1.5), ("_SETTLING", 0.1)):
         monkeypatch.setattr(locks, name, seconds)
 
 
@@ -251,6 +251,25 @@ def test_of_two_that_come_at_once_to_a_bucket_one_stays(
     with pytest.raises(BusyError, match="process 7 on b"):
         one_writer("gs://bucket/model").__enter__()
     assert '"pid": 7' in path.read_text()
+
+
+def test_a_lock_that_its_holder_is_writing_is_not_gone(
+    bucket: Bucket, quick: None, monkeypatch: pytest.MonkeyPatch
+):
+    path = bucket.folder / "bucket/model" / LOCK
+    path.parent.mkdir(parents=True)
+    path.write_text('{"pid": 7, "host": "b", "command": "taser train", "since": "2026"}')
+    renewed = path.read_text().replace("2026", "2027")
+    overwritten = []
+
+    def holder_writes(seconds: float) -> None:
+        overwritten.append(path.read_text())
+        path.write_text("" if len(overwritten) == 1 else renewed)
+
+    monkeypatch.setattr(time, "sleep", holder_writes)
+    with pytest.raises(BusyError, match=r"process 7 on b .*since 2027"):
+        one_writer("gs://bucket/model").__enter__()
+    assert overwritten[1:] == [""]
 
 
 def test_a_writer_that_writes_nothing_leaves_nothing(tmp_path: pathlib.Path):
