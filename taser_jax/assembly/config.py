@@ -52,8 +52,6 @@ class TrainingConfig(Checked):
         pretrained: weights that encoders start from; None draws them.
         multitask: a batch of every task in each step, and how their gradients become one, in place
             of `batching`; None gives each batch to one task.
-        teacher_embeddings: a directory that `taser encode` wrote with a teacher, of the same
-            collection and queries; for objectives that read it.
         schedule_steps: steps that learning rate and T-SAGE's burn-in are laid out for; None means
             those of the loop. Larger if this training is to be resumed for more steps.
         seed: seed of weights, dropout and routing; batches have `batching.seed`.
@@ -73,7 +71,6 @@ class TrainingConfig(Checked):
     states_dtype: EmbeddingDtype = EmbeddingDtype.BFLOAT16
     pretrained: Pretrained | None = None
     multitask: MultitaskTraining | None = None
-    teacher_embeddings: str | None = None
     schedule_steps: int | None = None
     seed: Seed = 0
 

@@ -1,9 +1,8 @@
-"""The batches of a training step, of one task or of every task, and their teacher."""
+"""The batches of a training step, of one task or of every task."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -26,12 +25,9 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.batch import Batch, BatchShape, DocumentsShape, TextsShape
 from taser_jax.optim.multitask import Combiner
-from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
-from taser_jax.storage.artifacts import fingerprint_json
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import check_chunks
-from taser_jax.training.distillation import TeacherInput, require
-from taser_jax.training.objective import ObjectiveConfig
+from taser_jax.training.distillation import require_scores
 
 # "query" and "passage" -> how long texts of that side are.
 TextLengths = Mapping[str, LengthQuantiles]
@@ -131,14 +127,13 @@ def make_plan(
         ConfigError: batches that the devices or chunks cannot share, or a batch of every task
             without a token store or task sizes.
     """
-    teacher = open_teacher(
-        training.objective, training.teacher_embeddings, store=store, queries=queries
-    )
+    if training.objective.distillation is not None:
+        for of_task in queries.values():
+            require_scores(of_task.teacher)
     if training.multitask is not None:
         return _every_task(
             training.multitask,
             training,
-            teacher=teacher,
             query_length=query_length,
             passage_length=passage_length,
             partitioner=partitioner,
@@ -154,10 +149,8 @@ def make_plan(
     stream = None
     if store is not None:
         rated = with_mixture_rates(batching, store, queries)
-        stream = BatchStream(
-            store, queries, rated, share=partitioner.host_share, teacher=teacher, padding=padding
-        )
-    passages, scored = 1 + batching.num_negatives, TeacherInput.SCORES in training.objective.reads
+        stream = BatchStream(store, queries, rated, share=partitioner.host_share, padding=padding)
+    passages, scored = 1 + batching.num_negatives, training.objective.distillation is not None
     shape = BatchShape(
         batching.batch_size,
         query_length,
@@ -165,7 +158,6 @@ def make_plan(
         passage_length,
         memory=memory,
         teacher_candidates=passages if scored else 0,
-        teacher_dim=0 if teacher is None else teacher.dim,
     )
     task = next(iter((*query_tasks, *queries, "any")))
     layouts = (
@@ -191,7 +183,6 @@ def _every_task(
     multitask: MultitaskTraining,
     training: TrainingConfig,
     *,
-    teacher: EncodedTeacher | None,
     query_length: int,
     passage_length: int,
     partitioner: Partitioner,
@@ -201,7 +192,7 @@ def _every_task(
     text_lengths: TextLengths | None,
 ) -> BatchPlan:
     batching, devices = multitask.batching, partitioner.batch_devices
-    num_chunks, scored = training.num_chunks, TeacherInput.SCORES in training.objective.reads
+    num_chunks, scored = training.num_chunks, training.objective.distillation is not None
     padding = Padding(training.length_buckets, multiple=devices * num_chunks)
     facts: dict[str, object] = {}
     stream = None
@@ -213,7 +204,6 @@ def _every_task(
             num_devices=devices,
             num_chunks=num_chunks,
             share=partitioner.host_share,
-            teacher=teacher,
             padding=padding,
         )
         sizes, lengths = stream.batch_sizes, stream.query_lengths
@@ -243,7 +233,6 @@ def _every_task(
             sizes[task] * (1 + negatives),
             passage_length,
             teacher_candidates=1 + negatives if scored else 0,
-            teacher_dim=0 if teacher is None else teacher.dim,
         )
         for task, negatives in batching.negatives_of(sizes).items()
     }
@@ -291,100 +280,3 @@ def _length_groups(layouts: Mapping[str, tuple[Layout, Layout]]) -> dict[str, ob
 
 def _devices() -> str:
     return f"over {jax.device_count()} devices on {jax.process_count()} hosts"
-
-
-class EncodedTeacher:
-    """A teacher's embeddings from `taser encode`, by the rows of a token store.
-
-    Args:
-        directory: the teacher's embeddings, of the same collection.
-        store: the token store whose passages they embed.
-        queries: task -> the queries that are trained on.
-
-    Raises:
-        DataError: a query that the teacher has not encoded, or other passages than the store's.
-        FingerprintError: embeddings of another collection.
-    """
-
-    def __init__(
-        self, directory: str, store: TokenStore, queries: Mapping[str, TokenizedQueries]
-    ) -> None:
-        collection = {"collection": store.metadata.collection_fingerprint}
-        self._passages = Embeddings.open(directory, fingerprints=collection)
-        if len(self._passages) != len(store):
-            problem = f"teacher embeddings of {len(self._passages)} passages, not of {len(store)}"
-            raise DataError(problem, where=directory, fix="encode the token store's passages")
-        self._queries = {
-            task: QueryEmbeddings.of_split(
-                directory, task, of_task.split, fingerprints=self._passages.fingerprints
-            )
-            for task, of_task in queries.items()
-        }
-        self._rows = {
-            task: _rows_of(self._queries[task], of_task) for task, of_task in queries.items()
-        }
-
-    @property
-    def dim(self) -> int:
-        """Dimensions of the embeddings."""
-        return self._passages.shape[1]
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """Fingerprint of the embeddings' models, texts and queries."""
-        queries = {task: embeddings.fingerprints for task, embeddings in self._queries.items()}
-        return fingerprint_json([self._passages.fingerprints, queries])
-
-    def queries(self, task: str, rows: np.ndarray) -> np.ndarray:
-        """Embeddings of a task's training queries. [rows, dim], float32."""
-        return self._queries[task].take(self._rows[task][rows]).astype(np.float32)
-
-    def passages(self, rows: np.ndarray) -> np.ndarray:
-        """Embeddings of passages. [rows, dim], float32."""
-        return self._passages.take(rows).astype(np.float32)
-
-
-def open_teacher(
-    objective: ObjectiveConfig,
-    directory: str | None,
-    *,
-    store: TokenStore | None,
-    queries: Mapping[str, TokenizedQueries],
-) -> EncodedTeacher | None:
-    """The embeddings that an objective reads; None where it reads none.
-
-    Args:
-        objective: what is minimised.
-        directory: embeddings of a teacher; None without.
-        store: tokens; None in a dry run without data.
-        queries: task -> queries to train on.
-
-    Raises:
-        ConfigError: the objective reads scores or embeddings that are missing, or does not read
-            the embeddings that are given.
-    """
-    if TeacherInput.SCORES in objective.reads:
-        for of_task in queries.values():
-            require(of_task.teacher, TeacherInput.SCORES)
-    if TeacherInput.EMBEDDINGS not in objective.reads:
-        if directory is not None:
-            problem = "a teacher's embeddings are given, and the objective reads none"
-            fix = "set a guide, or a distillation with candidates = 'batch', or leave them out"
-            raise ConfigError(problem, where="TrainingConfig.teacher_embeddings", fix=fix)
-        return None
-    given = require(directory, TeacherInput.EMBEDDINGS)
-    return None if store is None else EncodedTeacher(given, store, queries)
-
-
-def _rows_of(encoded: QueryEmbeddings, queries: TokenizedQueries) -> np.ndarray:
-    """Where each query's embedding is."""
-    place = {query_id: row for row, query_id in enumerate(encoded.query_ids)}
-    missing = [query_id for query_id in queries.query_ids if query_id not in place]
-    if missing:
-        raise DataError(
-            f"no teacher embedding of {len(missing)} of {len(queries)} queries of task "
-            f"{queries.task!r}, such as {missing[0]!r}",
-            where=str(encoded.directory),
-            fix="encode this token store's queries with the teacher (`taser encode`)",
-        )
-    return np.array([place[query_id] for query_id in queries.query_ids], np.int64)

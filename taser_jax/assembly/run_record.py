@@ -33,7 +33,6 @@ _MAY_CHANGE = (
     "training.length_buckets",
     "training.schedule_steps",
     "training.states_dir",
-    "training.teacher_embeddings",
     "training.pretrained.source",
 )
 

@@ -149,21 +149,6 @@ class TokenGroups:
 @no_type_check
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class TeacherEmbeddings:
-    """A teacher's embeddings of a batch's texts; inner products are its scores.
-
-    Attributes:
-        queries: shape [batch, teacher_dim], float32.
-        passages: shape [batch·(1+N), teacher_dim], float32.
-    """
-
-    queries: Float[Array, "batch teacher_dim"]
-    passages: Float[Array, "passages teacher_dim"]
-
-
-@no_type_check
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
 class Batch:
     """Queries and passages of one training step; all of one task.
 
@@ -183,7 +168,6 @@ class Batch:
         passage_rows: row of each passage in the store. [batch·(1+N)]
         teacher_scores: a teacher's scores of each query's positive and hard negatives, NaN where it
             has none; None without a teacher. [batch, 1+N], float32
-        teacher_embeddings: a teacher's embeddings of the same texts; None without.
     """
 
     queries: Tokens | States | Augmented | TokenGroups
@@ -193,7 +177,6 @@ class Batch:
     query_rows: Int[Array, " batch"]
     passage_rows: Int[Array, " all_passages"]
     teacher_scores: Float[Array, "batch candidates"] | None = None
-    teacher_embeddings: TeacherEmbeddings | None = None
 
     @property
     def texts(self) -> list[EncoderInput]:
@@ -264,7 +247,6 @@ class BatchShape:
         passages: positives and hard negatives.
         passage_length: tokens of each, padding included.
         teacher_candidates: passages of a query that a teacher scores; 0 without such scores.
-        teacher_dim: dimensions of a teacher's embeddings; 0 without.
         query_groups: (queries, length) of each group, where they are padded in groups.
         passage_groups: the same of passages.
         memory: documents of queries that a memory augments; None without.
@@ -275,7 +257,6 @@ class BatchShape:
     passages: int
     passage_length: int
     teacher_candidates: int = 0
-    teacher_dim: int = 0
     query_groups: tuple[TextsShape, ...] = ()
     passage_groups: tuple[TextsShape, ...] = ()
     memory: DocumentsShape | None = None
@@ -333,11 +314,5 @@ class BatchShape:
             passage_rows=array(np.int32, self.passages),
             teacher_scores=array(np.float32, self.queries, self.teacher_candidates)
             if self.teacher_candidates
-            else None,
-            teacher_embeddings=TeacherEmbeddings(
-                queries=array(np.float32, self.queries, self.teacher_dim),
-                passages=array(np.float32, self.passages, self.teacher_dim),
-            )
-            if self.teacher_dim
             else None,
         )

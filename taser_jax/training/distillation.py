@@ -1,4 +1,4 @@
-"""Learning from a teacher's scores: KL divergence, margin-MSE, and guided masks."""
+"""Learning from a teacher's scores: KL divergence and margin-MSE."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from taser_jax.models.batch import Batch, TeacherEmbeddings
+from taser_jax.models.batch import Batch
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import Checked, PositiveNumber
 
@@ -18,17 +18,6 @@ T = TypeVar("T")
 
 # Has no weight in a softmax; unlike -inf, two of them have a finite difference.
 _LEFT_OUT = -1e30
-
-
-class TeacherInput(enum.Enum):
-    """The teacher's data that a batch must contain.
-
-    SCORES: scores of each query's positive and hard negatives, from the negatives' files.
-    EMBEDDINGS: embeddings of queries and passages, which score every pair.
-    """
-
-    SCORES = "scores"
-    EMBEDDINGS = "embeddings"
 
 
 class Distance(enum.Enum):
@@ -42,25 +31,14 @@ class Distance(enum.Enum):
     MARGIN_MSE = "margin_mse"
 
 
-class Candidates(enum.Enum):
-    """Which passages are compared for a query.
-
-    OWN: its positive and its hard negatives, by scores in the negatives' files.
-    BATCH: all passages of the batch, by the teacher's embeddings.
-    """
-
-    OWN = "own"
-    BATCH = "batch"
-
-
 @dataclasses.dataclass(frozen=True)
 class Distillation(Checked):
-    """A term that moves the student's scores towards a teacher's.
+    """A term that moves a query's scores of its own passages towards a teacher's.
+
+    These are its positive and its hard negatives, as scored in the negatives' files.
 
     Attributes:
         distance: KL or margin-MSE; set MARGIN_MSE where scores, not ranks, are to be learnt.
-        candidates: each query's own passages, or the whole batch; set BATCH for a teacher whose
-            embeddings are at hand.
         weight: weight of the term in the objective; tune it against `label_weight`.
         temperature: divides the teacher's scores; raise it where they are far apart. The student's
             are divided by the objective's.
@@ -69,15 +47,8 @@ class Distillation(Checked):
     RANGE_FIX: ClassVar[str] = "to do without a teacher, set distillation = None"
 
     distance: Distance = Distance.KL
-    candidates: Candidates = Candidates.OWN
     weight: PositiveNumber = 1.0
     temperature: PositiveNumber = 1.0
-
-    @property
-    def reads(self) -> TeacherInput:
-        """The teacher's data that batches must contain."""
-        own = self.candidates is Candidates.OWN
-        return TeacherInput.SCORES if own else TeacherInput.EMBEDDINGS
 
     def loss(self, logits: Float[Array, "queries passages"], batch: Batch) -> Float[Array, ""]:
         """The distance on a batch, without its weight.
@@ -89,76 +60,33 @@ class Distillation(Checked):
         Raises:
             ConfigError: the batch lacks what is read.
         """
-        positive_index = jnp.asarray(batch.positive_index)
-        if self.candidates is Candidates.OWN:
-            scores = jnp.asarray(require(batch.teacher_scores, TeacherInput.SCORES))
-            student = own_logits(logits, positive_index=positive_index, count=scores.shape[1])
-            # A query's candidates begin with its positive.
-            positive_index = jnp.zeros_like(positive_index)
-        else:
-            embeddings = require(batch.teacher_embeddings, TeacherInput.EMBEDDINGS)
-            student, scores = logits, pair_scores(embeddings)
+        scores = jnp.asarray(require_scores(batch.teacher_scores))
+        student = own_logits(
+            logits, positive_index=jnp.asarray(batch.positive_index), count=scores.shape[1]
+        )
         is_scored = jnp.isfinite(scores)
         teacher = jnp.where(is_scored, scores, 0.0) / self.temperature
         if self.distance is Distance.KL:
             return kl_divergence(student, teacher, is_scored)
-        return margin_mse(student, teacher, is_scored, positive_index=positive_index)
+        # A query's candidates begin with its positive.
+        first = jnp.zeros(len(scores), jnp.int32)
+        return margin_mse(student, teacher, is_scored, positive_index=first)
 
 
-@dataclasses.dataclass(frozen=True)
-class Guide:
-    """Removes from a query's negatives the passages that the teacher scores too high.
-
-    Source: GISTEmbed (Solatorio 2024, arXiv 2402.16829), its masks of query-passage pairs.
-
-    Attributes:
-        margin: a passage is left out if it scores above the positive's score minus this; raise it
-            to leave out more.
-    """
-
-    margin: float = 0.0
-
-    def ignored(self, batch: Batch) -> Bool[Array, "queries passages"]:
-        """True where the teacher scores a passage above the query's positive.
-
-        Example:
-            Teacher scores [0.5, 0.6, 0.5, 0.4] with the positive first: only the second is left
-            out; with margin 0.05 the third too.
-
-        Raises:
-            ConfigError: the batch has no teacher embeddings.
-        """
-        scores = pair_scores(require(batch.teacher_embeddings, TeacherInput.EMBEDDINGS))
-        positive_index = jnp.asarray(batch.positive_index)
-        columns = jnp.arange(scores.shape[1], dtype=positive_index.dtype)
-        too_high = scores > _at(scores, positive_index)[:, None] - self.margin
-        return too_high & (columns[None, :] != positive_index[:, None])
-
-
-def require(data: T | None, kind: TeacherInput) -> T:
-    """The teacher's data in the batch, or an error that says how to supply it.
+def require_scores(scores: T | None) -> T:
+    """The teacher's scores, or an error that says how to supply them.
 
     Raises:
-        ConfigError: it is None.
+        ConfigError: they are None.
     """
-    if data is not None:
-        return data
-    fix = {
-        TeacherInput.SCORES: "mine with TEACHERS (`taser mine`), and train with the directory "
-        "it writes as NEGATIVES_DIRS",
-        TeacherInput.EMBEDDINGS: "encode the collection and the training queries with the teacher "
-        "(`taser encode`), and set teacher_embeddings",
-    }[kind]
-    problem = f"the objective reads a teacher's {kind.value}, and batches have none"
-    raise ConfigError(problem, where="ObjectiveConfig", fix=fix)
-
-
-def pair_scores(teacher: TeacherEmbeddings) -> Float[Array, "queries passages"]:
-    """The teacher's score of every pair of the batch, by inner product in float32."""
-    queries, passages = (
-        jnp.asarray(side).astype(jnp.float32) for side in (teacher.queries, teacher.passages)
-    )
-    return jnp.matmul(queries, passages.T, precision=jax.lax.Precision.HIGHEST)
+    if scores is None:
+        problem = "the objective reads a teacher's scores, and batches have none"
+        fix = (
+            "mine with TEACHERS (`taser mine`), and train with the directory it writes as "
+            "NEGATIVES_DIRS"
+        )
+        raise ConfigError(problem, where="ObjectiveConfig", fix=fix)
+    return scores
 
 
 def own_logits(

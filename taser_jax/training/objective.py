@@ -23,7 +23,7 @@ from taser_jax.models.encoded import (
 )
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import Checked, NaturalNumber, PositiveNumber
-from taser_jax.training.distillation import Distillation, Guide, TeacherInput
+from taser_jax.training.distillation import Distillation
 from taser_jax.training.losses import (
     RoutingMeasure,
     RoutingRegularizer,
@@ -56,8 +56,6 @@ class ObjectiveConfig(Checked):
         label_weight: weight of the cross entropy on labels; set it to weigh labels against a
             teacher's scores, or 0 to learn from the teacher alone.
         distillation: moves scores towards a teacher's, where one ranks better; None without one.
-        guide: removes passages that a teacher scores above the positive from the cross entropy;
-            None keeps all passages of the batch.
         matryoshka_dims: the loss is summed over embeddings truncated to these numbers of dimensions
             (Matryoshka representation learning, Kusupati et al. 2022, arXiv 2205.13147, equation
             1 with weights 1); name the whole dimension too. None: the whole embedding.
@@ -69,7 +67,6 @@ class ObjectiveConfig(Checked):
     regularizer: RoutingRegularizer | None = None
     label_weight: NaturalNumber = 1.0
     distillation: Distillation | None = None
-    guide: Guide | None = None
     matryoshka_dims: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -82,12 +79,6 @@ class ObjectiveConfig(Checked):
         if len(set(dims)) < len(dims) or any(dim < 1 for dim in dims):
             problem = f"matryoshka_dims {list(dims)}: each must be 1 or more, and named once"
             raise ConfigError(problem, where="ObjectiveConfig")
-
-    @property
-    def reads(self) -> frozenset[TeacherInput]:
-        """The teacher's data that batches must contain."""
-        inputs = set() if self.distillation is None else {self.distillation.reads}
-        return frozenset(inputs if self.guide is None else inputs | {TeacherInput.EMBEDDINGS})
 
     def for_model(self, *, dim: int, normalization: Normalization) -> Objective:
         """The objective with the model's normalisation for truncated embeddings.
@@ -126,21 +117,16 @@ class ObjectiveConfig(Checked):
 
         Returns:
             The loss, and for the whole embeddings `nll`, `accuracy`, `mean_rank`, `mrr`; with
-            Matryoshka dimensions `nll/dim_<d>`; with a teacher `distillation`; with a guide
-            `guided_out`, passages removed per query; with learned routing `routing/entropy` (per
-            input), `routing/mutual_information`, `routing/logit_offset`, `routing/logit_spread` and
-            `routing/<side>/expert_<i>_share`; `regularization` where it is on.
+            Matryoshka dimensions `nll/dim_<d>`; with a teacher `distillation`; with learned routing
+            `routing/entropy` (per input), `routing/mutual_information`, `routing/logit_offset`,
+            `routing/logit_spread` and `routing/<side>/expert_<i>_share`; `regularization` where it
+            is on.
 
         Raises:
             ConfigError: a regulariser is set and the model has no learned routing, or the batch
-                lacks the teacher's data that the objective reads.
+                lacks the teacher's scores that the objective reads.
         """
         ignore = jnp.asarray(batch.ignore)
-        guided: StepMetrics = {}
-        if self.guide is not None:
-            left_out = self.guide.ignored(batch)
-            guided["guided_out"] = jnp.mean(jnp.sum(left_out & ~ignore, axis=1, dtype=jnp.float32))
-            ignore |= left_out
         whole = queries.embeddings.shape[1]
         terms = {}
         for dim in dict.fromkeys((*self.matryoshka_dims, whole)):
@@ -150,7 +136,7 @@ class ObjectiveConfig(Checked):
                 passage = normalize(passage[:, :dim], normalization)
             terms[dim] = self._similarity_loss(query, passage, batch, ignore)
         # Whether or not it is listed, metrics are those of the whole embedding.
-        metrics = terms[whole][1] | guided
+        metrics = terms[whole][1]
         if self.matryoshka_dims:
             metrics |= {f"nll/dim_{dim}": terms[dim][1]["nll"] for dim in self.matryoshka_dims}
         loss = sum(

@@ -7,7 +7,6 @@ import json
 import os
 import pathlib
 
-import jax
 import numpy as np
 import pytest
 import tiny_training
@@ -25,9 +24,8 @@ from taser_jax.data.token_store.negatives import (
 )
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Tokens
-from taser_jax.retrieval.encoding import encode_queries, encode_texts
-from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
-from taser_jax.training.distillation import Candidates, Distance, Distillation, Guide
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.training.distillation import Distillation
 from taser_jax.training.objective import ObjectiveConfig
 
 
@@ -128,15 +126,12 @@ class Encoder:
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory, tiny_store_dir) -> pathlib.Path:
-    """Embeddings of the tiny store by another model, and negatives with its scores."""
+    """Negatives of the tiny store with another model's scores, and without."""
     root = tmp_path_factory.mktemp("teacher")
     store = TokenStore.open(tiny_store_dir)
-    fingerprints = {"model": "t", "collection": store.metadata.collection_fingerprint}
-    encode_texts(Encoder(), store.passages, root / "embeddings", fingerprints=fingerprints)
     passages = Encoder()(store.passages.tokens(np.arange(len(store))))
     for task in store.tasks:
         queries = store.queries(task, "train")
-        encode_queries(Encoder(), queries, root / "embeddings", fingerprints=fingerprints)
         scores = Encoder()(queries.tokens(np.arange(len(queries)))) @ passages.T
         lists = queries.positives, queries.hard_negatives
         for name, teacher in {
@@ -160,11 +155,10 @@ def teacher(tmp_path_factory, tiny_store_dir) -> pathlib.Path:
     return root
 
 
-def start(model_dir, store_dir, objective, *, negatives=None, embeddings=None, **changes):
+def start(model_dir, store_dir, objective, *, negatives=None, **changes):
     training = dataclasses.replace(
         tiny_training.training_config(train_steps=20, validates=False),
         objective=objective,
-        teacher_embeddings=None if embeddings is None else str(embeddings),
     )
     train(
         model_dir=str(model_dir),
@@ -179,21 +173,13 @@ def start(model_dir, store_dir, objective, *, negatives=None, embeddings=None, *
 
 
 def test_training_comes_closer_to_its_teacher(teacher, tiny_store_dir, tmp_path):
-    """Own passages by scores and the whole batch by embeddings, with all that may be added."""
-    own = ObjectiveConfig(label_weight=0.0, distillation=Distillation(temperature=4.0))
-    lines = start(tmp_path / "own", tiny_store_dir, own, negatives=teacher / "scored")
+    objective = ObjectiveConfig(
+        label_weight=0.0, distillation=Distillation(temperature=4.0), matryoshka_dims=(16,)
+    )
+    lines = start(tmp_path / "own", tiny_store_dir, objective, negatives=teacher / "scored")
     losses = [line["train/distillation"] for line in lines]
     assert np.mean(losses[-4:]) < 0.8 * np.mean(losses[:4])
     assert lines[-1]["train/loss"] == losses[-1]
-    batch = ObjectiveConfig(
-        distillation=Distillation(Distance.KL, Candidates.BATCH, temperature=4.0),
-        guide=Guide(),
-        matryoshka_dims=(4, 16),
-    )
-    lines = start(tmp_path / "batch", tiny_store_dir, batch, embeddings=teacher / "embeddings")
-    assert lines[-1]["train/distillation"] < lines[0]["train/distillation"]
-    assert lines[-1]["train/guided_out"] > 0
-    assert {"train/nll/dim_4", "train/nll/dim_16"} <= lines[0].keys()
     assert lines[0]["train/nll/dim_16"] == lines[0]["train/nll"]
 
 
@@ -201,19 +187,11 @@ def test_a_missing_teacher_is_reported_before_anything_is_computed(
     teacher, tiny_store_dir, tmp_path
 ):
     reads_scores = ObjectiveConfig(distillation=Distillation())
-    reads_embeddings = ObjectiveConfig(guide=Guide())
     out = tmp_path / "out"
     with pytest.raises(ConfigError, match=r"scores, and batches have none(.|\n)*taser mine"):
         start(out, tiny_store_dir, reads_scores, negatives=teacher / "unscored")
-    with pytest.raises(ConfigError, match="a teacher's embeddings, and batches have none"):
-        start(out, tiny_store_dir, reads_embeddings)
-    with pytest.raises(ConfigError, match="the objective reads none"):
-        start(out, tiny_store_dir, ObjectiveConfig(), embeddings=teacher / "embeddings")
     with pytest.raises(ConfigError, match="of a model with 16 dimensions"):
         start(out, tiny_store_dir, ObjectiveConfig(matryoshka_dims=(8, 32)))
-    other = tiny_training.write_token_store(tmp_path / "tokens", seed=1)
-    with pytest.raises(FingerprintError, match="collection"):
-        start(out, other.directory, reads_embeddings, embeddings=teacher / "embeddings")
     assert not out.exists()
 
 
@@ -246,20 +224,15 @@ def test_teacher_scores_of_other_positives_are_refused(teacher, tiny_store_dir, 
 
 
 def test_a_dry_run_traces_the_teachers_inputs(teacher, tiny_store_dir, capsys):
-    objective = ObjectiveConfig(distillation=Distillation(), guide=Guide())
-    training = dataclasses.replace(
-        tiny_training.training_config(train_steps=4, validates=False),
-        objective=objective,
-        teacher_embeddings=str(teacher / "embeddings"),
-    )
+    objective = ObjectiveConfig(distillation=Distillation())
+    training = tiny_training.training_config(train_steps=4, validates=False)
     summary = train(
         model_dir="",
         token_store=str(tiny_store_dir),
         model=tiny_training.model_config(),
-        training=training,
+        training=dataclasses.replace(training, objective=objective),
         negatives_dirs=[str(teacher / "scored")],
         dry_run=True,
     )
     assert summary is None
     assert "embeddings" in capsys.readouterr().out
-    assert jax.device_count() == 8

@@ -8,22 +8,19 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from taser_jax.models.batch import Batch, TeacherEmbeddings, Tokens
+from taser_jax.models.batch import Batch, Tokens
 from taser_jax.models.encoded import Encoded, Normalization
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.distillation import (
-    Candidates,
     Distance,
     Distillation,
-    Guide,
-    TeacherInput,
     kl_divergence,
     margin_mse,
     own_logits,
 )
 from taser_jax.training.objective import ObjectiveConfig
 
-DIM, TEACHER_DIM, NEGATIVES = 8, 5, 2
+DIM, NEGATIVES = 8, 2
 
 
 def make_batch(queries=8, seed=0):
@@ -49,9 +46,6 @@ def make_batch(queries=8, seed=0):
         query_rows=np.arange(queries, dtype=np.int32),
         passage_rows=np.arange(passages, dtype=np.int32),
         teacher_scores=scores,
-        teacher_embeddings=TeacherEmbeddings(
-            normal(queries, TEACHER_DIM), normal(passages, TEACHER_DIM)
-        ),
     )
     return normal(queries, DIM), normal(passages, DIM), batch
 
@@ -82,15 +76,12 @@ def labels_oracle(scores, positive, ignore):
     return np.mean(losses)
 
 
-def teacher_oracle(scores, pair_scores, batch, config):
+def teacher_oracle(scores, batch, config):
     """One candidate after another."""
     divergences, squares = [], []
     for i, positive in enumerate(batch.positive_index):
-        if config.candidates is Candidates.BATCH:
-            pairs = [(j, pair_scores[i, j]) for j in range(scores.shape[1])]
-        else:
-            own = enumerate(batch.teacher_scores[i].astype(np.float64), start=positive)
-            pairs = [(j, score) for j, score in own if not np.isnan(score)]
+        own = enumerate(batch.teacher_scores[i].astype(np.float64), start=positive)
+        pairs = [(j, score) for j, score in own if not np.isnan(score)]
         student = [scores[i, j] for j, _ in pairs]
         teacher = [score / config.temperature for _, score in pairs]
         divergences.append(
@@ -110,22 +101,16 @@ def teacher_oracle(scores, pair_scores, batch, config):
 
 def oracle(queries, passages, batch, config, normalization=Normalization.NONE):
     """The objective, term by term, in float64."""
-    teacher = batch.teacher_embeddings
-    pair_scores = teacher.queries.astype(np.float64) @ teacher.passages.astype(np.float64).T
-    ignore = batch.ignore.copy()
-    if config.guide is not None:
-        for i, positive in enumerate(batch.positive_index):
-            ignore[i] |= pair_scores[i] > pair_scores[i, positive] - config.guide.margin
     total = 0.0
     for dim in config.matryoshka_dims or (DIM,):
         sides = [side[:, :dim].astype(np.float64) for side in (queries, passages)]
         if dim < DIM and normalization is Normalization.L2:
             sides = [side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides]
         scores = sides[0] @ sides[1].T / config.temperature
-        labels = labels_oracle(scores, batch.positive_index, ignore)
+        labels = labels_oracle(scores, batch.positive_index, batch.ignore)
         total += config.label_weight * labels
         if config.distillation is not None:
-            distance = teacher_oracle(scores, pair_scores, batch, config.distillation)
+            distance = teacher_oracle(scores, batch, config.distillation)
             total += config.distillation.weight * distance
     return total
 
@@ -134,20 +119,14 @@ OWN_KL = Distillation(weight=0.7, temperature=0.5)
 EVERYTHING = ObjectiveConfig(
     temperature=0.5,
     label_weight=0.6,
-    distillation=Distillation(Distance.KL, Candidates.BATCH, weight=1.3, temperature=2.0),
-    guide=Guide(margin=0.1),
+    distillation=Distillation(Distance.KL, weight=1.3, temperature=2.0),
     matryoshka_dims=(2, 5, DIM),
 )
 CONFIGS = {
     "plain": ObjectiveConfig(),
     "kl": ObjectiveConfig(distillation=OWN_KL),
     "kl alone": ObjectiveConfig(label_weight=0.0, distillation=OWN_KL, temperature=2.0),
-    "kl of the batch": ObjectiveConfig(distillation=Distillation(candidates=Candidates.BATCH)),
     "margin-mse": ObjectiveConfig(distillation=Distillation(Distance.MARGIN_MSE, weight=0.1)),
-    "margin-mse of the batch": ObjectiveConfig(
-        distillation=Distillation(Distance.MARGIN_MSE, Candidates.BATCH, temperature=0.5)
-    ),
-    "guide": ObjectiveConfig(guide=Guide(margin=0.2)),
     "matryoshka": ObjectiveConfig(matryoshka_dims=(3, DIM)),
     "matryoshka, cosines": ObjectiveConfig(matryoshka_dims=(3, 4), temperature=0.1),
     "everything": EVERYTHING,
@@ -222,11 +201,6 @@ def test_worked_examples_of_the_docstrings():
         jnp.array([[3.0, 1.0]]), jnp.array([[5.0, 2.0]]), every, positive_index=first
     )
     assert found == 1.0
-    scored = TeacherEmbeddings(np.array([[1.0]]), np.array([[0.5], [0.6], [0.5], [0.4]]))
-    _, _, batch = make_batch(queries=1)
-    batch = dataclasses.replace(batch, positive_index=np.array([0]), teacher_embeddings=scored)
-    assert Guide().ignored(batch).tolist() == [[False, True, False, False]]
-    assert Guide(margin=0.05).ignored(batch)[0, 2]
 
 
 def test_a_student_that_agrees_with_its_teacher_loses_nothing():
@@ -255,26 +229,12 @@ def test_a_student_that_agrees_with_its_teacher_loses_nothing():
 
 def test_the_teacher_gets_no_gradient():
     queries, passages, batch = make_batch()
-    loss = objective_of(dataclasses.replace(EVERYTHING, guide=None), Normalization.L2)
-    embeddings = batch.teacher_embeddings
+    loss = objective_of(EVERYTHING, Normalization.L2)
 
-    def of_teacher(embeddings):
-        return loss(queries, passages, dataclasses.replace(batch, teacher_embeddings=embeddings))[0]
+    def of_teacher(scores):
+        return loss(queries, passages, dataclasses.replace(batch, teacher_scores=scores))[0]
 
-    gradients = jax.grad(of_teacher)(embeddings)
-    assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradients))
-
-
-def test_an_unbounded_guide_leaves_the_positive_alone():
-    queries, passages, batch = make_batch()
-    config = ObjectiveConfig(guide=Guide(margin=np.inf))
-    loss, metrics = objective_of(config)(queries, passages, batch)
-    assert float(loss) == 0.0
-    # Every passage that was not ignored before, but the positive.
-    expected = (~batch.ignore).sum(axis=1).mean() - 1
-    assert float(metrics["guided_out"]) == pytest.approx(expected)
-    gradient = jax.grad(lambda q: objective_of(config)(q, passages, batch)[0])(queries)
-    assert np.isfinite(gradient).all()
+    assert not np.any(jax.grad(of_teacher)(batch.teacher_scores))
 
 
 def test_metrics_are_those_of_the_whole_embedding():
@@ -309,27 +269,12 @@ def test_normalisation_is_the_models():
         config.for_model(dim=6, normalization=Normalization.L2)
 
 
-@pytest.mark.parametrize(
-    ("config", "missing", "message"),
-    [
-        (CONFIGS["kl"], "teacher_scores", "taser mine"),
-        (CONFIGS["kl of the batch"], "teacher_embeddings", "set teacher_embeddings"),
-        (CONFIGS["guide"], "teacher_embeddings", "set teacher_embeddings"),
-    ],
-)
-def test_a_batch_without_its_teacher_is_refused(config, missing, message):
+def test_a_batch_without_its_teacher_is_refused():
     queries, passages, batch = make_batch()
-    batch = dataclasses.replace(batch, **{missing: None})
-    with pytest.raises(ConfigError, match=message):
-        objective_of(config)(queries, passages, batch)
-
-
-def test_what_is_read_of_a_teacher():
-    assert CONFIGS["plain"].reads == frozenset()
-    assert CONFIGS["kl"].reads == {TeacherInput.SCORES}
-    assert EVERYTHING.reads == {TeacherInput.EMBEDDINGS}
-    both = ObjectiveConfig(distillation=Distillation(), guide=Guide())
-    assert both.reads == {TeacherInput.SCORES, TeacherInput.EMBEDDINGS}
+    with pytest.raises(ConfigError, match="taser mine"):
+        objective_of(CONFIGS["kl"])(
+            queries, passages, dataclasses.replace(batch, teacher_scores=None)
+        )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import functools
 import math
 import zlib
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int
@@ -312,21 +311,6 @@ def occurs(
     within = np.arange(copies.sum()) - np.repeat(np.cumsum(copies) - copies, copies)
     is_in_list[queries, order[np.repeat(first, copies) + within]] = True
     return is_in_list
-
-
-@runtime_checkable
-class TeacherRows(Protocol):
-    """A teacher's embeddings of the token store's texts."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Fingerprint of what decides the embeddings."""
-
-    def queries(self, task: str, rows: np.ndarray) -> np.ndarray:
-        """Embeddings of a task's training queries. [rows, teacher_dim], float32."""
-
-    def passages(self, rows: np.ndarray) -> np.ndarray:
-        """Embeddings of passages. [rows, teacher_dim], float32."""
 
 
 class ScoreTable:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from taser_jax.data.batches.draws import TeacherRows, task_number
+from taser_jax.data.batches.draws import task_number
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.stream import (
     BatchingConfig,
@@ -180,7 +180,6 @@ class TaskBatchStream:
         num_devices: devices that share a batch.
         num_chunks: GradCache chunks of each task's batch.
         share: the part of each task's batch that this host makes.
-        teacher: embeddings to include in batches.
         padding: the lengths to pad to.
 
     Raises:
@@ -196,7 +195,6 @@ class TaskBatchStream:
         num_devices: int = 1,
         num_chunks: int = 1,
         share: HostShare = HostShare(),
-        teacher: TeacherRows | None = None,
         padding: Padding = Padding(),
     ) -> None:
         self.config = config
@@ -227,7 +225,6 @@ class TaskBatchStream:
                     seed=(config.seed << _SEED_BITS) + task_number(task),
                 ),
                 share=share,
-                teacher=teacher,
                 padding=padding,
             )
             for task, queries in tasks.items()

@@ -16,7 +16,6 @@ from taser_jax.data.batches.draws import (
     Purpose,
     Schedule,
     ScoreTable,
-    TeacherRows,
     generator,
     task_number,
 )
@@ -38,7 +37,6 @@ from taser_jax.models.batch import (
     Batch,
     Embedded,
     EncoderInput,
-    TeacherEmbeddings,
     TokenGroups,
 )
 from taser_jax.storage.artifacts import fingerprint_json
@@ -95,8 +93,6 @@ class BatchStream:
         tasks: task -> queries to train on.
         config: how to draw.
         share: the part of each batch that this host makes.
-        teacher: embeddings to include in batches. Teachers' scores of hard negatives are included
-            for the queries that have them.
         padding: the lengths to pad to.
 
     Raises:
@@ -112,7 +108,6 @@ class BatchStream:
         config: BatchingConfig,
         *,
         share: HostShare = HostShare(),
-        teacher: TeacherRows | None = None,
         padding: Padding = Padding(),
     ) -> None:
         if config.batch_size % share.count:
@@ -139,7 +134,6 @@ class BatchStream:
             )
             for task, queries in tasks.items()
         }
-        self._teacher = teacher
         self._scores = {
             task: ScoreTable(queries, len(store))
             for task, queries in tasks.items()
@@ -196,7 +190,6 @@ class BatchStream:
                 "positives": config.positives.value,
                 "seed": config.seed,
                 "rates": dict(config.rates),
-                **({} if self._teacher is None else {"teacher": self._teacher.fingerprint}),
             }
         )
 
@@ -305,12 +298,6 @@ class BatchStream:
                 rows.queries[share], rows.passages[share]
             )
             if rows.task in self._scores
-            else None,
-            teacher_embeddings=TeacherEmbeddings(
-                queries=self._teacher.queries(rows.task, rows.queries[share]),
-                passages=self._teacher.passages(passage_rows),
-            )
-            if self._teacher is not None
             else None,
         )
 

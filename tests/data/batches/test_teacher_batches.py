@@ -1,4 +1,4 @@
-"""A teacher's scores and embeddings on their way into batches."""
+"""A teacher's scores on their way into batches."""
 
 import dataclasses
 import zlib
@@ -52,23 +52,11 @@ def tasks(store):
     return {task: with_teacher(store.queries(task, "train")) for task in ("first", "second")}
 
 
-class Rows:
-    """Embeddings that tell their row: (row, 1)."""
-
-    fingerprint = "rows"
-
-    def queries(self, task, rows):
-        return np.stack([rows, np.full(len(rows), len(task))], axis=1).astype(np.float32)
-
-    def passages(self, rows):
-        return np.stack([rows, np.zeros(len(rows))], axis=1).astype(np.float32)
-
-
 CONFIG = BatchingConfig(batch_size=8, num_negatives=3)
 
 
 def test_scores_are_those_of_the_pairs_and_nan_for_random_passages(store, tasks):
-    stream = BatchStream(store, tasks, CONFIG, teacher=Rows())
+    stream = BatchStream(store, tasks, CONFIG)
     unscored = scored = 0
     for step in range(8):
         batch, rows = stream.batch(step), stream.rows(step)
@@ -86,18 +74,14 @@ def test_scores_are_those_of_the_pairs_and_nan_for_random_passages(store, tasks)
                     assert j > 0
                     unscored += 1
         assert batch.teacher_scores.dtype == np.float32
-        embeddings = batch.teacher_embeddings
-        np.testing.assert_array_equal(embeddings.queries[:, 0], rows.query_rows)
-        np.testing.assert_array_equal(embeddings.passages[:, 0], rows.passage_rows)
     assert scored > 100
     assert unscored > 20
 
 
 def test_hosts_together_make_the_batch_of_one(store, tasks):
-    whole = BatchStream(store, tasks, CONFIG, teacher=Rows()).batch(3)
+    whole = BatchStream(store, tasks, CONFIG).batch(3)
     parts = [
-        BatchStream(store, tasks, CONFIG, teacher=Rows(), share=HostShare((part,), 4)).batch(3)
-        for part in range(4)
+        BatchStream(store, tasks, CONFIG, share=HostShare((part,), 4)).batch(3) for part in range(4)
     ]
     joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
     jax.tree.map(np.testing.assert_array_equal, joined, whole)
@@ -105,20 +89,18 @@ def test_hosts_together_make_the_batch_of_one(store, tasks):
 
 def test_a_batch_of_every_task_has_each_tasks_scores(store, tasks):
     config = TaskBatchingConfig(total=16, num_negatives=1)
-    stream = TaskBatchStream(store, tasks, config, teacher=Rows())
+    stream = TaskBatchStream(store, tasks, config)
     for task, batch in stream.batches(0).items():
         ids = [tasks[task].query_ids[row] for row in batch.query_rows]
         positives = batch.passage_rows[batch.positive_index]
         expected = [score(task, *pair) for pair in zip(ids, positives.tolist(), strict=True)]
         np.testing.assert_array_equal(batch.teacher_scores[:, 0], expected)
-        assert (batch.teacher_embeddings.queries[:, 1] == len(task)).all()
 
 
 def test_without_a_teacher_batches_have_none(store):
     plain = {"first": store.queries("first", "train")}
     batch = BatchStream(store, plain, CONFIG).batch(0)
     assert batch.teacher_scores is None
-    assert batch.teacher_embeddings is None
 
 
 def test_some_of_the_queries_keep_their_scores(store, tasks):
@@ -139,13 +121,12 @@ def test_the_teacher_is_part_of_the_fingerprint(store, tasks):
     louder = TeacherScores(queries.teacher.positives + 1, queries.teacher.negatives)
     others = [
         BatchStream(store, {"first": queries}, CONFIG),
-        BatchStream(store, {"first": queries}, CONFIG, teacher=Rows()),
         BatchStream(store, {"first": queries.with_hard_negatives(queries.hard_negatives)}, CONFIG),
         BatchStream(
             store, {"first": queries.with_hard_negatives(queries.hard_negatives, louder)}, CONFIG
         ),
     ]
-    assert len({stream.fingerprint for stream in others}) == 4
+    assert len({stream.fingerprint for stream in others}) == 3
 
 
 def test_scores_must_match_the_lists(store):
@@ -156,14 +137,13 @@ def test_scores_must_match_the_lists(store):
 
 
 def test_the_abstract_batch_has_the_shapes_of_a_batch(store, tasks):
-    batch = BatchStream(store, tasks, CONFIG, teacher=Rows()).batch(0)
+    batch = BatchStream(store, tasks, CONFIG).batch(0)
     shape = BatchShape(
         8,
         tiny_training.QUERY_LENGTH,
         32,
         tiny_training.PASSAGE_LENGTH,
         teacher_candidates=4,
-        teacher_dim=2,
     )
     shapes = jax.tree.map(lambda leaf: (leaf.shape, np.dtype(leaf.dtype)), batch)
     abstract = jax.tree.map(lambda leaf: (leaf.shape, np.dtype(leaf.dtype)), shape.abstract())
