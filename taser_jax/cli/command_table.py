@@ -168,17 +168,11 @@ COMMANDS: dict[str, Command] = dict(
         _command("serve", "answer searches over HTTP", argument="DIRECTORY", optional=True),
         _command(
             "export",
-            "export a model, or embeddings, to formats of other libraries and vector stores",
+            "export a model to formats of other libraries, or embeddings to Parquet",
             function="export_model",
             argument="export_model.formats",
             many=True,
             optional=True,
-        ),
-        _command(
-            "push",
-            "upload an exported model to the Hugging Face hub",
-            module="commands.export",
-            argument="REPO",
         ),
         _command(
             "compare",

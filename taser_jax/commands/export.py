@@ -1,12 +1,12 @@
-"""`taser export`: models and embeddings in the formats of others; `taser push` to the hub."""
+"""`taser export`: models and embeddings in the formats of others."""
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import importlib
 import json
 import pathlib
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -20,12 +20,11 @@ from taser_jax.assembly.model_directory import (
     read_model_config,
 )
 from taser_jax.assembly.run_record import task_prompts, text_settings
-from taser_jax.commands.stores import EmbeddingsExport, export_stores
+from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.results import read_results
 from taser_jax.interop.export_source import (
-    CARD,
     METADATA,
     CardTexts,
     ExportSource,
@@ -33,12 +32,12 @@ from taser_jax.interop.export_source import (
     metadata,
     write_card,
 )
-from taser_jax.interop.hub import first_line
 from taser_jax.models.dual_encoder import ModelConfig
-from taser_jax.retrieval.embedding_files import StoreFormat
+from taser_jax.retrieval.embedding_files import export_embeddings
+from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings, encoded_splits
 from taser_jax.storage import checksums
 from taser_jax.storage.artifacts import check_empty, read_json, replacing
-from taser_jax.storage.errors import ConfigError, DataError, how_to_install
+from taser_jax.storage.errors import ConfigError, how_to_install
 from taser_jax.storage.progress import logger, phase
 
 _Export = Callable[[ExportSource, pathlib.Path], None]
@@ -51,12 +50,29 @@ class ExportFormat(enum.Enum):
     SAVED_MODEL: a TensorFlow SavedModel, strings in, embeddings out.
     STABLEHLO: StableHLO through `jax.export`, for cpu, cuda and tpu.
     ONNX: ONNX, token ids in, embeddings out.
+    EMBEDDINGS: embeddings, ids and texts in Parquet, which vector stores load.
     """
 
     SENTENCE_TRANSFORMERS = "sentence_transformers"
     SAVED_MODEL = "saved_model"
     STABLEHLO = "stablehlo"
     ONNX = "onnx"
+    EMBEDDINGS = "embeddings"
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingsExport:
+    """Embeddings to export, and the collection that they are of.
+
+    Attributes:
+        embeddings_dir: from `taser encode`; the queries' embeddings are exported too.
+        data_dir: folder of collections, for ids, titles and texts.
+        collection: the collection.
+    """
+
+    embeddings_dir: str | None = None
+    data_dir: str | None = None
+    collection: str | None = None
 
 
 @writes("{output_dir}")
@@ -64,7 +80,7 @@ def export_model(
     *,
     model_dir: str | None,
     output_dir: str,
-    formats: Sequence[str | ExportFormat | StoreFormat] = ("sentence_transformers",),
+    formats: Sequence[str | ExportFormat] = ("sentence_transformers",),
     embeddings: EmbeddingsExport = EmbeddingsExport(),
     step: int | None = None,
     query_length: int | None = None,
@@ -76,17 +92,17 @@ def export_model(
 ) -> dict[str, pathlib.Path]:
     """Writes a trained model in other formats, each with a model card and export.json.
 
-    With the formats of vector stores, writes embeddings instead, each with a metadata.json. Each
-    format is written to the sub-directory of `output_dir` with its name. All are checked
-    before anything is computed, and none is left half-written.
+    The format "embeddings" writes embeddings with a metadata.json instead. Each format is written
+    to the sub-directory of `output_dir` with its name. All are checked before anything is computed,
+    and none is left half-written.
 
     Args:
         model_dir: the trained model; for embeddings that of their queries, or None.
         output_dir: parent of the formats' directories. Each must be absent or empty, or hold this
             very export, which is then kept.
-        formats: some of "sentence_transformers", "saved_model", "stablehlo" and "onnx"; or, for
-            embeddings, of "embeddings" (Parquet), "faiss" and "vertex".
-        embeddings: what the formats of embeddings hold.
+        formats: some of "sentence_transformers", "saved_model", "stablehlo" and "onnx"; or
+            "embeddings" (Parquet) alone.
+        embeddings: what "embeddings" holds.
         step: step of the checkpoint; None means the best one.
         query_length: maximum tokens per query; None means as in training.
         passage_length: maximum tokens per passage; None means as in training.
@@ -104,9 +120,11 @@ def export_model(
         DataError: the vocabulary is missing.
         FingerprintError: embeddings of another model or collection.
     """
-    chosen, stores = _formats(formats)
-    if stores:
-        return export_stores(stores, embeddings, model_dir, pathlib.Path(output_dir), step=step)
+    chosen = _formats(formats)
+    if chosen == [ExportFormat.EMBEDDINGS]:
+        directory = pathlib.Path(output_dir) / ExportFormat.EMBEDDINGS.value
+        _export_embeddings(embeddings, model_dir, directory, step=step)
+        return {ExportFormat.EMBEDDINGS.value: directory}
     if model_dir is None:
         raise ConfigError("no model", where="MODEL_DIR", fix="--gin.MODEL_DIR=...")
     directories = {format: pathlib.Path(output_dir) / format.value for format in chosen}
@@ -174,25 +192,61 @@ def _exporter(format: ExportFormat) -> tuple[_Export, Callable[[ExportSource], C
     return getattr(module, f"export_{format.value}"), module.card_texts
 
 
-def _formats(
-    formats: Sequence[str | ExportFormat | StoreFormat],
-) -> tuple[list[ExportFormat], list[StoreFormat]]:
-    """The formats of models, or those of embeddings, once each."""
-    models = [format.value for format in ExportFormat]
-    stores = [format.value for format in StoreFormat]
+def _formats(formats: Sequence[str | ExportFormat]) -> list[ExportFormat]:
+    """The formats, once each."""
+    names = [format.value for format in ExportFormat]
     given = [formats] if isinstance(formats, str) else list(formats)
     values = [format if isinstance(format, str) else format.value for format in given]
-    unknown = [value for value in values if value not in (*models, *stores)]
+    unknown = [value for value in values if value not in names]
     if unknown or not values:
         problem = f"{unknown[0]!r} is no format" if unknown else "no format is given"
-        fix = f"choose of {', '.join([*models, *stores])}, as in `taser export stablehlo`"
+        fix = f"choose of {', '.join(names)}, as in `taser export stablehlo`"
         raise ConfigError(problem, where="export_model.formats", fix=fix)
-    chosen = dict.fromkeys(values)
-    if not chosen.keys() & models or not chosen.keys() & stores:
-        of_models = [ExportFormat(value) for value in chosen if value in models]
-        return of_models, [StoreFormat(value) for value in chosen if value in stores]
-    fix = f"two commands: `taser export {' '.join(models[:1])}`, then `taser export {stores[0]}`"
-    raise ConfigError("formats of a model and of embeddings", where="taser export", fix=fix)
+    chosen = [ExportFormat(value) for value in dict.fromkeys(values)]
+    if ExportFormat.EMBEDDINGS in chosen and len(chosen) > 1:
+        fix = "two commands: `taser export sentence_transformers`, then `taser export embeddings`"
+        raise ConfigError("formats of a model and of embeddings", where="taser export", fix=fix)
+    return chosen
+
+
+def _export_embeddings(
+    source: EmbeddingsExport, model_dir: str | None, directory: pathlib.Path, *, step: int | None
+) -> None:
+    """Writes embeddings of passages and queries; None as the model leaves it unchecked."""
+    if source.embeddings_dir is None or source.data_dir is None or source.collection is None:
+        problem = "embeddings are exported with their ids and texts, and these are not all given"
+        fix = "--gin.EMBEDDINGS_DIR=... --gin.DATA_DIR=... --gin.COLLECTION=..."
+        raise ConfigError(problem, where="taser export", fix=fix)
+    store = PassageStore.open(source.data_dir, source.collection)
+    expected = {"collection": store.fingerprint}
+    if model_dir is not None:
+        expected["model"] = load_model(model_dir, step=step).fingerprint
+    embeddings = Embeddings.open(source.embeddings_dir, fingerprints=expected)
+    prints = embeddings.fingerprints
+    queries = [
+        (
+            QueryEmbeddings.of_split(source.embeddings_dir, task, split, fingerprints=prints),
+            QuerySet.open(source.data_dir, source.collection, task, split),
+        )
+        for task, split in encoded_splits(source.embeddings_dir)
+    ]
+    facts = _query_encoders(directory.parent, prints.get("model"))
+    with phase("export embeddings"):
+        export_embeddings(embeddings, store, directory, queries=queries, facts=facts)
+    logger.info("embeddings: %s", directory)
+
+
+def _query_encoders(output_dir: pathlib.Path, fingerprint: str | None) -> dict[str, object]:
+    """The exports of the embeddings' model that lie beside them, and its queries' prompts."""
+    encoders, prompts = {}, None
+    for path in sorted(output_dir.glob(f"*/{METADATA}")):
+        facts = read_json(path)
+        if fingerprint is None or facts["fingerprints"].get("model") != fingerprint:
+            continue
+        encoders[facts["format"]] = f"../{path.parent.name}"
+        settings = path.parent / "config_sentence_transformers.json"
+        prompts = read_json(settings, absent={}).get("prompts") or prompts
+    return {"query_encoders": encoders, "prompts": prompts}
 
 
 def _is_there(source: ExportSource, format: ExportFormat, directory: pathlib.Path) -> bool:
@@ -257,58 +311,3 @@ def _metrics(results_dir: str | None, system: str | None) -> dict[str, float]:
         for task, result in results[0].tasks.items()
         for measure, value in result.metrics.items()
     }
-
-
-def push(*, repo: str, export_dir: str, license: str | None = None, private: bool = True) -> str:
-    """Uploads a directory of `taser export` to the hub, in one commit.
-
-    The card's front matter has what the hub reads: library, base model, tags and, with
-    `export_model.results_dir`, the measures as `model-index`. The token is that of `hf auth login`
-    or `HF_TOKEN`; `HF_ENDPOINT` names another hub.
-
-    Args:
-        repo: "owner/name"; made if there is none.
-        export_dir: directory of one format.
-        license: of the weights, such as "apache-2.0", for the card; None names none.
-        private: whether a repository that is made here is private.
-
-    Returns:
-        URL of the commit.
-
-    Raises:
-        ConfigError: no export there.
-        DataError: the hub cannot be reached, or refuses.
-    """
-    import huggingface_hub
-
-    directory = pathlib.Path(export_dir)
-    if not (directory / METADATA).is_file() or not (directory / CARD).is_file():
-        fix = "`taser export sentence_transformers` writes one, into a folder of that name"
-        raise ConfigError("no exported model", where=export_dir, fix=fix)
-    api = huggingface_hub.HfApi()
-    with tempfile.TemporaryDirectory() as scratch, phase(f"push {repo}"):
-        paths = {
-            path.relative_to(directory).as_posix(): path
-            for path in sorted(directory.rglob("*"))
-            if path.is_file()
-        }
-        if license is not None:
-            card = huggingface_hub.ModelCard.load(directory / CARD)
-            card.data.license = license
-            card.save(pathlib.Path(scratch) / CARD)
-            paths[CARD] = pathlib.Path(scratch) / CARD
-        try:
-            repo = api.create_repo(repo, private=private, exist_ok=True).repo_id
-            commit = api.create_commit(
-                repo,
-                [huggingface_hub.CommitOperationAdd(name, path) for name, path in paths.items()],
-                commit_message="Model exported by taser_jax",
-            )
-        except Exception as error:
-            # Offline, name resolution, proxy, HTTP and log-in errors share no base class.
-            told = getattr(error, "server_message", None) or str(error)
-            reason = first_line(told) or type(error).__name__
-            fix = "check the name, the network and the token (`hf auth login`, or HF_TOKEN)"
-            raise DataError(f"the hub did not take it: {reason}", where=repo, fix=fix) from error
-    logger.info("%s files: %s", len(paths), commit.commit_url)
-    return str(commit.commit_url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pathlib
 import types
@@ -23,7 +24,7 @@ from taser_jax.assembly.pretrained import (
     place_pretrained,
     read_pretrained,
 )
-from taser_jax.commands.stores import EmbeddingsImport, import_stores
+from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.devices.hosts import writes
 from taser_jax.devices.mesh import MeshConfig, make_mesh
@@ -31,10 +32,30 @@ from taser_jax.devices.partitioning import Partitioner
 from taser_jax.interop.hub import fetch, read_prompts, recorded_name
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
 from taser_jax.models.parameters import abstract_params, init_params, parameter_count
-from taser_jax.storage.artifacts import MODEL, check_empty, replacing
+from taser_jax.retrieval.embedding_files import import_embeddings
+from taser_jax.storage.artifacts import METADATA, MODEL, check_empty, replacing
 from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.progress import logger
+from taser_jax.storage.locks import one_writer
+from taser_jax.storage.progress import logger, phase
 from taser_jax.training.state import named_key
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingsImport:
+    """Embeddings in Parquet, and the collection that they are of.
+
+    Attributes:
+        source: directory of the Parquet files, as `taser export embeddings` writes it; others'
+            needs the columns `id` and `embedding` alone.
+        output_dir: gets what `taser encode` writes.
+        data_dir: folder of collections.
+        collection: the collection, whose ids the files name.
+    """
+
+    source: str
+    output_dir: str
+    data_dir: str
+    collection: str
 
 
 @writes("{model_dir}", kinds=[MODEL])
@@ -72,7 +93,7 @@ def import_model(
         DataError: missing or damaged files.
     """
     if embeddings is not None:
-        return import_stores(embeddings)
+        return _import_embeddings(embeddings)
     if model_dir is None or model is None or pretrained is None:
         fix = "--gin.MODEL_DIR=... --gin.PRETRAINED=..."
         raise ConfigError("no model, no weights and no embeddings", where="import", fix=fix)
@@ -135,3 +156,29 @@ def _prompts(pretrained: Pretrained, vocabulary: Vocabulary) -> dict[str, object
         _, passage = read_prompts(fetch(pretrained.passage_source), vocabulary)
     prompts = {"query_prompt": query, "passage_prompt": passage}
     return {name: list(ids) for name, ids in prompts.items() if ids}
+
+
+def _import_embeddings(given: EmbeddingsImport) -> int:
+    """Makes a directory of embeddings from Parquet; `taser search` then needs no model.
+
+    Returns:
+        Number of passages.
+
+    Raises:
+        ConfigError: the directory has embeddings already.
+        DataError: files that do not fit the collection.
+    """
+    directory = pathlib.Path(given.output_dir)
+    if (directory / METADATA).exists():
+        fix = "choose another EMBEDDINGS_DIR, an empty or new directory"
+        raise ConfigError("there are embeddings here", where=given.output_dir, fix=fix)
+    store = PassageStore.open(given.data_dir, given.collection)
+    with one_writer(directory), phase("import embeddings"):
+        import_embeddings(
+            pathlib.Path(given.source),
+            directory,
+            store=store,
+            open_queries=functools.partial(QuerySet.open, given.data_dir, given.collection),
+        )
+    logger.info("%s: %d passages in %s", given.source, len(store), directory)
+    return len(store)

@@ -1,18 +1,15 @@
-"""Embeddings with ids and texts, in the files that vector stores load, and Parquet back.
+"""Embeddings with ids and texts, in Parquet, which vector stores load, and back.
 
+Files:
     <directory>/passages/00000-of-00002.parquet    id, embedding, title, text, task
     <directory>/queries/<task>.<split>.parquet     the same columns
     <directory>/metadata.json                      dimension, metric, normalisation, fingerprints
-
-FAISS has `passages/index.faiss` and `passages/ids.txt`, Vertex AI JSON lines; neither has queries.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import enum
-import json
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +18,7 @@ import numpy as np
 import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
-from jaxtyping import Num
+from jaxtyping import Float
 
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.retrieval.embeddings import (
@@ -33,7 +30,6 @@ from taser_jax.retrieval.embeddings import (
     split_of,
     write_embeddings,
 )
-from taser_jax.retrieval.index import Codes, Coding
 from taser_jax.storage.artifacts import (
     METADATA,
     Fingerprint,
@@ -44,7 +40,7 @@ from taser_jax.storage.artifacts import (
     split_path,
     write_json,
 )
-from taser_jax.storage.errors import ConfigError, DataError, how_to_install
+from taser_jax.storage.errors import DataError
 from taser_jax.storage.progress import bar
 
 FORMAT_VERSION = 1
@@ -57,33 +53,20 @@ _ROWS = (
 )
 
 
-class StoreFormat(enum.Enum):
-    """Files that vector stores load.
-
-    PARQUET: Parquet, which nearly all of them load, and `taser import`.
-    FAISS: a flat FAISS index of inner products, with the ids of its rows.
-    VERTEX: JSON lines for Vertex AI's Vector Search.
-    """
-
-    PARQUET = "embeddings"
-    FAISS = "faiss"
-    VERTEX = "vertex"
-
-
 @dataclasses.dataclass(frozen=True)
 class TextEmbeddings:
     """Consecutive texts with their embeddings.
 
     Attributes:
         ids: the texts' ids.
-        embeddings: one per text, or its codes.
+        embeddings: one per text.
         titles: titles of passages; empty for queries.
         texts: the texts.
         task: the queries' task; empty for passages.
     """
 
     ids: Sequence[str]
-    embeddings: Num[np.ndarray, "texts dim"]
+    embeddings: Float[np.ndarray, "texts dim"]
     titles: Sequence[str]
     texts: Sequence[str]
     task: str = ""
@@ -106,36 +89,30 @@ def export_embeddings(
     store: PassageStore,
     directory: pathlib.Path,
     *,
-    format: StoreFormat,
-    coding: Coding = Coding(),
     queries: Sequence[tuple[QueryEmbeddings, QuerySet]] = (),
     facts: Mapping[str, object],
 ) -> None:
-    """Writes embeddings in a store's format; if interrupted, a rerun goes on at the next shard.
+    """Writes embeddings; if interrupted, a rerun goes on at the next shard.
 
     Args:
         embeddings: the passages'.
         store: their passages.
         directory: output directory.
-        format: what is written.
-        coding: how Parquet holds the passages' numbers; queries are float32.
-        queries: embeddings of splits, with their queries; for Parquet alone.
+        queries: embeddings of splits, with their queries.
         facts: further fields of metadata.json.
 
     Raises:
         FingerprintError: the directory holds other embeddings.
-        ConfigError: FAISS is not installed.
         StorageError: the directory cannot be written.
     """
     metadata = {
         "format_version": FORMAT_VERSION,
         "kind": KIND,
-        "format": format.value,
+        "format": "embeddings",
         "fingerprints": dict(embeddings.fingerprints),
         "num_rows": len(embeddings),
         "dim": embeddings.shape[1],
-        "dtype": coding.codes.value,
-        "scale": coding.scale,
+        "dtype": "float32",
         "metric": "dot",
         "normalization": embeddings.metadata.normalization,
         "queries": {
@@ -144,16 +121,11 @@ def export_embeddings(
         },
     }
     follow_plan(directory, metadata)
-    if format is StoreFormat.FAISS:
-        _write_faiss(embeddings, store, directory / PASSAGES)
-    else:
-        write = _write_parquet if format is StoreFormat.PARQUET else _write_vertex
-        suffix = ".parquet" if format is StoreFormat.PARQUET else ".json"
-        bounds = shard_bounds(len(embeddings), embeddings.metadata.shard_rows)
-        for shard, (start, stop) in enumerate(bounds):
-            name = f"{shard:05d}-of-{len(bounds):05d}{suffix}"
-            if not (path := directory / PASSAGES / name).exists():
-                write(path, _blocks(embeddings, store, start, stop, coding))
+    bounds = shard_bounds(len(embeddings), embeddings.metadata.shard_rows)
+    for shard, (start, stop) in enumerate(bounds):
+        path = directory / PASSAGES / f"{shard:05d}-of-{len(bounds):05d}.parquet"
+        if not path.exists():
+            _write_parquet(path, _blocks(embeddings, store, start, stop))
     for embedded, texts in queries:
         path = split_path(directory / QUERIES, texts.task, texts.split, ".parquet")
         if not path.exists():
@@ -162,11 +134,7 @@ def export_embeddings(
 
 
 def _blocks(
-    embeddings: Embeddings,
-    store: PassageStore,
-    start: int,
-    stop: int,
-    coding: Coding = Coding(),
+    embeddings: Embeddings, store: PassageStore, start: int, stop: int
 ) -> Iterator[TextEmbeddings]:
     with bar("export", total=stop - start, unit="passage") as progress:
         for first in range(start, stop, _BLOCK):
@@ -174,7 +142,7 @@ def _blocks(
             passages = list(store.iterate(first, last))
             yield TextEmbeddings(
                 [passage.id for passage in passages],
-                coding.encode(embeddings.rows(first, last)),
+                embeddings.rows(first, last).astype(np.float32),
                 [passage.title for passage in passages],
                 [passage.text for passage in passages],
             )
@@ -198,31 +166,6 @@ def _write_parquet(path: pathlib.Path, blocks: Iterator[TextEmbeddings]) -> None
             writer.write_table(first)
             for block in blocks:
                 writer.write_table(block.table())
-
-
-def _write_vertex(path: pathlib.Path, blocks: Iterator[TextEmbeddings]) -> None:
-    # Vertex AI takes every file of the folder as data: no checksums there.
-    with replacing(path, recorded=False) as scratch, open(scratch, "w", encoding="utf-8") as file:
-        for block in blocks:
-            for id, embedding in zip(block.ids, block.embeddings.tolist(), strict=True):
-                file.write(json.dumps({"id": id, "embedding": embedding}) + "\n")
-
-
-def _write_faiss(embeddings: Embeddings, store: PassageStore, directory: pathlib.Path) -> None:
-    """The index is built in memory: 4 bytes per number."""
-    try:
-        import faiss
-    except ImportError as error:
-        problem, fix = "FAISS is not installed", how_to_install("faiss")
-        raise ConfigError(problem, where="format 'faiss'", fix=fix) from error
-    index, ids = faiss.IndexFlatIP(embeddings.shape[1]), list[str]()
-    for block in _blocks(embeddings, store, 0, len(embeddings)):
-        index.add(block.embeddings)
-        ids += block.ids
-    with replacing(directory / "ids.txt") as scratch:
-        scratch.write_text("".join(f"{id}\n" for id in ids), encoding="utf-8")
-    with replacing(directory / "index.faiss") as scratch:
-        faiss.write_index(index, os.fspath(scratch))
 
 
 def import_embeddings(
@@ -259,10 +202,9 @@ def import_embeddings(
     collection = {"collection": store.fingerprint}
     fix = "import them for the collection that they were exported from"
     require_equal(f"embeddings {source}", facts["fingerprints"], collection, fix)
-    coding = Coding(Codes(facts.get("dtype", "float32")), facts.get("scale", 1.0))
     inner = source / PASSAGES
     paths = sorted((inner if inner.is_dir() else source).glob("*.parquet"))
-    passages = _read(paths, coding, where=inner)
+    passages = _read(paths, where=inner)
     places = [store.find(id) for id in passages.ids]
     unknown = [id for id, place in zip(passages.ids, places, strict=True) if place is None]
     _refuse(unknown, "is no passage of the collection", inner)
@@ -276,7 +218,7 @@ def import_embeddings(
     normalization = "l2" if np.allclose(lengths, 1, atol=1e-3) else "none"
     for path in sorted((source / QUERIES).glob("*.parquet")):
         task, split = split_of(path.stem)
-        queries = _read([path], Coding(), where=path)
+        queries = _read([path], where=path)
         of_split = {query.id for query in open_queries(task, split)}
         unknown = [id for id in queries.ids if id not in of_split]
         _refuse(unknown, "is no query of this split", path)
@@ -299,8 +241,8 @@ def _refuse(ids: Sequence[str], problem: str, where: pathlib.Path) -> None:
         raise DataError(problem, where=str(where), fix=_ROWS)
 
 
-def _read(paths: Sequence[pathlib.Path], coding: Coding, *, where: pathlib.Path) -> TextEmbeddings:
-    """Ids and embeddings of Parquet files, decoded to float32."""
+def _read(paths: Sequence[pathlib.Path], *, where: pathlib.Path) -> TextEmbeddings:
+    """Ids and embeddings of Parquet files, as float32."""
     if not paths:
         raise DataError("no Parquet files here", where=str(where), fix=_ROWS)
     try:
@@ -317,7 +259,7 @@ def _read(paths: Sequence[pathlib.Path], coding: Coding, *, where: pathlib.Path)
     if len(sizes) != 1 or not sizes[0] > 0:
         problem = f"embeddings of {', '.join(map(str, sizes))} numbers"
         raise DataError(problem, where=str(where), fix=_ROWS)
-    embeddings = coding.decode(numbers.reshape(len(ids), -1))
+    embeddings = numbers.reshape(len(ids), -1).astype(np.float32)
     finite = np.isfinite(embeddings).all(axis=1)
     _refuse([ids[row] for row in np.flatnonzero(~finite)], "has NaN or infinite numbers", where)
     return TextEmbeddings([str(id) for id in ids], embeddings, (), ())
