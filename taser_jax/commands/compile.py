@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -15,7 +16,7 @@ from taser_jax.assembly.plans import TextLengths, lengths_in
 from taser_jax.assembly.program import Program, make_program
 from taser_jax.devices.compiler import CompiledStep, CompilerEffort, OutOfMemory, compile_step
 from taser_jax.devices.mesh import make_mesh
-from taser_jax.devices.partitioning import Partitioner, bytes_per_device, placed
+from taser_jax.devices.partitioning import Partitioner, placed
 from taser_jax.devices.step_report import RealWork, StepRefusal, StepReport
 from taser_jax.devices.topologies import Topology, one_host, open_topology, require_compiler
 from taser_jax.models.batch import BatchShape, DocumentsShape, Role
@@ -28,8 +29,6 @@ from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
 
 REPORT_JSON, REPORT_TEXT = "report.json", "report.txt"
-_TRAINING, _ENCODING = "training step", "encoding of passages, on one host"
-_FUSED = "encoding of queries with documents, on one host"
 
 
 def compile_recipe(
@@ -110,89 +109,103 @@ def compile_recipe(
             program.partitioner.mesh.size,
             compiler_effort.value,
         )
-        reports = _Reports(output)
-        _training_report(
-            reports, target, program, training, text_lengths=text_lengths, effort=compiler_effort
-        )
+        steps = [_training_step(target, program, training, text_lengths, effort=compiler_effort)]
         if encoding is not None:
-            _encoding_reports(
-                reports, target, program, encoding, documents=documents, effort=compiler_effort
+            steps += _encoding_steps(
+                target, program, encoding, documents=documents, effort=compiler_effort
             )
-    return [report for report in reports.all if isinstance(report, StepReport)]
+        reports: list[StepReport | StepRefusal] = []
+        for step in steps:
+            reports.append(step.compiled())
+            # A later step may not fit.
+            print(f"{reports[-1]}\n", flush=True)
+            if output is not None:
+                write_text(output / REPORT_TEXT, "\n\n".join(map(str, reports)) + "\n")
+                write_json(output / REPORT_JSON, [report.as_json() for report in reports])
+            step.check(reports[-1])
+    return [report for report in reports if isinstance(report, StepReport)]
 
 
-class _Reports:
-    """Prints and writes each report as soon as it is known, since a later step may not fit.
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """A step to compile.
 
-    Args:
-        output: directory of the files; None writes none.
+    Attributes:
+        name: the step's name.
+        topology: the target.
+        compile: runs the compiler.
+        report: makes the report of what the compiler says (`compiled`).
+        advice: settings to change where the step does not fit.
     """
 
-    def __init__(self, output: epath.Path | None) -> None:
-        self._output = output
-        self.all: list[StepReport | StepRefusal] = []
+    name: str
+    topology: Topology
+    compile: Callable[[], CompiledStep]
+    report: Callable[..., StepReport]
+    advice: str
 
-    def add(self, report: StepReport | StepRefusal) -> None:
-        self.all.append(report)
-        print(f"{report}\n", flush=True)
-        if self._output is not None:
-            write_text(self._output / REPORT_TEXT, "\n\n".join(map(str, self.all)) + "\n")
-            facts = [report.as_json() for report in self.all]
-            write_json(self._output / REPORT_JSON, facts)
+    def compiled(self) -> StepReport | StepRefusal:
+        try:
+            with phase(f"compile the {self.name}"):
+                compiled = self.compile()
+        except OutOfMemory as error:
+            return StepRefusal(self.name, self.topology, error.needed, error.available)
+        return self.report(name=self.name, topology=self.topology, compiled=compiled)
+
+    def check(self, report: StepReport | StepRefusal) -> None:
+        """Raises `ConfigError` where the step needs more memory than a chip has."""
+        if isinstance(report, StepRefusal):
+            needed, available = report.needed, report.available
+        elif report.fits:
+            return
+        else:
+            # The compiler accepts programs that need more than the chip's published memory.
+            needed, available = report.compiled.memory.peak, self.topology.chip.hbm_bytes
+        problem = (
+            f"the {self.name} needs {needed / 2**30:.2f} GiB per device, and the chip leaves "
+            f"{available / 2**30:.2f} GiB to it"
+        )
+        raise ConfigError(problem, where=self.topology.name, fix=self.advice)
 
 
-def _training_report(
-    reports: _Reports,
+def _training_step(
     target: Topology,
     program: Program,
     training: TrainingConfig,
-    *,
     text_lengths: TextLengths | None,
+    *,
     effort: CompilerEffort,
-) -> None:
-    partitioner, state, config = program.partitioner, program.state, program.model.config
+) -> _Step:
+    partitioner, config = program.partitioner, program.model.config
     shapes = program.plan.shapes.values()
     batches = placed(program.plan.abstract_batches(), partitioner.batch_sharding)
     queries = sum(shape.queries for shape in shapes)
     passages = sum(shape.passages for shape in shapes)
-    _report(
-        reports,
-        _TRAINING,
+    return _Step(
+        "training step",
         target,
-        compile_=lambda: compile_step(
-            program.train_step, state, batches, mesh=partitioner.mesh, effort=effort
+        functools.partial(
+            compile_step,
+            *(program.train_step, program.state, batches),
+            mesh=partitioner.mesh,
+            effort=effort,
         ),
-        describe=lambda compiled: StepReport(
-            name=_TRAINING,
+        functools.partial(
+            StepReport,
             about=f"{queries} queries and {passages} passages over "
             f"{partitioner.batch_devices} parts",
-            topology=target,
             mesh=dict(partitioner.mesh.shape),
-            compiled=compiled,
             model_flops=sum(config.training_flops(shape) for shape in shapes)
             / partitioner.mesh.size,
-            real=None if text_lengths is None else real_work(program, text_lengths),
+            real=None if text_lengths is None else _real_work(program, text_lengths),
             copied=program.copied_axes,
         ),
-        advise=lambda needed, available: what_would_fit(
-            config,
-            training,
-            partitioner=partitioner,
-            smallest_batch=min(shape.queries for shape in shapes),
-            needed=needed,
-            available=available,
-            state_bytes=sum(map(bytes_per_device, jax.tree.leaves(state))),
-        ),
+        what_would_fit(config, training),
     )
 
 
-def real_work(program: Program, text_lengths: TextLengths) -> RealWork:
-    """What a step computes of typical texts.
-
-    Args:
-        program: the step, with its padded batches.
-        text_lengths: how long texts are.
-    """
+def _real_work(program: Program, text_lengths: TextLengths) -> RealWork:
+    """What a step computes of typical texts."""
     config, padded = program.model.config, program.plan.shapes.values()
     real = program.plan.real_shapes(text_lengths).values()
     return RealWork(
@@ -203,15 +216,28 @@ def real_work(program: Program, text_lengths: TextLengths) -> RealWork:
     )
 
 
-def _encoding_reports(
-    reports: _Reports,
+def what_would_fit(model: ModelConfig, training: TrainingConfig) -> str:
+    """Settings to change where a training step needs too much memory."""
+    fixes = [
+        "MESH_FSDP splits parameters and optimiser state",
+        f"TrainingConfig.num_chunks={2 * training.num_chunks} encodes a part of the batch at a "
+        "time",
+        "more chips, over which the batch is split",
+    ]
+    if model.transformer.remat is Remat.NONE:
+        name = type(model.transformer).__name__
+        fixes.insert(1, f"{name}.remat=block recomputes each block in the backward pass")
+    return "; or ".join(fixes)
+
+
+def _encoding_steps(
     target: Topology,
     program: Program,
     encoding: EncodeConfig,
     *,
     documents: int,
     effort: CompilerEffort,
-) -> None:
+) -> list[_Step]:
     """Encodes passages, and queries with documents, as `taser encode` does.
 
     Each host encodes its own, on replicated parameters.
@@ -226,137 +252,45 @@ def _encoding_reports(
     config = model.config
     params = placed(abstract_params(model), partitioner.replicated)
 
-    def add(
+    def step(
         name: str, role: Role, size: int, *, about: str, memory: DocumentsShape | None = None
-    ) -> None:
+    ) -> _Step:
         batch = BatchShape(size, program.query_length, size, length, memory=memory).abstract()
         texts = batch.passages if role is Role.PASSAGE else batch.queries
-        task = next(iter(model.query_tasks), None) if role is Role.QUERY else None
         flops = config.forward_flops(
             batch_size=size,
             length=length if memory is None else program.query_length,
             memory=memory,
         )
-        _report(
-            reports,
+        return _Step(
             name,
             host,
-            compile_=lambda: compile_step(
-                embed,
-                params,
-                placed(texts, partitioner.batch_sharding),
+            functools.partial(
+                compile_step,
+                *(embed, params, placed(texts, partitioner.batch_sharding)),
                 mesh=partitioner.mesh,
                 effort=effort,
                 model=model,
                 role=role,
-                task=task,
+                task=next(iter(model.query_tasks), None) if role is Role.QUERY else None,
             ),
-            describe=lambda compiled: StepReport(
-                name=name,
+            functools.partial(
+                StepReport,
                 about=about,
-                topology=host,
                 mesh=dict(partitioner.mesh.shape),
-                compiled=compiled,
                 model_flops=flops / devices,
             ),
-            advise=lambda *_: (
-                f"lower EncodeConfig.batch_tokens, now {batch_tokens}; it decides the batch"
-            ),
+            f"lower EncodeConfig.batch_tokens, now {batch_tokens}; it decides the batch",
         )
 
     size = encoding.batch_size(length, platform="tpu")
-    add(_ENCODING, Role.PASSAGE, size, about=f"{size} passages of {length} tokens")
+    about = f"{size} passages of {length} tokens"
+    steps = [step("encoding of passages, on one host", Role.PASSAGE, size, about=about)]
     if documents:
         memory = config.documents_shape(documents, length)
         own = program.query_length + (0 if memory.dim else memory.per_query * memory.length)
         size = encoding.batch_size(own, platform="tpu")
         about = f"{size} queries of {program.query_length} tokens, {documents} documents each"
-        add(_FUSED, Role.QUERY, size, about=about, memory=memory)
-
-
-def _report(
-    reports: _Reports,
-    name: str,
-    target: Topology,
-    *,
-    compile_: Callable[[], CompiledStep],
-    describe: Callable[[CompiledStep], StepReport],
-    advise: Callable[[int, int], str],
-) -> None:
-    """Compiles and reports a step; raises `ConfigError` afterwards if it does not fit."""
-    try:
-        with phase(f"compile the {name}"):
-            compiled = compile_()
-    except OutOfMemory as error:
-        needed, available = error.needed, error.available
-        reports.add(StepRefusal(name=name, topology=target, needed=needed, available=available))
-    else:
-        report = describe(compiled)
-        reports.add(report)
-        # The compiler accepts programs that need more than the chip's published memory.
-        needed, available = compiled.memory.peak, target.chip.hbm_bytes
-        if report.fits:
-            return
-    gib, room = needed / 2**30, available / 2**30
-    problem = f"the {name} needs {gib:.2f} GiB per device, and the chip leaves {room:.2f} GiB to it"
-    raise ConfigError(problem, where=target.name, fix=advise(needed, available))
-
-
-# Largest share of the memory for parameters, gradients and moments; activations need the rest.
-_STATE_SHARE = 0.5
-
-
-def what_would_fit(
-    model: ModelConfig,
-    training: TrainingConfig,
-    *,
-    partitioner: Partitioner,
-    smallest_batch: int,
-    needed: int,
-    available: int,
-    state_bytes: int,
-) -> str:
-    """Settings to change, depending on what takes the memory.
-
-    Args:
-        model: the model that did not fit.
-        training: its training.
-        partitioner: devices along each axis.
-        smallest_batch: queries of the step's smallest batch.
-        needed: bytes that the step needs per device.
-        available: bytes that a device has.
-        state_bytes: the part of `needed` for parameters and optimiser state.
-    """
-    fixes = []
-    room = available * _STATE_SHARE
-    if state_bytes > room:
-        free = partitioner.mesh.shape["data"] * partitioner.mesh.shape["fsdp"]
-        now = partitioner.mesh.shape["fsdp"]
-        splits = [size for size in range(now + 1, free + 1) if free % size == 0]
-        wide = [size for size in splits if state_bytes * now / size <= room]
-        if splits:
-            fixes.append(
-                f"MESH_FSDP={(wide or splits[-1:])[0]} splits parameters and optimiser state"
-            )
-        else:
-            fixes.append("more chips, or NUM_MODEL_PARTITIONS, to split parameters and state")
-    activations = needed - state_bytes
-    if activations > available - min(state_bytes, room):
-        if model.transformer.remat is Remat.NONE:
-            fixes.append(
-                f"{type(model.transformer).__name__}.remat=block recomputes each block in the "
-                "backward pass"
-            )
-        rows = smallest_batch // partitioner.batch_devices
-        factor = activations / max(available - min(state_bytes, room), 1)
-        chunks = [
-            size
-            for size in range(training.num_chunks + 1, rows + 1)
-            if rows % size == 0 and size >= factor * training.num_chunks
-        ]
-        if chunks:
-            fixes.append(
-                f"TrainingConfig.num_chunks={chunks[0]} encodes a part of the batch at a time"
-            )
-    fixes.append("more chips, over which the batch is split")
-    return "; or ".join(fixes)
+        name = "encoding of queries with documents, on one host"
+        steps.append(step(name, Role.QUERY, size, about=about, memory=memory))
+    return steps

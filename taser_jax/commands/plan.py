@@ -7,7 +7,6 @@ import dataclasses
 import importlib.metadata
 import io
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,18 +15,16 @@ from etils import epath
 
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.plans import TextLengths
-from taser_jax.commands.compile import REPORT_JSON, compile_recipe
+from taser_jax.commands.compile import REPORT_JSON, compile_recipe, what_would_fit
 from taser_jax.devices.compiler import CompilerEffort
 from taser_jax.devices.mesh import MeshConfig
 from taser_jax.devices.topologies import Topology, open_topology
 from taser_jax.evaluation.reports import markdown_table
 from taser_jax.models.dual_encoder import ModelConfig
-from taser_jax.storage.artifacts import fingerprint_json, storage_errors, write_text
+from taser_jax.storage.artifacts import fingerprint_json, storage_errors
 from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.progress import logger
 from taser_jax.storage.typed_files import flatten
 
-_STARTED = "started"
 _HEAD = (
     "mesh (data, fsdp, model)",
     "peak GiB",
@@ -49,8 +46,8 @@ class PlanRow:
     Attributes:
         topology: the chips.
         mesh: devices along each axis.
-        peak: bytes on one device; 0 where the compiler was killed.
-        fits: whether the chip has that much memory; False also where the compiler was killed.
+        peak: bytes on one device.
+        fits: whether the chip has that much memory.
         bound: what limits the step; empty if it does not fit.
         step_seconds: lower bound of its time; None if it does not fit.
         mfu: upper bound of its MFU; None if it does not fit.
@@ -59,7 +56,7 @@ class PlanRow:
 
     topology: Topology
     mesh: MeshConfig
-    peak: int = 0
+    peak: int
     fits: bool = False
     bound: str = ""
     step_seconds: float | None = None
@@ -152,7 +149,7 @@ def plan_recipe(
         else:
             unfit += rows
     if not best:
-        raise _nothing_fits(unfit)
+        raise _nothing_fits(unfit, model, training)
     if len(best) > 1:
         print(_comparison(best))
     return best
@@ -196,11 +193,6 @@ def _compiled_row(
     folder = output / fingerprint_json({**settings, **versions, "options": options})[:16]
     report = folder / REPORT_JSON
     if not report.exists():
-        if (folder / _STARTED).exists():
-            logger.warning("the compiler died in %s; delete it to try again", folder)
-            return PlanRow(topology, mesh)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / _STARTED, json.dumps(settings, indent=2))
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 compile_recipe(
@@ -216,9 +208,6 @@ def _compiled_row(
             # The report is written before a step that does not fit is an error.
             if not report.exists():
                 raise
-        finally:
-            # Stays only if the compiler takes the process with it.
-            (folder / _STARTED).unlink(missing_ok=True)
     (step,) = json.loads(report.read_text())
     row = PlanRow(topology, mesh, peak=step["memory"]["peak"])
     if not step["fits"]:
@@ -251,17 +240,13 @@ def _comparison(best: Sequence[PlanRow]) -> str:
     return markdown_table(head, rows)
 
 
-def _nothing_fits(rows: Sequence[PlanRow]) -> ConfigError:
-    least = min(rows, key=lambda row: row.peak or math.inf)
-    problem = "the compiler died on every mesh"
-    if least.peak:
-        problem = (
-            f"nothing fits; nearest is {', '.join(_gin_lines(least))}, with "
-            f"{least.peak / 2**30:.2f} GiB per device on {least.topology.name}"
-        )
+def _nothing_fits(
+    rows: Sequence[PlanRow], model: ModelConfig, training: TrainingConfig
+) -> ConfigError:
+    least = min(rows, key=lambda row: row.peak)
     return ConfigError(
-        problem,
+        f"nothing fits; nearest is {', '.join(_gin_lines(least))}, with "
+        f"{least.peak / 2**30:.2f} GiB per device on {least.topology.name}",
         where=", ".join(dict.fromkeys(row.topology.name for row in rows)),
-        fix="recompute blocks (BertConfig.remat=block), encode a part of the batch at a time "
-        "(TrainingConfig.num_chunks=2), take more chips, or a smaller BATCH_SIZE",
+        fix=what_would_fit(model, training),
     )

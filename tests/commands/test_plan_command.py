@@ -41,10 +41,8 @@ def compiler(monkeypatch):
     def compile_recipe(*, training, output_dir, **given):
         asked.append((training.mesh.fsdp, training.mesh.model))
         found = answers[min(len(asked), len(answers)) - 1]
-        if isinstance(found, BaseException):
-            raise found
-        with open(f"{output_dir}/{plan.REPORT_JSON}", "w") as file:
-            json.dump(found, file)
+        pathlib.Path(output_dir).mkdir(parents=True)
+        pathlib.Path(output_dir, plan.REPORT_JSON).write_text(json.dumps(found))
         if not found[0]["fits"]:
             raise ConfigError("does not fit")
 
@@ -92,25 +90,6 @@ def test_meshes_divide_devices_and_heads(own, devices, heads, meshes):
     assert [(mesh.fsdp, mesh.model) for mesh in found] == meshes
 
 
-def test_a_start_that_was_interrupted_is_made_again_and_one_that_died_is_not(
-    tmp_path, capsys, compiler
-):
-    asked, answers = compiler
-    answers[:] = [KeyboardInterrupt(), report()]
-    assert run(tmp_path, "--topology=v5e:2x2") == 130
-    assert run(tmp_path, "--topology=v5e:2x2") == 0
-    assert len(asked) == 4
-    # As the compiler leaves it that takes the process with it.
-    for folder in tmp_path.iterdir():
-        (folder / plan.REPORT_JSON).rename(folder / "started")
-    capsys.readouterr()
-    assert run(tmp_path, "--topology=v5e:2x2") == 2
-    told = capsys.readouterr().err
-    assert told.count("delete it to try again") == 3
-    assert "the compiler died on every mesh" in told
-    assert len(asked) == 4
-
-
 def test_chips_are_compared(tmp_path, capsys, compiler):
     compiler[1][:] = [report(seconds=0.4), *[report(seconds=0.5)] * 2, report(seconds=0.1)]
     assert run(tmp_path, "--topologies=v5e:2x2,v5e:2x4") == 0
@@ -149,8 +128,3 @@ def test_a_recipe_that_fits_nowhere_is_told_what_comes_nearest(tmp_path, capsys,
     assert "v5e:2x2: nothing fits" in error
     assert "MESH_FSDP = 4, NUM_MODEL_PARTITIONS = 1, with 5.00 GiB per device on v5e:2x2" in error
     assert "BertConfig.remat=block" in error
-
-
-def test_a_topology_that_does_not_exist(tmp_path, capsys):
-    assert run(tmp_path, "--topologies=v5e:2x4,v5e:3x5x7") == 2
-    assert "no topology 'v5e:3x5x7'" in capsys.readouterr().err
