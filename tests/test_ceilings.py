@@ -32,35 +32,35 @@ SLACK = 0.03
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
     "assembly": 1_734,
-    "cli": 1_285,
-    "commands": 5_268,
+    "cli": 1_263,
+    "commands": 5_026,
     "data": 6_711,
     "devices": 1_219,
-    "evaluation": 1_617,
+    "evaluation": 1_609,
     "interop": 2_980,
     "loose files": 419,
     "models": 2_268,
     "optim": 951,
-    "retrieval": 2_241,
+    "retrieval": 2_151,
     "serving": 529,
-    "storage": 1_201,
+    "storage": 1_224,
     "systems": 3_342,
     "training": 1_574,
 }
 OTHERS = {
-    "lines of code": 33_339,
-    "percent of code that imports or raises": 14.9,
-    "files": 225,
+    "lines of code": 33_000,
+    "percent of code that imports or raises": 15,
+    "files": 223,
     "lines of the longest file": 417,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
-    "commands": 29,
+    "commands": 28,
     "fields that nothing binds": 29,
     "Any in annotations": 111,
     "modules that train imports": 87,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_702,
+    "words of documentation": 34_525,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

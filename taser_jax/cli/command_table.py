@@ -155,7 +155,12 @@ COMMANDS: dict[str, Command] = dict(
         _command("mine", "mine hard negatives, with a teacher's scores"),
         _command("evaluate", "evaluate runs"),
         _command("analyze", "measure which parameters serve which task"),
-        _command("verify", "compare files with their recorded checksums", argument="DIRECTORY"),
+        _command(
+            "verify",
+            "compare files with their recorded checksums",
+            module="storage.checksums",
+            argument="DIRECTORY",
+        ),
         _command(
             "ask",
             "answer a typed question from an index",

@@ -40,7 +40,7 @@ from taser_jax.evaluation.specialty_report import (
 from taser_jax.models import config_io
 from taser_jax.models.batch import Batch
 from taser_jax.models.dual_encoder import DualEncoder
-from taser_jax.models.parameters import abstract_params, logical_axes, parameter_count
+from taser_jax.models.parameters import abstract_params, logical_axes
 from taser_jax.optim.median import MedianOver
 from taser_jax.storage.artifacts import write_text
 from taser_jax.storage.errors import ConfigError
@@ -69,7 +69,7 @@ class AnalysisConfig(Checked):
 @hosts.writes("{output_dir}", kinds=[])
 def analyze(
     *,
-    model_dirs: Mapping[str, str] | Sequence[str] | str,
+    model_dirs: Mapping[str, str] | str,
     token_store: str,
     output_dir: str,
     steps: Sequence[int] | None = None,
@@ -91,7 +91,7 @@ def analyze(
     Commitment is that of T-SAGE's moving averages, where the training saved them.
 
     Args:
-        model_dirs: directories that `taser train` wrote: name -> directory, or a list, or one.
+        model_dirs: name -> directory that `taser train` wrote; or one directory.
         token_store: source of training queries; must have the models' vocabulary.
         output_dir: directory of tables and figures.
         steps: steps of the checkpoints to analyse; None means all that were kept.
@@ -109,7 +109,10 @@ def analyze(
     partitioner = Partitioner(make_mesh(mesh))
     store = TokenStore.open(token_store)
     queries = training_queries(store, task_names=tasks, negatives_dirs=negatives_dirs)
-    _check_tasks(list(queries))
+    if len(queries) < 2:
+        problem = f"{len(queries)} of two tasks or more: {', '.join(queries) or 'none'}"
+        fix = "take a token store with several tasks, or name two or more in TASKS"
+        raise ConfigError(problem, where="TASKS", fix=fix)
     stream = TaskBatchStream(
         store,
         queries,
@@ -121,9 +124,10 @@ def analyze(
     batches = DeviceBatches(
         stream, queries, partitioner, vocabulary_size=store.metadata.vocabulary_size
     )
+    named = {"model": model_dirs} if isinstance(model_dirs, str) else model_dirs
     models = [
         _open(name, directory, steps, store=store, partitioner=partitioner)
-        for name, directory in _named(model_dirs).items()
+        for name, directory in named.items()
     ]
     losses = {
         model.configuration: _task_losses(
@@ -146,7 +150,6 @@ def analyze(
     findings = Findings(list(queries), config.temperature)
     with jax.set_mesh(partitioner.mesh):
         for model in models:
-            _log_memory_and_data(model, stream)
             of_model = measures[model.configuration]
             specialties, samples = _specialties(model, of_model, batches, config)
             commitments = _commitments(model, samples, config.temperature)
@@ -159,13 +162,6 @@ def analyze(
                 _write(findings, pathlib.Path(output_dir), _measured(stream, store, config))
     logger.info("tables and figures: %s", pathlib.Path(output_dir) / "analysis.md")
     return findings
-
-
-def _check_tasks(tasks: Sequence[str]) -> None:
-    if len(tasks) < 2:
-        problem = f"{len(tasks)} task{'' if len(tasks) == 1 else 's'}: {', '.join(tasks) or 'none'}"
-        fix = "take a token store with several tasks, or name two or more in TASKS"
-        raise ConfigError(problem, where="TASKS", fix=fix)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,21 +193,6 @@ class AnalyzedModel:
     def restore(self, step: int) -> PyTree:
         """The parameters at a step, on the devices."""
         return restore_params_from(self.checkpoint(step), abstract_params=self.params)
-
-
-def _named(model_dirs: Mapping[str, str] | Sequence[str] | str) -> dict[str, str]:
-    """Name -> directory; a directory without a name is named after its last part."""
-    if isinstance(model_dirs, Mapping):
-        named = dict(model_dirs)
-    else:
-        directories = [model_dirs] if isinstance(model_dirs, str) else list(model_dirs)
-        named = {epath.Path(directory).name: directory for directory in directories}
-        if len(named) < len(directories):
-            fix = "give names: {'naive': 'first/model', 'T-SAGE': 'second/model'}"
-            raise ConfigError("two models of the same name", where="MODEL_DIR", fix=fix)
-    if not named:
-        raise ConfigError("no model directory", where="MODEL_DIR", fix="name at least one")
-    return named
 
 
 def _open(
@@ -314,20 +295,6 @@ def _commitments(
             (step, saved_averages(model.checkpoint(step), model.params)) for step in model.steps
         )
         return commitment_rows(model.name, averages, samples, beta=beta, temperature=temperature)
-
-
-def _log_memory_and_data(model: AnalyzedModel, stream: TaskBatchStream) -> None:
-    """Logs the memory needed, and whether the batches differ from those of the training."""
-    float32_bytes = 4
-    size = float32_bytes * len(stream.tasks) * parameter_count(model.params)
-    logger.info("%s: %.2f GB of sensitivities over all devices", model.name, size / 1e9)
-    trained_on = model.facts.get("data_fingerprint")
-    if trained_on is not None and trained_on != stream.fingerprint:
-        logger.info(
-            "%s: batches are not those it was trained on (another size, seed, task, negatives or "
-            "number of devices)",
-            model.name,
-        )
 
 
 def _measured(stream: TaskBatchStream, store: TokenStore, config: AnalysisConfig) -> str:

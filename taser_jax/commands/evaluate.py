@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from taser_jax.evaluation.results import (
     TaskResult,
     per_query_path,
     read_results,
-    write_dpr_results,
     write_per_query,
     write_result,
 )
@@ -122,7 +121,6 @@ def evaluate(
     tasks: Sequence[str] | None = None,
     config: EvaluationConfig = EvaluationConfig(),
     parameters: int | None = None,
-    dpr_results: bool = False,
     details: Mapping[str, str] | None = None,
     significance: SignificanceConfig | None = SignificanceConfig(),
     plots: bool = True,
@@ -142,7 +140,6 @@ def evaluate(
         tasks: tasks to use; None means all that have the split.
         config: how runs are scored.
         parameters: number of the model's parameters, for the table.
-        dpr_results: also write DPR's results JSON (FiD-ready) for every task.
         details: further columns of the row, name -> text.
         significance: the baseline of the table's tests; None tests nothing.
         plots: whether table.png is drawn, too; pipelines draw it once, when all rows are there.
@@ -162,12 +159,8 @@ def evaluate(
             evaluation = judge_run(run, queries, heads, config)
         per_query = per_query_path(output_dir, system, task, split)
         write_per_query(per_query, evaluation)
-        name = per_query.stem
-        if dpr_results:
-            path = pathlib.Path(output_dir) / "dpr_results" / f"{name}.json"
-            _write_dpr_results(path, run, queries, store, config)
         if config.judge_of(task) is Judge.KILT:
-            path = pathlib.Path(output_dir) / "kilt" / f"{name}.jsonl"
+            path = pathlib.Path(output_dir) / "kilt" / f"{per_query.stem}.jsonl"
             write_kilt_predictions(path, run, queries, heads)
         evaluations[task] = evaluation
     results = {task: TaskResult.of(evaluation) for task, evaluation in evaluations.items()}
@@ -337,32 +330,3 @@ def write_table(
         table = dataclasses.replace(table, comparisons=compared)
     table.write(output_dir, name="table", plots=plots)
     return table
-
-
-def _write_dpr_results(
-    path: pathlib.Path,
-    run: Run,
-    queries: QuerySet,
-    store: PassageStore,
-    config: EvaluationConfig,
-) -> None:
-    matcher = inputs.answer_matcher(store, config.match_of(queries.task))
-    hits = matcher.hits(run.rows, [query.answers for query in queries])
-
-    def results() -> Iterator[dict[str, object]]:
-        for line, query in enumerate(queries):
-            columns = [column for column, row in enumerate(run.rows[line]) if row >= 0]
-            passages = store.get_many([int(run.rows[line, column]) for column in columns])
-            contexts = [
-                {
-                    "id": passage.id,
-                    "title": passage.title,
-                    "text": passage.text,
-                    "score": str(float(run.scores[line, column])),
-                    "has_answer": bool(hits[line, column]),
-                }
-                for column, passage in zip(columns, passages, strict=True)
-            ]
-            yield {"question": query.text, "answers": list(query.answers), "ctxs": contexts}
-
-    write_dpr_results(path, results())

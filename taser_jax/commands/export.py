@@ -7,7 +7,7 @@ import enum
 import importlib
 import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -87,7 +87,6 @@ def export_model(
     passage_length: int | None = None,
     results_dir: str | None = None,
     system: str | None = None,
-    metrics: Mapping[str, float] | None = None,
     task: str | None = None,
 ) -> dict[str, pathlib.Path]:
     """Writes a trained model in other formats, each with a model card and export.json.
@@ -108,7 +107,6 @@ def export_model(
         passage_length: maximum tokens per passage; None means as in training.
         results_dir: EVAL_OUTPUT_DIR of `taser evaluate`, for the metrics in the model card.
         system: system in these results; needed if there are several.
-        metrics: further metrics for the model card, name -> value.
         task: task of the encoder, if encoders differ by task.
 
     Returns:
@@ -142,7 +140,7 @@ def export_model(
         "passage_length", passage_length, facts.get("passage_length"), model_dir
     )
     _check_positions(config, query_length=query_length, passage_length=passage_length)
-    measured = {**_metrics(results_dir, system), **(metrics or {})}
+    measured = _metrics(results_dir, system)
     with phase("read the model"):
         model = load_model(model_dir, step=step)
         source = ExportSource(

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import json
 import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -192,22 +191,3 @@ def _load(path: pathlib.Path) -> SystemResult:
     value = read_json(path, fix=again)
     check_version(value, FORMAT_VERSION, where=path, fix=again)
     return typed(value, SystemResult, where=str(path), fix=again)
-
-
-def write_dpr_results(path: FilePath, results: Iterable[Mapping[str, object]]) -> None:
-    """Writes DPR's results JSON, FiD's input, one result at a time.
-
-    Args:
-        path: the file to write, local or gs://.
-        results: {question, answers, ctxs: [{id, title, text, score, has_answer}]} of each question,
-            the score as a string.
-
-    Raises:
-        StorageError: the disk is full or the file cannot be written.
-    """
-    with replacing(path) as scratch, scratch.open("w") as file:
-        file.write("[")
-        for number, result in enumerate(results):
-            file.write(",\n" if number else "\n")
-            file.write(json.dumps(result, ensure_ascii=False, indent=1))
-        file.write("\n]\n")

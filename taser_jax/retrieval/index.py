@@ -29,6 +29,8 @@ from taser_jax.storage import artifacts
 from taser_jax.storage.errors import ConfigError, DataError, how_to_install
 from taser_jax.storage.typed_files import Positive
 
+_BLOCK = 1 << 16
+
 
 def truncate(
     embeddings: Float[np.ndarray, "texts whole"], dim: int, normalization: Normalization

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from etils import epath
 
 from taser_jax.storage import publishing
-from taser_jax.storage.errors import DataError
+from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger
 from taser_jax.storage.publishing import FilePath, is_remote
 
@@ -40,6 +40,8 @@ _LARGE = 1 << 26
 _LOGS = re.compile(r"metrics\.jsonl|events\.out\.tfevents\..*|.*\.log")
 # A folder with one of these is an artefact, or a part of one.
 _MARKS = {"metadata.json", "plan.json", "model.json", "vocabulary.json", "manifest.ocdbt"}
+# Damaged files that a message names.
+_SHOWN = 20
 # What this process has compared, and the folders it has warned of.
 _compared: set[str] = set()
 _warned: set[str] = set()
@@ -216,13 +218,48 @@ def _mark(key: str) -> pathlib.Path:
     return publishing.cache_folder("compared", hashlib.sha256(key.encode()).hexdigest())
 
 
-def verify(root: FilePath) -> Iterator[tuple[epath.Path, str | None]]:
-    """Reads every file of the artefacts below a directory.
+def verify(*, directory: str) -> int:
+    """Compares all files of the artefacts below a directory with the checksums recorded of them.
 
-    Yields:
-        Each file, and what is wrong with it; None if it is whole.
+    Every artefact has a `checksums.txt` with the size and CRC-32 of its files: collections, token
+    stores, negatives, embeddings, indexes, runs, models, checkpoints, stages and results. Other
+    commands compare them whenever they open one, those of large files once per change.
+
+    Args:
+        directory: an artefact, or a folder of artefacts.
+
+    Returns:
+        Number of files compared.
+
+    Raises:
+        DataError: files that are missing, damaged or without a record; names them.
     """
-    folders, files = _walk(epath.Path(root))
+    if not pathlib.Path(directory).is_dir():
+        raise ConfigError("no such directory", where=directory, fix="give a folder of artefacts")
+    checked = list(_compared_files(epath.Path(directory)))
+    if not checked:
+        raise DataError(
+            "no artefact here, so nothing could be compared",
+            where=directory,
+            fix="give a folder of artefacts",
+        )
+    bad = [f"{path}: {problem}" for path, problem in checked if problem is not None]
+    if bad:
+        more = [f"and {len(bad) - _SHOWN} more"] if len(bad) > _SHOWN else []
+        count = f"{len(bad)} of {len(checked):,} files are not what {FILE} has recorded"
+        raise DataError(
+            "\n    ".join([count, *bad[:_SHOWN], *more]),
+            where=directory,
+            fix="delete what is damaged and run the command that makes it again; keep files of "
+            "your own elsewhere",
+        )
+    logger.info("%s: %s files are what was written", directory, f"{len(checked):,}")
+    return len(checked)
+
+
+def _compared_files(root: epath.Path) -> Iterator[tuple[epath.Path, str | None]]:
+    """Each file of the artefacts below a directory, and what is wrong with it; None if nothing."""
+    folders, files = _walk(root)
     for folder in folders:
         if not all(map(_LINE.fullmatch, _lines(folder))):
             yield folder / FILE, "a line that is no record"

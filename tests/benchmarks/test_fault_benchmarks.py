@@ -185,7 +185,7 @@ write_text(sys.argv[1] + "/out/answer.csv", f"{zlib.crc32(text.encode())}\\n")
 UNCHECKED = """
 from taser_jax.storage import checksums
 checksums._check = lambda *_, **__: None
-checksums.verify = lambda root: [(root, None)]
+checksums._compared_files = lambda root: [(root, None)]
 """
 
 

@@ -10,7 +10,7 @@ import pathlib
 import shutil
 
 import pytest
-from capitals import IDS, PASSAGES, Capitals
+from capitals import IDS, Capitals
 from small_world import gin, refused, succeed
 
 from taser_jax.commands.evaluate import EvaluationConfig, Judge
@@ -70,14 +70,12 @@ def test_queries_without_results_are_counted_and_most_of_them_refused(
     assert "results for at least 50% of them" in message
 
 
-def test_by_answers_with_dpr_results(
-    capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path
-):
+def test_by_answers(capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path):
     succeed(
         *("evaluate", *capitals.where, *gin(RUNS_DIR=runs_dir, EVAL_OUTPUT_DIR=tmp_path / "out")),
         *gin(SYSTEM="hand", TASKS=["capital"]),
         *gin("EvaluationConfig", judge="answers", measures=["R@1", "R@2"]),
-        *gin("evaluate", dpr_results=True, parameters=123),
+        *gin("evaluate", parameters=123),
         "--gin.evaluate.details={'wall time': '1 s'}",
     )
     result = _result(tmp_path / "out", "hand")
@@ -88,21 +86,6 @@ def test_by_answers_with_dpr_results(
     }
     assert result["parameters"] == 123
     assert result["details"] == {"wall time": "1 s"}
-    [path] = (tmp_path / "out" / "dpr_results").glob("*.json")
-    records = json.loads(path.read_text())
-    assert [record["question"] for record in records][:1] == ["capital of Switzerland"]
-    assert [[c["id"] for c in record["ctxs"]] for record in records] == [
-        ["p6", "p0"],
-        ["p5", "p3", "p7"],
-        ["p7"],
-    ]
-    assert [[c["has_answer"] for c in record["ctxs"]] for record in records] == [
-        [True, False],
-        [True, True, False],
-        [False],
-    ]
-    assert records[0]["ctxs"][0]["text"] == PASSAGES["p6"][1]
-    assert float(records[0]["ctxs"][0]["score"]) == 3.0
 
 
 def test_by_qrels_a_missing_query_counts_as_zero(

@@ -15,7 +15,6 @@ from tiny_training import draw_params
 
 from taser_jax.assembly.model_directory import load_model, write_run_record
 from taser_jax.commands import export
-from taser_jax.commands.verify import verify
 from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.text.preprocessors import encode_queries
 from taser_jax.evaluation.results import SystemResult, TaskResult, write_result
@@ -26,6 +25,7 @@ from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import parameter_count
 from taser_jax.models.routing import ExpertConfig, Routing
+from taser_jax.storage import checksums
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.state import TrainState
@@ -105,10 +105,10 @@ def exported(model_dir):
 
 
 def test_every_format_has_a_directory_a_card_and_facts(exported, model_dir):
-    assert verify(directory=str(exported)) > 0
+    assert checksums.verify(directory=str(exported)) > 0
     # Its vocabulary is a copy, whose record is not that of the source.
     assert (model_dir.parent / "vocabulary" / "checksums.txt").exists()
-    assert verify(directory=str(model_dir)) > 0
+    assert checksums.verify(directory=str(model_dir)) > 0
     assert sorted(path.name for path in exported.iterdir()) == sorted(FORMATS)
     model = load_model(model_dir)
     for format in FORMATS:
@@ -149,13 +149,11 @@ def test_code_of_the_card_runs(exported, model_dir, format):
         np.testing.assert_allclose(names["embeddings"], own, atol=1e-5)
 
 
-def test_lengths_and_metrics_may_be_given(tmp_path, model_dir):
-    more = {"query_length": 6, "metrics": "{'R@20': 0.5}"}
-    succeed(*arguments(model_dir, tmp_path / "out", ["sentence_transformers"], **more))
+def test_a_length_may_be_given(tmp_path, model_dir):
+    succeed(*arguments(model_dir, tmp_path / "out", ["sentence_transformers"], query_length=6))
     directory = tmp_path / "out" / "sentence_transformers"
     facts = json.loads((directory / "export.json").read_text(encoding="utf-8"))
     assert (facts["query_length"], facts["passage_length"]) == (6, 12)
-    assert facts["metrics"] == {"R@20": 0.5}
 
 
 def test_a_directory_that_is_not_empty_is_refused(capsys, tmp_path, model_dir, nothing_is_read):

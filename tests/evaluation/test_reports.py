@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 
-from taser_jax.data.readers.questions import read_questions
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.evaluation.reports import LEGEND, ResultsTable
 from taser_jax.evaluation.results import (
@@ -16,7 +15,6 @@ from taser_jax.evaluation.results import (
     read_per_query,
     read_results,
     result_path,
-    write_dpr_results,
     write_per_query,
     write_result,
 )
@@ -232,17 +230,3 @@ def test_other_csv_files_are_refused(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(DataError, match=message):
         read_per_query(path)
-
-
-def test_dpr_results_are_read_as_questions_again(tmp_path):
-    passage = {"id": "12", "title": "T", "text": 'Élan "vital"', "score": "80.5"}
-    results = [
-        {"question": "who?", "answers": ["Ada"], "ctxs": [passage | {"has_answer": True}]},
-        {"question": "when?", "answers": ["1815"], "ctxs": []},
-    ]
-    for given in (results, []):
-        path = tmp_path / f"{len(given)}.json"
-        write_dpr_results(path, given)
-        assert json.loads(path.read_text()) == given
-    questions = [question.text for question in read_questions(tmp_path / "2.json")]
-    assert questions == ["who?", "when?"]

@@ -15,7 +15,6 @@ from buckets import Bucket
 from disks import flip
 
 from taser_jax.cli import main as cli
-from taser_jax.commands.verify import verify
 from taser_jax.data.token_store.negatives import read_negatives, write_negatives
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.retrieval.bm25 import Bm25Index
@@ -134,7 +133,7 @@ def test_a_damaged_token_store_is_refused(
     tokens: pathlib.Path, name: str, damage: Callable[[pathlib.Path], None], said: str
 ):
     TokenStore.open(tokens)
-    assert verify(directory=str(tokens)) > 10
+    assert checksums.verify(directory=str(tokens)) > 10
     damage(tokens / name)
     with pytest.raises(DataError) as caught:
         TokenStore.open(tokens)
@@ -145,7 +144,7 @@ def test_a_damaged_token_store_is_refused(
         assert said in str(caught.value)
     assert "`taser tokenize`" in str(caught.value)
     with pytest.raises(DataError, match=f"{tokens / name}: .*{said}"):
-        verify(directory=str(tokens.parent))
+        checksums.verify(directory=str(tokens.parent))
 
 
 @pytest.mark.parametrize("length", [5000, -4, 0])
@@ -172,7 +171,7 @@ def test_a_store_without_records_opens_with_a_warning_and_is_not_verified(
     assert f"{tokens}: " in said[0]
     assert "files cannot be checked, since no checksums.txt has a line of them: " in said[0]
     with pytest.raises(DataError, match=r"passages/ids\.npy: no checksums\.txt has a line of it"):
-        verify(directory=str(tokens))
+        checksums.verify(directory=str(tokens))
 
 
 def test_a_file_without_a_line_is_named(tokens: pathlib.Path, caplog: pytest.LogCaptureFixture):
@@ -182,16 +181,16 @@ def test_a_file_without_a_line_is_named(tokens: pathlib.Path, caplog: pytest.Log
     TokenStore.open(tokens)
     assert ": passages/lengths.npy, queries/" in caplog.text
     with pytest.raises(DataError, match=r"passages/lengths\.npy: no checksums\.txt"):
-        verify(directory=str(tokens.parent))
+        checksums.verify(directory=str(tokens.parent))
 
 
 def test_where_nothing_is_recorded_nothing_is_verified(tmp_path: pathlib.Path):
     (tmp_path / "notes.md").write_text("")
     with pytest.raises(DataError, match="no artefact"):
-        verify(directory=str(tmp_path))
+        checksums.verify(directory=str(tmp_path))
     artifacts.write_json(tmp_path / "runs" / "a.json", {})
     (tmp_path / "runs" / "metrics.jsonl").write_text("{}")
-    assert verify(directory=str(tmp_path)) == 1
+    assert checksums.verify(directory=str(tmp_path)) == 1
 
 
 def test_a_large_file_is_read_once_a_change(
@@ -290,7 +289,7 @@ def test_verify_on_the_command_line(tmp_path: pathlib.Path, capsys: pytest.Captu
     assert "copy/0.json: other bytes" in said
     assert "all/0.json" not in said
     with pytest.raises(ConfigError, match="no such directory"):
-        verify(directory=str(tmp_path / "none"))
+        checksums.verify(directory=str(tmp_path / "none"))
     # A record in which a byte has changed, too.
     record = tmp_path / "all" / "checksums.txt"
     record.write_bytes(b"x" + record.read_bytes()[1:])

@@ -15,7 +15,6 @@ import toy_loop
 from disks import flip
 
 from taser_jax.assembly.data import DeviceBatches
-from taser_jax.commands.verify import verify
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.devices.mesh import MeshConfig, make_mesh
@@ -38,7 +37,7 @@ def test_damaged_checkpoints_are_named_with_the_one_before(tmp_path: pathlib.Pat
     for step in (1, 2, 3):
         checkpoints.save(state, step=step, about=toy_loop.ABOUT)
     checkpoints.close()
-    assert verify(directory=str(tmp_path)) > 15
+    assert checksums.verify(directory=str(tmp_path)) > 15
     for step, name in ((3, "state/manifest.ocdbt"), (2, "state/_METADATA")):
         (tmp_path / f"checkpoint_{step}" / name).unlink()
         with pytest.raises(DataError, match=rf"(?s){name}: .*missing.*checkpoint_{step - 1}"):
