@@ -130,7 +130,6 @@ def compile_row(row: Row, results: pathlib.Path, *, effort: str, padding: str) -
             f"--gin.BATCH_SIZE={row.batch}",
             f"--gin.TrainingConfig.num_chunks={chunks}",
             *PADDING[padding],
-            "--gin.compile_recipe.encoding=None",
             f"--gin.compile_recipe.compiler_effort={effort}",
             f"--gin.compile_recipe.output_dir={directory}",
         ]
@@ -160,7 +159,7 @@ def compile_row(row: Row, results: pathlib.Path, *, effort: str, padding: str) -
 
 def training_step_fits(report: pathlib.Path) -> bool | None:
     """What the command wrote of the training step; None if it did not come as far."""
-    return json.loads(report.read_text())[0]["fits"] if report.exists() else None
+    return json.loads(report.read_text())["fits"] if report.exists() else None
 
 
 def check_options(results: pathlib.Path, **options: str) -> None:
@@ -196,7 +195,7 @@ def _line(row: Row, attempt: dict[str, Any], report: pathlib.Path) -> str:
     start = [row.model, f"{row.batch:,}", row.topology, str(attempt["num_chunks"])]
     if not attempt["fits"]:
         return f"| {' | '.join([*start, 'does not fit', *[''] * 12])} |"
-    step = json.loads(report.read_text())[0]
+    step = json.loads(report.read_text())
     memory, flops, estimate = step["memory"], step["flops"], step["roofline"]
     sent = sum(each["sent"] for each in step["collectives"])
     cells = [

@@ -216,8 +216,8 @@ def compile_for(arguments: argparse.Namespace) -> None:
             "padded": size,
             "members_per_chip": size // placement.mesh.size,
             "peak_bytes_per_chip": compiled.memory.peak,
-            "collectives": len(compiled.communication.collectives),
-            "collective_bytes": sum(each.num_bytes for each in compiled.communication.collectives),
+            "collectives": len(compiled.collectives),
+            "collective_bytes": sum(each.num_bytes for each in compiled.collectives),
         }
     )
 

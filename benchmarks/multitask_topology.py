@@ -117,7 +117,7 @@ def _figure(
         flops=flops,
         model_flops=flops,
         num_bytes=num_bytes,
-        collectives=compiled.communication.collectives,
+        collectives=compiled.collectives,
     )
     memory = compiled.memory
     return {

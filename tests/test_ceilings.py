@@ -33,9 +33,9 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_734,
     "cli": 1_263,
-    "commands": 5_026,
+    "commands": 4_926,
     "data": 6_711,
-    "devices": 1_219,
+    "devices": 1_087,
     "evaluation": 1_609,
     "interop": 2_980,
     "loose files": 419,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_574,
 }
 OTHERS = {
-    "lines of code": 33_000,
+    "lines of code": 32_768,
     "percent of code that imports or raises": 15,
     "files": 223,
     "lines of the longest file": 417,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 111,
     "modules that train imports": 87,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_525,
+    "words of documentation": 34_515,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

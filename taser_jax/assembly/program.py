@@ -19,7 +19,7 @@ from taser_jax.assembly.validator import SPLIT, check_validated_tasks
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import make_mesh
-from taser_jax.devices.partitioning import CopiedAxis, Partitioner, copied_axes, placed
+from taser_jax.devices.partitioning import Partitioner, copied_axes, placed
 from taser_jax.devices.topologies import peak_flops
 from taser_jax.interop.hub import recorded_name
 from taser_jax.models.batch import Batch, States
@@ -54,7 +54,7 @@ class Program:
         params: shapes of the parameters.
         param_shardings: their shardings.
         logical_axes: names of their axes.
-        copied_axes: axes that are replicated because the mesh cannot divide them.
+        copied_axes: which axes are replicated because the mesh cannot divide them, in words.
         optimizer: the optax chain.
         initialise: key -> parameters.
         state: shapes of the whole state, with their shardings, as restoring and compiling take
@@ -70,7 +70,7 @@ class Program:
     params: Params
     param_shardings: Params
     logical_axes: Params
-    copied_axes: Sequence[CopiedAxis]
+    copied_axes: Sequence[str]
     optimizer: optax.GradientTransformationExtraArgs
     initialise: Callable[[jax.Array], Params]
     state: TrainState
@@ -125,8 +125,8 @@ def make_program(
     params, axes = abstract_params(model), logical_axes(model)
     shardings = partitioner.param_shardings(axes, params)
     copied = copied_axes(partitioner.mesh, axes, params)
-    for axis in copied:
-        logger.warning("%s", axis)
+    for message in copied:
+        logger.warning("%s", message)
     optimizer, gradients = _optimizer(training, params, plan)
     initialise = functools.partial(
         init_params, model, query_length=query_length, passage_length=passage_length

@@ -199,7 +199,6 @@ def _compiled_row(
                     topology=topology.name,
                     model=model,
                     training=training,
-                    encoding=None,
                     compiler_effort=effort,
                     output_dir=str(folder),
                     **options,
@@ -208,7 +207,7 @@ def _compiled_row(
             # The report is written before a step that does not fit is an error.
             if not report.exists():
                 raise
-    (step,) = json.loads(report.read_text())
+    step = json.loads(report.read_text())
     row = PlanRow(topology, mesh, peak=step["memory"]["peak"])
     if not step["fits"]:
         return row

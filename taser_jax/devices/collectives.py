@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
 import math
 import re
@@ -27,43 +26,27 @@ _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 
 
-class CollectiveKind(enum.Enum):
-    """Kinds of collectives, by XLA's names."""
-
-    ALL_REDUCE = "all-reduce"
-    ALL_GATHER = "all-gather"
-    REDUCE_SCATTER = "reduce-scatter"
-    ALL_TO_ALL = "all-to-all"
-    COLLECTIVE_PERMUTE = "collective-permute"
-
-
-class Network(enum.Enum):
-    """The network used: links between the chips of a slice, or the data centre's."""
-
-    ICI = "ICI"
-    DCN = "DCN"
-
-
 @dataclasses.dataclass(frozen=True)
 class Collective:
     """One collective operation of a step.
 
     Attributes:
-        kind: the operation.
+        kind: the operation, by XLA's name: all-reduce, all-gather, reduce-scatter, all-to-all or
+            collective-permute.
         num_bytes: bytes of the larger of its operand and result, on one device, each time.
         group_size: devices in a group.
         times: how often a step runs it: once, or once per iteration of the loops around it. A loop
             of unknown length counts as one iteration.
         operation: its origin, by JAX's names.
-        network: DCN for the part of a collective over several slices that crosses them.
+        between_slices: whether it crosses slices, over the data centre's network.
     """
 
-    kind: CollectiveKind
+    kind: str
     num_bytes: int
     group_size: int
     times: int
     operation: str
-    network: Network = Network.ICI
+    between_slices: bool = False
 
     @property
     def link_bytes(self) -> float:
@@ -73,25 +56,12 @@ class Collective:
         all-reduce (a scatter and a gather), S to permute.
         """
         share = (self.group_size - 1) / self.group_size
-        factor = {CollectiveKind.ALL_REDUCE: 2 * share, CollectiveKind.COLLECTIVE_PERMUTE: 1.0}
+        factor = {"all-reduce": 2 * share, "collective-permute": 1.0}
         return self.times * self.num_bytes * factor.get(self.kind, share)
 
 
-@dataclasses.dataclass(frozen=True)
-class Communication:
-    """What the devices exchange in a step.
-
-    Attributes:
-        collectives: of one device, in the order of the program's text.
-        unknown_loops: loops whose length the text does not show.
-    """
-
-    collectives: Sequence[Collective] = ()
-    unknown_loops: int = 0
-
-
-def read_communication(hlo: str, *, num_devices: int, num_slices: int = 1) -> Communication:
-    """The collectives of a compiled module.
+def read_collectives(hlo: str, *, num_devices: int, num_slices: int = 1) -> list[Collective]:
+    """The collectives of a compiled module on one device, in the order of its text.
 
     The TPU compiler repeats a collective that overlaps other work once for each piece of that
     work, under one channel: equal kind, size and channel count once. It splits a collective over
@@ -101,7 +71,7 @@ def read_communication(hlo: str, *, num_devices: int, num_slices: int = 1) -> Co
         >>> text = '''ENTRY %main (p: f32[8]) -> f32[8] {
         ...   ROOT %r = f32[8]{0} all-reduce(%p), channel_id=1, replica_groups=[1,4]<=[4]
         ... }'''
-        >>> read_communication(text, num_devices=4).collectives[0].num_bytes
+        >>> read_collectives(text, num_devices=4)[0].num_bytes
         32
 
     Args:
@@ -110,8 +80,7 @@ def read_communication(hlo: str, *, num_devices: int, num_slices: int = 1) -> Co
         num_slices: number of slices.
     """
     lines = instructions(hlo)
-    lengths = _loop_lengths(lines)
-    times_of = _times(lines, lengths)
+    times_of = _times(lines, _loop_lengths(lines))
     collectives: dict[str, Collective] = {}
     for number, (computation, line) in enumerate(lines):
         times = times_of[computation]
@@ -128,10 +97,7 @@ def read_communication(hlo: str, *, num_devices: int, num_slices: int = 1) -> Co
             continue
         if key not in collectives or collectives[key].times < times:
             collectives[key] = collective
-    return Communication(
-        collectives=[each for each in collectives.values() if each.group_size > 1],
-        unknown_loops=sum(length is None for length in lengths.values()),
-    )
+    return [each for each in collectives.values() if each.group_size > 1]
 
 
 def instructions(hlo: str) -> list[tuple[str, str]]:
@@ -145,8 +111,8 @@ def instructions(hlo: str) -> list[tuple[str, str]]:
     return lines
 
 
-def _loop_lengths(lines: Sequence[tuple[str, str]]) -> dict[str, int | None]:
-    """Body of each loop -> its iterations; None if unknown.
+def _loop_lengths(lines: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """Body of each loop -> its iterations, where they are known.
 
     The CPU's compiler writes the number beside the loop. The TPU's does not, but the condition of a
     scan compares the counter, which starts at 0, with a constant.
@@ -157,7 +123,7 @@ def _loop_lengths(lines: Sequence[tuple[str, str]]) -> dict[str, int | None]:
         limits.setdefault(computation, []).extend(map(int, _LIMIT.findall(line)))
         if " compare(" in line and "direction=LT" in line:
             less.add(computation)
-    lengths: dict[str, int | None] = {}
+    lengths: dict[str, int] = {}
     for _, line in lines:
         if " while(" not in line:
             continue
@@ -167,12 +133,10 @@ def _loop_lengths(lines: Sequence[tuple[str, str]]) -> dict[str, int | None]:
             lengths[called["body"]] = int(written.group(1))
         elif condition in less and len(limits[condition]) == 1:
             lengths[called["body"]] = limits[condition][0]
-        else:
-            lengths[called["body"]] = None
     return lengths
 
 
-def _times(lines: Sequence[tuple[str, str]], lengths: dict[str, int | None]) -> dict[str, int]:
+def _times(lines: Sequence[tuple[str, str]], lengths: dict[str, int]) -> dict[str, int]:
     """How often a step runs each computation; each branch of a condition counts once."""
     callers: dict[str, list[str]] = {}
     for caller, line in lines:
@@ -185,7 +149,7 @@ def _times(lines: Sequence[tuple[str, str]], lengths: dict[str, int | None]) -> 
     def times(computation: str) -> int:
         # Nothing calls the entry.
         each = sum(map(times, callers[computation])) if computation in callers else 1
-        return each * (lengths.get(computation) or 1)
+        return each * lengths.get(computation, 1)
 
     return {computation: times(computation) for computation, _ in lines}
 
@@ -194,22 +158,22 @@ def _between_slices(crossing: re.Match[str], *, num_slices: int, times: int) -> 
     first_array = _ARRAY.search(crossing.group(1))
     assert first_array is not None
     return Collective(
-        kind=CollectiveKind(crossing.group(2).lower().replace("_", "-")),
+        kind=crossing.group(2).lower().replace("_", "-"),
         num_bytes=_num_bytes(first_array.group()),
         group_size=num_slices,
         times=times,
         operation="between slices",
-        network=Network.DCN,
+        between_slices=True,
     )
 
 
 def _within_slice(match: re.Match[str], line: str, *, num_devices: int, times: int) -> Collective:
-    types, kind = match.group(1), CollectiveKind(match.group(2))
+    types, kind = match.group(1), match.group(2)
     group_size = _group_size(line, num_devices)
     num_bytes = _num_bytes(types)
-    if match.group(3) and kind is not CollectiveKind.ALL_REDUCE:
+    if match.group(3) and kind != "all-reduce":
         num_bytes = _larger_part(types)
-    elif kind is CollectiveKind.REDUCE_SCATTER:
+    elif kind == "reduce-scatter":
         num_bytes *= group_size
     source = re.search(r'op_name="([^"]*)"', line)
     return Collective(kind, num_bytes, group_size, times, source.group(1) if source else "")

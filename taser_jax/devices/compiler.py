@@ -10,10 +10,7 @@ import contextlib
 import dataclasses
 import enum
 import math
-import os
 import re
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -22,8 +19,7 @@ from jax.extend import core
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from taser_jax.devices.collectives import Communication, read_communication
-from taser_jax.storage.progress import logger
+from taser_jax.devices.collectives import Collective, read_collectives
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # The compiler fails before it has placed any buffer, or when it cannot place all.
@@ -110,10 +106,8 @@ class CompiledStep:
         compiler_bytes: bytes that one device reads and writes by XLA's count, which includes
             on-chip memory and counts loop bodies once.
         products: matrix products of the whole program.
-        communication: what the devices exchange. Of a loop of unknown length, such as the search
-            for a median, all counts are those of one round.
-        warnings: warnings of involuntary rematerialisation: arrays that are copied whole to every
-            device because the compiler sees no other way from one sharding to another.
+        collectives: what the devices exchange. Of a loop of unknown length, such as the search for
+            a median, all counts are those of one round.
         effort: the compiler's effort.
     """
 
@@ -121,8 +115,7 @@ class CompiledStep:
     compiler_flops: float
     compiler_bytes: float
     products: Sequence[MatrixProduct]
-    communication: Communication
-    warnings: Sequence[str]
+    collectives: Sequence[Collective]
     effort: CompilerEffort = CompilerEffort.FULL
 
 
@@ -144,7 +137,6 @@ def compile_step(
     *arguments: PyTree,
     mesh: Mesh,
     effort: CompilerEffort = CompilerEffort.FULL,
-    **static: object,
 ) -> CompiledStep:
     """Compiles a jitted function for the devices of a mesh.
 
@@ -153,7 +145,6 @@ def compile_step(
         arguments: trees of `jax.ShapeDtypeStruct` with shardings on the mesh.
         mesh: devices, of this machine or of a topology.
         effort: the compiler's effort.
-        static: static keyword arguments.
 
     Raises:
         OutOfMemory: it does not fit.
@@ -164,10 +155,9 @@ def compile_step(
         "jax_enable_compilation_cache": False,
     }
     with jax.set_mesh(mesh), _configured(**options):
-        traced = step.trace(*arguments, **static)
+        traced = step.trace(*arguments)
         try:
-            with _native_messages() as messages:
-                compiled = traced.lower().compile()
+            compiled = traced.lower().compile()
         except jax.errors.JaxRuntimeError as error:
             _raise_out_of_memory(error)
             raise
@@ -183,12 +173,11 @@ def compile_step(
         compiler_flops=cost["flops"],
         compiler_bytes=cost["bytes accessed"],
         products=matrix_products(traced.jaxpr),
-        communication=read_communication(
+        collectives=read_collectives(
             compiled.as_text(),
             num_devices=mesh.size,
             num_slices=len({getattr(each, "slice_index", 0) for each in mesh.devices.flat}),
         ),
-        warnings=[line for line in messages if "nvoluntary full rematerialization" in line],
         effort=effort,
     )
 
@@ -213,33 +202,6 @@ def _raise_out_of_memory(error: Exception) -> None:
                 int(float(used.group(i)) * _UNITS[used.group(i + 1)]) for i in (1, 3)
             )
             raise OutOfMemory(needed=needed, available=available) from error
-
-
-@contextlib.contextmanager
-def _native_messages() -> Iterator[list[str]]:
-    """Collects what libtpu writes to the process's standard error, below Python's `sys.stderr`.
-
-    If the block raises, the text is passed on. An abort in native code ends the process at once:
-    then the compiler's last words are in the file that was named before; otherwise it is deleted.
-    """
-    messages: list[str] = []
-    stderr = os.dup(2)
-    with tempfile.NamedTemporaryFile(prefix="taser_compile_", suffix=".log") as file:
-        logger.info("if the compiler aborts, its last words are in %s", file.name)
-        sys.stderr.flush()
-        os.dup2(file.fileno(), 2)
-        try:
-            yield messages
-        except BaseException:
-            os.dup2(stderr, 2)
-            file.seek(0)
-            sys.stderr.write(file.read().decode(errors="replace"))
-            raise
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            file.seek(0)
-            messages += file.read().decode(errors="replace").splitlines()
 
 
 def matrix_products(jaxpr: core.ClosedJaxpr) -> list[MatrixProduct]:

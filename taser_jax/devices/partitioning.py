@@ -6,7 +6,6 @@ axes. `jax.jit` with the resulting shardings does the rest.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -21,9 +20,6 @@ from jaxtyping import PyTree
 
 from taser_jax.devices.mesh import BATCH_AXES, HostShare
 from taser_jax.storage.errors import ConfigError
-
-# Parameters that a message names.
-_NAMED_PARAMETERS = 2
 
 T = TypeVar("T")
 
@@ -195,40 +191,11 @@ def bytes_per_device(leaf: jax.ShapeDtypeStruct) -> int:
     return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
-@dataclasses.dataclass(frozen=True)
-class CopiedAxis:
-    """A logical axis that is replicated because its length is not a multiple of the devices.
-
-    Attributes:
-        axis: its logical name.
-        size: its length.
-        mesh_axis: the mesh axis along which it was to be split.
-        parts: number of devices along it.
-        parameters: parameters that have the axis.
-    """
-
-    axis: str
-    size: int
-    mesh_axis: str
-    parts: int
-    parameters: Sequence[str]
-
-    def __str__(self) -> str:
-        named = ", ".join(self.parameters[:_NAMED_PARAMETERS])
-        more = len(self.parameters) - _NAMED_PARAMETERS
-        return (
-            f"{self.axis} of {self.size:,} cannot be split over {self.mesh_axis} = {self.parts}: "
-            f"each of these devices has whole copies of {len(self.parameters)} parameters, and "
-            f"replicates the computation that uses them: {named}"
-            + (f" and {more} more" if more > 0 else "")
-        )
-
-
-def copied_axes(mesh: Mesh, logical_axes: PyTree, shapes: PyTree) -> list[CopiedAxis]:
-    """The axes that `Partitioner.param_shardings` copies because their length does not divide.
+def copied_axes(mesh: Mesh, logical_axes: PyTree, shapes: PyTree) -> list[str]:
+    """The axes that `Partitioner.param_shardings` copies as their length does not divide, in words.
 
     Example:
-        Twelve heads over model = 8 -> [CopiedAxis("heads", 12, "model", 8, (...))]
+        Twelve heads over model = 8 -> ["heads of 12 cannot be split over model = 8: ..."]
 
     Args:
         mesh: the mesh.
@@ -236,16 +203,20 @@ def copied_axes(mesh: Mesh, logical_axes: PyTree, shapes: PyTree) -> list[Copied
         shapes: the same tree of arrays or `jax.ShapeDtypeStruct`.
     """
     arrays = leaves_by_path(meta.unbox(shapes))
-    copied: dict[tuple[str, int, str, int], list[str]] = {}
+    copied: dict[str, list[str]] = {}
     for path, logical in leaves_by_path(logical_axes).items():
         array = arrays[path]
         split = mesh_spec(logical, array.shape, mesh)
         for name, size in zip(logical, array.shape, strict=True):
             axis = RULES.get(name)
             if axis is not None and axis not in split and mesh.shape[axis] > 1:
-                key = (name, size, axis, mesh.shape[axis])
-                copied.setdefault(key, []).append(path)
-    return [CopiedAxis(*key, tuple(names)) for key, names in copied.items()]
+                problem = f"{name} of {size:,} cannot be split over {axis} = {mesh.shape[axis]}"
+                copied.setdefault(problem, []).append(path)
+    return [
+        f"{problem}: each of these devices has whole copies of {len(paths)} parameters, and "
+        f"replicates the computation that uses them: {paths[0]} first"
+        for problem, paths in copied.items()
+    ]
 
 
 Value = TypeVar("Value")

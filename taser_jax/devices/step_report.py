@@ -1,4 +1,4 @@
-"""Reports of a compiled step, with the least time that it can take, as text and as JSON."""
+"""Report of a compiled training step, with the least time that it can take, as text and JSON."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from taser_jax.devices.collectives import Collective, Network
-from taser_jax.devices.compiler import CompiledStep, MatrixProduct
-from taser_jax.devices.partitioning import CopiedAxis
+from taser_jax.devices.collectives import Collective
+from taser_jax.devices.compiler import CompiledStep
 from taser_jax.devices.topologies import Topology
 
 _GIB, _MIB = 2**30, 2**20
@@ -82,16 +81,17 @@ def roofline(
         num_bytes: bytes read and written per device.
         collectives: the step's collectives.
     """
-    chip, seconds = topology.chip, {network: 0.0 for network in Network}
+    chip, ici, dcn = topology.chip, 0.0, 0.0
     for each in collectives:
-        links = topology.links(each.group_size) * chip.link_bandwidth
-        bandwidth = links if each.network is Network.ICI else chip.network_bandwidth
-        seconds[each.network] += each.link_bytes / bandwidth
+        if each.between_slices:
+            dcn += each.link_bytes / chip.network_bandwidth
+        else:
+            ici += each.link_bytes / (topology.links(each.group_size) * chip.link_bandwidth)
     return Roofline(
         compute=flops / chip.peak_flops,
         hbm=num_bytes / chip.hbm_bandwidth,
-        ici=seconds[Network.ICI],
-        dcn=seconds[Network.DCN],
+        ici=ici,
+        dcn=dcn,
         model_flops=model_flops,
         peak_flops=chip.peak_flops,
     )
@@ -104,24 +104,17 @@ class RealWork:
     Attributes:
         tokens: of the step's texts.
         padded_tokens: the same with padding.
-        flops: by the model's formulas, if each text had its own length.
-        padded_flops: the same with padding.
+        share: share of the FLOPs that is not spent on padding, by the model's formulas.
     """
 
     tokens: int
     padded_tokens: int
-    flops: float
-    padded_flops: float
+    share: float
 
     @property
     def padding(self) -> float:
         """Share of positions that hold no token."""
         return 1 - self.tokens / self.padded_tokens
-
-    @property
-    def share(self) -> float:
-        """Share of the FLOPs that is not spent on padding."""
-        return self.flops / self.padded_flops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,24 +122,22 @@ class StepReport:
     """A compiled step, compared with the model's formulas and the chip's limits.
 
     Attributes:
-        name: the step's name.
         about: its input, in words.
         topology: the target.
         mesh: devices along each axis.
         compiled: the compiler's report.
         model_flops: FLOPs of one device by the model's formulas, padded positions included.
         real: the work without padding; None where the texts' lengths are unknown.
-        copied: axes of parameters that could not be split.
+        copied: which parameters could not be split, in words.
     """
 
-    name: str
     about: str
     topology: Topology
     mesh: Mapping[str, int]
     compiled: CompiledStep
     model_flops: float
     real: RealWork | None = None
-    copied: Sequence[CopiedAxis] = ()
+    copied: Sequence[str] = ()
 
     @property
     def num_devices(self) -> int:
@@ -164,17 +155,6 @@ class StepReport:
         return sum(product.flops for product in self.compiled.products) / self.num_devices
 
     @property
-    def executed_passes(self) -> float:
-        """The same in passes of the matrix unit: more for exact float32 products."""
-        return sum(each.flops * each.passes for each in self.compiled.products) / self.num_devices
-
-    @property
-    def float32_products(self) -> list[MatrixProduct]:
-        """Products of float32 operands, largest first."""
-        products = [each for each in self.compiled.products if each.dtype == "float32"]
-        return sorted(products, key=lambda product: -product.flops)
-
-    @property
     def loop_factor(self) -> float:
         """Factor for the compiler's bytes, since it counts the body of a loop once.
 
@@ -185,60 +165,44 @@ class StepReport:
 
     @property
     def roofline(self) -> Roofline:
-        """The least time of a step."""
+        """The least time of a step; exact float32 products take several passes."""
+        passes = sum(each.flops * each.passes for each in self.compiled.products)
         return roofline(
             self.topology,
-            flops=self.executed_passes,
+            flops=passes / self.num_devices,
             model_flops=self.model_flops,
             num_bytes=self.compiled.compiler_bytes * self.loop_factor,
-            collectives=self.compiled.communication.collectives,
+            collectives=self.compiled.collectives,
         )
 
     @property
     def real_mfu(self) -> float | None:
         """MFU that counts the work of real tokens alone: an upper bound."""
-        if self.real is None:
-            return None
-        return self.roofline.mfu * self.real.share
+        return None if self.real is None else self.roofline.mfu * self.real.share
 
     def as_json(self) -> dict[str, object]:
-        """The report as plain values, in bytes, FLOPs and seconds of one device."""
-        estimate = self.roofline
+        """The report's figures as plain values, in bytes, FLOPs and seconds of one device."""
+        memory, estimate = self.compiled.memory, self.roofline
         return {
-            "step": self.name,
-            "about": self.about,
             "topology": self.topology.name,
-            "num_slices": self.topology.num_slices,
             "mesh": dict(self.mesh),
-            "compiler_effort": self.compiled.effort.value,
             "fits": self.fits,
-            "memory": dataclasses.asdict(self.compiled.memory)
-            | {"peak": self.compiled.memory.peak, "hbm": self.topology.chip.hbm_bytes},
+            "memory": dataclasses.asdict(memory)
+            | {"peak": memory.peak, "hbm": self.topology.chip.hbm_bytes},
             "flops": {
                 "model": self.model_flops,
                 "matrix_products": self.executed_flops,
-                "matrix_passes": self.executed_passes,
                 "compiler": self.compiled.compiler_flops,
                 "loop_factor": self.loop_factor,
             },
             "bytes_accessed": self.compiled.compiler_bytes,
             "collectives": [
-                dataclasses.asdict(each)
-                | {
-                    "kind": each.kind.value,
-                    "network": each.network.value,
-                    "sent": each.link_bytes,
-                }
-                for each in self.compiled.communication.collectives
+                dataclasses.asdict(each) | {"sent": each.link_bytes}
+                for each in self.compiled.collectives
             ],
-            "float32_products": [dataclasses.asdict(each) for each in self.float32_products],
-            "copied_axes": [dataclasses.asdict(each) for each in self.copied],
-            "loops_of_unknown_length": self.compiled.communication.unknown_loops,
-            "warnings": list(self.compiled.warnings),
             "roofline": dataclasses.asdict(estimate)
             | {
                 "step_seconds": estimate.step_seconds,
-                "sequential_seconds": estimate.sequential_seconds,
                 "bound": estimate.bound,
                 "mfu": estimate.mfu,
                 "mfu_of_real_tokens": self.real_mfu,
@@ -250,11 +214,11 @@ class StepReport:
         axes = ", ".join(f"{axis} {size}" for axis, size in self.mesh.items() if size > 1)
         slices = f" x {self.topology.num_slices} slices" if self.topology.num_slices > 1 else ""
         lines = [
-            f"{self.name} on {self.topology.name}{slices}: mesh of {axes or '1 device'}; "
+            f"training step on {self.topology.name}{slices}: mesh of {axes or '1 device'}; "
             f"{self.about}; {self.compiled.effort.value} effort of the compiler",
             *_memory_lines(self),
             *_arithmetic_lines(self),
-            *_collective_lines(self.compiled.communication.collectives),
+            *_collective_lines(self.compiled.collectives),
             *_time_lines(self.roofline),
         ]
         if self.real is not None:
@@ -262,39 +226,6 @@ class StepReport:
             share = f"MFU of the tokens alone {self.real_mfu:.1%}"
             lines.append(f"  {self.real.padding:.1%} padding: {counts}; {share}")
         return "\n".join(lines)
-
-
-@dataclasses.dataclass(frozen=True)
-class StepRefusal:
-    """A step that the compiler could not place in a device's memory.
-
-    Attributes:
-        name: the step's name.
-        topology: the target.
-        needed: bytes per device.
-        available: bytes a device has.
-    """
-
-    name: str
-    topology: Topology
-    needed: int
-    available: int
-
-    def as_json(self) -> dict[str, object]:
-        """The refusal as plain values; `fits` distinguishes it from a report."""
-        return {
-            "step": self.name,
-            "topology": self.topology.name,
-            "num_slices": self.topology.num_slices,
-            "fits": False,
-            "memory": {"peak": self.needed, "hbm": self.available},
-        }
-
-    def __str__(self) -> str:
-        return (
-            f"{self.name} on {self.topology.name}: does not fit, "
-            f"{self.needed / _GIB:.2f} of {self.available / _GIB:.2f} GiB per device"
-        )
 
 
 def _memory_lines(report: StepReport) -> list[str]:
@@ -314,17 +245,17 @@ def _memory_lines(report: StepReport) -> list[str]:
 
 
 def _arithmetic_lines(report: StepReport) -> list[str]:
-    model, compiled = report.model_flops, report.compiled
+    compiled = report.compiled
     rows = {
-        "the model's": model,
+        "the model's": report.model_flops,
         "matrix products computed": report.executed_flops,
         "the compiler's count": compiled.compiler_flops,
     }
     lines = [
-        *(f"  {axis}" for axis in report.copied),
+        *(f"  {message}" for message in report.copied),
         "  arithmetic of a device, TFLOPs",
         *(
-            f"    {name:<33}{flops / 1e12:8.3f}  {flops / model:.2f} of the model's"
+            f"    {name:<33}{flops / 1e12:8.3f}  {flops / report.model_flops:.2f} of the model's"
             for name, flops in rows.items()
         ),
         "  memory traffic of a device, GiB",
@@ -335,28 +266,22 @@ def _arithmetic_lines(report: StepReport) -> list[str]:
             f"    the compiler counts loop bodies once; products count {report.loop_factor:.2f} "
             "times as much with all rounds, and the traffic is taken to"
         )
-    if unknown_loops := compiled.communication.unknown_loops:
-        lines.append(
-            f"  loops of a length that the compiler does not know: {unknown_loops}; their "
-            "arithmetic, traffic and collectives count for one round, so the times are too short"
-        )
-    lines += [f"  {warning}" for warning in compiled.warnings]
-    lines += _float32_lines(report)
-    return lines
+    return [*lines, *_float32_lines(report)]
 
 
 def _float32_lines(report: StepReport) -> list[str]:
-    products = report.float32_products
+    products = [each for each in report.compiled.products if each.dtype == "float32"]
     if not products:
         return ["  no float32 matrix products"]
     share = sum(each.flops for each in products) / report.num_devices / report.executed_flops
-    lines = [f"  {len(products)} float32 matrix products, {share:.2%} of the arithmetic; largest:"]
-    lines += [
-        f"    {each.flops / report.num_devices / 1e9:10.3f} GFLOPs  {each.precision:<8} "
-        f"{each.operation or '(the loss)'}"
-        for each in products[:_SHOWN]
+    return [
+        f"  {len(products)} float32 matrix products, {share:.2%} of the arithmetic; largest:",
+        *(
+            f"    {each.flops / report.num_devices / 1e9:10.3f} GFLOPs  {each.precision:<8} "
+            f"{each.operation or '(the loss)'}"
+            for each in sorted(products, key=lambda product: -product.flops)[:_SHOWN]
+        ),
     ]
-    return lines
 
 
 def _collective_lines(collectives: Sequence[Collective]) -> list[str]:
@@ -380,8 +305,7 @@ def _collective_lines(collectives: Sequence[Collective]) -> list[str]:
 
 
 def _name(collective: Collective) -> str:
-    crosses = collective.network is Network.DCN
-    return f"{collective.kind.value}{', DCN' if crosses else ''}"
+    return f"{collective.kind}{', DCN' if collective.between_slices else ''}"
 
 
 def _time_lines(estimate: Roofline) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib.metadata
 import importlib.util
 import math
 import os
@@ -214,34 +213,6 @@ def open_topology(name: str | None, *, num_slices: int = 1) -> Topology:
         num_slices=num_slices,
         devices=description.devices,
     )
-
-
-# The first libtpu seen to compile for a chip; earlier ones end the process.
-_OLDEST_COMPILER = {"tpu7x": (0, 0, 50)}
-
-
-def require_compiler(topology: Topology) -> None:
-    """Refuses a topology that this libtpu describes but cannot compile for.
-
-    Raises:
-        ConfigError: libtpu is too old for the chip.
-    """
-    installed = importlib.metadata.version("libtpu")
-    oldest = _OLDEST_COMPILER.get(topology.chip.name, ())
-    if tuple(int(part) for part in installed.split(".")[:3]) < oldest:
-        problem = f"libtpu {installed} crashes when it compiles for {topology.chip.name}"
-        works = f"libtpu {'.'.join(map(str, oldest))}, which comes with jax 0.12 on Python 3.12"
-        raise ConfigError(problem, where=topology.name, fix=f"install {works}")
-
-
-def one_host(topology: Topology) -> Topology:
-    """The chips of one of its hosts, as a topology of their own."""
-    hosts = len({device.process_index for device in topology.devices})
-    if hosts == 1:
-        return topology
-    chips = tuple(min(size, 2) for size in topology.shape[:2])
-    shape = (*chips, 1) if len(topology.shape) > 2 else chips
-    return open_topology(f"{topology.chip.name}:{'x'.join(map(str, shape))}")
 
 
 def _unknown(name: str | None, *, reason: str | None = None) -> ConfigError:

@@ -27,7 +27,7 @@ def command(status: int, *, fits: bool | None, told: str = ""):
         )
         if fits is not None:
             path = pathlib.Path(output.partition("=")[2]) / "report.json"
-            path.write_text(json.dumps([{"step": "training step", "fits": fits}]))
+            path.write_text(json.dumps({"fits": fits}))
         return subprocess.CompletedProcess(arguments, status, "", told)
 
     return run
@@ -63,7 +63,7 @@ def test_any_other_end_leaves_no_row(benchmark, tmp_path, monkeypatch, status, f
     row = benchmark.ROWS[0]
     (tmp_path / row.name).mkdir()
     # Of an earlier run, and not of this one.
-    (tmp_path / row.name / "report.json").write_text('[{"fits": false}]')
+    (tmp_path / row.name / "report.json").write_text('{"fits": false}')
     monkeypatch.setattr(benchmark.subprocess, "run", command(status, fits=fits, told="why"))
     with pytest.raises(SystemExit, match="why"):
         benchmark.compile_row(row, tmp_path, effort="quick", padding="full")
@@ -106,7 +106,7 @@ def test_a_row_of_the_table(benchmark, tmp_path):
         },
         "padding": 0.101,
     }
-    (directory / "report.json").write_text(json.dumps([report]))
+    (directory / "report.json").write_text(json.dumps(report))
     cells = benchmark.markdown(tmp_path).splitlines()[-1].strip("| ").split(" | ")
     expected = "taser 256 v5e:2x4 2 8.00 50% 15.00 1.50 100 7 50.0 131.0 14.3 HBM 39% 35% 10%"
     assert cells == expected.split()

@@ -28,9 +28,9 @@ def run(directory, *arguments: str) -> int:
     return cli.run(["plan", *SMALL, f"--gin.plan_recipe.output_dir={directory}", *arguments])
 
 
-def report(*, fits: bool = True, seconds: float = 0.25, peak: int = 3) -> list[dict]:
+def report(*, fits: bool = True, seconds: float = 0.25, peak: int = 3) -> dict:
     roofline = {"bound": "ICI", "step_seconds": seconds, "mfu": 0.5, "mfu_of_real_tokens": 0.4}
-    return [{"fits": fits, "memory": {"peak": peak * 2**30}, "roofline": roofline}]
+    return {"fits": fits, "memory": {"peak": peak * 2**30}, "roofline": roofline}
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def compiler(monkeypatch):
         found = answers[min(len(asked), len(answers)) - 1]
         pathlib.Path(output_dir).mkdir(parents=True)
         pathlib.Path(output_dir, plan.REPORT_JSON).write_text(json.dumps(found))
-        if not found[0]["fits"]:
+        if not found["fits"]:
             raise ConfigError("does not fit")
 
     monkeypatch.setattr(plan, "compile_recipe", compile_recipe)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taser_jax.devices.collectives import Collective, CollectiveKind, Network
+from taser_jax.devices.collectives import Collective
 from taser_jax.devices.step_report import roofline
 from taser_jax.devices.topologies import CHIPS, Topology
 
@@ -13,10 +13,10 @@ MILLISECOND = {"flops": 197e9, "num_bytes": 819e6}
 
 
 def estimate(*, flops=0.0, num_bytes=0.0, sent=0.0, crossing=0.0):
-    kind = CollectiveKind.COLLECTIVE_PERMUTE
+    kind = "collective-permute"
     collectives = [
         Collective(kind, int(sent), 256, 1, ""),
-        Collective(kind, int(crossing), 2, 1, "", Network.DCN),
+        Collective(kind, int(crossing), 2, 1, "", between_slices=True),
     ]
     return roofline(
         V5E, flops=flops, model_flops=flops / 2, num_bytes=num_bytes, collectives=collectives
@@ -50,6 +50,6 @@ def test_the_longest_decides(more, bound):
 
 @pytest.mark.parametrize(("group_size", "seconds"), [(256, 0.5e-3), (16, 2e-3)])
 def test_a_group_smaller_than_the_slice_has_one_link(group_size, seconds):
-    each = Collective(CollectiveKind.COLLECTIVE_PERMUTE, 10**8, group_size, 1, "")
+    each = Collective("collective-permute", 10**8, group_size, 1, "")
     found = roofline(V5E, flops=1.0, model_flops=1.0, num_bytes=1.0, collectives=[each])
     assert found.ici == pytest.approx(seconds)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import importlib.util
 import math
 
@@ -11,13 +9,7 @@ import pytest
 
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner
-from taser_jax.devices.topologies import (
-    CHIPS,
-    Topology,
-    one_host,
-    open_topology,
-    require_compiler,
-)
+from taser_jax.devices.topologies import CHIPS, Topology, open_topology
 from taser_jax.storage.errors import ConfigError
 
 
@@ -63,17 +55,6 @@ def test_the_nearest_name_is_suggested():
         open_topology("v5:4x4")
 
 
-@pytest.mark.parametrize(("libtpu", "works"), [("0.0.42.1", False), ("0.0.50.1", True)])
-def test_a_compiler_that_crashes_for_a_chip_is_not_started(monkeypatch, libtpu, works):
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: libtpu)
-    require_compiler(open_topology("v5e:2x2"))
-    with contextlib.nullcontext() if works else pytest.raises(ConfigError) as error:
-        require_compiler(open_topology("tpu7x:2x2x1"))
-    if not works:
-        assert "libtpu 0.0.42.1 crashes when it compiles for tpu7x" in str(error.value)
-        assert "install libtpu 0.0.50" in str(error.value)
-
-
 def test_without_libtpu_it_says_what_to_install(monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(
@@ -107,10 +88,3 @@ def test_links_of_a_whole_slice(chip, shape, links):
 
 def test_a_part_of_a_slice_has_one_link():
     assert Topology("", CHIPS["v5e"], (16, 16), 1, ()).links(16) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "host"), [("v5e:4x8", "v5e:2x2"), ("v4:2x2x4", "v4:2x2x1"), ("v5e:1x1", "v5e:1x1")]
-)
-def test_one_of_its_hosts(name, host):
-    assert one_host(open_topology(name)).name == host
