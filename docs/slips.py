@@ -74,24 +74,6 @@ BERT_CONFIG = {
     "intermediate_size": 24,
     "max_position_embeddings": 32,
 }
-# The words in another order.
-TOKENIZER = {
-    "normalizer": {
-        "type": "BertNormalizer",
-        "clean_text": True,
-        "handle_chinese_chars": True,
-        "strip_accents": None,
-        "lowercase": True,
-    },
-    "pre_tokenizer": {"type": "BertPreTokenizer"},
-    "model": {
-        "type": "WordPiece",
-        "unk_token": "[UNK]",
-        "continuing_subword_prefix": "##",
-        "max_input_chars_per_word": 100,
-        "vocab": {w: i for i, w in enumerate([*WORDS[:5], "##er", "eats"])},
-    },
-}
 GIN_FILE = """\
 include 'runs/train.gin'
 include 'models/bert_tiny.gin'
@@ -321,11 +303,6 @@ SLIPS = (
         "Pretrained weights with added tokens",
         (IMPORT,),
         change=bert(added_tokens={"newword": 7}),
-    ),
-    Slip(
-        "A `vocab.txt` that contradicts `tokenizer.json`",
-        (IMPORT,),
-        change=bert(tokenizer=TOKENIZER),
     ),
     Slip(
         "A `layer_norm_eps` below zero",

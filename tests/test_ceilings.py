@@ -33,11 +33,11 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_734,
     "cli": 1_263,
-    "commands": 4_926,
-    "data": 6_711,
+    "commands": 4_927,
+    "data": 6_517,
     "devices": 1_087,
     "evaluation": 1_609,
-    "interop": 2_980,
+    "interop": 2_976,
     "loose files": 419,
     "models": 2_268,
     "optim": 951,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_574,
 }
 OTHERS = {
-    "lines of code": 32_768,
+    "lines of code": 32_571,
     "percent of code that imports or raises": 15,
     "files": 223,
     "lines of the longest file": 417,
@@ -57,10 +57,10 @@ OTHERS = {
     "rooms on all floors": 25,
     "commands": 28,
     "fields that nothing binds": 29,
-    "Any in annotations": 111,
+    "Any in annotations": 110,
     "modules that train imports": 87,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_515,
+    "words of documentation": 34_477,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

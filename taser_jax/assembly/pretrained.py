@@ -158,5 +158,5 @@ def _deciding(vocabulary: Vocabulary) -> str | bytes:
     from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
 
     if isinstance(vocabulary, SentencePieceVocabulary):
-        return vocabulary.model
+        return vocabulary.content
     return vocabulary.fingerprint

@@ -99,7 +99,7 @@ def prompt_text(ids: Sequence[int], vocabulary: WordPieceVocabulary) -> str | No
     if not ids:
         return ""
     # The space at the end separates the prompt from the query's first word.
-    text = vocabulary.decode(ids) + " "
+    text = " ".join(vocabulary.pieces[id] for id in ids).replace(" ##", "") + " "
     return text if vocabulary.encode([text]) == [list(ids)] else None
 
 

@@ -13,7 +13,6 @@ from flax.traverse_util import unflatten_dict
 from tensorflow.compiler.tf2xla.python import xla
 
 from taser_jax.data.text import preprocessors, text_graph
-from taser_jax.data.text.vocabularies import Vocabulary
 from taser_jax.data.token_store.store import Titles
 from taser_jax.devices.partitioning import leaves_by_path
 from taser_jax.interop.export_source import CardTexts, ExportSource
@@ -59,9 +58,9 @@ def export_saved_model(source: ExportSource, output_dir: pathlib.Path) -> None:
     # The checkpoint names variables by their paths from here.
     module = tf.Module()
     module.params = unflatten_dict(variables, sep="/")
-    module.vocabulary = vocabulary.trackables
+    module.texts = text_graph.TextGraph(vocabulary)
     signatures = {
-        f"encode_{role.value}": _signature(source, tuple(variables.values()), vocabulary, role)
+        f"encode_{role.value}": _signature(source, tuple(variables.values()), module.texts, role)
         for role in Role
     }
     signatures["serving_default"] = signatures["encode_query"]
@@ -98,7 +97,7 @@ scores = tf.matmul(query_embeddings, passage_embeddings, transpose_b=True)
 def _signature(
     source: ExportSource,
     variables: Sequence[tf.Variable],
-    vocabulary: Vocabulary,
+    graph: text_graph.TextGraph,
     role: Role,
 ) -> tf.types.experimental.ConcreteFunction:
     """Texts -> {"embedding": [batch, dim]} of one role, as a concrete function."""
@@ -109,7 +108,7 @@ def _signature(
     def encode_query(queries: tf.Tensor) -> dict[str, tf.Tensor]:
         settings = source.query_settings
         queries = text_graph.normalize_queries(queries, settings.normalization)
-        ids = text_graph.query_ids(queries, vocabulary, length, prompt=settings.prompt)
+        ids = graph.query_ids(queries, length, prompt=settings.prompt)
         return embed(ids)
 
     def encode_passage(titles: tf.Tensor, texts: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -123,7 +122,7 @@ def _signature(
         if source.titles is not Titles.INCLUDE:
             titles = tf.zeros_like(titles)
         prompt = source.passage_prompt
-        return embed(text_graph.passage_ids(titles, texts, vocabulary, length, prompt=prompt))
+        return embed(graph.passage_ids(titles, texts, length, prompt=prompt))
 
     encode, inputs = {
         Role.QUERY: (encode_query, [strings]),

@@ -18,7 +18,7 @@ from taser_jax.data.text.hugging_face import (
 )
 from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
-from taser_jax.data.text.vocabulary_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, VOCAB_FILE
+from taser_jax.data.text.vocabulary_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from taser_jax.interop.hub import TEMPLATE_PROMPT
 from taser_jax.storage.errors import ConfigError
 
@@ -26,7 +26,6 @@ from taser_jax.storage.errors import ConfigError
 _PROTO: Any = sentencepiece_model_pb2
 # Pieces with this score are chosen only where nothing else is possible.
 _NEVER = -1e6
-SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 # Role -> token, of WordPiece and of most other tokenizers.
 _SPECIAL_TOKENS = {
     "unk_token": ("[UNK]", "<unk>"),
@@ -84,15 +83,13 @@ def write_tokenizer(
             "tokenize_chinese_chars": vocabulary.splitting.split_ideographs,
             **dict.fromkeys(_SPECIAL_TOKENS),
         }
-        pieces = "".join(f"{piece}\n" for piece in vocabulary.pieces)
-        (output_dir / VOCAB_FILE).write_bytes(pieces.encode("utf-8"))
+        (output_dir / vocabulary.file).write_bytes(vocabulary.content)
     else:
         tokenizer, special = _of_sentencepiece(vocabulary)
     tokenizer.post_processor = _template(vocabulary, tokenizer, prompt)
     for name, value in {
         TOKENIZER_FILE: json.loads(tokenizer.to_str()),
         TOKENIZER_CONFIG_FILE: settings | special,
-        SPECIAL_TOKENS_FILE: special,
     }.items():
         text = json.dumps(value, ensure_ascii=False, indent=2) + "\n"
         (output_dir / name).write_text(text, encoding="utf-8")
@@ -110,7 +107,7 @@ def _of_json(vocabulary: TokenizerJsonVocabulary) -> tuple[tokenizers.Tokenizer,
     tokenizer = tokenizers.Tokenizer.from_buffer(vocabulary.content)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    sep = vocabulary.piece(vocabulary.sep_id)
+    cls, sep = (_token(tokenizer, id) for id in (vocabulary.cls_id, vocabulary.sep_id))
     # Padding is masked: without a token of its own, any will do.
     special = {"pad_token": sep} | {
         role: name
@@ -118,11 +115,11 @@ def _of_json(vocabulary: TokenizerJsonVocabulary) -> tuple[tokenizers.Tokenizer,
         for name in names
         if vocabulary.id_of(name) is not None
     }
-    return tokenizer, special | {"cls_token": vocabulary.piece(vocabulary.cls_id), "sep_token": sep}
+    return tokenizer, special | {"cls_token": cls, "sep_token": sep}
 
 
 def _of_sentencepiece(vocabulary: SentencePieceVocabulary) -> tuple[tokenizers.Tokenizer, Special]:
-    model = _PROTO.ModelProto.FromString(vocabulary.model)
+    model = _PROTO.ModelProto.FromString(vocabulary.content)
     trainer, piece = model.trainer_spec, _PROTO.ModelProto.SentencePiece
     if trainer.model_type != _PROTO.TrainerSpec.UNIGRAM:
         problem = "a SentencePiece model that is not a unigram model, as T5's is"
@@ -145,7 +142,7 @@ def _of_sentencepiece(vocabulary: SentencePieceVocabulary) -> tuple[tokenizers.T
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     ids = {
-        "pad_token": vocabulary.pad_id,
+        "pad_token": 0,
         "eos_token": vocabulary.sep_id,
         "unk_token": vocabulary.unk_id,
     }

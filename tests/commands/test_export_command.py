@@ -227,7 +227,7 @@ def with_a_larger_vocabulary(directory):
 @pytest.mark.parametrize(
     ("facts", "change", "settings", "told"),
     [
-        (FACTS, without_vocabulary, {}, ("no BERT vocabulary in this",)),
+        (FACTS, without_vocabulary, {}, ("vocab.txt: cannot be read",)),
         (
             FACTS,
             with_a_larger_vocabulary,

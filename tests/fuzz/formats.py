@@ -14,8 +14,7 @@ from taser_jax.data.readers import kilt
 from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.passages import read_passages
 from taser_jax.data.readers.questions import read_questions
-from taser_jax.data.text.hugging_face import wordpiece_tokenizer
-from taser_jax.data.text.vocabulary_files import WordSplitting, read_bert_files
+from taser_jax.data.text.hugging_face import WordSplitting, read_bert, wordpiece_tokenizer
 from taser_jax.interop.bert_formats import bert_config
 from taser_jax.interop.tensors import read_tensors
 from taser_jax.retrieval.runs import read_trec_run
@@ -137,12 +136,12 @@ FORMATS: dict[str, tuple[str, bytes, Read]] = {
     "tokenizer.json": (
         "tokenizer.json",
         TOKENIZER.to_str().encode(),
-        lambda path: read_bert_files(path.parent),
+        lambda path: read_bert(path.parent),
     ),
     "vocab.txt": (
         "vocab.txt",
         "\n".join(WORDS).encode(),
-        lambda path: read_bert_files(path.parent),
+        lambda path: read_bert(path.parent),
     ),
     "metadata": (
         "metadata.json",

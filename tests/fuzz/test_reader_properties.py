@@ -27,7 +27,7 @@ from taser_jax.data.readers import kilt
 from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.passages import read_passages
 from taser_jax.data.readers.questions import read_questions
-from taser_jax.data.text.vocabulary_files import SPECIAL_TOKENS, piece_ids, read_vocab_txt
+from taser_jax.data.text.hugging_face import SPECIAL_TOKENS, piece_ids, read_vocab_txt
 from taser_jax.retrieval.runs import NO_ROW, Run, read_trec_run, write_trec_run
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage

@@ -53,8 +53,7 @@ def test_settings(vocabulary, tmp_path):
     assert settings["model_max_length"] == 20
     assert settings["model_input_names"] == ["input_ids", "attention_mask"]
     assert settings["cls_token"] == "[CLS]"
-    special = json.loads((output / "special_tokens_map.json").read_text(encoding="utf-8"))
-    assert set(special.values()) == set(PIECES[:5])
+    assert set(PIECES[:5]) <= set(map(str, settings.values()))
 
 
 @pytest.mark.parametrize("without", [None, "vocab.txt", "tokenizer_config.json", "tokenizer.json"])
@@ -75,5 +74,5 @@ def test_no_mask_token(tmp_path):
 
 def test_no_vocabulary_no_tokenizer(tmp_path):
     (tmp_path / "vocabulary").mkdir()
-    with pytest.raises(DataError, match=r"(?s)no BERT vocabulary in this.*tokenizer\.json"):
+    with pytest.raises(DataError, match=r"(?s)vocab\.txt: cannot be read.*VOCAB_SIZE"):
         load_vocabulary(tmp_path / "vocabulary")

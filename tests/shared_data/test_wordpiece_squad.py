@@ -33,11 +33,14 @@ def test_wordpiece_ids_equal_hugging_face_on_all_squad_passages(passages, tmp_pa
 def test_sentencepiece_is_its_library_and_the_graph_equals_it_up_to_ties(passages, tmp_path):
     import tensorflow as tf
 
+    from taser_jax.data.text.text_graph import TextGraph
+
     save_bert_pieces(tmp_path, passages, 4000)
     library = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "sentencepiece.model"))
     vocabulary, theirs = load_vocabulary(tmp_path), library.encode(passages)
     assert vocabulary.encode(passages) == theirs
-    ours = vocabulary.encode_tf(tf.constant([text.encode() for text in passages])).to_list()
+    graph = TextGraph(vocabulary)
+    ours = graph.encode(tf.constant([text.encode() for text in passages])).to_list()
     differing = [(a, b) for a, b in zip(ours, theirs, strict=True) if a != b]
     assert len(differing) < 5
     for a, b in differing:

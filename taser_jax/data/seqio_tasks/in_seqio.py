@@ -70,22 +70,8 @@ class SeqioQueries(seqio.FunctionDataSource):
         return tf.data.Dataset.from_generator(examples, output_signature=_EXAMPLE)
 
 
-class IdVocabulary(seqio.PassThroughVocabulary):
-    """Stands for the vocabulary of the `use_data` context in SeqIO's features, which are ids."""
-
-    def __init__(self) -> None:
-        super().__init__(size=0)
-
-    @property
-    def _base_vocab_size(self) -> int:
-        return data_in_use().vocabulary.size
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return data_in_use().vocabulary.decode(ids)
-
-
-# One for all: SeqIO mixes tasks only where their vocabularies are equal.
-_IDS = seqio.Feature(IdVocabulary(), add_eos=False)
+# One for all: SeqIO mixes tasks only where their vocabularies are equal. Its features are ids.
+_IDS = seqio.Feature(seqio.PassThroughVocabulary(size=0), add_eos=False)
 
 
 def preprocessed(task: RetrievalTask, split: str) -> Iterator[Query]:

@@ -2,40 +2,99 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from etils import epath
 
-from taser_jax.data.text import vocabulary_files
 from taser_jax.data.text.vocabulary_files import (
-    MAX_WORD_CHARACTERS,
-    SPECIAL_TOKENS,
+    TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
     VOCAB_FILE,
-    BertFiles,
-    WordSplitting,
-    piece_ids,
-    read_vocab_txt,
+    SavedVocabulary,
+    check_rows,
+    read_bytes,
+    whole,
 )
-from taser_jax.storage.artifacts import fingerprint
 from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.typed_files import read_typed
 
 if TYPE_CHECKING:
-    import tensorflow as tf
     import tokenizers
 
+ADDED_TOKENS_FILE = "added_tokens.json"
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MAX_WORD_CHARACTERS = 100
 _BATCH = 1024
+# Our field -> its names in tokenizer_config.json and in tokenizer.json's normalizer.
+_SPLITTING = {
+    "lower_case": ("do_lower_case", "lowercase"),
+    "strip_accents": ("strip_accents", "strip_accents"),
+    "split_ideographs": ("tokenize_chinese_chars", "handle_chinese_chars"),
+}
+# Values that every BERT's tokenizer.json has; others are not supported.
+_FIXED = {
+    ("model", "type"): "WordPiece",
+    ("model", "unk_token"): "[UNK]",
+    ("model", "continuing_subword_prefix"): "##",
+    ("model", "max_input_chars_per_word"): MAX_WORD_CHARACTERS,
+    ("normalizer", "type"): "BertNormalizer",
+    ("normalizer", "clean_text"): True,
+    ("pre_tokenizer", "type"): "BertPreTokenizer",
+}
 
 
-class WordPieceVocabulary:
+class _TokenizerConfig(TypedDict, total=False):
+    do_lower_case: bool
+    strip_accents: bool
+    tokenize_chinese_chars: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class WordSplitting:
+    """How BERT's texts become words, before words become pieces.
+
+    Attributes:
+        lower_case: whether letters are lower-cased.
+        strip_accents: whether combining marks are removed; None means only if letters are
+            lower-cased.
+        split_ideographs: whether each CJK ideograph is a word (`tokenize_chinese_chars`).
+    """
+
+    lower_case: bool = True
+    strip_accents: bool | None = None
+    split_ideographs: bool = True
+
+    @property
+    def strips_accents(self) -> bool:
+        """Whether combining marks are removed."""
+        return self.lower_case if self.strip_accents is None else self.strip_accents
+
+    @property
+    def unusual(self) -> dict[str, bool]:
+        """Settings that differ from those of BERT's cased and uncased tokenizers; empty for these.
+
+        Example:
+            >>> WordSplitting(lower_case=True, strip_accents=False).unusual
+            {'strip_accents': False}
+        """
+        unusual = {}
+        if self.strips_accents != self.lower_case:
+            unusual["strip_accents"] = self.strips_accents
+        if not self.split_ideographs:
+            unusual["split_ideographs"] = False
+        return unusual
+
+
+class WordPieceVocabulary(SavedVocabulary):
     """Splits text into BERT's word pieces.
 
     `encode` uses Hugging Face's `tokenizers`, except that "[CLS]" and the like in a text are
-    ordinary text. `encode_tf`, for programs without Python, gives the same ids except for 614
+    ordinary text. `text_graph`, for programs without Python, gives the same ids except for 614
     characters (uncased; cased 150), nearly all newer than Unicode 3.2, that TensorFlow Text
     classifies differently.
 
@@ -54,7 +113,7 @@ class WordPieceVocabulary:
     """
 
     kind = "wordpiece"
-    pad_id = 0
+    file = VOCAB_FILE
 
     def __init__(
         self,
@@ -66,90 +125,33 @@ class WordPieceVocabulary:
     ) -> None:
         self.pieces = tuple(pieces)
         self.splitting = splitting or WordSplitting(lower_case=lower_case)
-        self._ids = ids = piece_ids(self.pieces, where)
-        self.unk_id, self.cls_id, self.sep_id = (ids[name] for name in SPECIAL_TOKENS[1:4])
-        self._special_ids = {ids[name] for name in ("[PAD]", "[CLS]", "[SEP]")}
-
-    @classmethod
-    def from_files(cls, files: BertFiles) -> WordPieceVocabulary:
-        """The vocabulary of a Hugging Face directory, from `read_bert_files`."""
-        return cls(files.pieces, splitting=files.splitting, where=files.where)
-
-    @classmethod
-    def from_directory(
-        cls, directory: str, metadata: vocabulary_files.VocabularyMetadata
-    ) -> WordPieceVocabulary:
-        """Reads what `save` wrote."""
-        path = f"{directory}/{VOCAB_FILE}"
-        saved = {name: metadata[name] for name in vocabulary_files.SPLITTING if name in metadata}
-        splitting = WordSplitting(**saved)
-        vocabulary = cls(read_vocab_txt(path), splitting=splitting, where=path)
-        vocabulary_files.check_fingerprint(directory, metadata, vocabulary.fingerprint)
-        return vocabulary
+        self._ids = piece_ids(self.pieces, where)
+        self.cls_id, self.sep_id = self._ids["[CLS]"], self._ids["[SEP]"]
+        unusual = [f"{name} {value}" for name, value in self.splitting.unusual.items()]
+        super().__init__(
+            "".join(f"{piece}\n" for piece in self.pieces).encode("utf-8"),
+            size=len(self.pieces),
+            deciding=[str(self.lower_case), *unusual, *self.pieces],
+            lower_case=self.lower_case,
+            **self.splitting.unusual,
+        )
 
     @property
     def lower_case(self) -> bool:
         """Whether letters are lower-cased."""
         return self.splitting.lower_case
 
-    @property
-    def trackables(self) -> tuple[tf.Module, ...]:
-        """Objects that a `tf.Module` must hold so that it can be saved with `encode_tf`: none."""
-        return ()
-
-    @property
-    def size(self) -> int:
-        """Number of ids."""
-        return len(self.pieces)
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """Fingerprint of everything that decides the ids of a text."""
-        unusual = [f"{name} {value}" for name, value in self.splitting.unusual.items()]
-        return fingerprint([self.kind, str(self.lower_case), *unusual, *self.pieces])
-
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens. Lone surrogates become "?"."""
         return _encoded(self._tokenizer, texts)
-
-    def encode_tf(self, texts: tf.Tensor) -> tf.RaggedTensor:
-        """Ids of each text, without special tokens. [texts] -> [texts, (pieces)], int32."""
-        import tensorflow as tf
-
-        with tf.init_scope():
-            graph = self._graph
-        return graph(texts)
 
     @functools.cached_property
     def _tokenizer(self) -> tokenizers.Tokenizer:
         return wordpiece_tokenizer(self._ids, self.splitting)
 
-    @functools.cached_property
-    def _graph(self) -> tf.types.experimental.GenericFunction:
-        from taser_jax.data.text.text_graph import wordpiece_graph
-
-        return wordpiece_graph(self.pieces, self.splitting)
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids as words joined by spaces, without padding, [CLS] and [SEP]."""
-        pieces = (self.pieces[i] for i in map(int, ids) if i not in self._special_ids)
-        return " ".join(pieces).replace(" ##", "")
-
     def id_of(self, piece: str) -> int | None:
         """Id of a piece by its name, such as "[unused1]"; None if there is no such piece."""
         return self._ids.get(piece)
-
-    def save(self, directory: str | os.PathLike[str]) -> None:
-        """Writes `vocab.txt` and `vocabulary.json`."""
-        vocabulary_files.save_directory(
-            str(directory),
-            kind=self.kind,
-            fingerprint=self.fingerprint,
-            size=self.size,
-            data=(VOCAB_FILE, "".join(f"{piece}\n" for piece in self.pieces).encode("utf-8")),
-            lower_case=self.lower_case,
-            **self.splitting.unusual,
-        )
 
 
 def wordpiece_tokenizer(ids: dict[str, int], splitting: WordSplitting) -> tokenizers.Tokenizer:
@@ -175,7 +177,117 @@ def wordpiece_tokenizer(ids: dict[str, int], splitting: WordSplitting) -> tokeni
     return tokenizer
 
 
-class TokenizerJsonVocabulary:
+def read_bert(
+    directory: str | os.PathLike[str], *, vocab_file: str | None = None
+) -> WordPieceVocabulary:
+    """Reads the tokenizer of a BERT from its `tokenizer.json`, or else from its `vocab.txt`.
+
+    As in transformers, a `tokenizer_config.json` beside it decides on casing, accents and
+    ideographs.
+
+    Args:
+        directory: local or `gs://`.
+        vocab_file: name of the file of pieces; None: as above.
+
+    Raises:
+        DataError: neither file exists, one is damaged, or there are more pieces than rows in the
+            table that `config.json` describes.
+        ConfigError: a tokenizer that splits words differently from BERT's, or has added tokens.
+    """
+    folder = epath.Path(directory)
+    path, tokenizer = folder / TOKENIZER_FILE, None
+    if path.exists():
+        tokenizer = _read_tokenizer(path)
+    elif (folder / ADDED_TOKENS_FILE).exists():
+        raise _added_tokens(folder / ADDED_TOKENS_FILE)
+    if tokenizer is None or vocab_file is not None:
+        path = folder / (vocab_file or VOCAB_FILE)
+        pieces = read_vocab_txt(path)
+    else:
+        ids = tokenizer["model"]["vocab"]
+        pieces = sorted(ids, key=ids.__getitem__)
+    config = read_typed(folder / TOKENIZER_CONFIG_FILE, _TokenizerConfig, absent=_TokenizerConfig())
+    normalizer: Mapping[str, Any] = tokenizer["normalizer"] if tokenizer else {}
+    splitting: dict[str, Any] = {}
+    for name, (in_config, in_normalizer) in _SPLITTING.items():
+        value = config.get(in_config, normalizer.get(in_normalizer))
+        splitting |= {} if value is None else {name: value}
+    vocabulary = WordPieceVocabulary(
+        pieces, splitting=WordSplitting(**splitting), where=os.fspath(path)
+    )
+    check_rows(folder, vocabulary.size, where=os.fspath(path))
+    return vocabulary
+
+
+def _read_tokenizer(path: epath.Path) -> dict[str, Any]:
+    """A tokenizer.json of BERT, with all of its fields.
+
+    Raises:
+        DataError: the file is damaged.
+        ConfigError: it describes a tokenizer of another kind, or one with added tokens.
+    """
+    tokenizer = json.loads(_opened(path.read_bytes(), os.fspath(path)).to_str())
+    for (part, name), value in _FIXED.items():
+        actual = (tokenizer[part] or {}).get(name)
+        if actual != value:
+            problem = f"{part}.{name} is {actual!r}, and {value!r} in BERT's tokenizers"
+            fix = "choose a checkpoint with a tokenizer of BERT"
+            raise ConfigError(problem, where=os.fspath(path), fix=fix)
+    ids = tokenizer["model"]["vocab"]
+    if sorted(ids.values()) != list(range(len(ids))):
+        where = f"{path}, field 'model.vocab'"
+        raise DataError(f"ids with gaps or repetitions, not 0 to {len(ids) - 1}", where=where)
+    for token in tokenizer["added_tokens"]:
+        # Special tokens that are pieces are ordinary text inside texts.
+        is_special = token["special"] or token["content"] in SPECIAL_TOKENS
+        if not is_special or ids.get(token["content"]) != token["id"]:
+            raise _added_tokens(f"{path}, field 'added_tokens'", f", such as {token['content']!r}")
+    return tokenizer
+
+
+def _added_tokens(where: object, example: str = "") -> ConfigError:
+    return ConfigError(
+        f"added tokens{example}: texts would not get the ids that the weights know",
+        where=str(where),
+        fix="choose a checkpoint whose added tokens are special pieces of its vocabulary",
+    )
+
+
+def read_vocab_txt(path: str | os.PathLike[str]) -> list[str]:
+    """The pieces of a `vocab.txt`: one per line; the id is the line number minus one.
+
+    Raises:
+        DataError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        text = read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"not UTF-8 ({error})", where=os.fspath(path)) from error
+    # Not splitlines(): a piece may be one of the characters that it treats as line ends.
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return [line.removesuffix("\r") for line in lines]
+
+
+def piece_ids(pieces: Sequence[str], where: str) -> dict[str, int]:
+    """Piece -> id, checked.
+
+    Raises:
+        DataError: no pieces, an empty or repeated one, or a missing special token.
+    """
+    fix = "check that this is a BERT vocab.txt, one piece per line"
+    ids: dict[str, int] = {}
+    for id, piece in enumerate(pieces):
+        if not piece or ids.setdefault(piece, id) != id:
+            problem = f"piece {id} is {piece!r}, which is {'a repetition' if piece else 'empty'}"
+            raise DataError(problem, where=where, fix=fix)
+    missing = [name for name in SPECIAL_TOKENS[:4] if name not in ids]
+    if missing or ids["[PAD]"] != 0:
+        problem = f"no piece {', '.join(missing)}" if missing else "[PAD] is not id 0"
+        raise DataError(problem, where=where, fix=fix)
+    return ids
+
+
+class TokenizerJsonVocabulary(SavedVocabulary):
     """Splits text as a file of Hugging Face's `tokenizers` says: RoBERTa, XLM-R, MPNet, ModernBERT.
 
     The ids before and after a text are those of the file's own template. The names of special
@@ -192,17 +304,10 @@ class TokenizerJsonVocabulary:
     """
 
     kind = "tokenizer_json"
+    file = TOKENIZER_FILE
 
     def __init__(self, content: bytes, *, where: str = TOKENIZER_FILE) -> None:
-        import tokenizers
-
-        self.content = content
-        self._where = where
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
-        except Exception as error:
-            problem = f"not a tokenizer of `tokenizers` ({error})"
-            raise DataError(problem, where=where) from error
+        self._tokenizer = _opened(content, where)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         around = self._tokenizer.encode("").ids
@@ -215,75 +320,23 @@ class TokenizerJsonVocabulary:
             )
         self.cls_id, self.sep_id = around
         self._tokenizer.encode_special_tokens = True
+        size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        super().__init__(content, size=size, deciding=[content])
 
     @classmethod
     def from_file(cls, path: str) -> TokenizerJsonVocabulary:
         """Reads a `tokenizer.json`; refuses more ids than the weights beside it have rows."""
-        vocabulary = cls(vocabulary_files.read_bytes(path), where=path)
-        vocabulary_files.check_rows(os.path.dirname(path), vocabulary.size, where=path)
+        vocabulary = cls(read_bytes(path), where=path)
+        check_rows(os.path.dirname(path), vocabulary.size, where=path)
         return vocabulary
-
-    @classmethod
-    def from_directory(
-        cls, directory: str, metadata: vocabulary_files.VocabularyMetadata
-    ) -> TokenizerJsonVocabulary:
-        """Reads what `save` wrote."""
-        vocabulary = cls.from_file(f"{directory}/{TOKENIZER_FILE}")
-        vocabulary_files.check_fingerprint(directory, metadata, vocabulary.fingerprint)
-        return vocabulary
-
-    @property
-    def trackables(self) -> tuple[tf.Module, ...]:
-        """Objects that a `tf.Module` must hold: none."""
-        return ()
-
-    @property
-    def size(self) -> int:
-        """Number of ids, up to the largest."""
-        return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """Fingerprint of the file."""
-        return fingerprint([self.kind, self.content])
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens. Lone surrogates become "?"."""
         return _encoded(self._tokenizer, texts)
 
-    def encode_tf(self, texts: tf.Tensor) -> tf.RaggedTensor:
-        """Refuses: TensorFlow has no such tokenizer.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(
-            f"TensorFlow has no tokenizer for a {TOKENIZER_FILE} that is not BERT's",
-            where=self._where,
-            fix="export as sentence_transformers, onnx or stablehlo",
-        )
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids, without special tokens."""
-        return self._tokenizer.decode([int(id) for id in ids])
-
-    def piece(self, id: int) -> str:
-        """Name of an id."""
-        return self._tokenizer.id_to_token(id) or ""
-
     def id_of(self, piece: str) -> int | None:
         """Id of a piece by its name, such as "<mask>"; None if there is no such piece."""
         return self._tokenizer.token_to_id(piece)
-
-    def save(self, directory: str | os.PathLike[str]) -> None:
-        """Writes `tokenizer.json` and `vocabulary.json`."""
-        vocabulary_files.save_directory(
-            str(directory),
-            kind=self.kind,
-            fingerprint=self.fingerprint,
-            size=self.size,
-            data=(TOKENIZER_FILE, self.content),
-        )
 
 
 def is_own_kind(path: str) -> bool:
@@ -298,11 +351,22 @@ def is_own_kind(path: str) -> bool:
         return False
 
 
+def _opened(content: bytes, where: str) -> tokenizers.Tokenizer:
+    # A training machine has no tokenizers, unless its weights are pretrained.
+    import tokenizers
+
+    try:
+        return tokenizers.Tokenizer.from_buffer(content)
+    except Exception as error:
+        problem = f"not a tokenizer of `tokenizers` ({error})"
+        raise DataError(problem, where=where) from error
+
+
 def _encoded(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """Ids of each text, without special tokens."""
     ids: list[list[int]] = []
     for start in range(0, len(texts), _BATCH):
-        batch = [vocabulary_files.whole(text) for text in texts[start : start + _BATCH]]
+        batch = [whole(text) for text in texts[start : start + _BATCH]]
         encoded = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
         ids += [encoding.ids for encoding in encoded]
     return ids

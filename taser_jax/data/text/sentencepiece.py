@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
-import os
 import re
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import sentencepiece
 
-from taser_jax.data.text import vocabulary_files
-from taser_jax.storage.artifacts import fingerprint
+from taser_jax.data.text.vocabulary_files import SavedVocabulary, read_bytes, whole
 from taser_jax.storage.errors import DataError
 
-if TYPE_CHECKING:
-    import tensorflow as tf
-    import tensorflow_text as tf_text
-
 MODEL_FILE = "sentencepiece.model"
-EXTRA_ID = re.compile(r"<extra_id_(\d+)>")
+_EXTRA_ID = re.compile(r"<extra_id_(\d+)>")
 
 
-class SentencePieceVocabulary:
+class SentencePieceVocabulary(SavedVocabulary):
     """Splits text with a SentencePiece model.
 
-    `encode` uses the SentencePiece library. `encode_tf`, for programs without Python, gives the
+    `encode` uses the SentencePiece library. `text_graph`, for programs without Python, gives the
     same ids except where several ways to split a text have the same score.
 
     [CLS] and [SEP] are the ids that SentencePiece calls bos and eos. T5's model has only pad and
@@ -50,10 +41,9 @@ class SentencePieceVocabulary:
     """
 
     kind = "sentencepiece"
-    pad_id = 0
+    file = MODEL_FILE
 
     def __init__(self, model: bytes, *, where: str = MODEL_FILE, extra_ids: int = 0) -> None:
-        self.model = model
         self.extra_ids = extra_ids
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -61,82 +51,42 @@ class SentencePieceVocabulary:
             raise DataError(f"not a SentencePiece model ({error})", where=where) from error
         if not model:
             raise DataError("the vocabulary is empty", where=where)
-        pad_id, eos_id = self._processor.pad_id(), self._processor.eos_id()
-        if pad_id != 0 or eos_id < 0:
-            problem = f"pad is id {pad_id} and the end of a text id {eos_id}, not 0 and another"
+        pad_id, bos_id = self._processor.pad_id(), self._processor.bos_id()
+        self.cls_id = bos_id if bos_id >= 0 else None
+        self.sep_id: int = self._processor.eos_id()
+        self.unk_id: int = self._processor.unk_id()
+        if pad_id != 0 or self.sep_id < 0:
+            problem = (
+                f"pad is id {pad_id} and the end of a text id {self.sep_id}, not 0 and another"
+            )
             fix = "train it with pad_id=0 and eos_id set"
             raise DataError(problem, where=where, fix=fix)
-        if extra_ids < 0:
-            raise DataError(f"{extra_ids} extra ids", where=where, fix="give 0 or more")
-        if extra_ids and self._piece_id(_extra_id_name(0)) is not None:
+        if extra_ids and self._piece_id("<extra_id_0>") is not None:
             problem = f"{extra_ids} extra ids for a model that has pieces of their names"
             fix = "set tokenize.extra_ids=0: the model has its own"
             raise DataError(problem, where=where, fix=fix)
-        bos_id = self._processor.bos_id()
-        self.cls_id = bos_id if bos_id >= 0 else None
-        self.sep_id = eos_id
-        self.unk_id = self._processor.unk_id()
+        super().__init__(
+            model,
+            size=self._processor.get_piece_size() + extra_ids,
+            deciding=[model, *([f"{extra_ids} extra ids"] if extra_ids else [])],
+            **({"extra_ids": extra_ids} if extra_ids else {}),
+        )
 
     @classmethod
     def from_file(cls, path: str, *, extra_ids: int = 0) -> SentencePieceVocabulary:
         """Reads a `.model` file."""
-        return cls(vocabulary_files.read_bytes(path), where=path, extra_ids=extra_ids)
-
-    @classmethod
-    def from_directory(
-        cls, directory: str, metadata: vocabulary_files.VocabularyMetadata
-    ) -> SentencePieceVocabulary:
-        """Reads what `save` wrote."""
-        extra_ids = metadata.get("extra_ids", 0)
-        vocabulary = cls.from_file(f"{directory}/{MODEL_FILE}", extra_ids=extra_ids)
-        vocabulary_files.check_fingerprint(directory, metadata, vocabulary.fingerprint)
-        return vocabulary
-
-    @property
-    def trackables(self) -> tuple[tf.Module, ...]:
-        """Objects that a `tf.Module` must hold so that it can be saved with `encode_tf`."""
-        return (self._tokenizer,)
-
-    @property
-    def size(self) -> int:
-        """Number of ids."""
-        return self._processor.get_piece_size() + self.extra_ids
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """Fingerprint of the model and of any extra ids."""
-        extra = [f"{self.extra_ids} extra ids"] if self.extra_ids else []
-        return fingerprint([self.kind, self.model, *extra])
+        return cls(read_bytes(path), where=path, extra_ids=extra_ids)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens. Lone surrogates become "?"."""
-        return self._processor.encode([vocabulary_files.whole(text) for text in texts])
-
-    def encode_tf(self, texts: tf.Tensor) -> tf.RaggedTensor:
-        """Ids of each text, without special tokens. [texts] -> [texts, (pieces)], int32."""
-        import tensorflow as tf
-
-        with tf.init_scope():
-            tokenizer = self._tokenizer
-        return tokenizer.tokenize(texts)
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids, without padding and control pieces such as [CLS]; extra ids by name."""
-        pieces = self._processor.get_piece_size()
-        parts = [
-            [_extra_id_name(self.size - 1 - id) for id in run]
-            if is_extra
-            else [self._processor.decode(list(run))]
-            for is_extra, run in itertools.groupby(map(int, ids), lambda id: id >= pieces)
-        ]
-        return " ".join(word for part in parts for word in part if word)
+        return self._processor.encode([whole(text) for text in texts])
 
     def id_of(self, piece: str) -> int | None:
         """Id of a piece by its name, such as "<extra_id_1>"; None if there is no such piece."""
         own = self._piece_id(piece)
         if own is not None:
             return own
-        name = EXTRA_ID.fullmatch(piece)
+        name = _EXTRA_ID.fullmatch(piece)
         if name is None or int(name[1]) >= self.extra_ids:
             return None
         return self.size - 1 - int(name[1])
@@ -144,25 +94,3 @@ class SentencePieceVocabulary:
     def _piece_id(self, piece: str) -> int | None:
         id = self._processor.piece_to_id(piece)
         return id if self._processor.id_to_piece(id) == piece else None
-
-    def save(self, directory: str | os.PathLike[str]) -> None:
-        """Writes `sentencepiece.model` and `vocabulary.json`."""
-        vocabulary_files.save_directory(
-            str(directory),
-            kind=self.kind,
-            fingerprint=self.fingerprint,
-            size=self.size,
-            data=(MODEL_FILE, self.model),
-            **({"extra_ids": self.extra_ids} if self.extra_ids else {}),
-        )
-
-    @functools.cached_property
-    def _tokenizer(self) -> tf_text.SentencepieceTokenizer:
-        import tensorflow as tf
-        import tensorflow_text as tf_text
-
-        return tf_text.SentencepieceTokenizer(model=self.model, out_type=tf.int32)
-
-
-def _extra_id_name(number: int) -> str:
-    return f"<extra_id_{number}>"

@@ -1,4 +1,4 @@
-"""Texts to token ids as TensorFlow graphs, for SavedModels: `preprocessors` and word pieces."""
+"""Texts to token ids as TensorFlow graphs, for SavedModels: `preprocessors` and vocabularies."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from collections.abc import Sequence
 import tensorflow as tf
 import tensorflow_text as tf_text
 
+from taser_jax.data.text.hugging_face import (
+    MAX_WORD_CHARACTERS,
+    WordPieceVocabulary,
+    WordSplitting,
+)
 from taser_jax.data.text.preprocessors import check_length, query_room
+from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
 from taser_jax.data.text.vocabularies import Vocabulary
-from taser_jax.data.text.vocabulary_files import MAX_WORD_CHARACTERS, WordSplitting
 from taser_jax.data.token_store.store import QueryNormalization
+from taser_jax.storage.errors import ConfigError
 
 # RE2's \s is ASCII only: other white space becomes a space first.
 _DELIMITERS = r"\s+"
@@ -29,70 +35,86 @@ def normalize_queries(texts: tf.Tensor, normalization: QueryNormalization) -> tf
     return texts
 
 
-def query_ids(
-    texts: tf.Tensor, vocabulary: Vocabulary, length: int | None, *, prompt: Sequence[int] = ()
-) -> tf.RaggedTensor:
-    """`[CLS] prompt text [SEP]`, with the text truncated to fit.
+class TextGraph(tf.Module):
+    """The ids that a vocabulary gives texts. A `tf.Module` that uses it must hold it.
 
     Args:
-        texts: strings. Shape [queries].
         vocabulary: splits the texts; without a [CLS] token nothing precedes them.
-        length: maximum tokens, special ones and the prompt included; None truncates nothing.
-        prompt: ids put before every text; never truncated.
-
-    Returns:
-        Ids. Shape [queries, (tokens)], int32.
 
     Raises:
-        ConfigError: the prompt leaves no room for the text.
+        ConfigError: TensorFlow has no tokenizer of its kind.
     """
-    tokens = vocabulary.encode_tf(texts)
-    if length is not None:
-        room = query_room(vocabulary, length, prompt=prompt)
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__()
+        self._vocabulary = vocabulary
+        if isinstance(vocabulary, SentencePieceVocabulary):
+            self._tokenizer = tf_text.SentencepieceTokenizer(
+                model=vocabulary.content, out_type=tf.int32
+            )
+            self.encode = self._tokenizer.tokenize
+        elif isinstance(vocabulary, WordPieceVocabulary):
+            self.encode = _wordpiece_graph(vocabulary.pieces, vocabulary.splitting)
+        else:
+            raise ConfigError(
+                "TensorFlow has no tokenizer for a tokenizer.json that is not BERT's",
+                where="vocabulary",
+                fix="export as sentence_transformers, onnx or stablehlo",
+            )
+
+    def query_ids(
+        self, texts: tf.Tensor, length: int, *, prompt: Sequence[int] = ()
+    ) -> tf.RaggedTensor:
+        """`[CLS] prompt text [SEP]`, with the text truncated to fit.
+
+        Args:
+            texts: strings. Shape [queries].
+            length: maximum tokens, special ones and the prompt included.
+            prompt: ids put before every text; never truncated.
+
+        Returns:
+            Ids. Shape [queries, (tokens)], int32.
+
+        Raises:
+            ConfigError: the prompt leaves no room for the text.
+        """
+        tokens = self.encode(texts)
+        room = query_room(self._vocabulary, length, prompt=prompt)
         tokens = _keep_first(tokens, tf.minimum(tokens.row_lengths(), room))
-    return _frame(_prompted(tokens, prompt), vocabulary)
+        return self._framed(tokens, prompt)
 
+    def passage_ids(
+        self, titles: tf.Tensor, texts: tf.Tensor, length: int, *, prompt: Sequence[int] = ()
+    ) -> tf.RaggedTensor:
+        """`[CLS] title [SEP] text [SEP]`, or `[CLS] text [SEP]` where the title is empty.
 
-def passage_ids(
-    titles: tf.Tensor,
-    texts: tf.Tensor,
-    vocabulary: Vocabulary,
-    length: int | None,
-    *,
-    prompt: Sequence[int] = (),
-) -> tf.RaggedTensor:
-    """`[CLS] title [SEP] text [SEP]`, or `[CLS] text [SEP]` where the title is the empty string.
+        Args:
+            titles: strings, empty for passages without one. Shape [passages].
+            texts: strings. Shape [passages].
+            length: maximum tokens, special ones included.
+            prompt: ids put before every title or text; never truncated.
 
-    Args:
-        titles: strings, empty for passages without one. Shape [passages].
-        texts: strings. Shape [passages].
-        vocabulary: splits the texts.
-        length: maximum tokens, special ones included; None truncates nothing.
-        prompt: ids put before every title or text; never truncated.
-
-    Returns:
-        Ids. Shape [passages, (tokens)], int32.
-    """
-    title, text = vocabulary.encode_tf(titles), vocabulary.encode_tf(texts)
-    titled = tf.cast(tf.strings.length(titles) > 0, tf.int64)
-    if length is not None:
+        Returns:
+            Ids. Shape [passages, (tokens)], int32.
+        """
+        title, text = self.encode(titles), self.encode(texts)
+        titled = tf.cast(tf.strings.length(titles) > 0, tf.int64)
         in_title, in_text = title.row_lengths(), text.row_lengths()
-        room = check_length(length - len(prompt)) - 1 - int(vocabulary.cls_id is not None) - titled
+        around = 1 + int(self._vocabulary.cls_id is not None)
+        room = check_length(length - len(prompt)) - around - titled
         half = (room + tf.cast(in_title > in_text, tf.int64)) // 2
         in_title = tf.minimum(in_title, tf.maximum(room - in_text, half))
         title = _keep_first(title, in_title)
         text = _keep_first(text, tf.minimum(in_text, room - in_title))
-    separator = _repeat(vocabulary.sep_id, titled)
-    tokens = tf.concat([title, separator, text], axis=1)
-    return _frame(_prompted(tokens, prompt), vocabulary)
+        separator = _ragged(tf.fill([tf.reduce_sum(titled)], self._vocabulary.sep_id), titled)
+        return self._framed(tf.concat([title, separator, text], axis=1), prompt)
 
-
-def _prompted(tokens: tf.RaggedTensor, prompt: Sequence[int]) -> tf.RaggedTensor:
-    """Puts the prompt before every row."""
-    if not prompt:
-        return tokens
-    before = tf.tile(tf.constant([list(prompt)], tf.int32), [tokens.nrows(), 1])
-    return tf.concat([tf.RaggedTensor.from_tensor(before), tokens], axis=1)
+    def _framed(self, tokens: tf.RaggedTensor, prompt: Sequence[int]) -> tf.RaggedTensor:
+        """Adds [CLS], where the vocabulary has it, and the prompt before, and [SEP] after."""
+        cls_id, rows = self._vocabulary.cls_id, tokens.nrows()
+        start = [*([] if cls_id is None else [cls_id]), *prompt]
+        parts = [_rows_of(start, rows), tokens, _rows_of([self._vocabulary.sep_id], rows)]
+        return tf.concat(parts, axis=1)
 
 
 def _keep_first(tokens: tf.RaggedTensor, counts: tf.Tensor) -> tf.RaggedTensor:
@@ -101,16 +123,9 @@ def _keep_first(tokens: tf.RaggedTensor, counts: tf.Tensor) -> tf.RaggedTensor:
     return _ragged(tf.boolean_mask(tokens.values, first), counts)
 
 
-def _frame(tokens: tf.RaggedTensor, vocabulary: Vocabulary) -> tf.RaggedTensor:
-    """Adds [CLS] at the start, where the vocabulary has it, and [SEP] at the end."""
-    one_each = tf.ones([tokens.nrows()], tf.int64)
-    start = [] if vocabulary.cls_id is None else [_repeat(vocabulary.cls_id, one_each)]
-    return tf.concat([*start, tokens, _repeat(vocabulary.sep_id, one_each)], axis=1)
-
-
-def _repeat(token: int, counts: tf.Tensor) -> tf.RaggedTensor:
-    """A ragged tensor whose row i repeats the token counts[i] times."""
-    return _ragged(tf.fill([tf.reduce_sum(counts)], token), counts)
+def _rows_of(ids: Sequence[int], rows: tf.Tensor) -> tf.RaggedTensor:
+    """The ids in each of some rows."""
+    return tf.RaggedTensor.from_tensor(tf.tile(tf.constant([list(ids)], tf.int32), [rows, 1]))
 
 
 def _ragged(values: tf.Tensor, counts: tf.Tensor) -> tf.RaggedTensor:
@@ -118,7 +133,7 @@ def _ragged(values: tf.Tensor, counts: tf.Tensor) -> tf.RaggedTensor:
     return tf.RaggedTensor.from_row_lengths(values, counts, validate=False)
 
 
-def wordpiece_graph(
+def _wordpiece_graph(
     pieces: Sequence[str], splitting: WordSplitting
 ) -> tf.types.experimental.GenericFunction:
     """Texts to ids, without special tokens: [texts] -> [texts, (pieces)], int32.

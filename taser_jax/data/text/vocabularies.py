@@ -13,22 +13,24 @@ from etils import epath
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from taser_jax.data.text.hugging_face import (
+    MAX_WORD_CHARACTERS,
+    SPECIAL_TOKENS,
     TokenizerJsonVocabulary,
     WordPieceVocabulary,
+    WordSplitting,
     is_own_kind,
+    read_bert,
+    read_vocab_txt,
 )
-from taser_jax.data.text.sentencepiece import EXTRA_ID, SentencePieceVocabulary
+from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
 from taser_jax.data.text.vocabulary_files import (
-    MAX_WORD_CHARACTERS,
     METADATA,
-    SPECIAL_TOKENS,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
-    VOCAB_FILE,
     check_rows,
-    read_bert_files,
     read_metadata,
 )
+from taser_jax.storage.artifacts import require_equal
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import phase, track
 from taser_jax.storage.typed_files import Natural, read_typed
@@ -37,20 +39,10 @@ Vocabulary = WordPieceVocabulary | SentencePieceVocabulary | TokenizerJsonVocabu
 T5_MODEL_FILE = "spiece.model"
 
 
-class _Token(TypedDict):
-    content: str
-
-
 class _T5TokenizerConfig(TypedDict, total=False):
     extra_ids: Natural
-    additional_special_tokens: list[str | _Token]
-    added_tokens_decoder: dict[str, _Token]
 
 
-_KINDS: dict[str, type[Vocabulary]] = {
-    kind.kind: kind
-    for kind in (WordPieceVocabulary, SentencePieceVocabulary, TokenizerJsonVocabulary)
-}
 _MAX_ALPHABET = 1000
 _MIN_SIZE = 64
 
@@ -79,6 +71,11 @@ def load_vocabulary(
         FingerprintError: the files are not the ones that were saved.
     """
     vocabulary = _load(os.fspath(path).rstrip("/"), extra_ids)
+    actual = vocabulary.extra_ids if isinstance(vocabulary, SentencePieceVocabulary) else 0
+    if extra_ids is not None and actual != extra_ids:
+        fix = "give the path of a SentencePiece .model itself, which takes any number, or none"
+        problem = f"it has {actual} extra ids, requested were {extra_ids}"
+        raise DataError(problem, where=os.fspath(path), fix=fix)
     if rows is not None and vocabulary.size > rows:
         problem = f"the vocabulary has {vocabulary.size:,} ids"
         expected = f"at most {rows:,}, the rows of the model's embedding table (vocab_size)"
@@ -91,56 +88,48 @@ def _load(path: str, extra_ids: int | None) -> Vocabulary:
     if not epath.Path(path).is_dir():
         if path.endswith(".model"):
             return _load_model(path, extra_ids)
-        return _load_bert(os.path.dirname(path), os.path.basename(path), extra_ids)
-    if not epath.Path(path, METADATA).exists():
-        if epath.Path(path, T5_MODEL_FILE).exists():
-            return _load_model(f"{path}/{T5_MODEL_FILE}", extra_ids)
-        if is_own_kind(f"{path}/{TOKENIZER_FILE}"):
-            return TokenizerJsonVocabulary.from_file(f"{path}/{TOKENIZER_FILE}")
-        return _load_bert(path, None, extra_ids)
-    metadata = read_metadata(path)
-    where = f"{path}/{METADATA}"
-    if metadata["kind"] not in _KINDS:
-        kinds = " and ".join(sorted(_KINDS))
-        raise DataError(f"kind {metadata['kind']!r}; there are {kinds}", where=where)
-    saved = metadata.get("extra_ids", 0)
-    if extra_ids is not None and saved != extra_ids:
-        fix = "give the path of the SentencePiece .model itself to read it with another number"
-        raise DataError(
-            f"it has {saved} extra ids, requested were {extra_ids}", where=where, fix=fix
-        )
-    return _KINDS[metadata["kind"]].from_directory(path, metadata)
+        return read_bert(os.path.dirname(path) or ".", vocab_file=os.path.basename(path))
+    if epath.Path(path, METADATA).exists():
+        return _load_saved(path)
+    if epath.Path(path, T5_MODEL_FILE).exists():
+        return _load_model(f"{path}/{T5_MODEL_FILE}", extra_ids)
+    if is_own_kind(f"{path}/{TOKENIZER_FILE}"):
+        return TokenizerJsonVocabulary.from_file(f"{path}/{TOKENIZER_FILE}")
+    return read_bert(path)
+
+
+def _load_saved(directory: str) -> Vocabulary:
+    """Reads what `save` wrote."""
+    metadata = read_metadata(directory)
+    vocabulary: Vocabulary
+    if metadata.kind == WordPieceVocabulary.kind:
+        path = f"{directory}/{WordPieceVocabulary.file}"
+        splitting = read_typed(f"{directory}/{METADATA}", WordSplitting)
+        vocabulary = WordPieceVocabulary(read_vocab_txt(path), splitting=splitting, where=path)
+    elif metadata.kind == SentencePieceVocabulary.kind:
+        path = f"{directory}/{SentencePieceVocabulary.file}"
+        vocabulary = SentencePieceVocabulary.from_file(path, extra_ids=metadata.extra_ids)
+    else:
+        path = f"{directory}/{TokenizerJsonVocabulary.file}"
+        vocabulary = TokenizerJsonVocabulary.from_file(path)
+    require_equal(
+        directory,
+        {"vocabulary": vocabulary.fingerprint},
+        {"vocabulary": metadata.fingerprint},
+        "the file was changed after saving: restore it, or make the vocabulary again",
+    )
+    return vocabulary
 
 
 def _load_model(path: str, extra_ids: int | None) -> SentencePieceVocabulary:
     directory = os.path.dirname(path)
-    count = _named_extra_ids(directory) if extra_ids is None else extra_ids
-    vocabulary = SentencePieceVocabulary.from_file(path, extra_ids=count)
+    if extra_ids is None:
+        config_file = os.path.join(directory, TOKENIZER_CONFIG_FILE)
+        config = read_typed(config_file, _T5TokenizerConfig, absent=_T5TokenizerConfig())
+        extra_ids = config.get("extra_ids", 0)
+    vocabulary = SentencePieceVocabulary.from_file(path, extra_ids=extra_ids)
     check_rows(directory, vocabulary.size, where=path)
     return vocabulary
-
-
-def _named_extra_ids(directory: str) -> int:
-    """Number of extra ids in a T5's tokenizer_config.json."""
-    path = os.path.join(directory, TOKENIZER_CONFIG_FILE)
-    config = read_typed(path, _T5TokenizerConfig, absent=_T5TokenizerConfig())
-    tokens = [
-        *config.get("additional_special_tokens", ()),
-        *config.get("added_tokens_decoder", {}).values(),
-    ]
-    names = {token if isinstance(token, str) else token["content"] for token in tokens}
-    named = sum(EXTRA_ID.fullmatch(name) is not None for name in names)
-    return max(named, config.get("extra_ids", 0))
-
-
-def _load_bert(
-    directory: str, vocab_file: str | None, extra_ids: int | None
-) -> WordPieceVocabulary:
-    if extra_ids:
-        fix = "leave tokenize.extra_ids out: only SentencePiece models take extra ids"
-        where = os.path.join(directory, vocab_file or VOCAB_FILE)
-        raise DataError(f"{extra_ids} extra ids for a WordPiece vocabulary", where=where, fix=fix)
-    return WordPieceVocabulary.from_files(read_bert_files(directory or ".", vocab_file=vocab_file))
 
 
 def train_vocabulary(

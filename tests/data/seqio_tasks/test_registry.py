@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from taser_jax.data.collections.store import write_collection, write_queries
 from taser_jax.data.seqio_tasks import registry as retrieval
-from taser_jax.data.seqio_tasks.in_seqio import IdVocabulary
 from taser_jax.data.seqio_tasks.retrieval_task import use_data
 from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.text.preprocessors import QueryNormalization, TaskPrompt, Titles
@@ -91,17 +90,6 @@ def test_seqio_mixes_and_states_rates(data_dir, vocabulary):
         assert sum(1 for _ in mixed) > 3
     assert retrieval.find_mixture("fixed").weights() == {"one": 3.0, "two": 1.0}
     assert retrieval.find_mixture("toy_two").weights() == {"two": 1.0}
-
-
-def test_the_vocabulary_in_seqio_is_the_one_in_use(vocabulary):
-    stand_in = IdVocabulary()
-    with pytest.raises(ConfigError, match="use_data"):
-        stand_in.decode([4])
-    with use_data(data_dir="unused", vocabulary=vocabulary):
-        ids = [PIECES.index("a"), PIECES.index("b")]
-        assert stand_in.decode([2, *ids, 3, *ids, 3]) == "a b a b"
-        assert stand_in.encode(ids) == ids
-        assert stand_in.vocab_size == len(PIECES)
 
 
 def test_names_that_are_not_registered():
