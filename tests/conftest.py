@@ -35,7 +35,7 @@ gc.set_threshold(30_000)
 
 _CHECKED = (
     *("taser_jax.models", "taser_jax.optim", "taser_jax.training", "taser_jax.retrieval"),
-    # Not evaluation.sensitivity, whose tests have batches of their own.
+    # Not evaluation.specialty, whose tests have batches of their own.
     *(f"taser_jax.evaluation.{name}" for name in ("answers", "kilt", "metrics", "significance")),
     *(f"taser_jax.systems.muf.{name}" for name in ("confidence", "members", "oracle", "tables")),
     "taser_jax.data.batches.one_task",

@@ -33,10 +33,10 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_734,
     "cli": 1_263,
-    "commands": 4_927,
+    "commands": 4_950,
     "data": 6_517,
     "devices": 1_087,
-    "evaluation": 1_609,
+    "evaluation": 1_356,
     "interop": 2_976,
     "loose files": 419,
     "models": 2_268,
@@ -48,19 +48,19 @@ ROOMS = {
     "training": 1_574,
 }
 OTHERS = {
-    "lines of code": 32_571,
+    "lines of code": 32_341,
     "percent of code that imports or raises": 15,
-    "files": 223,
+    "files": 221,
     "lines of the longest file": 417,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
     "commands": 28,
     "fields that nothing binds": 29,
-    "Any in annotations": 110,
+    "Any in annotations": 111,
     "modules that train imports": 87,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_477,
+    "words of documentation": 34_394,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import orbax.checkpoint as ocp
 from etils import epath
+from jax.tree_util import DictKey, KeyPath, SequenceKey, tree_leaves_with_path, tree_map_with_path
 from jaxtyping import PyTree
 
 from taser_jax.assembly import model_directory
@@ -19,22 +21,24 @@ from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStrea
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices import hosts
 from taser_jax.devices.mesh import MeshConfig, make_mesh
-from taser_jax.devices.partitioning import Partitioner, placed
-from taser_jax.evaluation.commitment import CommitmentRow, commitment_rows, saved_averages
+from taser_jax.devices.partitioning import Partitioner, parameter_path, placed
 from taser_jax.evaluation.reports import save_figure
-from taser_jax.evaluation.sensitivity import (
+from taser_jax.evaluation.specialty import (
+    Averages,
+    Commitment,
     Measures,
-    Sample,
     TaskLoss,
+    commitments,
+    count_leaf,
     make_measures,
     total_sensitivities,
 )
-from taser_jax.evaluation.specialty import count_leaf, on_host
 from taser_jax.evaluation.specialty_report import (
     Findings,
     Specialties,
-    csv_files,
-    figures,
+    entropy_figure,
+    sensitivity_figure,
+    to_json,
     to_markdown,
 )
 from taser_jax.models import config_io
@@ -42,7 +46,7 @@ from taser_jax.models.batch import Batch
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, logical_axes
 from taser_jax.optim.median import MedianOver
-from taser_jax.storage.artifacts import write_text
+from taser_jax.storage.artifacts import write_json, write_text
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase, track
 from taser_jax.storage.typed_files import Checked, Positive, PositiveNumber
@@ -84,9 +88,8 @@ def analyze(
     """Task-specific sensitivities, task entropy and commitment of trained models.
 
     For each checkpoint, averages |g·θ| of every parameter and task over training batches, without
-    dropout, and divides by the task's median. Writes to `output_dir` analysis.md, specialty.csv
-    and, as PNG and CSV, sensitivity, entropy and, for models with several checkpoints, commitment.
-    The files are rewritten after every model.
+    dropout, and divides by the task's median. Writes to `output_dir` analysis.md, sensitivity.png,
+    entropy.png and, with all counts, analysis.json. The files are rewritten after every model.
 
     Commitment is that of T-SAGE's moving averages, where the training saved them.
 
@@ -144,19 +147,21 @@ def analyze(
 
     # Models of one configuration share compiled programs.
     measures = {
-        configuration: make_measures(of_tasks, over=config.median_over)
-        for configuration, of_tasks in losses.items()
+        configuration: make_measures(of_tasks) for configuration, of_tasks in losses.items()
     }
     findings = Findings(list(queries), config.temperature)
     with jax.set_mesh(partitioner.mesh):
         for model in models:
             of_model = measures[model.configuration]
-            specialties, samples = _specialties(model, of_model, batches, config)
-            commitments = _commitments(model, samples, config.temperature)
+            specialties = _specialties(model, of_model, batches, config)
+            committed = _commitments(model, config.temperature)
             findings = dataclasses.replace(
                 findings,
                 specialties=(*findings.specialties, *specialties),
-                commitments=(*findings.commitments, *commitments),
+                commitments={
+                    **findings.commitments,
+                    **({model.name: committed} if committed else {}),
+                },
             )
             if hosts.is_first():
                 _write(findings, pathlib.Path(output_dir), _measured(stream, store, config))
@@ -250,9 +255,9 @@ def _task_losses(
 
 def _specialties(
     model: AnalyzedModel, measures: Measures, batches: DeviceBatches, config: AnalysisConfig
-) -> tuple[list[Specialties], dict[int, Sample]]:
-    """Counts and samples at every step of a model, all from the same batches."""
-    specialties, samples = [], {}
+) -> list[Specialties]:
+    """Counts at every step of a model, all from the same batches."""
+    specialties = []
     for step in model.steps:
         with phase(f"{model.name}, step {step}: sensitivities"):
             drawn = track(
@@ -268,33 +273,69 @@ def _specialties(
                 over=config.median_over,
             )
             counts = {
-                path: on_host(
-                    count_leaf(
-                        leaf,
-                        sensitivities.medians,
-                        temperature=config.temperature,
-                        sharding=leaf[0].sharding,
-                    )
+                path: count_leaf(
+                    leaf,
+                    sensitivities.medians,
+                    temperature=config.temperature,
+                    sharding=leaf[0].sharding,
                 )
                 for path, leaf in sensitivities.leaves().items()
             }
-            specialties.append(Specialties(model.name, step, counts))
-            samples[step] = sensitivities.sample
-    return specialties, samples
+            specialties.append(Specialties(model.name, step, jax.device_get(counts)))
+    return specialties
 
 
-def _commitments(
-    model: AnalyzedModel, samples: Mapping[int, Sample], temperature: float
-) -> list[CommitmentRow]:
+def _commitments(model: AnalyzedModel, temperature: float) -> list[Commitment]:
     """Rates of T-SAGE's own averages from step to step; none for other trainings."""
-    beta = model.facts.get("tsage_beta")
-    if beta is None or len(model.steps) < 2:
+    if model.facts.get("tsage_beta") is None or len(model.steps) < 2:
         return []
     with phase(f"{model.name}: commitment"):
         averages = (
-            (step, saved_averages(model.checkpoint(step), model.params)) for step in model.steps
+            (step, _saved_averages(model.checkpoint(step), model.params)) for step in model.steps
         )
-        return commitment_rows(model.name, averages, samples, beta=beta, temperature=temperature)
+        return commitments(averages, temperature=temperature)
+
+
+def _saved_averages(checkpoint: epath.Path, abstract_params: PyTree) -> Averages:
+    """The averages that T-SAGE took its weights from, as a checkpoint's optimiser state has them.
+
+    Args:
+        checkpoint: the `checkpoint_N` directory of a training with T-SAGE.
+        abstract_params: shapes and shardings of the parameters.
+
+    Returns:
+        Averages of the trainable parameters.
+    """
+    shardings = {
+        parameter_path(path): leaf.sharding for path, leaf in tree_leaves_with_path(abstract_params)
+    }
+    directory = checkpoint / "state"
+    with ocp.PyTreeCheckpointer() as reader:
+        tree = reader.metadata(directory).item_metadata.tree
+        paths = (tuple(map(_name, path)) for path, _ in tree_leaves_with_path(tree))
+        # Keys down to the field `average` of `TSageState`.
+        above = next(path[: path.index("average") + 1] for path in paths if "average" in path)
+
+        def requested(path: KeyPath, leaf: PyTree) -> PyTree:
+            """The average's shape and sharding; a placeholder for leaves that are not read."""
+            if tuple(map(_name, path[: len(above)])) != above:
+                return ocp.PLACEHOLDER
+            sharding = shardings[parameter_path(path[len(above) + 1 :])]
+            return jax.ShapeDtypeStruct(tuple(leaf.shape), jnp.float32, sharding=sharding)
+
+        item = tree_map_with_path(requested, tree)
+        arguments = ocp.checkpoint_utils.construct_restore_args(item)
+        restored = reader.restore(
+            directory, args=ocp.args.PyTreeRestore(item=item, restore_args=arguments)
+        )
+    for key in above:
+        restored = restored[key]
+    return restored
+
+
+def _name(key: SequenceKey | DictKey) -> str | int:
+    """A dictionary's key or a list's place, from a JAX path."""
+    return key.idx if isinstance(key, SequenceKey) else key.key
 
 
 def _measured(stream: TaskBatchStream, store: TokenStore, config: AnalysisConfig) -> str:
@@ -307,8 +348,7 @@ def _measured(stream: TaskBatchStream, store: TokenStore, config: AnalysisConfig
 
 
 def _write(findings: Findings, directory: pathlib.Path, measured: str) -> None:
-    for name, text in csv_files(findings).items():
-        write_text(directory / name, text)
-    for name, figure in figures(findings).items():
-        save_figure(directory / name, figure)
+    write_json(directory / "analysis.json", to_json(findings))
+    save_figure(directory / "sensitivity.png", sensitivity_figure(findings))
+    save_figure(directory / "entropy.png", entropy_figure(findings))
     write_text(directory / "analysis.md", to_markdown(findings, measured=measured))

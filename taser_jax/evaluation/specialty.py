@@ -1,11 +1,12 @@
-"""Task entropy and specialty of parameters, counted leaf by leaf where the parameters live.
+"""Which tasks a model's parameters serve: sensitivities, task entropy, specialty, commitment.
 
 Of a parameter with median-normalised sensitivities I_t, TACO-DR's Equation 6 takes
-p = softmax over tasks of I_t/τ and the entropy S = −Σ p ln p. Every device counts its own part of a
-leaf and the counts are added up: nothing with one entry per parameter leaves the devices.
+p = softmax over tasks of I_t/τ and the entropy S = −Σ p ln p. One task's gradient is in memory at a
+time. Every device counts its own part of a leaf and the counts are added up: nothing with one entry
+per parameter leaves the devices.
 
 Source: "Unleash model capacity for universal dense retrieval by task specialty optimization",
-sections 4 and 7.3.
+Algorithm 1, sections 4, 7.3 and 7.4, and Table 4.
 """
 
 from __future__ import annotations
@@ -13,16 +14,26 @@ from __future__ import annotations
 import enum
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Int16, PyTree
 
-from taser_jax.evaluation.sensitivity import normalize
+from taser_jax.devices.partitioning import leaves_by_path
+from taser_jax.optim.median import MedianOver, lower_median
+from taser_jax.storage.errors import DataError
+
+TaskLoss = Callable[[PyTree, PyTree], jax.Array]
+"""(parameters, a task's batch) -> scalar loss."""
+Measures = Mapping[str, Callable[..., tuple[PyTree, jax.Array]]]
+"""Task -> compiled function of parameters, the task's batch and the parameters' shardings."""
+Averages = Mapping[str, PyTree]
+"""Task -> moving averages of normalised sensitivities, in the order of the task axis, which
+`jax.tree.map` over the whole mapping would lose."""
 
 SPECIFIC_ENTROPY = 0.3
 """Activated parameters of a lower task entropy, in nats, are task-specific, as in the paper: about
@@ -31,21 +42,145 @@ ACTIVATED = 0.1
 """Parameters whose sensitivities are all below this many medians are not activated, as there."""
 SHARED_BINS = 12
 """Bins of the entropies of shared parameters."""
-BINS_PER_MEDIAN = 40
-NUM_BINS = 8 * BINS_PER_MEDIAN + 1
-"""Bins of sensitivities: evenly spaced up to 8 medians, and one for all above."""
+BINS_PER_MEDIAN, LARGEST_BINNED = 10, 6
+"""Bins of sensitivities are evenly spaced up to so many medians; one more has all above."""
+NUM_BINS = BINS_PER_MEDIAN * LARGEST_BINNED + 1
+# As in T-SAGE: finite also where a median is tiny.
+_LARGEST = 1e30
 
 
-class Specialty(enum.Enum):
-    """Kinds of parameters, in the order of the counts.
+class Specialty(enum.IntEnum):
+    """Kinds of parameters.
 
     NOT_ACTIVATED: no task's sensitivity reaches the bound. SPECIFIC: activated, and the task
     entropy is low. SHARED: the rest.
     """
 
-    NOT_ACTIVATED = "not activated"
-    SPECIFIC = "task-specific"
-    SHARED = "shared"
+    NOT_ACTIVATED = 0
+    SPECIFIC = 1
+    SHARED = 2
+
+    @property
+    def label(self) -> str:
+        """Its name in tables."""
+        return ("not activated", "task-specific", "shared")[self]
+
+
+class Sensitivities(NamedTuple):
+    """Sums over batches of |g_t·θ| at one point of the parameters, and their medians.
+
+    Attributes:
+        totals: task -> tree shaped and sharded as the parameters.
+        medians: exact lower medians of the totals over all parameters, in the order of the tasks.
+            A total divided by its median is the median-normalised mean: the number of batches
+            cancels.
+    """
+
+    totals: dict[str, PyTree]
+    medians: Float[Array, " task"]
+
+    def leaves(self) -> dict[str, tuple[jax.Array, ...]]:
+        """Path of a parameter -> each task's total of it."""
+        trees = list(self.totals.values())
+        by_task = zip(*(jax.tree.leaves(tree) for tree in trees), strict=True)
+        return dict(zip(leaves_by_path(trees[0]), by_task, strict=True))
+
+
+def make_measures(losses: Mapping[str, TaskLoss]) -> Measures:
+    """Makes the functions that measure a batch of each task, compiled once for all checkpoints.
+
+    Args:
+        losses: each task's loss, in the order of the task axis.
+
+    Returns:
+        Task -> function that returns |g·θ| of every parameter, and whether all are finite.
+    """
+
+    def of_task(
+        loss: TaskLoss, params: PyTree, batch: PyTree, *, shardings: Sequence[NamedSharding]
+    ) -> tuple[PyTree, Bool[Array, ""]]:
+        leaves, structure = jax.tree.flatten(sensitivity(loss, params, batch))
+        # The compiler might otherwise copy them to every device.
+        leaves = jax.lax.with_sharding_constraint(leaves, list(shardings))
+        is_finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
+        return jax.tree.unflatten(structure, leaves), is_finite
+
+    return {
+        task: jax.jit(functools.partial(of_task, loss), static_argnames="shardings")
+        for task, loss in losses.items()
+    }
+
+
+def sensitivity(loss: TaskLoss, params: PyTree, batch: PyTree) -> PyTree:
+    """|g·θ| of every parameter: the first-order change of the loss were it set to 0 (Equation 5).
+
+    Args:
+        loss: (parameters, batch) -> scalar.
+        params: where the gradient is taken.
+        batch: a task's batch.
+
+    Returns:
+        A float32 tree shaped as the parameters.
+    """
+    gradients = jax.grad(loss)(params, batch)
+    return jax.tree.map(
+        lambda gradient, param: jnp.abs(gradient * param).astype(jnp.float32), gradients, params
+    )
+
+
+def total_sensitivities(
+    measures: Measures,
+    params: PyTree,
+    batches: Iterable[Mapping[str, PyTree]],
+    *,
+    checkpoint: str,
+    over: MedianOver = MedianOver.ALL,
+) -> Sensitivities:
+    """Σ over batches of |g_t·θ| of every task and parameter, and each task's median.
+
+    Example:
+        θ = (1, −2) and gradients (3, 1), then (−1, 2): |gθ| of (3, 2) and (1, 4), total (4, 6),
+        lower median 4.
+
+    Args:
+        measures: from `make_measures`.
+        params: where the gradients are taken.
+        batches: mappings task -> batch.
+        checkpoint: names the parameters in errors.
+        over: entries over which medians are taken.
+
+    Raises:
+        DataError: a gradient is not finite, or a task's median is 0.
+    """
+    totals: dict[str, PyTree] = {}
+    shardings = tuple(leaf.sharding for leaf in jax.tree.leaves(params))
+    for batch in batches:
+        for task, measure in measures.items():
+            values, is_finite = measure(params, batch[task], shardings=shardings)
+            if not bool(is_finite):
+                fix = "use a checkpoint from before training diverged"
+                raise DataError(f"gradients of {task} are not finite", where=checkpoint, fix=fix)
+            totals[task] = _add(totals[task], values) if task in totals else values
+    medians = {task: _median(jax.tree.leaves(total), over) for task, total in totals.items()}
+    if zero := [task for task, median in medians.items() if not float(median) > 0]:
+        raise DataError(
+            f"the median sensitivity to {', '.join(zero)} is 0",
+            where=checkpoint,
+            fix="average over more batches (num_batches), or set median_over='nonzero': most "
+            "parameters of a small model are vocabulary rows that no batch touches",
+        )
+    return Sensitivities(totals, jnp.stack(list(medians.values())))
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _add(total: PyTree, values: PyTree) -> PyTree:
+    return jax.tree.map(jnp.add, total, values)
+
+
+@functools.partial(jax.jit, static_argnames="over")
+def _median(leaves: Sequence[jax.Array], over: MedianOver) -> Float[Array, ""]:
+    """The exact lower median over all leaves of one task."""
+    return lower_median([leaf[None] for leaf in leaves], over=over).value[0]
 
 
 class LeafCounts(NamedTuple):
@@ -77,24 +212,19 @@ class LeafCounts(NamedTuple):
 
     def share(self, kind: Specialty) -> float:
         """Share of the parameters that are of this kind."""
-        return float(self.specialty[list(Specialty).index(kind)].sum() / self.size)
+        return float(self.specialty[kind].sum() / self.size)
 
     def specific_by_task(self) -> Float[np.ndarray, " tasks"]:
         """Share of all parameters that are specific to each task."""
-        specific = list(Specialty).index(Specialty.SPECIFIC)
-        return np.asarray(self.specialty)[specific, :-1] / self.size
-
-
-def on_host(counts: LeafCounts) -> LeafCounts:
-    """The counts as int64 and float64 arrays of NumPy, which add up without overflow."""
-    wide = {"i": np.int64, "f": np.float64}
-    arrays = [np.asarray(count) for count in counts]
-    return LeafCounts(*(array.astype(wide[array.dtype.kind]) for array in arrays))
+        return np.asarray(self.specialty)[Specialty.SPECIFIC, :-1] / self.size
 
 
 def add_up(leaves: Iterable[LeafCounts]) -> LeafCounts:
-    """Counts of several leaves together."""
-    return LeafCounts(*(np.sum(field, axis=0) for field in zip(*leaves, strict=True)))
+    """Counts of several leaves together, in int64 and float64, which do not overflow."""
+    wide = {"i": np.int64, "f": np.float64}
+    fields = ([np.asarray(count) for count in field] for field in zip(*leaves, strict=True))
+    sums = (np.sum(counts, axis=0, dtype=wide[counts[0].dtype.kind]) for counts in fields)
+    return LeafCounts(*map(np.asarray, sums))
 
 
 def entropy_edges(num_tasks: int) -> Float[np.ndarray, " edges"]:
@@ -102,34 +232,25 @@ def entropy_edges(num_tasks: int) -> Float[np.ndarray, " edges"]:
     return np.append(0.0, np.linspace(SPECIFIC_ENTROPY, math.log(num_tasks), SHARED_BINS + 1))
 
 
-def task_weights(
+def task_entropy(
     sensitivities: Float[Array, "task *shape"], temperature: float | Float[Array, ""]
-) -> Float[Array, "task *shape"]:
-    """Equation 6's p: softmax over tasks of I_t/τ."""
-    return jax.nn.softmax(sensitivities / temperature, axis=0)
-
-
-def task_entropy(weights: Float[Array, "task *shape"]) -> Float[Array, "*shape"]:
-    """Equation 6's S = −Σ p ln p, in nats.
+) -> Float[Array, "*shape"]:
+    """Equation 6's S = −Σ p ln p of p = softmax over tasks of I_t/τ, in nats.
 
     Example:
-        Weights 0.95 and seven times 0.05/7 -> 0.296; eight times 1/8 -> ln 8 = 2.079.
+        p of 0.95 and seven times 0.05/7 -> 0.296; eight times 1/8 -> ln 8 = 2.079.
     """
+    weights = jax.nn.softmax(sensitivities / temperature, axis=0)
     return jnp.sum(jax.scipy.special.entr(weights), axis=0)
 
 
 def specialty_of(
     sensitivities: Float[Array, "task *shape"], entropy: Float[Array, "*shape"]
 ) -> Int[Array, "*shape"]:
-    """The number of each parameter's `Specialty` in the enum."""
-    activated = jnp.max(sensitivities, axis=0) >= ACTIVATED
-    specific = entropy < SPECIFIC_ENTROPY
-    order = list(Specialty)
-    return jnp.where(
-        activated,
-        jnp.where(specific, order.index(Specialty.SPECIFIC), order.index(Specialty.SHARED)),
-        order.index(Specialty.NOT_ACTIVATED),
-    )
+    """Each parameter's `Specialty`."""
+    is_activated = jnp.max(sensitivities, axis=0) >= ACTIVATED
+    kind = jnp.where(entropy < SPECIFIC_ENTROPY, Specialty.SPECIFIC, Specialty.SHARED)
+    return jnp.where(is_activated, kind, Specialty.NOT_ACTIVATED)
 
 
 def most_sensitive_task(sensitivities: Float[Array, "task *shape"]) -> Int[Array, "*shape"]:
@@ -162,7 +283,11 @@ def count_leaf(
     def of_part(
         totals: tuple[jax.Array, ...], medians: jax.Array, temperature: jax.Array
     ) -> LeafCounts:
-        counts = _count(jnp.stack(list(map(normalize, totals, medians))), temperature)
+        normalized = [
+            jnp.minimum(total / median, _LARGEST)
+            for total, median in zip(totals, medians, strict=True)
+        ]
+        counts = _count(jnp.stack(normalized), temperature)
         return jax.lax.psum(counts, split_along) if split_along else counts
 
     return jax.shard_map(
@@ -176,19 +301,21 @@ def count_leaf(
 
 def _count(sensitivities: Float[Array, "task *shape"], temperature: Float[Array, ""]) -> LeafCounts:
     num_tasks = len(sensitivities)
-    entropy = task_entropy(task_weights(sensitivities, temperature))
+    entropy = task_entropy(sensitivities, temperature)
     kind = specialty_of(sensitivities, entropy)
-    activated = kind != list(Specialty).index(Specialty.NOT_ACTIVATED)
+    is_activated = kind != Specialty.NOT_ACTIVATED
     cell = kind * (num_tasks + 1) + most_sensitive_task(sensitivities)
     inner_edges = jnp.asarray(entropy_edges(num_tasks)[1:-1], jnp.float32)
     num_bins = len(inner_edges) + 1
     entropy_bin = jnp.searchsorted(inner_edges, entropy, side="right")
     bins = jnp.minimum(sensitivities * BINS_PER_MEDIAN, NUM_BINS - 1).astype(jnp.int32)
+    of_activated = jnp.where(is_activated, entropy, 0.0)
     return LeafCounts(
         sensitivity=jnp.stack([_histogram(row, NUM_BINS) for row in bins]),
         specialty=_histogram(cell, len(Specialty) * (num_tasks + 1)).reshape(len(Specialty), -1),
-        entropy=_histogram(jnp.where(activated, entropy_bin, num_bins), num_bins),
-        entropy_sum=_sum(jnp.where(activated, entropy, 0.0)),
+        entropy=_histogram(jnp.where(is_activated, entropy_bin, num_bins), num_bins),
+        # Along the last axis first: one running sum over millions would lose digits.
+        entropy_sum=jnp.sum(jnp.sum(jnp.atleast_1d(of_activated), axis=-1)),
     )
 
 
@@ -197,6 +324,74 @@ def _histogram(places: Int[Array, "*shape"], length: int) -> Int[Array, " length
     return jnp.bincount(places.reshape(-1), length=length)
 
 
-def _sum(values: Float[Array, "*shape"]) -> Float[Array, ""]:
-    """Along the last axis first: one running float32 sum over millions would lose digits."""
-    return jnp.sum(jnp.sum(values, axis=-1)) if values.ndim else values
+class Marks(NamedTuple):
+    """The tasks of a leaf's parameters at one checkpoint.
+
+    Attributes:
+        owner: the most sensitive task; the number of tasks if several tie.
+        specific: whether the parameter is task-specific.
+    """
+
+    owner: Int16[Array, "*shape"]
+    specific: Bool[Array, "*shape"]
+
+
+class Commitment(NamedTuple):
+    """Parameters that stay with their task from one checkpoint to the next.
+
+    Attributes:
+        earlier_step: step of the earlier checkpoint.
+        step: step of the later checkpoint.
+        specific: parameters that are task-specific at the earlier one.
+        committed: how many of these are most sensitive to the same task at the later one.
+    """
+
+    earlier_step: int
+    step: int
+    specific: int
+    committed: int
+
+    @property
+    def rate(self) -> float:
+        """The task commitment rate; NaN if no parameter is task-specific."""
+        return self.committed / self.specific if self.specific else float("nan")
+
+
+def commitments(
+    averages: Iterable[tuple[int, Averages]], *, temperature: float
+) -> list[Commitment]:
+    """Commitment from each checkpoint to the next, by T-SAGE's moving averages of I_t.
+
+    A parameter is marked with the task of its highest average, and whether it is task-specific.
+    Marks of two checkpoints are compared on the devices; only counts leave them.
+
+    Args:
+        averages: (step, averages) of each checkpoint; only marks are kept of those before.
+        temperature: τ of the softmax over tasks.
+    """
+    found: list[Commitment] = []
+    earlier: tuple[int, list[Marks]] | None = None
+    for step, current in averages:
+        by_leaf = zip(*map(jax.tree.leaves, current.values()), strict=True)
+        marks = [_mark(leaf, temperature) for leaf in by_leaf]
+        if earlier is not None:
+            earlier_step, earlier_marks = earlier
+            pairs = zip(earlier_marks, marks, strict=True)
+            leaves = [np.asarray(_compare(*leaf), np.int64) for leaf in pairs]
+            found.append(Commitment(earlier_step, step, *np.sum(leaves, axis=0).tolist()))
+        earlier = step, marks
+    return found
+
+
+@jax.jit
+def _mark(by_task: tuple[Float[Array, "*shape"], ...], temperature: float) -> Marks:
+    values = jnp.stack(by_task)
+    kind = specialty_of(values, task_entropy(values, temperature))
+    return Marks(most_sensitive_task(values).astype(jnp.int16), kind == Specialty.SPECIFIC)
+
+
+@jax.jit
+def _compare(earlier: Marks, later: Marks) -> Int[Array, "2"]:
+    """Counts of those task-specific earlier, and of those with the same owner later."""
+    committed = earlier.specific & (earlier.owner == later.owner)
+    return jnp.stack([jnp.sum(earlier.specific), jnp.sum(committed)])
