@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from etils.epath import backend, gpath
+
+
+def _on_disk(name: str) -> Callable[..., Any]:
+    """A function of the backend of local paths, for paths of the bucket."""
+    function = getattr(backend.os_backend, name)
+
+    def call(bucket: Bucket, *paths: Any, **options: Any) -> Any:
+        return function(*map(bucket.local, paths), **options)
+
+    return call
 
 
 class Bucket(type(backend.os_backend)):
@@ -16,7 +28,8 @@ class Bucket(type(backend.os_backend)):
         self.folder = folder
         self.written: list[str] = []
 
-    def _local(self, path) -> str:
+    def local(self, path: Any) -> str:
+        """The file of an address."""
         address = str(path)
         assert address.startswith("gs://"), address
         return str(self.folder / address.removeprefix("gs://"))
@@ -26,41 +39,22 @@ class Bucket(type(backend.os_backend)):
             raise NotImplementedError("objects cannot be appended to")
         if mode.startswith("w"):
             self.written.append(str(path))
-        return super().open(self._local(path), mode)
-
-    def exists(self, path):
-        return super().exists(self._local(path))
-
-    def isdir(self, path):
-        return super().isdir(self._local(path))
-
-    def listdir(self, path):
-        return super().listdir(self._local(path))
-
-    def makedirs(self, path, **options):
-        super().makedirs(self._local(path), **options)
-
-    def mkdir(self, path, **options):
-        super().mkdir(self._local(path), **options)
-
-    def stat(self, path):
-        return super().stat(self._local(path))
+        return super().open(self.local(path), mode)
 
     def walk(self, top, **options):
-        for folder, folders, names in os.walk(self._local(top)):
+        for folder, folders, names in os.walk(self.local(top)):
             yield folder.replace(str(self.folder) + "/", "gs://"), folders, names
 
-    def remove(self, path):
-        super().remove(self._local(path))
-
-    def rmtree(self, path):
-        super().rmtree(self._local(path))
-
-    def rename(self, path, dst):
-        super().rename(self._local(path), self._local(dst))
-
-    def replace(self, path, dst):
-        super().replace(self._local(path), self._local(dst))
+    exists = _on_disk("exists")
+    isdir = _on_disk("isdir")
+    listdir = _on_disk("listdir")
+    makedirs = _on_disk("makedirs")
+    mkdir = _on_disk("mkdir")
+    stat = _on_disk("stat")
+    remove = _on_disk("remove")
+    rmtree = _on_disk("rmtree")
+    rename = _on_disk("rename")
+    replace = _on_disk("replace")
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pathlib
 import shlex
 import shutil
 import socket
-import stat
 import sys
 import threading
 import time
@@ -20,7 +19,7 @@ from collections.abc import Callable, Iterator
 
 from etils import epath
 
-from taser_jax.storage.errors import BusyError, StorageError, storage_errors
+from taser_jax.storage.errors import BusyError, storage_errors
 from taser_jax.storage.progress import logger
 from taser_jax.storage.publishing import (
     LOCK,
@@ -37,8 +36,7 @@ _UNLOCKABLE = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
     *(errno.ENOLCK, errno.ENOTSUP, errno.EBADF, errno.ENOSYS),
 )
-# O_NONBLOCK: a FIFO in the lock's place would be waited for.
-_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 _COMMAND_LENGTH = 300
 # Seconds: a holder in a bucket renews its lock so often; one that has not for so long is dead; and
 # of two that came at once, both see the later one's after so long.
@@ -146,26 +144,11 @@ def _take(directory: pathlib.Path) -> int | None:
 def _open(path: pathlib.Path) -> tuple[int, bool]:
     """The lock's file, open, and whether it can be written; locking needs no such permission."""
     try:
-        handle, is_mine = os.open(path, _FLAGS | os.O_RDWR | os.O_CREAT, 0o666), True
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise _in_the_way(path) from error
-        if not isinstance(error, PermissionError) or not path.exists():
+        return os.open(path, _FLAGS | os.O_RDWR | os.O_CREAT, 0o666), True
+    except PermissionError:
+        if not path.exists():
             raise
-        handle, is_mine = os.open(path, _FLAGS | os.O_RDONLY), False
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise _in_the_way(path)
-    return handle, is_mine
-
-
-def _in_the_way(path: pathlib.Path) -> StorageError:
-    return StorageError(
-        "a link, a folder or a device, which this package did not make",
-        where=str(path),
-        expected="the file of the lock, or nothing",
-        fix="remove it, or choose another directory",
-    )
+        return os.open(path, _FLAGS | os.O_RDONLY), False
 
 
 def _number(error: Exception) -> int | None:

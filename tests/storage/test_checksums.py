@@ -52,15 +52,6 @@ def test_the_checksum_is_the_standards(tmp_path: pathlib.Path):
     assert len(checksums.crc(tmp_path / "x")) == 8
 
 
-def test_a_replaced_file_has_one_line(tmp_path: pathlib.Path):
-    path = tmp_path / "a b.json"
-    for value in ({"x": 1}, {"x": 22}, {"x": 1}):
-        artifacts.write_json(path, value)
-        assert artifacts.read_json(path) == value
-    lines = (tmp_path / checksums.FILE).read_text().splitlines()
-    assert [line.split(" ", 2)[2] for line in lines] == ["a b.json"]
-
-
 @pytest.mark.parametrize("is_new", [False, True])
 @pytest.mark.parametrize("killed_at", [1, 2, 3])
 def test_a_file_is_never_damaged_by_a_kill(
@@ -101,15 +92,6 @@ def test_what_nobody_recorded_is_not_checked(tmp_path: pathlib.Path):
     assert artifacts.read_json(path) == {}
     artifacts.write_json(tmp_path / "new.json", {"y": 1})
     assert set(checksums.read(tmp_path)) == {"new.json"}
-
-
-def test_a_record_that_is_a_link_is_replaced(tmp_path: pathlib.Path):
-    (tmp_path / "precious").write_text("mine")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / checksums.FILE).symlink_to(tmp_path / "precious")
-    artifacts.write_json(tmp_path / "out" / "a.json", {})
-    assert (tmp_path / "precious").read_text() == "mine"
-    assert set(checksums.read(tmp_path / "out")) == {"a.json"}
 
 
 @pytest.mark.parametrize(
@@ -159,29 +141,12 @@ def test_impossible_lengths_are_named_also_where_nothing_is_recorded(
         TokenStore.open(tokens)
 
 
-def test_a_store_without_records_opens_with_a_warning_and_is_not_verified(
-    tokens: pathlib.Path, caplog: pytest.LogCaptureFixture
-):
+def test_a_store_without_records_opens_and_is_not_verified(tokens: pathlib.Path):
     for path in tokens.rglob(checksums.FILE):
         path.unlink()
-    for _ in range(2):
-        assert len(TokenStore.open(tokens).queries("first", "train")) > 0
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 1
-    assert f"{tokens}: " in said[0]
-    assert "files cannot be checked, since no checksums.txt has a line of them: " in said[0]
+    assert len(TokenStore.open(tokens).queries("first", "train")) > 0
     with pytest.raises(DataError, match=r"passages/ids\.npy: no checksums\.txt has a line of it"):
-        checksums.verify(directory=str(tokens))
-
-
-def test_a_file_without_a_line_is_named(tokens: pathlib.Path, caplog: pytest.LogCaptureFixture):
-    record = tokens / checksums.FILE
-    lines = record.read_text().splitlines(keepends=True)
-    record.write_text("".join(line for line in lines if "lengths.npy" not in line))
-    TokenStore.open(tokens)
-    assert ": passages/lengths.npy, queries/" in caplog.text
-    with pytest.raises(DataError, match=r"passages/lengths\.npy: no checksums\.txt"):
-        checksums.verify(directory=str(tokens.parent))
+        verify(directory=str(tokens))
 
 
 def test_where_nothing_is_recorded_nothing_is_verified(tmp_path: pathlib.Path):

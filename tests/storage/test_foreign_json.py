@@ -11,16 +11,13 @@ import pytest
 from taser_jax.assembly.data import MIXTURE_FILE, names_in_store
 from taser_jax.assembly.model_directory import read_facts
 from taser_jax.assembly.run_record import text_settings
-from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.interop.hub import read_encoder_settings
 from taser_jax.models import config_io
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.index import open_index
 from taser_jax.storage.artifacts import write_json
 from taser_jax.storage.errors import DataError, TaserError
-from taser_jax.storage.typed_files import read_json, read_typed
-from taser_jax.systems.moma.query_documents import read_lookup
+from taser_jax.storage.typed_files import read_json
 
 DEEP, LONG = "[" * 1_000_000, '{"a": ' + "9" * 5000 + "}"
 EMBEDDINGS = {
@@ -43,23 +40,11 @@ def embeddings(tmp_path, **changed):
 
 @pytest.mark.parametrize("text", [DEEP, LONG, '{"a": ' * 2000, "nul\0", ""])
 def test_what_python_does_not_parse_is_named(tmp_path, text):
-    path = tmp_path / "a.json"
-    path.write_text(text)
-    for read in (
-        read_json,
-        lambda path: read_typed(path, list[str]),
-        lambda path: config_io.from_json(path.read_text()),
-    ):
-        with pytest.raises(TaserError, match="not JSON"):
-            read(path)
-    (tmp_path / "config.json").write_text(text)
-    (tmp_path / "modules.json").write_text(text)
-    with pytest.raises(DataError, match=r"modules\.json: not JSON"):
-        read_encoder_settings(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(text)
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
-    with pytest.raises(DataError, match=r"config\.json: not JSON"):
-        load_vocabulary(tmp_path)
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(DataError, match=r"a\.json: not JSON"):
+        read_json(tmp_path / "a.json")
+    with pytest.raises(TaserError, match="not JSON"):
+        config_io.from_json(text)
 
 
 def test_a_byte_order_mark_is_taken(tmp_path):
@@ -71,14 +56,8 @@ def test_a_byte_order_mark_is_taken(tmp_path):
     ("changed", "message"),
     [
         ({"num_rows": "3"}, 'num_rows is "3": expected an integer'),
-        ({"num_rows": -3}, "an integer, 0 or more"),
-        ({"num_rows": 10**15}, "rows in .* shards, which are not all here"),
         ({"shard_rows": 0}, "an integer, 1 or more"),
-        ({"dim": 2.0}, "dim is 2.0"),
         ({"dtype": "float8"}, "one of 'float32', 'bfloat16'"),
-        ({"dtype": []}, "dtype is "),
-        ({"fingerprints": ["m"]}, "expected an object, got a list"),
-        ({"fingerprints": {"model": 1}}, r"field 'fingerprints\[...\]': expected a string"),
         ({"fingerprints": None}, "required field 'fingerprints'"),
     ],
 )
@@ -93,7 +72,6 @@ def test_metadata_of_embeddings(tmp_path, changed, message):
     [
         {"kind": "exact index", "embeddings": 3},
         {"kind": "exact index", "embeddings": ".", "dim": "2"},
-        pytest.param({"kind": "scann index", "effort": 3}, marks=pytest.mark.needs("scann")),
         pytest.param(
             {
                 **{"kind": "scann index", "effort": {}, "num_passages": 3},
@@ -113,51 +91,16 @@ def test_metadata_of_indexes(tmp_path, metadata):
     ("facts", "message"),
     [
         ([1], "expected an object"),
-        (None, "expected an object"),
         ({"query_length": "32"}, 'query_length is "32"'),
         ({"passage_length": 0}, "an integer, 1 or more"),
-        ({"query_prompt": "query: "}, "field 'query_prompt'"),
-        ({"query_prompt": [1, "a"]}, r"field 'query_prompt\[1\]'"),
         ({"query_prompt": {"t": 7}}, "field 'query_prompt"),
-        ({"query_lengths": {"t": None}}, "field 'query_lengths"),
         ({"query_normalization": "all"}, "one of 'none', 'curly_apostrophe'"),
-        ({"query_normalization": {"t": 3}}, "field 'query_normalization"),
-        ({"titles": "both"}, "titles is .both.: expected one of 'include', 'join', 'omit'"),
-        ({"selection": "best"}, "one of 'nll'"),
-        ({"settings": 1}, "field 'settings'"),
     ],
 )
 def test_facts_of_a_run(tmp_path, facts, message):
     (tmp_path / "run.json").write_text(json.dumps(facts))
     with pytest.raises(DataError, match=rf"run\.json(.|\n)*{message}"):
         text_settings(read_facts(tmp_path), "t")
-
-
-def test_facts_of_no_task(tmp_path):
-    (tmp_path / "run.json").write_text('{"query_normalization": {}, "query_prompt": []}')
-    assert text_settings(read_facts(tmp_path), None).queries.prompt == ()
-
-
-def test_lists_of_ids(tmp_path):
-    path = tmp_path / "ids.json"
-    path.write_text('["a", "b"]')
-    assert read_typed(path, list[str]) == ["a", "b"]
-    for content, message in (
-        ("{}", "expected a list, got an object"),
-        ('["a", 1]', r"field '\[1\]': \[1\] is 1"),
-        ("[", "JSON"),
-        ("null", "expected a list"),
-    ):
-        path.write_text(content)
-        with pytest.raises(DataError, match=message):
-            read_typed(path, list[str])
-    folder = tmp_path / "t.test"
-    folder.mkdir()
-    metadata = {"kind": "documents of queries", "format_version": 1, "fingerprints": {}}
-    write_json(folder / "metadata.json", metadata)
-    (folder / "query_ids.json").write_text("[]")
-    with pytest.raises(DataError, match=r"missing or damaged(.|\n)*taser augment"):
-        read_lookup(tmp_path, "t", "test")
 
 
 def test_a_mixtures_file(tmp_path):

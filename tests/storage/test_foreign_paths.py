@@ -23,43 +23,19 @@ def error(capsys, *arguments: str) -> str:
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize("data_dir", ["loop", "loop/data", LONG])
-def test_a_data_dir_that_cannot_be(tmp_path, monkeypatch, capsys, data_dir):
+def test_a_link_to_itself_and_a_name_of_300_characters_are_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loop").symlink_to("loop")
-    message = error(capsys, *PREPARE, f"--gin.DATA_DIR={data_dir}")
-    if data_dir == LONG:
-        assert "File name too long" in message
-        assert "each part of a path has at most 255 bytes" in message
-        assert "n" * 150 not in message
-    else:
-        assert "Too many levels of symbolic links" in message
-        assert "this one leads to itself" in message
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("train", f"--gin_file={LONG}.gin"),
-        ("verify", LONG),
-        ("init", LONG),
-        ("import", f"--gin.PRETRAINED={LONG}", "--gin.MODEL_DIR=out"),
-    ],
-)
-def test_names_of_300_characters(tmp_path, monkeypatch, capsys, arguments):
-    monkeypatch.chdir(tmp_path)
-    message = error(capsys, *arguments)
-    assert "Traceback" not in message
-    # Later Pythons take such a file for one that is not there.
-    if sys.version_info < (3, 14):
-        assert "File name too long" in message
-        assert f"taser {arguments[0]}" in message
-
-
-def test_a_collections_name_of_300_characters(tmp_path, capsys):
-    arguments = [argument.replace("=c", f"={LONG}") for argument in PREPARE]
-    message = error(capsys, *arguments, f"--gin.DATA_DIR={tmp_path}")
-    assert "collection name" in message or "File name too long" in message
+    message = error(capsys, *PREPARE, "--gin.DATA_DIR=loop/data")
+    assert "Too many levels of symbolic links" in message
+    assert "this one leads to itself" in message
+    message = error(capsys, *PREPARE, f"--gin.DATA_DIR={LONG}")
+    assert "File name too long" in message
+    assert "each part of a path has at most 255 bytes" in message
+    assert "n" * 150 not in message
+    assert "Traceback" not in error(
+        capsys, "import", f"--gin.PRETRAINED={LONG}", "--gin.MODEL_DIR=m"
+    )
 
 
 def test_a_path_with_a_nul_is_a_storage_error():
@@ -154,17 +130,6 @@ def test_own_modules_may_be_imported(gin_file, capsys):
 )
 def test_what_a_gin_file_may_not_import(gin_file, capsys, line, message):
     assert f"a.gin:2: {message}" in error(capsys, "search", gin_file(line))
-
-
-@pytest.mark.parametrize("value", ["[" * 5000, "9" * 5000])
-def test_a_gin_files_values_beyond_pythons_limits(gin_file, capsys, value):
-    assert "a.gin: " in error(capsys, "search", gin_file(f"TOP_K = {value}"))
-
-
-def test_files_that_include_one_another_without_end(gin_file, tmp_path, capsys):
-    for number in range(1200):
-        (tmp_path / f"{number}.gin").write_text(f"include '{number + 1}.gin'\n")
-    assert "recursion" in error(capsys, "search", gin_file("include '0.gin'"))
 
 
 def test_gin_files_as_editors_leave_them(gin_file, tmp_path, capsys):

@@ -7,7 +7,6 @@ import io
 import logging
 import os
 import pathlib
-import select
 import subprocess
 import sys
 
@@ -140,27 +139,6 @@ def test_tokenize_writes_nothing_but_its_own_lines(small_world, tmp_path):
     assert done.stdout == ""
     for line in done.stderr.splitlines():
         assert line.startswith(("tokenize: ", "tokenising ", "token store: ")), done.stderr
-
-
-@pytest.mark.parametrize("unbuffered", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["plain", "unbuffered"])
-def test_lines_arrive_as_they_are_written(unbuffered: dict[str, str]):
-    program = (
-        "from taser_jax.storage import progress; progress.outlive_terminal(); "
-        "progress.say('first'); input(); progress.say('second')"
-    )
-    environment = {name: value for name, value in os.environ.items() if "UNBUFFERED" not in name}
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        env=environment | unbuffered,
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    # Without an answer the program waits: what it has not yet written never comes.
-    arrived, _, _ = select.select([process.stderr], [], [], 60)
-    _, rest = process.communicate("go on\n", timeout=60)
-    assert arrived
-    assert rest == "first\nsecond\n"
 
 
 def test_an_extra_is_installed_into_a_checkout_or_the_package(tmp_path, monkeypatch):
