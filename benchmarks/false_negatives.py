@@ -50,8 +50,6 @@ OPTIONS = {
     "top 5": MiningConfig(**COMMON),
     "at most 95% of the positive's score": MiningConfig(**COMMON, relative_margin=0.05),
     "at most 90%": MiningConfig(**COMMON, relative_margin=0.1),
-    "at least 0.1 below the positive": MiningConfig(**COMMON, absolute_margin=0.1),
-    "from rank 11": MiningConfig(**COMMON, min_rank=11),
     "without an answer": MiningConfig(**COMMON, answer_containing=AnswerContaining.DROP),
     "without an answer, at most 95%": MiningConfig(
         **COMMON, answer_containing=AnswerContaining.DROP, relative_margin=0.05

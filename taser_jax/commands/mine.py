@@ -19,17 +19,14 @@ from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
 from taser_jax.retrieval.mining import (
     AnswerContaining,
     Excluded,
-    MinedNegatives,
     MiningConfig,
     MiningStatistics,
-    WithoutNegatives,
     mine_negatives,
 )
 from taser_jax.retrieval.runs import NO_ROW, SearchResult, top_k
 from taser_jax.storage.artifacts import NEGATIVES, kind_of
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, phase
-from taser_jax.storage.records import Query
 from taser_jax.storage.typed_files import to_plain
 
 # Pairs whose embeddings are in memory at a time.
@@ -105,6 +102,9 @@ def mine(
                 pages_of=heads.pages,
             )
         logger.info("%s %s: %s", task, split, mined.statistics)
+        if count := mined.statistics.queries_without:
+            what = "queries without negatives: training draws random passages for them"
+            logger.info("%s %s: %d %s", task, split, count, what)
         teacher = None
         facts = {"mining": to_plain(task_config), "statistics": _plain(mined.statistics)}
         if teachers:
@@ -121,7 +121,6 @@ def mine(
             query_ids=[query.id for query in queries],
             rows=mined.rows,
             scores=mined.scores,
-            dropped=_dropped(mined, queries, task_config, where=f"{task} {split}"),
             metadata={
                 "collection_fingerprint": store.fingerprint,
                 "source": os.path.relpath(runs_dir, output_dir),
@@ -141,28 +140,6 @@ def _answers_among(
         return matcher.hits(rows, [answers[query] for query in queries])
 
     return contains_answer
-
-
-def _dropped(
-    mined: MinedNegatives, queries: Sequence[Query], config: MiningConfig, *, where: str
-) -> frozenset[str]:
-    """Ids of the queries that training drops; logs how many have no negatives.
-
-    Raises:
-        ConfigError: training would drop all of them.
-    """
-    statistics, dropped = mined.statistics, frozenset[str]()
-    if config.without_negatives is WithoutNegatives.DROP:
-        pairs = zip(queries, mined.rows, strict=True)
-        dropped = frozenset(query.id for query, rows in pairs if not rows)
-    if queries and len(dropped) == len(queries):
-        problem = f"none of {len(queries)} queries has a negative: {statistics}"
-        fix = "look deeper, lower the margins, or set without_negatives = 'random'"
-        raise ConfigError(problem, where=where, fix=fix)
-    if statistics.queries_without:
-        fate = "training leaves them out" if dropped else "training draws random passages for them"
-        logger.info("%s: %d queries without negatives: %s", where, statistics.queries_without, fate)
-    return dropped
 
 
 def _plain(statistics: MiningStatistics) -> dict[str, object]:

@@ -8,12 +8,9 @@ Two recipes (TASER, arXiv 2210.05156, section 4.1; DPR, arXiv 2004.04906, sectio
         answer-containing passages are removed; keeping them keeps false negatives, so both are
         options here. `Excluded.POSITIVES`, the default, keeps no labelled one.
 
-Positive-aware mining (NV-Retriever, arXiv 2407.15831, section 3) leaves out passages that score too
-high to be negatives, where s⁺ is the positive's score in the same run:
-
-    TopK-Abs        s > `max_score`
-    TopK-MarginPos  s > s⁺ - `absolute_margin`
-    TopK-PercPos    s > s⁺ - `relative_margin` · |s⁺|   (the paper's 95% is a margin of 0.05)
+Positive-aware mining (NV-Retriever, arXiv 2407.15831, section 3: TopK-PercPos) leaves out passages
+that score too high to be negatives: s > s⁺ - `relative_margin` · |s⁺|, where s⁺ is the positive's
+score in the same run. The paper's 95% is a margin of 0.05.
 """
 
 from __future__ import annotations
@@ -47,17 +44,6 @@ class AnswerContaining(enum.Enum):
     DROP = "drop"
 
 
-class WithoutNegatives(enum.Enum):
-    """What training does with a query that mining leaves without a negative.
-
-    RANDOM: it draws random passages of the collection for the query, anew in each step.
-    DROP: it leaves the query out.
-    """
-
-    RANDOM = "random"
-    DROP = "drop"
-
-
 class Excluded(enum.Enum):
     """Which known passages are never negatives.
 
@@ -76,10 +62,7 @@ class Reason(enum.Enum):
 
     POSITIVE = "positive"
     PAGE = "page of a positive"
-    RANK = "rank"
-    SCORE = "score"
-    ABSOLUTE_MARGIN = "absolute margin"
-    RELATIVE_MARGIN = "relative margin"
+    MARGIN = "margin"
     ANSWER = "answer"
 
 
@@ -90,44 +73,31 @@ class MiningConfig(Checked):
     Attributes:
         depth: ranks considered, counted before anything is excluded.
         count: maximum negatives per query.
-        min_rank: the first rank that may be a negative, counted from 1 like `depth`.
-        max_score: highest score of a negative, where scores of all queries compare (cosines); None
-            sets no limit.
-        absolute_margin: a negative scores at least this much below the positive; None: no margin.
-        relative_margin: the same, as a share of the positive's score.
+        relative_margin: a negative scores at least this much below the positive, as a share of the
+            positive's score; None sets no limit.
         choice: whether negatives are taken by rank or sampled.
         answer_containing: keep or drop candidates with an answer; a query without answers loses
             only its positives.
         excluded: known passages that are never taken.
         same_page_tasks: tasks that use `Excluded.PAGES` instead: if a page is the answer (entity
             linking), none of its passages is wrong.
-        without_negatives: treatment of queries without any negative left; set DROP where random
-            passages would teach nothing.
         seed: seed of the sampling.
     """
 
     depth: Positive = 100
     count: Positive = 30
-    min_rank: Positive = 1
-    max_score: float | None = None
-    absolute_margin: float | None = None
     relative_margin: float | None = None
     choice: Choice = Choice.TOP
     answer_containing: AnswerContaining = AnswerContaining.KEEP
     excluded: Excluded = Excluded.POSITIVES
     same_page_tasks: tuple[str, ...] = ()
-    without_negatives: WithoutNegatives = WithoutNegatives.RANDOM
     seed: Seed = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.min_rank > self.depth:
-            problem = f"min_rank {self.min_rank} lies below the depth, {self.depth}"
-            fix = "look deeper, or start at a better rank"
-            raise ConfigError(problem, where="MiningConfig", fix=fix)
         check_fields(
             self,
-            *("absolute_margin", "relative_margin"),
+            "relative_margin",
             is_valid=lambda x: x is None or (math.isfinite(x) and x >= 0),
             expected="0 or more: a negative scores at least this much below the positive",
             fix="NV-Retriever's 95% of the positive's score is relative_margin = 0.05",
@@ -315,18 +285,11 @@ def _reasons(
     yield Reason.POSITIVE, np.stack([np.isin(rows, own[:last]) for rows, own in pairs])
     if config.excluded is Excluded.PAGES and pages_of is not None:
         yield Reason.PAGE, np.stack([_on_pages_of(own, rows, pages_of) for rows, own in pairs])
-    ranks = np.arange(1, ranked.rows.shape[1] + 1)
-    yield Reason.RANK, np.broadcast_to(ranks < config.min_rank, ranked.rows.shape)
-    if config.max_score is not None:
-        yield Reason.SCORE, ranked.scores > config.max_score
-    if config.absolute_margin is not None:
-        highest = positive_scores - np.float32(config.absolute_margin)
-        yield Reason.ABSOLUTE_MARGIN, ranked.scores > highest[:, None]
     if config.relative_margin is not None:
         # For an unranked positive, 0 · inf would be NaN.
         size = np.where(np.isneginf(positive_scores), 0, np.abs(positive_scores))
         highest = positive_scores - np.float32(config.relative_margin) * size
-        yield Reason.RELATIVE_MARGIN, ranked.scores > highest[:, None]
+        yield Reason.MARGIN, ranked.scores > highest[:, None]
 
 
 def _on_pages_of(

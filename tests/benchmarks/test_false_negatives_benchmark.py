@@ -53,7 +53,7 @@ def test_counts_and_samples_of_each_option(script, source, monkeypatch, capsys):
     assert lines[0].startswith("top 5: 50.0% contain an answer; 12 negatives")
     # Rows 2 and 3 for each of the first two queries, row 3 for the third, nothing for the last.
     assert lines[1].startswith("at most 95% of the positive's score: 40.0% contain an answer; 5 ")
-    assert "without an answer: 0.0% contain an answer; 6 negatives" in lines[5]
+    assert "without an answer: 0.0% contain an answer; 6 negatives" in lines[3]
     samples = sorted(path.name for path in out.glob("*.tsv"))
     assert samples == [f"sample-{number}.tsv" for number in range(len(script.OPTIONS))]
     with open(out / "sample-0.tsv", newline="") as file:
