@@ -9,7 +9,6 @@ Files:
 from __future__ import annotations
 
 import collections
-import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.retrieval.embeddings import (
@@ -51,37 +50,6 @@ _BLOCK = 8192
 _ROWS = (
     "write one row per text: `id`, a string, and `embedding`, finite numbers, equally many in all"
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class TextEmbeddings:
-    """Consecutive texts with their embeddings.
-
-    Attributes:
-        ids: the texts' ids.
-        embeddings: one per text.
-        titles: titles of passages; empty for queries.
-        texts: the texts.
-        task: the queries' task; empty for passages.
-    """
-
-    ids: Sequence[str]
-    embeddings: Float[np.ndarray, "texts dim"]
-    titles: Sequence[str]
-    texts: Sequence[str]
-    task: str = ""
-
-    def table(self) -> pyarrow.Table:
-        """One row per text; embeddings as lists of a fixed size."""
-        numbers = pyarrow.array(np.ascontiguousarray(self.embeddings).reshape(-1))
-        columns = {
-            "id": pyarrow.array(self.ids, pyarrow.string()),
-            "embedding": pyarrow.FixedSizeListArray.from_arrays(numbers, self.embeddings.shape[1]),
-            "title": pyarrow.array(self.titles, pyarrow.string()),
-            "text": pyarrow.array(self.texts, pyarrow.string()),
-            "task": pyarrow.array([self.task] * len(self.ids), pyarrow.string()),
-        }
-        return pyarrow.table(columns)
 
 
 def export_embeddings(
@@ -135,12 +103,12 @@ def export_embeddings(
 
 def _blocks(
     embeddings: Embeddings, store: PassageStore, start: int, stop: int
-) -> Iterator[TextEmbeddings]:
+) -> Iterator[pyarrow.Table]:
     with bar("export", total=stop - start, unit="passage") as progress:
         for first in range(start, stop, _BLOCK):
             last = min(first + _BLOCK, stop)
             passages = list(store.iterate(first, last))
-            yield TextEmbeddings(
+            yield _table(
                 [passage.id for passage in passages],
                 embeddings.rows(first, last).astype(np.float32),
                 [passage.title for passage in passages],
@@ -149,23 +117,41 @@ def _blocks(
             progress.update(last - first)
 
 
-def _query_block(embedded: QueryEmbeddings, queries: QuerySet) -> TextEmbeddings:
+def _query_block(embedded: QueryEmbeddings, queries: QuerySet) -> pyarrow.Table:
     texts = {query.id: query.text for query in queries}
     rows = np.array([row for row, id in enumerate(embedded.query_ids) if id in texts], np.int64)
     ids = [embedded.query_ids[row] for row in rows]
-    return TextEmbeddings(
-        ids, embedded.take(rows), [""] * len(ids), [texts[id] for id in ids], queries.task
-    )
+    titles, of_ids = [""] * len(ids), [texts[id] for id in ids]
+    return _table(ids, embedded.take(rows), titles, of_ids, queries.task)
 
 
-def _write_parquet(path: pathlib.Path, blocks: Iterator[TextEmbeddings]) -> None:
+def _table(
+    ids: Sequence[str],
+    embeddings: Float[np.ndarray, "texts dim"],
+    titles: Sequence[str],
+    texts: Sequence[str],
+    task: str = "",
+) -> pyarrow.Table:
+    """One row per text; embeddings as lists of a fixed size."""
+    numbers = pyarrow.array(np.ascontiguousarray(embeddings).reshape(-1))
+    columns = {
+        "id": pyarrow.array(ids, pyarrow.string()),
+        "embedding": pyarrow.FixedSizeListArray.from_arrays(numbers, embeddings.shape[1]),
+        "title": pyarrow.array(titles, pyarrow.string()),
+        "text": pyarrow.array(texts, pyarrow.string()),
+        "task": pyarrow.array([task] * len(ids), pyarrow.string()),
+    }
+    return pyarrow.table(columns)
+
+
+def _write_parquet(path: pathlib.Path, blocks: Iterator[pyarrow.Table]) -> None:
     """One row group per block."""
     with replacing(path) as scratch:
-        first = next(blocks).table()
+        first = next(blocks)
         with pyarrow.parquet.ParquetWriter(os.fspath(scratch), first.schema) as writer:
             writer.write_table(first)
             for block in blocks:
-                writer.write_table(block.table())
+                writer.write_table(block)
 
 
 def import_embeddings(
@@ -204,32 +190,30 @@ def import_embeddings(
     require_equal(f"embeddings {source}", facts["fingerprints"], collection, fix)
     inner = source / PASSAGES
     paths = sorted((inner if inner.is_dir() else source).glob("*.parquet"))
-    passages = _read(paths, where=inner)
-    places = [store.find(id) for id in passages.ids]
-    unknown = [id for id, place in zip(passages.ids, places, strict=True) if place is None]
+    ids, embeddings = _read(paths, where=inner)
+    places = [store.find(id) for id in ids]
+    unknown = [id for id, place in zip(ids, places, strict=True) if place is None]
     _refuse(unknown, "is no passage of the collection", inner)
     rows = np.array(places, np.int64)
     absent = np.setdiff1d(np.arange(len(store)), rows)
     _refuse([store.ids[row] for row in absent.tolist()], "is absent", inner)
-    ordered = passages.embeddings[np.argsort(rows)]
+    ordered = embeddings[np.argsort(rows)]
     model = facts["fingerprints"].get("model") or Fingerprint().add(ordered).hex()
     fingerprints = {"model": model, **collection}
     lengths = np.linalg.norm(ordered, axis=1)
     normalization = "l2" if np.allclose(lengths, 1, atol=1e-3) else "none"
     for path in sorted((source / QUERIES).glob("*.parquet")):
         task, split = split_of(path.stem)
-        queries = _read([path], where=path)
+        ids, embeddings = _read([path], where=path)
         of_split = {query.id for query in open_queries(task, split)}
-        unknown = [id for id in queries.ids if id not in of_split]
+        unknown = [id for id in ids if id not in of_split]
         _refuse(unknown, "is no query of this split", path)
-        if queries.embeddings.shape[1] != ordered.shape[1]:
-            problem = f"{queries.embeddings.shape[1]} dimensions, and passages {ordered.shape[1]}"
+        if embeddings.shape[1] != ordered.shape[1]:
+            problem = f"{embeddings.shape[1]} dimensions, and passages {ordered.shape[1]}"
             raise DataError(problem, where=str(path), fix="take passages and queries of one model")
         target = queries_directory(directory, task, split)
-        write_json(target / QUERY_IDS, list(queries.ids))
-        write_embeddings(
-            target, queries.embeddings, fingerprints, normalization, of=QueryEmbeddings
-        )
+        write_json(target / QUERY_IDS, ids)
+        write_embeddings(target, embeddings, fingerprints, normalization, of=QueryEmbeddings)
     write_embeddings(directory, ordered, fingerprints, normalization)
     return fingerprints
 
@@ -241,7 +225,9 @@ def _refuse(ids: Sequence[str], problem: str, where: pathlib.Path) -> None:
         raise DataError(problem, where=str(where), fix=_ROWS)
 
 
-def _read(paths: Sequence[pathlib.Path], *, where: pathlib.Path) -> TextEmbeddings:
+def _read(
+    paths: Sequence[pathlib.Path], *, where: pathlib.Path
+) -> tuple[list[str], Float32[np.ndarray, "texts dim"]]:
     """Ids and embeddings of Parquet files, as float32."""
     if not paths:
         raise DataError("no Parquet files here", where=str(where), fix=_ROWS)
@@ -262,4 +248,4 @@ def _read(paths: Sequence[pathlib.Path], *, where: pathlib.Path) -> TextEmbeddin
     embeddings = numbers.reshape(len(ids), -1).astype(np.float32)
     finite = np.isfinite(embeddings).all(axis=1)
     _refuse([ids[row] for row in np.flatnonzero(~finite)], "has NaN or infinite numbers", where)
-    return TextEmbeddings([str(id) for id in ids], embeddings, (), ())
+    return [str(id) for id in ids], embeddings

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 import importlib.util
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -16,12 +15,7 @@ from jaxtyping import Float
 
 from taser_jax.models.encoded import Normalization
 from taser_jax.retrieval.embeddings import Embeddings
-from taser_jax.retrieval.exact import (
-    ExactSearcher,
-    Searcher,
-    check_finite,
-    check_search,
-)
+from taser_jax.retrieval.exact import ExactSearcher, Searcher, check_finite, check_search
 from taser_jax.retrieval.runs import SearchResult
 from taser_jax.retrieval.scann import KIND as SCANN_KIND
 from taser_jax.retrieval.scann import ScannConfig, ScannSearcher, build_scann
@@ -47,48 +41,34 @@ def truncate(
     return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12)
 
 
-@dataclasses.dataclass(frozen=True)
-class ChangedEmbeddings:
-    """Embeddings that are changed as they are read.
+class TruncatedEmbeddings:
+    """Embeddings cut to their first dimensions as they are read; see `truncate`.
 
-    Attributes:
+    Args:
         whole: the embeddings on disk.
-        dim: number of dimensions after the change.
-        change: what is done to rows; float32.
-    """
-
-    whole: Embeddings
-    dim: int
-    change: Callable[[np.ndarray], np.ndarray]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(number of passages, dimensions)."""
-        return self.whole.shape[0], self.dim
-
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        """Embeddings of rows start..stop. [stop-start, dim], float32."""
-        return self.change(self.whole.rows(start, stop))
-
-
-def truncated(whole: Embeddings, dim: int) -> ChangedEmbeddings:
-    """Truncates embeddings and, where their model normalises, normalises them again.
+        dim: number of dimensions.
 
     Raises:
         ConfigError: more dimensions than there are.
         DataError: embeddings without a record of their normalisation.
     """
-    if not 1 <= dim <= whole.shape[1]:
-        problem = f"the first {dim} dimensions of {whole.shape[1]}"
-        fix = "take one of the model's Matryoshka dimensions"
-        raise ConfigError(problem, where="IndexConfig.dim", fix=fix)
-    if whole.metadata.normalization is None:
-        problem = "it is not recorded how the embeddings are normalised"
-        fix = "encode again, into another directory"
-        raise DataError(problem, where=str(whole.directory), fix=fix)
-    normalization = Normalization(whole.metadata.normalization)
-    cut = functools.partial(truncate, dim=dim, normalization=normalization)
-    return ChangedEmbeddings(whole, dim, cut)
+
+    def __init__(self, whole: Embeddings, dim: int) -> None:
+        if not 1 <= dim <= whole.shape[1]:
+            problem = f"the first {dim} dimensions of {whole.shape[1]}"
+            fix = "take one of the model's Matryoshka dimensions"
+            raise ConfigError(problem, where="IndexConfig.dim", fix=fix)
+        if whole.metadata.normalization is None:
+            problem = "it is not recorded how the embeddings are normalised"
+            fix = "encode again, into another directory"
+            raise DataError(problem, where=str(whole.directory), fix=fix)
+        self.whole = whole
+        self.shape = (whole.shape[0], dim)
+        self.normalization = Normalization(whole.metadata.normalization)
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Embeddings of rows start..stop. [stop-start, dim], float32."""
+        return truncate(self.whole.rows(start, stop), self.shape[1], self.normalization)
 
 
 class TruncatedSearcher:
@@ -99,14 +79,15 @@ class TruncatedSearcher:
         passages: the truncated passages.
     """
 
-    def __init__(self, searcher: Searcher, passages: ChangedEmbeddings) -> None:
+    def __init__(self, searcher: Searcher, passages: TruncatedEmbeddings) -> None:
         self._searcher, self._passages = searcher, passages
         self.fingerprints: Mapping[str, str] = searcher.fingerprints
 
     def search(self, query_embeddings: Float[np.ndarray, "queries dim"], k: int) -> SearchResult:
         """Top k passages of each query, by the first dimensions."""
         check_search(query_embeddings, k, dim=self._passages.whole.shape[1])
-        return self._searcher.search(self._passages.change(query_embeddings), k)
+        dim, normalization = self._passages.shape[1], self._passages.normalization
+        return self._searcher.search(truncate(query_embeddings, dim, normalization), k)
 
 
 EXACT_KIND = "exact index"
@@ -197,7 +178,7 @@ def build_index(
         "embeddings": os.path.relpath(embeddings_dir, index_dir),
     }
     if config.dim is not None:
-        plan["dim"] = truncated(embeddings, config.dim).dim
+        plan["dim"] = TruncatedEmbeddings(embeddings, config.dim).shape[1]
     for start in range(0, len(embeddings), _BLOCK):
         check_finite(embeddings.rows(start, start + _BLOCK), start, what="passage")
     artifacts.follow_plan(index_dir, plan)
@@ -242,6 +223,6 @@ def open_index(
     fingerprints = embeddings.fingerprints
     if metadata.dim is None:
         return ExactSearcher(embeddings, devices=devices, fingerprints=fingerprints)
-    passages = truncated(embeddings, metadata.dim)
+    passages = TruncatedEmbeddings(embeddings, metadata.dim)
     searcher = ExactSearcher(passages, devices=devices, fingerprints=fingerprints)
     return TruncatedSearcher(searcher, passages)

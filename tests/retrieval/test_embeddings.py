@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 
 import ml_dtypes
 import numpy as np
@@ -180,15 +179,6 @@ def test_damaged_or_missing_shard_is_named(tokens, tmp_path):
         Embeddings.open(tmp_path / "e")
 
 
-def test_another_format_version_is_refused(tokens, tmp_path):
-    encode(tokens, tmp_path / "e")
-    path = tmp_path / "e" / "metadata.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 99}))
-    (path.parent / "checksums.txt").unlink()
-    with pytest.raises(DataError, match="format version 99"):
-        Embeddings.open(tmp_path / "e")
-
-
 def test_no_passages_and_bad_sizes(tmp_path):
     nothing = TokenArray(ids=np.zeros((0, 4), np.int32), lengths=np.zeros(0, np.int32))
     with pytest.raises(DataError, match="no texts"):
@@ -279,12 +269,6 @@ def test_another_model_or_token_store_than_the_passages_is_refused(tmp_path, cha
     QueryEmbeddings.of_split(tmp_path, "nq", "test", fingerprints=FINGERPRINTS)
 
 
-def test_queries_that_were_tokenised_otherwise_since_are_refused(tmp_path):
-    encode_split(make_queries(), tmp_path)
-    with pytest.raises(FingerprintError, match=r"nq\.test: begun with fingerprints"):
-        encode_split(make_queries(seed=2), tmp_path)
-
-
 def test_what_is_not_encoded_is_refused_with_what_is(tmp_path):
     encode_split(make_queries("a task"), tmp_path)
     encode_split(make_queries("fever"), tmp_path)
@@ -302,11 +286,6 @@ def test_passages_and_queries_are_not_taken_for_each_other(tmp_path):
     encode_split(queries, tmp_path)
     with pytest.raises(DataError, match="kind 'query embeddings'"):
         Embeddings.open(queries_directory(tmp_path, "nq", "test"))
-    shutil.rmtree(tmp_path / "queries" / "nq.test")
-    (tmp_path / "queries" / "nq.test").mkdir()
-    shutil.copy(tmp_path / "metadata.json", tmp_path / "queries" / "nq.test")
-    with pytest.raises(DataError, match="kind 'embeddings'"):
-        QueryEmbeddings.of_split(tmp_path, "nq", "test")
 
 
 def test_damaged_query_ids_are_named(tmp_path):

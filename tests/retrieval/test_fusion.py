@@ -109,15 +109,6 @@ def test_equals_dictionaries(normalization, depth, k):
         )
 
 
-def test_two_lists_are_the_hybrid():
-    rng = np.random.default_rng(2)
-    first, second = run(random_lists(rng, 40, 10)), run(random_lists(rng, 40, 15))
-    fused = fuse_runs([first, second], np.full((40, 2), [1.0, 1.3]), FusionConfig(k=10))
-    joined = fuse(first, second, alpha=1.3, k=10)
-    np.testing.assert_array_equal(fused.rows, joined.rows)
-    np.testing.assert_array_equal(fused.scores, joined.scores)
-
-
 def test_bad_input():
     lists = [run([{1: 1.0}]), run([{2: 1.0}], ["other"])]
     with pytest.raises(DataError, match="2 queries are in one run only, 'other' say"):
@@ -165,18 +156,22 @@ def test_queries_are_matched_by_id():
     assert fused.rows.tolist() == [[1], [2]]
 
 
+def gold_first(fused):
+    """Row 0 is gold."""
+    return (fused.rows[:, 0] == 0).astype(np.float64)
+
+
+def development_set(dense_lead, sparse_lead, queries=1):
+    """score(0) - score(1) = dense_lead - α·sparse_lead, of so many queries."""
+    ids = [f"q{i}" for i in range(queries)]
+    dense = run([{0: dense_lead, 1: 0.0}] * queries, ids)
+    return DevelopmentSet(dense, run([{0: 0.0, 1: sparse_lead}] * queries, ids), gold_first)
+
+
 def test_one_alpha_for_all_sets_by_the_mean():
-    # Row 0 is gold. Set one wants α below 1 (dense is right), set two above 1.5, set three at
-    # least 1: the mean is highest where two of them agree.
-    def gold_first(fused):
-        return (fused.rows[:, 0] == 0).astype(np.float64)
-
-    def one(dense_lead, sparse_lead):
-        dense = run([{0: dense_lead, 1: 0.0}])
-        return DevelopmentSet(dense, run([{0: 0.0, 1: sparse_lead}]), gold_first)
-
-    # score(0) - score(1) = dense_lead - α·sparse_lead
-    sets = [one(0.95, 1.0), one(-1.55, -1.0), one(-1.05, -1.0)]
+    # Set one wants α below 1 (dense is right), set two above 1.5, set three at least 1: the mean is
+    # highest where two of them agree.
+    sets = [development_set(*leads) for leads in ((0.95, 1.0), (-1.55, -1.0), (-1.05, -1.0))]
     choice = choose_alpha(sets, k=1, config=PLAIN)
     assert choice.alphas == PAPER
     expected = [(float(a <= 0.9) + (a >= 1.6) + (a >= 1.1)) / 3 for a in PAPER]
@@ -186,16 +181,7 @@ def test_one_alpha_for_all_sets_by_the_mean():
 
 def test_alpha_by_the_mean_over_tasks_or_over_all_queries():
     """One query wants α of at least 1.6, three of another set one below 1."""
-
-    def gold_first(fused):
-        return (fused.rows[:, 0] == 0).astype(np.float64)
-
-    def one(dense_lead, sparse_lead, queries):
-        ids = [f"q{i}" for i in range(queries)]
-        dense = run([{0: dense_lead, 1: 0.0}] * queries, ids)
-        return DevelopmentSet(dense, run([{0: 0.0, 1: sparse_lead}] * queries, ids), gold_first)
-
-    few, many = one(-1.55, -1.0, 1), one(0.95, 1.0, 3)
+    few, many = development_set(-1.55, -1.0), development_set(0.95, 1.0, queries=3)
     both = [few, few, many]
     apart = choose_alpha(both, k=1, config=PLAIN)
     assert (apart.alpha, apart.metric[0]) == (1.6, pytest.approx(1 / 3))
@@ -231,10 +217,10 @@ def test_the_candidates_follow_the_scale_of_the_scores():
     wide = run([{0: 300.0, 1: 100.0}, {0: 150.0, 1: 100.0, 2: 50.0}])
     sparse = run([{1: 4.0, 0: 2.0}, {2: 6.0, 1: 2.0}])
 
-    def gold_first(fused):
-        return (fused.rows[:, 0] == 1).astype(np.float64)
-
-    near, far = (choose_alpha([DevelopmentSet(d, sparse, gold_first)], k=3) for d in (dense, wide))
+    near, far = (
+        choose_alpha([DevelopmentSet(d, sparse, lambda fused: fused.rows[:, 0] == 1.0)], k=3)
+        for d in (dense, wide)
+    )
     np.testing.assert_allclose(np.array(far.alphas), 100 * np.array(near.alphas), rtol=1e-6)
     assert far.metric == near.metric
     assert far.alpha == pytest.approx(100 * near.alpha)

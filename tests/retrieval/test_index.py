@@ -1,51 +1,42 @@
 """One door for both kinds of index: same answers, reuse, and refusal of what does not belong."""
 
+import json
 import shutil
 import sys
 
 import numpy as np
 import pytest
 
-from taser_jax.data.token_store.arrays import TokenArray
-from taser_jax.models.batch import Tokens
-from taser_jax.retrieval.encoding import EncodeConfig, encode_texts
+from taser_jax.models.encoded import Normalization
+from taser_jax.retrieval.embeddings import write_embeddings
 from taser_jax.retrieval.exact import ExactSearcher, Searcher
 from taser_jax.retrieval.index import IndexConfig, IndexKind, build_index, open_index
 from taser_jax.retrieval.scann import ScannSearcher
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 
 KINDS = [IndexKind.EXACT, pytest.param(IndexKind.SCANN, marks=pytest.mark.needs("scann"))]
-TABLE = np.random.default_rng(0).standard_normal((300, 8)).astype(np.float32)
+RNG = np.random.default_rng(0)
+# The first dimensions decide little of the whole norm, so that normalising again matters.
+TABLE = (RNG.standard_normal((300, 8)) * ([1.0] * 3 + [4.0] * 5)).astype(np.float32)
+QUERIES = RNG.standard_normal((20, 8)).astype(np.float32)
 
 
-def encode(directory, *, model="m1", shift=0.0):
-    tokens = TokenArray(ids=np.arange(300, dtype=np.int32)[:, None], lengths=np.ones(300, np.int32))
-
-    def encode_fn(batch: Tokens):
-        return TABLE[batch.ids[:, 0]] + np.float32(shift)
-
-    encode_texts(
-        encode_fn,
-        tokens,
-        directory,
-        fingerprints={"model": model, "collection": "c1"},
-        config=EncodeConfig(shard_rows=90),
-    )
+def write(directory, model="m1", normalization="none"):
+    write_embeddings(directory, TABLE, {"model": model, "collection": "c1"}, normalization)
+    return directory
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_built_and_opened_find_the_same(tmp_path, kind):
-    encode(tmp_path / "embeddings")
-    config = IndexConfig(kind=kind)
-    queries = TABLE[:20] * 2
-    built = build_index(tmp_path / "embeddings", tmp_path / "index", config=config)
-    again = build_index(tmp_path / "embeddings", tmp_path / "index", config=config)
+    embeddings, config = write(tmp_path / "embeddings"), IndexConfig(kind=kind)
+    built = build_index(embeddings, tmp_path / "index", config=config)
+    again = build_index(embeddings, tmp_path / "index", config=config)
     opened = open_index(tmp_path / "index", fingerprints={"model": "m1", "collection": "c1"})
-    expected = np.argsort(-(queries @ TABLE.T), axis=1, kind="stable")[:, :7]
+    expected = np.argsort(-(QUERIES @ TABLE.T), axis=1, kind="stable")[:, :7]
     for searcher in (built, again, opened):
         assert isinstance(searcher, Searcher)
         assert isinstance(searcher, ScannSearcher if kind is IndexKind.SCANN else ExactSearcher)
-        np.testing.assert_array_equal(searcher.search(queries, 7).rows, expected)
+        np.testing.assert_array_equal(searcher.search(QUERIES, 7).rows, expected)
 
 
 def test_without_scann_its_extra_is_named_at_once(tmp_path, monkeypatch):
@@ -59,38 +50,73 @@ def test_without_scann_its_extra_is_named_at_once(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_model_or_collection_is_refused(tmp_path, kind):
-    encode(tmp_path / "embeddings")
-    encode(tmp_path / "others", model="m2")
+    embeddings, others = write(tmp_path / "embeddings"), write(tmp_path / "others", "m2")
     config = IndexConfig(kind=kind)
-    build_index(tmp_path / "embeddings", tmp_path / "index", config=config)
+    build_index(embeddings, tmp_path / "index", config=config)
     with pytest.raises(FingerprintError, match="model m1"):
         open_index(tmp_path / "index", fingerprints={"model": "m2"})
     with pytest.raises(FingerprintError, match="collection c1"):
         open_index(tmp_path / "index", fingerprints={"collection": "c2"})
     with pytest.raises(FingerprintError, match="'model': 'm1'"):
-        build_index(tmp_path / "others", tmp_path / "index", config=config)
+        build_index(others, tmp_path / "index", config=config)
 
 
 def test_embeddings_replaced_under_an_exact_index_are_refused(tmp_path):
-    encode(tmp_path / "embeddings")
-    build_index(tmp_path / "embeddings", tmp_path / "index")
-    shutil.rmtree(tmp_path / "embeddings")
+    embeddings = write(tmp_path / "embeddings")
+    build_index(embeddings, tmp_path / "index")
+    shutil.rmtree(embeddings)
     with pytest.raises(DataError, match="no finished embeddings"):
         open_index(tmp_path / "index")
-    encode(tmp_path / "embeddings", model="m2")
+    write(embeddings, "m2")
     with pytest.raises(FingerprintError, match="model m2"):
         open_index(tmp_path / "index")
+    with pytest.raises(DataError, match="no finished exact index"):
+        open_index(tmp_path / "nothing")
 
 
 def test_both_move_together(tmp_path):
-    encode(tmp_path / "a" / "embeddings")
-    build_index(tmp_path / "a" / "embeddings", tmp_path / "a" / "index")
+    build_index(write(tmp_path / "a" / "embeddings"), tmp_path / "a" / "index")
     (tmp_path / "a").rename(tmp_path / "b")
     assert open_index(tmp_path / "b" / "index").search(TABLE[:1], 1).rows.shape == (1, 1)
 
 
-def test_nothing_there(tmp_path):
-    with pytest.raises(DataError, match="no finished exact index"):
-        open_index(tmp_path / "index")
-    with pytest.raises(DataError, match="no finished embeddings"):
-        build_index(tmp_path / "embeddings", tmp_path / "index")
+@pytest.mark.parametrize("normalization", list(Normalization))
+@pytest.mark.parametrize("dim", [3, 8])
+def test_the_first_dimensions_are_searched_as_cut_vectors(normalization, dim, tmp_path):
+    embeddings = write(tmp_path / "embeddings", normalization=normalization.value)
+    build_index(embeddings, tmp_path / "index", config=IndexConfig(dim=dim))
+    found = open_index(tmp_path / "index", fingerprints={"model": "m1"}).search(QUERIES, 5)
+    first, second = (side[:, :dim].astype(np.float64) for side in (QUERIES, TABLE))
+    if normalization is Normalization.L2:
+        first, second = (
+            side / np.linalg.norm(side, axis=1, keepdims=True) for side in (first, second)
+        )
+    scores = first @ second.T
+    expected = np.argsort(-scores, axis=1)[:, :5]
+    np.testing.assert_array_equal(found.rows, expected)
+    np.testing.assert_allclose(
+        found.scores, np.take_along_axis(scores, expected, axis=1), rtol=1e-5
+    )
+    whole = np.argsort(-(QUERIES @ TABLE.T), axis=1)[:, :5]
+    assert np.array_equal(found.rows, whole) == (dim == 8 and normalization is Normalization.NONE)
+
+
+def test_what_cannot_be_cut_is_refused(tmp_path):
+    embeddings = write(tmp_path / "embeddings")
+    for dim in (0, 9):
+        with pytest.raises(ConfigError, match=f"the first {dim} dimensions of 8"):
+            build_index(embeddings, tmp_path / "index", config=IndexConfig(dim=dim))
+    with pytest.raises(ConfigError, match="a scann index of the first"):
+        IndexConfig(kind=IndexKind.SCANN, dim=3)
+    unknown = write(tmp_path / "unknown")
+    facts = json.loads((unknown / "metadata.json").read_text()) | {"normalization": None}
+    (unknown / "metadata.json").write_text(json.dumps(facts))
+    (unknown / "checksums.txt").unlink()
+    with pytest.raises(DataError, match="not recorded how"):
+        build_index(unknown, tmp_path / "index", config=IndexConfig(dim=3))
+    assert not (tmp_path / "index").exists()
+    build_index(embeddings, tmp_path / "index", config=IndexConfig(dim=3))
+    with pytest.raises(FingerprintError, match="begun with dim 3"):
+        build_index(embeddings, tmp_path / "index")
+    with pytest.raises(ConfigError, match=r"\[queries, 8\]"):
+        open_index(tmp_path / "index").search(QUERIES[:, :3], 5)

@@ -7,6 +7,7 @@ import pytest
 
 from taser_jax.retrieval import scann
 from taser_jax.retrieval.exact import ExactSearcher, measure_recall
+from taser_jax.retrieval.passages import MatrixRows
 from taser_jax.retrieval.runs import SearchResult
 from taser_jax.retrieval.scann import (
     ScannConfig,
@@ -16,19 +17,10 @@ from taser_jax.retrieval.scann import (
     build_scann,
     structure_for,
 )
-from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
+from taser_jax.storage.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.needs("scann")
 FINGERPRINTS = {"model": "m1", "collection": "c1"}
-
-
-class InMemory:
-    def __init__(self, array):
-        self.array = array
-        self.shape = array.shape
-
-    def rows(self, start, stop):
-        return self.array[start:stop]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +30,7 @@ def clustered():
     centres = rng.standard_normal((40, 16))
     passages = centres[rng.integers(0, 40, 3000)] + 0.3 * rng.standard_normal((3000, 16))
     queries = centres[rng.integers(0, 40, 100)] + 0.3 * rng.standard_normal((100, 16))
-    return InMemory(passages.astype(np.float32)), queries.astype(np.float32)
+    return MatrixRows(passages.astype(np.float32)), queries.astype(np.float32)
 
 
 def build(embeddings, directory, queries=None, **config):
@@ -93,7 +85,7 @@ def test_missing_results_never_become_row_0(clustered, tmp_path):
 
 def test_fewer_passages_than_k(tmp_path):
     passages = np.eye(3, dtype=np.float32)
-    searcher = build(InMemory(passages), tmp_path / "index")
+    searcher = build(MatrixRows(passages), tmp_path / "index")
     found = searcher.search(np.array([[3, 1, 2]], np.float32), 5)
     assert found.rows.tolist() == [[0, 2, 1, -1, -1]]
     assert found.scores.tolist() == [[3, 2, 1, -np.inf, -np.inf]]
@@ -134,19 +126,6 @@ def test_a_killed_build_keeps_its_finished_shards(clustered, tmp_path, monkeypat
     )
     build(embeddings, tmp_path / "index", queries, shard_passages=1000)
     assert sizes == [1000, 1000, 0]
-
-
-def test_other_model_collection_or_config_is_refused(clustered, tmp_path):
-    embeddings, queries = clustered
-    build(embeddings, tmp_path / "index", queries)
-    with pytest.raises(FingerprintError, match="model m1"):
-        ScannSearcher(tmp_path / "index", fingerprints={"model": "m2"})
-    with pytest.raises(FingerprintError, match="'collection': 'c2'"):
-        build_scann(
-            embeddings, tmp_path / "index", fingerprints={"model": "m1", "collection": "c2"}
-        )
-    with pytest.raises(FingerprintError, match="'recall_k': 7"):
-        build(embeddings, tmp_path / "index", queries, recall_k=7)
 
 
 def test_what_was_measured_is_recorded(clustered, tmp_path):
