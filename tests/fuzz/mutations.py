@@ -7,35 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 TOKENS = (
-    *(
-        b"\x00",
-        b"\xff",
-        b"\xc3",
-        b"\xef\xbb\xbf",
-        b"\xe2\x80\xa8",
-        b"\xc2\xa0",
-        b"\x0c",
-        b"\\ud800",
-    ),
-    *(
-        b"\t",
-        b"\n",
-        b"\r\n",
-        b"\n\n",
-        b'"',
-        b"'",
-        b"\\",
-        b",",
-        b":",
-        b"{",
-        b"}",
-        b"[",
-        b"]",
-        b"<",
-        b">",
-    ),
-    *(b"null", b"true", b"NaN", b"Infinity", b"-1", b"0", b"1e999", b"3.5", b"[]", b"{}", b'""'),
-    *(b"9" * 25, b"9" * 5000, b"[" * 3000, b'{"a":' * 3000, b"x" * 5000, b"&amp;", b"&x;", b"<!--"),
+    *b"\x00 \xff \xc3 \xef\xbb\xbf \xe2\x80\xa8 \xc2\xa0 \x0c \\ud800".split(b" "),
+    *b"\t \n \r\n \n\n \" ' \\ , : { } [ ] < >".split(b" "),
+    *b'null true NaN Infinity -1 0 1e999 3.5 [] {} "" &amp; &x; <!--'.split(b" "),
+    *(b"9" * 25, b"9" * 5000, b"[" * 3000, b'{"a":' * 3000, b"x" * 5000),
 )
 
 

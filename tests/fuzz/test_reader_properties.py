@@ -15,7 +15,6 @@ import tempfile
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from xml.sax.saxutils import escape
 
 import numpy as np
 import pytest
@@ -27,15 +26,12 @@ from taser_jax.data.readers import kilt
 from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.passages import read_passages
 from taser_jax.data.readers.questions import read_questions
-from taser_jax.data.text.hugging_face import SPECIAL_TOKENS, piece_ids, read_vocab_txt
 from taser_jax.retrieval.runs import NO_ROW, Run, read_trec_run, write_trec_run
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage
 
 FEW, MANY = 15, 1000
 
-# What a line of UTF-8 can hold: neither lone surrogates nor the line end.
-CHARACTERS = st.characters(codec="utf-8", exclude_characters="\n")
 ANY_TEXT = st.text(st.characters(codec="utf-8"), max_size=30)
 # A column of a file without quotes.
 COLUMN = st.text(st.characters(codec="utf-8", exclude_characters="\t\n\r"), max_size=30)
@@ -257,47 +253,6 @@ def test_kilt_pages_and_passages(found: list[Passage], paragraphs: list[str]):
     with written(lines, "k.jsonl") as path:
         read_pages = [(one.id, one.title, list(one.paragraphs)) for one in kilt.read_pages(path)]
     assert read_pages == [(one.id, one.title, paragraphs) for one in found]
-
-
-@examples(passages(with_words(ANY_TEXT)), st.booleans())
-def test_thesauri_keep_what_has_a_definition(found: list[Passage], is_undefined: bool):
-    records = [{"id": one.id, "name": one.title, "definition": one.text} for one in found]
-    if is_undefined:
-        records.insert(0, {"id": "none", "name": "without a definition"})
-    with written("".join(json.dumps(record) + "\n" for record in records), "terms.jsonl") as path:
-        assert [one.passage for one in read_passages(path)] == found
-
-
-# XML 1.0 has no way to write the other control characters.
-XML_TEXT = st.text(
-    st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Cn"]), min_size=1, max_size=30
-)
-
-
-@examples(passages(with_words(XML_TEXT)))
-def test_mesh(found: list[Passage]):
-    concepts = "".join(
-        f"<Concept><ConceptUI>{escape(one.id)}</ConceptUI><ConceptName><String>"
-        f"{escape(one.title)}</String></ConceptName><ScopeNote>{escape(one.text)}</ScopeNote>"
-        "</Concept>\n"
-        for one in found
-    )
-    content = f"<DescriptorRecordSet><ConceptList>{concepts}</ConceptList></DescriptorRecordSet>"
-    with written(content, "m.xml") as path:
-        read = [one.passage for one in read_passages(path)]
-    assert read == [
-        Passage(one.id, " ".join(one.text.split()), " ".join(one.title.split())) for one in found
-    ]
-
-
-@examples(st.lists(st.text(CHARACTERS, min_size=1, max_size=8), unique=True, max_size=8), LINE_ENDS)
-def test_vocab_txt(words: list[str], line_end: str):
-    words = [word for word in words if not word.endswith("\r") and word not in SPECIAL_TOKENS]
-    pieces = [*SPECIAL_TOKENS, *words]
-    with written("".join(piece + line_end for piece in pieces)) as path:
-        found = read_vocab_txt(path)
-        assert found == pieces
-        assert piece_ids(found, str(path)) == {piece: i for i, piece in enumerate(pieces)}
 
 
 SCORES = st.floats(-(2.0**90), 2.0**90, width=32)
