@@ -33,22 +33,22 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_734,
     "cli": 1_263,
-    "commands": 4_950,
+    "commands": 4_930,
     "data": 6_517,
     "devices": 1_087,
-    "evaluation": 1_356,
+    "evaluation": 1_249,
     "interop": 2_976,
     "loose files": 419,
     "models": 2_268,
     "optim": 951,
-    "retrieval": 2_151,
+    "retrieval": 2_035,
     "serving": 529,
-    "storage": 1_224,
-    "systems": 3_342,
+    "storage": 1_161,
+    "systems": 3_341,
     "training": 1_574,
 }
 OTHERS = {
-    "lines of code": 32_341,
+    "lines of code": 32_034,
     "percent of code that imports or raises": 15,
     "files": 221,
     "lines of the longest file": 417,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 111,
     "modules that train imports": 87,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_394,
+    "words of documentation": 34_303,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

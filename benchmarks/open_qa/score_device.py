@@ -4,7 +4,7 @@
 
 RUN_DIR is benchmarks/open_qa/run.sh's OUTPUT_DIR: its collection, token store and BM25 runs are
 used. Each DEVICE_DIR holds .npz files and a device.jsonl. Written are run files, results, and
-table.md, .csv and .png; α of the hybrids is chosen on validation questions.
+table.md and table.csv; α of the hybrids is chosen on validation questions.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class EvaluationConfig:
         judge: positives, answers in the passage's body, or KILT's pages and positives.
         measures: R@k is the share of queries with a hit at rank k or better (DPR's top-k
             accuracy, "Recall@k" in the papers' tables); also MRR@k, nDCG@k, Recall@k, MAP, Rprec;
-            by KILT's pages PageRprec, PageRecall@k and PageP@k.
+            by KILT's pages PageRprec and PageRecall@k.
         regex_tasks: tasks whose answers are regular expressions (CuratedTREC beside sets of
             strings).
         qrels_tasks: tasks judged by their positives, whatever `judge` says (sets without answers
@@ -123,7 +123,6 @@ def evaluate(
     parameters: int | None = None,
     details: Mapping[str, str] | None = None,
     significance: SignificanceConfig | None = SignificanceConfig(),
-    plots: bool = True,
 ) -> SystemResult:
     """Scores a system's runs and rebuilds the table of all systems in `output_dir`.
 
@@ -133,7 +132,7 @@ def evaluate(
         runs_dir: run files of the split.
         data_dir: folder of collections.
         collection: the collection.
-        output_dir: receives results/<system>.json, per-query values and table.md, .csv, .png; with
+        output_dir: receives results/<system>.json, per-query values, table.md and table.csv; with
             KILT's pages also kilt/*.jsonl, predictions for KILT's own script.
         system: the row's name.
         split: split of the queries.
@@ -142,7 +141,6 @@ def evaluate(
         parameters: number of the model's parameters, for the table.
         details: further columns of the row, name -> text.
         significance: the baseline of the table's tests; None tests nothing.
-        plots: whether table.png is drawn, too; pipelines draw it once, when all rows are there.
 
     Returns:
         The system's row.
@@ -179,7 +177,7 @@ def evaluate(
         if any(name in scored.values for scored in evaluations.values())
     ]
     by_task = measures[-1]
-    write_table(output_dir, by_task=by_task, split=split, significance=significance, plots=plots)
+    write_table(output_dir, by_task=by_task, split=split, significance=significance)
     _log_averages(system, evaluations, measures)
     logger.info("table of all systems: %s", pathlib.Path(output_dir) / "table.md")
     return result
@@ -308,9 +306,8 @@ def write_table(
     by_task: str | None = None,
     split: str = "test",
     significance: SignificanceConfig | None = SignificanceConfig(),
-    plots: bool = True,
 ) -> ResultsTable:
-    """Collects the result files of a directory into table.md, table.csv and table.png.
+    """Collects the result files of a directory into table.md and table.csv.
 
     Args:
         output_dir: has results/ and per_query/.
@@ -318,7 +315,6 @@ def write_table(
         by_task: the measure shown per task.
         split: whose queries were evaluated.
         significance: the baseline of the tests; None tests nothing.
-        plots: whether table.png is drawn.
 
     Raises:
         DataError: no result, or rows of different queries.
@@ -328,5 +324,5 @@ def write_table(
     if significance is not None:
         compared = compare_with_baselines(output_dir, rows, split=split, config=significance)
         table = dataclasses.replace(table, comparisons=compared)
-    table.write(output_dir, name="table", plots=plots)
+    table.write(output_dir, name="table")
     return table

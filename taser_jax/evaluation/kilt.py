@@ -8,7 +8,6 @@ Passages are mapped to their pages; each page counts once, at its best rank.
     PageRecall@k   each distinct set occupies one rank, that of its last page; an incomplete set
                    occupies one rank too, below, as a miss, and so does a page of no set. Number of
                    sets complete within k, over the number of distinct sets.
-    PageP@k        sets complete within k, over k.
 
 Source: Petroni et al., 2021, and its eval_retrieval.py.
 """
@@ -65,17 +64,6 @@ def page_recall(pages: Sequence[str], evidence: EvidenceSets, k: int) -> float:
     return sum(hits[:k]) / sets if sets else 0.0
 
 
-def page_precision(pages: Sequence[str], evidence: EvidenceSets, k: int) -> float:
-    """Number of evidence sets that are complete within the first k ranks, over k.
-
-    Args:
-        pages: best first, each once.
-        evidence: one set per correct output.
-        k: cut-off rank.
-    """
-    return sum(_rank(pages, evidence)[0][:k]) / k
-
-
 def ranked_pages(run: Run, pages_of: Callable[[Sequence[int]], Sequence[str]]) -> dict[str, list]:
     """Query id -> pages of its passages, best first, each once.
 
@@ -101,7 +89,7 @@ def evaluate_pages(
     Args:
         pages: query id -> pages, best first, each once.
         gold: query id -> evidence sets.
-        measures: PageRprec, PageRecall@k, PageP@k.
+        measures: PageRprec, PageRecall@k.
 
     Raises:
         ConfigError: an unknown measure.
@@ -213,11 +201,10 @@ def _measure(name: str) -> Callable[[Sequence[str], EvidenceSets], float]:
     family, at, cutoff = name.partition("@")
     if family == "PageRprec" and not at:
         return page_r_precision
-    by_cutoff = {"PageRecall": page_recall, "PageP": page_precision}
-    if family not in by_cutoff or not cutoff.isdecimal() or int(cutoff) < 1:
-        fix = "take PageRprec, PageRecall@k or PageP@k"
+    if family != "PageRecall" or not cutoff.isdecimal() or int(cutoff) < 1:
+        fix = "take PageRprec or PageRecall@k"
         raise ConfigError(f"unknown measure {name!r}", where="measures", fix=fix)
-    return lambda pages, evidence: by_cutoff[family](pages, evidence, int(cutoff))
+    return lambda pages, evidence: page_recall(pages, evidence, int(cutoff))
 
 
 def _warn_if_short(

@@ -4,7 +4,7 @@ Names of measures, as in the tables of the papers reproduced here:
 
     R@k       1 if at least one of the first k passages is a hit, else 0. A hit contains an answer
               (`evaluate_answers`) or is relevant (`evaluate_qrels`). DPR's "top-k accuracy" and
-              "recall@k"; trec_eval's success_k. Also written Success@k.
+              "recall@k"; trec_eval's success_k.
     Recall@k  share of the query's relevant passages among the first k; trec_eval's recall_k.
               Equal to R@k if every query has one relevant passage. By qrels only.
     MRR@k     1 / rank of the first hit, 0 if it is below rank k; trec_eval's recip_rank.
@@ -36,7 +36,6 @@ QRELS_MEASURES = ("R@1", "R@5", "R@20", "MRR@10", "nDCG@10")
 
 _BY_QRELS: dict[str, ir_measures.measures.Measure] = {
     "R": ir_measures.Success,
-    "Success": ir_measures.Success,
     "Recall": ir_measures.R,
     "MRR": ir_measures.RR,
     "nDCG": ir_measures.nDCG,
@@ -44,7 +43,7 @@ _BY_QRELS: dict[str, ir_measures.measures.Measure] = {
     "MAP": ir_measures.AP,
     "Rprec": ir_measures.Rprec,
 }
-_BY_HITS = ("R", "Success", "MRR")
+_BY_HITS = ("R", "MRR")
 _WITHOUT_CUTOFF = ("MRR", "nDCG", "MAP", "Rprec")
 _NEVER_CUT = ("Rprec",)
 # Queries passed to ir_measures at once: its dictionaries would need more memory than the run.
@@ -120,13 +119,10 @@ def evaluate_qrels(
         ConfigError: an unknown measure.
         DataError: no judgements, or no query in common.
     """
-    parsed = {name: _ir_measure(name) for name in measures}
+    parsed = {_ir_measure(name): name for name in measures}
     results = _by_query(run, qrels.keys(), measures)
     ids = tuple(qrels)
     values = {name: np.zeros(len(ids)) for name in measures}
-    named: dict[ir_measures.measures.Measure, list[str]] = {}
-    for name, measure in parsed.items():
-        named.setdefault(measure, []).append(name)
     for start in range(0, len(ids), _BLOCK):
         block = ids[start : start + _BLOCK]
         position = {query_id: index for index, query_id in enumerate(block, start)}
@@ -136,9 +132,8 @@ def evaluate_qrels(
             for id in block
             if id in results
         }
-        for metric in ir_measures.iter_calc(list(named), judged, ranked):
-            for name in named[metric.measure]:
-                values[name][position[metric.query_id]] = metric.value
+        for metric in ir_measures.iter_calc(list(parsed), judged, ranked):
+            values[parsed[metric.measure]][position[metric.query_id]] = metric.value
     return Evaluation(ids, values)
 
 
@@ -156,7 +151,7 @@ def evaluate_answers(
         run: retrieved rows; their order comes from scores, then rows.
         answers: query id -> its answers, for every question of the task.
         matcher: matches answers in the passages of the run's collection.
-        measures: R@k, Success@k, MRR or MRR@k.
+        measures: R@k, MRR or MRR@k.
 
     Raises:
         ConfigError: a measure that is unknown or not defined by answers.
@@ -189,7 +184,7 @@ def hit_measures(
 
     Args:
         hits: True where the passage at that rank is a hit, best rank first.
-        measures: R@k, Success@k, MRR or MRR@k.
+        measures: R@k, MRR or MRR@k.
 
     Returns:
         Measure -> one value per query.

@@ -1,4 +1,4 @@
-"""Results tables: for the terminal, as Markdown, as CSV and as a bar plot."""
+"""Results tables: for the terminal, as Markdown and as CSV."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from taser_jax.evaluation.results import SystemResult, tasks_and_measures, tasks_with
-from taser_jax.evaluation.significance import AVERAGE, ComparedRows, Comparisons
+from taser_jax.evaluation.significance import AVERAGE, Comparisons
 from taser_jax.storage.artifacts import FilePath, replacing, write_text
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.progress import plain
@@ -22,12 +22,6 @@ LEGEND = (
     "among the first k."
 )
 _NONE = "-"
-# Okabe and Ito's palette, which colour-blind readers can distinguish; grey first, for the baseline.
-_COLOURS = (
-    *("#8c8c8c", "#56b4e9", "#f0b860", "#0072b2", "#d55e00", "#009e73"),
-    *("#cc79a7", "#c9b400", "#000000"),
-)
-_HATCHES = (None, "//", "..", "xx")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,13 +102,8 @@ class ResultsTable:
                 ],
                 width,
             )
-        for compared in self._compared(AVERAGE):
-            lines += [
-                "",
-                f"{compared.title}:",
-                "",
-                *_aligned(compared.header, compared.lines, width),
-            ]
+        for title, compared in self._compared(AVERAGE):
+            lines += ["", f"{title}:", "", *_aligned(["system", *self.measures], compared, width)]
         return "\n".join([*lines, "", LEGEND])
 
     def to_markdown(self) -> str:
@@ -148,79 +137,44 @@ class ResultsTable:
         details = self._detail_names()
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        names = ["system", "parameters", "task", "queries", *self.measures, *details]
-        for number, compared in enumerate(self.comparisons):
-            baseline = {} if number == 0 else {"baseline": compared.baseline}
-            names += compared.csv_names(self.measures, **baseline)
-        writer.writerow(names)
+        writer.writerow(["system", "parameters", "task", "queries", *self.measures, *details])
         for result in self.results:
             first = [result.system, "" if result.parameters is None else result.parameters]
             last = [result.details.get(name, "") for name in details]
             for task in self.tasks:
                 queries = result.tasks[task].num_queries if task in result.tasks else ""
                 values = [_fraction(result.value(measure, task)) for measure in self.measures]
-                tested = self._csv_values(result, task)
-                writer.writerow([*first, task, queries, *values, *last, *tested])
+                writer.writerow([*first, task, queries, *values, *last])
             values = [_fraction(self.mean(result, measure)) for measure in self.measures]
-            tested = self._csv_values(result, AVERAGE)
-            writer.writerow([*first, AVERAGE, "", *values, *last, *tested])
+            writer.writerow([*first, AVERAGE, "", *values, *last])
         return text.getvalue()
 
-    def plot(self) -> Figure:
-        """Grouped bars: the average of every measure, and below it one measure per task."""
-        averages = [[self.mean(r, measure) for measure in self.measures] for r in self.results]
-        panels = [(self._average_title(), list(self.measures), averages)]
-        if len(self.tasks) > 1:
-            by_task = [[r.value(self.by_task, task) for task in self.tasks] for r in self.results]
-            panels.append((f"{self.by_task} by task", list(self.tasks), by_task))
-        bars = max(len(groups) for _, groups, _ in panels) * len(self.results)
-        width = min(max(8.0, 2.0 + 0.26 * bars), 24.0)
-        figure = Figure(figsize=(width, 3.4 * len(panels) + 0.9), dpi=120, layout="constrained")
-        axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
-        for axis, (title, groups, values) in zip(axes, panels, strict=True):
-            _bars(axis, title, groups, values, [result.system for result in self.results])
-        handles, labels = axes[0].get_legend_handles_labels()
-        # About 0.08 inch per character and 0.7 for the colour and the space between entries.
-        columns = min(len(labels), max(1, int(width / (0.7 + 0.08 * max(map(len, labels))))))
-        figure.legend(
-            handles, labels, loc="outside upper center", ncols=columns, frameon=False, fontsize=10
-        )
-        return figure
-
-    def write(
-        self, directory: FilePath, *, name: str = "results", plots: bool = True
-    ) -> pathlib.Path:
-        """Writes name.md, name.csv and, with `plots`, name.png; returns the Markdown file's path.
+    def write(self, directory: FilePath, *, name: str = "results") -> pathlib.Path:
+        """Writes name.md and name.csv; returns the Markdown file's path.
 
         Raises:
             StorageError: a file cannot be written.
         """
         base = pathlib.Path(directory)
-        for suffix, text in ((".csv", self.to_csv()), (".md", self.to_markdown())):
-            write_text(base / f"{name}{suffix}", text)
-        if plots:
-            save_figure(base / f"{name}.png", self.plot())
+        write_text(base / f"{name}.csv", self.to_csv())
+        write_text(base / f"{name}.md", self.to_markdown())
         return base / f"{name}.md"
 
-    def _compared(self, task: str) -> list[ComparedRows]:
+    def _compared(self, task: str) -> list[tuple[str, list[list[str]]]]:
+        """Title and lines of each comparison that has rows of a task."""
         names = [result.system for result in self.results]
-        compared = [each.rows(names, task, self.measures) for each in self.comparisons]
-        return [rows for rows in compared if rows is not None]
+        compared = [
+            (each.title, each.lines(names, task, self.measures)) for each in self.comparisons
+        ]
+        return [(title, lines) for title, lines in compared if lines]
 
     def _compared_block(self, task: str) -> list[str]:
         """Markdown of the rows that are compared on a task; nothing where none is."""
-        return [
-            block
-            for compared in self._compared(task)
-            for block in (f"{compared.title}:", markdown_table(compared.header, compared.lines))
+        header = ["system", *self.measures]
+        blocks = [
+            (f"{title}:", markdown_table(header, lines)) for title, lines in self._compared(task)
         ]
-
-    def _csv_values(self, result: SystemResult, task: str) -> list[str]:
-        return [
-            value
-            for compared in self.comparisons
-            for value in compared.csv_values(result.system, task, self.measures)
-        ]
+        return [text for block in blocks for text in block]
 
     def _average_title(self) -> str:
         if len(self.tasks) == 1:
@@ -310,42 +264,3 @@ def _markdown(
                 line[column] = f"**{line[column]}**"
     rows = zip(before, shown, after, strict=True)
     return markdown_table(header, [first + line + last for first, line, last in rows])
-
-
-def _bars(
-    axis, title: str, groups: list[str], values: list[list[float | None]], systems: list[str]
-) -> None:
-    count = len(systems)
-    bar_width = 0.84 / count
-    for index, (system, line) in enumerate(zip(systems, values, strict=True)):
-        heights = [(group, 100 * v) for group, v in enumerate(line) if v is not None]
-        offset = (index - (count - 1) / 2) * bar_width
-        drawn = axis.bar(
-            [group + offset for group, _ in heights],
-            [height for _, height in heights],
-            0.94 * bar_width,
-            # Matplotlib leaves names with _ at the start out of legends.
-            label=f" {system}" if system.startswith("_") else system,
-            color=_COLOURS[index % len(_COLOURS)],
-            hatch=_HATCHES[index // len(_COLOURS) % len(_HATCHES)],
-            edgecolor="white",
-            linewidth=0,
-        )
-        axis.bar_label(drawn, fmt="%.0f", fontsize=7, padding=1, color="#444444")
-    axis.set_title(title, loc="left", fontsize=11)
-    crowded = sum(map(len, groups)) * 0.1 > axis.figure.get_figwidth() - 2
-    axis.set_xticks(
-        range(len(groups)),
-        groups,
-        rotation=30 if crowded else 0,
-        ha="right" if crowded else "center",
-        rotation_mode="anchor",
-    )
-    axis.set_xlim(-0.55, len(groups) - 0.45)
-    axis.set_ylim(0, 106)
-    axis.set_yticks(range(0, 101, 20))
-    axis.set_ylabel("percent")
-    axis.grid(axis="y", color="#dddddd", linewidth=0.7)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.tick_params(axis="x", length=0)

@@ -12,13 +12,19 @@ from __future__ import annotations
 import csv
 import dataclasses
 import pathlib
-import re
 from collections.abc import Sequence
 
 import numpy as np
 
 from taser_jax.evaluation.metrics import Evaluation
-from taser_jax.storage.artifacts import FilePath, check_version, read_json, replacing, write_json
+from taser_jax.storage.artifacts import (
+    FilePath,
+    check_version,
+    file_name,
+    read_json,
+    replacing,
+    write_json,
+)
 from taser_jax.storage.checksums import check_file
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.typed_files import typed
@@ -92,7 +98,7 @@ def tasks_with(measure: str, tasks: Sequence[str], results: Sequence[SystemResul
 
 def result_path(directory: FilePath, system: str) -> pathlib.Path:
     """The system's file: taser-bm25.json for "TASER + BM25"."""
-    name = re.sub(r"[^a-z0-9]+", "-", system.lower()).strip("-")
+    name = file_name(system)
     if not name:
         fix = "give it a letter or a digit"
         raise DataError(f"system name {system!r}", where="results", fix=fix)

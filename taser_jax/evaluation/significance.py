@@ -29,7 +29,6 @@ from taser_jax.storage.progress import logger
 
 AVERAGE = "average"
 _NONE = "-"
-_PARTS = ("difference", "low", "high", "p")
 _RESAMPLES = 10_000
 # Number of resamples whose weights are held in memory at a time.
 _BLOCK = 256
@@ -177,21 +176,11 @@ def _weights(count: int, resamples: int, rng: np.random.Generator) -> Iterator[n
 
 def _check_same_queries(first: Evaluation, second: Evaluation, *, where: str) -> None:
     if first.query_ids != second.query_ids:
-        problem = f"the two were evaluated on different queries: {_unequal(first, second)}"
+        alone = sorted({*first.query_ids} ^ {*second.query_ids})
+        some = f": {len(alone):,} are of one alone, such as {alone[0]!r}" if alone else "' order"
+        problem = f"the two were evaluated on different queries{some}"
         fix = "evaluate both on the same split of the same collection"
         raise DataError(problem, where=where, fix=fix)
-
-
-def _unequal(first: Evaluation, second: Evaluation) -> str:
-    """Queries that only one of two evaluations has, with an example from each."""
-    sides = []
-    for name, ids, other in (
-        ("first", first.query_ids, set(second.query_ids)),
-        ("second", second.query_ids, set(first.query_ids)),
-    ):
-        if only := [id for id in ids if id not in other]:
-            sides.append(f"{len(only):,} of the {name} alone, such as {only[0]!r}")
-    return "; ".join(sides) or "the same ids in another order"
 
 
 def _comparison(
@@ -202,21 +191,6 @@ def _comparison(
     return PairedComparison(
         float(difference), float(low), float(high), float(min(1.0, 2 * other_side))
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class ComparedRows:
-    """Some rows of a table, as shown.
-
-    Attributes:
-        title: what is compared with what.
-        header: names of the columns.
-        lines: per system, its name and its differences in points.
-    """
-
-    title: str
-    header: list[str]
-    lines: list[list[str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,30 +205,19 @@ class Comparisons:
     baseline: str
     queries: Mapping[tuple[str, str, str], PairedComparison]
 
-    def rows(
-        self, systems: Sequence[str], task: str, measures: Sequence[str]
-    ) -> ComparedRows | None:
-        """The systems compared on a task, as cells to print; None where no system is."""
+    @property
+    def title(self) -> str:
+        """What is compared with what."""
+        return f"Difference from {self.baseline}, 95% interval and p over queries"
+
+    def lines(self, systems: Sequence[str], task: str, measures: Sequence[str]) -> list[list[str]]:
+        """Of each system that is compared on a task its name, and its differences in points."""
         lines = []
         for system in systems:
             cells = [_shown(self.queries.get((system, task, name))) for name in measures]
             if any(cell != _NONE for cell in cells):
                 lines.append([system, *cells])
-        title = f"Difference from {self.baseline}, 95% interval and p over queries"
-        return ComparedRows(title, ["system", *measures], lines) if lines else None
-
-    def csv_names(self, measures: Sequence[str], baseline: str = "baseline") -> list[str]:
-        """Columns of `csv_values`."""
-        return [f"{name} vs {baseline} {part}" for name in measures for part in _PARTS]
-
-    def csv_values(self, system: str, task: str, measures: Sequence[str]) -> list[str]:
-        """Difference, interval and p-value of each measure; empty where nothing is compared."""
-        cells: list[str] = []
-        for name in measures:
-            compared = self.queries.get((system, task, name))
-            parts = dataclasses.astuple(compared) if compared else ()
-            cells += [f"{part:.6f}" for part in parts] or [""] * len(_PARTS)
-        return cells
+        return lines
 
 
 def compare_with_baselines(
@@ -265,13 +228,9 @@ def compare_with_baselines(
     config: SignificanceConfig,
 ) -> list[Comparisons]:
     """`compare_rows` with each baseline that is a row with values by query, in their order."""
-    comparisons = [
-        compare_rows(
-            directory, results, split=split, config=dataclasses.replace(config, baseline=name)
-        )
-        for name in (config.baseline, *config.more_baselines)
-    ]
-    return [of_baseline for of_baseline in comparisons if of_baseline is not None]
+    names = (config.baseline or results[0].system, *config.more_baselines)
+    compared = [compare_rows(directory, results, split=split, baseline=name) for name in names]
+    return [of_baseline for of_baseline in compared if of_baseline is not None]
 
 
 def compare_rows(
@@ -279,7 +238,7 @@ def compare_rows(
     results: Sequence[SystemResult],
     *,
     split: str,
-    config: SignificanceConfig,
+    baseline: str,
 ) -> Comparisons | None:
     """Tests every row of a directory's table against the baseline.
 
@@ -290,7 +249,7 @@ def compare_rows(
         directory: has results/ and per_query/.
         results: the rows, in order.
         split: whose queries they were evaluated on.
-        config: the baseline.
+        baseline: name of the row that the others are tested against.
 
     Returns:
         The comparisons; None where the baseline is not a row, or has no values by query.
@@ -298,19 +257,18 @@ def compare_rows(
     Raises:
         DataError: a row was evaluated on other queries than the baseline.
     """
-    name = config.baseline or results[0].system
-    baseline = next((result for result in results if result.system == name), None)
-    if baseline is None:
+    row = next((result for result in results if result.system == baseline), None)
+    if row is None:
         # Rows are evaluated one by one: the baseline's may be yet to come.
         rows = ", ".join(result.system for result in results)
-        logger.warning("baseline %r is not a row (%s): no row is tested against it", name, rows)
-    of_baseline = _by_task(directory, baseline, split) if baseline else {}
-    if baseline is None or not of_baseline:
+        logger.warning("baseline %r is not a row (%s): no row is tested against it", baseline, rows)
+    of_baseline = _by_task(directory, row, split) if row else {}
+    if not of_baseline:
         return None
     tasks, measures = tasks_and_measures(results)
     over_queries: dict[tuple[str, str, str], PairedComparison] = {}
     for result in results:
-        if result is baseline:
+        if result is row:
             continue
         values = _by_task(directory, result, split)
         shared = [task for task in tasks if task in values and task in of_baseline]
@@ -318,7 +276,7 @@ def compare_rows(
             {task: values[task] for task in shared},
             {task: of_baseline[task] for task in shared},
             measures,
-            where=f"rows {result.system!r} and {baseline.system!r}",
+            where=f"rows {result.system!r} and {baseline!r}",
         )
         for task, of_measures in by_task.items():
             for name, compared in of_measures.items():
@@ -327,7 +285,7 @@ def compare_rows(
             averaged = tasks_with(name, tasks, results)
             if set(averaged) <= {task for task in shared if name in by_task.get(task, ())}:
                 over_queries[result.system, AVERAGE, name] = average
-    return Comparisons(baseline.system, over_queries)
+    return Comparisons(baseline, over_queries)
 
 
 def _by_task(directory: FilePath, result: SystemResult, split: str) -> dict[str, Evaluation]:

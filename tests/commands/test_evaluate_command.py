@@ -117,7 +117,6 @@ def test_by_qrels_a_missing_query_counts_as_zero(
         lines = {(line["system"], line["task"]): line for line in csv.DictReader(file)}
     assert float(lines["best", "rivers"]["nDCG@10"]) == 1.0
     assert float(lines["hand", "rivers"]["MRR@10"]) == pytest.approx(0.25)
-    assert (output / "table.png").stat().st_size > 0
 
 
 def test_rows_are_tested_against_the_baseline(capitals: Capitals, tmp_path: pathlib.Path, capsys):
@@ -141,13 +140,11 @@ def test_rows_are_tested_against_the_baseline(capitals: Capitals, tmp_path: path
         _write_run(runs / "capital.test.trec", ranked)
         out = gin(EVAL_OUTPUT_DIR=tmp_path / "out")
         succeed(*evaluate, *gin(RUNS_DIR=runs, SYSTEM=system), *out)
-    with open(tmp_path / "out" / "table.csv") as file:
-        lines = {(line["system"], line["task"]): line for line in csv.DictReader(file)}
-    line = lines["taser", "average"]
-    assert float(line["R@1 vs baseline difference"]) == pytest.approx(1 / 3)
     # One query of three is won, none lost: two resamples of 27 a side hold none or only such.
-    assert float(line["R@1 vs baseline low"]) == 0.0
-    assert lines["plain", "average"]["R@1 vs baseline p"] == ""
+    text = (tmp_path / "out" / "table.md").read_text()
+    assert "Difference from plain" in text
+    assert "| taser | +33.3 [+0.0, " in text
+    assert text.count("| plain |") == 1
 
     # A row that an earlier version of the questions was evaluated for.
     per_query = tmp_path / "out" / "per_query" / "taser.capital.test.csv"

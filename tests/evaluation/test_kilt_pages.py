@@ -6,7 +6,6 @@ import pytest
 
 from taser_jax.evaluation.kilt import (
     evaluate_pages,
-    page_precision,
     page_r_precision,
     page_recall,
     ranked_pages,
@@ -23,16 +22,10 @@ GUESS = ["2", "5", "7", "33", "1", "9", "44", "88"]
 
 def test_kilts_own_vector():
     assert page_r_precision(GUESS, GOLD) == 0.5
-    assert page_precision(GUESS, GOLD, 1) == 1.0
-    assert page_precision(GUESS, GOLD, 5) == pytest.approx(0.4)
     assert page_recall(GUESS, GOLD, 5) == pytest.approx(2 / 3)
-    found = evaluate_pages(
-        {"q": GUESS}, {"q": GOLD}, ["PageRprec", "PageP@1", "PageP@5", "PageRecall@5"]
-    )
+    found = evaluate_pages({"q": GUESS}, {"q": GOLD}, ["PageRprec", "PageRecall@5"])
     assert found.averages() == {
         "PageRprec": 0.5,
-        "PageP@1": 1.0,
-        "PageP@5": pytest.approx(0.4),
         "PageRecall@5": pytest.approx(2 / 3),
     }
 
@@ -44,8 +37,7 @@ def test_places_of_partial_sets_by_hand():
     # A set that is never complete holds one place: 7 is at place 2.
     assert [page_recall(["1", "7"], [{"1", "2"}, {"7"}], k) for k in (1, 2)] == [0.0, 0.5]
     # One page that completes two sets is two places.
-    assert page_precision(["1"], [{"1"}, {"1"}], 2) == 0.5
-    assert page_precision(["2", "1"], [{"1", "2"}, {"1"}], 2) == 1.0
+    assert page_recall(["2", "1"], [{"1", "2"}, {"1"}], 2) == 1.0
     # Evidence that is an empty list counts as a set; an output without the field does not.
     assert page_recall(["1"], [{"1"}, set()], 5) == 0.5
     assert page_recall(["1"], [{"1"}, None], 5) == 1.0
@@ -85,7 +77,6 @@ def test_against_closed_forms_on_random_rankings():
         for k in (1, 2, 5, 20):
             recall = sum(places[:k]) / sets if sets else 0.0
             assert page_recall(pages, gold, k) == pytest.approx(recall), (pages, gold, k)
-            assert page_precision(pages, gold, k) == pytest.approx(sum(places[:k]) / k)
         shuffled = rng.sample(gold, len(gold))
         assert page_r_precision(pages, shuffled) == page_r_precision(pages, gold)
 
@@ -106,12 +97,6 @@ def test_with_single_pages_it_is_the_ordinary_r_precision_and_recall():
     singles = {id: [{page} for page in sets[0]] for id, sets in gold.items()}
     recall = evaluate_pages(pages, singles, ["PageRecall@5"]).values["PageRecall@5"]
     np.testing.assert_allclose(recall, evaluate_qrels(run, qrels, ["Recall@5"]).values["Recall@5"])
-
-
-def test_rprec_has_no_cutoff():
-    run = Run(["q"], np.array([[1]], np.int32), np.array([[1.0]], np.float32))
-    with pytest.raises(ConfigError, match="Rprec@5"):
-        evaluate_qrels(run, {"q": {1: 1}}, ["Rprec@5"])
 
 
 # Row -> page.

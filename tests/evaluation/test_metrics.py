@@ -16,7 +16,7 @@ from taser_jax.retrieval.runs import Run
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Query
 
-ALL = ("R@1", "R@2", "Success@2", "Recall@2", "MRR@2", "MRR", "nDCG@2", "P@2", "MAP")
+ALL = ("R@1", "R@2", "Recall@2", "MRR@2", "MRR", "nDCG@2", "P@2", "MAP")
 
 
 def make_run(query_ids, rows, scores):
@@ -34,7 +34,7 @@ def test_golden():
     evaluation = evaluate_qrels(run, qrels, ALL)
     assert evaluation.query_ids == ("a", "b", "c")
     ndcg = (2 / np.log2(3)) / (2 + 1 / np.log2(3))
-    expected = [0, 1, 1, 1 / 2, 1 / 2, 1 / 2, ndcg, 1 / 2, (1 / 2 + 2 / 3) / 2]
+    expected = [0, 1, 1 / 2, 1 / 2, 1 / 2, ndcg, 1 / 2, (1 / 2 + 2 / 3) / 2]
     for name, value in zip(ALL, expected, strict=True):
         np.testing.assert_allclose(evaluation.values[name], [value, 0, 0], atol=1e-12)
         assert evaluation.averages()[name] == pytest.approx(value / 3)
@@ -125,17 +125,6 @@ def test_answers_golden():
     assert evaluation.averages() == {"R@1": 0, "R@2": 1 / 4, "MRR@3": 1 / 8}
 
 
-def test_hits_by_qrels_and_by_answers_agree_where_the_answer_is_in_the_positive_only():
-    run, qrels = random_case(seed=5)
-    texts = [f"row {row} for {[q for q in qrels if qrels[q].get(row, 0) > 0]}" for row in range(30)]
-    matcher = AnswerMatcher(lambda rows: [texts[row] for row in rows])
-    measures = ("R@1", "R@5", "R@12", "MRR@10", "MRR")
-    by_answers = evaluate_answers(run, {q: (f"'{q}'",) for q in qrels}, matcher, measures)
-    by_qrels = evaluate_qrels(run, qrels, measures)
-    for name in measures:
-        np.testing.assert_allclose(by_answers.values[name], by_qrels.values[name])
-
-
 def test_hits_deeper_than_the_run(caplog):
     values = hit_measures(np.array([[False, True]]), ["R@1", "R@5", "MRR@5", "MRR@1"])
     assert {name: value.item() for name, value in values.items()} == {
@@ -171,7 +160,9 @@ def test_qrels_of_queries():
         qrels_of([queries[1]])
 
 
-@pytest.mark.parametrize("name", ["R", "R@0", "R@", "R@x", "recall_5", "NDCG@10", "R@-1", "P"])
+@pytest.mark.parametrize(
+    "name", ["R", "R@0", "R@", "R@x", "recall_5", "NDCG@10", "R@-1", "P", "Rprec@5"]
+)
 def test_unknown_measures_are_refused(name):
     run = make_run(["a"], [[1]], [[1]])
     with pytest.raises(ConfigError, match=f"measure '{name}'"):

@@ -117,32 +117,14 @@ def test_lines_fit_and_no_column_is_lost(width):
     assert f"{100 * 14 / 20:.1f}" in table
 
 
-def test_files_are_written_and_the_plot_has_every_bar(tmp_path):
+def test_files_are_written_and_names_format_nothing(tmp_path):
     path = TABLE.write(tmp_path / "tables")
     assert path.read_text() == TABLE.to_markdown()
     assert path.with_suffix(".csv").read_text() == TABLE.to_csv()
-    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    averages, by_task = TABLE.plot().axes
-    assert sorted(bar.get_height() for bar in averages.patches) == [
-        37.5,
-        pytest.approx(62.4805),
-        85,
-    ]
-    assert [bar.get_height() for bar in by_task.patches] == pytest.approx([50, 25, 49.961, 75])
-    assert [label.get_text() for label in by_task.get_xticklabels()] == ["squad", "nq"]
-
-
-def test_names_format_nothing(tmp_path):
-    """Neither Markdown nor HTML, no formula of the plot, and none is missing from its legend."""
-    tasks = {"a|b\n# c": TaskResult({"R@1": 0.5}, 10), "$t_$": TaskResult({"R@1": 0.5}, 10)}
-    names = ("$x_$", "_y", "<b>[z](u)")
-    table = ResultsTable.of([SystemResult(name, tasks) for name in names])
-    lines = table.write(tmp_path).read_text().splitlines()
+    tasks = {"a|b\n# c": TaskResult({"R@1": 0.5}, 10), "t": TaskResult({"R@1": 0.5}, 10)}
+    lines = ResultsTable.of([SystemResult("<b>[z](u)", tasks)]).to_markdown().splitlines()
     assert "### a\\|b # c (10 queries)" in lines
-    assert "| &lt;b>[z\\](u) | **50.0** |" in lines
-    assert (tmp_path / "results.png").stat().st_size
-    legend = table.plot().legends[0]
-    assert [text.get_text().strip() for text in legend.get_texts()] == list(names)
+    assert "| &lt;b>[z\\](u) | 50.0 |" in lines
 
 
 def test_tables_of_nothing_are_refused():

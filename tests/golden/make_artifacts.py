@@ -101,7 +101,6 @@ def tidy() -> None:
     for lock in pathlib.Path().rglob(".writer"):
         lock.unlink()
     shutil.rmtree("model/train")
-    pathlib.Path("results/table.png").unlink()
     # Orbax names the folder that it has written.
     for mark in pathlib.Path("model").rglob("commit_success.txt"):
         mark.write_text(mark.read_text().replace(f"{pathlib.Path.cwd()}/", ""))

@@ -146,7 +146,7 @@ def test_a_store_without_records_opens_and_is_not_verified(tokens: pathlib.Path)
         path.unlink()
     assert len(TokenStore.open(tokens).queries("first", "train")) > 0
     with pytest.raises(DataError, match=r"passages/ids\.npy: no checksums\.txt has a line of it"):
-        verify(directory=str(tokens))
+        checksums.verify(directory=str(tokens))
 
 
 def test_where_nothing_is_recorded_nothing_is_verified(tmp_path: pathlib.Path):

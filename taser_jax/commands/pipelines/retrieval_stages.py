@@ -284,9 +284,8 @@ class RetrievalStages:
             config=self._setting.evaluation,
             parameters=parameters,
             details=details,
-            # Rows are tested, and drawn, once all are there.
+            # Rows are tested once all are there.
             significance=None,
-            plots=False,
             **self.common,
         )
         return row

@@ -40,7 +40,7 @@ FINGERPRINT = ".fingerprint"
 _PLACE = re.compile(r".*_dirs?|.*_checkpoint|token_store|vocabulary|.*_embeddings")
 # What is printed, traced or accepted changes no result; embeddings shared by text are those that
 # encoding would give; queries that were not encoded are encoded when they are searched; what a row
-# says beside its figures, such as seconds, follows from the stages before it; plots only show them.
+# says beside its figures, such as seconds, follows from the stages before it.
 NO_INPUTS = frozenset(
     (
         "accept_changes",
@@ -49,7 +49,6 @@ NO_INPUTS = frozenset(
         "details",
         "dry_run",
         "log_period",
-        "plots",
         "query_splits",
         "shared_embeddings",
     )

@@ -254,7 +254,6 @@ def _fuse_and_evaluate(
             parameters=parameters,
             details={"alpha": alphas} if folder == "runs_bm25" else {},
             significance=None,
-            plots=False,
             **shared,
         )
     return summary

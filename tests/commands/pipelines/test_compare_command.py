@@ -86,7 +86,7 @@ def test_two_folders_to_a_retriever(
     assert list(dict.fromkeys(line["system"] for line in figures(output))) == rows
     assert "Difference from Pretrained, untrained + BM25" in printed.out
     assert printed.out.count("\n? ") == 3
-    for name in ("table.png", "table.csv", "export/sentence_transformers/modules.json"):
+    for name in ("table.csv", "export/sentence_transformers/modules.json"):
         assert (output / name).is_file()
     # One collection, a task each; what was missing was made of training queries.
     tasks = list_tasks(output / "data", "hills_seas")

@@ -95,7 +95,7 @@ def test_the_papers_tables(finished):
     assert rows(finished, "sizes") == ["MUF, 2 members", "MUF"]
     for name in ("domains", "bm25", "mixed", "sizes"):
         assert (finished / f"{name}.md").exists()
-        assert (finished / f"{name}.png").exists()
+        assert (finished / f"{name}.csv").exists()
 
 
 def test_rows_put_together_have_the_values_of_the_rows_they_name(finished):
