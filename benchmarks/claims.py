@@ -20,13 +20,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from registered_claims import REGISTERED
+from scipy import stats
 
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.evaluation.results import per_query_path, read_per_query, read_results
 from taser_jax.evaluation.significance import (
     PairedComparison,
     bootstrap_over_tasks,
-    paired_over_seeds,
 )
 
 Row = Mapping[int, Mapping[str, Evaluation]]
@@ -376,6 +376,22 @@ def _effect(pair: Pair, seeds: Sequence[int], measure: str) -> _Effect:
         over_seeds = paired_over_seeds(*means)
     by_task = {task: 100 * compared[measure].difference for task, compared in tasks.items()}
     return _Effect(pair.text, averages[measure], over_seeds, by_task)
+
+
+def paired_over_seeds(first: Sequence[float], second: Sequence[float]) -> PairedComparison:
+    """Student's paired t-test: the differences under each seed, and their 95% interval.
+
+    Args:
+        first: one system's figure under each seed, two or more.
+        second: the other's, under the same seeds.
+    """
+    differences = np.subtract(first, second)
+    mean = float(differences.mean())
+    if np.ptp(differences) == 0:
+        return PairedComparison(mean, mean, mean, float(mean == 0))
+    tested = stats.ttest_rel(first, second)
+    interval = tested.confidence_interval(0.95)
+    return PairedComparison(mean, float(interval.low), float(interval.high), float(tested.pvalue))
 
 
 def _mean(pairs: Sequence[Pair], seeds: Sequence[int]) -> Pair:

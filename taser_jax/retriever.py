@@ -285,7 +285,7 @@ class Retriever:
             return np.zeros((0, self.model.model.config.embedding_dim), np.float32)
         config = EncodeConfig(batch_multiple=self.model.batch_multiple, length_multiple=multiple)
         rows = np.arange(len(tokens.ids))
-        embeddings, _ = encode_rows(encode_fn, TokensInMemory(tokens), rows, config=config)
+        embeddings = encode_rows(encode_fn, TokensInMemory(tokens), rows, config=config)
         return embeddings
 
     def add(self, source: PassageSource) -> None:

@@ -156,7 +156,7 @@ def open_sparse(parts: RetrieverParts | None, store: PassageStore) -> Sparse | N
     if parts is None or parts.bm25_dir is None or parts.alpha is None:
         return None
     prints = {"collection": store.fingerprint}
-    return Sparse(Bm25Index.open(parts.bm25_dir, fingerprints=prints), parts.alpha)
+    return Sparse(Bm25Index(parts.bm25_dir, fingerprints=prints), parts.alpha)
 
 
 @dataclasses.dataclass(frozen=True)

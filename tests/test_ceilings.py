@@ -36,19 +36,19 @@ ROOMS = {
     "commands": 4_930,
     "data": 6_517,
     "devices": 1_087,
-    "evaluation": 1_249,
+    "evaluation": 1_211,
     "interop": 2_976,
     "loose files": 419,
     "models": 2_268,
     "optim": 951,
-    "retrieval": 2_035,
+    "retrieval": 1_962,
     "serving": 529,
     "storage": 1_161,
     "systems": 3_341,
     "training": 1_574,
 }
 OTHERS = {
-    "lines of code": 32_034,
+    "lines of code": 31_923,
     "percent of code that imports or raises": 15,
     "files": 221,
     "lines of the longest file": 417,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 111,
     "modules that train imports": 87,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_303,
+    "words of documentation": 34_301,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

@@ -96,7 +96,7 @@ def test_a_hybrid_search_adds_bm25s_scores(
     hybrid = retriever.search(questions, k=k, hybrid=True)
     dense = retriever.search(questions, k=100)
     assert np.abs([hit.score for hits in dense for hit in hits]).max() > 1, "cosines are scaled"
-    sparse = Bm25Index.open(compared / "bm25" / "index").search(questions, 100)
+    sparse = Bm25Index(compared / "bm25" / "index").search(questions, 100)
     store = PassageStore.open(parts.data_dir, parts.collection)
     for number, hits in enumerate(hybrid):
         by_dense = {hit.passage.id: hit.score for hit in dense[number]}
@@ -122,7 +122,7 @@ def test_a_hybrid_search_adds_bm25s_scores(
 def test_a_hybrid_search_of_changed_passages_is_bm25_built_anew(
     parts: RetrieverParts, compared: pathlib.Path, tmp_path: pathlib.Path
 ):
-    alpha, config = 0.3, Bm25Index.open(compared / "bm25" / "index").config
+    alpha, config = 0.3, Bm25Index(compared / "bm25" / "index").config
     beside = dataclasses.replace(parts, bm25_dir=str(compared / "bm25" / "index"), alpha=alpha)
     write_parts(tmp_path, beside)
     retriever = Retriever.load(tmp_path)

@@ -16,7 +16,6 @@ import numpy as np
 import regex
 from jaxtyping import Bool, Int
 
-from taser_jax.storage.errors import DataError
 from taser_jax.storage.progress import bar
 
 _TOKENS = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
@@ -148,21 +147,13 @@ class AnswerMatcher:
 
         Returns:
             True if the passage contains an answer; always False at -1.
-
-        Raises:
-            DataError: the two lengths differ, or a query's answers are a string instead of a list.
         """
-        if len(answers) != len(rows):
-            problem = f"{len(answers)} answer lists for {len(rows)} queries"
-            fix = "give one list of answers per query, in the run's order"
-            raise DataError(problem, where="AnswerMatcher.hits", fix=fix)
         hits = np.zeros(rows.shape, bool)
         with bar("answer match", total=len(rows), unit="query") as progress:
             for start in range(0, len(rows), self._block_queries):
                 block = rows[start : start + self._block_queries]
                 prepared = self._passages(np.unique(block))
                 for index, passage_rows in enumerate(block.tolist(), start):
-                    _check_answers(answers[index], where=f"query {index}, field 'answers'")
                     of_query = _Answers.make(answers[index], self._match)
                     hits[index] = [
                         row >= 0 and of_query.in_passage(prepared[row]) for row in passage_rows
@@ -190,10 +181,3 @@ class AnswerMatcher:
         if size <= self._cache_bytes:
             self._cache[row] = prepared
             self._cached_bytes += size
-
-
-def _check_answers(answers: Sequence[str], *, where: str) -> None:
-    """Refuses a bare string: it would be read letter by letter and match nearly every passage."""
-    if isinstance(answers, str):
-        problem = f"answers is the string {answers!r}, not a list of strings"
-        raise DataError(problem, where=where, fix=f"write [{answers!r}]")

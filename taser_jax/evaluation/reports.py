@@ -72,12 +72,8 @@ class ResultsTable:
         """A row's mean over the tasks for which any row has the measure; None if it lacks one."""
         return result.mean(measure, tasks_with(measure, self.tasks, self.results))
 
-    def to_text(self, width: int = 120) -> str:
-        """Aligned text: averages of all measures, then one measure per task.
-
-        Args:
-            width: characters per line; a table with too many tasks continues below.
-        """
+    def to_text(self) -> str:
+        """Aligned text: averages of all measures, then one measure per task."""
         details = self._detail_names()
         lines = [self._average_title(), ""]
         lines += _aligned(
@@ -88,7 +84,6 @@ class ResultsTable:
                 + [result.details.get(name, _NONE) for name in details]
                 for result in self.results
             ],
-            width,
         )
         if len(self.tasks) > 1:
             lines += ["", f"{self.by_task} by task", ""]
@@ -100,10 +95,9 @@ class ResultsTable:
                     + [_percent(self.mean(result, self.by_task))]
                     for result in self.results
                 ],
-                width,
             )
         for title, compared in self._compared(AVERAGE):
-            lines += ["", f"{title}:", "", *_aligned(["system", *self.measures], compared, width)]
+            lines += ["", f"{title}:", "", *_aligned(["system", *self.measures], compared)]
         return "\n".join([*lines, "", LEGEND])
 
     def to_markdown(self) -> str:
@@ -225,27 +219,18 @@ def _count(value: int | None) -> str:
     return _NONE if value is None else f"{value:,}"
 
 
-def _aligned(header: list[str], lines: list[list[str]], width: int) -> list[str]:
-    """Aligns columns: names to the left, figures to the right, folded at `width`."""
+def _aligned(header: list[str], lines: list[list[str]]) -> list[str]:
+    """Aligns columns: names to the left, figures to the right."""
     widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
-    folds: list[list[int]] = [[]]
-    used = widths[0]
-    for index in range(1, len(header)):
-        if folds[-1] and used + 2 + widths[index] > width:
-            folds.append([])
-            used = widths[0]
-        folds[-1].append(index)
-        used += 2 + widths[index]
-    out: list[str] = []
-    for fold in folds:
-        out += [""] if out else []
-        total = widths[0] + sum(2 + widths[index] for index in fold)
-        for number, line in enumerate([header, *lines]):
-            cells = [line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in fold)]
-            out.append("  ".join(cells).rstrip())
-            if number == 0:
-                out.append("-" * total)
-    return out
+    aligned = [
+        "  ".join(
+            [line[0].ljust(widths[0])]
+            + [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        ).rstrip()
+        for line in [header, *lines]
+    ]
+    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
+    return [aligned[0], rule, *aligned[1:]]
 
 
 def _markdown(

@@ -1,8 +1,7 @@
 """Whether the rows of a results table differ from one of them, with intervals and p-values.
 
 A paired bootstrap over queries says what another draw of queries would change for these trained
-models; only a paired t-test over several seeds says what another training would
-(`paired_over_seeds`).
+models; only several seeds say what another training would.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float64
-from scipy import special
 
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.evaluation.results import (
@@ -49,7 +47,7 @@ class SignificanceConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PairedComparison:
-    """Difference of two systems on the same queries, or under the same seeds.
+    """Difference of two systems on the same queries.
 
     Attributes:
         difference: mean of the first minus mean of the second.
@@ -92,11 +90,8 @@ def bootstrap_over_tasks(
         Task -> measure -> comparison; and measure -> comparison of the means.
 
     Raises:
-        DataError: the tasks or a task's queries differ.
+        DataError: a task's queries differ.
     """
-    if first.keys() != second.keys():
-        problem = f"different tasks, {', '.join(first)} and {', '.join(second)}"
-        raise DataError(problem, where=where, fix="evaluate both on the same tasks")
     tasks: dict[str, dict[str, PairedComparison]] = {}
     drawn: dict[str, list[tuple[float, Float64[np.ndarray, " resamples"]]]] = {}
     for task in first:
@@ -125,34 +120,6 @@ def bootstrap_over_tasks(
         for name, of_tasks in drawn.items()
     }
     return tasks, averages
-
-
-def paired_over_seeds(first: Sequence[float], second: Sequence[float]) -> PairedComparison:
-    """Student's paired t-test: the differences under each seed, and their 95% interval.
-
-    Example:
-        0.5, 0.7 against 0.4, 0.5 differ by 0.15 on average, with a standard error of 0.05; at one
-        degree of freedom the interval is 0.15 ± 12.71 * 0.05.
-
-    Args:
-        first: one system's figure under each seed.
-        second: the other's, under the same seeds.
-
-    Raises:
-        DataError: fewer than two seeds, or not the same number of both.
-    """
-    if len(first) != len(second) or len(first) < 2:
-        problem = f"{len(first)} and {len(second)} seeds"
-        fix = "train both under the same seeds, two or more"
-        raise DataError(problem, where="test over seeds", fix=fix)
-    differences = np.asarray(first, np.float64) - np.asarray(second, np.float64)
-    mean, count = float(differences.mean()), len(differences)
-    error = float(differences.std(ddof=1)) / count**0.5
-    if error == 0.0:
-        return PairedComparison(mean, mean, mean, float(mean == 0.0))
-    half = float(special.stdtrit(count - 1, 0.975)) * error
-    p_value = 2.0 * float(special.stdtr(count - 1, -abs(mean) / error))
-    return PairedComparison(mean, mean - half, mean + half, p_value)
 
 
 def resampled_means(

@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import sys
+import types
 from collections.abc import Iterable, Mapping, Sequence
 
 import bm25s
@@ -87,17 +88,36 @@ class _Metadata(artifacts.Metadata, frozen=True):
 
 
 class Bm25Index:
-    """An opened index; `build` makes one, `open` opens one made before.
+    """An opened index, memory-mapped; `build` makes one.
 
     score(q, p) = Σ_w∈q idf(w) · tf / (tf + k1·(1 - b + b·|p|/mean|p|)),
     idf(w) = ln(1 + (N - n_w + 0.5) / (n_w + 0.5))
 
     Source: Kamphuis et al., "Which BM25 do you mean?", ECIR 2020, table 1, "Lucene (accurate)".
+
+    Args:
+        directory: directory of the index.
+        fingerprints: required fingerprints, {"collection": ...}.
+
+    Raises:
+        DataError: no finished index there.
+        FingerprintError: it was built from another collection.
     """
 
-    def __init__(self, directory: artifacts.FilePath) -> None:
+    def __init__(
+        self,
+        directory: artifacts.FilePath,
+        *,
+        fingerprints: Mapping[str, str] = types.MappingProxyType({}),
+    ) -> None:
         metadata = artifacts.read_metadata(directory, _KIND, _VERSION, _Metadata)
         self.config, self.fingerprints = metadata.config, metadata.fingerprints
+        artifacts.require_equal(
+            f"BM25 index {os.fspath(directory)}",
+            self.fingerprints,
+            fingerprints,
+            "delete the directory to build it again, or name another",
+        )
         self._index = bm25s.BM25.load(directory, mmap=True)
         self._tokenizer = _tokenizer(self.config)
         self._tokenizer.get_vocab_dict().update(self._index.vocab_dict)
@@ -133,7 +153,7 @@ class Bm25Index:
         config, fingerprints = config or Bm25Config(), dict(fingerprints or {})
         artifacts.check_kind(directory, [_KIND])
         if (pathlib.Path(directory) / artifacts.METADATA).exists():
-            index = cls.open(directory, fingerprints=fingerprints)
+            index = cls(directory, fingerprints=fingerprints)
             if index.config != config:
                 problem = f"built with {index.config}, not with {config}"
                 fix = "delete the directory to build it again, or name another"
@@ -164,32 +184,6 @@ class Bm25Index:
                 },
             )
         return cls(directory)
-
-    @classmethod
-    def open(
-        cls,
-        directory: artifacts.FilePath,
-        *,
-        fingerprints: Mapping[str, str] | None = None,
-    ) -> Bm25Index:
-        """Opens an index, memory-mapped.
-
-        Args:
-            directory: directory of the index.
-            fingerprints: required fingerprints, {"collection": ...}.
-
-        Raises:
-            DataError: no finished index there.
-            FingerprintError: it was built from another collection.
-        """
-        index = cls(directory)
-        artifacts.require_equal(
-            f"BM25 index {os.fspath(directory)}",
-            index.fingerprints,
-            fingerprints or {},
-            "delete the directory to build it again, or name another",
-        )
-        return index
 
     def search(self, texts: Sequence[str], k: int) -> SearchResult:
         """Top k rows of each query; passages that share no word with it are excluded.

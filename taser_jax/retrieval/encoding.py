@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import jax
 import ml_dtypes
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float32, Int
 
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.models.batch import EncoderInput
@@ -159,17 +159,11 @@ def encode_texts(
     if len(todo) < len(mine):
         logger.info("%s: %d of %d shards done before", directory, len(mine) - len(todo), len(mine))
 
-    began, computed = time.monotonic(), 0
+    began = time.monotonic()
     with bar("encode", total=total_tokens, initial=done_tokens, unit="token") as progress:
         for shard in todo:
-            array, positions = encode_rows(
-                encode_fn,
-                tokens,
-                np.arange(*bounds[shard]),
-                config=config,
-                update=progress.update,
-            )
-            computed += positions
+            rows, update = np.arange(*bounds[shard]), progress.update
+            array = encode_rows(encode_fn, tokens, rows, config=config, update=update)
             with (
                 artifacts.replacing(paths[shard]) as scratch,
                 open(scratch, "wb") as file,
@@ -181,29 +175,13 @@ def encode_texts(
         return False
     if todo or not (directory / artifacts.METADATA).exists():
         dim = int(np.load(paths[0], mmap_mode="r").shape[1])
-        speed = _speed(total_tokens - done_tokens, computed, seconds)
-        logger.info(
-            "%s: %s tokens per second, %.1f%% of what was computed is padding",
-            *(directory, f"{speed['tokens_per_second']:,}", 100 * speed["padding"]),
-        )
+        speed = (total_tokens - done_tokens) / max(seconds, 1e-9)
+        logger.info("%s: %s tokens per second", directory, f"{speed:,.0f}")
         for name, value in attached.items():
             artifacts.write_json(directory / name, value)
         recorded = {} if normalization is None else {"normalization": normalization.value}
-        artifacts.write_json(
-            directory / artifacts.METADATA, {**plan, "dim": dim, **recorded, "last_run": speed}
-        )
+        artifacts.write_json(directory / artifacts.METADATA, {**plan, "dim": dim, **recorded})
     return True
-
-
-def _speed(tokens: int, computed: int, seconds: float) -> dict[str, int | float]:
-    return {
-        "tokens": tokens,
-        "computed_positions": computed,
-        # For texts that are embeddings already, nothing is computed.
-        "padding": round(1 - tokens / computed, 4) if computed else 0.0,
-        "seconds": round(seconds, 3),
-        "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
-    }
 
 
 def encode_rows(
@@ -213,7 +191,7 @@ def encode_rows(
     *,
     config: EncodeConfig,
     update: Callable[[int], object] = lambda _: None,
-) -> tuple[np.ndarray, int]:
+) -> Float32[np.ndarray, "rows dim"]:
     """Encodes some texts in memory.
 
     Fewer texts than a batch take the next power of two, so that one query costs one row.
@@ -227,14 +205,13 @@ def encode_rows(
         update: called with the tokens of every batch.
 
     Returns:
-        Embeddings of `rows` in their order, float32, and the token positions computed for them.
+        Embeddings of `rows` in their order.
 
     Raises:
         DataError: the model returned a non-finite number.
     """
     lengths = np.asarray(tokens.lengths)[rows]
     results: np.ndarray | None = None
-    computed = 0
     waiting: collections.deque[tuple[np.ndarray, jax.typing.ArrayLike]] = collections.deque()
 
     def collect() -> None:
@@ -257,13 +234,12 @@ def encode_rows(
         batch = tokens.tokens(rows[np.resize(members, size)])
         length = min(length, batch.mask.shape[1])
         waiting.append((members, encode_fn(batch.resized(length))))
-        computed += size * length
         if len(waiting) > _IN_FLIGHT:
             collect()
     while waiting:
         collect()
     assert results is not None
-    return results, computed
+    return results
 
 
 def batches_by_length(

@@ -81,17 +81,8 @@ def weights_of(
     Args:
         confidence: w of each specialist, 0 to 1; 0 for a specialist without results.
         config: weighting and γ.
-
-    Raises:
-        DataError: a confidence that is not between 0 and 1.
     """
     confidence = np.asarray(confidence, np.float64)
-    is_share = ((confidence >= 0) & (confidence <= 1)).all(axis=1)
-    if not is_share.all():
-        line = int(np.argmin(is_share))
-        problem = f"confidences {confidence[line].tolist()} of query {line}, not between 0 and 1"
-        fix = "compute the confidences again, from embeddings that are finite"
-        raise DataError(problem, where="fusion", fix=fix)
     count = confidence.shape[1]
     if config.weighting is Weighting.EQUAL:
         return Weights(np.full(confidence.shape, 1 / count), 0)
@@ -121,16 +112,11 @@ def fuse_runs(
         A run in the order of the first run's queries. Equal scores are ordered by row.
 
     Raises:
-        ConfigError: no run, or a number of weights that differs from that of runs.
         DataError: the runs are not of the same queries.
 
     Source: DPR-MUF (Li et al., Findings of EMNLP 2021), equation 6 and section 4.2; an empty list
     counts as minimum 0.
     """
-    if not runs or weights.shape != (len(runs[0].query_ids), len(runs)):
-        problem = f"weights of shape {weights.shape} for {len(runs)} runs"
-        fix = "give one run at least, and a weight for each query and run"
-        raise ConfigError(problem, where="fusion", fix=fix)
     return _fused(runs, [weights], config, normalization)[0]
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int
 
 from taser_jax.retrieval.runs import NO_ROW, SearchResult, top_k
-from taser_jax.storage.errors import ConfigError, DataError, check_fields
+from taser_jax.storage.errors import ConfigError, check_fields
 from taser_jax.storage.progress import bar
 from taser_jax.storage.typed_files import Checked, Positive, Seed
 
@@ -199,17 +199,13 @@ def mine_negatives(
             has several of them, the best score counts as the positive's.
         config: which negatives to take.
         contains_answer: (indices of queries, their ranked rows) -> True where the passage contains
-            an answer of its query; called for blocks of queries, with -1 for rows to skip.
-        pages_of: rows -> their pages, for `Excluded.PAGES`.
+            an answer of its query; called for blocks of queries, with -1 for rows to skip. Needed
+            for `AnswerContaining.DROP`.
+        pages_of: rows -> their pages; needed for `Excluded.PAGES`.
 
     Returns:
         Rows, scores and statistics; the same for the same results, config and query order.
-
-    Raises:
-        ConfigError: fewer results than `config.depth`, or no function for answers or pages.
-        DataError: there is not one list of positives per query.
     """
-    _check(result, positives, config, contains_answer, pages_of)
     rows: list[list[int]] = []
     scores: list[list[float]] = []
     positive_scores = []
@@ -229,7 +225,8 @@ def mine_negatives(
             ):
                 left_out[reason] += int((candidates & applies).sum())
                 candidates &= ~applies
-            if config.answer_containing is AnswerContaining.DROP and contains_answer is not None:
+            if config.answer_containing is AnswerContaining.DROP:
+                assert contains_answer is not None
                 # Texts are read only for the remaining candidates.
                 rest = np.where(candidates, ranked.rows, NO_ROW)
                 applies = candidates & contains_answer(block, rest)
@@ -283,7 +280,8 @@ def _reasons(
     pairs = list(zip(ranked.rows, positives, strict=True))
     last = 1 if config.excluded is Excluded.GOLD else None
     yield Reason.POSITIVE, np.stack([np.isin(rows, own[:last]) for rows, own in pairs])
-    if config.excluded is Excluded.PAGES and pages_of is not None:
+    if config.excluded is Excluded.PAGES:
+        assert pages_of is not None
         yield Reason.PAGE, np.stack([_on_pages_of(own, rows, pages_of) for rows, own in pairs])
     if config.relative_margin is not None:
         # For an unranked positive, 0 · inf would be NaN.
@@ -317,26 +315,3 @@ def _choose(
         return candidates[: config.count]
     rng = np.random.default_rng([config.seed, _PURPOSE, query])
     return np.sort(rng.choice(candidates, config.count, replace=False))
-
-
-def _check(
-    result: SearchResult,
-    positives: Positives,
-    config: MiningConfig,
-    contains_answer: ContainsAnswer | None,
-    pages_of: PagesOf | None,
-) -> None:
-    if config.excluded is Excluded.PAGES and pages_of is None:
-        problem = "passages of the positives' pages are to be left out, but pages are unknown"
-        raise ConfigError(problem, where="MiningConfig.excluded", fix="give pages_of")
-    if config.depth > result.rows.shape[1]:
-        problem = f"results are {result.rows.shape[1]} deep, mining looks {config.depth} deep"
-        fix = f"search with k = {config.depth}, or lower MiningConfig.depth"
-        raise ConfigError(problem, where="MiningConfig.depth", fix=fix)
-    if len(positives) != len(result.rows):
-        problem = f"positives of {len(positives)} queries, results of {len(result.rows)}"
-        raise DataError(problem, where="mining", fix="give both for the same queries, in order")
-    if config.answer_containing is AnswerContaining.DROP and contains_answer is None:
-        problem = "answer-containing passages are to be dropped, but there are no answers"
-        fix = "use AnswerContaining.KEEP, or a query set that has answers"
-        raise ConfigError(problem, where="MiningConfig.answer_containing", fix=fix)

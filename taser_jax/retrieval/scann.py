@@ -338,15 +338,10 @@ def build_scann(
         queries, measured_on = sample_queries, "queries"
     else:
         queries, measured_on = _some_passages(embeddings, config), "passages"
-    effort, measured = _choose_effort(embeddings, shards, config, queries)
+    effort = _choose_effort(embeddings, shards, config, queries)
     artifacts.write_json(
         directory / artifacts.METADATA,
-        {
-            **plan,
-            "effort": dataclasses.asdict(effort),
-            "measured": measured,
-            "measured_on": measured_on,
-        },
+        {**plan, "effort": dataclasses.asdict(effort), "measured_on": measured_on},
     )
     return ScannSearcher(directory)
 
@@ -363,21 +358,19 @@ def _choose_effort(
     shards: _Shards,
     config: ScannConfig,
     queries: np.ndarray,
-) -> tuple[SearchEffort, list[dict[str, int | float]]]:
-    """The least effort that reaches the recall target, and everything measured on the way."""
+) -> SearchEffort:
+    """The least effort that reaches the recall target."""
     rng = np.random.default_rng([_SEED, len(queries)])
     chosen = rng.permutation(len(queries))[:RECALL_QUERIES]
     queries = np.asarray(queries)[chosen].astype(np.float32)
     k = min(config.recall_k, embeddings.shape[0])
     exact = ExactSearcher(embeddings).search(queries, k)
 
-    measured = []
     effort = SearchEffort(0, 0, 0.0)
     for leaves, reorder in _ladder(shards, config, k):
         result = shards.search(queries, k, SearchEffort(leaves, reorder, 0.0))
         recall = measure_recall(result, exact)
         effort = SearchEffort(leaves, reorder, recall)
-        measured.append(dataclasses.asdict(effort))
         if recall >= config.recall_target:
             break
     else:
@@ -389,7 +382,7 @@ def _choose_effort(
         "ScaNN: recall@%d against exact search %.4f with %d leaves, %d reordered (%d queries)",
         k, effort.recall, effort.leaves, effort.reorder, len(queries),
     )  # fmt: skip
-    return effort, measured
+    return effort
 
 
 def _ladder(shards: _Shards, config: ScannConfig, k: int) -> list[tuple[int, int]]:

@@ -13,7 +13,6 @@ from taser_jax.evaluation.answers import (
     AnswerMatcher,
     tokenize,
 )
-from taser_jax.storage.errors import DataError
 
 
 def oracle_tokens(text):
@@ -99,16 +98,6 @@ def test_tokens_golden():
     assert tokenize("U.S. Röntgen's 3½\u00ad") == [
         *("u", ".", "s", "."), "ro\u0308ntgen", "'", "s", "3½",
     ]  # fmt: skip
-
-
-def test_a_string_for_a_list_is_refused():
-    with pytest.raises(DataError, match=r"answers is the string 'Paris'(.|\n)*fix: write"):
-        has_answer("Paris", "P")
-    matcher = AnswerMatcher(lambda rows: ["P" for _ in rows])
-    with pytest.raises(DataError, match="query 1, field 'answers'"):
-        matcher.hits(np.zeros((2, 1), np.int32), [("P",), "Paris"])
-    with pytest.raises(DataError, match="1 answer lists for 2 queries"):
-        matcher.hits(np.zeros((2, 1), np.int32), [("P",)])
 
 
 # Short words over few letters, so that sublists, near misses and joins of tokens all occur; marks,

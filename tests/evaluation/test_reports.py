@@ -106,17 +106,6 @@ def test_one_task_is_shown_once():
     assert table.to_markdown().count("###") == 1
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_lines_fit_and_no_column_is_lost(width):
-    tasks = {f"task-number-{n}": TaskResult({"R@1": n / 20}, 5) for n in range(15)}
-    text = ResultsTable.of([SystemResult("A system", tasks)]).to_text(width=width)
-    table = text.removesuffix(LEGEND)
-    assert max(map(len, table.split("\n"))) <= width
-    for task in tasks:
-        assert table.split().count(task) == 1
-    assert f"{100 * 14 / 20:.1f}" in table
-
-
 def test_files_are_written_and_names_format_nothing(tmp_path):
     path = TABLE.write(tmp_path / "tables")
     assert path.read_text() == TABLE.to_markdown()

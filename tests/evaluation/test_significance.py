@@ -1,13 +1,11 @@
-"""Paired tests of two systems: over queries against a loop, over seeds against SciPy's own test."""
+"""Paired tests of two systems over queries, against a loop."""
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.evaluation.significance import (
     bootstrap_over_tasks,
-    paired_over_seeds,
     resampled_means,
 )
 from taser_jax.storage.errors import DataError
@@ -93,31 +91,8 @@ def test_no_difference_is_not_significant_and_a_sure_one_is():
     assert (sure.difference, sure.low, sure.high, sure.p_value) == (1.0, 1.0, 1.0, 0.0)
 
 
-@pytest.mark.parametrize("seeds", [2, 3, 7])
-def test_over_seeds_equals_scipys_paired_test(seeds):
-    rng = np.random.default_rng(seeds)
-    first, second = rng.normal(0.6, 0.02, seeds), rng.normal(0.58, 0.02, seeds)
-    found = paired_over_seeds(first.tolist(), second.tolist())
-    expected = stats.ttest_rel(first, second)
-    interval = expected.confidence_interval(0.95)
-    assert found.difference == pytest.approx((first - second).mean())
-    assert found.p_value == pytest.approx(expected.pvalue)
-    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
-
-
-def test_equal_differences_under_every_seed():
-    assert paired_over_seeds([0.5, 0.75], [0.5, 0.75]).p_value == 1.0
-    sure = paired_over_seeds([0.5, 0.75], [0.25, 0.5])
-    assert (sure.low, sure.high, sure.p_value) == (0.25, 0.25, 0.0)
-
-
 def test_bad_input():
     with pytest.raises(DataError, match=r"task 'nq'"):
         bootstrap_over_tasks(
             {"nq": evaluation([1.0])}, {"nq": evaluation([1.0], prefix="x")}, ["R@1"]
         )
-    with pytest.raises(DataError, match="different tasks, nq and squad"):
-        bootstrap_over_tasks({"nq": evaluation([1.0])}, {"squad": evaluation([1.0])}, ["R@1"])
-    for first, second in (([0.5], [0.4]), ([0.5, 0.6], [0.4])):
-        with pytest.raises(DataError, match="under the same seeds, two or more"):
-            paired_over_seeds(first, second)

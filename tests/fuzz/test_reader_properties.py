@@ -258,11 +258,9 @@ def test_kilt_pages_and_passages(found: list[Passage], paragraphs: list[str]):
 SCORES = st.floats(-(2.0**90), 2.0**90, width=32)
 
 
-@examples(
-    st.dictionaries(ANY_TEXT, st.dictionaries(st.integers(0, 5), SCORES, max_size=4)), st.data()
-)
-def test_runs_come_back_equal_or_are_refused(lists: dict, data: st.DataObject):
-    ids = data.draw(st.lists(ID | ANY_TEXT, min_size=6, max_size=6, unique=True))
+@examples(st.dictionaries(ID, st.dictionaries(st.integers(0, 5), SCORES, max_size=4)), st.data())
+def test_runs_come_back_equal(lists: dict, data: st.DataObject):
+    ids = data.draw(st.lists(ANY_ID, min_size=6, max_size=6, unique=True))
     k = max((len(results) for results in lists.values()), default=1)
     rows = np.full((len(lists), k), NO_ROW, np.int32)
     scores = np.full((len(lists), k), -np.inf, np.float32)
@@ -273,13 +271,7 @@ def test_runs_come_back_equal_or_are_refused(lists: dict, data: st.DataObject):
     run = Run(list(lists), rows, scores)
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "x.trec"
-        try:
-            write_trec_run(path, run, ids=ids)
-        except DataError:
-            # White space in an id splits a column.
-            used = [query for query, results in lists.items() if results] + ids
-            assert any(name.split() != [name] for name in (*used, *lists))
-            return
+        write_trec_run(path, run, ids=ids)
         if not path.read_bytes():
             return
         found = read_trec_run(path, ids.index, query_ids=run.query_ids)

@@ -117,7 +117,7 @@ def test_opened_equals_built_and_is_not_built_again(tmp_path):
         yield ""
 
     again = Bm25Index.build(unreadable(), tmp_path / "index", fingerprints=fingerprints)
-    opened = Bm25Index.open(tmp_path / "index", fingerprints=fingerprints)
+    opened = Bm25Index(tmp_path / "index", fingerprints=fingerprints)
     for index in (again, opened):
         assert index.config == built.config
         np.testing.assert_array_equal(
@@ -128,7 +128,7 @@ def test_opened_equals_built_and_is_not_built_again(tmp_path):
 def test_another_collection_or_configuration_is_refused(tmp_path):
     Bm25Index.build(["one"], tmp_path / "index", fingerprints={"collection": "abc"})
     with pytest.raises(FingerprintError, match="collection abc"):
-        Bm25Index.open(tmp_path / "index", fingerprints={"collection": "def"})
+        Bm25Index(tmp_path / "index", fingerprints={"collection": "def"})
     with pytest.raises(FingerprintError, match=r"k1=0.9"):
         Bm25Index.build(["one"], tmp_path / "index", config=Bm25Config(k1=2.0))
 
@@ -137,7 +137,7 @@ def test_bad_input(tmp_path):
     with pytest.raises(DataError, match="2 passages without a single word"):
         Bm25Index.build(["", "!"], tmp_path / "index")
     with pytest.raises(DataError, match="no finished bm25 index"):
-        Bm25Index.open(tmp_path / "index")
+        Bm25Index(tmp_path / "index")
     with pytest.raises(ConfigError, match=r"b is 2\.0"):
         Bm25Config(b=2.0)
     with pytest.raises(ConfigError, match="k is 0"):

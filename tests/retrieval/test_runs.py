@@ -122,13 +122,6 @@ def test_query_outside_the_query_set_is_named(tmp_path):
         read_trec_run(tmp_path / "run", ROW_OF, query_ids=["q"])
 
 
-def test_id_with_white_space_is_refused_and_nothing_is_left(tmp_path):
-    run = Run.of(["a b"], result([[0]], [[1.0]]))
-    with pytest.raises(DataError, match="'a b'"):
-        write_trec_run(tmp_path / "run", run, ids=IDS)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_unwritable_place_is_a_storage_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="could not write"):

@@ -37,17 +37,3 @@ def test_scann_and_tensorflow_live_in_one_process(first: str) -> None:
     imports = ["import tensorflow as tf\nkept = tf\n", "scann_library()\nimport tensorflow as tf\n"]
     used = "import sys\nassert sys.modules['tensorflow'] is tf\nprint(int(tf.constant(2) + 3))"
     assert run(imports[first == "scann"] + SEARCH + used) == "5\n"
-
-
-def test_without_scann_the_error_names_it_and_tensorflow_is_back() -> None:
-    refused = """
-import sys, types
-sys.modules["tensorflow"] = tensorflow = types.ModuleType("tensorflow")
-sys.modules["scann"] = None
-try:
-    scann_library()
-except ModuleNotFoundError as error:
-    print(error.name)
-assert sys.modules["tensorflow"] is tensorflow
-"""
-    assert run(refused).startswith("scann")

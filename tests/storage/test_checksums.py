@@ -219,7 +219,7 @@ def test_a_damaged_shard_run_and_index_are_refused(tmp_path: pathlib.Path):
     Bm25Index.build(TEXTS, tmp_path / "b", fingerprints={})
     flip(next((tmp_path / "b").glob("*data*.npy")))
     with pytest.raises(DataError, match=r"(?s)\.npy: damaged.*bm25 index again"):
-        Bm25Index.open(tmp_path / "b")
+        Bm25Index(tmp_path / "b")
 
     rows, scores = np.array([[2, 0]], np.int32), np.array([[2.0, 1.0]], np.float32)
     path = tmp_path / "r" / "t.test.trec"

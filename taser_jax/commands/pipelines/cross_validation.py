@@ -209,11 +209,11 @@ def rank_held_out(
             queries=list(splits.values()),
         )
     texts: TokenRows = tokens.passages if states is None else states.passages
-    passages, _ = encode_rows(model.encode_fn(Role.PASSAGE), texts, pool, config=config)
+    passages = encode_rows(model.encode_fn(Role.PASSAGE), texts, pool, config=config)
     for task, ids in ranked.items():
         queries = splits[task]
         line_of = {id: line for line, id in enumerate(queries.query_ids)}
-        embeddings, _ = encode_rows(
+        embeddings = encode_rows(
             model.encode_fn(Role.QUERY, task=task),
             queries if states is None else states.of_queries(queries),
             np.array([line_of[id] for id in ids]),

@@ -143,7 +143,7 @@ def _look_up(
     """The best K documents of each query, without its `gold`."""
     config = dataclasses.replace(config, batch_multiple=model.batch_multiple)
     encode = model.encode_fn(Role.QUERY, task=queries.task)
-    embeddings, _ = encode_rows(encode, queries, np.arange(len(queries)), config=config)
+    embeddings = encode_rows(encode, queries, np.arange(len(queries)), config=config)
     if gold is None:
         result = searcher.search(embeddings, k)
         return Lookup(queries.query_ids, result.rows, result.scores)
@@ -282,7 +282,7 @@ def ask_augmented(
     )
     config = EncodeConfig(batch_multiple=model.batch_multiple)
     encode = model.encode_fn(Role.QUERY, task=task)
-    embeddings, _ = encode_rows(encode, texts, np.arange(len(questions)), config=config)
+    embeddings = encode_rows(encode, texts, np.arange(len(questions)), config=config)
     attention = query_documents.document_attention(model, texts, task=task, config=config)
     fused = fused_documents(mixture, looked_up, attention, data_dir=data_dir)
     hits = retriever.search_embeddings(embeddings, k=k)

@@ -243,7 +243,7 @@ def document_attention(
     def attend(batch: EncoderInput) -> jax.Array:
         return _attention(model.params, model.put(batch), model=model.model, task=static)
 
-    attention, _ = encode_rows(attend, texts, np.arange(len(texts.lengths)), config=devices)
+    attention = encode_rows(attend, texts, np.arange(len(texts.lengths)), config=devices)
     return attention
 
 
