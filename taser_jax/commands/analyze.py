@@ -22,25 +22,8 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices import hosts
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner, parameter_path, placed
+from taser_jax.evaluation import specialty, specialty_report
 from taser_jax.evaluation.reports import save_figure
-from taser_jax.evaluation.specialty import (
-    Averages,
-    Commitment,
-    Measures,
-    TaskLoss,
-    commitments,
-    count_leaf,
-    make_measures,
-    total_sensitivities,
-)
-from taser_jax.evaluation.specialty_report import (
-    Findings,
-    Specialties,
-    entropy_figure,
-    sensitivity_figure,
-    to_json,
-    to_markdown,
-)
 from taser_jax.models import config_io
 from taser_jax.models.batch import Batch
 from taser_jax.models.dual_encoder import DualEncoder
@@ -84,7 +67,7 @@ def analyze(
     objective: ObjectiveConfig = ObjectiveConfig(),
     num_chunks: int = 1,
     mesh: MeshConfig = MeshConfig(),
-) -> Findings:
+) -> specialty_report.Findings:
     """Task-specific sensitivities, task entropy and commitment of trained models.
 
     For each checkpoint, averages |g·θ| of every parameter and task over training batches, without
@@ -147,9 +130,10 @@ def analyze(
 
     # Models of one configuration share compiled programs.
     measures = {
-        configuration: make_measures(of_tasks) for configuration, of_tasks in losses.items()
+        configuration: specialty.make_measures(of_tasks)
+        for configuration, of_tasks in losses.items()
     }
-    findings = Findings(list(queries), config.temperature)
+    findings = specialty_report.Findings(list(queries), config.temperature)
     with jax.set_mesh(partitioner.mesh):
         for model in models:
             of_model = measures[model.configuration]
@@ -242,7 +226,7 @@ def _steps(directory: epath.Path, requested: Sequence[int] | None) -> tuple[int,
 
 def _task_losses(
     model: DualEncoder, tasks: Sequence[str], *, objective: ObjectiveConfig, num_chunks: int
-) -> dict[str, TaskLoss]:
+) -> dict[str, specialty.TaskLoss]:
     """The contrastive loss of each task's batch, without dropout or regulariser."""
     plain = dataclasses.replace(objective, regularizer=None)
     loss = make_loss(model, objective=plain, num_chunks=num_chunks, train=False)
@@ -254,8 +238,11 @@ def _task_losses(
 
 
 def _specialties(
-    model: AnalyzedModel, measures: Measures, batches: DeviceBatches, config: AnalysisConfig
-) -> list[Specialties]:
+    model: AnalyzedModel,
+    measures: specialty.Measures,
+    batches: DeviceBatches,
+    config: AnalysisConfig,
+) -> list[specialty_report.Specialties]:
     """Counts at every step of a model, all from the same batches."""
     specialties = []
     for step in model.steps:
@@ -265,7 +252,7 @@ def _specialties(
                 f"{model.name}: batches of every task",
                 total=config.num_batches,
             )
-            sensitivities = total_sensitivities(
+            sensitivities = specialty.total_sensitivities(
                 measures,
                 model.restore(step),
                 drawn,
@@ -273,7 +260,7 @@ def _specialties(
                 over=config.median_over,
             )
             counts = {
-                path: count_leaf(
+                path: specialty.count_leaf(
                     leaf,
                     sensitivities.medians,
                     temperature=config.temperature,
@@ -281,11 +268,13 @@ def _specialties(
                 )
                 for path, leaf in sensitivities.leaves().items()
             }
-            specialties.append(Specialties(model.name, step, jax.device_get(counts)))
+            specialties.append(
+                specialty_report.Specialties(model.name, step, jax.device_get(counts))
+            )
     return specialties
 
 
-def _commitments(model: AnalyzedModel, temperature: float) -> list[Commitment]:
+def _commitments(model: AnalyzedModel, temperature: float) -> list[specialty.Commitment]:
     """Rates of T-SAGE's own averages from step to step; none for other trainings."""
     if model.facts.get("tsage_beta") is None or len(model.steps) < 2:
         return []
@@ -293,10 +282,10 @@ def _commitments(model: AnalyzedModel, temperature: float) -> list[Commitment]:
         averages = (
             (step, _saved_averages(model.checkpoint(step), model.params)) for step in model.steps
         )
-        return commitments(averages, temperature=temperature)
+        return specialty.commitments(averages, temperature=temperature)
 
 
-def _saved_averages(checkpoint: epath.Path, abstract_params: PyTree) -> Averages:
+def _saved_averages(checkpoint: epath.Path, abstract_params: PyTree) -> specialty.Averages:
     """The averages that T-SAGE took its weights from, as a checkpoint's optimiser state has them.
 
     Args:
@@ -347,8 +336,8 @@ def _measured(stream: TaskBatchStream, store: TokenStore, config: AnalysisConfig
     )
 
 
-def _write(findings: Findings, directory: pathlib.Path, measured: str) -> None:
-    write_json(directory / "analysis.json", to_json(findings))
-    save_figure(directory / "sensitivity.png", sensitivity_figure(findings))
-    save_figure(directory / "entropy.png", entropy_figure(findings))
-    write_text(directory / "analysis.md", to_markdown(findings, measured=measured))
+def _write(findings: specialty_report.Findings, directory: pathlib.Path, measured: str) -> None:
+    write_json(directory / "analysis.json", specialty_report.to_json(findings))
+    save_figure(directory / "sensitivity.png", specialty_report.sensitivity_figure(findings))
+    save_figure(directory / "entropy.png", specialty_report.entropy_figure(findings))
+    write_text(directory / "analysis.md", specialty_report.to_markdown(findings, measured=measured))

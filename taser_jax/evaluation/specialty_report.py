@@ -12,19 +12,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from taser_jax.evaluation import specialty
 from taser_jax.evaluation.reports import markdown_table
-from taser_jax.evaluation.specialty import (
-    ACTIVATED,
-    BINS_PER_MEDIAN,
-    LARGEST_BINNED,
-    NUM_BINS,
-    SPECIFIC_ENTROPY,
-    Commitment,
-    LeafCounts,
-    Specialty,
-    add_up,
-    entropy_edges,
-)
 
 # Ten colours that colour-blind readers can distinguish.
 _COLOURS = matplotlib.style.library["tableau-colorblind10"]["axes.prop_cycle"].by_key()["color"]
@@ -43,12 +32,12 @@ class Specialties:
 
     model: str
     step: int
-    leaves: Mapping[str, LeafCounts]
+    leaves: Mapping[str, specialty.LeafCounts]
 
     @property
-    def total(self) -> LeafCounts:
+    def total(self) -> specialty.LeafCounts:
         """Counts of all parameters."""
-        return add_up(self.leaves.values())
+        return specialty.add_up(self.leaves.values())
 
     @property
     def label(self) -> str:
@@ -70,7 +59,9 @@ class Findings:
     tasks: Sequence[str]
     temperature: float
     specialties: Sequence[Specialties] = ()
-    commitments: Mapping[str, Sequence[Commitment]] = dataclasses.field(default_factory=dict)
+    commitments: Mapping[str, Sequence[specialty.Commitment]] = dataclasses.field(
+        default_factory=dict
+    )
 
     @property
     def last(self) -> list[Specialties]:
@@ -83,8 +74,8 @@ def to_json(findings: Findings) -> dict[str, Any]:
     return {
         "tasks": list(findings.tasks),
         "temperature": findings.temperature,
-        "bins_per_median": BINS_PER_MEDIAN,
-        "entropy_edges": entropy_edges(len(findings.tasks)).tolist(),
+        "bins_per_median": specialty.BINS_PER_MEDIAN,
+        "entropy_edges": specialty.entropy_edges(len(findings.tasks)).tolist(),
         "specialties": [
             {
                 "model": checkpoint.model,
@@ -118,14 +109,20 @@ def to_markdown(findings: Findings, *, measured: str) -> str:
         "# Parameters and tasks",
         measured,
         f"## Specialty (τ = {findings.temperature:g})",
-        f"In percent of all parameters. Not activated: every sensitivity below {ACTIVATED:g} "
-        f"medians; task-specific: task entropy below {SPECIFIC_ENTROPY:g} nats. Entropy: mean over "
-        "activated parameters.",
+        "In percent of all parameters. Not activated: every sensitivity below "
+        f"{specialty.ACTIVATED:g} medians; task-specific: task entropy below "
+        f"{specialty.SPECIFIC_ENTROPY:g} nats. Entropy: mean over activated parameters.",
         markdown_table(
-            ["model", "step", "parameters", *(kind.label for kind in Specialty), "entropy"],
+            [
+                "model",
+                "step",
+                "parameters",
+                *(kind.label for kind in specialty.Specialty),
+                "entropy",
+            ],
             [
                 [checkpoint.model, checkpoint.step, f"{total.size:,}"]
-                + [_percent(total.share(kind)) for kind in Specialty]
+                + [_percent(total.share(kind)) for kind in specialty.Specialty]
                 + [f"{total.mean_entropy:.3f}"]
                 for checkpoint, total in totals
             ],
@@ -150,7 +147,7 @@ def to_markdown(findings: Findings, *, measured: str) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def commitment_table(commitments: Mapping[str, Sequence[Commitment]]) -> str:
+def commitment_table(commitments: Mapping[str, Sequence[specialty.Commitment]]) -> str:
     """As the paper's Table 4: one line per pair of steps, with each model's rate."""
     rates = {
         (model, each.earlier_step, each.step): _percent(each.rate)
@@ -180,28 +177,28 @@ def sensitivity_figure(findings: Findings) -> Figure:
     axes = figure.subplots(rows, columns, squeeze=False).reshape(-1)
     for unused in axes[len(findings.tasks) :]:
         unused.set_visible(False)
-    edges = np.arange(NUM_BINS) / BINS_PER_MEDIAN
+    edges = np.arange(specialty.NUM_BINS) / specialty.BINS_PER_MEDIAN
     for place, (axis, task) in enumerate(zip(axes, findings.tasks, strict=False)):
         for number, checkpoint in enumerate(findings.last):
             total = checkpoint.total
-            density = total.sensitivity[place, :-1] * BINS_PER_MEDIAN / total.size
+            density = total.sensitivity[place, :-1] * specialty.BINS_PER_MEDIAN / total.size
             axis.stairs(density, edges, label=checkpoint.label, color=_colour(number))
         axis.set_title(task, loc="left", fontsize=10)
-        axis.set_xlim(0, LARGEST_BINNED)
+        axis.set_xlim(0, specialty.LARGEST_BINNED)
         axis.set_ylim(bottom=0)
         _plain(axis)
     figure.supxlabel("sensitivity, in medians of the task", fontsize=9)
     figure.supylabel("density", fontsize=9)
-    _legend(figure, axes[0], f"values from {LARGEST_BINNED} medians on are dropped")
+    _legend(figure, axes[0], f"values from {specialty.LARGEST_BINNED} medians on are dropped")
     return figure
 
 
 def entropy_figure(findings: Findings) -> Figure:
     """Figures 1b, 3a: parameters by task entropy, with bins for task-specific and not activated."""
-    edges = entropy_edges(len(findings.tasks))[1:]
-    names = [f"task-specific\n< {SPECIFIC_ENTROPY:g}"]
+    edges = specialty.entropy_edges(len(findings.tasks))[1:]
+    names = [f"task-specific\n< {specialty.SPECIFIC_ENTROPY:g}"]
     names += [f"{low:.2f} to\n{high:.2f}" for low, high in itertools.pairwise(edges)]
-    names += [f"not activated\nall < {ACTIVATED:g}"]
+    names += [f"not activated\nall < {specialty.ACTIVATED:g}"]
     figure = Figure(figsize=(11, 4), dpi=120, layout="constrained")
     axis = figure.subplots()
     width = 0.84 / len(findings.last)

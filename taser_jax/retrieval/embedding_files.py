@@ -29,16 +29,7 @@ from taser_jax.retrieval.embeddings import (
     split_of,
     write_embeddings,
 )
-from taser_jax.storage.artifacts import (
-    METADATA,
-    Fingerprint,
-    follow_plan,
-    read_json,
-    replacing,
-    require_equal,
-    split_path,
-    write_json,
-)
+from taser_jax.storage import artifacts
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.progress import bar
 
@@ -88,17 +79,17 @@ def export_embeddings(
             for embedded, texts in queries
         },
     }
-    follow_plan(directory, metadata)
+    artifacts.follow_plan(directory, metadata)
     bounds = shard_bounds(len(embeddings), embeddings.metadata.shard_rows)
     for shard, (start, stop) in enumerate(bounds):
         path = directory / PASSAGES / f"{shard:05d}-of-{len(bounds):05d}.parquet"
         if not path.exists():
             _write_parquet(path, _blocks(embeddings, store, start, stop))
     for embedded, texts in queries:
-        path = split_path(directory / QUERIES, texts.task, texts.split, ".parquet")
+        path = artifacts.split_path(directory / QUERIES, texts.task, texts.split, ".parquet")
         if not path.exists():
             _write_parquet(path, iter([_query_block(embedded, texts)]))
-    write_json(directory / METADATA, {**metadata, **facts})
+    artifacts.write_json(directory / artifacts.METADATA, {**metadata, **facts})
 
 
 def _blocks(
@@ -146,7 +137,7 @@ def _table(
 
 def _write_parquet(path: pathlib.Path, blocks: Iterator[pyarrow.Table]) -> None:
     """One row group per block."""
-    with replacing(path) as scratch:
+    with artifacts.replacing(path) as scratch:
         first = next(blocks)
         with pyarrow.parquet.ParquetWriter(os.fspath(scratch), first.schema) as writer:
             writer.write_table(first)
@@ -181,13 +172,13 @@ def import_embeddings(
             embedding that is null, not finite or of another dimension.
         FingerprintError: the embeddings are of another collection.
     """
-    facts = read_json(source / METADATA, absent={})
+    facts = artifacts.read_json(source / artifacts.METADATA, absent={})
     if facts.get("kind") != KIND:
         # Others' files have metadata of their own, or none.
         facts = {"fingerprints": {}}
     collection = {"collection": store.fingerprint}
     fix = "import them for the collection that they were exported from"
-    require_equal(f"embeddings {source}", facts["fingerprints"], collection, fix)
+    artifacts.require_equal(f"embeddings {source}", facts["fingerprints"], collection, fix)
     inner = source / PASSAGES
     paths = sorted((inner if inner.is_dir() else source).glob("*.parquet"))
     ids, embeddings = _read(paths, where=inner)
@@ -198,7 +189,7 @@ def import_embeddings(
     absent = np.setdiff1d(np.arange(len(store)), rows)
     _refuse([store.ids[row] for row in absent.tolist()], "is absent", inner)
     ordered = embeddings[np.argsort(rows)]
-    model = facts["fingerprints"].get("model") or Fingerprint().add(ordered).hex()
+    model = facts["fingerprints"].get("model") or artifacts.Fingerprint().add(ordered).hex()
     fingerprints = {"model": model, **collection}
     lengths = np.linalg.norm(ordered, axis=1)
     normalization = "l2" if np.allclose(lengths, 1, atol=1e-3) else "none"
@@ -212,7 +203,7 @@ def import_embeddings(
             problem = f"{embeddings.shape[1]} dimensions, and passages {ordered.shape[1]}"
             raise DataError(problem, where=str(path), fix="take passages and queries of one model")
         target = queries_directory(directory, task, split)
-        write_json(target / QUERY_IDS, ids)
+        artifacts.write_json(target / QUERY_IDS, ids)
         write_embeddings(target, embeddings, fingerprints, normalization, of=QueryEmbeddings)
     write_embeddings(directory, ordered, fingerprints, normalization)
     return fingerprints

@@ -20,17 +20,7 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float32, Int
 
-from taser_jax.storage.artifacts import (
-    ARRAY_ERRORS,
-    METADATA,
-    FilePath,
-    Metadata,
-    read_metadata,
-    replacing,
-    require_equal,
-    split_path,
-    write_json,
-)
+from taser_jax.storage import artifacts
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.typed_files import Natural, Positive, read_typed
 
@@ -52,7 +42,7 @@ class EmbeddingDtype(enum.Enum):
         return np.dtype(np.float32 if self is EmbeddingDtype.FLOAT32 else ml_dtypes.bfloat16)
 
 
-class EmbeddingsMetadata(Metadata, frozen=True):
+class EmbeddingsMetadata(artifacts.Metadata, frozen=True):
     """What a directory of embeddings records; `normalization` is absent from older ones."""
 
     num_rows: Natural
@@ -75,9 +65,11 @@ class Embeddings:
 
     KIND = "embeddings"
 
-    def __init__(self, directory: FilePath) -> None:
+    def __init__(self, directory: artifacts.FilePath) -> None:
         self.directory = pathlib.Path(directory)
-        self.metadata = read_metadata(directory, self.KIND, FORMAT_VERSION, EmbeddingsMetadata)
+        self.metadata = artifacts.read_metadata(
+            directory, self.KIND, FORMAT_VERSION, EmbeddingsMetadata
+        )
         self.fingerprints = self.metadata.fingerprints
         self.shape = (self.metadata.num_rows, self.metadata.dim)
         self._dtype = self.metadata.dtype
@@ -91,7 +83,7 @@ class Embeddings:
     @classmethod
     def open(
         cls,
-        directory: FilePath,
+        directory: artifacts.FilePath,
         *,
         fingerprints: Mapping[str, str] | None = None,
     ) -> Embeddings:
@@ -106,7 +98,7 @@ class Embeddings:
             FingerprintError: their fingerprints differ.
         """
         embeddings = cls(directory)
-        require_equal(
+        artifacts.require_equal(
             f"embeddings {os.fspath(directory)}",
             embeddings.fingerprints,
             fingerprints or {},
@@ -156,7 +148,7 @@ def shard_bounds(num_rows: int, shard_rows: int) -> list[tuple[int, int]]:
 def _open_shard(path: pathlib.Path, shape: tuple[int, int], dtype: EmbeddingDtype) -> np.ndarray:
     try:
         stored = np.load(path, mmap_mode="r")
-    except ARRAY_ERRORS as error:
+    except artifacts.ARRAY_ERRORS as error:
         problem = f"missing or damaged shard: {error}"
         fix = "delete the file if it is there, and metadata.json, then encode again"
         raise DataError(problem, where=str(path), fix=fix) from error
@@ -174,7 +166,7 @@ class QueryEmbeddings(Embeddings):
     @classmethod
     def of_split(
         cls,
-        embeddings_dir: FilePath,
+        embeddings_dir: artifacts.FilePath,
         task: str,
         split: str,
         *,
@@ -194,13 +186,13 @@ class QueryEmbeddings(Embeddings):
             FingerprintError: queries and passages come from different models or token stores.
         """
         directory = queries_directory(embeddings_dir, task, split)
-        if not (directory / METADATA).is_file():
+        if not (directory / artifacts.METADATA).is_file():
             there = ", ".join(f"{task} {split}" for task, split in encoded_splits(embeddings_dir))
             problem = f"no embeddings of task {task!r}, split {split!r}; encoded: {there or 'none'}"
             fix = "run `taser encode` for this task and split; it keeps what is finished"
             raise DataError(problem, where=str(directory), fix=fix)
         queries = cls(directory)
-        require_equal(
+        artifacts.require_equal(
             f"query embeddings {directory}",
             queries.fingerprints,
             fingerprints or {},
@@ -221,7 +213,7 @@ class QueryEmbeddings(Embeddings):
 
 
 def write_embeddings(
-    directory: FilePath,
+    directory: artifacts.FilePath,
     embeddings: Float32[np.ndarray, "rows dim"],
     fingerprints: Mapping[str, str],
     normalization: str,
@@ -240,7 +232,7 @@ def write_embeddings(
     directory = pathlib.Path(directory)
     bounds = shard_bounds(len(embeddings), _SHARD)
     for name, (start, stop) in zip(shard_names(len(bounds)), bounds, strict=True):
-        with replacing(directory / name) as scratch, open(scratch, "wb") as file:
+        with artifacts.replacing(directory / name) as scratch, open(scratch, "wb") as file:
             np.save(file, embeddings[start:stop])
     metadata = {
         "format_version": FORMAT_VERSION,
@@ -252,17 +244,17 @@ def write_embeddings(
         "dtype": EmbeddingDtype.FLOAT32.value,
         "normalization": normalization,
     }
-    write_json(directory / METADATA, metadata)
+    artifacts.write_json(directory / artifacts.METADATA, metadata)
 
 
-def queries_directory(embeddings_dir: FilePath, task: str, split: str) -> pathlib.Path:
+def queries_directory(embeddings_dir: artifacts.FilePath, task: str, split: str) -> pathlib.Path:
     """The directory of one task's split."""
-    return split_path(pathlib.Path(embeddings_dir) / "queries", task, split)
+    return artifacts.split_path(pathlib.Path(embeddings_dir) / "queries", task, split)
 
 
-def encoded_splits(embeddings_dir: FilePath) -> list[tuple[str, str]]:
+def encoded_splits(embeddings_dir: artifacts.FilePath) -> list[tuple[str, str]]:
     """Every finished (task, split), by name."""
-    paths = (pathlib.Path(embeddings_dir) / "queries").glob(f"*/{METADATA}")
+    paths = (pathlib.Path(embeddings_dir) / "queries").glob(f"*/{artifacts.METADATA}")
     return [split_of(path.parent.name) for path in sorted(paths)]
 
 

@@ -16,17 +16,7 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 from taser_jax.data.files import numbered_lines
-from taser_jax.storage.artifacts import (
-    ARRAY_ERRORS,
-    METADATA,
-    FilePath,
-    Metadata,
-    is_remote,
-    read_metadata,
-    replacing,
-    require_equal,
-    write_json,
-)
+from taser_jax.storage import artifacts
 from taser_jax.storage.checksums import check_file
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.typed_files import read_typed
@@ -136,7 +126,9 @@ def merge(results: Sequence[SearchResult], k: int) -> SearchResult:
     )
 
 
-def write_trec_run(path: FilePath, run: Run, *, ids: Sequence[str], tag: str = "taser") -> None:
+def write_trec_run(
+    path: artifacts.FilePath, run: Run, *, ids: Sequence[str], tag: str = "taser"
+) -> None:
     """Writes TREC's six columns: query id, Q0, passage id, rank from 1, score, tag.
 
     Ids have no white space, which `check_id` refuses in collections. Scores are the shortest
@@ -154,7 +146,7 @@ def write_trec_run(path: FilePath, run: Run, *, ids: Sequence[str], tag: str = "
     """
     ordered = top_k(run.rows, run.scores, run.rows.shape[1])
     passages = {row: ids[row] for row in np.unique(ordered.rows).tolist() if row != NO_ROW}
-    with replacing(path) as scratch, open(scratch, "w", encoding="utf-8") as file:
+    with artifacts.replacing(path) as scratch, open(scratch, "w", encoding="utf-8") as file:
         for query_id, rows, scores in zip(
             run.query_ids, ordered.rows.tolist(), ordered.scores, strict=True
         ):
@@ -165,7 +157,7 @@ def write_trec_run(path: FilePath, run: Run, *, ids: Sequence[str], tag: str = "
 
 
 def read_trec_run(
-    path: FilePath,
+    path: artifacts.FilePath,
     row_of: Callable[[str], int],
     *,
     query_ids: Sequence[str] | None = None,
@@ -182,7 +174,7 @@ def read_trec_run(
         DataError: a line without six columns, a score that is no finite number, an unknown
             passage, a passage twice for one query, or a query outside `query_ids`; with its line.
     """
-    if not is_remote(path):
+    if not artifacts.is_remote(path):
         check_file(path, fix="run the command that wrote the run again, such as `taser search`")
     # Most passages are results of several queries.
     row_of = functools.cache(row_of)
@@ -229,7 +221,7 @@ _VERSION = 1
 _ARRAYS, _QUERY_IDS = "arrays.npz", "query_ids.json"
 
 
-class _Metadata(Metadata, frozen=True):
+class _Metadata(artifacts.Metadata, frozen=True):
     columns: tuple[str, ...]
 
 
@@ -262,21 +254,27 @@ class QueryArrays:
         """The lists."""
         return Run(self.query_ids, self.arrays["rows"], self.arrays["scores"])
 
-    def save(self, directory: FilePath) -> None:
+    def save(self, directory: artifacts.FilePath) -> None:
         """Writes the artefact, its metadata last."""
         directory = pathlib.Path(directory)
         with (
-            replacing(directory / _ARRAYS) as scratch,
+            artifacts.replacing(directory / _ARRAYS) as scratch,
             open(scratch, "wb") as file,
         ):
             np.savez(file, allow_pickle=False, **self.arrays)
-        write_json(directory / _QUERY_IDS, self.query_ids)
+        artifacts.write_json(directory / _QUERY_IDS, self.query_ids)
         metadata = {"kind": self.kind, "format_version": _VERSION, "columns": list(self.columns)}
-        write_json(directory / METADATA, {**metadata, "fingerprints": dict(self.fingerprints)})
+        artifacts.write_json(
+            directory / artifacts.METADATA, {**metadata, "fingerprints": dict(self.fingerprints)}
+        )
 
     @classmethod
     def open(
-        cls, directory: FilePath, kind: str, *, fingerprints: Mapping[str, str] | None = None
+        cls,
+        directory: artifacts.FilePath,
+        kind: str,
+        *,
+        fingerprints: Mapping[str, str] | None = None,
     ) -> QueryArrays:
         """Opens a finished artefact.
 
@@ -290,19 +288,21 @@ class QueryArrays:
             FingerprintError: it was made from something else.
         """
         directory = pathlib.Path(directory)
-        metadata = read_metadata(directory, kind, _VERSION, _Metadata)
+        metadata = artifacts.read_metadata(directory, kind, _VERSION, _Metadata)
         again = f"delete {directory}, then run the same command again, or name another directory"
-        require_equal(f"{kind} {directory}", metadata.fingerprints, fingerprints or {}, again)
+        artifacts.require_equal(
+            f"{kind} {directory}", metadata.fingerprints, fingerprints or {}, again
+        )
         try:
             with np.load(directory / _ARRAYS) as file:
                 arrays = {name: file[name] for name in file.files}
-        except ARRAY_ERRORS as error:
+        except artifacts.ARRAY_ERRORS as error:
             problem = f"missing or damaged: {error}"
             raise DataError(problem, where=str(directory), fix=again) from error
         query_ids = read_typed(directory / _QUERY_IDS, list[str], fix=again)
         return cls(kind, query_ids, arrays, metadata.fingerprints, metadata.columns)
 
 
-def is_finished(directory: FilePath) -> bool:
+def is_finished(directory: artifacts.FilePath) -> bool:
     """Whether a finished artefact of any kind is there."""
-    return (pathlib.Path(directory) / METADATA).is_file()
+    return (pathlib.Path(directory) / artifacts.METADATA).is_file()
