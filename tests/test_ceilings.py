@@ -36,7 +36,7 @@ ROOMS = {
     "commands": 4_919,
     "data": 6_517,
     "devices": 1_087,
-    "evaluation": 1_208,
+    "evaluation": 1_241,
     "interop": 2_976,
     "loose files": 419,
     "models": 2_268,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_574,
 }
 OTHERS = {
-    "lines of code": 31_892,
+    "lines of code": 31_925,
     "percent of code that imports or raises": 15,
     "files": 221,
     "lines of the longest file": 417,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 111,
     "modules that train imports": 87,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_301,
+    "words of documentation": 34_312,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

@@ -1,4 +1,4 @@
-"""Results tables: for the terminal, as Markdown and as CSV."""
+"""Results tables: for the terminal, as Markdown and CSV, and a plot of differences."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import io
 import pathlib
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -22,6 +23,8 @@ LEGEND = (
     "among the first k."
 )
 _NONE = "-"
+# Of Okabe and Ito's palette, which colour-blind readers can distinguish.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,8 +146,39 @@ class ResultsTable:
             writer.writerow([*first, AVERAGE, "", *values, *last])
         return text.getvalue()
 
+    def plot(self) -> Figure:
+        """Differences from each baseline with their 95% intervals, one panel per measure."""
+        systems = [result.system for result in self.results]
+        size = (3.0 + 2.2 * len(self.measures), 1.4 + 0.35 * len(systems))
+        figure = Figure(figsize=size, dpi=120, layout="constrained")
+        axes = figure.subplots(1, len(self.measures), sharey=True, squeeze=False)[0]
+        for axis, measure in zip(axes, self.measures, strict=True):
+            for number, each in enumerate(self.comparisons):
+                rows = [each.queries.get((system, AVERAGE, measure)) for system in systems]
+                drawn = [(place, row) for place, row in enumerate(rows) if row is not None]
+                effects = np.array([row.difference for _, row in drawn])
+                below = effects - [row.low for _, row in drawn]
+                above = [row.high for _, row in drawn] - effects
+                axis.errorbar(
+                    100 * effects,
+                    [place + 0.2 * number for place, _ in drawn],
+                    xerr=100 * np.stack([below, above]),
+                    label=f"from {each.baseline}",
+                    color=_COLOURS[number % len(_COLOURS)],
+                    fmt="o",
+                    capsize=3,
+                )
+            axis.axvline(0, color="#8c8c8c", linewidth=1)
+            axis.set_title(measure, fontsize=11)
+            axis.set_xlabel("points")
+            axis.grid(axis="x", color="#dddddd")
+        axes[0].set_yticks(range(len(systems)), systems)
+        axes[0].invert_yaxis()
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center")
+        return figure
+
     def write(self, directory: FilePath, *, name: str = "results") -> pathlib.Path:
-        """Writes name.md and name.csv; returns the Markdown file's path.
+        """Writes name.md, name.csv and, of rows that are compared, name.png; returns the first.
 
         Raises:
             StorageError: a file cannot be written.
@@ -152,6 +186,8 @@ class ResultsTable:
         base = pathlib.Path(directory)
         write_text(base / f"{name}.csv", self.to_csv())
         write_text(base / f"{name}.md", self.to_markdown())
+        if any(each.queries for each in self.comparisons):
+            save_figure(base / f"{name}.png", self.plot())
         return base / f"{name}.md"
 
     def _compared(self, task: str) -> list[tuple[str, list[list[str]]]]:

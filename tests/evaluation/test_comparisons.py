@@ -90,6 +90,25 @@ def test_the_table_shows_difference_interval_and_p(rows, tmp_path):
     assert "Difference" not in (tmp_path / "table.md").read_text()
 
 
+def test_the_plot_draws_differences_and_intervals_of_averages(rows, tmp_path):
+    table = write_table(tmp_path, significance=SignificanceConfig(more_baselines=("TASER",)))
+    assert (tmp_path / "table.png").read_bytes().startswith(b"\x89PNG")
+    figure = table.plot()
+    assert [axis.get_title() for axis in figure.axes] == list(MEASURES)
+    of_bm25, of_taser = figure.axes[0].containers
+    effect = compared(tmp_path).queries["TASER", AVERAGE, "R@1"]
+    (segment,) = of_bm25.lines[2][0].get_segments()
+    np.testing.assert_allclose(segment[:, 0], [100 * effect.low, 100 * effect.high])
+    # Rows are BM25, the model of one task, TASER.
+    assert of_bm25.lines[0].get_xydata().tolist() == [[100 * effect.difference, 2]]
+    assert of_taser.lines[0].get_xdata() == pytest.approx([-100 * effect.difference])
+
+
+def test_a_table_without_comparisons_has_no_plot(rows, tmp_path):
+    write_table(tmp_path, significance=None)
+    assert {path.name for path in tmp_path.glob("table.*")} == {"table.md", "table.csv"}
+
+
 def test_rows_of_other_queries_are_refused_by_name(rows, tmp_path):
     write(tmp_path, "TASER", {"nq": evaluation(0.7, 299, 2), "squad": rows["TASER"]["squad"]})
     with pytest.raises(DataError) as refused:
