@@ -13,7 +13,7 @@ from etils import epath
 from taser_jax.assembly.data import MIXTURE_FILE, check_lengths
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.seqio_tasks.registry import find_mixture, mixture_of_collection, names
-from taser_jax.data.seqio_tasks.retrieval_task import OwnSource, RetrievalMixture, use_data
+from taser_jax.data.seqio_tasks.retrieval_task import RetrievalMixture, use_data
 from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
 from taser_jax.data.text import vocabularies
 from taser_jax.data.text.hugging_face import WordPieceVocabulary
@@ -97,7 +97,7 @@ def tokenize(
             "format_version": 1,
             "mixture": mixture.name,
             "weights": weights,
-            "registered": {task.name: task.source.task for task in mixture.tasks},
+            "registered": {task.name: task.query_set for task in mixture.tasks},
         }
         write_json(pathlib.Path(output_dir) / MIXTURE_FILE, content)
     logger.info(
@@ -227,8 +227,7 @@ def collection_of(mixture_or_task: str, module: str | None) -> tuple[str, list[s
     if mixture_or_task not in names():
         return mixture_or_task, None
     mixture = find_mixture(mixture_or_task)
-    sources = [task.source for task in mixture.tasks]
-    return mixture.collection, [s.task for s in sources if not isinstance(s, OwnSource)]
+    return mixture.collection, [task.query_set for task in mixture.tasks if task.source is None]
 
 
 def import_tasks(module: str) -> None:

@@ -6,7 +6,7 @@ import SeqIO themselves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import seqio
@@ -14,13 +14,11 @@ import tensorflow as tf
 
 from taser_jax.data.collections.store import SPLITS
 from taser_jax.data.seqio_tasks.retrieval_task import (
-    QuerySource,
     RetrievalMixture,
     RetrievalTask,
     data_in_use,
 )
 from taser_jax.data.text.preprocessors import normalize_queries, query_ids
-from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Query
 
 _ROWS = tf.TensorSpec([None], tf.int32)
@@ -37,25 +35,25 @@ class SeqioQueries(seqio.FunctionDataSource):
     """Queries of a collection as a SeqIO source, in row order.
 
     Args:
-        queries: the queries.
+        task: the task whose queries they are.
     """
 
-    def __init__(self, queries: QuerySource) -> None:
-        self.queries = queries
+    def __init__(self, task: RetrievalTask) -> None:
+        self._task = task
         super().__init__(self._dataset, SPLITS)
 
     @property
     def splits(self) -> Sequence[str]:
         """The splits there are; all names possible while no data are in use."""
-        return self.queries.splits
+        return self._task.splits
 
     def num_input_examples(self, split: str) -> int:
         """Number of queries."""
-        return len(self.queries.open(split))
+        return self._task.num_input_examples(split)
 
     def _dataset(self, split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
         del shuffle_files, seed
-        queries = self.queries.open(split)
+        queries = self._task.open(split)
 
         def examples() -> Iterator[dict[str, object]]:
             for row, query in enumerate(queries):
@@ -76,14 +74,14 @@ _IDS = seqio.Feature(seqio.PassThroughVocabulary(size=0), add_eos=False)
 
 def preprocessed(task: RetrievalTask, split: str) -> Iterator[Query]:
     """The queries of a split after the task's own preprocessors, in their order."""
-    dataset = SeqioQueries(task.source).get_dataset(split, shuffle=False)
+    dataset = SeqioQueries(task).get_dataset(split, shuffle=False)
     for preprocessor in task.query_preprocessors:
         dataset = preprocessor(dataset)
     for example in dataset.as_numpy_iterator():
         yield Query(
             id=example["query_id"].decode(),
             text=example["query"].decode("utf-8", "replace"),
-            task=task.source.task,
+            task=task.query_set,
             positives=tuple(example["positives"].tolist()),
             hard_negatives=tuple(example["hard_negatives"].tolist()),
         )
@@ -99,33 +97,10 @@ def add(item: RetrievalTask | RetrievalMixture) -> None:
     else:
         seqio.TaskRegistry.add(
             item.name,
-            source=SeqioQueries(item.source),
+            source=SeqioQueries(item),
             preprocessors=[*item.query_preprocessors, _tokenizer(item)],
             output_features={"query": _IDS},
         )
-
-
-def find_mixture(name: str, tasks: Mapping[str, RetrievalTask]) -> RetrievalMixture:
-    """A mixture or task of SeqIO's registries.
-
-    Args:
-        name: its name.
-        tasks: name -> retrieval task.
-
-    Raises:
-        ConfigError: it has a task that is no retrieval task.
-    """
-    mixture = seqio.get_mixture_or_task(name)
-    names = sorted(task.name for task in seqio.get_subtasks(mixture))
-    for task in names:
-        if task not in tasks:
-            where, fix = f"mixture or task {name!r}", "register it with add_retrieval_task"
-            raise ConfigError(f"{task!r} is not a retrieval task", where=where, fix=fix)
-
-    def rate(task: RetrievalTask) -> float:
-        return mixture.get_rate(seqio.TaskRegistry.get(task.name))
-
-    return RetrievalMixture(name, dict.fromkeys(names, rate), tuple(tasks[task] for task in names))
 
 
 def _tokenizer(task: RetrievalTask) -> Callable[..., tf.data.Dataset]:

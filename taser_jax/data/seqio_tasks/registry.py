@@ -1,8 +1,7 @@
 """Retrieval tasks over a collection's query sets, by name.
 
 Registration needs neither data nor vocabulary, nor SeqIO unless a task has preprocessors of its
-own. Tasks and mixtures registered after a module has imported SeqIO are in SeqIO's registries, too,
-and SeqIO's mixtures of them are found here.
+own. Those registered after a module has imported SeqIO are in SeqIO's registries, too.
 
 Example:
     add_retrieval_task("trivia", collection="wikipedia")
@@ -13,17 +12,14 @@ Example:
 from __future__ import annotations
 
 import os
-import re
 import sys
 import types
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from taser_jax.data.collections.store import list_tasks
 from taser_jax.data.seqio_tasks.retrieval_task import (
-    OwnSource,
     Preprocessor,
-    QuerySource,
     Rate,
     RetrievalMixture,
     RetrievalTask,
@@ -81,16 +77,17 @@ def add_retrieval_task(
     """
     if query_length is not None:
         check_length(query_length)
-    queries = QuerySource(collection, task or name, query_length=query_length)
-    if source is not None:
-        queries = OwnSource(
-            collection,
-            task or name,
-            source,
-            preprocessors=source_preprocessors,
-            query_length=query_length,
-        )
-    added = RetrievalTask(name, queries, normalization, prompt, tuple(query_preprocessors))
+    added = RetrievalTask(
+        name,
+        collection,
+        task or name,
+        normalization,
+        prompt,
+        tuple(query_preprocessors),
+        query_length,
+        source,
+        tuple(source_preprocessors),
+    )
     if query_preprocessors:
         _import_seqio(f"task {name!r}, query_preprocessors")
     _register(added)
@@ -140,38 +137,37 @@ def remove(name: str) -> None:
     """Removes a task or mixture, if it is registered, so that another can have its name."""
     _tasks.pop(name, None)
     _mixtures.pop(name, None)
-    for registry in _registries_of_seqio():
-        registry.remove(name)
+    if seqio := sys.modules.get("seqio"):
+        seqio.TaskRegistry.remove(name)
+        seqio.MixtureRegistry.remove(name)
 
 
 def names() -> set[str]:
-    """All registered names; once a module has imported SeqIO, those in its registries, too."""
-    return {*_tasks, *_mixtures}.union(*(registry.names() for registry in _registries_of_seqio()))
+    """All registered names."""
+    return {*_tasks, *_mixtures}
 
 
 def find_mixture(name: str) -> RetrievalMixture:
     """A registered mixture, or a task as a mixture of its own.
 
     Raises:
-        ConfigError: not registered (names the nearest), not of retrieval tasks, of tasks of several
-            collections, or two of its tasks are of one query set.
+        ConfigError: not registered (names the nearest), of tasks of several collections, or two of
+            its tasks are of one query set.
     """
     if name in _tasks:
         mixture = RetrievalMixture(name, {name: 1.0}, (_tasks[name],))
     elif name in _mixtures:
         mixture = _mixtures[name]
-    elif name in names():
-        mixture = _import_seqio(name).find_mixture(name, _tasks)
     else:
         raise _unknown(name, names(), where="MIXTURE_OR_TASK_NAME")
     where = f"mixture {name!r}"
-    if len(collections := sorted({task.source.collection for task in mixture.tasks})) > 1:
+    if len(collections := sorted({task.collection for task in mixture.tasks})) > 1:
         problem = f"its tasks are of {len(collections)} collections, {', '.join(collections)}"
         fix = "prepare their files as one: `taser prepare FOLDER FOLDER --gin.COLLECTION=NAME`"
         raise ConfigError(problem, where=where, fix=fix)
     task_of_queries: dict[str, str] = {}
     for task in mixture.tasks:
-        former = task_of_queries.setdefault(task.source.task, task.name)
+        former = task_of_queries.setdefault(task.query_set, task.name)
         if former != task.name:
             problem = f"{former!r} and {task.name!r} are the same queries"
             fix = "name each task of a collection once"
@@ -198,14 +194,14 @@ def mixture_of_collection(
         titles: how the passages' titles become tokens, unless a module registered it.
         passage_prompt: prompt before the passages, unless a module registered one.
     """
-    tasks = {
-        re.sub(r"[^\w.:]", "_", f"{collection}.{task}"): QuerySource(collection, task)
+    tasks = [
+        RetrievalTask(f"{collection}.{task}", collection, task, prompt=prompt)
         for task in list_tasks(data_dir, collection)
-    }
+    ]
     return RetrievalMixture(
         collection,
-        dict.fromkeys(tasks, number_of_queries),
-        tuple(RetrievalTask(name, tasks[name], prompt=prompt) for name in sorted(tasks)),
+        dict.fromkeys((task.name for task in tasks), number_of_queries),
+        tuple(tasks),
         titles,
         passage_prompt,
     )
@@ -226,7 +222,7 @@ def _register(item: RetrievalTask | RetrievalMixture) -> None:
         fix = "choose another name, or remove the former with taser_jax.tasks.remove_task"
         where = "registration of tasks"
         raise ConfigError(f"{item.name!r} is registered already", where=where, fix=fix)
-    if _registries_of_seqio():
+    if "seqio" in sys.modules:
         _import_seqio(item.name).add(item)
 
 
@@ -237,12 +233,6 @@ def _unknown(name: str, registered: set[str], *, where: str) -> ConfigError:
         expected=f"one of {', '.join(sorted(registered)) or '(none is registered)'}",
         fix=did_you_mean(name, registered) or "import the module that registers it",
     )
-
-
-def _registries_of_seqio() -> list[Any]:
-    """SeqIO's registries, if it has been imported: nothing can be registered there otherwise."""
-    seqio = sys.modules.get("seqio")
-    return [seqio.TaskRegistry, seqio.MixtureRegistry] if seqio else []
 
 
 def _import_seqio(needed_by: str) -> types.ModuleType:

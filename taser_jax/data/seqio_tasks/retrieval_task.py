@@ -74,100 +74,93 @@ def data_in_use() -> DataContext:
     return context
 
 
-class QuerySource:
-    """The queries of one task of a collection, in row order.
+@dataclasses.dataclass(frozen=True)
+class RetrievalTask:
+    """A task of a collection, whose queries are in row order.
 
-    Args:
-        collection: the collection that they refer to.
-        task: the task's name in it.
+    Attributes:
+        name: the registered name.
+        collection: the collection that its queries refer to.
+        query_set: the task's name in the collection.
+        normalization: normalisation of its queries.
+        prompt: prompt before its queries.
+        query_preprocessors: SeqIO runs them on its queries, before normalisation.
         query_length: tokens of its queries in a token store; None means the store's.
+        source: SeqIO source of its queries; None: they are prepared.
+        source_preprocessors: functions from data set to data set that give the source's examples
+            the names `query`, `positives`, `query_id` and `hard_negatives`.
     """
 
-    def __init__(self, collection: str, task: str, *, query_length: int | None = None) -> None:
-        self.collection, self.task, self.query_length = collection, task, query_length
+    name: str
+    collection: str
+    query_set: str
+    normalization: QueryNormalization = QueryNormalization.NONE
+    prompt: TaskPrompt = TaskPrompt()
+    query_preprocessors: tuple[Preprocessor, ...] = ()
+    query_length: int | None = None
+    source: seqio.DataSource | None = None
+    source_preprocessors: tuple[Preprocessor, ...] = ()
+    # Rates of SeqIO, such as seqio.mixing_rate_num_examples, ask for it.
+    cache_dir: ClassVar[None] = None
+
+    @property
+    def description(self) -> str:
+        """Fingerprint of the preprocessing of its texts."""
+        code = [part for function in self.query_preprocessors for part in _described(function)]
+        return fingerprint([*code, f"normalization {self.normalization.value}", repr(self.prompt)])
 
     @property
     def splits(self) -> Sequence[str]:
         """The splits there are; all names possible while no data are in use."""
+        if self.source is not None:
+            return [split for split in SPLITS if split in self.source.splits]
         if _CONTEXT.get() is None:
             return SPLITS
-        return list_tasks(data_in_use().data_dir, self.collection).get(self.task, [])
+        return list_tasks(data_in_use().data_dir, self.collection).get(self.query_set, [])
 
     def open(self, split: str) -> QuerySet:
         """The query set of a split."""
-        return QuerySet.open(data_in_use().data_dir, self.collection, self.task, split)
+        return QuerySet.open(data_in_use().data_dir, self.collection, self.query_set, split)
 
+    def num_input_examples(self, split: str) -> int:
+        """Number of queries of a split, inside `use_data`."""
+        return len(self.open(split))
 
-class OwnSource(QuerySource):
-    """Queries from any SeqIO source; their first use writes them beside the collection.
+    def write(self, split: str) -> None:
+        """Writes the source's queries beside the collection, unless they are there.
 
-    All later commands, BM25 and evaluation included, then find them as if they had been prepared.
-
-    Args:
-        collection: the collection that they refer to.
-        task: the task's name in it.
-        source: yields examples with `query`, `positives` (one or several ids of passages), and
-            optionally `query_id` and `hard_negatives`; only its splits train, validation and test
-            are used.
-        preprocessors: functions from data set to data set that give its examples these names.
-        query_length: tokens of its queries in a token store; None means the store's.
-    """
-
-    def __init__(
-        self,
-        collection: str,
-        task: str,
-        source: seqio.DataSource,
-        *,
-        preprocessors: Sequence[Preprocessor] = (),
-        query_length: int | None = None,
-    ) -> None:
-        super().__init__(collection, task, query_length=query_length)
-        self._source, self._preprocessors = source, preprocessors
-        self._written: set[tuple[str, str]] = set()
-
-    @property
-    def splits(self) -> Sequence[str]:
-        """The source's splits that a token store can have."""
-        return [split for split in SPLITS if split in self._source.splits]
-
-    def open(self, split: str) -> QuerySet:
-        """The query set of a split, which is written first if it does not exist yet.
+        All later commands, BM25 and evaluation included, find them as if they had been prepared.
 
         Raises:
             DataError: an example without a query or positives, or with an unknown passage id.
             ConfigError: the task already has other queries.
         """
         data_dir = data_in_use().data_dir
-        if (data_dir, split) not in self._written:
-            self._write(data_dir, split)
-            self._written.add((data_dir, split))
-        return super().open(split)
-
-    def _write(self, data_dir: str, split: str) -> None:
         queries = list(self._read(PassageStore.open(data_dir, self.collection), split))
-        if split not in list_tasks(data_dir, self.collection).get(self.task, ()):
-            write_queries(data_dir, self.collection, self.task, split, queries)
-        elif list(super().open(split)) != queries:
+        if split not in list_tasks(data_dir, self.collection).get(self.query_set, ()):
+            write_queries(data_dir, self.collection, self.query_set, split, queries)
+        elif list(self.open(split)) != queries:
             raise ConfigError(
-                f"task {self.task!r} already has queries of split {split!r}, and not its source's",
+                f"task {self.query_set!r} already has queries of split {split!r}, and not its "
+                "source's",
                 where=f"collection {self.collection!r}",
                 fix="give the task another name, or delete these queries",
             )
 
     def _read(self, store: PassageStore, split: str) -> Iterator[Query]:
-        dataset = self._source.get_dataset(split, shuffle=False)
-        for preprocessor in self._preprocessors:
+        assert self.source is not None
+        dataset = self.source.get_dataset(split, shuffle=False)
+        for preprocessor in self.source_preprocessors:
             dataset = preprocessor(dataset)
         for number, example in enumerate(dataset.as_numpy_iterator()):
-            where = f"source of task {self.task!r}, split {split!r}, example {number}"
+            where = f"source of task {self.query_set!r}, split {split!r}, example {number}"
             if missing := {"query", "positives"} - example.keys():
                 names = f"no {' and no '.join(sorted(missing))}, but {', '.join(sorted(example))}"
                 raise DataError(names, where=where, fix="rename them in source_preprocessors")
             yield Query(
                 id=_text(example.get("query_id", f"{split}-{number}")),
                 text=_text(example["query"]),
-                task=self.task,
+                task=self.query_set,
                 positives=_rows(store, example["positives"], where),
                 hard_negatives=_rows(store, example.get("hard_negatives", ()), where),
             )
@@ -186,37 +179,6 @@ def _rows(store: PassageStore, ids: npt.ArrayLike, where: str) -> tuple[int, ...
 
 def _text(value: object) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
-
-
-@dataclasses.dataclass(frozen=True)
-class RetrievalTask:
-    """A task of a collection.
-
-    Attributes:
-        name: the registered name.
-        source: its queries.
-        normalization: normalisation of its queries.
-        prompt: prompt before its queries.
-        query_preprocessors: SeqIO runs them on its queries, before normalisation.
-    """
-
-    name: str
-    source: QuerySource
-    normalization: QueryNormalization = QueryNormalization.NONE
-    prompt: TaskPrompt = TaskPrompt()
-    query_preprocessors: tuple[Preprocessor, ...] = ()
-    # Rates of SeqIO, such as seqio.mixing_rate_num_examples, ask for it.
-    cache_dir: ClassVar[None] = None
-
-    @property
-    def description(self) -> str:
-        """Fingerprint of the preprocessing of its texts."""
-        code = [part for function in self.query_preprocessors for part in _described(function)]
-        return fingerprint([*code, f"normalization {self.normalization.value}", repr(self.prompt)])
-
-    def num_input_examples(self, split: str) -> int:
-        """Number of queries of a split, inside `use_data`."""
-        return len(self.source.open(split))
 
 
 def number_of_queries(task: RetrievalTask) -> float:
@@ -245,7 +207,7 @@ class RetrievalMixture:
     @property
     def collection(self) -> str:
         """The collection of all its tasks."""
-        return self.tasks[0].source.collection
+        return self.tasks[0].collection
 
     def weights(self, *, trained: Collection[str] | None = None) -> dict[str, float]:
         """Mixing weights, by the tasks' names in their collection (as in the token store).
@@ -258,8 +220,8 @@ class RetrievalMixture:
         weights = {}
         for task in self.tasks:
             rate = self.rates[task.name]
-            if trained is None or task.source.task in trained:
-                weights[task.source.task] = float(rate(task) if callable(rate) else rate)
+            if trained is None or task.query_set in trained:
+                weights[task.query_set] = float(rate(task) if callable(rate) else rate)
         return weights
 
 

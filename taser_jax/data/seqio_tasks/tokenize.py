@@ -6,7 +6,6 @@ import logging
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NotRequired, TypedDict
 
 from taser_jax.data.collections.store import SPLITS, PassageStore, list_tasks
 from taser_jax.data.files import in_blocks
@@ -35,20 +34,6 @@ from taser_jax.storage.typed_files import flatten
 INPUTS = "inputs.json"
 _BLOCK = 4096
 logger = logging.getLogger("taser")
-
-
-class _Inputs(TypedDict):
-    """What a store is made from: `inputs.json`."""
-
-    preprocessing_version: int
-    mixture_or_task: str | None
-    lengths: dict[str, int]
-    vocabulary: str
-    collection: str
-    passages: dict[str, str]
-    queries: dict[str, list[str]]
-    # Only if there are any, so that stores of tasks without them stay valid.
-    query_lengths: NotRequired[dict[str, int]]
 
 
 def tokenize_collection(
@@ -95,7 +80,7 @@ def tokenize_collection(
         fix = "name tasks to have their queries, or a collection to have its passages alone"
         raise ConfigError(problem, where="tokenize", fix=fix)
     tasks = () if mixture is None else mixture.tasks
-    collection = collection or tasks[0].source.collection
+    collection = collection or tasks[0].collection
     titles, prompt = form_of_passages(collection, mixture)
     passage_prompt = tuple(prompt.ids(vocabulary))
     output_dir = pathlib.Path(output_dir)
@@ -104,7 +89,7 @@ def tokenize_collection(
         for task in tasks:
             _check_room(task, query_length)
         store = PassageStore.open(data_dir, collection)
-        inputs: _Inputs = {
+        inputs: dict[str, object] = {
             "preprocessing_version": PREPROCESSING_VERSION,
             "mixture_or_task": None if mixture is None else mixture.name,
             "lengths": {"query": query_length, "passage": passage_length},
@@ -112,12 +97,13 @@ def tokenize_collection(
             "collection": store.fingerprint,
             "passages": {f"{collection}_passages": _form_fingerprint(titles, passage_prompt)},
             "queries": {
-                f"{task.name} {split}": [task.description, task.source.open(split).fingerprint]
+                f"{task.name} {split}": [task.description, task.open(split).fingerprint]
                 for task, split in work
             },
         }
-        lengths = {task.name: length for task, _ in work if (length := task.source.query_length)}
+        lengths = {task.name: length for task, _ in work if (length := task.query_length)}
         if lengths:
+            # Only then, so that stores of tasks without them stay valid.
             inputs["query_lengths"] = lengths
         reused = _reuse(output_dir, inputs, replace=replace)
         if reused is not None:
@@ -149,22 +135,24 @@ def tokenize_collection(
 
 
 def _work(tasks: Sequence[RetrievalTask], data_dir: str) -> list[tuple[RetrievalTask, str]]:
-    """The splits of each task."""
+    """The splits of each task; queries of a source are written."""
     work = []
     for task in tasks:
-        own = task.source
-        if not own.splits:
-            prepared = ", ".join(list_tasks(data_dir, own.collection)) or "(none)"
-            problem = f"task {own.task!r} is not among the prepared tasks: {prepared}"
+        if not task.splits:
+            prepared = ", ".join(list_tasks(data_dir, task.collection)) or "(none)"
+            problem = f"task {task.query_set!r} is not among the prepared tasks: {prepared}"
             fix = "prepare the task's queries with `taser prepare`"
-            raise DataError(problem, where=f"{data_dir}, collection {own.collection!r}", fix=fix)
-        work += [(task, split) for split in SPLITS if split in own.splits]
+            raise DataError(problem, where=f"{data_dir}, collection {task.collection!r}", fix=fix)
+        work += [(task, split) for split in SPLITS if split in task.splits]
+    for task, split in work:
+        if task.source is not None:
+            task.write(split)
     return work
 
 
 def _check_room(task: RetrievalTask, length: int) -> None:
     """Refuses a length that leaves no room after the task's prompt."""
-    vocabulary, length = data_in_use().vocabulary, task.source.query_length or length
+    vocabulary, length = data_in_use().vocabulary, task.query_length or length
     try:
         preprocessors.query_room(vocabulary, length, prompt=task.prompt.ids(vocabulary))
     except ConfigError as error:
@@ -191,8 +179,7 @@ def _form_fingerprint(titles: Titles, prompt: Sequence[int]) -> str:
 
 
 def _write_queries(writer: TokenStoreWriter, task: RetrievalTask, split: str, length: int) -> None:
-    source = task.source
-    queries: Iterable[Query] = source.open(split)
+    queries: Iterable[Query] = task.open(split)
     if task.query_preprocessors:
         from taser_jax.data.seqio_tasks.in_seqio import preprocessed
 
@@ -202,20 +189,22 @@ def _write_queries(writer: TokenStoreWriter, task: RetrievalTask, split: str, le
     vocabulary = data_in_use().vocabulary
     texts = preprocessors.normalize_queries([query.text for query in queries], task.normalization)
     prompt = task.prompt.ids(vocabulary)
-    longest = source.query_length or length
+    longest = task.query_length or length
     writer.write_queries(
-        source.task,
+        task.query_set,
         split,
         query_ids=[query.id for query in queries],
         tokens=preprocessors.query_ids(texts, vocabulary, longest, prompt=prompt),
         positives=[query.positives for query in queries],
         hard_negatives=[query.hard_negatives for query in queries],
-        length=source.query_length,
+        length=task.query_length,
         settings=QuerySettings(task.normalization, tuple(prompt)),
     )
 
 
-def _reuse(output_dir: pathlib.Path, inputs: _Inputs, *, replace: bool) -> TokenStore | None:
+def _reuse(
+    output_dir: pathlib.Path, inputs: Mapping[str, object], *, replace: bool
+) -> TokenStore | None:
     """The finished store from these inputs, if it exists.
 
     Raises:
@@ -242,7 +231,7 @@ def _reuse(output_dir: pathlib.Path, inputs: _Inputs, *, replace: bool) -> Token
 
 
 def _another_store(
-    directory: pathlib.Path, former: Mapping[str, object], inputs: _Inputs
+    directory: pathlib.Path, former: Mapping[str, object], inputs: Mapping[str, object]
 ) -> ConfigError:
     """The error that names the differences between the existing store and the requested one."""
     old, new = flatten(store=former), flatten(store=inputs)

@@ -3,7 +3,6 @@ import runpy
 
 import pytest
 import seqio
-import tensorflow as tf
 
 from taser_jax.data.collections.store import write_collection, write_queries
 from taser_jax.data.seqio_tasks import registry as retrieval
@@ -61,34 +60,21 @@ def test_examples_of_a_task(data_dir, vocabulary):
     assert (last["positives"].tolist(), last["hard_negatives"].tolist()) == ([1, 5], [4])
 
 
-def test_query_preprocessors_run_on_text(data_dir, vocabulary):
-    def find(dataset: tf.data.Dataset) -> tf.data.Dataset:
-        return dataset.map(lambda example: {**example, "query": "find " + example["query"]})
-
-    retrieval.add_retrieval_task(
-        "toy_one", collection="toy", task="one", query_preprocessors=[find]
-    )
-    with use_data(data_dir=data_dir, vocabulary=vocabulary):
-        dataset = seqio.get_mixture_or_task("toy_one").get_dataset(None, split="train")
-        assert all(int(x["query"][1]) == PIECES.index("find") for x in dataset)
-
-
 def test_seqio_mixes_and_states_rates(data_dir, vocabulary):
     retrieval.add_retrieval_task("toy_one", collection="toy", task="one")
     retrieval.add_retrieval_task("toy_two", collection="toy", task="two")
     retrieval.add_retrieval_mixture("both", [("toy_one", 2.0), "toy_two"], default_rate=1.0)
     assert seqio.MixtureRegistry.get("both").total_rate == 3.0
     assert retrieval.find_mixture("both").weights() == {"one": 2.0, "two": 1.0}
-    add = seqio.MixtureRegistry.add
-    add("by_size", ["toy_one", "toy_two"], default_rate=seqio.mixing_rate_num_examples)
-    add("fixed", [("toy_one", 3.0), "toy_two"], default_rate=1.0)
+    retrieval.add_retrieval_mixture(
+        "by_size", ["toy_one", ("toy_two", seqio.mixing_rate_num_examples)], default_rate=1.0
+    )
     with use_data(data_dir=data_dir, vocabulary=vocabulary):
-        assert retrieval.find_mixture("by_size").weights() == {"one": 3.0, "two": 5.0}
-        mixed = seqio.get_mixture_or_task("fixed").get_dataset(
+        assert retrieval.find_mixture("by_size").weights() == {"one": 1.0, "two": 5.0}
+        mixed = seqio.get_mixture_or_task("both").get_dataset(
             {"query": 8}, split="train", shuffle=False, num_epochs=1
         )
         assert sum(1 for _ in mixed) > 3
-    assert retrieval.find_mixture("fixed").weights() == {"one": 3.0, "two": 1.0}
     assert retrieval.find_mixture("toy_two").weights() == {"two": 1.0}
 
 
@@ -96,7 +82,7 @@ def test_names_that_are_not_registered():
     with pytest.raises(ConfigError, match="none is registered"):
         retrieval.find_mixture("toy")
     retrieval.add_retrieval_task("toy_one", collection="toy", task="one")
-    seqio.MixtureRegistry.add("toy_mixture", ["toy_one"], default_rate=1.0)
+    retrieval.add_retrieval_mixture("toy_mixture", ["toy_one"])
     with pytest.raises(ConfigError, match="did you mean toy_mixture"):
         retrieval.find_mixture("toy_mixtrue")
     with pytest.raises(ConfigError, match="did you mean toy_one"):
@@ -106,31 +92,27 @@ def test_names_that_are_not_registered():
 def test_mixtures_that_cannot_be_trained_on():
     for name in ("a", "again"):
         retrieval.add_retrieval_task(name, collection="x", task="t")
-    seqio.MixtureRegistry.add("twice", ["a", "again"], default_rate=1.0)
+    retrieval.add_retrieval_mixture("twice", ["a", "again"])
     with pytest.raises(ConfigError, match="'a' and 'again' are the same queries"):
         retrieval.find_mixture("twice")
     retrieval.add_retrieval_task("b", collection="y", task="t")
     retrieval.add_retrieval_mixture("land", ["a", "b"])
     with pytest.raises(ConfigError, match="tasks are of 2 collections, x, y"):
         retrieval.find_mixture("land")
-    source = seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: None, ["train"])
-    seqio.TaskRegistry.add("texts", source=source, preprocessors=[], output_features={})
-    with pytest.raises(ConfigError, match="'texts' is not a retrieval task"):
-        retrieval.find_mixture("texts")
 
 
 def test_task_files_register_without_data():
     for name in ("pydocs", "open_qa", "template"):
         runpy.run_path(str(TASK_FILES / f"{name}.py"))
     pydocs = retrieval.find_mixture("pydocs").tasks
-    assert {task.source.task for task in pydocs} == {
+    assert {task.query_set for task in pydocs} == {
         "summary", "parameter", "example", "code", "see_also", "lookup"
     }  # fmt: skip
     assert [task.name for task in retrieval.find_mixture("open_qa").tasks] == [
         "open_qa_nq",
         "open_qa_squad",
     ]
-    assert tuple(pydocs[0].source.splits) == ("train", "validation", "test")
+    assert tuple(pydocs[0].splits) == ("train", "validation", "test")
     assert retrieval.find_mixture("my_mixture").weights() == {"questions": 2.0, "claims": 1.0}
 
 

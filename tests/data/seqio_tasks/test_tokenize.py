@@ -35,7 +35,7 @@ QUERIES = {
 def registered(empty_registries):
     for task in ("one", "two", "three"):
         retrieval.add_retrieval_task(f"toy_{task}", collection="toy", task=task)
-    seqio.MixtureRegistry.add("toy", ["toy_one", "toy_two"], default_rate=1.0)
+    retrieval.add_retrieval_mixture("toy", ["toy_one", "toy_two"])
 
 
 @pytest.fixture(scope="module")

@@ -162,9 +162,9 @@ def test_kilts_task_files(module, lengths, vocabulary):
     runpy.run_path(str(TASK_FILES / f"{module}.py"))
     for mixture in (module, f"{module}_name", f"{module}_name_t5", f"{module}_marker"):
         tasks = retrieval.find_mixture(mixture).tasks
-        assert {task.source.task: task.source.query_length for task in tasks} == lengths
-        assert {task.source.collection for task in tasks} == {module}
-        prompts = {task.source.task: task.prompt for task in tasks}
+        assert {task.query_set: task.query_length for task in tasks} == lengths
+        assert {task.collection for task in tasks} == {module}
+        prompts = {task.query_set: task.prompt for task in tasks}
         kind = {module: Prompt.NONE, f"{module}_marker": Prompt.MARKER}.get(mixture, Prompt.NAME)
         assert {prompt.kind for prompt in prompts.values()} == {kind}
         separator = "<extra_id_1>" if mixture.endswith("t5") else None
