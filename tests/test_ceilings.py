@@ -31,10 +31,10 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_734,
+    "assembly": 1_733,
     "cli": 1_263,
-    "commands": 4_919,
-    "data": 6_517,
+    "commands": 4_918,
+    "data": 6_374,
     "devices": 1_087,
     "evaluation": 1_241,
     "interop": 2_976,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_574,
 }
 OTHERS = {
-    "lines of code": 31_925,
+    "lines of code": 31_780,
     "percent of code that imports or raises": 15,
     "files": 221,
     "lines of the longest file": 417,
@@ -57,10 +57,10 @@ OTHERS = {
     "rooms on all floors": 25,
     "commands": 28,
     "fields that nothing binds": 29,
-    "Any in annotations": 111,
+    "Any in annotations": 109,
     "modules that train imports": 87,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_312,
+    "words of documentation": 34_296,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

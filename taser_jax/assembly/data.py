@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 
 from taser_jax.data.batches.draws import queries_of, rates_from_weights
-from taser_jax.data.batches.stream import BatchingConfig, Stream, prefetch
+from taser_jax.data.batches.every_task import Stream
+from taser_jax.data.batches.stream import BatchingConfig, prefetch
 from taser_jax.data.token_store.arrays import Ragged, TeacherScores, TokenizedQueries
 from taser_jax.data.token_store.negatives import QueryNegatives, negatives_path, read_negatives
 from taser_jax.data.token_store.store import TokenStore

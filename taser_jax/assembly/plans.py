@@ -10,13 +10,12 @@ import numpy as np
 
 from taser_jax.assembly.config import MultitaskTraining, TrainingConfig
 from taser_jax.assembly.data import with_mixture_rates
-from taser_jax.data.batches.every_task import TaskBatchStream, step_batch_sizes
+from taser_jax.data.batches.every_task import Stream, TaskBatchStream, step_batch_sizes
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.stream import (
     Layout,
     LengthQuantiles,
     Padding,
-    Stream,
     drawn_lengths,
     lengths_at,
 )
@@ -192,6 +191,7 @@ def _every_task(
     text_lengths: TextLengths | None,
 ) -> BatchPlan:
     batching, devices = multitask.batching, partitioner.batch_devices
+    candidates = 1 + batching.num_negatives
     num_chunks, scored = training.num_chunks, training.objective.distillation is not None
     padding = Padding(training.length_buckets, multiple=devices * num_chunks)
     facts: dict[str, object] = {}
@@ -212,10 +212,10 @@ def _every_task(
         facts = {
             "combiner": combiner.combiner.value,
             **({"tsage_beta": combiner.tsage.beta} if is_tsage else {}),
-            "queries_per_step": f"{stream.batch_size}, {_devices()}",
+            "queries_per_step": f"{sum(sizes.values())}, {_devices()}",
             "batch_sizes": sizes,
-            "negatives_per_query": stream.negatives_per_query,
-            "hard_negatives_per_query": batching.negatives_of(sizes),
+            "negatives_per_query": {t: size * candidates - 1 for t, size in sizes.items()},
+            "hard_negatives_per_query": batching.num_negatives,
             "padded_query_lengths": lengths,
             "false_negatives": batching.false_negatives.value,
         }
@@ -230,11 +230,11 @@ def _every_task(
         task: BatchShape(
             sizes[task],
             lengths[task],
-            sizes[task] * (1 + negatives),
+            sizes[task] * candidates,
             passage_length,
-            teacher_candidates=1 + negatives if scored else 0,
+            teacher_candidates=candidates if scored else 0,
         )
-        for task, negatives in batching.negatives_of(sizes).items()
+        for task in sizes
     }
     layouts = _drawn_layouts(shapes, text_lengths, padding) if stream is None else stream.layouts
     if layouts:

@@ -9,7 +9,7 @@ from typing import Any
 
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import read_settings
-from taser_jax.data.batches.stream import Stream
+from taser_jax.data.batches.every_task import Stream
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles, TokenStore
 from taser_jax.models import config_io

@@ -25,8 +25,6 @@ from taser_jax.data.token_store.arrays import (
     CachedStates,
     StateRows,
     TokenizedQueries,
-    passages_directory,
-    queries_directory,
 )
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import MeshConfig, make_mesh
@@ -34,7 +32,7 @@ from taser_jax.devices.partitioning import Partitioner, parameter_path
 from taser_jax.models.batch import EncoderInput, Role, States, Tokens
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Params
 from taser_jax.models.encoded import static_task
-from taser_jax.retrieval.embeddings import EmbeddingDtype
+from taser_jax.retrieval.embeddings import EmbeddingDtype, queries_directory
 from taser_jax.retrieval.encoding import EncodeConfig, batches_by_length
 from taser_jax.storage.artifacts import (
     FilePath,
@@ -174,7 +172,7 @@ def cached_states(
         raise ConfigError(problem, where="TrainingConfig.states_dir", expected=expected, fix=fix)
     maker = _Maker(dtype, model, params)
     passages = maker.rows(
-        passages_directory(directory),
+        pathlib.Path(directory) / "passages",
         store.passages,
         length=store.metadata.passage_length,
         fingerprint=store.metadata.passages_fingerprint,

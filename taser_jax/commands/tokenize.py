@@ -26,7 +26,6 @@ from taser_jax.storage.artifacts import TOKEN_STORE, check_kind, write_json
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.locks import one_writer
 from taser_jax.storage.progress import logger, phase
-from taser_jax.storage.typed_files import Natural
 
 _OF_WEIGHTS = ("config.json", "tokenizer.json", VOCAB_FILE, vocabularies.T5_MODEL_FILE)
 
@@ -43,7 +42,7 @@ def tokenize(
     output_dir: str,
     module: str | None = None,
     vocabulary_size: int | None = None,
-    extra_ids: Natural | None = None,
+    extra_ids: int | None = None,
     replace: bool = False,
 ) -> str:
     """Tokenises a mixture's collection and queries; training reads the result with NumPy alone.

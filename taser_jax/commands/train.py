@@ -20,7 +20,8 @@ from taser_jax.assembly.program import TrainingJob, step_cost, training_job, wit
 from taser_jax.assembly.run_record import check_settings, settings_of
 from taser_jax.assembly.text_sources import SHARED_EMBEDDINGS, frozen_texts
 from taser_jax.assembly.validator import Validator
-from taser_jax.data.batches.stream import Stream, TextSource
+from taser_jax.data.batches.every_task import Stream
+from taser_jax.data.batches.stream import TextSource
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices import hosts
 from taser_jax.devices.partitioning import bytes_per_device

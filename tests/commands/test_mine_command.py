@@ -11,7 +11,7 @@ from small_world import SmallWorld, gin, refused, succeed
 
 from taser_jax.assembly.data import training_queries
 from taser_jax.data.collections.store import PassageStore
-from taser_jax.data.token_store.negatives import read_facts, write_negatives
+from taser_jax.data.token_store.negatives import read_metadata, write_negatives
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.storage.errors import FingerprintError
 
@@ -48,7 +48,7 @@ def test_drop_leaves_out_positives_and_passages_with_an_answer(
     metadata = json.loads((tmp_path / "drop" / "metadata.json").read_text())
     store = PassageStore.open(capitals.root / "data", "capitals")
     assert metadata["collection_fingerprint"] == store.fingerprint
-    facts = read_facts(tmp_path / "drop", "capital", "train")
+    facts = read_metadata(tmp_path / "drop")["files"]["capital.train.jsonl"]
     assert facts["mining"]["answer_containing"] == "drop"
     statistics = facts["statistics"]
     # Both positives, and p1, which names Paris.

@@ -18,7 +18,7 @@ from taser_jax.commands.train import train
 from taser_jax.data.collections.store import QuerySet
 from taser_jax.data.token_store.negatives import (
     TeacherLine,
-    read_facts,
+    read_metadata,
     read_negatives,
     write_negatives,
 )
@@ -89,7 +89,8 @@ def test_two_runs_by_weight(capitals: Capitals, runs: pathlib.Path, tmp_path: pa
     ]
     assert [line.teacher for line in unscored] == [None, None]
     facts, plain = (
-        read_facts(tmp_path / name, "capital", "train") for name in ("scored", "unscored")
+        read_metadata(tmp_path / name)["files"]["capital.train.jsonl"]
+        for name in ("scored", "unscored")
     )
     assert facts["statistics"] == plain["statistics"]
     assert 0 <= facts["positive_first"] <= 1

@@ -54,14 +54,6 @@ class Turn:
     batch: int
 
 
-@dataclasses.dataclass(frozen=True)
-class _Order:
-    """One epoch: the task of each step, and the number of its earlier steps in the epoch."""
-
-    tasks: Int[np.ndarray, " steps"]
-    occurrences: Int[np.ndarray, " steps"]
-
-
 class Schedule:
     """The order of data sets: a pure function of (seed, step).
 
@@ -111,19 +103,22 @@ class Schedule:
         if step < 0:
             raise ConfigError(f"step {step}", expected="0 or more")
         epoch, at = divmod(step, self.steps_per_epoch)
-        order = self._order(epoch)
-        task = self.tasks[order.tasks[at]]
+        tasks, occurrences = self._order(epoch)
+        task = self.tasks[tasks[at]]
         before = epoch * self.batches_per_epoch[task]
-        return Turn(task, before + int(order.occurrences[at]))
+        return Turn(task, before + int(occurrences[at]))
 
-    def _make_order(self, epoch: int) -> _Order:
+    def _make_order(
+        self, epoch: int
+    ) -> tuple[Int[np.ndarray, " steps"], Int[np.ndarray, " steps"]]:
+        """The task of each step of an epoch, and the number of its earlier steps in it."""
         counts = [self.batches_per_epoch[task] for task in self.tasks]
         tasks = np.repeat(np.arange(len(counts)), counts)
         generator(self._seed, Purpose.TASK_ORDER, epoch).shuffle(tasks)
         occurrences = np.empty_like(tasks)
         for number, count in enumerate(counts):
             occurrences[tasks == number] = np.arange(count)
-        return _Order(tasks, occurrences)
+        return tasks, occurrences
 
 
 def rates_from_weights(weights: Mapping[str, float], sizes: Mapping[str, int]) -> dict[str, float]:

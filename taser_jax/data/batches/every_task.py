@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import enum
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from taser_jax.devices.mesh import HostShare
 from taser_jax.models.batch import Batch
 from taser_jax.storage.artifacts import fingerprint_json
 from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.typed_files import Checked, Seed
+from taser_jax.storage.typed_files import Checked, Natural, Seed
 
 # Query arrays are as long as the task's longest query, rounded up to a multiple of this.
 _LENGTH_MULTIPLE = 8
@@ -52,7 +52,7 @@ class TaskBatchingConfig(Checked):
         counted: whether `total` counts queries over all devices or on each.
         temperature: c of `task_batch_sizes`; 1 is proportional to the sizes of the sets, and larger
             values bring the tasks' shares closer together.
-        num_negatives: hard negatives per query: one number for all tasks, or task -> number.
+        num_negatives: hard negatives per query.
         false_negatives: MASK, or KEEP as in the papers.
         positives: SAMPLE, or FIRST as in the papers.
         seed: 0 or more.
@@ -61,29 +61,10 @@ class TaskBatchingConfig(Checked):
     total: int = 120
     counted: BatchTotal = BatchTotal.GLOBAL
     temperature: float = 4.0
-    num_negatives: int | Mapping[str, int] = 2
+    num_negatives: Natural = 2
     false_negatives: FalseNegatives = FalseNegatives.MASK
     positives: PositiveChoice = PositiveChoice.SAMPLE
     seed: Seed = 0
-
-    def negatives_of(self, tasks: Iterable[str]) -> dict[str, int]:
-        """Task -> hard negatives per query.
-
-        Example:
-            >>> TaskBatchingConfig(num_negatives={"b": 4, "a": 1}).negatives_of(["a", "b"])
-            {'a': 1, 'b': 4}
-
-        Raises:
-            ConfigError: the configuration names other tasks.
-        """
-        names = list(tasks)
-        if isinstance(self.num_negatives, int):
-            return dict.fromkeys(names, self.num_negatives)
-        if self.num_negatives.keys() != set(names):
-            problem = f"numbers of hard negatives of {', '.join(sorted(self.num_negatives))}"
-            fix = f"give one of each of {', '.join(sorted(names))}, or one number for all"
-            raise ConfigError(problem, where="TaskBatchingConfig.num_negatives", fix=fix)
-        return {task: self.num_negatives[task] for task in names}
 
 
 def task_batch_sizes(
@@ -125,7 +106,7 @@ def task_batch_sizes(
             where="task batches",
             expected=f"a multiple of {multiple} (devices and chunks that share a batch), at least "
             f"{multiple * len(sizes)} for {len(sizes)} tasks, and a temperature above 0",
-            fix=f"the next total that fits is {_next_total(total, multiple, len(sizes))}",
+            fix=f"the next total that fits is {max(-(-total // multiple), len(sizes)) * multiple}",
         )
     seats = total // multiple
     weights = np.asarray([float(size) for size in sizes.values()]) ** (1.0 / temperature)
@@ -211,14 +192,13 @@ class TaskBatchStream:
             )
             for task, queries in tasks.items()
         }
-        negatives = config.negatives_of(tasks)
         self._streams = {
             task: BatchStream(
                 store,
                 {task: _cut(queries, self.query_lengths[task])},
                 BatchingConfig(
                     batch_size=self.batch_sizes[task],
-                    num_negatives=negatives[task],
+                    num_negatives=config.num_negatives,
                     false_negatives=config.false_negatives,
                     positives=config.positives,
                     # Tasks draw independently.
@@ -231,16 +211,6 @@ class TaskBatchStream:
         }
 
     @property
-    def tasks(self) -> tuple[str, ...]:
-        """Names, in the order of the task axis."""
-        return tuple(self._streams)
-
-    @property
-    def batch_size(self) -> int:
-        """Queries of all tasks in a step."""
-        return sum(self.batch_sizes.values())
-
-    @property
     def steps_per_epoch(self) -> int:
         """Steps until every task has completed a pass: those of the task with most batches."""
         return max(stream.steps_per_epoch for stream in self._streams.values())
@@ -249,11 +219,6 @@ class TaskBatchStream:
     def batches_per_epoch(self) -> dict[str, int]:
         """Task -> batches in one pass over it."""
         return {task: stream.steps_per_epoch for task, stream in self._streams.items()}
-
-    @property
-    def negatives_per_query(self) -> dict[str, int]:
-        """Task -> passages of its batch that are not a query's positive."""
-        return {task: stream.negatives_per_query for task, stream in self._streams.items()}
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -293,5 +258,5 @@ def _cut(queries: TokenizedQueries, length: int) -> TokenizedQueries:
     return dataclasses.replace(queries, ids=queries.ids[:, :length])
 
 
-def _next_total(total: int, multiple: int, tasks: int) -> int:
-    return max(-(-total // multiple), tasks) * multiple
+# The batches of every step, for one task or for each: a pure function of seed and step.
+Stream = BatchStream | TaskBatchStream

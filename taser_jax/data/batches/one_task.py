@@ -52,19 +52,40 @@ class StepRows:
     Attributes:
         task: the task of all queries.
         query_rows: rows of the task's query set. [batch]
-        passage_rows: rows of the store; query i's positive at i·(1+N), its negatives after it.
-        positive_index: column of each query's positive. [batch]
-        ignore: True where a passage does not count as a query's negative. [batch, passages]
+        passages: rows of the store: each query's positive, then its negatives.
+        excluded: rows that do not count as negatives of each query, beside its positive here.
         random_negatives: number of negatives drawn from the whole store, because queries had too
             few hard negatives.
     """
 
     task: str
     query_rows: Int[np.ndarray, " batch"]
-    passage_rows: Int[np.ndarray, " passages"]
-    positive_index: Int[np.ndarray, " batch"]
-    ignore: Bool[np.ndarray, "batch all_passages"]
+    passages: Int[np.ndarray, "batch passages_per_query"]
+    excluded: Ragged
     random_negatives: int
+
+    @property
+    def passage_rows(self) -> Int[np.ndarray, " passages"]:
+        """Rows of the store; query i's positive is at i·(1+N), and its negatives follow."""
+        return self.passages.reshape(-1)
+
+    @property
+    def positive_index(self) -> Int[np.ndarray, " batch"]:
+        """Column of each query's positive."""
+        return np.arange(0, self.passages.size, self.passages.shape[1], dtype=np.int32)
+
+    @property
+    def ignore(self) -> Bool[np.ndarray, "batch all_passages"]:
+        """True where a passage does not count as a query's negative."""
+        return self.ignored_by(np.arange(len(self.query_rows)))
+
+    def ignored_by(
+        self, queries: Int[np.ndarray, " some"]
+    ) -> Bool[np.ndarray, "some all_passages"]:
+        """The rows of `ignore` of some of the batch's queries."""
+        ignore = sampling.occurs(sampling.take(self.excluded, queries), self.passage_rows)
+        ignore[np.arange(len(queries)), self.positive_index[queries]] = False
+        return ignore
 
 
 class BatchStream:
@@ -115,17 +136,11 @@ class BatchStream:
                 f"a batch of {config.batch_size} queries in {share.count} parts",
                 expected=f"a multiple of {share.count}",
             )
-        self.config = config
         self._store = store
         self._tasks = dict(tasks)
         self._passages: Texts = store.passages
         self._queries: Mapping[str, Texts] = self._tasks
-        self._schedule = Schedule(
-            {task: len(queries) for task, queries in tasks.items()},
-            batch_size=config.batch_size,
-            rates=config.rates,
-            seed=config.seed,
-        )
+        self._set_draws(config)
         for task, queries in tasks.items():
             check_queries(task, queries, store, config)
         self._pools = {
@@ -139,22 +154,26 @@ class BatchStream:
             for task, queries in tasks.items()
             if queries.teacher is not None
         }
-        self.queries_short_of_negatives = {
-            task: int((pools.lengths < config.num_negatives).sum())
-            for task, pools in self._pools.items()
-        }
-        for task, short in self.queries_short_of_negatives.items():
-            if short:
+        for task, pools in self._pools.items():
+            if short := int((pools.lengths < config.num_negatives).sum()):
                 logger.info(
                     "%s: %d of %d queries lack hard negatives (%d each are drawn); random passages "
                     "of the store take their place",
                     *(task, short, len(tasks[task]), config.num_negatives),
                 )
-        self._all = np.arange(config.batch_size)
         self._host, self._share = share, share.rows(config.batch_size)
         self._padding = padding
+
+    def _set_draws(self, config: BatchingConfig) -> None:
+        self.config = config
+        self._schedule = Schedule(
+            {task: len(queries) for task, queries in self._tasks.items()},
+            batch_size=config.batch_size,
+            rates=config.rates,
+            seed=config.seed,
+        )
         # The current orders of all tasks, and those of passes that have just ended.
-        self._order = functools.lru_cache(maxsize=2 * len(tasks))(self._make_order)
+        self._order = functools.lru_cache(maxsize=2 * len(self._tasks))(self._make_order)
 
     @property
     def batch_size(self) -> int:
@@ -170,11 +189,6 @@ class BatchStream:
     def batches_per_epoch(self) -> dict[str, int]:
         """Task -> its batches in an epoch."""
         return dict(self._schedule.batches_per_epoch)
-
-    @property
-    def negatives_per_query(self) -> int:
-        """Passages of the global batch that are not the query's positive."""
-        return self.config.batch_size * (1 + self.config.num_negatives) - 1
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -197,14 +211,7 @@ class BatchStream:
         """The same queries with another seed; shares everything that does not depend on it."""
         other = copy.copy(self)
         other.__dict__.pop("fingerprint", None)
-        other.config = dataclasses.replace(self.config, seed=seed)
-        other._schedule = Schedule(
-            {task: len(queries) for task, queries in self._tasks.items()},
-            batch_size=other.config.batch_size,
-            rates=other.config.rates,
-            seed=seed,
-        )
-        other._order = functools.lru_cache(maxsize=2 * len(self._tasks))(other._make_order)
+        other._set_draws(dataclasses.replace(self.config, seed=seed))
         return other
 
     def task(self, step: int) -> str:
@@ -213,20 +220,29 @@ class BatchStream:
 
     def rows(self, step: int) -> StepRows:
         """The global batch of a step, as rows."""
-        rows, random_negatives = self._draw(step)
-        return StepRows(
-            task=rows.task,
-            query_rows=rows.queries,
-            passage_rows=rows.passages.reshape(-1),
-            positive_index=self._positive_index(self._all),
-            ignore=self._ignore(rows, self._all),
-            random_negatives=random_negatives,
-        )
+        turn = self._schedule.turn(step)
+        queries = self._query_rows(turn.task, turn.batch)
+        positives = sampling.take(self._tasks[turn.task].positives, queries)
+        if self.config.positives is PositiveChoice.FIRST:
+            chosen = positives.values[positives.offsets[:-1], None]
+        else:
+            chosen, _ = sampling.choose(positives, 1, self._generator(Purpose.POSITIVE, step))
+        pools = sampling.take(self._pools[turn.task], queries)
+        rng = self._generator(Purpose.HARD_NEGATIVE, step)
+        negatives, exist = sampling.choose(pools, self.config.num_negatives, rng)
+        if not exist.all():
+            rng = self._generator(Purpose.RANDOM_NEGATIVE, step)
+            negatives = sampling.fill_at_random(negatives, exist, positives, len(self._store), rng)
+        passages = np.concatenate([chosen, negatives], axis=1, dtype=np.int32)
+        excluded = positives
+        if self.config.false_negatives is FalseNegatives.KEEP:
+            excluded = Ragged(np.zeros(len(queries) + 1, np.int64), np.zeros(0, np.int32))
+        return StepRows(turn.task, queries, passages, excluded, int((~exist).sum()))
 
     def query_rows(self, step: int) -> dict[str, Int[np.ndarray, " batch"]]:
         """Rows of the queries in the global batch, by task."""
-        rows, _ = self._draw(step)
-        return {rows.task: rows.queries}
+        rows = self.rows(step)
+        return {rows.task: rows.query_rows}
 
     def batches(self, step: int) -> dict[str, Batch]:
         """This host's share of a step's batch, by task."""
@@ -272,58 +288,39 @@ class BatchStream:
 
     def padded_batch(self, step: int, *, grouped: bool) -> Batch:
         """This host's share of a step's batch, in its task's groups or padded to full length."""
-        rows, _ = self._draw(step)
-        share, queries, passages = self._share, self._queries[rows.task], self._passages
-        passage_rows = rows.passages[share].reshape(-1)
+        rows, share = self.rows(step), self._share
+        queries, passages = self._queries[rows.task], self._passages
+        query_rows, passage_rows = rows.query_rows[share], rows.passages[share].reshape(-1)
         texts: tuple[EncoderInput | TokenGroups, ...]
         if not grouped:
-            texts = queries.tokens(rows.queries[share]), passages.tokens(passage_rows)
+            texts = queries.tokens(query_rows), passages.tokens(passage_rows)
         else:
             layouts = self.layouts[rows.task]
             texts = (
-                layouts[0].group(queries, rows.queries, self._host),
-                layouts[1].group(passages, rows.passages.reshape(-1), self._host),
+                layouts[0].group(queries, rows.query_rows, self._host),
+                layouts[1].group(passages, rows.passage_rows, self._host),
             )
         # Only queries have documents, and only passages come embedded.
         assert not isinstance(texts[0], Embedded)
         assert not isinstance(texts[1], Augmented)
+        scores = self._scores.get(rows.task)
         return Batch(
             queries=texts[0],
             passages=texts[1],
-            positive_index=self._positive_index(share),
-            ignore=self._ignore(rows, share),
-            query_rows=rows.queries[share],
+            positive_index=rows.positive_index[share],
+            ignore=rows.ignored_by(share),
+            query_rows=query_rows,
             passage_rows=passage_rows,
-            teacher_scores=self._scores[rows.task].look_up(
-                rows.queries[share], rows.passages[share]
-            )
-            if rows.task in self._scores
-            else None,
+            teacher_scores=None
+            if scores is None
+            else scores.look_up(query_rows, rows.passages[share]),
         )
 
     def _lengths(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens of a global batch's queries and passages."""
-        rows, _ = self._draw(step)
-        queries = self._tasks[rows.task].lengths[rows.queries]
-        return queries, self._store.passages.lengths[rows.passages.reshape(-1)]
-
-    def _draw(self, step: int) -> tuple[_Rows, int]:
-        """Query and passage rows of a global batch, and how many negatives were random."""
-        turn = self._schedule.turn(step)
-        queries = self._query_rows(turn.task, turn.batch)
-        positives = sampling.take(self._tasks[turn.task].positives, queries)
-        if self.config.positives is PositiveChoice.FIRST:
-            chosen = positives.values[positives.offsets[:-1], None]
-        else:
-            chosen, _ = sampling.choose(positives, 1, self._generator(Purpose.POSITIVE, step))
-        pools = sampling.take(self._pools[turn.task], queries)
-        rng = self._generator(Purpose.HARD_NEGATIVE, step)
-        negatives, exist = sampling.choose(pools, self.config.num_negatives, rng)
-        if not exist.all():
-            rng = self._generator(Purpose.RANDOM_NEGATIVE, step)
-            negatives = sampling.fill_at_random(negatives, exist, positives, len(self._store), rng)
-        passages = np.concatenate([chosen, negatives], axis=1, dtype=np.int32)
-        return _Rows(turn.task, queries, passages, positives), int((~exist).sum())
+        rows = self.rows(step)
+        queries = self._tasks[rows.task].lengths[rows.query_rows]
+        return queries, self._store.passages.lengths[rows.passage_rows]
 
     def _generator(self, purpose: Purpose, step: int) -> np.random.Generator:
         return generator(self.config.seed, purpose, step)
@@ -337,31 +334,6 @@ class BatchStream:
     def _make_order(self, task: str, whole_pass: int) -> Int[np.ndarray, " queries"]:
         rng = generator(self.config.seed, Purpose.QUERY_ORDER, task_number(task), whole_pass)
         return rng.permutation(len(self._tasks[task])).astype(np.int32)
-
-    def _positive_index(self, share: Int[np.ndarray, " share"]) -> Int[np.ndarray, " share"]:
-        columns = np.arange(self.batch_size, dtype=np.int32) * (1 + self.config.num_negatives)
-        return columns[share]
-
-    def _ignore(
-        self, rows: _Rows, share: Int[np.ndarray, " share"]
-    ) -> Bool[np.ndarray, "share all_passages"]:
-        positive_index = self._positive_index(share)
-        if self.config.false_negatives is FalseNegatives.KEEP:
-            return np.zeros((len(positive_index), rows.passages.size), bool)
-        positives = sampling.take(rows.positives, share)
-        ignore = sampling.occurs(positives, rows.passages.reshape(-1))
-        ignore[np.arange(len(share)), positive_index] = False
-        return ignore
-
-
-@dataclasses.dataclass(frozen=True)
-class _Rows:
-    """The draws of a step: passages [batch, 1 + N], and all positives of its queries."""
-
-    task: str
-    queries: Int[np.ndarray, " batch"]
-    passages: Int[np.ndarray, "batch passages_per_query"]
-    positives: Ragged
 
 
 def _never_negative(queries: TokenizedQueries, config: BatchingConfig) -> Ragged:

@@ -1,4 +1,4 @@
-"""How batches are drawn and padded, and the interface of their source, which works ahead."""
+"""How batches are drawn, padded and made ahead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import HostShare
-from taser_jax.models.batch import Batch, EncoderInput, TokenGroups
+from taser_jax.models.batch import EncoderInput, TokenGroups
 from taser_jax.storage.artifacts import require_equal
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.typed_files import Checked, Natural, Positive, Seed
@@ -257,32 +257,6 @@ def drawn_lengths(
 ) -> Int[np.ndarray, "steps texts"]:
     """Tokens of texts drawn from a distribution, always the same ones."""
     return lengths_at(quantiles, np.random.default_rng(0).random((steps, texts)))
-
-
-@runtime_checkable
-class Stream(Protocol):
-    """The batches of every step, for one task or for each: a pure function of seed and step."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Fingerprint of what decides a step's rows and tokens; the number of hosts does not."""
-
-    @property
-    def batches_per_epoch(self) -> dict[str, int]:
-        """Task -> batches in one pass over it."""
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps until every query has been seen."""
-
-    def batches(self, step: int) -> dict[str, Batch]:
-        """This host's share of the step's batches, by task."""
-
-    def on_texts(self, states: TextSource) -> Stream:
-        """The same batches, with states of frozen blocks in place of tokens."""
-
-    def query_rows(self, step: int) -> Mapping[str, np.ndarray]:
-        """Rows of the queries in the step's global batches, by task."""
 
 
 BatchT = TypeVar("BatchT")

@@ -35,6 +35,8 @@ from taser_jax.storage.records import Passage, Query, check_id
 from taser_jax.storage.typed_files import read_typed
 
 FORMAT_VERSION = 1
+# In the order of their fingerprint.
+PASSAGE_FIELDS = ("id", "text", "title", "page_id")
 _BATCH = 2048
 logger = logging.getLogger("taser")
 
@@ -174,8 +176,7 @@ def finish(scratch: epath.Path, directory: epath.Path, metadata: Mapping[str, ob
 
 def passage_features() -> tfds.features.FeaturesDict:
     """TFDS features of a passage."""
-    names = ("id", "text", "title", "page_id")
-    return tfds.features.FeaturesDict({name: tfds.features.Text() for name in names})
+    return tfds.features.FeaturesDict({name: tfds.features.Text() for name in PASSAGE_FIELDS})
 
 
 def query_features() -> tfds.features.FeaturesDict:
@@ -219,14 +220,10 @@ class PassageIndexWriter:
             self._ids.add(passage.id)
             self._id_hashes.append(id_index.text_hash(passage.id))
             self._content_hashes.append(id_index.text_hash(content))
-            for part in (passage.id, passage.text, passage.title, passage.page_id):
+            example = {name: getattr(passage, name) for name in PASSAGE_FIELDS}
+            for part in example.values():
                 self._fingerprint.add(part)
-            yield {
-                "id": passage.id,
-                "text": passage.text,
-                "title": passage.title,
-                "page_id": passage.page_id,
-            }
+            yield example
 
     def close(self, aliases: Mapping[str, int]) -> None:
         """Completes the files; `DataError` if an id occurs twice."""

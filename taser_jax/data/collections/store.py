@@ -17,6 +17,7 @@ from etils import epath
 from taser_jax.data import id_index
 from taser_jax.data.collections import records as record_dataset
 from taser_jax.data.collections.records import (
+    PASSAGE_FIELDS,
     PassageIndexWriter,
     passage_features,
     query_examples,
@@ -85,7 +86,10 @@ class PassageStore:
         Raises:
             IndexError: a row is negative or beyond the last.
         """
-        return [_to_passage(record) for record in self._records.get_many(rows)]
+        return [
+            Passage(**{name: record[name].decode() for name in PASSAGE_FIELDS})
+            for record in self._records.get_many(rows)
+        ]
 
     def iterate(self, start: int = 0, stop: int | None = None) -> Iterator[Passage]:
         """Passages start, start + 1, ... stop - 1 (default: to the end), read as a stream."""
@@ -288,15 +292,6 @@ def write_queries(
         metadata["collection_fingerprint"] = passages["fingerprint"]
         record_dataset.finish(scratch, directory, metadata)
     return QuerySet(directory)
-
-
-def _to_passage(record: Mapping[str, bytes]) -> Passage:
-    return Passage(
-        id=record["id"].decode(),
-        text=record["text"].decode(),
-        title=record["title"].decode(),
-        page_id=record["page_id"].decode(),
-    )
 
 
 def collection_directory(data_dir: FilePath, collection: str) -> epath.Path:

@@ -140,12 +140,9 @@ class RetrievalTask:
         if split not in list_tasks(data_dir, self.collection).get(self.query_set, ()):
             write_queries(data_dir, self.collection, self.query_set, split, queries)
         elif list(self.open(split)) != queries:
-            raise ConfigError(
-                f"task {self.query_set!r} already has queries of split {split!r}, and not its "
-                "source's",
-                where=f"collection {self.collection!r}",
-                fix="give the task another name, or delete these queries",
-            )
+            problem = f"task {self.query_set!r} already has queries of split {split!r}, not these"
+            fix = "give the task another name, or delete these queries"
+            raise ConfigError(problem, where=f"collection {self.collection!r}", fix=fix)
 
     def _read(self, store: PassageStore, split: str) -> Iterator[Query]:
         assert self.source is not None

@@ -81,13 +81,15 @@ def tokenize_collection(
         raise ConfigError(problem, where="tokenize", fix=fix)
     tasks = () if mixture is None else mixture.tasks
     collection = collection or tasks[0].collection
-    titles, prompt = form_of_passages(collection, mixture)
-    passage_prompt = tuple(prompt.ids(vocabulary))
+    titles, before = form_of_passages(collection, mixture)
+    passage_prompt = tuple(before.ids(vocabulary))
     output_dir = pathlib.Path(output_dir)
     with use_data(data_dir=os.fspath(data_dir), vocabulary=vocabulary):
         work = _work(tasks, os.fspath(data_dir))
         for task in tasks:
-            _check_room(task, query_length)
+            prompt, where = task.prompt.ids(vocabulary), f"task {task.name!r}, "
+            longest = task.query_length or query_length
+            preprocessors.query_room(vocabulary, longest, prompt=prompt, where=where)
         store = PassageStore.open(data_dir, collection)
         inputs: dict[str, object] = {
             "preprocessing_version": PREPROCESSING_VERSION,
@@ -148,18 +150,6 @@ def _work(tasks: Sequence[RetrievalTask], data_dir: str) -> list[tuple[Retrieval
         if task.source is not None:
             task.write(split)
     return work
-
-
-def _check_room(task: RetrievalTask, length: int) -> None:
-    """Refuses a length that leaves no room after the task's prompt."""
-    vocabulary, length = data_in_use().vocabulary, task.query_length or length
-    try:
-        preprocessors.query_room(vocabulary, length, prompt=task.prompt.ids(vocabulary))
-    except ConfigError as error:
-        where = f"task {task.name!r}, {error.where}"
-        raise ConfigError(
-            error.problem, where=where, expected=error.expected, fix=error.fix
-        ) from error
 
 
 def _tokenized_passages(

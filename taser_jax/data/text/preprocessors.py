@@ -72,14 +72,10 @@ class TaskPrompt:
     separator: str | None = None
 
     def __post_init__(self) -> None:
-        needed = {
-            Prompt.NAME: ("name", self.name),
-            Prompt.MARKER: ("family", self.family),
-            Prompt.TEXT: ("text", self.text),
-        }
-        if self.kind in needed and not needed[self.kind][1]:
-            name = needed[self.kind][0]
-            raise ConfigError(f"{self.kind.value!r} without a {name}", where="TaskPrompt.kind")
+        needed = {Prompt.NAME: self.name, Prompt.MARKER: self.family, Prompt.TEXT: self.text}
+        if not needed.get(self.kind, True):
+            problem = f"{self.kind.value!r} without its name, family or text"
+            raise ConfigError(problem, where="TaskPrompt.kind")
 
     def ids(self, vocabulary: Vocabulary) -> list[int]:
         """The prompt's token ids.
@@ -207,8 +203,16 @@ def encode_passages(
     return _pad(passage_ids(shown, texts, vocabulary, length, prompt=prompt), length)
 
 
-def query_room(vocabulary: Vocabulary, length: int, *, prompt: Sequence[int] = ()) -> int:
+def query_room(
+    vocabulary: Vocabulary, length: int, *, prompt: Sequence[int] = (), where: str = ""
+) -> int:
     """Tokens that remain for a query's own text.
+
+    Args:
+        vocabulary: its special tokens are counted.
+        length: maximum tokens, special ones and the prompt included.
+        prompt: ids put before the text.
+        where: whose queries they are, for the message.
 
     Raises:
         ConfigError: none remain.
@@ -217,7 +221,7 @@ def query_room(vocabulary: Vocabulary, length: int, *, prompt: Sequence[int] = (
     if room < 1:
         problem = f"the prompt of {len(prompt)} tokens leaves no room for the query"
         fix = f"shorten the prompt, or give {length - room + 1} tokens or more"
-        raise ConfigError(problem, where=f"query length {length}", fix=fix)
+        raise ConfigError(problem, where=f"{where}query length {length}", fix=fix)
     return room
 
 

@@ -56,11 +56,9 @@ class TextGraph(tf.Module):
         elif isinstance(vocabulary, WordPieceVocabulary):
             self.encode = _wordpiece_graph(vocabulary.pieces, vocabulary.splitting)
         else:
-            raise ConfigError(
-                "TensorFlow has no tokenizer for a tokenizer.json that is not BERT's",
-                where="vocabulary",
-                fix="export as sentence_transformers, onnx or stablehlo",
-            )
+            problem = "TensorFlow has no tokenizer for a tokenizer.json that is not BERT's"
+            fix = "export as sentence_transformers, onnx or stablehlo"
+            raise ConfigError(problem, where="vocabulary", fix=fix)
 
     def query_ids(
         self, texts: tf.Tensor, length: int, *, prompt: Sequence[int] = ()

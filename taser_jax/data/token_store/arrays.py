@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Int
 
 from taser_jax.models.batch import States, Tokens
-from taser_jax.storage.artifacts import ARRAY_ERRORS, FilePath, fingerprint, split_path
+from taser_jax.storage.artifacts import ARRAY_ERRORS, FilePath, fingerprint
 from taser_jax.storage.checksums import check_file
 from taser_jax.storage.errors import DataError
 
@@ -184,25 +184,10 @@ class TokenizedQueries:
         Args:
             hard_negatives: a list for each query.
             teacher: a teacher's scores of the positives and of these hard negatives.
-
-        Raises:
-            DataError: lists or scores that do not match.
         """
-        where = f"task {self.task!r}, split {self.split!r}"
-        if len(hard_negatives) != len(self):
-            lists = f"{len(hard_negatives)} lists of hard negatives for {len(self)} queries"
-            raise DataError(lists, where=where)
         parts: list[str | np.ndarray] = [self.fingerprint]
         parts += [hard_negatives.offsets, hard_negatives.values]
         if teacher is not None:
-            scored = len(teacher.positives), len(teacher.negatives)
-            passages = len(self.positives.values), len(hard_negatives.values)
-            if scored != passages:
-                raise DataError(
-                    f"teacher scores of {scored[0]} of {passages[0]} positives and of {scored[1]} "
-                    f"of {passages[1]} hard negatives",
-                    where=where,
-                )
             parts += [teacher.positives, teacher.negatives]
         return dataclasses.replace(
             self, hard_negatives=hard_negatives, teacher=teacher, fingerprint=fingerprint(parts)
@@ -334,13 +319,3 @@ class CachedStates:
         key = (queries.task, queries.split)
         rows = [self.query_rows[key][query_id] for query_id in queries.query_ids]
         return self.queries[key].take(np.array(rows, np.int64), length=queries.ids.shape[1])
-
-
-def passages_directory(directory: FilePath) -> pathlib.Path:
-    """The directory of the passages' states."""
-    return pathlib.Path(directory) / "passages"
-
-
-def queries_directory(directory: FilePath, task: str, split: str) -> pathlib.Path:
-    """The directory of the states of one split's queries."""
-    return split_path(pathlib.Path(directory) / "queries", task, split)

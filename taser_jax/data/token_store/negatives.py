@@ -148,12 +148,6 @@ def read_metadata(directory: artifacts.FilePath) -> dict[str, Any]:
     return metadata
 
 
-def read_facts(directory: artifacts.FilePath, task: str, split: str) -> dict[str, Any]:
-    """The facts about one task's split in `metadata.json`; empty if there are none."""
-    files = read_metadata(directory).get(_FILES, {})
-    return files.get(negatives_path(directory, task, split).name, {})
-
-
 def read_negatives(
     directory: artifacts.FilePath,
     task: str,

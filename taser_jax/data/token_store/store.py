@@ -213,13 +213,11 @@ class TokenStore:
         for entry in self.metadata.queries:
             if (entry.task, entry.split) == (task, split):
                 return _open_queries(self.directory, entry, self.metadata.collection_fingerprint)
-        absent, missing, there = f"no task {task!r}", task, sorted(self.tasks)
-        if task in self.tasks:
-            absent, missing = f"task {task!r} has no split {split!r}", split
-            there = self.tasks[task]
+        there = [f"{entry.task} {entry.split}" for entry in self.metadata.queries]
+        problem = f"no task {task!r} with a split {split!r}"
         expected = f"one of {', '.join(there) or '(the store has no queries)'}"
-        where, fix = str(self.directory), did_you_mean(missing, there)
-        raise ConfigError(absent, where=where, expected=expected, fix=fix)
+        where, fix = str(self.directory), did_you_mean(f"{task} {split}", there)
+        raise ConfigError(problem, where=where, expected=expected, fix=fix)
 
 
 def queries_folder(directory: pathlib.Path, task: str, split: str) -> pathlib.Path:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Iterable, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -102,7 +102,9 @@ class TokenStoreWriter:
         with artifacts.storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             with open(folder / "ids.npy", "wb") as file:
-                _write_header(file, (count, length), id_dtype(vocabulary_size))
+                dtype = id_dtype(vocabulary_size).str
+                header = {"descr": dtype, "fortran_order": False, "shape": (count, length)}
+                np.lib.format.write_array_header_1_0(file, header)
                 for block in in_blocks(token_lists, _BLOCK_ROWS):
                     if done + len(block) > count:
                         raise DataError(f"more than {count} passages", where=str(folder))
@@ -202,8 +204,3 @@ class TokenStoreWriter:
             checksums.seal(self.directory)
         artifacts.write_json(self.directory / artifacts.METADATA, dataclasses.asdict(metadata))
         return TokenStore.open(self.directory)
-
-
-def _write_header(file: BinaryIO, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, header)

@@ -135,12 +135,6 @@ def test_batches_are_those_of_full_padding(store):
     assert plain.fingerprint == grouped.fingerprint
 
 
-def test_any_step_of_a_new_stream_is_the_same(store):
-    streams = [BatchStream(store, tasks_of(store), CONFIG, padding=PADDING) for _ in range(2)]
-    streams[0].batch(3)
-    jax.tree.map(np.testing.assert_array_equal, *(stream.batch(17) for stream in streams))
-
-
 def test_hosts_make_their_parts_of_every_group(store):
     whole = BatchStream(store, tasks_of(store), CONFIG, padding=PADDING).batch(5)
     parts = [

@@ -14,9 +14,7 @@ from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.data.token_store.arrays import Ragged, TeacherScores
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.devices.mesh import HostShare
 from taser_jax.models.batch import BatchShape
-from taser_jax.storage.errors import DataError
 
 
 def score(task, query_id, row):
@@ -78,15 +76,6 @@ def test_scores_are_those_of_the_pairs_and_nan_for_random_passages(store, tasks)
     assert unscored > 20
 
 
-def test_hosts_together_make_the_batch_of_one(store, tasks):
-    whole = BatchStream(store, tasks, CONFIG).batch(3)
-    parts = [
-        BatchStream(store, tasks, CONFIG, share=HostShare((part,), 4)).batch(3) for part in range(4)
-    ]
-    joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-    jax.tree.map(np.testing.assert_array_equal, joined, whole)
-
-
 def test_a_batch_of_every_task_has_each_tasks_scores(store, tasks):
     config = TaskBatchingConfig(total=16, num_negatives=1)
     stream = TaskBatchStream(store, tasks, config)
@@ -127,13 +116,6 @@ def test_the_teacher_is_part_of_the_fingerprint(store, tasks):
         ),
     ]
     assert len({stream.fingerprint for stream in others}) == 3
-
-
-def test_scores_must_match_the_lists(store):
-    queries = store.queries("first", "train")
-    short = TeacherScores(np.zeros(3, np.float32), np.zeros(4, np.float32))
-    with pytest.raises(DataError, match=r"of 3 of 32 positives and of 4 of 32 hard negatives"):
-        queries.with_hard_negatives(queries.hard_negatives, short)
 
 
 def test_the_abstract_batch_has_the_shapes_of_a_batch(store, tasks):

@@ -82,14 +82,24 @@ def test_settings_change_ids_and_fingerprints_and_usual_ones_keep_theirs():
     assert made[WordSplitting(False, False, True)].fingerprint == usual.fingerprint
 
 
+WHOLE_TEXTS = (
+    *("straße Straße STRASSE ẞ", "ΟΔΟΣ ΣΑΣ Σ σς", "é é ́ Å ñ", "İstanbul ıI İ", "ﬁne Ⅻ ㎏ ﷺ"),
+    *("中文字 ab漢字cd 한국어 かな", "😀😀 a😀b 👩\u200d👩\u200d👧", "", "   "),
+    "a\tb\nc\rd\r\ne\x0bf\x0cg\x85h",
+)
+
+
 @pytest.mark.parametrize("lower_case", [True, False])
 def test_every_character_has_the_id_that_tokenizers_gives(tmp_path, lower_case):
     """All scripts of Unicode: 614 characters differed while ids came from TensorFlow's tables."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "ab", "##cd", "##c", "##d", "abc", "cd", "abcd"]
+    letters = {c for text in WHOLE_TEXTS for c in text + text.lower() if not c.isspace()}
+    pieces += sorted({*letters, *(f"##{c}" for c in letters)} - {*pieces})
     WordPieceVocabulary(pieces, lower_case=lower_case).save(tmp_path)
     oracle = tokenizers.BertWordPieceTokenizer(str(tmp_path / "vocab.txt"), lowercase=lower_case)
     codes = [*range(1, 0x3000), *range(0x3000, 0x20000, 7)]
     texts = [f"ab{chr(c)}cd" for c in codes if unicodedata.category(chr(c)) != "Cs"]
+    texts += [*WHOLE_TEXTS, *(letter * n for letter in "aыé" for n in (100, 101))]
     ours = load_vocabulary(tmp_path).encode(texts)
     expected = [e.ids for e in oracle.encode_batch(texts, add_special_tokens=False)]
     assert ours == expected

@@ -8,11 +8,11 @@ from sentence_models import t5_model
 
 from taser_jax.commands.tokenize import tokenize
 from taser_jax.data.collections.store import write_collection, write_queries
-from taser_jax.data.seqio_tasks.registry import add_retrieval_task, find_mixture
-from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
+from taser_jax.data.seqio_tasks.registry import add_retrieval_task
 from taser_jax.data.text.preprocessors import Prompt, TaskPrompt, query_ids
 from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
 from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.token_store.store import TokenStore
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage, Query
 
@@ -118,14 +118,7 @@ def test_taco_drs_prompt_in_a_token_store(checkpoint, tmp_path):
     ]
     assert query_ids(["which river"], vocabulary, 16, prompt=prompt.ids(vocabulary))[0] == expected
     directory = made("with", extra_ids=100)
-    store = tokenize_collection(
-        data_dir=data_dir,
-        mixture=find_mixture("toy_river"),
-        vocabulary=vocabulary,
-        query_length=16,
-        passage_length=16,
-        output_dir=directory,
-    )
+    store = TokenStore.open(directory)
     found = store.queries("river", "train").tokens([0])
     assert found.ids[0][found.mask[0]].tolist() == expected
     assert store.metadata.vocabulary_size == PIECES + 100

@@ -6,7 +6,7 @@ import pytest
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.writer import TokenStoreWriter
-from taser_jax.storage.errors import ConfigError, DataError, StorageError
+from taser_jax.storage.errors import ConfigError, DataError
 
 PASSAGES = [[2, 7, 3], [2, 3], [2, 9, 8, 7, 3]]
 
@@ -88,8 +88,6 @@ def test_hard_negatives_can_be_replaced(tmp_path):
     mined = queries.with_hard_negatives(Ragged.from_lists([[1], [2]]))
     assert mined.hard_negatives[0].tolist() == [1]
     assert mined.fingerprint != queries.fingerprint
-    with pytest.raises(DataError, match="3 lists of hard negatives for 2 queries"):
-        queries.with_hard_negatives(Ragged.from_lists([[1], [2], []]))
 
 
 def test_ragged():
@@ -182,11 +180,5 @@ def test_unknown_task_names_the_nearest(tmp_path):
     store = write(tmp_path).finish()
     with pytest.raises(ConfigError, match="did you mean squad/v1"):
         store.queries("squad/v2", "train")
-    with pytest.raises(ConfigError, match="has no split 'trian'"):
+    with pytest.raises(ConfigError, match="with a split 'trian'"):
         store.queries("squad/v1", "trian")
-
-
-def test_directory_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="file"):
-        make_writer(tmp_path / "file" / "store")
