@@ -206,20 +206,11 @@ def _log_averages(
     system: str, evaluations: Mapping[str, metrics.Evaluation], measures: Sequence[str]
 ) -> None:
     """Logs macro and, for several tasks, micro averages of each measure over the tasks with it."""
-    averages = {
-        name: metrics.group_averages(
-            {
-                task: metrics.Evaluation(values.query_ids, {name: values.values[name]})
-                for task, values in evaluations.items()
-                if name in values.values
-            }
-        )
-        for name in measures
-    }
-    means = ", ".join(f"{name} {values.macro[name]:.4f}" for name, values in averages.items())
+    averages = {name: metrics.group_averages(evaluations.values(), name) for name in measures}
+    means = ", ".join(f"{name} {macro:.4f}" for name, (macro, _) in averages.items())
     logger.info("%s: %s (macro: mean over %d tasks)", system, means, len(evaluations))
     if len(evaluations) > 1:
-        pooled = ", ".join(f"{name} {values.micro[name]:.4f}" for name, values in averages.items())
+        pooled = ", ".join(f"{name} {micro:.4f}" for name, (_, micro) in averages.items())
         logger.info("%s: %s (micro: all queries pooled)", system, pooled)
 
 

@@ -20,7 +20,6 @@ from taser_jax.retrieval.mining import (
     AnswerContaining,
     Excluded,
     MiningConfig,
-    MiningStatistics,
     mine_negatives,
 )
 from taser_jax.retrieval.runs import NO_ROW, SearchResult, top_k
@@ -106,7 +105,10 @@ def mine(
             what = "queries without negatives: training draws random passages for them"
             logger.info("%s %s: %d %s", task, split, count, what)
         teacher = None
-        facts = {"mining": to_plain(task_config), "statistics": _plain(mined.statistics)}
+        facts = {
+            "mining": to_plain(task_config),
+            "statistics": dataclasses.asdict(mined.statistics),
+        }
         if teachers:
             teacher = teacher_scores(teachers, queries_set, mined.rows, store)
             facts["positive_first"] = first = share_of_positives_first(teacher)
@@ -140,12 +142,6 @@ def _answers_among(
         return matcher.hits(rows, [answers[query] for query in queries])
 
     return contains_answer
-
-
-def _plain(statistics: MiningStatistics) -> dict[str, object]:
-    """The counts as JSON values."""
-    counts = {reason.value: count for reason, count in statistics.left_out.items()}
-    return {**dataclasses.asdict(statistics), "left_out": counts}
 
 
 def teacher_scores(

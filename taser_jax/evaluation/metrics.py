@@ -72,19 +72,6 @@ class Evaluation:
         return {measure: float(values.mean()) for measure, values in self.values.items()}
 
 
-@dataclasses.dataclass(frozen=True)
-class GroupAverages:
-    """Averages over groups of queries: EntityQuestions' relations, or the tasks of a benchmark.
-
-    Attributes:
-        macro: measure -> mean of the groups' means (EntityQuestions' main figure).
-        micro: measure -> mean over the queries of all groups together.
-    """
-
-    macro: dict[str, float]
-    micro: dict[str, float]
-
-
 def qrels_of(queries: Iterable[Query]) -> Qrels:
     """Qrels from the positives of queries; omits queries without one, as a qrels file does.
 
@@ -202,31 +189,22 @@ def hit_measures(
     return values
 
 
-def group_averages(groups: Mapping[str, Evaluation]) -> GroupAverages:
-    """Macro and micro averages over groups of queries.
+def group_averages(groups: Iterable[Evaluation], measure: str) -> tuple[float, float]:
+    """Macro and micro average of a measure over groups of queries.
 
     EntityQuestions' script averages the accuracies of its relation files (macro); TASER's Table A4
     pools the questions (micro).
 
     Args:
-        groups: relation or task -> its evaluation; all with the same measures.
+        groups: relations or tasks, of which one at least has the measure.
+        measure: its name.
 
-    Raises:
-        DataError: no group, or groups with different measures.
+    Returns:
+        The mean of the groups' means, and the mean over the queries of all groups together.
     """
-    evaluations = list(groups.values())
-    if not evaluations or any(
-        evaluation.values.keys() != evaluations[0].values.keys() for evaluation in evaluations
-    ):
-        problem = f"{len(groups)} groups, whose measures differ or are missing"
-        raise DataError(problem, where="group averages", fix="evaluate all by the same measures")
-    measures = evaluations[0].values
-    return GroupAverages(
-        macro={m: float(np.mean([e.values[m].mean() for e in evaluations])) for m in measures},
-        micro={
-            m: float(np.concatenate([e.values[m] for e in evaluations]).mean()) for m in measures
-        },
-    )
+    values = [group.values[measure] for group in groups if measure in group.values]
+    macro = np.mean([of_group.mean() for of_group in values])
+    return float(macro), float(np.concatenate(values).mean())
 
 
 def _by_query(run: Run, ids: Collection[str], measures: Sequence[str]) -> dict[str, list[int]]:

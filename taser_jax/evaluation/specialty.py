@@ -369,7 +369,7 @@ def commitments(
         averages: (step, averages) of each checkpoint; only marks are kept of those before.
         temperature: τ of the softmax over tasks.
     """
-    found: list[Commitment] = []
+    rows: list[Commitment] = []
     earlier: tuple[int, list[Marks]] | None = None
     for step, current in averages:
         by_leaf = zip(*map(jax.tree.leaves, current.values()), strict=True)
@@ -378,9 +378,9 @@ def commitments(
             earlier_step, earlier_marks = earlier
             pairs = zip(earlier_marks, marks, strict=True)
             leaves = [np.asarray(_compare(*leaf), np.int64) for leaf in pairs]
-            found.append(Commitment(earlier_step, step, *np.sum(leaves, axis=0).tolist()))
+            rows.append(Commitment(earlier_step, step, *np.sum(leaves, axis=0).tolist()))
         earlier = step, marks
-    return found
+    return rows
 
 
 @jax.jit

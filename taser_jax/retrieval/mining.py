@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -25,9 +24,9 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int
 
 from taser_jax.retrieval.runs import NO_ROW, SearchResult, top_k
-from taser_jax.storage.errors import ConfigError, check_fields
+from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import bar
-from taser_jax.storage.typed_files import Checked, Positive, Seed
+from taser_jax.storage.typed_files import Checked, Positive, Seed, Share
 
 
 class Choice(enum.Enum):
@@ -57,7 +56,7 @@ class Excluded(enum.Enum):
     PAGES = "pages"
 
 
-class Reason(enum.Enum):
+class Reason(enum.StrEnum):
     """Why a candidate was left out: the first that applies, in this order."""
 
     POSITIVE = "positive"
@@ -74,7 +73,7 @@ class MiningConfig(Checked):
         depth: ranks considered, counted before anything is excluded.
         count: maximum negatives per query.
         relative_margin: a negative scores at least this much below the positive, as a share of the
-            positive's score; None sets no limit.
+            positive's score (NV-Retriever's 95% is 0.05); None sets no limit.
         choice: whether negatives are taken by rank or sampled.
         answer_containing: keep or drop candidates with an answer; a query without answers loses
             only its positives.
@@ -86,22 +85,12 @@ class MiningConfig(Checked):
 
     depth: Positive = 100
     count: Positive = 30
-    relative_margin: float | None = None
+    relative_margin: Share | None = None
     choice: Choice = Choice.TOP
     answer_containing: AnswerContaining = AnswerContaining.KEEP
     excluded: Excluded = Excluded.POSITIVES
     same_page_tasks: tuple[str, ...] = ()
     seed: Seed = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_fields(
-            self,
-            "relative_margin",
-            is_valid=lambda x: x is None or (math.isfinite(x) and x >= 0),
-            expected="0 or more: a negative scores at least this much below the positive",
-            fix="NV-Retriever's 95% of the positive's score is relative_margin = 0.05",
-        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,16 +19,9 @@ from collections.abc import Callable, Iterator
 
 from etils import epath
 
+from taser_jax.storage import publishing
 from taser_jax.storage.errors import BusyError, storage_errors
 from taser_jax.storage.progress import logger
-from taser_jax.storage.publishing import (
-    LOCK,
-    SCRATCH,
-    FilePath,
-    is_remote,
-    make_folder,
-    scratch_of,
-)
 
 # On a read-only disk or one without locks the command goes on: it may have nothing to write, and a
 # write that fails says so itself.
@@ -45,7 +38,7 @@ _held: dict[str, int] = {}
 
 
 @contextlib.contextmanager
-def one_writer(directory: FilePath) -> Iterator[None]:
+def one_writer(directory: publishing.FilePath) -> Iterator[None]:
     """Makes this process the only writer of a directory; it may take the lock several times.
 
     The lock is the kernel's (`flock`) on the file `.writer`, so a process that is killed loses
@@ -61,7 +54,7 @@ def one_writer(directory: FilePath) -> Iterator[None]:
         BusyError: another process writes there; says which, where and since when.
         StorageError: the disk is full, or the directory is absent and cannot be made.
     """
-    remote = is_remote(directory)
+    remote = publishing.is_remote(directory)
     name = os.fspath(directory).rstrip("/") if remote else os.path.realpath(directory)
     if name in _held:
         _held[name] += 1
@@ -82,19 +75,19 @@ def one_writer(directory: FilePath) -> Iterator[None]:
 def _locked(directory: pathlib.Path) -> Iterator[None]:
     # Refused before the command computes anything.
     with storage_errors(directory):
-        made = make_folder(directory)
+        made = publishing.make_folder(directory)
     handle = _take(directory)
     try:
         if handle is not None:
             _remove_scratch(directory)
             with contextlib.suppress(OSError):
-                (directory / SCRATCH).mkdir()
+                (directory / publishing.SCRATCH).mkdir()
         yield
     finally:
         if handle is not None:
             _remove_scratch(directory)
             with contextlib.suppress(OSError):
-                (directory / LOCK).unlink()
+                (directory / publishing.LOCK).unlink()
             os.close(handle)
         for empty in reversed(made):
             with contextlib.suppress(OSError):
@@ -102,13 +95,13 @@ def _locked(directory: pathlib.Path) -> Iterator[None]:
 
 
 def _remove_scratch(directory: pathlib.Path) -> None:
-    for scratch in (directory / SCRATCH, scratch_of(directory)):
+    for scratch in (directory / publishing.SCRATCH, publishing.scratch_of(directory)):
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _take(directory: pathlib.Path) -> int | None:
     """The locked file; None where no lock is possible."""
-    path = directory / LOCK
+    path = directory / publishing.LOCK
     while True:
         handle = None
         try:
@@ -164,7 +157,7 @@ def _holder() -> dict[str, str | int]:
     }
 
 
-def _busy(directory: FilePath, text: str) -> BusyError:
+def _busy(directory: publishing.FilePath, text: str) -> BusyError:
     try:
         holder = json.loads(text)
         who = "process {pid} on {host} (`{command}`), since {since}".format(**holder)
@@ -181,7 +174,7 @@ def _busy(directory: FilePath, text: str) -> BusyError:
 @contextlib.contextmanager
 def _leased(directory: epath.Path) -> Iterator[None]:
     """A lock in a bucket, whose holder shows by rewriting it that it lives."""
-    path, own, ended = directory / LOCK, uuid.uuid4().hex, threading.Event()
+    path, own, ended = directory / publishing.LOCK, uuid.uuid4().hex, threading.Event()
     holder = {**_holder(), "id": own}
 
     def said() -> str | None:

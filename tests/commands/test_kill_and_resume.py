@@ -167,7 +167,10 @@ def test_a_closed_terminal_does_not_end_a_training(command, uninterrupted):
     reading, writing = pty.openpty()
     process = command.start(
         model_dir,
-        **{"stdin": writing, "stdout": writing, "stderr": writing, "start_new_session": True},
+        stdin=writing,
+        stdout=writing,
+        stderr=writing,
+        start_new_session=True,
         preexec_fn=lambda: fcntl.ioctl(writing, termios.TIOCSCTTY, 0),
     )
     os.close(writing)

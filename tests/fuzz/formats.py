@@ -18,8 +18,6 @@ from taser_jax.data.text.hugging_face import WordSplitting, read_bert, wordpiece
 from taser_jax.interop.bert_formats import bert_config
 from taser_jax.interop.tensors import read_tensors
 from taser_jax.retrieval.runs import read_trec_run
-from taser_jax.storage.artifacts import read_metadata
-from taser_jax.storage.typed_files import Metadata
 
 ROWS = {"p0": 0, "p1": 1, "p2": 2}
 
@@ -54,7 +52,6 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b"]
 BERT = json.dumps(CONFIG).encode()
 TOKENIZER = wordpiece_tokenizer({word: i for i, word in enumerate(WORDS)}, WordSplitting())
 RUN = b"q0 Q0 p0 1 2.5 t\nq0 Q0 p2 2 1.5 t\nq1 Q0 p1 1 0.5 t\n"
-METADATA = json.dumps({"kind": "embeddings", "format_version": 1, "fingerprints": {"model": "a"}})
 
 Read = Callable[[pathlib.Path], object]
 # Format -> (name of the file, its content, what reads it).
@@ -69,58 +66,22 @@ FORMATS: dict[str, tuple[str, bytes, Read]] = {
         json.dumps([QUESTION, QUESTION]).encode(),
         lambda path: list(read_questions(path)),
     ),
-    "dpr jsonl": ("t.jsonl", jsonl(QUESTION, QUESTION), lambda p: list(read_questions(p))),
-    "qa.csv": (
-        "t.qa.csv",
-        b"capital of norway\t['Oslo', \"O's\"]\nwho\t\"['a ''b''']\"\n",
-        lambda path: list(read_questions(path)),
-    ),
     "beir corpus": (
         "corpus.jsonl",
         jsonl(*({"_id": f"d{i}", "title": "T", "text": f"text {i}"} for i in range(3))),
         lambda path: list(read_passages(path)),
-    ),
-    "beir queries": (
-        "queries.jsonl",
-        jsonl(*({"_id": f"q{i}", "text": f"question {i}"} for i in range(3))),
-        lambda path: list(read_questions(path)),
     ),
     "kilt queries": (
         "k.jsonl",
         jsonl(KILT, {**KILT, "id": "q2"}),
         lambda p: list(kilt.read_queries(p)),
     ),
-    "kilt pages": (
-        "k.jsonl",
-        jsonl({"wikipedia_id": "7", "wikipedia_title": "Oslo", "text": ["Oslo", "The capital."]}),
-        lambda path: list(kilt.read_pages(path)),
-    ),
-    "kilt passages": (
-        "p.tsv",
-        rows(("id", "text", "title", "wikipedia_id"), ("1", "The capital.", "Oslo", "7")),
-        lambda path: list(read_passages(path)),
-    ),
     "tsv passages": (
         "p.tsv",
         rows(("1", "text", "T"), ("2", "b", "")),
         lambda p: list(read_passages(p)),
     ),
-    "tsv queries": (
-        "q.tsv",
-        rows(("1", "what"), ("2", "who")),
-        lambda p: list(read_questions(p)),
-    ),
     "qrels": ("q.tsv", b"q1 0 p1 1\nq2 0 p2 0\n", lambda path: list(read_qrels(path))),
-    "beir qrels": (
-        "q.tsv",
-        rows(("query-id", "corpus-id", "score"), ("q1", "p1", "1"), ("q2", "p2", "2")),
-        lambda path: list(read_qrels(path)),
-    ),
-    "thesaurus": (
-        "t.jsonl",
-        jsonl({"name": "oslo", "definition": "The capital.", "id": "1"}),
-        lambda path: list(read_passages(path)),
-    ),
     "mesh": ("m.xml", MESH, lambda path: list(read_passages(path))),
     "run": (
         "t.test.trec",
@@ -137,15 +98,5 @@ FORMATS: dict[str, tuple[str, bytes, Read]] = {
         "tokenizer.json",
         TOKENIZER.to_str().encode(),
         lambda path: read_bert(path.parent),
-    ),
-    "vocab.txt": (
-        "vocab.txt",
-        "\n".join(WORDS).encode(),
-        lambda path: read_bert(path.parent),
-    ),
-    "metadata": (
-        "metadata.json",
-        METADATA.encode(),
-        lambda path: read_metadata(path.parent, "embeddings", 1, Metadata),
     ),
 }

@@ -17,7 +17,7 @@ from taser_jax.storage.artifacts import (
     storage_errors,
     write_json,
 )
-from taser_jax.storage.errors import ConfigError, DataError, StorageError
+from taser_jax.storage.errors import DataError, StorageError
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])
@@ -34,22 +34,6 @@ def test_storage_errors_catches_a_disk_that_is_really_full():
     expected = pytest.raises(StorageError, match="No space left")
     with expected, storage_errors("/dev/full"), open("/dev/full", "w") as file:
         file.write("x")
-
-
-@pytest.mark.parametrize(
-    ("message", "package"),
-    [
-        # As fsspec says it, which opens buckets where TensorFlow is not installed.
-        ("Please install gcsfs to access Google Storage", "gcsfs"),
-        ("Install s3fs to access S3", "s3fs"),
-    ],
-)
-def test_a_bucket_without_its_package_names_it(message, package):
-    expected = pytest.raises(ConfigError, match=f"pip install {package}, or tensorflow")
-    with expected, storage_errors("gs://b/model"):
-        raise ImportError(message)
-    with pytest.raises(ImportError, match="mine"), storage_errors("gs://b/model"):
-        raise ImportError("mine")
 
 
 def test_storage_errors_leaves_other_errors_alone():

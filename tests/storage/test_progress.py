@@ -7,7 +7,6 @@ import io
 import logging
 import os
 import pathlib
-import subprocess
 import sys
 
 import pytest
@@ -118,27 +117,6 @@ def test_what_the_user_has_set_stays(set_up, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "tpu,cpu")
     set_up(verbose=False)
     assert (os.environ["TF_CPP_MIN_LOG_LEVEL"], os.environ["JAX_PLATFORMS"]) == ("0", "tpu,cpu")
-
-
-@pytest.mark.slow
-def test_tokenize_writes_nothing_but_its_own_lines(small_world, tmp_path):
-    unset = ("TF_CPP_MIN_LOG_LEVEL", "JAX_PLATFORMS", "XLA_FLAGS")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "taser_jax.cli.main", "tokenize"),
-            *(f"--gin.DATA_DIR={small_world.data_dir}", "--gin.MIXTURE_OR_TASK_NAME=small"),
-            f"--gin.VOCABULARY={small_world.root / 'vocabulary'}",
-            f"--gin.TOKEN_STORE={tmp_path / 'tokens'}",
-            "--gin.TASK_FEATURE_LENGTHS={'query': 16, 'passage': 32}",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={name: value for name, value in os.environ.items() if name not in unset},
-    )
-    assert done.stdout == ""
-    for line in done.stderr.splitlines():
-        assert line.startswith(("tokenize: ", "tokenising ", "token store: ")), done.stderr
 
 
 def test_an_extra_is_installed_into_a_checkout_or_the_package(tmp_path, monkeypatch):
