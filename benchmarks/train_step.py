@@ -15,7 +15,8 @@ with scaled-dot-product attention, fused AdamW, and `torch.compile` in the gpu p
                   which counts, and least, median and most of the rounds' ratios to PyTorch's;
                   bytes of parameters, gradients and moments, and peak memory: the compiler's for
                   ours (arguments and scratch), the allocator's for PyTorch (on a CPU, growth of
-                  the process). `mfu` is model FLOPs per second over the matmul peak.
+                  the process); of ours also the seconds of compiling. `mfu` is model FLOPs per
+                  second over the matmul peak.
     profile       with `--profile DIR`, of each variant of ours: milliseconds of one more step by
                   kind of operation, and their share of all; the trace is left in DIR. (On a GPU
                   set XLA_FLAGS=--xla_gpu_enable_command_buffer= for it: graphs of kernels have
@@ -28,6 +29,7 @@ import argparse
 import dataclasses
 import functools
 import pathlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -49,7 +51,7 @@ from side_by_side import (
 from taser_jax.models.batch import Batch, BatchShape, Tokens
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder, Towers
-from taser_jax.models.layers import Remat
+from taser_jax.models.layers import Remat, Scan
 from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
@@ -74,7 +76,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         "matmul_size": 8192, "chunks": 4, "torch_compile": True,
     },
 }  # fmt: skip
-VARIANTS = ("dpr", "taser", "dpr_remat", "dpr_chunks", "taser_remat", "taser_chunks")
+VARIANTS = (
+    *("dpr", "taser", "dpr_remat", "dpr_chunks", "taser_remat", "taser_chunks"),
+    *("dpr_scan", "taser_scan"),
+)
 
 
 @dataclasses.dataclass
@@ -85,6 +90,7 @@ class Variant:
         step: does one step.
         parameters: number of trained numbers.
         peak_bytes: most memory taken, parameters and moments included.
+        compile_seconds: of tracing, lowering and compiling; None for PyTorch.
         flops: of the model, a step; None for PyTorch, whose model is DPR's.
         program: text of the compiled step; None for PyTorch.
     """
@@ -92,6 +98,7 @@ class Variant:
     step: Callable[[], object]
     parameters: int
     peak_bytes: int
+    compile_seconds: float | None = None
     flops: int | None = None
     program: str | None = None
 
@@ -131,6 +138,7 @@ def model_config(name: str, arguments: argparse.Namespace) -> DualEncoderConfig:
         dropout_rate=arguments.dropout,
         attention_dropout_rate=arguments.dropout,
         remat=Remat.BLOCK if name.endswith("remat") else Remat.NONE,
+        scan=Scan.BLOCKS if name.endswith("scan") else Scan.NONE,
     )
     if name.startswith("taser"):
         return DualEncoderConfig(bert=bert, experts=ExpertConfig(num_experts=2))
@@ -149,7 +157,9 @@ def our_variant(name: str, arguments: argparse.Namespace, batch: Batch) -> Varia
     batch = jax.device_put(batch)
     state = init_state(initialise, optimizer, jax.random.key(0))
     step = make_train_step(model, optimizer, num_chunks=chunks)
+    start = time.perf_counter()
     compiled = step.lower(state, {"nq": batch}).compile()
+    compile_seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()
     box = [state]
 
@@ -170,6 +180,7 @@ def our_variant(name: str, arguments: argparse.Namespace, batch: Batch) -> Varia
         step=once,
         parameters=sum(leaf.size for leaf in jax.tree.leaves(shapes)),
         peak_bytes=memory.argument_size_in_bytes + memory.temp_size_in_bytes,
+        compile_seconds=compile_seconds,
         flops=config.training_flops(shape),
         program=compiled.as_text(),
     )
@@ -280,6 +291,7 @@ def figures(
         **times[name].figures(times.get("torch")),
     }
     if variant.flops is not None:
+        found["compile_seconds"] = variant.compile_seconds
         found["mfu"] = variant.flops / (found["milliseconds"] / 1e3) / peak
     dpr = name.replace("taser", "dpr")
     if dpr != name and dpr in variants:

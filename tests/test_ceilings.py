@@ -37,9 +37,9 @@ ROOMS = {
     "data": 6_374,
     "devices": 1_087,
     "evaluation": 1_227,
-    "interop": 2_976,
+    "interop": 2_978,
     "loose files": 419,
-    "models": 2_268,
+    "models": 2_387,
     "optim": 951,
     "retrieval": 1_935,
     "serving": 529,
@@ -48,9 +48,9 @@ ROOMS = {
     "training": 1_574,
 }
 OTHERS = {
-    "lines of code": 31_739,
+    "lines of code": 31_860,
     "percent of code that imports or raises": 14.9,
-    "files": 221,
+    "files": 222,
     "lines of the longest file": 417,
     "loose files": 3,
     "rooms at the top": 14,
@@ -58,9 +58,9 @@ OTHERS = {
     "commands": 28,
     "fields that nothing binds": 29,
     "Any in annotations": 109,
-    "modules that train imports": 87,
+    "modules that train imports": 88,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_296,
+    "words of documentation": 34_457,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

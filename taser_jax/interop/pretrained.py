@@ -75,6 +75,7 @@ def pretrained_bert(
         attention_dropout_rate=numerics.attention_dropout_rate,
         dtype=numerics.dtype,
         remat=numerics.remat,
+        scan=numerics.scan,
         attention=numerics.attention,
     )
 
@@ -177,6 +178,7 @@ def pretrained_t5(source: Source, *, numerics: T5Config = T5Config()) -> T5Confi
         dropout_rate=numerics.dropout_rate,
         dtype=numerics.dtype,
         remat=numerics.remat,
+        scan=numerics.scan,
         initialization=numerics.initialization,
     )
 

@@ -19,6 +19,7 @@ from taser_jax.models.layers import (
     Affine,
     Initializer,
     LayerNormParameters,
+    Scan,
     by_remat,
     layer_norm,
     mean_over_tokens,
@@ -32,6 +33,7 @@ from taser_jax.models.routing import (
     Routing,
     SequenceSummary,
 )
+from taser_jax.models.stack import BlockCall, run_blocks
 from taser_jax.models.t5_layers import RelativePositionBias
 from taser_jax.storage.errors import ConfigError
 
@@ -289,9 +291,9 @@ class BertEncoder(nn.Module):
         if experts.learned and experts.gate_sharing is GateSharing.SHARED:
             shared_router = router_parameters(config, experts)
         group_gates = self._group_gates(role, mask, train=train)
-        block_class, traits = _BLOCKS[config.remat], config.traits
-
-        frozen = self.frozen_blocks
+        frozen, last = self.frozen_blocks, config.num_layers
+        if output is EncoderOutput.FROZEN:
+            last = frozen
         if isinstance(texts, States):
             first, hidden = frozen, jnp.asarray(texts.hidden).astype(config.dtype)
         else:
@@ -299,9 +301,9 @@ class BertEncoder(nn.Module):
             first, hidden = 0, embeddings(jnp.asarray(texts.ids))
         hidden = split_over_batch(hidden)
         biases = self._attention_biases(mask)
-        statistics = []
-        for i in range(first, frozen if output is EncoderOutput.FROZEN else config.num_layers):
-            trains = train and i >= frozen
+        block_class, traits = _BLOCKS[config.remat], config.traits
+
+        def call(i: int) -> BlockCall:
             is_specialized = i + 1 in specialized
             block = block_class(
                 config=config,
@@ -309,24 +311,32 @@ class BertEncoder(nn.Module):
                 normalizes_input=traits.pre_norm and i > 0,
                 experts=experts if is_specialized else None,
                 first_expert=experts.group(role)[0] if is_specialized else 0,
-                deterministic=not trains,
+                deterministic=not train or i < frozen,
                 output=block_output(config, experts, i + 1, output),
-                name=f"layers_{i}",
+                parent=None,
             )
             gates = group_gates if i >= frozen else None
-            hidden, block_statistics = block(hidden, mask, gates, shared_router, biases[i])
-            hidden = split_over_batch(hidden)
-            if i + 1 == frozen:
-                hidden = jax.lax.stop_gradient(hidden)
-            if block_statistics is not None and i >= frozen:
-                statistics.append(block_statistics)
+            return BlockCall(block, (mask, gates, shared_router, biases[i]))
+
+        frozen_calls = [call(i) for i in range(first, frozen)]
+        hidden, _ = run_blocks(self, first, frozen_calls, hidden, scanned=False)
+        if frozen_calls:
+            hidden = jax.lax.stop_gradient(hidden)
+        hidden, statistics = run_blocks(
+            self,
+            frozen,
+            [call(i) for i in range(frozen, last)],
+            hidden,
+            scanned=train and config.scan is Scan.BLOCKS,
+        )
         if output is EncoderOutput.FIRST_TOKEN:
             hidden = hidden[:, :1]
         if config.traits.pre_norm and output is not EncoderOutput.FROZEN:
             hidden = _normalized(hidden, config, "final_layer_norm")
-        if not statistics:
+        routed = [of_a_block for of_a_block in statistics if of_a_block is not None]
+        if not routed:
             return hidden, None
-        return hidden, jax.tree.map(lambda *blocks: jnp.stack(blocks), *statistics)
+        return hidden, jax.tree.map(lambda *blocks: jnp.stack(blocks), *routed)
 
     def _attention_biases(
         self, mask: Bool[Array, "batch length"]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from taser_jax.models.layers import Activation, Initializer, Remat, TransformerConfig
+from taser_jax.models.layers import Activation, Initializer, Remat, Scan, TransformerConfig
 from taser_jax.storage.errors import check_fields
 from taser_jax.storage.typed_files import Checked, Positive, PositiveNumber, Rate
 
@@ -149,6 +149,7 @@ class BertConfig(TransformerConfig):
         dtype: dtype of activations, "float32" or "bfloat16"; parameters, softmax and normalisation
             statistics, router logits and returned embeddings are always float32.
         remat: rematerialisation.
+        scan: whether a training step's blocks are one loop for the compiler.
         attention: attention kernel.
         family: how the encoder differs from BERT.
         rotary: rotary positions and local attention, in families that have them.
@@ -169,6 +170,7 @@ class BertConfig(TransformerConfig):
     activation: Activation = Activation.GELU
     dtype: str = "float32"
     remat: Remat = Remat.NONE
+    scan: Scan = Scan.NONE
     attention: AttentionKernel = AttentionKernel.EINSUM
     family: Family = Family.BERT
     rotary: RotaryConfig = RotaryConfig()

@@ -29,7 +29,7 @@ _KINDS = {config.kind: config for config in _CONFIGS}
 
 
 def to_json(config: ModelConfig) -> str:
-    """Writes every field, defaults included, so that changed defaults do not affect saved models.
+    """Writes every field but `scan`, so that changed defaults do not affect saved models.
 
     A BERT's file has no kind, and no query_tasks if they are empty. Fingerprints of models depend
     on this text.
@@ -56,9 +56,11 @@ def to_json(config: ModelConfig) -> str:
 def _settings(config: ModelConfig) -> dict[str, Any]:
     """A model's fields with the constants that fingerprints of BERT's models include.
 
-    A BERT has no field of the other families.
+    A BERT has no field of the other families. How a step is compiled is no part of a model.
     """
     fields = to_plain(config)
+    for stack in ("bert", "t5"):
+        fields.get(stack, {}).pop("scan", None)
     if fields.get("bert", {}).get("family") == Family.BERT.value:
         del fields["bert"]["family"], fields["bert"]["rotary"]
     for names, constant, before in _CONSTANTS:

@@ -18,8 +18,10 @@ from taser_jax.models.batch import Augmented, States, Tokens
 from taser_jax.models.bert import Table
 from taser_jax.models.dropout import Dropout
 from taser_jax.models.dual_encoder import Params
-from taser_jax.models.layers import Remat, TransformerConfig, by_remat, split_over_batch
+from taser_jax.models.layers import Remat, Scan, TransformerConfig, by_remat, split_over_batch
+from taser_jax.models.stack import BlockCall, run_blocks
 from taser_jax.models.t5_layers import (
+    ATTENTION,
     MLP_ACTIVATIONS,
     FeedForward,
     FirstCrossAttention,
@@ -90,6 +92,7 @@ class T5Config(TransformerConfig):
         dtype: dtype of activations, "float32" or "bfloat16"; parameters, softmax and normalisation
             statistics and returned embeddings are always float32.
         remat: rematerialisation.
+        scan: whether a training step's blocks are one loop for the compiler.
         initialization: see `T5Initialization`; also applied to pretrained weights on loading.
     """
 
@@ -108,6 +111,7 @@ class T5Config(TransformerConfig):
     rms_norm_epsilon: float = 1e-6
     dtype: str = "float32"
     remat: Remat = Remat.NONE
+    scan: Scan = Scan.NONE
     initialization: T5Initialization = T5Initialization.STANDARD
 
     def __post_init__(self) -> None:
@@ -151,7 +155,7 @@ class EncoderLayer(nn.Module):
         hidden: Float[Array, "batch length embed"],
         mask: Bool[Array, "batch length"],
         position_bias: Float[Array, "heads length length"] | None,
-    ) -> Float[Array, "batch length embed"]:
+    ) -> tuple[Float[Array, "batch length embed"], None]:
         """Applies the block; if `position_bias` is None, the block has a table of its own."""
         config = self.config
         if position_bias is None:
@@ -166,7 +170,7 @@ class EncoderLayer(nn.Module):
             name="attention",
         )
         hidden += dropout(attention(normalised, mask=mask, position_bias=position_bias))
-        return hidden + _feed_forward(config, hidden, dropout)
+        return hidden + _feed_forward(config, hidden, dropout), None
 
 
 def _feed_forward(
@@ -196,7 +200,7 @@ class DecoderLayer(nn.Module):
         hidden: Float[Array, "batch embed"],
         encoded: Float[Array, "batch length embed"],
         mask: Bool[Array, "batch length"],
-    ) -> Float[Array, "batch embed"]:
+    ) -> tuple[Float[Array, "batch embed"], None]:
         """Applies the block."""
         config = self.config
         if config.position_bias is PositionBias.PER_LAYER:
@@ -208,7 +212,7 @@ class DecoderLayer(nn.Module):
         norm = RmsNorm(config.rms_norm_epsilon, name="pre_cross_attention_layer_norm")
         attention = FirstCrossAttention(*sizes, name="encoder_decoder_attention")
         hidden += dropout(attention(norm(hidden), encoded, mask=mask))
-        return hidden + _feed_forward(config, hidden, dropout)
+        return hidden + _feed_forward(config, hidden, dropout), None
 
 
 _ENCODER_LAYERS, _DECODER_LAYERS = by_remat(EncoderLayer), by_remat(DecoderLayer)
@@ -241,13 +245,20 @@ class Encoder(nn.Module):
         if config.position_bias is PositionBias.SHARED:
             position_bias = _relative_positions(config)(hidden.shape[1])
         layer_class = _ENCODER_LAYERS[config.remat]
+
+        def call(i: int) -> BlockCall:
+            return BlockCall(
+                layer_class(config, not train or i < frozen, parent=None), (mask, position_bias)
+            )
+
         hidden = split_over_batch(hidden if frozen else dropout(hidden))
-        for i in blocks:
-            if i == frozen > 0:
-                hidden = jax.lax.stop_gradient(hidden)
-            layer = layer_class(config, not train or i < frozen, name=f"layers_{i}")
-            hidden = layer(hidden, mask, position_bias)
-            hidden = split_over_batch(hidden)
+        frozen_calls = [call(i) for i in blocks if i < frozen]
+        hidden, _ = run_blocks(self, blocks.start, frozen_calls, hidden, scanned=False)
+        if frozen:
+            hidden = jax.lax.stop_gradient(hidden)
+        is_scanned = train and config.scan is Scan.BLOCKS
+        calls = [call(i) for i in blocks if i >= frozen]
+        hidden, _ = run_blocks(self, frozen, calls, hidden, scanned=is_scanned)
         if blocks.stop < config.num_layers:
             return hidden
         return dropout(RmsNorm(config.rms_norm_epsilon, name="encoder_norm")(hidden))
@@ -273,11 +284,13 @@ class Decoder(nn.Module):
         # A single position has no distances; the table exists because checkpoints have it.
         if config.position_bias is PositionBias.SHARED:
             _relative_positions(config)(1)
-        layer_class = _DECODER_LAYERS[config.remat]
+        layer = _DECODER_LAYERS[config.remat](config, deterministic=not train, parent=None)
+        # A loop would lose what its blocks sow.
+        is_scanned = train and config.scan is Scan.BLOCKS
+        is_scanned = is_scanned and not self.is_mutable_collection(ATTENTION)
+        calls = [BlockCall(layer, (encoded, mask))] * config.num_decoder_layers
         hidden = split_over_batch(dropout(hidden))
-        for i in range(config.num_decoder_layers):
-            layer = layer_class(config, deterministic=not train, name=f"layers_{i}")
-            hidden = split_over_batch(layer(hidden, encoded, mask))
+        hidden, _ = run_blocks(self, 0, calls, hidden, scanned=is_scanned)
         return dropout(RmsNorm(config.rms_norm_epsilon, name="decoder_norm")(hidden))
 
 

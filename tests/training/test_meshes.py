@@ -11,6 +11,7 @@ from tiny_encoder import BERT, adamw, make_batch, on_mesh
 from taser_jax.devices.mesh import MeshConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
+from taser_jax.models.layers import Scan
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.training.step import make_train_step
 
@@ -23,10 +24,10 @@ MODEL = DualEncoder(DualEncoderConfig(NOISY, EXPERTS))
 STEPS = 3
 
 
-def losses(config, num_devices):
-    optimizer = adamw(MODEL)
-    partitioner, state, shardings = on_mesh(MODEL, optimizer, config, num_devices)
-    step = make_train_step(MODEL, optimizer, state_shardings=shardings)
+def losses(config, num_devices, model=MODEL):
+    optimizer = adamw(model)
+    partitioner, state, shardings = on_mesh(model, optimizer, config, num_devices)
+    step = make_train_step(model, optimizer, state_shardings=shardings)
     found = []
     with jax.set_mesh(partitioner.mesh):
         for number in range(STEPS):
@@ -66,3 +67,13 @@ def test_losses_do_not_depend_on_the_mesh(config, num_devices, on_one_device, ca
     assert wi.sharding.spec != PartitionSpec() or parts == 1
     # The partitioner found no array that it could only reshard by copying it to every device.
     assert "nvoluntary full rematerialization" not in capfd.readouterr().err
+
+
+def test_losses_of_blocks_in_one_loop_do_not_depend_on_the_mesh():
+    bert = dataclasses.replace(NOISY, num_layers=3, scan=Scan.BLOCKS)
+    model = DualEncoder(DualEncoderConfig(bert, ExpertConfig(num_experts=1, blocks=())))
+    found = [
+        losses(config, num, model)[0]
+        for config, num in ((MeshConfig(), 1), (MeshConfig(fsdp=4), 8))
+    ]
+    np.testing.assert_allclose(*found, rtol=2e-5)

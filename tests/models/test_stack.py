@@ -1,0 +1,135 @@
+"""Blocks in one loop: the same function of the same parameters, compiled in less time."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_bert import random_params, tiny_bert, tiny_model, tiny_tokens
+from tiny_t5 import random_t5_params, tiny_t5, tiny_t5_model
+
+from taser_jax.models.batch import Role
+from taser_jax.models.bert_dual_encoder import Pooling
+from taser_jax.models.layers import Remat, Scan
+from taser_jax.models.stack import BlockCall, longest_repetition, run_blocks
+
+RNGS = {"dropout": jax.random.key(0), "routing": jax.random.key(1)}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "expected"),
+    [
+        ("SSSS", (0, 1, 4)),
+        ("SSESSESSESSF", (0, 3, 3)),
+        ("FSSS", (1, 1, 3)),
+        ("SESESF", (0, 2, 2)),
+        ("SEF", (3, 0, 0)),
+        ("", (0, 0, 0)),
+    ],
+)
+def test_what_repeats(blocks, expected):
+    assert longest_repetition([BlockCall(name, ()) for name in blocks]) == expected
+
+
+def test_calls_with_other_arguments_do_not_repeat():
+    local, everywhere = np.zeros(2), np.zeros(2)
+    calls = [BlockCall("S", (bias,)) for bias in (everywhere, local, local)]
+    assert longest_repetition(calls) == (1, 1, 2)
+
+
+class Multiply(nn.Module):
+    """hidden·factor, the factor, and a draw."""
+
+    adds: bool = False
+
+    @nn.compact
+    def __call__(self, hidden, offset):
+        factor = self.param("factor", nn.initializers.ones, ())
+        draw = jax.random.uniform(self.make_rng("dropout"))
+        return hidden * factor + (offset if self.adds else 0), (factor, draw)
+
+
+class Stack(nn.Module):
+    """Multiply, multiply and add, three times, and multiply once more."""
+
+    scanned: bool
+
+    @nn.compact
+    def __call__(self, hidden):
+        offset = jnp.ones(())
+        blocks = [Multiply(adds=i % 2 == 1, parent=None) for i in range(7)]
+        calls = [BlockCall(block, (offset,)) for block in blocks]
+        return run_blocks(self, 0, calls, hidden, scanned=self.scanned)
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_blocks_run_in_order_with_their_own_parameters_and_draws(scanned):
+    factors = [2.0, 3.0, 5.0, 7.0, 11.0, 13.0, 17.0]
+    params = {f"layers_{i}": {"factor": jnp.float32(factor)} for i, factor in enumerate(factors)}
+    stack = Stack(scanned)
+    initial = stack.init({"params": jax.random.key(0), "dropout": jax.random.key(1)}, jnp.ones(1))
+    assert jax.tree.structure(initial["params"]) == jax.tree.structure(params)
+    hidden, statistics = stack.apply({"params": params}, jnp.ones(1), rngs=RNGS)
+    # (((1·2·3 + 1)·5·7 + 1)·11·13 + 1)·17
+    assert hidden.tolist() == [598_043]
+    assert [factor for factor, _ in statistics] == factors
+    assert len({float(draw) for _, draw in statistics}) == len(factors)
+    again = stack.apply({"params": params}, jnp.ones(1), rngs=RNGS)[1]
+    assert again == statistics
+    program = str(
+        jax.make_jaxpr(lambda p: stack.apply({"params": p}, jnp.ones(1), rngs=RNGS))(params)
+    )
+    assert program.count("scan[") == scanned
+
+
+def _bert(blocks, num_layers, pooling, **changes):
+    def build(scan):
+        bert = tiny_bert(num_layers=num_layers, scan=scan, **changes)
+        return tiny_model(bert=bert, experts={"num_experts": 2, "blocks": blocks}, pooling=pooling)
+
+    return build, random_params
+
+
+def _t5(**changes):
+    sizes = {"num_layers": 3, "num_decoder_layers": 3, "dropout_rate": 0.0}
+
+    def build(scan):
+        return tiny_t5_model(t5=tiny_t5(scan=scan, **(sizes | changes)))
+
+    return build, random_t5_params
+
+
+@pytest.mark.parametrize(
+    ("build", "draw_params"),
+    [
+        pytest.param(*_bert((2, 4), 4, Pooling.MEAN), id="all tokens"),
+        pytest.param(
+            *_bert((2, 4), 6, Pooling.CLS, remat=Remat.BLOCK), marks=pytest.mark.slow, id="[CLS]"
+        ),
+        pytest.param(*_t5(), id="t5", marks=pytest.mark.slow),
+        pytest.param(
+            *_t5(remat=Remat.BLOCK, position_bias="per_layer"), marks=pytest.mark.release, id="umt5"
+        ),
+    ],
+)
+def test_a_loop_changes_neither_outputs_nor_gradients(build, draw_params):
+    models = [build(scan) for scan in Scan]
+    params = draw_params(models[0])
+
+    def outputs_and_gradients(model):
+        def total(params):
+            encoded = model.apply(
+                {"params": params},
+                tiny_tokens(),
+                role=Role.QUERY,
+                train=True,
+                method="encode",
+            )
+            return encoded.embeddings[:, 0].sum(), encoded
+
+        return jax.jit(jax.grad(total, has_aux=True))(params)
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-4),
+        *map(outputs_and_gradients, models),
+    )
