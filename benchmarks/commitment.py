@@ -34,7 +34,7 @@ from taser_jax.models.dual_encoder import Normalization
 from taser_jax.optim.median import MedianOver
 from taser_jax.optim.multitask import Combiner, MultitaskConfig
 from taser_jax.optim.optimizers import OptimizerConfig
-from taser_jax.optim.tsage_options import TSageConfig
+from taser_jax.optim.tsage import TSageConfig
 from taser_jax.training.checkpoints import CheckpointConfig
 from taser_jax.training.loop import LoopConfig
 from taser_jax.training.objective import ObjectiveConfig

@@ -28,7 +28,7 @@ from taser_jax.optim.multitask import (
     build_multitask_optimizer,
 )
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
-from taser_jax.optim.tsage_options import AverageDtype, TSageConfig
+from taser_jax.optim.tsage import TSageConfig
 from taser_jax.training.multitask_step import TaskGradients, make_multitask_step
 from taser_jax.training.state import TrainState, init_state
 from taser_jax.training.step import TrainStep
@@ -86,7 +86,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--negatives", type=int)
     parser.add_argument("--remat", choices=[remat.value for remat in Remat], default="none")
     parser.add_argument("--num_chunks", type=int, default=1)
-    parser.add_argument("--average_dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--median_over", choices=["all", "nonzero"], help="of T-SAGE")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
 
@@ -161,12 +160,10 @@ class Problem:
         return build_combiner(self._config(method), tasks=tuple(self.batches), total_steps=1000)
 
     def _config(self, method: str) -> MultitaskConfig:
-        average = AverageDtype(self.arguments.average_dtype)
         return MultitaskConfig(
             combiner=Combiner(method),
             tsage=TSageConfig(
                 burn_in_share=0.0,
-                average_dtype=average,
                 median_over=MedianOver(self.arguments.median_over),
             ),
         )
@@ -234,9 +231,7 @@ def _make_batches(arguments: argparse.Namespace) -> dict[str, Batch]:
     return batches
 
 
-def traffic_bytes(
-    method: str, *, tasks: int, parameters: int, average_bytes: int, passes: float
-) -> float:
+def traffic_bytes(method: str, *, tasks: int, parameters: int, passes: float) -> float:
     """What the combiner must read and write; the stack of gradients is written once in each.
 
     T-SAGE reads gradients and parameters in each pass of the median, then gradients, parameters and
@@ -246,10 +241,9 @@ def traffic_bytes(
     """
     stack = 4.0 * tasks * parameters
     vector = 4.0 * parameters
-    average = average_bytes * tasks * parameters
     if method == PLAIN:
         return 0.0
     if method != Combiner.TSAGE.value:
         return stack + stack + (stack + vector)
-    update = stack + 2 * average + 2 * vector
+    update = 3 * stack + 2 * vector
     return stack + passes * (stack + vector) + update

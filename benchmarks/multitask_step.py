@@ -236,7 +236,6 @@ def measure_steps(
                 method,
                 tasks=len(problem.batches),
                 parameters=problem.num_parameters,
-                average_bytes=jnp.dtype(arguments.average_dtype).itemsize,
                 passes=passes,
             ),
         }

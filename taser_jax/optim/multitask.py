@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -19,23 +18,64 @@ from taser_jax.optim.task_gradients import (
     Reduction,
     Report,
     check_combined,
-    check_task_gradients,
     check_tasks,
     gram_matrix,
+    keep_trainable,
     squared_norms,
     weighted_gradients,
     weights_entropy,
 )
-from taser_jax.optim.tsage import tsage
-from taser_jax.optim.tsage_options import TSageConfig
+from taser_jax.optim.tsage import TSageConfig, tsage
 
 _SMALLEST_LOSS = 1e-6
 
 
-class PCGradState(NamedTuple):
-    """Report of the last step: `conflicts` is the share of task pairs with a negative product."""
+class WeighingState(NamedTuple):
+    """State of a combiner that gives each task a weight.
 
+    Attributes:
+        memory: what the next weights depend on.
+        report: of the last step, with the weights that it used.
+    """
+
+    memory: PyTree
     report: Report
+
+
+def _weighing(
+    start: Callable[[], WeighingState],
+    weigh: Callable[..., tuple[PyTree, Report]],
+    *,
+    trainable: PyTree[bool] | None,
+) -> optax.GradientTransformationExtraArgs:
+    """The combiner Σ_t w_t·g_t with the weights that `weigh` reports.
+
+    Args:
+        start: makes the state before the first step.
+        weigh: (trainable leaves of the gradients, memory, losses=, key=) -> new memory and report.
+        trainable: tree of bool; None trains all.
+    """
+
+    def init(params: PyTree) -> WeighingState:
+        del params
+        return start()
+
+    def update(
+        updates: PyTree,
+        state: WeighingState,
+        params: PyTree | None = None,
+        *,
+        losses: jax.typing.ArrayLike,
+        key: jax.Array,
+        **extra: object,
+    ) -> tuple[PyTree, WeighingState]:
+        del extra
+        leaves = jax.tree.leaves(keep_trainable(updates, trainable))
+        memory, report = weigh(leaves, state.memory, losses=losses, key=key)
+        combined = weighted_gradients(report.weights, updates, params, trainable=trainable)
+        return combined, WeighingState(memory, report)
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def pcgrad(
@@ -49,7 +89,8 @@ def pcgrad(
     g′_i starts as g_i; the other tasks j are visited in random order, and where <g′_i, g_j> < 0,
     g′_i ← g′_i − <g′_i, g_j>/‖g_j‖² · g_j with the original g_j. Gradients are whole vectors over
     all trainable parameters. Every g′_i is a combination of the g_j, so the dot products of the
-    gradients, one [tasks, tasks] matrix, are all it takes: g′ is never stored.
+    gradients, one [tasks, tasks] matrix, are all it takes: g′ is never stored. The report's
+    `conflicts` is the share of task pairs with a negative product.
 
     Example:
         g_1 = (1, 0), g_2 = (−1, 1): their product is −1. g′_1 = g_1 + g_2/2 = (0.5, 0.5),
@@ -66,29 +107,21 @@ def pcgrad(
     num_tasks = len(tasks)
     scale = 1.0 / num_tasks if reduction is Reduction.MEAN else 1.0
 
-    def init(params: PyTree) -> PCGradState:
-        del params
-        weights = jnp.full((num_tasks,), scale, jnp.float32)
-        return PCGradState(Report(weights, {"conflicts": jnp.float32(0)}))
-
-    def update(
-        updates: PyTree,
-        state: PCGradState,
-        params: PyTree | None = None,
-        *,
-        key: jax.Array,
-        **extra: object,
-    ) -> tuple[PyTree, PCGradState]:
-        del state, extra
-        products = gram_matrix(check_task_gradients(updates, params, len(tasks), trainable))
+    def weigh(
+        leaves: Sequence[Array], memory: tuple[()], *, losses: jax.typing.ArrayLike, key: jax.Array
+    ) -> tuple[tuple[()], Report]:
+        del losses
+        products = gram_matrix(leaves)
         factors = projected(products, visiting_orders(key, num_tasks))
-        weights = scale * jnp.sum(factors, axis=0)
-        combined = weighted_gradients(weights, updates, params, trainable=trainable)
         pairs = max(1, num_tasks * (num_tasks - 1))
         conflicts = jnp.sum(products < 0).astype(jnp.float32) / pairs
-        return combined, PCGradState(Report(weights, {"conflicts": conflicts}))
+        return memory, Report(scale * jnp.sum(factors, axis=0), {"conflicts": conflicts})
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    def start() -> WeighingState:
+        weights = jnp.full((num_tasks,), scale, jnp.float32)
+        return WeighingState((), Report(weights, {"conflicts": jnp.float32(0)}))
+
+    return _weighing(start, weigh, trainable=trainable)
 
 
 def visiting_orders(key: jax.Array, num_tasks: int) -> Int[Array, "task visit"]:
@@ -119,13 +152,6 @@ def projected(
         return jax.vmap(of_task)(jnp.arange(num_tasks), orders)
 
 
-class CgdState(NamedTuple):
-    """Logarithms of the tasks' weights, and the report of the last step."""
-
-    log_weights: Array
-    report: Report
-
-
 def cgd(
     *,
     tasks: Sequence[str],
@@ -154,54 +180,45 @@ def cgd(
     Follows", Algorithm 1, with cosines over all parameters.
     """
 
-    def init(params: PyTree) -> CgdState:
-        del params
-        weights = jnp.full((len(tasks),), 1.0 / len(tasks), jnp.float32)
-        return CgdState(
-            jnp.log(weights), Report(weights, {"task_entropy": weights_entropy(weights)})
-        )
-
-    def update(
-        updates: PyTree,
-        state: CgdState,
-        params: PyTree | None = None,
-        *,
-        losses: jax.typing.ArrayLike,
-        **extra: object,
-    ) -> tuple[PyTree, CgdState]:
-        del extra
-        products = gram_matrix(check_task_gradients(updates, params, len(tasks), trainable))
+    def weigh(
+        leaves: Sequence[Array], memory: Array, *, losses: jax.typing.ArrayLike, key: jax.Array
+    ) -> tuple[Array, Report]:
+        del key
+        products = gram_matrix(leaves)
         norms = jnp.sqrt(jnp.diagonal(products))
         inverse = jnp.where(norms > 0, 1.0 / jnp.where(norms > 0, norms, 1.0), 0.0)
         # A regulariser may make a loss negative; it then counts as 0.
         powers = jnp.maximum(losses, 0.0) ** loss_exponent
         gains = powers * inverse
         common = gains * jnp.sum(products * gains, axis=1)
-        log_weights = jax.nn.log_softmax(state.log_weights + common / temperature)
-        weights = jnp.exp(log_weights)
-        combined = weighted_gradients(weights, updates, params, trainable=trainable)
-        report = Report(weights, {"task_entropy": weights_entropy(weights)})
-        return combined, CgdState(log_weights, report)
+        log_weights = jax.nn.log_softmax(memory + common / temperature)
+        return log_weights, _with_entropy(jnp.exp(log_weights))
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    def start() -> WeighingState:
+        weights = jnp.full((len(tasks),), 1.0 / len(tasks), jnp.float32)
+        return WeighingState(jnp.log(weights), _with_entropy(weights))
+
+    return _weighing(start, weigh, trainable=trainable)
 
 
-class GradNormState(NamedTuple):
-    """State of GradNorm.
+def _with_entropy(weights: Float[Array, " task"]) -> Report:
+    return Report(weights, {"task_entropy": weights_entropy(weights)})
+
+
+class GradNormMemory(NamedTuple):
+    """What GradNorm's next weights depend on.
 
     Attributes:
         step: steps done.
         weights: w, one per task; their sum is the number of tasks.
         first_losses: the losses of the first step.
         inner: state of the weights' Adam.
-        report: the weights that the last step used.
     """
 
     step: Array
     weights: Array
     first_losses: Array
     inner: PyTree
-    report: Report
 
 
 def gradnorm(
@@ -237,48 +254,38 @@ def gradnorm(
     num_tasks = len(tasks)
     inner = optax.adam(learning_rate)
 
-    def init(params: PyTree) -> GradNormState:
-        del params
-        weights = jnp.ones((num_tasks,), jnp.float32)
-        return GradNormState(
-            step=jnp.zeros((), jnp.int32),
-            weights=weights,
-            first_losses=jnp.ones((num_tasks,), jnp.float32),
-            inner=inner.init(weights),
-            report=Report(weights, {"task_entropy": jnp.float32(math.log(num_tasks))}),
-        )
-
-    def update(
-        updates: PyTree,
-        state: GradNormState,
-        params: PyTree | None = None,
+    def weigh(
+        leaves: Sequence[Array],
+        memory: GradNormMemory,
         *,
         losses: jax.typing.ArrayLike,
-        **extra: object,
-    ) -> tuple[PyTree, GradNormState]:
-        del extra
-        leaves = check_task_gradients(updates, params, len(tasks), trainable)
+        key: jax.Array,
+    ) -> tuple[GradNormMemory, Report]:
+        del key
         norms = jnp.sqrt(squared_norms(leaves))
         # A loss can be exactly 0, where a softmax saturates, and below 0 with a regulariser.
         losses = jnp.maximum(losses, _SMALLEST_LOSS)
-        first_losses = jnp.where(state.step == 0, losses, state.first_losses)
+        first_losses = jnp.where(memory.step == 0, losses, memory.first_losses)
         paces = losses / first_losses
         paces = paces / jnp.mean(paces)
-        weighted_norms = state.weights * norms
+        weighted_norms = memory.weights * norms
         targets = jnp.mean(weighted_norms) * paces**alpha
         slopes = jnp.sign(weighted_norms - targets) * norms
-        steps, inner_state = inner.update(slopes, state.inner)
-        weights = jnp.maximum(state.weights + steps, 0.0)
+        steps, inner_state = inner.update(slopes, memory.inner)
+        weights = jnp.maximum(memory.weights + steps, 0.0)
         whole = jnp.sum(weights)
         scaled = weights * num_tasks / jnp.where(whole > 0, whole, 1.0)
         # If all were 0, no gradient could raise one again.
-        weights = jnp.where(whole > 0, scaled, state.weights)
-        combined = weighted_gradients(state.weights, updates, params, trainable=trainable)
-        report = Report(state.weights, {"task_entropy": weights_entropy(state.weights)})
-        new_state = GradNormState(state.step + 1, weights, first_losses, inner_state, report)
-        return combined, new_state
+        weights = jnp.where(whole > 0, scaled, memory.weights)
+        moved = GradNormMemory(memory.step + 1, weights, first_losses, inner_state)
+        return moved, _with_entropy(memory.weights)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    def start() -> WeighingState:
+        ones = jnp.ones((num_tasks,), jnp.float32)
+        memory = GradNormMemory(jnp.zeros((), jnp.int32), ones, ones, inner.init(ones))
+        return WeighingState(memory, _with_entropy(ones))
+
+    return _weighing(start, weigh, trainable=trainable)
 
 
 class Combiner(enum.Enum):

@@ -103,42 +103,27 @@ def combine(
     return jax.tree.map(of_leaf, params, keep_trainable(task_grads, trainable), *others)
 
 
-def check_task_gradients(
-    task_grads: PyTree, params: PyTree, num_tasks: int, trainable: PyTree[bool] | None = None
-) -> list[PyTree]:
-    """Trainable leaves of gradients with a leading task axis.
-
-    Raises:
-        ConfigError: a leaf has no such axis.
-    """
-    stacked = jax.tree.map(lambda param: (num_tasks, *param.shape), params)
-    _check_shapes(task_grads, stacked, fix="stack the gradients of each task")
-    return jax.tree.leaves(keep_trainable(task_grads, trainable))
-
-
 def check_combined() -> optax.GradientTransformation:
     """A transformation that raises an error unless gradients have the parameters' shapes.
 
-    Without it a chain whose combiner was forgotten would broadcast: Adam's moments, and then the
-    parameters, would silently get a task axis.
+    Without it, gradients without a task axis or a chain without a combiner would broadcast: Adam's
+    moments, and then the parameters, would silently change their shapes.
     """
 
-    def check(updates: PyTree, params: PyTree) -> PyTree:
-        shapes = jax.tree.map(lambda param: param.shape, params)
-        fix = "put a combiner first in the chain: optax.chain(build_combiner(...), ...)"
-        _check_shapes(updates, shapes, fix=fix)
-        return updates
-
-    return optax.stateless(check)
-
-
-def _check_shapes(gradients: PyTree, shapes: PyTree, *, fix: str) -> None:
-    def check(path: KeyPath, leaf: ArrayLike, shape: tuple[int, ...]) -> None:
-        if jnp.shape(leaf) != shape:
-            problem = f"gradient of {parameter_path(path)} has shape {jnp.shape(leaf)}, not {shape}"
+    def check(path: KeyPath, gradient: ArrayLike, param: ArrayLike) -> None:
+        shapes = jnp.shape(gradient), jnp.shape(param)
+        if shapes[0] != shapes[1]:
+            problem = f"gradient of {parameter_path(path)} has shape {shapes[0]}, not {shapes[1]}"
+            fix = (
+                "put a combiner first in the chain, and give it the stacked gradients of the tasks"
+            )
             raise ConfigError(problem, where=_WHERE, fix=fix)
 
-    jax.tree_util.tree_map_with_path(check, gradients, shapes)
+    def check_all(updates: PyTree, params: PyTree) -> PyTree:
+        jax.tree_util.tree_map_with_path(check, updates, params)
+        return updates
+
+    return optax.stateless(check_all)
 
 
 def gram_matrix(leaves: Sequence[Float[Array, "task ..."]]) -> Float[Array, "task task"]:

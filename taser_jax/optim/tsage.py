@@ -2,71 +2,111 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import functools
 import math
 import operator
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
-from jaxtyping import Array, BFloat16, Bool, Float, Int, PyTree, UInt32
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from taser_jax.optim.median import lower_median
+from taser_jax.optim.median import MedianOver, lower_median
 from taser_jax.optim.task_gradients import (
     Leaves,
     Report,
-    check_task_gradients,
     combine,
     keep_trainable,
     sum_over_devices,
     sums,
 )
-from taser_jax.optim.tsage_options import (
-    AverageDtype,
-    BiasCorrection,
-    StepScale,
-    TSageConfig,
-    temperature_of,
-)
+from taser_jax.storage.typed_files import Checked, Natural, PositiveNumber, Rate, Share
 
 
-def noise(
-    gradient: Float[Array, "*shape"], param: Float[Array, "*shape"], salt: UInt32[Array, ""]
-) -> UInt32[Array, "*shape"]:
-    """16 pseudo-random bits, hashed from each entry so that nothing is drawn or moved.
+class TemperatureSchedule(enum.Enum):
+    """The softmax temperature over ANCE episodes, counted from 0.
 
-    Args:
-        gradient: what is hashed, with the parameter.
-        param: likewise.
-        salt: differs by step, parameter and task.
+    CONSTANT: τ = `temperature` in every episode. ANNEALED, the paper's Table 6: τ = 64·0.5^(a − 4)
+    in episodes a ≥ 4, and infinite before. INFINITE: all tasks have equal weights.
     """
 
-    def bits(array: jax.Array) -> jax.Array:
-        return jax.lax.bitcast_convert_type(array.astype(jnp.float32), jnp.uint32)
-
-    mixed = bits(gradient) ^ (bits(param) * jnp.uint32(0x9E3779B1)) ^ salt
-    mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(0x85EBCA77)
-    mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(0xC2B2AE3D)
-    return mixed >> 16
+    CONSTANT = "constant"
+    ANNEALED = "annealed"
+    INFINITE = "infinite"
 
 
-def round_at_random(
-    values: Float[Array, "*shape"], random_bits: UInt32[Array, "*shape"]
-) -> BFloat16[Array, "*shape"]:
-    """Rounds to bfloat16 of the next smaller or larger magnitude; the mean is the value.
+class StepScale(enum.Enum):
+    """The sum of a parameter's weights: during burn-in, and after it.
+
+    PAPER (Algorithm 1, Equation 8): 1 in every step, so that steps keep their size when burn-in
+    ends. RELEASED is the code: 1, then 1/T. Adam cancels a constant factor except for its epsilon
+    and for a while after burn-in; clipping by global norm cuts smaller gradients less often.
+    """
+
+    PAPER = "paper"
+    RELEASED = "released"
+
+
+class BiasCorrection(enum.Enum):
+    """Whether the moving average is divided by 1 − β^k after k steps.
+
+    NONE is Algorithm 1 and the released code: the average starts at 0. At β = 0.999 it is 0.20 of
+    its final size after 221 steps, which acts like a temperature five times as high. ADAM divides,
+    so that the temperature has the same effect in all steps.
+    """
+
+    NONE = "none"
+    ADAM = "adam"
+
+
+@dataclasses.dataclass(frozen=True)
+class TSageConfig(Checked):
+    """T-SAGE as in the paper's Algorithm 1, with absolute values (its Equation 9).
+
+    Attributes:
+        beta: share of the old moving average that is kept. (Equation 11 swaps β and 1 − β, but
+            Table 4, where 0.999 is best and 0 means no momentum, fits this reading.)
+        temperature: τ of the softmax over tasks.
+        temperature_schedule: whether τ depends on the episode.
+        episode: the ANCE episode of this training, counted from 0; set it to run one episode by
+            hand (`taser pipeline ance` sets it).
+        burn_in_share: share of the run's steps with equal weights; the average is updated in them
+            too.
+        step_scale: size of the combined gradient; set RELEASED to reproduce the released code.
+        bias_correction: bias correction of the moving average.
+        median_over: the entries that the median is taken over. `NONZERO` is not in the paper; it is
+            for small models, most of whose parameters are vocabulary rows that a batch does not
+            touch.
+    """
+
+    RANGE_FIX: ClassVar[str] = "the paper has beta 0.999, temperature 2, burn_in_share 0.1"
+
+    beta: Rate = 0.999
+    temperature: PositiveNumber = 2.0
+    temperature_schedule: TemperatureSchedule = TemperatureSchedule.CONSTANT
+    episode: Natural = 0
+    burn_in_share: Share = 0.1
+    step_scale: StepScale = StepScale.PAPER
+    bias_correction: BiasCorrection = BiasCorrection.NONE
+    median_over: MedianOver = MedianOver.ALL
+
+
+def temperature_of(config: TSageConfig) -> float:
+    """τ of the configured episode; `math.inf` if all tasks have equal weights.
 
     Example:
-        1.001 lies between bfloat16's 1 and 1.0078125: one call in 7.8 gives the larger.
-
-    Args:
-        values: finite.
-        random_bits: 16 bits each.
+        ANNEALED: episodes 3, 4, 5, 6 -> inf, 64, 32, 16.
     """
-    bits = jax.lax.bitcast_convert_type(values, jnp.uint32) + random_bits
-    return jax.lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
+    if config.temperature_schedule is TemperatureSchedule.INFINITE:
+        return math.inf
+    if config.temperature_schedule is TemperatureSchedule.ANNEALED:
+        return 64 * 0.5 ** (config.episode - 4) if config.episode >= 4 else math.inf
+    return config.temperature
 
 
 MEDIAN = "median/"
@@ -153,9 +193,9 @@ def tsage(
             count in the median. None trains all.
 
     Returns:
-        The combiner; `key` is used where the average is stored in bfloat16. `squared_norms` of the
-        tasks' gradients say which task has none; without them all tasks count as having some. With
-        `param_shardings`, a tree of `NamedSharding`, devices exchange sums and nothing else.
+        The combiner. `squared_norms` of the tasks' gradients say which task has none; without them
+        all tasks count as having some. With `param_shardings`, a tree of `NamedSharding`, devices
+        exchange sums and nothing else.
 
     Source: "Unleash model capacity for universal dense retrieval by task specialty optimization",
     Algorithm 1 and Equations 8 to 12.
@@ -163,20 +203,30 @@ def tsage(
     burn_in_steps = int(config.burn_in_share * total_steps)
 
     def init(params: PyTree) -> TSageState:
-        return _initial_state(config, keep_trainable(params, trainable), tasks)
+        trained, count = keep_trainable(params, trainable), len(tasks)
+        zeros = functools.partial(jax.tree.map, lambda leaf: jnp.zeros(leaf.shape, jnp.float32))
+        report = _report(
+            tasks,
+            weights=jnp.full((count,), 1.0 / count, jnp.float32),
+            task_entropy=jnp.float32(math.log(count)),
+            passes=jnp.int32(0),
+            medians=jnp.zeros((count,), jnp.float32),
+            usable=jnp.bool_(True),
+        )
+        average = {task: zeros(trained) for task in tasks}
+        return TSageState(jnp.zeros((), jnp.int32), average, jnp.zeros((count,), jnp.int32), report)
 
     def update(
         updates: PyTree,
         state: TSageState,
         params: PyTree | None = None,
         *,
-        key: jax.Array,
         squared_norms: Float[Array, " task"] | None = None,
         param_shardings: PyTree | None = None,
         **extra: object,
     ) -> tuple[PyTree, TSageState]:
         del extra
-        leaves = check_task_gradients(updates, params, len(tasks), trainable)
+        leaves = jax.tree.leaves(keep_trainable(updates, trainable))
         trained = keep_trainable(params, trainable)
         factors = jax.tree.leaves(trained)
         shardings = None
@@ -207,43 +257,26 @@ def tsage(
         )
         # The old averages must be read before the step overwrites them, or they would be copied.
         report, weighing = jax.lax.optimization_barrier((report, weighing))
-        salts = jax.random.bits(key, (len(leaves), len(tasks)), jnp.uint32)
-        new_gradients, moved = _combined(config, weighing, leaves, factors, averages, salts=salts)
+        by_leaf = zip(leaves, factors, zip(*averages, strict=True), strict=True)
+        results = [_of_leaf(config, weighing, *leaf) for leaf in by_leaf]
+        # Without the barrier, the last division would be repeated wherever the gradient is used,
+        # and its numerators kept until then.
+        new = jax.lax.optimization_barrier([gradient for gradient, _ in results])
         structure = jax.tree.structure(trained)
         combined = combine(
             lambda gradients, new: new,
             updates,
             params,
-            jax.tree.unflatten(structure, new_gradients),
+            jax.tree.unflatten(structure, new),
             trainable=trainable,
         )
         average = {
-            task: jax.tree.unflatten(structure, [of_leaf[t] for of_leaf in moved])
+            task: jax.tree.unflatten(structure, [moved[t] for _, moved in results])
             for t, task in enumerate(tasks)
         }
         return combined, TSageState(state.step + 1, average, median.bits, report)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _initial_state(config: TSageConfig, trained: PyTree, tasks: Sequence[str]) -> TSageState:
-    """Averages, medians and the step at 0; equal weights."""
-    dtype, count = jnp.dtype(config.average_dtype.value), len(tasks)
-    return TSageState(
-        step=jnp.zeros((), jnp.int32),
-        average={
-            task: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, dtype), trained) for task in tasks
-        },
-        median_bits=jnp.zeros((count,), jnp.int32),
-        report=_report(
-            tasks,
-            weights=jnp.full((count,), 1.0 / count, jnp.float32),
-            task_entropy=jnp.float32(math.log(count)),
-            passes=jnp.int32(0),
-            medians=jnp.zeros((count,), jnp.float32),
-            usable=jnp.bool_(True),
-        ),
-    )
 
 
 def _report(
@@ -279,35 +312,12 @@ def _weighing(
     )
 
 
-def _combined(
-    config: TSageConfig,
-    weighing: _Weighing,
-    gradients: Sequence[Float[Array, "task ..."]],
-    params: Sequence[Float[Array, "..."]],
-    averages: Sequence[Sequence[Float[Array, "..."]]],
-    *,
-    salts: UInt32[Array, "leaf task"],
-) -> tuple[list[Float[Array, "..."]], list[list[Float[Array, "..."]]]]:
-    """Every parameter's combined gradient, and its new averages by task."""
-    by_leaf = zip(gradients, params, zip(*averages, strict=True), salts, strict=True)
-    results = [
-        _of_leaf(config, weighing, of_tasks, param, old, salts=row)
-        for of_tasks, param, old, row in by_leaf
-    ]
-    # Without the barrier, the last division would be repeated wherever the gradient is used, and
-    # its numerators kept until then.
-    combined = jax.lax.optimization_barrier([new for new, _ in results])
-    return combined, [moved for _, moved in results]
-
-
 def _of_leaf(
     config: TSageConfig,
     weighing: _Weighing,
     gradients: Float[Array, "task ..."],
     param: Float[Array, "..."],
     averages: Sequence[Float[Array, "..."]],
-    *,
-    salts: UInt32[Array, " task"],
 ) -> tuple[Float[Array, "..."], list[Float[Array, "..."]]]:
     """One parameter's combined gradient, and its new averages by task."""
     # Unrolled over tasks, this compiles to one loop that reads its inputs once.
@@ -315,11 +325,6 @@ def _of_leaf(
     moved = _moved(config, averages, products, weighing.inverse_median)
     parts = _softmax_parts([weighing.sharpness * score for score in moved])
     weighted = sum(part * gradients[t] for t, part in enumerate(parts))
-    if config.average_dtype is AverageDtype.BFLOAT16:
-        moved = [
-            round_at_random(score, noise(gradients[t], param, salts[t]))
-            for t, score in enumerate(moved)
-        ]
     return weighing.factor * weighted / functools.reduce(operator.add, parts), moved
 
 
@@ -329,11 +334,11 @@ def _moved(
     products: Sequence[Float[Array, "..."]],
     inverse_median: Float[Array, " task"],
 ) -> list[Float[Array, "..."]]:
-    """Each task's new average, float32, from the old one and g·θ."""
+    """Each task's new average, from the old one and g·θ."""
     moved = []
     for t, average in enumerate(averages):
         new = jnp.minimum(jnp.abs(products[t]) * inverse_median[t], _LARGEST)
-        moved.append(config.beta * average.astype(jnp.float32) + (1.0 - config.beta) * new)
+        moved.append(config.beta * average + (1.0 - config.beta) * new)
     return moved
 
 

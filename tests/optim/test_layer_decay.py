@@ -36,12 +36,6 @@ def test_two_towers_and_few_layers():
         assert found[f"{name}/layers_1/attention/query/kernel"] == 0.5**2
 
 
-def test_a_layer_moves_less_than_the_one_above():
-    found = factors(tower(12))
-    by_layer = [found[f"layers_{i}/attention/query/kernel"] for i in range(12)]
-    np.testing.assert_allclose(np.divide(by_layer[:-1], by_layer[1:]), 0.8)
-
-
 def test_a_decoder_of_documents_lies_above_bert():
     bert = BertConfig(
         vocab_size=8, embed_dim=4, num_layers=1, num_heads=1, head_dim=4, mlp_dim=4, max_length=4

@@ -12,7 +12,7 @@ from tiny_encoder import TinyEncoder, init, make_batch
 from taser_jax.optim.multitask import MultitaskConfig, build_multitask_optimizer
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.optim.task_gradients import check_combined
-from taser_jax.optim.tsage_options import TSageConfig
+from taser_jax.optim.tsage import TSageConfig
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.multitask_step import TaskGradients, make_multitask_step, task_seed

@@ -18,7 +18,7 @@ from taser_jax.optim.multitask import (
     reads_task_gradients,
 )
 from taser_jax.optim.optimizers import OptimizerConfig, Update, build_optimizer
-from taser_jax.optim.tsage_options import TSageConfig
+from taser_jax.optim.tsage import TSageConfig
 from taser_jax.training.state import TrainState
 from taser_jax.training.step import apply_gradients
 

@@ -29,7 +29,7 @@ from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.collections.store import QuerySet
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.optim.multitask import MultitaskConfig
-from taser_jax.optim.tsage_options import TemperatureSchedule, TSageConfig, temperature_of
+from taser_jax.optim.tsage import TemperatureSchedule, TSageConfig, temperature_of
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,305 @@
+"""PCGrad, CGD and GradNorm by their papers' formulas in float64, and what all combiners share."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from task_problem import TASKS, TRAINABLE, flatten, on_eight_devices, permuted, run, steps, tree
+
+from taser_jax.assembly.config import MultitaskTraining, TrainingConfig
+from taser_jax.cli import configuration
+from taser_jax.optim.multitask import (
+    Combiner,
+    MultitaskConfig,
+    build_combiner,
+    build_multitask_optimizer,
+    cgd,
+    gradnorm,
+    pcgrad,
+    projected,
+    reads_task_gradients,
+    visiting_orders,
+)
+from taser_jax.optim.optimizers import OptimizerConfig, Update, build_optimizer
+from taser_jax.optim.task_gradients import Reduction, check_combined
+from taser_jax.storage.errors import ConfigError
+
+PARAMS = tree(np.random.default_rng(9))
+COMBINERS = [c for c in Combiner if reads_task_gradients(MultitaskConfig(c))]
+OPTIMIZER = OptimizerConfig(
+    learning_rate=0.1,
+    floor=0.5,
+    updates=((".*/frozen", Update.FREEZE), (".*/(kernel|bias|scalar)", Update.TRAIN)),
+)
+
+
+def conflicting(number, tasks=3):
+    """Steps with gradients that partly point against each other."""
+    problem = steps(number, tasks=tasks)
+    for gradients, _ in problem:
+        for name, leaf in gradients["encoder"].items():
+            leaf[1:] -= 0.5 * leaf[:1]
+            gradients["encoder"][name] = leaf
+    return problem
+
+
+def surgery(g, orders):
+    """PCGrad's Algorithm 1 with whole vectors, in float64. [tasks, n] -> [n]."""
+    total = np.zeros(g.shape[1])
+    for task, order in enumerate(orders):
+        mine = g[task].copy()
+        for other in order:
+            product = mine @ g[other]
+            if other != task and product < 0:
+                mine -= product / (g[other] @ g[other]) * g[other]
+        total += mine
+    return total
+
+
+def cgd_oracle(problem, loss_exponent, temperature):
+    """Piratla et al.'s Algorithm 1: the combined gradients, and each step's weights."""
+    w = np.full(len(TASKS), 1 / len(TASKS))
+    combined, history = [], []
+    for gradients, losses in problem:
+        g = flatten(gradients)
+        unit = g / np.linalg.norm(g, axis=1, keepdims=True)
+        powers = np.outer(losses, losses).astype(np.float64) ** loss_exponent
+        w = w * np.exp((powers * (unit @ unit.T)).sum(axis=1) / temperature)
+        w = w / w.sum()
+        combined.append(w @ g)
+        history.append(w)
+    return combined, history
+
+
+def gradnorm_oracle(problem, alpha, learning_rate):
+    """Chen et al.'s Algorithm 1, with an Adam written out."""
+    w, m, v = np.ones(len(TASKS)), np.zeros(len(TASKS)), np.zeros(len(TASKS))
+    first = problem[0][1].astype(np.float64)
+    combined, history = [], []
+    for t, (gradients, losses) in enumerate(problem, start=1):
+        combined.append(w @ flatten(gradients))
+        history.append(w)
+        norms = np.linalg.norm(flatten(gradients), axis=1)
+        ratio = losses / first
+        r = ratio / ratio.mean()
+        target = (w * norms).mean() * r**alpha
+        slope = np.sign(w * norms - target) * norms
+        m, v = 0.9 * m + 0.1 * slope, 0.999 * v + 0.001 * slope**2
+        step = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+        w = np.maximum(w - learning_rate * step, 0)
+        w = w * len(TASKS) / w.sum()
+    return combined, history
+
+
+@pytest.mark.parametrize(
+    ("combiner", "oracle", "numbers"),
+    [
+        (cgd, cgd_oracle, {"loss_exponent": 0.25, "temperature": 2.0}),
+        (cgd, cgd_oracle, {"loss_exponent": 0.5, "temperature": 1.0}),
+        (gradnorm, gradnorm_oracle, {"alpha": 0.0, "learning_rate": 0.2}),
+        (gradnorm, gradnorm_oracle, {"alpha": 1.5, "learning_rate": 0.2}),
+    ],
+)
+def test_weights_equal_the_formulas_over_several_steps(combiner, oracle, numbers):
+    problem = steps(8)
+    combined, state = run(combiner(tasks=TASKS, trainable=TRAINABLE, **numbers), PARAMS, problem)
+    expected, history = oracle(problem, **numbers)
+    for of_step, formula in zip(combined, expected, strict=True):
+        np.testing.assert_allclose(flatten(of_step), formula, rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(of_step["encoder"]["frozen"], 0)
+    np.testing.assert_allclose(state.report.weights, history[-1], rtol=1e-4)
+    assert np.ptp(history[-1]) > 1e-3
+
+
+@pytest.mark.parametrize("reduction", Reduction)
+def test_pcgrad_equals_its_papers_algorithm(reduction):
+    problem = conflicting(4)
+    combiner = pcgrad(tasks=TASKS, trainable=TRAINABLE, reduction=reduction)
+    combined, state = run(combiner, PARAMS, problem)
+    for number, (of_step, (gradients, _)) in enumerate(zip(combined, problem, strict=True)):
+        g = flatten(gradients)
+        expected = surgery(g, np.asarray(visiting_orders(jax.random.key(number), 3)))
+        assert not np.allclose(expected, g.sum(0))
+        scale = 1 / 3 if reduction is Reduction.MEAN else 1
+        np.testing.assert_allclose(flatten(of_step), scale * expected, rtol=2e-5, atol=1e-5)
+        np.testing.assert_array_equal(of_step["encoder"]["frozen"], 0)
+    conflicts = (g @ g.T < 0).sum() / 6
+    assert float(state.report.scalars["conflicts"]) == pytest.approx(conflicts)
+
+
+@pytest.mark.parametrize(
+    ("combiner", "gradients", "losses", "expected", "weights"),
+    [
+        (pcgrad, [[1, 0], [-1, 1]], [1, 1], [0.5, 1.5], [2, 1.5]),
+        (cgd, [[3, 4], [0, 2]], [4, 1], [2.8577, 3.9051], [0.9526, 0.0474]),
+        # GradNorm's report has the weights that were used, its memory the next ones.
+        (gradnorm, [[4, 0], [0, 2]], [3, 5], [4, 2], [1, 1]),
+    ],
+)
+def test_worked_examples_of_the_docstrings(combiner, gradients, losses, expected, weights):
+    numbers = {"loss_exponent": 0.5, "temperature": 1.0} if combiner is cgd else {}
+    built = combiner(tasks=("a", "b"), **numbers)
+    gradients = {"w": jnp.array(gradients, jnp.float32)}
+    updates, state = step(built, built.init({"w": jnp.zeros(2)}), gradients, losses)
+    np.testing.assert_allclose(updates["w"], expected, atol=2e-4)
+    np.testing.assert_allclose(state.report.weights, weights, atol=5e-5)
+    if combiner is gradnorm:
+        np.testing.assert_allclose(state.memory.weights, [0.975, 1.025], rtol=1e-5)
+
+
+def step(combiner, state, gradients, losses):
+    params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:]), gradients)
+    losses = jnp.asarray(losses, jnp.float32)
+    return combiner.update(gradients, state, params, losses=losses, key=jax.random.key(0))
+
+
+def test_the_order_of_visits_matters_and_is_the_oracles():
+    g = np.array([[1.0, 0.0, 0.2], [-1.0, 1.0, 0.0], [-0.5, -1.0, 1.0], [0.1, -1.0, -2.0]])
+    results = set()
+    for others in itertools.permutations([1, 2, 3]):
+        orders = np.array([[*others, 0], [0, 2, 3, 1], [3, 1, 0, 2], [2, 0, 1, 3]])
+        factors = projected(jnp.asarray(g @ g.T, jnp.float32), jnp.asarray(orders))
+        combined = np.asarray(factors, np.float64).sum(0) @ g
+        np.testing.assert_allclose(combined, surgery(g, orders), rtol=1e-5, atol=1e-6)
+        results.add(tuple(combined.round(3)))
+    assert len(results) > 1
+
+
+def test_orders_are_permutations_that_differ_by_task_and_key():
+    orders = np.stack([visiting_orders(jax.random.key(k), 5) for k in range(40)])
+    assert (np.sort(orders, axis=-1) == np.arange(5)).all()
+    assert (orders[..., -1] == np.arange(5)).all()
+    assert set(orders[:, 0, 0]) == {1, 2, 3, 4}
+    assert (orders[:, 0, :4] != orders[:, 1, :4]).any()
+
+
+def test_tasks_that_agree_or_have_no_gradient_are_left_alone():
+    [(gradients, losses)] = steps(1)
+    gradients = jax.tree.map(np.abs, gradients)
+    for leaf in gradients["encoder"].values():
+        leaf[2] = 0
+    combined, _ = run(pcgrad(tasks=TASKS, trainable=TRAINABLE), PARAMS, [(gradients, losses)])
+    np.testing.assert_allclose(flatten(combined[0]), flatten(gradients).sum(0), rtol=1e-6)
+    zeros = jax.tree.map(np.zeros_like, gradients)
+    combined, state = run(cgd(tasks=TASKS, trainable=TRAINABLE), PARAMS, [(zeros, losses)])
+    assert not flatten(combined[0]).any()
+    np.testing.assert_allclose(state.report.weights, 1 / 3, rtol=1e-6)
+
+
+def test_gradnorms_weights_even_out_the_norms_where_tasks_learn_alike():
+    combiner = gradnorm(tasks=("a", "b"), learning_rate=0.01)
+    gradients = {"w": jnp.array([[3.0, 0.0], [0.0, 1.0]])}
+    state = combiner.init({"w": jnp.zeros(2)})
+    state = jax.lax.fori_loop(
+        0, 300, lambda _, state: step(combiner, state, gradients, [1, 1])[1], state
+    )
+    np.testing.assert_allclose(state.memory.weights, [0.5, 1.5], atol=0.03)
+
+
+@pytest.mark.parametrize("losses", [([0.0, 2.0], [1.0, 1.0]), ([1.0, 1.0], [0.0, 0.0])])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_losses_of_zero_or_less_leave_gradnorms_weights_finite(losses, sign):
+    combiner = gradnorm(tasks=("a", "b"))
+    state = combiner.init({"w": jnp.zeros(2)})
+    for of_step in losses:
+        updates, state = step(combiner, state, {"w": jnp.eye(2)}, sign * np.array(of_step))
+    assert np.all(np.isfinite(updates["w"]))
+    assert float(jnp.sum(state.memory.weights)) == pytest.approx(2)
+
+
+def test_gradnorms_weights_that_would_all_fall_to_zero_stay():
+    combiner = gradnorm(tasks=("alone",), learning_rate=2.0)
+    state = combiner.init({"w": jnp.zeros(1)})
+    # One task alone has no slope; a moment of before pushes its weight below 0.
+    moments = jax.tree.map(jnp.ones_like, state.memory.inner)
+    state = state._replace(memory=state.memory._replace(inner=moments))
+    _, state = step(combiner, state, {"w": jnp.ones((1, 1))}, [1])
+    np.testing.assert_array_equal(state.memory.weights, [1.0])
+
+
+@pytest.mark.parametrize("reduction", Reduction)
+def test_the_naive_optimiser_takes_summed_gradients(reduction):
+    config = MultitaskConfig(Combiner.NAIVE, reduction)
+    naive = build_multitask_optimizer(config, OPTIMIZER, PARAMS, tasks=TASKS, total_steps=3)
+    plain = build_optimizer(OPTIMIZER, PARAMS, total_steps=3)
+    params = jax.tree.map(jnp.asarray, PARAMS)
+    states = naive.init(params), plain.init(params)
+    factor = 1 / len(TASKS) if reduction is Reduction.MEAN else 1
+    for gradients, losses in steps(3):
+        extra = {"losses": jnp.asarray(losses), "key": jax.random.key(0)}
+        total = jax.tree.map(lambda leaf: jnp.asarray(leaf).sum(0), gradients)
+        scaled = jax.tree.map(lambda leaf: leaf * factor, total)
+        updates, first = naive.update(total, states[0], params, **extra)
+        expected, second = plain.update(scaled, states[1], params)
+        states = first, second
+        np.testing.assert_allclose(flatten(updates), flatten(expected), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("combiner", COMBINERS)
+def test_one_task_gives_the_plain_optimisers_update(combiner):
+    plain = build_optimizer(OPTIMIZER, PARAMS, total_steps=5)
+    optimizer = build_multitask_optimizer(
+        MultitaskConfig(combiner), OPTIMIZER, PARAMS, tasks=("a",), total_steps=5
+    )
+    problem = steps(3, tasks=1)
+    combined, _ = run(optimizer, PARAMS, problem)
+    state = plain.init(PARAMS)
+    for of_step, (gradients, _) in zip(combined, problem, strict=True):
+        alone = jax.tree.map(lambda g: g[0], gradients)
+        expected, state = plain.update(alone, state, PARAMS)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), of_step, expected
+        )
+
+
+@pytest.mark.parametrize("combiner", COMBINERS)
+def test_neither_devices_nor_the_order_of_tasks_change_anything(combiner):
+    # PCGrad visits tasks in random order: of two, the order of visits has no effect.
+    tasks = TASKS[:2] if combiner is Combiner.PCGRAD else TASKS
+    problem, order = conflicting(3, tasks=len(tasks)), [1, 2, 0][-len(tasks) :]
+    order = [1, 0] if len(tasks) == 2 else order
+    config = MultitaskConfig(combiner)
+    one, other = (
+        build_combiner(config, tasks=names, total_steps=20, trainable=TRAINABLE)
+        for names in (tasks, [tasks[place] for place in order])
+    )
+    whole, _ = run(one, PARAMS, problem)
+    sharded, _ = run(one, *on_eight_devices(PARAMS, problem))
+    moved, _ = run(other, PARAMS, permuted(problem, order))
+    for expected, *others in zip(whole, sharded, moved, strict=True):
+        for combined in others:
+            np.testing.assert_allclose(flatten(combined), flatten(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_a_task_axis_that_no_combiner_removed_is_an_error():
+    [(stacked, _)] = steps(1)
+    chain = optax.chain(check_combined(), optax.adam(0.1))
+    with pytest.raises(ConfigError, match=r"bias has shape \(3, 16\), not \(16,\)"):
+        chain.update(stacked, chain.init(PARAMS), PARAMS)
+
+
+def test_tasks_must_be_named_once():
+    for tasks in ((), ("a", "a")):
+        with pytest.raises(ConfigError, match="named twice"):
+            build_combiner(MultitaskConfig(), tasks=tasks, total_steps=1)
+
+
+def take(training: MultitaskTraining, whole: TrainingConfig | None = None) -> MultitaskTraining:
+    """What a command does with the Gin files."""
+    return training
+
+
+@pytest.mark.parametrize("combiner", Combiner)
+def test_the_gin_file_of_every_combiner_is_its_defaults(combiner, tmp_path):
+    command = tmp_path / "take.gin"
+    command.write_text(
+        f"include 'optim/{combiner.value}.gin'\n"
+        "RANDOM_SEED = 0\ntake.training = @MultitaskTraining()\n"
+    )
+    flags = configuration.GinFlags(files=(str(command),))
+    resolved = configuration.resolve(take, flags=flags)
+    assert resolved.unused == ("TrainingConfig.multitask",)
+    assert resolved.function() == MultitaskTraining(combiner=MultitaskConfig(combiner))
