@@ -17,9 +17,10 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.retrieval.embeddings import EmbeddingDtype
 from taser_jax.retrieval.encoding import EncodeConfig
+from taser_jax.retrieval.runs import Run
 from taser_jax.storage.artifacts import FilePath, replacing
 from taser_jax.storage.errors import ConfigError
-from taser_jax.systems.moma.memories import Lookup, Mixture
+from taser_jax.systems.moma.memories import Mixture
 from taser_jax.systems.moma.query_documents import Augmentation, document_attention, read_lookup
 
 _BLOCK = 4096
@@ -40,7 +41,7 @@ class Distilled:
 
 def distil(
     gold: Sequence[Int[np.ndarray, " positives"]],
-    lookup: Lookup,
+    lookup: Run,
     attention: Float32[np.ndarray, "queries documents"],
     *,
     learned: int,
@@ -235,7 +236,7 @@ def attention_by_task(
     attended = {}
     for queries in asked:
         gold = mixture.gold(source, queries.positives)
-        lookup, _ = read_lookup(augmentation_dir, queries.task, split)
+        lookup = read_lookup(augmentation_dir, queries.task, split).run
         of_queries = texts.of_queries(queries)
         attention = document_attention(model, of_queries, task=queries.task, config=config)
         shares = attention_shares(mixture, lookup.rows, attention, gold=gold, source=source)

@@ -15,11 +15,11 @@ import functools
 import hashlib
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float32, Int, UInt64
+from jaxtyping import Bool, Int, UInt64
 
 from taser_jax.data.batches.stream import Texts
 from taser_jax.data.token_store.arrays import Ragged, TokenArray
@@ -229,36 +229,6 @@ class Mixture:
             of_memory = self.stores[number].passages.ids[places[here]]
             ids[here, : of_memory.shape[1]] = of_memory
         return Tokens(ids, np.arange(self.length) < self.lengths[rows][:, None])
-
-
-@dataclasses.dataclass(frozen=True)
-class Lookup:
-    """The documents that were retrieved for the queries of one split.
-
-    Attributes:
-        query_ids: one per line.
-        rows: rows of the mixture, best first, -1 for none. [queries, K]
-        scores: parallel to the rows.
-    """
-
-    query_ids: list[str]
-    rows: Int[np.ndarray, "queries documents"]
-    scores: Float32[np.ndarray, "queries documents"]
-
-    def of(self, query_ids: Sequence[str], *, where: str) -> Lookup:
-        """The lines of some queries, in their order.
-
-        Raises:
-            DataError: no documents were retrieved for a query.
-        """
-        line = {query_id: number for number, query_id in enumerate(self.query_ids)}
-        unknown = [query_id for query_id in query_ids if query_id not in line]
-        if unknown:
-            title = f"{len(unknown)} queries have no documents, {unknown[0]!r} for example"
-            fix = "augment the token store's queries again, into another directory"
-            raise DataError(title, where=where, fix=fix)
-        lines = np.array([line[query_id] for query_id in query_ids], np.int64)
-        return Lookup(list(query_ids), self.rows[lines], self.scores[lines])
 
 
 @dataclasses.dataclass(frozen=True)

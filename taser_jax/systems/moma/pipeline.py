@@ -72,60 +72,46 @@ def pipeline_moma(
     numbered = list(number_episodes(episodes))
     finished = {}
     for kind in map(LookupTraining, moma.compared):
-        steps = _Alternation(run, kind, lookup_training, rows)
-        finished[kind] = steps.train(warmed, numbered)
+        finished[kind] = _alternate(run, kind, warmed, numbered, lookup_training, rows)
     _search_targets(run, finished)
     return print_table(setting, rows, by_task=setting.evaluation.measures[0])
 
 
-@dataclasses.dataclass(frozen=True)
-class _Alternation:
-    """The episodes of one of the compared ways to train the lookup."""
-
-    run: MomaStages
-    kind: LookupTraining
-    lookup_training: TrainingConfig | None
-    rows: list[str]
-
-    def train(self, warmed: Trained, episodes: Sequence[Episode]) -> tuple[Trained, Trained | None]:
-        """The last end retriever and lookup, from the warmed-up model; None without a lookup."""
-        run, kind, end = self.run, self.kind, warmed
-        lookup = None if kind is LookupTraining.NONE else warmed
-        documents = None if lookup is None else run.look_up(lookup)
-        for episode in episodes:
-            label = f"{kind.prefix}{episode.label}"
-            end = run.train_end(label, episode.training, end, documents)
-            if kind is LookupTraining.LEARNED:
-                assert lookup is not None
-                assert documents is not None
-                lookup = self._learn(label, episode.training, end, lookup, documents)
-                documents = run.look_up(lookup)
-            row = f"{run.row(kind)} ({episode.label})"
-            is_last = episode is episodes[-1]
-            run.retrieve(end, self.rows, row, documents, mined=not is_last)
-        return end, lookup
-
-    def _learn(
-        self,
-        label: str,
-        training: TrainingConfig,
-        end: Trained,
-        lookup: Trained,
-        documents: Documents,
-    ) -> Trained:
-        """f_a,t, trained on what f_t attends to."""
-        joined = self.run.distil(label, end, documents)
-        if self.lookup_training is not None:
-            own = self.lookup_training
-            batching = dataclasses.replace(own.batching, seed=training.batching.seed)
-            training = dataclasses.replace(own, seed=training.seed, batching=batching)
-        return self.run.train_lookup(label, training, lookup, joined)
+def _alternate(
+    run: MomaStages,
+    kind: LookupTraining,
+    warmed: Trained,
+    episodes: Sequence[Episode],
+    lookup_training: TrainingConfig | None,
+    rows: list[str],
+) -> tuple[Trained, Trained | None]:
+    """The last end retriever and lookup, from the warmed-up model; None without a lookup."""
+    end, lookup = warmed, None if kind is LookupTraining.NONE else warmed
+    documents = None if lookup is None else run.look_up(lookup)
+    for episode in episodes:
+        label = f"{kind.prefix}{episode.label}"
+        end = run.train_end(label, episode.training, end, documents)
+        if kind is LookupTraining.LEARNED:
+            assert lookup is not None
+            assert documents is not None
+            training = episode.training
+            if lookup_training is not None:
+                seed = training.batching.seed
+                batching = dataclasses.replace(lookup_training.batching, seed=seed)
+                training = dataclasses.replace(
+                    lookup_training, seed=training.seed, batching=batching
+                )
+            joined = run.distil(label, end, documents)
+            lookup = run.train_lookup(label, training, lookup, joined)
+            documents = run.look_up(lookup)
+        row = f"{run.row(kind)} ({episode.label})"
+        run.retrieve(end, rows, row, documents, mined=episode is not episodes[-1])
+    return end, lookup
 
 
-Finished = Mapping[LookupTraining, tuple[Trained, Trained | None]]
-
-
-def _search_targets(run: MomaStages, finished: Finished) -> None:
+def _search_targets(
+    run: MomaStages, finished: Mapping[LookupTraining, tuple[Trained, Trained | None]]
+) -> None:
     """Searches and evaluates each target by itself, with its test queries; writes its table.
 
     A target replaces the source as a memory. MoMA itself is also searched with the source in place

@@ -1,7 +1,6 @@
 """Queries with documents of a mixture, from `taser augment`, for training and encoding.
 
-<directory>/<task>.<split>/documents.npz   rows of the mixture and their scores, of each query
-<directory>/<task>.<split>/metadata.json   whose queries, and where the mixture is
+<directory>/<task>.<split>/    `QueryArrays`: rows of the mixture and their scores, of each query
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ import functools
 import json
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float32, Int
+from jaxtyping import Float32
 
 from taser_jax.assembly.model_directory import LoadedModel
 from taser_jax.assembly.text_sources import QUERY_DOCUMENTS, DocumentStates
@@ -29,86 +28,28 @@ from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Params
 from taser_jax.models.encoded import static_task
 from taser_jax.models.fusion import BertFusionConfig, FusedStates, encode_with_attention
 from taser_jax.retrieval.encoding import EncodeConfig, encode_rows
-from taser_jax.storage.artifacts import (
-    ARRAY_ERRORS,
-    METADATA,
-    FilePath,
-    Metadata,
-    fingerprint,
-    read_metadata,
-    replacing,
-    require_equal,
-    split_path,
-    write_json,
-)
+from taser_jax.retrieval.runs import QueryArrays, is_finished
+from taser_jax.storage.artifacts import FilePath, fingerprint, require_equal, split_path
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.typed_files import read_typed
 from taser_jax.systems.moma.embeddings import EmbeddingsByText
-from taser_jax.systems.moma.memories import AugmentedTexts, Lookup, Mixture
+from taser_jax.systems.moma.memories import AugmentedTexts, Mixture
 
 KIND = "documents of queries"
-_VERSION = 1
-_LOOKUP, _QUERY_IDS = "documents.npz", "query_ids.json"
+# Among the fingerprints: where the mixture is, from the split's folder.
+MEMORY_DIR = "memory_dir"
 
 
-class LookupMetadata(Metadata, frozen=True):
-    """What is recorded of a split's documents."""
-
-    memory_dir: str = ""
-
-
-def write_lookup(
-    directory: FilePath,
-    task: str,
-    split: str,
-    lookup: Lookup,
-    *,
-    memory_dir: FilePath,
-    fingerprints: Mapping[str, str],
-) -> None:
-    """Writes the documents of a split's queries.
-
-    Args:
-        directory: folder of all splits.
-        task: the queries' task.
-        split: their split.
-        lookup: the documents that were looked up.
-        memory_dir: the mixture's directory.
-        fingerprints: fingerprints of the queries, the mixture and the lookup model.
-    """
-    own = split_path(directory, task, split)
-    own.mkdir(parents=True, exist_ok=True)
-    with replacing(own / _LOOKUP) as scratch, open(scratch, "wb") as file:
-        np.savez(file, rows=lookup.rows, scores=lookup.scores)
-    write_json(own / _QUERY_IDS, lookup.query_ids)
-    metadata = {
-        "format_version": _VERSION,
-        "kind": KIND,
-        "fingerprints": dict(fingerprints),
-        "memory_dir": os.path.relpath(memory_dir, own),
-    }
-    write_json(own / METADATA, metadata)
-
-
-def read_lookup(directory: FilePath, task: str, split: str) -> tuple[Lookup, LookupMetadata]:
-    """The documents of a split's queries, and the metadata beside them.
+def read_lookup(directory: FilePath, task: str, split: str) -> QueryArrays:
+    """The documents of a split's queries: rows of the mixture, best first, and their scores.
 
     Raises:
         DataError: the split was not augmented.
     """
     own = split_path(directory, task, split)
-    if not (own / METADATA).is_file():
+    if not is_finished(own):
         fix = "run `taser augment` for this task and split"
         raise DataError(f"no documents of task {task!r}, split {split!r}", where=str(own), fix=fix)
-    metadata = read_metadata(own, KIND, _VERSION, LookupMetadata)
-    again = f"delete {own} and run `taser augment` again"
-    query_ids = read_typed(own / _QUERY_IDS, list[str], fix=again)
-    where = str(own / _LOOKUP)
-    try:
-        with np.load(own / _LOOKUP) as arrays:
-            return Lookup(query_ids, arrays["rows"], arrays["scores"]), metadata
-    except ARRAY_ERRORS as error:
-        raise DataError(f"missing or damaged: {error}", where=where, fix=again) from error
+    return QueryArrays.open(own, KIND)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,13 +60,17 @@ class Augmentation:
         directory: what `taser augment` wrote.
         per_query: documents fused with each query, K.
         config: the model that fuses them.
-        passages: the token store's passages, unchanged.
+        passages: the token store's passages, unchanged or as states.
+        states: states of frozen blocks in place of the queries' tokens; None keeps tokens.
+        of_documents: likewise in place of the documents' tokens.
     """
 
     directory: str
     per_query: int
     config: ModelConfig
     passages: Texts
+    states: CachedStates | None = None
+    of_documents: DocumentStates | None = None
 
     @classmethod
     def open(
@@ -142,73 +87,53 @@ class Augmentation:
             raise ConfigError(f"{per_query} documents", where="DOCUMENTS", expected="1 or more")
         return cls(os.fspath(directory), per_query, config, store.passages)
 
+    def on_states(self, states: CachedStates, of_documents: DocumentStates) -> Augmentation:
+        """The same with states of frozen blocks in place of tokens; embeddings stay."""
+        return dataclasses.replace(
+            self, passages=states.passages, states=states, of_documents=of_documents
+        )
+
     def of_queries(self, queries: TokenizedQueries) -> AugmentedTexts:
         """These queries with their documents.
 
         Raises:
             ConfigError: fewer documents were looked up.
-            DataError: the split was not augmented.
+            DataError: the split was not augmented, or a query has no documents.
             FingerprintError: the mixture or its model has changed since.
         """
-        rows, mixture = self.document_rows(queries)
-        return AugmentedTexts(queries, rows, document_reader(self.config, mixture))
-
-    def on_states(self, states: CachedStates, of_documents: DocumentStates) -> AugmentedStates:
-        """The same with states of frozen blocks in place of tokens."""
-        return AugmentedStates(self, states, of_documents)
-
-    def document_rows(
-        self, queries: TokenizedQueries
-    ) -> tuple[Int[np.ndarray, "queries documents"], Mixture]:
-        """Rows of the queries' documents, and the mixture that they are of."""
-        looked_up, metadata = read_lookup(self.directory, queries.task, queries.split)
+        looked_up = read_lookup(self.directory, queries.task, queries.split)
         where = str(split_path(self.directory, queries.task, queries.split))
-        if looked_up.rows.shape[1] < self.per_query:
-            title = f"{self.per_query} documents per query of {looked_up.rows.shape[1]} looked up"
+        rows = looked_up.arrays["rows"]
+        if rows.shape[1] < self.per_query:
+            title = f"{self.per_query} documents per query of {rows.shape[1]} looked up"
             fix = "lower DOCUMENTS, or augment with a larger k"
             raise ConfigError(title, where=where, fix=fix)
-        mixture = Mixture.open(pathlib.Path(where) / metadata.memory_dir)
+        mixture = Mixture.open(pathlib.Path(where) / looked_up.fingerprints[MEMORY_DIR])
         fix = "the memories have changed: run `taser augment` again"
-        require_equal(where, metadata.fingerprints, mixture.fingerprints, fix)
-        lines = looked_up.of(queries.query_ids, where=where)
-        return lines.rows[:, : self.per_query], mixture
-
-    def renamed(self, queries: TokenizedQueries) -> TokenizedQueries:
-        """The same queries with a fingerprint that depends on their documents."""
-        looked_up, metadata = read_lookup(self.directory, queries.task, queries.split)
-        prints = json.dumps(metadata.fingerprints)
-        content = fingerprint([queries.fingerprint, prints, looked_up.rows, self.per_query])
-        return dataclasses.replace(queries, fingerprint=content)
-
-
-@dataclasses.dataclass(frozen=True)
-class AugmentedStates:
-    """Queries with documents, as states of frozen blocks; embeddings in their place stay.
-
-    Attributes:
-        augmentation: the queries' documents.
-        states: states of the token store.
-        of_documents: states of a mixture's documents.
-    """
-
-    augmentation: Augmentation
-    states: CachedStates
-    of_documents: DocumentStates
-
-    @property
-    def passages(self) -> Texts:
-        """The passages' states."""
-        return self.states.passages
-
-    def of_queries(self, queries: TokenizedQueries) -> AugmentedTexts:
-        """The states of these queries and of their documents."""
-        rows, mixture = self.augmentation.document_rows(queries)
-        if _reads_embeddings(self.augmentation.config):
-            reader = document_reader(self.augmentation.config, mixture)
+        require_equal(where, looked_up.fingerprints, mixture.fingerprints, fix)
+        line_of = {query_id: line for line, query_id in enumerate(looked_up.query_ids)}
+        missing = [query_id for query_id in queries.query_ids if query_id not in line_of]
+        if missing:
+            title = f"{len(missing)} queries have no documents, {missing[0]!r} for example"
+            fix = "augment the token store's queries again, into another directory"
+            raise DataError(title, where=where, fix=fix)
+        rows = rows[[line_of[query_id] for query_id in queries.query_ids], : self.per_query]
+        if self.of_documents is None or _reads_embeddings(self.config):
+            reader = document_reader(self.config, mixture)
         else:
             fingerprint = mixture.manifest.fingerprint
             reader = self.of_documents(mixture, mixture.length, fingerprint).tokens
-        return AugmentedTexts(self.states.of_queries(queries), rows, reader)
+        own = queries if self.states is None else self.states.of_queries(queries)
+        return AugmentedTexts(own, rows, reader)
+
+    def renamed(self, queries: TokenizedQueries) -> TokenizedQueries:
+        """The same queries with a fingerprint that depends on their documents."""
+        looked_up = read_lookup(self.directory, queries.task, queries.split)
+        prints = json.dumps(dict(looked_up.fingerprints))
+        content = fingerprint(
+            [queries.fingerprint, prints, looked_up.arrays["rows"], self.per_query]
+        )
+        return dataclasses.replace(queries, fingerprint=content)
 
 
 def _reads_embeddings(config: ModelConfig) -> bool:

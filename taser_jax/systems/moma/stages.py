@@ -334,7 +334,7 @@ def _distil(
         **options,
     )
     for task, of_task in attended.items():
-        lookup, _ = read_lookup(augmentation_dir, task, "train")
+        lookup = read_lookup(augmentation_dir, task, "train").run
         distilled = distillation.distil(
             of_task.gold, lookup, of_task.attention[:, 1:], learned=learned, negatives=negatives
         )

@@ -6,15 +6,16 @@ import tiny_training
 
 from taser_jax.data.collections.store import write_collection
 from taser_jax.data.token_store.store import TokenStore
+from taser_jax.retrieval.runs import Run, SearchResult
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Passage
-from taser_jax.systems.moma.augment import fused_documents
+from taser_jax.systems.moma.augment import documents_shown
 from taser_jax.systems.moma.distillation import attention_shares, distil, write_joined_store
-from taser_jax.systems.moma.memories import Lookup, Manifest, Memory, Mixture
+from taser_jax.systems.moma.memories import Manifest, Memory, Mixture
 
 # Two queries, six documents looked up, of which three are fused.
 ROWS = np.array([[7, 3, 5, 9, 1, 8], [2, 4, 6, -1, -1, -1]], np.int32)
-LOOKUP = Lookup(["a", "b"], ROWS, np.zeros((2, 6), np.float32))
+LOOKUP = Run(["a", "b"], ROWS, np.zeros((2, 6), np.float32))
 ATTENTION = np.array([[0.1, 0.5, 0.2], [0.3, 0.3, 0.4]], np.float32)
 GOLD = [np.array([5]), np.array([11, 12])]
 
@@ -50,7 +51,7 @@ def test_the_lookup_trains_on_all_memories(mixture, tmp_path):
     source = mixture.stores[0]
     queries = source.queries("first", "validation")
     gold = mixture.gold("source", queries.positives)
-    lookup = Lookup(
+    lookup = Run(
         queries.query_ids,
         np.tile(np.array([50, 51, 52, 53], np.int32), (16, 1)),
         np.zeros((16, 4), np.float32),
@@ -90,11 +91,16 @@ def test_documents_are_named_and_ordered_by_attention(mixture, tmp_path):
     texts = [Passage(id=f"p{i}", text=f"text {i}", title="title") for i in range(60)]
     write_collection(tmp_path / "data", "tiny", texts)
     rows = np.array([[3, 50, 7, 9], [55, -1, -1, -1]], np.int32)
-    lookup = Lookup(["a", "b"], rows, np.array([[4, 3, 2, 1], [5, 0, 0, 0]], np.float32))
+    result = SearchResult(rows, np.array([[4, 3, 2, 1], [5, 0, 0, 0]], np.float32))
     # Three of the four are fused; the first column is the query's own tokens.
     attention = np.array([[9.0, 0.1, 0.3, 0.1], [9.0, 0.2, 0.0, 0.0]], np.float32)
-    found = fused_documents(mixture, lookup, attention, data_dir=str(tmp_path / "data"))
-    first = [(one.memory, one.passage.id, one.score) for one in found[0]]
-    assert first == [("more", "p50", 3.0), ("source", "p3", 4.0), ("source", "p7", 2.0)]
-    assert [one.attention for one in found[0]] == pytest.approx([0.6, 0.2, 0.2])
-    assert [(one.memory, one.attention) for one in found[1]] == [("more", 1.0)]
+    shown = documents_shown(mixture, result, attention, data_dir=str(tmp_path / "data"))
+    assert shown == [
+        [
+            "  from memory:",
+            "    60%  more  [3.00]  title: text 50",
+            "    20%  source  [4.00]  title: text 3",
+            "    20%  source  [2.00]  title: text 7",
+        ],
+        ["  from memory:", "   100%  more  [5.00]  title: text 55"],
+    ]

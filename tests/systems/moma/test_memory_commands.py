@@ -133,7 +133,7 @@ def test_lookups_are_the_best_of_all_memories(world, mixture_dir, tmp_path):
     options |= {"model_dir": world.model_dir, "output_dir": str(tmp_path)}
     counts = augment(**options, k=5)
     assert counts == {"first train": 32, "first validation": 16}
-    lookup, _ = read_lookup(tmp_path, "first", "validation")
+    lookup = read_lookup(tmp_path, "first", "validation").run
     model, mixture = load_model(world.model_dir), Mixture.open(mixture_dir)
     queries = TokenStore.open(world.stores[0]).queries("first", "validation")
     embedded = np.asarray(model.encode_fn(Role.QUERY)(queries.tokens(np.arange(16))))
@@ -155,7 +155,7 @@ def test_training_queries_can_do_without_their_own_positives(world, mixture_dir,
     removed = 0
     for split in ("train", "validation"):
         gold = [rows[0] for rows in store.queries("first", split).positives]
-        whole, others = (read_lookup(tmp_path / n, "first", split)[0] for n in ("with", "without"))
+        whole, others = (read_lookup(tmp_path / n, "first", split).run for n in ("with", "without"))
         for own, line, documents in zip(gold, whole.rows, others.rows, strict=True):
             # Other splits keep theirs; a positive's place goes to the next document.
             rest = line[line != own] if split == "train" else line

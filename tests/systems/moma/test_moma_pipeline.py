@@ -56,7 +56,7 @@ def check_provenance(small_world, output_dir, capsys):
 def results_of(directory):
     """Runs and looked-up documents of all targets, by path."""
     found = {}
-    for path in [*directory.rglob("*.trec"), *directory.rglob("documents.npz")]:
+    for path in [*directory.rglob("*.trec"), *directory.rglob("arrays.npz")]:
         found[path.relative_to(directory)] = path.read_bytes()
     return found
 
