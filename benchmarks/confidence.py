@@ -101,7 +101,7 @@ def main() -> None:
         return query_confidence(
             lambda block: apply_members(members, block),
             queries,
-            passages,
+            passages.take,
             result,
             temperatures=(1e-3,),
             k=arguments.k,

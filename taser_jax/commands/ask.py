@@ -30,7 +30,7 @@ class Answer:
 
 # They get the questions and, by name, those arguments of `ask` that concern them.
 Answerer = Callable[..., list[Answer]]
-FUSION: Registered[Answerer] = Registered("taser_jax.systems.muf.answers")
+FUSION: Registered[Answerer] = Registered("taser_jax.systems.muf.fuse")
 MEMORIES: Registered[Answerer] = Registered("taser_jax.systems.moma.augment")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -27,12 +26,8 @@ MemberFn = Callable[[np.ndarray], Array]
 """Query embeddings [queries, dim] -> those of each member, [members, queries, dim]."""
 
 
-@runtime_checkable
-class PassageRows(Protocol):
-    """Passage embeddings by row: `Embeddings`."""
-
-    def take(self, rows: Int[np.ndarray, " rows"]) -> np.ndarray:
-        """Embeddings of the given rows, in their order. [rows, dim]."""
+RowsFn = Callable[[Int[np.ndarray, " rows"]], np.ndarray]
+"""Rows of a collection -> the specialist's embeddings of these passages, [rows, dim]."""
 
 
 def member_logits(
@@ -109,7 +104,7 @@ def confidence(
 def query_confidence(
     embed: MemberFn,
     queries: Float[np.ndarray, "queries dim"],
-    passages: PassageRows,
+    take: RowsFn,
     result: SearchResult,
     *,
     temperatures: Sequence[float],
@@ -121,7 +116,7 @@ def query_confidence(
     Args:
         embed: the ensemble.
         queries: the specialist's query embeddings.
-        passages: its passage embeddings.
+        take: its passage embeddings by row.
         result: its list for each query, at least k deep.
         temperatures: candidates for calibration, or the one in use.
         k: passages of its own list that the members' softmaxes are over.
@@ -137,7 +132,7 @@ def query_confidence(
     for start in range(0, count, size):
         lines = np.minimum(np.arange(start, start + size), count - 1)
         rows = result.rows[lines, :k]
-        vectors = passages.take(np.maximum(rows, 0).reshape(-1)).reshape(size, k, dim)
+        vectors = take(np.maximum(rows, 0).reshape(-1)).reshape(size, k, dim)
         block = _confidences(embed(queries[lines]), vectors, rows >= 0, grid)
         stop = min(start + size, count)
         confidences[:, start:stop] = np.asarray(block)[:, : stop - start]
@@ -211,12 +206,6 @@ class TemperatureChoice:
     errors: tuple[float, ...]
     reliability: Reliability
 
-    @property
-    def is_at_edge(self) -> bool:
-        """Whether the best is at the edge of the grid, beyond which a better one may lie."""
-        ends = (self.temperatures[0], self.temperatures[-1])
-        return len(self.temperatures) > 1 and self.temperature in ends
-
 
 def reliability(
     confidence: Float[np.ndarray, " queries"],
@@ -283,7 +272,8 @@ def choose_temperature(
         errors=errors,
         reliability=tables[best],
     )
-    if choice.is_at_edge:
+    # A better one may lie beyond the grid.
+    if len(order) > 1 and best in (0, len(order) - 1):
         logger.warning(
             f"{name or 'calibration'}: the best temperature, {choice.temperature:g} (ECE "
             f"{errors[best]:.4f}), is at an edge of the grid {choice.temperatures[0]:g} to "

@@ -1,4 +1,7 @@
-"""`taser fuse`: fuses specialists' lists, each weighted by its confidence in the query."""
+"""`taser fuse`: fuses specialists' lists, each weighted by its confidence in the query.
+
+`taser ask` answers typed questions with the specialists of a fusion.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,20 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from jaxtyping import Float
 
+from taser_jax.commands.ask import FUSION, Answer
 from taser_jax.commands.evaluate import EvaluationConfig
 from taser_jax.commands.hybrid import development_set
 from taser_jax.commands.inputs import PassageHeads, check_known, read_task_run, run_path, tasks_with
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.retrieval import fusion
+from taser_jax.retrieval.passages import Hit
 from taser_jax.retrieval.runs import FUSED_LISTS, QueryArrays, Run, top_k, write_trec_run
-from taser_jax.storage.artifacts import file_name, split_path, write_json
+from taser_jax.retriever import Retriever
+from taser_jax.storage.artifacts import file_name, require_equal, split_path, write_json
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
-from taser_jax.storage.typed_files import to_plain
+from taser_jax.storage.typed_files import read_typed, to_plain
 from taser_jax.systems.muf.oracle import Oracle, oracle_weights
 from taser_jax.systems.muf.specialists import (
     VALIDATION,
@@ -72,6 +78,17 @@ class FusionSummary:
     temperatures: Mapping[str, float]
     alphas: Mapping[str, float]
     undecided: int
+
+
+@dataclasses.dataclass(frozen=True)
+class FusionRecord:
+    """The content of fusion.json, from which typed questions are answered."""
+
+    data_dir: str
+    collection: str
+    specialists: Mapping[str, Specialist]
+    weighing: Weighing
+    summary: FusionSummary
 
 
 def fuse(
@@ -174,7 +191,12 @@ def fuse_specialists(
     )
     chosen = {task: _of_task(opened, task, domain) for task in names}
     undecided, alphas = 0, {}
-    write = functools.partial(_write, output_dir, split=split, k=k, store=store)
+
+    def write(folder: str, task: str, run: Run, *, tag: str) -> None:
+        best = Run.of(run.query_ids, top_k(run.rows, run.scores, k))
+        path = run_path(pathlib.Path(output_dir) / folder, task, split)
+        write_trec_run(path, best, ids=store.ids, tag=tag)
+
     for task in names:
         queries, weigh = QuerySet.open(data_dir, collection, task, split), None
         if oracle is not None:
@@ -206,13 +228,7 @@ def fuse_specialists(
     weighed = opened if weighs else {}
     temperatures = {name: specialist.temperature for name, specialist in weighed.items()}
     summary = FusionSummary(temperatures, alphas, undecided)
-    record = {
-        "data_dir": data_dir,
-        "collection": collection,
-        "specialists": specialists,
-        "weighing": weighing,
-        "summary": summary,
-    }
+    record = FusionRecord(data_dir, collection, specialists, weighing, summary)
     write_json(pathlib.Path(output_dir) / FUSION_FILE, to_plain(record))
     return summary
 
@@ -315,18 +331,76 @@ def _check(
         raise ConfigError(title, where="SPLIT", fix=fix)
 
 
-def _write(
-    output_dir: str,
-    folder: str,
-    task: str,
-    run: Run,
+def ask_fused(
+    questions: Sequence[str],
     *,
-    split: str,
+    fusion_dir: str,
+    task: str | None,
+    query_length: int | None,
     k: int,
-    store: PassageStore,
-    tag: str,
-) -> None:
-    """Writes the best k of each query as a TREC file."""
-    path = run_path(pathlib.Path(output_dir) / folder, task, split)
-    best = Run.of(run.query_ids, top_k(run.rows, run.scores, k))
-    write_trec_run(path, best, ids=store.ids, tag=tag)
+) -> list[Answer]:
+    """Encodes questions with every specialist's model, searches, and fuses the lists.
+
+    Args:
+        questions: questions as typed.
+        fusion_dir: of `taser fuse`, whose specialists name their MODEL_DIR.
+        task: task whose prompt, length and query encoder are used.
+        query_length: maximum tokens per question; None means as in training.
+        k: passages per question.
+
+    Returns:
+        The answers, each with the confidence of the specialists; 1 where lists weigh the same.
+
+    Raises:
+        ConfigError: no fusion there, or a specialist without its model.
+        FingerprintError: a model that did not encode the specialist's passages.
+    """
+    path = pathlib.Path(fusion_dir) / FUSION_FILE
+    record = read_typed(path, FusionRecord, fix="run `taser fuse` first, or correct FUSION_DIR")
+    store = PassageStore.open(record.data_dir, record.collection)
+    weighing, specialists = record.weighing, record.specialists
+    opened = open_specialists(
+        specialists,
+        path.parent / "specialists",
+        data_dir=record.data_dir,
+        store=store,
+        weighing=weighing,
+        evaluation=EvaluationConfig(),
+    )
+    temperatures = record.summary.temperatures
+    runs, columns = [], []
+    ids = [str(line) for line in range(len(questions))]
+    for name, specialist in opened.items():
+        model_dir = specialists[name].model_dir
+        if model_dir is None:
+            title = f"specialist {name!r} has no model to encode questions with"
+            fix = "put it beside the specialist's embeddings as model, and run `taser fuse` again"
+            raise ConfigError(title, where=str(path), fix=fix)
+        retriever = Retriever.load(model_dir, task=task, query_length=query_length)
+        require_equal(
+            f"model {model_dir}",
+            {"model": retriever.model.fingerprint},
+            specialist.passages.fingerprints,
+            "encode and index the collection with this model, or correct model_dir",
+        )
+        vectors = retriever.encode_queries(questions)
+        result = specialist.search(vectors)
+        runs.append(Run.of(ids, result))
+        if name in temperatures:
+            columns.append(specialist.confidences(vectors, result, [temperatures[name]])[0])
+        else:
+            columns.append(np.ones(len(ids), np.float32))
+    confidences = np.stack(columns, axis=1)
+    weights = fusion.weights_of(confidences, weighing.fusion).values
+    fused = fusion.fuse_runs(runs, weights, dataclasses.replace(weighing.fusion, k=k))
+    answers = []
+    for rows, scores, of_query in zip(fused.rows, fused.scores, confidences, strict=True):
+        results = zip(rows, scores, strict=True)
+        hits = [Hit(store[int(row)], float(score)) for row, score in results if row >= 0]
+        named = zip(opened, of_query, strict=True)
+        note = ", ".join(f"{name} {w:.2f}" for name, w in named)
+        answers.append(Answer(hits, note=f"   w: {note}"))
+    return answers
+
+
+FUSION.register(ask_fused)

@@ -86,9 +86,16 @@ def pipeline_muf(
     models = [*untrained, *joint]
     for name in (*specialists, *models):
         run.fuse(name, [name])
-    rows = run.rows(specialists)
     tables = write_tables(
-        rows, models=models, fusions=fusions, unseen=unseen, sizes=fusion.sizes, mixed=fusion.mixed
+        setting,
+        run.rows,
+        run.own(specialists),
+        specialists=list(specialists),
+        models=models,
+        fusions=fusions,
+        unseen=unseen,
+        sizes=fusion.sizes,
+        mixed=fusion.mixed,
     )
     for name, table in tables.items():
         print(f"\n{table.to_text()}")
@@ -155,10 +162,8 @@ def _check(
             title = f"{name!r} is to be trained on {', '.join(unknown)}"
             fix = f"choose tasks of the token store: {', '.join(tasks)}"
             raise ConfigError(title, where="System.tasks", fix=fix)
-    if fusion.left_out is not None and fusion.left_out not in specialists:
-        fix = f"name one of {', '.join(specialists)}"
-        raise ConfigError(f"{fusion.left_out!r} is no specialist", where="Fusion.left_out", fix=fix)
-    if fusion.left_out is not None and len(specialists) < 3:
-        title = f"without {fusion.left_out!r} fewer than two specialists are left"
-        fix = "add a specialist, or set it to None"
+    left = [name for name in specialists if name != fusion.left_out]
+    if fusion.left_out is not None and not 1 < len(left) < len(specialists):
+        title = f"without {fusion.left_out!r} the specialists are {', '.join(left)}"
+        fix = f"name one of three or more, or set it to None: there are {', '.join(specialists)}"
         raise ConfigError(title, where="Fusion.left_out", fix=fix)

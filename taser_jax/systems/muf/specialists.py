@@ -206,7 +206,7 @@ class OpenSpecialist:
         return query_confidence(
             self._members.embed,
             vectors,
-            self.passages,
+            self.passages.take,
             result,
             temperatures=temperatures,
             k=self._weighing.k,

@@ -68,6 +68,9 @@ class MufStages:
     Args:
         setting: what all stages share.
         fusion: how specialists are fused.
+
+    Attributes:
+        rows: row -> its values by query, of all fusions so far.
     """
 
     def __init__(self, setting: Setting, fusion: Fusion) -> None:
@@ -91,7 +94,7 @@ class MufStages:
             setting.data_dir, collection, split=tables.TEST, tasks=setting.tasks
         )
         self._models: dict[str, _Model] = {}
-        self._rows: dict[str, tables.Evaluations] = {}
+        self.rows: dict[str, tables.Evaluations] = {}
 
     def bm25(self) -> None:
         """BM25's runs, hard negatives and row."""
@@ -142,8 +145,7 @@ class MufStages:
 
     def fusions(self, specialists: Mapping[str, System]) -> list[str]:
         """Runs all fusions; returns their rows, without those of sizes and of the oracle."""
-        singles, own = list(specialists), self.rows(specialists).own
-        fusion = self._fusion
+        singles, fusion = list(specialists), self._fusion
         self.fuse(tables.MUF, singles)
         rows = [tables.MUF]
         if fusion.left_out is not None:
@@ -157,13 +159,18 @@ class MufStages:
         for size in fusion.sizes:
             self.fuse(tables.of_size(size), singles, members=size)
         if fusion.mixed is not None and fusion.oracle is not None:
-            self.fuse(tables.BAYESIAN, singles, oracle=Oracle(own, fusion.oracle))
+            oracle = Oracle(self.own(specialists), fusion.oracle)
+            self.fuse(tables.BAYESIAN, singles, oracle=oracle)
         return [*rows, tables.WITHOUT_DOMAIN, tables.EQUAL, tables.LITERAL]
 
-    def rows(self, specialists: Mapping[str, System]) -> tables.MufRows:
-        """All rows, for tables."""
-        tasks = {name: tuple(system.tasks or ()) for name, system in specialists.items()}
-        return tables.MufRows(self._setting, self._tasks, tasks, self._rows)
+    def own(self, specialists: Mapping[str, System]) -> dict[str, str]:
+        """Task -> its specialist; the first of several."""
+        trained = {name: tuple(system.tasks or ()) for name, system in specialists.items()}
+        return {
+            task: next(name for name, tasks in trained.items() if task in tasks)
+            for task in self._tasks
+            if any(task in tasks for tasks in trained.values())
+        }
 
     def fuse(
         self,
@@ -214,7 +221,7 @@ class MufStages:
         )
         for name in folders:
             evaluations = tables.read_row(root, name, tasks, split=tables.TEST)
-            self._rows[name] = evaluations
+            self.rows[name] = evaluations
             [evaluated] = read_results(root / "results", [name])
             tables.write_row(self._root, name, evaluations, split=tables.TEST, evaluated=evaluated)
 

@@ -66,41 +66,12 @@ class MixedConfig:
     queries: int = 3000
 
 
-@dataclasses.dataclass(frozen=True)
-class MufRows:
-    """The rows of a pipeline's directory, for its tables.
-
-    Attributes:
-        setting: the pipeline's setting.
-        tasks: the tasks that were searched.
-        specialists: name -> tasks that it was trained on.
-        values: row -> its values by query, for every model and fusion, alone and with BM25, and
-            for the Bayesian oracle.
-    """
-
-    setting: Setting
-    tasks: Sequence[str]
-    specialists: Mapping[str, Sequence[str]]
-    values: Mapping[str, Evaluations]
-
-    @property
-    def directory(self) -> pathlib.Path:
-        """The pipeline's folder."""
-        return pathlib.Path(self.setting.output_dir)
-
-    @property
-    def own(self) -> dict[str, str]:
-        """Task -> its specialist; the first of several."""
-        return {
-            task: next(name for name, tasks in self.specialists.items() if task in tasks)
-            for task in self.tasks
-            if any(task in tasks for tasks in self.specialists.values())
-        }
-
-
 def write_tables(
-    rows: MufRows,
+    setting: Setting,
+    values: Mapping[str, Evaluations],
+    own: Mapping[str, str],
     *,
+    specialists: Sequence[str],
     models: Sequence[str],
     fusions: Sequence[str],
     unseen: Mapping[str, str],
@@ -110,7 +81,11 @@ def write_tables(
     """The paper's tables 2 to 4, from the rows' values by query.
 
     Args:
-        rows: all rows.
+        setting: the pipeline's setting.
+        values: row -> its values by query, for every model and fusion, alone and with BM25, and
+            for the Bayesian oracle.
+        own: task -> its specialist.
+        specialists: names of the specialists among them.
         models: joint and untrained models among them.
         fusions: fusions among them, those of `sizes` aside.
         unseen: specialist -> the joint model that has not seen its tasks; may be empty.
@@ -120,57 +95,58 @@ def write_tables(
     Returns:
         Name -> table: "domains", "bm25" and, where asked for, "sizes" and "mixed".
     """
-    directory, values = rows.directory, rows.values
-    singles = {name: values[name] for name in rows.specialists}
-    joined = {name: values[with_bm25(name)] for name in rows.specialists}
-    measure = rows.setting.hybrid_measure
+    directory, measure = pathlib.Path(setting.output_dir), setting.hybrid_measure
+    singles = {name: values[name] for name in specialists}
+    joined = {name: values[with_bm25(name)] for name in specialists}
     combined = {
-        OWN: pick(singles, rows.own),
-        OTHER: pick(singles, best_other(singles, rows.own, measure)),
+        OWN: pick(singles, own),
+        OTHER: pick(singles, best_other(singles, own, measure)),
         WORST: pick(singles, worst_of(singles, measure)),
     }
     if unseen:
-        of_task = {task: unseen[name] for task, name in rows.own.items()}
+        of_task = {task: unseen[name] for task, name in own.items()}
         combined[UNSEEN] = pick(values, of_task)
         without = {task: with_bm25(name) for task, name in of_task.items()}
         write_row(directory, with_bm25(UNSEEN), pick(values, without), split=TEST)
-    for name, row in {**combined, with_bm25(OWN): pick(joined, rows.own)}.items():
+    for name, row in {**combined, with_bm25(OWN): pick(joined, own)}.items():
         write_row(directory, name, row, split=TEST)
     shown = [*models, *fusions]
     added = [row for row in (OWN, *shown) if row not in (WITHOUT_DOMAIN, EQUAL, LITERAL)]
     if unseen:
         added.insert(1, UNSEEN)
     tables = {
-        "domains": _table(rows, directory, "domains", [*singles, *combined, *shown]),
-        "bm25": _table(rows, directory, "bm25", [BM25, *map(with_bm25, added)]),
+        "domains": _table(setting, directory, "domains", [*singles, *combined, *shown]),
+        "bm25": _table(setting, directory, "bm25", [BM25, *map(with_bm25, added)]),
     }
     if sizes:
         sized = [*map(of_size, sizes), MUF]
-        tables["sizes"] = _table(rows, directory, "sizes", sized)
+        tables["sizes"] = _table(setting, directory, "sizes", sized)
     if mixed is not None:
         # Of tasks that have a specialist: the indicator knows one for each.
-        counts = {task: singles[name][task].num_queries for task, name in rows.own.items()}
+        counts = {task: singles[name][task].num_queries for task, name in own.items()}
         draws = draw_mixes(counts, mixed)
         mixable = {**singles, **{name: values[name] for name in shown}}
-        mixable[ORACLE] = pick(singles, rows.own)
+        mixable[ORACLE] = pick(singles, own)
         if BAYESIAN in values:
             mixable[BAYESIAN] = values[BAYESIAN]
         for name, row in mixable.items():
             write_row(directory / "mixed", name, mix(row, draws), split=TEST)
-        tables["mixed"] = _table(rows, directory / "mixed", "mixed", list(mixable))
+        tables["mixed"] = _table(setting, directory / "mixed", "mixed", list(mixable))
     return tables
 
 
-def _table(rows: MufRows, directory: pathlib.Path, name: str, shown: Sequence[str]) -> ResultsTable:
+def _table(
+    setting: Setting, directory: pathlib.Path, name: str, shown: Sequence[str]
+) -> ResultsTable:
     """Rows of a directory as a table of their own, written beside the others."""
     results = read_results(directory / "results", shown)
-    table = ResultsTable.of(results, by_task=rows.setting.evaluation.measures[-1])
-    if (config := rows.setting.significance) is not None:
+    table = ResultsTable.of(results, by_task=setting.evaluation.measures[-1])
+    if (config := setting.significance) is not None:
         if config.baseline is not None and with_bm25(config.baseline) in shown:
             config = dataclasses.replace(config, baseline=with_bm25(config.baseline))
         compared = compare_with_baselines(directory, results, split=TEST, config=config)
         table = dataclasses.replace(table, comparisons=compared)
-    table.write(rows.directory, name=name)
+    table.write(setting.output_dir, name=name)
     return table
 
 

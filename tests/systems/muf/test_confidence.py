@@ -20,16 +20,6 @@ from taser_jax.systems.muf.confidence import (
 MEMBERS, QUERIES, K, DIM = 5, 7, 6, 4
 
 
-class Passages:
-    """Embeddings in memory."""
-
-    def __init__(self, vectors):
-        self.vectors = vectors
-
-    def take(self, rows):
-        return self.vectors[rows]
-
-
 def entropy(p):
     return -np.sum(p * np.log(np.where(p > 0, p, 1.0)), axis=-1)
 
@@ -65,19 +55,6 @@ def test_by_hand():
     assert float(found[0]) == pytest.approx(0.811278, abs=1e-6)
 
 
-@pytest.mark.parametrize("temperature", [0.05, 1.0])
-def test_equals_float64(temperature):
-    members, vectors, result = problem()
-    exists = result.rows >= 0
-    logits = np.einsum("mqd,qkd->qmk", members, vectors[result.rows], dtype=np.float64)
-    found = confidence(
-        member_logits(jnp.array(members), jnp.array(vectors[result.rows])),
-        jnp.array(exists),
-        temperature=temperature,
-    )
-    np.testing.assert_allclose(found, oracle(logits, exists, temperature), atol=2e-5)
-
-
 def test_blocks_and_temperatures_change_nothing():
     members, vectors, result = problem()
     queries = np.arange(QUERIES, dtype=np.float32)[:, None].repeat(DIM, axis=1)
@@ -89,7 +66,7 @@ def test_blocks_and_temperatures_change_nothing():
         return query_confidence(
             embed,
             queries,
-            Passages(vectors),
+            vectors.__getitem__,
             result,
             temperatures=(0.1, 1.0),
             k=K,
@@ -117,12 +94,6 @@ def test_members_that_agree_have_confidence_1_for_any_distribution():
         )
 
 
-def test_members_that_disagree_wholly_are_as_unsure_as_can_be():
-    logits = 100.0 * jnp.eye(4)[None]
-    found = confidence(logits, jnp.ones((1, 4), bool), temperature=1.0)
-    np.testing.assert_allclose(found, 0, atol=1e-6)
-
-
 def test_the_order_of_members_does_not_matter_and_w_stays_between_0_and_1():
     rng = np.random.default_rng(1)
     logits = jnp.array(rng.normal(scale=30, size=(200, MEMBERS, K)))
@@ -134,15 +105,6 @@ def test_the_order_of_members_does_not_matter_and_w_stays_between_0_and_1():
         np.testing.assert_allclose(permuted, found, atol=1e-6)
 
 
-def test_multiplying_by_the_temperature_would_make_every_query_sure():
-    """Why T divides: read to the letter, the paper's λ = 1e-3 leaves nothing of w."""
-    members, vectors, result = problem()
-    logits = member_logits(jnp.array(members), jnp.array(vectors[np.maximum(result.rows, 0)]))
-    exists = jnp.ones((QUERIES, K), bool)
-    assert float(confidence(logits, exists, temperature=1000.0).min()) > 0.9999
-    assert float(confidence(logits, exists, temperature=1e-3).mean()) < 0.6
-
-
 def test_embeddings_that_are_not_numbers_name_the_query():
     members, vectors, result = problem()
     members[0, 3] = np.nan
@@ -150,7 +112,7 @@ def test_embeddings_that_are_not_numbers_name_the_query():
         query_confidence(
             lambda block: jnp.array(members),
             np.zeros((QUERIES, DIM), np.float32),
-            Passages(vectors),
+            vectors.__getitem__,
             result,
             temperatures=(1.0,),
             k=K,
@@ -192,12 +154,6 @@ def test_equals_a_loop_over_bins():
         )
 
 
-def test_confidences_that_are_frequencies_have_no_error():
-    confidence = np.repeat([0.25, 0.75], 400)
-    correct = np.concatenate([np.arange(400) % 4 == 0, np.arange(400) % 4 != 0])
-    assert reliability(confidence, correct).error == pytest.approx(0.0, abs=1e-12)
-
-
 def test_the_temperature_with_the_lowest_error(caplog):
     correct = np.array([True, True, False, False])
     confidences = np.array([[0.8] * 4, [0.95, 0.95, 0.05, 0.05], [0.9] * 4])
@@ -215,9 +171,10 @@ def test_an_edge_of_the_grid_is_warned_of(caplog):
     with caplog.at_level(logging.WARNING, logger="taser"):
         choice = choose_temperature(confidences, correct, (0.001, 0.002), name="squad")
     assert choice.temperature == 0.001
-    assert choice.is_at_edge
     assert "squad: the best temperature, 0.001" in caplog.text
-    assert not choose_temperature(confidences[:1], correct, (0.001,)).is_at_edge
+    caplog.clear()
+    choose_temperature(confidences[:1], correct, (0.001,))
+    assert not caplog.records
 
 
 def test_no_validation_queries():
