@@ -8,6 +8,7 @@ from taser_jax.interop.t5 import t5_leaves
 from taser_jax.interop.tensors import params_to_tensors
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertEncoder, Block, Embeddings
+from taser_jax.models.t5 import T5
 
 
 def t5_to_tensors(params, config):
@@ -49,3 +50,26 @@ def relative_error(found, expected, mask=None):
     """The largest |found - expected| / |expected| of any vector at a real token."""
     error = np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
     return (error if mask is None else error[..., np.asarray(mask)]).max()
+
+
+def t5_outputs(config, params, ids, mask):
+    """Our encoder's states and first decoder output."""
+
+    def apply(params, tokens, method):
+        return T5(config).apply({"params": params}, tokens, method=method)
+
+    run = jax.jit(apply, static_argnums=2)
+    tokens = Tokens(np.asarray(ids), np.asarray(mask))
+    return run(params, tokens, "encode"), run(params, tokens, "first_decoder_output")
+
+
+def assert_t5_parity(found, expected, mask):
+    """1e-4 relative to the largest number; states under the padding mean nothing."""
+    (states, decoded), (expected_states, expected_decoded) = found, expected
+    assert_close(np.asarray(states)[mask], expected_states[mask])
+    assert_close(np.asarray(decoded), expected_decoded)
+
+
+def assert_close(found, expected):
+    assert np.abs(expected).max() > 0.1
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()

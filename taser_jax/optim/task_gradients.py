@@ -78,29 +78,13 @@ def keep_trainable(tree: PyTree, trainable: PyTree[bool] | None) -> PyTree:
     )
 
 
-def combine(
-    function: Callable[..., Float[Array, "*shape"]],
-    task_grads: PyTree,
-    params: PyTree,
-    *others: PyTree,
-    trainable: PyTree[bool] | None,
-) -> PyTree:
-    """One gradient tree from `function(gradients, *others)` of each trainable leaf; 0 for frozen.
+def with_frozen(gradients: PyTree, params: PyTree) -> PyTree:
+    """A tree as `keep_trainable` makes it, with 0 for each frozen parameter."""
 
-    Args:
-        function: (gradients [tasks, *shape], leaves of others) -> gradient [*shape].
-        task_grads: tree with a leading task axis.
-        params: parameters; gives shapes.
-        others: trees as `keep_trainable` makes them.
-        trainable: tree of bool; None trains all.
-    """
+    def of_leaf(param: jax.Array, gradient: PyTree) -> jax.Array:
+        return jnp.zeros_like(param) if isinstance(gradient, optax.MaskedNode) else gradient
 
-    def of_leaf(param: jax.Array, gradients: PyTree, *leaves: PyTree) -> jax.Array:
-        if isinstance(gradients, optax.MaskedNode):
-            return jnp.zeros_like(param)
-        return function(gradients, *leaves)
-
-    return jax.tree.map(of_leaf, params, keep_trainable(task_grads, trainable), *others)
+    return jax.tree.map(of_leaf, params, gradients)
 
 
 def check_combined() -> optax.GradientTransformation:
@@ -187,8 +171,8 @@ def weighted_gradients(
     trainable: PyTree[bool] | None,
 ) -> PyTree:
     """One gradient tree, Σ_t w_t·g_t of each trainable leaf; 0 for frozen ones."""
-    function = functools.partial(_weighted_sum, weights)
-    return combine(function, task_grads, params, trainable=trainable)
+    kept = keep_trainable(task_grads, trainable)
+    return with_frozen(jax.tree.map(functools.partial(_weighted_sum, weights), kept), params)
 
 
 def weights_entropy(weights: Float[Array, " task"]) -> Float[Array, ""]:

@@ -20,10 +20,10 @@ from taser_jax.optim.median import MedianOver, lower_median
 from taser_jax.optim.task_gradients import (
     Leaves,
     Report,
-    combine,
     keep_trainable,
     sum_over_devices,
     sums,
+    with_frozen,
 )
 from taser_jax.storage.typed_files import Checked, Natural, PositiveNumber, Rate, Share
 
@@ -263,13 +263,7 @@ def tsage(
         # and its numerators kept until then.
         new = jax.lax.optimization_barrier([gradient for gradient, _ in results])
         structure = jax.tree.structure(trained)
-        combined = combine(
-            lambda gradients, new: new,
-            updates,
-            params,
-            jax.tree.unflatten(structure, new),
-            trainable=trainable,
-        )
+        combined = with_frozen(jax.tree.unflatten(structure, new), params)
         average = {
             task: jax.tree.unflatten(structure, [moved[t] for _, moved in results])
             for t, task in enumerate(tasks)

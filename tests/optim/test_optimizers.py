@@ -1,16 +1,20 @@
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+from taser_jax.devices.partitioning import leaves_by_path
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.dual_encoder import DualEncoder
+from taser_jax.models.fusion import BertFusionConfig
+from taser_jax.models.parameters import abstract_params
 from taser_jax.optim.optimizers import (
     OptimizerConfig,
     Update,
     build_optimizer,
     build_schedule,
+    layer_factors,
     trainable,
 )
 from taser_jax.storage.errors import ConfigError
@@ -45,7 +49,7 @@ def oracle(params, gradients, config, rates, factors):
     v = {name: np.zeros_like(value) for name, value in params.items()}
     for t, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
         norm = np.sqrt(sum(np.sum(g**2) for g in gradient.values()))
-        scale = min(1.0, config.clip_norm / norm)
+        scale = 1.0 if config.clip_norm is None else min(1.0, config.clip_norm / norm)
         for name in params:
             g = gradient[name] * scale
             m[name] = 0.9 * m[name] + 0.1 * g
@@ -58,8 +62,10 @@ def oracle(params, gradients, config, rates, factors):
     return params
 
 
-def test_chain_equals_adamw_in_float64_over_several_steps():
+@pytest.mark.parametrize("clip_norm", [2.0, None])
+def test_chain_equals_adamw_in_float64_over_several_steps(clip_norm):
     config = OptimizerConfig(
+        clip_norm=clip_norm,
         learning_rate=0.05,
         warmup_steps=2,
         weight_decay=0.1,
@@ -89,26 +95,6 @@ def test_chain_equals_adamw_in_float64_over_several_steps():
     for name, value in flat(found).items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
         assert not np.allclose(value, flat(params)[name], atol=1e-3)
-
-
-def test_clipping_by_hand():
-    config = OptimizerConfig(learning_rate=1.0, floor=1.0)
-    params = {"a/kernel": jnp.zeros(1), "b/kernel": jnp.zeros(1)}
-
-    def second_update(config):
-        optimizer = build_optimizer(config, params, total_steps=2)
-        state = optimizer.init(params)
-        for first, second in ((3.0, 4.0), (0.6, 0.8)):
-            gradients = {"a/kernel": jnp.array([first]), "b/kernel": jnp.array([second])}
-            updates, state = optimizer.update(gradients, state, params)
-        return [float(updates[name][0]) for name in params]
-
-    # Norm 5 is scaled to 2: (1.2, 1.6); norm 1 is not. For the first entry
-    # m = 0.9 * 0.12 + 0.06 = 0.168, divided by 1 - 0.9^2, and
-    # v = 0.999 * 0.00144 + 0.00036, divided by 1 - 0.999^2.
-    np.testing.assert_allclose(second_update(config), [-0.932180] * 2, rtol=1e-4)
-    unclipped = dataclasses.replace(config, clip_norm=None)
-    np.testing.assert_allclose(second_update(unclipped), [-0.803040] * 2, rtol=1e-4)
 
 
 FREEZE_EMBEDDINGS = (
@@ -150,22 +136,78 @@ def test_a_table_must_cover_every_parameter_and_train_something():
         build_optimizer(OptimizerConfig(updates=((".*", Update.FREEZE),)), params, total_steps=1)
 
 
-def test_abstract_parameters_will_do():
-    params = random_params()
-    config = OptimizerConfig(layer_decay=0.8, weight_decay=0.1)
-    abstract = jax.eval_shape(lambda: params)
-    gradients = random_params(1)
-    results = []
-    for tree in (params, abstract):
-        optimizer = build_optimizer(config, tree, total_steps=3)
-        results.append(optimizer.update(gradients, optimizer.init(params), params)[0])
-    jax.tree.map(np.testing.assert_array_equal, *results)
+def rates(steps, *, total_steps, **settings):
+    schedule = build_schedule(OptimizerConfig(**settings), total_steps)
+    return [float(schedule(step)) for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"warmup_steps": 2, "floor": 0.1}, [0, 0.5, 1, 0.75, 0.5, 0.25, 0.1, 0.1]),
+        # A floor of 1 keeps the rate; without a warm-up the first step has the peak rate.
+        ({"warmup_steps": 2, "floor": 1.0}, [0, 0.5, 1, 1, 1, 1, 1]),
+        ({"warmup_steps": 0}, [1, 5 / 6, 4 / 6]),
+    ],
+)
+def test_linear_by_hand(settings, expected):
+    steps = range(len(expected))
+    found = rates(steps, learning_rate=1.0, total_steps=6, **settings)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"clip_norm": 0.0}, {"weight_decay": -0.1}, {"expert_learning_rate_factor": -1.0}],
+    [
+        {"clip_norm": 0.0},
+        {"weight_decay": -0.1},
+        {"expert_learning_rate_factor": -1.0},
+        {"warmup_steps": 5},
+        {"warmup_steps": -1},
+        {"learning_rate": -1.0},
+        {"floor": -0.1},
+    ],
 )
 def test_impossible_numbers(wrong):
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        build_optimizer(OptimizerConfig(**wrong), random_params(), total_steps=1)
+    with pytest.raises(ConfigError):
+        build_optimizer(OptimizerConfig(**wrong), random_params(), total_steps=4)
+
+
+def factors(params, *, decay):
+    return leaves_by_path(layer_factors(params, decay=decay))
+
+
+def test_towers_decay_apart_and_a_router_has_the_depth_of_its_place():
+    leaf = np.ones(1)
+    tower = {"embeddings": leaf, "router": leaf}
+    tower |= {f"layers_{i}": {"router": leaf, "wi": leaf} for i in range(3)}
+    found = factors({"query_encoder": tower, "passage_encoder": tower}, decay=0.5)
+    for name in ("query_encoder", "passage_encoder"):
+        assert found[f"{name}/embeddings"] == 0.5**5
+        assert [found[f"{name}/layers_{i}/wi"] for i in range(3)] == [0.5**4, 0.5**3, 0.5**2]
+        assert found[f"{name}/layers_0/router"] == 0.5**4
+        # Shared by all blocks: two thirds of three layers.
+        assert found[f"{name}/router"] == 0.5**3
+
+
+def test_a_decoder_of_documents_lies_above_bert():
+    bert = BertConfig(
+        vocab_size=8, embed_dim=4, num_layers=1, num_heads=1, head_dim=4, mlp_dim=4, max_length=4
+    )
+    model = DualEncoder(BertFusionConfig(bert=bert, decoder_layers=2))
+    found = factors(abstract_params(model), decay=0.5)
+    assert found["encoder/embeddings/token/embedding"] == 0.5**3
+    assert found["encoder/layers_0/mlp/wi/kernel"] == 0.5**2
+    fusion = [factor for path, factor in found.items() if path.startswith("encoder/fusion")]
+    assert len(fusion) > 2
+    assert set(fusion) == {1.0}
+
+
+def test_parameters_without_a_depth_are_refused():
+    with pytest.raises(ConfigError, match="no parameter lies in a layer"):
+        layer_factors({"wi": np.ones(1)}, decay=0.8)
+    t5 = {"token_embedder": {"embedding": np.ones(1)}, "encoder": {"layers_0": np.ones(1)}}
+    with pytest.raises(ConfigError, match="no parameter lies in a layer of BERT"):
+        layer_factors(t5, decay=0.8)
+    with pytest.raises(ConfigError, match=r"layer decay 1\.5"):
+        layer_factors({"layers_0": {"wi": np.ones(1)}}, decay=1.5)

@@ -4,8 +4,7 @@ import pathlib
 
 import numpy as np
 import pytest
-from hugging_face_parity import t5_to_tensors
-from t5_parity import assert_parity, outputs
+from hugging_face_parity import assert_t5_parity, t5_outputs, t5_to_tensors
 
 from taser_jax.interop.t5 import t5_config, t5_from_tensors
 
@@ -21,8 +20,8 @@ def test_hugging_face_outputs_and_weights_back(kind, tmp_path):
     params = t5_from_tensors(tensors, config, where="golden")
     mask = golden["mask"]
     assert not mask.all()
-    found = outputs(config, params, golden["ids"], mask)
-    assert_parity(found, (golden["encoded"], golden["decoded"]), mask)
+    found = t5_outputs(config, params, golden["ids"], mask)
+    assert_t5_parity(found, (golden["encoded"], golden["decoded"]), mask)
 
     back = t5_to_tensors(params, config)
     assert back.keys() == tensors.keys()

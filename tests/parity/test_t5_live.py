@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hugging_face_parity import t5_to_tensors
-from t5_parity import assert_close, assert_parity, outputs
+from hugging_face_parity import assert_close, assert_t5_parity, t5_outputs, t5_to_tensors
 
 from taser_jax.interop.t5 import t5_config, t5_from_tensors, t5_to_json
 from taser_jax.interop.tensors import read_tensors
@@ -38,8 +37,8 @@ def test_saved_models_of_real_bucket_sizes(kind, tmp_path):
     params = t5_from_tensors(read_tensors(tmp_path), config, where="live")
     # Long enough for every bucket, the one beyond 128 tokens too.
     ids, mask = hf.random_inputs(length=140, seed=1)
-    found = outputs(config, params, ids, mask)
-    assert_parity(found, hf.outputs(model, ids, mask), mask)
+    found = t5_outputs(config, params, ids, mask)
+    assert_t5_parity(found, hf.outputs(model, ids, mask), mask)
 
 
 def test_hugging_face_reads_what_we_write(tmp_path):

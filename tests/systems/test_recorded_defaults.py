@@ -10,7 +10,7 @@ from taser_jax.commands.evaluate import evaluate
 from taser_jax.commands.pipelines.stages import NO_INPUTS, stage_inputs
 from taser_jax.commands.train import train
 from taser_jax.systems.moma import stages as moma
-from taser_jax.systems.moma.augment import augment
+from taser_jax.systems.moma.augment import augment, look_up
 from taser_jax.systems.muf import stages as muf
 from taser_jax.systems.muf.fuse import fuse_specialists
 
@@ -19,7 +19,7 @@ from taser_jax.systems.muf.fuse import fuse_specialists
     ("stage", "commands"),
     [
         (moma._train, [train]),
-        (moma.look_up, [augment]),
+        (look_up, [augment]),
         (muf._fuse_and_evaluate, [fuse_specialists, evaluate]),
     ],
 )

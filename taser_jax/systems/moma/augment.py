@@ -6,7 +6,8 @@ import dataclasses
 import json
 import os
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int
@@ -14,6 +15,7 @@ from jaxtyping import Float32, Int
 from taser_jax.assembly.data import query_sets
 from taser_jax.assembly.model_directory import LoadedModel, check_vocabulary, load_model
 from taser_jax.commands.ask import MEMORIES, Answer
+from taser_jax.commands.pipelines.stages import passes_on
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
@@ -30,6 +32,7 @@ from taser_jax.storage.progress import logger, phase
 from taser_jax.systems.moma import query_documents
 from taser_jax.systems.moma.embeddings import EmbeddingsByText, tower_fingerprints
 from taser_jax.systems.moma.memories import AugmentedTexts, Mixture
+from taser_jax.systems.moma.memory import add_memory
 
 
 @writes("{output_dir}", kinds=[])
@@ -45,7 +48,6 @@ def augment(
     k: int = 10,
     without_gold_of: str | None = None,
     config: EncodeConfig = EncodeConfig(),
-    step: int | None = None,
 ) -> dict[str, int]:
     """Looks up the K best documents of each query in a mixture, by one exact search (equation 4).
 
@@ -62,7 +64,6 @@ def augment(
         without_gold_of: the memory that holds the queries' positives; each training query's own
             positives are then left out of its documents. None keeps them, as the paper does.
         config: sizes of batches.
-        step: step of the checkpoint; None means the best one.
 
     Returns:
         Queries, by task and split; 0 where they were reused.
@@ -72,9 +73,9 @@ def augment(
         FingerprintError: the mixture was encoded by another passage tower or vocabulary.
     """
     store, mixture = TokenStore.open(token_store), Mixture.open(memory_dir)
-    model = load_model(model_dir, step=step)
+    model = load_model(model_dir)
     check_vocabulary(model, store)
-    tower = tower_fingerprints(model, store)
+    tower = tower_fingerprints(model.passage_fingerprint, store)
     fix = "add the memories with this model, to a directory of their own"
     require_equal(f"memories {memory_dir}", mixture.manifest.fingerprints, tower, fix)
     check_documents(k, len(mixture))
@@ -103,6 +104,53 @@ def augment(
         QueryArrays(query_documents.KIND, queries.query_ids, arrays, prints).save(own)
         counts[name] = len(queries)
     return counts
+
+
+@writes("{output_dir}", "{memory_dir}")
+@passes_on(augment, add_memory)
+def look_up(
+    *,
+    memories: Mapping[str, str],
+    memory_dir: str,
+    model_dir: str,
+    output_dir: str,
+    shared_embeddings: str,
+    k: int,
+    config: EncodeConfig,
+    **options: Any,
+) -> dict[str, object]:
+    """Adds memories to a mixture and looks queries up; returns what was encoded of each memory.
+
+    Args:
+        memories: name -> token store.
+        memory_dir: the mixture.
+        model_dir: the lookup.
+        output_dir: of the queries' documents.
+        shared_embeddings: embeddings by the lookup's passage tower.
+        k: documents per query, of mixtures that have as many.
+        config: batches and shards of encoding.
+        options: further arguments of `augment`.
+    """
+    encoded = {
+        name: add_memory(
+            name=name,
+            token_store=path,
+            model_dir=model_dir,
+            memory_dir=memory_dir,
+            shared_embeddings=shared_embeddings,
+            config=config,
+        )["encoded"]
+        for name, path in memories.items()
+    }
+    augment(
+        memory_dir=memory_dir,
+        model_dir=model_dir,
+        output_dir=output_dir,
+        k=min(k, len(Mixture.open(memory_dir))),
+        config=config,
+        **options,
+    )
+    return {"encoded": encoded}
 
 
 def check_documents(count: int, available: int) -> None:
@@ -234,7 +282,9 @@ def documents_shown(
         attention: attention to the query's own tokens, then to each of these K.
         data_dir: folder of the memories' collections.
     """
-    stores = [PassageStore.open(data_dir, memory.collection) for memory in mixture.memories]
+    stores = [
+        PassageStore.open(data_dir, memory.collection) for memory in mixture.manifest.memories
+    ]
     by_query = []
     for rows, scores, weights in zip(result.rows, result.scores, attention[:, 1:], strict=True):
         present = np.flatnonzero(rows[: len(weights)] >= 0)

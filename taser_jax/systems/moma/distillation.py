@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
 from taser_jax.assembly.model_directory import load_model, read_facts
 from taser_jax.assembly.text_sources import model_on_states
+from taser_jax.commands.pipelines.retrieval_stages import DEVELOPMENT
 from taser_jax.data.batches.stream import TextSource
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.writer import TokenStoreWriter
+from taser_jax.devices.hosts import writes
 from taser_jax.retrieval.embeddings import EmbeddingDtype
 from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.retrieval.runs import Run
 from taser_jax.storage.artifacts import FilePath, replacing
-from taser_jax.storage.errors import ConfigError
-from taser_jax.systems.moma.memories import Mixture
+from taser_jax.systems.moma.memories import SOURCE, Mixture
 from taser_jax.systems.moma.query_documents import Augmentation, document_attention, read_lookup
 
 _BLOCK = 4096
+# Documents that are drawn as the lookup's negatives, as many as ANCE's.
+LOOKUP_NEGATIVES = 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,18 +62,11 @@ def distil(
         gold: relevant documents of each query, as rows of the mixture.
         lookup: what the lookup model found, deeper than the documents that were fused.
         attention: attention to the first K of them.
-        learned: N.
+        learned: N, at most K.
         negatives: number of negatives drawn per query.
         seed: seed of the draw.
-
-    Raises:
-        ConfigError: N above K.
     """
     count = attention.shape[1]
-    if not 0 <= learned <= count:
-        title = f"{learned} learned positives of {count} documents"
-        fix = f"set it to 0 to {count}"
-        raise ConfigError(title, where="MomaConfig.learned_positives", fix=fix)
     rng = np.random.default_rng([0xD157, seed])
     scores = np.where(lookup.rows[:, :count] >= 0, attention, -np.inf)
     order = np.argsort(-scores, axis=1, kind="stable")[:, :learned]
@@ -242,6 +240,60 @@ def attention_by_task(
         shares = attention_shares(mixture, lookup.rows, attention, gold=gold, source=source)
         attended[queries.task] = Attended({"task": queries.task} | shares, queries, gold, attention)
     return attended
+
+
+@writes("{output_dir}")
+def distil_queries(
+    *,
+    output_dir: str,
+    token_store: str,
+    memory_dir: str,
+    augmentation_dir: str,
+    tasks: Sequence[str],
+    learned: int,
+    negatives: int = LOOKUP_NEGATIVES,
+    **options: Any,
+) -> dict[str, Any]:
+    """Writes what the lookup trains on: the training queries distilled, the others with their gold.
+
+    Args:
+        output_dir: of the joined store.
+        token_store: the source's.
+        memory_dir: the mixture.
+        augmentation_dir: its documents of the queries.
+        tasks: the queries' tasks.
+        learned: N, the most attended documents, which become positives.
+        negatives: of each query; the paper states no number.
+        options: further arguments of `attention_by_task`.
+
+    Returns:
+        "attention": `attention_shares` of each task.
+    """
+    mixture, store = Mixture.open(memory_dir), TokenStore.open(token_store)
+    joined: dict[tuple[str, str], Any] = {}
+    for entry in store.metadata.queries:
+        if entry.split == DEVELOPMENT and entry.task in tasks:
+            queries = store.queries(entry.task, entry.split)
+            gold = mixture.gold(SOURCE, queries.positives)
+            distilled = Distilled(gold, [np.zeros(0, int)] * len(gold))
+            joined[entry.task, entry.split] = queries, distilled
+    attended = attention_by_task(
+        memory_dir=memory_dir,
+        augmentation_dir=augmentation_dir,
+        token_store=token_store,
+        source=SOURCE,
+        tasks=tasks,
+        split="train",
+        **options,
+    )
+    for task, of_task in attended.items():
+        lookup = read_lookup(augmentation_dir, task, "train").run
+        distilled = distil(
+            of_task.gold, lookup, of_task.attention[:, 1:], learned=learned, negatives=negatives
+        )
+        joined[task, "train"] = of_task.queries, distilled
+    write_joined_store(pathlib.Path(output_dir), mixture, store, joined)
+    return {"attention": [of_task.shares for of_task in attended.values()]}
 
 
 def _token_lists(mixture: Mixture) -> Iterator[list[int]]:

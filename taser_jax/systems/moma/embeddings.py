@@ -89,7 +89,7 @@ class EmbeddedPassages:
     """
 
     def __init__(self, directory: FilePath, store: TokenStore, *, tower: str) -> None:
-        _check_parts(directory, _fingerprints(tower, store))
+        _check_parts(directory, tower_fingerprints(tower, store))
         self._embeddings = EmbeddingsByText(directory, text_hashes(store.passages))
         self.lengths: Int[np.ndarray, " texts"] = store.passages.lengths
 
@@ -167,7 +167,7 @@ def encode_missing(
     Raises:
         FingerprintError: the directory has embeddings of another tower.
     """
-    texts, fingerprints = store.passages, tower_fingerprints(model, store)
+    texts, fingerprints = store.passages, tower_fingerprints(model.passage_fingerprint, store)
     hashes, first = np.unique(text_hashes(texts), return_index=True)
     is_new = ~np.isin(hashes, _check_parts(directory, fingerprints))
     if not is_new.any():
@@ -185,12 +185,13 @@ def encode_missing(
     return len(new)
 
 
-def tower_fingerprints(model: LoadedModel, store: TokenStore) -> dict[str, str]:
-    """What the embeddings of a store's passages depend on, besides their texts."""
-    return _fingerprints(model.passage_fingerprint, store)
+def tower_fingerprints(tower: str, store: TokenStore) -> dict[str, str]:
+    """What the embeddings of a store's passages depend on, besides their texts.
 
-
-def _fingerprints(tower: str, store: TokenStore) -> dict[str, str]:
+    Args:
+        tower: fingerprint of the passage tower.
+        store: the passages.
+    """
     return {"model": tower, "vocabulary": store.metadata.vocabulary_fingerprint}
 
 

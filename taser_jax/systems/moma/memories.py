@@ -29,6 +29,8 @@ from taser_jax.storage import artifacts
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 
 MANIFEST = "memories.json"
+# The memory that holds the queries' positives and the end retriever's negatives.
+SOURCE = "source"
 # Where a mixture's embeddings are, unless it shares those of others.
 PARTS = "parts"
 _VERSION = 1
@@ -182,14 +184,9 @@ class Mixture:
         return {**self.manifest.fingerprints, "mixture": self.manifest.fingerprint}
 
     @property
-    def memories(self) -> tuple[Memory, ...]:
-        """The memories, in the order of their rows."""
-        return self.manifest.memories
-
-    @property
     def names(self) -> list[str]:
         """Names of the memories."""
-        return [memory.name for memory in self.memories]
+        return [memory.name for memory in self.manifest.memories]
 
     @property
     def length(self) -> int:

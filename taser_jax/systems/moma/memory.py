@@ -39,9 +39,7 @@ def memory(
     name: str | None = None,
     token_store: str | None = None,
     model_dir: str | None = None,
-    shared_embeddings: str | None = None,
     config: EncodeConfig = EncodeConfig(),
-    step: int | None = None,
 ) -> list[str]:
     """Adds a memory to a mixture or removes one; prints the memories with their sizes.
 
@@ -51,10 +49,7 @@ def memory(
         name: the memory's name in the mixture; listing needs none.
         token_store: its documents' tokens; only adding needs them.
         model_dir: the model that looks documents up, MoMA's f_a; only adding needs it.
-        shared_embeddings: a directory of embeddings for all mixtures of one passage tower; None is
-            the mixture's own. A mixture keeps the directory that it was created with.
         config: sizes of batches.
-        step: step of the checkpoint; None means the best one.
 
     Returns:
         The names of the mixture's memories.
@@ -80,16 +75,14 @@ def memory(
             token_store=token_store,
             model_dir=model_dir,
             memory_dir=memory_dir,
-            shared_embeddings=shared_embeddings,
             config=config,
-            step=step,
         )
     elif action is MemoryAction.REMOVE:
         assert name is not None
         if not remove_memory(name=name, memory_dir=memory_dir).memories:
             return []
     mixture = Mixture.open(memory_dir)
-    for each in mixture.memories:
+    for each in mixture.manifest.memories:
         print(f"{each.name}: {each.documents:,} documents of collection {each.collection}")
     print(f"together {len(mixture):,} different documents")
     return mixture.names
@@ -105,7 +98,6 @@ def add_memory(
     memory_dir: str,
     shared_embeddings: str | None = None,
     config: EncodeConfig = EncodeConfig(),
-    step: int | None = None,
 ) -> dict[str, int]:
     """Adds a collection to a mixture; encodes only documents that no memory there has had.
 
@@ -117,9 +109,9 @@ def add_memory(
         token_store: its documents' tokens.
         model_dir: the model that looks documents up, MoMA's f_a.
         memory_dir: the mixture; created where absent.
-        shared_embeddings: as for `memory`.
+        shared_embeddings: a directory of embeddings for all mixtures of one passage tower; None is
+            the mixture's own. A mixture keeps the directory that it was created with.
         config: sizes of batches.
-        step: step of the checkpoint; None means the best one.
 
     Returns:
         Documents "encoded", and "kept" from before, in the whole mixture.
@@ -129,12 +121,12 @@ def add_memory(
         DataError: the token store has no passages.
         FingerprintError: another vocabulary, or the mixture was encoded by another passage tower.
     """
-    store, model = TokenStore.open(token_store), load_model(model_dir, step=step)
+    store, model = TokenStore.open(token_store), load_model(model_dir)
     if not len(store):
         fix = "tokenize a collection with passages"
         raise DataError(f"memory {name!r} has no documents", where=token_store, fix=fix)
     check_vocabulary(model, store)
-    fingerprints = tower_fingerprints(model, store)
+    fingerprints = tower_fingerprints(model.passage_fingerprint, store)
     directory = shared_embeddings or str(pathlib.Path(memory_dir) / PARTS)
     before = read_manifest(memory_dir) or Manifest(fingerprints, (), directory)
     fix = "add this model's memories to a directory of their own"

@@ -16,9 +16,17 @@ from taser_jax.commands.pipelines.taser import begin_pipeline, check_depth, prin
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.models.dual_encoder import ModelConfig
+from taser_jax.systems.moma.augment import look_up
 from taser_jax.systems.moma.distillation import attention_by_task
-from taser_jax.systems.moma.options import SOURCE, Documents, LookupTraining, MomaConfig, Trained
-from taser_jax.systems.moma.stages import UNTRAINED, MomaStages, look_up
+from taser_jax.systems.moma.memories import SOURCE
+from taser_jax.systems.moma.stages import (
+    UNTRAINED,
+    Documents,
+    LookupTraining,
+    MomaConfig,
+    MomaStages,
+    Trained,
+)
 
 
 @writes("{setting.output_dir}", kinds=[])

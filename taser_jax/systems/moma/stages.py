@@ -1,20 +1,19 @@
-"""The stages of `taser pipeline moma`; a finished one is recorded and not run again."""
+"""The stages of `taser pipeline moma`, and its options; a finished stage is not run again."""
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from etils import epath
 
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import load_model, selected_checkpoint
 from taser_jax.commands.pipelines.retrieval_stages import (
     BM25,
-    DEVELOPMENT,
     RetrievalStages,
     Setting,
 )
@@ -25,25 +24,104 @@ from taser_jax.devices.hosts import writes
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.storage.errors import ConfigError
-from taser_jax.systems.moma import distillation
-from taser_jax.systems.moma.augment import augment
+from taser_jax.systems.moma.augment import look_up
+from taser_jax.systems.moma.distillation import distil_queries
 from taser_jax.systems.moma.embeddings import encode_missing
-from taser_jax.systems.moma.memories import Mixture
-from taser_jax.systems.moma.memory import add_memory
-from taser_jax.systems.moma.options import (
-    LOOKUP_DEPTH,
-    LOOKUP_NEGATIVES,
-    SOURCE,
-    Documents,
-    GoldDocuments,
-    LookupTraining,
-    MomaConfig,
-    Trained,
-)
-from taser_jax.systems.moma.query_documents import read_lookup
+from taser_jax.systems.moma.memories import SOURCE
 
+# Documents looked up for a query: 200 as in ANCE; the paper states no number.
+LOOKUP_DEPTH = 200
 WARM_UP = "warm-up"
 UNTRAINED = "untrained"
+
+
+class LookupTraining(enum.Enum):
+    """How the lookup is trained; MoMA, and what its paper compares it with.
+
+    LEARNED: in each episode, on what the end retriever attends to (MoMA).
+    FIXED: never; it stays the warmed-up model ("without learning").
+    NONE: there is none: the end retriever is trained and tested without documents (T5-ANCE).
+    """
+
+    LEARNED = "learned"
+    FIXED = "fixed"
+    NONE = "none"
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of its stages and folders; MoMA's own have none."""
+        return "" if self is LookupTraining.LEARNED else f"{self.value}-"
+
+
+class GoldDocuments(enum.Enum):
+    """Whether a training query's own positives may be among its documents D^a.
+
+    KEPT: where the lookup finds them (MoMA: 46% of queries at first, 62% at last).
+    REMOVED: never; the end retriever cannot learn to copy them.
+    """
+
+    KEPT = "kept"
+    REMOVED = "removed"
+
+
+@dataclasses.dataclass(frozen=True)
+class MomaConfig:
+    """Memories, how much of them an episode uses, and what MoMA is compared with.
+
+    Attributes:
+        memories: name -> token store; in training and, with targets swapped in for the source, in
+            tests. The one named "source" has the queries' positives.
+        documents: K, the documents fused with each query; fewer where memory is short.
+        learned_positives: N, the most attended documents, which become the lookup's positives; at
+            most K.
+        gold: whether a training query's positives may be among its documents.
+        targets: name -> token store of a collection that is searched without training on it, with
+            its test queries; it stands in for the source as a memory.
+        compared: the ways to train the lookup, all from one warm-up.
+        frozen_passages: whether no training changes the passage tower, so that passages are encoded
+            once by the pretrained weights, and trainings read their embeddings.
+        shared_embeddings: where passages' embeddings are kept by text, for several runs to share;
+            None is the run's own folder.
+    """
+
+    memories: Mapping[str, str]
+    documents: int = 10
+    learned_positives: int = 5
+    gold: GoldDocuments = GoldDocuments.KEPT
+    targets: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    compared: Sequence[LookupTraining] = (LookupTraining.LEARNED,)
+    frozen_passages: bool = False
+    shared_embeddings: str | None = None
+
+    def __post_init__(self) -> None:
+        if SOURCE not in self.memories:
+            title = f"the memories are {', '.join(self.memories) or 'none'}"
+            fix = f"name the token store of the queries' positives {SOURCE!r}"
+            raise ConfigError(title, where="MomaConfig.memories", fix=fix)
+        if not 0 <= self.learned_positives <= self.documents <= LOOKUP_DEPTH:
+            title = f"{self.learned_positives} learned positives of {self.documents} documents"
+            fix = f"set learned_positives <= documents <= {LOOKUP_DEPTH}"
+            raise ConfigError(title, where="MomaConfig", fix=fix)
+        if self.memories[SOURCE] in self.targets.values():
+            fix = "name collections that training does not see"
+            raise ConfigError("a target is the source", where="MomaConfig.targets", fix=fix)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A trained component and its folder."""
+
+    label: str
+    directory: pathlib.Path
+    parameters: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Documents:
+    """What a lookup found: its mixture, and the documents of each query."""
+
+    memory_dir: pathlib.Path
+    directory: pathlib.Path
 
 
 class MomaStages:
@@ -164,7 +242,7 @@ class MomaStages:
         moma, directory = self.moma, self.root / label / "joined"
         self._stages.run(
             f"{label}-distil",
-            _distil,
+            distil_queries,
             **self.attended(end, documents, self.setting.training),
             token_store=self.setting.token_store,
             output_dir=directory,
@@ -255,92 +333,6 @@ class MomaStages:
             **options,
         )
         return Trained(label, directory, trained["parameters"])
-
-
-@writes("{output_dir}", "{memory_dir}")
-@passes_on(augment, add_memory)
-def look_up(
-    *,
-    memories: Mapping[str, str],
-    memory_dir: str,
-    model_dir: str,
-    output_dir: str,
-    shared_embeddings: str,
-    k: int,
-    config: EncodeConfig,
-    **options: Any,
-) -> dict[str, object]:
-    """Adds memories to a mixture and looks queries up; returns what was encoded of each memory.
-
-    Args:
-        memories: name -> token store.
-        memory_dir: the mixture.
-        model_dir: the lookup.
-        output_dir: of the queries' documents.
-        shared_embeddings: embeddings by the lookup's passage tower.
-        k: documents per query, of mixtures that have as many.
-        config: batches and shards of encoding.
-        options: further arguments of `augment`.
-    """
-    encoded = {
-        name: add_memory(
-            name=name,
-            token_store=path,
-            model_dir=model_dir,
-            memory_dir=memory_dir,
-            shared_embeddings=shared_embeddings,
-            config=config,
-        )["encoded"]
-        for name, path in memories.items()
-    }
-    augment(
-        memory_dir=memory_dir,
-        model_dir=model_dir,
-        output_dir=output_dir,
-        k=min(k, len(Mixture.open(memory_dir))),
-        config=config,
-        **options,
-    )
-    return {"encoded": encoded}
-
-
-@writes("{output_dir}")
-def _distil(
-    *,
-    output_dir: str,
-    token_store: str,
-    memory_dir: str,
-    augmentation_dir: str,
-    tasks: Sequence[str],
-    learned: int,
-    negatives: int = LOOKUP_NEGATIVES,
-    **options: Any,
-) -> dict[str, Any]:
-    mixture, store = Mixture.open(memory_dir), TokenStore.open(token_store)
-    joined: dict[tuple[str, str], Any] = {}
-    for entry in store.metadata.queries:
-        if entry.split == DEVELOPMENT and entry.task in tasks:
-            queries = store.queries(entry.task, entry.split)
-            gold = mixture.gold(SOURCE, queries.positives)
-            distilled = distillation.Distilled(gold, [np.zeros(0, int)] * len(gold))
-            joined[entry.task, entry.split] = queries, distilled
-    attended = distillation.attention_by_task(
-        memory_dir=memory_dir,
-        augmentation_dir=augmentation_dir,
-        token_store=token_store,
-        source=SOURCE,
-        tasks=tasks,
-        split="train",
-        **options,
-    )
-    for task, of_task in attended.items():
-        lookup = read_lookup(augmentation_dir, task, "train").run
-        distilled = distillation.distil(
-            of_task.gold, lookup, of_task.attention[:, 1:], learned=learned, negatives=negatives
-        )
-        joined[task, "train"] = of_task.queries, distilled
-    distillation.write_joined_store(pathlib.Path(output_dir), mixture, store, joined)
-    return {"attention": [of_task.shares for of_task in attended.values()]}
 
 
 @writes("{model_dir}")

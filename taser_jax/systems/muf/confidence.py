@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from taser_jax.retrieval.runs import SearchResult
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import DataError
 from taser_jax.storage.progress import logger
 
 # Memory for the candidates' vectors of one block of queries. Larger blocks are slower on CPUs: the
@@ -142,18 +142,6 @@ def query_confidence(
         fix = "train the ensemble again, with a lower learning rate"
         raise DataError(title, where="confidence", fix=fix)
     return confidences
-
-
-def check_temperatures(temperatures: Sequence[float]) -> None:
-    """Refuses an empty grid, and temperatures that are not positive.
-
-    Raises:
-        ConfigError: naming the temperatures.
-    """
-    if not len(temperatures) or not all(0 < value < math.inf for value in temperatures):
-        title = f"temperatures are {tuple(temperatures)}"
-        fix = "give at least one, each a positive number; the paper has .001, .002, ..., .010"
-        raise ConfigError(title, where="calibration", fix=fix)
 
 
 @jax.jit

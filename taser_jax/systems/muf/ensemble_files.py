@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Float
 
 from taser_jax.assembly.data import training_queries
@@ -232,11 +233,7 @@ class Ensemble:
             facts: facts about its training; JSON-able.
         """
         directory = pathlib.Path(directory)
-        arrays = {
-            f"{layer}/{name}": np.asarray(array)
-            for layer, leaves in self.params.items()
-            for name, array in leaves.items()
-        }
+        arrays = flatten_dict(self.params, sep="/")
         with artifacts.replacing(directory / _MEMBERS) as scratch, open(scratch, "wb") as file:
             np.savez(file, allow_pickle=False, **arrays)
         artifacts.write_json(
@@ -272,12 +269,9 @@ class Ensemble:
             f"ensemble {directory}", metadata.fingerprints, fingerprints or {}, fix
         )
         path = pathlib.Path(directory) / _MEMBERS
-        params: dict[str, dict[str, np.ndarray]] = {}
         try:
             with np.load(path) as arrays:
-                for name in arrays.files:
-                    layer, _, leaf = name.partition("/")
-                    params.setdefault(layer, {})[leaf] = arrays[name]
+                params = unflatten_dict(dict(arrays), sep="/")
         except artifacts.ARRAY_ERRORS as error:
             fix = "run `taser ensemble` again: it writes them from its checkpoints"
             raise DataError(f"missing or damaged: {error}", where=str(path), fix=fix) from error

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Callable
-from typing import no_type_check
+from typing import Annotated, ClassVar, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,10 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Bool, Float, Int
+from msgspec import Meta
 
 from taser_jax.models.batch import Array
-from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.typed_files import Checked, Positive
 from taser_jax.training.losses import ContrastiveLoss, contrastive_loss
 from taser_jax.training.objective import StepMetrics
 from taser_jax.training.state import Params, SkippedSteps, TrainState, named_key
@@ -31,7 +32,7 @@ MEMBER = "member"
 
 
 @dataclasses.dataclass(frozen=True)
-class EnsembleConfig:
+class EnsembleConfig(Checked):
     """Sizes of an ensemble.
 
     Attributes:
@@ -41,14 +42,10 @@ class EnsembleConfig:
             two of 512; the paper's "2-layer" network, taken literally, has one.
     """
 
-    members: int = 20
-    hidden_dims: tuple[int, ...] = (512, 512)
+    RANGE_FIX: ClassVar[str] = "set two members or more (one cannot disagree), and positive widths"
 
-    def __post_init__(self) -> None:
-        if self.members < 2 or not all(width > 0 for width in self.hidden_dims):
-            title = f"{self.members} members with hidden layers of {self.hidden_dims}"
-            fix = "set two members or more (one cannot disagree), and widths of at least 1"
-            raise ConfigError(title, where="EnsembleConfig", fix=fix)
+    members: Annotated[int, Meta(ge=2)] = 20
+    hidden_dims: tuple[Positive, ...] = (512, 512)
 
     def layer_dims(self, dim: int) -> tuple[tuple[int, int], ...]:
         """(inputs, outputs) of each layer, for embeddings of `dim` numbers."""

@@ -6,9 +6,11 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Float32
+from msgspec import Meta
 
 from taser_jax.commands.evaluate import EvaluationConfig, judge_run
 from taser_jax.commands.inputs import PassageHeads, own_rows
@@ -21,11 +23,10 @@ from taser_jax.retrieval.index import open_index
 from taser_jax.storage import artifacts
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
-from taser_jax.storage.typed_files import Checked, Positive
+from taser_jax.storage.typed_files import Checked, Positive, PositiveNumber
 from taser_jax.systems.muf.confidence import (
     TEMPERATURES,
     TemperatureChoice,
-    check_temperatures,
     choose_temperature,
     query_confidence,
 )
@@ -34,10 +35,11 @@ from taser_jax.systems.muf.ensemble_files import Ensemble
 # The split whose queries choose temperatures.
 VALIDATION = "validation"
 _TEMPERATURE = "temperature.json"
+_RANGES = "temperatures are one or more positive numbers; the paper has .001, .002, ..., .010"
 
 
 @dataclasses.dataclass(frozen=True)
-class Specialist:
+class Specialist(Checked):
     """A trained model that takes part in fusion.
 
     Attributes:
@@ -49,10 +51,12 @@ class Specialist:
         model_dir: the model; only `taser ask`, which encodes questions, reads it.
     """
 
+    RANGE_FIX: ClassVar[str] = _RANGES
+
     embeddings_dir: str
     index_dir: str
     ensemble_dir: str | None = None
-    temperature: float | None = None
+    temperature: PositiveNumber | None = None
     members: int | None = None
     model_dir: str | None = None
 
@@ -81,13 +85,11 @@ class Weighing(Checked):
             scores of another scale than BERT-base's need others. One alone is T for all.
     """
 
+    RANGE_FIX: ClassVar[str] = _RANGES
+
     fusion: FusionConfig = FusionConfig()
     k: Positive = 1000
-    temperatures: tuple[float, ...] = TEMPERATURES
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_temperatures(self.temperatures)
+    temperatures: Annotated[tuple[PositiveNumber, ...], Meta(min_length=1)] = TEMPERATURES
 
     @property
     def depth(self) -> int:
@@ -242,10 +244,9 @@ class OpenSpecialist:
         """T: as given, or the candidate with the lowest ECE on its own validation queries.
 
         Raises:
-            ConfigError: none of its tasks has validation queries, or T is not positive.
+            ConfigError: none of its tasks has validation queries.
         """
         if self._specialist.temperature is not None:
-            check_temperatures([self._specialist.temperature])
             return self._specialist.temperature
         members = self._specialist.members
         path = self._directory / (f"temperature-{members}.json" if members else _TEMPERATURE)

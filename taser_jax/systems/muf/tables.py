@@ -24,6 +24,7 @@ from taser_jax.evaluation.results import (
 from taser_jax.evaluation.significance import compare_with_baselines
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.typed_files import Checked, Positive
 
 Evaluations = Mapping[str, Evaluation]
 """Task -> a row's values by query."""
@@ -52,7 +53,7 @@ def with_bm25(row: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class MixedConfig:
+class MixedConfig(Checked):
     """Random mixes of several tasks' queries (DPR-MUF, section 6.2); draws have a fixed seed.
 
     Attributes:
@@ -62,8 +63,8 @@ class MixedConfig:
     """
 
     tasks: tuple[str, ...] = ()
-    sets: int = 5
-    queries: int = 3000
+    sets: Positive = 5
+    queries: Positive = 3000
 
 
 def write_tables(
@@ -224,7 +225,7 @@ def draw_mixes(
     share, rest = divmod(config.queries, max(len(tasks), 1))
     unknown = [task for task in tasks if task not in sizes]
     small = [task for task in tasks if sizes.get(task, 0) < share]
-    if not tasks or unknown or rest or share < 1 or config.sets < 1 or small:
+    if not tasks or unknown or rest or small:
         shown = ", ".join(f"{task} {sizes.get(task, 'unknown')}" for task in unknown + small)
         title = f"{config.sets} mixes of {config.queries} queries from {len(tasks)} tasks"
         title += f"; there are of {shown}" if shown else ""

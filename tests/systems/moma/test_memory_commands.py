@@ -17,7 +17,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.fusion import BertFusionConfig, FusedStates
-from taser_jax.retrieval.embeddings import EmbeddingDtype, QueryEmbeddings
+from taser_jax.retrieval.embeddings import QueryEmbeddings
 from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 from taser_jax.systems.moma import distillation
@@ -60,22 +60,6 @@ def mixture_dir(world, tmp_path_factory):
     add(world, directory, "source", 0)
     add(world, directory, "more", 1)
     return directory
-
-
-@pytest.fixture
-def copied(mixture_dir, world, tmp_path):
-    """The mixture, to be changed."""
-    root = tmp_path / "copy"
-    for folder in {store.rsplit("/", 1)[0] for store in world.stores}:
-        shutil.copytree(folder, root / "stores")
-    found = World((f"{root}/stores/first", f"{root}/stores/second"), world.model_dir)
-    directory = str(root / "mixture")
-    shutil.copytree(mixture_dir, directory)
-    # Its paths lead to the other stores; the embeddings are of equal texts.
-    (root / "mixture" / "memories.json").unlink()
-    for name, number in (("source", 0), ("more", 1)):
-        add(found, directory, name, number)
-    return found, directory
 
 
 def add(world, directory, name, number, **changes):
@@ -241,41 +225,6 @@ def test_attention_to_cached_states_is_that_to_tokens(world, mixture_dir, tmp_pa
     assert (folder / "states.npy").exists()
 
 
-@pytest.mark.release
-@pytest.mark.slow
-def test_documents_as_cached_states_train_and_encode_as_tokens_do(
-    world, mixture_dir, tmp_path, monkeypatch
-):
-    store, documents = world.stores[0], str(tmp_path / "documents")
-    options = {"memory_dir": mixture_dir, "token_store": store, "model_dir": world.model_dir}
-    augment(**options, output_dir=documents, k=3)
-    bert = dataclasses.replace(tiny_training.model_config().bert, num_layers=2)
-    training = tiny_training.training_config(train_steps=3, evaluation_period=3)
-    frozen = dataclasses.replace(training, train_from_block=1, states_dtype=EmbeddingDtype.FLOAT32)
-    cached = dataclasses.replace(frozen, states_dir=str(tmp_path / "states"))
-    about = {"token_store": store, "augmentation_dir": documents, "documents": 3}
-    model = fusion(bert=bert, towers=Towers.TIED)
-    queries = []
-    for name, one in (("tokens", frozen), ("states", cached)):
-        own = tmp_path / name
-        train(model_dir=str(own / "model"), model=model, training=one, **about)
-        states = {"states_dir": one.states_dir, "states_dtype": one.states_dtype}
-        encoding = {**about, **(states if one.states_dir else {}), "tasks": ["first"]}
-        encode(model_dir=str(own / "model"), output_dir=str(own / "embeddings"), **encoding)
-        encoded = QueryEmbeddings.of_split(own / "embeddings", "first", "validation")
-        queries.append(encoded.rows(0, 16))
-    np.testing.assert_allclose(*queries, atol=1e-5)
-    # The documents of the mixture, in one folder for all queries.
-    [folder] = (tmp_path / "states" / "documents").iterdir()
-    assert (folder / "states.npy").exists()
-    # Towers that are no copies of each other, as after training both.
-    monkeypatch.setattr(BertFusionConfig, "initial_params", lambda _, params: params)
-    apart = fusion(bert=bert)
-    other = dataclasses.replace(cached, states_dir=str(tmp_path / "apart"))
-    with pytest.raises(ConfigError, match="whose frozen blocks are its own"):
-        train(model_dir=str(tmp_path / "apart-model"), model=apart, training=other, **about)
-
-
 @pytest.mark.slow
 def test_models_that_share_a_passage_tower_share_embeddings(world):
     model = load_model(world.model_dir)
@@ -300,43 +249,56 @@ def test_an_action_needs_what_it_reads(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_plugged_in(copied, tmp_path):
-    world, directory = copied
+def test_what_cannot_be_plugged_in_or_looked_up(world, mixture_dir, tmp_path):
     with pytest.raises(ConfigError, match=r"(?s)no memory 'mesh'.*source, more"):
-        remove_memory(name="mesh", memory_dir=directory)
+        remove_memory(name="mesh", memory_dir=mixture_dir)
     with pytest.raises(DataError, match="the directory has no memories"):
         listed(str(tmp_path / "nothing"))
-    metadata = tmp_path / "copy" / "stores" / "second" / "metadata.json"
-    text = metadata.read_text()
-    (metadata.parent / "checksums.txt").unlink()
-    options = {"memory_dir": directory, "token_store": world.stores[0]}
+    options = {"memory_dir": mixture_dir, "token_store": world.stores[0]}
     options |= {"model_dir": world.model_dir, "output_dir": str(tmp_path / "documents")}
-    for k in (0, 61):
-        with pytest.raises(ConfigError, match="set DOCUMENTS to 1 to 60"):
-            augment(**options, k=k)
-    with pytest.raises(ConfigError, match=r"(?s)no task 'third'.*some of first, second"):
-        augment(**options, tasks=["third"])
-    with pytest.raises(ConfigError, match=r"(?s)no split 'test'.*train, val.*augment.splits"):
-        augment(**options, splits=["test"])
-    augment(**options, k=4)
-    # A mixture that changed since.
+    for wrong, words in (
+        ({"k": 0}, "set DOCUMENTS to 1 to 60"),
+        ({"k": 61}, "set DOCUMENTS to 1 to 60"),
+        ({"tasks": ["third"]}, r"(?s)no task 'third'.*some of first, second"),
+        ({"splits": ["test"]}, r"(?s)no split 'test'.*train, val.*augment.splits"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            augment(**options | wrong)
+    other = tmp_path / "other"
+    tiny_training.write_untrained(other, fusion(), world.stores[0], seed=7)
+    with pytest.raises(FingerprintError, match="add this model's memories to a directory"):
+        add(world, mixture_dir, "more", 1, model_dir=str(other))
+    with pytest.raises(FingerprintError, match="add the memories with this model"):
+        augment(**options | {"model_dir": str(other)})
+
+
+@pytest.mark.slow
+def test_memories_that_have_changed_are_refused(world, tmp_path):
+    store, directory = tmp_path / "second", str(tmp_path / "mixture")
+    shutil.copytree(world.stores[1], store)
+    add(world, directory, "source", 0)
+    more = {"token_store": str(store)}
+    add(world, directory, "more", 1, **more)
+    documents = {"augmentation_dir": str(tmp_path / "documents"), "token_store": world.stores[0]}
+    augment(
+        memory_dir=directory,
+        model_dir=world.model_dir,
+        output_dir=documents["augmentation_dir"],
+        token_store=world.stores[0],
+        k=4,
+    )
     remove_memory(name="more", memory_dir=directory)
-    about = {"token_store": world.stores[0], "model": fusion(), "model_dir": str(tmp_path / "m")}
-    about["training"] = tiny_training.training_config(train_steps=2)
+    training = tiny_training.training_config(train_steps=2)
     with pytest.raises(FingerprintError, match="the memories have changed"):
-        train(augmentation_dir=options["output_dir"], documents=2, **about)
-    add(world, directory, "more", 1)
+        train(model_dir=str(tmp_path / "m"), model=fusion(), training=training, **documents)
+    add(world, directory, "more", 1, **more)
+    (store / "checksums.txt").unlink()
+    metadata = store / "metadata.json"
+    text = metadata.read_text()
     metadata.write_text(text.replace('"collection": "tiny"', '"collection": "other"'))
     with pytest.raises(ConfigError, match=r"(?s)'more' is collection 'tiny'.*another NAME"):
-        add(world, directory, "more", 1)
-    fingerprint = TokenStore.open(world.stores[1]).metadata.passages_fingerprint
+        add(world, directory, "more", 1, **more)
+    fingerprint = TokenStore.open(store).metadata.passages_fingerprint
     metadata.write_text(text.replace(fingerprint, "0" * len(fingerprint)))
     with pytest.raises(FingerprintError, match="tokens of memory 'more' have changed"):
         listed(directory)
-    metadata.write_text(text)
-    other = tmp_path / "other"
-    tiny_training.write_untrained(other, fusion(), tmp_path / "copy" / "stores" / "first", seed=7)
-    with pytest.raises(FingerprintError, match="add this model's memories to a directory"):
-        add(world, directory, "more", 1, model_dir=str(other))
-    with pytest.raises(FingerprintError, match="add the memories with this model"):
-        augment(**{**options, "model_dir": str(other)})

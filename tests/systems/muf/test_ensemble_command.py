@@ -152,20 +152,10 @@ def test_what_does_not_belong_together_is_refused(trained, embeddings_dir, store
         Ensemble.open(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize(
-    ("tasks", "error", "words"),
-    [
-        ("first", ConfigError, "list those that the specialist was trained on"),
-        ((), ConfigError, "list those that the specialist"),
-        (("third",), ConfigError, "no task 'third'"),
-    ],
-)
-def test_tasks_that_are_none(tasks, error, words, embeddings_dir, store, tmp_path):
-    with pytest.raises(error, match=words):
-        start(tmp_path / "out", embeddings_dir, store, tasks=tasks)
-
-
-def test_queries_that_are_not_encoded(store, tmp_path):
+def test_tasks_that_are_none_or_not_encoded(embeddings_dir, store, tmp_path):
+    for tasks, words in (("first", "list those"), ((), "list those"), (("third",), "no task")):
+        with pytest.raises(ConfigError, match=words):
+            start(tmp_path / "out", embeddings_dir, store, tasks=tasks)
     bare = write_specialist(tmp_path / "bare", store)
     (bare / "queries" / "first.validation" / "metadata.json").unlink()
     with pytest.raises(DataError, match="no embeddings of task 'first', split 'validation'"):

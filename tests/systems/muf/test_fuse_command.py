@@ -19,6 +19,7 @@ from taser_jax.retrieval.fusion import FusionConfig, HybridConfig, Weighting, fu
 from taser_jax.retrieval.runs import FUSED_LISTS, LISTS, QueryArrays, top_k
 from taser_jax.storage.artifacts import split_path
 from taser_jax.storage.errors import ConfigError, FingerprintError
+from taser_jax.systems.muf.confidence import query_confidence
 from taser_jax.systems.muf.ensemble import ensemble
 from taser_jax.systems.muf.ensemble_files import Ensemble, EnsembleTraining
 from taser_jax.systems.muf.fuse import AddedBm25, Domain, fuse_specialists
@@ -83,43 +84,32 @@ def lists_of(output_dir, name, task, split="test"):
     )
 
 
-def float64_confidence(specialist, task, run, temperature):
+def confidence_of(specialist, task, run, temperature):
     """w, from the arrays on disk."""
     queries = QueryEmbeddings.of_split(specialist.embeddings_dir, task, "test")
-    passages = Embeddings.open(specialist.embeddings_dir)
-    params = Ensemble.open(specialist.ensemble_dir).params
-    found = []
-    for line, query in enumerate(queries.rows(0, len(queries)).astype(np.float64)):
-        rows = run.rows[line, :K]
-        candidates = passages.take(rows[rows >= 0]).astype(np.float64)
-        p = []
-        for member in range(MEMBERS):
-            first, second = (
-                {name: leaf[member].astype(np.float64) for name, leaf in params[layer].items()}
-                for layer in ("layers_0", "layers_1")
-            )
-            hidden = np.maximum(query @ first["kernel"] + first["bias"], 0)
-            z = candidates @ (hidden @ second["kernel"] + second["bias"]) / temperature
-            p.append(np.exp(z - z.max()) / np.exp(z - z.max()).sum())
-        p = np.array(p)
-        mean = p.mean(axis=0)
-        entropies = -np.sum(p * np.log(np.maximum(p, 1e-300)), axis=1)
-        information = -np.sum(mean * np.log(np.maximum(mean, 1e-300))) - entropies.mean()
-        found.append(1 - information / np.log(MEMBERS))
-    return np.array(found)
+    return query_confidence(
+        Ensemble.open(specialist.ensemble_dir).embed,
+        queries.rows(0, len(queries)).astype(np.float32),
+        Embeddings.open(specialist.embeddings_dir).take,
+        run.result,
+        temperatures=[temperature],
+        k=K,
+    )[0]
 
 
 def test_lists_are_weighed_by_each_specialists_confidence(fused, small_world, specialists):
     output_dir, summary = fused
     store = PassageStore.open(small_world.data_dir, "small")
     assert summary.temperatures.keys() == specialists.keys()
-    assert set(summary.temperatures.values()) <= set(TEMPERATURES)
+    for name, temperature in summary.temperatures.items():
+        saved = json.loads((output_dir / "specialists" / name / "temperature.json").read_text())
+        assert saved["errors"][TEMPERATURES.index(temperature)] == min(saved["errors"])
     for task in ("summary", "code"):
         arrays = QueryArrays.open(split_path(output_dir / "lists", task, "test"), FUSED_LISTS)
         runs = [lists_of(output_dir, name, task).run for name in specialists]
         assert arrays.columns == tuple(specialists)
         for place, (name, specialist) in enumerate(specialists.items()):
-            expected = float64_confidence(specialist, task, runs[place], summary.temperatures[name])
+            expected = confidence_of(specialist, task, runs[place], summary.temperatures[name])
             np.testing.assert_allclose(arrays.arrays["confidence"][:, place], expected, atol=1e-4)
         weights = weights_of(arrays.arrays["confidence"]).values
         expected = fuse_runs(runs, weights, FusionConfig(depth=DEPTH, k=DEPTH))
@@ -128,15 +118,6 @@ def test_lists_are_weighed_by_each_specialists_confidence(fused, small_world, sp
         written = read_task_run(output_dir / "runs", queries, store)
         best = top_k(expected.rows, expected.scores, 5)
         np.testing.assert_array_equal(written.rows, best.rows)
-
-
-def test_the_chosen_temperature_has_the_lowest_error(fused):
-    output_dir, summary = fused
-    for name, temperature in summary.temperatures.items():
-        saved = json.loads((output_dir / "specialists" / name / "temperature.json").read_text())
-        assert saved["temperature"] == temperature
-        assert saved["errors"][saved["temperatures"].index(temperature)] == min(saved["errors"])
-        assert sum(saved["count"]) > 0
 
 
 def test_a_second_fusion_searches_nothing_anew(fused, small_world, specialists, monkeypatch):
@@ -213,33 +194,41 @@ def test_what_does_not_belong_together_is_refused(small_world, specialists, tmp_
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("change", "words"),
     [
         ({"specialists": {}}, "the specialists are none"),
+        ({"specialists": ("NQ", "nq")}, "names that differ"),
         ({"split": "validation"}, "would choose what is then reported"),
         (
             {"split": "validation", "weighing": EQUAL, "bm25": AddedBm25("bm25")},
             "would choose what is then reported",
         ),
         ({"tasks": ["nonsense"]}, "no task 'nonsense'"),
+        ({"first": {"ensemble_dir": None}}, "specialist 'summary' has no ensemble"),
+        (
+            {"specialists": ("summary",), "domain": Domain.LEFT_OUT, "tasks": ["summary"]},
+            "every specialist was trained on 'summary'",
+        ),
     ],
 )
-def test_bad_settings(options, words, small_world, specialists, tmp_path):
+def test_bad_settings(change, words, small_world, specialists, tmp_path):
+    options = dict(change)
+    names = options.pop("specialists", tuple(specialists))
+    given = dict(zip(names, specialists.values(), strict=False))
+    for name in list(given)[:1]:
+        given[name] = dataclasses.replace(given[name], **options.pop("first", {}))
     with pytest.raises(ConfigError, match=words):
-        start(tmp_path, small_world, **({"specialists": specialists} | options))
+        start(tmp_path, small_world, given, **options)
 
 
-def test_names_must_differ_and_temperatures_be_positive(small_world, specialists, tmp_path):
-    one, other = specialists.values()
-    with pytest.raises(ConfigError, match="names that differ"):
-        start(tmp_path, small_world, {"NQ": one, "nq": other})
-    cold = dataclasses.replace(one, temperature=0.0)
-    with pytest.raises(ConfigError, match="each a positive number"):
-        start(tmp_path, small_world, {"a": cold, "b": other})
-    mute = dataclasses.replace(one, ensemble_dir=None)
-    with pytest.raises(ConfigError, match="specialist 'a' has no ensemble"):
-        start(tmp_path / "mute", small_world, {"a": mute, "b": other})
-    with pytest.raises(ConfigError, match="every specialist was trained on 'summary'"):
-        start(tmp_path, small_world, {"a": one}, domain=Domain.LEFT_OUT, tasks=["summary"])
-    with pytest.raises(ConfigError, match="give at least one, each a positive number"):
-        Weighing(temperatures=())
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (Specialist, {"embeddings_dir": "e", "index_dir": "i", "temperature": 0.0}),
+        (Weighing, {"temperatures": ()}),
+        (Weighing, {"temperatures": (0.1, -1.0)}),
+    ],
+)
+def test_temperatures_are_positive_and_one_at_least(kind, values):
+    with pytest.raises(ConfigError, match="temperatures are one or more positive numbers"):
+        kind(**values)

@@ -100,8 +100,5 @@ def test_a_query_does_not_depend_on_its_neighbours_and_keeps_its_start_without_a
     others = (np.roll(array, -2, axis=0) for array in (scores, exists, hits))
     rest = best_weights(*others, start, first=2, config=config)
     np.testing.assert_allclose(rest[:4], together[2:], atol=1e-6)
-
-
-def test_a_search_that_cannot_work_is_refused():
     with pytest.raises(ConfigError, match="10 of 10 evaluations are random"):
         BayesianConfig(evaluations=10, initial=10)

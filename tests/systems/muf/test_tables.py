@@ -28,13 +28,8 @@ ROWS = {
 }
 
 
-def test_the_worst_row_of_each_task():
+def test_rows_put_together_are_written_as_if_they_had_been_evaluated(tmp_path):
     assert worst_of(ROWS, "R@1") == {"x": "B", "y": "A"}
-    chosen = pick(ROWS, {"x": "A", "y": "B"})
-    assert [chosen[task].averages()["R@1"] for task in ("x", "y")] == [0.75, 0.5]
-
-
-def test_rows_are_written_as_if_they_had_been_evaluated(tmp_path):
     write_row(tmp_path, "Own", pick(ROWS, {"x": "A", "y": "B"}), split="test")
     [result] = read_results(tmp_path / "results")
     assert {task: found.metrics["R@1"] for task, found in result.tasks.items()} == {
@@ -66,8 +61,6 @@ def test_mixes_have_equal_shares_without_repetition():
         MixedConfig(queries=6),
         MixedConfig(queries=3),
         MixedConfig(queries=4, tasks=("x", "z")),
-        MixedConfig(queries=4, sets=0),
-        MixedConfig(queries=0),
     ],
 )
 def test_mixes_that_cannot_be_drawn(config):
