@@ -26,7 +26,7 @@ from taser_jax.data.token_store.arrays import Ragged, TokenArray
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Augmented, States, Tokens
 from taser_jax.storage import artifacts
-from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
+from taser_jax.storage.errors import DataError, FingerprintError
 
 MANIFEST = "memories.json"
 # The memory that holds the queries' positives and the end retriever's negatives.
@@ -75,19 +75,6 @@ class Manifest:
         return artifacts.fingerprint_json(
             [[memory.name, memory.passages] for memory in self.memories]
         )
-
-    def without(self, name: str) -> Manifest:
-        """The mixture without a memory.
-
-        Raises:
-            ConfigError: there is no memory of this name.
-        """
-        names = [memory.name for memory in self.memories]
-        if name not in names:
-            fix = f"name one of {', '.join(names)}" if names else "add it first"
-            raise ConfigError(f"there is no memory {name!r}", where="NAME", fix=fix)
-        others = tuple(memory for memory in self.memories if memory.name != name)
-        return dataclasses.replace(self, memories=others)
 
 
 def read_manifest(memory_dir: artifacts.FilePath) -> Manifest | None:

@@ -168,7 +168,12 @@ def remove_memory(*, name: str, memory_dir: str) -> Manifest:
     Raises:
         ConfigError: there is no such memory.
     """
-    others = (read_manifest(memory_dir) or Manifest({}, (), PARTS)).without(name)
-    write_manifest(memory_dir, others)
+    manifest = read_manifest(memory_dir) or Manifest({}, (), PARTS)
+    others = tuple(memory for memory in manifest.memories if memory.name != name)
+    if len(others) == len(manifest.memories):
+        fix = f"name one of {', '.join(memory.name for memory in others) or 'those you add'}"
+        raise ConfigError(f"there is no memory {name!r}", where="NAME", fix=fix)
+    manifest = dataclasses.replace(manifest, memories=others)
+    write_manifest(memory_dir, manifest)
     logger.info("memory %s: removed", name)
-    return others
+    return manifest

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import shutil
 
-import jax
 import numpy as np
 import pytest
 import tiny_training
@@ -223,18 +222,6 @@ def test_attention_to_cached_states_is_that_to_tokens(world, mixture_dir, tmp_pa
     assert len(on_states.gold) == len(on_states.queries) > 0
     [folder] = (tmp_path / "states" / "documents").iterdir()
     assert (folder / "states.npy").exists()
-
-
-@pytest.mark.slow
-def test_models_that_share_a_passage_tower_share_embeddings(world):
-    model = load_model(world.model_dir)
-    changed = jax.tree.map(lambda leaf: leaf, model.params)
-    changed["query_encoder"] = jax.tree.map(lambda leaf: leaf + 1, changed["query_encoder"])
-    other = dataclasses.replace(model, params=changed)
-    assert other.passage_fingerprint == model.passage_fingerprint
-    changed = {**changed, "passage_encoder": changed["query_encoder"]}
-    moved = dataclasses.replace(model, params=changed)
-    assert moved.passage_fingerprint != model.passage_fingerprint
 
 
 def test_an_action_needs_what_it_reads(tmp_path):
