@@ -31,7 +31,7 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_733,
+    "assembly": 1_727,
     "cli": 1_263,
     "commands": 4_908,
     "data": 6_374,
@@ -40,17 +40,17 @@ ROOMS = {
     "interop": 2_978,
     "loose files": 419,
     "models": 2_387,
-    "optim": 951,
+    "optim": 845,
     "retrieval": 1_935,
     "serving": 529,
     "storage": 1_154,
-    "systems": 3_341,
+    "systems": 3_133,
     "training": 1_574,
 }
 OTHERS = {
-    "lines of code": 31_860,
+    "lines of code": 31_540,
     "percent of code that imports or raises": 14.9,
-    "files": 222,
+    "files": 219,
     "lines of the longest file": 417,
     "loose files": 3,
     "rooms at the top": 14,
@@ -58,9 +58,9 @@ OTHERS = {
     "commands": 28,
     "fields that nothing binds": 29,
     "Any in annotations": 109,
-    "modules that train imports": 88,
+    "modules that train imports": 87,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_457,
+    "words of documentation": 34_410,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

@@ -35,7 +35,7 @@ def test_it_prints_a_line_a_figure(monkeypatch, capsys):
 def test_traffic_by_hand():
     """10 parameters, 2 tasks: a stack of gradients is 80 bytes, a vector 40."""
     traffic = load_script("multitask_step.py").traffic_bytes
-    sizes = {"tasks": 2, "parameters": 10, "average_bytes": 4}
+    sizes = {"tasks": 2, "parameters": 10}
     assert traffic("plain", passes=0, **sizes) == 0
     assert traffic("pcgrad", passes=0, **sizes) == 80 + 80 + 80 + 40
     # Stack, three passes of 120, then gradients, averages twice, parameters and the combined one.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -12,12 +12,11 @@ import optax
 from etils import epath
 
 from taser_jax.assembly.metric_writers import make_writers
-from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices import hosts
 from taser_jax.devices.topologies import peak_flops
 from taser_jax.models.parameters import parameters_fingerprint
-from taser_jax.optim.optimizers import build_optimizer
+from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.storage.artifacts import (
     fingerprint_json,
     follow_plan,
@@ -106,24 +105,46 @@ def ensemble(
     with storage_errors(output_dir):
         hosts.first_host_only(follow_plan)(output_dir, {"kind": "ensemble", **about})
         hosts.first_host_only(_write_config)(output_dir, config_text)
-    job = _Job(
-        training=training,
-        vectors=vectors,
-        stream=stream,
-        validation=read(split=_VALIDATION),
-        placement=MemberPlacement.over(jax.devices(), training.model.members),
+    model, batching, validation = training.model, training.batching, read(split=_VALIDATION)
+    placement = MemberPlacement.over(jax.devices(), model.members)
+    steps, dim = training.epochs * stream.steps_per_epoch, vectors.passages.shape[1]
+    init = functools.partial(init_members, dim=dim, config=model)
+    # Added members fill the devices, and are dropped.
+    init_all = functools.partial(init, members=placement.padded)
+    optimizer = _of_member(training.optimizer, functools.partial(init, members=1), steps)
+    flops = model.training_flops(
+        dim,
+        queries=batching.batch_size,
+        passages=batching.batch_size * (1 + batching.num_negatives),
     )
     logger.info(
-        f"{training.model.members} members of {training.model.parameters(job.dim):,} parameters, "
-        f"{job.steps} steps of {training.batching.batch_size} queries each, over "
-        f"{job.placement.mesh.size} devices"
+        f"{model.members} members of {model.parameters(dim):,} parameters, {steps} steps of "
+        f"{batching.batch_size} queries each, over {placement.mesh.size} devices"
     )
     checkpoints = Checkpoints(output_dir, CheckpointConfig())
-    _train(job, store, checkpoints, about, output_dir)
+    loop.train(
+        init_ensemble_state(init_all, optimizer, training.seed, placement),
+        train_step=make_ensemble_step(optimizer, placement),
+        batches=EnsembleBatches(vectors, stream, placement, seed=training.seed),
+        checkpoints=checkpoints,
+        config=loop.LoopConfig(
+            train_steps=steps,
+            evaluation_period=-(-steps // training.evaluations),
+            log_period=_LOG_PERIOD,
+        ),
+        about=about,
+        cost=StepCost(lambda _: flops * placement.padded, peak_flops=peak_flops()),
+        validate=_validator(training, validation, store),
+        writers=make_writers(
+            output_dir, resume_step=checkpoints.latest_step or 0, is_first_process=hosts.is_first()
+        ),
+    )
     step = checkpoints.best_step
     assert step is not None
-    trained = _finished(job, checkpoints, step)
-    facts = {"step": step, "steps": job.steps, "validation": checkpoints.metrics(step)}
+    params = _restored(checkpoints, step, init_all, placement)
+    prints = {**vectors.passages.fingerprints, "ensemble": parameters_fingerprint(params)}
+    trained = Ensemble(model, params, prints, tuple(vectors.tokenized))
+    facts = {"step": step, "steps": steps, "validation": checkpoints.metrics(step)}
     checkpoints.close()
     if hosts.is_first():
         trained.save(output_dir, facts={**facts, "seed": training.seed})
@@ -132,94 +153,30 @@ def ensemble(
     return trained
 
 
-@dataclasses.dataclass(frozen=True)
-class _Job:
-    """A training whose settings are consistent.
-
-    Attributes:
-        training: how members are trained.
-        vectors: embeddings of the training queries.
-        stream: rows of their batches.
-        validation: embeddings of the validation queries.
-        placement: members over devices.
-    """
-
-    training: EnsembleTraining
-    vectors: SpecialistVectors
-    stream: BatchStream
-    validation: SpecialistVectors
-    placement: MemberPlacement
-
-    @property
-    def dim(self) -> int:
-        """Width of the embeddings."""
-        return self.vectors.passages.shape[1]
-
-    @property
-    def steps(self) -> int:
-        """Steps of the run."""
-        return self.training.epochs * self.stream.steps_per_epoch
-
-    @property
-    def optimizer(self) -> optax.GradientTransformationExtraArgs:
-        """The chain of one member."""
-        config = self.training.optimizer
-        warmup = min(config.warmup_steps, self.steps // _WARMUP_SHARE)
-        member = jax.eval_shape(lambda key: self.init(key, members=1), jax.random.key(0))
-        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), member)
-        return build_optimizer(
-            dataclasses.replace(config, warmup_steps=warmup), shapes, total_steps=self.steps
-        )
-
-    def init(self, key: jax.Array, *, members: int) -> Params:
-        """Parameters of the first members."""
-        return init_members(key, dim=self.dim, config=self.training.model, members=members)
+def _of_member(
+    config: OptimizerConfig, init: Callable[[jax.Array], Params], steps: int
+) -> optax.GradientTransformationExtraArgs:
+    """The chain of one member; `init` makes an ensemble of one."""
+    member = jax.eval_shape(init, jax.random.key(0))
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), member)
+    warmup = min(config.warmup_steps, steps // _WARMUP_SHARE)
+    config = dataclasses.replace(config, warmup_steps=warmup)
+    return build_optimizer(config, shapes, total_steps=steps)
 
 
-def _train(
-    job: _Job,
-    store: TokenStore,
-    checkpoints: Checkpoints,
-    about: Mapping[str, str],
-    output_dir: str,
-) -> None:
-    """Trains up to the last step; does nothing if that is done."""
-    training, placement, optimizer = job.training, job.placement, job.optimizer
-    init = functools.partial(job.init, members=placement.padded)
-    batch = training.batching
-    flops = training.model.training_flops(
-        job.dim, queries=batch.batch_size, passages=batch.batch_size * (1 + batch.num_negatives)
-    )
-    loop.train(
-        init_ensemble_state(init, optimizer, training.seed, placement),
-        train_step=make_ensemble_step(optimizer, placement),
-        batches=EnsembleBatches(job.vectors, job.stream, placement, seed=training.seed),
-        checkpoints=checkpoints,
-        config=loop.LoopConfig(
-            train_steps=job.steps,
-            evaluation_period=-(-job.steps // training.evaluations),
-            log_period=_LOG_PERIOD,
-        ),
-        about=about,
-        cost=StepCost(lambda _: flops * placement.padded, peak_flops=peak_flops()),
-        validate=_validator(job, store),
-        writers=make_writers(
-            output_dir, resume_step=checkpoints.latest_step or 0, is_first_process=hosts.is_first()
-        ),
-    )
-
-
-def _validator(job: _Job, store: TokenStore) -> Callable[[Params], dict[str, float]]:
+def _validator(
+    training: EnsembleTraining, validation: SpecialistVectors, store: TokenStore
+) -> Callable[[Params], dict[str, float]]:
     """Mean loss over members and batches of validation queries, the same for every member."""
-    batching, members = job.training.batching, job.training.model.members
-    fewest = min(len(queries) for queries in job.validation.tokenized.values())
-    size = min(batching.batch_size, fewest)
-    stream = job.validation.stream(store, dataclasses.replace(batching, batch_size=size, rates={}))
-    evaluate = make_ensemble_eval(members)
+    fewest = min(len(queries) for queries in validation.tokenized.values())
+    size = min(training.batching.batch_size, fewest)
+    batching = dataclasses.replace(training.batching, batch_size=size, rates={})
+    stream = validation.stream(store, batching)
+    evaluate = make_ensemble_eval(training.model.members)
     count = min(_VALIDATION_BATCHES, stream.steps_per_epoch)
 
     def validate(params: Params) -> dict[str, float]:
-        batches = (job.validation.batch([stream], step) for step in range(count))
+        batches = (validation.batch([stream], step) for step in range(count))
         losses = [
             np.asarray(evaluate(params, jax.tree.map(lambda leaf: leaf[0], batch)))
             for batch in batches
@@ -229,24 +186,19 @@ def _validator(job: _Job, store: TokenStore) -> Callable[[Params], dict[str, flo
     return validate
 
 
-def _finished(job: _Job, checkpoints: Checkpoints, step: int) -> Ensemble:
-    """The ensemble of a checkpoint, without the members added to fill the devices."""
-    members = job.training.model.members
-    shapes = jax.eval_shape(
-        lambda key: job.init(key, members=job.placement.padded), jax.random.key(0)
-    )
+def _restored(
+    checkpoints: Checkpoints,
+    step: int,
+    init: Callable[[jax.Array], Params],
+    placement: MemberPlacement,
+) -> Params:
+    """The members of a checkpoint, without those added to fill the devices."""
     placed = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=job.placement.replicated
-        ),
-        shapes,
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placement.replicated),
+        jax.eval_shape(init, jax.random.key(0)),
     )
-    params = jax.tree.map(
-        lambda leaf: np.asarray(leaf)[:members], checkpoints.restore_params(placed, step=step)
-    )
-    specialist = job.vectors.passages.fingerprints
-    fingerprints = {**specialist, "ensemble": parameters_fingerprint(params)}
-    return Ensemble(job.training.model, params, fingerprints, tuple(job.vectors.tokenized))
+    restored = checkpoints.restore_params(placed, step=step)
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[: placement.members], restored)
 
 
 def _write_config(output_dir: str, config_text: str) -> None:

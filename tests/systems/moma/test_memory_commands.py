@@ -276,8 +276,9 @@ def test_memories_that_have_changed_are_refused(world, tmp_path):
     )
     remove_memory(name="more", memory_dir=directory)
     training = tiny_training.training_config(train_steps=2)
+    about = {"model_dir": str(tmp_path / "m"), "model": fusion(), "training": training}
     with pytest.raises(FingerprintError, match="the memories have changed"):
-        train(model_dir=str(tmp_path / "m"), model=fusion(), training=training, **documents)
+        train(**about, **documents, documents=2)
     add(world, directory, "more", 1, **more)
     (store / "checksums.txt").unlink()
     metadata = store / "metadata.json"
