@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import re
 from collections.abc import Mapping
-from typing import TypeVar
 
 import jax
 import numpy as np
@@ -20,8 +19,6 @@ from taser_jax.interop.bert_formats import FORMATS
 from taser_jax.interop.tensors import (
     Leaf,
     Path,
-    Shapes,
-    check_leaves,
     leaves_of,
     listed,
     params_from_tensors,
@@ -40,7 +37,6 @@ _BUFFER = re.compile(r".*\.inv_freq")
 # Sizes that the shapes of arrays show.
 _SHAPING = ("vocab_size", "embed_dim", "mlp_dim", "num_heads", "max_length", "type_vocab_size")
 _PASSAGE_TOWER = "passage_encoder"
-_T = TypeVar("_T")
 
 
 def encoder_from_tensors(
@@ -63,27 +59,10 @@ def encoder_from_tensors(
         ConfigError: not a BERT, or a tensor's shape does not match `config`.
         DataError: tensors are missing, have NaN, or are unexpected.
     """
-    tensors = _canonical(tensors, config, where)
-    check_shapes({name: array.shape for name, array in tensors.items()}, config, where=where)
-    return params_from_tensors(bert_leaves(config), tensors, where=where)
-
-
-def check_shapes(shapes: Shapes, config: BertConfig, *, where: str) -> None:
-    """Refuses what `encoder_from_tensors` would refuse, before any tensor is read.
-
-    Args:
-        shapes: shapes of a checkpoint's tensors, by name.
-        config: the requested encoder.
-        where: the checkpoint, for messages.
-
-    Raises:
-        ConfigError: not a BERT, or a tensor's shape does not match `config`.
-        DataError: tensors are missing or unexpected.
-    """
     block = FORMATS[config.family].block
-    check_leaves(
+    return params_from_tensors(
         bert_leaves(config),
-        _canonical(shapes, config, where),
+        _canonical(tensors, config, where),
         blocks=tuple(f"{block}{layer}." for layer in range(config.num_layers)),
         ignored=_BUFFER,
         where=where,
@@ -126,7 +105,9 @@ def tensor_name(path: Path, family: Family = Family.BERT) -> str:
     return f"{format.block}{number}.{names['/'.join(places[1:])]}.{suffix}"
 
 
-def _canonical(tensors: Mapping[str, _T], config: BertConfig, where: str) -> dict[str, _T]:
+def _canonical(
+    tensors: Mapping[str, np.ndarray], config: BertConfig, where: str
+) -> dict[str, np.ndarray]:
     """The encoder's tensors without prefix, with LayerNorm's current names."""
     format = FORMATS[config.family]
     table, usual = format.token_table, ("", f"{config.family.value}.")

@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta, field
+from msgspec import field
 
-from taser_jax.interop.tensors import read_config
+from taser_jax.interop.tensors import Kind, read_config
 from taser_jax.models.bert_config import BertConfig, Family, RotaryConfig
 from taser_jax.models.layers import Activation
-from taser_jax.storage.artifacts import read_json
 from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.typed_files import Positive, PositiveNumber, Share, read_typed
+from taser_jax.storage.typed_files import Positive, PositiveNumber, Share, typed
 
 _ACTIVATIONS = {
     "gelu": Activation.GELU,
@@ -46,49 +45,34 @@ _FIELDS = {
     "initializer_stddev": "initializer_range",
 }
 _ANOTHER = "choose another checkpoint"
-
-
-class _Kind(msgspec.Struct):
-    """Read first, since other architectures have other fields."""
-
-    model_type: str | None = None
-    architectures: list[str] = []
-    position_embedding_type: str = "absolute"
-    is_decoder: bool = False
-    add_cross_attention: bool = False
-    n_embd: int | None = None
-
-
-# Sizes far above those of any BERT are damaged and would fill the memory.
-_Rows = Annotated[int, Meta(ge=1, le=10_000_000)]
-_Width = Annotated[int, Meta(ge=1, le=65_536)]
-_Layers = Annotated[int, Meta(ge=1, le=1_000)]
-_Heads = Annotated[int, Meta(ge=1, le=1_024)]
-_Inner = Annotated[int, Meta(ge=1, le=1_000_000)]
-_Segments = Annotated[int, Meta(ge=1, le=1_000)]
-_Epsilon = Annotated[float, Meta(gt=0, le=1)]
+# As `Format.constants`, in every family.
+_ENCODERS = {
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+}
 
 
 class _Bert(msgspec.Struct, kw_only=True):
-    vocab_size: _Rows
-    hidden_size: _Width
-    num_hidden_layers: _Layers
-    num_attention_heads: _Heads
-    intermediate_size: _Inner
-    max_position_embeddings: _Rows
-    type_vocab_size: _Segments = 2
+    vocab_size: Positive
+    hidden_size: Positive
+    num_hidden_layers: Positive
+    num_attention_heads: Positive
+    intermediate_size: Positive
+    max_position_embeddings: Positive
+    type_vocab_size: Positive = 2
     hidden_act: str = "gelu"
     hidden_dropout_prob: Share = 0.1
     attention_probs_dropout_prob: Share = 0.1
-    layer_norm_eps: _Epsilon = 1e-12
+    layer_norm_eps: PositiveNumber = 1e-12
     initializer_range: Share = 0.02
 
 
 class _DistilBert(_Bert, kw_only=True):
-    hidden_size: _Width = field(name="dim")
-    num_hidden_layers: _Layers = field(name="n_layers")
-    num_attention_heads: _Heads = field(name="n_heads")
-    intermediate_size: _Inner = field(name="hidden_dim")
+    hidden_size: Positive = field(name="dim")
+    num_hidden_layers: Positive = field(name="n_layers")
+    num_attention_heads: Positive = field(name="n_heads")
+    intermediate_size: Positive = field(name="hidden_dim")
     hidden_act: str = field(name="activation", default="gelu")
     hidden_dropout_prob: Share = field(name="dropout", default=0.1)
     attention_probs_dropout_prob: Share = field(name="attention_dropout", default=0.1)
@@ -105,7 +89,7 @@ class _ModernBert(_Bert, kw_only=True):
     hidden_act: str = field(name="hidden_activation", default="gelu")
     hidden_dropout_prob: Share = field(name="mlp_dropout", default=0.0)
     attention_probs_dropout_prob: Share = field(name="attention_dropout", default=0.0)
-    layer_norm_eps: _Epsilon = field(name="norm_eps", default=1e-5)
+    layer_norm_eps: PositiveNumber = field(name="norm_eps", default=1e-5)
     global_rope_theta: PositiveNumber = 160_000.0
     local_rope_theta: PositiveNumber = 10_000.0
     local_attention: Positive = 128
@@ -121,15 +105,15 @@ class _NomicBert(_Bert, kw_only=True):
 class _NomicBertOfHub(_Bert, kw_only=True):
     """With the names of GPT-2, for the code in the model's own repository."""
 
-    hidden_size: _Width = field(name="n_embd")
-    num_hidden_layers: _Layers = field(name="n_layer")
-    num_attention_heads: _Heads = field(name="n_head")
-    intermediate_size: _Inner = field(name="n_inner")
-    max_position_embeddings: _Rows = field(name="n_positions")
+    hidden_size: Positive = field(name="n_embd")
+    num_hidden_layers: Positive = field(name="n_layer")
+    num_attention_heads: Positive = field(name="n_head")
+    intermediate_size: Positive = field(name="n_inner")
+    max_position_embeddings: Positive = field(name="n_positions")
     hidden_act: str = field(name="activation_function", default="swiglu")
     hidden_dropout_prob: Share = field(name="resid_pdrop", default=0.0)
     attention_probs_dropout_prob: Share = field(name="attn_pdrop", default=0.0)
-    layer_norm_eps: _Epsilon = field(name="layer_norm_epsilon", default=1e-12)
+    layer_norm_eps: PositiveNumber = field(name="layer_norm_epsilon", default=1e-12)
     rotary_emb_base: PositiveNumber = 1000.0
 
 
@@ -185,7 +169,7 @@ FORMATS = {
     Family.BERT: Format(
         "BertModel",
         _Bert,
-        {"position_embedding_type": "absolute", "pad_token_id": 0},
+        {"pad_token_id": 0},
         "encoder.layer.",
         _BERT_NAMES,
     ),
@@ -290,31 +274,30 @@ def bert_config(directory: pathlib.Path) -> BertConfig:
         DataError: there is no config.json, it is not JSON, or a size is missing or invalid.
         ConfigError: another architecture, or an unsupported variant of one.
     """
-    path, kind = read_config(directory, _Kind)
-    family = _family(kind, str(path))
+    where, values, kind = read_config(directory)
+    family = _family(kind, where)
     format = FORMATS[family]
-    of_hub = family is Family.NOMIC_BERT and kind.n_embd is not None
-    file: _Bert = read_typed(path, _NomicBertOfHub if of_hub else format.file)
-    values = read_json(path)
-    for name, constant in format.constants.items():
+    of_hub = family is Family.NOMIC_BERT and "n_embd" in values
+    file: _Bert = typed(values, _NomicBertOfHub if of_hub else format.file, where=where)
+    for name, constant in {**_ENCODERS, **format.constants}.items():
         if values.get(name, constant) not in (constant, None):
             problem = f"{name} is {values[name]!r}; only {constant!r} is implemented"
-            raise ConfigError(problem, where=str(path), fix=_ANOTHER)
+            raise ConfigError(problem, where=where, fix=_ANOTHER)
     fields: dict[str, Any] = {ours: getattr(file, theirs) for ours, theirs in _FIELDS.items()}
     if file.hidden_act not in _ACTIVATIONS:
         problem = f"hidden_act is {file.hidden_act!r}, not one of {', '.join(_ACTIVATIONS)}"
-        raise ConfigError(problem, where=str(path), fix=_ANOTHER)
+        raise ConfigError(problem, where=where, fix=_ANOTHER)
     fields["max_length"] -= family.traits.first_position or 0
     fields |= {
         "family": family,
         "head_dim": fields["embed_dim"] // fields["num_heads"],
         "activation": _ACTIVATIONS[file.hidden_act],
-        "rotary": _rotary(file, str(path)),
+        "rotary": _rotary(file, where),
     }
     return BertConfig(**fields)
 
 
-def _family(kind: _Kind, where: str) -> Family:
+def _family(kind: Kind, where: str) -> Family:
     model_type = kind.model_type
     if model_type is None and all(name.startswith("Bert") for name in kind.architectures):
         model_type = Family.BERT.value
@@ -323,12 +306,6 @@ def _family(kind: _Kind, where: str) -> Family:
         problem = f"model_type is {kind.model_type!r}{named}"
         fix = f"give a checkpoint of {', '.join(_MODEL_TYPES)}, or of t5 to a T5"
         raise ConfigError(problem, where=where, fix=fix)
-    positions = kind.position_embedding_type
-    if positions != "absolute":
-        problem = f"position_embedding_type is {positions!r}; only 'absolute' is implemented"
-        raise ConfigError(problem, where=where, fix=_ANOTHER)
-    if kind.is_decoder or kind.add_cross_attention:
-        raise ConfigError("this is a decoder", where=where, fix="give an encoder")
     return _MODEL_TYPES[model_type]
 
 

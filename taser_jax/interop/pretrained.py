@@ -9,18 +9,12 @@ import pathlib
 
 import numpy as np
 
-from taser_jax.interop.bert import check_shapes, encoder_from_tensors, from_plain_encoders
+from taser_jax.interop.bert import encoder_from_tensors, from_plain_encoders
 from taser_jax.interop.bert_formats import bert_config
 from taser_jax.interop.hub import fetch, read_encoder_settings, read_projection
-from taser_jax.interop.t5 import (
-    check_t5_shapes,
-    t5_config,
-    t5_from_t5x,
-    t5_from_tensors,
-    t5x_t5_config,
-)
+from taser_jax.interop.t5 import t5_config, t5_from_t5x, t5_from_tensors, t5x_t5_config
 from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x
-from taser_jax.interop.tensors import CONFIG_FILE, check_sizes, read_shapes, read_tensors
+from taser_jax.interop.tensors import CONFIG_FILE, check_sizes, read_tensors
 from taser_jax.models.bert_config import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import ModelConfig, Params
@@ -63,14 +57,8 @@ def pretrained_bert(
         DataError: the source does not exist or is damaged.
         ConfigError: another architecture, or blocks that it does not have.
     """
-    directory = fetch(source)
-    config = _first_blocks(bert_config(directory), num_layers, where=str(source))
-    # Checked before a model of these sizes is created: wrong ones could fill the memory.
-    shapes = read_shapes(directory)
-    if shapes is not None:
-        check_shapes(shapes, config, where=str(directory))
     return dataclasses.replace(
-        config,
+        _first_blocks(bert_config(fetch(source)), num_layers, where=str(source)),
         dropout_rate=numerics.dropout_rate,
         attention_dropout_rate=numerics.attention_dropout_rate,
         dtype=numerics.dtype,
@@ -269,11 +257,4 @@ def _trained_by_t5x(
 
 def _t5_sizes(directory: pathlib.Path, tree: Params | None) -> T5Config:
     """Sizes of a T5X checkpoint's tree, or of a Hugging Face directory."""
-    if tree is not None:
-        return t5x_t5_config(tree, where=str(directory))
-    config = t5_config(directory)
-    # Checked before a model of these sizes is created: wrong ones could fill the memory.
-    shapes = read_shapes(directory)
-    if shapes is not None:
-        check_t5_shapes(shapes, config, where=str(directory))
-    return config
+    return t5_config(directory) if tree is None else t5x_t5_config(tree, where=str(directory))

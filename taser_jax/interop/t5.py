@@ -7,19 +7,16 @@ import math
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
 import jax
 import msgspec
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
-from msgspec import Meta
 
 from taser_jax.interop.tensors import (
     Leaf,
     Path,
-    Shapes,
-    check_leaves,
     leaves_of,
     listed,
     params_from_tensors,
@@ -32,9 +29,8 @@ from taser_jax.models.dual_encoder import Params
 from taser_jax.models.layers import SIZES
 from taser_jax.models.t5 import T5, PositionBias, T5Config
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.typed_files import Share, read_typed
+from taser_jax.storage.typed_files import Natural, Positive, PositiveNumber, Share, typed
 
-_T = TypeVar("_T")
 # Sizes that the shapes of arrays show.
 _SHAPING = (*SIZES, "num_decoder_layers", "num_buckets")
 _TABLE = "shared.weight"
@@ -93,49 +89,24 @@ def t5_from_tensors(tensors: Mapping[str, np.ndarray], config: T5Config, *, wher
         ConfigError: not a T5, or shapes or numbers of layers do not match `config`.
         DataError: tensors are missing, have NaN, or are unexpected.
     """
-    tensors = _with_table(tensors)
-    check_t5_shapes({name: array.shape for name, array in tensors.items()}, config, where=where)
-    return params_from_tensors(t5_leaves(config), tensors, where=where)
-
-
-def check_t5_shapes(shapes: Shapes, config: T5Config, *, where: str) -> None:
-    """Refuses what `t5_from_tensors` would refuse, before any tensor is read.
-
-    Args:
-        shapes: shapes of a checkpoint's tensors, by name.
-        config: the requested T5.
-        where: the checkpoint, for messages.
-
-    Raises:
-        ConfigError: not a T5, or shapes or numbers of layers do not match `config`.
-        DataError: tensors are missing or unexpected.
-    """
-    shapes = _with_table(shapes)
-    if _TABLE not in shapes:
-        problem = f"no tensor is named {_TABLE}; there are {listed(sorted(shapes))}"
+    # Some writers have the table under the encoder's name alone.
+    if _TABLE_ALIAS in tensors:
+        tensors = {_TABLE: tensors[_TABLE_ALIAS], **tensors}
+    if _TABLE not in tensors:
+        problem = f"no tensor is named {_TABLE}; there are {listed(sorted(tensors))}"
         raise ConfigError(problem, where=where, fix="give a checkpoint of T5's architecture")
-    for stack, layers in _stacks(config).items():
-        numbers = [int(m[1]) for n in shapes if (m := re.match(rf"{stack}\.block\.(\d+)\.", n))]
-        _check_layers(stack, max(numbers, default=-1) + 1, layers, where)
-    check_leaves(
+    return params_from_tensors(
         t5_leaves(config),
-        shapes,
-        blocks=tuple(f"{stack}." for stack in _stacks(config)),
+        tensors,
+        blocks=("encoder.", "decoder.") if config.num_decoder_layers else ("encoder.",),
         ignored=_LEFT,
         where=where,
         sizes=size_words(config, _SHAPING),
     )
 
 
-def _with_table(named: Mapping[str, _T]) -> dict[str, _T]:
-    """The same, with the token table under its usual name."""
-    if _TABLE in named or _TABLE_ALIAS not in named:
-        return dict(named)
-    return {**named, _TABLE: named[_TABLE_ALIAS]}
-
-
 def t5_from_t5x(tree: Params, config: T5Config, *, where: str) -> Params:
-    """Our parameters from a T5X tree, with heads joined or not, and layers scanned (axis 1) or not.
+    """Our parameters from a T5X tree, with heads joined or not.
 
     Args:
         tree: `target` of a T5X checkpoint; other arrays than those of T5 are ignored.
@@ -143,12 +114,9 @@ def t5_from_t5x(tree: Params, config: T5Config, *, where: str) -> Params:
         where: the checkpoint, for messages.
 
     Raises:
-        ConfigError: shapes or numbers of layers do not match `config`.
+        ConfigError: shapes do not match `config`.
         DataError: arrays are missing or have NaN.
     """
-    tree = unscanned(tree)
-    for stack, layers in _stacks(config).items():
-        _check_layers(stack, count_layers(tree.get(stack, {})), layers, where)
     leaves, flat = t5_leaves(config), flatten_dict(tree)
     names = {"/".join(map(str, path)) for path in flat}
     missing = [name for leaf in leaves if (name := "/".join(leaf.path)) not in names]
@@ -204,60 +172,24 @@ def tensor_name(path: Path) -> str:
     return f"{name}.{_PROJECTIONS.get(path[3], path[3])}.weight"
 
 
-def _stacks(config: T5Config) -> dict[str, int]:
-    stacks = {"encoder": config.num_layers, "decoder": config.num_decoder_layers}
-    return {name: layers for name, layers in stacks.items() if layers}
-
-
-def unscanned(tree: Params) -> Params:
-    """The tree with `layers_i` instead of an `encoder/encoder` that has layers along axis 1."""
-    result = dict(tree)
-    for stack in ("encoder", "decoder"):
-        inner = tree.get(stack, {})
-        scanned = inner.get(stack) if isinstance(inner, Mapping) else None
-        if not isinstance(scanned, Mapping):
-            continue
-        plain = {name: value for name, value in inner.items() if name != stack}
-        count = jax.tree.leaves(dict(scanned))[0].shape[1]
-        for i in range(count):
-            plain[f"layers_{i}"] = jax.tree.map(lambda leaf, i=i: leaf[:, i], dict(scanned))
-        result[stack] = plain
-    return result
-
-
-def count_layers(stack: Params) -> int:
+def _count_layers(stack: Params) -> int:
     """Number of `layers_i` of an encoder or decoder."""
     return sum(bool(re.fullmatch(r"layers_\d+", name)) for name in stack)
 
 
-def _check_layers(stack: str, layers: int, expected: int, where: str) -> None:
-    if layers not in (0, expected):
-        problem = f"{layers} layers in the {stack}, and {expected} in the model"
-        raise ConfigError(problem, where=where, fix=_FIX_SIZES)
-
-
-class _Kind(msgspec.Struct):
-    """Read first, since other architectures have other fields."""
-
-    model_type: str | None = None
-    architectures: list[str] = []
-
-
 class _File(msgspec.Struct):
-    """Sizes far above those of any T5 are damaged and would fill the memory."""
-
-    vocab_size: Annotated[int, Meta(ge=1, le=10_000_000)]
-    d_model: Annotated[int, Meta(ge=1, le=65_536)]
-    num_layers: Annotated[int, Meta(ge=1, le=1_000)]
-    num_heads: Annotated[int, Meta(ge=1, le=1_024)]
-    d_kv: Annotated[int, Meta(ge=1, le=65_536)]
-    d_ff: Annotated[int, Meta(ge=1, le=1_000_000)]
-    num_decoder_layers: Annotated[int, Meta(ge=0, le=1_000)] | None = None
-    relative_attention_num_buckets: Annotated[int, Meta(ge=1, le=100_000)] = 32
-    relative_attention_max_distance: Annotated[int, Meta(ge=1, le=10_000_000)] = 128
+    vocab_size: Positive
+    d_model: Positive
+    num_layers: Positive
+    num_heads: Positive
+    d_kv: Positive
+    d_ff: Positive
+    num_decoder_layers: Natural | None = None
+    relative_attention_num_buckets: Positive = 32
+    relative_attention_max_distance: Positive = 128
     feed_forward_proj: str = "relu"
     dropout_rate: Share = 0.1
-    layer_norm_epsilon: Annotated[float, Meta(gt=0, le=1)] = 1e-6
+    layer_norm_epsilon: PositiveNumber = 1e-6
 
 
 def t5_config(directory: pathlib.Path) -> T5Config:
@@ -270,13 +202,13 @@ def t5_config(directory: pathlib.Path) -> T5Config:
         DataError: there is no config.json, it is not JSON, or a size is missing or invalid.
         ConfigError: another architecture, or an unsupported variant of T5.
     """
-    path, described = read_config(directory, _Kind)
+    where, values, described = read_config(directory)
     kind = described.model_type
     if kind not in _POSITIONS:
         fix = "give a T5 checkpoint; BERT's are read by pretrained_bert"
         problem = f"model_type is {kind!r}, not {' or '.join(_POSITIONS)}"
-        raise ConfigError(problem, where=str(path), fix=fix)
-    file = read_typed(path, _File)
+        raise ConfigError(problem, where=where, fix=fix)
+    file = typed(values, _File, where=where)
     if any(name.endswith("EncoderModel") for name in described.architectures):
         file.num_decoder_layers = 0
     elif file.num_decoder_layers is None:
@@ -284,7 +216,7 @@ def t5_config(directory: pathlib.Path) -> T5Config:
     feed_forward = file.feed_forward_proj
     if feed_forward not in _FEED_FORWARDS:
         problem = f"feed_forward_proj is {feed_forward!r}, not {' or '.join(_FEED_FORWARDS)}"
-        raise ConfigError(problem, where=str(path), fix="choose another checkpoint")
+        raise ConfigError(problem, where=where, fix="choose another checkpoint")
     numbers = {"dropout_rate": file.dropout_rate, "rms_norm_epsilon": file.layer_norm_epsilon}
     fields: dict[str, Any] = {ours: getattr(file, theirs) for ours, theirs in _SIZES.items()}
     fields |= {"mlp_activations": _FEED_FORWARDS[feed_forward], "position_bias": _POSITIONS[kind]}
@@ -312,7 +244,7 @@ def t5_to_json(config: T5Config) -> dict[str, object]:
 
 
 def t5x_t5_config(tree: Params, *, where: str) -> T5Config:
-    """Infers the sizes from the arrays of a T5X checkpoint, plain or scanned.
+    """Infers the sizes from the arrays of a T5X checkpoint.
 
     Settings that arrays do not show, such as `max_distance`, have T5's values.
 
@@ -323,7 +255,6 @@ def t5x_t5_config(tree: Params, *, where: str) -> T5Config:
     Raises:
         ConfigError: the tree is not a T5.
     """
-    tree = unscanned(tree)
     flat = flatten_dict(tree)
     block = {path[2:]: array for path, array in flat.items() if path[:2] == ("encoder", "layers_0")}
     table = flat.get(("token_embedder", "embedding"))
@@ -340,8 +271,8 @@ def t5x_t5_config(tree: Params, *, where: str) -> T5Config:
     fields = {
         "vocab_size": table.shape[0],
         "embed_dim": table.shape[1],
-        "num_layers": count_layers(tree["encoder"]),
-        "num_decoder_layers": count_layers(tree.get("decoder", {})),
+        "num_layers": _count_layers(tree["encoder"]),
+        "num_decoder_layers": _count_layers(tree.get("decoder", {})),
         "num_heads": heads,
         "head_dim": math.prod(query.shape[1:]) // heads,
         "mlp_dim": mlp.shape[0],

@@ -11,38 +11,38 @@ import math
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes  # noqa: F401  # NumPy knows bfloat16 by it
 import msgspec
 import numpy as np
+import safetensors.numpy
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Float
 from numpy.typing import ArrayLike
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from taser_jax.models.dual_encoder import Params
 from taser_jax.storage.errors import ConfigError, DataError, how_to_install
-from taser_jax.storage.typed_files import read_typed
+from taser_jax.storage.typed_files import read_json, read_typed, typed
 
 CONFIG_FILE = "config.json"
 SAFETENSORS = "model.safetensors"
 PYTORCH = "pytorch_model.bin"
 
-# safetensors' names of the dtypes that NumPy has; quantised weights have others.
-_FLOATS, _OTHERS = ("F64", "F32", "F16", "BF16"), ("C64", "BOOL")
-_DTYPES = {*_FLOATS, *_OTHERS, *(f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64))}
 _LISTED = 5
 _FIX_DIRECTORY = "give the directory that the model's save_pretrained wrote"
-_FIX_DOWNLOAD = "download the checkpoint again, all of its files"
-_FIX_QUANTISED = "quantised checkpoints are not supported: use the original checkpoint"
 
 Tensors = dict[str, np.ndarray]
-Shapes = dict[str, tuple[int, ...]]
 Path = tuple[str, ...]
-_T = TypeVar("_T")
+
+
+class Kind(msgspec.Struct):
+    """Read first of a config.json, since other architectures have other fields."""
+
+    model_type: str | None = None
+    architectures: list[str] = []
 
 
 class _Index(msgspec.Struct):
@@ -63,7 +63,14 @@ def read_tensors(directory: pathlib.Path) -> Tensors:
         ConfigError: there are only PyTorch files, and PyTorch is not installed.
     """
     for name, read in ((SAFETENSORS, _read_safetensors), (PYTORCH, _read_pytorch)):
-        if (tensors := _read_weights(directory / name, read)) is not None:
+        index = directory / f"{name}.index.json"
+        if (directory / name).is_file():
+            return read(directory / name)
+        if index.is_file():
+            tensors: Tensors = {}
+            for shard in sorted(set(read_typed(index, _Index).weight_map.values())):
+                # An index must not name files of other directories.
+                tensors |= read(directory / pathlib.Path(shard).name)
             return tensors
     raise DataError(
         f"no weights: neither {SAFETENSORS} nor {PYTORCH}, nor the index of shards of either",
@@ -72,86 +79,25 @@ def read_tensors(directory: pathlib.Path) -> Tensors:
     )
 
 
-def read_shapes(directory: pathlib.Path) -> Shapes | None:
-    """Shapes of a checkpoint's tensors; None if finding them would require reading the values.
-
-    Raises:
-        DataError: a missing shard, or a truncated or damaged file.
-    """
-    return _read_weights(directory / SAFETENSORS, _read_safetensors_shapes)
-
-
-def _read_weights(
-    path: pathlib.Path, read: Callable[[pathlib.Path], dict[str, _T]]
-) -> dict[str, _T] | None:
-    """The content of a file, or of the shards of its index; None where there is neither."""
-    if path.is_file():
-        return read(path)
-    index = path.with_name(f"{path.name}.index.json")
-    return _read_shards(index, read) if index.is_file() else None
-
-
-def read_config(directory: str | pathlib.Path, kind: type[_T]) -> tuple[pathlib.Path, _T]:
-    """The `config.json` of a Hugging Face directory: its path and its content.
+def read_config(directory: str | pathlib.Path) -> tuple[str, dict[str, object], Kind]:
+    """The `config.json` of a Hugging Face directory: its path, its content, and what it is of.
 
     Args:
         directory: the checkpoint's directory.
-        kind: its type.
 
     Raises:
         DataError: there is none, it is not a JSON object, or a field is invalid.
     """
     path = pathlib.Path(directory) / CONFIG_FILE
-    if not path.is_file():
-        problem = f"no {CONFIG_FILE}" if path.parent.is_dir() else "no such directory"
-        raise DataError(problem, where=str(path.parent), fix=_FIX_DIRECTORY)
-    return path, read_typed(path, kind)
-
-
-def _read_shards(
-    index: pathlib.Path, read: Callable[[pathlib.Path], dict[str, _T]]
-) -> dict[str, _T]:
-    shard_of = read_typed(index, _Index).weight_map
-    shards = sorted(set(shard_of.values()))
-    outside = [shard for shard in shards if pathlib.PurePath(shard).name != shard or shard == ".."]
-    if outside:
-        where = f"{index}, field 'weight_map'"
-        problem = f"shards outside of this directory: {listed(outside)}"
-        raise DataError(problem, where=where, fix="take the checkpoint from a place that you trust")
-    absent = [shard for shard in shards if not (index.parent / shard).is_file()]
-    if absent:
-        problem = f"{len(absent)} of {len(shards)} shards are absent: {listed(absent)}"
-        raise DataError(problem, where=str(index.parent), fix=_FIX_DOWNLOAD)
-    tensors: dict[str, _T] = {}
-    for shard in shards:
-        tensors |= read(index.parent / shard)
-    missing = [name for name in shard_of if name not in tensors]
-    if missing:
-        problem = f"tensors of the index are in no shard: {listed(missing)}"
-        raise DataError(problem, where=str(index), fix=_FIX_DOWNLOAD)
-    return tensors
+    values = read_json(path, fix=_FIX_DIRECTORY)
+    return str(path), values, typed(values, Kind, where=str(path))
 
 
 def _read_safetensors(path: pathlib.Path) -> Tensors:
-    # An array of a mapped file would keep the whole file mapped.
-    return _of_safetensors(path, lambda file, name: np.array(file.get_tensor(name)))
-
-
-def _read_safetensors_shapes(path: pathlib.Path) -> Shapes:
-    return _of_safetensors(path, lambda file, name: tuple(file.get_slice(name).get_shape()))
-
-
-def _of_safetensors(path: pathlib.Path, read: Callable[[safe_open, str], _T]) -> dict[str, _T]:
     try:
-        with safe_open(path, framework="numpy") as file:
-            names = list(file.keys())
-            for name in names:
-                dtype = file.get_slice(name).get_dtype()
-                if dtype not in _DTYPES:
-                    problem = f"{name} is of type {dtype}, not F32, F16 or BF16"
-                    raise DataError(problem, where=str(path), fix=_FIX_QUANTISED)
-            return {name: read(file, name) for name in names}
-    except (SafetensorError, OSError, ValueError) as error:
+        return safetensors.numpy.load_file(path)
+    except (SafetensorError, OSError, ValueError, AttributeError) as error:
+        # AttributeError: NumPy has no floats of eight bits.
         raise _damaged(path, error) from error
 
 
@@ -163,25 +109,19 @@ def _read_pytorch(path: pathlib.Path) -> Tensors:
         raise ConfigError(problem, where=str(path), fix=how_to_install("torch")) from error
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        # Errors of files, zip and pickle, and torch's refusals to unpickle, share no base class.
-        raise _damaged(path, error) from error
-    if not isinstance(state, dict) or not all(torch.is_tensor(v) for v in state.values()):
-        raise _damaged(path, ValueError("not a flat dictionary of tensors"))
-    try:
         # NumPy has no bfloat16; float32 represents all of its values.
         return {
             name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
             for name, tensor in state.items()
         }
-    except (TypeError, RuntimeError) as error:
-        # NumPy has no 8-bit floats, and no sparse or quantised tensors.
+    except Exception as error:
+        # Errors of files, zip and pickle, and torch's refusals to unpickle, share no base class.
         raise _damaged(path, error) from error
 
 
 def _damaged(path: pathlib.Path, error: Exception) -> DataError:
     reason = re.sub(r"\s+", " ", str(error)).strip()[:200] or type(error).__name__
-    fix = "the file is truncated or damaged: download or copy it again"
+    fix = "download or copy the file again; of quantised weights take the original checkpoint"
     return DataError(f"cannot be read: {reason}", where=str(path), fix=fix)
 
 
@@ -245,20 +185,20 @@ def _place(leaf: Leaf) -> tuple[list[int], int, str]:
     return numbers, -math.prod(leaf.shape), leaf.name
 
 
-def check_leaves(
+def params_from_tensors(
     leaves: Sequence[Leaf],
-    shapes: Mapping[str, tuple[int, ...]],
+    tensors: Mapping[str, np.ndarray],
     *,
     blocks: tuple[str, ...],
     ignored: re.Pattern[str],
     where: str,
     sizes: str,
-) -> None:
-    """Refuses a checkpoint that lacks tensors of a model, or computes something else.
+) -> Params:
+    """Our parameters, float32, unless a checkpoint lacks some, or computes something else.
 
     Args:
         leaves: the requested parameters.
-        shapes: shapes of the checkpoint's tensors, by name.
+        tensors: the checkpoint's tensors, by name.
         blocks: what the names of tensors of the model's blocks start with.
         ignored: names of tensors in blocks that change nothing.
         where: the checkpoint, for messages.
@@ -266,42 +206,32 @@ def check_leaves(
 
     Raises:
         ConfigError: a tensor of another shape.
-        DataError: tensors are missing or unexpected.
+        DataError: tensors are missing or unexpected, have NaN, or no floating-point numbers.
     """
-    missing = [leaf.name for leaf in leaves if leaf.name not in shapes]
+    missing = [leaf.name for leaf in leaves if leaf.name not in tensors]
     if missing:
         problem = f"{len(missing)} of {len(leaves)} tensors are missing: {listed(missing)}"
         fix = "download the checkpoint again, or set num_layers (of a T5 also num_decoder_layers)"
         raise DataError(problem, where=where, fix=fix)
     # Adapters, biases and the like change what a block computes.
     more = sorted(
-        {name for name in shapes if name.startswith(blocks) and not ignored.fullmatch(name)}
+        {name for name in tensors if name.startswith(blocks) and not ignored.fullmatch(name)}
         - {leaf.name for leaf in leaves}
     )
     if more:
         problem = f"{len(more)} tensors that such a model does not have: {listed(more)}"
         fix = "merge adapters into the weights first, or of a T5 correct what mlp_activations says"
         raise DataError(problem, where=where, fix=fix)
-    for leaf in leaves:
-        if shapes[leaf.name] != leaf.tensor_shape:
-            problem = f"{leaf.name} has shape {shapes[leaf.name]}, not {leaf.tensor_shape}"
-            fix = "take the sizes from the checkpoint: pretrained_bert or pretrained_t5(source)"
-            raise ConfigError(f"{problem}, for {sizes}", where=where, fix=fix)
-
-
-def params_from_tensors(
-    leaves: Sequence[Leaf], tensors: Mapping[str, np.ndarray], *, where: str
-) -> Params:
-    """Our parameters, float32, from tensors that `check_leaves` has accepted.
-
-    Raises:
-        DataError: a tensor that holds NaN or no floating-point numbers; it is of `where`.
-    """
     params: dict[Path, np.ndarray] = {}
     for leaf in leaves:
+        tensor = tensors[leaf.name]
+        if tensor.shape != leaf.tensor_shape:
+            problem = f"{leaf.name} has shape {tensor.shape}, not {leaf.tensor_shape}"
+            fix = "take the sizes from the checkpoint: pretrained_bert or pretrained_t5(source)"
+            raise ConfigError(f"{problem}, for {sizes}", where=where, fix=fix)
         place, count = leaf.part
-        tensor = np.split(weights(tensors[leaf.name], leaf.name, where), count)[place]
-        ours = (tensor.T if leaf.inputs else tensor).reshape(leaf.shape)
+        part = np.split(weights(tensor, leaf.name, where), count)[place]
+        ours = (part.T if leaf.inputs else part).reshape(leaf.shape)
         params[leaf.path] = np.ascontiguousarray(ours)
     return unflatten_dict(params)
 

@@ -6,16 +6,15 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from bert_checkpoints import CONFIG, random_tensors, tensor_shapes, write_checkpoint, write_config
+from bert_checkpoints import CONFIG, random_tensors, tensor_shapes, write_config
 from hugging_face_parity import hidden_states, last_states, relative_error
 
 from taser_jax.interop.bert import bert_leaves, encoder_from_tensors
 from taser_jax.interop.bert_formats import FORMATS, bert_config, config_to_json
-from taser_jax.interop.pretrained import pretrained_bert
 from taser_jax.interop.tensors import params_to_tensors
 from taser_jax.models.bert_config import BertConfig, Family
 from taser_jax.models.layers import Activation
-from taser_jax.storage.errors import ConfigError, DataError, TaserError
+from taser_jax.storage.errors import ConfigError, DataError
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 TINY = BertConfig(
@@ -105,7 +104,7 @@ def test_heads_that_bert_cannot_have():
         ({"model_type": "roberta", "pad_token_id": 0}, "pad_token_id is 0; only 1"),
         ({"position_embedding_type": "relative_key"}, "'relative_key'.*'absolute'"),
         ({"hidden_act": "quick_gelu"}, "'quick_gelu'.*gelu, .*gelu_new.*relu"),
-        ({"is_decoder": True}, "decoder"),
+        ({"is_decoder": True}, "is_decoder is True; only False"),
     ],
 )
 def test_another_architecture(tmp_path, changes, message):
@@ -122,23 +121,22 @@ def test_an_old_config_without_model_type(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "not JSON"),
         ("[]", "expected an object"),
         (json.dumps(CONFIG | {"hidden_size": "16"}), 'hidden_size is "16"'),
+        (json.dumps(CONFIG | {"layer_norm_eps": 0}), "field 'layer_norm_eps.*above 0"),
+        (json.dumps(CONFIG | {"architectures": "BertModel"}), "field 'architectures.*a list"),
         (json.dumps({k: v for k, v in CONFIG.items() if k != "vocab_size"}), "required field"),
     ],
 )
 def test_a_damaged_config(tmp_path, text, message):
     (tmp_path / "config.json").write_text(text, encoding="utf-8")
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=f"(?s){message}"):
         bert_config(tmp_path)
 
 
 def test_no_config(tmp_path):
-    with pytest.raises(DataError, match=r"no config\.json"):
+    with pytest.raises(DataError, match=r"(?s)config\.json: no such file.*save_pretrained"):
         bert_config(tmp_path)
-    with pytest.raises(DataError, match="no such directory"):
-        bert_config(tmp_path / "nowhere")
 
 
 def test_kernels_are_transposed_and_split_by_head():
@@ -219,18 +217,12 @@ def test_missing_tensors_are_named():
     message = r"2 of 69 tensors are missing: embeddings\.LayerNorm\.weight, enc.*\.1\."
     with pytest.raises(DataError, match=message):
         encoder_from_tensors(tensors, TINY, where="x")
-    deeper = dataclasses.replace(TINY, num_layers=6)
-    with pytest.raises(DataError, match=r"32 of 101 tensors are missing: encoder\.layer\.4"):
-        encoder_from_tensors(random_tensors(), deeper, where="x")
 
 
 @pytest.mark.parametrize(
     ("changes", "found", "expected"),
     [
-        ({"vocab_size": 41}, r"word_embeddings\.weight has shape \(40, 16\)", r"\(41, 16\)"),
         ({"max_length": 9}, r"position_embeddings\.weight has shape \(12, 16\)", r"\(9, 16\)"),
-        ({"mlp_dim": 32}, r"intermediate\.dense\.weight has shape \(24, 16\)", r"\(32, 16\)"),
-        ({"embed_dim": 8}, r"has shape \(40, 16\)", r"\(40, 8\)"),
         ({"num_heads": 4}, r"attention.*weight has shape \(16, 16\)", r"\(16, 32\)"),
     ],
 )
@@ -260,51 +252,3 @@ def test_no_bert_or_two_of_them():
     two = random_tensors(prefix="question.") | random_tensors(prefix="context.")
     with pytest.raises(ConfigError, match=r"2 encoders, under context\., question\."):
         encoder_from_tensors(two, TINY, where="x")
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "expected"),
-    [
-        ("layer_norm_eps", -1, "above 0"),
-        ("layer_norm_eps", 0, "above 0"),
-        ("layer_norm_eps", "1e-12", "a number"),
-        ("num_hidden_layers", 100_000, "1000 or less"),
-        ("vocab_size", 10**12, "10000000 or less"),
-        ("hidden_size", True, "an integer"),
-        ("type_vocab_size", 0, "1 or more"),
-        ("hidden_dropout_prob", 1.5, "1 or less"),
-        ("initializer_range", -0.02, "0 or more"),
-        ("hidden_act", 3, "a string"),
-        ("architectures", "BertModel", "a list"),
-        ("is_decoder", "no", "true or false"),
-    ],
-)
-def test_impossible_numbers_are_named(tmp_path, field, value, expected):
-    write_config(tmp_path, **{field: value})
-    with pytest.raises(DataError, match=f"(?s)config.json, field '{field}.*{expected}"):
-        bert_config(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_hidden_layers": 30}, "tensors are missing: encoder.layer.4"),
-        ({"intermediate_size": 900_000}, r"intermediate\.dense\.weight has shape \(24, 16\)"),
-        ({"vocab_size": 9_000_000}, r"word_embeddings\.weight has shape \(40, 16\)"),
-    ],
-)
-def test_sizes_that_the_weights_lack_are_refused_before_a_model_is_made(
-    tmp_path, monkeypatch, changes, message
-):
-    directory, _ = write_checkpoint(tmp_path)
-    assert pretrained_bert(directory).vocab_size == 40
-    write_config(directory, **changes)
-    monkeypatch.setattr("taser_jax.interop.pretrained.read_tensors", None)  # no weights are read
-    with pytest.raises(TaserError, match=message):
-        pretrained_bert(directory)
-
-
-def test_files_to_parameters(tmp_path):
-    directory, tensors = write_checkpoint(tmp_path)
-    assert bert_config(directory) == TINY
-    assert set(tensors) == set(tensor_shapes())

@@ -1,6 +1,5 @@
 """T5 from Hugging Face's and T5X's files into dual encoders; files that cannot be used."""
 
-import dataclasses
 import json
 
 import jax
@@ -68,17 +67,6 @@ def joined_heads(tree, path=()):
     return tree
 
 
-def scanned(tree):
-    """As T5X's scalable models have them: blocks stacked along axis 1."""
-    result = dict(tree)
-    for stack in ("encoder", "decoder"):
-        layers = [n for n in tree[stack] if n.startswith("layers_")]
-        result[stack] = {n: v for n, v in tree[stack].items() if n not in layers}
-        blocks = [tree[stack][f"layers_{i}"] for i in range(len(layers))]
-        result[stack][stack] = jax.tree.map(lambda *leaves: np.stack(leaves, 1), *blocks)
-    return result
-
-
 def assert_same(found, expected):
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
@@ -104,11 +92,8 @@ def test_hugging_face_round_trip(name, tmp_path):
         assert_same(tower, params)
 
 
-# T5X's scanned models have a position table in each block.
-@pytest.mark.parametrize(
-    ("name", "layout"),
-    [*((name, layout) for name in VARIANTS for layout in (joined_heads, dict)), ("umt5", scanned)],
-)
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("layout", [joined_heads, dict])
 def test_t5x_layouts(name, layout):
     config = variant(name)
     params = random_t5(config)
@@ -192,13 +177,9 @@ def test_files_that_contradict_their_configuration(tmp_path):
         load(**{name: None})
     with pytest.raises(ConfigError, match=r"(?s)shape \(6, 4\).*\(6, 5\).*mlp_dim 5"):
         load(**{name: np.ones((6, 4), np.float32)})
-    with pytest.raises(DataError, match="NaN"):
-        load(**{name: np.full((6, 5), np.nan, np.float32)})
-    with pytest.raises(DataError, match="is int8"):
-        load(**{name: np.ones((6, 5), np.int8)})
     with pytest.raises(DataError, match=r"(?s)lora_A.*merge adapters"):
         load(**{f"{name.removesuffix('.weight')}.lora_A": np.ones((2, 2), np.float32)})
-    with pytest.raises(ConfigError, match=r"(?s)3 layers in the encoder, and 2"):
+    with pytest.raises(DataError, match=r"does not have: encoder\.block\.2"):
         load(**{name.replace("block.1", "block.2"): np.ones((6, 5), np.float32)})
     with pytest.raises(ConfigError, match="no tensor is named shared"):
         load(**{"shared.weight": None})
@@ -210,10 +191,7 @@ def test_files_that_contradict_their_configuration(tmp_path):
         ({"model_type": "bert"}, ConfigError, "model_type is 'bert'"),
         ({"feed_forward_proj": "gated-silu"}, ConfigError, "gated-silu"),
         ({"d_model": "wide"}, DataError, 'd_model is "wide"'),
-        ({"layer_norm_epsilon": -1}, DataError, "above 0"),
-        ({"num_layers": 100_000}, DataError, "1000 or less"),
         ({"num_decoder_layers": -1}, DataError, "0 or more"),
-        ({"architectures": 3}, DataError, "a list"),
     ],
 )
 def test_configurations_that_cannot_be_used(changes, error, message, tmp_path):
@@ -221,27 +199,6 @@ def test_configurations_that_cannot_be_used(changes, error, message, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(value))
     with pytest.raises(error, match=message):
         t5_config(tmp_path)
-
-
-def test_sizes_that_the_weights_lack_are_refused_before_a_model_is_made(tmp_path):
-    config = dataclasses.replace(T5_CONFIG, num_decoder_layers=0)
-    write_hugging_face(tmp_path, random_t5(config), config)
-    assert pretrained_t5(tmp_path).num_layers == config.num_layers
-    for change, message in (
-        ({"num_layers": 900}, r"(?s)2 layers in the encoder, and 900"),
-        ({"d_ff": 900_000}, "has shape"),
-    ):
-        (tmp_path / "config.json").write_text(json.dumps(t5_to_json(config) | change))
-        with pytest.raises(ConfigError, match=message):
-            pretrained_t5(tmp_path)
-
-
-def test_no_configuration(tmp_path):
-    with pytest.raises(DataError, match=r"no config\.json"):
-        pretrained_t5(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(DataError, match="not JSON"):
-        pretrained_t5(tmp_path)
 
 
 def test_trees_that_are_no_t5():
@@ -254,7 +211,4 @@ def test_trees_that_are_no_t5():
         t5x_t5_config(biased, where="t5x")
     del params["encoder"]["layers_1"]["mlp"]["wo"]
     with pytest.raises(DataError, match=r"1 of .* missing: encoder/layers_1/mlp/wo/kernel"):
-        t5_from_t5x(params, T5_CONFIG, where="t5x")
-    del params["encoder"]["layers_1"]
-    with pytest.raises(ConfigError, match=r"(?s)1 layers in the encoder, and 2"):
         t5_from_t5x(params, T5_CONFIG, where="t5x")

@@ -1,4 +1,5 @@
 import json
+import struct
 import sys
 
 import ml_dtypes
@@ -7,7 +8,7 @@ import pytest
 from bert_checkpoints import random_tensors
 from safetensors.numpy import save_file
 
-from taser_jax.interop.tensors import listed, read_shapes, read_tensors
+from taser_jax.interop.tensors import listed, read_tensors
 from taser_jax.storage.errors import ConfigError, DataError
 
 
@@ -20,7 +21,6 @@ def write_shards(directory, tensors, shards=2):
         weight_map |= dict.fromkeys(names[i::shards], file)
     index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    return weight_map
 
 
 def assert_equal(found, expected):
@@ -29,18 +29,13 @@ def assert_equal(found, expected):
         np.testing.assert_array_equal(found[name], array)
 
 
-def test_one_file(tmp_path):
-    tensors = random_tensors() | {"ids": np.arange(3), "half": np.ones(2, np.float16)}
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_one_file(tmp_path, dtype):
+    tensors = random_tensors() | {"ids": np.arange(3), "half": np.array([1.5, -2.0], dtype)}
     save_file(tensors, tmp_path / "model.safetensors")
     found = read_tensors(tmp_path)
     assert_equal(found, tensors)
-    assert found["half"].dtype == np.float16
-
-
-def test_bfloat16(tmp_path):
-    values = np.array([1.5, -2.0], ml_dtypes.bfloat16)
-    save_file({"a": values}, tmp_path / "model.safetensors")
-    np.testing.assert_array_equal(read_tensors(tmp_path)["a"].astype(np.float32), [1.5, -2.0])
+    assert found["half"].dtype == dtype
 
 
 def test_shards(tmp_path):
@@ -57,36 +52,11 @@ def test_no_weights(tmp_path):
 def test_a_shard_is_absent(tmp_path):
     write_shards(tmp_path, random_tensors(), shards=3)
     (tmp_path / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(DataError, match="1 of 3 shards are absent: model-00002-of-00003"):
+    with pytest.raises(DataError, match=r"model-00002-of-00003.*cannot be read: No such"):
         read_tensors(tmp_path)
 
 
-def test_a_shard_lacks_what_the_index_names(tmp_path):
-    weight_map = write_shards(tmp_path, random_tensors())
-    weight_map["encoder.layer.9.bias"] = "model-00001-of-00002.safetensors"
-    index = json.dumps({"weight_map": weight_map})
-    (tmp_path / "model.safetensors.index.json").write_text(index, encoding="utf-8")
-    with pytest.raises(DataError, match=r"in no shard: encoder\.layer\.9\.bias"):
-        read_tensors(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "not JSON"),
-        ("[]", "expected an object"),
-        ("{}", "required field 'weight_map'"),
-        ('{"weight_map": 3}', "weight_map is 3"),
-        ('{"weight_map": {"a": []}}', r"field 'weight_map\[...\]'"),
-    ],
-)
-def test_an_index_that_is_none(tmp_path, text, message):
-    (tmp_path / "model.safetensors.index.json").write_text(text, encoding="utf-8")
-    with pytest.raises(DataError, match=f"(?s)index\\.json.*{message}"):
-        read_tensors(tmp_path)
-
-
-@pytest.mark.parametrize("place", ["../secret/a.safetensors", "{}/a.safetensors", "b/a", ".."])
+@pytest.mark.parametrize("place", ["../secret/a.safetensors", "{}/a.safetensors", ".."])
 def test_shards_outside_of_the_directory_are_not_opened(tmp_path, place):
     (tmp_path / "secret").mkdir()
     save_file(random_tensors(), tmp_path / "secret" / "a.safetensors")
@@ -94,19 +64,17 @@ def test_shards_outside_of_the_directory_are_not_opened(tmp_path, place):
     shard = place.format(tmp_path / "secret")
     index = json.dumps({"weight_map": dict.fromkeys(random_tensors(), shard)})
     (tmp_path / "model" / "model.safetensors.index.json").write_text(index, encoding="utf-8")
-    for read in (read_tensors, read_shapes):
-        with pytest.raises(DataError, match=r"field 'weight_map': shards outside"):
-            read(tmp_path / "model")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_tensors(tmp_path / "model")
 
 
-def test_shapes_without_values(tmp_path):
-    tensors = random_tensors()
-    expected = {name: tensor.shape for name, tensor in tensors.items()}
-    assert read_shapes(tmp_path) is None
-    write_shards(tmp_path, tensors)
-    assert read_shapes(tmp_path) == expected
-    save_file(tensors, tmp_path / "model.safetensors")
-    assert read_shapes(tmp_path) == expected
+def test_weights_of_eight_bits_are_refused(tmp_path):
+    header = {"w": {"dtype": "F8_E4M3", "shape": [2, 2], "data_offsets": [0, 4]}}
+    text = json.dumps(header).encode()
+    content = struct.pack("<Q", len(text)) + text + bytes(4)
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(DataError, match=r"float8(.|\n)*quantised"):
+        read_tensors(tmp_path)
 
 
 @pytest.mark.parametrize("kept", [0, 5, 200, -1])
