@@ -215,28 +215,6 @@ def task_names(facts: Mapping[str, object]) -> tuple[str, ...]:
     )
 
 
-def task_prompts(facts: Mapping[str, object], task: str | None) -> dict[str, tuple[int, ...]]:
-    """Prompts of the tasks whose queries are tokenised like those of `task` except for the prompt.
-
-    Args:
-        facts: run.json.
-        task: the queries' task; None where tasks do not differ.
-
-    Returns:
-        Task -> ids of its prompt; of the tasks that run.json names, and of `task`.
-    """
-    names = task_names(facts)
-    reference = text_settings(facts, task)
-    prompts = {}
-    for name in dict.fromkeys([*names, *([] if task is None else [task])]):
-        settings = text_settings(facts, name)
-        prompt = settings.queries.prompt
-        queries = dataclasses.replace(reference.queries, prompt=prompt)
-        if settings == dataclasses.replace(reference, queries=queries):
-            prompts[name] = prompt
-    return prompts
-
-
 def _of_task(facts: Mapping[str, object], name: str, task: str | None) -> Any:
     value = facts.get(name)
     if not isinstance(value, Mapping) or not value:

@@ -19,7 +19,7 @@ from taser_jax.assembly.model_directory import (
     read_facts,
     read_model_config,
 )
-from taser_jax.assembly.run_record import task_prompts, text_settings
+from taser_jax.assembly.run_record import text_settings
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.devices.hosts import writes
@@ -157,12 +157,6 @@ def export_model(
             query_settings=texts.queries,
             titles=texts.titles,
             passage_prompt=texts.passage_prompt,
-            # Query encoders of the tasks: one is exported.
-            prompts={
-                name: prompt
-                for name, prompt in task_prompts(facts, task).items()
-                if name == task or not config.query_tasks
-            },
         )
     done = {format for format, path in directories.items() if _is_there(source, format, path)}
     for format, directory in directories.items():

@@ -197,10 +197,7 @@ def _template_text(settings: EncoderSettings, directory: pathlib.Path) -> str:
         return ""
     from taser_jax.interop.export_source import prompt_text
 
-    vocabulary = vocabularies.load_vocabulary(directory)
-    text = None
-    if isinstance(vocabulary, WordPieceVocabulary):
-        text = prompt_text(settings.template_prompt, vocabulary)
+    text = prompt_text(settings.template_prompt, vocabularies.load_vocabulary(directory))
     if text is None:
         raise ConfigError(
             f"its tokenizer puts the ids {list(settings.template_prompt)} before every text, which "

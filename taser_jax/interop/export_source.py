@@ -24,6 +24,7 @@ from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
 from taser_jax.models import config_io
+from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.models.encoded import Normalization
 from taser_jax.models.parameters import parameter_count
@@ -33,9 +34,6 @@ from taser_jax.storage.progress import plain
 FORMAT_VERSION = 1
 CARD, METADATA = "README.md", "export.json"
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-QUERY, DOCUMENT = "query", "document"
-# Names that sentence-transformers models use for prompts of passages.
-_OF_PASSAGES = (DOCUMENT, "passage", "search_document")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +54,6 @@ class ExportSource:
         query_settings: how queries were converted to tokens.
         titles: whether passages were encoded with their titles.
         passage_prompt: ids put before every passage; tokenizers of exports add them.
-        prompts: task -> ids of its prompt, for the tasks that differ only in their prompts.
     """
 
     config: ModelConfig
@@ -72,7 +69,14 @@ class ExportSource:
     query_settings: QuerySettings = QuerySettings()
     titles: Titles = Titles.INCLUDE
     passage_prompt: tuple[int, ...] = ()
-    prompts: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+
+    def length(self, role: Role) -> int:
+        """Maximum tokens of a role's texts."""
+        return self.query_length if role is Role.QUERY else self.passage_length
+
+    def prompt(self, role: Role) -> tuple[int, ...]:
+        """Ids before every text of a role."""
+        return self.query_settings.prompt if role is Role.QUERY else self.passage_prompt
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
@@ -80,7 +84,7 @@ class ExportSource:
         return load_vocabulary(self.vocabulary_dir)
 
 
-def prompt_text(ids: Sequence[int], vocabulary: WordPieceVocabulary) -> str | None:
+def prompt_text(ids: Sequence[int], vocabulary: Vocabulary) -> str | None:
     """A text that yields these ids when put before another; None if there is none.
 
     Example:
@@ -98,38 +102,17 @@ def prompt_text(ids: Sequence[int], vocabulary: WordPieceVocabulary) -> str | No
     """
     if not ids:
         return ""
+    if not isinstance(vocabulary, WordPieceVocabulary):
+        return None
     # The space at the end separates the prompt from the query's first word.
     text = " ".join(vocabulary.pieces[id] for id in ids).replace(" ##", "") + " "
     return text if vocabulary.encode([text]) == [list(ids)] else None
 
 
-def prompt_texts(source: ExportSource) -> dict[str, str] | None:
-    """sentence-transformers' `prompts`: "query", "document" and each task that has a text.
-
-    Returns:
-        Name -> text; None if no text yields the ids of the exported queries' prompt.
-    """
-    own = tuple(source.query_settings.prompt)
-    if not (own or source.prompts):
-        return {QUERY: "", DOCUMENT: ""}
-    vocabulary = source.vocabulary
-    if not isinstance(vocabulary, WordPieceVocabulary):
-        return None if own else {QUERY: "", DOCUMENT: ""}
-    text = prompt_text(own, vocabulary)
-    if text is None:
-        return None
-    texts: Mapping[str, str | None] = {
-        task: prompt_text(ids, vocabulary)
-        for task, ids in source.prompts.items()
-        if task not in _OF_PASSAGES
-    }
-    tasks = {task: text for task, text in texts.items() if text is not None}
-    return {**tasks, QUERY: text, DOCUMENT: ""}
-
-
 def ids_before_queries(source: ExportSource) -> tuple[int, ...]:
     """The prompt's ids if no text yields them, so that the tokenizer must add them; else none."""
-    return source.query_settings.prompt if prompt_texts(source) is None else ()
+    ids = source.query_settings.prompt
+    return ids if prompt_text(ids, source.vocabulary) is None else ()
 
 
 def check_exported(config: ModelConfig, task: str | None) -> None:
@@ -305,19 +288,6 @@ def _tokens(source: ExportSource) -> str:
     if source.titles is Titles.OMIT:
         rows += "\nPassages were encoded without their titles."
     return rows
-
-
-def left_to_the_reader(source: ExportSource) -> str:
-    """For formats that do not prepare texts: the remaining steps, or an empty string."""
-    settings = source.query_settings
-    steps = []
-    if settings.normalization is QueryNormalization.CURLY_APOSTROPHE:
-        steps.append("replace ’ by ' in queries")
-    if source.titles is Titles.OMIT:
-        steps.append("leave titles out")
-    if source.titles is Titles.JOIN:
-        steps.append("put a passage's title and a blank before its text")
-    return f"\nThis format omits these steps: {', '.join(steps)}.\n" if steps else ""
 
 
 def _tables(source: ExportSource) -> str:

@@ -74,20 +74,19 @@ def fetch(source: str | os.PathLike[str]) -> pathlib.Path:
         problem = "not a directory" if path.exists() else "no such directory"
         fix = "give a directory with config.json and weights, or a hub id (owner/name)"
         raise DataError(problem, where=str(source), fix=fix)
+    told = _unreachable(source)
     try:
-        return _download(source)
+        return _snapshot(source, offline=told is not None)
     except Exception as error:
         # Offline, name resolution, proxy, HTTP and time-out errors share no base class.
-        cached = _cached(source)
-        if cached is not None:
-            return cached
+        told = told or error
         raise DataError(
             "no such directory here, and the Hugging Face hub did not provide it "
-            f"({type(error).__name__}: {first_line(str(error))[:200]})",
+            f"({type(told).__name__}: {first_line(str(told))[:200]})",
             where=source,
             fix="download the model on a machine with a network (config.json, model.safetensors, "
             "vocab.txt) and give the path of the directory instead of the id",
-        ) from error
+        ) from told
 
 
 def _packaged(package: str, requirement: str, folder: str) -> pathlib.Path:
@@ -100,42 +99,29 @@ def _packaged(package: str, requirement: str, folder: str) -> pathlib.Path:
     return pathlib.Path(spec.submodule_search_locations[0]) / folder
 
 
-def _download(hub_id: str) -> pathlib.Path:
+def _unreachable(hub_id: str) -> Exception | None:
+    """Why the hub does not answer; asked first, since a snapshot's first request has no limit."""
     import huggingface_hub
 
-    # snapshot_download sets no time limit on its first request, so the hub is asked here first. The
-    # commit is not passed on: otherwise the cache would not record which commit "main" is, and
-    # could not be used offline.
-    info = huggingface_hub.HfApi().model_info(hub_id, timeout=_TIMEOUT_SECONDS)
-    names = [sibling.rfilename for sibling in info.siblings or []]
-    weights = next((w for w in (_SAFETENSORS, _PYTORCH) if _matching(names, w)), ())
-    return pathlib.Path(
-        huggingface_hub.snapshot_download(hub_id, allow_patterns=[*_SMALL_FILES, *weights])
-    )
-
-
-def _cached(hub_id: str) -> pathlib.Path | None:
-    """The snapshot of an earlier download, if it has weights; else None."""
-    import huggingface_hub
-
-    for weights in (_SAFETENSORS, _PYTORCH):
-        try:
-            snapshot = pathlib.Path(
-                huggingface_hub.snapshot_download(
-                    hub_id,
-                    local_files_only=True,
-                    allow_patterns=[*_SMALL_FILES, *weights],
-                )
-            )
-        except (OSError, ValueError):
-            continue
-        if _matching([path.name for path in snapshot.iterdir()], weights):
-            return snapshot
+    try:
+        huggingface_hub.HfApi().model_info(hub_id, timeout=_TIMEOUT_SECONDS)
+    except Exception as error:
+        return error
     return None
 
 
-def _matching(names: list[str], patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in patterns)
+def _snapshot(hub_id: str, *, offline: bool) -> pathlib.Path:
+    """Downloads a model, or takes an earlier download: safetensors, or else PyTorch's files."""
+    import huggingface_hub
+
+    for weights in (_SAFETENSORS, _PYTORCH):
+        directory = huggingface_hub.snapshot_download(
+            hub_id, allow_patterns=[*_SMALL_FILES, *weights], local_files_only=offline
+        )
+        names = [path.name for path in pathlib.Path(directory).iterdir()]
+        if any(fnmatch.filter(names, pattern) for pattern in weights):
+            break
+    return pathlib.Path(directory)
 
 
 def first_line(text: str) -> str:

@@ -10,10 +10,9 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 
-from taser_jax.interop.export_source import CardTexts, ExportSource, left_to_the_reader
-from taser_jax.interop.sentence_transformers import check_plain, length_of, plain_paths, write_model
+from taser_jax.interop.export_source import CardTexts, ExportSource
+from taser_jax.interop.sentence_transformers import check_plain, plain_paths, write_model
 from taser_jax.interop.tokenizer_files import write_tokenizer
-from taser_jax.models.batch import Role
 from taser_jax.storage.errors import ConfigError, how_to_install
 
 MODEL = "model.onnx"
@@ -51,15 +50,15 @@ def export_onnx(source: ExportSource, output_dir: pathlib.Path) -> None:
         DataError: the vocabulary is missing or not a WordPiece vocabulary.
     """
     config = check_plain(source.config, format=_FORMAT)
-    prompt = source.query_settings.prompt
-    for name, role in plain_paths(config, prompt=prompt or source.passage_prompt).items():
+    prompt = source.query_settings.prompt or source.passage_prompt
+    for name, role in plain_paths(config, prompt=prompt).items():
         directory = output_dir / name
         directory.mkdir(exist_ok=True)
         write_tokenizer(
             source.vocabulary_dir,
             directory,
-            max_length=length_of(source, role),
-            prompt=prompt if role is Role.QUERY else source.passage_prompt,
+            max_length=source.length(role),
+            prompt=source.prompt(role),
         )
         with tempfile.TemporaryDirectory() as scratch:
             write_model(source, config, role, pathlib.Path(scratch), serves_both=False)
@@ -78,7 +77,7 @@ def card_texts(source: ExportSource) -> CardTexts:
         f"`{OUTPUT}` (float32, [batch, {config.bert.embed_dim}]) is pooled and ready to score. A "
         "passage is a pair `(title, text)`, or `text` alone where it has no title, which is not a "
         "pair with an empty one.\n"
-    ) + left_to_the_reader(source)
+    )
     query, passage = (directories * 2)[:2]
     code = f"""
 import numpy as np

@@ -101,7 +101,7 @@ def _signature(
     role: Role,
 ) -> tf.types.experimental.ConcreteFunction:
     """Texts -> {"embedding": [batch, dim]} of one role, as a concrete function."""
-    length = source.query_length if role is Role.QUERY else source.passage_length
+    length = source.length(role)
     embed = _embed_fn(source, variables, role, length)
     strings = tf.TensorSpec([None], tf.string)
 

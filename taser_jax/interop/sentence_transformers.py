@@ -23,13 +23,10 @@ from safetensors.numpy import save_file
 from taser_jax.interop.bert import bert_leaves, plain_encoder
 from taser_jax.interop.bert_formats import FORMATS, config_to_json
 from taser_jax.interop.export_source import (
-    DOCUMENT,
-    QUERY,
     CardTexts,
     ExportSource,
     ids_before_queries,
-    left_to_the_reader,
-    prompt_texts,
+    prompt_text,
 )
 from taser_jax.interop.t5 import t5_leaves, t5_to_json
 from taser_jax.interop.tensors import Tensors, params_to_tensors
@@ -55,13 +52,7 @@ _DECODER_DIR = "1_FirstDecoderOutput"
 _DECODER_FILE = f"{_DECODER.partition('.')[0]}.py"
 # sentence-transformers' name of a route -> the role's directory.
 _ROUTES = {"query": Role.QUERY, "document": Role.PASSAGE}
-
-# Pooling of one text without padding, in the card's code.
-_POOLED = {
-    Pooling.CLS: "hidden[:, 0]",
-    Pooling.MEAN: "hidden.mean(1)",
-    Pooling.LAST: "hidden[:, -1]",
-}
+_QUERY = "query"
 
 PlainConfig = DualEncoderConfig | T5DualEncoderConfig
 
@@ -128,8 +119,8 @@ def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path)
     """Writes a directory for `SentenceTransformer(output_dir)`.
 
     Its `encode_query` and `encode_document` give this model's embeddings. The prompt of queries is
-    in `prompts`, under "query" and the names of tasks; if no text yields it because it has special
-    tokens, the tokenizer of queries adds it. If the roles have separate encoders or tokenizers,
+    in `prompts`; if no text yields it because it has special tokens, the tokenizer of queries adds
+    it. If the roles have separate encoders or tokenizers,
     `output_dir`/query and `output_dir`/passage can also be loaded separately, also with
     transformers' AutoModel and AutoTokenizer.
 
@@ -151,11 +142,6 @@ def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path)
         _write_code(config, output_dir)
 
 
-def length_of(source: ExportSource, role: Role) -> int:
-    """Maximum number of tokens of a role's texts."""
-    return source.query_length if role is Role.QUERY else source.passage_length
-
-
 def card_texts(source: ExportSource) -> CardTexts:
     """This format's texts for the model card."""
     config = check_exportable(source.config)
@@ -165,7 +151,8 @@ def card_texts(source: ExportSource) -> CardTexts:
         "`text` alone where it has no title, which is not a pair with an empty one. `encode_query` "
         "and `encode_document` truncate each to its length.\n"
     )
-    contents += _about_prompts(source) + left_to_the_reader(source)
+    if source.query_settings.prompt:
+        contents += "\n`encode_query` puts the prompt before each query.\n"
     if len(paths) > 1:
         contents += (
             "\n`query/` and `passage/` are also separate models, plain encoders that "
@@ -188,33 +175,8 @@ query_embeddings = model.encode_query(queries)
 passage_embeddings = model.encode_document(passages)
 scores = model.similarity(query_embeddings, passage_embeddings)  # dot products
 """
-    if isinstance(config, DualEncoderConfig):
-        code += _with_transformers_alone(config, source, "passage" if len(paths) > 1 else ".")
     tags = ("sentence-transformers", "transformers", "feature-extraction")
     return CardTexts(_FORMAT, contents, code, tags, library="sentence-transformers")
-
-
-def _with_transformers_alone(
-    config: DualEncoderConfig, source: ExportSource, directory: str
-) -> str:
-    """The card's code for the first passage, without sentence-transformers."""
-    embedding = _POOLED[config.pooling]
-    if config.normalization is Normalization.L2:
-        embedding = f"normalize({embedding})"
-    has_pooler = FORMATS[config.bert.family].has_pooler
-    no_pooler = ", add_pooling_layer=False" if has_pooler else ""
-    imports = "from torch.nn.functional import normalize\n" if "normalize" in embedding else ""
-    tokens = f"tokenizer(*passages[0], truncation=True, max_length={source.passage_length}"
-    return f"""
-# The same with transformers alone.
-{imports}from transformers import AutoModel, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("{directory}")
-encoder = AutoModel.from_pretrained("{directory}"{no_pooler})
-tokens = {tokens}, return_tensors="pt")
-hidden = encoder(**tokens).last_hidden_state
-first_passage_embedding = {embedding}
-"""
 
 
 def write_model(
@@ -235,7 +197,7 @@ def write_model(
         serves_both: whether the model encodes the other role's texts, too.
     """
     directory.mkdir(exist_ok=True)
-    length = length_of(source, role)
+    length = source.length(role)
     prompt = ids_before_queries(source) if role is Role.QUERY else source.passage_prompt
     settings: dict[str, object] = {"max_seq_length": length, "do_lower_case": False}
     if isinstance(config, T5DualEncoderConfig):
@@ -272,7 +234,7 @@ def write_model(
         )
     if _NORMALIZE_DIR in _modules(config):
         _write_json(directory / _NORMALIZE_DIR / "config.json", {})
-    by_itself = QUERY if role is Role.QUERY and not serves_both else None
+    by_itself = _QUERY if role is Role.QUERY and not serves_both else None
     _write_modules(directory, _modules(config), _prompts(source), default=by_itself)
 
 
@@ -297,23 +259,9 @@ def _write_t5(tower: Params, config: T5DualEncoderConfig, directory: pathlib.Pat
 
 
 def _prompts(source: ExportSource) -> dict[str, str]:
-    """Name -> text before a query; the texts are empty if the tokenizer adds the prompt."""
-    texts = prompt_texts(source)
-    if texts is not None:
-        return texts
-    return dict.fromkeys((*([source.task] if source.task else ()), QUERY, DOCUMENT), "")
-
-
-def _about_prompts(source: ExportSource) -> str:
-    if not any(source.prompts.values()) and not source.query_settings.prompt:
-        return ""
-    if ids_before_queries(source):
-        return "\nThe tokenizer of queries puts the prompt before each: `encode_query(queries)`.\n"
-    names = ", ".join(f'`"{name}"`' for name in _prompts(source) if name != DOCUMENT)
-    return (
-        "\n`encode_query` puts this model's prompt before each query; "
-        f"`encode_query(queries, prompt_name=...)` takes {names}.\n"
-    )
+    """Name -> text before a query; empty if the tokenizer adds the prompt."""
+    text = prompt_text(source.query_settings.prompt, source.vocabulary)
+    return {_QUERY: text or "", "document": ""}
 
 
 def _pooling(config: PlainConfig) -> Pooling:

@@ -17,9 +17,8 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 from jaxtyping import PyTree
 
-from taser_jax.data.text.hugging_face import TokenizerJsonVocabulary
 from taser_jax.devices.partitioning import leaves_by_path
-from taser_jax.interop.export_source import CardTexts, ExportSource, left_to_the_reader
+from taser_jax.interop.export_source import CardTexts, ExportSource
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models import config_io
 from taser_jax.models.batch import Role, Tokens
@@ -31,9 +30,6 @@ SIGNATURE_FILE = "signature.json"
 PARAMETERS_FILE = "params.safetensors"
 MODEL_FILE = "model.json"
 VOCABULARY = "vocabulary"
-# The tokenizer of queries, where a prompt precedes them.
-QUERY_TOKENIZER = "query_tokenizer"
-_VOCABULARY_FILE = "vocabulary.json"
 PLATFORMS = ("cpu", "cuda", "tpu")
 # The first version with guaranteed compatibility, which consumers older than this JAX can read
 # (TensorFlow 2.20 reads up to 1.12; JAX 0.10 writes 1.15 by default).
@@ -67,40 +63,21 @@ program = export.deserialize((directory / "encode_query.stablehlo").read_bytes()
 embeddings = jax.jit(program.call)(params, ids, mask)  # float32 [batch, dim]
 """
 
-# How to make `ids` and `mask` of queries without taser_jax, by kind of vocabulary.
-TOKENIZE_SNIPPETS = {
-    "wordpiece": """\
+# How to make `ids` and `mask` of queries without taser_jax.
+TOKENIZE_SNIPPET = """\
 import numpy as np
 from tokenizers import Tokenizer
 
 directory = "."
-texts = ["which river flows through Paris?"]  # of passages, in vocabulary/: (title, text)
-tokenizer = Tokenizer.from_file(f"{directory}/%(folder)s/tokenizer.json")
+texts = ["which river flows through Paris?"]  # of passages, with their tokenizer: (title, text)
+tokenizer = Tokenizer.from_file(f"{directory}/query_tokenizer/tokenizer.json")
 tokenizer.encode_special_tokens = True  # "[SEP]" in a text is text
-tokenizer.enable_truncation(%(length)d)
+tokenizer.enable_truncation(%d)
 tokenizer.enable_padding()
 encoded = tokenizer.encode_batch(texts)
 ids = np.array([text.ids for text in encoded], np.int32)
 mask = np.array([text.attention_mask for text in encoded], bool)
-""",
-    "sentencepiece": """\
-import numpy as np
-from sentencepiece import SentencePieceProcessor
-
-directory = "."
-texts = ["which river flows through Paris?"]
-tokenizer = SentencePieceProcessor(model_file=f"{directory}/vocabulary/sentencepiece.model")
-start = [tokenizer.bos_id()] if tokenizer.bos_id() >= 0 else []
-start += %(prompt)r  # the prompt
-rows = [
-    [*start, *row][: %(length)d - 1] + [tokenizer.eos_id()] for row in tokenizer.encode(texts)
-]
-lengths = np.array([len(row) for row in rows])
-mask = np.arange(lengths.max()) < lengths[:, None]
-ids = np.zeros(mask.shape, np.int32)
-ids[mask] = np.concatenate(rows)
-""",
-}
+"""
 
 
 def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
@@ -109,11 +86,14 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
     The programs contain no weights: both take those of `params.safetensors`, under taser_jax's
     parameter paths. They run on cpu, cuda and tpu, for any batch size of 1 or more and any length
     up to that of the position table, or of training for T5. Texts are converted to ids outside the
-    programs, with the vocabulary beside them.
+    programs, by the roles' tokenizers beside them, which add the prompts.
 
     Args:
         source: the model; learned routing is exported as at inference.
         output_dir: an existing, empty directory.
+
+    Raises:
+        ConfigError: the vocabulary is a SentencePiece, but no unigram model.
     """
     vocabulary = source.vocabulary
     params = {name: np.asarray(leaf) for name, leaf in leaves_by_path(source.params).items()}
@@ -122,25 +102,13 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
         output_dir / PARAMETERS_FILE,
     )
     shutil.copytree(source.vocabulary_dir, output_dir / VOCABULARY)
-    if vocabulary.kind == "wordpiece":
-        longest = max(source.query_length, source.passage_length)
-        write_tokenizer(
-            source.vocabulary_dir,
-            output_dir / VOCABULARY,
-            max_length=longest,
-            prompt=source.passage_prompt,
-        )
-    prompt = source.query_settings.prompt
-    if vocabulary.kind != "sentencepiece" and _query_folder(vocabulary.kind, source) != VOCABULARY:
-        folder = output_dir / QUERY_TOKENIZER
-        folder.mkdir()
-        write_tokenizer(
-            source.vocabulary_dir, folder, max_length=source.query_length, prompt=prompt
-        )
     config_io.save(source.config, output_dir / MODEL_FILE)
-    lengths = {Role.QUERY: source.query_length, Role.PASSAGE: source.passage_length}
     functions: dict[str, dict[str, object]] = {}
-    for role, length in lengths.items():
+    for role in Role:
+        length, prompt = source.length(role), source.prompt(role)
+        tokenizer = output_dir / f"{role.value}_tokenizer"
+        tokenizer.mkdir()
+        write_tokenizer(source.vocabulary_dir, tokenizer, max_length=length, prompt=prompt)
         limit = source.config.max_length or length
         program = lower_encoder(
             source.config, role, length=limit, any_length=True, task=source.task
@@ -151,12 +119,11 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
             "file": file.name,
             "length": length,
             "max_length": limit,
+            "prompt": list(prompt),
         }
         (embeddings,) = program.out_avals
     functions["encode_query"]["normalization"] = source.query_settings.normalization.value
-    functions["encode_query"]["prompt"] = list(source.query_settings.prompt)
     functions["encode_passage"]["titles"] = source.titles.value
-    functions["encode_passage"]["prompt"] = list(source.passage_prompt)
     signature = {
         "format_version": FORMAT_VERSION,
         "stablehlo_version": STABLEHLO_VERSION,
@@ -191,25 +158,12 @@ def card_texts(source: ExportSource) -> CardTexts:
         "cpu, cuda and tpu, for any batch size and length. Both take the parameters in "
         "`params.safetensors`, `ids` (int32 [batch, length]) and `mask` (bool, True at tokens); "
         f"the output is float32 [batch, {source.config.embedding_dim}]. `signature.json` has "
-        "the same, machine-readable. The code converts queries to ids, with their prompt, by "
-        "the files beside it, without taser_jax; passages have their own length. With taser_jax, "
-        "use `taser_jax.data.text.preprocessors.encode_queries` and `encode_passages`.\n"
-    ) + left_to_the_reader(source)
-    kind = source.vocabulary.kind
-    prompt = list(source.query_settings.prompt)
-    snippet = "sentencepiece" if kind == "sentencepiece" else "wordpiece"
-    tokenize = TOKENIZE_SNIPPETS[snippet] % {
-        "length": source.query_length,
-        "folder": _query_folder(kind, source),
-        "prompt": prompt,
-    }
+        "the same, machine-readable. The code converts queries to ids, with their prompt, without "
+        "taser_jax; passages have `passage_tokenizer/` and their own length. With taser_jax, use "
+        "`taser_jax.data.text.preprocessors.encode_queries` and `encode_passages`.\n"
+    )
+    tokenize = TOKENIZE_SNIPPET % source.query_length
     return CardTexts("stablehlo", contents, f"{tokenize}\n{LOAD_SNIPPET}", ("jax",))
-
-
-def _query_folder(kind: str, source: ExportSource) -> str:
-    """Folder of the tokenizer of queries; a vocabulary that is a tokenizer.json stays as it is."""
-    prompted = bool(source.query_settings.prompt or source.passage_prompt)
-    return QUERY_TOKENIZER if prompted or kind == TokenizerJsonVocabulary.kind else VOCABULARY
 
 
 def lower_encoder(

@@ -123,7 +123,7 @@ def _of_sentencepiece(vocabulary: SentencePieceVocabulary) -> tuple[tokenizers.T
     trainer, piece = model.trainer_spec, _PROTO.ModelProto.SentencePiece
     if trainer.model_type != _PROTO.TrainerSpec.UNIGRAM:
         problem = "a SentencePiece model that is not a unigram model, as T5's is"
-        fix = "export it as saved_model or stablehlo, which take any vocabulary"
+        fix = "export it as saved_model, which takes any SentencePiece vocabulary"
         raise ConfigError(problem, where="vocabulary", fix=fix)
     of_texts = (piece.NORMAL, piece.USER_DEFINED, piece.BYTE)
     pieces = [

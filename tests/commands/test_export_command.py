@@ -275,27 +275,18 @@ def test_texts_are_as_in_the_training_of_the_task(capsys, tmp_path):
     query, passage = functions["encode_query"], functions["encode_passage"]
     assert (query["normalization"], query["prompt"]) == ("curly_apostrophe", [6])
     assert (query["length"], passage["titles"]) == (7, "omit")
-    assert "replace ’ by '" in (directory / "README.md").read_text(encoding="utf-8")
+    assert "’ is replaced by '" in (directory / "README.md").read_text(encoding="utf-8")
 
 
-def test_prompts_are_by_the_names_of_tasks(tmp_path):
-    """Those of queries that differ in nothing else; special tokens are no text."""
-    facts = {"query_prompt": {"nq": [6, 7], "fever": [8], "trex": [9, 3], "wow": [7]}}
-    facts["query_lengths"] = {"nq": 8, "fever": 8, "trex": 8, "wow": 6}
-    make_model(tmp_path / "model", facts={**FACTS, **facts})
-    words = [f"{piece} " for piece in PIECES]
-    nq = words[6] + words[7]
-    expected = {
-        "nq": {"nq": nq, "query": nq, "document": "", "fever": words[8]},
-        "trex": {"trex": "", "query": "", "document": ""},
-    }
-    for task, prompts in expected.items():
-        output = tmp_path / task
-        format = ["sentence_transformers"]
-        succeed(*arguments(tmp_path / "model", output, format, task=f"'{task}'"))
-        directory = output / "sentence_transformers"
-        settings = json.loads((directory / "config_sentence_transformers.json").read_text())
-        assert settings["prompts"] == prompts
+@pytest.mark.parametrize(("task", "text"), [("nq", "{6} {7} "), ("trex", "")])
+def test_the_prompt_of_the_task_is_written(tmp_path, task, text):
+    """As a text; special tokens are none, and the tokenizer adds them."""
+    make_model(tmp_path / "model", facts={**FACTS, "query_prompt": {"nq": [6, 7], "trex": [9, 3]}})
+    format = ["sentence_transformers"]
+    succeed(*arguments(tmp_path / "model", tmp_path / "out", format, task=f"'{task}'"))
+    directory = tmp_path / "out" / "sentence_transformers"
+    settings = json.loads((directory / "config_sentence_transformers.json").read_text())
+    assert settings["prompts"] == {"query": text.format(*PIECES), "document": ""}
 
 
 def test_an_unknown_format_is_refused_with_those_there_are(

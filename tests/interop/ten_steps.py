@@ -1,4 +1,4 @@
-"""Models whose parameters were moved, by ten steps or at random, from scratch and from MiniLM."""
+"""Models whose parameters were moved at random, from scratch and from MiniLM."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import pathlib
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from taser_jax.data.text.hugging_face import WordPieceVocabulary
@@ -19,15 +17,13 @@ from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
-from taser_jax.models.batch import Batch, Role, Tokens
+from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import DualEncoder, Normalization, Towers
 from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.storage.records import Passage
-from taser_jax.training.state import TrainState
-from taser_jax.training.step import make_train_step
 
 QUERY_LENGTH, PASSAGE_LENGTH = 8, 20
 _WORDS = "paris rome bern seine tiber the is lies on river capital city of france italy which what"
@@ -91,11 +87,11 @@ def tiny_config(kind: str) -> DualEncoderConfig:
     )
 
 
-def from_scratch(directory: pathlib.Path, kind: str, *, steps: int = 0) -> Trained:
-    """Random weights of `tiny_config`, after steps of training or moved at random."""
+def from_scratch(directory: pathlib.Path, kind: str) -> Trained:
+    """Random weights of `tiny_config`, moved at random."""
     config = tiny_config(kind)
     params = jax.jit(functools.partial(init_params, DualEncoder(config)))(jax.random.key(0))
-    return _moved(directory, config, params, WordPieceVocabulary(PIECES), steps=steps)
+    return _moved(directory, config, params, WordPieceVocabulary(PIECES))
 
 
 def from_minilm(directory: pathlib.Path) -> Trained:
@@ -123,8 +119,6 @@ def _moved(
     config: DualEncoderConfig,
     params: Any,
     vocabulary: WordPieceVocabulary,
-    *,
-    steps: int = 0,
 ) -> Trained:
     vocabulary.save(str(directory / "vocabulary"))
     texts = {
@@ -135,7 +129,7 @@ def _moved(
             length=PASSAGE_LENGTH,
         ),
     }
-    params = _train(params, config, texts, steps) if steps else _with_noise(params)
+    params = _with_noise(params)
     source = ExportSource(
         config=config,
         params=jax.device_get(params),
@@ -149,20 +143,6 @@ def _moved(
     )
     embeddings = [embed(params, texts[role], config, role) for role in Role]
     return Trained(source, *embeddings)
-
-
-def _train(params: Any, config: DualEncoderConfig, texts: dict[Role, Tokens], steps: int) -> Any:
-    optimizer = optax.adam(1e-3)
-    # Copies: the towers of a DPR start as one buffer, and the step is given its own.
-    params = jax.tree.map(jnp.array, params)
-    state = TrainState(
-        step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params)
-    )
-    step = make_train_step(DualEncoder(config), optimizer)
-    for _ in range(steps):
-        state, metrics = step(state, {"words": _batch(texts)})
-    assert not metrics["skipped_total"]
-    return state.params
 
 
 def _with_noise(params: Any) -> Any:
@@ -183,16 +163,3 @@ def embed(params: Any, tokens: Tokens, config: DualEncoderConfig, role: Role) ->
 def _embed(params: Any, tokens: Tokens, model: DualEncoder, role: Role) -> jax.Array:
     encoded: Any = model.apply({"params": params}, tokens, role=role, method="encode")
     return encoded.embeddings
-
-
-def _batch(texts: dict[Role, Tokens]) -> Batch:
-    """Query i against all passages, passage i being its positive."""
-    queries, passages = len(QUERIES), len(PASSAGES)
-    return Batch(
-        queries=texts[Role.QUERY],
-        passages=texts[Role.PASSAGE],
-        positive_index=np.arange(queries, dtype=np.int32),
-        ignore=np.zeros((queries, passages), bool),
-        query_rows=np.arange(queries, dtype=np.int32),
-        passage_rows=np.arange(passages, dtype=np.int32),
-    )

@@ -10,7 +10,6 @@ from taser_jax.interop.export_source import (
     CardTexts,
     ExportSource,
     card,
-    left_to_the_reader,
     metadata,
     without_folders,
     write_card,
@@ -94,7 +93,6 @@ def test_a_card_of_normalised_embeddings_does_not_warn_of_cosines(source):
 
 
 def test_a_card_says_what_is_done_to_texts(source):
-    assert left_to_the_reader(source) == ""
     settings = QuerySettings(QueryNormalization.CURLY_APOSTROPHE, (7, 3))
     changed = dataclasses.replace(source, query_settings=settings, titles=Titles.OMIT)
     text = card(changed, TEXTS)
@@ -106,9 +104,6 @@ def test_a_card_says_what_is_done_to_texts(source):
         "without their titles",
     ):
         assert line in text
-    todo = left_to_the_reader(changed)
-    assert all(step in todo for step in ("replace ’ by '", "leave titles out"))
-    assert "[7, 3]" not in todo
     found = metadata(changed, "onnx")
     assert found["query_normalization"] == "curly_apostrophe"
     assert (found["query_prompt"], found["titles"]) == ([7, 3], "omit")

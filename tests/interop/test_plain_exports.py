@@ -139,7 +139,6 @@ def test_import_of_the_export_gives_back_the_same_parameters(exported):
 def test_code_of_the_card_runs_and_says_the_same(exported):
     names = run_card(exported.directory)
     assert names["scores"].shape == (1, 2)
-    same(names["first_passage_embedding"].detach()[0], names["passage_embeddings"][0])
     same(names["query_embeddings"], exported.model.encode_query(names["queries"]))
 
 
@@ -164,14 +163,12 @@ RIVER, RIVER_AND_SEP = ("the", "river"), ("river", "[SEP]")
 
 
 def prompted(trained: ten_steps.Trained, prompt: tuple[str, ...]) -> ten_steps.Trained:
-    """The same model, its queries after a prompt, among other tasks with theirs; passages, too."""
+    """The same model, its queries after a prompt; passages, too."""
     settings = QuerySettings(prompt=tuple(ten_steps.PIECES.index(piece) for piece in prompt))
     source = dataclasses.replace(
         trained.source,
         query_settings=settings,
         passage_prompt=(ten_steps.PIECES.index("large"),),
-        task="rivers",
-        prompts={"rivers": settings.prompt, "cities": (ten_steps.PIECES.index("city"),)},
     )
     tokens = encode_passages(
         [Passage(id="", title=title, text=text) for title, text in ten_steps.PASSAGES],
@@ -181,16 +178,13 @@ def prompted(trained: ten_steps.Trained, prompt: tuple[str, ...]) -> ten_steps.T
     )
     passages = ten_steps.embed(source.params, tokens, source.config, Role.PASSAGE)
     assert np.abs(passages - trained.passages).max() > 100 * TOLERANCE
-    queries = embeddings(source, settings)
+    tokens = encode_queries(
+        *(ten_steps.QUERIES, source.vocabulary),
+        length=ten_steps.QUERY_LENGTH,
+        settings=settings,
+    )
+    queries = ten_steps.embed(source.params, tokens, source.config, Role.QUERY)
     return dataclasses.replace(trained, source=source, queries=queries, passages=passages)
-
-
-def embeddings(source, settings: QuerySettings) -> np.ndarray:
-    """The model's own, of `QUERIES` after a prompt."""
-    vocabulary = load_vocabulary(source.vocabulary_dir)
-    length = ten_steps.QUERY_LENGTH
-    tokens = encode_queries(ten_steps.QUERIES, vocabulary, length=length, settings=settings)
-    return ten_steps.embed(source.params, tokens, source.config, Role.QUERY)
 
 
 @pytest.mark.parametrize(
@@ -213,19 +207,11 @@ def test_a_tasks_prompt_is_before_its_queries(
     write_card(trained.source, tmp_path, sentence_transformers.card_texts(trained.source))
     model = sentence_transformer(tmp_path)
     same(model.encode_query(TEXTS[Role.QUERY]), trained.queries)
-    same(model.encode_query(TEXTS[Role.QUERY], prompt_name="rivers"), trained.queries)
     same(model.encode_document(TEXTS[Role.PASSAGE]), trained.passages)
     names = run_card(tmp_path)
     same(names["query_embeddings"], model.encode_query(names["queries"]))
     if (tmp_path / "query").exists():
         same(sentence_transformer(tmp_path / "query").encode(TEXTS[Role.QUERY]), trained.queries)
-    if prompt is RIVER:
-        other = QuerySettings(prompt=trained.source.prompts["cities"])
-        found = model.encode_query(TEXTS[Role.QUERY], prompt_name="cities")
-        same(found, embeddings(trained.source, other))
-    else:
-        # Its prompt is in the tokenizer, so that another cannot be asked for.
-        assert "cities" not in model.prompts
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 import tokenizers
 from exported_programs import run_snippet
 from jax import export
-from sentence_models import save_bert_pieces
 from tiny_source import (
     DETERMINISTIC,
     DPR,
@@ -29,7 +28,6 @@ from taser_jax.interop import stablehlo
 from taser_jax.interop.stablehlo import (
     LOAD_SNIPPET,
     PARAMETERS_FILE,
-    TOKENIZE_SNIPPETS,
     card_texts,
     export_stablehlo,
 )
@@ -194,7 +192,8 @@ def test_the_card_converts_texts_to_our_ids_without_us(det_r, tmp_path, prompt, 
     np.testing.assert_array_equal(names["ids"], ours.ids[:, :width])
     np.testing.assert_array_equal(names["mask"], ours.mask[:, :width])
     assert ours.mask[:, :width].sum() == ours.mask.sum()
-    tokenizer = tokenizers.Tokenizer.from_file(str(directory / "vocabulary" / "tokenizer.json"))
+    file = directory / "passage_tokenizer" / "tokenizer.json"
+    tokenizer = tokenizers.Tokenizer.from_file(str(file))
     passages = passage_ids(texts[:1], texts[2:], vocabulary, 20, prompt=source.passage_prompt)
     assert [tokenizer.encode(texts[0], texts[2]).ids] == passages
 
@@ -204,18 +203,3 @@ def stub_program():
     return types.SimpleNamespace(
         serialize=lambda: b"", out_avals=(jax.ShapeDtypeStruct((1, 2), "f4"),)
     )
-
-
-@pytest.mark.parametrize("prompt", [(), (7, 3)])
-def test_the_card_of_a_sentencepiece_model_converts_texts_to_our_ids(tmp_path, prompt):
-    texts = ["the river flows", "a dog and a cat " * 9]
-    learned = [*texts, *json.__doc__.splitlines(), *subprocess.__doc__.splitlines()]
-    save_bert_pieces(tmp_path / "vocabulary", learned, 100)
-    vocabulary = load_vocabulary(tmp_path / "vocabulary")
-    code = TOKENIZE_SNIPPETS["sentencepiece"] % {"length": 12, "prompt": list(prompt)}
-    names = {}
-    code = code.replace('directory = "."', f"directory = {str(tmp_path)!r}")
-    exec(re.sub(r"^texts = .*$", f"texts = {texts!r}", code, flags=re.M), names)
-    ours = encode_queries(texts, vocabulary, length=12, settings=QuerySettings(prompt=prompt))
-    np.testing.assert_array_equal(names["ids"], ours.ids[:, : names["ids"].shape[1]])
-    np.testing.assert_array_equal(names["mask"], ours.mask[:, : names["ids"].shape[1]])
