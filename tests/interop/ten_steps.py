@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from tiny_models import encode
 
 from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
@@ -156,10 +157,4 @@ def _with_noise(params: Any) -> Any:
 
 def embed(params: Any, tokens: Tokens, config: DualEncoderConfig, role: Role) -> np.ndarray:
     """Embeddings by the model itself."""
-    return np.asarray(_embed(params, tokens, DualEncoder(config), role))
-
-
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def _embed(params: Any, tokens: Tokens, model: DualEncoder, role: Role) -> jax.Array:
-    encoded: Any = model.apply({"params": params}, tokens, role=role, method="encode")
-    return encoded.embeddings
+    return np.asarray(encode(DualEncoder(config), params, tokens, role).embeddings)

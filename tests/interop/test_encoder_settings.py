@@ -135,7 +135,7 @@ def test_what_a_dual_encoder_does_not_have_is_refused(
         read_encoder_settings(write(tmp_path, **wrong))
 
 
-@pytest.mark.parametrize("text", ["{", "{}", '["x"]', '[{"type": 3}]'])
+@pytest.mark.parametrize("text", ["{", '[{"type": 3}]'])
 def test_damaged_modules_are_named(tmp_path: pathlib.Path, text: str):
     (write(tmp_path) / "modules.json").write_text(text)
     with pytest.raises(TaserError) as error:

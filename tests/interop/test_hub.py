@@ -129,14 +129,6 @@ def test_a_file_is_no_directory(tmp_path):
         fetch(str(tmp_path / "model.safetensors"))
 
 
-def test_an_unreachable_hub_is_reported_at_once(cache, monkeypatch):
-    close_port(monkeypatch)
-    start = time.monotonic()
-    with pytest.raises(DataError, match=ADVICE):
-        fetch("us/tiny")
-    assert time.monotonic() - start < 5
-
-
 def test_a_hub_that_never_answers_is_given_up(cache, monkeypatch):
     monkeypatch.setattr(hub, "_TIMEOUT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -145,12 +137,6 @@ def test_a_hub_that_never_answers_is_given_up(cache, monkeypatch):
         with pytest.raises(DataError, match=ADVICE):
             fetch("us/tiny")
         assert time.monotonic() - start < 5
-
-
-def test_offline_mode_is_respected(served, monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match=ADVICE):
-        fetch("us/tiny")
 
 
 def test_an_unknown_id(served):

@@ -1,25 +1,18 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_models import encode, random_params, tiny_bert, tiny_tokens
 
-from taser_jax.interop.bert import (
-    from_plain_encoders,
-    plain_encoder,
-)
-from taser_jax.models.batch import Role, Tokens
-from taser_jax.models.bert import BertConfig
+from taser_jax.interop.bert import from_plain_encoders, plain_encoder
+from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import DualEncoder, Towers
-from taser_jax.models.parameters import abstract_params
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
 from taser_jax.storage.errors import ConfigError
 
-BERT = BertConfig(
-    vocab_size=40, embed_dim=16, num_layers=3, num_heads=2, head_dim=8, mlp_dim=24, max_length=12
-)
+BERT = tiny_bert(num_layers=3)
 MODELS = {
     "shared": DualEncoderConfig(bert=BERT),
     "dpr": DualEncoderConfig(bert=BERT, towers=Towers.SEPARATE),
@@ -28,23 +21,8 @@ MODELS = {
 }
 
 
-def random_params(config, seed=0):
-    rng = np.random.default_rng(seed)
-    shapes = abstract_params(DualEncoder(config))
-    return jax.tree.map(lambda leaf: rng.normal(0.1, 0.4, leaf.shape).astype(np.float32), shapes)
-
-
-def tokens(seed=1):
-    rng = np.random.default_rng(seed)
-    mask = np.arange(9) < np.array([9, 4, 1])[:, None]
-    return Tokens(
-        jnp.asarray(np.where(mask, rng.integers(1, 40, mask.shape), 0)), jnp.asarray(mask)
-    )
-
-
 def embed(config, params, role):
-    model, params = DualEncoder(config), jax.tree.map(jnp.asarray, params)
-    return model.apply({"params": params}, tokens(), role=role, method="encode").embeddings
+    return encode(DualEncoder(config), params, tiny_tokens(), role).embeddings
 
 
 @pytest.mark.parametrize("name", ["dpr", "taser", "taser of 4"])
@@ -52,7 +30,7 @@ def embed(config, params, role):
 def test_a_path_alone_gives_the_same_embeddings_bit_for_bit(name, role):
     # The mean over tokens, so that every hidden state counts.
     config = dataclasses.replace(MODELS[name], pooling=Pooling.MEAN)
-    params = random_params(config)
+    params = random_params(DualEncoder(config))
     plain = {"encoder": plain_encoder(params, config, role)}
     plain_config = DualEncoderConfig(bert=BERT, pooling=Pooling.MEAN)
     expected = embed(config, params, role)
@@ -64,7 +42,7 @@ def test_a_path_alone_gives_the_same_embeddings_bit_for_bit(name, role):
 
 def test_every_expert_of_a_group_is_a_copy_of_its_roles():
     config = MODELS["taser of 4"]
-    params = random_params(config)
+    params = random_params(DualEncoder(config))
     query, passage = (plain_encoder(params, config, role) for role in Role)
     found = from_plain_encoders(query, passage, config=config, params=params)
     experts = found["encoder"]["layers_0"]["experts"]
@@ -83,8 +61,10 @@ def test_learned_routers_are_kept_and_their_experts_equal(gate_sharing):
         num_experts=3, blocks=(2, 3), routing=Routing.SEQUENCE, gate_sharing=gate_sharing
     )
     config = DualEncoderConfig(bert=BERT, experts=experts)
-    params = random_params(config)
-    plain = plain_encoder(random_params(MODELS["shared"], 3), MODELS["shared"], Role.QUERY)
+    params = random_params(DualEncoder(config))
+    plain = plain_encoder(
+        random_params(DualEncoder(MODELS["shared"]), 3), MODELS["shared"], Role.QUERY
+    )
     found = from_plain_encoders(plain, plain, config=config, params=params)["encoder"]
     drawn = params["encoder"]
     if gate_sharing is GateSharing.SHARED:
@@ -101,7 +81,7 @@ def test_learned_routers_are_kept_and_their_experts_equal(gate_sharing):
 
 def test_paths_that_differ_where_the_encoder_is_tied():
     config = MODELS["taser"]
-    params = random_params(config)
+    params = random_params(DualEncoder(config))
     query, passage = (plain_encoder(params, config, role) for role in Role)
     passage = jax.tree.map(np.copy, passage)
     passage["layers_2"]["mlp"]["wo"]["bias"] += 1

@@ -2,11 +2,11 @@ import dataclasses
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from bert_checkpoints import random_tensors, write_checkpoint
 from safetensors.numpy import save_file
+from tiny_models import encode, random_params, tiny_tokens
 
 from taser_jax.interop.bert import bert_leaves, encoder_from_tensors, plain_encoder
 from taser_jax.interop.bert_formats import bert_config, config_to_json
@@ -18,30 +18,21 @@ from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.bert_layers import AttentionKernel
 from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.layers import Activation, Remat
-from taser_jax.models.parameters import abstract_params
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.storage.errors import ConfigError
 
 EXPERTS = ExpertConfig(num_experts=2)
 
 
-def drawn(config):
-    rng = np.random.default_rng(8)
-    shapes = abstract_params(DualEncoder(config))
-    return jax.tree.map(lambda leaf: rng.normal(0, 0.02, leaf.shape).astype(np.float32), shapes)
-
-
 def loaded(source, config, **kwargs):
-    return load_pretrained(source, config=config, params=drawn(config), **kwargs)
+    params = random_params(DualEncoder(config))
+    return load_pretrained(source, config=config, params=params, **kwargs)
 
 
 def embed(config, params, role):
-    rng = np.random.default_rng(1)
-    mask = np.arange(12) < np.array([12, 5, 1])[:, None]
-    ids = np.where(mask, rng.integers(1, 40, mask.shape), 0)
-    tokens = Tokens(jnp.asarray(ids), jnp.asarray(mask))
-    model, params = DualEncoder(config), jax.tree.map(jnp.asarray, params)
-    return model.apply({"params": params}, tokens, role=role, method="encode").embeddings
+    texts = tiny_tokens(length=12)
+    tokens = Tokens(texts.ids % config.bert.vocab_size, texts.mask)
+    return encode(DualEncoder(config), params, tokens, role).embeddings
 
 
 @pytest.fixture(scope="module")
@@ -125,8 +116,7 @@ def test_two_checkpoints_one_a_role(checkpoint, plain, tmp_path):
 @pytest.mark.parametrize("changes", [{"experts": EXPERTS}, {"towers": Towers.SEPARATE}, {}])
 def test_both_paths_through_files_and_back(checkpoint, tmp_path, changes):
     config = DualEncoderConfig(bert=bert_config(checkpoint), **changes)
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(lambda x: rng.normal(0, 1, x.shape).astype(np.float32), drawn(config))
+    params = random_params(DualEncoder(config))
     for role in Role:
         directory = tmp_path / role.value
         directory.mkdir()
@@ -144,9 +134,6 @@ def test_both_paths_through_files_and_back(checkpoint, tmp_path, changes):
         ({"vocab_size": 44}, "vocab_size 40", "vocab_size 44"),
         ({"embed_dim": 32, "head_dim": 16}, "embed_dim 16, head_dim 8", "embed_dim 32, head_dim"),
         ({"num_layers": 3}, "num_layers 4", "num_layers 3"),
-        ({"num_layers": 6}, "num_layers 4", "num_layers 6"),
-        ({"num_heads": 4, "head_dim": 4}, "num_heads 2", "num_heads 4"),
-        ({"mlp_dim": 48}, "mlp_dim 24", "mlp_dim 48"),
         ({"max_length": 10}, "max_length 12", "max_length 10"),
         ({"activation": Activation.RELU}, "activation gelu", "activation relu"),
         ({"layer_norm_epsilon": 1e-5}, "layer_norm_epsilon 1e-12", "layer_norm_epsilon 1e-05"),

@@ -1,10 +1,8 @@
 """A tiny trained-looking model with its vocabulary, ready for export."""
 
-import dataclasses
-import functools
-
 import jax
 import numpy as np
+from tiny_models import encode, random_params
 
 from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.interop.export_source import ExportSource
@@ -12,7 +10,6 @@ from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
-from taser_jax.models.parameters import abstract_params
 from taser_jax.models.routing import ExpertConfig
 
 QUERY_LENGTH, PASSAGE_LENGTH = 6, 10
@@ -30,7 +27,7 @@ DPR = {}
 DETERMINISTIC = {"num_experts": 2}
 
 
-def tiny_source(directory, *, experts=DPR, vocabulary=None, bert=None, seed=0, **changes):
+def tiny_source(directory, *, experts=DPR, vocabulary=None, bert=None, **changes):
     """Block 1 of two is shared; 2 is specialised where `experts` says so. All weights are large."""
     vocabulary = vocabulary or WordPieceVocabulary(PIECES)
     vocabulary.save(str(directory / "vocabulary"))
@@ -43,7 +40,7 @@ def tiny_source(directory, *, experts=DPR, vocabulary=None, bert=None, seed=0, *
     )
     return ExportSource(
         config=config,
-        params=large_params(config, seed),
+        params=jax.device_get(random_params(DualEncoder(config))),
         vocabulary_dir=directory / "vocabulary",
         query_length=QUERY_LENGTH,
         passage_length=PASSAGE_LENGTH,
@@ -51,26 +48,9 @@ def tiny_source(directory, *, experts=DPR, vocabulary=None, bert=None, seed=0, *
     )
 
 
-def large_params(config, seed=0):
-    rng = np.random.default_rng(seed)
-
-    def draw(path, leaf):
-        centre = 1.0 if path[-1].key == "scale" else 0.0
-        # Routers loud enough that inputs differ in what they choose.
-        scale = 2.0 if path[-2].key == "router" and path[-1].key == "kernel" else 0.3
-        return rng.normal(centre, scale, leaf.shape).astype(leaf.dtype)
-
-    return jax.tree_util.tree_map_with_path(draw, abstract_params(DualEncoder(config)))
-
-
 def embed(source, role, tokens):
     """What taser_jax itself makes of tokens, as a NumPy array."""
-    return np.asarray(_embed(source.params, tokens, DualEncoder(source.config), role))
-
-
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def _embed(params, tokens, model, role):
-    return model.apply({"params": params}, tokens, role=role, method="encode").embeddings
+    return np.asarray(encode(DualEncoder(source.config), source.params, tokens, role).embeddings)
 
 
 def some_tokens(source, role, count, seed=3):
@@ -82,14 +62,3 @@ def some_tokens(source, role, count, seed=3):
     mask = np.arange(length) < lengths[:, None]
     ids = rng.integers(5, source.config.bert.vocab_size, mask.shape)
     return Tokens(np.where(mask, ids, 0).astype(np.int32), mask)
-
-
-def without(source, name):
-    """The source, one parameter short."""
-    tower, *path = name.split("/")
-    params = jax.tree.map(lambda leaf: leaf, source.params)
-    node = params[tower]
-    for part in path[:-1]:
-        node = node[part]
-    del node[path[-1]]
-    return dataclasses.replace(source, params=params)

@@ -7,7 +7,7 @@ import bert_oracle
 import jax
 import numpy as np
 import pytest
-from tiny_bert import BLOCKS, NUM_HEADS, encode, random_params, tiny_bert, tiny_model, tiny_tokens
+from tiny_models import BLOCKS, NUM_HEADS, encode, random_params, tiny_bert, tiny_model, tiny_tokens
 
 from taser_jax.models.batch import Role
 from taser_jax.models.bert import BertEncoder

@@ -1,13 +1,14 @@
 import json
 
 import pytest
-from tiny_t5 import tiny_t5
+from tiny_models import tiny_t5
 
 from taser_jax.models import config_io
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.bert_layers import AttentionKernel
 from taser_jax.models.dual_encoder import Normalization, Towers
+from taser_jax.models.fusion import BertFusionConfig, FusedStates, T5FusionConfig
 from taser_jax.models.layers import Remat
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.models.t5 import PositionBias, T5Initialization
@@ -36,6 +37,8 @@ CONFIGS = [
         projection_dim=12,
         normalization=Normalization.L2,
     ),
+    T5FusionConfig(projection_dim=8),
+    BertFusionConfig(decoder_layers=3, documents=FusedStates.EMBEDDINGS),
 ]
 
 
@@ -53,14 +56,14 @@ def test_the_file_says_everything_by_name():
     assert value["experts"]["routing"] == "token"
     assert value["experts"]["blocks"] == [2, 12]
     assert value["towers"] == "tied"
-    value = json.loads(config_io.to_json(CONFIGS[-1]))
+    value = json.loads(config_io.to_json(CONFIGS[5]))
+    assert (value["kind"], value["query_tasks"]) == ("t5", ["nq", "fever"])
     assert value["t5"]["mlp_activations"] == ["gelu", "linear"]
-    assert value["query_tasks"] == ["nq", "fever"]
 
 
-def test_the_file_says_its_kind_and_a_berts_none():
-    assert json.loads(config_io.to_json(CONFIGS[-1]))["kind"] == "t5"
-    assert "kind" not in json.loads(config_io.to_json(DualEncoderConfig()))
+def test_a_berts_file_has_no_kind_and_no_tasks():
+    """Embeddings carry a fingerprint of this text: it may not change for models that are there."""
+    assert not {"kind", "query_tasks"} & json.loads(config_io.to_json(DualEncoderConfig())).keys()
     assert config_io.from_json('{"format_version": 1, "kind": "bert"}') == DualEncoderConfig()
 
 
@@ -83,34 +86,20 @@ def test_absent_fields_take_their_defaults():
     [
         ('{"format_version": 1,\n', r"model\.json: not JSON.*line 2"),
         ("[1]", "expected: a JSON object"),
-        ("{}", "format version None"),
         ('{"format_version": 2}', "(?s)format version 2.*expected: format version 1"),
-        ('{"format_version": 1, "tower": "tied"}', "unknown fields: tower"),
-        ('{"format_version": 1, "bert": 3}', "field 'bert': bert is 3: expected an object"),
-        (
-            '{"format_version": 1, "bert": {"layers": 3}}',
-            "unknown fields: bert.layers",
-        ),
+        ('{"format_version": 1, "bert": {"layers": 3}}', "unknown fields: bert.layers"),
         (
             '{"format_version": 1, "experts": {"routing": "hard"}}',
             "field 'experts.routing'.*'deterministic', 'sequence', 'token'",
         ),
         ('{"format_version": 1, "bert": {"embed_dim": "768"}}', "bert.embed_dim is .768."),
-        ('{"format_version": 1, "bert": {"embed_dim": true}}', "bert.embed_dim is true"),
-        ('{"format_version": 1, "experts": {"blocks": [1.5]}}', r"blocks\[0\] is 1.5: expected an"),
         ('{"format_version": 1, "experts": {"num_experts": 3}}', "even number"),
         ('{"format_version": 1, "kind": "gpt"}', r"(?s)kind is 'gpt'.*one of bert, t5"),
         ('{"format_version": 1, "kind": "t5", "bert": {}}', "unknown fields: bert"),
-        ('{"format_version": 1, "t5": {}}', "unknown fields: t5"),
-        (
-            '{"format_version": 1, "kind": "t5", "query_tasks": ["nq", 3]}',
-            r"query_tasks\[1\] is 3: expected a string",
-        ),
         (
             '{"format_version": 1, "kind": "t5", "query_tasks": "nq"}',
             "expected a list, got a string",
         ),
-        ('{"format_version": 1, "kind": "t5", "t5": {"num_heads": 0}}', "num_heads is 0"),
     ],
 )
 def test_files_that_cannot_be_used(text, message):

@@ -8,11 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import t5_oracle
-from tiny_bert import encode, random_params, tiny_tokens
-from tiny_fusion import augmented, bert_fusion, small_t5_fusion, t5_fusion
-from tiny_t5 import random_t5_params, tiny_t5, tiny_t5_model
+from tiny_models import (
+    augmented,
+    bert_fusion,
+    encode,
+    random_params,
+    t5_fusion,
+    tiny_t5,
+    tiny_t5_model,
+    tiny_tokens,
+)
 
-from taser_jax.models import config_io
 from taser_jax.models.batch import Augmented, Batch, BatchShape, DocumentsShape, Role, Tokens
 from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.fusion import (
@@ -37,8 +43,8 @@ def real(tokens, *place):
 
 
 def test_embedding_and_attention_are_the_oracles():
-    model, texts = t5_fusion(), augmented()
-    params = random_t5_params(model)
+    model, texts = t5_fusion(tiny_t5()), augmented()
+    params = random_params(model)
     embeddings, attention = run(model, params, texts)
     for row, present in enumerate(texts.present):
         query = real(texts.query, row)
@@ -52,8 +58,8 @@ def test_embedding_and_attention_are_the_oracles():
 
 
 def test_no_documents_are_st5_encdec_to_the_bit():
-    fusion, plain = small_t5_fusion(), tiny_t5_model(t5=small_t5_fusion().config.t5)
-    params, tokens = random_t5_params(plain), tiny_tokens()
+    fusion, plain = t5_fusion(), tiny_t5_model(t5=t5_fusion().config.t5)
+    params, tokens = random_params(plain), tiny_tokens()
     nothing = Tokens(np.zeros((5, 0, 7), np.int32), np.zeros((5, 0, 7), bool))
     texts = Augmented(tokens, nothing, np.zeros((5, 0), bool))
     expected = encode(plain, params, tokens, Role.QUERY).embeddings
@@ -65,9 +71,7 @@ def test_no_documents_are_st5_encdec_to_the_bit():
     np.testing.assert_allclose(attention, 2.0, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "make", [small_t5_fusion, pytest.param(bert_fusion, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("make", [t5_fusion, pytest.param(bert_fusion, marks=pytest.mark.slow)])
 def test_order_padding_and_absent_documents_change_nothing(make):
     model, texts = make(), augmented(documents=3)
     params = random_params(model)
@@ -146,8 +150,8 @@ def test_berts_fusion_starts_as_the_plain_encoder(towers, documents):
 
 @pytest.mark.slow
 def test_loss_and_chunks_take_documents():
-    model, texts = small_t5_fusion(), augmented(batch=4)
-    params, rng = random_t5_params(model), np.arange(4, dtype=np.int32)
+    model, texts = t5_fusion(), augmented(batch=4)
+    params, rng = random_params(model), np.arange(4, dtype=np.int32)
     batch = Batch(texts, tiny_tokens(4, seed=8), rng, np.zeros((4, 4), bool), rng, rng)
     assert batch.shape == BatchShape(4, 9, 4, 9, memory=DocumentsShape(2, 7))
     abstract = batch.shape.abstract()
@@ -219,14 +223,3 @@ def test_what_cannot_be_fused():
     model = bert_fusion()
     with pytest.raises(ConfigError, match="sequences of 13 tokens"):
         encode(model, random_params(model), long, Role.QUERY)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        T5FusionConfig(projection_dim=8),
-        BertFusionConfig(decoder_layers=3, documents=FusedStates.EMBEDDINGS),
-    ],
-)
-def test_configurations_round_trip(config):
-    assert config_io.from_json(config_io.to_json(config)) == config

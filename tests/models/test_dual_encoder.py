@@ -2,8 +2,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_bert import encode, random_params, tiny_bert, tiny_model, tiny_tokens
-from tiny_t5 import one_block, random_t5_params, tiny_t5_model
+from tiny_models import (
+    encode,
+    one_block,
+    random_params,
+    tiny_bert,
+    tiny_model,
+    tiny_t5_model,
+    tiny_tokens,
+)
 
 from taser_jax.models import bert_layers
 from taser_jax.models.batch import Role, Tokens
@@ -21,13 +28,12 @@ from taser_jax.models.parameters import (
     parameter_count,
 )
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
+from taser_jax.models.t5_dual_encoder import T5Embedding
 from taser_jax.storage.errors import ConfigError
 
 RNGS = {"dropout": jax.random.key(1), "routing": jax.random.key(2)}
 MODELS = {
-    "shared": {},
     "det": {"num_experts": 2},
-    "det4": {"num_experts": 4},
     "sequence": {"num_experts": 2, "routing": Routing.SEQUENCE},
     "token": {"num_experts": 2, "routing": Routing.TOKEN},
 }
@@ -105,20 +111,19 @@ def test_a_role_trains_its_own_expert_only():
         assert leaf[1].any()
 
 
-@pytest.mark.parametrize(
-    ("name", "pooling"),
-    [
-        ("shared", Pooling.MEAN),
-        ("det", Pooling.CLS),
-        ("token", Pooling.CLS),
-        *(
-            pytest.param(name, Pooling.CLS, marks=pytest.mark.release)
-            for name in ("shared", "det4", "sequence")
-        ),
-    ],
-)
-def test_padding_and_batch_mates_change_nothing(name, pooling):
-    model = tiny_model(experts=MODELS[name], pooling=pooling)
+PADDED = {
+    "shared": lambda: tiny_model(pooling=Pooling.MEAN),
+    "det": lambda: tiny_model(experts=MODELS["det"]),
+    "sequence": lambda: tiny_model(experts=MODELS["sequence"]),
+    "token": lambda: tiny_model(experts=MODELS["token"]),
+    "t5": lambda: tiny_t5_model(t5=one_block()),
+    "t5, mean": lambda: tiny_t5_model(t5=one_block(), embedding=T5Embedding.ENCODER_MEAN),
+}
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_padding_and_batch_mates_change_nothing(name):
+    model = PADDED[name]()
     params, tokens = random_params(model), tiny_tokens(length=8)
 
     def apply(t):
@@ -129,10 +134,10 @@ def test_padding_and_batch_mates_change_nothing(name, pooling):
     noise = np.random.default_rng(0).integers(1, 50, (5, 12)).astype(np.int32)
     noise[:, :8] = np.where(tokens.mask, tokens.ids, noise[:, :8])
     padded = apply(Tokens(noise, np.pad(tokens.mask, ((0, 0), (0, 4)))))
-    np.testing.assert_allclose(padded, plain, atol=2e-6)
+    np.testing.assert_allclose(padded, plain, atol=5e-6)
     order = np.array([3, 1, 4, 0, 2])
     shuffled = apply(Tokens(tokens.ids[order], tokens.mask[order]))
-    np.testing.assert_allclose(shuffled, plain[order], atol=2e-6)
+    np.testing.assert_allclose(shuffled, plain[order], atol=5e-6)
 
 
 def test_rows_of_padding_alone_stay_finite():
@@ -149,18 +154,17 @@ def test_rows_of_padding_alone_stay_finite():
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("det4", marks=pytest.mark.slow),
-        pytest.param("token", marks=pytest.mark.release),
-    ],
-)
+def with_remat(name, remat):
+    if name == "t5":
+        return tiny_t5_model(t5=one_block(remat=remat))
+    bert = tiny_bert(num_layers=1, remat=remat, dropout_rate=0.1, attention_dropout_rate=0.1)
+    return tiny_model(bert=bert, experts={"num_experts": 4, "blocks": (1,)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["det4", "t5"])
 def test_rematerialisation_changes_no_gradient(name):
-    experts = MODELS[name] | {"blocks": (1,)}
-    rates = {"dropout_rate": 0.1, "attention_dropout_rate": 0.1}
-    berts = [tiny_bert(num_layers=1, remat=remat, **rates) for remat in Remat]
-    models = [tiny_model(bert=bert, experts=experts) for bert in berts]
+    models = [with_remat(name, remat) for remat in Remat]
     params = random_params(models[0])
 
     def gradient(model):
@@ -176,22 +180,27 @@ def test_rematerialisation_changes_no_gradient(name):
     )
 
 
-def test_bfloat16_activations_keep_float32_parameters_and_outputs():
-    experts = MODELS["sequence"]
-    model = tiny_model(bert=tiny_bert(dtype="bfloat16"), experts=experts)
+def in_bfloat16(name, **dtype):
+    if name == "t5":
+        return tiny_t5_model(t5=one_block(**dtype))
+    return tiny_model(bert=tiny_bert(**dtype), experts=MODELS["sequence"])
+
+
+@pytest.mark.parametrize("name", ["sequence", "t5"])
+def test_bfloat16_activations_keep_float32_parameters_and_outputs(name):
+    exact, model = in_bfloat16(name), in_bfloat16(name, dtype="bfloat16")
     params = random_params(model)
     found = encode(model, params, tiny_tokens(), Role.QUERY)
-    assert {leaf.dtype for leaf in jax.tree.leaves(abstract_params(model))} == {jnp.dtype("f4")}
-    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("float32")}
-    expected = encode(tiny_model(experts=experts), params, tiny_tokens(), Role.QUERY)
+    assert {leaf.dtype for leaf in jax.tree.leaves((params, found))} == {jnp.dtype("f4")}
+    expected = encode(exact, params, tiny_tokens(), Role.QUERY)
     difference = np.abs(np.asarray(found.embeddings - expected.embeddings))
-    assert 1e-5 < difference.max() < 0.1
+    assert 1e-5 < difference.max() < 0.15
 
 
 def test_kernels_that_are_rounded_beforehand_change_no_bit_of_the_output():
     bert = tiny_model(bert=tiny_bert(dtype="bfloat16"), experts=MODELS["token"])
     t5 = tiny_t5_model(t5=one_block(dtype="bfloat16"), projection_dim=10)
-    for model, params in ((bert, random_params(bert)), (t5, random_t5_params(t5))):
+    for model, params in ((bert, random_params(bert)), (t5, random_params(t5))):
         rounded = in_dtype(params, "bfloat16")
         dtypes = [leaf.dtype for leaf in jax.tree.leaves(rounded)]
         assert 10 < dtypes.count(jnp.bfloat16) < len(dtypes)
@@ -219,15 +228,6 @@ def test_dropout_acts_in_training_only_and_in_attention_too(caplog):
     assert caplog.text.count("attention: einsum while training") == 1
     hidden = embeddings(train=True, dropout_rate=0.5, attention_dropout_rate=0.0)
     assert np.abs(np.asarray(plain - hidden)).max() > 1e-2
-
-
-def test_task_is_accepted_and_changes_nothing():
-    model = tiny_model(bert=tiny_bert(num_layers=1))
-    params = random_params(model)
-    np.testing.assert_array_equal(
-        encode(model, params, tiny_tokens(), Role.QUERY, task="nq").embeddings,
-        encode(model, params, tiny_tokens(), Role.QUERY).embeddings,
-    )
 
 
 def test_what_cannot_be_is_refused():

@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from taser_jax.models.encoded import (
     logit_offset,
     logit_spread,
 )
+from taser_jax.models.routing import routing_statistics
 
 
 def sums_of(probabilities):
@@ -66,19 +68,10 @@ def test_input_information_by_hand():
 
 
 def of_logits(logits):
-    """Statistics that hold what logits [blocks, inputs, experts] leave in them."""
-    z = np.asarray(logits, np.float64)
-    z = z - z.mean(-1, keepdims=True)
-    blocks, inputs, experts = z.shape
-    zeros = jnp.zeros((blocks, experts))
-    return RoutingStatistics(
-        probability_sum=zeros,
-        entropy_sum=jnp.zeros(blocks),
-        choice_count=zeros,
-        count=jnp.full(blocks, float(inputs)),
-        logit_sum=jnp.asarray(z.sum(1), jnp.float32),
-        logit_square_sum=jnp.asarray(np.square(z).sum(1), jnp.float32),
-    )
+    """Statistics of logits [blocks, inputs, experts]."""
+    real = jnp.ones((1, np.shape(logits)[1]), bool)
+    blocks = [routing_statistics(jnp.asarray([block], jnp.float32), real) for block in logits]
+    return jax.tree.map(lambda *sums: jnp.stack(sums), *blocks)
 
 
 def test_offset_and_spread_of_two_experts_by_hand():

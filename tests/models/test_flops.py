@@ -6,13 +6,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.extend import core
-from tiny_bert import encode, tiny_model
+from tiny_models import encode, tiny_model, tiny_t5, tiny_t5_model
 
 from taser_jax.models.batch import BatchShape, Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.parameters import abstract_params
 from taser_jax.models.routing import ExpertConfig, Routing, SequenceSummary
+from taser_jax.models.t5 import T5Config
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 
 
 def traced_flops(jaxpr):
@@ -88,9 +90,58 @@ def test_routing_by_hand():
     assert by_mean == nine_tokens + 2 * 768 * 2
 
 
-@pytest.mark.parametrize("pooling", Pooling)
-def test_equals_what_jax_traces(pooling):
-    model = tiny_model(experts={"num_experts": 2}, pooling=pooling)
+SMALLEST = T5Config(
+    vocab_size=9,
+    embed_dim=2,
+    num_layers=1,
+    num_decoder_layers=1,
+    num_heads=1,
+    head_dim=3,
+    mlp_dim=5,
+)
+
+
+def test_t5_base_by_hand():
+    # An encoder block of 160 tokens: 8·160·768² projections, 4·160²·768 attention, 4·160·768·3072.
+    block = 754_974_720 + 78_643_200 + 1_509_949_440
+    mean = T5DualEncoderConfig(embedding=T5Embedding.ENCODER_MEAN)
+    assert mean.forward_flops(batch_size=1, length=160) == 12 * block
+    # A decoder block: 4·768² of self-attention, 8·768² and 4·12·160·768 of cross-attention, FFN.
+    decoder = 12 * 768**2 + 4 * 12 * 160 * 768 + 4 * 768 * 3072
+    both = T5DualEncoderConfig()
+    assert both.forward_flops(batch_size=2, length=160) == 2 * 12 * (block + decoder)
+
+
+def test_training_a_t5_by_hand():
+    # One token: 4 projections 12 each, 2 attention products 6 each, 2 FFN products 20 each; then
+    # decoder 6 projections, 2 products with the encoder's one state 4 each, 2 FFN products.
+    text = (48 + 12 + 40) + (72 + 8 + 40)
+    shape = BatchShape(queries=2, query_length=1, passages=3, passage_length=1)
+    scores = 2 * 2 * 3 * 2
+    config = T5DualEncoderConfig(t5=SMALLEST)
+    assert config.training_flops(shape) == 3 * (5 * text + scores)
+
+
+TRACED = {
+    **{
+        pooling.value: lambda pooling=pooling: tiny_model(
+            experts={"num_experts": 2}, pooling=pooling
+        )
+        for pooling in Pooling
+    },
+    "t5": lambda: tiny_t5_model(t5=tiny_t5(dropout_rate=0.0)),
+    "t5 1.1": lambda: tiny_t5_model(
+        t5=tiny_t5(dropout_rate=0.0, mlp_activations=("gelu", "linear"))
+    ),
+    "t5, mean": lambda: tiny_t5_model(
+        t5=tiny_t5(dropout_rate=0.0), embedding=T5Embedding.ENCODER_MEAN, projection_dim=5
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_equals_what_jax_traces(name):
+    model = TRACED[name]()
     tokens = Tokens(jnp.zeros((3, 7), jnp.int32), jnp.ones((3, 7), bool))
 
     def forward(params):

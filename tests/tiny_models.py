@@ -1,4 +1,4 @@
-"""A small encoder with large random weights, so that a wrong term cannot hide."""
+"""Small models with large random weights, so that a wrong term cannot hide, and texts for them."""
 
 import dataclasses
 import functools
@@ -7,12 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from taser_jax.models.batch import Tokens
+from taser_jax.models.batch import Augmented, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
+from taser_jax.models.fusion import BertFusionConfig, T5FusionConfig
 from taser_jax.models.parameters import abstract_params
 from taser_jax.models.routing import ExpertConfig
+from taser_jax.models.t5 import T5Config
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 
 NUM_HEADS = 2
 BLOCKS = (2,)
@@ -40,6 +43,38 @@ def tiny_model(*, bert=None, experts=None, **changes):
     return DualEncoder(DualEncoderConfig(bert=bert or tiny_bert(), experts=experts, **changes))
 
 
+def tiny_t5(**changes):
+    config = T5Config(
+        vocab_size=50,
+        embed_dim=16,
+        num_layers=2,
+        num_decoder_layers=2,
+        num_heads=2,
+        head_dim=6,
+        mlp_dim=24,
+        num_buckets=8,
+        max_distance=12,
+    )
+    return dataclasses.replace(config, **changes)
+
+
+def one_block(**changes):
+    """Of each stack: compiles in half the time."""
+    return tiny_t5(num_layers=1, num_decoder_layers=1, **changes)
+
+
+def tiny_t5_model(*, t5=None, **changes):
+    return DualEncoder(T5DualEncoderConfig(t5=t5 or tiny_t5(), **changes))
+
+
+def t5_fusion(t5=None):
+    return DualEncoder(T5FusionConfig(t5=t5 or one_block()))
+
+
+def bert_fusion(**changes):
+    return DualEncoder(BertFusionConfig(bert=tiny_bert(num_layers=1), **changes))
+
+
 def random_params(model, seed=0):
     """Every parameter random, experts all different."""
     rng = np.random.default_rng(seed)
@@ -60,6 +95,19 @@ def tiny_tokens(batch=5, length=9, seed=1):
     lengths[0], lengths[-1] = length, 1
     mask = np.arange(length) < lengths[:, None]
     return Tokens(np.where(mask, rng.integers(1, 50, mask.shape), 0).astype(np.int32), mask)
+
+
+def augmented(batch=3, documents=2, length=7, seed=1):
+    """Queries with documents of different lengths; the last query's last document is absent."""
+    found = tiny_tokens(batch * documents, length, seed=seed + 1)
+    shape = (batch, documents, length)
+    present = np.ones((batch, documents), bool)
+    present[-1, -1:] = False
+    return Augmented(
+        tiny_tokens(batch, seed=seed),
+        Tokens(found.ids.reshape(shape), found.mask.reshape(shape)),
+        present,
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("model", "role", "task", "train"))
