@@ -31,13 +31,13 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_727,
+    "assembly": 1_716,
     "cli": 1_263,
-    "commands": 4_908,
+    "commands": 4_900,
     "data": 6_374,
     "devices": 1_087,
     "evaluation": 1_227,
-    "interop": 2_978,
+    "interop": 2_617,
     "loose files": 419,
     "models": 2_387,
     "optim": 845,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_574,
 }
 OTHERS = {
-    "lines of code": 31_540,
+    "lines of code": 31_160,
     "percent of code that imports or raises": 14.9,
     "files": 219,
     "lines of the longest file": 417,
@@ -57,10 +57,10 @@ OTHERS = {
     "rooms on all floors": 25,
     "commands": 28,
     "fields that nothing binds": 29,
-    "Any in annotations": 109,
+    "Any in annotations": 108,
     "modules that train imports": 87,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_410,
+    "words of documentation": 34_398,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

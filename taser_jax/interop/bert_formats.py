@@ -30,20 +30,6 @@ _WRITTEN_ACTIVATIONS = {
     **{activation: activation.value for activation in Activation},
     Activation.GELU_TANH: "gelu_new",
 }
-# Our field -> the attribute of all `config.json` types below, under BERT's name.
-_FIELDS = {
-    "vocab_size": "vocab_size",
-    "embed_dim": "hidden_size",
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "mlp_dim": "intermediate_size",
-    "max_length": "max_position_embeddings",
-    "type_vocab_size": "type_vocab_size",
-    "dropout_rate": "hidden_dropout_prob",
-    "attention_dropout_rate": "attention_probs_dropout_prob",
-    "layer_norm_epsilon": "layer_norm_eps",
-    "initializer_stddev": "initializer_range",
-}
 _ANOTHER = "choose another checkpoint"
 # As `Format.constants`, in every family.
 _ENCODERS = {
@@ -54,28 +40,30 @@ _ENCODERS = {
 
 
 class _Bert(msgspec.Struct, kw_only=True):
+    """Fields of `BertConfig` under the names of Hugging Face."""
+
     vocab_size: Positive
-    hidden_size: Positive
-    num_hidden_layers: Positive
-    num_attention_heads: Positive
-    intermediate_size: Positive
-    max_position_embeddings: Positive
+    embed_dim: Positive = field(name="hidden_size")
+    num_layers: Positive = field(name="num_hidden_layers")
+    num_heads: Positive = field(name="num_attention_heads")
+    mlp_dim: Positive = field(name="intermediate_size")
+    max_length: Positive = field(name="max_position_embeddings")
     type_vocab_size: Positive = 2
-    hidden_act: str = "gelu"
-    hidden_dropout_prob: Share = 0.1
-    attention_probs_dropout_prob: Share = 0.1
-    layer_norm_eps: PositiveNumber = 1e-12
-    initializer_range: Share = 0.02
+    activation: str = field(name="hidden_act", default="gelu")
+    dropout_rate: Share = field(name="hidden_dropout_prob", default=0.1)
+    attention_dropout_rate: Share = field(name="attention_probs_dropout_prob", default=0.1)
+    layer_norm_epsilon: PositiveNumber = field(name="layer_norm_eps", default=1e-12)
+    initializer_stddev: Share = field(name="initializer_range", default=0.02)
 
 
 class _DistilBert(_Bert, kw_only=True):
-    hidden_size: Positive = field(name="dim")
-    num_hidden_layers: Positive = field(name="n_layers")
-    num_attention_heads: Positive = field(name="n_heads")
-    intermediate_size: Positive = field(name="hidden_dim")
-    hidden_act: str = field(name="activation", default="gelu")
-    hidden_dropout_prob: Share = field(name="dropout", default=0.1)
-    attention_probs_dropout_prob: Share = field(name="attention_dropout", default=0.1)
+    embed_dim: Positive = field(name="dim")
+    num_layers: Positive = field(name="n_layers")
+    num_heads: Positive = field(name="n_heads")
+    mlp_dim: Positive = field(name="hidden_dim")
+    activation: str = field(name="activation", default="gelu")
+    dropout_rate: Share = field(name="dropout", default=0.1)
+    attention_dropout_rate: Share = field(name="attention_dropout", default=0.1)
 
 
 class _Rope(msgspec.Struct, frozen=True):
@@ -86,10 +74,10 @@ class _Rope(msgspec.Struct, frozen=True):
 class _ModernBert(_Bert, kw_only=True):
     """Newer files have the last two fields instead of thetas and the number of layers."""
 
-    hidden_act: str = field(name="hidden_activation", default="gelu")
-    hidden_dropout_prob: Share = field(name="mlp_dropout", default=0.0)
-    attention_probs_dropout_prob: Share = field(name="attention_dropout", default=0.0)
-    layer_norm_eps: PositiveNumber = field(name="norm_eps", default=1e-5)
+    activation: str = field(name="hidden_activation", default="gelu")
+    dropout_rate: Share = field(name="mlp_dropout", default=0.0)
+    attention_dropout_rate: Share = field(name="attention_dropout", default=0.0)
+    layer_norm_epsilon: PositiveNumber = field(name="norm_eps", default=1e-5)
     global_rope_theta: PositiveNumber = 160_000.0
     local_rope_theta: PositiveNumber = 10_000.0
     local_attention: Positive = 128
@@ -105,15 +93,15 @@ class _NomicBert(_Bert, kw_only=True):
 class _NomicBertOfHub(_Bert, kw_only=True):
     """With the names of GPT-2, for the code in the model's own repository."""
 
-    hidden_size: Positive = field(name="n_embd")
-    num_hidden_layers: Positive = field(name="n_layer")
-    num_attention_heads: Positive = field(name="n_head")
-    intermediate_size: Positive = field(name="n_inner")
-    max_position_embeddings: Positive = field(name="n_positions")
-    hidden_act: str = field(name="activation_function", default="swiglu")
-    hidden_dropout_prob: Share = field(name="resid_pdrop", default=0.0)
-    attention_probs_dropout_prob: Share = field(name="attn_pdrop", default=0.0)
-    layer_norm_eps: PositiveNumber = field(name="layer_norm_epsilon", default=1e-12)
+    embed_dim: Positive = field(name="n_embd")
+    num_layers: Positive = field(name="n_layer")
+    num_heads: Positive = field(name="n_head")
+    mlp_dim: Positive = field(name="n_inner")
+    max_length: Positive = field(name="n_positions")
+    activation: str = field(name="activation_function", default="swiglu")
+    dropout_rate: Share = field(name="resid_pdrop", default=0.0)
+    attention_dropout_rate: Share = field(name="attn_pdrop", default=0.0)
+    layer_norm_epsilon: PositiveNumber = field(name="layer_norm_epsilon", default=1e-12)
     rotary_emb_base: PositiveNumber = 1000.0
 
 
@@ -283,15 +271,15 @@ def bert_config(directory: pathlib.Path) -> BertConfig:
         if values.get(name, constant) not in (constant, None):
             problem = f"{name} is {values[name]!r}; only {constant!r} is implemented"
             raise ConfigError(problem, where=where, fix=_ANOTHER)
-    fields: dict[str, Any] = {ours: getattr(file, theirs) for ours, theirs in _FIELDS.items()}
-    if file.hidden_act not in _ACTIVATIONS:
-        problem = f"hidden_act is {file.hidden_act!r}, not one of {', '.join(_ACTIVATIONS)}"
+    fields: dict[str, Any] = {name: getattr(file, name) for name in _Bert.__struct_fields__}
+    if file.activation not in _ACTIVATIONS:
+        problem = f"hidden_act is {file.activation!r}, not one of {', '.join(_ACTIVATIONS)}"
         raise ConfigError(problem, where=where, fix=_ANOTHER)
     fields["max_length"] -= family.traits.first_position or 0
     fields |= {
         "family": family,
         "head_dim": fields["embed_dim"] // fields["num_heads"],
-        "activation": _ACTIVATIONS[file.hidden_act],
+        "activation": _ACTIVATIONS[file.activation],
         "rotary": _rotary(file, where),
     }
     return BertConfig(**fields)
@@ -358,9 +346,9 @@ def config_to_json(config: BertConfig) -> dict[str, object]:
             fix="export as saved_model or stablehlo",
         )
     format, family, rotary = FORMATS[config.family], config.family, config.rotary
-    fields = {theirs: getattr(config, ours) for ours, theirs in _FIELDS.items()}
-    fields["max_position_embeddings"] += family.traits.first_position or 0
-    fields["hidden_act"] = _WRITTEN_ACTIVATIONS[config.activation]
+    fields = {name: getattr(config, name) for name in _Bert.__struct_fields__}
+    fields["max_length"] += family.traits.first_position or 0
+    fields["activation"] = _WRITTEN_ACTIVATIONS[config.activation]
     if family is Family.MODERNBERT:
         fields |= {
             "global_rope_theta": rotary.theta,

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import logging
 import pathlib
 import tempfile
 import warnings
-from collections.abc import Iterator
 
 from taser_jax.interop.export_source import CardTexts, ExportSource
 from taser_jax.interop.sentence_transformers import check_plain, plain_paths, write_model
@@ -136,8 +133,7 @@ def _export(directory: pathlib.Path, path: pathlib.Path) -> None:
     # Sizes of 1 would be treated as constants.
     ids = torch.zeros((2, 8), dtype=torch.int64)
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
-    with warnings.catch_warnings(), _quiet_exporter():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         torch.onnx.export(
             Embedder().eval(),
             (ids, torch.ones_like(ids)),
@@ -151,13 +147,3 @@ def _export(directory: pathlib.Path, path: pathlib.Path) -> None:
             external_data=False,
             verbose=False,
         )
-
-
-@contextlib.contextmanager
-def _quiet_exporter() -> Iterator[None]:
-    """Suppresses the exporter's notices."""
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)

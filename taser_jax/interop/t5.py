@@ -7,7 +7,6 @@ import math
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import msgspec
@@ -36,18 +35,6 @@ _SHAPING = (*SIZES, "num_decoder_layers", "num_buckets")
 _TABLE = "shared.weight"
 _TABLE_ALIAS = "encoder.embed_tokens.weight"
 _FIX_SIZES = "take the sizes from the checkpoint: t5 = pretrained_t5(source)"
-# Our field -> Hugging Face's.
-_SIZES = {
-    "vocab_size": "vocab_size",
-    "embed_dim": "d_model",
-    "num_layers": "num_layers",
-    "num_decoder_layers": "num_decoder_layers",
-    "num_heads": "num_heads",
-    "head_dim": "d_kv",
-    "mlp_dim": "d_ff",
-    "num_buckets": "relative_attention_num_buckets",
-    "max_distance": "relative_attention_max_distance",
-}
 _FEED_FORWARDS = {"relu": ("relu",), "gated-gelu": ("gelu", "linear")}
 _POSITIONS = {"t5": PositionBias.SHARED, "umt5": PositionBias.PER_LAYER}
 # Places of a block's parts among Hugging Face's numbered layers.
@@ -177,19 +164,21 @@ def _count_layers(stack: Params) -> int:
     return sum(bool(re.fullmatch(r"layers_\d+", name)) for name in stack)
 
 
-class _File(msgspec.Struct):
+class _File(msgspec.Struct, kw_only=True):
+    """Fields of `T5Config` under the names of Hugging Face, and one more."""
+
     vocab_size: Positive
-    d_model: Positive
+    embed_dim: Positive = msgspec.field(name="d_model")
     num_layers: Positive
     num_heads: Positive
-    d_kv: Positive
-    d_ff: Positive
+    head_dim: Positive = msgspec.field(name="d_kv")
+    mlp_dim: Positive = msgspec.field(name="d_ff")
     num_decoder_layers: Natural | None = None
-    relative_attention_num_buckets: Positive = 32
-    relative_attention_max_distance: Positive = 128
-    feed_forward_proj: str = "relu"
+    num_buckets: Positive = msgspec.field(name="relative_attention_num_buckets", default=32)
+    max_distance: Positive = msgspec.field(name="relative_attention_max_distance", default=128)
     dropout_rate: Share = 0.1
-    layer_norm_epsilon: PositiveNumber = 1e-6
+    rms_norm_epsilon: PositiveNumber = msgspec.field(name="layer_norm_epsilon", default=1e-6)
+    feed_forward_proj: str = "relu"
 
 
 def t5_config(directory: pathlib.Path) -> T5Config:
@@ -217,10 +206,13 @@ def t5_config(directory: pathlib.Path) -> T5Config:
     if feed_forward not in _FEED_FORWARDS:
         problem = f"feed_forward_proj is {feed_forward!r}, not {' or '.join(_FEED_FORWARDS)}"
         raise ConfigError(problem, where=where, fix="choose another checkpoint")
-    numbers = {"dropout_rate": file.dropout_rate, "rms_norm_epsilon": file.layer_norm_epsilon}
-    fields: dict[str, Any] = {ours: getattr(file, theirs) for ours, theirs in _SIZES.items()}
-    fields |= {"mlp_activations": _FEED_FORWARDS[feed_forward], "position_bias": _POSITIONS[kind]}
-    return T5Config(**(fields | numbers))
+    fields = msgspec.structs.asdict(file)
+    del fields["feed_forward_proj"]
+    return T5Config(
+        **fields,
+        mlp_activations=_FEED_FORWARDS[feed_forward],
+        position_bias=_POSITIONS[kind],
+    )
 
 
 def t5_to_json(config: T5Config) -> dict[str, object]:
@@ -228,14 +220,14 @@ def t5_to_json(config: T5Config) -> dict[str, object]:
     kind = next(name for name, bias in _POSITIONS.items() if bias is config.position_bias)
     feed_forwards = {activations: name for name, activations in _FEED_FORWARDS.items()}
     model = "Model" if config.num_decoder_layers else "EncoderModel"
+    names = [name for name in _File.__struct_fields__ if name != "feed_forward_proj"]
+    fields = {name: getattr(config, name) for name in names}
+    fields["num_decoder_layers"] = config.num_decoder_layers or config.num_layers
+    file = _File(**fields, feed_forward_proj=feed_forwards[config.mlp_activations])
     return {
         "architectures": [f"{'T5' if kind == 't5' else 'UMT5'}{model}"],
         "model_type": kind,
-        **{theirs: getattr(config, ours) for ours, theirs in _SIZES.items()},
-        "num_decoder_layers": config.num_decoder_layers or config.num_layers,
-        "feed_forward_proj": feed_forwards[config.mlp_activations],
-        "dropout_rate": config.dropout_rate,
-        "layer_norm_epsilon": config.rms_norm_epsilon,
+        **msgspec.to_builtins(file),
         "is_encoder_decoder": bool(config.num_decoder_layers),
         "pad_token_id": 0,
         "eos_token_id": 1,

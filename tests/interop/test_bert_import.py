@@ -139,24 +139,6 @@ def test_no_config(tmp_path):
         bert_config(tmp_path)
 
 
-def test_kernels_are_transposed_and_split_by_head():
-    tensors = random_tensors()
-    layer = encoder_from_tensors(tensors, TINY, where="x")["layers_2"]
-    weight = tensors["encoder.layer.2.attention.self.key.weight"]
-    bias = tensors["encoder.layer.2.attention.self.key.bias"]
-    out = tensors["encoder.layer.2.attention.output.dense.weight"]
-    for head in range(2):
-        rows = slice(8 * head, 8 * head + 8)
-        np.testing.assert_array_equal(layer["attention"]["key"]["kernel"][:, head], weight[rows].T)
-        np.testing.assert_array_equal(layer["attention"]["key"]["bias"][head], bias[rows])
-        np.testing.assert_array_equal(layer["attention"]["out"]["kernel"][head], out[:, rows].T)
-    np.testing.assert_array_equal(
-        layer["mlp"]["wi"]["kernel"], tensors["encoder.layer.2.intermediate.dense.weight"].T
-    )
-    norm = tensors["encoder.layer.2.attention.output.LayerNorm.weight"]
-    np.testing.assert_array_equal(layer["attention_layer_norm"]["scale"], norm)
-
-
 def with_old_names(tensors):
     old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
     for new, name in old.items():
