@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int
+from jaxtyping import Float64, Int
 
 from taser_jax.commands import inputs
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
@@ -28,8 +28,8 @@ from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.typed_files import to_plain
 
-# Pairs whose embeddings are in memory at a time.
-_PAIRS_AT_ONCE = 1 << 14
+Scorer = Callable[[int, Int[np.ndarray, " pairs"]], Float64[np.ndarray, " pairs"]]
+"""Number of a query in its split, and rows of passages -> the score of each."""
 
 
 @writes("{output_dir}", kinds=[NEGATIVES])
@@ -167,21 +167,29 @@ def teacher_scores(
         ConfigError: a directory that holds no teacher.
         DataError: embeddings of other queries, or scores that are not finite.
     """
-    pairs = _Pairs.of([query.positives for query in queries], negatives)
-    total = np.zeros(len(pairs.rows))
+    lists = [
+        np.array([*query.positives, *mined], np.int64)
+        for query, mined in zip(queries, negatives, strict=True)
+    ]
+    totals = [np.zeros(len(rows)) for rows in lists]
     with phase(f"score {queries.task} {queries.split}"):
         for directory, weight in teachers.items():
-            total += weight * _scorer(directory, queries, store)(pairs.queries, pairs.rows)
-    scores = total.astype(np.float32)
-    bad = np.flatnonzero(~np.isfinite(scores))
-    if len(bad):
-        raise DataError(
-            f"score {scores[bad[0]]} of query {queries[int(pairs.queries[bad[0]])].id!r} and "
-            f"passage row {pairs.rows[bad[0]]}, and {len(bad) - 1} others are not finite scores",
-            where=f"{queries.task} {queries.split}",
-            fix="take a teacher whose training did not diverge",
-        )
-    return pairs.split(scores)
+            score = _scorer(directory, queries, store)
+            for number, rows in enumerate(lists):
+                totals[number] += weight * score(number, rows)
+    lines = []
+    for query, rows, total in zip(queries, lists, totals, strict=True):
+        scores = total.astype(np.float32)
+        if not np.isfinite(scores).all():
+            place = np.flatnonzero(~np.isfinite(scores))[0]
+            raise DataError(
+                f"score {scores[place]} of query {query.id!r} and passage row {rows[place]}",
+                where=f"{queries.task} {queries.split}",
+                expected="finite scores",
+                fix="take a teacher whose training did not diverge",
+            )
+        lines.append(TeacherLine(*np.split(scores, [len(query.positives)])))
+    return lines
 
 
 def share_of_positives_first(lines: Sequence[TeacherLine]) -> float:
@@ -194,36 +202,7 @@ def share_of_positives_first(lines: Sequence[TeacherLine]) -> float:
     return float(np.mean(firsts)) if firsts else 0.0
 
 
-@dataclasses.dataclass(frozen=True)
-class _Pairs:
-    """Every query with its positives, then its negatives, end to end.
-
-    Attributes:
-        queries: number of each pair's query in its split.
-        rows: row of each pair's passage.
-        counts: number of (positives, negatives) of each query.
-    """
-
-    queries: Int[np.ndarray, " pairs"]
-    rows: Int[np.ndarray, " pairs"]
-    counts: list[tuple[int, int]]
-
-    @classmethod
-    def of(cls, positives: Sequence[Sequence[int]], negatives: Sequence[Sequence[int]]) -> _Pairs:
-        lists = list(zip(positives, negatives, strict=True))
-        counts = [(len(own), len(mined)) for own, mined in lists]
-        rows = [np.asarray(rows, np.int64) for both in lists for rows in both]
-        queries = np.repeat(np.arange(len(counts)), [sum(count) for count in counts])
-        return cls(queries, np.concatenate([np.zeros(0, np.int64), *rows]), counts)
-
-    def split(self, scores: Float32[np.ndarray, " pairs"]) -> list[TeacherLine]:
-        """The scores, query by query."""
-        ends = np.cumsum([count for pair in self.counts for count in pair])
-        parts = np.split(scores, ends[:-1]) if len(ends) else []
-        return [TeacherLine(*two) for two in zip(parts[::2], parts[1::2], strict=True)]
-
-
-def _scorer(directory: str, queries: QuerySet, store: PassageStore) -> RunScorer | EmbeddingScorer:
+def _scorer(directory: str, queries: QuerySet, store: PassageStore) -> Scorer:
     """A teacher of whichever kind the directory holds."""
     if kind_of(directory) == Embeddings.KIND:
         passages = Embeddings.open(directory, fingerprints={"collection": store.fingerprint})
@@ -235,9 +214,9 @@ def _scorer(directory: str, queries: QuerySet, store: PassageStore) -> RunScorer
             expected = f"of the {len(queries)} queries of {queries.directory}"
             fix = "tokenize and encode this collection's queries with the teacher"
             raise DataError(problem, where=str(encoded.directory), expected=expected, fix=fix)
-        return EmbeddingScorer(encoded, passages)
+        return embedding_scorer(encoded, passages)
     if inputs.run_path(directory, queries.task, queries.split).exists():
-        return RunScorer(inputs.read_task_run(directory, queries, store).result, directory)
+        return run_scorer(inputs.read_task_run(directory, queries, store).result)
     raise ConfigError(
         f"no teacher of task {queries.task!r}, split {queries.split!r} here: no embeddings, and no "
         f"run {inputs.run_path('', queries.task, queries.split)}",
@@ -246,7 +225,7 @@ def _scorer(directory: str, queries: QuerySet, store: PassageStore) -> RunScorer
     )
 
 
-class RunScorer:
+def run_scorer(result: SearchResult) -> Scorer:
     """Scores from a run; a passage that is not in the run gets its query's lowest score.
 
     That is the rule of hybrid search (TASER, appendix D); the lowest score of an empty list is 0.
@@ -256,59 +235,23 @@ class RunScorer:
 
     Args:
         result: aligned with the queries.
-        directory: of the run, for the log.
     """
 
-    def __init__(self, result: SearchResult, directory: str) -> None:
-        self._directory = directory
-        is_result = result.rows != NO_ROW
-        # Rows of one query never reach the next one's keys.
-        self._stride = int(result.rows.max(initial=0)) + 1
-        query, _ = np.nonzero(is_result)
-        keys = query.astype(np.int64) * self._stride + result.rows[is_result]
-        order = np.argsort(keys)
-        # The last key is none: every search has a place.
-        self._keys = np.append(keys[order], np.iinfo(np.int64).max)
-        self._scores = result.scores[is_result][order].astype(np.float64)
-        lowest = np.where(is_result, result.scores, np.inf).min(axis=1, initial=np.inf)
-        self._lowest = np.where(np.isfinite(lowest), lowest, 0.0)
+    def score(query: int, rows: Int[np.ndarray, " pairs"]) -> Float64[np.ndarray, " pairs"]:
+        is_result = result.rows[query] != NO_ROW
+        scores = result.scores[query][is_result].tolist()
+        of_row = dict(zip(result.rows[query][is_result].tolist(), scores, strict=True))
+        lowest = min(scores, default=0.0)
+        return np.array([of_row.get(row, lowest) for row in rows.tolist()])
 
-    def __call__(
-        self, queries: Int[np.ndarray, " pairs"], rows: Int[np.ndarray, " pairs"]
-    ) -> Float64[np.ndarray, " pairs"]:
-        """Scores of the pairs."""
-        scores = self._lowest[queries].astype(np.float64)
-        keys = np.asarray(queries, np.int64) * self._stride + rows
-        place = np.searchsorted(self._keys, keys)
-        in_run = (self._keys[place] == keys) & (np.asarray(rows) < self._stride)
-        scores[in_run] = self._scores[place[in_run]]
-        missing = f"{int((~in_run).sum())} of {len(rows)} pairs are not in the run"
-        logger.info("%s: %s and get the lowest score of their query", self._directory, missing)
-        return scores
+    return score
 
 
-@dataclasses.dataclass(frozen=True)
-class EmbeddingScorer:
-    """Inner products of a model's embeddings.
+def embedding_scorer(queries: Embeddings, passages: Embeddings) -> Scorer:
+    """Inner products of a model's embeddings."""
 
-    Attributes:
-        queries: embeddings of the split's queries, row by row.
-        passages: embeddings of the collection.
-    """
+    def score(query: int, rows: Int[np.ndarray, " pairs"]) -> Float64[np.ndarray, " pairs"]:
+        embedding = queries.rows(query, query + 1)[0].astype(np.float64)
+        return passages.take(rows).astype(np.float64) @ embedding
 
-    queries: Embeddings
-    passages: Embeddings
-
-    def __call__(
-        self, queries: Int[np.ndarray, " pairs"], rows: Int[np.ndarray, " pairs"]
-    ) -> Float64[np.ndarray, " pairs"]:
-        """Scores of the pairs."""
-        scores = np.empty(len(queries))
-        for start in range(0, len(queries), _PAIRS_AT_ONCE):
-            block = slice(start, start + _PAIRS_AT_ONCE)
-            first, second = (
-                embeddings.take(numbers[block]).astype(np.float64)
-                for embeddings, numbers in ((self.queries, queries), (self.passages, rows))
-            )
-            scores[block] = np.einsum("pd,pd->p", first, second)
-        return scores
+    return score

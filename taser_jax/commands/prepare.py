@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import hashlib
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from taser_jax.commands.inputs import answer_matcher, check_known
@@ -199,21 +198,17 @@ def drawn_by_hash(queries: Sequence[Query], count: int) -> list[Query]:
     return [query for query in queries if query.id in drawn]
 
 
-def reporting(function: Callable[..., PreparedCollection]) -> Callable[..., PreparedCollection]:
-    """Wraps a function to be its collection's only writer and to log a summary."""
-
-    @functools.wraps(function)
-    def prepare_and_report(**arguments: Any) -> PreparedCollection:
-        data_dir, collection = arguments["data_dir"], arguments["collection"]
-        directory = collection_directory(data_dir, collection)
-        with one_writer(directory):
-            check_kind(directory, [COLLECTION])
-            return _report(function(**arguments), data_dir)
-
-    return prepare_and_report
+def prepare_files(*, data_dir: FilePath, collection: str, **options: Any) -> PreparedCollection:
+    """As `data.prepare.collection.prepare`, as the collection's only writer; logs a summary."""
+    directory = collection_directory(data_dir, collection)
+    with one_writer(directory):
+        check_kind(directory, [COLLECTION])
+        prepared = preparation.prepare(data_dir=data_dir, collection=collection, **options)
+    _report(prepared, data_dir)
+    return prepared
 
 
-def _report(prepared: PreparedCollection, data_dir: FilePath) -> PreparedCollection:
+def _report(prepared: PreparedCollection, data_dir: FilePath) -> None:
     logger.info(
         "%s: %s passages (%s duplicates merged, %s renamed%s), fingerprint %s%s",
         prepared.collection,
@@ -236,24 +231,20 @@ def _report(prepared: PreparedCollection, data_dir: FilePath) -> PreparedCollect
     if prepared.left_out or any(split.left_out for split in prepared.splits):
         listed = left_out_directory(data_dir, prepared.collection)
         logger.info("%s: listed with file and line in %s", prepared.collection, listed)
-    there = {(split.task, split.split) for split in prepared.splits}
-    for task in sorted({task for task, split in there if split == "train"}):
-        if (task, "validation") not in there:
-            logger.info(
-                "%s: task %s has no validation split; VALIDATION_SHARE=0.1 makes one of a tenth "
-                "of its training queries (PrepareOptions.validation_share)",
-                prepared.collection,
-                task,
-            )
-    return prepared
+    without = {split.task for split in prepared.splits if split.split == "train"}
+    without -= {split.task for split in prepared.splits if split.split == "validation"}
+    if without:
+        logger.info(
+            "%s: no validation split of task %s; VALIDATION_SHARE=0.1 makes one of a tenth of the "
+            "training queries",
+            prepared.collection,
+            ", ".join(sorted(without)),
+        )
 
 
 def _listed(left_out: Mapping[str, int]) -> str:
     """What was left out, to be appended; empty where that is nothing."""
     return "".join(f", {count:,} {kind}" for kind, count in left_out.items())
-
-
-prepare_files = reporting(preparation.prepare)
 
 
 def find_positives(

@@ -179,7 +179,7 @@ def test_without_validation_each_command_says_how_to_get_it(
         )
     prepare = ["prepare", str(tmp_path), *gin(DATA_DIR=tmp_path / "data", COLLECTION="t")]
     succeed(*prepare)
-    assert "task faq has no validation split; VALIDATION_SHARE=0.1" in capsys.readouterr().err
+    assert "no validation split of task faq; VALIDATION_SHARE=0.1" in capsys.readouterr().err
     message = refused(
         capsys,
         *("hybrid", *gin(RUNS_DIR=tmp_path, BM25_RUNS_DIR=tmp_path, HYBRID_RUNS_DIR=tmp_path)),
@@ -188,7 +188,7 @@ def test_without_validation_each_command_says_how_to_get_it(
     assert "hybrid.alpha" in message
     assert "VALIDATION_SHARE" in message
     succeed(*prepare, *gin(VALIDATION_SHARE=0.2))
-    assert "has no validation split" not in capsys.readouterr().err
+    assert "no validation split" not in capsys.readouterr().err
     assert list_tasks(tmp_path / "data", "t")["faq"] == ["train", "validation", "test"]
 
 

@@ -14,6 +14,7 @@ from capitals import IDS, Capitals
 from small_world import gin, refused, succeed
 
 from taser_jax.assembly.data import training_queries
+from taser_jax.commands.mine import embedding_scorer, run_scorer
 from taser_jax.commands.train import train
 from taser_jax.data.collections.store import QuerySet
 from taser_jax.data.token_store.negatives import (
@@ -24,6 +25,8 @@ from taser_jax.data.token_store.negatives import (
 )
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Tokens
+from taser_jax.retrieval.embeddings import Embeddings, write_embeddings
+from taser_jax.retrieval.runs import SearchResult
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.training.distillation import Distillation
 from taser_jax.training.objective import ObjectiveConfig
@@ -97,6 +100,27 @@ def test_two_runs_by_weight(capitals: Capitals, runs: pathlib.Path, tmp_path: pa
     metadata = json.loads((tmp_path / "scored" / "metadata.json").read_text())
     places = {os.path.relpath(name, tmp_path / "scored"): teachers[name] for name in teachers}
     assert metadata["teachers"] == places
+
+
+def test_a_run_by_hand():
+    """What is not found gets the lowest score of its query; 0 where nothing was found."""
+    rows = np.array([[7, 4], [2, -1], [-1, -1]], np.int32)
+    scores = np.array([[3, 1], [-5, -np.inf], [-np.inf, -np.inf]], np.float32)
+    score = run_scorer(SearchResult(rows, scores))
+    assert score(0, np.array([7, 4, 9, 2])).tolist() == [3, 1, 1, 1]
+    assert score(1, np.array([2, 7])).tolist() == [-5, -5]
+    assert score(2, np.array([7])).tolist() == [0]
+
+
+def test_embeddings_give_inner_products(tmp_path):
+    table = np.random.default_rng(1).normal(size=(60, 6)).astype(np.float32)
+    for name, part in (("queries", table[:20]), ("passages", table[20:])):
+        write_embeddings(tmp_path / name, part, {"model": "m"}, "none")
+    queries, passages = (Embeddings.open(tmp_path / name) for name in ("queries", "passages"))
+    rows = np.array([39, 0, 7])
+    exact = table.astype(np.float64)
+    expected = exact[20 + rows] @ exact[4]
+    np.testing.assert_allclose(embedding_scorer(queries, passages)(4, rows), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -222,18 +246,3 @@ def test_teacher_scores_of_other_positives_are_refused(teacher, tiny_store_dir, 
     np.testing.assert_array_equal(
         joined.teacher.positives, read(teacher / "scored").teacher.positives
     )
-
-
-def test_a_dry_run_traces_the_teachers_inputs(teacher, tiny_store_dir, capsys):
-    objective = ObjectiveConfig(distillation=Distillation())
-    training = tiny_training.training_config(train_steps=4, validates=False)
-    summary = train(
-        model_dir="",
-        token_store=str(tiny_store_dir),
-        model=tiny_training.model_config(),
-        training=dataclasses.replace(training, objective=objective),
-        negatives_dirs=[str(teacher / "scored")],
-        dry_run=True,
-    )
-    assert summary is None
-    assert "embeddings" in capsys.readouterr().out
