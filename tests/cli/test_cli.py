@@ -131,22 +131,6 @@ def test_a_defect_raises(toy):
         cli.run(["toy"])
 
 
-def test_a_dry_run_names_what_it_needs(capsys):
-    lengths = "--gin.TASK_FEATURE_LENGTHS={'query': 32, 'passage': 64}"
-    arguments = ["train", "--dry_run", "--gin_file=runs/open_qa_pretrained.gin", lengths]
-    assert cli.run(arguments) == 2
-    assert "train.model = %MODEL" in capsys.readouterr().err
-
-
-def test_a_command_without_a_dry_run_says_so(toy, capsys):
-    def act(message, config_text):
-        pytest.fail("it ran")
-
-    toy(act)
-    assert cli.run(["toy", "--dry_run"]) == 2
-    assert "has no dry run" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -173,6 +157,11 @@ def test_a_command_without_a_dry_run_says_so(toy, capsys):
         (["train", "--gin.LERNING_RATE=1"], "macro LERNING_RATE is set"),
         (["train", "--gin_file=runs/taser_bse.gin"], "did you mean runs/taser_base.gin?"),
         (["train"], "--gin_file=models/taser.gin --gin.MODEL_DIR=..."),
+        (["encode", "--dry_run"], "`taser encode` has no dry run"),
+        (
+            ["train", "--dry_run", "--gin_file=runs/taser_base.gin", "--gin.MODEL=None"],
+            "train.model = %MODEL",
+        ),
     ],
 )
 def test_wrong_command_lines_return_2(argv, words, capsys):

@@ -95,10 +95,6 @@ def test_the_text_has_what_the_command_reaches_and_nothing_else(resolve, tmp_pat
     assert resolve(BASE, files=[again]).function() == first.function()
 
 
-def test_parameters_without_a_macro_can_be_set(resolve):
-    assert resolve(BASE, "DISH=pie", "cook.portions=3").function()[2] == 3
-
-
 def test_later_files_win_over_earlier_and_the_command_line_over_both(resolve, tmp_path):
     second = tmp_path / "second.gin"
     second.write_text("DISH = 'second'\ncook.portions = 2\n")
@@ -167,11 +163,6 @@ def test_bare_strings(written, value):
     assert literal(written) == value
 
 
-def test_bare_strings_arrive_as_they_were_written(resolve):
-    for written in ("models/first", "it's", 'say "hi"', "a=b", "a\\b", "gs://bucket/x"):
-        assert resolve(BASE, f"DISH={written}").function()[0] == written
-
-
 @pytest.mark.parametrize(
     ("binding", "found", "fix"),
     [
@@ -197,13 +188,9 @@ def test_wrong_names_on_the_command_line(resolve, binding, found, fix):
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("SauceConfig.amout = 1", "SauceConfig has no parameter 'amout'"),
         ("SauceConfg.amount = 1", "unknown name 'SauceConfg'"),
-        ("cook.note = @Sause()", "Sause"),
         ("cook.note = 'unclosed", "base.gin"),
-        ("cook.note == 1", "base.gin"),
         ("UNUSED = 1", "macro UNUSED is set, but nothing refers to it"),
-        ("cook.note = %UNBOUND", "%UNBOUND is referred to but never given a value"),
     ],
 )
 def test_wrong_lines_in_files(resolve, line, found):

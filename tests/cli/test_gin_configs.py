@@ -118,12 +118,6 @@ def test_taser_base_is_short():
     assert 1 + sum(line.startswith("include") for line in lines) <= 5
 
 
-def _macro(line: str) -> str | None:
-    """The macro that a line of Gin sets."""
-    found = re.match(r"([A-Z][A-Z0-9_]*) = ", line)
-    return found.group(1) if found else None
-
-
 def test_a_macro_of_another_command_is_answered_with_the_nearest():
     files = command_table.COMMANDS["encode"].gin_files()
     flags = configuration.GinFlags(files=files, bindings=(("RUNS_DIR", "2"),))

@@ -41,11 +41,6 @@ def test_an_include_fills_in_what_is_required(resolve):
     assert resolve("recipe", command=command, recipe=recipe, long="MINUTES = 60\n")[1] == 60
 
 
-def test_a_later_file_of_the_command_line_wins(resolve):
-    over = "include 'long.gin'\n"
-    assert resolve("defaults", "over", defaults=DEFAULTS, over=over, long="MINUTES = 60\n")[1] == 60
-
-
 def test_an_include_wins_over_the_lines_above_it(resolve):
     recipe = "MINUTES = 45\ninclude 'defaults.gin'\n"
     assert resolve("recipe", defaults=DEFAULTS, recipe=recipe)[1] == 30

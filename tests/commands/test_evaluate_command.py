@@ -263,10 +263,3 @@ def test_what_cannot_be_evaluated(
     given = {"RUNS_DIR": "runs", "EVAL_OUTPUT_DIR": "out", "SYSTEM": "hand", "TASKS": ["rivers"]}
     message = refused(capsys, "evaluate", *capitals.where, *gin(**given | settings))
     assert all(each in message for each in words)
-
-
-def test_a_hybrid_needs_the_runs_of_both(capitals: Capitals, runs_dir: pathlib.Path, capsys):
-    absent = runs_dir.parent / "no"
-    where = gin(RUNS_DIR=runs_dir, BM25_RUNS_DIR=absent, HYBRID_RUNS_DIR=runs_dir.parent / "joined")
-    message = refused(capsys, "hybrid", *capitals.where, *where, *gin("hybrid", alpha=1.0))
-    assert str(absent) in message

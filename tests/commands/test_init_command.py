@@ -13,7 +13,6 @@ from taser_jax.cli import configuration
 from taser_jax.cli import main as cli
 from taser_jax.cli.command_table import COMMANDS, configurable_names, configurables_of, load
 from taser_jax.data.collections.store import list_tasks
-from taser_jax.storage.errors import ConfigError
 
 TOPICS = ("river", "castle", "violin", "comet", "glacier", "beetle", "harbour", "orchard")
 SPLITS = {"train": range(5), "validation": range(5, 6), "test": range(6, 8)}
@@ -144,29 +143,6 @@ def test_training_reads_the_defaults_and_the_project(project: pathlib.Path):
     resolved = resolve("train", "--gin_file=runs/taser_base.gin", "--gin_file=faq.gin").text
     assert "BertConfig.dtype = 'bfloat16'" in resolved
     assert "TRAIN_STEPS = 300" in resolved
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("TRAIN_STEP = 5", "macro TRAIN_STEP is set, but nothing refers to it"),
-        ("NUM_LAYERS = 5", "macro NUM_LAYERS is set, but nothing refers to it"),
-        ("DualEncodrConfig.pooling = 'mean'", "unknown name 'DualEncodrConfig'"),
-        ("MODEL = @DualEncodrConfig()", "unknown name 'DualEncodrConfig'"),
-        ("DualEncoderConfig.poling = 'mean'", "DualEncoderConfig has no parameter 'poling'"),
-    ],
-)
-def test_what_is_misspelled_in_it_is_an_error(line: str, words: str, project: pathlib.Path):
-    with open(project / "faq.gin", "a") as file:
-        file.write(f"{line}\n")
-    with pytest.raises(ConfigError) as error:
-        resolve("train", "--gin_file=faq.gin")
-    assert words in str(error.value)
-
-
-def test_a_macro_of_other_commands_is_refused_on_the_command_line(project: pathlib.Path):
-    with pytest.raises(ConfigError, match="macro INDEX_DIR is set, but nothing refers to it"):
-        resolve("train", "--gin_file=faq.gin", "--gin.INDEX_DIR=elsewhere")
 
 
 def test_names_read_from_sources_have_all_that_commands_may_be_configured_with():

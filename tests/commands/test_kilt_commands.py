@@ -137,13 +137,6 @@ def test_refusals(prepared: pathlib.Path, capsys: pytest.CaptureFixture[str]):
         *("evaluate", *gin(DATA_DIR=prepared / "data", COLLECTION="k", SYSTEM="hand")),
         *gin(RUNS_DIR=prepared / "runs", EVAL_OUTPUT_DIR=prepared / "out"),
     ]
-    message = refused(
-        capsys, *evaluate, *gin("EvaluationConfig", judge="kilt", measures=["PageRprec@2"])
-    )
-    assert "PageRprec@2" in message
-    assert "PageRecall@5" in refused(
-        capsys, *evaluate, *gin("EvaluationConfig", measures=["PageRecall@5"])
-    )
     message = refused(capsys, *evaluate, *gin("EvaluationConfig", page_only_tasks=["fever"]))
     assert "judge by 'kilt' and add PageRprec" in message
     pages = gin("EvaluationConfig", judge="kilt", measures=["PageRprec"])
@@ -157,9 +150,3 @@ def test_refusals(prepared: pathlib.Path, capsys: pytest.CaptureFixture[str]):
         capsys, *evaluate, *gin("EvaluationConfig", judge="kilt", measures=["PageRprec"])
     )
     assert "task 'fever' was not prepared from KILT's files" in message
-    prepare = ["prepare", *gin(DATA_DIR=prepared / "d2", COLLECTION="k")]
-    message = refused(capsys, *prepare, *gin(QUERIES={"t": "no.jsonl"}, PASSAGES="no.tsv"))
-    assert "no.tsv: cannot be read" in message
-    assert "neither a folder nor a file" in refused(
-        capsys, *prepare, *gin(QUERIES={"t": "no.jsonl"})
-    )

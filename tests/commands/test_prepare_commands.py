@@ -144,27 +144,6 @@ def test_tokenize_names_what_is_not_registered(
     assert "cannot import 'no_such_tasks'" in message
 
 
-def test_unwritable_places_are_refused(
-    small_world: SmallWorld, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-):
-    (tmp_path / "file").write_text("")
-    below = tmp_path / "file" / "out"
-    data = gin(DATA_DIR=small_world.data_dir)
-    for arguments in (
-        ["prepare", "pydocs", *gin(DATA_DIR=below), *gin(PACKAGES=["statistics"])],
-        [
-            *("tokenize", *data, *gin(COLLECTION="small", VOCABULARY=below, VOCAB_SIZE=500)),
-            *gin(TOKEN_STORE=tmp_path / "tokens"),
-        ],
-        [
-            *("tokenize", *data, *gin(VOCABULARY=small_world.root / "vocabulary")),
-            *gin(MIXTURE_OR_TASK_NAME="small", MIXTURE_OR_TASK_MODULE="small_tasks"),
-            *gin(TOKEN_STORE=below),
-        ],
-    ):
-        assert str(tmp_path / "file") in refused(capsys, *arguments)
-
-
 def test_without_validation_each_command_says_how_to_get_it(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -136,14 +136,3 @@ def test_a_task_without_a_tower_is_reported_before_anything_is_computed(tiny_sto
     with pytest.raises(ConfigError, match=r"(?s)no query tower for second.*query_tasks: first"):
         start(tmp_path / "model", tiny_store_dir, q_spec(TIED["bert"], ("first",)))
     assert not (tmp_path / "model").exists()
-
-
-def test_a_tied_model_of_another_shape_is_refused(tied_dirs, tiny_store_dir, tmp_path):
-    wide = dataclasses.replace(tiny_training.model_config(width=32), experts=ExpertConfig())
-    with pytest.raises(ConfigError, match=r"parameter encoder/.* has shape"):
-        start(
-            tmp_path / "model",
-            tiny_store_dir,
-            q_spec(wide),
-            initial_checkpoint=str(tied_dirs("bert") / "checkpoint_2"),
-        )

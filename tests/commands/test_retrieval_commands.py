@@ -18,7 +18,6 @@ from taser_jax.models.batch import Role
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings, encoded_splits
 from taser_jax.retrieval.index import IndexConfig, IndexKind
 from taser_jax.retrieval.runs import read_trec_run
-from taser_jax.storage.errors import FingerprintError
 
 
 @pytest.fixture(scope="module")
@@ -139,20 +138,6 @@ def test_an_index_of_another_model_is_refused(
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_index_over_embeddings_of_another_model_is_refused(
-    compared: pathlib.Path, tmp_path: pathlib.Path, capsys
-):
-    index = str(tmp_path / "index")
-    build(embeddings_dir=str(compared / "taser-1/embeddings"), index_dir=index)
-    with pytest.raises(FingerprintError) as refusal:
-        build(embeddings_dir=str(compared / "taser-2/embeddings"), index_dir=index)
-    message = str(refusal.value)
-    for name in ("taser-1", "taser-2"):
-        metadata = json.loads((compared / name / "embeddings" / "metadata.json").read_text())
-        assert metadata["fingerprints"]["model"] in message
-        assert metadata["normalization"] == "none"
-
-
 def test_a_directory_without_a_model_is_refused(
     small_world: SmallWorld, model_dir: pathlib.Path, tmp_path: pathlib.Path, capsys
 ):
@@ -235,39 +220,6 @@ def test_queries_of_every_task_and_split_are_encoded_unless_restricted(
         arguments = [*_encode(small_world, model_dir, tmp_path / "e"), *wrong]
         message = refused(capsys, "encode", *arguments)
         assert f"some of {known}" in message.replace("summary, ", "")
-
-
-def test_unknown_tasks_and_splits_are_refused_with_the_list(
-    small_world: SmallWorld, compared: pathlib.Path, tmp_path: pathlib.Path, capsys
-):
-    arguments = _search(
-        small_world, compared / "taser-2/embeddings", compared / "taser-2/index", tmp_path / "runs"
-    )
-    message = refused(capsys, "search", *arguments, *gin(TASKS=["sumary"]))
-    assert "no task 'sumary'" in message
-    assert "one of code, summary" in message
-    message = refused(capsys, "search", *arguments, *gin(SPLIT="dev"))
-    assert "'dev'" in message
-
-
-def test_unwritable_places_are_refused(
-    small_world: SmallWorld,
-    compared: pathlib.Path,
-    embeddings: pathlib.Path,
-    tmp_path: pathlib.Path,
-    capsys,
-):
-    (tmp_path / "file").write_text("")
-    below = tmp_path / "file" / "out"
-    model, index = compared / "taser-2" / "model", compared / "taser-2" / "index"
-    for arguments in (
-        ["encode", *_encode(small_world, model, below)],
-        ["search", *_search(small_world, embeddings, below, tmp_path / "runs")],
-        ["search", *_search(small_world, embeddings, index, below)],
-    ):
-        message = refused(capsys, *arguments)
-        assert str(below) in message
-        assert "could not write" in message
 
 
 def _edit(path: pathlib.Path, **fields: object) -> None:

@@ -14,7 +14,6 @@ from store_world import DIM, PASSAGES, TABLE, StoreWorld
 from test_export_command import make_model
 
 from taser_jax.assembly.model_directory import load_model
-from taser_jax.data.token_store.negatives import read_negatives
 from taser_jax.retrieval import embedding_files
 from taser_jax.retrieval.embeddings import Embeddings
 
@@ -140,9 +139,6 @@ def test_an_imported_export_is_searched_like_the_original(tmp_path, exported, wo
         succeed(*_search(world, embeddings, tmp_path / name))
     runs = [(tmp_path / name / "runs" / "nq.test.trec").read_text() for name in ("ours", "back")]
     assert runs[0] == runs[1]
-    evaluated = gin(RUNS_DIR=tmp_path / "back" / "runs", EVAL_OUTPUT_DIR=tmp_path / "table")
-    succeed("evaluate", *evaluated, *world.where, *gin(SYSTEM="imported"))
-    assert (tmp_path / "table" / "results" / "imported.json").exists()
 
 
 def _foreign(directory: pathlib.Path, embeddings, ids=None, name="any") -> pathlib.Path:
@@ -172,8 +168,7 @@ def test_embeddings_of_another_model_in_any_order(tmp_path, world):
     assert found.fingerprints["collection"] == world.store.fingerprint
 
 
-def test_others_embeddings_are_searched_fused_mined_and_evaluated(tmp_path, world):
-    """No model is here: `search`, `hybrid`, `mine` and `evaluate` read files alone."""
+def test_others_embeddings_are_searched_without_their_model(tmp_path, world):
     source = _foreign(tmp_path / "f", TABLE[:PASSAGES].tolist())
     _foreign_queries(source, TABLE[PASSAGES:].tolist())
     succeed(*_import(world, source, tmp_path / "e"))
@@ -182,27 +177,6 @@ def test_others_embeddings_are_searched_fused_mined_and_evaluated(tmp_path, worl
     runs = tmp_path / "runs"
     lines = [line.split() for line in (runs / "nq.test.trec").read_text().splitlines()]
     assert [line[2] for line in lines if line[0] == "q5"] == [f"p{row}" for row in expected[5, :10]]
-
-    sparse = [
-        f"q{number} Q0 p{number + rank} {rank + 1} {9.0 - rank} bm25"
-        for number in range(8)
-        for rank in range(2)
-    ]
-    (tmp_path / "bm25").mkdir()
-    (tmp_path / "bm25" / "nq.test.trec").write_text("\n".join(sparse))
-    hybrid = gin(RUNS_DIR=runs, BM25_RUNS_DIR=tmp_path / "bm25", HYBRID_RUNS_DIR=tmp_path / "h")
-    succeed("hybrid", *hybrid, *world.where, *gin("hybrid", alpha=100.0))
-    lines = (tmp_path / "h" / "nq.test.trec").read_text().splitlines()
-    assert next(line.split()[2] for line in lines if line.startswith("q5 ")) == "p5"
-    mined = gin(RUNS_DIR=runs, NEGATIVES_DIR=tmp_path / "n", SPLIT="test")
-    succeed("mine", *mined, *world.where)
-    (line,) = read_negatives(tmp_path / "n", "nq", "test", ["q5"])
-    # Passage 5 is its positive.
-    assert [row for row in expected[5, :10] if row != 5][:5] == list(line.rows)[:5]
-    for name, folder in {"dense": runs, "hybrid": tmp_path / "h"}.items():
-        evaluated = gin(RUNS_DIR=folder, EVAL_OUTPUT_DIR=tmp_path / "table", SYSTEM=name)
-        succeed("evaluate", *evaluated, *world.where)
-        assert (tmp_path / "table" / "results" / f"{name}.json").exists()
 
 
 def _with(rows: dict[int, object]) -> list[object]:

@@ -107,12 +107,6 @@ class SmallKilt:
             *gin(SYSTEM=name, EVAL_OUTPUT_DIR=self.root / "results"),
         )
 
-    def ranking(self, name: str) -> list[tuple[str, str]]:
-        """Query and passage of each line of a model's runs."""
-        files = sorted((self.root / f"{name}_runs").glob("*.trec"))
-        lines = [line.split() for file in files for line in file.read_text().splitlines()]
-        return [(line[0], line[2]) for line in lines]
-
     def results(self, name: str) -> dict:
         text = (self.root / "results" / "results" / f"{name}.json").read_text()
         return json.loads(text)["tasks"]
@@ -151,16 +145,3 @@ def test_one_encoder_for_all_tasks_learns_and_is_judged(small_kilt):
         assert 0 < result["num_queries"] < 32
         assert result["metrics"].keys() == set(MEASURES)
         assert 0 < result["metrics"]["Recall@20"] <= 1
-
-
-@pytest.mark.release
-def test_query_encoders_taken_from_it_retrieve_as_it_does(small_kilt):
-    small_kilt.train(
-        "qspec",
-        *gin(TRAIN_STEPS=1, LEARNING_RATE=1e-12),
-        *gin("T5DualEncoderConfig", towers="separate", query_tasks=list(KILT_TASKS)),
-        *gin(INITIAL_CHECKPOINT_PATH=small_kilt.root / "tied" / "checkpoint_6"),
-    )
-    small_kilt.retrieve("qspec")
-    assert small_kilt.results("qspec") == small_kilt.results("tied")
-    assert small_kilt.ranking("qspec") == small_kilt.ranking("tied")

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 import tiny_training
 
-from taser_jax.assembly.config import MultitaskTraining
 from taser_jax.assembly.model_directory import load_model, read_settings
 from taser_jax.commands.train import train
-from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, parameter_count
 from taser_jax.optim.optimizers import OptimizerConfig
@@ -66,13 +64,8 @@ def test_it_learns_and_says_what_it_was(trained):
     assert (model_dir / "config.gin").read_text() == "TRAIN_STEPS = 40"
     assert f"{summary.parameters:,}" in (model_dir / "model-info.txt").read_text()
     assert (model_dir / "vocabulary" / "vocabulary.json").exists()
-
-
-def test_the_best_checkpoint_opens_as_a_model(trained):
-    model_dir, _ = trained
-    model = load_model(model_dir)
-    assert model.step == 40
-    assert model.model.config == tiny_training.model_config()
+    best = load_model(model_dir)
+    assert (best.step, best.model.config) == (40, tiny_training.model_config())
 
 
 def test_a_finished_training_is_reported_again(trained, tiny_store_dir):
@@ -86,10 +79,7 @@ def test_a_finished_training_is_reported_again(trained, tiny_store_dir):
     ("what", "named"),
     [
         ("model", "model.bert.embed_dim: was 16, now 32"),
-        ("seed", "training.seed: was 0, now 1"),
-        ("batch", "training.batching.batch_size: was 8, now 16"),
         ("rate", "training.optimizer.learning_rate: was 0.003, now 0.1"),
-        ("temperature", "training.objective.temperature: was 1.0, now 0.05"),
         ("data", "data.queries.first: was [0-9a-f]+, now [0-9a-f]+"),
         ("fewer steps", "newest checkpoint is of step 40"),
     ],
@@ -104,15 +94,8 @@ def test_another_configuration_is_refused_and_nothing_is_overwritten(
     match what:
         case "model":
             model = tiny_training.model_config(width=32)
-        case "seed":
-            training = dataclasses.replace(training, seed=1)
-        case "batch":
-            training = tiny_training.training_config(train_steps=40, batch_size=16)
         case "rate":
             training = tiny_training.training_config(train_steps=40, learning_rate=0.1)
-        case "temperature":
-            objective = dataclasses.replace(training.objective, temperature=0.05)
-            training = dataclasses.replace(training, objective=objective)
         case "fewer steps":
             training = tiny_training.training_config(train_steps=30)
         case _:
@@ -195,12 +178,6 @@ def test_what_cannot_be_trained_is_reported_first(tmp_path, tiny_store_dir, opti
         start(tmp_path / "model", tiny_store_dir, **options)
 
 
-def test_a_model_directory_that_cannot_be_written(tmp_path, tiny_store_dir):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="file"):
-        start(tmp_path / "file" / "model", tiny_store_dir)
-
-
 def test_a_full_disk_under_the_metrics_is_reported(tmp_path, tiny_store_dir, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device", str(tmp_path / "model"))
@@ -209,13 +186,3 @@ def test_a_full_disk_under_the_metrics_is_reported(tmp_path, tiny_store_dir, mon
     with pytest.raises(StorageError, match="No space left on device") as error:
         start(tmp_path / "model", tiny_store_dir)
     assert "free some space" in str(error.value)
-
-
-def test_every_task_in_a_step_needs_room_for_each_on_the_devices(tiny_store_dir, tmp_path):
-    training = dataclasses.replace(
-        tiny_training.training_config(train_steps=2),
-        multitask=MultitaskTraining(batching=TaskBatchingConfig(total=12)),
-    )
-    with pytest.raises(ConfigError, match="the next total that fits is 16"):
-        start(tmp_path / "model", tiny_store_dir, training=training)
-    assert not (tmp_path / "model").exists()
