@@ -167,9 +167,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         flags.add_argument(flag, dest="bindings", action="append_const", const=binding)
     flagged, unknown = flags.parse_known_args([*_spelled_out(argv[len(words) :])])
     files, bindings = flagged.gin_file, flagged.bindings
-    if len(given) == 1 and given[0] in command.recipes:
-        files = [command.recipes[given[0]], *files]
-    elif given:
+    if given:
         bindings = [_argument(command, words, given), *bindings]
     elif command.argument and not command.optional and not (flagged.help or bindings):
         word = "DIRECTORY" if command.many else "NAME"

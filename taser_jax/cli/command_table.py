@@ -37,7 +37,6 @@ class Command:
         many: whether several words may follow, as a list.
         joined: whether these are one text, as a question typed without quotes.
         optional: whether the word may be left out.
-        recipes: word after the command -> the Gin file that it stands for.
     """
 
     module: str
@@ -52,7 +51,6 @@ class Command:
     many: bool = False
     joined: bool = False
     optional: bool = False
-    recipes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def gin_files(self, given: Sequence[str] = ()) -> tuple[str, ...]:
         """Files to read, in order.
@@ -106,10 +104,9 @@ COMMANDS: dict[str, Command] = dict(
         _command("tokenize", "tokenize tasks into a token store"),
         _command(
             "import",
-            "make a model directory from pretrained weights; `import embeddings` reads Parquet",
+            "make a model directory from pretrained weights, or read embeddings from Parquet",
             module="commands.import_model",
             function="import_model",
-            recipes={"embeddings": "runs/import_embeddings.gin"},
         ),
         _command("train", "train a dual encoder"),
         _command(

@@ -121,8 +121,11 @@ def test_what_is_missing_is_named(tmp_path, capsys, formats, words):
     assert words in refused(capsys, "export", *formats, *where)
 
 
+IMPORT = "--gin_file=runs/import_embeddings.gin"
+
+
 def _import(world: StoreWorld, source: pathlib.Path, output: pathlib.Path) -> list[str]:
-    return ["import", "embeddings", *gin(SOURCE=source, EMBEDDINGS_DIR=output), *world.where]
+    return ["import", IMPORT, *gin(SOURCE=source, EMBEDDINGS_DIR=output), *world.where]
 
 
 def _search(world: StoreWorld, embeddings: pathlib.Path, output: pathlib.Path) -> list[str]:
