@@ -85,25 +85,21 @@ def test_queries_left_without_negatives(
 def test_training_leaves_out_dropped_queries(small_world: SmallWorld, tmp_path: pathlib.Path):
     tokens = TokenStore.open(small_world.token_store)
     ids = tokens.queries("code", "train").query_ids
-    common = {
-        "query_ids": ids,
-        "metadata": {
-            "collection_fingerprint": tokens.metadata.collection_fingerprint,
-            "source": "by hand",
-        },
-    }
+    metadata = {"collection_fingerprint": tokens.metadata.collection_fingerprint, "source": "hand"}
     rows = [[]] + [[1]] * (len(ids) - 1)
-    scores = [[0.5] * len(line) for line in rows]
-    for name, dropped in (("drop", {ids[0]}), ("random", ())):
+    for name, lines, dropped in (
+        ("drop", rows, {ids[0]}),
+        ("random", rows, ()),
+        ("other", [[2]] * len(ids), ()),
+    ):
         write_negatives(
-            *(tmp_path / name, "code", "train"), rows=rows, scores=scores, dropped=dropped, **common
+            *(tmp_path / name, "code", "train"),
+            query_ids=ids,
+            rows=lines,
+            scores=[[0.5] * len(line) for line in lines],
+            dropped=dropped,
+            metadata=metadata,
         )
-    write_negatives(
-        *(tmp_path / "other", "code", "train"),
-        rows=[[2]] * len(ids),
-        scores=[[0.5]] * len(ids),
-        **common,
-    )
 
     def read(*names: str) -> list[str]:
         directories = [str(tmp_path / name) for name in names]
