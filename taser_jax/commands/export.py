@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import importlib
 import json
 import pathlib
@@ -43,21 +42,9 @@ from taser_jax.storage.progress import logger, phase
 _Export = Callable[[ExportSource, pathlib.Path], None]
 
 
-class ExportFormat(enum.Enum):
-    """The formats of `taser export`.
-
-    SENTENCE_TRANSFORMERS: directories for sentence-transformers and transformers.
-    SAVED_MODEL: a TensorFlow SavedModel, strings in, embeddings out.
-    STABLEHLO: StableHLO through `jax.export`, for cpu, cuda and tpu.
-    ONNX: ONNX, token ids in, embeddings out.
-    EMBEDDINGS: embeddings, ids and texts in Parquet, which vector stores load.
-    """
-
-    SENTENCE_TRANSFORMERS = "sentence_transformers"
-    SAVED_MODEL = "saved_model"
-    STABLEHLO = "stablehlo"
-    ONNX = "onnx"
-    EMBEDDINGS = "embeddings"
+# Modules of `interop` that write a model; and embeddings, ids and texts in Parquet.
+MODEL_FORMATS = ("sentence_transformers", "saved_model", "stablehlo", "onnx")
+EMBEDDINGS = "embeddings"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +67,7 @@ def export_model(
     *,
     model_dir: str | None,
     output_dir: str,
-    formats: Sequence[str | ExportFormat] = ("sentence_transformers",),
+    formats: Sequence[str] = ("sentence_transformers",),
     embeddings: EmbeddingsExport = EmbeddingsExport(),
     step: int | None = None,
     query_length: int | None = None,
@@ -119,13 +106,12 @@ def export_model(
         FingerprintError: embeddings of another model or collection.
     """
     chosen = _formats(formats)
-    if chosen == [ExportFormat.EMBEDDINGS]:
-        directory = pathlib.Path(output_dir) / ExportFormat.EMBEDDINGS.value
-        _export_embeddings(embeddings, model_dir, directory, step=step)
-        return {ExportFormat.EMBEDDINGS.value: directory}
+    directories = {format: pathlib.Path(output_dir) / format for format in chosen}
+    if EMBEDDINGS in directories:
+        _export_embeddings(embeddings, model_dir, directories[EMBEDDINGS], step=step)
+        return directories
     if model_dir is None:
         raise ConfigError("no model", where="MODEL_DIR", fix="--gin.MODEL_DIR=...")
-    directories = {format: pathlib.Path(output_dir) / format.value for format in chosen}
     for directory in directories.values():
         if not (directory / METADATA).is_file():
             check_empty(directory)
@@ -161,41 +147,39 @@ def export_model(
     done = {format for format, path in directories.items() if _is_there(source, format, path)}
     for format, directory in directories.items():
         if format in done:
-            logger.info("%s: %s, the same export is here already", format.value, directory)
+            logger.info("%s: %s, the same export is here already", format, directory)
             continue
-        with phase(f"export {format.value}"), replacing(directory) as scratch:
+        with phase(f"export {format}"), replacing(directory) as scratch:
             scratch.mkdir()
             export, card_texts = _exporter(format)
             export(source, pathlib.Path(scratch))
             write_card(source, pathlib.Path(scratch), card_texts(source))
             checksums.seal(scratch)
-        logger.info("%s: %s", format.value, directory)
-    return {format.value: directory for format, directory in directories.items()}
+        logger.info("%s: %s", format, directory)
+    return directories
 
 
-def _exporter(format: ExportFormat) -> tuple[_Export, Callable[[ExportSource], CardTexts]]:
+def _exporter(format: str) -> tuple[_Export, Callable[[ExportSource], CardTexts]]:
     """A format's writer and card, imported on demand: each needs other packages."""
     try:
-        module = importlib.import_module(f"taser_jax.interop.{format.value}")
+        module = importlib.import_module(f"taser_jax.interop.{format}")
     except ImportError as error:
         # The others' packages were checked before.
         problem, fix = f"TensorFlow is not installed ({error})", how_to_install("tensorflow")
-        raise ConfigError(problem, where=f"format {format.value!r}", fix=fix) from error
-    return getattr(module, f"export_{format.value}"), module.card_texts
+        raise ConfigError(problem, where=f"format {format!r}", fix=fix) from error
+    return getattr(module, f"export_{format}"), module.card_texts
 
 
-def _formats(formats: Sequence[str | ExportFormat]) -> list[ExportFormat]:
+def _formats(formats: Sequence[str]) -> list[str]:
     """The formats, once each."""
-    names = [format.value for format in ExportFormat]
-    given = [formats] if isinstance(formats, str) else list(formats)
-    values = [format if isinstance(format, str) else format.value for format in given]
-    unknown = [value for value in values if value not in names]
-    if unknown or not values:
+    names = (*MODEL_FORMATS, EMBEDDINGS)
+    chosen = list(dict.fromkeys(formats))
+    unknown = [name for name in chosen if name not in names]
+    if unknown or not chosen:
         problem = f"{unknown[0]!r} is no format" if unknown else "no format is given"
         fix = f"choose of {', '.join(names)}, as in `taser export stablehlo`"
         raise ConfigError(problem, where="export_model.formats", fix=fix)
-    chosen = [ExportFormat(value) for value in dict.fromkeys(values)]
-    if ExportFormat.EMBEDDINGS in chosen and len(chosen) > 1:
+    if EMBEDDINGS in chosen and len(chosen) > 1:
         fix = "two commands: `taser export sentence_transformers`, then `taser export embeddings`"
         raise ConfigError("formats of a model and of embeddings", where="taser export", fix=fix)
     return chosen
@@ -241,29 +225,29 @@ def _query_encoders(output_dir: pathlib.Path, fingerprint: str | None) -> dict[s
     return {"query_encoders": encoders, "prompts": prompts}
 
 
-def _is_there(source: ExportSource, format: ExportFormat, directory: pathlib.Path) -> bool:
+def _is_there(source: ExportSource, format: str, directory: pathlib.Path) -> bool:
     """Whether this very export is there already.
 
     Raises:
         ConfigError: the directory holds anything else.
     """
     written = read_json(directory / METADATA, absent={})
-    if written and written != json.loads(json.dumps(metadata(source, format.value))):
+    if written and written != json.loads(json.dumps(metadata(source, format))):
         check_empty(directory)
     return bool(written)
 
 
-def _check_formats(formats: Sequence[ExportFormat], config: ModelConfig) -> None:
+def _check_formats(formats: Sequence[str], config: ModelConfig) -> None:
     for format in formats:
-        if format is ExportFormat.SENTENCE_TRANSFORMERS:
+        if format == "sentence_transformers":
             from taser_jax.interop.sentence_transformers import check_exportable
 
             check_exportable(config)
-        if format is ExportFormat.ONNX:
+        if format == "onnx":
             from taser_jax.interop.onnx import check_packages
             from taser_jax.interop.sentence_transformers import check_plain
 
-            check_plain(config, format=format.value)
+            check_plain(config, format=format)
             check_packages()
 
 
