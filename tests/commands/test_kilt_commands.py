@@ -121,15 +121,6 @@ def test_a_task_judged_by_pages_alone(prepared: pathlib.Path):
     [average] = [row for row in figures(out) if row["task"] == "average"]
     assert float(average["Rprec"]) == pytest.approx(rprec, abs=1e-6), "over fever alone"
     assert float(average["PageRprec"]) == pytest.approx(0.5, abs=1e-6), "over both"
-    alone = prepared / "alone"
-    succeed(
-        *("evaluate", *gin(DATA_DIR=prepared / "d2", COLLECTION="k", RUNS_DIR=prepared / "runs")),
-        *gin(EVAL_OUTPUT_DIR=alone, SYSTEM="hand"),
-        *gin("EvaluationConfig", judge="kilt", measures=["PageRprec", "Rprec"]),
-        *gin(TASKS=["aida"]),
-        *gin("EvaluationConfig", page_only_tasks=["aida"]),
-    )
-    assert "Rprec" not in (alone / "table.csv").read_text().replace("PageRprec", "")
 
 
 def test_refusals(prepared: pathlib.Path, capsys: pytest.CaptureFixture[str]):
