@@ -32,8 +32,8 @@ SLACK = 0.03
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
     "assembly": 1_716,
-    "cli": 1_263,
-    "commands": 4_900,
+    "cli": 1_259,
+    "commands": 4_854,
     "data": 6_374,
     "devices": 1_087,
     "evaluation": 1_227,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_574,
 }
 OTHERS = {
-    "lines of code": 31_160,
+    "lines of code": 31_110,
     "percent of code that imports or raises": 14.9,
     "files": 219,
     "lines of the longest file": 417,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 108,
     "modules that train imports": 87,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_398,
+    "words of documentation": 34_397,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

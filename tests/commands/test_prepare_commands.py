@@ -7,7 +7,6 @@ import json
 import pathlib
 
 import pytest
-from capitals import IDS, PASSAGES, Capitals
 from small_world import TASKS, SmallWorld, gin, refused, succeed
 
 from taser_jax.assembly.data import training_queries
@@ -18,34 +17,6 @@ from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Query
-
-
-def test_dpr_files(capitals: Capitals):
-    data = capitals.root / "data"
-    store = PassageStore.open(data, "capitals")
-    assert [(p.id, p.title, p.text) for p in store.iterate()] == [
-        (id, title, text) for id, (title, text) in PASSAGES.items()
-    ]
-    assert list_tasks(data, "capitals") == {
-        "capital": ["train", "validation", "test"],
-        "rivers": ["train", "test"],
-    }
-    train = list(QuerySet.open(data, "capitals", "capital", "train"))
-    assert [(q.text, q.answers, q.positives, q.hard_negatives) for q in train] == [
-        ("what is the capital of France", ("Paris",), (0,), (7,)),
-        ("what is the capital of Italy", ("Rome",), (3,), (7,)),
-    ]
-    rivers = QuerySet.open(data, "capitals", "rivers", "test")
-    # No grades stand for a grade of 1 each.
-    assert [(q.id, q.positives, q.relevance) for q in rivers] == [
-        ("r0", (IDS.index("p1"), IDS.index("p0")), (2, 1)),
-        ("r1", (IDS.index("p5"),), ()),
-    ]
-
-
-def test_preparing_again_changes_nothing(capitals: Capitals, capsys: pytest.CaptureFixture[str]):
-    succeed("prepare", *capitals.prepare_arguments())
-    assert "reused" in capsys.readouterr().err
 
 
 def test_plain_tsv(tmp_path: pathlib.Path):

@@ -19,7 +19,6 @@ from taser_jax.commands.train import train
 from taser_jax.data.collections.store import QuerySet
 from taser_jax.data.token_store.negatives import (
     TeacherLine,
-    read_metadata,
     read_negatives,
     write_negatives,
 )
