@@ -41,14 +41,14 @@ ROOMS = {
     "loose files": 419,
     "models": 2_387,
     "optim": 845,
-    "retrieval": 1_935,
+    "retrieval": 2_008,
     "serving": 529,
     "storage": 1_154,
     "systems": 3_133,
     "training": 1_574,
 }
 OTHERS = {
-    "lines of code": 31_110,
+    "lines of code": 31_183,
     "percent of code that imports or raises": 14.9,
     "files": 219,
     "lines of the longest file": 417,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 108,
     "modules that train imports": 87,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_397,
+    "words of documentation": 34_387,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

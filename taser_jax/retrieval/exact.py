@@ -104,6 +104,8 @@ def measure_recall(approximate: SearchResult, exact: SearchResult) -> float:
 
 
 _AXIS = "passages"
+# Passages whose scores with a block of queries fit in a CPU's cache, and queries that are so many.
+_SLICE, _MANY = 1024, 128
 # Columns per group: only groups whose maxima are high enough are searched.
 _GROUP = 32
 
@@ -112,7 +114,9 @@ class ExactSearcher:
     """Scores every passage: score(q, p) = Σ_d q_d·p_d in float32, ties by row, lowest first.
 
     Passages are taken in blocks; each device scores its part of a block and keeps its top k, which
-    are merged with the best so far. No more than one block of scores exists at a time.
+    are merged with the best so far. No more than one block of scores exists at a time. On a CPU
+    NumPy takes from a block's scores those above the k-th best so far, which are few: XLA's top-k
+    takes as long there as the product.
 
     Args:
         embeddings: passage embeddings, float32 or bfloat16.
@@ -136,11 +140,13 @@ class ExactSearcher:
     ) -> None:
         self.fingerprints = fingerprints
         self.embeddings, self._query_block = embeddings, query_block
+        self._on_host = devices is None and jax.default_backend() == "cpu"
         self._mesh = Mesh(np.array(devices or jax.devices()[:1]), (_AXIS,))
         num_passages, dim = embeddings.shape
         num_devices = self._mesh.size
         share = min(passage_block, -(-num_passages // num_devices))
-        self._block = -(-share // _GROUP) * _GROUP * num_devices
+        unit = _SLICE if self._on_host and share > _SLICE else _GROUP
+        self._block = -(-share // unit) * unit * num_devices
         self._num_blocks = -(-num_passages // self._block)
         itemsize = embeddings.rows(0, 1).dtype.itemsize
         total_bytes = self._num_blocks * self._block * dim * itemsize
@@ -170,19 +176,16 @@ class ExactSearcher:
             jax.device_put(_padded(query_embeddings[start : start + size], size), replicated)
             for start in starts
         ]
-        nothing = np.full((size, k), -np.inf, np.float32), np.full((size, k), NO_ROW, np.int32)
-        best = [jax.device_put(nothing, replicated) for _ in starts]
-        limit = np.int32(self.embeddings.shape[0])
+        best = [
+            _BestOnHost(size, k) if self._on_host else _BestOnDevices(size, k, self._mesh)
+            for _ in starts
+        ]
         for block in self._blocks():
-            passages, first = self._passages(block), np.int32(block * self._block)
-            for place, some in enumerate(queries):
-                # Without this the host would run ahead and queue every block's transfer.
-                jax.block_until_ready(best[place])
-                best[place] = _search_block(
-                    some, passages, *best[place], first, limit, mesh=self._mesh
-                )
-        scores, rows = (np.concatenate(parts)[:num_queries] for parts in zip(*best, strict=True))
-        return SearchResult(rows, scores)
+            passages, first = self._passages(block), block * self._block
+            for some, of_block in zip(queries, best, strict=True):
+                of_block.add(some, passages, first, self.embeddings.shape[0])
+        results = zip(*(of_block.result() for of_block in best), strict=True)
+        return SearchResult(*(np.concatenate(parts)[:num_queries] for parts in results))
 
     def _blocks(self) -> Iterable[int]:
         """Numbers of the blocks; a single one is done before a bar could be drawn."""
@@ -207,11 +210,132 @@ class ExactSearcher:
         return passages
 
 
+# Of a key: the bits of a row, and a score without its sign.
+_ROW_BITS, _MAGNITUDE = 2**32 - 1, np.int32(2**31 - 1)
+
+
+class _BestOnHost:
+    """The k best passages of each query so far, chosen by NumPy.
+
+    A score and its row are one integer, so that keys are ordered as results are: by score, of equal
+    ones the lower row first. Keys above the k-th best are collected until there is no room.
+
+    Args:
+        num_queries: how many queries.
+        k: passages kept of each.
+    """
+
+    def __init__(self, num_queries: int, k: int) -> None:
+        self._k = k
+        self._is_many = num_queries > _MANY
+        self._width = _SLICE if self._is_many else min(2**19 // num_queries, 2**14)
+        self._keys = np.full((num_queries, k + self._width), _NOTHING)
+        self._count = np.full(num_queries, k)
+        self._last = np.full((num_queries, 1), -np.inf, np.float32)
+
+    def add(self, queries: Array, passages: Array, first: int, limit: int) -> None:
+        """Scores one block of passages, of which `first` is the first row and `limit` the end."""
+        # For few queries, calls would cost more than memory.
+        size = len(passages) if not self._is_many or len(passages) % _SLICE else _SLICE
+        for start in range(0, min(len(passages), limit - first), size):
+            scores = np.asarray(_scores(queries, passages, np.int32(start), size=size))
+            scores = scores[:, : limit - first - start]
+            for column in range(0, scores.shape[1], self._width):
+                self._add(scores[:, column : column + self._width], first + start + column)
+
+    def _add(self, scores: Float[np.ndarray, "queries width"], first: int) -> None:
+        # An equal score of a later row loses.
+        better = np.flatnonzero(scores > self._last)
+        if not len(better):
+            return
+        query, column = np.divmod(better, scores.shape[1])
+        added = np.bincount(query, minlength=len(scores))
+        if np.max(self._count + added) > self._keys.shape[1]:
+            self._select()
+        place = np.arange(len(query)) - np.repeat(np.cumsum(added) - added, added)
+        keys = _to_keys(scores[query, column], first + column)
+        self._keys[query, self._count[query] + place] = keys
+        self._count += added
+
+    def _select(self) -> None:
+        """Keeps the k best of what was collected."""
+        end = self._count.max(initial=self._k)
+        self._keys[:, :end].partition(end - self._k, axis=1)
+        self._keys[:, : self._k] = self._keys[:, end - self._k : end].copy()
+        self._keys[:, self._k : end] = _NOTHING
+        self._count[:] = self._k
+        self._last = _from_keys(self._keys[:, :1])[1]
+
+    def result(self) -> tuple[Int[np.ndarray, "queries k"], Float[np.ndarray, "queries k"]]:
+        """Rows and scores, best first."""
+        self._select()
+        return _from_keys(np.sort(self._keys[:, : self._k], axis=1)[:, ::-1])
+
+
+def _to_keys(
+    scores: Float[np.ndarray, "*shape"], rows: Int[np.ndarray, "*shape"]
+) -> Int[np.ndarray, "*shape"]:
+    # Adding 0 makes -0.0 tie with 0.0. The bits of negative floats, as integers, are in reverse.
+    bits = (scores + np.float32(0)).view(np.int32)
+    return (bits ^ (bits >> 31 & _MAGNITUDE)).astype(np.int64) << 32 | _ROW_BITS - rows
+
+
+def _from_keys(
+    keys: Int[np.ndarray, "*shape"],
+) -> tuple[Int[np.ndarray, "*shape"], Float[np.ndarray, "*shape"]]:
+    bits = (keys >> 32).astype(np.int32)
+    scores = (bits ^ (bits >> 31 & _MAGNITUDE)).view(np.float32)
+    return (_ROW_BITS - (keys & _ROW_BITS)).astype(np.int32), scores
+
+
+# Row 2^32 - 1 is NO_ROW as an int32.
+_NOTHING = _to_keys(np.array([-np.inf], np.float32), np.array([_ROW_BITS]))[0]
+
+
 def _padded(rows: np.ndarray, size: int) -> np.ndarray:
     rows = np.asarray(rows)
     if len(rows) == size:
         return rows
     return np.concatenate([rows, np.zeros((size - len(rows), rows.shape[1]), rows.dtype)])
+
+
+class _BestOnDevices:
+    """The k best passages of each query so far, chosen by the devices that score them."""
+
+    def __init__(self, num_queries: int, k: int, mesh: Mesh) -> None:
+        self._mesh = mesh
+        scores = np.full((num_queries, k), -np.inf, np.float32)
+        rows = np.full((num_queries, k), NO_ROW, np.int32)
+        self._best = jax.device_put((scores, rows), NamedSharding(mesh, PartitionSpec()))
+
+    def add(self, queries: Array, passages: Array, first: int, limit: int) -> None:
+        """As `_BestOnHost.add`."""
+        # Without this the host would run ahead and queue every block's transfer.
+        jax.block_until_ready(self._best)
+        place = (np.int32(first), np.int32(limit))
+        self._best = _search_block(queries, passages, *self._best, *place, mesh=self._mesh)
+
+    def result(self) -> tuple[Int[np.ndarray, "queries k"], Float[np.ndarray, "queries k"]]:
+        """Rows and scores, best first."""
+        scores, rows = self._best
+        return np.asarray(rows), np.asarray(scores)
+
+
+@functools.partial(jax.jit, static_argnames="size")
+def _scores(
+    queries: Float[Array, "queries dim"],
+    passages: Float[Array, "passages dim"],
+    start: Int[Array, ""],
+    *,
+    size: int,
+) -> Float[Array, "queries size"]:
+    """Scores of passages start .. start + size - 1 of a block."""
+    return jnp.einsum(
+        "qd,pd->qp",
+        queries.astype(jnp.float32),
+        jax.lax.dynamic_slice_in_dim(passages, start, size).astype(jnp.float32),
+        precision=jax.lax.Precision.HIGHEST,
+    )
 
 
 @functools.partial(jax.jit, static_argnames="mesh", donate_argnums=(2, 3))
@@ -230,12 +354,7 @@ def _search_block(
 
     def local(queries: Array, passages: Array, offset: Array, limit: Array) -> tuple[Array, Array]:
         first = offset + jax.lax.axis_index(_AXIS) * passages.shape[0]
-        scores = jnp.einsum(
-            "qd,pd->qp",
-            queries.astype(jnp.float32),
-            passages.astype(jnp.float32),
-            precision=jax.lax.Precision.HIGHEST,
-        )
+        scores = _scores(queries, passages, jnp.int32(0), size=passages.shape[0])
         # Top-k orders -0.0 below 0.0; as scores they tie.
         scores = jnp.where(scores == 0, 0.0, scores)
         rows = first + jnp.arange(passages.shape[0], dtype=jnp.int32)

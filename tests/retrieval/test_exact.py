@@ -1,13 +1,26 @@
 """Exact search against float64 NumPy with a stable sort, in blocks and over eight devices."""
 
+import dataclasses
+
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
 
 from taser_jax.retrieval.exact import ExactSearcher
-from taser_jax.retrieval.passages import MatrixRows
 from taser_jax.storage.errors import ConfigError
+
+
+@dataclasses.dataclass
+class InMemory:
+    array: np.ndarray
+
+    @property
+    def shape(self):
+        return self.array.shape
+
+    def rows(self, start, stop):
+        return self.array[start:stop]
 
 
 def oracle(queries, passages, k):
@@ -23,21 +36,22 @@ def small_integers(rng, *shape):
 
 def test_by_hand():
     passages = np.array([[1, 0], [0, 1], [1, 1], [1, 0]], np.float32)
-    found = ExactSearcher(MatrixRows(passages)).search(np.array([[2, 1]], np.float32), 6)
+    found = ExactSearcher(InMemory(passages)).search(np.array([[2, 1]], np.float32), 6)
     assert found.rows.tolist() == [[2, 0, 3, 1, -1, -1]]
     assert found.scores.tolist() == [[3, 2, 2, 1, -np.inf, -np.inf]]
 
 
-@pytest.mark.parametrize("num_devices", [1, 8])
+@pytest.mark.parametrize("num_devices", [None, 1, 8])
 @pytest.mark.parametrize("k", [1, 10, 70, 5000])
 def test_blocks_and_devices_equal_a_stable_sort(num_devices, k):
     rng = np.random.default_rng(0)
     passages, queries = small_integers(rng, 4500, 3), small_integers(rng, 37, 3)
     searcher = ExactSearcher(
-        MatrixRows(passages),
+        InMemory(passages),
         query_block=16,
-        passage_block=128 * 8 // num_devices,
-        devices=jax.devices()[:num_devices],
+        passage_block=128 * 8 // (num_devices or 1),
+        # None: NumPy.
+        devices=num_devices and jax.devices()[:num_devices],
     )
     rows, scores = oracle(queries, passages, k)
     for _ in range(2):  # the second time from blocks kept on the devices
@@ -50,8 +64,8 @@ def test_blocks_and_devices_equal_a_stable_sort(num_devices, k):
 def test_streamed_equals_resident():
     rng = np.random.default_rng(1)
     passages, queries = small_integers(rng, 700, 4), small_integers(rng, 5, 4)
-    streamed = ExactSearcher(MatrixRows(passages), passage_block=64, resident_bytes=0)
-    resident = ExactSearcher(MatrixRows(passages), passage_block=64)
+    streamed = ExactSearcher(InMemory(passages), passage_block=64, resident_bytes=0)
+    resident = ExactSearcher(InMemory(passages), passage_block=64)
     np.testing.assert_array_equal(
         streamed.search(queries, 9).rows, resident.search(queries, 9).rows
     )
@@ -61,7 +75,7 @@ def test_real_numbers_against_float64():
     rng = np.random.default_rng(2)
     passages = rng.standard_normal((3000, 64)).astype(np.float32)
     queries = rng.standard_normal((20, 64)).astype(np.float32)
-    found = ExactSearcher(MatrixRows(passages), passage_block=999).search(queries, 20)
+    found = ExactSearcher(InMemory(passages), passage_block=999).search(queries, 20)
     rows, scores = oracle(queries, passages, 20)
     np.testing.assert_allclose(found.scores, scores, rtol=1e-5)
     assert (found.rows == rows).mean() > 0.999
@@ -73,7 +87,7 @@ def test_copies_of_a_passage_tie_wherever_they_are(num_queries):
     copied = rng.integers(0, 1000, 5003)
     passages = rng.standard_normal((1000, 96)).astype(np.float32)[copied]
     queries = rng.standard_normal((num_queries, 96)).astype(np.float32)
-    found = ExactSearcher(MatrixRows(passages)).search(queries, 300).rows
+    found = ExactSearcher(InMemory(passages)).search(queries, 300).rows
     for rows in found:
         # Copies follow each other, the lower row first: no row comes twice to the same passage.
         order = np.unique(copied[rows], return_index=True)[1]
@@ -87,7 +101,7 @@ def test_bfloat16_passages_are_scored_in_float32():
     rng = np.random.default_rng(3)
     passages = rng.standard_normal((500, 32)).astype(ml_dtypes.bfloat16)
     queries = rng.standard_normal((4, 32)).astype(np.float32)
-    found = ExactSearcher(MatrixRows(passages)).search(queries, 5)
+    found = ExactSearcher(InMemory(passages)).search(queries, 5)
     rows, scores = oracle(queries, passages, 5)
     np.testing.assert_array_equal(found.rows, rows)
     np.testing.assert_allclose(found.scores, scores, rtol=1e-5)
@@ -95,13 +109,19 @@ def test_bfloat16_passages_are_scored_in_float32():
 
 def test_positive_and_negative_zero_tie():
     passages = np.array([[-0.0], [0.0], [-0.0]], np.float32)
-    found = ExactSearcher(MatrixRows(passages)).search(np.array([[1.0]], np.float32), 3)
+    found = ExactSearcher(InMemory(passages)).search(np.array([[1.0]], np.float32), 3)
     assert found.rows.tolist() == [[0, 1, 2]]
 
 
+def test_no_queries():
+    found = ExactSearcher(InMemory(np.ones((4, 2), np.float32))).search(
+        np.zeros((0, 2), np.float32), 3
+    )
+    assert found.rows.shape == (0, 3)
+
+
 def test_wrong_dimensions_and_k_are_refused():
-    searcher = ExactSearcher(MatrixRows(np.ones((4, 2), np.float32)))
-    assert searcher.search(np.zeros((0, 2), np.float32), 3).rows.shape == (0, 3)
+    searcher = ExactSearcher(InMemory(np.ones((4, 2), np.float32)))
     with pytest.raises(ConfigError, match=r"not \[queries, 2\]"):
         searcher.search(np.ones((1, 3), np.float32), 1)
     with pytest.raises(ConfigError, match="k is 0"):
