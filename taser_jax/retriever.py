@@ -16,9 +16,9 @@ from taser_jax.assembly.run_record import TextSettings, task_names, text_setting
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.prepare.detection import PassageSource, given_passages
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
-from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.token_store.store import QuerySettings, Titles
-from taser_jax.interop.hub import EncoderSettings, fetch, read_encoder_settings
+from taser_jax.interop.hub import fetch, read_encoder_settings
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert_config import BertConfig
@@ -30,9 +30,6 @@ from taser_jax.retrieval.exact import search_devices
 from taser_jax.retrieval.index import open_index
 from taser_jax.retrieval.passages import Collection, Hit, Passages
 from taser_jax.retriever_parts import (
-    PASSAGE_LENGTH,
-    QUERY_LENGTH,
-    Texts,
     TokensInMemory,
     open_sparse,
     query_multiple,
@@ -43,6 +40,9 @@ from taser_jax.retriever_parts import (
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage
+
+# For models whose run.json records no lengths.
+_QUERY_LENGTH, _PASSAGE_LENGTH = 32, 256
 
 
 class Retriever:
@@ -59,6 +59,7 @@ class Retriever:
 
     Args:
         model: the dual encoder with its parameters.
+        vocabulary: splits texts.
         texts: how texts become its tokens.
         collection: passages on disk; None begins with none.
         task: task whose query encoder is used, where tasks have their own.
@@ -68,16 +69,16 @@ class Retriever:
     def __init__(
         self,
         model: LoadedModel,
+        vocabulary: Vocabulary,
         *,
-        texts: Texts,
+        texts: TextSettings,
         collection: Collection | None = None,
         task: str | None = None,
-        task_texts: Mapping[str, Texts] = types.MappingProxyType({}),
+        task_texts: Mapping[str, TextSettings] = types.MappingProxyType({}),
     ) -> None:
-        self.model = model
+        self.model, self.vocabulary, self.texts = model, vocabulary, texts
         self._task_texts = task_texts
         self._views: dict[str, Retriever] = {}
-        self.texts = texts
         self._encode_query = model.encode_fn(Role.QUERY, task=task)
         self._encode_passage = model.encode_fn(Role.PASSAGE)
         self._passages = Passages(collection)
@@ -118,13 +119,17 @@ class Retriever:
         named = {"index_dir": index_dir, "data_dir": data_dir, "collection": collection}
         missing = [name for name, value in named.items() if value is None]
         if missing and len(missing) < len(named):
-            raise ConfigError(
-                f"no {' and no '.join(missing)}",
-                where="Retriever.load",
-                fix="name index_dir, data_dir and collection to search a collection on disk",
-            )
+            problem = f"no {' and no '.join(missing)}"
+            fix = "name index_dir, data_dir and collection to search a collection on disk"
+            raise ConfigError(problem, where="Retriever.load", fix=fix)
         facts = read_facts(model_dir)
-        settings = text_settings(facts, task)
+
+        def settings(name: str | None) -> TextSettings:
+            recorded = text_settings(facts, name)
+            length = query_length or recorded.query_length
+            return dataclasses.replace(recorded, query_length=length)
+
+        texts = settings(task)
         store = PassageStore.open(data_dir, collection) if data_dir and collection else None
         model = load_model(model_dir, step=step)
         passages = None
@@ -135,23 +140,13 @@ class Retriever:
         vocabulary = load_vocabulary(
             model.vocabulary_dir, rows=model.model.config.transformer.vocab_size
         )
-
-        def texts_as(settings: TextSettings) -> Texts:
-            return Texts(
-                vocabulary=vocabulary,
-                query_length=query_length or settings.query_length or QUERY_LENGTH,
-                passage_length=facts.get("passage_length") or PASSAGE_LENGTH,
-                queries=settings.queries,
-                titles=settings.titles,
-                passage_prompt=settings.passage_prompt,
-            )
-
         return cls(
             model,
-            texts=texts_as(settings),
+            vocabulary,
+            texts=texts,
             collection=passages,
             task=task,
-            task_texts={name: texts_as(text_settings(facts, name)) for name in task_names(facts)},
+            task_texts={name: settings(name) for name in task_names(facts)},
         )
 
     @classmethod
@@ -159,18 +154,17 @@ class Retriever:
         cls,
         source: str | os.PathLike[str],
         *,
-        settings: EncoderSettings | None = None,
         query_length: int | None = None,
         passage_length: int | None = None,
     ) -> Retriever:
         """A pretrained BERT as a retriever, with no training.
 
-        A sentence-transformers model gets title and text as one, `title text`, as it was trained.
+        Pooling, normalisation and prompt are those that the directory names; a plain checkpoint,
+        which names none, gives the hidden state of [CLS]. A sentence-transformers model gets title
+        and text as one, `title text`, as it was trained.
 
         Args:
             source: a Hugging Face or sentence-transformers directory, or an id on the hub.
-            settings: pooling, normalisation and prompt; None takes what the directory says, and
-                for a plain checkpoint, which says nothing, the hidden state of [CLS].
             query_length: maximum tokens per query; None means the model's own maximum, which a
                 higher number never exceeds.
             passage_length: maximum tokens per passage, likewise.
@@ -182,7 +176,7 @@ class Retriever:
         directory = fetch(source)
         without_dropout = BertConfig(dropout_rate=0.0, attention_dropout_rate=0.0)
         bert = pretrained_bert(directory, numerics=without_dropout)
-        settings = settings or read_encoder_settings(directory)
+        settings = read_encoder_settings(directory)
         config = DualEncoderConfig(bert=bert)
         vocabulary = load_vocabulary(directory, rows=bert.vocab_size)
         queries, titles, longest = QuerySettings(), Titles.INCLUDE, bert.max_length
@@ -200,8 +194,8 @@ class Retriever:
         query_length, passage_length = (
             min(length or longest, longest) for length in (query_length, passage_length)
         )
-        texts = Texts(vocabulary, query_length, passage_length, queries, titles, passage_prompt)
-        return cls(model, texts=texts)
+        texts = TextSettings(queries, query_length, passage_length, titles, passage_prompt)
+        return cls(model, vocabulary, texts=texts)
 
     def __len__(self) -> int:
         """Number of passages."""
@@ -234,6 +228,7 @@ class Retriever:
         if task not in self._views:
             view = Retriever(
                 self.model,
+                self.vocabulary,
                 texts=self._task_texts[task],
                 task=task,
                 task_texts=self._task_texts,
@@ -261,8 +256,8 @@ class Retriever:
         _check_list(texts, "texts")
         return encode_queries(
             texts,
-            self.texts.vocabulary,
-            length=self.texts.query_length,
+            self.vocabulary,
+            length=self.texts.query_length or _QUERY_LENGTH,
             settings=self.texts.queries,
         )
 
@@ -273,8 +268,8 @@ class Retriever:
         _check_list(passages, "passages")
         tokens = encode_passages(
             [p if isinstance(p, Passage) else Passage(id="", text=p) for p in passages],
-            self.texts.vocabulary,
-            length=self.texts.passage_length,
+            self.vocabulary,
+            length=self.texts.passage_length or _PASSAGE_LENGTH,
             titles=self.texts.titles,
             prompt=self.texts.passage_prompt,
         )
@@ -352,7 +347,7 @@ class Retriever:
             passages,
             passages.embeddings(self.encode_passages),
             facts=text_facts(self.texts, self._task_texts),
-            vocabulary=self.texts.vocabulary,
+            vocabulary=self.vocabulary,
         )
 
     def search(
@@ -388,11 +383,8 @@ class Retriever:
 
     def _check_not_empty(self) -> None:
         if not len(self):
-            raise ConfigError(
-                "there are no passages",
-                where="Retriever",
-                fix="add some, or load a retriever with its collection",
-            )
+            fix = "add some, or load a retriever with its collection"
+            raise ConfigError("there are no passages", where="Retriever", fix=fix)
 
 
 def _by_id(source: PassageSource, where: str) -> dict[str, Passage]:
@@ -410,6 +402,5 @@ def _taken(id: str, where: str) -> DataError:
 
 def _check_list(values: Sequence[object], name: str) -> None:
     if isinstance(values, str):
-        raise ConfigError(
-            f"{name} is a string", where="Retriever", expected="a list", fix=f"write [{name}]"
-        )
+        problem = f"{name} is a string, not a list"
+        raise ConfigError(problem, where="Retriever", fix=f"write [{name}]")

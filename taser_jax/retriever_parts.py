@@ -11,10 +11,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from taser_jax.assembly.model_directory import VOCABULARY, LoadedModel, write_model
-from taser_jax.assembly.run_record import joined
+from taser_jax.assembly.run_record import TextSettings, joined
 from taser_jax.data.collections.store import PassageStore, write_collection
 from taser_jax.data.text.vocabularies import Vocabulary
-from taser_jax.data.token_store.store import QuerySettings, Titles
 from taser_jax.models.batch import Tokens
 from taser_jax.retrieval.bm25 import Bm25Index, title_and_text
 from taser_jax.retrieval.embeddings import write_embeddings
@@ -32,8 +31,6 @@ from taser_jax.storage.typed_files import typed
 
 RETRIEVER_FILE = "retriever.json"
 _VERSION = 1
-# For models that were trained before lengths were recorded.
-QUERY_LENGTH, PASSAGE_LENGTH = 32, 256
 # Most questions have fewer tokens: padding them to a passage's 32 would double their time.
 _QUERY_MULTIPLE = 16
 # As many queries share one call of the model.
@@ -95,36 +92,13 @@ def read_parts(directory: FilePath) -> RetrieverParts | None:
     folders = {name: str(path.parent / value[name]) for name in _FOLDERS if name in value}
     for name, folder in sorted(folders.items()):
         if not is_remote(folder) and not os.path.isdir(folder):
-            raise DataError(
-                f"{name} is {value[name]!r}, and no such folder is there any more",
-                where=str(path),
-                fix="move that folder back, or write into this file where it is now",
-            )
+            problem = f"{name} is {value[name]!r}, and no such folder is there any more"
+            fix = "move that folder back, or write into this file where it is now"
+            raise DataError(problem, where=str(path), fix=fix)
     return RetrieverParts(**folders, collection=parts.collection, alpha=parts.alpha)
 
 
-@dataclasses.dataclass(frozen=True)
-class Texts:
-    """How texts become tokens for a model.
-
-    Attributes:
-        vocabulary: splits them.
-        query_length: maximum tokens per query.
-        passage_length: maximum tokens per passage.
-        queries: prompt and normalisation of queries.
-        titles: whether a passage's title precedes its text.
-        passage_prompt: ids before every passage.
-    """
-
-    vocabulary: Vocabulary
-    query_length: int = QUERY_LENGTH
-    passage_length: int = PASSAGE_LENGTH
-    queries: QuerySettings = QuerySettings()
-    titles: Titles = Titles.INCLUDE
-    passage_prompt: tuple[int, ...] = ()
-
-
-def text_facts(texts: Texts, task_texts: Mapping[str, Texts]) -> dict[str, object]:
+def text_facts(texts: TextSettings, task_texts: Mapping[str, TextSettings]) -> dict[str, object]:
     """The fields of run.json from which a model's texts are read back.
 
     Args:

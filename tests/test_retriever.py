@@ -44,14 +44,23 @@ def parts(compared: pathlib.Path, small_world: SmallWorld) -> RetrieverParts:
     )
 
 
+def load(parts: RetrieverParts, *, without: str = "") -> Retriever:
+    """The retriever of a model and collection that are named one by one."""
+    names = {"index_dir", "data_dir", "collection"} - {without}
+    return Retriever.load(parts.model_dir, **{name: getattr(parts, name) for name in names})
+
+
 @pytest.fixture(scope="module")
 def trained(parts: RetrieverParts) -> Retriever:
-    return Retriever.load(
-        parts.model_dir,
-        index_dir=parts.index_dir,
-        data_dir=parts.data_dir,
-        collection=parts.collection,
-    )
+    return load(parts)
+
+
+@pytest.fixture
+def hybrid_dir(parts: RetrieverParts, compared: pathlib.Path, tmp_path: pathlib.Path):
+    """A retriever's folder with BM25, whose weight is 0.3."""
+    beside = dataclasses.replace(parts, bm25_dir=str(compared / "bm25" / "index"), alpha=0.3)
+    write_parts(tmp_path, beside)
+    return tmp_path
 
 
 def test_texts_are_encoded_as_the_token_store_has_them(
@@ -85,12 +94,10 @@ def test_searches_as_the_command_does(
 
 
 def test_a_hybrid_search_adds_bm25s_scores(
-    parts: RetrieverParts, compared: pathlib.Path, tmp_path: pathlib.Path
+    parts: RetrieverParts, compared: pathlib.Path, hybrid_dir: pathlib.Path
 ):
     alpha, k = 0.3, 7
-    beside = dataclasses.replace(parts, bm25_dir=str(compared / "bm25" / "index"), alpha=alpha)
-    write_parts(tmp_path, beside)
-    retriever = Retriever.load(tmp_path)
+    retriever = Retriever.load(hybrid_dir)
     assert retriever.has_hybrid
     questions = ["how is a list sorted", "zzzz"]
     hybrid = retriever.search(questions, k=k, hybrid=True)
@@ -120,12 +127,10 @@ def test_a_hybrid_search_adds_bm25s_scores(
 
 
 def test_a_hybrid_search_of_changed_passages_is_bm25_built_anew(
-    parts: RetrieverParts, compared: pathlib.Path, tmp_path: pathlib.Path
+    parts: RetrieverParts, compared: pathlib.Path, tmp_path: pathlib.Path, hybrid_dir: pathlib.Path
 ):
-    alpha, config = 0.3, Bm25Index(compared / "bm25" / "index").config
-    beside = dataclasses.replace(parts, bm25_dir=str(compared / "bm25" / "index"), alpha=alpha)
-    write_parts(tmp_path, beside)
-    retriever = Retriever.load(tmp_path)
+    config = Bm25Index(compared / "bm25" / "index").config
+    retriever = Retriever.load(hybrid_dir)
     store = list(PassageStore.open(parts.data_dir, parts.collection))
     retriever.remove([store[0].id, store[5].id])
     retriever.add(CAPITALS)
@@ -176,9 +181,7 @@ def test_without_a_comparison_alpha_is_the_default(minilm: pathlib.Path, tmp_pat
     again = Retriever.load(tmp_path / "saved")
     assert not again.has_hybrid
     assert again.model.fingerprint == retriever.model.fingerprint
-    assert (
-        dataclasses.replace(again.texts, vocabulary=retriever.texts.vocabulary) == retriever.texts
-    )
+    assert again.texts == retriever.texts
     assert again.search(["Paris"], k=8) == retriever.search(["Paris"], k=8)
     with pytest.raises(ConfigError, match="there is a retriever here"):
         retriever.save(tmp_path / "saved")
@@ -201,7 +204,7 @@ def test_passages_of_every_form_are_the_same(trained: Retriever, tmp_path: pathl
     texts = ["a text", "another", "a text"]
     first, second, third = given_passages(texts)
     assert first == third != second
-    retriever = Retriever(trained.model, texts=trained.texts)
+    retriever = Retriever(trained.model, trained.vocabulary, texts=trained.texts)
     retriever.add(texts)
     retriever.add(texts)
     assert len(retriever) == 2
@@ -217,7 +220,7 @@ def test_passages_of_every_form_are_the_same(trained: Retriever, tmp_path: pathl
     ],
 )
 def test_what_is_no_passage_is_refused(trained: Retriever, source: object, found: str):
-    retriever = Retriever(trained.model, texts=trained.texts)
+    retriever = Retriever(trained.model, trained.vocabulary, texts=trained.texts)
     with pytest.raises(TaserError, match=found):
         retriever.add(source)
     with pytest.raises(DataError, match="no passage 'x'"):
@@ -237,35 +240,26 @@ def test_bm25_and_its_weight_belong_together(
         Retriever.load(tmp_path)
 
 
-def test_an_engine_serves_a_retriever_of_the_disk(
-    parts: RetrieverParts, compared: pathlib.Path, tmp_path: pathlib.Path
-):
-    beside = dataclasses.replace(parts, bm25_dir=str(compared / "bm25" / "index"), alpha=0.3)
-    write_parts(tmp_path, beside)
-    engine = Engine(lambda: Retriever.load(tmp_path), warm_batches=(1, 4))
+def test_an_engine_serves_a_retriever_of_the_disk(parts: RetrieverParts, hybrid_dir: pathlib.Path):
+    engine = Engine(lambda: Retriever.load(hybrid_dir), warm_batches=(1, 4))
     questions = ["how is a list sorted", "read a file"]
     work = Work(Operation.HYBRID_SEARCH, k=10)
     assert engine.compute(work, questions) == engine.retriever.search(questions, k=10, hybrid=True)
     passages = engine.compute(Work(Operation.PASSAGE_EMBEDDINGS), questions)
     np.testing.assert_array_equal(passages, engine.retriever.encode_passages(questions))
     # A retriever that cannot be read is none.
-    (tmp_path / RETRIEVER_FILE).write_text("{")
+    (hybrid_dir / RETRIEVER_FILE).write_text("{")
     engine.reload()
     assert engine.loads == 1
     assert engine.compute(work, questions)
-    write_parts(tmp_path, parts)
+    write_parts(hybrid_dir, parts)
     engine.reload()
     assert engine.loads == 2
     assert not engine.retriever.has_hybrid
 
 
 def test_added_passages_are_searched_beside_those_on_disk(parts: RetrieverParts):
-    retriever = Retriever.load(
-        parts.model_dir,
-        index_dir=parts.index_dir,
-        data_dir=parts.data_dir,
-        collection=parts.collection,
-    )
+    retriever = load(parts)
     before = len(retriever)
     best = retriever.search(["Paris"], k=1)[0][0]
     copy = dataclasses.replace(best.passage, id="a copy")
@@ -280,12 +274,7 @@ def test_added_passages_are_searched_beside_those_on_disk(parts: RetrieverParts)
 
 
 def test_an_id_that_is_taken_is_refused(parts: RetrieverParts):
-    retriever = Retriever.load(
-        parts.model_dir,
-        index_dir=parts.index_dir,
-        data_dir=parts.data_dir,
-        collection=parts.collection,
-    )
+    retriever = load(parts)
     stored = PassageStore.open(parts.data_dir, parts.collection)[0]
     retriever.add(CAPITALS[:1])
     for new, twice in ((stored, False), (CAPITALS[0], False), (CAPITALS[1], True)):
@@ -332,10 +321,8 @@ def test_a_model_without_collection_searches_what_is_added(parts: RetrieverParts
 
 @pytest.mark.parametrize("missing", ["index_dir", "data_dir", "collection"])
 def test_a_collection_needs_all_its_parts(parts: RetrieverParts, missing: str):
-    names = ("model_dir", "index_dir", "data_dir", "collection")
-    where = {name: getattr(parts, name) for name in names if name != missing}
     with pytest.raises(ConfigError, match=f"no {missing}"):
-        Retriever.load(where.pop("model_dir"), **where)
+        load(parts, without=missing)
 
 
 @pytest.mark.parametrize(

@@ -175,12 +175,14 @@ class TextSettings:
     Attributes:
         queries: prompt and markers of the task's queries.
         query_length: tokens per query; None if unknown.
+        passage_length: tokens per passage; None if unknown.
         titles: whether passages have titles.
         passage_prompt: ids before passages.
     """
 
     queries: QuerySettings
     query_length: int | None
+    passage_length: int | None
     titles: Titles
     passage_prompt: tuple[int, ...] = ()
 
@@ -202,6 +204,7 @@ def text_settings(facts: Mapping[str, Any], task: str | None) -> TextSettings:
     return TextSettings(
         queries=QuerySettings(QueryNormalization(normalization or "none"), tuple(prompt or ())),
         query_length=length,
+        passage_length=facts.get("passage_length"),
         titles=Titles(facts.get("titles") or "include"),
         passage_prompt=tuple(facts.get("passage_prompt") or ()),
     )

@@ -57,15 +57,15 @@ def serve(*, directory: str, options: ServeOptions = ServeOptions()) -> None:
     try:
         import uvicorn
 
-        from taser_jax.serving.app import Server, ServerLimits
-        from taser_jax.serving.engine import BatchingLimits, Engine, powers_of_two
+        from taser_jax.serving.app import Server
+        from taser_jax.serving.engine import Engine, Limits, powers_of_two
     except ImportError as error:
         raise ConfigError(
             f"{error.name} is not installed", where="taser serve", fix=how_to_install("serve")
         ) from None
     place = pathlib.Path(directory)
     engine = Engine(lambda: Retriever.load(place), warm_batches=powers_of_two(options.max_batch))
-    limits = ServerLimits(BatchingLimits(options.max_batch))
+    limits = Limits(options.max_batch)
     server = Server(engine, limits=limits, token=token, log_queries=options.log_queries)
     logger.info(
         "%s passages at http://%s:%d", f"{len(engine.retriever):,}", options.host, options.port

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import dataclasses
 import hashlib
 import hmac
 import pathlib
@@ -21,6 +20,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 import numpy as np
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
@@ -28,8 +28,8 @@ from starlette.routing import Route
 from taser_jax.retrieval.passages import Hit
 from taser_jax.serving.engine import (
     Batcher,
-    BatchingLimits,
     Engine,
+    Limits,
     Metrics,
     Operation,
     QueueFullError,
@@ -48,10 +48,6 @@ MAX_TEXTS, MAX_K, MAX_CHARACTERS = 64, 1000, 20_000
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_CHARACTERS)]
 Texts = Annotated[list[Text], msgspec.Meta(min_length=1, max_length=MAX_TEXTS)]
-
-
-class BadRequestError(Exception):
-    """A body that cannot be answered; the message names the field."""
 
 
 class SearchRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -99,21 +95,6 @@ class EmbeddingsRequest(msgspec.Struct):
 _Body = TypeVar("_Body", SearchRequest, EmbeddingsRequest)
 
 
-@dataclasses.dataclass(frozen=True)
-class ServerLimits:
-    """What a request may cost.
-
-    Attributes:
-        batching: of the model's calls.
-        max_body: bytes of a body.
-        body_seconds: seconds within which a body must have arrived.
-    """
-
-    batching: BatchingLimits = BatchingLimits()
-    max_body: int = 2**20
-    body_seconds: float = 10.0
-
-
 class Server:
     """Routes over an engine.
 
@@ -128,7 +109,7 @@ class Server:
         self,
         engine: Engine,
         *,
-        limits: ServerLimits = ServerLimits(),
+        limits: Limits = Limits(),
         token: str | None = None,
         log_queries: bool = False,
     ) -> None:
@@ -137,10 +118,9 @@ class Server:
         self._metrics = Metrics(lambda: self._batcher.waiting)
         self._batcher: Batcher[str, list[Hit] | np.ndarray] = Batcher(
             engine.compute,
-            limits.batching,
+            limits,
             observe=self._metrics.batch_size.observe,
         )
-        self._is_ready = False
         self._reloading = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop
         page = PAGE.read_text(encoding="utf-8")
@@ -152,7 +132,7 @@ class Server:
                 Route("/v1/embeddings", self._answered(self._embed), methods=["POST"]),
                 Route("/about", self._answered(self._about)),
                 Route("/healthz", self._health),
-                Route("/readyz", self._ready),
+                Route("/readyz", self._health),
                 Route("/metrics", self._answered(self._show_metrics)),
             ],
             lifespan=self._lifespan,
@@ -164,9 +144,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         if threading.current_thread() is threading.main_thread():
             self._loop.add_signal_handler(signal.SIGHUP, self.start_reload)
-        self._is_ready = True
         yield
-        self._is_ready = False
         await self._batcher.stop()
 
     def start_reload(self) -> None:
@@ -191,8 +169,8 @@ class Server:
         async def answer(request: Request) -> Response:
             start, path = time.monotonic(), request.url.path
             if not self._is_authorized(request):
-                response = _error(401, "give the server's token: Authorization: Bearer TOKEN")
-                response.headers["WWW-Authenticate"] = "Bearer"
+                message = "give the server's token: Authorization: Bearer TOKEN"
+                response = _error(401, message, headers={"WWW-Authenticate": "Bearer"})
             else:
                 response = await self._guarded(handler, request)
             self._metrics.requests.labels(path, str(response.status_code)).inc()
@@ -206,14 +184,11 @@ class Server:
     ) -> Response:
         try:
             return await handler(request)
-        except BadRequestError as error:
-            return _error(400, str(error))
+        except HTTPException as error:
+            return _error(error.status_code, error.detail)
         except QueueFullError:
-            response = _error(429, "too many requests wait; try again")
-            response.headers["Retry-After"] = str(_RETRY_SECONDS)
-            return response
-        except _BodyTooLargeError:
-            return _error(413, f"a body has at most {self._limits.max_body:,} bytes")
+            retry = {"Retry-After": str(_RETRY_SECONDS)}
+            return _error(429, "too many requests wait; try again", headers=retry)
         except TimeoutError:
             return _error(_TOO_SLOW, "the body did not arrive in time")
         except ClientDisconnect:
@@ -231,24 +206,29 @@ class Server:
         given = request.headers.get("authorization", "")
         return hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
 
-    async def _body(self, request: Request) -> bytes:
-        async def read() -> bytes:
-            body = bytearray()
+    async def _body(self, request: Request, kind: type[_Body]) -> _Body:
+        """The body as what it should be; refuses one that is not, too large or too slow."""
+        body, most = bytearray(), self._limits.max_body
+        async with asyncio.timeout(self._limits.body_seconds):
             async for part in request.stream():
                 body += part
-                if len(body) > self._limits.max_body:
-                    raise _BodyTooLargeError
-            return bytes(body)
-
-        return await asyncio.wait_for(read(), self._limits.body_seconds)
+                if len(body) > most:
+                    raise HTTPException(413, f"a body has at most {most:,} bytes")
+        try:
+            asked = msgspec.json.decode(body, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise HTTPException(400, str(error)) from None
+        if not all(map(str.strip, asked.texts)):
+            raise HTTPException(400, "a text is empty")
+        return asked
 
     async def _search(self, request: Request) -> Response:
         start = time.monotonic()
-        asked = _parse(await self._body(request), SearchRequest)
+        asked = await self._body(request, SearchRequest)
         has_hybrid = self._engine.retriever.has_hybrid
         hybrid = has_hybrid if asked.hybrid is None else asked.hybrid
         if hybrid and not has_hybrid:
-            raise BadRequestError("no BM25 index beside the model: leave `hybrid` out")
+            raise HTTPException(400, "no BM25 index beside the model: leave `hybrid` out")
         operation = Operation.HYBRID_SEARCH if hybrid else Operation.SEARCH
         work = Work(operation, asked.task, rounded_k(asked.k))
         results = await self._batcher.submit(work, asked.texts)
@@ -267,10 +247,10 @@ class Server:
         )
 
     async def _embed(self, request: Request) -> Response:
-        asked = _parse(await self._body(request), EmbeddingsRequest)
+        asked = await self._body(request, EmbeddingsRequest)
         dim = self._engine.retriever.model.model.config.embedding_dim
         if asked.dimensions not in (None, dim):
-            raise BadRequestError(f"`dimensions` is {asked.dimensions}; the model has {dim}")
+            raise HTTPException(400, f"`dimensions` is {asked.dimensions}; the model has {dim}")
         is_passage = asked.model.endswith(_PASSAGES)
         operation = Operation.PASSAGE_EMBEDDINGS if is_passage else Operation.QUERY_EMBEDDINGS
         embeddings = await self._batcher.submit(Work(operation), asked.texts)
@@ -309,31 +289,8 @@ class Server:
     async def _health(self, request: Request) -> Response:
         return Response("ok\n", media_type="text/plain")
 
-    async def _ready(self, request: Request) -> Response:
-        text, status = ("ready\n", 200) if self._is_ready else ("not ready\n", 503)
-        return Response(text, status, media_type="text/plain")
-
     async def _show_metrics(self, request: Request) -> Response:
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
-
-
-class _BodyTooLargeError(Exception):
-    pass
-
-
-def _parse(body: bytes, kind: type[_Body]) -> _Body:
-    """A body as what it should be.
-
-    Raises:
-        BadRequestError: it is not; names the field.
-    """
-    try:
-        request = msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequestError(str(error)) from None
-    if not all(map(str.strip, request.texts)):
-        raise BadRequestError("a text is empty")
-    return request
 
 
 def _encoded(embedding: np.ndarray, encoding_format: str) -> str | list[float]:
@@ -359,8 +316,8 @@ def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-def _error(status: int, message: str) -> Response:
-    return JSONResponse({"error": {"message": message}}, status)
+def _error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"error": {"message": message}}, status, headers)
 
 
 def _policy(page: str) -> str:

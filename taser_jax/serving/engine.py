@@ -29,18 +29,22 @@ class QueueFullError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class BatchingLimits:
-    """When a batch is computed, and how much may wait for it.
+class Limits:
+    """When a batch is computed, and what a request may cost.
 
     Attributes:
         max_batch: texts in one call of the model.
         deadline: seconds that the first text of a batch waits for others.
         max_waiting: texts that may wait; more are refused.
+        max_body: bytes of a body.
+        body_seconds: seconds within which a body must have arrived.
     """
 
     max_batch: int = 32
     deadline: float = 0.004
     max_waiting: int = 512
+    max_body: int = 2**20
+    body_seconds: float = 10.0
 
 
 @dataclasses.dataclass
@@ -67,7 +71,7 @@ class Batcher(Generic[Item, Result]):
     def __init__(
         self,
         compute: Callable[[Hashable, list[Item]], list[Result]],
-        limits: BatchingLimits,
+        limits: Limits,
         *,
         observe: Callable[[int], object] = lambda size: None,
     ) -> None:

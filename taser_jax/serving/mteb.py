@@ -107,22 +107,14 @@ def _meta(retriever: Retriever, name: str) -> ModelMeta:
         fix = how_to_install("mteb")
         raise ConfigError("mteb is not installed", where="MtebEncoder", fix=fix) from error
     model = retriever.model
-    return ModelMeta(
-        loader=None,
-        name=f"{_NAME}/{name}",
-        revision=model.fingerprint,
-        release_date=None,
-        languages=None,
-        n_parameters=None,
-        memory_usage_mb=None,
-        max_tokens=retriever.texts.passage_length,
-        embed_dim=model.model.config.embedding_dim,
-        license=None,
-        open_weights=None,
-        public_training_code=None,
-        public_training_data=None,
-        framework=["JAX"],
-        similarity_fn_name=ScoringFunction.DOT_PRODUCT,
-        use_instructions=bool(retriever.texts.queries.prompt),
-        training_datasets=None,
+    return ModelMeta.create_empty(
+        {
+            "name": f"{_NAME}/{name}",
+            "revision": model.fingerprint,
+            "max_tokens": retriever.texts.passage_length,
+            "embed_dim": model.model.config.embedding_dim,
+            "framework": ["JAX"],
+            "similarity_fn_name": ScoringFunction.DOT_PRODUCT,
+            "use_instructions": bool(retriever.texts.queries.prompt),
+        }
     )

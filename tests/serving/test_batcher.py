@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from taser_jax.serving.engine import Batcher, BatchingLimits, QueueFullError
+from taser_jax.serving.engine import Batcher, Limits
 
 
 class Doubling:
@@ -34,17 +34,9 @@ async def answers(batcher: Batcher, *calls: tuple[str, list[int]]) -> list:
     return results
 
 
-def test_calls_at_the_same_time_share_a_batch():
-    compute = Doubling()
-    batcher = Batcher(compute, BatchingLimits(max_batch=8, deadline=0.05))
-    results = asyncio.run(answers(batcher, *((("a", [n, n + 100])) for n in range(4))))
-    assert results == [[2 * n, 2 * n + 200] for n in range(4)]
-    assert [len(items) for _, items in compute.batches] == [8]
-
-
 def test_a_batch_has_at_most_its_size_and_one_key():
     compute = Doubling(seconds=0.01)
-    batcher = Batcher(compute, BatchingLimits(max_batch=4, deadline=0.05))
+    batcher = Batcher(compute, Limits(max_batch=4, deadline=0.05))
     calls = [("b" if n % 3 == 0 else "a", [n]) for n in range(14, 40)]
     assert asyncio.run(answers(batcher, *calls)) == [[2 * n] for _, (n,) in calls]
     assert max(len(items) for _, items in compute.batches) <= 4
@@ -54,12 +46,12 @@ def test_a_batch_has_at_most_its_size_and_one_key():
 
 def test_a_call_larger_than_a_batch_is_computed_alone():
     compute = Doubling()
-    batcher = Batcher(compute, BatchingLimits(max_batch=2, deadline=0.001))
+    batcher = Batcher(compute, Limits(max_batch=2, deadline=0.001))
     assert asyncio.run(answers(batcher, ("a", [1, 2, 3, 4, 5]))) == [[2, 4, 6, 8, 10]]
 
 
 def test_a_full_batch_does_not_wait_for_the_deadline():
-    batcher = Batcher(Doubling(), BatchingLimits(max_batch=2, deadline=30))
+    batcher = Batcher(Doubling(), Limits(max_batch=2, deadline=30))
     start = time.monotonic()
     assert asyncio.run(answers(batcher, ("a", [1]), ("a", [2]))) == [[2], [4]]
     assert time.monotonic() - start < 5
@@ -67,39 +59,16 @@ def test_a_full_batch_does_not_wait_for_the_deadline():
 
 def test_an_error_reaches_the_callers_of_its_batch_alone():
     compute = Doubling()
-    batcher = Batcher(compute, BatchingLimits(max_batch=8, deadline=0.01))
+    batcher = Batcher(compute, Limits(max_batch=8, deadline=0.01))
     unlucky, lucky = asyncio.run(answers(batcher, ("a", [13]), ("b", [5])))
     assert isinstance(unlucky, RuntimeError)
     assert lucky == [10]
 
 
-def test_more_than_may_wait_is_refused():
-    async def run() -> list:
-        batcher = Batcher(Doubling(seconds=0.05), BatchingLimits(1, 0.001, max_waiting=3))
-        return await answers(batcher, *(("a", [n]) for n in range(6)))
-
-    results = asyncio.run(run())
-    refused = [result for result in results if isinstance(result, QueueFullError)]
-    assert len(refused) == 3
-    assert [result for result in results if result not in refused] == [[0], [2], [4]]
-
-
-def test_what_waits_is_computed_before_it_stops():
-    async def run() -> list:
-        batcher = Batcher(Doubling(seconds=0.02), BatchingLimits(max_batch=1, deadline=0.001))
-        batcher.start()
-        calls = [asyncio.create_task(batcher.submit("a", [n])) for n in range(5)]
-        await asyncio.sleep(0)
-        await batcher.stop()
-        return await asyncio.gather(*calls)
-
-    assert asyncio.run(run()) == [[2 * n] for n in range(5)]
-
-
 def test_a_caller_that_leaves_takes_nothing_along():
     async def run() -> tuple[list, Doubling]:
         compute = Doubling(seconds=0.02)
-        batcher = Batcher(compute, BatchingLimits(max_batch=1, deadline=0.001))
+        batcher = Batcher(compute, Limits(max_batch=1, deadline=0.001))
         batcher.start()
         calls = [asyncio.create_task(batcher.submit("a", [n])) for n in range(4)]
         await asyncio.sleep(0.005)
@@ -116,7 +85,7 @@ def test_a_caller_that_leaves_takes_nothing_along():
 
 @pytest.mark.parametrize("size", [1, 3, 7])
 def test_order_and_number_of_results(size: int):
-    batcher = Batcher(Doubling(), BatchingLimits(max_batch=size, deadline=0.005))
+    batcher = Batcher(Doubling(), Limits(max_batch=size, deadline=0.005))
     calls = [("a", list(range(n, n + n % 4))) for n in range(14, 30)]
     results = asyncio.run(answers(batcher, *calls))
     assert results == [[2 * item for item in items] for _, items in calls]

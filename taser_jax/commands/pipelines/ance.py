@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import pathlib
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,13 +57,6 @@ class Episode:
         return f"episode-{self.number}"
 
 
-class KeptEmbeddings(enum.Enum):
-    """Whose embeddings and indexes stay on disk: all models', or the last one's only."""
-
-    ALL = "all"
-    LAST = "last"
-
-
 @hosts.writes("{setting.output_dir}", kinds=[])
 def pipeline_ance(
     *,
@@ -74,7 +66,7 @@ def pipeline_ance(
     name: str = "ANCE",
     warm_up_dir: str | None = None,
     branch_after: int = 0,
-    kept_embeddings: KeptEmbeddings = KeptEmbeddings.ALL,
+    keep_embeddings: bool = True,
     config_text: str = "",
 ) -> ResultsTable:
     """Trains on BM25's negatives, then in episodes on what the model itself ranks too high.
@@ -94,7 +86,7 @@ def pipeline_ance(
             task-specific query encoders.
         branch_after: number of that run's episode to continue from; 0 is its warm-up. The next
             episode then has the same checkpoint, negatives and batches in both runs.
-        kept_embeddings: whose embeddings and indexes stay on disk.
+        keep_embeddings: whether all models' embeddings and indexes stay on disk, or the last one's.
         config_text: written to config.gin.
 
     Returns:
@@ -115,48 +107,45 @@ def pipeline_ance(
         raise ConfigError(problem, where="pipeline_ance", expected=expected)
     begin_pipeline(setting.output_dir, config_text)
     setting.open_tokens()
-    run = _AnceRun(setting, model, name, kept_embeddings)
+    run = _AnceRun(setting, model, name, keep_embeddings)
     numbered = list(number_episodes(episodes, after=branch_after))
-    rows: list[str] = []
     if warm_up_dir is None:
-        before = run.warm_up(rows)
+        before = run.warm_up()
     else:
         before = _finished(pathlib.Path(warm_up_dir), branch_after, setting.second_mining)
     for episode in numbered:
-        before = run.episode(episode, before, rows, is_last=episode is numbered[-1])
-    return print_table(setting, rows, by_task=setting.evaluation.measures[0])
+        before = run.episode(episode, before, is_last=episode is numbered[-1])
+    return print_table(setting, run.rows, by_task=setting.evaluation.measures[0])
 
 
+@dataclasses.dataclass
 class _AnceRun:
-    """The stages of one run; methods append the rows they evaluate.
+    """The stages of one run, whose methods evaluate rows.
 
     A model's folder has model/ and, where an episode follows, negatives/.
     """
 
-    def __init__(
-        self,
-        setting: Setting,
-        model: ModelConfig,
-        name: str,
-        kept_embeddings: KeptEmbeddings,
-    ) -> None:
-        self._setting, self._model, self._name, self._kept = setting, model, name, kept_embeddings
-        self._root = pathlib.Path(setting.output_dir)
-        self._retrieval = RetrievalStages(setting)
+    setting: Setting
+    model: ModelConfig
+    name: str
+    keep_embeddings: bool
+    rows: list[str] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._root = pathlib.Path(self.setting.output_dir)
+        self._retrieval = RetrievalStages(self.setting)
         self._stages = self._retrieval.stages
 
-    def warm_up(self, rows: list[str]) -> pathlib.Path:
+    def warm_up(self) -> pathlib.Path:
         """BM25's negatives, a training on them, and its negatives for the first episode."""
-        setting, bm25_root = self._setting, self._root / "bm25"
+        setting, bm25_root = self.setting, self._root / "bm25"
         self._retrieval.bm25(bm25_root, splits=("train", "test"))
         self._retrieval.mine("bm25", bm25_root, setting.first_mining)
-        rows.append(self._retrieval.evaluate(BM25, bm25_root / "runs", parameters=None))
+        self.rows.append(self._retrieval.evaluate(BM25, bm25_root / "runs", parameters=None))
         trained = self._train(WARM_UP, setting.training, negatives_dir=bm25_root / "negatives")
-        return self._retrieve(WARM_UP, trained, rows, next_episode=1)
+        return self._retrieve(WARM_UP, trained, next_episode=1)
 
-    def episode(
-        self, episode: Episode, before: pathlib.Path, rows: list[str], *, is_last: bool
-    ) -> pathlib.Path:
+    def episode(self, episode: Episode, before: pathlib.Path, *, is_last: bool) -> pathlib.Path:
         """Trains on the negatives of the model before; mines for the next episode."""
         trained = self._train(
             episode.label,
@@ -166,8 +155,8 @@ class _AnceRun:
             initial_checkpoint=selected_checkpoint(before / "model"),
         )
         following = None if is_last else episode.number + 1
-        root = self._retrieve(episode.label, trained, rows, next_episode=following)
-        if self._kept is KeptEmbeddings.LAST and before.parent == self._root:
+        root = self._retrieve(episode.label, trained, next_episode=following)
+        if not self.keep_embeddings and before.parent == self._root:
             _forget_embeddings(before)
         return root
 
@@ -183,33 +172,31 @@ class _AnceRun:
             f"{label}-train",
             train,
             model_dir=self._root / label / "model",
-            token_store=self._setting.token_store,
-            model=self._model,
+            token_store=self.setting.token_store,
+            model=self.model,
             training=training,
-            tasks=self._setting.tasks,
+            tasks=self.setting.tasks,
             negatives_dirs=[negatives_dir],
             initial_checkpoint=initial_checkpoint,
         )
 
     def _retrieve(
-        self, label: str, trained: Mapping[str, Any], rows: list[str], *, next_episode: int | None
+        self, label: str, trained: Mapping[str, Any], *, next_episode: int | None
     ) -> pathlib.Path:
         """Encodes, searches and evaluates; mines where an episode follows."""
         root = self._root / label
         searched = ("test",) if next_episode is None else ("train", "test")
         self._retrieval.retrieve(label, root, splits=searched)
         if next_episode is not None:
-            self._retrieval.mine(
-                label, root, _mining_for(self._setting.second_mining, next_episode)
-            )
-        rows.append(
-            self._retrieval.evaluate(
-                f"{self._name} ({label})",
-                root / "runs",
-                parameters=trained["parameters"],
-                details={"training": f"{trained['seconds']:.0f} s"},
-            )
+            mining = _mining_for(self.setting.second_mining, next_episode)
+            self._retrieval.mine(label, root, mining)
+        row = self._retrieval.evaluate(
+            f"{self.name} ({label})",
+            root / "runs",
+            parameters=trained["parameters"],
+            details={"training": f"{trained['seconds']:.0f} s"},
         )
+        self.rows.append(row)
         return root
 
 
@@ -231,26 +218,13 @@ def number_episodes(groups: Sequence[Episodes], *, after: int = 0) -> Iterator[E
     for group in groups:
         for _ in range(group.count):
             number += 1
-            yield Episode(number, _with_seeds(_in_episode(group.training, number), number))
+            yield Episode(number, _of_episode(group.training, number))
 
 
-def _in_episode(training: TrainingConfig, number: int) -> TrainingConfig:
-    """The training with its episode's number for T-SAGE's temperature schedule."""
-    if training.multitask is None:
-        return training
-    combiner = training.multitask.combiner
-    combiner = dataclasses.replace(
-        combiner, tsage=dataclasses.replace(combiner.tsage, episode=number)
-    )
-    return dataclasses.replace(
-        training, multitask=dataclasses.replace(training.multitask, combiner=combiner)
-    )
+def _of_episode(training: TrainingConfig, number: int) -> TrainingConfig:
+    """The training with an episode's seeds, and its number for T-SAGE's temperature schedule.
 
-
-def _with_seeds(training: TrainingConfig, number: int) -> TrainingConfig:
-    """The training with seeds that depend on the run's and on the episode's number.
-
-    Both are hashed together, so that no two (seed, episode) pairs share batches.
+    The run's seed and the number are hashed together, so that no two pairs share batches.
     """
 
     def of(seed: int) -> int:
@@ -258,8 +232,12 @@ def _with_seeds(training: TrainingConfig, number: int) -> TrainingConfig:
 
     multitask = training.multitask
     if multitask is not None:
-        batching = dataclasses.replace(multitask.batching, seed=of(multitask.batching.seed))
-        multitask = dataclasses.replace(multitask, batching=batching)
+        tsage = dataclasses.replace(multitask.combiner.tsage, episode=number)
+        multitask = dataclasses.replace(
+            multitask,
+            batching=dataclasses.replace(multitask.batching, seed=of(multitask.batching.seed)),
+            combiner=dataclasses.replace(multitask.combiner, tsage=tsage),
+        )
     return dataclasses.replace(
         training,
         seed=of(training.seed),
@@ -277,9 +255,7 @@ def _finished(directory: pathlib.Path, episodes: int, mining: MiningConfig) -> p
     """The folder of another run's model after so many episodes, mined from as this run would."""
     stages = Stages(directory)
     label = f"episode-{episodes}" if episodes else WARM_UP
-    missing = [
-        stage for stage in (f"{label}-encode", f"{label}-mine") if stage not in stages.finished()
-    ]
+    missing = sorted({f"{label}-encode", f"{label}-mine"} - stages.finished())
     if missing:
         problem = f"no finished stage {', '.join(missing)}"
         expected = "the OUTPUT_DIR of a `taser pipeline ance` that has mined there"
@@ -288,13 +264,12 @@ def _finished(directory: pathlib.Path, episodes: int, mining: MiningConfig) -> p
     mined = stages.record(f"{label}-mine").inputs
     for setting, value in flatten(config=_mining_for(mining, episodes + 1)).items():
         if mined.get(setting, value) != value:
-            raise ConfigError(
-                f"mining.{setting.removeprefix('config.')} {mined[setting]!r} made its negatives "
-                "for the next episode",
-                where=str(directory),
-                expected=f"{value!r}, as this run has it",
-                fix="mine as that run did, or warm up here",
+            name = setting.removeprefix("config.")
+            problem = (
+                f"mining.{name} {mined[setting]!r} made its negatives, and here it is {value!r}"
             )
+            fix = "mine as that run did, or warm up here"
+            raise ConfigError(problem, where=str(directory), fix=fix)
     return directory / label
 
 

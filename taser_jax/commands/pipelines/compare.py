@@ -14,18 +14,13 @@ import jax
 
 from taser_jax.assembly.pretrained import Pretrained
 from taser_jax.commands.pipelines import compare_parts, compare_plan
-from taser_jax.commands.pipelines.compared_rows import (
-    DEPTH,
-    RANKED,
-    UNTRAINED,
-    ComparedRows,
-    chosen_bm25,
-)
+from taser_jax.commands.pipelines.compared_rows import UNTRAINED, ComparedRows
+from taser_jax.commands.pipelines.cross_validation import DEPTH, RANKED, choose_bm25
 from taser_jax.commands.pipelines.retrieval_stages import DEVELOPMENT, Setting, System
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.pipelines.taser import begin_pipeline
 from taser_jax.commands.tokenize import make_vocabulary, tokenize
-from taser_jax.data.collections.store import PassageStore
+from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.prepare.made_queries import make_queries
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
@@ -33,6 +28,7 @@ from taser_jax.interop import collections_by_name
 from taser_jax.interop.hub import fetch, read_encoder_settings
 from taser_jax.interop.pretrained import pretrained_bert, pretrained_normalization
 from taser_jax.models.dual_encoder import Normalization
+from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.storage.artifacts import write_text
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
@@ -40,6 +36,12 @@ from taser_jax.storage.typed_files import PositiveNumber
 
 # A system's name on the command line -> in the table.
 ROWS = {"shared": "Shared", "taser": "TASER", "dpr": "DPR"}
+# (k1, b): Anserini's, then those of Lucene, of Robertson and Zaragoza, and of short texts.
+_BM25 = ((0.9, 0.4), (1.2, 0.75), (1.5, 0.75), (0.6, 0.2))
+# Beyond about this many passages one BM25 is enough.
+_FEW_PASSAGES = 100_000
+# As many validation queries choose BM25's parameters without the training queries.
+_ENOUGH = 200
 
 
 @writes("{setting.output_dir}", kinds=[])
@@ -114,62 +116,66 @@ def compare(
     compare_parts.check_systems(names, candidates)
     fixed = {"steps": train_steps, "learning_rate": learning_rate, "rounds": rounds, "folds": folds}
     run = _Run(
-        setting=setting,
+        dataclasses.replace(setting, data_dir=str(pathlib.Path(setting.output_dir) / "data")),
         systems={ROWS[name]: candidates[name] for name in names},
         pretrained=pretrained,
         collection=compare_parts.collection_name(directories),
-        feature_lengths=feature_lengths or {},
+        lengths=feature_lengths or {},
         vocabulary_size=vocabulary_size,
         fixed={name: value for name, value in fixed.items() if value is not None},
     )
-    begin_pipeline(run.root, config_text)
-    splits = run.stages.run(
+    begin_pipeline(setting.output_dir, config_text)
+    run.splits = run.stages.run(
         "prepare",
         compare_parts.prepare_detected,
         directories=list(directories),
         sizes=compare_parts.file_sizes(directories),
-        data_dir=str(run.root / "data"),
-        collection=run.collection,
         validation_share=validation_share,
         strict=strict,
+        **run.data,
     )
     if queries is not None:
-        splits = run.make_queries(queries, splits)
-    run.check_splits(splits)
-    sides = run.tokenize(feature_lengths or {})
+        run.make_queries(queries)
+    compare_parts.check_splits(run.splits, is_pretrained=pretrained is not None)
+    sides = run.tokenize(run.lengths)
     run.decide_model()
-    is_trained = any("train" in each for each in splits.values())
-    rows = run.rows(run.plan(sides, minutes, memory) if is_trained else None)
-    if not splits:
+    is_trained = any("train" in there for there in run.splits.values())
+    plan = run.plan(sides, minutes, memory) if is_trained else None
+    run.decide_bm25()
+    untrained = None if pretrained is None else compare_parts.untrained_system(run.systems)
+    rows = ComparedRows(
+        run.setting, run.systems, untrained, run.collection, run.splits, plan, run.whole
+    )
+    if not run.splits:
         rows.index_only()
         return None
     return rows.compare()
 
 
+@dataclasses.dataclass
 class _Run:
     """One comparison: its settings as far as they are decided, and its stages."""
 
-    def __init__(
-        self,
-        *,
-        setting: Setting,
-        systems: Mapping[str, System],
-        pretrained: str | None,
-        collection: str,
-        feature_lengths: Mapping[str, int],
-        vocabulary_size: int,
-        fixed: Mapping[str, Any],
-    ) -> None:
-        self.root = pathlib.Path(setting.output_dir)
+    setting: Setting
+    systems: dict[str, System]
+    pretrained: str | None
+    collection: str
+    lengths: Mapping[str, int]
+    vocabulary_size: int
+    fixed: Mapping[str, Any]
+    splits: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    whole: str | None = None
+
+    def __post_init__(self) -> None:
+        self.root = pathlib.Path(self.setting.output_dir)
         self.stages = Stages(self.root)
-        self.collection = collection
-        self._setting = dataclasses.replace(setting, data_dir=str(self.root / "data"))
-        self._systems, self._pretrained, self._fixed = dict(systems), pretrained, dict(fixed)
-        self._buckets = setting.training.length_buckets
-        self._lengths, self._vocabulary_size = feature_lengths, vocabulary_size
-        self._splits: dict[str, list[str]] = {}
-        self._whole: str | None = None
+        self._buckets = self.setting.training.length_buckets
         self._lines: list[str] = []
+
+    @property
+    def data(self) -> dict[str, str]:
+        """Arguments of all that read the collection."""
+        return {"data_dir": self.setting.data_dir, "collection": self.collection}
 
     def _decide(self, reason: str, **settings: object) -> None:
         """Logs a decision as Gin lines, and writes all so far."""
@@ -180,51 +186,29 @@ class _Run:
         self._lines += [f"# {reason[:1].upper()}{reason[1:]}.", *lines, ""]
         write_text(self.root / "decided.gin", "\n".join(self._lines))
 
-    def make_queries(self, how: str, splits: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    def make_queries(self, how: str) -> None:
         """Goes on with a collection of passages and the queries that were cut out of them."""
-        if how != "make" or splits:
-            raise ConfigError(
-                f"there are queries of {', '.join(splits)}" if splits else f"queries {how!r}",
-                where="--queries",
-                fix="leave it out" if splits else "write --queries=make",
-            )
-        self._whole, self.collection = self.collection, f"{self.collection}_made"
-        made = {"collection": self.collection, "source": self._whole}
-        data_dir = self._setting.data_dir
-        return self.stages.run("make-queries", make_queries, data_dir=data_dir, **made)
-
-    def check_splits(self, splits: Mapping[str, list[str]]) -> None:
-        """Notes the tasks; refuses those without test queries, and a training from nothing."""
-        self._splits = dict(splits)
-        untested = [task for task, there in splits.items() if "test" not in there]
-        if untested:
-            raise ConfigError(
-                f"task {', '.join(untested)} has no test split",
-                where="DIRECTORIES",
-                fix="add queries to test with; none are made of training queries",
-            )
-        unlearned = [task for task, there in splits.items() if "train" not in there]
-        if self._pretrained is None and (unlearned or not splits):
-            raise ConfigError(
-                f"{', '.join(unlearned) or 'no task'}: no train split, and nothing is pretrained",
-                where="DIRECTORIES",
-                fix="add training queries, or --pretrained=minilm",
-            )
+        if how != "make" or self.splits:
+            named = ", ".join(self.splits)
+            problem = f"there are queries of {named}" if named else f"queries {how!r}"
+            fix = "leave it out" if named else "write --queries=make"
+            raise ConfigError(problem, where="--queries", fix=fix)
+        self.whole, self.collection = self.collection, f"{self.collection}_made"
+        self.splits = self.stages.run("make-queries", make_queries, source=self.whole, **self.data)
 
     def tokenize(
         self, lengths: Mapping[str, int], *, again: str = ""
     ) -> dict[str, compare_plan.FittedLength]:
         """Vocabulary, lengths and tokens; `again` is of the stages of further lengths."""
-        data = {"data_dir": self._setting.data_dir, "collection": self.collection}
         own = None
-        if self._pretrained is None:
+        if self.pretrained is None:
             vocabulary = self.root / "vocabulary"
-            size = self._vocabulary_size
-            self.stages.run("vocab", make_vocabulary, output_dir=vocabulary, size=size, **data)
+            size = self.vocabulary_size
+            self.stages.run("vocab", make_vocabulary, output_dir=vocabulary, size=size, **self.data)
         else:
-            vocabulary = fetch(self._pretrained)
+            vocabulary = fetch(self.pretrained)
             settings = read_encoder_settings(vocabulary)
-            positions = pretrained_bert(self._pretrained).max_length
+            positions = pretrained_bert(self.pretrained).max_length
             own = min(positions, (settings and settings.max_length) or positions)
         fitted = self.stages.run(
             f"lengths{again}",
@@ -232,7 +216,7 @@ class _Run:
             vocabulary=str(vocabulary),
             own_length=own,
             given=dict(lengths),
-            **data,
+            **self.data,
         )
         sides = {side: compare_plan.FittedLength(**values) for side, values in fitted.items()}
         lengths = {side: fit.tokens for side, fit in sides.items()}
@@ -243,29 +227,29 @@ class _Run:
             TASK_FEATURE_LENGTHS=lengths,
             TrainingConfig__length_buckets=buckets,
         )
-        self._setting = dataclasses.replace(
-            self._setting,
+        self.setting = dataclasses.replace(
+            self.setting,
             token_store=str(self.root / f"tokens{again}"),
-            training=dataclasses.replace(self._setting.training, length_buckets=buckets),
+            training=dataclasses.replace(self.setting.training, length_buckets=buckets),
         )
         self.stages.run(
             f"tokenize{again}",
             tokenize,
-            data_dir=self._setting.data_dir,
-            output_dir=self._setting.token_store,
+            data_dir=self.setting.data_dir,
+            output_dir=self.setting.token_store,
             vocabulary=str(vocabulary),
             feature_lengths=lengths,
-            mixture_or_task=self.collection if self._splits else None,
-            collection=None if self._splits else self.collection,
+            mixture_or_task=self.collection if self.splits else None,
+            collection=None if self.splits else self.collection,
         )
         return sides
 
     def decide_model(self) -> None:
         """Sizes and pooling, temperature and the depth of lists."""
-        setting, training = self._setting, self._setting.training
+        setting, training = self.setting, self.setting.training
         objective, cosines = training.objective, False
-        if self._pretrained is not None:
-            cosines = pretrained_normalization(self._pretrained) is Normalization.L2
+        if self.pretrained is not None:
+            cosines = pretrained_normalization(self.pretrained) is Normalization.L2
         if cosines:
             objective = compare_parts.filled(objective, temperature=0.05)
             self._decide(
@@ -273,14 +257,14 @@ class _Run:
                 "cosines",
                 ObjectiveConfig__temperature=objective.temperature,
             )
-        passages = len(PassageStore.open(setting.data_dir, self.collection))
+        passages = len(PassageStore.open(**self.data))
         depth = min(setting.k, passages)
         self._decide(f"{passages:,} passages: results per query", TOP_K=depth)
         significance = setting.significance
-        if significance is not None and self._pretrained is not None:
+        if significance is not None and self.pretrained is not None:
             baselines = (UNTRAINED, f"{UNTRAINED} + BM25")
             significance = compare_parts.filled(significance, more_baselines=baselines)
-        self._setting = dataclasses.replace(
+        self.setting = dataclasses.replace(
             setting,
             k=depth,
             first_mining=dataclasses.replace(setting.first_mining, depth=depth),
@@ -289,34 +273,48 @@ class _Run:
             training=dataclasses.replace(
                 training,
                 objective=objective,
-                pretrained=None if self._pretrained is None else Pretrained(self._pretrained),
+                pretrained=None if self.pretrained is None else Pretrained(self.pretrained),
             ),
         )
-        self._systems = {
+        self.systems = {
             name: dataclasses.replace(
-                system, model=compare_parts.with_weights(system.model, self._pretrained)
+                system, model=compare_parts.with_weights(system.model, self.pretrained)
             )
-            for name, system in self._systems.items()
+            for name, system in self.systems.items()
         }
 
-    def rows(self, chosen: compare_plan.Plan | None) -> ComparedRows:
-        """The comparison with all that is decided."""
-        bm25 = chosen_bm25(self._setting, self.collection, self._splits)
-        if bm25 != self._setting.bm25:
-            self._decide("BM25", Bm25Config__k1=bm25.k1, Bm25Config__b=bm25.b)
-            self._setting = dataclasses.replace(self._setting, bm25=bm25)
-        untrained = (
-            compare_parts.untrained_system(self._systems) if self._pretrained is not None else None
+    def _distinct_queries(self, split: str) -> int:
+        """Number of different texts among a split's queries, over all tasks that have it."""
+        return sum(
+            len({query.text for query in QuerySet.open(task=task, split=split, **self.data)})
+            for task, there in self.splits.items()
+            if split in there
         )
-        return ComparedRows(
-            self._setting,
-            systems=self._systems,
-            untrained=untrained,
-            collection=self.collection,
-            splits=self._splits,
-            chosen=chosen,
-            whole=self._whole,
+
+    def decide_bm25(self) -> None:
+        """The k1 and b that rank the labelled queries best; as set where they are set."""
+        setting, there = self.setting, set().union(*self.splits.values())
+        splits = [split for split in (DEVELOPMENT, "train") if split in there]
+        few_passages = len(PassageStore.open(**self.data)) <= _FEW_PASSAGES
+        if not splits or not few_passages or setting.bm25 != Bm25Config():
+            return
+        if self._distinct_queries(DEVELOPMENT) >= _ENOUGH:
+            splits = [DEVELOPMENT]
+        candidates = [Bm25Config(k1=k1, b=b) for k1, b in _BM25]
+        best = self.stages.run(
+            "bm25-choose",
+            choose_bm25,
+            output_dir=self.root / "bm25" / "grid",
+            splits=splits,
+            candidates=candidates,
+            measure=setting.hybrid_measure,
+            evaluation=setting.evaluation,
+            **self.data,
         )
+        if best:
+            k1, b = _BM25[best]
+            self._decide("BM25", Bm25Config__k1=k1, Bm25Config__b=b)
+            self.setting = dataclasses.replace(setting, bm25=candidates[best])
 
     def plan(
         self,
@@ -325,12 +323,9 @@ class _Run:
         memory: float | None,
     ) -> compare_plan.Plan:
         """Batches, rate, steps, frozen blocks, rounds and folds, by queries, time and memory."""
-        distinct = functools.partial(
-            compare_parts.distinct_queries, self._setting.data_dir, self.collection, self._splits
-        )
-        queries, validation = distinct("train"), distinct(DEVELOPMENT)
-        training, is_pretrained = self._setting.training, self._pretrained is not None
-        model = next(iter(self._systems.values())).model
+        queries, validation = map(self._distinct_queries, ("train", DEVELOPMENT))
+        training, is_pretrained = self.setting.training, self.pretrained is not None
+        model = next(iter(self.systems.values())).model
         blocks = model.transformer.num_layers
         preferred = compare_plan.defaults(
             queries,
@@ -338,14 +333,7 @@ class _Run:
             blocks=blocks if is_pretrained else None,
             batch_size=training.batching.batch_size,
         )
-        preferred = dataclasses.replace(preferred, **self._fixed)
-        training = dataclasses.replace(
-            training,
-            batching=dataclasses.replace(training.batching, batch_size=preferred.batch_size),
-            optimizer=dataclasses.replace(
-                training.optimizer, learning_rate=preferred.learning_rate, warmup_steps=1
-            ),
-        )
+        preferred = dataclasses.replace(preferred, **self.fixed)
         if memory is None:
             memory = 4.0 if jax.default_backend() == "cpu" else math.inf
         chunks = functools.partial(compare_parts.chunks_that_fit, model, sides=sides, gib=memory)
@@ -353,19 +341,19 @@ class _Run:
             "measure",
             compare_parts.measure,
             model_dir=self.root / "measured",
-            token_store=self._setting.token_store,
+            token_store=self.setting.token_store,
             model=model,
             training=compare_parts.measured_training(training, preferred, chunks(preferred)),
-            encode=self._setting.encode,
+            encode=self.setting.encode,
         )
-        done = [name for name in self.stages.finished() if name in _BEFORE]
-        passages = len(PassageStore.open(self._setting.data_dir, self.collection))
-        may_cut = "passage" not in self._lengths
+        done = sorted(self.stages.finished() & _BEFORE)
+        passages = len(PassageStore.open(**self.data))
+        may_cut = "passage" not in self.lengths
         validated = min(1.0, DEPTH * min(RANKED, validation) / passages)
         costs = compare_plan.Costs(
             **measured,
             blocks=blocks,
-            systems=len(self._systems),
+            systems=len(self.systems),
             untrained=is_pretrained,
             spent_seconds=sum(self.stages.record(name).seconds for name in done),
             pool_share=min(1.0, 2 * DEPTH * RANKED / passages),
@@ -394,24 +382,22 @@ class _Run:
         if chosen.passage_tokens is not None:
             lengths = {side: fit.tokens for side, fit in sides.items()}
             self.tokenize({**lengths, "passage": chosen.passage_tokens}, again="-cut")
-            buckets = self._setting.training.length_buckets
-            training = dataclasses.replace(training, length_buckets=buckets)
         training = compare_parts.planned(
-            training,
+            self.setting.training,
             chosen,
             num_chunks=num_chunks,
             states_dir=str(self.root / "states"),
             is_pretrained=is_pretrained,
         )
-        self._setting = dataclasses.replace(self._setting, training=training)
-        self._systems = {
+        self.setting = dataclasses.replace(self.setting, training=training)
+        self.systems = {
             name: dataclasses.replace(
                 system, model=compare_parts.with_trained_experts(system.model, chosen)
             )
-            for name, system in self._systems.items()
+            for name, system in self.systems.items()
         }
         return chosen
 
 
 # The stages before the plan.
-_BEFORE = ("prepare", "make-queries", "vocab", "lengths", "tokenize", "measure")
+_BEFORE = {"prepare", "make-queries", "vocab", "lengths", "tokenize", "measure"}

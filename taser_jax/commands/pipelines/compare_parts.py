@@ -65,12 +65,23 @@ def check_systems(names: Sequence[str], candidates: Mapping[str, System]) -> Non
     """Refuses a system that is unknown or named twice, or none at all."""
     unknown = sorted(set(names) - candidates.keys())
     if unknown or not names or len(set(names)) < len(names):
-        raise ConfigError(
-            f"systems {', '.join(names) or 'none'}",
-            where="compare.systems",
-            expected=f"of {', '.join(candidates)}, each once",
-            fix="write --systems=taser,dpr",
-        )
+        problem = f"systems {', '.join(names) or 'none'}, not of {', '.join(candidates)}, each once"
+        raise ConfigError(problem, where="compare.systems", fix="write --systems=taser,dpr")
+
+
+def check_splits(splits: Mapping[str, Sequence[str]], *, is_pretrained: bool) -> None:
+    """Refuses tasks without test queries, and a training from nothing."""
+    untested = [task for task, there in splits.items() if "test" not in there]
+    if untested:
+        problem = f"task {', '.join(untested)} has no test split"
+        fix = "add queries to test with; none are made of training queries"
+        raise ConfigError(problem, where="DIRECTORIES", fix=fix)
+    unlearned = [task for task, there in splits.items() if "train" not in there]
+    if not is_pretrained and (unlearned or not splits):
+        tasks = ", ".join(unlearned) or "no task"
+        problem = f"{tasks}: no train split, and nothing is pretrained"
+        fix = "add training queries, or --pretrained=minilm"
+        raise ConfigError(problem, where="DIRECTORIES", fix=fix)
 
 
 def with_weights(model: ModelConfig, pretrained: str | None) -> ModelConfig:
@@ -116,10 +127,10 @@ def planned(
     chosen: Plan,
     *,
     num_chunks: int,
-    states_dir: str,
+    states_dir: str | None,
     is_pretrained: bool,
 ) -> TrainingConfig:
-    """The training with a plan's steps and frozen blocks.
+    """The training with a plan's batches, rate, steps and frozen blocks.
 
     Args:
         training: all else.
@@ -136,12 +147,17 @@ def planned(
         # Pretrained weights stay where no later checkpoint is better.
         validates_first=is_pretrained,
     )
-    warmup = max(1, chosen.steps // 10)
+    optimizer = dataclasses.replace(
+        training.optimizer,
+        learning_rate=chosen.learning_rate,
+        warmup_steps=max(1, chosen.steps // 10),
+    )
     return dataclasses.replace(
         training,
         loop=loop,
+        batching=dataclasses.replace(training.batching, batch_size=chosen.batch_size),
+        optimizer=optimizer,
         num_chunks=max(training.num_chunks, num_chunks),
-        optimizer=dataclasses.replace(training.optimizer, warmup_steps=warmup),
         train_from_block=frozen,
         states_dir=states_dir if frozen else None,
     )
@@ -174,16 +190,10 @@ def chunks_that_fit(
 
 def measured_training(training: TrainingConfig, plan: Plan, num_chunks: int) -> TrainingConfig:
     """A few steps of a plan, without validation; frozen blocks are computed in every step."""
-    loop = dataclasses.replace(
-        training.loop, train_steps=_MEASURED_STEPS, evaluation_period=0, checkpoint_period=0
-    )
-    return dataclasses.replace(
-        training,
-        loop=loop,
-        validation=None,
-        train_from_block=training.train_from_block or plan.frozen_blocks,
-        num_chunks=max(training.num_chunks, num_chunks),
-    )
+    few = dataclasses.replace(plan, steps=_MEASURED_STEPS)
+    training = planned(training, few, num_chunks=num_chunks, states_dir=None, is_pretrained=False)
+    loop = dataclasses.replace(training.loop, evaluation_period=0, checkpoint_period=0)
+    return dataclasses.replace(training, loop=loop, validation=None)
 
 
 @writes("{model_dir}")
@@ -276,17 +286,6 @@ def prepare_detected(
         options=PrepareOptions(validation_share=validation_share, strict=strict),
     )
     return list_tasks(data_dir, collection)
-
-
-def distinct_queries(
-    data_dir: str, collection: str, splits: Mapping[str, Sequence[str]], split: str
-) -> int:
-    """Number of different texts among a split's queries, over all tasks that have it."""
-    return sum(
-        len({query.text for query in QuerySet.open(data_dir, collection, task, split)})
-        for task, there in splits.items()
-        if split in there
-    )
 
 
 def fit_lengths(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -27,7 +28,7 @@ _OTHER_SECONDS = 60.0
 # A start whose programs are compiled already takes about this share of one that compiles them.
 _WARM_START = 0.5
 # The default α weighs as much as this many queries.
-PSEUDO_QUERIES = 30
+_PSEUDO_QUERIES = 30
 # One query's gain among many without equals its standard error, but for this.
 _ROUNDING = 1e-9
 
@@ -39,13 +40,11 @@ class FittedLength:
     Attributes:
         tokens: maximum tokens of a text, special ones included.
         cut: share of the texts that are longer.
-        mean: mean tokens of a text after cutting.
         median: median tokens of a text before cutting.
     """
 
     tokens: int
     cut: float
-    mean: float
     median: int
 
     def cut_to(self, tokens: int | None) -> FittedLength:
@@ -75,7 +74,6 @@ def fit_length(
     return FittedLength(
         tokens=tokens,
         cut=float((lengths > tokens).mean()),
-        mean=float(np.minimum(lengths, tokens).mean()),
         median=int(np.median(lengths)),
     )
 
@@ -93,7 +91,7 @@ def padded_length(side: FittedLength, buckets: Sequence[int]) -> float:
     Half of the texts are at most as long as the median, whose bucket is the shortest that holds it.
 
     Example:
-        >>> padded_length(FittedLength(tokens=256, cut=0.0, mean=90.0, median=60), [32, 64])
+        >>> padded_length(FittedLength(tokens=256, cut=0.0, median=60), [32, 64])
         160.0
 
     Args:
@@ -207,7 +205,7 @@ def shorter_passages(query: FittedLength, passage: FittedLength) -> dict[int, fl
     """Tokens that passages can be cut to, and the share of a batch's tokens that is then left.
 
     Example:
-        >>> lengths = [FittedLength(size, 0.0, size, size) for size in (32, 256)]
+        >>> lengths = [FittedLength(size, 0.0, size) for size in (32, 256)]
         >>> {tokens: round(share, 2) for tokens, share in shorter_passages(*lengths).items()}
         {192: 0.76, 128: 0.53, 64: 0.29}
 
@@ -243,25 +241,23 @@ def plan(costs: Costs, preferred: Plan, *, minutes: float | None, pretrained: bo
     if minutes is None:
         return _timed(costs, preferred, preferred.steps)
     half, last = (costs.blocks // 2, costs.blocks - 1) if pretrained else (0, 0)
-    frozen = {"frozen_blocks": max(half, preferred.frozen_blocks)}
-    plans = _changed(preferred, frozen, {"rounds": 1}, {"folds": min(preferred.folds, 2)})
-    cuts = [{"passage_tokens": tokens} for tokens in costs.shorter]
-    shorter = _changed(plans[-1], {"frozen_blocks": max(last, preferred.frozen_blocks)}, *cuts)
-    for ladder, enough in ((plans, _ENOUGH_STEPS), (shorter, _FEWEST_STEPS)):
-        for each in ladder:
-            fixed = _timed(costs, each, 0).seconds
-            fitting = int((60 * minutes - fixed) / (_timed(costs, each, 1).seconds - fixed))
-            if fitting >= min(preferred.steps, enough):
-                return _timed(costs, each, min(fitting, preferred.steps))
-    return _timed(costs, shorter[-1], max(min(fitting, preferred.steps), _FEWEST_STEPS))
-
-
-def _changed(first: Plan, *changes: Mapping[str, int]) -> list[Plan]:
-    """A plan, the plan with the first change, with the second as well, and so on."""
-    plans = [first]
-    for change in changes:
-        plans.append(dataclasses.replace(plans[-1], **change))
-    return plans
+    changes: list[tuple[int, dict[str, int]]] = [
+        (_ENOUGH_STEPS, {}),
+        (_ENOUGH_STEPS, {"frozen_blocks": max(half, preferred.frozen_blocks)}),
+        (_ENOUGH_STEPS, {"rounds": 1}),
+        (_ENOUGH_STEPS, {"folds": min(preferred.folds, 2)}),
+        (_FEWEST_STEPS, {}),
+        (_FEWEST_STEPS, {"frozen_blocks": max(last, preferred.frozen_blocks)}),
+        *((_FEWEST_STEPS, {"passage_tokens": tokens}) for tokens in costs.shorter),
+    ]
+    changed = preferred
+    for enough, change in changes:
+        changed = dataclasses.replace(changed, **change)
+        fixed = _timed(costs, changed, 0).seconds
+        fitting = int((60 * minutes - fixed) / (_timed(costs, changed, 1).seconds - fixed))
+        if fitting >= min(preferred.steps, enough):
+            break
+    return _timed(costs, changed, min(max(fitting, _FEWEST_STEPS), preferred.steps))
 
 
 def _timed(costs: Costs, plan: Plan, steps: int) -> Plan:
@@ -292,8 +288,7 @@ def _timed(costs: Costs, plan: Plan, steps: int) -> Plan:
     return dataclasses.replace(plan, steps=steps, seconds=seconds)
 
 
-@dataclasses.dataclass(frozen=True)
-class Gain:
+class Gain(NamedTuple):
     """A candidate's mean gain over the baseline on the same queries.
 
     Attributes:
@@ -346,35 +341,31 @@ def recommend(gains: Mapping[str, Gain], baseline: str) -> str:
     return best if leads.get(best, 0.0) > _ROUNDING else baseline
 
 
-def shrunk_alpha(
-    best: float, *, default: float, queries: int, pseudo_queries: int = PSEUDO_QUERIES
-) -> float:
-    """α between the queries' choice and the default: log α = (n log best + m log default)/(n + m).
+def shrunk_alpha(best: float, *, default: float, queries: int) -> float:
+    """Shrinks α to the default: log α = (n log best + 30 log default)/(n + 30).
 
     Example:
-        >>> shrunk_alpha(2.0, default=0.5, queries=30, pseudo_queries=30)
+        >>> shrunk_alpha(2.0, default=0.5, queries=30)
         1.0
 
     Args:
         best: the queries' choice.
-        default: α without queries.
+        default: α without queries; it weighs as much as 30 of them.
         queries: n, how many chose.
-        pseudo_queries: m, how many queries the default counts for.
     """
-    share = queries / (queries + pseudo_queries)
+    share = queries / (queries + _PSEUDO_QUERIES)
     return math.exp(share * math.log(best) + (1 - share) * math.log(default))
 
 
-def fold_numbers(texts: Sequence[str], folds: int, *, seed: int = 0) -> Int64[np.ndarray, " texts"]:
+def fold_numbers(texts: Sequence[str], folds: int) -> Int64[np.ndarray, " texts"]:
     """A fold for each query: of equal sizes, drawn at random, equal texts in the same fold.
 
     Args:
         texts: the queries.
         folds: number of folds.
-        seed: seed of the draw.
     """
     distinct, places = np.unique(np.array(texts, dtype=object).astype(str), return_inverse=True)
-    order = np.random.default_rng(seed).permutation(len(distinct))
+    order = np.random.default_rng(0).permutation(len(distinct))
     return (order % folds)[places]
 
 
@@ -385,11 +376,11 @@ class Choice:
     Attributes:
         row: the candidate.
         alphas: dense candidate -> α of its hybrid.
-        gains: candidate -> (gain over the baseline, its standard error), in the measure's units.
+        gains: candidate -> its gain over the baseline, in the measure's units.
         queries: number of queries that decided.
     """
 
     row: str
     alphas: Mapping[str, float]
-    gains: Mapping[str, tuple[float, float]]
+    gains: Mapping[str, Gain]
     queries: int

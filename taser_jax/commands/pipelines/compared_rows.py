@@ -6,26 +6,19 @@ import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from taser_jax.commands.encode import encode
 from taser_jax.commands.export import export_model
 from taser_jax.commands.pipelines.compare_plan import Choice, Plan
-from taser_jax.commands.pipelines.cross_validation import (
-    choose,
-    choose_bm25,
-    hold_out,
-    rank_held_out,
-    unchosen_alpha,
-)
+from taser_jax.commands.pipelines.cross_validation import choose, hold_out, rank_held_out
 from taser_jax.commands.pipelines.retrieval_stages import (
     BM25,
     DEVELOPMENT,
+    RetrievalStages,
     Setting,
     System,
     row_name,
 )
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.pipelines.taser import Comparison, answer, print_table
-from taser_jax.commands.search import index
 from taser_jax.commands.tokenize import tokenize
 from taser_jax.commands.train import train
 from taser_jax.data.collections.store import PassageStore, QuerySet
@@ -38,58 +31,13 @@ from taser_jax.storage.artifacts import file_name, write_json
 from taser_jax.storage.progress import logger
 
 UNTRAINED = "Pretrained, untrained"
-# Queries of a fold that are ranked, and passages of each of their lists that the pool has.
-RANKED, DEPTH = 100, 10
-# Beyond about this many passages one BM25 is enough.
-_FEW_PASSAGES = 100_000
-# (k1, b): Anserini's, then those of Lucene, of Robertson and Zaragoza, and of short texts.
-_BM25 = ((0.9, 0.4), (1.2, 0.75), (1.5, 0.75), (0.6, 0.2))
-# As many validation queries choose BM25's parameters without the training queries.
-_ENOUGH = 200
 
 
-def chosen_bm25(
-    setting: Setting, collection: str, splits: Mapping[str, Sequence[str]]
-) -> Bm25Config:
-    """BM25 with the k1 and b that rank the labelled queries best; as set where they are set.
-
-    Args:
-        setting: what all stages share.
-        collection: the collection.
-        splits: task -> its splits.
-    """
-    passages = len(PassageStore.open(setting.data_dir, collection))
-    labelled = [
-        split
-        for split in (DEVELOPMENT, "train")
-        if any(split in there for there in splits.values())
-    ]
-    if not labelled or passages > _FEW_PASSAGES or setting.bm25 != Bm25Config():
-        return setting.bm25
-    tasks = [task for task, there in splits.items() if labelled[0] in there]
-    queries = sum(
-        len(QuerySet.open(setting.data_dir, collection, task, labelled[0])) for task in tasks
-    )
-    grid = [dataclasses.replace(setting.bm25, k1=k1, b=b) for k1, b in _BM25]
-    best = Stages(setting.output_dir).run(
-        "bm25-choose",
-        choose_bm25,
-        output_dir=pathlib.Path(setting.output_dir) / "bm25" / "grid",
-        tasks=tasks,
-        splits=labelled[:1] if queries >= _ENOUGH else labelled,
-        candidates=grid,
-        data_dir=setting.data_dir,
-        collection=collection,
-        measure=setting.hybrid_measure,
-        evaluation=setting.evaluation,
-    )
-    return grid[best]
-
-
+@dataclasses.dataclass
 class ComparedRows:
     """The stages of a comparison whose settings are decided.
 
-    Args:
+    Attributes:
         setting: what all stages share.
         systems: row -> system to train.
         untrained: the pretrained weights as one plain tower; None for random weights.
@@ -99,58 +47,54 @@ class ComparedRows:
         whole: the collection whose passages the queries were cut out of: what is left searches it.
     """
 
-    def __init__(
-        self,
-        setting: Setting,
-        *,
-        systems: Mapping[str, System],
-        untrained: System | None,
-        collection: str,
-        splits: Mapping[str, Sequence[str]],
-        chosen: Plan | None,
-        whole: str | None = None,
-    ) -> None:
-        self._root = pathlib.Path(setting.output_dir)
+    setting: Setting
+    systems: Mapping[str, System]
+    untrained: System | None
+    collection: str
+    splits: Mapping[str, Sequence[str]]
+    chosen: Plan | None
+    whole: str | None = None
+
+    def __post_init__(self) -> None:
+        self._root = pathlib.Path(self.setting.output_dir)
         self._stages = Stages(self._root)
-        self._setting, self._systems, self._untrained = setting, systems, untrained
-        self._splits, self._chosen, self._whole = splits, chosen, whole
-        self._data = {"data_dir": setting.data_dir, "collection": collection}
-        self._tokens = TokenStore.open(setting.token_store)
-        self._comparison = Comparison(setting)
+        self._data = {"data_dir": self.setting.data_dir, "collection": self.collection}
+        self._comparison = Comparison(self.setting)
         # Row of a dense model -> its folder; of trained systems that of the last round.
-        self._folders = {} if untrained is None else {UNTRAINED: file_name(UNTRAINED)}
-        if chosen is not None:
-            self._folders |= {name: f"{file_name(name)}-{chosen.rounds}" for name in systems}
+        self._folders = {} if self.untrained is None else {UNTRAINED: file_name(UNTRAINED)}
+        if self.chosen is not None:
+            rounds = self.chosen.rounds
+            self._folders |= {name: f"{file_name(name)}-{rounds}" for name in self.systems}
 
     def index_only(self) -> None:
         """A collection without queries: the pretrained model and its index, ready to ask."""
-        assert self._untrained is not None
-        self._comparison.index_untrained(UNTRAINED, self._untrained)
-        self._leave(UNTRAINED, self._folders[UNTRAINED], questions=(), task=None)
+        assert self.untrained is not None
+        self._comparison.untrained(UNTRAINED, self.untrained, splits=())
+        self._leave(UNTRAINED, self._folders[UNTRAINED])
 
     def compare(self) -> ResultsTable:
         """All rows, and the choice among them."""
-        comparison, chosen = self._comparison, self._chosen
+        comparison, chosen = self._comparison, self.chosen
         splits = [split for split in ("test", DEVELOPMENT, "train") if self._tasks(split)]
         comparison.bm25(splits)
         order = [BM25]
-        if self._untrained is not None:
-            order.append(comparison.untrained(UNTRAINED, self._untrained, splits))
+        if self.untrained is not None:
+            order.append(comparison.untrained(UNTRAINED, self.untrained, splits))
         rounds = 0 if chosen is None else chosen.rounds
         for number in range(1, rounds + 1):
-            for name, system in self._systems.items():
+            for name, system in self.systems.items():
                 order.append(comparison.round(name, system, number, is_last=number == rounds))
         choice = self._choice()
         by = f"{choice.queries} queries" if choice.queries else "default"
         for name, folder in self._folders.items():
             order.append(comparison.add_bm25(name, folder, alpha=choice.alphas[name], chosen_by=by))
-        measures = self._setting.evaluation.measures
-        table = print_table(self._setting, order, by_task=measures[-1])
+        measures = self.setting.evaluation.measures
+        table = print_table(self.setting, order, by_task=measures[-1])
         self._finish(choice)
         return table
 
     def _tasks(self, split: str) -> list[str]:
-        return [task for task, there in self._splits.items() if split in there]
+        return [task for task, there in self.splits.items() if split in there]
 
     @property
     def _baseline(self) -> str:
@@ -159,23 +103,11 @@ class ComparedRows:
 
     def _choice(self) -> Choice:
         """What is recommended: cross-validated, by the validation queries, or by default."""
-        setting, bm25 = self._setting, self._root / "bm25" / "runs"
+        setting, bm25 = self.setting, self._root / "bm25" / "runs"
         dense = {name: [self._root / folder / "runs"] for name, folder in self._folders.items()}
-        if not self._tasks(DEVELOPMENT):
-            alpha = self._stages.run(
-                "alpha",
-                unchosen_alpha,
-                dense_dir=dense[UNTRAINED][0],
-                sparse_dir=bm25,
-                tasks=self._tasks("test"),
-                split="test",
-                config=setting.hybrid,
-                **self._data,
-            )
-            return Choice(self._baseline, {UNTRAINED: alpha}, {}, 0)
-        split, sparse = DEVELOPMENT, [bm25]
-        if self._chosen is not None and self._chosen.folds:
-            folds = [self._fold(number, self._chosen) for number in range(self._chosen.folds)]
+        split, sparse = DEVELOPMENT if self._tasks(DEVELOPMENT) else "test", [bm25]
+        if self.chosen is not None and self.chosen.folds:
+            folds = [self._fold(number, self.chosen) for number in range(self.chosen.folds)]
             split, sparse = "train", [fold / "bm25" for fold in folds]
             dense = {name: [fold / file_name(name) for fold in folds] for name in dense}
         chosen = self._stages.run(
@@ -196,8 +128,8 @@ class ComparedRows:
 
     def _fold(self, number: int, chosen: Plan) -> pathlib.Path:
         """Trains each system without a fold's queries, and ranks these with it."""
-        setting, root = self._setting, self._root / "folds" / str(number)
-        names = ["bm25", *([] if self._untrained is None else [file_name(UNTRAINED)])]
+        setting, root = self.setting, self._root / "folds" / str(number)
+        names = ["bm25", *([] if self.untrained is None else [file_name(UNTRAINED)])]
         self._stages.run(
             f"fold-{number}",
             hold_out,
@@ -208,13 +140,11 @@ class ComparedRows:
             output_dir=root,
             fold=number,
             folds=chosen.folds,
-            depth=DEPTH,
-            most=RANKED,
             **self._data,
         )
         steps = max(1, chosen.steps * (chosen.folds - 1) // chosen.folds)
         loop = dataclasses.replace(setting.training.loop, train_steps=steps)
-        for name, system in self._systems.items():
+        for name, system in self.systems.items():
             label = file_name(name)
             model_dir = root / "models" / label
             self._stages.run(
@@ -232,7 +162,7 @@ class ComparedRows:
                 rank_held_out,
                 model_dir=model_dir,
                 token_store=setting.token_store,
-                lists_dirs=[root / name for name in names],
+                fold_dir=root,
                 output_dir=root / label,
                 k=setting.k,
                 encode=setting.encode,
@@ -247,13 +177,13 @@ class ComparedRows:
         name, folder = choice.row, self._folders[choice.row.removesuffix(" + BM25")]
         is_hybrid = name not in self._folders
         row = name
-        if not is_hybrid and name != UNTRAINED and self._chosen is not None:
-            row = row_name(name, self._chosen.rounds)
+        if not is_hybrid and name != UNTRAINED and self.chosen is not None:
+            row = row_name(name, self.chosen.rounds)
         print(f"\nRecommended: {row}")
         if name in choice.gains:
             gain, error = (100 * value for value in choice.gains[name])
             print(
-                f"It gains {gain:+.1f} ± {error:.1f} points of {self._setting.hybrid_measure} over "
+                f"It gains {gain:+.1f} ± {error:.1f} points of {self.setting.hybrid_measure} over "
                 f"{self._baseline} on {choice.queries} queries that it was not trained on."
             )
         elif choice.queries:
@@ -263,45 +193,29 @@ class ComparedRows:
             what = "%d labelled queries chose it: they cannot tell differences below ± %.1f points"
             logger.warning(what, choice.queries, 1.96 * max(errors))
         alpha = choice.alphas[name.removesuffix(" + BM25")] if is_hybrid else None
-        recommended = {
-            "row": row,
-            "model_dir": f"{folder}/model",
-            "index_dir": f"{folder}/index",
-            "alpha": alpha,
-            "bm25_index_dir": "bm25/index",
-            "queries": choice.queries,
-            "gains": choice.gains,
-        }
+        recommended = {"row": row, "alpha": alpha, "queries": choice.queries, "gains": choice.gains}
         write_json(self._root / "recommended.json", recommended)
-        task = next(iter(self._splits))
-        queries = QuerySet.open(**self._data, task=task, split="test")
+        queries = QuerySet.open(**self._data, task=self._tasks("test")[0], split="test")
         lines = sorted({0, len(queries) // 3, 2 * len(queries) // 3})
-        asked = [queries[line].text for line in lines]
-        self._leave(row, folder, questions=asked, task=task, alpha=alpha)
+        self._leave(row, folder, questions=[queries[line].text for line in lines], alpha=alpha)
 
     def _leave(
-        self,
-        row: str,
-        folder: str,
-        *,
-        questions: Sequence[str],
-        task: str | None,
-        alpha: float | None = None,
+        self, row: str, folder: str, *, questions: Sequence[str] = (), alpha: float | None = None
     ) -> None:
-        """Prints answers of the row's model, leaves retriever.json, and exports the model."""
+        """Leaves retriever.json, prints what it finds, and exports the row's model."""
         if questions:
-            print(f"\nTest queries, answered by the model of {row}:")
+            print(f"\nTest queries, answered by {row}:")
         parts = answer(
             questions,
             root=self._root,
             folder=self._root / folder,
-            task=task,
+            task=next(iter(self.splits), None),
             bm25_dir=None if alpha is None else self._root / "bm25" / "index",
             alpha=alpha,
             **self._data,
         )
-        if self._whole is not None:
-            parts = self._index_whole(parts, self._whole)
+        if self.whole is not None:
+            parts = self._index_whole(parts, self.whole)
         self._stages.run(
             "export",
             export_model,
@@ -314,32 +228,34 @@ class ComparedRows:
 
     def _index_whole(self, parts: RetrieverParts, collection: str) -> RetrieverParts:
         """Indexes the passages as they were before queries were cut out of them."""
-        root, run, tokens = self._root / "whole", self._stages.run, self._tokens
+        setting, root = self.setting, self._root / "whole"
         data = {"data_dir": parts.data_dir, "collection": collection}
-        lengths = {"query": tokens.metadata.query_length, "passage": tokens.metadata.passage_length}
-        run(
+        tokens = TokenStore.open(setting.token_store)
+        self._stages.run(
             "whole-tokenize",
             tokenize,
             vocabulary=str(tokens.vocabulary_directory),
-            feature_lengths=lengths,
+            feature_lengths={
+                "query": tokens.metadata.query_length,
+                "passage": tokens.metadata.passage_length,
+            },
             output_dir=root / "tokens",
             **data,
         )
-        run(
-            "whole-encode",
-            encode,
-            model_dir=parts.model_dir,
-            token_store=root / "tokens",
-            output_dir=root / "embeddings",
-            config=self._setting.encode,
+        # States of frozen blocks are of the other passages.
+        setting = dataclasses.replace(
+            setting,
+            token_store=str(root / "tokens"),
+            training=dataclasses.replace(setting.training, states_dir=None),
         )
-        index_dir, embeddings_dir = root / "index", root / "embeddings"
-        config = self._setting.index
-        run("whole-index", index, embeddings_dir=embeddings_dir, index_dir=index_dir, config=config)
-        whole = dataclasses.replace(parts, index_dir=str(index_dir), collection=collection)
+        model_dir = pathlib.Path(parts.model_dir)
+        retrieval = RetrievalStages(setting)
+        retrieval.retrieve("whole", root, splits=(), encoded=(), model_dir=model_dir)
+        whole = dataclasses.replace(parts, index_dir=str(root / "index"), collection=collection)
         if parts.alpha is not None:
             bm25_dir = root / "bm25"
-            run("whole-bm25", _index_bm25, index_dir=bm25_dir, config=self._setting.bm25, **data)
+            config = setting.bm25
+            self._stages.run("whole-bm25", _index_bm25, index_dir=bm25_dir, config=config, **data)
             whole = dataclasses.replace(whole, bm25_dir=str(bm25_dir))
         write_parts(self._root, whole)
         return whole

@@ -7,9 +7,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float32, Float64, Int64
 
-from taser_jax.assembly.model_directory import check_vocabulary, load_model, read_facts
+from taser_jax.assembly.model_directory import load_model, read_facts
 from taser_jax.assembly.text_sources import model_on_states
 from taser_jax.commands.evaluate import EvaluationConfig, judge_run
 from taser_jax.commands.hybrid import development_set
@@ -43,7 +43,10 @@ from taser_jax.retrieval.runs import NO_ROW, Run, SearchResult, top_k, write_tre
 from taser_jax.storage.artifacts import read_json, write_json
 from taser_jax.storage.progress import logger
 
-_QUERIES = "queries.json"
+# Queries of a fold that are ranked, and passages of each of their lists that the pool has.
+RANKED, DEPTH = 100, 10
+# {"queries": task -> ids of those that are ranked, "pool": rows of passages}
+_FOLD = "fold.json"
 
 
 @writes("{output_dir}")
@@ -58,14 +61,12 @@ def hold_out(
     output_dir: str,
     fold: int,
     folds: int,
-    depth: int,
-    most: int,
-    seed: int = 0,
-) -> dict[str, int]:
+) -> None:
     """Takes a fold's training queries out of the negatives, and makes the pool they are ranked in.
 
-    The pool has the first `depth` passages of every list; BM25's lists are cut to it. So a fold's
-    model encodes a few thousand passages, not the collection.
+    At most 100 of each task's queries are ranked; none of the fold is trained on. The pool has the
+    first ten passages of every list; BM25's lists are cut to it. So a fold's model encodes a few
+    thousand passages, not the collection.
 
     Args:
         data_dir: folder of collections.
@@ -74,15 +75,9 @@ def hold_out(
         runs_dirs: name -> runs of the training queries, of models that have learned from none.
         embeddings_dirs: some of these names -> embeddings: such a list ranks the whole pool.
         negatives_dir: hard negatives of the training queries.
-        output_dir: receives `negatives/`, `NAME/` with a list for each name, and queries.json.
+        output_dir: receives `negatives/`, `NAME/` with a list for each name, and fold.json.
         fold: number of the fold, from 0.
         folds: number of folds.
-        depth: passages of each list that the pool has.
-        most: maximum number of a task's queries that are ranked; none of the fold is trained on.
-        seed: seed of folds and sample.
-
-    Returns:
-        Task -> number of its queries that are ranked.
     """
     store = PassageStore.open(data_dir, collection)
     root = pathlib.Path(output_dir)
@@ -90,21 +85,17 @@ def hold_out(
     runs: dict[tuple[str, str], Run] = {}
     for task in tasks:
         queries = QuerySet.open(data_dir, collection, task, "train")
-        asked = list(queries)
-        held = np.flatnonzero(
-            fold_numbers([query.text for query in asked], folds, seed=seed) == fold
-        )
-        ids = [query.id for query in asked]
+        ids = [query.id for query in queries]
+        held = np.flatnonzero(fold_numbers([query.text for query in queries], folds) == fold)
         _without_queries(negatives_dir, root / "negatives", task, ids, set(held.tolist()), store)
-        sample = np.sort(
-            np.random.default_rng([seed, fold]).choice(held, min(most, len(held)), replace=False)
-        )
+        rng = np.random.default_rng([0, fold])
+        sample = np.sort(rng.choice(held, min(RANKED, len(held)), replace=False))
         ranked[task] = [ids[row] for row in sample]
         for name, directory in runs_dirs.items():
             run = read_task_run(directory, queries, store)
             runs[name, task] = Run(ranked[task], run.rows[sample], run.scores[sample])
-    pool = np.unique(np.concatenate([run.rows[:, :depth].reshape(-1) for run in runs.values()]))
-    pool = pool[pool != NO_ROW]
+    pool = np.unique(np.concatenate([run.rows[:, :DEPTH].reshape(-1) for run in runs.values()]))
+    pool = pool[pool != NO_ROW].astype(np.int64)
     for (name, task), run in runs.items():
         if name in embeddings_dirs:
             result = _ranked_by_embeddings(embeddings_dirs[name], task, run, pool)
@@ -115,8 +106,7 @@ def hold_out(
             result = top_k(rows, scores, run.rows.shape[1])
         cut = Run.of(run.query_ids, result)
         write_trec_run(run_path(root / name, task, "train"), cut, ids=store.ids, tag=name)
-    write_json(root / _QUERIES, ranked)
-    return {task: len(ids) for task, ids in ranked.items()}
+    write_json(root / _FOLD, {"queries": ranked, "pool": pool.tolist()})
 
 
 def _ranked_by_embeddings(
@@ -125,10 +115,24 @@ def _ranked_by_embeddings(
     """The best of the pool for a run's queries, as many as the run has."""
     passages = Embeddings.open(directory)
     encoded = QueryEmbeddings.of_split(directory, task, "train", fingerprints=passages.fingerprints)
-    line_of = {id: line for line, id in enumerate(encoded.query_ids)}
-    queries = encoded.take(np.array([line_of[id] for id in run.query_ids]))
-    scores = queries.astype(np.float32) @ passages.take(pool).astype(np.float32).T
-    return top_k(np.broadcast_to(pool, scores.shape), scores, min(run.rows.shape[1], len(pool)))
+    queries = encoded.take(_lines(encoded.query_ids, run.query_ids)).astype(np.float32)
+    return _best(queries, passages.take(pool).astype(np.float32), pool, run.rows.shape[1])
+
+
+def _best(
+    queries: Float32[np.ndarray, "queries dim"],
+    passages: Float32[np.ndarray, "passages dim"],
+    pool: Int64[np.ndarray, " passages"],
+    k: int,
+) -> SearchResult:
+    scores = queries @ passages.T
+    return top_k(np.broadcast_to(pool, scores.shape), scores, min(k, len(pool)))
+
+
+def _lines(ids: Sequence[str], chosen: Sequence[str]) -> Int64[np.ndarray, " chosen"]:
+    """Where the chosen ids stand."""
+    line_of = {id: line for line, id in enumerate(ids)}
+    return np.array([line_of[id] for id in chosen], np.int64)
 
 
 def _without_queries(
@@ -161,13 +165,13 @@ def rank_held_out(
     token_store: str,
     data_dir: str,
     collection: str,
-    lists_dirs: Sequence[str],
+    fold_dir: str,
     output_dir: str,
     k: int,
     encode: EncodeConfig = EncodeConfig(),
     states_dir: str | None = None,
     states_dtype: EmbeddingDtype = EmbeddingDtype.BFLOAT16,
-) -> dict[str, int]:
+) -> None:
     """Ranks a fold's queries in its pool with the model that has not seen them.
 
     Args:
@@ -175,29 +179,19 @@ def rank_held_out(
         token_store: tokens of passages and queries.
         data_dir: folder of collections.
         collection: the collection.
-        lists_dirs: the lists of the fold, from `hold_out`.
+        fold_dir: the fold, from `hold_out`.
         output_dir: run files go there.
         k: results per query.
         encode: batches of encoding.
         states_dir: states of the blocks that were frozen in training; None computes from tokens.
         states_dtype: dtype of these states.
-
-    Returns:
-        Task -> number of queries.
     """
     tokens, store = TokenStore.open(token_store), PassageStore.open(data_dir, collection)
     model = load_model(model_dir)
-    check_vocabulary(model, tokens)
     config = dataclasses.replace(encode, batch_multiple=model.batch_multiple)
-    ranked = _ranked_queries(pathlib.Path(lists_dirs[0]).parent)
-    rows = [
-        read_task_run(folder, QuerySet.open(data_dir, collection, task, "train"), store).rows
-        for task in ranked
-        for folder in lists_dirs
-    ]
-    pool = np.unique(np.concatenate([each.reshape(-1) for each in rows])).astype(np.int64)
-    pool = pool[pool != NO_ROW]
-    splits = {task: tokens.queries(task, "train") for task in ranked}
+    fold = read_json(pathlib.Path(fold_dir) / _FOLD)
+    pool = np.array(fold["pool"], np.int64)
+    splits = {task: tokens.queries(task, "train") for task in fold["queries"]}
     states: TextSource | None = None
     if states_dir is not None:
         model, states = model_on_states(
@@ -210,24 +204,17 @@ def rank_held_out(
         )
     texts: TokenRows = tokens.passages if states is None else states.passages
     passages = encode_rows(model.encode_fn(Role.PASSAGE), texts, pool, config=config)
-    for task, ids in ranked.items():
+    for task, ids in fold["queries"].items():
         queries = splits[task]
-        line_of = {id: line for line, id in enumerate(queries.query_ids)}
         embeddings = encode_rows(
             model.encode_fn(Role.QUERY, task=task),
             queries if states is None else states.of_queries(queries),
-            np.array([line_of[id] for id in ids]),
+            _lines(queries.query_ids, ids),
             config=config,
         )
-        scores = embeddings @ passages.T
-        best = top_k(np.broadcast_to(pool, scores.shape), scores, min(k, len(pool)))
+        ranked = Run.of(ids, _best(embeddings, passages, pool, k))
         path = run_path(output_dir, task, "train")
-        write_trec_run(path, Run.of(ids, best), ids=store.ids, tag="held-out")
-    return {task: len(ids) for task, ids in ranked.items()}
-
-
-def _ranked_queries(directory: str | pathlib.Path) -> dict[str, list[str]]:
-    return read_json(pathlib.Path(directory) / _QUERIES)
+        write_trec_run(path, ranked, ids=store.ids, tag="held-out")
 
 
 def choose(
@@ -245,6 +232,8 @@ def choose(
     evaluation: EvaluationConfig = EvaluationConfig(),
 ) -> Choice:
     """Compares candidates on queries that none of them was trained on: each alone and with BM25.
+
+    Test queries decide nothing: α is then the default, by the widths of the lists alone.
 
     Args:
         data_dir: folder of collections.
@@ -275,14 +264,18 @@ def choose(
                 _lists(dense, sparse, queries, store)
                 for dense, sparse in zip(directories, sparse_dirs, strict=True)
             ]
-            dense, sparse = (_joined([part[side] for part in parts]) for side in (0, 1))
+            dense, sparse = map(_joined, zip(*parts, strict=True))
             sets[task] = development_set(
                 dense, sparse, queries, heads, measure=measure, evaluation=evaluation
             )
-        count = sum(len(each.dense.query_ids) for each in sets.values())
         settled = settle_hybrid(config, [(each.dense, each.sparse) for each in sets.values()])
+        default = default_alpha(settled)
+        if split == "test":
+            alphas[name] = default
+            continue
+        count = sum(len(each.dense.query_ids) for each in sets.values())
         best = choose_alpha(list(sets.values()), k=k, config=settled).alpha
-        alphas[name] = shrunk_alpha(best, default=default_alpha(settled), queries=count)
+        alphas[name] = shrunk_alpha(best, default=default, queries=count)
         values[name] = {task: each.evaluate(each.dense) for task, each in sets.items()}
         values[f"{name} + BM25"] = {
             task: each.evaluate(
@@ -298,50 +291,18 @@ def choose(
     for name, gain in gains.items():
         points = f"{100 * gain.mean:+.1f} points of {measure} against {baseline}"
         logger.info("%s: %s, ± %.1f", name, points, 100 * gain.error)
-    plain = {name: (gain.mean, gain.error) for name, gain in gains.items()}
-    return Choice(recommend(gains, baseline), alphas, plain, count)
+    return Choice(recommend(gains, baseline), alphas, gains, count)
 
 
-def unchosen_alpha(
-    *,
-    dense_dir: str,
-    sparse_dir: str,
-    data_dir: str,
-    collection: str,
-    tasks: Sequence[str],
-    split: str,
-    config: HybridConfig = HybridConfig(),
-) -> float:
-    """α of a hybrid that no labelled query can choose, from the widths of its lists alone.
-
-    Args:
-        dense_dir: the model's runs.
-        sparse_dir: BM25's.
-        data_dir: folder of collections.
-        collection: the collection.
-        tasks: tasks of the queries.
-        split: split of the queries; their labels are not read.
-        config: depth and normalisation.
-    """
-    store = PassageStore.open(data_dir, collection)
-    lists = [
-        (read_task_run(dense_dir, queries, store), read_task_run(sparse_dir, queries, store))
-        for task in tasks
-        for queries in [QuerySet.open(data_dir, collection, task, split)]
-    ]
-    return default_alpha(settle_hybrid(config, lists))
-
-
-def _lists(dense: str, sparse: str, queries: QuerySet, store: PassageStore) -> tuple[Run, Run]:
+def _lists(dense: str, sparse: str, queries: QuerySet, store: PassageStore) -> list[Run]:
     """Both runs of the queries that a folder has: of a fold those that were ranked."""
-    first, second = (read_task_run(folder, queries, store) for folder in (dense, sparse))
-    listed = pathlib.Path(sparse).parent / _QUERIES
-    ids = _ranked_queries(listed.parent)[queries.task] if listed.exists() else first.query_ids
-    line_of = {id: line for line, id in enumerate(first.query_ids)}
-    lines = [line_of[id] for id in ids]
-    return tuple(  # type: ignore[return-value] # of two
-        Run(list(ids), run.rows[lines], run.scores[lines]) for run in (first, second)
-    )
+    runs = [read_task_run(folder, queries, store) for folder in (dense, sparse)]
+    fold = pathlib.Path(sparse).parent / _FOLD
+    if not fold.exists():
+        return runs
+    ids = read_json(fold)["queries"][queries.task]
+    lines = _lines(runs[0].query_ids, ids)
+    return [Run(ids, run.rows[lines], run.scores[lines]) for run in runs]
 
 
 def _joined(runs: Sequence[Run]) -> Run:
@@ -360,7 +321,6 @@ def choose_bm25(
     *,
     data_dir: str,
     collection: str,
-    tasks: Sequence[str],
     splits: Sequence[str],
     candidates: Sequence[Bm25Config],
     output_dir: str,
@@ -374,8 +334,7 @@ def choose_bm25(
     Args:
         data_dir: folder of collections.
         collection: the collection.
-        tasks: tasks of the queries.
-        splits: their splits; BM25 learns from no query.
+        splits: splits of the queries; BM25 learns from none.
         candidates: parameters, the default first.
         output_dir: an index and runs of each.
         measure: what is compared.
@@ -385,27 +344,20 @@ def choose_bm25(
     heads, judged = PassageHeads(store), dataclasses.replace(evaluation, measures=(measure,))
     values: list[dict[str, Float64[np.ndarray, " queries"]]] = []
     for number, config in enumerate(candidates):
-        root = pathlib.Path(output_dir) / str(number)
+        runs, index = (f"{output_dir}/{number}/{name}" for name in ("runs", "index"))
         values.append({})
         for split in splits:
             bm25(
                 data_dir=data_dir,
                 collection=collection,
-                output_dir=str(root / "runs"),
-                index_dir=str(root / "index"),
+                output_dir=runs,
+                index_dir=index,
                 split=split,
-                tasks=tasks,
                 config=config,
             )
-            for task in tasks_with(data_dir, collection, split=split, tasks=tasks):
+            for task in tasks_with(data_dir, collection, split=split):
                 queries = QuerySet.open(data_dir, collection, task, split)
-                run = read_task_run(root / "runs", queries, store)
-                values[-1][f"{task}.{split}"] = judge_run(run, queries, heads, judged).values[
-                    measure
-                ]
-    gains = {
-        str(number): paired_gain(each, values[0]) for number, each in enumerate(values) if number
-    }
-    chosen = int(recommend(gains, "0"))
-    logger.info("BM25: k1 %g, b %g", candidates[chosen].k1, candidates[chosen].b)
-    return chosen
+                scores = judge_run(read_task_run(runs, queries, store), queries, heads, judged)
+                values[-1][f"{task}.{split}"] = scores.values[measure]
+    gains = {str(number): paired_gain(each, values[0]) for number, each in enumerate(values)}
+    return int(recommend(gains, "0"))

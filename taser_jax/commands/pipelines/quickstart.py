@@ -5,14 +5,15 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from taser_jax.commands.pipelines.retrieval_stages import BM25, Setting, System
+from taser_jax.commands.pipelines.retrieval_stages import BM25, Setting, System, row_name
 from taser_jax.commands.pipelines.stages import Stages
-from taser_jax.commands.pipelines.taser import answer, best_dense_row, pipeline_taser
+from taser_jax.commands.pipelines.taser import answer, pipeline_taser
 from taser_jax.commands.prepare import prepare_pydocs
 from taser_jax.commands.tokenize import make_vocabulary, tokenize
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.interop.hub import fetch
+from taser_jax.storage.artifacts import file_name
 
 COLLECTION = "pydocs"
 
@@ -94,14 +95,15 @@ def quickstart(
         rounds=rounds,
         config_text=config_text,
     )
-    best, folder = best_dense_row(
-        table,
-        root,
-        systems=systems,
-        untrained=untrained_systems or (),
-        first_negatives=first_negatives,
-        rounds=rounds,
-    )
+    # The best encoder by the table's last measure.
+    folders = {name: file_name(name) for name in untrained_systems or ()} | {
+        row_name(name, number, first_negatives): f"{file_name(name)}-{number}"
+        for name in systems
+        for number in range(1, rounds + 1)
+    }
+    dense = [row for row in table.results if row.system in folders]
+    best = max(dense, key=lambda row: table.mean(row, table.measures[-1]) or 0.0).system
+    folder = root / folders[best]
     print(f"\nThree questions, answered by {best}:")
     answer(questions, root=root, folder=folder, data_dir=setting.data_dir, collection=COLLECTION)
     print(f"\nAll of it is under {root}: table.md, table.csv, runs, models, stages.")

@@ -15,7 +15,7 @@ import pathlib
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from etils import epath
 
@@ -141,10 +141,9 @@ class Stages:
         del values["format_version"]
         return StageRecord(**values)
 
-    def finished(self) -> list[str]:
-        """Names of the finished stages, in the order in which they finished."""
-        paths = sorted(self._records.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
-        return [path.stem for path in paths]
+    def finished(self) -> set[str]:
+        """Names of the finished stages."""
+        return {path.stem for path in self._records.glob("*.json")}
 
     def _check_inputs(
         self, path: pathlib.Path, recorded: Mapping[str, object], inputs: Mapping[str, object]
@@ -157,13 +156,11 @@ class Stages:
             # An artefact in the directory that was not there yet, or has been deleted since.
             if is_here and not (key in recorded and key in inputs):
                 continue
-            if recorded.get(key) != inputs.get(key):
-                raise ConfigError(
-                    f"{key} was {recorded.get(key)!r} when this stage ran, now {inputs.get(key)!r}",
-                    where=str(path),
-                    expected="the settings this directory was begun with",
-                    fix=f"choose another directory, or delete {self.directory}",
-                )
+            before, now = recorded.get(key), inputs.get(key)
+            if before != now:
+                problem = f"{key} was {before!r} when this stage ran, now {now!r}"
+                fix = f"choose another directory, or delete {self.directory}"
+                raise ConfigError(problem, where=str(path), fix=fix)
 
     def _write(self, record: StageRecord) -> StageRecord:
         content = {"format_version": FORMAT_VERSION, **dataclasses.asdict(record)}
@@ -190,26 +187,6 @@ def _with_strings(value: object) -> Any:
     if isinstance(value, Mapping):
         return {name: _with_strings(part) for name, part in value.items()}
     return [_with_strings(part) for part in value] if isinstance(value, list) else value
-
-
-Stage = TypeVar("Stage", bound=Callable[..., object])
-
-
-def passes_on(*commands: Callable[..., object]) -> Callable[[Stage], Stage]:
-    """Marks a stage's function that hands further arguments on to commands, as `**options`.
-
-    The commands' defaults are then among the stage's inputs, as a command's own are.
-
-    Example:
-        @passes_on(train)
-        def _train(*, tower_dir: str, **options: Any) -> None: ...
-    """
-
-    def mark(function: Stage) -> Stage:
-        vars(function)["passes_on"] = commands
-        return function
-
-    return mark
 
 
 def stage_inputs(
@@ -250,10 +227,6 @@ class _StageInputs:
         for name, parameter in signature.parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 self._given |= self._given.pop(name)
-        for command in getattr(function, "passes_on", ()):
-            for name, parameter in inspect.signature(command).parameters.items():
-                if parameter.default is not inspect.Parameter.empty:
-                    self._given.setdefault(name, parameter.default)
         self._root = root
         self._written = {os.path.abspath(path) for path in written_by(function, self._given)}
         # Artefacts of several splits are known by the files of those that the function reads.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from taser_jax.commands.ask import ask
 from taser_jax.commands.evaluate import write_table
@@ -104,6 +104,8 @@ class Comparison:
         self._root = pathlib.Path(setting.output_dir)
         self._retrieval = RetrievalStages(setting)
         self._stages = self._retrieval.stages
+        # Folder of a model -> its parameters, and what a hybrid's row says of its training.
+        self._models: dict[str, tuple[int, dict[str, str]]] = {}
 
     def bm25(self, splits: Sequence[str] = ("train", DEVELOPMENT, "test")) -> None:
         """BM25 runs of the splits, round-1 negatives of training queries, and BM25's row."""
@@ -114,24 +116,24 @@ class Comparison:
         self._retrieval.evaluate(BM25, root / "runs", parameters=None)
 
     def untrained(self, name: str, system: System, splits: Sequence[str] | None = None) -> str:
-        """Encodes, indexes, searches and evaluates a pretrained model; returns its row's name."""
+        """Encodes, indexes, searches and evaluates a pretrained model; returns its row's name.
+
+        With no split there are no queries: it is encoded and indexed.
+        """
         label = file_name(name)
         root = self._root / label
         parameters = self._retrieval.untrained(label, root, system.model)
+        self._models[label] = parameters, {}
         if splits is None:
             splits = (DEVELOPMENT, "test")
             splits = ("train", *splits) if name in self._first_negatives else splits
         self._retrieval.retrieve(label, root, splits=splits, encoded=splits)
+        if not splits:
+            return name
         if name in self._first_negatives:
             self._retrieval.mine(label, root, self._setting.second_mining)
         details = {"training": "none"}
         return self._retrieval.evaluate(name, root / "runs", parameters=parameters, details=details)
-
-    def index_untrained(self, name: str, system: System) -> None:
-        """Encodes and indexes a collection without queries by a pretrained model."""
-        label = file_name(name)
-        self._retrieval.untrained(label, self._root / label, system.model)
-        self._retrieval.retrieve(label, self._root / label, splits=(), encoded=())
 
     def round(self, name: str, system: System, number: int, *, is_last: bool) -> str:
         """Trains, encodes, indexes, searches, mines and evaluates one round.
@@ -157,6 +159,8 @@ class Comparison:
             tasks=system.tasks or setting.tasks,
             negatives_dirs=[self._root / source / "negatives" for source in sources],
         )
+        masked = {"false negatives": training.batching.false_negatives.value}
+        self._models[label] = trained["parameters"], masked
         splits = (*(() if is_last else ("train",)), DEVELOPMENT, "test")
         self._retrieval.retrieve(label, root, splits=splits, encoded=splits)
         if not is_last:
@@ -165,10 +169,7 @@ class Comparison:
             row_name(name, number, self._first_negatives),
             root / "runs",
             parameters=trained["parameters"],
-            details={
-                "false negatives": training.batching.false_negatives.value,
-                "training": f"{trained['seconds']:.0f} s",
-            },
+            details={**masked, "training": f"{trained['seconds']:.0f} s"},
         )
 
     def add_bm25(
@@ -200,23 +201,14 @@ class Comparison:
         )
         low, high = min(alphas.values()), max(alphas.values())
         shown = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
-        is_trained = f"{label}-train" in self._stages.finished()
-        negatives = setting.training.batching.false_negatives.value
+        parameters, details = self._models[label]
+        alpha_shown = f"{shown} ({chosen_by})" if chosen_by else shown
         return self._retrieval.evaluate(
             f"{name} + BM25",
             root / "runs",
-            parameters=self._parameters(label),
-            details={
-                **({"false negatives": negatives} if is_trained else {}),
-                "alpha": f"{shown} ({chosen_by})" if chosen_by else shown,
-            },
+            parameters=parameters,
+            details={**details, "alpha": alpha_shown},
         )
-
-    def _parameters(self, label: str) -> int:
-        """Parameters of a model that was trained, or imported as it is."""
-        if f"{label}-train" in self._stages.finished():
-            return self._stages.record(f"{label}-train").outputs["parameters"]
-        return self._stages.record(f"{label}-import").outputs
 
 
 def begin_pipeline(output_dir: FilePath, config_text: str) -> None:
@@ -240,42 +232,6 @@ def print_table(setting: Setting, rows: Sequence[str], *, by_task: str) -> Resul
     return table
 
 
-def best_dense_row(
-    table: ResultsTable,
-    root: pathlib.Path,
-    *,
-    systems: Iterable[str],
-    untrained: Iterable[str],
-    first_negatives: Sequence[str] = (BM25,),
-    rounds: int,
-) -> tuple[str, pathlib.Path]:
-    """The row of one encoder with the highest mean over tasks, by the table's last measure.
-
-    Args:
-        table: the table of `pipeline_taser`.
-        root: the pipeline's folder.
-        systems: names of the trained systems.
-        untrained: names of the untrained ones.
-        first_negatives: rows that round 1's hard negatives were mined with.
-        rounds: number of rounds.
-
-    Returns:
-        The row's name and its folder.
-    """
-    folders = {name: file_name(name) for name in untrained} | {
-        row_name(name, number, first_negatives): f"{file_name(name)}-{number}"
-        for name in systems
-        for number in range(1, rounds + 1)
-    }
-    means = {
-        row.system: table.mean(row, table.measures[-1])
-        for row in table.results
-        if row.system in folders
-    }
-    best = max(means, key=lambda row: means[row] or 0.0)
-    return best, root / folders[best]
-
-
 def answer(
     questions: Sequence[str],
     *,
@@ -287,7 +243,7 @@ def answer(
     bm25_dir: pathlib.Path | None = None,
     alpha: float | None = None,
 ) -> RetrieverParts:
-    """Prints what a row's model finds, and leaves a retriever.json for `Retriever.load`.
+    """Leaves a retriever.json for `Retriever.load`, and prints what it finds.
 
     Args:
         questions: questions as typed.
@@ -307,42 +263,30 @@ def answer(
         bm25_dir=None if bm25_dir is None else str(bm25_dir),
         alpha=alpha,
     )
-    if questions:
-        ask(
-            questions=questions,
-            task=task,
-            model_dir=parts.model_dir,
-            index_dir=parts.index_dir,
-            data_dir=data_dir,
-            collection=collection,
-        )
     write_parts(root, parts)
+    if questions:
+        ask(questions=questions, task=task, directory=str(root))
     return parts
 
 
 def _check_systems(
     systems: Mapping[str, System], hybrid_systems: Sequence[str], rounds: int
 ) -> None:
-    unknown = sorted(set(hybrid_systems) - systems.keys())
+    unknown = set(hybrid_systems) - systems.keys()
     names = {file_name(name) for name in systems}
     if unknown or rounds not in (1, 2) or not systems or len(names) < len(systems):
-        raise ConfigError(
-            f"systems {', '.join(systems) or 'none'}; hybrid systems {', '.join(hybrid_systems)}; "
-            f"{rounds} rounds",
-            where="pipeline_taser",
-            expected="systems with distinct names, hybrid systems among them, one or two rounds",
-            fix=f"remove {', '.join(unknown)} from hybrid_systems" if unknown else None,
+        given = (
+            f"systems {', '.join(systems) or 'none'}; hybrid {', '.join(hybrid_systems) or 'none'}"
         )
+        fix = "give systems of distinct names, hybrid ones among them, and one or two rounds"
+        raise ConfigError(f"{given}; {rounds} rounds", where="pipeline_taser", fix=fix)
 
 
 def _check_development(store: TokenStore) -> None:
     if not any(DEVELOPMENT in splits for splits in store.tasks.values()):
-        raise ConfigError(
-            f"no task of collection {store.metadata.collection!r} has a validation split",
-            where=str(store.directory),
-            fix="run `taser prepare` with VALIDATION_SHARE=0.1, which makes one of training "
-            "queries, and `taser tokenize` again",
-        )
+        problem = f"no task of collection {store.metadata.collection!r} has a validation split"
+        fix = "run `taser prepare` with VALIDATION_SHARE=0.1, and `taser tokenize` again"
+        raise ConfigError(problem, where=str(store.directory), fix=fix)
 
 
 def _check_first_negatives(names: Sequence[str], untrained_systems: Mapping[str, System]) -> None:

@@ -15,7 +15,6 @@ from jaxtyping import Float32, Int
 from taser_jax.assembly.data import query_sets
 from taser_jax.assembly.model_directory import LoadedModel, check_vocabulary, load_model
 from taser_jax.commands.ask import MEMORIES, Answer
-from taser_jax.commands.pipelines.stages import passes_on
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
@@ -107,7 +106,6 @@ def augment(
 
 
 @writes("{output_dir}", "{memory_dir}")
-@passes_on(augment, add_memory)
 def look_up(
     *,
     memories: Mapping[str, str],

@@ -17,7 +17,6 @@ from taser_jax.commands.pipelines.retrieval_stages import (
     RetrievalStages,
     Setting,
 )
-from taser_jax.commands.pipelines.stages import passes_on
 from taser_jax.commands.train import TrainSummary, train
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
@@ -336,7 +335,6 @@ class MomaStages:
 
 
 @writes("{model_dir}")
-@passes_on(train)
 def _train(
     *,
     tower_dir: str | None,

@@ -17,7 +17,6 @@ from taser_jax.commands.pipelines.retrieval_stages import (
     Setting,
     System,
 )
-from taser_jax.commands.pipelines.stages import passes_on
 from taser_jax.commands.train import train
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.results import read_results
@@ -232,7 +231,6 @@ def _ensemble(**arguments: Any) -> dict[str, str]:
 
 
 @writes("{output_dir}")
-@passes_on(fuse_specialists, evaluate)
 def _fuse_and_evaluate(
     *,
     folders: Mapping[str, str],

@@ -79,8 +79,8 @@ def test_batches_are_encoded_in_chunks_that_fit():
     sizes = {"embed_dim": 32, "mlp_dim": 64, "num_heads": 4, "head_dim": 8, "num_layers": 2}
     model = tiny_training.model_config().with_transformer(**sizes)
     sides = {
-        "query": FittedLength(16, 0.0, 16.0, 16),
-        "passage": FittedLength(128, 0.0, 128.0, 128),
+        "query": FittedLength(16, 0.0, 16),
+        "passage": FittedLength(128, 0.0, 128),
     }
     batch = 2**12
     plan = Plan(batch, 1, 1e-3, frozen_blocks=0, rounds=1, folds=0)

@@ -9,12 +9,12 @@ import pathlib
 import numpy as np
 import pytest
 
+from taser_jax.commands.pipelines import cross_validation
 from taser_jax.commands.pipelines.compare_plan import fold_numbers
 from taser_jax.commands.pipelines.cross_validation import (
     choose,
     choose_bm25,
     hold_out,
-    unchosen_alpha,
 )
 from taser_jax.data.collections.store import PassageStore, write_collection, write_queries
 from taser_jax.data.token_store.negatives import read_negatives, write_negatives
@@ -31,7 +31,7 @@ def data_dir(tmp_path: pathlib.Path) -> str:
     """Passage n is on word n; query n asks for it, in splits of twelve queries."""
     data_dir = str(tmp_path / "data")
     write_collection(data_dir, "toy", [Passage(f"p{n}", f"word{n} other") for n in range(20)])
-    for split in ("train", "validation"):
+    for split in ("train", "validation", "test"):
         queries = [
             Query(f"{split}{n}", f"word{n}", "words", positives=(n,)) for n in range(QUERIES)
         ]
@@ -52,7 +52,8 @@ def write_run(
     return directory
 
 
-def test_a_fold_is_held_out_of_negatives_and_ranked_in_its_pool(data_dir, tmp_path):
+def test_a_fold_is_held_out_of_negatives_and_ranked_in_its_pool(data_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(cross_validation, "DEPTH", 1)
     lists = [[n, (n + 1) % 20, 19] for n in range(QUERIES)]
     runs = write_run(data_dir, tmp_path / "runs", "train", lists)
     store = PassageStore.open(data_dir, "toy")
@@ -79,10 +80,9 @@ def test_a_fold_is_held_out_of_negatives_and_ranked_in_its_pool(data_dir, tmp_pa
             output_dir=str(root),
             fold=fold,
             folds=3,
-            depth=1,
-            most=100,
         )
-        held = json.loads((root / "queries.json").read_text())["words"]
+        fold_json = json.loads((root / "fold.json").read_text())
+        held = fold_json["queries"]["words"]
         numbers = fold_numbers([f"word{n}" for n in range(QUERIES)], 3)
         assert held == [ids[n] for n in np.flatnonzero(numbers == fold)]
         lines = read_negatives(root / "negatives", "words", "train", ids)
@@ -92,6 +92,7 @@ def test_a_fold_is_held_out_of_negatives_and_ranked_in_its_pool(data_dir, tmp_pa
             assert line.rows.tolist() == ([] if id in held else [(number + 1) % 20])
         # The pool has the first passage of each list: what is not in it is cut from the lists.
         pool = {int(id.removeprefix("train")) for id in held}
+        assert set(fold_json["pool"]) == pool
         run = read_trec_run(root / "bm25" / "words.train.trec", store.row_of)
         assert run.query_ids == held
         for id, rows in zip(run.query_ids, run.rows.tolist(), strict=True):
@@ -103,19 +104,19 @@ def test_a_fold_is_held_out_of_negatives_and_ranked_in_its_pool(data_dir, tmp_pa
     assert sorted(seen) == sorted(ids)
 
 
-def choice(data_dir: str, tmp_path: pathlib.Path, trained: list[list[int]]):
+def choice(data_dir: str, tmp_path: pathlib.Path, trained: list[list[int]], split="validation"):
     """The untrained model has each positive second, BM25 never."""
     others = [[18, n] for n in range(QUERIES)]
     dense = {
-        "untrained": [write_run(data_dir, tmp_path / "untrained", "validation", others)],
-        "trained": [write_run(data_dir, tmp_path / "trained", "validation", trained)],
+        "untrained": [write_run(data_dir, tmp_path / "untrained", split, others)],
+        "trained": [write_run(data_dir, tmp_path / "trained", split, trained, top=60.0)],
     }
-    sparse = write_run(data_dir, tmp_path / "bm25", "validation", [[18, 19]] * QUERIES, top=9.0)
+    sparse = write_run(data_dir, tmp_path / "bm25", split, [[18, 19]] * QUERIES, top=6.0)
     return choose(
         data_dir=data_dir,
         collection="toy",
         tasks=["words"],
-        split="validation",
+        split=split,
         dense_dirs=dense,
         sparse_dirs=[sparse],
         baseline="untrained + BM25",
@@ -147,31 +148,18 @@ def test_a_gain_on_one_query_is_chance(data_dir, tmp_path):
     assert worse.row == "untrained + BM25"
 
 
-def test_alpha_without_labels_follows_the_widths_of_the_lists(data_dir, tmp_path):
-    lists = [[18, n] for n in range(QUERIES)]
-    cosines = write_run(data_dir, tmp_path / "cosines", "validation", lists)
-    products = write_run(data_dir, tmp_path / "products", "validation", lists, top=60.0)
-    sparse = write_run(data_dir, tmp_path / "bm25", "validation", lists, top=6.0)
-
-    def alpha(dense: pathlib.Path) -> float:
-        return unchosen_alpha(
-            dense_dir=str(dense),
-            sparse_dir=str(sparse),
-            data_dir=data_dir,
-            collection="toy",
-            tasks=["words"],
-            split="validation",
-        )
-
-    assert alpha(cosines) == DEFAULT_SHARE
-    assert alpha(products) == 10 * DEFAULT_SHARE
+def test_test_queries_choose_nothing_and_alpha_follows_the_widths_of_the_lists(data_dir, tmp_path):
+    """The first list has cosines, the second is ten times as wide as BM25's."""
+    best = [[n, 18] for n in range(QUERIES)]
+    chosen = choice(data_dir, tmp_path, best, split="test")
+    assert (chosen.row, chosen.queries, chosen.gains) == ("untrained + BM25", 0, {})
+    assert chosen.alphas == {"untrained": DEFAULT_SHARE, "trained": 10 * DEFAULT_SHARE}
 
 
 def test_bm25_keeps_the_default_unless_another_is_better(data_dir, tmp_path):
     chosen = choose_bm25(
         data_dir=data_dir,
         collection="toy",
-        tasks=["words"],
         splits=["train", "validation"],
         candidates=[Bm25Config(), Bm25Config(k1=1.5, b=0.75)],
         output_dir=str(tmp_path / "grid"),

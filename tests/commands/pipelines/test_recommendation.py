@@ -83,7 +83,7 @@ def test_what_is_recommended_gains_more_than_its_error(gains):
 
 
 def test_alpha_is_shrunk_by_hand():
-    assert shrunk_alpha(2.0, default=0.5, queries=30, pseudo_queries=30) == pytest.approx(1.0)
+    assert shrunk_alpha(2.0, default=0.5, queries=30) == pytest.approx(1.0)
     assert shrunk_alpha(2.0, default=0.5, queries=0) == pytest.approx(0.5)
     # Seven queries of Cranfield: log α = (7 log 0.1 + 30 log 0.5) / 37.
     seven = math.exp((7 * math.log(0.1) + 30 * math.log(0.5)) / 37)
@@ -117,9 +117,3 @@ def test_folds_part_the_queries_and_keep_equal_texts_together(texts, folds):
     one_each = dict(zip(texts, found.tolist(), strict=True))
     sizes = [list(one_each.values()).count(fold) for fold in range(folds)]
     assert max(sizes) - min(sizes) <= 1
-
-
-def test_folds_follow_the_seed_alone():
-    texts = [f"query {n}" for n in range(50)]
-    assert (fold_numbers(texts, 5) == fold_numbers(texts, 5)).all()
-    assert (fold_numbers(texts, 5) != fold_numbers(texts, 5, seed=1)).any()

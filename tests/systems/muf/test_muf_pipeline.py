@@ -176,11 +176,11 @@ def test_every_specialist_trains_on_its_own_task(finished):
 def test_a_specialist_joins_a_finished_run(finished, small_world, tmp_path):
     copy = tmp_path / "out"
     shutil.copytree(finished, copy)
-    before = set(Stages(copy).finished())
+    before = Stages(copy).finished()
     changed = [f"--gin.pipeline_muf.specialists={THREE}", "--gin.Fusion.left_out=Both"]
     changed.append("--gin.both/System.tasks=['summary', 'code']")
     succeed(*arguments(small_world, copy, *changed))
-    new = set(Stages(copy).finished()) - before
+    new = Stages(copy).finished() - before
     assert {name.rsplit("-", 1)[0] for name in new if not name.endswith("-fuse")} == {"both"}
     fused = {name.rsplit("-", 2)[0] for name in new if name.endswith("-fuse")}
     # Without the newcomer it is the fusion there was.
