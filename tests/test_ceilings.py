@@ -33,8 +33,8 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_718,
     "cli": 1_259,
-    "commands": 4_652,
-    "data": 6_374,
+    "commands": 4_647,
+    "data": 5_884,
     "devices": 1_087,
     "evaluation": 1_227,
     "interop": 2_617,
@@ -48,9 +48,9 @@ ROOMS = {
     "training": 1_574,
 }
 OTHERS = {
-    "lines of code": 30_927,
+    "lines of code": 30_432,
     "percent of code that imports or raises": 14.8,
-    "files": 219,
+    "files": 217,
     "lines of the longest file": 415,
     "loose files": 3,
     "rooms at the top": 14,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 108,
     "modules that train imports": 87,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_387,
+    "words of documentation": 34_354,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

@@ -13,7 +13,8 @@ import numpy as np
 from taser_jax.commands import inputs
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.prepare.receipts import gold_path
-from taser_jax.data.readers.kilt import KiltQuery, read_queries
+from taser_jax.data.readers.kilt import read_queries
+from taser_jax.data.readers.located import Question
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.evaluation import kilt, metrics
 from taser_jax.evaluation.answers import AnswerMatch
@@ -281,7 +282,7 @@ def write_kilt_predictions(
     )
 
 
-def _gold(queries: QuerySet) -> list[KiltQuery]:
+def _gold(queries: QuerySet) -> list[Question]:
     path = gold_path(queries)
     if not path.exists():
         problem = f"task {queries.task!r} was not prepared from KILT's files"

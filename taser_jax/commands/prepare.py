@@ -21,8 +21,8 @@ from taser_jax.data.collections.store import (
 )
 from taser_jax.data.prepare import collection as preparation
 from taser_jax.data.prepare.collection import PassageFiles
-from taser_jax.data.prepare.options import PrepareOptions, Tasks
 from taser_jax.data.prepare.receipts import PreparedCollection, left_out_directory, write_left_out
+from taser_jax.data.prepare.splits import PrepareOptions, Tasks
 from taser_jax.data.pydocs.build import build_pydocs
 from taser_jax.data.pydocs.tasks import TASKS
 from taser_jax.devices.hosts import writes
@@ -30,7 +30,7 @@ from taser_jax.evaluation.answers import AnswerMatch
 from taser_jax.interop import collections_by_name
 from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
 from taser_jax.retrieval.runs import NO_ROW, SearchResult
-from taser_jax.storage.artifacts import COLLECTION, FilePath, check_kind
+from taser_jax.storage.artifacts import COLLECTION, FilePath, check_kind, split_path
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.locks import one_writer
 from taser_jax.storage.progress import logger, phase
@@ -98,8 +98,7 @@ def prepare(
             and the task of files without one in their names. A folder may be a task of others,
             such as "mteb:SciFact" or "ir_datasets:beir/scifact".
         passages: a file, several (labelled by their names without suffixes), or label -> file.
-        queries: task -> split -> questions, as a path or `QuestionFiles`, or a pattern of these
-            files, such as "nq/{task}-{split}.json".
+        queries: task -> split -> questions, as a path or `QuestionFiles`.
         directory: base of relative paths; None is the current directory.
         options: how files are divided, and what they may lack.
         pydocs: what of pydocs is made.
@@ -220,14 +219,8 @@ def _report(prepared: PreparedCollection, data_dir: FilePath) -> None:
         ", reused" if prepared.reused else "",
     )
     for split in prepared.splits:
-        logger.info(
-            "%s: task %s, %s: %s queries%s",
-            prepared.collection,
-            split.task,
-            split.split,
-            f"{split.queries:,}",
-            _listed(split.left_out),
-        )
+        counts = f"{split.queries:,} queries{_listed(split.left_out)}"
+        logger.info("%s: task %s, %s: %s", prepared.collection, split.task, split.split, counts)
     if prepared.left_out or any(split.left_out for split in prepared.splits):
         listed = left_out_directory(data_dir, prepared.collection)
         logger.info("%s: listed with file and line in %s", prepared.collection, listed)
@@ -305,7 +298,7 @@ def find_positives(
                     divided = _divided(queries, result, store, matching, lost)
             renamed = (dataclasses.replace(query, task=name) for query in divided)
             write_queries(data_dir, collection, name, split, renamed)
-            write_left_out(data_dir, collection, (name, split), lost)
+            write_left_out(data_dir, collection, split_path("", name, split, ".txt"), lost)
             dropped[name][split] = len(lost)
             counts = f"{len(queries) - len(lost):,} questions, {len(lost):,} dropped without"
             logger.info("%s %s: %s a positive among BM25's first %d", name, split, counts, depth)

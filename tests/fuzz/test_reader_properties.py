@@ -12,7 +12,6 @@ import json
 import pathlib
 import string
 import tempfile
-import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -27,7 +26,6 @@ from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.passages import read_passages
 from taser_jax.data.readers.questions import read_questions
 from taser_jax.retrieval.runs import NO_ROW, Run, read_trec_run, write_trec_run
-from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage
 
 FEW, MANY = 15, 1000
@@ -160,28 +158,11 @@ def test_beir_corpora_and_queries(found: list[Passage], style: dict):
     assert [(query.id, query.text) for query in queries] == [(one.id, one.text) for one in found]
 
 
-@examples(ANY_TEXT.filter(bool))
-def test_ids_that_would_split_a_column_are_refused_with_their_line(id: str):
-    id += "2"
-    splits = id.split() != [id] or any(unicodedata.category(one) == "Cc" for one in id)
-    records = [{"_id": "fine", "text": "x"}, {"_id": id, "text": "x"}]
-    with written("".join(json.dumps(one) + "\n" for one in records), "corpus.jsonl") as path:
-        if splits:
-            with pytest.raises(DataError, match=r"corpus\.jsonl:2, field 'id'"):
-                [one.passage for one in read_passages(path)]
-        else:
-            assert [one.passage.id for one in read_passages(path)] == ["fine", id]
-
-
 @examples(passages(COLUMN.map(str.strip), ids=ANY_ID), st.booleans())
 def test_tsv_passages_and_queries(found: list[Passage], has_titles: bool):
     # A first line of these names is a header.
     found = [one for one in found if (one.id, one.text) != ("id", "text")] or [Passage("1", "a")]
-    # Titles that are longer than their texts are refused: the columns may be swapped.
-    found = [
-        Passage(one.id, one.text, one.title * (has_titles and len(one.title) <= len(one.text)))
-        for one in found
-    ]
+    found = [Passage(one.id, one.text, one.title * has_titles) for one in found]
     columns = [[one.id, one.text, *([one.title] if has_titles else [])] for one in found]
     with written("".join("\t".join(row) + "\n" for row in columns)) as path:
         assert [one.passage for one in read_passages(path)] == found
@@ -233,26 +214,11 @@ def test_kilt_queries(records: list[dict]):
     assert [dict(query.record) for query in found] == records
     for query, record in zip(found, records, strict=True):
         assert (query.id, query.text) == (record["id"], record["input"])
-        for output, expected in zip(query.outputs, record["output"], strict=True):
-            assert output.answer == expected["answer"]
-            for one, wanted in zip(output.provenance, expected["provenance"], strict=True):
-                assert (one.page_id, one.title) == (wanted["wikipedia_id"], wanted["title"])
-                paragraph = wanted.get("start_paragraph_id")
-                assert (one.span and one.span.start[0]) == paragraph
-
-
-@examples(passages(ANY_TEXT), st.lists(ANY_TEXT, max_size=3))
-def test_kilt_pages_and_passages(found: list[Passage], paragraphs: list[str]):
-    header = ["id", "text", "title", "wikipedia_id"]
-    rows = [[one.id, one.text, one.title, f"p{one.id}"] for one in found]
-    with written(csv_text([header, *rows], "\n")) as path:
-        read = [one.passage for one in read_passages(path)]
-    assert [[one.id, one.text, one.title, one.page_id] for one in read] == rows
-    pages = [{"wikipedia_id": one.id, "wikipedia_title": one.title} for one in found]
-    lines = "".join(json.dumps({**page, "text": paragraphs}) + "\n" for page in pages)
-    with written(lines, "k.jsonl") as path:
-        read_pages = [(one.id, one.title, list(one.paragraphs)) for one in kilt.read_pages(path)]
-    assert read_pages == [(one.id, one.title, paragraphs) for one in found]
+        places = [place for output in record["output"] for place in output["provenance"]]
+        assert [one.page_id for one in query.provenance] == [one["wikipedia_id"] for one in places]
+        assert [one.span and one.span.start[0] for one in query.provenance] == [
+            one.get("start_paragraph_id") for one in places
+        ]
 
 
 SCORES = st.floats(-(2.0**90), 2.0**90, width=32)

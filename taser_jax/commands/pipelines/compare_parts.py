@@ -19,7 +19,7 @@ from taser_jax.commands.pipelines.retrieval_stages import System
 from taser_jax.commands.prepare import prepare_files
 from taser_jax.commands.train import train
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
-from taser_jax.data.prepare.options import PrepareOptions
+from taser_jax.data.prepare.splits import PrepareOptions
 from taser_jax.data.text.preprocessors import passage_ids
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import TokenStore

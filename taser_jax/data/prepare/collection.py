@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import json
@@ -11,23 +10,12 @@ import os
 import pathlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-import numpy as np
-from etils import epath
-
 from taser_jax.data.collections.store import QuerySet, write_collection, write_queries
 from taser_jax.data.files import file_digest
 from taser_jax.data.id_index import hash_share
 from taser_jax.data.prepare.detection import detect
 from taser_jax.data.prepare.mapping import PageIndex, QuestionMapper
-from taser_jax.data.prepare.merging import PassageMerger, PassageSource
-from taser_jax.data.prepare.options import (
-    VALIDATION,
-    PrepareOptions,
-    QuestionFiles,
-    Tasks,
-    by_task_and_split,
-)
-from taser_jax.data.prepare.query_splits import QuestionSplit, divide_by_positives, named_splits
+from taser_jax.data.prepare.merging import PassageMerger
 from taser_jax.data.prepare.receipts import (
     PreparedCollection,
     PreparedSplit,
@@ -36,11 +24,21 @@ from taser_jax.data.prepare.receipts import (
     write_left_out,
     write_receipt,
 )
-from taser_jax.data.readers.fields import read_qrels
+from taser_jax.data.prepare.splits import (
+    VALIDATION,
+    PrepareOptions,
+    QuestionFiles,
+    QuestionSplit,
+    Tasks,
+    by_task_and_split,
+    divide_by_positives,
+    named_splits,
+)
+from taser_jax.data.readers.fields import content_id, read_qrels
 from taser_jax.data.readers.located import LeftOut, LocatedPassage
 from taser_jax.data.readers.passages import read_passages, text_files
 from taser_jax.data.readers.questions import is_kilt
-from taser_jax.storage.artifacts import FilePath, fingerprint_json, replacing, storage_errors
+from taser_jax.storage.artifacts import FilePath, fingerprint_json, replacing, split_path
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage, Query
 from taser_jax.storage.typed_files import to_plain
@@ -100,9 +98,8 @@ def prepare(
     """
     base = "" if directory is None else directory
     sources = {} if passages is None else _labelled(passages, "passages", base)
-    tasks = {} if queries is None else by_task_and_split(queries, base)
-    if len(sources) == 1:
-        tasks = _with_label(tasks, *sources)
+    label = next(iter(sources)) if len(sources) == 1 else ""
+    tasks = by_task_and_split(queries or {}, base, label)
     for name, folder in _labelled(directories, "directories", base).items():
         detected = detect(folder, name)
         clashing = sorted(tasks.keys() & detected.questions.keys())
@@ -114,15 +111,9 @@ def prepare(
                 where=os.fspath(folder),
                 fix="rename the files, after which tasks are named, or give names: {name: folder}",
             )
-        if len(detected.passages) == 1:
-            sources[name] = detected.passages[0]
-            tasks |= _with_label(detected.questions, name)
-        else:
-            # Files of several folders may have one name.
-            places = {path: os.path.relpath(path, folder) for path in detected.passages}
-            labels = {path: _label(place.replace(os.sep, ".")) for path, place in places.items()}
-            sources |= {f"{name}.{labels[path]}": path for path in detected.passages}
-            tasks |= _with_label(detected.questions, "")
+        label = name if len(detected.passages) == 1 else ""
+        sources |= {label or f"{name}.{_label(path)}": path for path in detected.passages}
+        tasks |= by_task_and_split(detected.questions, label=label)
     if not sources:
         fix = "write `taser prepare DIRECTORY`, or set PASSAGES and QUERIES"
         raise ConfigError("neither a folder nor a file of passages is given", fix=fix)
@@ -151,18 +142,11 @@ def _prepare(
             located = _without_distractors(located, label, splits, options.distractors)
         return (read.passage for read in (pages.watch(located) if has_pages else located))
 
-    merger = PassageMerger(
-        [
-            PassageSource(label, path, functools.partial(passages_of, label))
-            for label, path in sources.items()
-        ]
-    )
+    merger = PassageMerger({label: passages_of(label) for label in sources})
     store = write_collection(data_dir, collection, merger.passages(), aliases=merger.aliases)
-    write_left_out(data_dir, collection, "passages", left_out.lines)
+    write_left_out(data_dir, collection, "passages.txt", left_out.lines)
     if has_pages:
-        several = len(sources) > 1
-        rows = [merger.rows(label) for label in sources] if several else [np.arange(len(store))]
-        pages.close(np.concatenate(rows).astype(np.int32))
+        pages.close(merger.rows(store))
     resolver = merger.resolver(store)
     held_out = {split.task for split in splits if split.split == VALIDATION}
     written: list[PreparedSplit] = []
@@ -174,7 +158,8 @@ def _prepare(
         for queries in _write_split(data_dir, collection, mapper, share):
             counts = lacks.counts if queries.split == split.split else {}
             written.append(PreparedSplit.of(queries, counts))
-        write_left_out(data_dir, collection, (split.task, split.split), lacks.lines)
+        file = split_path("", split.task, split.split, ".txt")
+        write_left_out(data_dir, collection, file, lacks.lines)
     prepared = PreparedCollection(
         collection=collection,
         passages=len(store),
@@ -195,38 +180,26 @@ def _write_split(
 ) -> list[QuerySet]:
     """Writes the queries of a split, or of training and validation, and KILT's gold."""
     split = mapper.split
-    scratch = epath.Path(data_dir) / collection / f"{split.task}.{split.split}.kilt.partial"
-    try:
-        with storage_errors(scratch), scratch.open("w") as gold:
+    gold: dict[str, str] = {}
 
-            def mapped() -> Iterator[Query]:
-                for query, question in mapper.queries():
-                    if question.record is not None:
-                        gold.write(json.dumps(question.record, ensure_ascii=False) + "\n")
-                    yield query
+    def mapped() -> Iterator[Query]:
+        for query, question in mapper.queries():
+            if question.record is not None:
+                record = {**question.record, "id": query.id}
+                gold[query.id] = json.dumps(record, ensure_ascii=False) + "\n"
+            yield query
 
-            queries = _not_empty(mapped(), split)
-            parts: Mapping[str, Iterable[Query]] = {split.split: queries}
-            if validation_share:
-                parts = _carved(queries, split.task, validation_share)
-            written = [
-                write_queries(data_dir, collection, split.task, name, part)
-                for name, part in parts.items()
-            ]
-        with storage_errors(scratch):
-            _publish_gold(scratch, written)
-    finally:
-        scratch.unlink(missing_ok=True)
+    queries = _not_empty(mapped(), split)
+    parts: Mapping[str, Iterable[Query]] = {split.split: queries}
+    if validation_share:
+        parts = _carved(queries, split.task, validation_share)
+    written = []
+    for name, part in parts.items():
+        written.append(write_queries(data_dir, collection, split.task, name, part))
+        if gold:
+            with replacing(gold_path(written[-1])) as scratch:
+                scratch.write_text("".join(gold[query.id] for query in written[-1]))
     return written
-
-
-def _publish_gold(scratch: epath.Path, written: Sequence[QuerySet]) -> None:
-    """Puts the lines of KILT's gold beside the query sets that have their queries."""
-    for queries in written if scratch.stat().length else ():
-        ids = {query.id for query in queries}
-        with scratch.open() as lines, replacing(gold_path(queries)) as gold:
-            own = (line for line in lines if len(written) == 1 or json.loads(line)["id"] in ids)
-            gold.write_text("".join(own))
 
 
 def _not_empty(queries: Iterator[Query], split: QuestionSplit) -> Iterator[Query]:
@@ -262,7 +235,9 @@ def _without_distractors(
         id for split in splits if split.files.passages in ("", label) for id in _positive_ids(split)
     }
     for located in passages:
-        if located.passage.id in gold or hash_share(located.passage.id) < share:
+        passage = located.passage
+        is_gold = not gold.isdisjoint((passage.id, content_id(passage.title, passage.text)))
+        if is_gold or hash_share(passage.id) < share:
             yield located
 
 
@@ -274,16 +249,13 @@ def _positive_ids(split: QuestionSplit) -> Iterator[str]:
                 yield judgement.passage_id
         return
     for question in asked.values():
-        titles = [(context.id, context.title) for context in question.positives]
-        titles += [
-            (place.passage_id, place.title or place.page_id) for place in question.provenance
-        ]
-        for id, title in titles:
-            if not id:
-                problem = f"the positive on {title!r} has no passage_id"
+        yield from (context.id for context in question.positives)
+        for place in question.provenance:
+            if not place.passage:
+                problem = f"the positive on {place.title or place.page_id!r} has no passage_id"
                 fix = "add it, or keep all passages: PrepareOptions.distractors = 1.0"
                 raise DataError(problem, where=question.where, fix=fix)
-            yield id
+            yield place.passage
 
 
 def _labelled(given: PassageFiles, where: str, base: FilePath = "") -> dict[str, FilePath]:
@@ -301,19 +273,6 @@ def _labelled(given: PassageFiles, where: str, base: FilePath = "") -> dict[str,
 def _label(path: FilePath) -> str:
     name = pathlib.PurePath(os.fspath(path)).name or pathlib.Path(os.fspath(path)).resolve().name
     return name.removesuffix(".gz").removesuffix(".tsv")
-
-
-def _with_label(
-    tasks: Mapping[str, Mapping[str, QuestionFiles]], label: str
-) -> dict[str, dict[str, QuestionFiles]]:
-    """The same files, which refer to the passages of this label unless they name another."""
-    return {
-        task: {
-            split: dataclasses.replace(files, passages=files.passages or label)
-            for split, files in splits.items()
-        }
-        for task, splits in tasks.items()
-    }
 
 
 def _splits(
@@ -343,7 +302,7 @@ def _splits(
     return list(splits.values())
 
 
-def _digest(path: FilePath) -> str:
+def _digest(path: str) -> str:
     """A file's digest, or that of a folder's texts."""
     if not os.path.isdir(path):
         return file_digest(path)
@@ -356,19 +315,13 @@ def _inputs_fingerprint(
     sources: Mapping[str, FilePath], splits: Sequence[QuestionSplit], options: PrepareOptions
 ) -> str:
     """Fingerprint of all inputs' bytes; reports a missing file before any work is done."""
-    digests: dict[str, str] = {}
-
-    def digest(path: FilePath) -> str:
-        if os.fspath(path) not in digests:
-            digests[os.fspath(path)] = _digest(path)
-        return digests[os.fspath(path)]
-
+    digest = functools.cache(_digest)
     described: list[object] = [_FORMAT_VERSION, to_plain(options)]
-    described += [[label, digest(path)] for label, path in sources.items()]
+    described += [[label, digest(os.fspath(path))] for label, path in sources.items()]
     for split in splits:
         files = split.files
         paths = (files.questions, files.qrels)
-        contents = [None if path is None else digest(path) for path in paths]
+        contents = [None if path is None else digest(os.fspath(path)) for path in paths]
         names = [split.task, split.split, *split.sharing, files.passages]
         described.append([*names, split.keeps_unjudged, os.fspath(files.questions), *contents])
     return fingerprint_json(described)

@@ -15,8 +15,7 @@ from taser_jax.data.collections.store import (
     write_queries,
 )
 from taser_jax.data.id_index import hash_share
-from taser_jax.data.prepare.options import SHARES
-from taser_jax.data.prepare.query_splits import sampled, split_of
+from taser_jax.data.prepare.splits import SHARES, sampled, split_of
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage, Query

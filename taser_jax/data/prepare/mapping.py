@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import array
 import dataclasses
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Int32
 
 from taser_jax.data.id_index import HashIndex, text_hash
 from taser_jax.data.prepare.merging import PassageResolver
-from taser_jax.data.prepare.query_splits import QuestionSplit
+from taser_jax.data.prepare.splits import QuestionSplit
 from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.located import (
     Context,
@@ -29,8 +28,6 @@ from taser_jax.storage.records import Query, check_id
 WITHOUT_POSITIVE = "without a positive"
 MISSING_POSITIVES = "positives that are not in the collection"
 MISSING_NEGATIVES = "hard negatives that are not in the collection"
-MISSING_QUERIES = "judged queries that are not among the questions"
-CONTRADICTING = "passages judged twice, of which the highest grade counts"
 WHOLE_PAGES = "provenances known by page only, all of whose passages are gold"
 MENTION_START, MENTION_END = "[START_ENT]", "[END_ENT]"
 # TACO-DR keeps these before the mention.
@@ -41,9 +38,8 @@ _NO_SPAN = Span((0, 0), (0, 0))
 class PageIndex:
     """Pages and positions of the passages of a collection, for files of KILT's format.
 
-    It takes 8 bytes per passage, and 16 more if any has a position in its page. Pages are
-    identified by 64-bit hashes: among 6 million pages, two share one in one of a million
-    collections.
+    It takes 24 bytes per passage. Pages are identified by 64-bit hashes: among 6 million pages,
+    two share one in one of a million collections.
     """
 
     def __init__(self) -> None:
@@ -55,12 +51,9 @@ class PageIndex:
     def watch(self, passages: Iterable[LocatedPassage]) -> Iterator[LocatedPassage]:
         """The passages, which are recorded as they are read."""
         for located in passages:
-            if located.span is not None and not self._spans:
-                self._spans.extend([0] * (4 * len(self._pages)))
+            span = located.span or _NO_SPAN
             self._pages.append(text_hash(located.passage.page_id))
-            if located.span is not None or self._spans:
-                span = located.span or _NO_SPAN
-                self._spans.extend((*span.start, *span.end))
+            self._spans.extend((*span.start, *span.end))
             yield located
 
     def close(self, rows: Int32[np.ndarray, " read"]) -> None:
@@ -78,9 +71,7 @@ class PageIndex:
 
     def overlapping(self, places: Sequence[int], span: Span | None) -> list[int]:
         """The places whose passages overlap the span's characters or, failing that, paragraphs."""
-        if span is None or not self._spans:
-            return []
-        for part in (span, span.whole_paragraphs()):
+        for part in (span, span.whole_paragraphs()) if span is not None else ():
             if overlapping := [place for place in places if self._span(place).overlaps(part)]:
                 return overlapping
         return []
@@ -120,8 +111,8 @@ class QuestionMapper:
             Queries whose positives and hard negatives are rows, with the questions.
 
         Raises:
-            DataError: an id of two questions, or one that run files cannot hold; judgements that
-                are for none of the questions; what `left_out` refuses.
+            DataError: an id of two questions, or one that run files cannot hold; what `left_out`
+                refuses.
         """
         judgements = self._judgements()
         where_of_id: dict[str, str] = {}
@@ -153,7 +144,6 @@ class QuestionMapper:
                 answers=question.answers,
             )
             yield query, question
-        self._check_judged(judgements or {})
 
     def _text(self, question: Question) -> str:
         if self.split.task in self.split.options.entity_tasks:
@@ -167,22 +157,6 @@ class QuestionMapper:
         for judgement in read_qrels(self.split.files.qrels):
             grouped.setdefault(judgement.query_id, []).append(judgement)
         return grouped
-
-    def _check_judged(self, judgements: Mapping[str, list[Judgement]]) -> None:
-        if self.split.split != self.split.sharing[0]:
-            return
-        files = self.split.files
-        missing = [id for id in judgements if id not in self.split.read_ids]
-        questions = os.fspath(files.questions)
-        if missing and len(missing) == len(judgements):
-            problem = f"not one of its {len(judgements):,} queries is among those of {questions}"
-            fix = "give the qrels of these questions"
-            raise DataError(problem, where=os.fspath(files.qrels or ""), fix=fix)
-        for id in missing:
-            absent = f"the query {id!r} is not in {questions}"
-            where = f"{judgements[id][0].where}, field 'query-id'"
-            fix = "correct the id, or leave out --strict"
-            self.left_out.add(MISSING_QUERIES, DataError(absent, where=where, fix=fix))
 
     def _positives(self, question: Question) -> tuple[int, ...]:
         rows: dict[int, None] = {}
@@ -206,16 +180,16 @@ class QuestionMapper:
             return []
         if self.split.task in self.split.options.page_gold_tasks:
             return self.pages.rows(page)
-        if provenance.passage_id:
+        if provenance.passage:
             at = f"{where}, field 'passage_id'"
             row = self.resolver.row_of_id(
-                provenance.passage_id, label=self.split.files.passages, where=at
+                provenance.passage, label=self.split.files.passages, where=at
             )
             if row is None:
-                self._missing(f"the passage {provenance.passage_id!r}", at)
+                self._missing(f"the passage {provenance.passage!r}", at)
                 return []
             if row not in self.pages.rows(page):
-                problem = f"passage {provenance.passage_id!r} is not of page {provenance.page_id!r}"
+                problem = f"passage {provenance.passage!r} is not of page {provenance.page_id!r}"
                 fix = "give the passage file that the queries were made from"
                 raise DataError(problem, where=at, fix=fix)
             return [row]
@@ -225,27 +199,22 @@ class QuestionMapper:
 
     def _judged(self, judgements: Sequence[Judgement]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         grades: dict[int, int] = {}
+        # Of contradicting judgements the highest counts.
         for judgement in sorted(judgements, key=lambda judged: -judged.relevance):
             row = self.resolver.row_of_id(
                 judgement.passage_id, label=self.split.files.passages, where=judgement.where
             )
-            if row is None and judgement.relevance > 0:
+            if row is not None:
+                grades.setdefault(row, judgement.relevance)
+            elif judgement.relevance > 0:
                 self._missing(f"the positive (id {judgement.passage_id!r})", judgement.where)
-            elif row is not None:
-                highest = grades.setdefault(row, judgement.relevance)
-                if highest > judgement.relevance:
-                    problem = f"the grade {judgement.relevance}, where another line has {highest}"
-                    fix = "leave one of them"
-                    error = DataError(problem, where=judgement.where, fix=fix)
-                    self.left_out.add(CONTRADICTING, error)
         positive = {row: grade for row, grade in grades.items() if grade > 0}
         relevance = tuple(positive.values())
         return tuple(positive), () if set(relevance) <= {1} else relevance
 
     def _hard_negatives(self, question: Question, positives: Sequence[int]) -> tuple[int, ...]:
-        # As in DPR, a question without hard negatives falls back on its other negatives.
         rows = []
-        for context in question.hard_negatives or question.negatives:
+        for context in question.hard_negatives:
             row = self._row(context, question.where)
             if row is None:
                 self.left_out.counts[MISSING_NEGATIVES] += 1

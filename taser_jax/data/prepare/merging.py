@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 from jaxtyping import Int32
@@ -13,24 +13,8 @@ from jaxtyping import Int32
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.id_index import normalized_content
 from taser_jax.data.readers.located import Context
-from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage, check_id
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PassageSource:
-    """One passage file of a collection.
-
-    Attributes:
-        label: its name among the collection's files; the prefix for clashing ids.
-        path: the file.
-        read: starts reading its passages.
-    """
-
-    label: str
-    path: FilePath
-    read: Callable[[], Iterator[Passage]]
 
 
 class PassageMerger:
@@ -46,38 +30,37 @@ class PassageMerger:
         1 "x", 2 "y", b:2 "z", with the aliases b:1 -> row 1, b:3 and 3 -> row 0.
 
     Args:
-        sources: the files, in the order of their rows.
+        sources: label of each file, the prefix for clashing ids -> its passages, which are read
+            once; in the order of their rows.
     """
 
-    def __init__(self, sources: Sequence[PassageSource]) -> None:
-        self.sources = sources
-        for source in sources if len(sources) > 1 else ():
-            check_id(source.label, where=f"label of {source.path}")
+    def __init__(self, sources: Mapping[str, Iterable[Passage]]) -> None:
+        self._sources = sources
+        for label in sources if len(sources) > 1 else ():
+            check_id(label, where=f"the label {label!r} of a file of passages")
         self.aliases: dict[str, int] = {}
         self.merged = 0
         self.renamed = 0
         self._rows_of_source: dict[str, range] = {}
-        self._rows: dict[str, array.array[int]] = {}
+        self._rows = array.array("i")
 
     def passages(self) -> Iterator[Passage]:
         """The merged passages in row order."""
-        if len(self.sources) == 1:
-            yield from self.sources[0].read()
+        if len(self._sources) == 1:
+            yield from next(iter(self._sources.values()))
             return
         row_of_content: dict[bytes, int] = {}
         taken: dict[str, int] = {}
         row = 0
-        for source in self.sources:
+        for label, passages in self._sources.items():
             start = row
-            rows = self._rows[source.label] = array.array("i")
-            for passage in source.read():
-                content = normalized_content(passage.title, passage.text).encode(
-                    "utf-8", "surrogatepass"
-                )
-                key = hashlib.blake2b(content, digest_size=16).digest()
-                name = f"{source.label}:{passage.id}"
+            for passage in passages:
+                content = normalized_content(passage.title, passage.text)
+                encoded = content.encode("utf-8", "surrogatepass")
+                key = hashlib.blake2b(encoded, digest_size=16).digest()
+                name = f"{label}:{passage.id}"
                 same = row_of_content.get(key)
-                rows.append(row if same is None else same)
+                self._rows.append(row if same is None else same)
                 if same is not None:
                     self.merged += 1
                     for alias in (name, passage.id):
@@ -85,21 +68,24 @@ class PassageMerger:
                             taken[alias] = self.aliases[alias] = same
                     continue
                 row_of_content[key] = row
+                is_repeated = taken.get(passage.id, -1) >= start
                 if passage.id in taken:
                     self.renamed += 1
                     passage = dataclasses.replace(passage, id=name)
-                if passage.id in taken:
-                    fix = "give the file another label"
-                    where = str(source.path)
-                    raise DataError(f"the id {passage.id!r} is used twice", where=where, fix=fix)
+                if is_repeated or passage.id in taken:
+                    problem = f"the id {passage.id!r} is used for two texts"
+                    fix = "correct the file, or give it another label"
+                    raise DataError(problem, where=f"passages {label!r}", fix=fix)
                 taken[passage.id] = row
                 yield passage
                 row += 1
-            self._rows_of_source[source.label] = range(start, row)
+            self._rows_of_source[label] = range(start, row)
 
-    def rows(self, label: str) -> Int32[np.ndarray, "passages"]:
-        """Row in the collection of each passage of one of several files, in the file's order."""
-        return np.array(self._rows[label], np.int32)
+    def rows(self, store: PassageStore) -> Int32[np.ndarray, "passages"]:
+        """Row in the collection of each passage that was read, in the order of reading."""
+        if len(self._sources) == 1:
+            return np.arange(len(store), dtype=np.int32)
+        return np.array(self._rows, np.int32)
 
     def resolver(self, store: PassageStore) -> PassageResolver:
         """A resolver of the files' ids in the collection; call this after the last passage."""

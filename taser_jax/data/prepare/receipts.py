@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from etils import epath
 
 from taser_jax.data.collections.store import PassageStore, QuerySet
-from taser_jax.storage.artifacts import FilePath, read_json, split_path, write_json, write_text
+from taser_jax.storage.artifacts import FilePath, read_json, write_json, write_text
 from taser_jax.storage.errors import TaserError
 from taser_jax.storage.typed_files import typed
 
@@ -90,17 +90,16 @@ def left_out_directory(data_dir: FilePath, collection: str) -> epath.Path:
 
 
 def write_left_out(
-    data_dir: FilePath, collection: str, name: str | tuple[str, str], lines: Sequence[str]
+    data_dir: FilePath, collection: str, file: FilePath, lines: Sequence[str]
 ) -> None:
     """Lists what was left out: file, line and reason of each.
 
     Args:
         data_dir: folder of collections.
         collection: its name.
-        name: "passages", or task and split.
+        file: "passages.txt", or task and split as `split_path` names them.
         lines: the list; without any there is no file.
     """
-    file = f"{name}.txt" if isinstance(name, str) else split_path("", *name, ".txt")
     path = left_out_directory(data_dir, collection) / file
     path.unlink(missing_ok=True)
     if lines:

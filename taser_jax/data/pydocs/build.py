@@ -41,14 +41,12 @@ class PydocsCollection:
         queries: task -> split -> queries; positives are rows of `passages`.
         checksum: checksum of all passages and queries; equal for equal versions.
         versions: versions of Python and of the packages that were read.
-        unavailable: modules that could not be imported on this machine; they change the checksum.
     """
 
     passages: list[Passage]
     queries: dict[str, dict[str, list[Query]]]
     checksum: str
     versions: dict[str, str]
-    unavailable: tuple[str, ...]
 
 
 def _query(question: Question, corpus: Corpus, name: str) -> Query:
@@ -104,7 +102,7 @@ def build_pydocs(packages: Sequence[str] | None = None) -> PydocsCollection:
         DataError: a package is missing.
     """
     with phase("reading docstrings"):
-        objects, unavailable = read_objects(packages)
+        objects = read_objects(packages)
     with phase("making queries"):
         assignment = assign(objects)
         questions = list(fair_questions(candidates(objects), assignment))
@@ -130,7 +128,6 @@ def build_pydocs(packages: Sequence[str] | None = None) -> PydocsCollection:
         queries=queries,
         checksum=_checksum(corpus.passages, queries),
         versions=_versions(),
-        unavailable=unavailable,
     )
 
 

@@ -22,7 +22,6 @@ from taser_jax.data.pydocs.parse import (
     sentences,
     words,
 )
-from taser_jax.storage import progress
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage
 
@@ -74,27 +73,21 @@ def _child_records(roots: Sequence[str]) -> Iterator[dict[str, Any]]:
     paths = [source_root, environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
     command = [sys.executable, "-P", "-W", "ignore", "-m", walk.__name__, *roots]
-    with subprocess.Popen(
+    done = subprocess.run(
         command,
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-    ) as child:
-        assert child.stdout is not None
-        try:
-            for line in child.stdout:
-                yield json.loads(line)
-        except BaseException:  # the caller was interrupted: do not wait for the walk to end
-            child.kill()
-            raise
-        code = child.wait()
-    if code:
+        check=False,
+    )
+    if done.returncode:
         raise DataError(
-            f"the walk over the installed modules exited with status {code}",
+            f"the walk over the installed modules exited with status {done.returncode}",
             where=" ".join(roots[:4]) + (" ..." if len(roots) > 4 else ""),
             fix=f"run it directly to see why: {sys.executable} -m {walk.__name__} numpy",
         )
+    yield from map(json.loads, done.stdout.splitlines())
 
 
 def _canonical_order(name: str) -> tuple[int, int, str]:
@@ -139,9 +132,7 @@ def _package_rank(name: str) -> int:
     return ("python", *walk.THIRD_PARTY).index(walk.package_of(name))
 
 
-def read_objects(
-    packages: Sequence[str] | None = None,
-) -> tuple[list[DocumentedObject], tuple[str, ...]]:
+def read_objects(packages: Sequence[str] | None = None) -> list[DocumentedObject]:
     """Walks the installed packages in a clean child interpreter.
 
     Args:
@@ -149,33 +140,21 @@ def read_objects(
             and optax.
 
     Returns:
-        The objects, by package and canonical name, and the modules that cannot be imported here.
+        The objects, by package and canonical name.
 
     Raises:
         DataError: a root does not exist, or the child interpreter fails.
     """
-    roots = list(packages or (*walk.standard_library_roots(), *walk.THIRD_PARTY))
-    records: list[walk.WalkedObject] = []
-    failed: list[str] = []
-    stream = _child_records(roots)
-    total = next(stream)["modules"]
-    with progress.bar("reading docstrings", total=total, unit="module") as bar:
-        for record in stream:
-            if "object" in record:
-                records.append(record["object"])
-            else:
-                bar.update()
-                if record["failed"]:
-                    failed.append(record["module"])
-    missing = sorted(set(failed) & set(packages or walk.THIRD_PARTY))
-    if missing:
+    walked = list(_child_records(packages or (*walk.standard_library_roots(), *walk.THIRD_PARTY)))
+    failed = {record["failed"] for record in walked if "failed" in record}
+    if missing := sorted(failed.intersection(packages or walk.THIRD_PARTY)):
         where, fix = "the packages whose docstrings are read", f"pip install {' '.join(missing)}"
         raise DataError(f"cannot be imported: {', '.join(missing)}", where=where, fix=fix)
+    records = [record["object"] for record in walked if "object" in record]
     by_name: dict[str, DocumentedObject] = {}
     for item in _without_boilerplate(list(_merge(records))):
         by_name.setdefault(item.name, item)  # a function may have the name of its module
-    objects = sorted(by_name.values(), key=lambda o: (_package_rank(o.name), o.name))
-    return objects, tuple(sorted(failed))
+    return sorted(by_name.values(), key=lambda item: (_package_rank(item.name), item.name))
 
 
 MAX_WORDS = 100

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 
-from taser_jax.data.prepare.query_splits import components
+from taser_jax.data.prepare.splits import components
 from taser_jax.data.pydocs.objects import DocumentedObject, name_in_words
 from taser_jax.data.pydocs.parse import ElementKind, count_words, words
 

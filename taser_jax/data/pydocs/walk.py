@@ -1,11 +1,11 @@
 """Walks installed modules in a clean interpreter and prints their docstrings as JSON.
 
 `python -m taser_jax.data.pydocs.walk json optax` imports every public module below the roots and
-writes one JSON line for each: `{"modules": 210}` first, then `{"module": name, "failed": ""}` as
-each is imported, then `{"object": {...}}` for every documented object. It runs as a separate
-process (started by `pydocs.objects`) because importing hundreds of modules prints, warns, registers
-handlers and depends on earlier imports. None of that reaches the caller, and the caller's state
-does not affect the text. TensorFlow and other heavy optional packages are hidden.
+writes JSON lines: `{"failed": name}` of each that cannot be imported, then `{"object": {...}}` for
+every documented object. It runs as a separate process (started by `pydocs.objects`) because
+importing hundreds of modules prints, warns, registers handlers and depends on earlier imports. None
+of that reaches the caller, and the caller's state does not affect the text. TensorFlow and other
+heavy optional packages are hidden.
 """
 
 from __future__ import annotations
@@ -90,7 +90,6 @@ class _Found:
     """An object with every public name that leads to it."""
 
     value: object
-    kind: str
     names: list[str]
 
 
@@ -134,9 +133,8 @@ def _member_function(member: Any) -> Any:
     """The function that has the docstring and code of a class attribute, or None."""
     if isinstance(member, classmethod | staticmethod):
         return member.__func__
-    if isinstance(member, property) or inspect.isroutine(member) or inspect.isclass(member):
-        return member
-    if inspect.isdatadescriptor(member) or _is_documentable(member):
+    is_code = isinstance(member, property) or inspect.isroutine(member) or inspect.isclass(member)
+    if is_code or inspect.isdatadescriptor(member) or _is_documentable(member):
         return member
     return None
 
@@ -159,27 +157,26 @@ class _Walker:
     def __init__(self) -> None:
         self.found: dict[int, _Found] = {}
 
-    def add(self, value: object, kind: str, name: str) -> bool:
+    def add(self, value: object, name: str) -> bool:
         """Records a name of an object; True if the object is new."""
         entry = self.found.get(id(value))
         if entry is None:
-            self.found[id(value)] = _Found(value, kind, [name])
+            self.found[id(value)] = _Found(value, [name])
         elif name not in entry.names:
             entry.names.append(name)
         return entry is None
 
     def module(self, module: types.ModuleType, name: str) -> None:
-        self.add(module, "module", name)
+        self.add(module, name)
         for member_name, value in _sorted_members(module):
             if inspect.ismodule(value) or not _is_documentable(value):
                 continue
             if _belongs(value, name.partition(".")[0]):
-                kind = "class" if inspect.isclass(value) else "function"
-                self.add(value, kind, f"{name}.{member_name}")
+                self.add(value, f"{name}.{member_name}")
 
     def classes(self) -> None:
         """Members of every class found, named after the class's canonical name."""
-        pending = [f for f in self.found.values() if f.kind == "class"]
+        pending = [f for f in self.found.values() if inspect.isclass(f.value)]
         for owner in pending:  # grows as nested classes are found
             assert isinstance(owner.value, type)
             prefix = _canonical(owner)
@@ -187,9 +184,7 @@ class _Walker:
                 value = _member_function(member)
                 if value is None or not _belongs(value, prefix.partition(".")[0]):
                     continue
-                nested = inspect.isclass(value)
-                name = f"{prefix}.{member_name}"
-                if self.add(value, "class" if nested else "method", name) and nested:
+                if self.add(value, f"{prefix}.{member_name}") and inspect.isclass(value):
                     pending.append(self.found[id(value)])
 
 
@@ -253,36 +248,28 @@ def walk(roots: list[str], emit: Callable[[dict[str, object]], None]) -> None:
     """Imports the public modules below the roots and emits their documented objects."""
     for name in _HIDDEN:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type] # None makes its import fail
-    names = [name for root in roots for name in module_names(root)]
-    emit({"modules": len(names)})
     walker = _Walker()
-    for name in names:
-        failed = ""
+    for name in (name for root in roots for name in module_names(root)):
         try:
             module = importlib.import_module(name)
-        except (Exception, SystemExit) as error:
-            failed = type(error).__name__
+        except (Exception, SystemExit):
+            emit({"failed": name})
         else:
             walker.module(module, name)
-        emit({"module": name, "failed": failed})
     walker.classes()
     sources = _Sources()
     for item in walker.found.values():
         doc = _own_doc(item.value)
         if doc is None:
             continue
-        emit(
-            {
-                "object": {
-                    "name": _canonical(item),
-                    "names": sorted(item.names),
-                    "doc": inspect.cleandoc(doc),
-                    "body": ""
-                    if item.kind in ("module", "class")
-                    else sources.body(item.value, doc),
-                }
-            }
-        )
+        has_body = not inspect.ismodule(item.value) and not inspect.isclass(item.value)
+        walked: WalkedObject = {
+            "name": _canonical(item),
+            "names": sorted(item.names),
+            "doc": inspect.cleandoc(doc),
+            "body": sources.body(item.value, doc) if has_body else "",
+        }
+        emit({"object": walked})
 
 
 def main(roots: list[str]) -> None:

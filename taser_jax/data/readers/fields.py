@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import csv
 import enum
 import functools
@@ -14,7 +13,7 @@ import numpy as np
 
 from taser_jax.data.files import json_records, numbered_lines
 from taser_jax.data.id_index import normalized_content, text_hash
-from taser_jax.data.readers.located import Context, Judgement
+from taser_jax.data.readers.located import Context, Judgement, id_field
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
 
@@ -30,54 +29,10 @@ def plain_rows(path: FilePath) -> Iterator[tuple[int, list[str]]]:
             yield line, content.split("\t")
 
 
-def quoted_rows(path: FilePath, delimiter: str = "\t") -> Iterator[tuple[int, list[str]]]:
-    """Yields (first line of a row, columns), with csv's double quotes.
-
-    A quoted column may span lines. A line whose quotes are not csv's is taken as it is.
-
-    Example:
-        A column `"a ""b"" c"` is `a "b" c`, and `"a" b`, which is none of csv's, is `"a" b`.
-    """
-    csv.field_size_limit(_LONGEST_FIELD)
-    lines = numbered_lines(path)
-    waiting: collections.deque[tuple[int, str]] = collections.deque()
-    taken: list[tuple[int, str]] = []
-
-    def contents() -> Iterator[str]:
-        while (numbered := waiting.popleft() if waiting else next(lines, None)) is not None:
-            taken.append(numbered)
-            yield numbered[1]
-
-    while True:
-        taken.clear()
-        try:
-            row = next(csv.reader(contents(), delimiter=delimiter, strict=True), None)
-        except csv.Error:
-            waiting.extendleft(reversed(taken[1:]))
-            row = taken[0][1].rstrip("\r\n").split(delimiter)
-        if row is None:
-            return
-        if row:
-            yield taken[0][0], row
-
-
-def tagged_blocks(path: FilePath, tag: str) -> Iterator[tuple[int, str]]:
-    """Yields (first line, content) of each <tag>...</tag> of TREC, on lines of their own."""
-    start, lines = 0, list[str]()
-    for line, content in numbered_lines(path):
-        word = content.strip().lower()
-        if re.match(rf"<{tag}\b", word):
-            start, lines = line, []
-        elif word == f"</{tag}>":
-            yield start, "".join(lines)
-        else:
-            lines.append(content)
-
-
 def wrong_columns(where: str, count: int, expected: str) -> DataError:
     """The error for a row of too few or too many columns."""
-    fix = "check for a missing tab, tabs or newlines within a text, or a quote left open"
-    return DataError(f"{count} tab-separated columns, not {expected}", where=where, fix=fix)
+    fix = "check for a missing tab, or tabs or newlines within a text"
+    return DataError(f"{count} columns, not {expected}", where=where, fix=fix)
 
 
 def read_qrels(path: FilePath) -> Iterator[Judgement]:
@@ -96,20 +51,19 @@ def read_qrels(path: FilePath) -> Iterator[Judgement]:
     Raises:
         DataError: malformed input; names file:line, the field and the fix.
     """
-    beir = False
+    count = 4
     for line, content in numbered_lines(path):
         where = f"{os.fspath(path)}:{line}"
         if line == 1 and content.startswith(QRELS_HEADERS):
-            beir = True
+            count = 3
             continue
         if not content.strip():
             continue
-        columns = content.rstrip("\r\n").split("\t") if beir else content.split()
-        if beir and len(columns) != 3:
-            raise wrong_columns(where, len(columns), "3: query id, passage id, grade")
-        if not beir and len(columns) != 4:
-            trec = "4: query id, 0, passage id, grade (TREC), or a BEIR header on line 1"
-            raise wrong_columns(where, len(columns), trec)
+        columns = content.rstrip("\r\n").split("\t") if count == 3 else content.split()
+        if len(columns) != count:
+            beir = "3, query id, passage id and grade, after a header"
+            trec = "4, query id, 0, passage id and grade"
+            raise wrong_columns(where, len(columns), f"{beir}, or TREC's {trec}")
         query_id, passage_id, grade = columns[0], columns[-2], columns[-1]
         try:
             relevance = int(np.int32(grade))
@@ -128,13 +82,31 @@ class Role(enum.Enum):
 
     ID = ("id", "_id", "docid", "doc_id", "pid", "docno", "document_id", "qid", "question_id")
     TITLE = ("title", "heading", "headline", "subject", "name")
-    TEXT = ("text", "passage", "body", "content", "contents", "document", "abstract", "context")
+    TEXT = (
+        "text",
+        "passage",
+        "body",
+        "content",
+        "contents",
+        "document",
+        "abstract",
+        "context",
+        "definition",
+    )
     PAGE = ("wikipedia_id", "page_id")
     PARAGRAPH = ("paragraph_id",)
     QUESTION = ("question", "query", "anchor", "claim")
     ANSWERS = ("answers", "answer", "response")
-    POSITIVE = ("positive", "positives", "pos", "positive_passages")
-    NEGATIVE = ("negative", "negatives", "neg", "hard_negatives", "hard_negative")
+    POSITIVE = ("positive", "positives", "pos", "positive_passages", "positive_ctxs")
+    NEGATIVE = (
+        "negative",
+        "negatives",
+        "neg",
+        "hard_negatives",
+        "hard_negative",
+        "hard_negative_ctxs",
+    )
+    OTHER_NEGATIVE = ("negative_ctxs",)
     QUERY_ID = ("query_id", "topic_id", "topic")
     PASSAGE_ID = ("passage_id", "corpus_id")
     RELEVANCE = ("relevance", "score", "grade", "label", "rel", "judgment")
@@ -174,28 +146,31 @@ def first_of(record: Mapping[str, object], role: Role) -> str | None:
     return min(names, key=lambda name: name != role.value[0]) if names else None
 
 
+def content_id(title: str, text: str) -> str:
+    """An id made of the content, so that equal passages without ids are one."""
+    return f"{text_hash(normalized_content(title, text)):016x}"
+
+
 def quoted_passages(record: Mapping[str, object], role: Role, where: str) -> tuple[Context, ...]:
     """The passages that a record quotes in the fields of a role: texts, or {text, title}.
-
-    Their ids are hashes of title and text, so that equal passages of several lines are one.
 
     Raises:
         DataError: a value that is neither.
     """
     contexts = []
     for name in roles_of(record).get(role, ()):
-        value = record[name]
+        value, at = record[name], f"{where}, field {name!r}"
         for quoted in value if isinstance(value, list) else [value]:
             parts = quoted if isinstance(quoted, dict) else {"text": quoted}
             text, title = parts.get("text") or "", parts.get("title") or ""
             if not isinstance(text, str) or not isinstance(title, str):
                 fix = "write a text, a list of texts, or {text, title}"
-                raise DataError(f"found {quoted!r}", where=f"{where}, field {name!r}", fix=fix)
+                raise DataError(f"found {quoted!r}", where=at, fix=fix)
             if role is Role.TEXT and (field := first_of(record, Role.TITLE)):
                 title = str(record[field] or "")
-            if text.strip() or title.strip():
-                id = f"{text_hash(normalized_content(title, text)):016x}"
-                contexts.append(Context(title, text, id))
+            id = id_field(parts, "passage_id", at) or id_field(parts, "psg_id", at)
+            if id or text.strip() or title.strip():
+                contexts.append(Context(title, text, id or content_id(title, text)))
     return tuple(contexts)
 
 
@@ -207,10 +182,10 @@ def positives(record: Mapping[str, object], where: str) -> tuple[Context, ...]:
     return ()
 
 
-def is_term(record: Mapping[str, object]) -> bool:
-    """Whether a record is a thesaurus's term: a name with a definition, or without any text."""
-    has_name = "definition" in record or "name" in record
-    return has_name and first_of(record, Role.TEXT) is None
+def is_undefined_term(record: Mapping[str, object]) -> bool:
+    """Whether a record is a thesaurus's term without a definition, which says nothing."""
+    is_term = "name" in record and first_of(record, Role.TEXT) in ("definition", None)
+    return is_term and not str(record.get("definition") or "").strip()
 
 
 def is_pair(names: Iterable[str]) -> bool:
@@ -226,55 +201,58 @@ def is_json(path: FilePath) -> bool:
 
 
 def read_records(path: FilePath) -> Iterator[tuple[int, dict[str, object]]] | None:
-    """Yields (line, field -> value) of JSON, Parquet, Arrow, or a table with a header; else None.
+    """Yields (line, field -> value) of JSON, Parquet, or a table with a header; otherwise None.
 
     Columns of a table are separated by tabs, commas, semicolons or bars, whichever makes the first
-    row a header.
+    row a header. They have csv's double quotes, and a quoted column may span lines.
 
     Raises:
         DataError: malformed input; names file:line and the fix.
     """
     if is_json(path):
         return json_records(path)
-    if os.fspath(path).endswith((".parquet", ".arrow")):
-        return _arrow(path)
+    if os.fspath(path).endswith(".parquet"):
+        return _parquet(path)
+    _, first_line = next(numbered_lines(path), (0, ""))
     for delimiter in _DELIMITERS:
-        _, header = next(quoted_rows(path, delimiter), (0, []))
+        header = [name.strip(' "\r\n') for name in first_line.split(delimiter)]
         if is_header(header):
-            return _table(path, delimiter)
+            return _table(path, delimiter, header)
     return None
 
 
-def _table(path: FilePath, delimiter: str) -> Iterator[tuple[int, dict[str, object]]]:
-    rows = quoted_rows(path, delimiter)
-    header = [name.strip() for name in next(rows)[1]]
-    for line, row in rows:
+def _table(
+    path: FilePath, delimiter: str, header: list[str]
+) -> Iterator[tuple[int, dict[str, object]]]:
+    csv.field_size_limit(_LONGEST_FIELD)
+    lines = (content for _, content in numbered_lines(path))
+    rows = csv.reader(lines, delimiter=delimiter, strict=True)
+    while True:
+        line = rows.line_num + 1
+        where = f"{os.fspath(path)}:{line}"
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            fix = "double the quotes within a quoted column, or close an open one"
+            raise DataError(f"no columns of csv's: {error}", where=where, fix=fix) from error
+        if row is None:
+            return
+        if not row or line == 1:
+            continue
         if len(row) != len(header):
-            expected = f"{len(header)}: {', '.join(header)}"
-            raise wrong_columns(f"{os.fspath(path)}:{line}", len(row), expected)
+            raise wrong_columns(where, len(row), f"{len(header)}: {', '.join(header)}")
         yield line, dict(zip(header, row, strict=True))
 
 
-def _arrow(path: FilePath) -> Iterator[tuple[int, dict[str, object]]]:
-    """Rows of a Parquet file, or of an Arrow file as Hugging Face's `datasets` writes it."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        fix = "pip install pyarrow, or write the file as JSON lines"
-        raise DataError("this file needs pyarrow", where=os.fspath(path), fix=fix) from error
+def _parquet(path: FilePath) -> Iterator[tuple[int, dict[str, object]]]:
+    import pyarrow.parquet
+
     try:
         rows = 0
-        if os.fspath(path).endswith(".arrow"):
-            batches = iter(pyarrow.ipc.open_stream(pyarrow.memory_map(os.fspath(path))))
-        else:
-            batches = pyarrow.parquet.ParquetFile(os.fspath(path)).iter_batches()
-        for batch in batches:
+        for batch in pyarrow.parquet.ParquetFile(os.fspath(path)).iter_batches():
             for record in batch.to_pylist():
                 rows += 1
                 yield rows, record
     except (OSError, pyarrow.ArrowException) as error:
         fix = "copy the file again, or write it as JSON lines"
-        raise DataError(
-            f"not a file of rows that can be read: {error}", where=os.fspath(path), fix=fix
-        ) from error
+        raise DataError(f"no Parquet: {error}", where=os.fspath(path), fix=fix) from error

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 
-from taser_jax.data.files import in_blocks
-from taser_jax.data.id_index import SeenTexts
-from taser_jax.storage.artifacts import FilePath
+import msgspec
+
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.records import Passage, check_id
+from taser_jax.storage.records import Passage
 
 # Paragraph and character in it. A whole paragraph ends at this character.
 Position = tuple[int, int]
 PARAGRAPH_END = (1 << 31) - 1
-_BLOCK = 1 << 14
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,29 +59,74 @@ class Context:
     Attributes:
         title: may be empty.
         text: the body.
-        id: the passage's id in its collection; empty if the file gives none.
+        id: the passage's id in its collection, or a hash of its content if the file gives none.
     """
 
     title: str
     text: str
-    id: str = ""
+    id: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Provenance:
-    """The location of evidence for an answer.
+class Provenance(msgspec.Struct, frozen=True):
+    """The location of evidence for an answer, as KILT's files have it.
 
     Attributes:
-        page_id: the page; empty if the file has null.
+        wikipedia_id: the page.
         title: the page's title.
         passage_id: id of the passage, if the file gives it (KILT's own files do not).
-        span: paragraphs, and characters if given; None if only the page is known.
+        start_paragraph_id: the first paragraph; without it only the page is known.
+        end_paragraph_id: the last one.
+        start_character: in the first paragraph; KILT writes -1 where it is not known.
+        end_character: in the last one, after the evidence.
     """
 
-    page_id: str
-    title: str = ""
-    passage_id: str = ""
-    span: Span | None = None
+    wikipedia_id: str | int | None = None
+    title: str | None = None
+    passage_id: str | int | None = None
+    start_paragraph_id: int | None = None
+    end_paragraph_id: int | None = None
+    start_character: int | None = None
+    end_character: int | None = None
+
+    @property
+    def page_id(self) -> str:
+        """The page; empty if the file has none."""
+        return "" if self.wikipedia_id is None else str(self.wikipedia_id).strip()
+
+    @property
+    def passage(self) -> str:
+        """The passage's id; empty if the file has none."""
+        return "" if self.passage_id is None else str(self.passage_id)
+
+    @property
+    def span(self) -> Span | None:
+        """The paragraphs, and the characters if they are known."""
+        first = _position(self.start_paragraph_id)
+        if first is None:
+            return None
+        last = _position(self.end_paragraph_id)
+        start, end = _position(self.start_character), _position(self.end_character)
+        span = Span(
+            (first, start or 0),
+            (first if last is None else last, PARAGRAPH_END if end is None else end),
+        )
+        return span if span.start < span.end else span.whole_paragraphs()
+
+
+def _position(number: int | None) -> int | None:
+    return None if number is None or number < 0 else number
+
+
+class Output(msgspec.Struct, frozen=True):
+    """One correct output of a query of KILT's.
+
+    Attributes:
+        answer: the answer, or None if the output has only provenance.
+        provenance: the set of evidence for it; None if the field is absent.
+    """
+
+    answer: str | None = None
+    provenance: tuple[Provenance, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,8 +140,7 @@ class Question:
         answers: strings or patterns.
         positives: gold first.
         hard_negatives: passages that look relevant but are not.
-        negatives: other irrelevant passages.
-        provenance: places of the positives, in files of KILT's format.
+        outputs: the correct outputs with the places of the positives, in files of KILT's format.
         record: the original line of such a file, for writing it again.
     """
 
@@ -109,9 +150,13 @@ class Question:
     answers: tuple[str, ...] = ()
     positives: tuple[Context, ...] = ()
     hard_negatives: tuple[Context, ...] = ()
-    negatives: tuple[Context, ...] = ()
-    provenance: tuple[Provenance, ...] = ()
+    outputs: tuple[Output, ...] = ()
     record: Mapping[str, object] | None = None
+
+    @property
+    def provenance(self) -> tuple[Provenance, ...]:
+        """Places of all outputs."""
+        return tuple(place for output in self.outputs for place in output.provenance or ())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -155,67 +200,6 @@ class LeftOut:
         self.lines.append(f"{error.where}: {error.problem}")
 
 
-def checked_passages(
-    path: FilePath, located: Callable[[], Iterator[LocatedPassage]], left_out: LeftOut
-) -> Iterator[LocatedPassage]:
-    """Passages of a file; leaves out those without any text, and repeated ones.
-
-    Args:
-        path: the file, for messages.
-        located: starts reading the file.
-        left_out: takes what is left out.
-
-    Yields:
-        Passages in the file's order. A title alone is a passage.
-
-    Raises:
-        DataError: an id that is empty or that run files cannot hold, or one that is used for two
-            different texts, with both lines.
-    """
-    seen = SeenTexts()
-    repeated: list[LocatedPassage] = []
-    for block in in_blocks(located(), _BLOCK):
-        for read in block:
-            check_id(read.passage.id, where=f"{os.fspath(path)}:{read.line}, field 'id'")
-        repeats = seen.add([read.passage.id for read in block])
-        for read, is_repeated in zip(block, repeats, strict=True):
-            if is_repeated:
-                repeated.append(read)
-            elif read.passage.text.strip() or read.passage.title.strip():
-                yield read
-            else:
-                where = f"{os.fspath(path)}:{read.line}, field 'text'"
-                fix = "remove it, or leave out --strict, which skips it"
-                left_out.add("empty passages", DataError("it is empty", where=where, fix=fix))
-    if repeated:
-        _check_repeated(path, located, repeated, left_out)
-
-
-def _check_repeated(
-    path: FilePath,
-    located: Callable[[], Iterator[LocatedPassage]],
-    repeated: list[LocatedPassage],
-    left_out: LeftOut,
-) -> None:
-    # Reading again, for repeated ids only, avoids keeping every id and text in memory.
-    ids = {again.passage.id for again in repeated}
-    first: dict[str, LocatedPassage] = {}
-    for again in located():
-        if again.passage.id in ids:
-            first.setdefault(again.passage.id, again)
-    for again in repeated:
-        before = first[again.passage.id]
-        error = DataError(
-            f"the id {again.passage.id!r} was already used on line {before.line}",
-            where=f"{os.fspath(path)}:{again.line}, field 'id'",
-            fix="remove the duplicate or rename it",
-        )
-        # Equal lines: another id has the same 64-bit hash, which is as good as impossible.
-        if again.line == before.line or again.passage != before.passage:
-            raise error
-        left_out.add("repeated passages", error)
-
-
 def string_field(record: Mapping[str, object], name: str, where: str) -> str:
     """The value of a required string field."""
     value = record.get(name)
@@ -225,29 +209,19 @@ def string_field(record: Mapping[str, object], name: str, where: str) -> str:
     return value
 
 
-def id_field(record: Mapping[str, object], *names: str, where: str) -> str:
-    """The first of the fields that exists, as a string (numbers are converted), or ''."""
-    for name in names:
-        value = record.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, str | int):
-            where = f"{where}, field {name!r}"
-            raise DataError(f"found {value!r}", where=where, fix="write a string or a number")
-        return str(value)
-    return ""
+def id_field(record: Mapping[str, object], name: str | None, where: str) -> str:
+    """The value of a field as a string (numbers are converted); empty if there is none."""
+    value = None if name is None else record.get(name)
+    if isinstance(value, bool) or not isinstance(value, str | int | None):
+        where = f"{where}, field {name!r}"
+        raise DataError(f"found {value!r}", where=where, fix="write a string or a number")
+    return "" if value is None else str(value)
 
 
 def string_list(value: object, where: str) -> tuple[str, ...]:
     """A value that must be a list of strings; numbers in it are converted."""
     items = value if isinstance(value, list | tuple) else None
     if items is None or any(not isinstance(item, str | int | float) for item in items):
-        problem = f"found {_shortened(value)}, a {type(value).__name__}"
-        example = _shortened(value) if isinstance(value, str) else "'Paris'"
-        raise DataError(problem, where=where, fix=f"write [{example}]")
+        problem = f"found {repr(value)[:60]}, a {type(value).__name__}"
+        raise DataError(problem, where=where, fix="write a list of strings, such as ['Paris']")
     return tuple(map(str, items))
-
-
-def _shortened(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,48 +1,36 @@
-"""Passages of any format: tables, JSON lines, Parquet, TREC, thesauri, pages and text files."""
+"""Passages of any format: tables, JSON lines, Parquet, thesauri, pages and text files."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import html.parser
+import html
 import itertools
 import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping
+from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
 from taser_jax.data.files import numbered_lines
-from taser_jax.data.readers import kilt
-from taser_jax.data.readers.fields import (
-    Role,
-    first_of,
-    is_json,
-    is_pair,
-    is_term,
-    plain_rows,
-    positives,
-    quoted_passages,
-    read_records,
-    tagged_blocks,
-    wrong_columns,
-)
+from taser_jax.data.readers import fields, kilt
 from taser_jax.data.readers.located import (
     PARAGRAPH_END,
     LeftOut,
     LocatedPassage,
     Span,
-    checked_passages,
     id_field,
     string_field,
 )
-from taser_jax.data.readers.terms import defined_terms, scope_notes
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.records import Passage
+from taser_jax.storage.records import Passage, check_id
 
-TEXT_SUFFIXES = (".txt", ".md", ".html", ".htm")
-# Rows of a table without a header in which titles and texts are compared.
-_COMPARED = 100
+_HTML = (".html", ".htm")
+TEXT_SUFFIXES = (".txt", ".md", *_HTML)
+_MARKDOWN_HEADING = r"(?m)^#{1,6}\s+(?P<title>.+?)\s*#*$"
+_HTML_HEADING = r"(?is)<(title|h[1-6])\b[^>]*>(?P<title>.*?)</\1>"
+_SILENT = r"(?is)<(script|style|head|nav)\b.*?</\1>|<!--.*?-->"
+_BLOCK = r"(?i)</?(p|div|li|tr|section|article|blockquote|pre|h[1-6])\b[^>]*>"
 
 
 def read_passages(
@@ -61,9 +49,8 @@ def read_passages(
 
     Questions with passages, anchor/positive/negative or question/answer: each passage once.
 
-    TREC's documents, <DOC> with <DOCNO>.
-
-    MeSH's XML (`terms.scope_notes`), and thesauri as JSON lines (`terms.defined_terms`).
+    Thesauri, of name and definition; terms without one say nothing and are skipped. MeSH's XML:
+    a concept's name and scope note (MoMA, arXiv 2302.03754, appendix).
 
     KILT's knowledge source, which is cut into passages of `words` (`kilt.chunk_page`).
 
@@ -75,25 +62,37 @@ def read_passages(
         words: words per passage of what is cut.
 
     Yields:
-        Passages in the file's order, as they are read.
+        Passages in the file's order, as they are read. A title alone is a passage.
 
     Raises:
-        DataError: malformed input; names file:line, the field and the fix.
+        DataError: malformed input, an id that run files cannot hold, or no passage; names
+            file:line, the field and the fix.
     """
-    read = functools.partial(_located, path, words)
-    return checked_passages(path, read, left_out or LeftOut(strict=True))
+    left_out, read = left_out or LeftOut(strict=True), None
+    for read in _located(path, words):
+        where = f"{os.fspath(path)}:{read.line}"
+        check_id(read.passage.id, where=f"{where}, field 'id'")
+        if read.passage.text.strip() or read.passage.title.strip():
+            yield read
+        else:
+            fix = "remove it, or leave out --strict, which skips it"
+            error = DataError("it is empty", where=f"{where}, field 'text'", fix=fix)
+            left_out.add("empty passages", error)
+    if read is None:
+        fix = (
+            "check that it is the right file; terms need a definition, MeSH's concepts a ScopeNote"
+        )
+        raise DataError("there is no passage in it", where=os.fspath(path), fix=fix)
 
 
 def _located(path: FilePath, words: int) -> Iterator[LocatedPassage]:
     name = os.fspath(path).removesuffix(".gz")
     if os.path.isdir(path):
         yield from _of_texts(pathlib.Path(path), words)
-    elif (records := read_records(path)) is not None:
+    elif (records := fields.read_records(path)) is not None:
         yield from _of_records(path, records, words)
-    elif next(numbered_lines(path), (0, ""))[1].strip().upper() == "<DOC>":
-        yield from _of_trec(path)
     elif name.endswith(".xml"):
-        yield from scope_notes(path)
+        yield from _scope_notes(path)
     else:
         yield from _of_columns(path)
 
@@ -102,27 +101,22 @@ def _of_records(
     path: FilePath, records: Iterator[tuple[int, dict[str, object]]], words: int
 ) -> Iterator[LocatedPassage]:
     first = next(records, (0, {}))
-    if is_json(path) and isinstance(first[1].get("text"), list):
-        for page_of_source in kilt.read_pages(path):
-            yield from kilt.chunk_page(page_of_source, words=words)
-        return
-    if is_term(first[1]):
-        yield from defined_terms(path)
+    if fields.is_json(path) and isinstance(first[1].get("text"), list):
+        yield from kilt.read_pages(path, words=words)
         return
     located = itertools.chain([first] if first[1] else [], records)
-    if is_pair(first[1]):
+    if fields.is_pair(first[1]):
         yield from _of_pairs(path, located)
         return
-    has_ids = first_of(first[1], Role.ID) is not None
+    has_ids = fields.first_of(first[1], fields.Role.ID) is not None
     for number, (line, record) in enumerate(located):
+        if fields.is_undefined_term(record):
+            continue
         where = f"{os.fspath(path)}:{line}"
         passage = passage_of(record, where)
-        if has_ids and not passage.id and is_json(path):
-            where = f"{where}, field {first_of(record, Role.ID) or 'id'!r}"
-            raise DataError("no id", where=where, fix="give each passage one")
         if not has_ids:
             passage = dataclasses.replace(passage, id=str(number))
-        paragraph = first_of(record, Role.PARAGRAPH)
+        paragraph = fields.first_of(record, fields.Role.PARAGRAPH)
         span = _paragraph_span(str(record[paragraph]), where) if paragraph else None
         yield LocatedPassage(line, passage, span)
 
@@ -133,15 +127,14 @@ def passage_of(record: Mapping[str, object], where: str) -> Passage:
     Raises:
         DataError: no text, or a field that is no string.
     """
-    name = first_of(record, Role.ID)
-    id = id_field(record, name, where=where) if name else ""
-    text = string_field(record, first_of(record, Role.TEXT) or "text", where)
-    page = _optional(record, Role.PAGE, where) or _maillard(record)
-    return Passage(id, text, _optional(record, Role.TITLE, where), page.strip())
+    id = id_field(record, fields.first_of(record, fields.Role.ID), where)
+    text = string_field(record, fields.first_of(record, fields.Role.TEXT) or "text", where)
+    page = _optional(record, fields.Role.PAGE, where) or _maillard(record)
+    return Passage(id, text, _optional(record, fields.Role.TITLE, where), page.strip())
 
 
-def _optional(record: Mapping[str, object], role: Role, where: str) -> str:
-    name = first_of(record, role)
+def _optional(record: Mapping[str, object], role: fields.Role, where: str) -> str:
+    name = fields.first_of(record, role)
     return "" if name is None or record[name] is None else string_field(record, name, where)
 
 
@@ -158,42 +151,50 @@ def _of_pairs(
     seen = set()
     for line, record in records:
         where = f"{os.fspath(path)}:{line}"
-        for context in (*positives(record, where), *quoted_passages(record, Role.NEGATIVE, where)):
+        for context in (
+            *fields.positives(record, where),
+            *fields.quoted_passages(record, fields.Role.NEGATIVE, where),
+        ):
             if context.id not in seen:
                 seen.add(context.id)
                 yield LocatedPassage(line, Passage(context.id, context.text, context.title))
 
 
 def _of_columns(path: FilePath) -> Iterator[LocatedPassage]:
-    rows = plain_rows(path)
-    compared = list(itertools.islice(rows, _COMPARED))
-    if sum(len(text) < len(title) for _, (_, text, title) in _threes(compared)) > len(compared) / 2:
-        problem = "its third column, the title, is longer than the second, the text"
-        fix = "name the columns in a first line, such as id<tab>title<tab>text"
-        raise DataError(problem, where=os.fspath(path), fix=fix)
-    for line, columns in itertools.chain(compared, rows):
+    for line, columns in fields.plain_rows(path):
         if len(columns) not in (2, 3):
             expected = "2 or 3: id, text and optionally title"
-            raise wrong_columns(f"{os.fspath(path)}:{line}", len(columns), expected)
+            raise fields.wrong_columns(f"{os.fspath(path)}:{line}", len(columns), expected)
         yield LocatedPassage(line, Passage(*columns))
 
 
-def _threes(rows: list[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
-    return ((line, columns) for line, columns in rows if len(columns) == 3)
+def _scope_notes(path: FilePath) -> Iterator[LocatedPassage]:
+    """Concepts of MeSH with a scope note, at the lines where they end; white space is joined.
 
-
-def _of_trec(path: FilePath) -> Iterator[LocatedPassage]:
-    """Documents of TREC's SGML; the text is what is left without tags."""
-    for line, document in tagged_blocks(path, "doc"):
-        id = _tagged(document, "DOCNO")
-        title = _tagged(document, "TITLE|HEADLINE|HEAD|TI")
-        body = re.sub(r"(?is)<(DOCNO|TITLE|HEADLINE|HEAD|TI)>.*?</\1>|<[^>]*>", " ", document)
-        yield LocatedPassage(line, Passage(id, " ".join(body.split()), title))
-
-
-def _tagged(document: str, names: str) -> str:
-    match = re.search(rf"(?is)<({names})>(.*?)</\1>", document)
-    return " ".join(re.sub(r"<[^>]*>", " ", match[2]).split()) if match else ""
+    Example:
+        <Concept><ConceptUI>M0000001</ConceptUI><ConceptName><String>Calcimycin</String>
+        </ConceptName><ScopeNote>An ionophorous ...</ScopeNote></Concept> is the passage M0000001
+        with title "Calcimycin".
+    """
+    parser: XMLPullParser[Element] = XMLPullParser(["end"])
+    parts = ("ConceptUI", "ScopeNote", "ConceptName/String")
+    line = 0
+    try:
+        for line, content in numbered_lines(path):
+            parser.feed(content)
+            for event in parser.read_events():
+                element = event[-1]
+                assert isinstance(element, Element)
+                if element.tag == "Concept" and element.find("ScopeNote") is not None:
+                    texts = (" ".join((element.findtext(part) or "").split()) for part in parts)
+                    yield LocatedPassage(line, Passage(*texts))
+                # Millions of elements would fill the memory.
+                if element.tag in ("Concept", "DescriptorRecord", "QualifierRecord"):
+                    element.clear()
+        parser.close()
+    except ParseError as error:
+        where, fix = f"{os.fspath(path)}:{line}", "download or copy the file again"
+        raise DataError(f"not complete XML: {error}", where=where, fix=fix) from error
 
 
 def text_files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -211,18 +212,16 @@ def _of_texts(folder: pathlib.Path, words: int) -> Iterator[LocatedPassage]:
 
 
 def _title_and_paragraphs(path: pathlib.Path, content: str) -> tuple[str, list[str]]:
-    if path.suffix.lower() in (".html", ".htm"):
-        page = _Page()
-        page.feed(content)
-        page.close()
-        content, title = "".join(page.text), "".join(page.title or page.heading)
-    else:
-        heading = re.search(r"(?m)^#{1,6}\s+(.+?)\s*#*$", content)
-        if path.suffix.lower() != ".md":
-            heading = None
-        title = heading[1] if heading else ""
+    suffix = path.suffix.lower()
+    pattern = {".md": _MARKDOWN_HEADING, ".txt": None}.get(suffix, _HTML_HEADING)
+    heading = re.search(pattern, content) if pattern else None
+    title = ""
+    if heading is not None:
         # A title is no paragraph of its own.
-        content = content.replace(heading[0], "", 1) if heading else content
+        title, content = heading["title"], content.replace(heading[0], "", 1)
+    if suffix in _HTML:
+        content = re.sub(_BLOCK, "\n\n", re.sub(_SILENT, "", content))
+        title, content = (html.unescape(re.sub("<[^>]*>", "", part)) for part in (title, content))
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", content)]
     return " ".join(title.split()) or path.stem, [part for part in paragraphs if part]
 
@@ -244,47 +243,8 @@ def _windows(paragraphs: list[str], words: int) -> list[str]:
     return [" ".join(window) for window in windows]
 
 
-class _Page(html.parser.HTMLParser):
-    """Collects a page's title, its first heading and its text, blocks as paragraphs."""
-
-    _SILENT = ("script", "style", "head", "nav")
-    _BLOCKS = ("p", "div", "li", "tr", "section", "article", "blockquote", "pre")
-    _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.title: list[str] = []
-        self.heading: list[str] = []
-        self.text: list[str] = []
-        self._open: list[str] = []
-        self._headings = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        del attrs
-        if tag in (*self._SILENT, *self._HEADINGS, "title"):
-            self._open.append(tag)
-        if tag in (*self._BLOCKS, *self._HEADINGS):
-            self.text.append("\n\n")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in self._open:
-            while self._open.pop() != tag:
-                pass
-        self._headings += tag in self._HEADINGS
-        if tag in (*self._BLOCKS, *self._HEADINGS):
-            self.text.append("\n\n")
-
-    def handle_data(self, data: str) -> None:
-        if "title" in self._open:
-            self.title.append(data)
-        elif not self.title and not self._headings and {*self._HEADINGS} & {*self._open}:
-            self.heading.append(data)
-        elif not {*self._SILENT} & {*self._open}:
-            self.text.append(data)
-
-
 def _paragraph_span(text: str, where: str) -> Span:
     if not text.strip().isdecimal():
-        where = f"{where}, field {Role.PARAGRAPH.value[0]!r}"
+        where = f"{where}, field {fields.Role.PARAGRAPH.value[0]!r}"
         raise DataError(f"found {text!r}", where=where, fix="write a whole number")
     return Span((int(text), 0), (int(text), PARAGRAPH_END))

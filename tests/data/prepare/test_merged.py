@@ -6,7 +6,7 @@ from written_files import beir, write
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.id_index import text_hash
 from taser_jax.data.prepare.collection import prepare as prepare_files
-from taser_jax.data.prepare.options import PrepareOptions
+from taser_jax.data.prepare.splits import PrepareOptions
 from taser_jax.storage.errors import ConfigError, DataError
 
 # Of "set\tqN", N below 10, with validation's share of a half: hashes below the middle are training.
@@ -78,28 +78,6 @@ def test_both_formats_become_one_collection(tmp_path, sources):
         assert (query.positives, query.relevance) == ((30, 31), (2, 1))
     [test] = queries(tmp_path, "beir", "test")
     assert (test.id, test.positives) == ("held-out", (5,))
-
-
-def test_one_file_of_several_splits_is_divided_by_hash(tmp_path, sources):
-    prepare(tmp_path, sources, task_shares={"set": HALF})
-    splits = ("train", "validation")
-    ids = {split: [q.id for q in queries(tmp_path, "set", split)] for split in splits}
-    assert ids["train"] == [f"q{n}" for n in range(10) if text_hash(f"set\tq{n}") < 1 << 63]
-    assert ids["validation"] == [f"q{n}" for n in range(10) if f"q{n}" not in ids["train"]]
-
-
-def test_validation_queries_are_held_out_where_there_are_none(tmp_path, sources):
-    rows = [f"t{n}\t{'x' if n % 2 else '3'}\t1\n" for n in range(10)]
-    path = tmp_path / "beir" / "qrels" / "train.tsv"
-    path.write_text("query-id\tcorpus-id\tscore\n" + "".join(rows))
-    prepare(tmp_path, sources, validation_share=0.5, task_shares={"set": HALF})
-    held_out = {row for query in queries(tmp_path, "beir", "validation") for row in query.positives}
-    # All queries of one of the two passages; the set with a split of its own keeps it.
-    assert len(held_out) == 1
-    trained = queries(tmp_path, "beir", "train")
-    assert len(trained) == 5
-    assert not any(held_out & {*query.positives} for query in trained)
-    assert len(list_tasks(tmp_path / "data", "c")["set"]) == 2
 
 
 def test_fewer_distractors_keep_every_positive_and_its_query(tmp_path, sources):

@@ -1,21 +1,17 @@
-import functools
-
 import pytest
 
 from taser_jax.data.collections.store import write_collection
-from taser_jax.data.prepare.merging import PassageMerger, PassageSource
+from taser_jax.data.prepare.merging import PassageMerger
 from taser_jax.data.readers.located import Context
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage
 
 
-def _source(label: str, *passages: tuple[str, str]) -> PassageSource:
-    return PassageSource(
-        label, f"{label}.tsv", functools.partial(iter, [Passage(*one) for one in passages])
-    )
+def _passages(*passages: tuple[str, str]) -> list[Passage]:
+    return [Passage(*passage) for passage in passages]
 
 
-def _collection(tmp_path, *sources):
+def _collection(tmp_path, **sources):
     merger = PassageMerger(sources)
     store = write_collection(tmp_path, "c", merger.passages(), aliases=merger.aliases)
     return merger, store, merger.resolver(store)
@@ -24,8 +20,8 @@ def _collection(tmp_path, *sources):
 def test_two_files_by_hand(tmp_path):
     merger, store, resolver = _collection(
         tmp_path,
-        _source("a", ("1", "x"), ("2", "y")),
-        _source("b", ("1", "y "), ("3", "x"), ("2", "z"), ("4", "w")),
+        a=_passages(("1", "x"), ("2", "y")),
+        b=_passages(("1", "y "), ("3", "x"), ("2", "z"), ("4", "w")),
     )
     assert [(passage.id, passage.text) for passage in store] == [
         ("1", "x"),
@@ -52,7 +48,7 @@ def test_two_files_by_hand(tmp_path):
 
 def test_contexts_go_by_content_unless_the_id_is_certain(tmp_path):
     _, _, resolver = _collection(
-        tmp_path, _source("a", ("1", "x")), _source("b", ("1", "y"), ("2", "z"))
+        tmp_path, a=_passages(("1", "x")), b=_passages(("1", "y"), ("2", "z"))
     )
     assert resolver.row_of_context(Context("", "y", "1"), label="", where="") == 1
     assert resolver.row_of_context(Context("", "y", "1"), label="a", where="") == 0
@@ -60,19 +56,11 @@ def test_contexts_go_by_content_unless_the_id_is_certain(tmp_path):
     assert resolver.row_of_context(Context("", "gone", "gone"), label="b", where="") is None
 
 
-def test_one_file_is_left_alone(tmp_path):
-    merger, store, resolver = _collection(tmp_path, _source("a", ("1", "x"), ("2", "x")))
-    assert list(store.ids) == ["1", "2"]
-    assert (merger.merged, merger.aliases) == (0, {})
-    assert resolver.row_of_context(Context("", "other", "2"), label="", where="") == 1
-    assert resolver.row_of_context(Context("", "x"), label="", where="") == 0
-
-
 def test_merging_a_file_with_itself_changes_nothing_but_aliases(tmp_path):
     passages = [(str(n), f"text {n % 40}") for n in range(50)]
-    _, once, _ = _collection(tmp_path / "1", _source("a", *passages[:40]))
+    _, once, _ = _collection(tmp_path / "1", a=_passages(*passages[:40]))
     _, twice, resolver = _collection(
-        tmp_path / "2", _source("a", *passages[:40]), _source("b", *passages)
+        tmp_path / "2", a=_passages(*passages[:40]), b=_passages(*passages)
     )
     assert list(once) == list(twice)
     for number in range(50):
@@ -80,6 +68,14 @@ def test_merging_a_file_with_itself_changes_nothing_but_aliases(tmp_path):
         assert twice.row_of(str(number)) == number % 40
 
 
-def test_a_label_that_makes_an_id_clash_is_reported(tmp_path):
-    with pytest.raises(DataError, match="'b:1' is used twice"):
-        _collection(tmp_path, _source("a", ("1", "x"), ("b:1", "y")), _source("b", ("1", "z")))
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ([("1", "x"), ("b:1", "y")], [("1", "z")], "passages 'b': the id 'b:1' is used for two"),
+        ([("1", "x"), ("1", "y")], [("2", "z")], "passages 'a': .*'a:1' is used for two texts"),
+        ([("1", "x")], [("2", "x"), ("2", "z")], "passages 'b': .*'b:2' is used for two texts"),
+    ],
+)
+def test_an_id_that_stays_ambiguous_is_refused(tmp_path, first, second, message):
+    with pytest.raises(DataError, match=message):
+        _collection(tmp_path, a=_passages(*first), b=_passages(*second))

@@ -6,7 +6,6 @@ import pytest
 from written_files import write
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
-from taser_jax.data.prepare import collection
 from taser_jax.data.prepare.collection import prepare
 from taser_jax.data.prepare.mapping import (
     MISSING_POSITIVES,
@@ -14,9 +13,8 @@ from taser_jax.data.prepare.mapping import (
     WITHOUT_POSITIVE,
     entity_input,
 )
-from taser_jax.data.prepare.options import PrepareOptions
-from taser_jax.data.prepare.query_splits import sampled, split_of
 from taser_jax.data.prepare.receipts import gold_path
+from taser_jax.data.prepare.splits import PrepareOptions, sampled, split_of
 from taser_jax.storage.errors import ConfigError, DataError
 
 PASSAGES = [
@@ -213,24 +211,6 @@ def test_the_last_queries_of_a_file_are_its_validation_split(tmp_path, name):
         _prepare(tmp_path, files, validation_last=12)
 
 
-def test_what_is_not_validation_goes_by_shares_still(tmp_path):
-    path = _queries(tmp_path, *(_query(f"q{i}", _at("7")) for i in range(60)))
-    _prepare(tmp_path, {"t": path}, validation_last=10)
-    assert _ids(tmp_path, "validation") == [f"q{i}" for i in range(50, 60)]
-    parts = {split: _ids(tmp_path, split) for split in ("train", "test")}
-    assert sorted(parts["train"] + parts["test"]) == sorted(f"q{i}" for i in range(50))
-    assert len(parts["train"]) > len(parts["test"]) > 0
-
-
-def test_what_an_earlier_version_prepared_is_prepared_again(tmp_path, monkeypatch):
-    path = _queries(tmp_path, _query("q", _at("7")))
-    with monkeypatch.context() as earlier:
-        earlier.setattr(collection, "_FORMAT_VERSION", 1)
-        _prepare(tmp_path, {"t": {"test": path}})
-    assert not _prepare(tmp_path, {"t": {"test": path}}).reused
-    assert _prepare(tmp_path, {"t": {"test": path}}).reused
-
-
 def test_last_queries_and_groups_do_not_go_together():
     with pytest.raises(ConfigError, match="validation_last, whose questions"):
         PrepareOptions(validation_last=5, split_groups={"t": "^."})
@@ -289,19 +269,15 @@ def test_provenance_that_the_collection_lacks(tmp_path, provenance, message):
         _prepare(tmp_path, tasks, strict=True)
 
 
-def test_missing_pages_are_counted(tmp_path):
-    path = _queries(tmp_path, _query("q0", _at("99")), _query("q1", _at("99"), _at("7", 1, 1)))
+def test_missing_pages_and_blind_queries_are_counted(tmp_path):
+    blind = {"id": "blind", "input": "x?"}
+    provenances = {"q0": [_at("99")], "q1": [_at("99"), _at("7", 1, 1)]}
+    records = [_query(id, *places) for id, places in provenances.items()]
+    path = _queries(tmp_path, *records, blind)
     prepared = _prepare(tmp_path, {"t": {"train": path, "test": path}})
     counts = [(split.split, split.queries, split.left_out) for split in prepared.splits]
-    lacks = {MISSING_POSITIVES: 2, WITHOUT_POSITIVE: 1}
-    assert counts == [("train", 1, lacks), ("test", 2, lacks)]
-
-
-def test_a_blind_test_set(tmp_path):
-    path = _queries(tmp_path, {"id": "q", "input": "x?"})
-    (split,) = _prepare(tmp_path, {"t": {"test": path}}).splits
-    assert _positives(tmp_path) == {"q": ()}
-    assert split.left_out == {WITHOUT_POSITIVE: 1}
+    lacks = {MISSING_POSITIVES: 2, WITHOUT_POSITIVE: 2}
+    assert counts == [("train", 1, lacks), ("test", 3, lacks)]
 
 
 def test_a_validation_share_has_its_own_gold(tmp_path):

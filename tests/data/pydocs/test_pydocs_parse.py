@@ -1,6 +1,6 @@
 import pytest
 
-from taser_jax.data.pydocs.parse import ElementKind, SeeAlso, parse_docstring, sentences
+from taser_jax.data.pydocs.parse import ElementKind, SeeAlso, parse_docstring
 
 NUMPY = """\
 add(a, b, /, out=None)
@@ -123,11 +123,3 @@ def test_long_see_also_and_nested_markup_take_linear_time():
     line = "name_" * 400 + ", " + "`a`, " * 4000
     parsed = parse_docstring("Sum.\n\nSee Also\n--------\n" + "\n".join([line] * 50))
     assert parsed.see_also == ()
-
-
-def test_sentences_keep_abbreviations_together():
-    assert sentences("See e.g. Numpy. It works, i.e. Runs. Three times") == [
-        "See e.g. Numpy.",
-        "It works, i.e. Runs.",
-        "Three times",
-    ]

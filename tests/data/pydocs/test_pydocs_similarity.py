@@ -3,7 +3,6 @@ import itertools
 import numpy as np
 import pytest
 
-from taser_jax.data.prepare.query_splits import components
 from taser_jax.data.pydocs.build import find_leaks
 from taser_jax.data.pydocs.parse import words
 from taser_jax.data.pydocs.tasks import jaccard, shingles, similar_pairs
@@ -34,10 +33,6 @@ def test_similar_pairs_equal_all_pairs(threshold):
     assert len(found) == len(set(found))
     assert set(found) == expected
     assert expected
-
-
-def test_components():
-    assert components(6, [(4, 1), (1, 5), (2, 3)]) == [0, 1, 2, 2, 1, 1]
 
 
 def test_leaks_equal_a_naive_search():

@@ -1,6 +1,6 @@
 import pytest
 
-from taser_jax.data.pydocs.objects import MAX_WORDS, DocumentedObject, build_corpus, name_in_words
+from taser_jax.data.pydocs.objects import MAX_WORDS, DocumentedObject, build_corpus
 from taser_jax.data.pydocs.parse import parse_docstring
 from taser_jax.data.pydocs.tasks import (
     Assignment,
@@ -29,18 +29,6 @@ def questions(objects, task, assignment=None):
 
 def unique(name, text):
     return documented(name, f"{text}\n\n" + " ".join(f"{name}{i}" for i in range(30)) + ".")
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("numpy.linalg.matrix_rank", "numpy linalg matrix rank"),
-        ("json.JSONEncoder.iterencode", "json JSON Encoder iterencode"),
-        ("builtins.dict.setdefault", "dict setdefault"),
-    ],
-)
-def test_names_in_words(name, expected):
-    assert name_in_words(name) == expected
 
 
 def test_a_summary_is_cut_only_where_twenty_words_remain():
@@ -82,23 +70,15 @@ def test_at_most_two_parameters_rarest_first_and_shared_text_is_cut_everywhere()
     assert not [p for p in corpus.passages if "axis along which" in p.text]
 
 
-def test_an_equal_question_is_asked_once_and_answered_by_all():
-    objects = [unique("b", "Return the sum of it."), unique("a", "Return the sum of it!")]
-    (asked,) = questions(objects, "summary")
+def test_equal_questions_are_one_if_few_objects_of_one_split_answer_it():
+    objects = [unique(f"o{i}", "Return the sum of it" + ".!"[i % 2]) for i in range(5)]
+    (asked,) = questions(objects[:2], "summary")
     assert asked.gold == (0, 1)
-
-
-def test_a_question_answered_in_two_splits_is_not_asked():
-    objects = [unique("b", "Return the sum of it."), unique("a", "Return the sum of it!")]
-    assert not questions(objects, "summary", Assignment(("train", "test"), (0, 1)))
-
-
-def test_a_question_with_more_than_four_answers_is_not_asked():
-    objects = [unique(f"o{i}", "Return the sum of it.") for i in range(5)]
-    assert not questions(objects, "summary")
     assert len(questions(objects[:4], "summary")) == 1
+    assert not questions(objects, "summary")
     # Five objects that say the same are one cluster.
     assert len(questions(objects, "summary", Assignment(("train",) * 5, (0,) * 5))) == 1
+    assert not questions(objects[:2], "summary", Assignment(("train", "test"), (0, 1)))
 
 
 def test_see_also_is_answered_by_the_object_mentioned_in_the_nearest_scope():
