@@ -5,8 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_bert import random_params, tiny_bert, tiny_model, tiny_tokens
-from tiny_t5 import random_t5_params, tiny_t5, tiny_t5_model
+from tiny_models import random_params, tiny_bert, tiny_model, tiny_t5, tiny_t5_model, tiny_tokens
 
 from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import Pooling
@@ -96,7 +95,7 @@ def _t5(**changes):
     def build(scan):
         return tiny_t5_model(t5=tiny_t5(scan=scan, **(sizes | changes)))
 
-    return build, random_t5_params
+    return build, random_params
 
 
 @pytest.mark.parametrize(
