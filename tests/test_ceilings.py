@@ -37,9 +37,9 @@ ROOMS = {
     "data": 5_884,
     "devices": 1_087,
     "evaluation": 1_227,
-    "interop": 2_617,
+    "interop": 2_565,
     "loose files": 395,
-    "models": 2_387,
+    "models": 2_384,
     "optim": 845,
     "retrieval": 2_008,
     "serving": 503,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_574,
 }
 OTHERS = {
-    "lines of code": 30_432,
+    "lines of code": 30_377,
     "percent of code that imports or raises": 14.8,
     "files": 217,
     "lines of the longest file": 415,

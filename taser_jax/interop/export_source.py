@@ -130,14 +130,7 @@ def check_exported(config: ModelConfig, task: str | None) -> None:
             fix="export a model that reads queries alone; `taser encode` and `taser search` serve "
             "this one",
         )
-    tasks = config.query_tasks
-    if tasks and task not in tasks:
-        problem = "no task" if task is None else f"no query encoder of task {task!r}"
-        raise ConfigError(
-            f"{problem}; an export has that of one of {', '.join(tasks)}",
-            where="export_model.task",
-            fix=f"--gin.export_model.task={tasks[0]!r}",
-        )
+    config.tower_name(Role.QUERY, task)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,12 +17,8 @@ from taser_jax.data.token_store.store import Titles
 from taser_jax.devices.partitioning import leaves_by_path
 from taser_jax.interop.export_source import CardTexts, ExportSource
 from taser_jax.interop.stablehlo import lower_encoder
-from taser_jax.models import config_io
 from taser_jax.models.batch import Role
 
-# SavedModel's place for files that TensorFlow does not read.
-EXTRA = "assets.extra"
-MODEL_FILE = f"{EXTRA}/model.json"
 # 10 (TensorFlow builds since May 2025) adds the choice of a partitioner for sharded programs;
 # these are not sharded, and read the same as 9.
 _CALLING_CONVENTION = 9
@@ -65,8 +61,6 @@ def export_saved_model(source: ExportSource, output_dir: pathlib.Path) -> None:
     }
     signatures["serving_default"] = signatures["encode_query"]
     tf.saved_model.save(module, str(output_dir), signatures=signatures)
-    (output_dir / EXTRA).mkdir()
-    config_io.save(source.config, output_dir / MODEL_FILE)
 
 
 def card_texts(source: ExportSource) -> CardTexts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import shutil
 
@@ -20,15 +19,11 @@ from jaxtyping import PyTree
 from taser_jax.devices.partitioning import leaves_by_path
 from taser_jax.interop.export_source import CardTexts, ExportSource
 from taser_jax.interop.tokenizer_files import write_tokenizer
-from taser_jax.models import config_io
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
 from taser_jax.models.parameters import abstract_params
 
-FORMAT_VERSION = 1
-SIGNATURE_FILE = "signature.json"
 PARAMETERS_FILE = "params.safetensors"
-MODEL_FILE = "model.json"
 VOCABULARY = "vocabulary"
 PLATFORMS = ("cpu", "cuda", "tpu")
 # The first version with guaranteed compatibility, which consumers older than this JAX can read
@@ -95,60 +90,25 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
     Raises:
         ConfigError: the vocabulary is a SentencePiece, but no unigram model.
     """
-    vocabulary = source.vocabulary
     params = {name: np.asarray(leaf) for name, leaf in leaves_by_path(source.params).items()}
     safetensors.numpy.save_file(
         {name: np.ascontiguousarray(leaf) for name, leaf in params.items()},
         output_dir / PARAMETERS_FILE,
     )
     shutil.copytree(source.vocabulary_dir, output_dir / VOCABULARY)
-    config_io.save(source.config, output_dir / MODEL_FILE)
-    functions: dict[str, dict[str, object]] = {}
     for role in Role:
         length, prompt = source.length(role), source.prompt(role)
         tokenizer = output_dir / f"{role.value}_tokenizer"
         tokenizer.mkdir()
         write_tokenizer(source.vocabulary_dir, tokenizer, max_length=length, prompt=prompt)
-        limit = source.config.max_length or length
         program = lower_encoder(
-            source.config, role, length=limit, any_length=True, task=source.task
+            source.config,
+            role,
+            length=source.config.max_length or length,
+            any_length=True,
+            task=source.task,
         )
-        file = output_dir / f"encode_{role.value}.stablehlo"
-        file.write_bytes(program.serialize())
-        functions[f"encode_{role.value}"] = {
-            "file": file.name,
-            "length": length,
-            "max_length": limit,
-            "prompt": list(prompt),
-        }
-        (embeddings,) = program.out_avals
-    functions["encode_query"]["normalization"] = source.query_settings.normalization.value
-    functions["encode_passage"]["titles"] = source.titles.value
-    signature = {
-        "format_version": FORMAT_VERSION,
-        "stablehlo_version": STABLEHLO_VERSION,
-        "platforms": list(PLATFORMS),
-        "functions": functions,
-        "inputs": [
-            {"name": "params", "file": PARAMETERS_FILE},
-            {"name": "ids", "shape": ["batch", "length"], "dtype": "int32"},
-            {"name": "mask", "shape": ["batch", "length"], "dtype": "bool"},
-        ],
-        "output": {
-            "name": "embedding",
-            "shape": ["batch", int(embeddings.shape[1])],
-            "dtype": str(embeddings.dtype),
-        },
-        "vocabulary": {
-            "directory": VOCABULARY,
-            "kind": vocabulary.kind,
-            "size": vocabulary.size,
-            "fingerprint": vocabulary.fingerprint,
-        },
-        "model_fingerprint": source.fingerprint,
-    }
-    text = json.dumps(signature, indent=2) + "\n"
-    (output_dir / SIGNATURE_FILE).write_text(text, encoding="utf-8")
+        (output_dir / f"encode_{role.value}.stablehlo").write_bytes(program.serialize())
 
 
 def card_texts(source: ExportSource) -> CardTexts:
@@ -157,8 +117,8 @@ def card_texts(source: ExportSource) -> CardTexts:
         "`encode_query.stablehlo` and `encode_passage.stablehlo` are programs of `jax.export` for "
         "cpu, cuda and tpu, for any batch size and length. Both take the parameters in "
         "`params.safetensors`, `ids` (int32 [batch, length]) and `mask` (bool, True at tokens); "
-        f"the output is float32 [batch, {source.config.embedding_dim}]. `signature.json` has "
-        "the same, machine-readable. The code converts queries to ids, with their prompt, without "
+        f"the output is float32 [batch, {source.config.embedding_dim}]. `export.json` has lengths "
+        "and prompts for machines. The code converts queries to ids, with their prompt, without "
         "taser_jax; passages have `passage_tokenizer/` and their own length. With taser_jax, use "
         "`taser_jax.data.text.preprocessors.encode_queries` and `encode_passages`.\n"
     )

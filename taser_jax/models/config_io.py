@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -128,8 +127,3 @@ def _paths(value: Mapping[str, object], place: str = "") -> Iterator[str]:
         yield f"{place}{name}"
         if isinstance(part, dict):
             yield from _paths(part, f"{place}{name}.")
-
-
-def save(config: ModelConfig, path: str | pathlib.Path) -> None:
-    """Writes `to_json` to a file."""
-    pathlib.Path(path).write_text(to_json(config), encoding="utf-8")

@@ -271,10 +271,9 @@ def test_texts_are_as_in_the_training_of_the_task(capsys, tmp_path):
     assert "--gin.export_model.task='nq'" in message
     succeed(*arguments(tmp_path / "model", tmp_path / "out", ["stablehlo"], task="'nq'"))
     directory = tmp_path / "out" / "stablehlo"
-    functions = json.loads((directory / "signature.json").read_text())["functions"]
-    query, passage = functions["encode_query"], functions["encode_passage"]
-    assert (query["normalization"], query["prompt"]) == ("curly_apostrophe", [6])
-    assert (query["length"], passage["titles"]) == (7, "omit")
+    facts = json.loads((directory / "export.json").read_text())
+    assert (facts["query_normalization"], facts["query_prompt"]) == ("curly_apostrophe", [6])
+    assert (facts["query_length"], facts["titles"]) == (7, "omit")
     assert "’ is replaced by '" in (directory / "README.md").read_text(encoding="utf-8")
 
 

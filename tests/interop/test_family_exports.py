@@ -6,10 +6,17 @@ import jax
 import numpy as np
 import pytest
 from bert_checkpoints import byte_level_tokenizer
-from tiny_source import DETERMINISTIC, PASSAGE_LENGTH, QUERY_LENGTH, embed, tiny_source
+from tiny_source import (
+    DETERMINISTIC,
+    QUERY_LENGTH,
+    embed,
+    embed_passages,
+    embed_queries,
+    tiny_source,
+)
 
 from taser_jax.data.text.hugging_face import TokenizerJsonVocabulary
-from taser_jax.data.text.preprocessors import encode_passages, encode_queries
+from taser_jax.data.text.preprocessors import encode_queries
 from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop.hub import read_encoder_settings
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
@@ -18,8 +25,6 @@ from taser_jax.interop.stablehlo import lower_encoder
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert_config import Family, RotaryConfig
 from taser_jax.models.bert_dual_encoder import Pooling
-from taser_jax.models.routing import ExpertConfig
-from taser_jax.storage.records import Passage
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +38,10 @@ ROTARY = {
 def byte_pairs():
     tokenizer = byte_level_tokenizer(TEXTS, size=300)
     return TokenizerJsonVocabulary(tokenizer.to_str().encode("utf-8"))
+
+
+def same(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
 # Positions after an offset, and rotary ones; each family beside Hugging Face is in tests/parity.
@@ -64,24 +73,15 @@ def test_there_and_back(tmp_path, family, sentence_transformer):
     output.mkdir()
     export_sentence_transformers(source, output)
     model = sentence_transformer(output)
-    queries = encode_queries(TEXTS, vocabulary, length=QUERY_LENGTH, settings=settings)
-    found = model.encode_query(TEXTS)
-    np.testing.assert_allclose(found, embed(source, Role.QUERY, queries), rtol=0, atol=1e-5)
-    pairs = [("A cat", text) for text in TEXTS]
-    passages = encode_passages(
-        [Passage(str(i), text, title) for i, (title, text) in enumerate(pairs)],
-        vocabulary,
-        length=PASSAGE_LENGTH,
-        prompt=source.passage_prompt,
-    )
-    assert tuple(passages.ids[0, 1 : 1 + len(ids["cats"])]) == ids["cats"]
-    found = model.encode_document(pairs)
-    np.testing.assert_allclose(found, embed(source, Role.PASSAGE, passages), rtol=0, atol=1e-5)
+    same(model.encode_query(TEXTS), embed_queries(source, TEXTS, settings))
+    found = model.encode_document([("A cat", text) for text in TEXTS])
+    same(found, embed_passages(source, ["A cat"] * len(TEXTS), TEXTS))
 
+    queries = encode_queries(TEXTS, vocabulary, length=QUERY_LENGTH, settings=settings)
     program = lower_encoder(source.config, Role.QUERY, length=QUERY_LENGTH, any_length=True)
     for tokens in (queries, Tokens(queries.ids[1:3, :4], queries.mask[1:3, :4])):
         found = program.call(source.params, tokens.ids, tokens.mask)
-        np.testing.assert_allclose(found, embed(source, Role.QUERY, tokens), rtol=0, atol=1e-5)
+        same(found, embed(source, Role.QUERY, tokens))
 
     config = source.config
     found_settings = read_encoder_settings(output / "query")
@@ -95,4 +95,3 @@ def test_there_and_back(tmp_path, family, sentence_transformer):
         passage_source=output / "passage",
     )
     jax.tree.map(np.testing.assert_array_equal, again, source.params)
-    assert config.experts == ExpertConfig(num_experts=2, blocks=(2,))

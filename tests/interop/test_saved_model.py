@@ -15,21 +15,19 @@ from tiny_source import (
     PIECES,
     TEXTS,
     TITLES,
-    embed,
+    embed_passages,
+    embed_queries,
     tiny_source,
 )
 
-from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
 from taser_jax.interop.saved_model import export_saved_model
-from taser_jax.models import config_io
 from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import Pooling
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import Routing
 from taser_jax.storage.errors import TaserError
-from taser_jax.storage.records import Passage
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +37,6 @@ MODELS = {
         "pooling": Pooling.MEAN,
         "texts": {"titles": Titles.JOIN},
     },
-    "tok_r": {"experts": {"num_experts": 2, "routing": Routing.TOKEN}},
     "dpr": {"experts": DPR, "towers": Towers.SEPARATE, "kind": "sentencepiece"},
 }
 # TensorFlow and its tokenizer ops alone. (TensorFlow itself may import jax.)
@@ -86,25 +83,6 @@ def run(directory, role, *texts):
     return signature(**inputs)["embedding"].numpy()
 
 
-def expected_queries(source, texts, **kwargs):
-    vocabulary = load_vocabulary(source.vocabulary_dir)
-    tokens = encode_queries(texts, vocabulary, length=source.query_length, **kwargs)
-    return embed(source, Role.QUERY, tokens)
-
-
-def expected_passages(source, titles, texts, form=Titles.INCLUDE):
-    vocabulary = load_vocabulary(source.vocabulary_dir)
-    passages = [Passage("", text, title) for title, text in zip(titles, texts, strict=True)]
-    tokens = encode_passages(
-        passages,
-        vocabulary,
-        length=source.passage_length,
-        titles=form,
-        prompt=source.passage_prompt,
-    )
-    return embed(source, Role.PASSAGE, tokens)
-
-
 @pytest.fixture(scope="module")
 def det_r(tmp_path_factory):
     return exported(tmp_path_factory.mktemp("det_r"), experts=DETERMINISTIC)
@@ -141,8 +119,8 @@ def test_a_process_with_tensorflow_alone_gives_our_embeddings(det_r, tmp_path):
     assert done.returncode == 0, done.stderr
     found = dict(np.load(output))
     by_query, by_passage = (
-        expected_queries(source, TEXTS),
-        expected_passages(source, TITLES, TEXTS),
+        embed_queries(source, TEXTS),
+        embed_passages(source, TITLES, TEXTS),
     )
     for name, expected in {
         "encode_query.0": by_query,
@@ -154,21 +132,20 @@ def test_a_process_with_tensorflow_alone_gives_our_embeddings(det_r, tmp_path):
     }.items():
         np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-5)
     assert np.abs(by_query[0] - by_query[1]).max() > 0.1
-    assert np.abs(by_passage[0] - expected_passages(source, [""], TEXTS[:1])).max() > 0.1
+    assert np.abs(by_passage[0] - embed_passages(source, [""], TEXTS[:1])).max() > 0.1
 
 
-# Learned routing per token is in test_program_exports, too.
-@pytest.mark.parametrize("name", ["seq_r", pytest.param("tok_r", marks=pytest.mark.release), "dpr"])
+@pytest.mark.parametrize("name", MODELS)
 def test_learned_routing_joined_titles_separate_towers_and_sentencepiece(tmp_path, name):
     source, directory = exported(tmp_path, **MODELS[name])
     np.testing.assert_allclose(
-        run(directory, Role.QUERY, TEXTS), expected_queries(source, TEXTS), rtol=1e-5, atol=1e-5
+        run(directory, Role.QUERY, TEXTS), embed_queries(source, TEXTS), rtol=1e-5, atol=1e-5
     )
     found = run(directory, Role.PASSAGE, TITLES, TEXTS)
-    expected = expected_passages(source, TITLES, TEXTS, source.titles)
+    expected = embed_passages(source, TITLES, TEXTS, source.titles)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     if source.titles is Titles.JOIN:
-        assert np.abs(found - expected_passages(source, TITLES, TEXTS)).max() > 1e-3
+        assert np.abs(found - embed_passages(source, TITLES, TEXTS)).max() > 1e-3
 
 
 def test_titles_and_texts_of_different_number_are_refused(det_r):
@@ -181,10 +158,6 @@ def test_parameters_lie_there_once_and_come_back_bit_for_bit(det_r):
     found = saved_model_params(directory)
     jax.tree.map(np.testing.assert_array_equal, found, source.params)
     assert jax.tree.structure(found) == jax.tree.structure(source.params)
-    assert (
-        config_io.from_json((directory / "assets.extra" / "model.json").read_text())
-        == source.config
-    )
     assert b"taser_jax/models" not in (directory / "saved_model.pb").read_bytes(), "local paths"
 
 
@@ -201,17 +174,17 @@ def test_larger_weights_leave_the_graph_as_it_is(det_r, wide):
 def test_bfloat16_activations_and_texts_as_in_training(wide):
     source, directory = wide
     found = run(directory, Role.QUERY, ["’", "city’"])
-    expected = expected_queries(source, ["the '", "the city'"])
+    expected = embed_queries(source, ["the '", "the city'"])
     # The first keeps its curly apostrophe here, the second has no prompt.
-    other = expected_queries(source, ["the ’", "city'"])
+    other = embed_queries(source, ["the ’", "city'"])
     scale = np.abs(expected).max()
     np.testing.assert_allclose(found, expected, atol=0.05 * scale)
     assert (np.abs(found - other).max(axis=1) > 0.1 * scale).all()
     passages = run(directory, Role.PASSAGE, TITLES, TEXTS)
-    expected = expected_passages(source, [""] * len(TEXTS), TEXTS)
+    expected = embed_passages(source, [""] * len(TEXTS), TEXTS)
     np.testing.assert_allclose(passages, expected, atol=0.05 * np.abs(expected).max())
     unprompted = dataclasses.replace(source, passage_prompt=())
-    other = expected_passages(unprompted, [""] * len(TEXTS), TEXTS)
+    other = embed_passages(unprompted, [""] * len(TEXTS), TEXTS)
     assert (np.abs(passages - other).max(axis=1) > 0.1 * scale).all()
     assert found.dtype == np.float32
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 
 import jax
 import numpy as np
@@ -24,7 +23,6 @@ from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
 from taser_jax.interop.export_source import ExportSource, check_exported
 from taser_jax.interop.saved_model import export_saved_model
 from taser_jax.interop.stablehlo import export_stablehlo
-from taser_jax.models import config_io
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import Normalization, Towers
 from taser_jax.models.t5_dual_encoder import T5Embedding
@@ -112,19 +110,11 @@ def test_stablehlo_gives_our_embeddings_at_every_size(exported):
 
 
 def test_parameters_come_back_bit_for_bit(exported):
-    saved_model, stablehlo = (exported.directory / name for name in ("saved_model", "stablehlo"))
     tokens = exported.tokens(Role.QUERY)
     params = exported.stablehlo(Role.QUERY, tokens.ids, tokens.mask).params
-    for found in (saved_model_params(saved_model), params):
+    for found in (saved_model_params(exported.directory / "saved_model"), params):
         assert jax.tree.structure(found) == jax.tree.structure(exported.source.params)
         jax.tree.map(np.testing.assert_array_equal, found, exported.source.params)
-    assert config_io.from_json((stablehlo / "model.json").read_text()) == exported.source.config
-    assert (
-        config_io.from_json((saved_model / "assets.extra" / "model.json").read_text())
-        == exported.source.config
-    )
-    vocabulary = json.loads((stablehlo / "signature.json").read_text())["vocabulary"]
-    assert vocabulary["fingerprint"] == exported.vocabulary.fingerprint
 
 
 def test_a_task_has_its_own_query_encoder(exported):
@@ -133,7 +123,7 @@ def test_a_task_has_its_own_query_encoder(exported):
         np.testing.assert_allclose(norms, 1.0, rtol=1e-5)
         return
     assert np.abs(exported.embed(Role.QUERY, task="nq") - exported.expected[Role.QUERY]).max() > 0.1
-    for task, says in ((None, "no task"), ("trivia", "'trivia'")):
-        told = rf"{says}(.|\n)*one of nq, fever(.|\n)*export_model.task="
+    for task, says in ((None, "without a task"), ("trivia", "'trivia'")):
+        told = rf"{says}(.|\n)*a query encoder: nq, fever"
         with pytest.raises(ConfigError, match=told):
             check_exported(exported.source.config, task)

@@ -17,14 +17,13 @@ from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop.hub import read_projection
 from taser_jax.interop.pretrained import load_pretrained_t5, pretrained_t5
 from taser_jax.interop.sentence_transformers import (
-    check_plain,
     export_sentence_transformers,
 )
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import Normalization, Towers
 from taser_jax.models.t5 import PositionBias
-from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
+from taser_jax.models.t5_dual_encoder import T5Embedding
 from taser_jax.storage.errors import ConfigError
 
 
@@ -149,8 +148,3 @@ def test_a_projection_that_is_more_than_a_kernel_is_refused(tmp_path, changes, m
     (tmp_path / "2_Dense" / "config.json").write_text(json.dumps(settings | changes))
     with pytest.raises(ConfigError, match=message):
         read_projection(tmp_path)
-
-
-def test_onnx_is_of_berts():
-    with pytest.raises(ConfigError, match="'onnx' is a format of BERTs"):
-        check_plain(T5DualEncoderConfig(embedding=T5Embedding.ENCODER_MEAN), format="onnx")

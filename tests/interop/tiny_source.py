@@ -5,12 +5,15 @@ import numpy as np
 from tiny_models import encode, random_params
 
 from taser_jax.data.text.hugging_face import WordPieceVocabulary
+from taser_jax.data.text.preprocessors import encode_passages, encode_queries
+from taser_jax.data.token_store.store import QuerySettings, Titles
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.routing import ExpertConfig
+from taser_jax.storage.records import Passage
 
 QUERY_LENGTH, PASSAGE_LENGTH = 6, 10
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##do", "the", "cafe", ".", "世"]
@@ -51,6 +54,24 @@ def tiny_source(directory, *, experts=DPR, vocabulary=None, bert=None, **changes
 def embed(source, role, tokens):
     """What taser_jax itself makes of tokens, as a NumPy array."""
     return np.asarray(encode(DualEncoder(source.config), source.params, tokens, role).embeddings)
+
+
+def embed_queries(source, texts, settings=QuerySettings()):
+    """What taser_jax itself makes of queries."""
+    tokens = encode_queries(texts, source.vocabulary, length=source.query_length, settings=settings)
+    return embed(source, Role.QUERY, tokens)
+
+
+def embed_passages(source, titles, texts, form=Titles.INCLUDE):
+    """What taser_jax itself makes of passages, after the source's prompt."""
+    tokens = encode_passages(
+        [Passage("", text, title) for title, text in zip(titles, texts, strict=True)],
+        source.vocabulary,
+        length=source.passage_length,
+        titles=form,
+        prompt=source.passage_prompt,
+    )
+    return embed(source, Role.PASSAGE, tokens)
 
 
 def some_tokens(source, role, count, seed=3):
