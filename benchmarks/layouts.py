@@ -1,6 +1,6 @@
-"""The same 300 documents in twelve layouts, each through `taser compare`: what it made of them.
+"""The same 300 documents in thirteen layouts, each through `taser compare`: what it made of them.
 
-    python benchmarks/layouts.py --beir=DIR --out=DIR [--pretrained=minilm] [--only=csv,beir]
+    python benchmarks/layouts.py --beir=DIR --out=DIR [--pretrained=minilm] [--only=csv,trec]
         [-- flags of taser compare]
 
 DIR is a BEIR folder with training and test queries, such as scifact's. Documents are drawn by the
@@ -133,6 +133,22 @@ def _judged_tables(data: never_worse.Data, folder: pathlib.Path) -> None:
         (folder / f"faq.{split}.qrels.tsv").write_text("\n".join(lines), encoding="utf-8")
 
 
+def _trec(data: never_worse.Data, folder: pathlib.Path) -> None:
+    texts = [
+        f"<DOC>\n<DOCNO> {one['id']} </DOCNO>\n<TITLE>{one['title']}</TITLE>\n<TEXT>\n"
+        f"{one['text']}\n</TEXT>\n</DOC>\n"
+        for one in passages_of(data)
+    ]
+    (folder / "docs.trec").write_text("".join(texts), encoding="utf-8")
+    queries = data.queries["test"]
+    topics = [
+        f"<top>\n<num> Number: {id}\n<title> {text}\n</top>\n" for id, (text, _) in queries.items()
+    ]
+    (folder / "topics.txt").write_text("".join(topics), encoding="utf-8")
+    lines = [f"{id} 0 {one} 1" for id, (_, ids) in queries.items() for one in ids]
+    (folder / "qrels.txt").write_text("\n".join(lines), encoding="utf-8")
+
+
 def _beir(data: never_worse.Data, folder: pathlib.Path) -> None:
     never_worse.write_cell(data, folder, size=None, passages=PASSAGES)
 
@@ -149,6 +165,7 @@ LAYOUTS: dict[str, Callable[[never_worse.Data, pathlib.Path], None]] = {
     "faq": _faq,
     "hugging_face": _hugging_face,
     "judged_tables": _judged_tables,
+    "trec": _trec,
     "beir": _beir,
 }
 

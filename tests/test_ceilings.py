@@ -34,7 +34,7 @@ ROOMS = {
     "assembly": 1_718,
     "cli": 1_259,
     "commands": 4_647,
-    "data": 5_884,
+    "data": 6_083,
     "devices": 1_087,
     "evaluation": 1_227,
     "interop": 2_565,
@@ -48,8 +48,8 @@ ROOMS = {
     "training": 1_574,
 }
 OTHERS = {
-    "lines of code": 30_377,
-    "percent of code that imports or raises": 14.8,
+    "lines of code": 30_576,
+    "percent of code that imports or raises": 14.7,
     "files": 217,
     "lines of the longest file": 415,
     "loose files": 3,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 108,
     "modules that train imports": 87,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_354,
+    "words of documentation": 34_387,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

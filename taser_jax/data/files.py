@@ -11,7 +11,6 @@ import io
 import itertools
 import json
 import os
-import re
 import zlib
 from collections.abc import Iterable, Iterator
 from typing import IO, TypeVar
@@ -24,11 +23,15 @@ from taser_jax.storage.typed_files import check_regular, check_text
 
 T = TypeVar("T")
 
-# Bytes of a line: a few bytes of a compressed file can claim any amount of memory.
+# Bytes of a line, or of a record of a JSON array: a few bytes of a compressed file can claim any
+# amount of memory.
 LONGEST_LINE = 64 << 20
 _CHUNK = 1 << 20
-# Of a JSON array; a bracket may close it.
-_BETWEEN_VALUES = re.compile(r"[ \t\r\n]*([\[,]?)[ \t\r\n]*(\]?)")
+# If a text is merely cut off, json reports an error at most this close to its end: no literal or
+# escape is longer.
+_CUT_LITERAL = 16
+_WHITE_SPACE = " \t\r\n"
+_BETWEEN_VALUES = _WHITE_SPACE + ",["
 
 
 def in_blocks(items: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -88,6 +91,28 @@ def open_bytes(path: FilePath) -> Iterator[IO[bytes]]:
             raise DataError(problem, where=os.fspath(path), fix=fix) from error
 
 
+@contextlib.contextmanager
+def open_text(path: FilePath) -> Iterator[codecs.StreamReader]:
+    r"""Opens a local, gs:// or `.gz` file as UTF-8 text, with newlines unchanged.
+
+    Prefer `numbered_lines`, whose errors name the line.
+
+    Args:
+        path: the file.
+
+    Yields:
+        A text stream; a leading byte order mark is dropped.
+
+    Raises:
+        DataError: the file is missing, damaged or not UTF-8.
+    """
+    with open_bytes(path) as stream:
+        try:
+            yield codecs.getreader("utf-8-sig")(stream)
+        except UnicodeDecodeError as error:
+            raise _not_utf8(os.fspath(path), error) from error
+
+
 def numbered_lines(path: FilePath) -> Iterator[tuple[int, str]]:
     r"""Yields (line number from 1, line with its newline), reading as a stream.
 
@@ -105,12 +130,7 @@ def numbered_lines(path: FilePath) -> Iterator[tuple[int, str]]:
     with open_bytes(path) as stream:
         for number, line in enumerate(_lines(stream), start=1):
             if len(line) > LONGEST_LINE:
-                raise DataError(
-                    f"longer than {LONGEST_LINE >> 20:,} MiB",
-                    where=f"{os.fspath(path)}:{number}",
-                    expected="lines within the limit: one passage, query or record each",
-                    fix="check that the file has line ends, and is what it should be",
-                )
+                raise line_too_long(path, number)
             if number == 1:
                 line = line.removeprefix(codecs.BOM_UTF8)
             try:
@@ -118,8 +138,7 @@ def numbered_lines(path: FilePath) -> Iterator[tuple[int, str]]:
             except UnicodeDecodeError as error:
                 raise _not_utf8(f"{os.fspath(path)}:{number}", error) from error
     if number == 0:
-        fix = "check that the command that wrote it finished"
-        raise DataError("the file is empty", where=os.fspath(path), fix=fix)
+        raise _empty(path)
 
 
 def _lines(stream: IO[bytes]) -> Iterator[bytes]:
@@ -130,6 +149,16 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
         return
     while line := stream.readline(LONGEST_LINE + 1):
         yield line
+
+
+def line_too_long(path: FilePath, line: int) -> DataError:
+    """The error for a line, or for one record of a JSON array, beyond the limit."""
+    return DataError(
+        f"longer than {LONGEST_LINE >> 20:,} MiB",
+        where=f"{os.fspath(path)}:{line}",
+        expected="lines within the limit: one passage, query or record each",
+        fix="check that the file has line ends, and is what it should be",
+    )
 
 
 def json_lines(path: FilePath) -> Iterator[tuple[int, dict[str, object]]]:
@@ -148,42 +177,81 @@ def json_lines(path: FilePath) -> Iterator[tuple[int, dict[str, object]]]:
 def json_records(path: FilePath) -> Iterator[tuple[int, dict[str, object]]]:
     """Yields (line number, object) of a JSON array of objects or of a JSON-lines file.
 
-    The first character decides which of the two it is. Memory holds the text of an array.
+    The first character decides which of the two it is. An array is read as a stream: memory holds
+    about one object, not the file.
     """
-    with open_bytes(path) as stream:
-        start = stream.read(4096).removeprefix(codecs.BOM_UTF8)
-    is_array = start.lstrip().startswith(b"[")
-    yield from _json_array(path) if is_array else json_lines(path)
+    if _first_character(path) == "[":
+        yield from _json_array(path)
+    else:
+        yield from json_lines(path)
 
 
 def _json_array(path: FilePath) -> Iterator[tuple[int, dict[str, object]]]:
-    with open_bytes(path) as stream:
-        try:
-            text = stream.read().decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise _not_utf8(os.fspath(path), error) from error
-    decoder, line, counted, stop, expected = json.JSONDecoder(), 1, 0, 0, "["
-    while True:
-        between = _BETWEEN_VALUES.match(text, stop)
-        assert between is not None
-        line += text.count("\n", counted, between.end())
-        counted = between.end()
-        separator, bracket = between.groups()
-        if bracket:
-            return
-        where = f"{os.fspath(path)}:{line}"
-        if separator != expected:
-            problem = f"no {expected!r} after a value: the array is cut off, or not valid JSON"
-            fix = "copy or download the file again, or write it again with a JSON library"
-            raise DataError(problem, where=where, fix=fix)
-        try:
-            value, stop = decoder.raw_decode(text, counted)
-        except (ValueError, RecursionError) as error:
-            at = error.lineno if isinstance(error, json.JSONDecodeError) else line
-            raise _malformed_json(path, at, error) from error
-        check_text(value, written=text[counted:stop], where=where)
-        yield line, _as_object(path, line, value)
-        expected = ","
+    decoder = json.JSONDecoder()
+    buffer, position, line = "", 0, 1
+    at_end = False
+    between = ""  # The text since the last value: white space, commas, at first the bracket.
+    with open_text(path) as text:
+        while True:
+            start = position
+            while position < len(buffer) and buffer[position] in _BETWEEN_VALUES:
+                position += 1
+            between += buffer[start:position].strip(_WHITE_SPACE)
+            line += buffer.count("\n", start, position)
+            if position == len(buffer):
+                if at_end:
+                    raise _cut_short(path, line)
+                buffer, position, at_end = _refill(text, "")
+                continue
+            if buffer[position] == "]":
+                return
+            try:
+                value, stop = decoder.raw_decode(buffer, position)
+            except json.JSONDecodeError as error:
+                cut = error.msg.startswith("Unterminated string") or (
+                    error.pos >= len(buffer) - _CUT_LITERAL
+                )
+                if cut and not at_end:
+                    if len(buffer) - position > LONGEST_LINE:
+                        raise line_too_long(path, line) from error
+                    buffer, position, at_end = _refill(text, buffer[position:])
+                    continue
+                if cut:
+                    raise _cut_short(path, line) from error
+                at = line + buffer.count("\n", position, error.pos)
+                raise _malformed_json(path, at, error) from error
+            except (ValueError, RecursionError) as error:
+                raise _malformed_json(path, line, error) from error
+            if between not in ("[", ","):
+                problem = f"found {between!r} between two values, not one comma"
+                fix = "write the file again with a JSON library"
+                raise DataError(problem, where=f"{os.fspath(path)}:{line}", fix=fix)
+            where = f"{os.fspath(path)}:{line}"
+            check_text(value, written=buffer[position:stop], where=where)
+            yield line, _as_object(path, line, value)
+            between = ""
+            line += buffer.count("\n", position, stop)
+            position = stop
+
+
+def _refill(text: codecs.StreamReader, unparsed: str) -> tuple[str, int, bool]:
+    # Growing by at least the retained length keeps the parsing of one huge value linear.
+    size = max(_CHUNK, len(unparsed))
+    more = text.read(size, size)
+    return unparsed + more, 0, not more
+
+
+def _cut_short(path: FilePath, line: int) -> DataError:
+    where, fix = f"{os.fspath(path)}:{line}", "the file is truncated: copy or download it again"
+    return DataError("the JSON array is not closed", where=where, fix=fix)
+
+
+def _first_character(path: FilePath) -> str:
+    with open_text(path) as text:
+        while chunk := text.read(4096, 4096):
+            if stripped := chunk.lstrip():
+                return stripped[0]
+    raise _empty(path)
 
 
 def _as_object(path: FilePath, line: int, value: object) -> dict[str, object]:
@@ -201,6 +269,11 @@ def _malformed_json(path: FilePath, line: int, error: Exception) -> DataError:
         problem = f"{error.msg} (column {error.colno})"
     fix = "correct the line, or write the file again with a JSON library"
     return DataError(f"not valid JSON: {problem}", where=f"{os.fspath(path)}:{line}", fix=fix)
+
+
+def _empty(path: FilePath) -> DataError:
+    fix = "check that the command that wrote it finished"
+    return DataError("the file is empty", where=os.fspath(path), fix=fix)
 
 
 def _not_utf8(where: str, error: UnicodeDecodeError) -> DataError:

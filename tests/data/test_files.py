@@ -1,4 +1,5 @@
 import gzip
+import itertools
 import json
 import os
 
@@ -25,6 +26,8 @@ def test_numbered_lines_keeps_newlines_and_only_splits_at_line_feeds(tmp_path, n
         (2, "two\u2028still two\n"),
         (3, "thrée"),
     ]
+    with files.open_text(path) as text:
+        assert text.read() == "one\r\ntwo\u2028still two\nthrée"
 
 
 @pytest.mark.parametrize("read", [files.file_digest, lambda path: list(files.json_lines(path))])
@@ -77,9 +80,10 @@ def test_a_missing_file_is_named(tmp_path, read):
             pass
 
 
+@pytest.mark.parametrize("name", ["empty.txt", "empty.txt.gz"])
 @pytest.mark.parametrize("read", [files.numbered_lines, files.json_records])
-def test_an_empty_file_is_an_error(tmp_path, read):
-    path = _write(tmp_path / "empty.txt.gz", b"")
+def test_an_empty_file_is_an_error(tmp_path, name, read):
+    path = _write(tmp_path / name, b"")
     with pytest.raises(DataError, match="the file is empty"):
         list(read(path))
 
@@ -90,16 +94,26 @@ def test_bytes_that_are_not_utf8_are_named_with_their_line(tmp_path):
     assert next(lines) == (1, "fine\n")
     with pytest.raises(DataError, match=r"latin\.txt:2: not UTF-8: byte 0xe9"):
         next(lines)
+    with files.open_text(path) as text, pytest.raises(UnicodeDecodeError):
+        text.read()
     array = _write(tmp_path / "latin.json", b'[{"a": "caf\xe9"}]')
     with pytest.raises(DataError, match=r"latin\.json: not UTF-8"):
         list(files.json_records(array))
 
 
-@pytest.mark.parametrize("content", [gzip.compress(b"a line\n" * 99)[:-8], b"not gzip at all\n"])
-def test_a_damaged_gzip_is_named(tmp_path, content):
-    (tmp_path / "cut.txt.gz").write_bytes(content)
+def test_a_truncated_gzip_yields_its_good_lines_then_says_so(tmp_path):
+    whole = gzip.compress(os.urandom(1000).hex().encode() * 20)
+    path = tmp_path / "cut.txt.gz"
+    path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"cut\.txt\.gz: the gzip stream is damaged or truncated"):
-        list(files.numbered_lines(tmp_path / "cut.txt.gz"))
+        list(files.numbered_lines(path))
+
+
+def test_a_gz_name_on_plain_text_is_an_error(tmp_path):
+    path = tmp_path / "plain.txt.gz"
+    path.write_bytes(b"not gzip at all\n")
+    with pytest.raises(DataError, match="the gzip stream is damaged"):
+        list(files.numbered_lines(path))
 
 
 def test_json_lines_names_the_malformed_line(tmp_path):
@@ -114,14 +128,15 @@ def test_json_lines_names_the_malformed_line(tmp_path):
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_a_json_array_is_its_objects(tmp_path, indent):
+@pytest.mark.parametrize("chunk", [1, 7, 64, 1 << 20])
+def test_a_json_array_is_streamed_whatever_the_chunk(tmp_path, monkeypatch, indent, chunk):
     rows = [
         {"n": n, "text": 'quote " \\ tab\t é \u2028 ]}', "t": [True, None, -1.5e-3], "d": {}}
         for n in range(9)
     ]
     path = _write(tmp_path / "a.json", json.dumps(rows, indent=indent).encode())
+    monkeypatch.setattr(files, "_CHUNK", chunk)
     assert [record for _, record in files.json_records(path)] == rows
-    assert list(files.json_records(_write(tmp_path / "a.json", b"[ ]"))) == []
 
 
 def test_a_json_array_reports_the_line_each_value_starts_on(tmp_path):
@@ -129,18 +144,26 @@ def test_a_json_array_reports_the_line_each_value_starts_on(tmp_path):
     assert [line for line, _ in files.json_records(path)] == [3, 6, 6]
 
 
+def test_a_json_array_is_read_no_further_than_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_CHUNK", 16)
+    path = _write(tmp_path / "a.json", b'[{"a": 1}, {"a": 2}, ' + b" " * 200 + b"{broken")
+    assert len(list(itertools.islice(files.json_records(path), 2))) == 2
+
+
+@pytest.mark.parametrize("chunk", [5, 1 << 20])
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'[{"a": 1},\n{"a": 2}', r":2: no ',' after a value: the array is cut off"),
-        (b'[{"a": 1},\n{"a": "cut', r":2: not valid JSON"),
+        (b'[{"a": 1},\n{"a": 2}', r":2: the JSON array is not closed"),
+        (b'[{"a": 1},\n{"a": "cut', r":2: the JSON array is not closed"),
         (b'[{"a": 1},\n{"a" 2}, {"b": "long enough to be far from the end"}]', ":2: not valid"),
-        (b'[{"a": 1}\n{"a": 2}]', r":2: no ',' after a value"),
-        (b'[{"a": 1},,\n{"a": 2}]', r":1: not valid JSON"),
+        (b'[{"a": 1}\n{"a": 2}]', r":2: found '' between two values"),
+        (b'[{"a": 1},,\n{"a": 2}]', r":2: found ',,' between two values"),
         (b'[{"a": 1},\n3]', r":2: found a JSON int"),
     ],
 )
-def test_a_broken_json_array_names_the_line(tmp_path, content, message):
+def test_a_broken_json_array_names_the_line(tmp_path, monkeypatch, chunk, content, message):
+    monkeypatch.setattr(files, "_CHUNK", chunk)
     path = _write(tmp_path / "a.json", content)
     with pytest.raises(DataError, match=r"a\.json" + message):
         list(files.json_records(path))

@@ -11,6 +11,17 @@ def test_hash_and_normal_form_are_fixed():
     assert id_index.normalized_content(" A  b", "c\n\td e\u0301") == "A b\nc d \u00e9"
 
 
+@pytest.mark.parametrize("block", [1, 3, 8, 1000])
+def test_seen_texts_agree_with_a_set(block):
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        texts = [str(n) for n in rng.choice(400, size=int(rng.integers(1, 60)))]
+        seen = id_index.SeenTexts()
+        parts = [seen.add(texts[at : at + block]) for at in range(0, len(texts), block)]
+        expected = [text in texts[:at] for at, text in enumerate(texts)]
+        assert np.concatenate(parts).tolist() == expected
+
+
 def test_hash_index_lists_every_row_of_a_hash(tmp_path):
     hashes = np.array([7, 2**64 - 1, 7, 0, 7], np.uint64)
     index = id_index.HashIndex.from_hashes(hashes)

@@ -112,7 +112,10 @@ def prepare(
                 fix="rename the files, after which tasks are named, or give names: {name: folder}",
             )
         label = name if len(detected.passages) == 1 else ""
-        sources |= {label or f"{name}.{_label(path)}": path for path in detected.passages}
+        for path in detected.passages:
+            # Files of several folders may have one name.
+            place = os.path.relpath(path, folder).replace(os.sep, ".")
+            sources[label or f"{name}.{_label(place)}"] = path
         tasks |= by_task_and_split(detected.questions, label=label)
     if not sources:
         fix = "write `taser prepare DIRECTORY`, or set PASSAGES and QUERIES"

@@ -8,7 +8,7 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from taser_jax.data.collections.store import SPLITS
 from taser_jax.data.files import numbered_lines
@@ -20,7 +20,8 @@ from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage
 
 PassageSource = FilePath | Iterable[Passage | str | Mapping[str, object]]
-_TABLES = (".json", ".jsonl", ".tsv", ".csv", ".txt", ".parquet", ".qrels")
+_TABLES = (".json", ".jsonl", ".tsv", ".csv", ".txt", ".parquet", ".arrow")
+_FILES = (*_TABLES, ".sgml", ".xml", ".qrels", ".trec")
 _SPLIT_WORDS = {"train": "train", "dev": "validation", "valid": "validation"} | {
     split: split for split in SPLITS
 }
@@ -28,6 +29,7 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 # Words of file names that are not part of a task's name.
 _OTHER_WORDS = {
     *("queries", "questions", "query", "qa", "kilt", "dpr", "biencoder", "qrels", "data"),
+    "topics",
 }
 
 
@@ -39,6 +41,7 @@ class _Role(enum.Enum):
     KILT = "queries of KILT"
     QRELS = "judgements"
     QUERIES = "queries of id and text"
+    TOPICS = "TREC's topics"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,15 +63,15 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> DetectedFiles:
 
     BEIR's folders have corpus.jsonl, queries.jsonl and qrels/<split>.tsv. In others the fields of a
     file's first record decide (`fields.Role`): KILT's queries have `input` and `output`, DPR's and
-    pairs have a question, passages have a text. A table of two columns without a header holds
-    queries if a file of judgements belongs to it. Task and split are words of a file's name, as in
-    `nq-train.json` or `faq.validation.queries.tsv`; `dev` means validation, a file without a task's
-    name belongs to the task of the folder's name, and one without a split is divided into all
-    three.
+    pairs have a question, passages have a text. A table of two columns without a header, or TREC's
+    topics, holds queries if a file of judgements belongs to it. Task and split are words of a
+    file's name, as in `nq-train.json` or `faq.validation.queries.tsv`; `dev` means validation, a
+    file without a task's name belongs to the task of the folder's name, and one without a split is
+    divided into all three, but TREC's topics are test queries.
 
     A folder without a file of passages takes those that its questions quote (positives, or else
     answers), or its .txt, .md and .html files. Without questions it is a collection to be searched.
-    Of a Hugging Face dataset, cloned, the Parquet files in data/ count.
+    Of a Hugging Face dataset, cloned or written by `save_to_disk`, Parquet or Arrow files count.
 
     Args:
         directory: a local folder.
@@ -86,8 +89,8 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> DetectedFiles:
     if corpus is not None and (folder / "qrels").is_dir():
         return DetectedFiles((corpus,), {name: _of_beir(folder)})
     roles: dict[str, _Role] = {}
-    for path in sorted(folder.glob("data/*.parquet")) or sorted(folder.iterdir()):
-        if path.name.removesuffix(".gz").endswith(_TABLES) and path.is_file():
+    for path in _files(folder):
+        if path.name.removesuffix(".gz").endswith(_FILES) and path.is_file():
             detected = _role(path)
             if detected is not None:
                 roles[str(path)] = detected
@@ -95,7 +98,7 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> DetectedFiles:
     judged = {
         file: QuestionFiles(file, qrels=qrels[_words(file)])
         for file, role in roles.items()
-        if role is _Role.QUERIES and _words(file) in qrels
+        if role in (_Role.QUERIES, _Role.TOPICS) and _words(file) in qrels
     }
     if _Role.PASSAGES not in roles.values() and not judged:
         # Without judgements a table of id and text is what there is to search.
@@ -110,7 +113,9 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> DetectedFiles:
     if not passages or (len(passages) > 1 and roles[passages[0]] is _Role.PASSAGES):
         described = [f"{pathlib.Path(path).name}: {role.value}" for path, role in roles.items()]
         raise _unknown(folder, described)
-    files_of_task = _by_task(questions, name)
+    files_of_task = _by_task(
+        questions, name, {path for path in roles if roles[path] is _Role.TOPICS}
+    )
     if _Role.KILT in roles.values():
         # KILT publishes gold for train and dev alone: dev is the test set, train has both others.
         for splits in files_of_task.values():
@@ -161,6 +166,13 @@ def given_passages(
         yield dataclasses.replace(record, id=record.id or content_id(record.title, record.text))
 
 
+def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The files of a folder, or the tables of a Hugging Face dataset."""
+    if any((folder / name).exists() for name in ("dataset_dict.json", "dataset_info.json")):
+        return sorted(folder.rglob("*.arrow"))
+    return sorted(folder.glob("data/*.parquet")) or sorted(folder.iterdir())
+
+
 def _of_beir(folder: pathlib.Path) -> dict[str, QuestionFiles]:
     """Split -> the queries judged in it; layout as published with Thakur et al., 2021."""
     queries = _of_name(folder, "queries.jsonl")
@@ -190,6 +202,8 @@ def _role(path: pathlib.Path) -> _Role | None:
     if records is not None:
         return _role_of_fields(name, next(records, (0, {}))[1])
     lines = [line.rstrip("\r\n") for _, line in itertools.islice(numbered_lines(path), 2)]
+    if lines[0].lstrip().lower().startswith(("<top", "<doc>")):
+        return _Role.TOPICS if "<top" in lines[0].lower() else _Role.PASSAGES
     columns = lines[-1].split("\t")
     if re.fullmatch(r"\S+\s+\S+\s+\S+\s+-?\d+", lines[0]) and lines[0].count("\t") != 1:
         return _Role.QRELS
@@ -215,20 +229,27 @@ def _role_of_fields(name: str, record: Mapping[str, object]) -> _Role | None:
 
 
 def _words(path: str) -> tuple[str, str]:
-    """Task and split in a file's name; an empty string for each that it does not have."""
-    stem = re.sub(_SHARD, "", pathlib.Path(path).name.split(".gz")[0].rpartition(".")[0])
+    """Task and split in a file's name; an empty string for each that it does not have.
+
+    A shard of a Hugging Face dataset may have its split in its folder's name.
+    """
+    file = pathlib.Path(path)
+    stem, shards = re.subn(_SHARD, "", file.name.split(".gz")[0].rpartition(".")[0])
+    stem = f"{file.parent.name}.{stem}" if shards and file.parent.name in SPLITS else stem
     words = [word for word in re.split(r"[.\-]", stem.removesuffix(".qa")) if word]
     split = next((_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS), "")
     task = [word for word in words if word not in _SPLIT_WORDS and word not in _OTHER_WORDS]
     return "-".join(task), split
 
 
-def _by_task(files: Mapping[str, QuestionFiles], name: str) -> dict[str, dict[str, QuestionFiles]]:
+def _by_task(
+    files: Mapping[str, QuestionFiles], name: str, topics: Collection[str]
+) -> dict[str, dict[str, QuestionFiles]]:
     files_of_task: dict[str, dict[str, QuestionFiles]] = {}
     for path, questions in files.items():
         task, split = _words(path)
         splits = files_of_task.setdefault(task or name, {})
-        split = split or WHOLE
+        split = split or ("test" if path in topics else WHOLE)
         if split in splits:
             problem = f"{splits[split].questions} and {path} are both {split}"
             fix = "name one after another task or split, as in faq.test.queries.tsv"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import array
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Int32
@@ -28,6 +29,8 @@ from taser_jax.storage.records import Query, check_id
 WITHOUT_POSITIVE = "without a positive"
 MISSING_POSITIVES = "positives that are not in the collection"
 MISSING_NEGATIVES = "hard negatives that are not in the collection"
+MISSING_QUERIES = "judged queries that are not among the questions"
+CONTRADICTING = "passages judged twice, of which the highest grade counts"
 WHOLE_PAGES = "provenances known by page only, all of whose passages are gold"
 MENTION_START, MENTION_END = "[START_ENT]", "[END_ENT]"
 # TACO-DR keeps these before the mention.
@@ -111,8 +114,8 @@ class QuestionMapper:
             Queries whose positives and hard negatives are rows, with the questions.
 
         Raises:
-            DataError: an id of two questions, or one that run files cannot hold; what `left_out`
-                refuses.
+            DataError: an id of two questions, or one that run files cannot hold; judgements that
+                are for none of the questions; what `left_out` refuses.
         """
         judgements = self._judgements()
         where_of_id: dict[str, str] = {}
@@ -144,6 +147,7 @@ class QuestionMapper:
                 answers=question.answers,
             )
             yield query, question
+        self._check_judged(judgements or {})
 
     def _text(self, question: Question) -> str:
         if self.split.task in self.split.options.entity_tasks:
@@ -157,6 +161,22 @@ class QuestionMapper:
         for judgement in read_qrels(self.split.files.qrels):
             grouped.setdefault(judgement.query_id, []).append(judgement)
         return grouped
+
+    def _check_judged(self, judgements: Mapping[str, list[Judgement]]) -> None:
+        if self.split.split != self.split.sharing[0]:
+            return
+        files = self.split.files
+        missing = [id for id in judgements if id not in self.split.read_ids]
+        questions = os.fspath(files.questions)
+        if missing and len(missing) == len(judgements):
+            problem = f"not one of its {len(judgements):,} queries is among those of {questions}"
+            fix = "give the qrels of these questions"
+            raise DataError(problem, where=os.fspath(files.qrels or ""), fix=fix)
+        for id in missing:
+            absent = f"the query {id!r} is not in {questions}"
+            where = f"{judgements[id][0].where}, field 'query-id'"
+            fix = "correct the id, or leave out --strict"
+            self.left_out.add(MISSING_QUERIES, DataError(absent, where=where, fix=fix))
 
     def _positives(self, question: Question) -> tuple[int, ...]:
         rows: dict[int, None] = {}
@@ -199,15 +219,19 @@ class QuestionMapper:
 
     def _judged(self, judgements: Sequence[Judgement]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         grades: dict[int, int] = {}
-        # Of contradicting judgements the highest counts.
         for judgement in sorted(judgements, key=lambda judged: -judged.relevance):
             row = self.resolver.row_of_id(
                 judgement.passage_id, label=self.split.files.passages, where=judgement.where
             )
-            if row is not None:
-                grades.setdefault(row, judgement.relevance)
-            elif judgement.relevance > 0:
+            if row is None and judgement.relevance > 0:
                 self._missing(f"the positive (id {judgement.passage_id!r})", judgement.where)
+            elif row is not None:
+                highest = grades.setdefault(row, judgement.relevance)
+                if highest > judgement.relevance:
+                    problem = f"the grade {judgement.relevance}, where another line has {highest}"
+                    fix = "leave one of them"
+                    error = DataError(problem, where=judgement.where, fix=fix)
+                    self.left_out.add(CONTRADICTING, error)
         positive = {row: grade for row, grade in grades.items() if grade > 0}
         relevance = tuple(positive.values())
         return tuple(positive), () if set(relevance) <= {1} else relevance

@@ -165,6 +165,7 @@ class QuestionSplit:
         options: how they are divided.
         pairs: whether the passages of their file are the collection's.
         keeps_unjudged: whether training questions without a positive stay.
+        read_ids: ids of all questions of the file, once it has been read.
     """
 
     task: str
@@ -174,6 +175,7 @@ class QuestionSplit:
     options: PrepareOptions
     pairs: bool = False
     keeps_unjudged: bool = False
+    read_ids: set[str] = dataclasses.field(default_factory=set, compare=False)
 
     def questions(self) -> Iterator[Question]:
         """The split's questions, each with an id, in the file's order.
@@ -203,7 +205,9 @@ class QuestionSplit:
         prefix = self.split if len(self.sharing) == 1 else "question"
         for number, question in enumerate(questions):
             if judged is None or question.id in judged or question.answers:
-                yield dataclasses.replace(question, id=question.id or f"{prefix}-{number}")
+                id = question.id or f"{prefix}-{number}"
+                self.read_ids.add(id)
+                yield dataclasses.replace(question, id=id)
 
     def _of_split(
         self, questions: Iterable[Question], splits: tuple[str, ...]

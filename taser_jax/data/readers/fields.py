@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import csv
 import enum
 import functools
@@ -29,9 +30,53 @@ def plain_rows(path: FilePath) -> Iterator[tuple[int, list[str]]]:
             yield line, content.split("\t")
 
 
+def quoted_rows(path: FilePath, delimiter: str = "\t") -> Iterator[tuple[int, list[str]]]:
+    """Yields (first line of a row, columns), with csv's double quotes.
+
+    A quoted column may span lines. A line whose quotes are not csv's is taken as it is.
+
+    Example:
+        A column `"a ""b"" c"` is `a "b" c`, and `"a" b`, which is none of csv's, is `"a" b`.
+    """
+    csv.field_size_limit(_LONGEST_FIELD)
+    lines = numbered_lines(path)
+    waiting: collections.deque[tuple[int, str]] = collections.deque()
+    taken: list[tuple[int, str]] = []
+
+    def contents() -> Iterator[str]:
+        while (numbered := waiting.popleft() if waiting else next(lines, None)) is not None:
+            taken.append(numbered)
+            yield numbered[1]
+
+    while True:
+        taken.clear()
+        try:
+            row = next(csv.reader(contents(), delimiter=delimiter, strict=True), None)
+        except csv.Error:
+            waiting.extendleft(reversed(taken[1:]))
+            row = taken[0][1].rstrip("\r\n").split(delimiter)
+        if row is None:
+            return
+        if row:
+            yield taken[0][0], row
+
+
+def tagged_blocks(path: FilePath, tag: str) -> Iterator[tuple[int, str]]:
+    """Yields (first line, content) of each <tag>...</tag> of TREC, on lines of their own."""
+    start, lines = 0, list[str]()
+    for line, content in numbered_lines(path):
+        word = content.strip().lower()
+        if re.match(rf"<{tag}\b", word):
+            start, lines = line, []
+        elif word == f"</{tag}>":
+            yield start, "".join(lines)
+        else:
+            lines.append(content)
+
+
 def wrong_columns(where: str, count: int, expected: str) -> DataError:
     """The error for a row of too few or too many columns."""
-    fix = "check for a missing tab, or tabs or newlines within a text"
+    fix = "check for a missing tab, tabs or newlines within a text, or a quote left open"
     return DataError(f"{count} columns, not {expected}", where=where, fix=fix)
 
 
@@ -201,58 +246,49 @@ def is_json(path: FilePath) -> bool:
 
 
 def read_records(path: FilePath) -> Iterator[tuple[int, dict[str, object]]] | None:
-    """Yields (line, field -> value) of JSON, Parquet, or a table with a header; otherwise None.
+    """Yields (line, field -> value) of JSON, Parquet, Arrow, or a table with a header; else None.
 
     Columns of a table are separated by tabs, commas, semicolons or bars, whichever makes the first
-    row a header. They have csv's double quotes, and a quoted column may span lines.
+    row a header.
 
     Raises:
         DataError: malformed input; names file:line and the fix.
     """
     if is_json(path):
         return json_records(path)
-    if os.fspath(path).endswith(".parquet"):
-        return _parquet(path)
-    _, first_line = next(numbered_lines(path), (0, ""))
+    if os.fspath(path).endswith((".parquet", ".arrow")):
+        return _arrow(path)
     for delimiter in _DELIMITERS:
-        header = [name.strip(' "\r\n') for name in first_line.split(delimiter)]
+        _, header = next(quoted_rows(path, delimiter), (0, []))
         if is_header(header):
-            return _table(path, delimiter, header)
+            return _table(path, delimiter)
     return None
 
 
-def _table(
-    path: FilePath, delimiter: str, header: list[str]
-) -> Iterator[tuple[int, dict[str, object]]]:
-    csv.field_size_limit(_LONGEST_FIELD)
-    lines = (content for _, content in numbered_lines(path))
-    rows = csv.reader(lines, delimiter=delimiter, strict=True)
-    while True:
-        line = rows.line_num + 1
-        where = f"{os.fspath(path)}:{line}"
-        try:
-            row = next(rows, None)
-        except csv.Error as error:
-            fix = "double the quotes within a quoted column, or close an open one"
-            raise DataError(f"no columns of csv's: {error}", where=where, fix=fix) from error
-        if row is None:
-            return
-        if not row or line == 1:
-            continue
+def _table(path: FilePath, delimiter: str) -> Iterator[tuple[int, dict[str, object]]]:
+    rows = quoted_rows(path, delimiter)
+    header = [name.strip() for name in next(rows)[1]]
+    for line, row in rows:
         if len(row) != len(header):
-            raise wrong_columns(where, len(row), f"{len(header)}: {', '.join(header)}")
+            expected = f"{len(header)}: {', '.join(header)}"
+            raise wrong_columns(f"{os.fspath(path)}:{line}", len(row), expected)
         yield line, dict(zip(header, row, strict=True))
 
 
-def _parquet(path: FilePath) -> Iterator[tuple[int, dict[str, object]]]:
+def _arrow(path: FilePath) -> Iterator[tuple[int, dict[str, object]]]:
+    """Rows of a Parquet file, or of an Arrow file as Hugging Face's `datasets` writes it."""
     import pyarrow.parquet
 
     try:
         rows = 0
-        for batch in pyarrow.parquet.ParquetFile(os.fspath(path)).iter_batches():
+        if os.fspath(path).endswith(".arrow"):
+            batches = iter(pyarrow.ipc.open_stream(pyarrow.memory_map(os.fspath(path))))
+        else:
+            batches = pyarrow.parquet.ParquetFile(os.fspath(path)).iter_batches()
+        for batch in batches:
             for record in batch.to_pylist():
                 rows += 1
                 yield rows, record
     except (OSError, pyarrow.ArrowException) as error:
         fix = "copy the file again, or write it as JSON lines"
-        raise DataError(f"no Parquet: {error}", where=os.fspath(path), fix=fix) from error
+        raise DataError(f"no rows of Arrow: {error}", where=os.fspath(path), fix=fix) from error

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
+from taser_jax.data.files import in_blocks
+from taser_jax.data.id_index import SeenTexts
+from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.records import Passage
+from taser_jax.storage.records import Passage, check_id
 
 # Paragraph and character in it. A whole paragraph ends at this character.
 Position = tuple[int, int]
 PARAGRAPH_END = (1 << 31) - 1
+_BLOCK = 1 << 14
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -198,6 +203,73 @@ class LeftOut:
             raise error
         self.counts[kind] += 1
         self.lines.append(f"{error.where}: {error.problem}")
+
+
+def checked_passages(
+    path: FilePath, located: Callable[[], Iterator[LocatedPassage]], left_out: LeftOut
+) -> Iterator[LocatedPassage]:
+    """Passages of a file; leaves out those without any text, and repeated ones.
+
+    Args:
+        path: the file, for messages.
+        located: starts reading the file.
+        left_out: takes what is left out.
+
+    Yields:
+        Passages in the file's order. A title alone is a passage.
+
+    Raises:
+        DataError: no passage; an id that is empty or that run files cannot hold, or one that is
+            used for two different texts, with both lines.
+    """
+    seen = SeenTexts()
+    repeated: list[LocatedPassage] = []
+    block: list[LocatedPassage] = []
+    for block in in_blocks(located(), _BLOCK):
+        for read in block:
+            check_id(read.passage.id, where=f"{os.fspath(path)}:{read.line}, field 'id'")
+        repeats = seen.add([read.passage.id for read in block])
+        for read, is_repeated in zip(block, repeats, strict=True):
+            if is_repeated:
+                repeated.append(read)
+            elif read.passage.text.strip() or read.passage.title.strip():
+                yield read
+            else:
+                where = f"{os.fspath(path)}:{read.line}, field 'text'"
+                fix = "remove it, or leave out --strict, which skips it"
+                left_out.add("empty passages", DataError("it is empty", where=where, fix=fix))
+    if not block:
+        fix = (
+            "check that it is the right file; terms need a definition, MeSH's concepts a ScopeNote"
+        )
+        raise DataError("there is no passage in it", where=os.fspath(path), fix=fix)
+    if repeated:
+        _check_repeated(path, located, repeated, left_out)
+
+
+def _check_repeated(
+    path: FilePath,
+    located: Callable[[], Iterator[LocatedPassage]],
+    repeated: list[LocatedPassage],
+    left_out: LeftOut,
+) -> None:
+    # Reading again, for repeated ids only, avoids keeping every id and text in memory.
+    ids = {again.passage.id for again in repeated}
+    first: dict[str, LocatedPassage] = {}
+    for again in located():
+        if again.passage.id in ids:
+            first.setdefault(again.passage.id, again)
+    for again in repeated:
+        before = first[again.passage.id]
+        error = DataError(
+            f"the id {again.passage.id!r} was already used on line {before.line}",
+            where=f"{os.fspath(path)}:{again.line}, field 'id'",
+            fix="remove the duplicate or rename it",
+        )
+        # Equal lines: another id has the same 64-bit hash, which is as good as impossible.
+        if again.line == before.line or again.passage != before.passage:
+            raise error
+        left_out.add("repeated passages", error)
 
 
 def string_field(record: Mapping[str, object], name: str, where: str) -> str:

@@ -1,8 +1,9 @@
-"""Passages of any format: tables, JSON lines, Parquet, thesauri, pages and text files."""
+"""Passages of any format: tables, JSON lines, Parquet, TREC, thesauri, pages and text files."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import html
 import itertools
 import os
@@ -18,14 +19,17 @@ from taser_jax.data.readers.located import (
     LeftOut,
     LocatedPassage,
     Span,
+    checked_passages,
     id_field,
     string_field,
 )
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.records import Passage, check_id
+from taser_jax.storage.records import Passage
 
 _HTML = (".html", ".htm")
+# Rows of a table without a header in which titles and texts are compared.
+_COMPARED = 100
 TEXT_SUFFIXES = (".txt", ".md", *_HTML)
 _MARKDOWN_HEADING = r"(?m)^#{1,6}\s+(?P<title>.+?)\s*#*$"
 _HTML_HEADING = r"(?is)<(title|h[1-6])\b[^>]*>(?P<title>.*?)</\1>"
@@ -49,6 +53,8 @@ def read_passages(
 
     Questions with passages, anchor/positive/negative or question/answer: each passage once.
 
+    TREC's documents, <DOC> with <DOCNO>.
+
     Thesauri, of name and definition; terms without one say nothing and are skipped. MeSH's XML:
     a concept's name and scope note (MoMA, arXiv 2302.03754, appendix).
 
@@ -68,21 +74,8 @@ def read_passages(
         DataError: malformed input, an id that run files cannot hold, or no passage; names
             file:line, the field and the fix.
     """
-    left_out, read = left_out or LeftOut(strict=True), None
-    for read in _located(path, words):
-        where = f"{os.fspath(path)}:{read.line}"
-        check_id(read.passage.id, where=f"{where}, field 'id'")
-        if read.passage.text.strip() or read.passage.title.strip():
-            yield read
-        else:
-            fix = "remove it, or leave out --strict, which skips it"
-            error = DataError("it is empty", where=f"{where}, field 'text'", fix=fix)
-            left_out.add("empty passages", error)
-    if read is None:
-        fix = (
-            "check that it is the right file; terms need a definition, MeSH's concepts a ScopeNote"
-        )
-        raise DataError("there is no passage in it", where=os.fspath(path), fix=fix)
+    read = functools.partial(_located, path, words)
+    return checked_passages(path, read, left_out or LeftOut(strict=True))
 
 
 def _located(path: FilePath, words: int) -> Iterator[LocatedPassage]:
@@ -91,6 +84,8 @@ def _located(path: FilePath, words: int) -> Iterator[LocatedPassage]:
         yield from _of_texts(pathlib.Path(path), words)
     elif (records := fields.read_records(path)) is not None:
         yield from _of_records(path, records, words)
+    elif next(numbered_lines(path), (0, ""))[1].strip().upper() == "<DOC>":
+        yield from _of_trec(path)
     elif name.endswith(".xml"):
         yield from _scope_notes(path)
     else:
@@ -161,11 +156,35 @@ def _of_pairs(
 
 
 def _of_columns(path: FilePath) -> Iterator[LocatedPassage]:
-    for line, columns in fields.plain_rows(path):
+    rows = fields.plain_rows(path)
+    compared = list(itertools.islice(rows, _COMPARED))
+    if sum(len(text) < len(title) for _, (_, text, title) in _threes(compared)) > len(compared) / 2:
+        problem = "its third column, the title, is longer than the second, the text"
+        fix = "name the columns in a first line, such as id<tab>title<tab>text"
+        raise DataError(problem, where=os.fspath(path), fix=fix)
+    for line, columns in itertools.chain(compared, rows):
         if len(columns) not in (2, 3):
             expected = "2 or 3: id, text and optionally title"
             raise fields.wrong_columns(f"{os.fspath(path)}:{line}", len(columns), expected)
         yield LocatedPassage(line, Passage(*columns))
+
+
+def _threes(rows: list[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
+    return ((line, columns) for line, columns in rows if len(columns) == 3)
+
+
+def _of_trec(path: FilePath) -> Iterator[LocatedPassage]:
+    """Documents of TREC's SGML; the text is what is left without tags."""
+    for line, document in fields.tagged_blocks(path, "doc"):
+        id = _tagged(document, "DOCNO")
+        title = _tagged(document, "TITLE|HEADLINE|HEAD|TI")
+        body = re.sub(r"(?is)<(DOCNO|TITLE|HEADLINE|HEAD|TI)>.*?</\1>|<[^>]*>", " ", document)
+        yield LocatedPassage(line, Passage(id, " ".join(body.split()), title))
+
+
+def _tagged(document: str, names: str) -> str:
+    match = re.search(rf"(?is)<({names})>(.*?)</\1>", document)
+    return " ".join(re.sub(r"<[^>]*>", " ", match[2]).split()) if match else ""
 
 
 def _scope_notes(path: FilePath) -> Iterator[LocatedPassage]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import csv
 import os
+import re
 from collections.abc import Iterator, Mapping
 
 from taser_jax.data.files import json_records, numbered_lines
@@ -20,6 +21,7 @@ from taser_jax.data.readers.fields import (
     positives,
     quoted_passages,
     read_records,
+    tagged_blocks,
     wrong_columns,
 )
 from taser_jax.data.readers.located import Question, id_field, string_field, string_list
@@ -44,6 +46,8 @@ def read_questions(path: FilePath, *, pairs: bool = False) -> Iterator[Question]
     `.csv`, in DPR's way without a header: the question, a tab, and a Python list literal of
     answers, either bare or in quotes with the inner quotes doubled.
 
+    TREC's topics, <top> with <num> and <title>.
+
     Other names: a table of id and text, separated by tabs.
 
     Example:
@@ -67,6 +71,8 @@ def read_questions(path: FilePath, *, pairs: bool = False) -> Iterator[Question]
             yield _question(record, f"{os.fspath(path)}:{line}", pairs=pairs)
     elif name.endswith(".csv"):
         yield from _qa_csv(path)
+    elif next(numbered_lines(path), (0, ""))[1].lstrip().lower().startswith("<top"):
+        yield from _topics(path)
     else:
         yield from _of_table(path)
 
@@ -74,6 +80,18 @@ def read_questions(path: FilePath, *, pairs: bool = False) -> Iterator[Question]
 def is_kilt(path: FilePath) -> bool:
     """Whether a file holds KILT's queries."""
     return is_json(path) and "input" in next(json_records(path), (0, {}))[1]
+
+
+def _topics(path: FilePath) -> Iterator[Question]:
+    """TREC's topics; the title is the query, or else the description."""
+    for line, topic in tagged_blocks(path, "top"):
+        fields = {}
+        for name, text in re.findall(r"(?is)<(num|title|desc)>([^<]*)", topic):
+            said = re.sub(r"(?i)^\s*(number|topic|description):", "", text)
+            fields[name.lower()] = " ".join(said.split())
+        where = f"{os.fspath(path)}:{line}"
+        text = _non_empty(fields.get("title") or fields.get("desc") or "", where)
+        yield Question(where=where, text=text, id=fields.get("num", ""))
 
 
 def _of_table(path: FilePath) -> Iterator[Question]:

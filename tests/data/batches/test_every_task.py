@@ -12,6 +12,7 @@ from taser_jax.data.batches.every_task import (
     TaskBatchStream,
     task_batch_sizes,
 )
+from taser_jax.data.token_store.arrays import Ragged
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import HostShare
 from taser_jax.storage.errors import ConfigError
@@ -96,6 +97,29 @@ def test_each_step_has_a_batch_of_every_task_from_that_task_alone(store):
             np.testing.assert_array_equal(batch.queries.ids, queries.tokens(rows).ids[:, :width])
             golds = [queries.positives[row][0] for row in rows]
             np.testing.assert_array_equal(batch.passage_rows[batch.positive_index], golds)
+
+
+def test_by_default_no_label_is_a_negative(store):
+    """Each query's hard negative is labelled too, and so are passages of other queries."""
+    tasks = {}
+    for name in ("first", "second"):
+        queries = store.queries(name, "train")
+        golds = [int(rows[0]) for rows in queries.positives]
+        labels = [[(gold + other) % len(store) for other in (0, 1, 7)] for gold in golds]
+        tasks[name] = dataclasses.replace(queries, positives=Ragged.from_lists(labels))
+    batches = TaskBatchStream(store, tasks, TaskBatchingConfig(total=24, num_negatives=1))
+    masked, drawn = 0, set()
+    for step in range(20):
+        for task, batch in batches.batches(step).items():
+            for i, query in enumerate(batch.query_rows):
+                positives = tasks[task].positives[query].tolist()
+                counts = ~batch.ignore[i]
+                counts[batch.positive_index[i]] = False
+                assert not set(positives) & set(batch.passage_rows[counts].tolist())
+                masked += batch.ignore[i].sum()
+                drawn.add(positives.index(batch.passage_rows[batch.positive_index[i]]))
+    assert masked > 100
+    assert drawn == {0, 1, 2}
 
 
 def test_small_sets_go_round_with_a_new_order_while_large_ones_are_seen_once(store):

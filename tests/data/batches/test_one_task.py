@@ -140,6 +140,32 @@ def test_ignore_against_brute_force(toy):
     assert seen > 100
 
 
+def test_by_default_no_label_is_a_negative(toy):
+    """In the batch, among hard negatives or drawn at random; every label is trained on."""
+    store, tasks = toy
+    config = BatchingConfig(batch_size=8, num_negatives=3)
+    stream = BatchStream(store, tasks, config)
+    masked, random_negatives, trained_on = 0, 0, collections.defaultdict(set)
+    for step in range(2, 80):
+        rows = stream.rows(step)
+        own = rows.passage_rows.reshape(8, 4)
+        for i, query in enumerate(rows.query_rows.tolist()):
+            positives = set(tasks[rows.task].positives[query].tolist())
+            counts = ~rows.ignore[i]
+            counts[rows.positive_index[i]] = False
+            assert not positives & set(rows.passage_rows[counts].tolist())
+            assert not positives & set(own[i, 1:].tolist())
+            masked += rows.ignore[i].sum()
+            trained_on[rows.task, query].add(int(own[i, 0]))
+        random_negatives += rows.random_negatives
+    assert masked > 400
+    assert random_negatives > 40
+    for (task, query), positives in trained_on.items():
+        assert positives <= set(tasks[task].positives[query].tolist())
+    several = [drawn for drawn in trained_on.values() if len(drawn) > 1]
+    assert len(several) > len(trained_on) / 2
+
+
 def test_passages_are_what_they_are_said_to_be(toy):
     store, tasks = toy
     stream = BatchStream(store, tasks, CONFIG)

@@ -8,8 +8,10 @@ from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.prepare import collection
 from taser_jax.data.prepare.collection import prepare
 from taser_jax.data.prepare.mapping import (
+    CONTRADICTING,
     MISSING_NEGATIVES,
     MISSING_POSITIVES,
+    MISSING_QUERIES,
     WITHOUT_POSITIVE,
 )
 from taser_jax.data.prepare.receipts import left_out_directory
@@ -181,9 +183,12 @@ def test_contradicting_judgements_count_once_with_the_highest_grade(tmp_path, fi
         p__tsv=PASSAGES, q__tsv="a\tq\n", qrels__tsv="a 0 1 1\na 0 2 0\na 0 1 2\na 0 1 2\na 0 2 1\n"
     )
     tasks = {"t": {"test": QuestionFiles(paths["q__tsv"], qrels=paths["qrels__tsv"])}}
-    _prepare(tmp_path, paths["p__tsv"], tasks, strict=True)
+    (split,) = _prepare(tmp_path, paths["p__tsv"], tasks).splits
     [query] = _queries(tmp_path, "t", "test")
     assert (query.positives, query.relevance) == ((0, 1), (2, 1))
+    assert split.left_out == {CONTRADICTING: 2}
+    with pytest.raises(DataError, match=r"qrels\.tsv:1: the grade 1, where another line has 2"):
+        _prepare(tmp_path, paths["p__tsv"], tasks, strict=True)
 
 
 def test_bad_question_files_name_the_line(tmp_path, files):
@@ -205,7 +210,7 @@ def test_bad_question_files_name_the_line(tmp_path, files):
         questions=paths["twice__jsonl"],
     )
     dev = paths["q__tsv"]
-    fails(r"q\.tsv: not one query is left", questions=dev, qrels=paths["foreign__tsv"])
+    fails(r"foreign\.tsv: not one of its 1", questions=dev, qrels=paths["foreign__tsv"])
     fails(r"gone\.tsv:2: the positive \(id '99'\)", questions=dev, qrels=paths["gone__tsv"])
 
 
@@ -217,6 +222,16 @@ def test_inputs_are_checked_before_anything_is_built(tmp_path, files):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError):
         prepare(data_dir=tmp_path / "file", collection="c", passages=paths["p__tsv"])
+
+
+def test_empty_passages_are_left_out_and_listed(tmp_path, files):
+    paths = files(p__tsv=PASSAGES + "4\t\t\n")
+    with pytest.raises(DataError, match=r"p\.tsv:5, field 'text': it is empty"):
+        _prepare(tmp_path, paths["p__tsv"], {}, strict=True)
+    prepared = _prepare(tmp_path, paths["p__tsv"], {})
+    assert (prepared.passages, prepared.left_out) == (3, {"empty passages": 1})
+    listed = (left_out_directory(tmp_path / "data", "c") / "passages.txt").read_text()
+    assert listed == f"{paths['p__tsv']}:5, field 'text': it is empty\n"
 
 
 def _beir(folder, prefix, documents):
@@ -244,6 +259,11 @@ def test_beir_folders_share_a_collection(tmp_path):
         ("b0", (1,)),
         ("b1", ()),
     ]
+    (one / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nzz\t1\t1\na0\t1\t1\n")
+    arguments = {"data_dir": tmp_path / "data", "collection": "c", "directories": [one, two]}
+    with pytest.raises(DataError, match=r"test\.tsv:2, field 'query-id': the query 'zz' is not in"):
+        prepare(**arguments, options=PrepareOptions(strict=True))
+    assert prepare(**arguments).splits[0].left_out == {MISSING_QUERIES: 1}
 
 
 def test_tasks_and_labels_of_one_name_are_named_with_their_folders(tmp_path):

@@ -11,6 +11,7 @@ from written_files import write_all
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.prepare.collection import prepare
+from taser_jax.data.prepare.mapping import MISSING_QUERIES
 from taser_jax.data.prepare.splits import PrepareOptions
 from taser_jax.storage.errors import ConfigError, DataError
 
@@ -47,6 +48,13 @@ PASSAGES = [
             for id, title, text in zip("abc", TITLES, TEXTS, strict=True)
         ]
     },
+    {
+        "docs.sgml": "".join(
+            f"<DOC>\n<DOCNO> {id} </DOCNO>\n<TITLE>{title}</TITLE>\n<TEXT>\n{text}\n</TEXT>\n"
+            "</DOC>\n"
+            for id, title, text in zip("abc", TITLES, TEXTS, strict=True)
+        )
+    },
 ]
 
 
@@ -58,22 +66,29 @@ def test_passages_alone_by_the_names_of_their_fields(tmp_path, files):
     assert prepared.splits == ()
 
 
-def test_a_cloned_hugging_face_dataset(tmp_path):
+@pytest.mark.parametrize("saved", [True, False], ids=["save_to_disk", "cloned"])
+def test_a_hugging_face_dataset(tmp_path, saved):
     import pyarrow.parquet
 
-    folder = write_all(tmp_path / "notes", {"README.md": "# Pairs"})
-    (folder / "data").mkdir()
+    folder = write_all(tmp_path / "notes", {"dataset_dict.json" if saved else "README.md": "{}"})
     for split, rows in (("train", slice(0, 2)), ("test", slice(2, 3))):
         table = pyarrow.table({"anchor": QUESTIONS[rows], "positive": TEXTS[rows]})
-        pyarrow.parquet.write_table(table, folder / "data" / f"{split}-00000-of-00001.parquet")
+        path = folder / "data" / f"{split}-00000-of-00001.parquet"
+        if saved:
+            path = folder / split / "data-00000-of-00001.arrow"
+        path.parent.mkdir(exist_ok=True)
+        if saved:
+            with pyarrow.ipc.new_stream(path, table.schema) as writer:
+                writer.write_table(table)
+        else:
+            pyarrow.parquet.write_table(table, path)
     _, store = _prepare(tmp_path, {})
     assert sorted(one.text for one in store) == sorted(TEXTS)
     assert list_tasks(tmp_path / "data", "c") == {"notes": ["train", "test"]}
     (query,) = QuerySet.open(tmp_path / "data", "c", "notes", "test")
     assert (query.text, store[query.positives[0]].text) == (QUESTIONS[2], TEXTS[2])
-    path = folder / "data" / "test-00000-of-00001.parquet"
-    path.write_text("no parquet")
-    with pytest.raises(DataError, match=r"test-.*\.parquet: no Parquet"):
+    path.write_text("no rows")
+    with pytest.raises(DataError, match=rf"{path.name}: no rows of Arrow"):
         _prepare(tmp_path, {})
 
 
@@ -159,6 +174,33 @@ def test_pairs_of_several_splits_share_their_passages(tmp_path):
     assert (len(store), prepared.merged) == (3, 1)
     [query] = QuerySet.open(tmp_path / "data", "c", "notes", "test")
     assert store[query.positives[0]].text == TEXTS[0]
+
+
+def test_trecs_topics_and_judgements_are_test_queries(tmp_path):
+    topics = "".join(
+        f"<top>\n<num> Number: {n}\n<title> {text}\n\n<desc> Description:\nmore\n</top>\n\n"
+        for n, text in enumerate(QUESTIONS)
+    )
+    files = {
+        "topics.txt": topics,
+        "qrels.txt": "0 0 a 1\n1 0 b 2\n2 0 c 0\n9 0 a 1\n",
+        "docs.csv": _table_of_passages(","),
+    }
+    prepared, _ = _prepare(tmp_path, files)
+    assert list_tasks(tmp_path / "data", "c") == {"notes": ["test"]}
+    queries = list(QuerySet.open(tmp_path / "data", "c", "notes", "test"))
+    assert [(q.id, q.text, q.positives, q.relevance) for q in queries] == [
+        ("0", QUESTIONS[0], (0,), ()),
+        ("1", QUESTIONS[1], (1,), (2,)),
+        ("2", QUESTIONS[2], (), ()),
+    ]
+    assert prepared.splits[0].left_out[MISSING_QUERIES] == 1
+
+
+def test_titles_longer_than_their_texts_are_refused(tmp_path):
+    rows = [list(row) for row in zip("abc", TITLES, TEXTS, strict=True)]
+    with pytest.raises(DataError, match=r"third column, the title, is longer(.|\n)*a first line"):
+        _prepare(tmp_path, {"passages.tsv": _table(rows, "\t")})
 
 
 def test_a_folder_without_texts_is_refused(tmp_path):

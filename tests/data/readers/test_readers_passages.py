@@ -6,6 +6,7 @@ import random
 import pytest
 from written_files import write
 
+from taser_jax.data.readers import fields, located
 from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.kilt import chunk_page
 from taser_jax.data.readers.located import PARAGRAPH_END, LeftOut, Span
@@ -26,15 +27,20 @@ def test_a_header_brings_csv_quotes(tmp_path, name):
         '1\t"He said ""no"", and left."\tNo\n'
         "2\tplain\t\n"
         '3\t"two\nlines"\t"A ""B"""\n'
-        "4\tit's 5' 10\" tall\tBob\n",
+        "4\tit's 5' 10\" tall\tBob\n"
+        '5\t"Yes" she said\t"open\n'
+        "6\tlast\tZ\n",
     )
     assert passages(path) == [
         Passage("1", 'He said "no", and left.', "No"),
         Passage("2", "plain", ""),
         Passage("3", "two\nlines", 'A "B"'),
         Passage("4", "it's 5' 10\" tall", "Bob"),
+        # No quotes of csv's: as they are.
+        Passage("5", '"Yes" she said', '"open'),
+        Passage("6", "last", "Z"),
     ]
-    assert [one.line for one in read_passages(path)] == [2, 3, 4, 6]
+    assert [one.line for one in read_passages(path)] == [2, 3, 4, 6, 7, 8]
 
 
 def test_columns_go_by_the_header_not_by_their_place(tmp_path):
@@ -53,8 +59,6 @@ def test_columns_go_by_the_header_not_by_their_place(tmp_path):
     ("content", "message"),
     [
         ("id\ttext\ttitle\n1\ta\tb\n2\tno title\n", r":3: 2 columns, not 3: id, text"),
-        ('id\ttext\n1\ta\n2\t"Yes" she said\n', r":3: no columns of csv's"),
-        ('id\ttext\n1\t"open\n2\tb\n', r":2: no columns of csv's"),
         ("id\ttext\ttitle\n1\ta\tb\n2\t \t\n", r":3, field 'text': it is empty"),
         ("id\ttext\ttitle\n1\ta\tb\n\ta\tb\n", r":3, field 'id': the id is empty"),
         ("1\ta\tA\ttab\n", r":1: 4 columns, not 2 or 3(.|\n)*tabs or newlines within a text"),
@@ -82,16 +86,43 @@ def test_a_bad_corpus_names_line_and_field(tmp_path, row, message):
         passages(path)
 
 
-def test_what_is_empty_is_left_out_counted_and_listed(tmp_path):
-    content = "id\ttext\ttitle\n1\ta\tT\n2\t\t\n3\t\tonly a title\n"
+def test_a_field_beyond_all_measure_is_an_open_quote(tmp_path, monkeypatch):
+    monkeypatch.setattr(fields, "_LONGEST_FIELD", 200_000)
+    path = write(tmp_path / "p.tsv", 'id\ttext\ttitle\n1\t"' + "x" * 199_000 + '"\tb\n')
+    assert len(passages(path)[0].text) == 199_000
+    path = write(tmp_path / "p.tsv", 'id\ttext\ttitle\n1\t"' + "long line\n" * 30_000)
+    with pytest.raises(DataError, match=r"p\.tsv:2: 2 columns.*\n.*quote left open"):
+        passages(path)
+
+
+def test_what_is_empty_or_repeated_is_left_out_counted_and_listed(tmp_path):
+    content = "id\ttext\ttitle\n1\ta\tT\n2\t\t\n1\ta\tT\n3\t\tonly a title\n"
     path, left_out = write(tmp_path / "p.tsv", content), LeftOut()
     assert passages(path, left_out) == [Passage("1", "a", "T"), Passage("3", "", "only a title")]
-    assert left_out.counts == {"empty passages": 1}
-    assert left_out.lines == [f"{path}:3, field 'text': it is empty"]
+    assert left_out.counts == {"empty passages": 1, "repeated passages": 1}
+    assert left_out.lines == [
+        f"{path}:3, field 'text': it is empty",
+        f"{path}:4, field 'id': the id '1' was already used on line 2",
+    ]
+    with pytest.raises(DataError, match=r":3, field 'text'"):
+        passages(path)
+    path = write(tmp_path / "p.tsv", "1\ta\n1\ta\tT\n")
+    with pytest.raises(DataError, match="already used on line 1"):
+        passages(path, LeftOut())
+
+
+def test_a_repeated_id_is_found_across_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(located, "_BLOCK", 8)
+    rows = [f"{n}\ttext\ttitle\n" for n in range(70)]
+    path = write(tmp_path / "p.tsv", "id\ttext\ttitle\n" + "".join(rows) + "5\tx\ty\n")
+    message = r"p\.tsv:72, field 'id': the id '5' was already used on line 7"
+    with pytest.raises(DataError, match=message):
+        passages(path, LeftOut())
 
 
 def test_passages_are_streamed(tmp_path):
-    path = write(tmp_path / "p.tsv", "id\ttext\ttitle\n0\ta\tb\n2\tbroken\n")
+    rows = "".join(f"{n}\ta\tb\n" for n in range(40_000))
+    path = write(tmp_path / "p.tsv", f"id\ttext\ttitle\n{rows}2\tbroken\n")
     assert next(read_passages(path)).passage.id == "0"
 
 
