@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
+import logging
 import os
 import pathlib
 import re
@@ -14,11 +15,13 @@ from taser_jax.data.collections.store import SPLITS
 from taser_jax.data.files import numbered_lines
 from taser_jax.data.prepare.splits import WHOLE, QuestionFiles
 from taser_jax.data.readers.fields import Role, content_id, is_pair, read_records, roles_of
+from taser_jax.data.readers.located import LeftOut
 from taser_jax.data.readers.passages import passage_of, read_passages, text_files
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage
 
+logger = logging.getLogger("taser")
 PassageSource = FilePath | Iterable[Passage | str | Mapping[str, object]]
 _TABLES = (".json", ".jsonl", ".tsv", ".csv", ".txt", ".parquet", ".arrow")
 _FILES = (*_TABLES, ".sgml", ".xml", ".qrels", ".trec")
@@ -132,6 +135,7 @@ def given_passages(
     """Passages of a file or folder, of texts, records or a data frame, or passages as they are.
 
     A text or record without an id gets one from its content, so that equal ones are one passage.
+    Empty and repeated passages of files are left out, and counted in the log.
 
     Example:
         >>> [(one.title, one.text) for one in given_passages([{"heading": "a", "content": "b"}])]
@@ -153,8 +157,11 @@ def given_passages(
         if not os.path.exists(source):
             fix = "check the spelling; write [text] to add a text"
             raise ConfigError("no such file or folder", where=os.fspath(source), fix=fix)
+        left_out = LeftOut()
         for path in detect(source).passages if os.path.isdir(source) else (source,):
-            yield from (entry.passage for entry in read_passages(path))
+            yield from (entry.passage for entry in read_passages(path, left_out))
+        for kind, count in left_out.counts.items():
+            logger.warning("%s: %d %s are left out", os.fspath(source), count, kind)
         return
     for number, entry in enumerate(source):
         record = {"text": entry} if isinstance(entry, str) else entry

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import pathlib
 
 import pytest
@@ -11,6 +12,7 @@ from written_files import write_all
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.prepare.collection import prepare
+from taser_jax.data.prepare.detection import given_passages
 from taser_jax.data.prepare.mapping import MISSING_QUERIES
 from taser_jax.data.prepare.splits import PrepareOptions
 from taser_jax.storage.errors import ConfigError, DataError
@@ -201,6 +203,15 @@ def test_titles_longer_than_their_texts_are_refused(tmp_path):
     rows = [list(row) for row in zip("abc", TITLES, TEXTS, strict=True)]
     with pytest.raises(DataError, match=r"third column, the title, is longer(.|\n)*a first line"):
         _prepare(tmp_path, {"passages.tsv": _table(rows, "\t")})
+
+
+def test_what_a_retriever_adds_skips_empty_and_repeated_passages_of_files(tmp_path, caplog):
+    rows = "id\ttext\n1\tone\n2\t\n1\tone\n"
+    path = write_all(tmp_path, {"notes.tsv": rows}) / "notes.tsv"
+    with caplog.at_level(logging.WARNING, logger="taser"):
+        assert [(one.id, one.text) for one in given_passages(path)] == [("1", "one")]
+    assert "notes.tsv: 1 empty passages are left out" in caplog.text
+    assert "notes.tsv: 1 repeated passages are left out" in caplog.text
 
 
 def test_a_folder_without_texts_is_refused(tmp_path):

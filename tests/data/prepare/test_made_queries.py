@@ -5,6 +5,8 @@ from __future__ import annotations
 import pathlib
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, write_collection
 from taser_jax.data.prepare import made_queries
@@ -69,3 +71,11 @@ def test_too_little_text_is_refused(tmp_path: pathlib.Path):
     write_collection(tmp_path, "few", [Passage("a", "One word."), Passage("b", "Two words here.")])
     with pytest.raises(DataError, match="2 passages make no query for train, validation, test"):
         make_queries(data_dir=tmp_path, collection="made", source="few")
+
+
+@given(st.text("ab .!?'A", max_size=40))
+def test_a_sentence_and_the_others_are_the_whole(text: str):
+    cut = made_queries._sentence(Passage("id", text))
+    if cut is not None:
+        sentence, rest = cut
+        assert sorted(f"{sentence} {rest}".split()) == sorted(text.split())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import functools
 
 import pytest
 import seqio
 import tensorflow as tf
+import tensorflow_datasets as tfds
 
-from taser_jax.data.collections.store import QuerySet, write_collection
+from taser_jax.data.collections.store import QuerySet, write_collection, write_queries
 from taser_jax.data.seqio_tasks.registry import add_retrieval_task, find_mixture, remove
 from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
 from taser_jax.data.text.hugging_face import WordPieceVocabulary
@@ -127,6 +129,45 @@ def test_a_generator_with_ids_and_one_positive(tokenized, data_dir):
     assert query == Query("mine", "a", "faq", positives=(1,))
 
 
+def test_a_data_set_of_tfds(tokenized, data_dir, tmp_path):
+    """As TFDS stores one, found by its name, and read without its code."""
+    rows = {
+        "train": [("x", "a b", ["p2", "p0"]), ("y", "c", ["p1"])],
+        "test": [("z", "d", ["p0"])],
+    }
+    tfds.dataset_builders.store_as_tfds_dataset(
+        name="faq_set",
+        version="1.0.0",
+        data_dir=tmp_path / "tfds",
+        features=tfds.features.FeaturesDict(
+            {"question": tfds.features.Text(), "id": tfds.features.Text()}
+            | {"gold": tfds.features.Sequence(tfds.features.Text())}
+        ),
+        split_datasets={
+            split: [
+                (id, {"question": question, "gold": gold, "id": id})
+                for id, question, gold in examples
+            ]
+            for split, examples in rows.items()
+        },
+    )
+    fields = {"query": "question", "query_id": "id", "positives": "gold"}
+    store = tokenized(
+        seqio.TfdsDataSource("faq_set:1.0.0", tfds_data_dir=str(tmp_path / "tfds")),
+        preprocessors=[functools.partial(seqio.preprocessors.rekey, key_map=fields)],
+    )
+    assert store.tasks == {"faq": ["train", "test"]}
+    found = {
+        split: {query.id: (query.text, query.positives) for query in queries}
+        for split in rows
+        for queries in [QuerySet.open(data_dir, "toy", "faq", split)]
+    }
+    assert found == {
+        "train": {"x": ("a b", (2, 0)), "y": ("c", (1,))},
+        "test": {"z": ("d", (0,))},
+    }
+
+
 @pytest.mark.parametrize(
     ("row", "preprocessors", "words"),
     [
@@ -138,3 +179,11 @@ def test_a_bad_example_is_named(tokenized, csv_file, row, preprocessors, words):
     csv_file.write_text(row + "\n")
     with pytest.raises(DataError, match=words):
         tokenized(from_csv(csv_file), preprocessors=preprocessors)
+
+
+def test_prepared_queries_are_never_replaced(tokenized, csv_file, data_dir):
+    prepared = [Query("q", "b", "faq", positives=(0,))]
+    write_queries(data_dir, "toy", "faq", "train", prepared)
+    with pytest.raises(ConfigError, match="give the task another name"):
+        tokenized(from_csv(csv_file))
+    assert list(QuerySet.open(data_dir, "toy", "faq", "train")) == prepared

@@ -202,6 +202,19 @@ def test_bad_settings_are_reported_before_any_work(settings, tmp_path, change, e
     assert not (tmp_path / "tokens").exists()
 
 
+def test_another_vocabulary_makes_another_store(settings, tmp_path):
+    output = {"output_dir": tmp_path / "tokens"}
+    settings = settings | {"mixture": "toy_two"}
+    first = make(**settings, **output)
+    cased = WordPieceVocabulary(PIECES, lower_case=False)
+    with pytest.raises(ConfigError, match=f"vocabulary .*, now {cased.fingerprint}"):
+        make(**settings | {"vocabulary": cased}, **output)
+    second = make(**settings | {"vocabulary": cased}, **output, replace=True)
+    assert second.metadata.vocabulary_fingerprint != first.metadata.vocabulary_fingerprint
+    assert second.metadata.fingerprint != first.metadata.fingerprint
+    assert load_vocabulary(second.vocabulary_directory).lower_case is False
+
+
 def test_data_set_outlives_the_context_it_was_made_in(settings):
     vocabulary = load_vocabulary(settings["vocabulary"])
     with use_data(data_dir=settings["data_dir"], vocabulary=vocabulary):

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import tensorflow as tf
 from sentence_models import save_bert_pieces
@@ -56,6 +58,13 @@ def test_saved_directory_and_exported_graph_give_the_same_ids(tmp_path, kind):
     exported = tf.saved_model.load(str(tmp_path / "saved_model")).encode(tf.constant(texts[:1]))
     assert exported.numpy().tolist() == ids[:1]
     assert graph.encode(tf.constant(texts)).to_list() == ids[: len(texts)]
+
+
+def test_directory_of_a_bert_checkpoint(tmp_path, small):
+    (tmp_path / "vocab.txt").write_text("".join(f"{p}\n" for p in PIECES), encoding="utf-8")
+    assert load_vocabulary(tmp_path).fingerprint == small.fingerprint
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
+    assert load_vocabulary(tmp_path).lower_case is False
 
 
 def test_windows_line_ends_and_lone_surrogates(tmp_path, small):
