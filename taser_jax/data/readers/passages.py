@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import html
+import html.parser
 import itertools
 import os
 import pathlib
@@ -27,14 +27,9 @@ from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage
 
-_HTML = (".html", ".htm")
 # Rows of a table without a header in which titles and texts are compared.
 _COMPARED = 100
-TEXT_SUFFIXES = (".txt", ".md", *_HTML)
-_MARKDOWN_HEADING = r"(?m)^#{1,6}\s+(?P<title>.+?)\s*#*$"
-_HTML_HEADING = r"(?is)<(title|h[1-6])\b[^>]*>(?P<title>.*?)</\1>"
-_SILENT = r"(?is)<(script|style|head|nav)\b.*?</\1>|<!--.*?-->"
-_BLOCK = r"(?i)</?(p|div|li|tr|section|article|blockquote|pre|h[1-6])\b[^>]*>"
+TEXT_SUFFIXES = (".txt", ".md", ".html", ".htm")
 
 
 def read_passages(
@@ -231,16 +226,18 @@ def _of_texts(folder: pathlib.Path, words: int) -> Iterator[LocatedPassage]:
 
 
 def _title_and_paragraphs(path: pathlib.Path, content: str) -> tuple[str, list[str]]:
-    suffix = path.suffix.lower()
-    pattern = {".md": _MARKDOWN_HEADING, ".txt": None}.get(suffix, _HTML_HEADING)
-    heading = re.search(pattern, content) if pattern else None
-    title = ""
-    if heading is not None:
+    if path.suffix.lower() in (".html", ".htm"):
+        page = _Page()
+        page.feed(content)
+        page.close()
+        content, title = "".join(page.text), "".join(page.title or page.heading)
+    else:
+        heading = re.search(r"(?m)^#{1,6}\s+(.+?)\s*#*$", content)
+        if path.suffix.lower() != ".md":
+            heading = None
+        title = heading[1] if heading else ""
         # A title is no paragraph of its own.
-        title, content = heading["title"], content.replace(heading[0], "", 1)
-    if suffix in _HTML:
-        content = re.sub(_BLOCK, "\n\n", re.sub(_SILENT, "", content))
-        title, content = (html.unescape(re.sub("<[^>]*>", "", part)) for part in (title, content))
+        content = content.replace(heading[0], "", 1) if heading else content
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", content)]
     return " ".join(title.split()) or path.stem, [part for part in paragraphs if part]
 
@@ -260,6 +257,52 @@ def _windows(paragraphs: list[str], words: int) -> list[str]:
             split = windows.pop() + split
         windows += [split[at : at + words] for at in range(0, len(split), words)]
     return [" ".join(window) for window in windows]
+
+
+class _Page(html.parser.HTMLParser):
+    """Collects a page's title, its first heading and its text, blocks as paragraphs."""
+
+    _SILENT = ("script", "style", "nav")
+    _BLOCKS = (
+        *("p", "div", "li", "tr", "section", "article", "blockquote", "pre"),
+        *("td", "th", "br", "dt", "dd"),
+    )
+    _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.title: list[str] = []
+        self.heading: list[str] = []
+        self.text: list[str] = []
+        self._open: list[str] = []
+        self._headings = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        del attrs
+        if tag in self._HEADINGS:
+            # Headings do not nest: one without an end tag ends here.
+            for heading in {*self._HEADINGS} & {*self._open}:
+                self.handle_endtag(heading)
+        if tag in (*self._SILENT, *self._HEADINGS, "title"):
+            self._open.append(tag)
+        if tag in (*self._BLOCKS, *self._HEADINGS):
+            self.text.append("\n\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._open:
+            while self._open.pop() != tag:
+                pass
+        self._headings += tag in self._HEADINGS
+        if tag in (*self._BLOCKS, *self._HEADINGS):
+            self.text.append("\n\n")
+
+    def handle_data(self, data: str) -> None:
+        if "title" in self._open:
+            self.title.append(data)
+        elif not self.title and not self._headings and {*self._HEADINGS} & {*self._open}:
+            self.heading.append(data)
+        elif not {*self._SILENT} & {*self._open}:
+            self.text.append(data)
 
 
 def _paragraph_span(text: str, where: str) -> Span:

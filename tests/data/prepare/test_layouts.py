@@ -205,6 +205,19 @@ def test_titles_longer_than_their_texts_are_refused(tmp_path):
         _prepare(tmp_path, {"passages.tsv": _table(rows, "\t")})
 
 
+def test_html_as_people_write_it(tmp_path):
+    """Without end tags, with a bare "<", and with cells and lines that are no words of one."""
+    page = "<HEAD><TITLE>T</TITLE><style>p {}</style><BODY><p>if 3 < 5 and 7 > 2<p>one<br>two"
+    files = {
+        "page.html": f"{page}<table><tr><td>Bern<td>Aare</table>",
+        "open.html": "<h1>head</h1>" + "<h2>open " * 20_000,
+    }
+    _, store = _prepare(tmp_path, files, passage_words=100_000)
+    texts = {one.page_id: (one.title, one.text) for one in store}
+    assert texts["page.html"] == ("T", "if 3 < 5 and 7 > 2 one two Bern Aare")
+    assert texts["open.html"] == ("head", " ".join(["open"] * 20_000))
+
+
 def test_what_a_retriever_adds_skips_empty_and_repeated_passages_of_files(tmp_path, caplog):
     rows = "id\ttext\n1\tone\n2\t\n1\tone\n"
     path = write_all(tmp_path, {"notes.tsv": rows}) / "notes.tsv"
