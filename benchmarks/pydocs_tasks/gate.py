@@ -61,9 +61,7 @@ def main() -> None:
         num_chunks=1,
         share=partitioner.host_share,
     )
-    batches = DeviceBatches(
-        stream, queries, partitioner, vocabulary_size=store.metadata.vocabulary_size
-    )
+    batches = DeviceBatches(stream, queries, partitioner)
     with jax.set_mesh(partitioner.mesh):
         for name, model, params in checkpoints(arguments.naive_dir, seed=arguments.seed):
             drawn = (batch for _, batch in batches.iterate(0, arguments.batches))

@@ -52,8 +52,6 @@ class TrainingConfig(Checked):
         pretrained: weights that encoders start from; None draws them.
         multitask: a batch of every task in each step, and how their gradients become one, in place
             of `batching`; None gives each batch to one task.
-        schedule_steps: steps that learning rate and T-SAGE's burn-in are laid out for; None means
-            those of the loop. Larger if this training is to be resumed for more steps.
         seed: seed of weights, dropout and routing; batches have `batching.seed`.
     """
 
@@ -71,13 +69,4 @@ class TrainingConfig(Checked):
     states_dtype: EmbeddingDtype = EmbeddingDtype.BFLOAT16
     pretrained: Pretrained | None = None
     multitask: MultitaskTraining | None = None
-    schedule_steps: int | None = None
     seed: Seed = 0
-
-    @property
-    def total_steps(self) -> int:
-        """Steps that schedules are laid out for."""
-        return self.schedule_steps or self.loop.train_steps
-
-
-# Everything that Gin may configure in a training.

@@ -16,7 +16,7 @@ from taser_jax.data.token_store.arrays import Ragged, TeacherScores, TokenizedQu
 from taser_jax.data.token_store.negatives import QueryNegatives, negatives_path, read_negatives
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.partitioning import Partitioner
-from taser_jax.models.batch import Batch, Tokens
+from taser_jax.models.batch import Batch
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger
@@ -200,7 +200,6 @@ class DeviceBatches:
         stream: the batches.
         queries: task -> its queries.
         partitioner: the devices.
-        vocabulary_size: the model's; token ids are below it.
     """
 
     def __init__(
@@ -208,22 +207,15 @@ class DeviceBatches:
         stream: Stream,
         queries: Mapping[str, TokenizedQueries],
         partitioner: Partitioner,
-        *,
-        vocabulary_size: int,
     ) -> None:
         self._stream, self._queries, self._partitioner = stream, queries, partitioner
-        self._vocabulary_size = vocabulary_size
 
     def iterate(self, start_step: int, stop_step: int) -> Iterator[tuple[int, dict[str, Batch]]]:
         """Batches on the devices, for steps start_step .. stop_step - 1."""
         return prefetch(self._stream.batches, start_step, stop_step, self._partitioner.put_batch)
 
     def describe(self, step: int) -> str:
-        """Tasks and first query ids of a step's batches.
-
-        Raises:
-            DataError: a token id outside the vocabulary, of which a model makes NaN.
-        """
+        """Tasks and first query ids of a step's batches."""
         rows_of = self._stream.query_rows(step)
         count = 8 if len(rows_of) == 1 else 3
         parts = []
@@ -231,24 +223,7 @@ class DeviceBatches:
             ids = self._queries[task].query_ids
             shown = ", ".join(repr(ids[row]) for row in rows[:count])
             parts.append(f"task {task!r}, queries {shown}, ...")
-        where = "; ".join(parts)
-        for batch in self._stream.batches(step).values():
-            for texts in batch.texts:
-                if isinstance(texts, Tokens):
-                    self._check_ids(texts, where=f"step {step}, {where}")
-        return where
-
-    def _check_ids(self, tokens: Tokens, *, where: str) -> None:
-        ids = np.asarray(tokens.ids)
-        bad = ids[(ids < 0) | (ids >= self._vocabulary_size)]
-        if len(bad):
-            raise DataError(
-                f"{len(bad):,} token ids outside the vocabulary, such as {bad[0]}",
-                where=where,
-                expected=f"0 to {self._vocabulary_size - 1}",
-                fix="`taser verify TOKEN_STORE` shows whether it was damaged; tokenize again with "
-                "the model's vocabulary",
-            )
+        return "; ".join(parts)
 
 
 def open_store(token_store: str | None, *, dry_run: bool) -> TokenStore | None:

@@ -144,7 +144,7 @@ def make_program(
         ),
         num_chunks=training.num_chunks,
         seed=training.seed,
-        schedule=optimizers.build_schedule(training.optimizer, training.total_steps),
+        schedule=optimizers.build_schedule(training.optimizer, training.loop.train_steps),
         trainable=optimizers.trainable(training.optimizer, params),
         state_shardings=own,
     )
@@ -193,7 +193,7 @@ def _optimizer(
     training: TrainingConfig, params: Params, plan: BatchPlan
 ) -> tuple[optax.GradientTransformationExtraArgs, TaskGradients]:
     """The optax chain, and how it takes the gradients of several tasks."""
-    steps = training.total_steps
+    steps = training.loop.train_steps
     if training.multitask is None or plan.tasks is None:
         chain = optimizers.build_optimizer(training.optimizer, params, total_steps=steps)
         return chain, TaskGradients.SUMMED

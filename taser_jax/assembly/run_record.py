@@ -31,7 +31,6 @@ _MAY_CHANGE = (
     "training.mesh.",
     "training.num_chunks",
     "training.length_buckets",
-    "training.schedule_steps",
     "training.states_dir",
     "training.pretrained.source",
 )

@@ -107,9 +107,7 @@ def analyze(
         num_chunks=num_chunks,
         share=partitioner.host_share,
     )
-    batches = DeviceBatches(
-        stream, queries, partitioner, vocabulary_size=store.metadata.vocabulary_size
-    )
+    batches = DeviceBatches(stream, queries, partitioner)
     named = {"model": model_dirs} if isinstance(model_dirs, str) else model_dirs
     models = [
         _open(name, directory, steps, store=store, partitioner=partitioner)

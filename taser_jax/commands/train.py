@@ -208,12 +208,7 @@ def _run(
         return loop.train(
             state,
             train_step=program.train_step,
-            batches=DeviceBatches(
-                stream,
-                job.queries,
-                program.partitioner,
-                vocabulary_size=program.model.config.transformer.vocab_size,
-            ),
+            batches=DeviceBatches(stream, job.queries, program.partitioner),
             checkpoints=checkpoints,
             config=training.loop,
             about=about,

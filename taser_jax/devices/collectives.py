@@ -20,9 +20,6 @@ _ARRAY = re.compile(r"\b(pred|[a-z]+\d+)\w*\[([\d,]*)\]")
 _COLLECTIVE = re.compile(
     r" = (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\("
 )
-# Between slices chips send through their hosts; an attribute names the collective it belongs to.
-_CROSSING = re.compile(r' = \((.*?)\) send\(.*_xla_megascale_transfer_type="(\w+)"')
-_RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 
 
@@ -38,7 +35,6 @@ class Collective:
         times: how often a step runs it: once, or once per iteration of the loops around it. A loop
             of unknown length counts as one iteration.
         operation: its origin, by JAX's names.
-        between_slices: whether it crosses slices, over the data centre's network.
     """
 
     kind: str
@@ -46,7 +42,6 @@ class Collective:
     group_size: int
     times: int
     operation: str
-    between_slices: bool = False
 
     @property
     def link_bytes(self) -> float:
@@ -60,12 +55,11 @@ class Collective:
         return self.times * self.num_bytes * factor.get(self.kind, share)
 
 
-def read_collectives(hlo: str, *, num_devices: int, num_slices: int = 1) -> list[Collective]:
+def read_collectives(hlo: str, *, num_devices: int) -> list[Collective]:
     """The collectives of a compiled module on one device, in the order of its text.
 
     The TPU compiler repeats a collective that overlaps other work once for each piece of that
-    work, under one channel: equal kind, size and channel count once. It splits a collective over
-    several slices into collectives within the slices and a transfer between them.
+    work, under one channel: equal kind, size and channel count once.
 
     Example:
         >>> text = '''ENTRY %main (p: f32[8]) -> f32[8] {
@@ -77,24 +71,17 @@ def read_collectives(hlo: str, *, num_devices: int, num_slices: int = 1) -> list
     Args:
         hlo: `compiled.as_text()`, after partitioning: shapes are those of one device.
         num_devices: number of the program's devices.
-        num_slices: number of slices.
     """
     lines = instructions(hlo)
     times_of = _times(lines, _loop_lengths(lines))
     collectives: dict[str, Collective] = {}
     for number, (computation, line) in enumerate(lines):
-        times = times_of[computation]
-        key = f"line {number}"
-        if crossing := _CROSSING.search(line):
-            collective = _between_slices(crossing, num_slices=num_slices, times=times)
-            if rendezvous := _RENDEZVOUS.search(line):
-                key = f"rendezvous {rendezvous.group(1)}"
-        elif match := _COLLECTIVE.search(line):
-            collective = _within_slice(match, line, num_devices=num_devices, times=times)
-            if channel := _CHANNEL.search(line):
-                key = f"channel {channel.group(1)} {match.group(2)} {collective.num_bytes}"
-        else:
+        match, times, key = _COLLECTIVE.search(line), times_of[computation], f"line {number}"
+        if match is None:
             continue
+        collective = _collective(match, line, num_devices=num_devices, times=times)
+        if channel := _CHANNEL.search(line):
+            key = f"channel {channel.group(1)} {match.group(2)} {collective.num_bytes}"
         if key not in collectives or collectives[key].times < times:
             collectives[key] = collective
     return [each for each in collectives.values() if each.group_size > 1]
@@ -154,20 +141,7 @@ def _times(lines: Sequence[tuple[str, str]], lengths: dict[str, int]) -> dict[st
     return {computation: times(computation) for computation, _ in lines}
 
 
-def _between_slices(crossing: re.Match[str], *, num_slices: int, times: int) -> Collective:
-    first_array = _ARRAY.search(crossing.group(1))
-    assert first_array is not None
-    return Collective(
-        kind=crossing.group(2).lower().replace("_", "-"),
-        num_bytes=_num_bytes(first_array.group()),
-        group_size=num_slices,
-        times=times,
-        operation="between slices",
-        between_slices=True,
-    )
-
-
-def _within_slice(match: re.Match[str], line: str, *, num_devices: int, times: int) -> Collective:
+def _collective(match: re.Match[str], line: str, *, num_devices: int, times: int) -> Collective:
     types, kind = match.group(1), match.group(2)
     group_size = _group_size(line, num_devices)
     num_bytes = _num_bytes(types)

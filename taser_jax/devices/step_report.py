@@ -23,7 +23,6 @@ class Roofline:
         compute: matrix products at the chip's bfloat16 peak.
         hbm: bytes that the compiler counts, at memory bandwidth.
         ici: bytes that collectives send, over the links.
-        dcn: bytes that collectives send to other slices, over the data centre's network.
         model_flops: useful FLOPs of a device, the numerator of MFU.
         peak_flops: per device.
     """
@@ -31,14 +30,13 @@ class Roofline:
     compute: float
     hbm: float
     ici: float
-    dcn: float
     model_flops: float
     peak_flops: float
 
     @property
     def seconds(self) -> dict[str, float]:
         """Resource -> how long a step needs it."""
-        return {"compute": self.compute, "HBM": self.hbm, "ICI": self.ici, "DCN": self.dcn}
+        return {"compute": self.compute, "HBM": self.hbm, "ICI": self.ici}
 
     @property
     def bound(self) -> str:
@@ -81,17 +79,13 @@ def roofline(
         num_bytes: bytes read and written per device.
         collectives: the step's collectives.
     """
-    chip, ici, dcn = topology.chip, 0.0, 0.0
+    chip, ici = topology.chip, 0.0
     for each in collectives:
-        if each.between_slices:
-            dcn += each.link_bytes / chip.network_bandwidth
-        else:
-            ici += each.link_bytes / (topology.links(each.group_size) * chip.link_bandwidth)
+        ici += each.link_bytes / (topology.links(each.group_size) * chip.link_bandwidth)
     return Roofline(
         compute=flops / chip.peak_flops,
         hbm=num_bytes / chip.hbm_bandwidth,
         ici=ici,
-        dcn=dcn,
         model_flops=model_flops,
         peak_flops=chip.peak_flops,
     )
@@ -212,9 +206,8 @@ class StepReport:
 
     def __str__(self) -> str:
         axes = ", ".join(f"{axis} {size}" for axis, size in self.mesh.items() if size > 1)
-        slices = f" x {self.topology.num_slices} slices" if self.topology.num_slices > 1 else ""
         lines = [
-            f"training step on {self.topology.name}{slices}: mesh of {axes or '1 device'}; "
+            f"training step on {self.topology.name}: mesh of {axes or '1 device'}; "
             f"{self.about}; {self.compiled.effort.value} effort of the compiler",
             *_memory_lines(self),
             *_arithmetic_lines(self),
@@ -288,7 +281,8 @@ def _collective_lines(collectives: Sequence[Collective]) -> list[str]:
     if not collectives:
         return ["  no collectives"]
     lines = [f"  {'collectives of a step':<35}{'count':>8}{'MiB':>12}{'MiB sent':>12}"]
-    for name, members in itertools.groupby(sorted(collectives, key=_name), key=_name):
+    by_kind = sorted(collectives, key=lambda each: each.kind)
+    for name, members in itertools.groupby(by_kind, key=lambda each: each.kind):
         count = size = sent = 0.0
         for each in members:
             count += each.times
@@ -298,19 +292,14 @@ def _collective_lines(collectives: Sequence[Collective]) -> list[str]:
     lines.append("  largest")
     for each in sorted(collectives, key=lambda each: -each.link_bytes)[:_SHOWN]:
         lines.append(
-            f"    {each.num_bytes * each.times / _MIB:10.3f} MiB  {_name(each):<18} "
+            f"    {each.num_bytes * each.times / _MIB:10.3f} MiB  {each.kind:<18} "
             f"over {each.group_size}: {each.operation}"
         )
     return lines
 
 
-def _name(collective: Collective) -> str:
-    return f"{collective.kind}{', DCN' if collective.between_slices else ''}"
-
-
 def _time_lines(estimate: Roofline) -> list[str]:
-    used = {name: 1e3 * each for name, each in estimate.seconds.items() if each or name != "DCN"}
-    parts = ", ".join(f"{name} {milliseconds:.2f}" for name, milliseconds in used.items())
+    parts = ", ".join(f"{name} {1e3 * each:.2f}" for name, each in estimate.seconds.items())
     return [
         f"  roofline: {1e3 * estimate.step_seconds:.2f} ms per step, bound by "
         f"{estimate.bound}, MFU {estimate.mfu:.1%}",

@@ -1,4 +1,4 @@
-"""Orbax checkpoints, atomic and asynchronous; keeps the latest, the best and the pinned ones."""
+"""Orbax checkpoints, atomic and asynchronous; keeps the latest and the best."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import enum
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
-from etils import epath, epy
+from etils import epy
 from jaxtyping import PyTree
 
 from taser_jax.storage import checksums
@@ -32,7 +32,6 @@ with epy.lazy_imports():
     from orbax.checkpoint import checkpoint_managers
 
 FORMAT_VERSION = 2
-_PINNED = "PINNED"
 
 
 class Selection(enum.Enum):
@@ -61,25 +60,6 @@ class CheckpointConfig(Checked):
 
     keep_latest: Positive = 1
     selection: Selection = Selection.NLL
-
-
-@dataclasses.dataclass(frozen=True)
-class _KeepPinned:
-    """Orbax's PreservationPolicy that keeps checkpoints whose directory holds a file PINNED."""
-
-    directory: epath.Path
-
-    def should_preserve(
-        self,
-        # Any: PolicyCheckpointInfo cannot be checked at run time, and tests check signatures.
-        checkpoints: Sequence[Any],
-        *,
-        context: Any,
-    ) -> Sequence[bool]:
-        return [
-            (self.directory / f"{PREFIX}_{checkpoint.step}" / _PINNED).exists()
-            for checkpoint in checkpoints
-        ]
 
 
 def _sealing_manager() -> Callable[..., ocp.CheckpointManager]:
@@ -125,11 +105,7 @@ class Checkpoints:
         best = checkpoint_managers.BestN(
             get_metric_fn=self.ranking, n=1, keep_checkpoints_without_metrics=False
         )
-        policies = [
-            checkpoint_managers.LatestN(config.keep_latest),
-            _KeepPinned(self._directory),
-            best,
-        ]
+        policies = [checkpoint_managers.LatestN(config.keep_latest), best]
         with storage_errors(self._directory, doing="save a checkpoint"):
             self._directory.mkdir(parents=True, exist_ok=True)
             self._manager = _sealing_manager()(
@@ -160,13 +136,9 @@ class Checkpoints:
     @property
     def best_step(self) -> int | None:
         """Step of the best checkpoint that has metrics; the newest where none has any."""
-        ranked = [(self.ranking(self.metrics(step)), step) for step in self.judged_steps]
+        metrics = {step: self.metrics(step) for step in self._manager.all_steps()}
+        ranked = [(self.ranking(judged), step) for step, judged in metrics.items() if judged]
         return max(ranked)[1] if ranked else self.latest_step
-
-    @property
-    def judged_steps(self) -> list[int]:
-        """Steps of the checkpoints that have metrics, in order."""
-        return [step for step in sorted(self._manager.all_steps()) if self._manager.metrics(step)]
 
     def metrics(self, step: int) -> dict[str, float]:
         """Validation metrics that a checkpoint was saved with; empty where there were none."""

@@ -66,9 +66,6 @@ class LoopConfig(Checked):
         log_period: steps between lines in the metrics files.
         max_skipped_steps: training stops with an error after this many skipped steps in a row; set
             1 to stop at the first. A run with fewer steps stops if it skips all of them.
-        patience: training ends after this many validations in a row that are worse than the best
-            by `CheckpointConfig.selection`; set it where queries are few. 0 trains all steps. The
-            schedule is not shortened.
         validates_first: whether the initial weights are validated and saved, too: they are kept if
             no later ones are better.
     """
@@ -79,15 +76,7 @@ class LoopConfig(Checked):
     checkpoint_minutes: NaturalNumber = 4.0
     log_period: Positive = 20
     max_skipped_steps: Positive = 10
-    patience: Natural = 0
     validates_first: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.patience and not self.evaluation_period:
-            problem = f"patience {self.patience}, evaluation_period {self.evaluation_period}"
-            fix = "set LoopConfig.evaluation_period, or patience = 0"
-            raise ConfigError(problem, where="LoopConfig", fix=fix)
 
     def validates_after(self, step: int) -> bool:
         """Whether validation runs once `step` steps are done."""
@@ -174,17 +163,13 @@ def train(
         logger.info("%s", _validation_line(0, initial))
         checkpoints.save(state, step=0, about=about, metrics=initial)
         checkpoints.wait()
-    best = _Best(config, checkpoints)
-    last_step = step if best.is_long_ago(step) else config.train_steps
     meter = Meter(cost)
     seconds = 60 * config.checkpoint_minutes or math.inf
     saved_at = time.monotonic()
     skips = SkipWatch(
-        allowed=min(config.max_skipped_steps, config.train_steps),
-        describe=batches.describe,
-        params=lambda: state.params,
+        allowed=min(config.max_skipped_steps, config.train_steps), describe=batches.describe
     )
-    iterator = batches.iterate(step, last_step)
+    iterator = batches.iterate(step, config.train_steps)
     with (
         contextlib.ExitStack() as at_end,
         catch_signals() as stop,
@@ -224,9 +209,6 @@ def train(
                     judged = validation if validates else None
                     checkpoints.save(state, step=step, about=about, metrics=judged)
                 saved_at = time.monotonic()
-            if validates and best.ends_training(step, validation):
-                skips.check()
-                break
             # After validation, so that no checkpoint lacks the metrics an undisturbed run gives it.
             if agree_to_stop(stop, step):
                 skips.check()
@@ -249,40 +231,6 @@ def _first_step(state: TrainState, checkpoints: Checkpoints, config: LoopConfig)
     else:
         logger.info("training: no checkpoint yet, beginning at step 0 of %d", config.train_steps)
     return step
-
-
-class _Best:
-    """The best validation so far, including those that checkpoints record of earlier processes."""
-
-    def __init__(self, config: LoopConfig, checkpoints: Checkpoints) -> None:
-        self._config = config
-        self._checkpoints = checkpoints
-        self._step = 0
-        self._ranking = -math.inf
-        for step in checkpoints.judged_steps if config.patience else ():
-            self._add(step, checkpoints.metrics(step))
-
-    def _add(self, step: int, validation: Mapping[str, float]) -> None:
-        """Records one validation; of equal ones the latest counts, as it does for checkpoints."""
-        ranking = self._checkpoints.ranking(validation)
-        if ranking >= self._ranking:
-            self._step, self._ranking = step, ranking
-
-    def is_long_ago(self, step: int) -> bool:
-        """Whether patience has run out after `step`."""
-        allowed = self._config.patience * self._config.evaluation_period
-        return allowed > 0 and step - self._step >= allowed
-
-    def ends_training(self, step: int, validation: Mapping[str, float]) -> bool:
-        """Records the validation after `step`; returns whether training ends early."""
-        self._add(step, validation)
-        ends = step < self._config.train_steps and self.is_long_ago(step)
-        if ends:
-            logger.info(
-                "training: ended after step %d of %d, the best being step %d (LoopConfig.patience)",
-                *(step, self._config.train_steps, self._step),
-            )
-        return ends
 
 
 @contextlib.contextmanager

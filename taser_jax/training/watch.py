@@ -12,12 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
-from taser_jax.devices.partitioning import parameter_path
 from taser_jax.optim.tsage import MEDIAN
 from taser_jax.storage.errors import DataError, NonFiniteLossError, Preempted, TaserError
 from taser_jax.storage.progress import logger
@@ -114,26 +112,22 @@ class SkipWatch:
 
     Args:
         allowed: the number of skipped steps in a row that is an error.
-        describe: step -> its task and queries, for messages; raises if its tokens are at fault.
-        params: the current parameters.
+        describe: step -> its task and queries, for messages.
 
     Attributes:
         pending: number and metrics of the step to be checked next.
     """
 
-    def __init__(
-        self, *, allowed: int, describe: Callable[[int], str], params: Callable[[], PyTree]
-    ) -> None:
-        self._allowed, self._describe, self._params = allowed, describe, params
+    def __init__(self, *, allowed: int, describe: Callable[[int], str]) -> None:
+        self._allowed, self._describe = allowed, describe
         self.pending: tuple[int, Mapping[str, jax.Array]] | None = None
 
     def check(self) -> None:
         """Warns if the pending step was skipped.
 
         Raises:
-            NonFiniteLossError: it was one too many, and its loss or gradient is not finite; or the
-                parameters are not finite, which no later step can repair.
-            DataError: it was one too many, and a median is 0; or its tokens are at fault.
+            NonFiniteLossError: it was one too many, and its loss or gradient is not finite.
+            DataError: it was one too many, and a median is 0.
         """
         if self.pending is None:
             return
@@ -142,7 +136,6 @@ class SkipWatch:
         if not in_a_row:
             return
         where = f"step {step}, {self._describe(step)}"
-        _check_params(self._params(), where=where)
         error = _skip_error(metrics, where=where)
         if in_a_row >= self._allowed:
             raise error
@@ -155,27 +148,6 @@ class SkipWatch:
         )
 
 
-def _check_params(params: PyTree, *, where: str) -> None:
-    """Checks that parameters are finite: skipped steps change none, so they started that way.
-
-    Raises:
-        NonFiniteLossError: naming such parameters.
-    """
-    bad = [
-        parameter_path(path)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-        if not jnp.isfinite(leaf).all()
-    ]
-    if bad:
-        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-        raise NonFiniteLossError(
-            f"parameters {', '.join(bad[:3])}{more} are NaN or infinite, and were before this step",
-            where=where,
-            fix="`taser verify MODEL_DIR` shows whether its checkpoint was damaged; train from "
-            "another one, or from other pretrained weights",
-        )
-
-
 def _skip_error(metrics: Mapping[str, jax.Array], *, where: str) -> TaserError:
     """Why a step was skipped."""
     loss, norm = float(metrics["loss"]), float(metrics["grad_norm"])
@@ -184,12 +156,11 @@ def _skip_error(metrics: Mapping[str, jax.Array], *, where: str) -> TaserError:
         also = f"; {in_a_row} steps in a row were skipped"
     if not (math.isfinite(loss) and math.isfinite(norm)):
         return NonFiniteLossError(
-            f"loss {loss}, gradient norm {norm}, of finite parameters and tokens in the "
-            f"vocabulary{also}",
+            f"loss {loss}, gradient norm {norm}{also}",
             where=where,
             fix="no parameter has seen them, and the newest checkpoint is good; lower the learning "
-            "rate, clip harder, use float32 or bfloat16 activations, or look at the queries named "
-            "above",
+            "rate, clip harder, use float32 or bfloat16 activations, look at the queries named "
+            "above, or see whether `taser verify` still accepts the token store",
         )
     medians = {
         name.removeprefix(MEDIAN): float(value)

@@ -53,9 +53,3 @@ def test_both_sides_compute_the_same(benchmark, monkeypatch, capsys):
         assert side["mfu"] <= side["mfu_padded"]
     assert ours["mfu_padded"] > ours["mfu"]
     assert 0.4 < ours["real_share_of_positions"] < torch["real_share_of_positions"] <= 1
-
-
-def test_presets(benchmark):
-    cpu, gpu = benchmark.PRESETS["cpu"], benchmark.PRESETS["gpu"]
-    assert cpu.keys() == gpu.keys()
-    assert (cpu["torch_compile"], gpu["torch_compile"]) == (False, True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import os
@@ -77,19 +76,6 @@ def test_the_source_is_taken_out_of_the_encyclopedia(shared, tmp_path):
     asked = (tmp_path / "out/squad-train.jsonl").read_text().count("\n")
     assert 10 <= asked <= 30
     assert "squad-dev: 40 questions" in printed
-
-
-def test_the_gate_tests_on_training_questions(shared, tmp_path):
-    command = [sys.executable, FOLDER / "split_data.py", shared, tmp_path]
-    gate = {**os.environ, "SPLIT": "validation", "QUERIES": "1.0"}
-    subprocess.run(command, check=True, env=gate)
-    trained, tested = (
-        {json.loads(line)["id"] for line in (tmp_path / f"squad-{split}.jsonl").open()}
-        for split in ("train", "dev")
-    )
-    assert trained | tested == {f"squad-train{i}" for i in range(40)}
-    assert not trained & tested
-    assert 2 <= len(tested) <= 16
 
 
 def test_one_pipeline_for_all_rows(shared, tmp_path):
@@ -169,36 +155,3 @@ def test_the_gate_asks_the_last_episode_of_the_source(tmp_path, hits, verdict):
     assert (first["number"], first["headline"], first["verdict"]) == (9, True, verdict)
     assert first["effect"] == pytest.approx(10 * (hits - 3))
     assert first["command"].startswith("benchmarks/moma_mini/gate.sh ")
-
-
-def write_shares(path: pathlib.Path, task: str, **shares: float) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    line = {"task": task, "attention": shares, "queries_with_gold": 0.5}
-    line["documents"] = dict.fromkeys(shares, 1 / len(shares))
-    path.write_text(json.dumps({"outputs": {"attention": [line]}}))
-
-
-def test_shares_of_episodes_and_targets_are_drawn_in_their_order(tmp_path):
-    run, report = tmp_path / "moma", tmp_path / "report"
-    for episode, share in ((10, 0.9), (2, 0.6)):
-        path = run / f"stages/episode-{episode}-distil.json"
-        write_shares(path, "qa", wiki=share, mesh=1 - share)
-    write_shares(run / "targets/scifact/stages/x-attention.json", "scifact", wiki=0.3, mesh=0.7)
-    command = [sys.executable, FOLDER / "memory_shares.py", report]
-    subprocess.run([*command, f"MoMA={run}"], check=True, capture_output=True)
-    with open(report / "memories.csv", newline="") as file:
-        lines = list(csv.DictReader(file))
-    assert [(one["stage"], one["memory"], float(one["attention"])) for one in lines] == [
-        ("episode-2", "wiki", 0.6),
-        ("episode-2", "mesh", 0.4),
-        ("episode-10", "wiki", 0.9),
-        ("episode-10", "mesh", pytest.approx(0.1)),
-        ("scifact", "wiki", 0.3),
-        ("scifact", "mesh", 0.7),
-    ]
-    assert float(lines[4]["documents"]) == 0.5
-    for name in ("episodes", "targets"):
-        assert (report / f"{name}.png").stat().st_size > 1000
-    nothing = subprocess.run([*command, f"MoMA={report}"], capture_output=True, text=True)
-    assert nothing.returncode == 1
-    assert "no episode of it has scored its documents" in nothing.stderr

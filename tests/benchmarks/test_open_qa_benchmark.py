@@ -7,10 +7,6 @@ import pytest
 import tiny_training
 from script_calls import load_script
 
-from taser_jax.cli import configuration
-from taser_jax.commands import prepare
-from taser_jax.commands.pipelines import taser
-
 pytestmark = pytest.mark.slow
 
 # sha256("t\npassage N"), first 8 bytes, divisible by 16; found with hashlib alone.
@@ -43,50 +39,6 @@ def test_questions_are_split_by_a_hash_of_their_passage(tmp_path):
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     return tiny_training.write_token_store(tmp_path_factory.mktemp("benchmark") / "tokens")
-
-
-@pytest.mark.release
-def test_device_brings_back_two_rounds_of_results(store, tmp_path):
-    script = load_script("open_qa/device.py")
-    negatives = tmp_path / "negatives"
-    for task in ("first", "second"):
-        queries = store.queries(task, "train")
-        script.write_negatives(
-            negatives,
-            task,
-            "train",
-            query_ids=queries.query_ids,
-            rows=[[int(row)] for row in range(len(queries))],
-            scores=[[1.0]] * len(queries),
-            metadata={
-                "collection_fingerprint": store.metadata.collection_fingerprint,
-                "source": "test",
-            },
-        )
-    command = [
-        f"--token_store={store.directory}",
-        f"--negatives_dir={negatives}",
-        f"--output_dir={tmp_path / 'out'}",
-        "--systems=Shared",
-        *["--steps=2", "--batch_size=16", "--layers=1", "--embed_dim=16", "--head_dim=8", "--k=5"],
-        *["--pool=1", "--validations=1", "--dtype=float32", "--batch_tokens=512"],
-    ]
-    script.main(command)
-    lines = [json.loads(line) for line in (tmp_path / "out/device.jsonl").read_text().splitlines()]
-    assert [(line["system"], line["round"]) for line in lines] == [("Shared", 1), ("Shared", 2)]
-    with np.load(tmp_path / "out/shared.npz") as arrays:
-        assert sorted(arrays) == sorted(
-            f"{number}/{task}/validation/{kind}"
-            for number in (1, 2)
-            for task in ("first", "second")
-            for kind in ("rows", "scores")
-        )
-        rows, scores = arrays["2/first/validation/rows"], arrays["2/first/validation/scores"]
-    assert rows.shape == (16, 5)
-    assert (rows >= 0).all()
-    assert (np.diff(scores, axis=1) <= 0).all()
-    script.main(command)
-    assert len((tmp_path / "out/device.jsonl").read_text().splitlines()) == 2
 
 
 @pytest.mark.release
@@ -144,25 +96,6 @@ def test_a_block_that_uses_one_expert_counts_as_collapsed():
     found = script.report(case, roles, validation, initial=roles)
     assert found["collapsed_blocks"] == 0
     assert found["mutual_information"] == [0.693]
-
-
-@pytest.mark.parametrize(
-    ("module", "function", "gin_file"),
-    [
-        (taser, "pipeline_taser", "runs/open_qa.gin"),
-        (prepare, "prepare", "runs/open_qa_prepare.gin"),
-    ],
-)
-def test_gin_files_resolve(module, function, gin_file):
-    def resolve(bindings, *, allow_unset):
-        flags = configuration.GinFlags(files=(gin_file,), bindings=bindings)
-        return configuration.resolve(
-            getattr(module, function), flags=flags, allow_unset=allow_unset
-        )
-
-    unset = resolve((), allow_unset=True).unset
-    resolved = resolve(tuple((macro, "something") for macro in unset), allow_unset=False)
-    assert resolved.unset == resolved.unused == ()
 
 
 def test_role_information_by_hand():

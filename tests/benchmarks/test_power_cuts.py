@@ -88,8 +88,3 @@ def test_names_that_were_not_synced_are_lost(power_cuts, tmp_path):
     assert files(5, all_names=False) == {"name": "old"}
     assert files(6, all_names=False) == {"name": "new", "a/name": "new"}
     assert files(8, all_names=True) == {"name": "new"}
-
-
-def test_the_table_has_a_line_for_each_way_of_names(power_cuts):
-    lines = power_cuts.table({"index": (7, {"all names": {"old": 2, "new": 1}})}).splitlines()
-    assert lines[2] == "| `index` | 7 | synced files, all names | new: 1, old: 2 |"

@@ -130,11 +130,6 @@ def test_experts_of_two_collections_count_together(tmp_path: pathlib.Path):
     )
 
 
-def test_an_unknown_part_is_refused(tmp_path: pathlib.Path):
-    with pytest.raises(AssertionError, match="error: no part taco"):
-        run(tmp_path, PARTS="taco")
-
-
 def test_cosines_of_gradients():
     halves = np.array([[[1.0, 0], [0, 2], [-3, 0]], [[1, 0], [0, -1], [-1, 0]]])
     between, of_halves = load_script("pydocs_tasks/gate.py").cosines(halves)

@@ -1,12 +1,10 @@
 """benchmarks/train_step.py runs at toy size and prints what it promises."""
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
-from script_calls import BENCHMARKS, load_script
+from script_calls import load_script
 
 pytestmark = pytest.mark.slow
 
@@ -61,25 +59,3 @@ def test_it_prints_a_line_a_figure(train_step, monkeypatch, capsys, tmp_path):
         profile = [line for line in lines[4:] if line["variant"] == variant]
         assert [line["kind"] for line in profile] == ["matrix products", "fusions with GELU (erf)"]
         assert [line["share"] for line in profile] == [0.75, 0.25]
-
-
-def test_presets(train_step):
-    cpu, gpu = train_step.PRESETS["cpu"], train_step.PRESETS["gpu"]
-    assert cpu.keys() == gpu.keys()
-    assert (cpu["torch_compile"], gpu["torch_compile"]) == (False, True)
-
-
-def test_preallocation_leaves_pytorch_room():
-    """Unless the user has said otherwise."""
-    program = "import os, side_by_side; print(os.environ['XLA_PYTHON_CLIENT_PREALLOCATE'])"
-    unset = {key: os.environ[key] for key in os.environ if not key.startswith("XLA_")}
-    for given, wanted in (({}, "false"), ({"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, "true")):
-        found = subprocess.run(
-            [sys.executable, "-c", program],
-            env=unset | given,
-            cwd=BENCHMARKS,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert found.stdout.strip() == wanted

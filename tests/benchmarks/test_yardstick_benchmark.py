@@ -8,11 +8,8 @@ import pathlib
 
 import numpy as np
 import pytest
-from bert_checkpoints import write_with_vocabulary
 from script_calls import run_script
-from small_world import SmallWorld, figures, gin, succeed
 
-from taser_jax.assembly.model_directory import load_model
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.evaluation.results import SystemResult, TaskResult, write_result
 from taser_jax.systems.muf.tables import write_row
@@ -20,9 +17,7 @@ from taser_jax.systems.muf.tables import write_row
 pytestmark = pytest.mark.slow
 
 TASKS = ("squad", "nq_qed", "fm2", "selqa", "climate_fever", "fewrel", "cmu_dog")
-SHARED, TASER = (
-    f"{system} (negatives of BM25 and MiniLM, untrained)" for system in ("Shared", "TASER")
-)
+TASER = "TASER (negatives of BM25 and MiniLM, untrained)"
 HELD_OUT = (9, 14, 24, 25)
 
 
@@ -65,17 +60,6 @@ def test_it_runs_the_recipe_and_prints_the_table(tmp_path: pathlib.Path):
     assert lines[4].endswith("| 62.0 | 90.0 |")
     assert "\n".join(lines) in printed
     assert f"{tmp_path}/out/comparison/taser-1/model" in printed
-
-
-def test_recipes_are_chosen_on_validation_queries(tmp_path: pathlib.Path):
-    results(tmp_path / "out/validation/results", BM25=(0.5,) * 7)
-    calls, _ = run(tmp_path, SPLIT="validation")
-    evaluated = [call for call in calls if call.startswith("evaluate")]
-    assert len(evaluated) == 4
-    assert all("--gin.SPLIT=validation" in call for call in evaluated)
-    assert f"{tmp_path}/out/comparison/taser-1/runs --gin.SYSTEM={TASER} " in evaluated[-1]
-    assert "| 50.0 |" in (tmp_path / "out/yardstick-validation.md").read_text()
-    assert not (tmp_path / "out/yardstick.md").exists()
 
 
 def test_beir_sets_are_parted_and_scored_as_the_models_are_and_trained(tmp_path: pathlib.Path):
@@ -132,32 +116,3 @@ def test_claim_11_is_about_the_worst_task(tmp_path: pathlib.Path):
         "| 11. One fine-tuned retriever reaches BM25 on every task | +10.0 |"
         in (tmp_path / "out" / "yardstick.md").read_text()
     )
-
-
-@pytest.mark.release
-def test_its_recipe_trains_both_models_from_the_pretrained_one(
-    small_world: SmallWorld, tmp_path: pathlib.Path
-):
-    vocabulary = small_world.root / "vocabulary"
-    checkpoint = write_with_vocabulary(tmp_path / "minilm", vocabulary, num_layers=6)
-    succeed(
-        *("pipeline", "taser", "--gin_file=runs/yardstick.gin"),
-        *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=small_world.token_store),
-        *gin(OUTPUT_DIR=tmp_path / "out", PRETRAINED=checkpoint, TRAIN_STEPS=1, WARMUP_STEPS=0),
-        # Its rates are of other tasks, and its buckets of longer passages.
-        *gin("TrainingConfig", length_buckets=[16], states_dir=str(tmp_path / "states")),
-        *gin(BATCH_SIZE=16),
-        *gin("BatchingConfig", rates={}),
-    )
-    assert [row["system"] for row in figures(tmp_path / "out") if row["task"] == "average"] == [
-        *("BM25", "MiniLM, untrained"),
-        *(SHARED, TASER),
-        *("Shared + BM25", "TASER + BM25"),
-    ]
-    for system in ("shared-1", "taser-1"):
-        facts = tmp_path / "out" / system / "model" / "run.json"
-        assert json.loads(facts.read_text())["pretrained"] == str(checkpoint)
-    shared, taser = (
-        load_model(tmp_path / "out" / system / "model") for system in ("shared-1", "taser-1")
-    )
-    assert taser.parameters > shared.parameters

@@ -143,22 +143,6 @@ def test_one_channel_may_carry_several_kinds():
     assert [each.num_bytes for each in read_collectives(text, num_devices=2)] == [32, 32, 64]
 
 
-def test_between_slices_hosts_carry_it():
-    transfer = (
-        '_xla_host_transfer_rendezvous="all-reduce_0",_xla_megascale_target="{1,2}x{0:3}",'
-        '_xla_megascale_transfer_type="ALL_REDUCE"}'
-    )
-    text = entry(
-        "  %r = (f32[4,8]{1,0}, u32[], token[]) recv(%t), channel_id=1, is_host_transfer=true, "
-        "frontend_attributes={" + transfer,
-        "  %s = (f32[4,8]{1,0}, u32[], token[]) send(%p, %t), channel_id=2, "
-        "is_host_transfer=true, frontend_attributes={" + transfer,
-    )
-    (found,) = read_collectives(text, num_devices=8, num_slices=2)
-    assert (found.kind, found.between_slices) == ("all-reduce", True)
-    assert (found.num_bytes, found.group_size, found.times) == (128, 2, 1)
-
-
 def test_loops_multiply():
     times = {each.kind: each.times for each in read_collectives(LOOPS, num_devices=4)}
     assert times == {"all-reduce": 15, "all-gather": 1}

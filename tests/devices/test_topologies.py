@@ -36,13 +36,6 @@ def test_devices_are_chips(name, num_devices, num_hosts):
     assert shares == set(range(num_devices))
 
 
-def test_slices():
-    found = open_topology("v5e:2x2", num_slices=2)
-    mesh = make_mesh(MeshConfig(replica=2), devices=found.devices)
-    slices = [{device.slice_index for device in part.flat} for part in mesh.devices]
-    assert slices == [{0}, {1}]
-
-
 @pytest.mark.parametrize("name", ["v5e:3x5", "v5e:4by4", "v9:2x2", "", None, "v5e"])
 def test_unknown_topologies_list_the_known(name):
     with pytest.raises(ConfigError, match="v5e:1x1, v5e:2x2, v5e:2x4") as error:
@@ -82,9 +75,9 @@ def test_without_libtpu_it_says_what_to_install(monkeypatch):
     ],
 )
 def test_links_of_a_whole_slice(chip, shape, links):
-    topology = Topology("", CHIPS[chip], shape, 1, ())
+    topology = Topology("", CHIPS[chip], shape, ())
     assert topology.links(math.prod(shape)) == links
 
 
 def test_a_part_of_a_slice_has_one_link():
-    assert Topology("", CHIPS["v5e"], (16, 16), 1, ()).links(16) == 1
+    assert Topology("", CHIPS["v5e"], (16, 16), ()).links(16) == 1

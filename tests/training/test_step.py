@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 
 import jax
@@ -13,7 +14,13 @@ from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.losses import RoutingRegularizer, contrastive_loss
 from taser_jax.training.objective import ObjectiveConfig
-from taser_jax.training.state import TrainState, init_state, named_key, state_shardings
+from taser_jax.training.state import (
+    SkippedSteps,
+    TrainState,
+    init_state,
+    named_key,
+    state_shardings,
+)
 from taser_jax.training.step import make_train_step
 
 MODEL = TinyEncoder()
@@ -69,6 +76,9 @@ def test_training_learns_and_reports():
     shares = [first[f"routing/query/expert_{expert}_share"] for expert in (0, 1)]
     assert sum(shares) == pytest.approx(1.0)
     assert 1 / 32 <= first["mrr"] <= 1 <= first["mean_rank"] <= 32
+    # Skipped steps are no steps of the schedule.
+    state = dataclasses.replace(state, skipped=SkippedSteps(jnp.int32(0), jnp.int32(40)))
+    assert float(step(state, BATCHES)[1]["learning_rate"]) == pytest.approx(0.5 / 11)
 
 
 def test_a_step_depends_on_seed_and_step_alone():
