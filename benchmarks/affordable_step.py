@@ -28,7 +28,7 @@ import jax
 import numpy as np
 from side_by_side import in_turns, machine, show
 
-from taser_jax.assembly.text_sources import cached_states
+from taser_jax.assembly.text_sources import frozen_texts
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.stream import BatchingConfig, Padding
 from taser_jax.data.token_store.store import TokenStore
@@ -117,7 +117,7 @@ def make_step(
     stream = BatchStream(store, queries, batching, padding=padding)
     if name == "states":
         began = time.monotonic()
-        cached = cached_states(
+        cached = frozen_texts(
             states_dir, dtype=EmbeddingDtype.BFLOAT16, model=model, params=state.params,
             store=store, queries=list(queries.values()),
         )  # fmt: skip

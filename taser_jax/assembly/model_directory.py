@@ -259,17 +259,12 @@ def read_model_config(model_dir: FilePath) -> ModelConfig:
     return config_io.from_json(path.read_text(encoding="utf-8"), where=str(path))
 
 
-def check_vocabulary(model: LoadedModel, tokens: TokenStore) -> None:
-    """Refuses tokens of another vocabulary than the model was trained with.
+def check_vocabulary(directory: FilePath, tokens: TokenStore) -> None:
+    """Refuses tokens of another vocabulary than the one in a model's `vocabulary` directory.
 
     Raises:
         FingerprintError: naming both.
     """
-    check_vocabulary_directory(model.vocabulary_dir, tokens)
-
-
-def check_vocabulary_directory(directory: FilePath, tokens: TokenStore) -> None:
-    """As `check_vocabulary`, for a model that is not loaded; `directory` is its vocabulary's."""
     recorded = read_json(epath.Path(directory) / "vocabulary.json", absent={})
     if "fingerprint" in recorded:
         require_equal(

@@ -140,7 +140,7 @@ SHARED_EMBEDDINGS: Registered[Callable[[FilePath, TokenStore], SharedEmbeddings]
 )
 
 
-def cached_states(
+def frozen_texts(
     directory: str,
     *,
     dtype: EmbeddingDtype,
@@ -148,8 +148,13 @@ def cached_states(
     params: Params,
     store: TokenStore,
     queries: Sequence[TokenizedQueries],
-) -> CachedStates:
-    """Opens the states of a store's passages and queries; what is missing is made first.
+    augmentation: QueryDocuments | None = None,
+) -> TextSource:
+    """The states of a store's passages and queries, and of the documents fused with its queries.
+
+    What is missing is computed first. Queries' towers encode documents as passages: frozen blocks
+    that all towers share, as from the same pretrained weights, give each document one row of
+    states.
 
     Args:
         directory: folder for one model's frozen blocks and one token store; created where absent.
@@ -158,9 +163,11 @@ def cached_states(
         params: its parameters.
         store: the token store.
         queries: query sets whose states are wanted; those of all queries of a split are computed.
+        augmentation: documents of the queries; None has none.
 
     Raises:
-        ConfigError: nothing is frozen, or there are several hosts.
+        ConfigError: nothing is frozen, there are several hosts, or documents and towers whose
+            frozen blocks differ.
         FingerprintError: the directory has states of other weights, tokens or blocks.
         StorageError: it cannot be written.
     """
@@ -191,80 +198,21 @@ def cached_states(
             task=task,
         )
         places[task, split] = {query_id: row for row, query_id in enumerate(whole.query_ids)}
-    return CachedStates(passages, rows, places)
-
-
-def document_states(
-    directory: str,
-    documents: Texts,
-    *,
-    length: int,
-    fingerprint: str,
-    dtype: EmbeddingDtype,
-    model: DualEncoder,
-    params: Params,
-) -> StateRows:
-    """Opens the states of documents that queries are fused with; makes them if they are missing.
-
-    Queries' towers encode them as passages. Frozen blocks that all towers share, as from the same
-    pretrained weights, give each document one row of states.
-
-    Args:
-        directory: as for `cached_states`; the documents have a folder of their own in it.
-        documents: the documents.
-        length: tokens that they are padded to.
-        fingerprint: theirs.
-        dtype: dtype of the states.
-        model: the model, with frozen blocks.
-        params: its parameters.
-
-    Raises:
-        ConfigError: towers whose frozen blocks differ.
-        FingerprintError: the directory has states of other weights, tokens or blocks.
-    """
-    maker = _Maker(dtype, model, params)
+    states = CachedStates(passages, rows, places)
+    if augmentation is None:
+        return states
     if len({maker.fingerprint(tower) for tower in params}) > 1:
         title = "documents are encoded by the queries' tower, whose frozen blocks are its own"
         fix = "start all towers from the same pretrained weights, or drop states_dir"
         raise ConfigError(title, where="TrainingConfig.states_dir", fix=fix)
-    return maker.rows(
-        pathlib.Path(directory) / "documents" / fingerprint,
-        documents,
-        length=length,
-        fingerprint=fingerprint,
-        role=Role.PASSAGE,
-    )
-
-
-def frozen_texts(
-    directory: str,
-    *,
-    dtype: EmbeddingDtype,
-    model: DualEncoder,
-    params: Params,
-    store: TokenStore,
-    queries: Sequence[TokenizedQueries],
-    augmentation: QueryDocuments | None = None,
-) -> TextSource:
-    """The states of a token store, and of the documents that its queries are fused with.
-
-    Args:
-        directory: as for `cached_states`, which has the other arguments, too.
-        dtype: dtype of the states.
-        model: the model, with frozen blocks.
-        params: its parameters.
-        store: the token store.
-        queries: query sets whose states are wanted.
-        augmentation: documents of the queries; None has none.
-    """
-    shared: dict[str, Any] = {"dtype": dtype, "model": model, "params": params}
-    states = cached_states(directory, store=store, queries=queries, **shared)
-    if augmentation is None:
-        return states
 
     def of_documents(documents: Texts, length: int, fingerprint: str) -> StateRows:
-        return document_states(
-            directory, documents, length=length, fingerprint=fingerprint, **shared
+        return maker.rows(
+            pathlib.Path(directory) / "documents" / fingerprint,
+            documents,
+            length=length,
+            fingerprint=fingerprint,
+            role=Role.PASSAGE,
         )
 
     return augmentation.on_states(states, of_documents)

@@ -193,7 +193,7 @@ def _open(
     """Opens and checks a model; reads no parameters yet."""
     directory = epath.Path(model_dir)
     config = model_directory.read_model_config(directory)
-    model_directory.check_vocabulary_directory(directory / model_directory.VOCABULARY, store)
+    model_directory.check_vocabulary(directory / model_directory.VOCABULARY, store)
     fit_vocabulary(config, store)
     model = DualEncoder(config)
     shapes = abstract_params(model)

@@ -76,7 +76,7 @@ def encode(
     queries = query_sets(store, tasks, query_splits, splits_setting="encode.query_splits")
     keep_compiled_programs(model_dir)
     model = load_model(model_dir, step=step)
-    check_vocabulary(model, store)
+    check_vocabulary(model.vocabulary_dir, store)
     fingerprints = {
         "model": model.fingerprint,
         "collection": store.metadata.collection_fingerprint,

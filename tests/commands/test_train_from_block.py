@@ -11,7 +11,7 @@ import tiny_training
 
 from taser_jax.assembly.config import MultitaskTraining
 from taser_jax.assembly.model_directory import load_model
-from taser_jax.assembly.text_sources import cached_states
+from taser_jax.assembly.text_sources import frozen_texts
 from taser_jax.commands.encode import encode
 from taser_jax.commands.train import train
 from taser_jax.data.batches.every_task import TaskBatchingConfig
@@ -134,7 +134,7 @@ def test_states_of_something_else_are_refused(ragged_store_dir, tiny_store_dir, 
     model = DualEncoder(MODEL, frozen_blocks=1)
     params = tiny_training.draw_params(model, named_key(0, "init"))
     begun = {"model": model, "params": params, "store": store, "dtype": EmbeddingDtype.FLOAT32}
-    cached_states(str(tmp_path), queries=[], **begun)
+    frozen_texts(str(tmp_path), queries=[], **begun)
     for told, change in (
         ("weights", {"params": tiny_training.draw_params(model, named_key(1, "init"))}),
         ("tokens", {"store": other}),
@@ -142,7 +142,7 @@ def test_states_of_something_else_are_refused(ragged_store_dir, tiny_store_dir, 
         ("dtype float32", {"dtype": EmbeddingDtype.BFLOAT16}),
     ):
         with pytest.raises(FingerprintError, match=f"(?s)begun with.*{told}"):
-            cached_states(str(tmp_path), queries=[], **{**begun, **change})
+            frozen_texts(str(tmp_path), queries=[], **{**begun, **change})
     with pytest.raises(ConfigError, match=r"(?s)0 frozen blocks.*directory for states"):
         start(ragged_store_dir, tmp_path / "model", states_dir=str(tmp_path))
 
@@ -160,9 +160,9 @@ def test_towers_of_the_same_weights_share_states(ragged_store_dir, tmp_path):
         "queries": [store.queries("first", "validation")],
         "dtype": EmbeddingDtype.FLOAT32,
     }
-    made = cached_states(str(tmp_path), model=tied, params=params, **options)
+    made = frozen_texts(str(tmp_path), model=tied, params=params, **options)
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("states.npy")}
-    found = cached_states(str(tmp_path), model=separate, params=copies, **options)
+    found = frozen_texts(str(tmp_path), model=separate, params=copies, **options)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("states.npy")} == times
     rows = np.arange(3)
     np.testing.assert_array_equal(
@@ -170,7 +170,7 @@ def test_towers_of_the_same_weights_share_states(ragged_store_dir, tmp_path):
     )
     other = copies | {"passage_encoder": jax.tree.map(lambda leaf: leaf + 1, params["encoder"])}
     with pytest.raises(FingerprintError, match=r"(?s)begun with.*weights"):
-        cached_states(str(tmp_path), model=separate, params=other, **options)
+        frozen_texts(str(tmp_path), model=separate, params=other, **options)
 
 
 @pytest.mark.slow

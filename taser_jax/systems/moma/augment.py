@@ -73,7 +73,7 @@ def augment(
     """
     store, mixture = TokenStore.open(token_store), Mixture.open(memory_dir)
     model = load_model(model_dir)
-    check_vocabulary(model, store)
+    check_vocabulary(model.vocabulary_dir, store)
     tower = tower_fingerprints(model.passage_fingerprint, store)
     fix = "add the memories with this model, to a directory of their own"
     require_equal(f"memories {memory_dir}", mixture.manifest.fingerprints, tower, fix)

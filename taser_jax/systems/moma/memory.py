@@ -125,7 +125,7 @@ def add_memory(
     if not len(store):
         fix = "tokenize a collection with passages"
         raise DataError(f"memory {name!r} has no documents", where=token_store, fix=fix)
-    check_vocabulary(model, store)
+    check_vocabulary(model.vocabulary_dir, store)
     fingerprints = tower_fingerprints(model.passage_fingerprint, store)
     directory = shared_embeddings or str(pathlib.Path(memory_dir) / PARTS)
     before = read_manifest(memory_dir) or Manifest(fingerprints, (), directory)
