@@ -12,6 +12,7 @@ import types
 
 from taser_jax.cli import configuration
 from taser_jax.cli import main as cli
+from taser_jax.evaluation import results
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 BENCHMARKS = REPOSITORY / "benchmarks"
@@ -22,6 +23,30 @@ with open({calls!r}, "a") as file:
     file.write(json.dumps(sys.argv[1:]) + "\\n")
 {body}
 """
+
+
+# For the bodies of stand-ins: a command's flags, and results as `taser evaluate` leaves them.
+RESULTS = """
+import os, re
+flags = dict(one.split("=", 1) for one in sys.argv[1:] if "=" in one)
+flag = lambda name: flags["--gin." + name]
+
+def write(out, system, split, tasks, measures):
+    means = {name: sum(values) / len(values) for name, values in measures.items()}
+    figures = {"metrics": means, "num_queries": 4}
+    result = {"system": system, "tasks": dict.fromkeys(tasks, figures), "parameters": None,
+              "fingerprint": "", "details": {}, "format_version": VERSION}
+    for folder in ("results", "per_query"):
+        os.makedirs(out + "/" + folder, exist_ok=True)
+    with open(out + "/results/" + system.replace(" ", "_") + ".json", "w") as file:
+        json.dump(result, file)
+    for task in tasks:
+        name = (system + "." + task + "." + split + ".csv").replace(" ", "_")
+        with open(out + "/per_query/" + name, "w") as file:
+            file.write(",".join(["query_id", *measures]) + "\\n")
+            for number, values in enumerate(zip(*measures.values())):
+                file.write(",".join(map(str, [f"q{number}", *values])) + "\\n")
+""".replace("VERSION", str(results.FORMAT_VERSION))
 
 
 def load_script(script: str) -> types.ModuleType:

@@ -8,9 +8,8 @@ import pathlib
 
 import pytest
 import recipes
-from script_calls import run_script
+from script_calls import RESULTS, run_script
 
-from taser_jax.evaluation import results
 from taser_jax.optim.multitask import Combiner
 from taser_jax.optim.task_gradients import Reduction
 from taser_jax.retrieval.mining import AnswerContaining, Excluded
@@ -18,50 +17,36 @@ from taser_jax.retrieval.mining import AnswerContaining, Excluded
 pytestmark = pytest.mark.slow
 
 TASKS = ("squad", "nq_qed", "selqa", "fm2", "climate_fever", "fewrel", "cmu_dog")
-# In place of `taser`: notes its arguments; values of what is evaluated depend on its name and seed.
-TASER = """
-import os, re
-flags = dict(one.split("=", 1) for one in sys.argv[1:] if "=" in one)
-flag = lambda name: flags["--gin." + name]
-BATCHES = dict.fromkeys({tasks!r}, 32) | dict(selqa=24)
+# In place of `taser`: values of what is evaluated depend on its name and seed.
+TASER = (
+    f"{RESULTS}\nTASKS = {TASKS!r}"
+    + """
+BATCHES = dict.fromkeys(TASKS, 32) | dict(selqa=24)
 
-def write(out, system, split, tasks, values):
+def measures(*values):
     # Four queries: of the last one the row finds nothing.
-    os.makedirs(out + "/results", exist_ok=True)
-    os.makedirs(out + "/per_query", exist_ok=True)
-    measures = {{"PageRprec": [*values, 0.0], "Rprec": [*(v / 2 for v in values), 0.0]}}
-    means = {{name: sum(one) / 4 for name, one in measures.items()}}
-    task = {{"metrics": means, "num_queries": 4}}
-    result = {{"system": system, "tasks": dict.fromkeys(tasks, task)}}
-    result |= {{"parameters": None, "fingerprint": "", "details": {{}}}}
-    result["format_version"] = {version}
-    with open(out + "/results/" + system.replace(" ", "_") + ".json", "w") as file:
-        json.dump(result, file)
-    for task in tasks:
-        name = (system + "." + task + "." + split + ".csv").replace(" ", "_")
-        with open(out + "/per_query/" + name, "w") as file:
-            file.write("query_id,PageRprec,Rprec\\n")
-            for n in range(4):
-                file.write(f"q{{n}},{{measures['PageRprec'][n]}},{{measures['Rprec'][n]}}\\n")
+    return {"PageRprec": [*values, 0.0], "Rprec": [*(v / 2 for v in values), 0.0]}
 
 if sys.argv[1:3] == ["pipeline", "ance"]:
     out, name, seed = flag("OUTPUT_DIR"), flag("pipeline_ance.name"), int(flag("RANDOM_SEED"))
-    tasks = re.findall(r"'(\\w+)'", flags.get("--gin.TASKS", str({tasks!r})))
+    tasks = re.findall(r"'(\\w+)'", flags.get("--gin.TASKS", str(TASKS)))
     labels = ["episode-2"]
     if "--gin.pipeline_ance.branch_after" not in flags:
-        write(out, "BM25", "test", tasks, [0.2, 0.2, 0.2])
+        write(out, "BM25", "test", tasks, measures(0.2, 0.2, 0.2))
         labels = ["warm-up", "episode-1", "episode-2"]
     ahead = (0.1 + 0.01 * seed) * ("t-sage" in name)
-    values = [0.4 + ahead + 0.1 * seed, 0.4 + ahead, 0.4]
+    row = measures(0.4 + ahead + 0.1 * seed, 0.4 + ahead, 0.4)
     for label in labels:
-        write(out, name + " (" + label + ")", "test", tasks, values)
+        write(out, name + " (" + label + ")", "test", tasks, row)
         os.makedirs(out + "/" + label + "/model", exist_ok=True)
         with open(out + "/" + label + "/model/run.json", "w") as file:
-            json.dump({{"batch_sizes": BATCHES}}, file)
+            json.dump({"batch_sizes": BATCHES}, file)
 elif sys.argv[1] == "evaluate":
     system = flag("SYSTEM")
-    write(flag("EVAL_OUTPUT_DIR"), system, "validation", {tasks!r}, [0.9 - float(system[7:])] * 3)
+    row = measures(*[0.9 - float(system[7:])] * 3)
+    write(flag("EVAL_OUTPUT_DIR"), system, "validation", TASKS, row)
 """
+)
 
 
 def run(folder: pathlib.Path, **environment: str) -> list[str]:
@@ -69,7 +54,7 @@ def run(folder: pathlib.Path, **environment: str) -> list[str]:
     calls, _ = run_script(
         *("benchmarks/kilt_mini/run.sh", "source", folder / "out", "minilm"),
         folder=folder,
-        body=TASER.format(tasks=TASKS, version=results.FORMAT_VERSION),
+        body=TASER,
         **environment,
     )
     return calls

@@ -8,55 +8,39 @@ import pathlib
 import numpy as np
 import pytest
 import recipes
-from script_calls import load_script, run_script
+from script_calls import RESULTS, load_script, run_script
 
-from taser_jax.evaluation import results
 from taser_jax.optim.multitask import Combiner
 
 pytestmark = pytest.mark.slow
 
 TASKS = ("summary", "parameter", "example", "code", "see_also", "lookup")
 # In place of `taser`: rows whose names say how good they are, with four queries a task.
-TASER = """
-import os, re
-flags = dict(one.split("=", 1) for one in sys.argv[1:] if "=" in one)
-flag = lambda name: flags["--gin." + name]
-VALUES = {{"naive": 0.5, "t-sage-2.0": 0.4, "t-sage-0.5": 0.6, "t-sage-0.25": 0.3, "name": 0.7,
-          "taser-3-pydocs": 0.6, "taser-3-muf_mini": 0.8}}
+TASER = (
+    f"{RESULTS}\nTASKS = {TASKS!r}"
+    + """
+VALUES = {"naive": 0.5, "t-sage-2.0": 0.4, "t-sage-0.5": 0.6, "t-sage-0.25": 0.3, "name": 0.7,
+          "taser-3-pydocs": 0.6, "taser-3-muf_mini": 0.8}
 
-def write(out, system, split, tasks, value):
-    os.makedirs(out + "/results", exist_ok=True)
-    os.makedirs(out + "/per_query", exist_ok=True)
-    values = [value, value, value, 0.0]
-    measures = dict.fromkeys(("nDCG@10", "R@1", "R@20"), sum(values) / 4)
-    task = {{"metrics": measures, "num_queries": 4}}
-    result = {{"system": system, "tasks": dict.fromkeys(tasks, task), "parameters": None,
-              "fingerprint": "", "details": {{}}, "format_version": {version}}}
-    with open(out + "/results/" + system.replace(" ", "_") + ".json", "w") as file:
-        json.dump(result, file)
-    for task in tasks:
-        name = (system + "." + task + "." + split + ".csv").replace(" ", "_")
-        with open(out + "/per_query/" + name, "w") as file:
-            file.write("query_id,nDCG@10,R@1,R@20\\n")
-            for n, value in enumerate(values):
-                file.write(f"q{{n}},{{value}},{{value}},{{value}}\\n")
-
-def tasks_of(text):
-    return re.findall(r"'(\\w+)'", text)
+def measures(value):
+    return dict.fromkeys(("nDCG@10", "R@1", "R@20"), [value, value, value, 0.0])
 
 if sys.argv[1:3] == ["pipeline", "ance"]:
     out, name = flag("OUTPUT_DIR"), flag("pipeline_ance.name")
-    tasks = tasks_of(flags.get("--gin.TASKS", str({tasks!r})))
-    write(out, "BM25", "test", tasks, 0.2)
+    tasks = re.findall(r"'(\\w+)'", flags.get("--gin.TASKS", str(TASKS)))
+    write(out, "BM25", "test", tasks, measures(0.2))
     labels = ["warm-up"]
     if flags.get("--gin.pipeline_ance.episodes") != "[]":
         labels.append("episode-2")
     for label in labels:
-        write(out, name + " (" + label + ")", "test", tasks, VALUES.get(name, 0.5))
+        row = measures(VALUES.get(name, 0.5))
+        write(out, name + " (" + label + ")", "test", tasks, row)
 elif sys.argv[1] == "evaluate":
     system = flag("SYSTEM")
-    write(flag("EVAL_OUTPUT_DIR"), system, "validation", ["code"], VALUES.get(system, 0.5))
+    row = measures(VALUES.get(system, 0.5))
+    write(flag("EVAL_OUTPUT_DIR"), system, "validation", ["code"], row)
 """
+)
 
 
 def run(folder: pathlib.Path, **environment: str) -> list[str]:
@@ -64,7 +48,7 @@ def run(folder: pathlib.Path, **environment: str) -> list[str]:
     calls, _ = run_script(
         *("benchmarks/pydocs_tasks/run.sh", "shared", folder / "out", "minilm"),
         folder=folder,
-        body=TASER.format(tasks=TASKS, version=results.FORMAT_VERSION),
+        body=TASER,
         **environment,
     )
     return calls

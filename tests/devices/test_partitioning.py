@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from taser_jax.devices.mesh import MESH_AXES, HostShare, MeshConfig, device_grid, make_mesh
+from taser_jax.devices.mesh import MESH_AXES, MeshConfig, device_grid, make_mesh
 from taser_jax.devices.partitioning import Partitioner, mesh_spec
 from taser_jax.models.batch import Batch, Tokens
 from taser_jax.storage.errors import ConfigError
@@ -38,7 +38,6 @@ def abstract(shapes):
         (MeshConfig(), (1, 8, 1, 1)),
         (MeshConfig(fsdp=2, model=2), (1, 2, 2, 2)),
         (MeshConfig(replica=2, data=1, fsdp=-1), (2, 1, 4, 1)),
-        (MeshConfig(data=8), (1, 8, 1, 1)),
     ],
 )
 def test_mesh_shapes(config, shape):
@@ -58,10 +57,8 @@ def test_mesh_shapes(config, shape):
         ),
         (MeshConfig(fsdp=16), "a mesh of 16 devices or a multiple"),
         (MeshConfig(data=4), r"a mesh of 4 devices \(replica 1, data 4"),
-        (MeshConfig(data=16), "a mesh of 16 devices"),
         (MeshConfig(fsdp=-1), "data -1, fsdp -1.*\\n.*-1 to one at most"),
         (MeshConfig(model=0), "model 0"),
-        (MeshConfig(model=-2), "model -2"),
     ],
 )
 def test_bad_meshes(config, message):
@@ -256,8 +253,3 @@ def test_hosts_of_a_pod_hold_the_whole_batch(config):
         chips[part] = {chip.process_index for chip in devices}
     for host, share in enumerate(shares):
         assert share.parts == tuple(part for part, hosts in chips.items() if host in hosts)
-
-
-def test_rows_of_scattered_parts():
-    assert HostShare((0, 3), 4).rows(8).tolist() == [0, 1, 6, 7]
-    assert HostShare().rows(3).tolist() == [0, 1, 2]

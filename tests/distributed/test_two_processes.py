@@ -113,6 +113,8 @@ def test_losses_and_validation_are_equal(folder):
     one = tiny_command.metrics_by_step(folder / "model_1")
     two = tiny_command.metrics_by_step(folder / "model_2")
     assert list(one) == list(two) == list(range(1, STEPS + 1))
+    # What is compared is no standstill.
+    assert len({values["train/loss"] for values in one.values()}) == STEPS
     assert "validation/mrr" in two[3]
     for step, metrics in one.items():
         assert metrics.keys() == two[step].keys()
@@ -126,12 +128,6 @@ def test_parameters_and_moments_are_equal(folder):
     assert one.keys() == two.keys()
     for name, value in one.items():
         np.testing.assert_allclose(two[name], value, rtol=1e-3, atol=2e-5, err_msg=name)
-
-
-def test_dropout_and_training_happened(folder):
-    """What is compared above is no standstill."""
-    metrics = tiny_command.metrics_by_step(folder / "model_1")
-    assert len({values["train/loss"] for values in metrics.values()}) == STEPS
 
 
 def test_restarted_after_a_kill_they_reach_the_same_bits(folder):
@@ -182,12 +178,6 @@ def test_commands_with_other_settings_stop_on_both_hosts(folder):
         assert "command differs on host 1" in errors
 
 
-def test_an_error_in_one_hosts_command_stops_both(folder):
-    (first_status, _), (second_status, second) = command(folder, "one_dry_encode")
-    assert first_status == second_status == 2
-    assert second.startswith("error on host 1: --dry_run: `taser encode` has no dry run")
-
-
 def test_an_error_in_one_hosts_configuration_stops_both(folder):
     (first_status, first), (second_status, second) = command(folder, "one_broken")
     assert first_status == second_status == 2
@@ -196,10 +186,6 @@ def test_an_error_in_one_hosts_configuration_stops_both(folder):
     assert second.startswith("error on host 1: ")
     assert "sede" in second
     assert "differs" not in second
-    for status, errors in command(folder, "both_broken"):
-        assert status == 2
-        assert "sede" in errors
-        assert "differs" not in errors
 
 
 def test_sigterm_to_one_host_makes_both_save_the_same_step(folder):
