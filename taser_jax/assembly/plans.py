@@ -26,7 +26,7 @@ from taser_jax.models.batch import Batch, BatchShape, DocumentsShape, TextsShape
 from taser_jax.optim.multitask import Combiner
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import check_chunks
-from taser_jax.training.distillation import require_scores
+from taser_jax.training.objective import require_scores
 
 # "query" and "passage" -> how long texts of that side are.
 TextLengths = Mapping[str, LengthQuantiles]

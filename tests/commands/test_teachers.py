@@ -27,8 +27,7 @@ from taser_jax.models.batch import Tokens
 from taser_jax.retrieval.embeddings import Embeddings, write_embeddings
 from taser_jax.retrieval.runs import SearchResult
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.training.distillation import Distillation
-from taser_jax.training.objective import ObjectiveConfig
+from taser_jax.training.objective import Distillation, ObjectiveConfig
 
 
 @pytest.fixture(scope="module")

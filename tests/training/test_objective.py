@@ -11,14 +11,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from taser_jax.models.batch import Batch, Tokens
 from taser_jax.models.encoded import Encoded, Normalization
 from taser_jax.storage.errors import ConfigError
-from taser_jax.training.distillation import (
+from taser_jax.training.objective import (
     Distance,
     Distillation,
+    ObjectiveConfig,
     kl_divergence,
     margin_mse,
     own_logits,
 )
-from taser_jax.training.objective import ObjectiveConfig
 
 DIM, NEGATIVES = 8, 2
 
@@ -176,10 +176,7 @@ def test_worked_examples_of_the_docstrings():
     teacher, student = jnp.array([[np.log(3.0), 0.0]]), jnp.zeros((1, 2))
     every = jnp.ones((1, 2), bool)
     assert kl_divergence(student, teacher, every) == pytest.approx(0.130812, abs=2e-6)
-    first = jnp.array([0])
-    found = margin_mse(
-        jnp.array([[3.0, 1.0]]), jnp.array([[5.0, 2.0]]), every, positive_index=first
-    )
+    found = margin_mse(jnp.array([[3.0, 1.0]]), jnp.array([[5.0, 2.0]]), every)
     assert found == 1.0
 
 
@@ -190,10 +187,9 @@ def test_a_student_that_agrees_with_its_teacher_loses_nothing():
     shift = rng.normal(size=(len(student), 1)).astype(np.float32)
     known = jnp.isfinite(batch.teacher_scores)
     student, shift = jnp.asarray(student), jnp.asarray(shift)
-    zeros = jnp.zeros(len(student), jnp.int32)
     for distance in (
         lambda s, t: kl_divergence(s, t, known),
-        lambda s, t: margin_mse(s, t, known, positive_index=zeros),
+        lambda s, t: margin_mse(s, t, known),
     ):
         # Neither sees what all of a query's scores have in common.
         assert distance(student, student + shift) == pytest.approx(0, abs=1e-6)
