@@ -16,7 +16,6 @@ from jax.tree_util import KeyPath
 from jaxtyping import PyTree
 
 from taser_jax.devices.partitioning import leaves_by_path
-from taser_jax.storage.errors import ConfigError
 
 
 def named_key(seed: int, name: str) -> jax.Array:
@@ -125,17 +124,9 @@ def state_shardings(state: TrainState, param_shardings: PyTree) -> TrainState:
 
     Returns:
         A `TrainState` of `NamedSharding`.
-
-    Raises:
-        ConfigError: the sharding tree is not shaped as the parameters.
     """
     by_path = dict(jax.tree_util.tree_leaves_with_path(param_shardings))
     shapes = {path: leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)}
-    if by_path.keys() != shapes.keys():
-        missing = sorted(map(jax.tree_util.keystr, by_path.keys() ^ shapes.keys()))
-        problem = f"shardings and parameters differ at {missing[0]}"
-        fix = "derive the shardings from the model that is trained"
-        raise ConfigError(problem, where="param_shardings", fix=fix)
     replicated = NamedSharding(next(iter(by_path.values())).mesh, PartitionSpec())
 
     def of_leaf(path: KeyPath, leaf: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import getpass
-import shutil
 import subprocess
 import sys
 import time
@@ -44,35 +43,6 @@ def test_a_lost_connection_is_made_anew_and_the_command_goes_on(stubs):
     assert result.stderr.count("the connection to pod was lost; the command goes on there") == 2
     assert "loss 0.9" in result.stdout
     assert stubs.sleeps == 2
-
-
-def test_a_real_host_goes_on_while_its_connection_is_lost(stubs):
-    """The first connection is cut after a second; taser waits until the second one is made."""
-    checkout = stubs.folder / "home" / "taser_jax"
-    (checkout / ".venv" / "bin").mkdir(parents=True)
-    (checkout / "launch").mkdir()
-    shutil.copy(LAUNCH / "_host.sh", checkout / "launch")
-    for path, text in (
-        (
-            checkout / ".venv" / "bin" / "taser",
-            'echo "step 49 of $*"; until [ -e again ]; do sleep 0.1; done; echo step 51',
-        ),
-        (
-            stubs.folder / "bin" / "ssh",
-            f"export PATH=/usr/bin:/bin; cd {stubs.folder}/home\n"
-            'case "$*" in *--attach) touch taser_jax/again; exec bash -c "${@: -1}";;\n'
-            '*_host.sh*) timeout --signal=HUP 1 bash -c "${@: -1}"; exit 255;; esac',
-        ),
-    ):
-        path.write_text(f"#!/usr/bin/env bash\n{text}\n")
-        path.chmod(0o755)
-    result = stubs.run("hosts.sh", "--hosts=a", *SKIP, "--", "train", "--gin.X=a b")
-    assert result.returncode == 0, result.stderr
-    lines = [line for line in result.stdout.splitlines() if line.startswith("step")]
-    # What was shown before is shown again, so that nothing is missed.
-    first = "step 49 of train --gin.X=a b --multihost"
-    assert lines == [first, first, "step 51"]
-    assert result.stderr.count("the connection to a was lost") == 1
 
 
 def test_connections_are_not_made_for_ever(stubs):

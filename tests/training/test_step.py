@@ -19,7 +19,6 @@ from taser_jax.training.state import (
     TrainState,
     init_state,
     named_key,
-    state_shardings,
 )
 from taser_jax.training.step import make_train_step
 
@@ -228,5 +227,3 @@ def test_a_state_is_born_sharded_with_its_moments():
     assert adam.count.sharding.is_fully_replicated
     assert state.step.dtype == jnp.int32
     assert_same_bits(state.params, fresh(PLAIN).params)
-    with pytest.raises(ConfigError, match="wi"):
-        state_shardings(state, {"wo": shardings["wo"], "embeddings": shardings["embeddings"]})
