@@ -31,11 +31,11 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_718,
+    "assembly": 1_667,
     "cli": 1_259,
-    "commands": 4_647,
+    "commands": 4_639,
     "data": 6_123,
-    "devices": 1_087,
+    "devices": 1_048,
     "evaluation": 1_227,
     "interop": 2_565,
     "loose files": 395,
@@ -45,22 +45,22 @@ ROOMS = {
     "serving": 503,
     "storage": 1_154,
     "systems": 3_127,
-    "training": 1_574,
+    "training": 1_471,
 }
 OTHERS = {
-    "lines of code": 30_616,
+    "lines of code": 30_415,
     "percent of code that imports or raises": 14.7,
-    "files": 217,
+    "files": 216,
     "lines of the longest file": 415,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
     "commands": 28,
-    "fields that nothing binds": 29,
-    "Any in annotations": 108,
-    "modules that train imports": 87,
+    "fields that nothing binds": 27,
+    "Any in annotations": 105,
+    "modules that train imports": 86,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_387,
+    "words of documentation": 34_310,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

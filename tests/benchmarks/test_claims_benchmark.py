@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pathlib
+import subprocess
 import sys
 
 import numpy as np
 import pytest
+from bert_checkpoints import write_with_vocabulary
 from scipy import stats
-from script_calls import load_script, run_script
+from script_calls import REPOSITORY, load_script, run_script
+from small_world import SmallWorld, figures, gin, succeed
 
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.evaluation.results import SystemResult
@@ -121,6 +125,14 @@ def test_every_claim_has_its_effect_and_intervals(tmp_path: pathlib.Path):
     assert "(c) DPR + BM25" not in text
 
 
+def test_one_seed_has_no_interval_over_seeds(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    write(tmp_path / "out" / "seed-0", ROWS, 0)
+    found = cells(claims_of(tmp_path, monkeypatch), "R@20, average", "(a) TASER Det-R over DPR")
+    assert found[3:] == ["-", "-", "1"]
+
+
 def test_from_pretrained_weights_level_with_dpr_is_enough(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -134,3 +146,31 @@ def test_from_pretrained_weights_level_with_dpr_is_enough(
     assert {one["number"] for one in findings} == {None}
     assert findings[0]["smallest"] == -1
     assert findings[0]["command"].endswith("claims.sh SOURCE_DIR OUTPUT_DIR PRETRAINED")
+
+
+@pytest.mark.release
+def test_its_recipe_trains_every_router(small_world: SmallWorld, tmp_path: pathlib.Path):
+    vocabulary = small_world.root / "vocabulary"
+    checkpoint = write_with_vocabulary(tmp_path / "minilm", vocabulary, num_layers=3)
+    output = tmp_path / "out" / "seed-0"
+    succeed(
+        *("pipeline", "taser", "--gin_file=runs/open_qa_pretrained.gin"),
+        "--gin_file=runs/taser_claims.gin",
+        *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=small_world.token_store, TASKS=["code"]),
+        *gin(OUTPUT_DIR=output, PRETRAINED=checkpoint, TRAIN_STEPS=1, WARMUP_STEPS=0),
+        *gin(BATCH_SIZE=16, EVAL_PERIOD=0, CHECKPOINT_PERIOD=100),
+        *gin("EvaluationConfig", judge="qrels"),
+        "--gin.pipeline_taser.rounds=1",
+    )
+    rows = [row["system"] for row in figures(output) if row["task"] == "average"]
+    systems = ("DPR", "Shared", "TASER Det-R")
+    systems += ("TASER Seq-R", "TASER Seq-R, token mean", "TASER Tok-R")
+    assert rows[2:8] == [f"{system} (BM25 negatives)" for system in systems]
+    ran = subprocess.run(
+        [sys.executable, REPOSITORY / "benchmarks/open_qa/claims.py", output.parent],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "(c) TASER Det-R + BM25 over BM25" in ran.stdout

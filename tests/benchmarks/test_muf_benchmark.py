@@ -1,23 +1,30 @@
-"""DPR-MUF on real questions: its command, its tables, and its figures by hand."""
+"""DPR-MUF on real questions: its command, its tables, and all of it on a few passages."""
 
 from __future__ import annotations
 
 import csv
+import gzip
 import importlib
 import json
+import os
 import pathlib
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from bert_checkpoints import write_with_vocabulary
 from script_calls import REPOSITORY, run_script
 
+from taser_jax.data.collections.store import QuerySet
 from taser_jax.evaluation.metrics import Evaluation
-from taser_jax.evaluation.results import SystemResult
+from taser_jax.evaluation.results import SystemResult, per_query_path, read_per_query
 from taser_jax.systems.muf.tables import write_row
 
 pytestmark = pytest.mark.slow
+
+TASKS = ("squad", "nq_qed", "medquad", "fewrel", "cmu_dog")
+WORDS = ("river", "capital", "doctor", "planet", "music", "bridge", "winter", "engine")
 
 
 @pytest.mark.release
@@ -92,6 +99,90 @@ def test_rows_have_their_spread_and_claims_their_intervals(tmp_path: pathlib.Pat
     assert "Oracle" not in text
 
 
+@pytest.mark.release
+def test_all_of_it_on_a_few_questions(tmp_path: pathlib.Path):
+    shared = tmp_path / "shared"
+    write_shared(shared)
+    (tmp_path / "vocabulary").mkdir()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    numbers = [*map(str, range(100)), "about", "?"]
+    (tmp_path / "vocabulary" / "vocab.txt").write_text("\n".join([*special, *WORDS, *numbers]))
+    checkpoint = write_with_vocabulary(tmp_path / "minilm", tmp_path / "vocabulary", num_layers=6)
+    command = [
+        *(REPOSITORY / "benchmarks/muf/run.sh", shared, tmp_path / "out", checkpoint),
+        *("--gin.WARMUP_STEPS=1", "--gin.BATCH_SIZE=8"),
+        *("--gin.EnsembleTraining.epochs=1", "--gin.EnsembleConfig.members=3"),
+        *("--gin.Fusion.sizes=(2,)", "--gin.MixedConfig.queries=20"),
+        *("--gin.TrainingConfig.length_buckets=(8,)", "--gin.first/MiningConfig.depth=20"),
+        *("--gin.FusionConfig.depth=50", "--gin.Weighing.k=50"),
+    ]
+    environment = {"SEEDS": "0", "STEPS": "1", "PASSAGE_LENGTH": "8", "DISTRACTORS": "1.0"}
+    binaries = pathlib.Path(sys.executable).parent
+    for _ in range(2):
+        ran = subprocess.run(
+            command,
+            env={**os.environ, **environment, "PATH": f"{binaries}:{os.environ['PATH']}"},
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        assert ran.returncode == 0, ran.stderr[-3000:]
+    # The second time nothing was left to do.
+    assert "squad-train: reused" in ran.stderr
+    text = (tmp_path / "out" / "muf.md").read_text()
+    assert "| MUF over Joint |" in text
+    assert "| MUF over Oracle indicator |" in text
+    check_costs_and_figures(tmp_path / "out" / "seed-0")
+    assert "| MUF without the domain over Joint without the domain |" in text
+    claims = json.loads((tmp_path / "out" / "claims.json").read_text())
+    assert {one["number"] for one in claims} == {5, 6, None}
+    # A film is the page of its passages: none is in two splits.
+    films = {
+        split: {
+            row // 6
+            for query in QuerySet.open(tmp_path / "out" / "data", "muf_mini", "cmu_dog", split)
+            for row in query.positives
+        }
+        for split in ("train", "validation", "test")
+    }
+    assert all(films.values())
+    assert sum(map(len, films.values())) == len(set.union(*films.values())) == 10
+    other = [sys.executable, REPOSITORY / "benchmarks/muf/other_weights.py", tmp_path / "out"]
+    printed = subprocess.run(other, check=True, capture_output=True, text=True).stdout
+    assert "| Weights by margin over Equal weights |" in printed
+    assert "| Weights by classifier over Equal weights |" in printed
+    judged = (tmp_path / "out" / "seed-0" / "domains.csv").read_text()
+    assert all(f",{task}," in judged for task in TASKS)
+
+
+def check_costs_and_figures(directory: pathlib.Path) -> None:
+    with (directory / "uncertainty.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["task"] for line in lines] == [*TASKS] * 5
+    assert [line["task"] for line in lines if line["own"] == "True"] == [*TASKS]
+    for line in lines:
+        path = per_query_path(directory, line["specialist"], line["task"], "test")
+        right = read_per_query(path).values["R@1"] > 0
+        assert float(line["accuracy"]) == pytest.approx(right.mean(), abs=1e-4)
+        assert 0 <= float(line["mean_w"]) <= 1
+    header, _, *lines = (directory / "costs.md").read_text().splitlines()
+    assert header.startswith("| | Joint | Joint without SQuAD | ")
+    assert header.endswith(" | MUF, 5 specialists |")
+    cells = {line.split(" | ")[0].removeprefix("| "): line.split(" | ")[1:] for line in lines}
+    assert len(cells) == 6
+    latency = json.loads((directory / "costs.json").read_text())
+    assert latency.keys() == {"2", "3"}
+    assert all(value > 0 for of_size in latency.values() for value in of_size.values())
+    total = sum(latency["3"][part] for part in ("search", "confidence", "fusion"))
+    assert cells["search, confidence and fusion of a query"][-1] == f"{total:.1f} ms |"
+    joint = cells["passages' vectors"]
+    assert joint[0] == joint[1]
+    assert {path.stem for path in (directory / "figures").iterdir()} == {
+        *("confidence", "abstention", "weights", "reliability", "sizes", "examples"),
+        *(f"members-{name}" for name in ("squad", "nq", "medquad", "fewrel", "cmu-dog")),
+    }
+
+
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch):
     """Makes the benchmark's scripts modules."""
@@ -142,3 +233,48 @@ def test_areas_by_hand_and_by_loops_over_pairs(scripts):
             for b in confidence[~correct]
         ]
         assert uncertainty.auroc(confidence, correct) == pytest.approx(np.mean(pairs))
+
+
+def write_shared(root: pathlib.Path) -> None:
+    """kilt_mini's files and a BEIR folder, of a word and a number for each passage."""
+    texts = [f"{word} {number}" for word in WORDS[:6] for number in range(60)]
+    # CMU DoG's passages are the first 60: ten films of six.
+    rows = [f"{i}\t{text} about {text}\t{text}\t{page(i)}\t1" for i, text in enumerate(texts)]
+    header = "id\ttext\ttitle\twikipedia_id\tparagraph_id"
+    write(root / "kilt_mini/passages.tsv.gz", [header, *rows])
+    for place, name in enumerate(
+        ("cmu_dog-train", "squad-train", "squad-dev", "nq_qed-train", "nq_qed-dev", "fewrel-val")
+    ):
+        lines = [
+            {
+                "id": f"{name}-{i}",
+                "input": f"{texts[i]} ?",
+                "output": [
+                    {
+                        "answer": texts[i],
+                        "provenance": [{"wikipedia_id": page(i), "passage_id": str(i)}],
+                    }
+                ],
+            }
+            for i in range(60 * place, 60 * place + 60)
+        ]
+        write(root / f"kilt_mini/{name}.jsonl.gz", map(json.dumps, lines))
+    ids = [f"medquad{i}" for i in range(60)]
+    corpus = [{"_id": id, "title": "", "text": f"{WORDS[6]} {i} about"} for i, id in enumerate(ids)]
+    queries = [{"_id": id, "text": f"{WORDS[6]} {i} ?"} for i, id in enumerate(ids)]
+    write(root / "beir/medquad/corpus.jsonl.gz", map(json.dumps, corpus))
+    write(root / "beir/medquad/queries.jsonl.gz", map(json.dumps, queries))
+    for split, some in (("train", ids[:50]), ("test", ids[50:])):
+        judged = [f"{id}\t{id}\t1" for id in some]
+        path = root / f"beir/medquad/qrels/{split}.tsv.gz"
+        write(path, ["query-id\tcorpus-id\tscore", *judged])
+
+
+def page(passage: int) -> str:
+    """Six passages of a film, or an article of one."""
+    return f"film{passage // 6}" if passage < 60 else str(passage)
+
+
+def write(path: pathlib.Path, lines) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode()))

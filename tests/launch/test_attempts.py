@@ -51,8 +51,12 @@ def test_after_a_preemption_the_tpu_is_made_again_and_the_same_command_run(stubs
         (finished(1, status=134), 1, ["READY", "PREEMPTED"], 2, 1),
         # ssh lost its connection; nothing was said.
         ("", 255, ["READY"], 75, 2),
+        # The same within a line.
+        ("loss 1...", 255, ["READY"], 75, 2),
         # The job never started: no checkout on the host.
         ("bash: taser_jax/launch/_host.sh: No such file or directory", 127, ["READY"], 127, 1),
+        # It never started, as the TPU is gone.
+        ("", 1, ["READY", "PREEMPTED"], 2, 1),
         # One host was lost, another was told of it by its runtime.
         (finished(1, status=134), 255, ["READY"], 75, 2),
         # One host finished, and ssh to the other failed.
@@ -99,13 +103,26 @@ def test_slices_are_asked_for_waited_for_and_run_together(stubs, checkout):
         assert shlex.split(call[6])[-1] == "--gin.MESH_REPLICA=2"
 
 
+def test_one_slice_that_is_lost_stops_the_attempt(stubs):
+    stubs.answer(
+        ("describe", queued("ACTIVE"), 0),
+        ("ssh pod-0", finished(status=134), 1), ("ssh pod-1", "", 255),
+    )  # fmt: skip
+    options = ("--skip_install", "--retries=1")
+    found = stubs.run("tpu_multislice.sh", *SLICES, *options, *TRAIN)
+    assert found.returncode == 75
+    assert len(stubs.runs) == 4
+
+
 @pytest.mark.parametrize(
     "error",
     [
         f'{CREATE}{{\n  "code": 8,\n  "message": "There is no more capacity in the zone"\n}}',
         f"{CREATE}RESOURCE_EXHAUSTED: Insufficient capacity",
         f"{CREATE}UNAVAILABLE: The service is currently unavailable.",
+        f"{CREATE}INTERNAL: an internal error has occurred",
         f"{CREATE}HttpError 503: backend error",
+        f"{CREATE}HTTPError 429: too many requests",
     ],
 )
 def test_capacity_is_waited_for(stubs, error):
@@ -126,6 +143,7 @@ def test_capacity_is_waited_for(stubs, error):
     [
         DENIED,
         f'{CREATE}INVALID_ARGUMENT: Accelerator type "v4-33" was not found [EID: 0x503]',
+        f"{CREATE}Invalid choice: 'v4-429'",
     ],
 )
 @pytest.mark.parametrize("script", ["tpu_vm.sh", "tpu_multislice.sh"])
@@ -138,6 +156,28 @@ def test_what_gcloud_refuses_is_not_asked_again(stubs, script, error):
     assert "fix it and start again" in found.stderr
     assert len([call for call in stubs.calls if "create" in call]) == 1
     assert stubs.sleeps == 0
+
+
+@pytest.mark.parametrize("script", ["tpu_vm.sh", "tpu_multislice.sh"])
+def test_what_gcloud_says_in_place_of_a_state_is_shown(stubs, script):
+    stubs.answer(("describe", DENIED, 1))
+    slices = ("--slices=2",) if script == "tpu_multislice.sh" else ()
+    found = stubs.run(script, *MADE, *slices, *TRAIN)
+    assert found.returncode == 2
+    assert DENIED in found.stderr
+    assert "ABSENT" not in found.stderr
+    assert all("describe" in call for call in stubs.calls)
+
+
+def test_a_state_that_is_not_to_be_had_for_now(stubs):
+    stubs.answer(
+        ("describe", "ERROR: (gcloud) UNAVAILABLE: try again", 1), ("describe", node("READY"), 0),
+        ("_host.sh", finished(), 0),
+    )  # fmt: skip
+    found = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
+    assert found.returncode == 0, found.stderr
+    assert "(attempt 1 of 3)" in found.stderr
+    assert stubs.asked("tpu-vm", "create") == []
 
 
 @pytest.mark.parametrize(
@@ -182,6 +222,13 @@ def test_hosts_that_were_reached_before_are_tried_again(stubs):
     assert "(attempt 2 of 3)" in found.stderr
 
 
+def test_hosts_that_were_never_reached_stop_the_launcher(stubs, checkout):
+    stubs.answer(("describe", node("READY"), 0), ("scp", "Permission denied (publickey).", 255))
+    found = stubs.run("tpu_vm.sh", *TPU, *TRAIN, checkout=checkout)
+    assert found.returncode == 255
+    assert len(stubs.asked("tpu-vm", "scp")) == 1
+
+
 @pytest.mark.parametrize("state", ["PREEMPTED", "TERMINATED"])
 def test_a_tpu_that_was_taken_away_is_made_anew(stubs, state):
     stubs.answer(("describe", node(state), 0), ("_host.sh", finished(), 0))
@@ -189,7 +236,7 @@ def test_a_tpu_that_was_taken_away_is_made_anew(stubs, state):
     assert len(stubs.asked("tpu-vm", "delete")) == len(stubs.asked("tpu-vm", "create")) == 1
 
 
-@pytest.mark.parametrize("state", ["CREATING", "MAINTENANCE"])
+@pytest.mark.parametrize("state", ["CREATING", "STARTING", "REPAIRING", "MAINTENANCE"])
 def test_a_tpu_that_is_being_made_ready_is_waited_for(stubs, state):
     stubs.answer(
         ("describe", node(state), 0), ("describe", node(state), 0), ("describe", node("READY"), 0),
@@ -212,7 +259,7 @@ def test_waiting_has_an_end(stubs, monkeypatch):
     assert stubs.asked("tpu-vm", "delete") == []
 
 
-@pytest.mark.parametrize("state", ["STOPPED", "UNKNOWN"])
+@pytest.mark.parametrize("state", ["STOPPED", "HIDDEN", "UNKNOWN"])
 def test_a_tpu_with_a_disk_to_keep_is_left_alone(stubs, state):
     stubs.answer(("describe", node(state), 0))
     found = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
@@ -220,6 +267,14 @@ def test_a_tpu_with_a_disk_to_keep_is_left_alone(stubs, state):
     assert f"TPU pod in us-central2-b is {state}, expected READY" in found.stderr
     assert "tpu-vm start pod --zone=us-central2-b" in found.stderr
     assert all("describe" in call for call in stubs.calls)
+
+
+def test_no_retries(stubs):
+    stubs.answer(("describe", node("READY"), 0), ("_host.sh", "taser-status 75 on a", 1))
+    found = stubs.run("tpu_vm.sh", *TPU, "--skip_install", "--retries=0", *TRAIN)
+    assert found.returncode == 75
+    assert len(stubs.asked("tpu-vm", "ssh")) == 1
+    assert stubs.sleeps == 0
 
 
 def test_a_queued_resource_that_fails_counts_as_an_attempt(stubs):

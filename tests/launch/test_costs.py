@@ -28,9 +28,11 @@ def plan(found) -> str:
 @pytest.mark.parametrize(
     ("kind", "chips", "runtime", "quota"),
     [
+        ("v3-8", 4, "tpu-ubuntu2204-base", "TPUV3"),
         ("v4-32", 16, "tpu-ubuntu2204-base", "TPUV4"),
         ("v5p-8", 4, "v2-alpha-tpuv5", "TPUV5P"),
         ("v5litepod-16", 16, "v2-alpha-tpuv5-lite", "TPUV5sLitepod"),
+        ("v6e-8", 8, "v2-alpha-tpuv6e", "TPUV6E"),
     ],
 )
 def test_the_plan_names_chips_runtime_price_quota_retries_and_deletion(
@@ -60,6 +62,14 @@ def test_the_plan_of_several_slices_and_of_a_runtime_that_is_given(stubs):
     assert {"--provisioning-model=flex-start", "--max-run-duration=10h"} <= set(words)
 
 
+def test_one_slice_of_flex_start_has_a_name_of_its_own(stubs):
+    options = (*TPU, "--type=v6e-8", "--slices=1", "--max_run_duration=4h")
+    found = stubs.run("tpu_multislice.sh", "--dry_run", *options, *TRAIN)
+    assert "--node-id=pod-0" in found.stdout
+    assert "--node-count" not in found.stdout
+    assert "MESH_REPLICA" not in found.stdout
+
+
 def test_flags_of_real_projects_reach_gcloud(stubs):
     options = (
         *("--reserved", "--network=n", "--subnetwork=s", "--service_account=a@b", "--internal_ip"),
@@ -81,17 +91,34 @@ def test_flags_of_real_projects_reach_gcloud(stubs):
     assert "--internal-ip" in run
 
 
+def test_a_reservation_and_iap_are_of_the_alpha_commands(stubs):
+    options = ("--reservation=mine", "--internal_ip", "--iap", "--setup=sudo mount /dev/sdb /mnt")
+    found = stubs.run("tpu_vm.sh", "--dry_run", *MADE, *options, *TRAIN)
+    lines = [line for line in found.stdout.splitlines() if line.startswith("gcloud ")]
+    assert all(line.startswith("gcloud alpha compute tpus tpu-vm ") for line in lines)
+    create, setup, run = lines
+    assert "--reservation=mine --internal-ips" in create
+    assert "--tunnel-through-iap" not in create
+    assert "'--command=sudo mount /dev/sdb /mnt' --tunnel-through-iap" in setup
+    assert "--tunnel-through-iap" in run
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (("--type=v9-8",), "--type is 'v9-8'; known are v2-N v3-N"),
+        (("--type=v5e-8",), "v5litepod-N v6e-N. For another, give --version=RUNTIME"),
+        (("--type=v4",), "expected KIND-SIZE"),
         (("--type=v4-33",), "expected an even number of cores"),
         (("--type=tpu7x-8",), "no TPU VMs of TPU7x; use launch/gke_xpk.sh"),
         (("--type=v4-8", "--spot", "--reserved"), "choose one of --spot, --reserved"),
+        (("--type=v4-8", "--spot", "--reservation=r"), "choose one of --spot, --reserved"),
         (("--type=v4-8", "--network=n"), "--network and --subnetwork go together"),
         (("--type=v4-8", "--labels=Team=x"), "--labels: 'Team=x', expected KEY=VALUE"),
+        (("--type=v4-8", "--labels=team"), "--labels: 'team', expected KEY=VALUE"),
         (("--type=v4-8", "--delete=maybe"), "expected always, success or never"),
         (("--network=n", "--subnetwork=s"), "--network applies to a TPU that is created"),
+        (("--gcloud", "--tags=x"), "--gcloud applies to a TPU that is created"),
         (("--max_run_duration=4h",), "unrecognized arguments: --max_run_duration=4h"),
     ],
 )
@@ -107,6 +134,8 @@ def test_options_that_cannot_be(stubs, options, words):
     [
         "RESOURCE_EXHAUSTED: Quota limit 'TPUV4PerProjectPerZoneForTPUAPI' has been exceeded. "
         "Limit: 0 in zone us-central2-b.",
+        '{\n  "code": 8,\n  "message": "Quota \'TPUV4PerProjectPerZoneForTPUAPI\' exhausted. '
+        'Limit 4 in zone z"\n}',
         "HTTPError 429: Quota limit 'TPUV4PerProjectPerZoneForTPUAPI' has been exceeded. Limit: 0",
     ],
 )
@@ -122,11 +151,24 @@ def test_a_quota_that_is_too_small_is_named_and_not_asked_for_again(stubs, scrip
     assert last_line(found) == "TPU pod does not exist; nothing is billed"
 
 
+def test_a_queued_resource_that_failed_for_its_quota_is_not_requested_again(stubs):
+    said = "Quota limit 'TPUV4' has been exceeded. Limit: 0"
+    stubs.answer(
+        ("describe", queued("FAILED", code=8, message=said), 0), ("describe", NOT_FOUND, 1),
+    )  # fmt: skip
+    found = stubs.run("tpu_multislice.sh", *SLICES, "--skip_install", *TRAIN)
+    assert found.returncode == 2
+    assert "quota is too small: Quota limit 'TPUV4'" in found.stderr
+    assert stubs.asked("queued-resources", "create") == []
+
+
 @pytest.mark.parametrize(
     "said",
     [
         "Quota 'IN_USE_ADDRESSES' exceeded.  Limit: 8.0 in region us-central2.",
+        'Insufficient regional quota to satisfy request: resource "IN_USE_ADDRESSES"',
         "RESOURCE_EXHAUSTED: Insufficient quota to satisfy the request",
+        "code: QUOTA_EXCEEDED",
         "HTTPError 403: Quota exceeded for resource 'TPUS'",
     ],
 )
@@ -143,7 +185,9 @@ def test_a_quota_of_any_kind_is_an_error_at_once(stubs, said):
     "error",
     [
         {"code": 8, "message": "Insufficient quota to satisfy the request"},
+        {"code": 8, "message": "Quota 'IN_USE_ADDRESSES' exceeded. Limit: 8.0"},
         {"code": 7, "message": "no permission"},
+        {"code": 9, "message": "the reservation does not exist"},
         {},
     ],
 )
@@ -166,6 +210,15 @@ def test_too_many_requests_in_a_minute_are_made_again(stubs):
         ("_host.sh", finished(), 0),
     )  # fmt: skip
     assert stubs.run("tpu_vm.sh", *MADE, *TRAIN).returncode == 0
+
+
+def test_a_zone_without_the_chip_is_reported_in_the_words_of_gcloud(stubs):
+    said = f"{CREATE}NOT_FOUND: Accelerator type 'v4-32' is not available in zone us-central2-b"
+    stubs.answer(("describe", NOT_FOUND, 1), ("create", said, 1))
+    found = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
+    assert found.returncode == 2
+    assert said in found.stderr
+    assert "accelerator-types list --zone=us-central2-b" in found.stderr
 
 
 def ending(stubs: Stubs, *options: str, status: int = 0, label: str = MINE):
@@ -221,6 +274,13 @@ def test_a_deletion_that_fails_is_reported(stubs):
     assert found.returncode == 0
     assert "PERMISSION_DENIED" in found.stderr
     assert "billed until you delete it (gcloud did not delete it): gcloud" in last_line(found)
+
+
+def test_a_state_that_gcloud_does_not_tell_may_be_billed(stubs):
+    stubs.answer(("describe", node("READY"), 0), ("describe", "ERROR: (gcloud) UNAVAILABLE: x", 1),
+                 ("_host.sh", finished(), 0))  # fmt: skip
+    found = stubs.run("tpu_vm.sh", *MADE, "--delete=never", *TRAIN)
+    assert last_line(found) == f"TPU pod may still run and be billed; delete it: {DELETE}"
 
 
 @pytest.mark.parametrize("delete", ["always", "success"])

@@ -21,6 +21,7 @@ GIN_FILES = {
     "disk.gin": "MODEL_DIR = 'model'\n",
     "project.gin": "MODEL_DIR = 'gs://bucket/model'\nOUTPUT_DIR = 'pipeline'\n",
     "bypass.gin": "train.model_dir = 'model'\n",
+    "qualified.gin": "commands.train.train.model_dir = 'model'\n",
     "macro.gin": "PLACE = 'gs://bucket/of_a_macro'\nMODEL_DIR = %PLACE\n",
     "macro_value.gin": "MODEL_DIR/macro.value = 'model'\n",
     "circle.gin": "MODEL_DIR = %PLACE\nPLACE = %MODEL_DIR\n",
@@ -68,6 +69,7 @@ def train(*flags: str) -> tuple[str, ...]:
         ((MODEL,), "gs://bucket/model"),
         (("--gin.MODEL_DIR", "gs://bucket/model"), "gs://bucket/model"),
         (("--gin_bindings=MODEL_DIR = 'gs://bucket/my model'",), "gs://bucket/my model"),
+        (("--gin.train.model_dir=gs://bucket/model",), "gs://bucket/model"),
         # The last one wins.
         (("--gin.MODEL_DIR=model", MODEL), "gs://bucket/model"),
         # Inputs may be anywhere.
@@ -102,29 +104,41 @@ def test_a_tpu_is_deleted_if_the_model_is_in_a_bucket(stubs, flags, address):
             train("--gin.MODEL_DIR=model", "--gin.TOKEN_STORE=gs://bucket/tokens"),
             "MODEL_DIR is 'model', which is not in a bucket",
         ),
+        (train("--gin.INITIAL_CHECKPOINT_PATH=gs://bucket/first"), "MODEL_DIR is neither"),
+        (train("--gin.NEGATIVES_DIRS=['gs://bucket/n']"), "MODEL_DIR is neither"),
         # Nor do outputs of other commands.
         (train("--gin.OUTPUT_DIR=gs://bucket/results"), "MODEL_DIR is neither"),
         (train(MODEL, "--gin.OUTPUT_DIR=results"), "OUTPUT_DIR is 'results', which is"),
         # The last one wins.
         (train(MODEL, "--gin.MODEL_DIR=model"), "MODEL_DIR is 'model'"),
+        (train(MODEL, "--gin_bindings=MODEL_DIR=model"), "MODEL_DIR is 'model'"),
         (train(MODEL, "--gin.train.model_dir=model"), "train.model_dir is 'model'"),
+        (train("--gin_file=disk.gin"), "MODEL_DIR is 'model'"),
         (train("--gin_file=bucket.gin", "--gin_file=disk.gin"), "MODEL_DIR is 'model'"),
+        (train("--gin_file=bucket.gin", "--gin.MODEL_DIR=model"), "MODEL_DIR is 'model'"),
         # The parameter without its macro.
         (train(MODEL, "--gin_file=bypass.gin"), "train.model_dir is 'model'"),
+        (train(MODEL, "--gin_file=qualified.gin"), "train.model_dir is 'model'"),
         (train("--gin_file=macro_value.gin"), "MODEL_DIR is 'model'"),
         # What cannot be resolved.
         (train("--gin.MODEL_DIR=%PLACE"), "PLACE is neither"),
         (train("--gin.MODEL_DIR=@place()"), "MODEL_DIR is @place()"),
+        (train("--gin.MODEL_DIR=None"), "MODEL_DIR is None"),
         (train("--gin_file=circle.gin"), "is neither"),
         (train("--gin_file=endless.gin", MODEL), "endless.gin includes itself"),
         (train("--gin_file=block.gin", MODEL), "block.gin has `train :`"),
         (train("--gin_file=open.gin", MODEL), "open.gin cannot be read"),
+        (train("--gin_file=mine.gin", MODEL), "mine.gin is not in the checkout that hosts get"),
         (train("--gin_file=../outside.gin"), "../outside.gin is not in the checkout"),
         # Not buckets that were meant.
         (train("--gin.MODEL_DIR=gs:/bucket/model"), "MODEL_DIR is 'gs:/bucket/model'"),
+        (train("--gin.MODEL_DIR=gs://"), "MODEL_DIR is 'gs://'"),
+        (train("--gin.MODEL_DIR=/mnt/gs://bucket"), "MODEL_DIR is '/mnt/gs://bucket'"),
         # These write to local paths, whatever they are given.
         (("--", "encode", MODEL, "--gin.EMBEDDINGS_DIR=gs://b/e"), "only train writes to a bucket"),
+        (("--", "tokenize", "--gin.TOKEN_STORE=gs://b/tokens"), "only train writes to a bucket"),
         (("--", "pipeline", "taser", "--gin.OUTPUT_DIR=gs://b/o"), "only train writes"),
+        (("--", "no_command", MODEL), "only train writes to a bucket"),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("files")
@@ -157,6 +171,14 @@ def test_what_is_asked_for_is_done_wherever_results_go(stubs, options, words, fl
     assert words in planned(stubs, *NEW, *options, *train(flag))
 
 
+def test_without_python_nothing_is_created_or_deleted(stubs):
+    python = stubs.folder / "bin" / "python3"
+    python.write_text("#!/bin/sh\nexit 127\n")
+    python.chmod(0o755)
+    assert stubs.run("tpu_vm.sh", *NEW, *train(MODEL), checkout=LAUNCH.parent).returncode == 127
+    assert stubs.calls == []
+
+
 def ended(stubs: Stubs, listing: str, status: int, *options: str):
     """A run that has finished, after which gcloud lists the output as given."""
     stubs.answer(
@@ -181,6 +203,8 @@ def test_the_model_is_looked_for_before_the_deletion(stubs):
         ("ERROR: (gcloud.storage.ls) One or more URLs matched no objects.", 1, "found nothing"),
         ("ERROR: (gcloud.storage.ls) HTTPError 403: no permission", 1, "or could not look"),
         ("", 0, "gs://bucket/model/ is empty"),
+        # A folder that the console has made.
+        ("gs://bucket/model/", 0, "gs://bucket/model/ is empty"),
         # Listed in part.
         ("gs://bucket/model/checkpoint_1/", 1, "or could not look"),
     ],

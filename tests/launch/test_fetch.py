@@ -64,6 +64,13 @@ def test_a_store_made_again_in_the_same_size_is_copied_again(tmp_path, store):
     assert content(tmp_path / "data") == content(store)
 
 
+def test_small_files_are_always_copied(tmp_path, store):
+    fetch(store, tmp_path / "data")
+    write(store / "vocabulary" / "vocab.txt", b"b\n")
+    fetch(store, tmp_path / "data")
+    assert content(tmp_path / "data") == content(store)
+
+
 def test_a_file_newer_than_its_copy_is_copied_again(tmp_path, store):
     """Metadata of mined negatives say what they were mined from, not what was found."""
     fetch(store, tmp_path / "data")

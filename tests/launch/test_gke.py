@@ -53,6 +53,15 @@ def test_one_image_is_built_pushed_and_run(stubs, checkout):
     ]
 
 
+def test_the_plan_is_printed_before_anything_is_built(stubs, checkout):
+    found = stubs.run("gke_xpk.sh", *XPK, "--dry_run", *TRAIN, checkout=checkout)
+    plan = [line for line in found.stdout.splitlines() if line.startswith("# ")]
+    assert "1 slice of v5litepod-64, image r/taser:1" in plan[0]
+    assert [line.split(":")[0] for line in plan[1:]] == ["# price", "# retries", "# deletion"]
+    assert plan[3].endswith("xpk workload delete --workload=taser-1 --cluster=tpus")
+    assert stubs.calls == []
+
+
 def test_an_image_that_is_there_is_not_built_and_flags_reach_xpk(stubs, checkout):
     options = ("--skip_build", "--grace_seconds=60", "--xpk", "--spot", "--storage=tokens")
     found = stubs.run("gke_xpk.sh", *XPK, *options, *TRAIN, checkout=checkout)
@@ -148,6 +157,41 @@ def test_the_status_of_a_pod_is_what_xpk_is_to_act_on(
     assert (process.returncode, output) == (status, printed), errors
     if taser is None:
         assert "the image has no taser; build it with launch/Dockerfile" in errors
+
+
+def test_the_image_installs_the_locked_versions():
+    text = (LAUNCH / "Dockerfile").read_text()
+    assert "--require-hashes --requirement launch/requirements-tpu.txt" in text
+    # Where the command of launch/gke_xpk.sh looks.
+    assert "WORKDIR /taser_jax" in text
+
+
+def test_the_image_is_layered_for_reuse_and_tried_while_it_is_built():
+    text = (LAUNCH / "Dockerfile").read_text()
+    steps = [line for line in text.splitlines() if line and not line.startswith("#")]
+    copies, runs = ([s for s in steps if s.startswith(kind)] for kind in ("COPY", "RUN"))
+    # Only a change of the locked versions installs them again.
+    assert copies == [
+        "COPY launch/requirements-tpu.txt launch/requirements-tpu.txt",
+        "COPY . .",
+    ]
+    assert steps.index(runs[0]) < steps.index("COPY . .") < steps.index(runs[1])
+    assert steps[-1] == runs[2] == "RUN taser --version"
+
+
+def test_an_image_built_by_hand_gets_folders_of_git_alone():
+    text = (LAUNCH.parent / ".dockerignore").read_text()
+    first, *lines = [line for line in text.splitlines() if not line.startswith("#")]
+    # Everything is left out that is not named.
+    assert first == "*"
+    named = {line[1:] for line in lines if line.startswith("!")}
+    assert {"setup.py", "pyproject.toml", "taser_jax", "tasks", "gin_configs", "launch"} <= named
+    listing = subprocess.run(
+        ["git", "ls-files"], cwd=LAUNCH.parent, capture_output=True, text=True, check=True
+    )
+    assert named <= {line.split("/")[0] for line in listing.stdout.splitlines()}
+    # Within them too, what git ignores or must not have.
+    assert {"**/__pycache__", "**/.env", "**/*.egg-info"} <= set(lines)
 
 
 def test_locked_versions_have_hashes_and_are_those_that_setup_asks_for():

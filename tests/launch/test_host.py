@@ -184,6 +184,56 @@ def test_what_installs_on_a_host_ends_as_its_steps_do(
         assert len((home / "asked").read_text().splitlines()) == 6
 
 
+def test_a_host_without_uv_installs_one_version_of_it(checkout, tmp_path):
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python3"
+    python.write_text('#!/bin/sh\necho "$*"; exit 4\n')
+    python.chmod(0o755)
+    found = subprocess.run(
+        ["bash", str(checkout / "launch" / "_install.sh")],
+        env={"HOME": str(tmp_path), "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 4
+    assert found.stdout.startswith("-m pip install --quiet --user uv==")
+
+
+def test_an_environment_without_pip_is_made_again(checkout, tmp_path):
+    environment(checkout, python="exit 0")
+    made = tmp_path / "python3.11"
+    made.write_text('#!/bin/sh\ncase "$*" in "-m venv "*) echo made; echo >.venv/bin/pip;; esac\n')
+    made.chmod(0o755)
+    script = f". {shlex.quote(str(checkout))}/launch/_environment.sh; use_environment ''"
+    command = ["bash", "-ec", script]
+    found = subprocess.run(
+        command, env=os.environ | {"PYTHON": str(made)}, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.splitlines()[0] == "made"
+
+
+def test_a_command_that_starts_no_interpreter_is_passed_over(checkout, tmp_path):
+    """As pyenv's commands are for versions that are installed but not chosen."""
+    environment(checkout, python="exit 0")
+    for name, text in (
+        ("python3.12", 'echo "not chosen" >&2; exit 127'),
+        ("python3.11", 'case "$*" in "-m venv "*) echo made; echo >.venv/bin/pip;; esac'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    script = f". {shlex.quote(str(checkout))}/launch/_environment.sh; use_environment ''"
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHON"}
+    found = subprocess.run(
+        ["bash", "-ec", script],
+        env=variables | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.splitlines()[0] == "made"
+
+
 @pytest.mark.parametrize("version", ["3.10", "3.15"])
 def test_a_python_that_is_too_old_or_too_new_is_refused(checkout, tmp_path, version):
     """Of the given version by its own word, and to the script that asks it."""

@@ -36,14 +36,19 @@ def test_shellcheck_finds_nothing():
         ("tpu_vm.sh", ("--name=pod", *TRAIN), "--zone is missing"),
         ("tpu_vm.sh", TPU, "no command; for example: -- train"),
         ("tpu_vm.sh", (*TPU, "--nme=x", *TRAIN), "unrecognized arguments: --nme=x"),
+        ("tpu_vm.sh", (*TPU, "--type", *TRAIN), "--type: expected one argument"),
         ("tpu_vm.sh", (*TPU, "--type=", *TRAIN), "--type: '', expected a value"),
         ("tpu_vm.sh", (*TPU, "train"), "unrecognized arguments: train"),
+        ("tpu_vm.sh", (*TPU, "--retries=two", *TRAIN), "--retries: 'two', expected a number"),
         ("tpu_vm.sh", (*TPU, "--spot", *TRAIN), "give its --type"),
         ("tpu_vm.sh", (*TPU, *TRAIN, "--multihost"), "leave out --multihost"),
         ("tpu_multislice.sh", (*TPU, "--type=v4-32", *TRAIN), "--slices is missing"),
         ("tpu_multislice.sh", (*TPU, "--type=v4-32", "--slices=1", *TRAIN), "launch/tpu_vm.sh"),
         ("gke_xpk.sh", (*XPK, "--workload=Taser_1", *TRAIN), "lower-case letters"),
+        ("gke_xpk.sh", (*XPK, f"--workload={'t' * 41}", *TRAIN), "expected up to 40 lower-case"),
         ("gke_xpk.sh", (*XPK[:3], *TRAIN), "--image is missing"),
+        ("gke_xpk.sh", (*XPK, "--gcloud", *TRAIN), "unrecognized arguments: --gcloud"),
+        ("tpu_vm.sh", (*TPU, "--retry_seconds=0", *TRAIN), "--retry_seconds: '0', expected a"),
         ("tpu_vm.sh", (*TPU, "--retries=-1", *TRAIN), "--retries: '-1', expected a number"),
         ("local.sh", ("--devices=0",), "--devices is '0', expected a number of at least 1"),
     ],
@@ -93,6 +98,26 @@ def test_a_dry_run_prints_commands_and_runs_none(stubs, script, arguments, progr
     # A shell reads them back.
     check = subprocess.run(["bash", "-n"], input=found.stdout, text=True, capture_output=True)
     assert check.returncode == 0, check.stderr
+
+
+def test_a_dry_run_of_local_looks_where_a_real_run_does(stubs, checkout, tmp_path):
+    """The checkout's store is finished, the caller's is none of its business."""
+    for root, finished_store in ((checkout, "mine"), (tmp_path, "theirs")):
+        (root / finished_store / "tokens").mkdir(parents=True)
+        (root / finished_store / "tokens" / "metadata.json").touch()
+    for directory, prepares in (("mine", 0), ("theirs", 1)):
+        arguments = ("--dry_run", f"--directory={directory}")
+        found = stubs.run("local.sh", *arguments, checkout=checkout, cwd=tmp_path)
+        assert found.stdout.count("taser prepare") == prepares, found.stderr
+        assert shlex.split(found.stdout.splitlines()[0]) == ["cd", str(checkout)]
+
+
+def test_a_directory_with_a_space_is_one_word(stubs):
+    found = stubs.run("local.sh", "--dry_run", "--directory=my dir")
+    prepare = next(line for line in found.stdout.splitlines() if "prepare" in line)
+    assert shlex.split(prepare)[3:] == ["--gin.DATA_DIR=my dir/data"]
+    tokenize = next(line for line in found.stdout.splitlines() if "tokenize" in line)
+    assert "--gin.VOCABULARY=my dir/vocabulary" in shlex.split(tokenize)
 
 
 def archived(stubs) -> set[str]:

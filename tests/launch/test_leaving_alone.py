@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import ast
 import getpass
+import os
+import pathlib
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +28,7 @@ from launch_stubs import (
 pytestmark = pytest.mark.slow
 
 MINE = f"taser_jax-{getpass.getuser()}"
+PAID = "--price_per_hour=3"
 SKIP = ("--skip_install", "--retries=0")
 
 
@@ -45,13 +50,64 @@ def test_a_lost_connection_is_made_anew_and_the_command_goes_on(stubs):
     assert stubs.sleeps == 2
 
 
+def test_a_real_host_goes_on_while_its_connection_is_lost(stubs):
+    """The first connection is cut after a second; taser waits until the second one is made."""
+    checkout = stubs.folder / "home" / "taser_jax"
+    (checkout / ".venv" / "bin").mkdir(parents=True)
+    (checkout / "launch").mkdir()
+    shutil.copy(LAUNCH / "_host.sh", checkout / "launch")
+    for path, text in (
+        (
+            checkout / ".venv" / "bin" / "taser",
+            'echo "step 49 of $*"; until [ -e again ]; do sleep 0.1; done; echo step 51',
+        ),
+        (
+            stubs.folder / "bin" / "ssh",
+            f"export PATH=/usr/bin:/bin; cd {stubs.folder}/home\n"
+            'case "$*" in *--attach) touch taser_jax/again; exec bash -c "${@: -1}";;\n'
+            '*_host.sh*) timeout --signal=HUP 1 bash -c "${@: -1}"; exit 255;; esac',
+        ),
+    ):
+        path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+        path.chmod(0o755)
+    result = stubs.run("hosts.sh", "--hosts=a", *SKIP, "--", "train", "--gin.X=a b")
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stdout.splitlines() if line.startswith("step")]
+    # What was shown before is shown again, so that nothing is missed.
+    first = "step 49 of train --gin.X=a b --multihost"
+    assert lines == [first, first, "step 51"]
+    assert result.stderr.count("the connection to a was lost") == 1
+
+
+def test_a_dead_connection_is_noticed(stubs):
+    stubs.answer(("describe", node("READY"), 0), ("_host.sh", finished(), 0))
+    stubs.run("tpu_vm.sh", *TPU, *SKIP, *TRAIN)
+    assert "--ssh-flag=-oServerAliveInterval=30" in ssh(stubs)[0]
+
+
+def test_a_tpu_that_is_gone_is_not_connected_to(stubs):
+    stubs.answer(
+        ("describe", node("READY"), 0), ("describe", node("PREEMPTED"), 0),
+        ("_host.sh", "loss 1.0", 255),
+    )  # fmt: skip
+    result = stubs.run("tpu_vm.sh", *TPU, *SKIP, *TRAIN)
+    assert result.returncode == 75
+    assert len(ssh(stubs)) == 1
+
+
+def test_a_host_that_failed_is_not_waited_for(stubs):
+    """One host says 134: the command is over on all."""
+    stubs.answer(("describe", node("READY"), 0), ("_host.sh", finished(1, status=134), 255))
+    result = stubs.run("tpu_vm.sh", *TPU, *SKIP, *TRAIN)
+    assert result.returncode == 75
+    assert len(ssh(stubs)) == 1
+
+
 def test_connections_are_not_made_for_ever(stubs):
     stubs.answer(("describe", node("READY"), 0), ("_host.sh", "", 255))
     result = stubs.run("tpu_vm.sh", *TPU, *SKIP, *TRAIN)
     assert result.returncode == 75
     assert [attaches(call) for call in ssh(stubs)] == [False, *[True] * 5]
-    # A dead connection is noticed.
-    assert "--ssh-flag=-oServerAliveInterval=30" in ssh(stubs)[0]
 
 
 @pytest.mark.parametrize(
@@ -111,6 +167,8 @@ def test_variables_reach_hosts_and_no_dry_run(stubs, monkeypatch):
         ("--env=1A=b", "--env: '1A=b', expected NAME=VALUE or NAME"),
         ("--env=NOT_SET_ANYWHERE", "no such variable here; give --env=NOT_SET_ANYWHERE=VALUE"),
         ("--max_hours=0", "--max_hours: '0', expected a positive number"),
+        ("--max_hours=x", "--max_hours: 'x', expected a positive number"),
+        ("--price_per_hour=$5", "--price_per_hour: '$5', expected a positive number"),
     ],
 )
 def test_options_that_cannot_be(stubs, option, words):
@@ -150,17 +208,37 @@ def test_a_run_that_hangs_is_ended_with_its_tpu(stubs, options, deleted):
         assert "billed until you delete it" in last
 
 
+def test_the_end_of_waiting_for_capacity_is_max_hours_too(stubs):
+    stubs.answer(("describe", NOT_FOUND, 1), ("create", "ERROR: no more capacity", 1))
+    (stubs.folder / "bin" / "sleep").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
+    options = ("--type=v4-32", *SKIP[:1], "--max_hours=0.0005")
+    with stubs.start("tpu_vm.sh", *TPU, *options, *TRAIN, start_new_session=True) as launcher:
+        try:
+            launcher.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(launcher.pid, signal.SIGKILL)
+            raise
+    assert launcher.returncode == 124
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         # 16 chips at 1.20 dollars.
         (("--type=v5litepod-16",), "cost: about $19.20 an hour on demand, by the list price of"),
+        # 4 chips at 4.20 dollars.
+        (("--type=v5p-8",), "cost: about $16.80 an hour"),
         (("--type=v4-32",), "cost: not known for v4; give --price_per_hour=DOLLARS"),
         (("--type=v4-32", "--price_per_hour=30"), "cost: $30.00 an hour, as you say"),
     ],
 )
 def test_the_plan_has_the_price_of_an_hour(stubs, options, words):
     assert f"# {words}" in stubs.run("tpu_vm.sh", "--dry_run", *TPU, *options, *TRAIN).stdout
+
+
+def test_slices_are_paid_for_each(stubs):
+    options = (*TPU, "--type=v5litepod-64", "--slices=2", "--dry_run")
+    assert "about $153.60 an hour" in stubs.run("tpu_multislice.sh", *options, *TRAIN).stdout
 
 
 @pytest.mark.parametrize(
@@ -183,6 +261,16 @@ def test_the_price_of_a_thousand_steps_is_printed_at_the_end(stubs, line, cost):
         assert f"cost: about {cost}" in result.stdout
     else:
         assert "1,000 steps" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "printed"), [((), True), (("--spot",), False), (("--spot", PAID), True)]
+)
+def test_spot_does_not_cost_what_the_list_says(stubs, options, printed):
+    answer = f"training: 9 of 10, 2.00step/s\n{finished()}"
+    stubs.answer(("describe", node("READY"), 0), ("_host.sh", answer, 0))
+    result = stubs.run("tpu_vm.sh", *TPU, "--type=v5p-8", *SKIP, *options, *TRAIN)
+    assert ("for 1,000 steps" in result.stdout) == printed
 
 
 def test_slices_are_prepared_at_the_same_time(stubs):
@@ -212,3 +300,8 @@ def test_launchers_are_python_3_9_of_the_standard_library():
                 continue
             for module in modules:
                 assert module.split(".")[0] in sys.stdlib_module_names | names, path.name
+
+
+def test_files_stay_short():
+    for path in (*LAUNCH.glob("*.py"), *LAUNCH.glob("*.sh")):
+        assert len(pathlib.Path(path).read_text().splitlines()) <= 420, path.name

@@ -79,6 +79,19 @@ def test_loss_and_gradients_are_those_of_full_padding(num_chunks):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=5e-5), found, padded)
 
 
+def test_gradients_in_bfloat16_are_those_of_full_padding_up_to_its_rounding():
+    bert = dataclasses.replace(BERT, dtype="bfloat16")
+    model = DualEncoder(DualEncoderConfig(bert, pooling=Pooling.MEAN))
+    params = initial(model)
+    batch = make_batch(16, length=LENGTH)
+    (groups,) = grouped([batch], multiple=1)
+    _, padded = loss_and_gradients(model, params, batch)
+    _, gradients = loss_and_gradients(model, params, groups)
+    difference = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), gradients, padded)
+    size = jax.tree.map(lambda leaf: jnp.sum(leaf**2), padded)
+    assert sum(jax.tree.leaves(difference)) < 1e-3 * sum(jax.tree.leaves(size))
+
+
 def test_a_sharded_step_is_the_unsharded_one_and_compiles_once():
     model = DualEncoder(DualEncoderConfig(BERT, ExpertConfig(num_experts=2, blocks=(1,))))
     optimizer = adamw(model)

@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 
 import jax
@@ -52,6 +53,10 @@ def default_step():
 
 def assert_close(a, b, rtol=1e-4, atol=1e-6):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol), a, b)
+
+
+def assert_same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 def test_training_learns_and_reports_every_task():
@@ -121,6 +126,19 @@ def test_draws_depend_on_seed_task_and_step_alone():
     assert all(a != b for a, b in zip(losses(4), losses(5), strict=True))
 
 
+@pytest.mark.release
+@pytest.mark.slow
+def test_the_order_of_tasks_does_not_matter():
+    order = ("wow", "nq", "fever")
+    one, metrics = default_step()(fresh(build()), BATCHES)
+    optimizer = build(tasks=order)
+    step = make_multitask_step(MODEL, optimizer, tasks=order, seed=3)
+    other, moved = step(fresh(optimizer), BATCHES)
+    for name in ("loss", "loss/wow", "accuracy/nq", "grad_norm", "weight/fever"):
+        assert float(metrics[name]) == pytest.approx(float(moved[name]), rel=1e-5), name
+    assert_close(adam(other).mu, adam(one).mu)
+
+
 def adam(state):
     return optax.tree_utils.tree_get(state.opt_state, "ScaleByAdamState")
 
@@ -184,6 +202,27 @@ def test_eight_devices_do_not_change_a_step():
     assert_close(adam(state).mu, adam(plain).mu, rtol=1e-2, atol=1e-4)
 
 
+def test_a_step_that_is_not_finite_is_skipped_counted_and_no_step_of_the_schedule():
+    step = default_step()
+    state, _ = step(fresh(build()), BATCHES)
+    good = jax.tree.map(np.asarray, state.params)
+    bad = jax.tree.map(jnp.copy, state.params)
+    bad["wi"]["bias"] = bad["wi"]["bias"].at[0].set(jnp.nan)
+    state = dataclasses.replace(state, params=bad)
+    before = jax.tree.map(np.asarray, state)
+    names = ("skipped", "skipped_in_a_row", "skipped_total")
+    for number in (1, 2):
+        state, metrics = step(state, BATCHES)
+        assert [float(metrics[name]) for name in names] == [1, number, number]
+    assert int(state.step) == int(before.step) + 2
+    assert_same(state.params, before.params)
+    assert_same(state.opt_state, before.opt_state)
+    state, metrics = step(dataclasses.replace(state, params=good), BATCHES)
+    assert [float(metrics[name]) for name in names] == [0, 0, 2]
+    # The second step that was taken, of four.
+    assert float(metrics["learning_rate"]) == pytest.approx(0.5 / 2)
+
+
 def compiled(num_tasks, optimizer=None, gradients=TaskGradients.SUMMED):
     """A step of equal tasks whose activations are far larger than the parameters."""
     tasks = tuple("abc"[:num_tasks])
@@ -211,6 +250,20 @@ def test_activations_are_one_tasks_at_a_time_and_flops_the_sum_of_the_tasks():
     tsage = compiled(3, build(model=PLAIN, tasks=tuple("abc")), TaskGradients.STACKED)
     assert tsage.cost_analysis()["flops"] == pytest.approx(3 * flops, rel=0.05)
     assert tsage.memory_analysis().temp_size_in_bytes < 1.1 * single + 3 * 3 * params
+
+
+@pytest.mark.slow
+def test_task_copies_of_the_parameters_are_few():
+    """Of tasks x parameters there are gradients, averages and at most two more at once."""
+    model, tasks = TinyEncoder(dim=128, hidden=1024, routed=False), tuple("abcd")
+    optimizer = build(model=model, tasks=tasks)
+    state = jax.eval_shape(lambda: fresh(optimizer, model))
+    step = make_multitask_step(model, optimizer, tasks=tasks)
+    memory = step.lower(state, dict.fromkeys(tasks, make_batch(2))).compile().memory_analysis()
+    copy = sum(len(tasks) * 4 * leaf.size for leaf in jax.tree.leaves(shapes(model)))
+    # The averages are the donated state's; gradients are scratch.
+    assert memory.alias_size_in_bytes > 0.99 * memory.output_size_in_bytes
+    assert memory.temp_size_in_bytes < (1 + 2) * copy
 
 
 def test_wrong_batches_and_optimisers_are_errors():

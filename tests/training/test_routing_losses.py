@@ -117,6 +117,27 @@ def test_information_is_between_0_and_the_entropy_of_the_mean_and_names_do_not_m
         assert all_measures(p, q)[2] == pytest.approx(information, rel=1e-5)
 
 
+def test_the_default_raises_entropy_when_minimised():
+    def term(logits):
+        side = sums_of_logits(logits)
+        return regularization(RoutingRegularizer(), side, side)
+
+    def sums_of_logits(logits):
+        p = jax.nn.softmax(logits)
+        zeros = jnp.zeros((1, 2))
+        return RoutingStatistics(
+            p.sum(1), -(p * jnp.log(p)).sum((1, 2)), p.sum(1), jnp.full(1, 2.0), zeros, zeros
+        )
+
+    logits = jnp.array([[[2.0, 0.0], [1.0, 0.0]]])
+    stepped = logits - 10.0 * jax.jit(jax.grad(term))(logits)
+    before, after = (
+        routing_measure(RoutingMeasure.PER_INPUT, side, side)
+        for side in (sums_of_logits(logits), sums_of_logits(stepped))
+    )
+    assert after > before
+
+
 @pytest.mark.parametrize("kind", [RoutingMeasure.BATCH_MARGINAL, RoutingMeasure.INFORMATION])
 def test_gradient_is_finite_where_an_expert_is_never_chosen(kind):
     def measure(p):

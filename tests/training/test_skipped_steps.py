@@ -146,6 +146,12 @@ def test_a_task_without_any_gradient_leaves_the_step_to_the_others(over):
     assert not np.array_equal(run.state.params["encoder"]["kernel"], PARAMS["encoder"]["kernel"])
 
 
+def test_over_nonzero_entries_one_entry_is_enough():
+    run = Steps(optimizer_of(Combiner.TSAGE, median_over=MedianOver.NONZERO))
+    gradients, losses = GOOD[0]
+    assert run.take(one_entry_of(gradients, 1), losses).counts == (0, 0)
+
+
 def test_one_devices_nan_skips_the_step_on_all():
     mesh = Mesh(np.array(jax.devices()), ("data",))
     rows = NamedSharding(mesh, PartitionSpec("data"))
