@@ -43,12 +43,12 @@ ROOMS = {
     "optim": 845,
     "retrieval": 2_008,
     "serving": 503,
-    "storage": 1_154,
+    "storage": 1_175,
     "systems": 3_127,
     "training": 1_471,
 }
 OTHERS = {
-    "lines of code": 30_415,
+    "lines of code": 30_436,
     "percent of code that imports or raises": 14.7,
     "files": 216,
     "lines of the longest file": 415,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import logging
 import os
@@ -116,17 +117,44 @@ def set_up(*, verbose: bool) -> None:
 
 
 def outlive_terminal() -> None:
-    """Lets this process go on when its terminal is closed: what it writes from then on is lost.
+    """Lets this process go on when its terminal is closed, or the pipe that it writes into.
 
-    Ctrl-C and SIGTERM still end it.
+    What it writes from then on is lost. Ctrl-C and SIGTERM still end it.
     """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if isinstance(sys.stdout, io.TextIOWrapper) and isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stdout = _lasting(sys.stdout)
+        sys.stderr = _lasting(sys.stderr)
 
-    def lose_output(*_: object) -> None:
-        with open(os.devnull, "wb") as nowhere:
-            for stream in (1, 2):
-                os.dup2(nowhere.fileno(), stream)
 
-    signal.signal(signal.SIGHUP, lose_output)
+def _lasting(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    """The same file, encoding and buffering as `stream`, written by a `_LastingFile`."""
+    # No BufferedWriter between, which a signal's handler must not enter a second time.
+    return io.TextIOWrapper(
+        _LastingFile(stream.fileno(), "wb", closefd=False),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+class _LastingFile(io.FileIO):
+    """A file that becomes /dev/null, for libraries in C++ too, once nobody can read it."""
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]  # what TextIOWrapper gives
+        written = 0
+        try:
+            while written < len(data):
+                written += super().write(data[written:])
+        except OSError as error:
+            # A closed pipe, a closed terminal.
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+        return len(data)
 
 
 def _print_unless_of_a_closed_loop(unraisable: sys.UnraisableHookArgs) -> None:

@@ -7,6 +7,8 @@ import io
 import logging
 import os
 import pathlib
+import select
+import subprocess
 import sys
 
 import pytest
@@ -117,6 +119,36 @@ def test_what_the_user_has_set_stays(set_up, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "tpu,cpu")
     set_up(verbose=False)
     assert (os.environ["TF_CPP_MIN_LOG_LEVEL"], os.environ["JAX_PLATFORMS"]) == ("0", "tpu,cpu")
+
+
+@pytest.mark.parametrize("unbuffered", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["plain", "unbuffered"])
+def test_lines_arrive_as_they_are_written_and_a_closed_pipe_ends_nothing(
+    unbuffered: dict[str, str], tmp_path: pathlib.Path
+):
+    program = (
+        "import pathlib; from taser_jax.storage import progress; progress.outlive_terminal(); "
+        "progress.say('first'); input(); [progress.say('x' * 100_000) for _ in range(9)]; "
+        "print('more'); pathlib.Path('end').touch()"
+    )
+    environment = {name: value for name, value in os.environ.items() if "UNBUFFERED" not in name}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment | unbuffered,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    # Without an answer the program waits: what it has not yet written never comes.
+    arrived, _, _ = select.select([process.stderr], [], [], 60)
+    assert arrived
+    assert process.stderr.readline() == b"first\n"
+    process.stdout.close()
+    process.stderr.close()
+    process.stdin.write(b"go on\n")
+    process.stdin.close()
+    assert process.wait(60) == 0
+    assert (tmp_path / "end").exists()
 
 
 def test_an_extra_is_installed_into_a_checkout_or_the_package(tmp_path, monkeypatch):
