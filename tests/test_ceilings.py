@@ -37,7 +37,7 @@ ROOMS = {
     "data": 6_123,
     "devices": 1_048,
     "evaluation": 1_227,
-    "interop": 2_565,
+    "interop": 2_576,
     "loose files": 395,
     "models": 2_384,
     "optim": 845,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_471,
 }
 OTHERS = {
-    "lines of code": 30_436,
+    "lines of code": 30_447,
     "percent of code that imports or raises": 14.7,
     "files": 216,
     "lines of the longest file": 415,

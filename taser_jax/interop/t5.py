@@ -93,7 +93,7 @@ def t5_from_tensors(tensors: Mapping[str, np.ndarray], config: T5Config, *, wher
 
 
 def t5_from_t5x(tree: Params, config: T5Config, *, where: str) -> Params:
-    """Our parameters from a T5X tree, with heads joined or not.
+    """Our parameters from a T5X tree, with heads joined or not, and layers scanned (axis 1) or not.
 
     Args:
         tree: `target` of a T5X checkpoint; other arrays than those of T5 are ignored.
@@ -104,7 +104,7 @@ def t5_from_t5x(tree: Params, config: T5Config, *, where: str) -> Params:
         ConfigError: shapes do not match `config`.
         DataError: arrays are missing or have NaN.
     """
-    leaves, flat = t5_leaves(config), flatten_dict(tree)
+    leaves, flat = t5_leaves(config), flatten_dict(_unscanned(tree))
     names = {"/".join(map(str, path)) for path in flat}
     missing = [name for leaf in leaves if (name := "/".join(leaf.path)) not in names]
     if missing:
@@ -157,6 +157,19 @@ def tensor_name(path: Path) -> str:
     if part.endswith("layer_norm"):
         return f"{name}.weight"
     return f"{name}.{_PROJECTIONS.get(path[3], path[3])}.weight"
+
+
+def _unscanned(tree: Params) -> Params:
+    """The tree with `layers_i` instead of an `encoder/encoder` that has layers along axis 1."""
+    result = dict(tree)
+    for stack in ("encoder", "decoder"):
+        parts = tree.get(stack, {})
+        if isinstance(scanned := parts.get(stack), Mapping):
+            plain = {name: part for name, part in parts.items() if name != stack}
+            for layer in range(jax.tree.leaves(scanned)[0].shape[1]):
+                plain[f"layers_{layer}"] = jax.tree.map(lambda leaf, i=layer: leaf[:, i], scanned)
+            result[stack] = plain
+    return result
 
 
 def _count_layers(stack: Params) -> int:
@@ -236,7 +249,7 @@ def t5_to_json(config: T5Config) -> dict[str, object]:
 
 
 def t5x_t5_config(tree: Params, *, where: str) -> T5Config:
-    """Infers the sizes from the arrays of a T5X checkpoint.
+    """Infers the sizes from the arrays of a T5X checkpoint, plain or scanned.
 
     Settings that arrays do not show, such as `max_distance`, have T5's values.
 
@@ -247,6 +260,7 @@ def t5x_t5_config(tree: Params, *, where: str) -> T5Config:
     Raises:
         ConfigError: the tree is not a T5.
     """
+    tree = _unscanned(tree)
     flat = flatten_dict(tree)
     block = {path[2:]: array for path, array in flat.items() if path[:2] == ("encoder", "layers_0")}
     table = flat.get(("token_embedder", "embedding"))

@@ -67,6 +67,17 @@ def joined_heads(tree, path=()):
     return tree
 
 
+def scanned(tree):
+    """As T5X's scalable models have them: blocks stacked along axis 1."""
+    result = dict(tree)
+    for stack in ("encoder", "decoder"):
+        layers = [name for name in tree[stack] if name.startswith("layers_")]
+        result[stack] = {name: v for name, v in tree[stack].items() if name not in layers}
+        blocks = [tree[stack][f"layers_{i}"] for i in range(len(layers))]
+        result[stack][stack] = jax.tree.map(lambda *leaves: np.stack(leaves, 1), *blocks)
+    return result
+
+
 def assert_same(found, expected):
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
@@ -92,8 +103,11 @@ def test_hugging_face_round_trip(name, tmp_path):
         assert_same(tower, params)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("layout", [joined_heads, dict])
+# T5X's scanned models, such as those of umT5, have a position table in each block.
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [*((name, layout) for name in VARIANTS for layout in (joined_heads, dict)), ("umt5", scanned)],
+)
 def test_t5x_layouts(name, layout):
     config = variant(name)
     params = random_t5(config)

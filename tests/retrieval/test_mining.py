@@ -144,6 +144,20 @@ def test_equals_the_oracle(answer_containing, excluded, depth, margin):
     assert sampled.rows != mined.rows
 
 
+@pytest.mark.parametrize("choice", Choice)
+@pytest.mark.parametrize("margin", [None, 0.25])
+def test_what_holds_for_every_choice(choice, margin):
+    result, positives, _ = random_case(seed=3)
+    config = MiningConfig(depth=10, count=4, choice=choice, relative_margin=margin)
+    mined = mine_negatives(result, positives, config=config)
+    for query, line in enumerate(mined.rows):
+        assert -1 not in line
+        assert not set(line) & set(positives[query])
+        assert len(set(line)) == len(line) <= 4
+        assert set(line) <= set(result.rows[query].tolist())
+        assert mined.scores[query] == sorted(mined.scores[query], reverse=True)
+
+
 def test_samples_follow_from_seed_and_query_alone():
     result, positives, _ = random_case(seed=4)
     config = MiningConfig(depth=20, count=3, choice=Choice.SAMPLE, seed=1)
