@@ -45,7 +45,7 @@ class Capitals:
             with open(self.root / name, "w", newline="") as file:
                 writes(file)
         (self.root / "rivers.tsv").write_text("r0\triver in France\nr1\triver in Italy\n")
-        (self.root / "rivers.qrels").write_text("r0 0 p1 2\nr0 0 p0 1\nr1 0 p5 1\n")
+        (self.root / "rivers.qrels").write_text("r0 0 p1 2\nr0 0 p0 1\nr0 0 p2 0\nr1 0 p5 1\n")
         (self.root / "questions.gin").write_text(
             f"rivers/QuestionFiles.questions = '{self.root}/rivers.tsv'\n"
             f"rivers/QuestionFiles.qrels = '{self.root}/rivers.qrels'\n"

@@ -32,7 +32,7 @@ SLACK = 0.03
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
     "assembly": 1_667,
-    "cli": 1_259,
+    "cli": 1_280,
     "commands": 4_639,
     "data": 6_123,
     "devices": 1_048,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_471,
 }
 OTHERS = {
-    "lines of code": 30_447,
+    "lines of code": 30_468,
     "percent of code that imports or raises": 14.7,
     "files": 216,
     "lines of the longest file": 415,

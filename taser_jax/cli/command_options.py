@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
+import hashlib
 import inspect
+import os
 import pathlib
 import re
 import textwrap
@@ -12,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from taser_jax.cli.command_table import COMMANDS, configurables_of, load
 from taser_jax.cli.gin_files import FILLED_IN, find_gin_file, gin_directory
+from taser_jax.storage.publishing import cache_folder
 
 _WIDTH = 80
 
@@ -139,6 +143,30 @@ def first_comment(text: str) -> str:
             break
         lines.append(line.lstrip("# "))
     return re.split(r"(?<=[.;])\s", " ".join(lines), maxsplit=1)[0].rstrip(".;:")
+
+
+def command_help(name: str) -> str:
+    """`help_text` of a command, from the user's cache where the sources have not changed since.
+
+    Making it imports the command with its libraries, which takes seconds.
+    """
+    package = pathlib.Path(__file__).parents[1]
+    sources = sorted([*package.rglob("*.py"), *gin_directory().rglob("*.gin")])
+    times = "".join(f"{path} {path.stat().st_mtime_ns}\n" for path in sources)
+    version = hashlib.sha256(times.encode()).hexdigest()
+    file = cache_folder("help", f"{name}.txt")
+    # A home directory may be missing, full or read-only.
+    with contextlib.suppress(OSError):
+        of_version, _, text = file.read_text(encoding="utf-8").partition("\n")
+        if of_version == version:
+            return text
+    text = help_text(name)
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        scratch = file.with_suffix(f".{os.getpid()}")
+        scratch.write_text(f"{version}\n{text}", encoding="utf-8")
+        scratch.replace(file)
+    return text
 
 
 def help_text(name: str) -> str:

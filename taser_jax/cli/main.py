@@ -17,7 +17,7 @@ from typing import Any
 from taser_jax import __version__
 from taser_jax.cli import configuration
 from taser_jax.cli.command_line import Arguments, overview, parse
-from taser_jax.cli.command_options import help_text, show_gin
+from taser_jax.cli.command_options import command_help, show_gin
 from taser_jax.cli.command_table import GROUPS, load
 from taser_jax.storage import progress, publishing
 from taser_jax.storage.errors import (
@@ -96,7 +96,7 @@ def run(argv: Sequence[str]) -> int:
             return 0
         arguments = parse(argv)
         if arguments.help:
-            print(help_text(arguments.command))
+            print(command_help(arguments.command))
             return 0
         if arguments.multihost:
             if arguments.command.startswith(_ONE_HOST):

@@ -12,7 +12,7 @@ import pytest
 import recipes
 
 import taser_jax
-from taser_jax.cli import command_table, gin_files
+from taser_jax.cli import command_options, command_table, gin_files
 from taser_jax.cli import main as cli
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, parameter_count
@@ -278,6 +278,25 @@ def test_the_help_of_a_command_shows_its_options(capsys):
     printed = capsys.readouterr().out
     assert "--topology=VALUE  sets compile_recipe.topology" in printed
     assert "runs/compile.gin and then runs/taser_base.gin" in printed
+
+
+def test_the_help_of_a_command_is_made_once_for_its_sources(monkeypatch, tmp_path):
+    made = []
+
+    def help_text(name):
+        made.append(name)
+        return f"{name}\n\nhelp {len(made)}"
+
+    monkeypatch.setattr(command_options, "help_text", help_text)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    texts = [command_options.command_help("pipeline muf") for _ in range(2)]
+    assert texts == ["pipeline muf\n\nhelp 1"] * 2
+    (path,) = tmp_path.rglob("*.txt")
+    path.write_text("another version\nold")
+    assert command_options.command_help("pipeline muf").endswith("help 2")
+    # No cache can be made below a file.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path))
+    assert command_options.command_help("pipeline muf").endswith("help 3")
 
 
 def test_gin_files_are_listed_and_printed(capsys, monkeypatch, tmp_path):

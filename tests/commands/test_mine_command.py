@@ -6,13 +6,16 @@ import json
 import pathlib
 
 import pytest
+import recipes
 from capitals import IDS, Capitals
 from small_world import SmallWorld, gin, refused, succeed
 
 from taser_jax.assembly.data import training_queries
-from taser_jax.data.collections.store import PassageStore
+from taser_jax.commands.mine import mine
+from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.token_store.negatives import read_metadata, write_negatives
 from taser_jax.data.token_store.store import TokenStore
+from taser_jax.retrieval.runs import read_trec_run
 from taser_jax.storage.errors import FingerprintError
 
 
@@ -66,6 +69,27 @@ def test_queries_without_answers_are_judged_by_qrels(
     )
     # "river in France": all that names France or a river, but p0 and p1, which are judged.
     assert _mined(tmp_path, "rivers") == [{"p2", "p5"}, {"p1", "p3", "p4"}]
+
+
+@pytest.mark.parametrize("round_of", ["first_mining", "second_mining"])
+def test_compare_mines_no_positive(
+    capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path, round_of: str
+):
+    """No passage of a grade above 0 is a negative; of grade 0, p2 is one like any other."""
+    setting = recipes.value("compare", "setting", "runs/compare.gin")
+    data = {"data_dir": str(capitals.root / "data"), "collection": "capitals"}
+    config = getattr(setting, round_of)
+    mine(runs_dir=str(runs_dir), output_dir=str(tmp_path), config=config, **data)
+    store = PassageStore.open(**data)
+    for task in ("capital", "rivers"):
+        run = read_trec_run(runs_dir / f"{task}.train.trec", store.row_of)
+        queries = QuerySet.open(**data, task=task, split="train")
+        for query, ranked, negatives in zip(queries, run.rows, _mined(tmp_path, task), strict=True):
+            positives = {IDS[row] for row in query.positives}
+            assert positives <= {IDS[row] for row in ranked if row >= 0}, "else this cannot fail"
+            assert negatives
+            assert not negatives & positives
+    assert _mined(tmp_path, "rivers")[0] == {"p2", "p5"}
 
 
 def test_queries_left_without_negatives(

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from small_world import TASKS, SmallWorld, figures, gin, refused, succeed
-from stage_calls import without_work
+from stage_calls import check_every_argument, without_work
 from tiny_training import training_config
 
 from taser_jax.assembly.config import MultitaskTraining, TrainingConfig
@@ -218,14 +218,18 @@ def test_refused_before_anything_is_done(
     assert "mining considers the first 100" in message
 
 
-def test_each_episode_draws_its_own_sample(
+def test_every_argument_of_every_stage_counts(
     small_world: SmallWorld, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The stages of `pipeline ance` without their work."""
+    """The stages of `pipeline ance` without their work; each argument is changed in turn."""
     monkeypatch.setattr(ance, "selected_checkpoint", "{}/checkpoint_3".format)
     monkeypatch.setattr(ance, "print_table", lambda *_, **__: None)
-    without_work(monkeypatch)
-    succeed(*arguments(small_world, tmp_path / "out", *TWO))
+    with monkeypatch.context() as patched:
+        calls = without_work(patched)
+        succeed(*arguments(small_world, tmp_path / "out", *TWO))
+    assert {"train", "mine", "encode", "evaluate"} < calls.keys()
     stages = Stages(tmp_path / "out")
+    # Each episode draws its own sample.
     labels = ("warm-up", "episode-1")
     assert [stages.record(f"{label}-mine").inputs["config.seed"] for label in labels] == [0, 1]
+    check_every_argument(tmp_path / "out", calls)

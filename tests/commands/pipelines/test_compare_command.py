@@ -9,7 +9,7 @@ import random
 import pytest
 from bert_checkpoints import write_with_vocabulary
 from small_world import SmallWorld, figures, never, refused, succeed
-from stage_calls import without_work
+from stage_calls import check_every_argument, without_work
 from written_files import beir
 
 from taser_jax import Retriever
@@ -253,13 +253,13 @@ _OUTPUTS = {
 
 
 @pytest.mark.parametrize("pretrained", [True, False], ids=["pretrained", "scratch"])
-def test_what_is_set_reaches_every_training(
+def test_every_argument_of_every_stage_counts(
     small_world: SmallWorld,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     pretrained: bool,
 ):
-    """The stages of `compare` without their work."""
+    """The stages of `compare` without their work; what is set reaches every training."""
     output, folder = tmp_path / "out", _beir(tmp_path / "hills", 1)
     flags = [f"--pretrained={_minilm_like(tmp_path / 'bert')}"] if pretrained else []
     tokens = TokenStore.open(small_world.token_store)
@@ -273,7 +273,7 @@ def test_what_is_set_reaches_every_training(
         patched.setattr(compared_rows, "print_table", lambda *_, **__: None)
         parts = RetrieverParts(f"{output}/taser-1/model", "index", "data", "hills")
         patched.setattr(compared_rows, "answer", lambda *_, **__: parts)
-        without_work(patched, _OUTPUTS)
+        calls = without_work(patched, _OUTPUTS)
         succeed("compare", folder, f"--out={output}", f"--gin_file={settings}", *flags)
     finished = Stages(output).finished()
     assert {"prepare", "measure", "shared-1-train", "choose", "export"} < finished
@@ -285,6 +285,7 @@ def test_what_is_set_reaches_every_training(
             assert inputs["training.objective.temperature"] == 0.1
             assert inputs["training.optimizer.weight_decay"] == 0.5
             assert inputs["training.loop.validates_first"] == pretrained
+    check_every_argument(output, calls)
 
 
 def test_a_collection_without_queries_is_encoded_and_indexed(

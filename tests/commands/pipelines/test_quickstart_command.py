@@ -7,9 +7,12 @@ import functools
 import pathlib
 
 import pytest
-from small_world import gin, never, refused, succeed
+from small_world import SmallWorld, gin, never, refused, succeed
+from stage_calls import check_every_argument, without_work
 
 from taser_jax.commands.pipelines import quickstart, retrieval_stages, taser
+from taser_jax.evaluation.reports import ResultsTable
+from taser_jax.evaluation.results import SystemResult, TaskResult
 
 ROWS = ("BM25", "TASER (BM25 negatives)", "TASER + BM25")
 
@@ -76,3 +79,27 @@ def _check_output(printed: str) -> None:
     assert all(row in printed for row in ROWS)
     for question in ("median of some numbers", "write json to a file"):
         assert f"? {question}\n  1. " in printed
+
+
+def test_every_argument_of_every_stage_counts(
+    small_world: SmallWorld, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The stages of `quickstart` without their work; each argument is changed in turn."""
+    output = tmp_path / "out"
+    row = SystemResult("TASER (mined negatives)", {"code": TaskResult({"R@20": 0.5}, 9)})
+    table = ResultsTable.of([row])
+    monkeypatch.setattr(taser, "print_table", lambda *_, **__: table)
+    monkeypatch.setattr(quickstart, "answer", lambda *_, **__: None)
+    with monkeypatch.context() as patched:
+        calls = without_work(patched)
+        succeed(
+            "quickstart",
+            *("--gin_file=runs/quickstart_scratch.gin", "--gin.BatchingConfig.rates={}"),
+            *gin(
+                OUTPUT_DIR=output,
+                DATA_DIR=small_world.data_dir,
+                TOKEN_STORE=small_world.token_store,
+            ),
+        )
+    assert {"prepare_pydocs", "make_vocabulary", "tokenize", "train", "hybrid"} < calls.keys()
+    check_every_argument(output, calls)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from small_world import ROWS, TASKS, SmallWorld, figures, never, refused, succeed
-from stage_calls import without_work
+from stage_calls import check_every_argument, without_work
 
 from taser_jax.cli import main as cli
 from taser_jax.commands.pipelines import retrieval_stages, taser
@@ -91,6 +91,18 @@ def test_a_single_set_trains_on_p1_and_p2_in_the_end(
         inputs = Stages(tmp_path).record(stage).inputs
         trained_on = [inputs[name] for name in sorted(inputs) if name.startswith("negatives_dirs.")]
         assert trained_on == [f"{source}/negatives" for source in expected]
+
+
+def test_every_argument_of_every_stage_counts(
+    small_world: SmallWorld, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each is changed in turn, with its fields, and the finished stage is refused by its name."""
+    monkeypatch.setattr(taser, "print_table", lambda *_, **__: None)
+    with monkeypatch.context() as patched:
+        calls = without_work(patched)
+        succeed(*small_world.compare(tmp_path))
+    assert len(calls) == 8
+    check_every_argument(tmp_path, calls)
 
 
 def test_every_model_has_its_stages(compared: pathlib.Path):
