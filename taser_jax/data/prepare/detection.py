@@ -87,6 +87,7 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> DetectedFiles:
     if not folder.is_dir():
         fix = "check the spelling, or give a file of passages as PASSAGES"
         raise ConfigError("no such folder", where=os.fspath(directory), fix=fix)
+    _refuse_twins(folder)
     name = name or folder.resolve().name
     corpus = _of_name(folder, "corpus.jsonl")
     if corpus is not None and (folder / "qrels").is_dir():
@@ -127,6 +128,16 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> DetectedFiles:
             if "train" in splits and "validation" not in splits:
                 splits["train+validation"] = splits.pop("train")
     return DetectedFiles(passages, files_of_task)
+
+
+def _refuse_twins(folder: pathlib.Path) -> None:
+    for packed in (*folder.glob("*.gz"), *folder.glob("qrels/*.gz")):
+        if packed.with_suffix("").exists():
+            raise ConfigError(
+                f"{packed.with_suffix('').name} and {packed.name} may contradict each other",
+                where=os.fspath(packed.parent),
+                fix="delete one of them",
+            )
 
 
 def given_passages(

@@ -16,6 +16,13 @@ DPR = {"question": "q?", "answers": ["a"], "positive_ctxs": []}
 KILT = {"id": "1", "input": "q", "output": [{"answer": "a"}]}
 
 
+def test_a_file_beside_its_packed_twin_is_refused(tmp_path):
+    """Which of the two is meant, nobody can know."""
+    twins = {name: [{"_id": "a", "text": name}] for name in ("corpus.jsonl", "corpus.jsonl.gz")}
+    with pytest.raises(ConfigError, match=r"raw: corpus\.jsonl and corpus\.jsonl\.gz may"):
+        detect(write_all(tmp_path / "raw", twins))
+
+
 def _names(found):
     return {
         task: {

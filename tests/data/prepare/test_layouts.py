@@ -68,6 +68,17 @@ def test_passages_alone_by_the_names_of_their_fields(tmp_path, files):
     assert prepared.splits == ()
 
 
+def test_a_lone_parquet_file(tmp_path):
+    import pyarrow.parquet
+
+    table = pyarrow.table({"doc_id": list("abc"), "heading": TITLES, "body": TEXTS})
+    (tmp_path / "notes").mkdir()
+    pyarrow.parquet.write_table(table, tmp_path / "notes" / "docs.parquet")
+    _, store = _prepare(tmp_path, {})
+    found = [(one.id, one.title, one.text) for one in store]
+    assert found == list(zip("abc", TITLES, TEXTS, strict=True))
+
+
 @pytest.mark.parametrize("saved", [True, False], ids=["save_to_disk", "cloned"])
 def test_a_hugging_face_dataset(tmp_path, saved):
     import pyarrow.parquet
