@@ -94,7 +94,8 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> DetectedFiles:
         return DetectedFiles((corpus,), {name: _of_beir(folder)})
     roles: dict[str, _Role] = {}
     for path in _files(folder):
-        if path.name.removesuffix(".gz").endswith(_FILES) and path.is_file():
+        is_of_trec = path.name.startswith(("topics", "qrels"))
+        if path.is_file() and (is_of_trec or path.name.removesuffix(".gz").endswith(_FILES)):
             detected = _role(path)
             if detected is not None:
                 roles[str(path)] = detected
@@ -104,6 +105,10 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> DetectedFiles:
         for file, role in roles.items()
         if role in (_Role.QUERIES, _Role.TOPICS) and _words(file) in qrels
     }
+    topics = [file for file, role in roles.items() if role is _Role.TOPICS]
+    if len(topics) == len(qrels) == 1:
+        # Of TREC's files the names say little.
+        judged[topics[0]] = QuestionFiles(topics[0], qrels=next(iter(qrels.values())))
     if _Role.PASSAGES not in roles.values() and not judged:
         # Without judgements a table of id and text is what there is to search.
         roles |= {file: _Role.PASSAGES for file in roles if roles[file] is _Role.QUERIES}

@@ -189,14 +189,22 @@ def test_pairs_of_several_splits_share_their_passages(tmp_path):
     assert store[query.positives[0]].text == TEXTS[0]
 
 
-def test_trecs_topics_and_judgements_are_test_queries(tmp_path):
+@pytest.mark.parametrize(
+    ("topics_file", "qrels_file"),
+    [
+        ("topics.txt", "qrels.txt"),
+        ("topics.301-450", "qrels.trec8.adhoc"),
+        ("topics.trec", "cran.qrels"),
+    ],
+)
+def test_trecs_topics_and_judgements_are_test_queries(tmp_path, topics_file, qrels_file):
     topics = "".join(
         f"<top>\n<num> Number: {n}\n<title> {text}\n\n<desc> Description:\nmore\n</top>\n\n"
         for n, text in enumerate(QUESTIONS)
     )
     files = {
-        "topics.txt": topics,
-        "qrels.txt": "0 0 a 1\n1 0 b 2\n2 0 c 0\n9 0 a 1\n",
+        topics_file: topics,
+        qrels_file: "0 0 a 1\n1 0 b 2\n2 0 c 0\n9 0 a 1\n",
         "docs.csv": _table_of_passages(","),
     }
     prepared, _ = _prepare(tmp_path, files)
