@@ -133,7 +133,7 @@ def evaluate(
         runs_dir: run files of the split.
         data_dir: folder of collections.
         collection: the collection.
-        output_dir: receives results/<system>.json, per-query values, table.md and table.csv; with
+        output_dir: receives results/<system>.json, per-query values and table.md, .csv, .png; with
             KILT's pages also kilt/*.jsonl, predictions for KILT's own script.
         system: the row's name.
         split: split of the queries.
@@ -299,7 +299,7 @@ def write_table(
     split: str = "test",
     significance: SignificanceConfig | None = SignificanceConfig(),
 ) -> ResultsTable:
-    """Collects the result files of a directory into table.md and table.csv.
+    """Collects the result files of a directory into table.md, table.csv and table.png.
 
     Args:
         output_dir: has results/ and per_query/.

@@ -90,7 +90,7 @@ def pipeline_ance(
         config_text: written to config.gin.
 
     Returns:
-        The table, also in table.md and table.csv.
+        The table, also in table.md, table.csv and table.png.
 
     Raises:
         ConfigError: the directory was begun with other settings, the run to branch from is not

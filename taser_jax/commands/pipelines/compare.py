@@ -105,7 +105,7 @@ def compare(
         config_text: written to config.gin.
 
     Returns:
-        The table, also in table.md and table.csv; None for a collection without queries.
+        The table, also in table.md, table.csv and table.png; None for a collection without queries.
 
     Raises:
         ConfigError: folders whose format is not recognised or that have no test queries, an unknown

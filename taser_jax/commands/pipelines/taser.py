@@ -59,7 +59,7 @@ def pipeline_taser(
         config_text: written to config.gin.
 
     Returns:
-        The table, also in table.md and table.csv.
+        The table, also in table.md, table.csv and table.png.
 
     Raises:
         ConfigError: the directory was begun with other settings, or names that do not fit.
@@ -228,7 +228,7 @@ def print_table(setting: Setting, rows: Sequence[str], *, by_task: str) -> Resul
     )
     print("\n" + table.to_text())
     path = pathlib.Path(setting.output_dir) / "table.md"
-    logger.info("table: %s (and .csv)", path)
+    logger.info("table: %s (and .csv, .png)", path)
     return table
 
 

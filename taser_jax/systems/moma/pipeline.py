@@ -59,7 +59,7 @@ def pipeline_moma(
         config_text: written to config.gin.
 
     Returns:
-        The table, also in table.md and table.csv.
+        The table, also in table.md, table.csv and table.png.
 
     Raises:
         ConfigError: the directory was begun with other settings, or the model fuses no documents.

@@ -99,7 +99,7 @@ def pipeline_muf(
     )
     for name, table in tables.items():
         print(f"\n{table.to_text()}")
-        logger.info("table: %s (and .csv)", f"{setting.output_dir}/{name}.md")
+        logger.info("table: %s (and .csv, .png)", f"{setting.output_dir}/{name}.md")
     return tables
 
 

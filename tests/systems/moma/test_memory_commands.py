@@ -16,7 +16,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.fusion import BertFusionConfig, FusedStates
-from taser_jax.retrieval.embeddings import QueryEmbeddings
+from taser_jax.retrieval.embeddings import EmbeddingDtype, QueryEmbeddings
 from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 from taser_jax.systems.moma import distillation
@@ -222,6 +222,37 @@ def test_attention_to_cached_states_is_that_to_tokens(world, mixture_dir, tmp_pa
     assert len(on_states.gold) == len(on_states.queries) > 0
     [folder] = (tmp_path / "states" / "documents").iterdir()
     assert (folder / "states.npy").exists()
+
+
+@pytest.mark.release
+@pytest.mark.slow
+def test_documents_as_cached_states_train_and_encode_as_tokens_do(
+    world, mixture_dir, tmp_path, monkeypatch
+):
+    store, documents = world.stores[0], str(tmp_path / "documents")
+    options = {"memory_dir": mixture_dir, "token_store": store, "model_dir": world.model_dir}
+    augment(**options, output_dir=documents, k=3)
+    bert = dataclasses.replace(tiny_training.model_config().bert, num_layers=2)
+    training = tiny_training.training_config(train_steps=3, evaluation_period=3)
+    frozen = dataclasses.replace(training, train_from_block=1, states_dtype=EmbeddingDtype.FLOAT32)
+    cached = dataclasses.replace(frozen, states_dir=str(tmp_path / "states"))
+    about = {"token_store": store, "augmentation_dir": documents, "documents": 3}
+    model = fusion(bert=bert, towers=Towers.TIED)
+    queries = []
+    for name, config in (("tokens", frozen), ("states", cached)):
+        model_dir, output_dir = str(tmp_path / name), str(tmp_path / f"{name}-embeddings")
+        train(model_dir=model_dir, model=model, training=config, **about)
+        states = {"states_dir": config.states_dir, "states_dtype": config.states_dtype}
+        encoding = {**about, **(states if config.states_dir else {}), "tasks": ["first"]}
+        encode(model_dir=model_dir, output_dir=output_dir, **encoding)
+        encoded = QueryEmbeddings.of_split(output_dir, "first", "validation")
+        queries.append(encoded.rows(0, 16))
+    np.testing.assert_allclose(*queries, atol=1e-5)
+    # Towers that are no copies of each other, as after training both.
+    monkeypatch.setattr(BertFusionConfig, "initial_params", lambda _, params: params)
+    other = dataclasses.replace(cached, states_dir=str(tmp_path / "apart"))
+    with pytest.raises(ConfigError, match="whose frozen blocks are its own"):
+        train(model_dir=str(tmp_path / "x"), model=fusion(bert=bert), training=other, **about)
 
 
 def test_an_action_needs_what_it_reads(tmp_path):

@@ -16,6 +16,7 @@ from taser_jax.systems.muf.members import (
     EnsembleConfig,
     MemberPlacement,
     apply_member,
+    apply_members,
     init_ensemble_state,
     init_members,
     make_ensemble_eval,
@@ -190,6 +191,21 @@ def test_parameters_of_the_papers_ensemble():
     assert EnsembleConfig().parameters(768) == 1_050_368
     leaves = jax.tree.leaves(init(3))
     assert sum(leaf.size for leaf in leaves) == 3 * SIZES.parameters(4)
+
+
+def test_equals_float64():
+    params = init(3)
+    queries = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
+    embeddings = np.asarray(jax.jit(apply_members)(params, queries))
+    assert embeddings.shape == (3, 7, 4)
+    for member in range(3):
+        hidden = queries.astype(np.float64)
+        for place in range(3):
+            leaves = params[f"layers_{place}"]
+            kernel, bias = (np.asarray(leaves[n][member], np.float64) for n in ("kernel", "bias"))
+            hidden = hidden @ kernel + bias
+            hidden = np.maximum(hidden, 0) if place < 2 else hidden
+        np.testing.assert_allclose(embeddings[member], hidden, atol=1e-6)
 
 
 def test_weights_are_drawn_as_pytorch_draws_them():
