@@ -1,9 +1,12 @@
 import json
+import subprocess
 
 import pytest
+from sentence_models import save_bert_pieces
 from tokenizers import Tokenizer
 
 from taser_jax.data.text.hugging_face import WordPieceVocabulary
+from taser_jax.data.text.preprocessors import query_ids
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.storage.errors import DataError
@@ -54,6 +57,17 @@ def test_settings(vocabulary, tmp_path):
     assert settings["model_input_names"] == ["input_ids", "attention_mask"]
     assert settings["cls_token"] == "[CLS]"
     assert set(PIECES[:5]) <= set(map(str, settings.values()))
+
+
+@pytest.mark.parametrize("prompt", [(), (7, 3)])
+def test_ids_of_a_sentencepiece_of_berts_are_the_vocabularys(tmp_path, prompt):
+    texts = ["the river flows", "a dog and a cat " * 9, ""]
+    learned = [*texts, *json.__doc__.splitlines(), *subprocess.__doc__.splitlines()]
+    save_bert_pieces(tmp_path / "vocabulary", learned, 100)
+    tokenizer = Tokenizer.from_file(str(written(tmp_path, prompt=prompt) / "tokenizer.json"))
+    tokenizer.enable_truncation(12)
+    ours = query_ids(texts, load_vocabulary(tmp_path / "vocabulary"), 12, prompt=prompt)
+    assert [tokenizer.encode(text).ids for text in texts] == [list(ids) for ids in ours]
 
 
 @pytest.mark.parametrize("without", [None, "vocab.txt", "tokenizer_config.json", "tokenizer.json"])

@@ -52,6 +52,15 @@ def test_the_checksum_is_the_standards(tmp_path: pathlib.Path):
     assert len(checksums.crc(tmp_path / "x")) == 8
 
 
+def test_a_replaced_file_has_one_line(tmp_path: pathlib.Path):
+    path = tmp_path / "a b.json"
+    for value in ({"x": 1}, {"x": 22}, {"x": 1}):
+        artifacts.write_json(path, value)
+        assert artifacts.read_json(path) == value
+    lines = (tmp_path / checksums.FILE).read_text().splitlines()
+    assert [line.split(" ", 2)[2] for line in lines] == ["a b.json"]
+
+
 @pytest.mark.parametrize("is_new", [False, True])
 @pytest.mark.parametrize("killed_at", [1, 2, 3])
 def test_a_file_is_never_damaged_by_a_kill(
