@@ -75,6 +75,7 @@ def export_model(
     results_dir: str | None = None,
     system: str | None = None,
     task: str | None = None,
+    license: str | None = None,
 ) -> dict[str, pathlib.Path]:
     """Writes a trained model in other formats, each with a model card and export.json.
 
@@ -95,6 +96,7 @@ def export_model(
         results_dir: EVAL_OUTPUT_DIR of `taser evaluate`, for the metrics in the model card.
         system: system in these results; needed if there are several.
         task: task of the encoder, if encoders differ by task.
+        license: of the weights, such as "apache-2.0", for the model card; None names none.
 
     Returns:
         Format -> its directory.
@@ -143,6 +145,7 @@ def export_model(
             query_settings=texts.queries,
             titles=texts.titles,
             passage_prompt=texts.passage_prompt,
+            license=license,
         )
     done = {format for format, path in directories.items() if _is_there(source, format, path)}
     for format, directory in directories.items():

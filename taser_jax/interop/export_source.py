@@ -54,6 +54,7 @@ class ExportSource:
         query_settings: how queries were converted to tokens.
         titles: whether passages were encoded with their titles.
         passage_prompt: ids put before every passage; tokenizers of exports add them.
+        license: of the weights, for the model card; None names none.
     """
 
     config: ModelConfig
@@ -69,6 +70,7 @@ class ExportSource:
     query_settings: QuerySettings = QuerySettings()
     titles: Titles = Titles.INCLUDE
     passage_prompt: tuple[int, ...] = ()
+    license: str | None = None
 
     def length(self, role: Role) -> int:
         """Maximum tokens of a role's texts."""
@@ -194,6 +196,7 @@ def metadata(source: ExportSource, format: str) -> dict[str, object]:
         "titles": source.titles.value,
         "score": "dot",
         "task": source.task,
+        "license": source.license,
         "metrics": dict(source.metrics),
         "training": {name: _without_folder(value) for name, value in source.facts.items()},
         "model": json.loads(config_io.to_json(source.config)),
@@ -220,7 +223,7 @@ def card(source: ExportSource, texts: CardTexts) -> str:
 
 
 def _front_matter(source: ExportSource, texts: CardTexts) -> str:
-    """What the hub reads: library, tags, the model that training started from, `model-index`."""
+    """What the hub reads: licence, library, tags, the model started from and `model-index`."""
     start = str(source.facts.get("pretrained") or "")
     results = [
         EvalResult(
@@ -233,6 +236,7 @@ def _front_matter(source: ExportSource, texts: CardTexts) -> str:
         for name, value in source.metrics.items()
     ]
     data = ModelCardData(
+        license=source.license,
         library_name=texts.library,
         pipeline_tag="sentence-similarity",
         tags=["taser_jax", "dense-retrieval", *texts.tags],

@@ -3,6 +3,7 @@ import json
 
 import numpy as np
 import pytest
+from huggingface_hub import ModelCard
 
 from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
@@ -110,6 +111,18 @@ def test_a_card_without_metrics_and_configuration_says_so(source):
     assert "Training configuration" not in text
 
 
+def test_the_hub_reads_licence_library_base_model_and_measures(source):
+    facts = {"pretrained": "someone/encoder"}
+    given = dataclasses.replace(source, license="apache-2.0", facts=facts)
+    data = ModelCard(card(given, TEXTS)).data
+    assert (data.license, data.base_model) == ("apache-2.0", "someone/encoder")
+    assert (data.library_name, data.pipeline_tag) == (TEXTS.library, "sentence-similarity")
+    (result,) = data.eval_results
+    assert (result.dataset_name, result.metric_type) == ("nq", "R@20")
+    assert result.metric_value == 0.81234
+    assert metadata(given, "onnx")["license"] == "apache-2.0"
+
+
 def test_names_and_settings_stay_within_their_places(source):
     settings = 'SYSTEM = """\n```\n# Injected\n````\n"""'
     odd = dataclasses.replace(
@@ -143,6 +156,7 @@ def test_metadata_holds_the_whole_of_it(source):
         "titles": "include",
         "score": "dot",
         "task": None,
+        "license": None,
         "metrics": {"nq R@20": 0.81234},
     }
 
