@@ -106,6 +106,6 @@ def quickstart(
     folder = root / folders[best]
     print(f"\nThree questions, answered by {best}:")
     answer(questions, root=root, folder=folder, data_dir=setting.data_dir, collection=COLLECTION)
-    print(f"\nAll of it is under {root}: table.md, table.csv, runs, models, stages.")
+    print(f"\nAll of it is under {root}: table.md, table.csv, table.png, runs, models, stages.")
     print(f"In Python: taser_jax.Retriever.load({str(root)!r}).search(['your question'])")
     return table
