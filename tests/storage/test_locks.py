@@ -20,6 +20,7 @@ import pytest
 from buckets import Bucket
 from disks import read_only
 
+from taser_jax.cli import main as cli
 from taser_jax.cli.command_table import COMMANDS
 from taser_jax.storage import locks
 from taser_jax.storage.artifacts import replacing
@@ -362,3 +363,12 @@ def write_to(directory: pathlib.Path, name: str) -> None:
     }
     arguments |= {name: value for name, value in given.items() if name in arguments}
     function(**arguments)
+
+
+def test_the_command_line_refuses_the_second(
+    held: tuple[pathlib.Path, int], capsys: pytest.CaptureFixture[str]
+):
+    directory, pid = held
+    arguments = ["tokenize", f"--gin.TOKEN_STORE={directory}", "--gin.VOCABULARY=v"]
+    assert cli.run([*arguments, f"--gin.DATA_DIR={directory.parent}"]) == 2
+    assert f"process {pid} on " in capsys.readouterr().err
