@@ -41,14 +41,14 @@ ROOMS = {
     "loose files": 395,
     "models": 2_384,
     "optim": 845,
-    "retrieval": 2_008,
+    "retrieval": 2_014,
     "serving": 503,
-    "storage": 1_175,
+    "storage": 1_217,
     "systems": 3_127,
     "training": 1_471,
 }
 OTHERS = {
-    "lines of code": 30_486,
+    "lines of code": 30_534,
     "percent of code that imports or raises": 14.7,
     "files": 216,
     "lines of the longest file": 415,

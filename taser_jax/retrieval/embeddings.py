@@ -73,6 +73,13 @@ class Embeddings:
         self.fingerprints = self.metadata.fingerprints
         self.shape = (self.metadata.num_rows, self.metadata.dim)
         self._dtype = self.metadata.dtype
+        count = -(-self.shape[0] // self.metadata.shard_rows)
+        if count > sum(1 for _ in self.directory.iterdir()):
+            # There may be far too many to name.
+            problem = f"{self.shape[0]:,} rows in {count:,} shards, which are not all here"
+            where = f"{self.directory / artifacts.METADATA}, fields 'num_rows' and 'shard_rows'"
+            fix = "encode again, into another directory"
+            raise DataError(problem, where=where, fix=fix)
         bounds = shard_bounds(self.shape[0], self.metadata.shard_rows)
         self._starts = np.array([start for start, _ in bounds])
         self._shards = [

@@ -42,8 +42,9 @@ _LOGS = re.compile(r"metrics\.jsonl|events\.out\.tfevents\..*|.*\.log")
 _MARKS = {"metadata.json", "plan.json", "model.json", "vocabulary.json", "manifest.ocdbt"}
 # Damaged files that a message names.
 _SHOWN = 20
-# What this process has compared.
+# What this process has compared, and the folders it has warned of.
 _compared: set[str] = set()
+_warned: set[str] = set()
 
 
 def crc(path: FilePath) -> str:
@@ -150,19 +151,23 @@ def _locked(directory: epath.Path) -> Iterator[None]:
 
 
 def check_file(path: FilePath, *, fix: str) -> None:
-    """Compares a file with the record beside it, where that has a line of it.
+    """Compares a file with the record beside it, and warns where that has no line of it.
 
     Raises:
         DataError: it was damaged after it had been written.
     """
     target = epath.Path(path)
     records = read(target.parent)
-    if target.name in records and target.exists():
+    if not records or not target.exists():
+        return
+    if target.name in records:
         _check(target, records[target.name], fix=fix)
+    else:
+        _warn(target.parent, [target])
 
 
 def check_directory(directory: FilePath, *, fix: str) -> None:
-    """Checks all recorded files of a directory.
+    """Checks all recorded files of a directory, and warns of those without a record.
 
     Raises:
         DataError: naming the first file that is missing or damaged.
@@ -170,6 +175,22 @@ def check_directory(directory: FilePath, *, fix: str) -> None:
     root = epath.Path(directory)
     for name, recorded in read(root).items():
         _check(root / name, recorded, fix=fix)
+    _warn(root, unrecorded(root))
+
+
+def _warn(root: epath.Path, missing: Sequence[epath.Path]) -> None:
+    """Says once which files of a directory cannot be checked."""
+    if missing and os.fspath(root) not in _warned:
+        _warned.add(os.fspath(root))
+        logger.warning(
+            "%s: %d files cannot be checked, since no %s has a line of them: %s",
+            *(root, len(missing), FILE, _listed(root, missing)),
+        )
+
+
+def _listed(root: epath.Path, paths: Sequence[epath.Path]) -> str:
+    names = [os.path.relpath(path, root) for path in paths[:3]]
+    return ", ".join([*names, *(["..."] if len(paths) > 3 else [])])
 
 
 def _check(path: epath.Path, recorded: Sequence[Record], *, fix: str) -> None:

@@ -11,6 +11,7 @@ import pathlib
 import shlex
 import shutil
 import socket
+import stat
 import sys
 import threading
 import time
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator
 from etils import epath
 
 from taser_jax.storage import publishing
-from taser_jax.storage.errors import BusyError, storage_errors
+from taser_jax.storage.errors import BusyError, StorageError, storage_errors
 from taser_jax.storage.progress import logger
 
 # On a read-only disk or one without locks the command goes on: it may have nothing to write, and a
@@ -29,7 +30,8 @@ _UNLOCKABLE = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
     *(errno.ENOLCK, errno.ENOTSUP, errno.EBADF, errno.ENOSYS),
 )
-_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: a FIFO in the lock's place would be waited for.
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _COMMAND_LENGTH = 300
 # Seconds: a holder in a bucket renews its lock so often; one that has not for so long is dead; and
 # of two that came at once, both see the later one's after so long.
@@ -137,11 +139,26 @@ def _take(directory: pathlib.Path) -> int | None:
 def _open(path: pathlib.Path) -> tuple[int, bool]:
     """The lock's file, open, and whether it can be written; locking needs no such permission."""
     try:
-        return os.open(path, _FLAGS | os.O_RDWR | os.O_CREAT, 0o666), True
-    except PermissionError:
-        if not path.exists():
+        handle, is_mine = os.open(path, _FLAGS | os.O_RDWR | os.O_CREAT, 0o666), True
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise _in_the_way(path) from error
+        if not isinstance(error, PermissionError) or not path.exists():
             raise
-        return os.open(path, _FLAGS | os.O_RDONLY), False
+        handle, is_mine = os.open(path, _FLAGS | os.O_RDONLY), False
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise _in_the_way(path)
+    return handle, is_mine
+
+
+def _in_the_way(path: pathlib.Path) -> StorageError:
+    return StorageError(
+        "a link, a folder or a device, which this package did not make",
+        where=str(path),
+        expected="the file of the lock, or nothing",
+        fix="remove it, or choose another directory",
+    )
 
 
 def _number(error: Exception) -> int | None:

@@ -10,10 +10,13 @@ import ctypes
 import errno
 import os
 import pathlib
+import time
 import uuid
 from collections.abc import Iterator
 
 from etils import epath
+
+from taser_jax.storage.progress import logger
 
 FilePath = str | os.PathLike[str]
 # A directory that a writer has locked has the lock, and its unfinished files, which the next writer
@@ -23,18 +26,27 @@ SCRATCH = ".taser-scratch"
 _AT_WORKING_DIRECTORY, _RENAME_EXCHANGE = -100, 2
 # Disks that exchange no names, or sync no directories, say so with one of these.
 _UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+# Seconds that are worth telling.
+_LONG = 1.0
+
 _is_synced = True
+_files, _seconds = 0, 0.0
 
 
 @contextlib.contextmanager
 def syncing(is_synced: bool) -> Iterator[None]:
-    """Sets whether files reach the disk (fsync) before they replace others."""
-    global _is_synced
-    former, _is_synced = _is_synced, is_synced
+    """Sets whether files reach the disk (fsync) before they replace others, and tells the cost."""
+    global _is_synced, _files, _seconds
+    former, _is_synced, _files, _seconds = _is_synced, is_synced, 0, 0.0
     try:
         yield
     finally:
         _is_synced = former
+        if _seconds > _LONG:
+            logger.info(
+                "fsync of %s files and folders took %.1f s; --no_fsync leaves it out",
+                *(f"{_files:,}", _seconds),
+            )
 
 
 def cache_folder(*names: str) -> pathlib.Path:
@@ -60,8 +72,10 @@ def sync(path: FilePath) -> None:
 
 def sync_one(path: FilePath) -> None:
     """Waits until a file, or the names in a directory, are on the disk."""
+    global _files, _seconds
     if not _is_synced or not os.path.exists(path):
         return
+    began = time.monotonic()
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         os.fsync(handle)
@@ -70,6 +84,7 @@ def sync_one(path: FilePath) -> None:
             raise
     finally:
         os.close(handle)
+    _files, _seconds = _files + 1, _seconds + time.monotonic() - began
 
 
 def make_folder(path: FilePath) -> list[pathlib.Path]:

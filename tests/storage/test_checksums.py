@@ -103,6 +103,15 @@ def test_what_nobody_recorded_is_not_checked(tmp_path: pathlib.Path):
     assert set(checksums.read(tmp_path)) == {"new.json"}
 
 
+def test_a_record_that_is_a_link_is_replaced(tmp_path: pathlib.Path):
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / checksums.FILE).symlink_to(tmp_path / "precious")
+    artifacts.write_json(tmp_path / "out" / "a.json", {})
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert set(checksums.read(tmp_path / "out")) == {"a.json"}
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -150,12 +159,29 @@ def test_impossible_lengths_are_named_also_where_nothing_is_recorded(
         TokenStore.open(tokens)
 
 
-def test_a_store_without_records_opens_and_is_not_verified(tokens: pathlib.Path):
+def test_a_store_without_records_opens_with_a_warning_and_is_not_verified(
+    tokens: pathlib.Path, caplog: pytest.LogCaptureFixture
+):
     for path in tokens.rglob(checksums.FILE):
         path.unlink()
-    assert len(TokenStore.open(tokens).queries("first", "train")) > 0
+    for _ in range(2):
+        assert len(TokenStore.open(tokens).queries("first", "train")) > 0
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert f"{tokens}: " in said[0]
+    assert "files cannot be checked, since no checksums.txt has a line of them: " in said[0]
     with pytest.raises(DataError, match=r"passages/ids\.npy: no checksums\.txt has a line of it"):
         checksums.verify(directory=str(tokens))
+
+
+def test_a_file_without_a_line_is_named(tokens: pathlib.Path, caplog: pytest.LogCaptureFixture):
+    record = tokens / checksums.FILE
+    lines = record.read_text().splitlines(keepends=True)
+    record.write_text("".join(line for line in lines if "lengths.npy" not in line))
+    TokenStore.open(tokens)
+    assert ": passages/lengths.npy, queries/" in caplog.text
+    with pytest.raises(DataError, match=r"passages/lengths\.npy: no checksums\.txt"):
+        checksums.verify(directory=str(tokens.parent))
 
 
 def test_where_nothing_is_recorded_nothing_is_verified(tmp_path: pathlib.Path):

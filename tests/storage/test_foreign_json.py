@@ -56,6 +56,7 @@ def test_a_byte_order_mark_is_taken(tmp_path):
     ("changed", "message"),
     [
         ({"num_rows": "3"}, 'num_rows is "3": expected an integer'),
+        ({"num_rows": 10**15}, "rows in .* shards, which are not all here"),
         ({"shard_rows": 0}, "an integer, 1 or more"),
         ({"dtype": "float8"}, "one of 'float32', 'bfloat16'"),
         ({"fingerprints": None}, "required field 'fingerprints'"),

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from buckets import Bucket
@@ -149,11 +149,20 @@ def refusal(directory: pathlib.Path) -> str:
     return told.stdout + told.stderr
 
 
-def test_a_link_in_the_locks_place_is_named_and_stays(tmp_path: pathlib.Path):
+def make_link(path: pathlib.Path) -> None:
+    path.symlink_to(path.parent.parent / "precious")
+
+
+@pytest.mark.parametrize(
+    "make", [make_link, pathlib.Path.mkdir, os.mkfifo], ids=["link", "folder", "fifo"]
+)
+def test_what_lies_in_the_locks_place_is_named_and_stays(
+    tmp_path: pathlib.Path, make: Callable[[pathlib.Path], object]
+):
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / LOCK).symlink_to(tmp_path / "precious")
-    with pytest.raises(StorageError, match=r"\.writer: could not write: "):
+    make(tmp_path / "out" / LOCK)
+    with pytest.raises(StorageError, match=r"(?s)\.writer: a link, .*remove it"):
         one_writer(tmp_path / "out").__enter__()
     assert (tmp_path / "precious").read_text() == "mine"
     assert [path.name for path in (tmp_path / "out").iterdir()] == [LOCK]
@@ -344,6 +353,17 @@ def test_no_command_overwrites_an_artefact_of_another_kind(
         write_to(tmp_path / "there", name)
     assert [path.name for path in tmp_path.rglob("*")] == ["there", file]
     assert (tmp_path / "there" / file).read_text() == content
+
+
+def test_a_project_in_a_directory_that_cannot_be_made(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+):
+    """One of those without a lock."""
+    (tmp_path / "file").write_text("")
+    assert cli.run(["init", "FAQ", f"--gin.init.directory={tmp_path / 'file' / 'out'}"]) == 2
+    told = capsys.readouterr().err
+    assert str(tmp_path / "file" / "out") in told
+    assert "choose a directory you may write to" in told
 
 
 def write_to(directory: pathlib.Path, name: str) -> None:

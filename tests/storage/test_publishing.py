@@ -124,7 +124,19 @@ def test_a_folder_is_on_the_disk_with_all_that_is_in_it(tmp_path: pathlib.Path, 
     assert steps == order
 
 
-def test_who_wants_speed_waits_for_no_disk(tmp_path: pathlib.Path, steps: list[str]):
+def test_who_wants_speed_waits_for_no_disk_and_who_waits_is_told(
+    tmp_path: pathlib.Path,
+    steps: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    caplog.set_level("INFO")
     with publishing.syncing(False):
         write_json(tmp_path / "a.json", {})
     assert not [step for step in steps if step.startswith("sync")]
+    assert not caplog.records
+    clock = iter(range(1000))
+    monkeypatch.setattr(publishing.time, "monotonic", lambda: float(next(clock)))
+    with publishing.syncing(True):
+        write_json(tmp_path / "a.json", {})
+    assert "fsync of 6 files and folders took 6.0 s; --no_fsync leaves it out" in caplog.text
