@@ -37,7 +37,7 @@ ROOMS = {
     "data": 6_136,
     "devices": 1_048,
     "evaluation": 1_227,
-    "interop": 2_579,
+    "interop": 2_581,
     "loose files": 395,
     "models": 2_384,
     "optim": 845,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_471,
 }
 OTHERS = {
-    "lines of code": 30_534,
+    "lines of code": 30_536,
     "percent of code that imports or raises": 14.7,
     "files": 216,
     "lines of the longest file": 415,

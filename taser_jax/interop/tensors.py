@@ -109,6 +109,8 @@ def _read_pytorch(path: pathlib.Path) -> Tensors:
         raise ConfigError(problem, where=str(path), fix=how_to_install("torch")) from error
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(state, dict) or not all(torch.is_tensor(v) for v in state.values()):
+            raise ValueError("not a flat dictionary of tensors")
         # NumPy has no bfloat16; float32 represents all of its values.
         return {
             name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
