@@ -39,7 +39,7 @@ ROOMS = {
     "evaluation": 1_227,
     "interop": 2_581,
     "loose files": 395,
-    "models": 2_384,
+    "models": 2_387,
     "optim": 845,
     "retrieval": 2_014,
     "serving": 503,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_471,
 }
 OTHERS = {
-    "lines of code": 30_536,
+    "lines of code": 30_539,
     "percent of code that imports or raises": 14.7,
     "files": 216,
     "lines of the longest file": 415,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 105,
     "modules that train imports": 86,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_926,
+    "words of documentation": 34_935,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

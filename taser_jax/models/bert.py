@@ -318,15 +318,12 @@ class BertEncoder(nn.Module):
             gates = group_gates if i >= frozen else None
             return BlockCall(block, (mask, gates, shared_router, biases[i]))
 
-        frozen_calls = [call(i) for i in range(first, frozen)]
-        hidden, _ = run_blocks(self, first, frozen_calls, hidden, scanned=False)
-        if frozen_calls:
-            hidden = jax.lax.stop_gradient(hidden)
         hidden, statistics = run_blocks(
             self,
-            frozen,
-            [call(i) for i in range(frozen, last)],
+            first,
+            [call(i) for i in range(first, last)],
             hidden,
+            frozen=frozen,
             scanned=train and config.scan is Scan.BLOCKS,
         )
         if output is EncoderOutput.FIRST_TOKEN:

@@ -44,6 +44,7 @@ def run_blocks(
     calls: Sequence[BlockCall],
     hidden: Float[Array, "batch *shape"],
     *,
+    frozen: int,
     scanned: bool,
 ) -> tuple[Float[Array, "batch *output"], list[PyTree]]:
     """Runs blocks, inside the compact method of a module with parameters `layers_i/...`.
@@ -56,15 +57,13 @@ def run_blocks(
         first: i of the first block.
         calls: one for each block, which returns hidden states and statistics, or None.
         hidden: input of the first block.
+        frozen: i up to which blocks get no gradient, and are in no loop.
         scanned: whether blocks that repeat are one `lax.scan`.
 
     Returns:
-        Hidden states, and what else each block returned.
+        Hidden states, and what else each block that is not frozen returned.
     """
-    loop = Repetition(len(calls), 0, 0)
-    if scanned and not stack.is_initializing():
-        loop = longest_repetition(calls)
-    after_loop = loop.start + loop.length
+    num_frozen = min(max(frozen - first, 0), len(calls))
     statistics: list[PyTree] = []
 
     def run(places: range, hidden: Array) -> Array:
@@ -76,12 +75,19 @@ def run_blocks(
             statistics.append(its_statistics)
         return hidden
 
-    hidden = run(range(loop.start), hidden)
+    if num_frozen:
+        hidden = jax.lax.stop_gradient(run(range(num_frozen), hidden))
+        statistics.clear()
+    loop = Repetition(len(calls) - num_frozen, 0, 0)
+    if scanned and not stack.is_initializing():
+        loop = longest_repetition(calls[num_frozen:])
+    start = num_frozen + loop.start
+    hidden = run(range(num_frozen, start), hidden)
     if loop.times > 1:
-        period = calls[loop.start : loop.start + loop.period]
-        hidden, repeated = _scan(stack, first + loop.start, period, loop.times, hidden)
+        period = calls[start : start + loop.period]
+        hidden, repeated = _scan(stack, first + start, period, loop.times, hidden)
         statistics.extend(repeated)
-    return run(range(after_loop, len(calls)), hidden), statistics
+    return run(range(start + loop.length, len(calls)), hidden), statistics
 
 
 def longest_repetition(calls: Sequence[BlockCall]) -> Repetition:

@@ -252,13 +252,14 @@ class Encoder(nn.Module):
             )
 
         hidden = split_over_batch(hidden if frozen else dropout(hidden))
-        frozen_calls = [call(i) for i in blocks if i < frozen]
-        hidden, _ = run_blocks(self, blocks.start, frozen_calls, hidden, scanned=False)
-        if frozen:
-            hidden = jax.lax.stop_gradient(hidden)
-        is_scanned = train and config.scan is Scan.BLOCKS
-        calls = [call(i) for i in blocks if i >= frozen]
-        hidden, _ = run_blocks(self, frozen, calls, hidden, scanned=is_scanned)
+        hidden, _ = run_blocks(
+            self,
+            blocks.start,
+            [call(i) for i in blocks],
+            hidden,
+            frozen=frozen,
+            scanned=train and config.scan is Scan.BLOCKS,
+        )
         if blocks.stop < config.num_layers:
             return hidden
         return dropout(RmsNorm(config.rms_norm_epsilon, name="encoder_norm")(hidden))
@@ -286,11 +287,11 @@ class Decoder(nn.Module):
             _relative_positions(config)(1)
         layer = _DECODER_LAYERS[config.remat](config, deterministic=not train, parent=None)
         # A loop would lose what its blocks sow.
-        is_scanned = train and config.scan is Scan.BLOCKS
-        is_scanned = is_scanned and not self.is_mutable_collection(ATTENTION)
+        sows = self.is_mutable_collection(ATTENTION)
+        is_scanned = train and config.scan is Scan.BLOCKS and not sows
         calls = [BlockCall(layer, (encoded, mask))] * config.num_decoder_layers
         hidden = split_over_batch(dropout(hidden))
-        hidden, _ = run_blocks(self, 0, calls, hidden, scanned=is_scanned)
+        hidden, _ = run_blocks(self, 0, calls, hidden, frozen=0, scanned=is_scanned)
         return dropout(RmsNorm(config.rms_norm_epsilon, name="decoder_norm")(hidden))
 
 

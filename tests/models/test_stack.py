@@ -58,7 +58,7 @@ class Stack(nn.Module):
         offset = jnp.ones(())
         blocks = [Multiply(adds=i % 2 == 1, parent=None) for i in range(7)]
         calls = [BlockCall(block, (offset,)) for block in blocks]
-        return run_blocks(self, 0, calls, hidden, scanned=self.scanned)
+        return run_blocks(self, 0, calls, hidden, frozen=0, scanned=self.scanned)
 
 
 @pytest.mark.parametrize("scanned", [False, True])
