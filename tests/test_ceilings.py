@@ -33,9 +33,9 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_667,
     "cli": 1_280,
-    "commands": 4_641,
+    "commands": 4_642,
     "data": 6_136,
-    "devices": 1_048,
+    "devices": 1_083,
     "evaluation": 1_227,
     "interop": 2_581,
     "loose files": 395,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_471,
 }
 OTHERS = {
-    "lines of code": 30_539,
+    "lines of code": 30_575,
     "percent of code that imports or raises": 14.7,
     "files": 216,
     "lines of the longest file": 415,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 105,
     "modules that train imports": 86,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_935,
+    "words of documentation": 34_972,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

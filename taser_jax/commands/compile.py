@@ -31,6 +31,7 @@ def compile_recipe(
     model: ModelConfig,
     training: TrainingConfig,
     feature_lengths: Mapping[str, int] | None = None,
+    num_slices: int = 1,
     task_sizes: Mapping[str, int] | None = None,
     text_lengths: TextLengths | None = None,
     documents: int = 10,
@@ -51,6 +52,7 @@ def compile_recipe(
         model: the dual encoder.
         training: how it is trained; mesh, batch and chunks are what matters here.
         feature_lengths: {"query": ..., "passage": ...}, tokens.
+        num_slices: slices of the topology.
         task_sizes: task -> training queries, for recipes with a batch of every task.
         text_lengths: {"query": {quantile: tokens}, "passage": ...}: how long texts are, which
             decides the groups of `TrainingConfig.length_buckets` and the report's share of padding;
@@ -71,7 +73,7 @@ def compile_recipe(
     """
     # Nothing is run: a TPU of this machine stays unused.
     jax.config.update("jax_platforms", "cpu")
-    target = open_topology(topology)
+    target = open_topology(topology, num_slices=num_slices)
     store = open_store(token_store, dry_run=not token_store)
     queries = {} if store is None else training_queries(store, task_names=tasks)
     if store is not None:

@@ -21,6 +21,10 @@ _COLLECTIVE = re.compile(
     r" = (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\("
 )
 _CHANNEL = re.compile(r"channel_id=(\d+)")
+# Between slices chips send through their hosts; an attribute names the collective it belongs to.
+_CROSSING = re.compile(r' = \((.*?)\) send\(.*_xla_megascale_transfer_type="(\w+)"')
+_RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
+ICI, DCN = "ICI", "DCN"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Collective:
         times: how often a step runs it: once, or once per iteration of the loops around it. A loop
             of unknown length counts as one iteration.
         operation: its origin, by JAX's names.
+        network: ICI, the links of a slice, or DCN, the data centre's, for what crosses slices.
     """
 
     kind: str
@@ -42,6 +47,7 @@ class Collective:
     group_size: int
     times: int
     operation: str
+    network: str = ICI
 
     @property
     def link_bytes(self) -> float:
@@ -55,11 +61,12 @@ class Collective:
         return self.times * self.num_bytes * factor.get(self.kind, share)
 
 
-def read_collectives(hlo: str, *, num_devices: int) -> list[Collective]:
+def read_collectives(hlo: str, *, num_devices: int, num_slices: int = 1) -> list[Collective]:
     """The collectives of a compiled module on one device, in the order of its text.
 
     The TPU compiler repeats a collective that overlaps other work once for each piece of that
-    work, under one channel: equal kind, size and channel count once.
+    work, under one channel: equal kind, size and channel count once. It splits a collective over
+    several slices into collectives within the slices and a transfer between them.
 
     Example:
         >>> text = '''ENTRY %main (p: f32[8]) -> f32[8] {
@@ -71,17 +78,23 @@ def read_collectives(hlo: str, *, num_devices: int) -> list[Collective]:
     Args:
         hlo: `compiled.as_text()`, after partitioning: shapes are those of one device.
         num_devices: number of the program's devices.
+        num_slices: number of slices.
     """
     lines = instructions(hlo)
     times_of = _times(lines, _loop_lengths(lines))
     collectives: dict[str, Collective] = {}
     for number, (computation, line) in enumerate(lines):
-        match, times, key = _COLLECTIVE.search(line), times_of[computation], f"line {number}"
-        if match is None:
+        times, key = times_of[computation], f"line {number}"
+        if crossing := _CROSSING.search(line):
+            collective = _between_slices(crossing, num_slices=num_slices, times=times)
+            if rendezvous := _RENDEZVOUS.search(line):
+                key = rendezvous.group()
+        elif match := _COLLECTIVE.search(line):
+            collective = _collective(match, line, num_devices=num_devices, times=times)
+            if channel := _CHANNEL.search(line):
+                key = f"channel {channel.group(1)} {match.group(2)} {collective.num_bytes}"
+        else:
             continue
-        collective = _collective(match, line, num_devices=num_devices, times=times)
-        if channel := _CHANNEL.search(line):
-            key = f"channel {channel.group(1)} {match.group(2)} {collective.num_bytes}"
         if key not in collectives or collectives[key].times < times:
             collectives[key] = collective
     return [each for each in collectives.values() if each.group_size > 1]
@@ -139,6 +152,14 @@ def _times(lines: Sequence[tuple[str, str]], lengths: dict[str, int]) -> dict[st
         return each * lengths.get(computation, 1)
 
     return {computation: times(computation) for computation, _ in lines}
+
+
+def _between_slices(crossing: re.Match[str], *, num_slices: int, times: int) -> Collective:
+    first_array = _ARRAY.search(crossing.group(1))
+    assert first_array is not None
+    kind = crossing.group(2).lower().replace("_", "-")
+    num_bytes = _num_bytes(first_array.group())
+    return Collective(kind, num_bytes, num_slices, times, "between slices", DCN)
 
 
 def _collective(match: re.Match[str], line: str, *, num_devices: int, times: int) -> Collective:

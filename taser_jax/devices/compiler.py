@@ -173,7 +173,11 @@ def compile_step(
         compiler_flops=cost["flops"],
         compiler_bytes=cost["bytes accessed"],
         products=matrix_products(traced.jaxpr),
-        collectives=read_collectives(compiled.as_text(), num_devices=mesh.size),
+        collectives=read_collectives(
+            compiled.as_text(),
+            num_devices=mesh.size,
+            num_slices=len({getattr(each, "slice_index", 0) for each in mesh.devices.flat}),
+        ),
         effort=effort,
     )
 

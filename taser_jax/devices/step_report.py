@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from taser_jax.devices.collectives import Collective
+from taser_jax.devices.collectives import DCN, ICI, Collective
 from taser_jax.devices.compiler import CompiledStep
 from taser_jax.devices.topologies import Topology
 
@@ -23,6 +23,7 @@ class Roofline:
         compute: matrix products at the chip's bfloat16 peak.
         hbm: bytes that the compiler counts, at memory bandwidth.
         ici: bytes that collectives send, over the links.
+        dcn: bytes that collectives send to other slices, over the data centre's network.
         model_flops: useful FLOPs of a device, the numerator of MFU.
         peak_flops: per device.
     """
@@ -30,13 +31,15 @@ class Roofline:
     compute: float
     hbm: float
     ici: float
+    dcn: float
     model_flops: float
     peak_flops: float
 
     @property
     def seconds(self) -> dict[str, float]:
         """Resource -> how long a step needs it."""
-        return {"compute": self.compute, "HBM": self.hbm, "ICI": self.ici}
+        needed = {"compute": self.compute, "HBM": self.hbm, ICI: self.ici}
+        return needed | ({DCN: self.dcn} if self.dcn else {})
 
     @property
     def bound(self) -> str:
@@ -79,13 +82,17 @@ def roofline(
         num_bytes: bytes read and written per device.
         collectives: the step's collectives.
     """
-    chip, ici = topology.chip, 0.0
+    chip, seconds = topology.chip, {ICI: 0.0, DCN: 0.0}
     for each in collectives:
-        ici += each.link_bytes / (topology.links(each.group_size) * chip.link_bandwidth)
+        bandwidth = chip.network_bandwidth
+        if each.network == ICI:
+            bandwidth = topology.links(each.group_size) * chip.link_bandwidth
+        seconds[each.network] += each.link_bytes / bandwidth
     return Roofline(
         compute=flops / chip.peak_flops,
         hbm=num_bytes / chip.hbm_bandwidth,
-        ici=ici,
+        ici=seconds[ICI],
+        dcn=seconds[DCN],
         model_flops=model_flops,
         peak_flops=chip.peak_flops,
     )
@@ -179,6 +186,7 @@ class StepReport:
         memory, estimate = self.compiled.memory, self.roofline
         return {
             "topology": self.topology.name,
+            "num_slices": self.topology.num_slices,
             "mesh": dict(self.mesh),
             "fits": self.fits,
             "memory": dataclasses.asdict(memory)
@@ -206,8 +214,9 @@ class StepReport:
 
     def __str__(self) -> str:
         axes = ", ".join(f"{axis} {size}" for axis, size in self.mesh.items() if size > 1)
+        slices = f" x {self.topology.num_slices} slices" if self.topology.num_slices > 1 else ""
         lines = [
-            f"training step on {self.topology.name}: mesh of {axes or '1 device'}; "
+            f"training step on {self.topology.name}{slices}: mesh of {axes or '1 device'}; "
             f"{self.about}; {self.compiled.effort.value} effort of the compiler",
             *_memory_lines(self),
             *_arithmetic_lines(self),
@@ -281,8 +290,7 @@ def _collective_lines(collectives: Sequence[Collective]) -> list[str]:
     if not collectives:
         return ["  no collectives"]
     lines = [f"  {'collectives of a step':<35}{'count':>8}{'MiB':>12}{'MiB sent':>12}"]
-    by_kind = sorted(collectives, key=lambda each: each.kind)
-    for name, members in itertools.groupby(by_kind, key=lambda each: each.kind):
+    for name, members in itertools.groupby(sorted(collectives, key=_name), key=_name):
         count = size = sent = 0.0
         for each in members:
             count += each.times
@@ -292,10 +300,14 @@ def _collective_lines(collectives: Sequence[Collective]) -> list[str]:
     lines.append("  largest")
     for each in sorted(collectives, key=lambda each: -each.link_bytes)[:_SHOWN]:
         lines.append(
-            f"    {each.num_bytes * each.times / _MIB:10.3f} MiB  {each.kind:<18} "
+            f"    {each.num_bytes * each.times / _MIB:10.3f} MiB  {_name(each):<18} "
             f"over {each.group_size}: {each.operation}"
         )
     return lines
+
+
+def _name(collective: Collective) -> str:
+    return collective.kind + (f", {DCN}" if collective.network == DCN else "")
 
 
 def _time_lines(estimate: Roofline) -> list[str]:

@@ -32,6 +32,7 @@ class Chip:
         hbm_bandwidth: bytes/s between memory and core.
         link_bandwidth: bytes/s out of one inter-chip link.
         num_links: inter-chip links.
+        network_bandwidth: bytes/s of a chip's share of its host's connection to the data centre.
         source: page with the figures.
     """
 
@@ -42,6 +43,7 @@ class Chip:
     hbm_bandwidth: float
     link_bandwidth: float
     num_links: int
+    network_bandwidth: float
     source: str
 
 
@@ -50,16 +52,19 @@ _DOCS = "https://cloud.google.com/tpu/docs"
 CHIPS: dict[str, Chip] = {
     chip.name: chip
     for chip in (
+        # Network: 50 Gbit/s a v5p chip; 6.4 and 25.6 Tbit/s a pod of 256 v5e and v6e chips. Nothing
+        # is published for v4: v5p's is taken.
         # Links: all-reduce bandwidth of a pod, 1.1 PB/s, over 4,096 chips of six links.
-        Chip("v4", "TPU v4", 32 * _GIB, 275e12, 1.2e12, 45e9, 6, f"{_DOCS}/v4"),
+        Chip("v4", "TPU v4", 32 * _GIB, 275e12, 1.2e12, 45e9, 6, 6.25e9, f"{_DOCS}/v4"),
         # Links: 400 GB/s a chip, both directions, over four; v5p: 1,200 GB/s over six. v6e:
         # the page has had 3,200 and 3,584 Gbit/s a chip, one direction, over four; the lower agrees
         # with its all-reduce bandwidth of a pod, 102.4 TB/s over 256 chips.
-        Chip("v5e", "TPU v5 lite", 16 * _GIB, 197e12, 819e9, 50e9, 4, f"{_DOCS}/v5e"),
-        Chip("v5p", "TPU v5", 95 * _GIB, 459e12, 2.765e12, 100e9, 6, f"{_DOCS}/v5p"),
-        # TPU7x: half a chip's 192 GiB, 2,307 TFLOP/s, 7,380 GB/s and 1,200 GB/s over six links.
-        Chip("v6e", "TPU v6 lite", 32 * _GIB, 918e12, 1.638e12, 100e9, 4, f"{_DOCS}/v6e"),
-        Chip("tpu7x", "TPU7x", 96 * _GIB, 1153.5e12, 3.69e12, 50e9, 6, f"{_DOCS}/tpu7x"),
+        Chip("v5e", "TPU v5 lite", 16 * _GIB, 197e12, 819e9, 50e9, 4, 3.125e9, f"{_DOCS}/v5e"),
+        Chip("v5p", "TPU v5", 95 * _GIB, 459e12, 2.765e12, 100e9, 6, 6.25e9, f"{_DOCS}/v5p"),
+        # TPU7x: half a chip's 192 GiB, 2,307 TFLOP/s, 7,380 GB/s, 1,200 GB/s over six links and
+        # 100 Gbit/s.
+        Chip("v6e", "TPU v6 lite", 32 * _GIB, 918e12, 1.638e12, 100e9, 4, 12.5e9, f"{_DOCS}/v6e"),
+        Chip("tpu7x", "TPU7x", 96 * _GIB, 1153.5e12, 3.69e12, 50e9, 6, 6.25e9, f"{_DOCS}/tpu7x"),
     )
 }
 # Chip -> US dollars for an hour on demand, by the list of February 2025; the source, and what is
@@ -107,19 +112,21 @@ class Topology:
     Attributes:
         name: as given, "v5e:4x4".
         chip: their kind.
-        shape: chips along each axis of the slice.
+        shape: chips along each axis of a slice.
         devices: JAX's descriptions of all of them.
+        num_slices: slices of this shape.
     """
 
     name: str
     chip: Chip
     shape: tuple[int, ...]
     devices: Sequence[jax.Device]
+    num_slices: int = 1
 
     @property
     def num_chips(self) -> int:
-        """Its chips; TPU7x has two devices on each."""
-        return math.prod(self.shape)
+        """Chips of all slices; TPU7x has two devices on each."""
+        return math.prod(self.shape) * self.num_slices
 
     @property
     def dollars_an_hour(self) -> float | None:
@@ -161,7 +168,7 @@ class Topology:
         return tuple(length == 16 for length in self.shape)
 
 
-def open_topology(name: str | None) -> Topology:
+def open_topology(name: str | None, *, num_slices: int = 1) -> Topology:
     """Queries libtpu for the chips of a topology.
 
     Example:
@@ -169,6 +176,7 @@ def open_topology(name: str | None) -> Topology:
 
     Args:
         name: "<generation>:<chips along each axis>".
+        num_slices: slices of it.
 
     Raises:
         ConfigError: libtpu is missing, or there is no such topology.
@@ -176,6 +184,8 @@ def open_topology(name: str | None) -> Topology:
     generation, _, shape = (name or "").partition(":")
     if generation not in CHIPS or not all(size.isdecimal() for size in shape.split("x")):
         raise _unknown(name)
+    if num_slices < 1:
+        raise ConfigError(f"{num_slices} slices", where="num_slices", fix="give 1 or more")
     if importlib.util.find_spec("libtpu") is None:
         fix = f"pip install 'jax[tpu]=={jax.__version__}'; no TPU is needed"
         raise ConfigError("libtpu, the TPU compiler, is not installed", where="--topology", fix=fix)
@@ -186,6 +196,8 @@ def open_topology(name: str | None) -> Topology:
         options["chip_config_name"] = "megacore"
     if set(shape.split("x")) == {"1"}:
         options["chips_per_host_bounds"] = (1, 1, 1)
+    if num_slices > 1:
+        options["num_slices"] = num_slices
     try:
         description = topologies.get_topology_desc(
             platform="tpu", topology_name=f"{generation}:{shape}", **options
@@ -199,6 +211,7 @@ def open_topology(name: str | None) -> Topology:
         chip=CHIPS[generation],
         shape=tuple(int(size) for size in shape.split("x")),
         devices=description.devices,
+        num_slices=num_slices,
     )
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from taser_jax.devices.collectives import Collective, read_collectives
+from taser_jax.devices.collectives import DCN, Collective, read_collectives
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 
 
@@ -76,6 +76,22 @@ def test_one_instruction(line, kind, num_bytes, group_size):
         *(kind, num_bytes, group_size),
         1,
     )
+
+
+def test_between_slices_hosts_carry_it():
+    transfer = (
+        '_xla_host_transfer_rendezvous="all-reduce_0",_xla_megascale_target="{1,2}x{0:3}",'
+        '_xla_megascale_transfer_type="ALL_REDUCE"}'
+    )
+    text = entry(
+        "  %r = (f32[4,8]{1,0}, u32[], token[]) recv(%t), channel_id=1, is_host_transfer=true, "
+        "frontend_attributes={" + transfer,
+        "  %s = (f32[4,8]{1,0}, u32[], token[]) send(%p, %t), channel_id=2, "
+        "is_host_transfer=true, frontend_attributes={" + transfer,
+    )
+    (crossing,) = read_collectives(text, num_devices=8, num_slices=2)
+    assert (crossing.kind, crossing.network) == ("all-reduce", DCN)
+    assert (crossing.num_bytes, crossing.group_size, crossing.times) == (128, 2, 1)
 
 
 @pytest.mark.parametrize(

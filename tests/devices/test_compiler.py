@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from taser_jax.devices.collectives import DCN
 from taser_jax.devices.compiler import CompilerEffort, OutOfMemory, compile_step
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.topologies import open_topology
@@ -82,3 +83,20 @@ def test_a_collective_in_a_loop_counts_in_each_round():
     step = jax.jit(step, out_shardings=NamedSharding(mesh, PartitionSpec()))
     found = compile_step(step, kernel, chunks, mesh=mesh).collectives
     assert sum(each.num_bytes * each.times for each in found) == 6 * 256 * 512 * 4
+
+
+def test_two_slices_add_up_gradients_over_the_network():
+    topology = open_topology("v5e:2x2", num_slices=2)
+    mesh = make_mesh(MeshConfig(replica=2, data=4), devices=topology.devices)
+    rows = array(mesh, (64, 256), PartitionSpec(("replica", "data")), jnp.float32)
+    kernel = array(mesh, (256, 512), dtype=jnp.float32)
+
+    def step(kernel, rows):
+        return kernel - jax.grad(lambda kernel: jnp.sum(jnp.tanh(rows @ kernel)))(kernel)
+
+    compiled = compile_step(jax.jit(step), kernel, rows, mesh=mesh)
+    crossing = [each for each in compiled.collectives if each.network == DCN]
+    assert [each.group_size for each in crossing] == [2] * len(crossing)
+    # Each chip of a slice sends its quarter of the slice's sum, or all of it.
+    size = 4 * 256 * 512
+    assert size / 4 <= sum(each.num_bytes for each in crossing) <= size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taser_jax.devices.collectives import Collective
+from taser_jax.devices.collectives import DCN, Collective
 from taser_jax.devices.step_report import roofline
 from taser_jax.devices.topologies import CHIPS, Topology
 
@@ -43,3 +43,10 @@ def test_a_group_smaller_than_the_slice_has_one_link(group_size, seconds):
     each = Collective("collective-permute", 10**8, group_size, 1, "")
     found = roofline(V5E, flops=1.0, model_flops=1.0, num_bytes=1.0, collectives=[each])
     assert found.ici == pytest.approx(seconds)
+
+
+def test_slices_share_the_networks_bandwidth_of_their_hosts():
+    each = Collective("collective-permute", 3125 * 10**3, 2, 1, "", DCN)
+    crossing = roofline(V5E, flops=1.0, model_flops=1.0, num_bytes=1.0, collectives=[each])
+    assert (crossing.dcn, crossing.ici) == pytest.approx((1e-3, 0.0))
+    assert crossing.bound == "DCN"

@@ -36,6 +36,14 @@ def test_devices_are_chips(name, num_devices, num_hosts):
     assert shares == set(range(num_devices))
 
 
+def test_slices():
+    topology = open_topology("v5e:2x2", num_slices=2)
+    mesh = make_mesh(MeshConfig(replica=2), devices=topology.devices)
+    slices = [{device.slice_index for device in part.flat} for part in mesh.devices]
+    assert slices == [{0}, {1}]
+    assert topology.num_chips == 8
+
+
 @pytest.mark.parametrize("name", ["v5e:3x5", "v5e:4by4", "v9:2x2", "", None, "v5e"])
 def test_unknown_topologies_list_the_known(name):
     with pytest.raises(ConfigError, match="v5e:1x1, v5e:2x2, v5e:2x4") as error:
