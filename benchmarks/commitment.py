@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from small_bert import small_bert
 
 from taser_jax.assembly.config import MultitaskTraining, TrainingConfig
-from taser_jax.assembly.pretrained import Pretrained
 from taser_jax.assembly.validator import ValidationConfig
 from taser_jax.commands.analyze import AnalysisConfig, analyze
 from taser_jax.commands.train import train
@@ -27,7 +26,7 @@ from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.evaluation.specialty_report import commitment_table
-from taser_jax.interop.pretrained import pretrained_bert
+from taser_jax.interop.pretrained import Pretrained, pretrained_bert
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import Normalization

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import sentencepiece
 
-from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
+from taser_jax.data.text.vocabularies import SentencePieceVocabulary
 
 
 def t5_model(texts: Sequence[str], size: int, **settings: object) -> bytes:

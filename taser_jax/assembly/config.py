@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from taser_jax.assembly.pretrained import Pretrained
 from taser_jax.assembly.validator import ValidationConfig
 from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.devices.mesh import MeshConfig
+from taser_jax.interop.pretrained import Pretrained
 from taser_jax.optim.multitask import MultitaskConfig
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.retrieval.embeddings import EmbeddingDtype

@@ -12,7 +12,6 @@ import optax
 from taser_jax.assembly import data
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.plans import BatchPlan, TextLengths, make_plan
-from taser_jax.assembly.pretrained import read_pretrained
 from taser_jax.assembly.run_record import data_facts
 from taser_jax.assembly.text_sources import QUERY_DOCUMENTS, QueryDocuments
 from taser_jax.assembly.validator import SPLIT, check_validated_tasks
@@ -22,6 +21,7 @@ from taser_jax.devices.mesh import make_mesh
 from taser_jax.devices.partitioning import Partitioner, copied_axes, placed
 from taser_jax.devices.topologies import peak_flops
 from taser_jax.interop.hub import recorded_name
+from taser_jax.interop.pretrained import read_pretrained
 from taser_jax.models.batch import Batch, States
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Params
 from taser_jax.models.parameters import abstract_params, init_params, logical_axes, parameter_count

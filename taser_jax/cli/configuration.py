@@ -21,7 +21,7 @@ from typing import Any
 import gin
 
 from taser_jax.cli import command_table
-from taser_jax.cli.argument_types import at_home, fits, fix_of, shown
+from taser_jax.cli.command_table import at_home, fits, fix_of, shown
 from taser_jax.cli.gin_files import (
     MACRO,
     GinReader,

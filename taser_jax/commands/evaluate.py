@@ -13,8 +13,8 @@ import numpy as np
 from taser_jax.commands import inputs
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.prepare.receipts import gold_path
-from taser_jax.data.readers.kilt import read_queries
 from taser_jax.data.readers.located import Question
+from taser_jax.data.readers.questions import read_kilt
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.evaluation import kilt, metrics
 from taser_jax.evaluation.answers import AnswerMatch
@@ -288,7 +288,7 @@ def _gold(queries: QuerySet) -> list[Question]:
         problem = f"task {queries.task!r} was not prepared from KILT's files"
         fix = "prepare it from files of KILT's format, or judge by 'qrels'"
         raise ConfigError(problem, where=str(path), fix=fix)
-    return list(read_queries(path))
+    return list(read_kilt(path))
 
 
 def write_table(

@@ -18,18 +18,18 @@ from taser_jax.assembly.model_directory import (
     read_model_config,
     write_model,
 )
-from taser_jax.assembly.pretrained import (
-    Pretrained,
-    drawn_without,
-    place_pretrained,
-    read_pretrained,
-)
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.devices.hosts import writes
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner
 from taser_jax.interop.hub import fetch, read_prompts, recorded_name
+from taser_jax.interop.pretrained import (
+    Pretrained,
+    drawn_without,
+    place_pretrained,
+    read_pretrained,
+)
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
 from taser_jax.models.parameters import abstract_params, init_params, parameter_count
 from taser_jax.retrieval.embedding_files import import_embeddings

@@ -15,7 +15,6 @@ from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.data import DeviceBatches, open_store
 from taser_jax.assembly.metric_writers import make_writers
 from taser_jax.assembly.model_directory import write_run_record
-from taser_jax.assembly.pretrained import drawn_without, place_pretrained
 from taser_jax.assembly.program import TrainingJob, step_cost, training_job, without_frozen
 from taser_jax.assembly.run_record import check_settings, settings_of
 from taser_jax.assembly.text_sources import SHARED_EMBEDDINGS, frozen_texts
@@ -25,6 +24,7 @@ from taser_jax.data.batches.stream import TextSource
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices import hosts
 from taser_jax.devices.partitioning import bytes_per_device
+from taser_jax.interop.pretrained import drawn_without, place_pretrained
 from taser_jax.models import config_io
 from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.models.parameters import parameter_count

@@ -1,12 +1,15 @@
-"""Loads pretrained weights into a dual encoder: BERT's into DPR, TASER or Shared, and T5's."""
+"""Pretrained weights as a dual encoder's parameters: BERT's in DPR, TASER or Shared, and T5's."""
 
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import pathlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from taser_jax.interop.bert import encoder_from_tensors, from_plain_encoders
@@ -24,15 +27,18 @@ from taser_jax.models.parameters import check_same_parameters
 from taser_jax.models.t5 import T5Config, rescale
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.registered import builds
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from taser_jax.data.text.vocabularies import Vocabulary
 
 Source = str | os.PathLike[str]
 
 # Fields that must be equal for the weights to have the same meaning.
 _T5_MUST_MATCH = (*SIZES, "num_decoder_layers", "mlp_activations", "num_buckets", "position_bias")
 _PROJECTION = "projection_layer"
+_TOKENIZERS = ("vocab.txt", "tokenizer.json", "vocabulary.json", "spiece.model")
 _MUST_MATCH = (
     *(*SIZES, "max_length", "type_vocab_size", "activation", "layer_norm_epsilon"),
     *("family", "rotary"),
@@ -258,3 +264,140 @@ def _trained_by_t5x(
 def _t5_sizes(directory: pathlib.Path, tree: Params | None) -> T5Config:
     """Sizes of a T5X checkpoint's tree, or of a Hugging Face directory."""
     return t5_config(directory) if tree is None else t5x_t5_config(tree, where=str(directory))
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+    """Weights that encoders start from.
+
+    Attributes:
+        source: a Hugging Face directory, an id on its hub, or a T5X checkpoint, of T5 or of a dual
+            encoder of ours (`interop.t5x_model`).
+        num_layers: number of its first blocks to keep (BERT only); None keeps all.
+        passage_source: another checkpoint for passages, where roles have weights of their own.
+    """
+
+    source: str
+    num_layers: int | None = None
+    passage_source: str | None = None
+
+
+def read_pretrained(
+    pretrained: Pretrained, *, config: ModelConfig, params: Params, vocabulary: pathlib.Path | None
+) -> Params:
+    """Reads pretrained weights into the shape of a model.
+
+    Args:
+        pretrained: where they lie, and which blocks are taken.
+        config: the model.
+        params: its parameters; abstract ones will do.
+        vocabulary: what texts were tokenised with; compared with the checkpoint's own.
+
+    Returns:
+        NumPy arrays where the checkpoint has the parameter, the leaf of `params` elsewhere
+        (routers, a fusion's decoder).
+
+    Raises:
+        ConfigError: sizes or vocabularies differ; the message has both.
+        DataError: missing or damaged files.
+    """
+    # Asks a hub once.
+    source, passage_source = fetch(pretrained.source), None
+    if pretrained.passage_source is not None:
+        passage_source = fetch(pretrained.passage_source)
+    for directory in (source, passage_source):
+        if vocabulary is not None and directory is not None:
+            check_words(directory, vocabulary)
+    with phase(f"read {pretrained.source}"):
+        if isinstance(config, DualEncoderConfig):
+            return load_pretrained(
+                source,
+                config=config,
+                params=params,
+                num_layers=pretrained.num_layers,
+                passage_source=passage_source,
+            )
+        assert isinstance(config, T5DualEncoderConfig)
+        return load_pretrained_t5(source, config=config, params=params)
+
+
+def drawn_without(
+    loaded: Params, initialise: Callable[[jax.Array], Params]
+) -> Callable[[jax.Array], Params]:
+    """`initialise` with zeros for what was read, until `place_pretrained` replaces them.
+
+    Compiling the draws of a BERT of six blocks takes ten seconds.
+
+    Args:
+        loaded: from `read_pretrained`.
+        initialise: key -> the model's parameters.
+    """
+
+    def draw(key: jax.Array) -> Params:
+        return jax.tree.map(
+            lambda read, drawn: jnp.zeros_like(drawn) if isinstance(read, np.ndarray) else drawn,
+            loaded,
+            initialise(key),
+        )
+
+    return draw
+
+
+def place_pretrained(loaded: Params, *, params: Params) -> Params:
+    """Replaces parameters by those read, on the same devices; the others stay.
+
+    Args:
+        loaded: from `read_pretrained`.
+        params: the model's parameters, on their devices.
+    """
+
+    def place(read: object, drawn: jax.Array) -> jax.Array:
+        if not isinstance(read, np.ndarray):
+            return drawn
+        return jax.make_array_from_callback(
+            drawn.shape, drawn.sharding, lambda index: read[index].astype(drawn.dtype)
+        )
+
+    return jax.tree.map(place, loaded, params)
+
+
+def check_words(checkpoint: pathlib.Path, vocabulary: pathlib.Path) -> None:
+    """Refuses texts that were tokenised otherwise than for the pretrained weights.
+
+    Args:
+        checkpoint: the weights' directory.
+        vocabulary: what the texts were tokenised with, as a token store keeps it. If either has no
+            tokenizer to compare, the log says so.
+
+    Raises:
+        ConfigError: words, or how texts are split into them, differ.
+        DataError: the checkpoint's tokenizer is damaged or is not of its weights.
+    """
+    # Training imports no tokenizers unless its weights are pretrained.
+    from taser_jax.data.text.vocabularies import load_vocabulary
+
+    for directory in (checkpoint, vocabulary):
+        if not any((directory / name).is_file() for name in _TOKENIZERS):
+            logger.warning(
+                "%s has no tokenizer: whether texts have the ids that the pretrained weights know "
+                "was not checked",
+                directory,
+            )
+            return
+    used, pretrained = load_vocabulary(vocabulary), load_vocabulary(checkpoint)
+    if _deciding(used) != _deciding(pretrained):
+        raise ConfigError(
+            f"the token store's vocabulary ({used.kind}) has other pieces, or splits texts "
+            f"otherwise, than that of the weights ({pretrained.kind})",
+            where=str(vocabulary),
+            fix=f"tokenize with --gin.VOCABULARY={checkpoint}",
+        )
+
+
+def _deciding(vocabulary: Vocabulary) -> str | bytes:
+    """What decides a text's ids: T5's extra ids, which follow the pieces, do not."""
+    from taser_jax.data.text.vocabularies import SentencePieceVocabulary
+
+    if isinstance(vocabulary, SentencePieceVocabulary):
+        return vocabulary.content
+    return vocabulary.fingerprint

@@ -7,21 +7,37 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_text as tf_text
 from flax.traverse_util import unflatten_dict
 
 # The only Python access to the op that runs a StableHLO program; jax2tf uses it, too.
 from tensorflow.compiler.tf2xla.python import xla
 
-from taser_jax.data.text import preprocessors, text_graph
-from taser_jax.data.token_store.store import Titles
+from taser_jax.data.text.hugging_face import (
+    MAX_WORD_CHARACTERS,
+    WordPieceVocabulary,
+    WordSplitting,
+)
+from taser_jax.data.text.preprocessors import check_length, query_room
+from taser_jax.data.text.vocabularies import SentencePieceVocabulary, Vocabulary
+from taser_jax.data.token_store.store import QueryNormalization, Titles
 from taser_jax.devices.partitioning import leaves_by_path
 from taser_jax.interop.export_source import CardTexts, ExportSource
 from taser_jax.interop.stablehlo import lower_encoder
 from taser_jax.models.batch import Role
+from taser_jax.storage.errors import ConfigError
 
 # 10 (TensorFlow builds since May 2025) adds the choice of a partitioner for sharded programs;
 # these are not sharded, and read the same as 9.
 _CALLING_CONVENTION = 9
+# RE2's \s is ASCII only: other white space becomes a space first.
+_DELIMITERS = r"\s+"
+# BERT treats ASCII symbols such as $ and ^ as punctuation, and each CJK ideograph as a word.
+_PUNCTUATION = r"[!-/:-@\[-`{-~\p{P}]"
+_IDEOGRAPHS = (
+    r"[\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{F900}-\x{FAFF}"
+    r"\x{20000}-\x{2A6DF}\x{2A700}-\x{2CEAF}\x{2F800}-\x{2FA1F}]"
+)
 
 
 def export_saved_model(source: ExportSource, output_dir: pathlib.Path) -> None:
@@ -44,9 +60,9 @@ def export_saved_model(source: ExportSource, output_dir: pathlib.Path) -> None:
         ConfigError: lengths without room for special tokens and prompt.
         DataError: the vocabulary is missing or damaged.
     """
-    preprocessors.check_length(source.passage_length)
+    check_length(source.passage_length)
     vocabulary = source.vocabulary
-    preprocessors.query_room(vocabulary, source.query_length, prompt=source.query_settings.prompt)
+    query_room(vocabulary, source.query_length, prompt=source.query_settings.prompt)
     variables = {
         name: tf.Variable(np.asarray(leaf), trainable=False)
         for name, leaf in leaves_by_path(source.params).items()
@@ -54,7 +70,7 @@ def export_saved_model(source: ExportSource, output_dir: pathlib.Path) -> None:
     # The checkpoint names variables by their paths from here.
     module = tf.Module()
     module.params = unflatten_dict(variables, sep="/")
-    module.texts = text_graph.TextGraph(vocabulary)
+    module.texts = TextGraph(vocabulary)
     signatures = {
         f"encode_{role.value}": _signature(source, tuple(variables.values()), module.texts, role)
         for role in Role
@@ -91,7 +107,7 @@ scores = tf.matmul(query_embeddings, passage_embeddings, transpose_b=True)
 def _signature(
     source: ExportSource,
     variables: Sequence[tf.Variable],
-    graph: text_graph.TextGraph,
+    graph: TextGraph,
     role: Role,
 ) -> tf.types.experimental.ConcreteFunction:
     """Texts -> {"embedding": [batch, dim]} of one role, as a concrete function."""
@@ -101,7 +117,7 @@ def _signature(
 
     def encode_query(queries: tf.Tensor) -> dict[str, tf.Tensor]:
         settings = source.query_settings
-        queries = text_graph.normalize_queries(queries, settings.normalization)
+        queries = normalize_queries(queries, settings.normalization)
         ids = graph.query_ids(queries, length, prompt=settings.prompt)
         return embed(ids)
 
@@ -150,3 +166,152 @@ def _embed_fn(
         return {"embedding": embedding[:rows]}
 
     return embed
+
+
+def normalize_queries(texts: tf.Tensor, normalization: QueryNormalization) -> tf.Tensor:
+    """Applies the normalisation to queries. [queries] -> [queries], strings."""
+    if normalization is QueryNormalization.CURLY_APOSTROPHE:
+        return tf.strings.regex_replace(texts, "’", "'")
+    return texts
+
+
+class TextGraph(tf.Module):
+    """The ids that a vocabulary gives texts. A `tf.Module` that uses it must hold it.
+
+    Args:
+        vocabulary: splits the texts; without a [CLS] token nothing precedes them.
+
+    Raises:
+        ConfigError: TensorFlow has no tokenizer of its kind.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__()
+        self._vocabulary = vocabulary
+        if isinstance(vocabulary, SentencePieceVocabulary):
+            self._tokenizer = tf_text.SentencepieceTokenizer(
+                model=vocabulary.content, out_type=tf.int32
+            )
+            self.encode = self._tokenizer.tokenize
+        elif isinstance(vocabulary, WordPieceVocabulary):
+            self.encode = _wordpiece_graph(vocabulary.pieces, vocabulary.splitting)
+        else:
+            problem = "TensorFlow has no tokenizer for a tokenizer.json that is not BERT's"
+            fix = "export as sentence_transformers, onnx or stablehlo"
+            raise ConfigError(problem, where="vocabulary", fix=fix)
+
+    def query_ids(
+        self, texts: tf.Tensor, length: int, *, prompt: Sequence[int] = ()
+    ) -> tf.RaggedTensor:
+        """`[CLS] prompt text [SEP]`, with the text truncated to fit.
+
+        Args:
+            texts: strings. Shape [queries].
+            length: maximum tokens, special ones and the prompt included.
+            prompt: ids put before every text; never truncated.
+
+        Returns:
+            Ids. Shape [queries, (tokens)], int32.
+
+        Raises:
+            ConfigError: the prompt leaves no room for the text.
+        """
+        tokens = self.encode(texts)
+        room = query_room(self._vocabulary, length, prompt=prompt)
+        tokens = _keep_first(tokens, tf.minimum(tokens.row_lengths(), room))
+        return self._framed(tokens, prompt)
+
+    def passage_ids(
+        self, titles: tf.Tensor, texts: tf.Tensor, length: int, *, prompt: Sequence[int] = ()
+    ) -> tf.RaggedTensor:
+        """`[CLS] title [SEP] text [SEP]`, or `[CLS] text [SEP]` where the title is empty.
+
+        Args:
+            titles: strings, empty for passages without one. Shape [passages].
+            texts: strings. Shape [passages].
+            length: maximum tokens, special ones included.
+            prompt: ids put before every title or text; never truncated.
+
+        Returns:
+            Ids. Shape [passages, (tokens)], int32.
+        """
+        title, text = self.encode(titles), self.encode(texts)
+        titled = tf.cast(tf.strings.length(titles) > 0, tf.int64)
+        in_title, in_text = title.row_lengths(), text.row_lengths()
+        around = 1 + int(self._vocabulary.cls_id is not None)
+        room = check_length(length - len(prompt)) - around - titled
+        half = (room + tf.cast(in_title > in_text, tf.int64)) // 2
+        in_title = tf.minimum(in_title, tf.maximum(room - in_text, half))
+        title = _keep_first(title, in_title)
+        text = _keep_first(text, tf.minimum(in_text, room - in_title))
+        separator = _ragged(tf.fill([tf.reduce_sum(titled)], self._vocabulary.sep_id), titled)
+        return self._framed(tf.concat([title, separator, text], axis=1), prompt)
+
+    def _framed(self, tokens: tf.RaggedTensor, prompt: Sequence[int]) -> tf.RaggedTensor:
+        """Adds [CLS], where the vocabulary has it, and the prompt before, and [SEP] after."""
+        cls_id, rows = self._vocabulary.cls_id, tokens.nrows()
+        start = [*([] if cls_id is None else [cls_id]), *prompt]
+        parts = [_rows_of(start, rows), tokens, _rows_of([self._vocabulary.sep_id], rows)]
+        return tf.concat(parts, axis=1)
+
+
+def _keep_first(tokens: tf.RaggedTensor, counts: tf.Tensor) -> tf.RaggedTensor:
+    """The first counts[i] tokens of row i."""
+    first = tf.ragged.range(tokens.row_lengths()).values < tf.gather(counts, tokens.value_rowids())
+    return _ragged(tf.boolean_mask(tokens.values, first), counts)
+
+
+def _rows_of(ids: Sequence[int], rows: tf.Tensor) -> tf.RaggedTensor:
+    """The ids in each of some rows."""
+    return tf.RaggedTensor.from_tensor(tf.tile(tf.constant([list(ids)], tf.int32), [rows, 1]))
+
+
+def _ragged(values: tf.Tensor, counts: tf.Tensor) -> tf.RaggedTensor:
+    # The counts are right; checking them is most of the graph, and of the time to build it.
+    return tf.RaggedTensor.from_row_lengths(values, counts, validate=False)
+
+
+def _wordpiece_graph(
+    pieces: Sequence[str], splitting: WordSplitting
+) -> tf.types.experimental.GenericFunction:
+    """Texts to ids, without special tokens: [texts] -> [texts, (pieces)], int32.
+
+    Accents are removed before lower-casing, which never folds: ß stays ß, and Σ always becomes σ
+    (the graph's lower-casing would make a final Σ ς).
+
+    Args:
+        pieces: the pieces in the order of their ids.
+        splitting: how texts become words.
+    """
+    tokenizer = tf_text.FastWordpieceTokenizer(
+        list(pieces),
+        token_out_type=tf.int32,
+        unknown_token="[UNK]",
+        no_pretokenization=True,
+        # In bytes. BERT's limit is in characters and is applied here.
+        max_bytes_per_word=4 * MAX_WORD_CHARACTERS,
+    )
+    single = f"{_PUNCTUATION}|{_IDEOGRAPHS}" if splitting.split_ideographs else _PUNCTUATION
+
+    def ids_of(texts: tf.Tensor) -> tf.RaggedTensor:
+        words = tf_text.regex_split(_normalize(texts, splitting), f"{_DELIMITERS}|{single}", single)
+        characters = tf.strings.length(words.values, unit="UTF8_CHAR")
+        short = tf.where(characters > MAX_WORD_CHARACTERS, "[UNK]", words.values)
+        return tokenizer.tokenize(words.with_values(short)).merge_dims(1, 2)
+
+    # Traced once for all exports: building the graph takes most of a second.
+    return tf.function(ids_of, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
+
+
+def _normalize(texts: tf.Tensor, splitting: WordSplitting) -> tf.Tensor:
+    # Control, format, private and replacement characters are removed; tabs and line ends
+    # separate words.
+    texts = tf.strings.regex_replace(texts, r"[^\P{C}\t\n\r]|\x{FFFD}", "")
+    texts = tf.strings.regex_replace(texts, r"\p{Z}", " ")
+    if splitting.strips_accents:
+        texts = tf_text.normalize_utf8(texts, "NFD")
+        texts = tf.strings.regex_replace(texts, r"\p{Mn}", "")
+    if splitting.lower_case:
+        texts = tf.strings.regex_replace(texts, "Σ", "σ")
+        texts = tf.strings.lower(texts, encoding="utf-8")
+    return texts

@@ -16,8 +16,7 @@ from taser_jax.data.text.hugging_face import (
     WordPieceVocabulary,
     wordpiece_tokenizer,
 )
-from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
-from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
+from taser_jax.data.text.vocabularies import SentencePieceVocabulary, Vocabulary, load_vocabulary
 from taser_jax.data.text.vocabulary_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from taser_jax.interop.hub import TEMPLATE_PROMPT
 from taser_jax.storage.errors import ConfigError

@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from taser_jax.cli import configuration
-from taser_jax.cli.argument_types import at_home
+from taser_jax.cli.command_table import at_home
 from taser_jax.cli.configuration import GinFlags
 from taser_jax.cli.gin_files import literal
 from taser_jax.storage.errors import ConfigError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from taser_jax.assembly.pretrained import Pretrained
 from taser_jax.cli import configuration
 from taser_jax.cli.configuration import GinFlags
+from taser_jax.interop.pretrained import Pretrained
 from taser_jax.storage.errors import ConfigError
 
 

@@ -15,7 +15,6 @@ from bert_checkpoints import write_checkpoint
 from sentence_models import save_bert_pieces
 
 from taser_jax.assembly.model_directory import load_model
-from taser_jax.assembly.pretrained import Pretrained, check_words
 from taser_jax.assembly.run_record import text_settings
 from taser_jax.cli import main as cli
 from taser_jax.commands.import_model import import_model
@@ -27,7 +26,7 @@ from taser_jax.data.text.hugging_face import (
 )
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.interop.pretrained import pretrained_bert
+from taser_jax.interop.pretrained import Pretrained, check_words, pretrained_bert
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling

@@ -10,10 +10,9 @@ import numpy as np
 from bert_checkpoints import CONFIG
 from safetensors.numpy import save
 
-from taser_jax.data.readers import kilt
 from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.passages import read_passages
-from taser_jax.data.readers.questions import read_questions
+from taser_jax.data.readers.questions import read_kilt, read_questions
 from taser_jax.data.text.hugging_face import WordSplitting, read_bert, wordpiece_tokenizer
 from taser_jax.interop.bert_formats import bert_config
 from taser_jax.interop.tensors import read_tensors
@@ -74,7 +73,7 @@ FORMATS: dict[str, tuple[str, bytes, Read]] = {
     "kilt queries": (
         "k.jsonl",
         jsonl(KILT, {**KILT, "id": "q2"}),
-        lambda p: list(kilt.read_queries(p)),
+        lambda p: list(read_kilt(p)),
     ),
     "tsv passages": (
         "p.tsv",

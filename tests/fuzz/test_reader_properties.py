@@ -21,10 +21,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from taser_jax.cli import configuration
-from taser_jax.data.readers import kilt
 from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.passages import read_passages
-from taser_jax.data.readers.questions import read_questions
+from taser_jax.data.readers.questions import read_kilt, read_questions
 from taser_jax.retrieval.runs import NO_ROW, Run, read_trec_run, write_trec_run
 from taser_jax.storage.records import Passage
 
@@ -214,7 +213,7 @@ KILT = st.fixed_dictionaries(
 @examples(unique(KILT, lambda record: record["id"]))
 def test_kilt_queries(records: list[dict]):
     with written("".join(json.dumps(record) + "\n" for record in records)) as path:
-        found = list(kilt.read_queries(path))
+        found = list(read_kilt(path))
     assert [dict(query.record) for query in found] == records
     for query, record in zip(found, records, strict=True):
         assert (query.id, query.text) == (record["id"], record["input"])

@@ -19,7 +19,7 @@ from tiny_t5_source import (
     tokens_of,
 )
 
-from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
+from taser_jax.data.text.vocabularies import SentencePieceVocabulary
 from taser_jax.interop.export_source import ExportSource, check_exported
 from taser_jax.interop.saved_model import export_saved_model
 from taser_jax.interop.stablehlo import export_stablehlo

@@ -8,7 +8,7 @@ from sentence_models import t5_model
 from tiny_models import encode, random_params
 
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
-from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
+from taser_jax.data.text.vocabularies import SentencePieceVocabulary
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import DualEncoder

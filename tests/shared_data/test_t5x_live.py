@@ -19,8 +19,8 @@ import pytest
 from flax.traverse_util import flatten_dict
 from tiny_training import PASSAGE_LENGTH, QUERY_LENGTH, model_config, write_token_store
 
-from taser_jax.assembly.pretrained import Pretrained, read_pretrained
 from taser_jax.data.token_store.store import TokenStore
+from taser_jax.interop.pretrained import Pretrained, read_pretrained
 from taser_jax.interop.t5x import read_t5x, write_t5x
 from taser_jax.models.batch import Batch, Tokens
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Towers

@@ -33,7 +33,7 @@ def test_wordpiece_ids_equal_hugging_face_on_all_squad_passages(passages, tmp_pa
 def test_sentencepiece_is_its_library_and_the_graph_equals_it_up_to_ties(passages, tmp_path):
     import tensorflow as tf
 
-    from taser_jax.data.text.text_graph import TextGraph
+    from taser_jax.interop.saved_model import TextGraph
 
     save_bert_pieces(tmp_path, passages, 4000)
     library = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "sentencepiece.model"))

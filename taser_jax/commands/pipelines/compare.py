@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 
-from taser_jax.assembly.pretrained import Pretrained
 from taser_jax.commands.pipelines import compare_parts, compare_plan
 from taser_jax.commands.pipelines.compared_rows import UNTRAINED, ComparedRows
 from taser_jax.commands.pipelines.cross_validation import DEPTH, RANKED, choose_bm25
@@ -26,7 +25,7 @@ from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.interop import collections_by_name
 from taser_jax.interop.hub import fetch, read_encoder_settings
-from taser_jax.interop.pretrained import pretrained_bert, pretrained_normalization
+from taser_jax.interop.pretrained import Pretrained, pretrained_bert, pretrained_normalization
 from taser_jax.models.dual_encoder import Normalization
 from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.storage.artifacts import write_text

@@ -1,4 +1,4 @@
-"""Maps questions as read to queries whose passages are rows of a collection."""
+"""Questions as read to queries: the rows of a collection that their passages are."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from jaxtyping import Int32
 
+from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.id_index import HashIndex, text_hash
-from taser_jax.data.prepare.merging import PassageResolver
 from taser_jax.data.prepare.splits import QuestionSplit
 from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.located import (
@@ -36,6 +36,66 @@ MENTION_START, MENTION_END = "[START_ENT]", "[END_ENT]"
 # TACO-DR keeps these before the mention.
 _LEFT_WORDS = 64
 _NO_SPAN = Span((0, 0), (0, 0))
+
+
+class PassageResolver:
+    """Rows of the passages that question files and qrels refer to.
+
+    Args:
+        store: the collection.
+        rows_of_source: label -> rows of the file's passages; empty for a single file.
+    """
+
+    def __init__(self, store: PassageStore, rows_of_source: dict[str, range]) -> None:
+        self._store, self._rows_of_source = store, rows_of_source
+        self._rows_of_context: dict[tuple[str, str], int | None] = {}
+
+    def row_of_id(self, id: str, *, label: str, where: str) -> int | None:
+        """Row of the passage that a file calls `id`; None if there is none.
+
+        Args:
+            id: the passage's id in its file.
+            label: the file's label; "" if unknown.
+            where: file:line, for messages.
+
+        Raises:
+            DataError: several files use the id for different passages, and no label is given.
+        """
+        if not self._rows_of_source:
+            return self._store.find(id)
+        labels = [label] if label else list(self._rows_of_source)
+        rows = {self._row_in(name, id) for name in labels} - {None}
+        if len(rows) > 1:
+            raise DataError(
+                f"the passage id {id!r} means different passages in the merged files",
+                where=where,
+                fix="name the file with QuestionFiles(..., passages=<label>), one of "
+                + ", ".join(self._rows_of_source),
+            )
+        return rows.pop() if rows else None
+
+    def row_of_context(self, context: Context, *, label: str, where: str) -> int | None:
+        """Row of a quoted passage, by id if that is certain, otherwise by title and text."""
+        if context.id and (label or not self._rows_of_source):
+            row = self.row_of_id(context.id, label=label, where=where)
+            if row is not None:
+                return row
+        key = (context.title, context.text)
+        if key not in self._rows_of_context:
+            rows = self._store.rows_with(title=context.title, text=context.text)
+            self._rows_of_context[key] = rows[0] if rows else None
+        return self._rows_of_context[key]
+
+    def _row_in(self, label: str, id: str) -> int | None:
+        row = self._store.find(f"{label}:{id}")
+        if row is not None:
+            return row
+        row = self._store.find(id)
+        if row is None:
+            return None
+        # Not by an alias: that is another file's id for the passage.
+        own = row in self._rows_of_source[label] and self._store.ids[row] == id
+        return row if own else None
 
 
 class PageIndex:

@@ -12,8 +12,10 @@ import re
 from collections.abc import Iterator, Mapping
 from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
-from taser_jax.data.files import numbered_lines
-from taser_jax.data.readers import fields, kilt
+import msgspec
+
+from taser_jax.data.files import json_lines, numbered_lines
+from taser_jax.data.readers import fields
 from taser_jax.data.readers.located import (
     PARAGRAPH_END,
     LeftOut,
@@ -25,15 +27,20 @@ from taser_jax.data.readers.located import (
 )
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.records import Passage
+from taser_jax.storage.records import Passage, check_id
+from taser_jax.storage.typed_files import typed
 
+# Words per passage of what is cut, as in DPR's and Maillard's passages.
+PASSAGE_WORDS = 100
 # Rows of a table without a header in which titles and texts are compared.
 _COMPARED = 100
 TEXT_SUFFIXES = (".txt", ".md", ".html", ".htm")
+_SECTION = "Section::::"
+_FIX_PAGE = "write {wikipedia_id, wikipedia_title, text: [paragraph, ...]}"
 
 
 def read_passages(
-    path: FilePath, left_out: LeftOut | None = None, *, words: int = kilt.PASSAGE_WORDS
+    path: FilePath, left_out: LeftOut | None = None, *, words: int = PASSAGE_WORDS
 ) -> Iterator[LocatedPassage]:
     r"""Passages of a file or folder, whose name and first line decide how it is read.
 
@@ -53,7 +60,7 @@ def read_passages(
     Thesauri, of name and definition; terms without one say nothing and are skipped. MeSH's XML:
     a concept's name and scope note (MoMA, arXiv 2302.03754, appendix).
 
-    KILT's knowledge source, which is cut into passages of `words` (`kilt.chunk_page`).
+    KILT's knowledge source, which is cut into passages of `words` (`chunk_page`).
 
     A folder of .txt, .md and .html, also cut: title from the first heading, or the file's name.
 
@@ -92,7 +99,7 @@ def _of_records(
 ) -> Iterator[LocatedPassage]:
     first = next(records, (0, {}))
     if fields.is_json(path) and isinstance(first[1].get("text"), list):
-        yield from kilt.read_pages(path, words=words)
+        yield from _of_pages(path, words)
         return
     located = itertools.chain([first] if first[1] else [], records)
     if fields.is_pair(first[1]):
@@ -148,6 +155,54 @@ def _of_pairs(
             if context.id not in seen:
                 seen.add(context.id)
                 yield LocatedPassage(line, Passage(context.id, context.text, context.title))
+
+
+class _KiltPage(msgspec.Struct):
+    """One line of a knowledge source; KILT's first paragraph is the title."""
+
+    text: list[str]
+    wikipedia_title: str
+    wikipedia_id: str | int | None = None
+    _id: str | int | None = None
+
+
+def _of_pages(path: FilePath, words: int) -> Iterator[LocatedPassage]:
+    """The windows of each page (`chunk_page`) of a knowledge source."""
+    for line, record in json_lines(path):
+        where = f"{os.fspath(path)}:{line}"
+        page = typed(record, _KiltPage, where=where, fix=_FIX_PAGE)
+        # Passages are named after their page.
+        id = page._id if page.wikipedia_id is None else page.wikipedia_id
+        check_id("" if id is None else str(id), where=f"{where}, field 'wikipedia_id'")
+        for number, (text, span) in enumerate(chunk_page(page.text, words=words)):
+            passage = Passage(f"{id}.{number}", text, page.wikipedia_title, str(id))
+            yield LocatedPassage(line, passage, span)
+
+
+def chunk_page(paragraphs: list[str], *, words: int) -> Iterator[tuple[str, Span]]:
+    """Cuts a page into disjoint windows of its words, like DPR's and Maillard's passages.
+
+    Example:
+        The paragraphs "Bern", "Bern is a city." and "Bears live there.", at 5 words, give
+        "Bern is a city. Bears" and "live there."
+
+    Args:
+        paragraphs: of the page; the first (the title) and the headings are skipped.
+        words: words per passage, separated by white space.
+
+    Yields:
+        Texts with their positions in the page, in its order.
+    """
+    located_words = [
+        (match.group(), (number, match.start()), (number, match.end()))
+        for number, text in enumerate(paragraphs)
+        if number and _SECTION not in text
+        for match in re.finditer(r"\S+", text)
+    ]
+    for start in range(0, len(located_words), words):
+        window = located_words[start : start + words]
+        text = " ".join(word for word, _, _ in window)
+        yield text, Span(window[0][1], window[-1][2])
 
 
 def _of_columns(path: FilePath) -> Iterator[LocatedPassage]:

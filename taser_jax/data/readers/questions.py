@@ -1,6 +1,7 @@
 """Questions of any format: DPR's JSON and `.qa.csv`, BEIR's and KILT's JSON lines, plain tables.
 
-DPR's formats as published with Karpukhin et al., 2020, and as pyserini writes the same topics.
+DPR's formats as published with Karpukhin et al., 2020, and as pyserini writes the same topics;
+KILT's as published with Petroni et al., 2021.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
-from taser_jax.data.files import json_records, numbered_lines
-from taser_jax.data.readers import kilt
+import msgspec
+
+from taser_jax.data.files import json_lines, json_records, numbered_lines
 from taser_jax.data.readers.fields import (
     Role,
     first_of,
@@ -24,17 +26,21 @@ from taser_jax.data.readers.fields import (
     tagged_blocks,
     wrong_columns,
 )
-from taser_jax.data.readers.located import Question, id_field, string_field, string_list
+from taser_jax.data.readers.located import Output, Question, id_field, string_field, string_list
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
+from taser_jax.storage.typed_files import typed
 
 _NO_LITERAL = (csv.Error, TypeError, ValueError, SyntaxError, MemoryError, RecursionError)
+_FIX_KILT = "write {id, input, output: [{answer, provenance: [{wikipedia_id, title, ...}]}]}"
+# The answers of fact checking; no passage contains them as answers.
+_VERDICTS = frozenset({"SUPPORTS", "REFUTES", "DISPUTED", "NOT ENOUGH INFO"})
 
 
 def read_questions(path: FilePath, *, pairs: bool = False) -> Iterator[Question]:
     r"""Questions of a file, whose name and first record decide how it is read.
 
-    JSON or JSON lines of {input, output}: KILT's (`kilt.read_queries`).
+    JSON or JSON lines of {input, output}: KILT's (`read_kilt`).
 
     JSON, JSON lines, Parquet or a table with a header, of {question, answers, id} or synonyms
     (`fields.Role`), with the passages of anchor/positive/negative pairs, or DPR's positive_ctxs,
@@ -65,7 +71,7 @@ def read_questions(path: FilePath, *, pairs: bool = False) -> Iterator[Question]
     """
     name = os.fspath(path).removesuffix(".gz")
     if is_kilt(path):
-        yield from kilt.read_queries(path)
+        yield from read_kilt(path)
     elif not name.endswith(".qa.csv") and (records := read_records(path)) is not None:
         for line, record in records:
             yield _question(record, f"{os.fspath(path)}:{line}", pairs=pairs)
@@ -80,6 +86,43 @@ def read_questions(path: FilePath, *, pairs: bool = False) -> Iterator[Question]
 def is_kilt(path: FilePath) -> bool:
     """Whether a file holds KILT's queries."""
     return is_json(path) and "input" in next(json_records(path), (0, {}))[1]
+
+
+class _KiltQuery(msgspec.Struct):
+    input: str
+    id: str | int = ""
+    output: tuple[Output, ...] = ()
+
+
+def read_kilt(path: FilePath) -> Iterator[Question]:
+    """Queries of a KILT file: one {id, input, output: [{answer, provenance: [...]}]} per line.
+
+    Verdicts are no answers.
+
+    Args:
+        path: local or gs://, plain or `.gz`.
+
+    Yields:
+        Queries in the file's order; those of blind test sets have no output.
+
+    Raises:
+        DataError: malformed input; names file:line, the field and the fix.
+    """
+    for line, record in json_lines(path):
+        where = f"{os.fspath(path)}:{line}"
+        query = typed(record, _KiltQuery, where=where, fix=_FIX_KILT)
+        if not query.input.strip():
+            where = f"{where}, field 'input'"
+            raise DataError("the input is empty", where=where, fix="remove the line")
+        answers = dict.fromkeys(output.answer for output in query.output if output.answer)
+        yield Question(
+            where=where,
+            text=query.input,
+            id=str(query.id),
+            answers=tuple(answer for answer in answers if answer not in _VERDICTS),
+            outputs=query.output,
+            record=record,
+        )
 
 
 def _topics(path: FilePath) -> Iterator[Question]:

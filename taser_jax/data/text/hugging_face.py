@@ -94,7 +94,7 @@ class WordPieceVocabulary(SavedVocabulary):
     """Splits text into BERT's word pieces.
 
     `encode` uses Hugging Face's `tokenizers`, except that "[CLS]" and the like in a text are
-    ordinary text. `text_graph`, for programs without Python, gives the same ids except for 614
+    ordinary text. `TextGraph`, for programs without Python, gives the same ids except for 614
     characters (uncased; cased 150), nearly all newer than Unicode 3.2, that TensorFlow Text
     classifies differently.
 

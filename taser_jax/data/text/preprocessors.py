@@ -1,6 +1,6 @@
 """Turns texts into token ids, in the same way for token stores and typed questions; prompts.
 
-`text_graph` has the same functions as TensorFlow graphs, for SavedModels.
+`interop.saved_model` has the same functions as TensorFlow graphs.
 """
 
 from __future__ import annotations

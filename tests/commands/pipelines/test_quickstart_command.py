@@ -10,7 +10,7 @@ import pytest
 from small_world import SmallWorld, gin, never, refused, succeed
 from stage_calls import check_every_argument, without_work
 
-from taser_jax.commands.pipelines import quickstart, retrieval_stages, taser
+from taser_jax.commands.pipelines import retrieval_stages, taser
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.results import SystemResult, TaskResult
 
@@ -21,10 +21,8 @@ ROWS = ("BM25", "TASER (BM25 negatives)", "TASER + BM25")
 def test_quickstart_and_again(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    packages = functools.partial(
-        quickstart.prepare_pydocs, packages=("json", "statistics", "optax")
-    )
-    monkeypatch.setattr(quickstart, "prepare_pydocs", packages)
+    packages = functools.partial(taser.prepare_pydocs, packages=("json", "statistics", "optax"))
+    monkeypatch.setattr(taser, "prepare_pydocs", packages)
     output = tmp_path / "out"
     # Sizes are those of the small comparison, so that nothing compiles anew.
     arguments = [
@@ -58,8 +56,7 @@ def test_quickstart_and_again(
         assert list(dict.fromkeys(line["system"] for line in csv.DictReader(file))) == list(ROWS)
 
     for module, names in (
-        (quickstart, ("prepare_pydocs", "make_vocabulary", "tokenize")),
-        (taser, ("train", "hybrid")),
+        (taser, ("prepare_pydocs", "make_vocabulary", "tokenize", "train", "hybrid")),
         (retrieval_stages, ("bm25", "encode", "index", "search", "mine", "evaluate")),
     ):
         for name in names:
@@ -89,7 +86,7 @@ def test_every_argument_of_every_stage_counts(
     row = SystemResult("TASER (mined negatives)", {"code": TaskResult({"R@20": 0.5}, 9)})
     table = ResultsTable.of([row])
     monkeypatch.setattr(taser, "print_table", lambda *_, **__: table)
-    monkeypatch.setattr(quickstart, "answer", lambda *_, **__: None)
+    monkeypatch.setattr(taser, "answer", lambda *_, **__: None)
     with monkeypatch.context() as patched:
         calls = without_work(patched)
         succeed(

@@ -8,9 +8,8 @@ from written_files import write
 
 from taser_jax.data.readers import fields, located
 from taser_jax.data.readers.fields import read_qrels
-from taser_jax.data.readers.kilt import chunk_page
 from taser_jax.data.readers.located import PARAGRAPH_END, LeftOut, Span
-from taser_jax.data.readers.passages import read_passages
+from taser_jax.data.readers.passages import chunk_page, read_passages
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage
 

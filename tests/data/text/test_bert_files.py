@@ -110,7 +110,7 @@ def test_every_character_has_the_id_that_tokenizers_gives(tmp_path, lower_case):
 def test_the_graph_has_the_same_ids_but_for_few_characters(splitting):
     import tensorflow as tf
 
-    from taser_jax.data.text.text_graph import TextGraph
+    from taser_jax.interop.saved_model import TextGraph
 
     vocabulary = WordPieceVocabulary(PIECES, splitting=splitting)
     ids = TextGraph(vocabulary).encode(tf.constant(TEXTS)).to_list()

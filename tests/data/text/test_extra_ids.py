@@ -10,8 +10,7 @@ from taser_jax.commands.tokenize import tokenize
 from taser_jax.data.collections.store import write_collection, write_queries
 from taser_jax.data.seqio_tasks.registry import add_retrieval_task
 from taser_jax.data.text.preprocessors import Prompt, TaskPrompt, query_ids
-from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
-from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.text.vocabularies import SentencePieceVocabulary, load_vocabulary
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage, Query

@@ -89,7 +89,7 @@ def test_pairs_and_texts_are_cut_as_tokenizers_cuts_them(vocabulary, oracle, len
 def test_the_graphs_of_saved_models_do_the_same(vocabulary, length):
     import tensorflow as tf
 
-    from taser_jax.data.text import text_graph
+    from taser_jax.interop import saved_model
 
     rng = np.random.default_rng(2)
     columns = [
@@ -98,14 +98,14 @@ def test_the_graphs_of_saved_models_do_the_same(vocabulary, length):
     columns[0][:3] = ["", " ", "\u200b"]
     titles, texts = columns
     tensors = [tf.constant(column) for column in columns]
-    graph = text_graph.TextGraph(vocabulary)
+    graph = saved_model.TextGraph(vocabulary)
     for prompt in ((), (7, 9)):
         room = length + len(prompt)
         found = graph.passage_ids(*tensors, room, prompt=prompt).to_list()
         assert found == passage_ids(titles, texts, vocabulary, room, prompt=prompt)
     for normalization in QueryNormalization:
         prompt = () if length == 4 else (7, 8)[: length - 3]
-        shown = text_graph.normalize_queries(tensors[1], normalization)
+        shown = saved_model.normalize_queries(tensors[1], normalization)
         found = graph.query_ids(shown, length, prompt=prompt).to_list()
         expected = normalize_queries(texts, normalization)
         assert found == query_ids(expected, vocabulary, length, prompt=prompt)

@@ -10,7 +10,7 @@ from taser_jax.data.seqio_tasks import registry as retrieval
 from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
 from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.text.preprocessors import Family, Prompt, TaskPrompt, query_ids
-from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
+from taser_jax.data.text.vocabularies import SentencePieceVocabulary
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Passage, Query
 

@@ -5,9 +5,12 @@ import tensorflow as tf
 from sentence_models import save_bert_pieces
 
 from taser_jax.data.text.hugging_face import WordPieceVocabulary
-from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
-from taser_jax.data.text.text_graph import TextGraph
-from taser_jax.data.text.vocabularies import load_vocabulary, train_vocabulary
+from taser_jax.data.text.vocabularies import (
+    SentencePieceVocabulary,
+    load_vocabulary,
+    train_vocabulary,
+)
+from taser_jax.interop.saved_model import TextGraph
 from taser_jax.storage.errors import DataError, FingerprintError
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

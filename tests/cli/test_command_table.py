@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from taser_jax.cli.argument_types import fits, fix_of, shown
+from taser_jax.cli.command_table import fits, fix_of, shown
 
 
 @dataclasses.dataclass
