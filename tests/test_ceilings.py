@@ -32,8 +32,8 @@ SLACK = 0.03
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
     "assembly": 1_583,
-    "cli": 1_274,
-    "commands": 4_633,
+    "cli": 1_282,
+    "commands": 4_654,
     "data": 6_017,
     "devices": 1_083,
     "evaluation": 1_227,
@@ -48,19 +48,19 @@ ROOMS = {
     "training": 1_471,
 }
 OTHERS = {
-    "lines of code": 30_521,
+    "lines of code": 30_550,
     "percent of code that imports or raises": 14.5,
     "files": 209,
     "lines of the longest file": 415,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
-    "commands": 28,
+    "commands": 29,
     "fields that nothing binds": 27,
     "Any in annotations": 105,
     "modules that train imports": 85,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_972,
+    "words of documentation": 34_995,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

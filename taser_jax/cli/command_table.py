@@ -182,6 +182,12 @@ COMMANDS: dict[str, Command] = dict(
             optional=True,
         ),
         _command(
+            "push",
+            "upload an exported model to the Hugging Face hub",
+            module="commands.export",
+            argument="REPO",
+        ),
+        _command(
             "compare",
             "from a folder of text to a table, an index and an export",
             module=f"{_PIPELINES}.compare",

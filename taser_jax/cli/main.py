@@ -35,7 +35,9 @@ from taser_jax.storage.errors import (
 logger = logging.getLogger("taser")
 
 # Commands that do not coordinate hosts: each host would write the same files.
-_ONE_HOST = ("init", "prepare", "import", "ask", "export", "quickstart", "compile", "plan")
+_ONE_HOST = (
+    *("init", "prepare", "import", "ask", "export", "push", "quickstart", "compile", "plan"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""`taser export`: models and embeddings in the formats of others."""
+"""`taser export`: models and embeddings in the formats of others; `taser push` to the hub."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.results import read_results
 from taser_jax.interop.export_source import (
+    CARD,
     METADATA,
     CardTexts,
     ExportSource,
@@ -31,12 +32,13 @@ from taser_jax.interop.export_source import (
     metadata,
     write_card,
 )
+from taser_jax.interop.hub import first_line
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval.embedding_files import export_embeddings
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings, encoded_splits
 from taser_jax.storage import checksums
 from taser_jax.storage.artifacts import check_empty, read_json, replacing
-from taser_jax.storage.errors import ConfigError, how_to_install
+from taser_jax.storage.errors import ConfigError, DataError, how_to_install
 from taser_jax.storage.progress import logger, phase
 
 _Export = Callable[[ExportSource, pathlib.Path], None]
@@ -290,3 +292,44 @@ def _metrics(results_dir: str | None, system: str | None) -> dict[str, float]:
         for task, result in results[0].tasks.items()
         for measure, value in result.metrics.items()
     }
+
+
+def push(*, repo: str, export_dir: str, private: bool = True) -> str:
+    """Uploads a directory of `taser export` to the Hugging Face hub, in one commit.
+
+    The card's front matter has what the hub reads: licence, library, base model, tags and, with
+    `export_model.results_dir`, the measures as `model-index`. The token is that of `hf auth login`
+    or `HF_TOKEN`; `HF_ENDPOINT` names another hub.
+
+    Args:
+        repo: "owner/name"; made if there is none.
+        export_dir: directory of one format.
+        private: whether a repository that is made here is private.
+
+    Returns:
+        URL of the commit.
+
+    Raises:
+        ConfigError: no export there.
+        DataError: the hub cannot be reached, or refuses.
+    """
+    import huggingface_hub
+
+    directory = pathlib.Path(export_dir)
+    if not (directory / METADATA).is_file() or not (directory / CARD).is_file():
+        fix = "`taser export sentence_transformers` writes one, into a folder of that name"
+        raise ConfigError("no exported model", where=export_dir, fix=fix)
+    api = huggingface_hub.HfApi()
+    with phase(f"push {repo}"):
+        try:
+            repo = api.create_repo(repo, private=private, exist_ok=True).repo_id
+            message = "Model exported by taser_jax"
+            commit = api.upload_folder(repo_id=repo, folder_path=directory, commit_message=message)
+        except Exception as error:
+            # Offline, name resolution, proxy, HTTP and log-in errors share no base class.
+            told = getattr(error, "server_message", None) or str(error)
+            reason = first_line(told) or type(error).__name__
+            fix = "check the name, the network and the token (`hf auth login`, or HF_TOKEN)"
+            raise DataError(f"the hub did not take it: {reason}", where=repo, fix=fix) from error
+    logger.info("%s: %s", export_dir, commit.commit_url)
+    return str(commit.commit_url)

@@ -56,6 +56,7 @@ NOT_ARTEFACTS = {
     "export",
     "verify",
     "serve",
+    "push",
 }
 # The functions that write, of commands that do not always.
 WRITERS = {"memory": "add_memory", "prepare": "prepare_pydocs", "fuse": "fuse_specialists"}
