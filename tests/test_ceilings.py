@@ -33,7 +33,7 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_583,
     "cli": 1_282,
-    "commands": 4_654,
+    "commands": 4_672,
     "data": 6_017,
     "devices": 1_083,
     "evaluation": 1_227,
@@ -45,22 +45,22 @@ ROOMS = {
     "serving": 503,
     "storage": 1_217,
     "systems": 3_127,
-    "training": 1_471,
+    "training": 1_486,
 }
 OTHERS = {
-    "lines of code": 30_550,
-    "percent of code that imports or raises": 14.5,
+    "lines of code": 30_583,
+    "percent of code that imports or raises": 14.6,
     "files": 209,
     "lines of the longest file": 415,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
     "commands": 29,
-    "fields that nothing binds": 27,
+    "fields that nothing binds": 28,
     "Any in annotations": 105,
     "modules that train imports": 85,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_995,
+    "words of documentation": 35_026,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

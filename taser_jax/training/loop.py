@@ -66,6 +66,8 @@ class LoopConfig(Checked):
         log_period: steps between lines in the metrics files.
         max_skipped_steps: training stops with an error after this many skipped steps in a row; set
             1 to stop at the first. A run with fewer steps stops if it skips all of them.
+        patience: training ends after this many validations in a row that are worse than the best
+            by `CheckpointConfig.selection`; set it where many queries validate. 0 trains all steps.
         validates_first: whether the initial weights are validated and saved, too: they are kept if
             no later ones are better.
     """
@@ -76,6 +78,7 @@ class LoopConfig(Checked):
     checkpoint_minutes: NaturalNumber = 4.0
     log_period: Positive = 20
     max_skipped_steps: Positive = 10
+    patience: Natural = 0
     validates_first: bool = False
 
     def validates_after(self, step: int) -> bool:
@@ -85,6 +88,10 @@ class LoopConfig(Checked):
     def saves_after(self, step: int) -> bool:
         """Whether a checkpoint is saved once `step` steps are done."""
         return self.validates_after(step) or _divides(self.checkpoint_period, step)
+
+    def has_ended(self, step: int, best_step: int) -> bool:
+        """Whether patience has run out after `step`."""
+        return 0 < self.patience * self.evaluation_period <= step - best_step
 
     def check_done(self, step: int) -> None:
         """Refuses a training length below the number of steps that are done.
@@ -163,13 +170,15 @@ def train(
         logger.info("%s", _validation_line(0, initial))
         checkpoints.save(state, step=0, about=about, metrics=initial)
         checkpoints.wait()
+    best = _best(checkpoints)
+    last_step = step if config.has_ended(step, best[1]) else config.train_steps
     meter = Meter(cost)
     seconds = 60 * config.checkpoint_minutes or math.inf
     saved_at = time.monotonic()
     skips = SkipWatch(
         allowed=min(config.max_skipped_steps, config.train_steps), describe=batches.describe
     )
-    iterator = batches.iterate(step, config.train_steps)
+    iterator = batches.iterate(step, last_step)
     with (
         contextlib.ExitStack() as at_end,
         catch_signals() as stop,
@@ -209,6 +218,11 @@ def train(
                     judged = validation if validates else None
                     checkpoints.save(state, step=step, about=about, metrics=judged)
                 saved_at = time.monotonic()
+            if validates:
+                best = max(best, (checkpoints.ranking(validation), step))
+                if config.has_ended(step, best[1]):
+                    logger.info("training: no validation is better than after step %d", best[1])
+                    break
             # After validation, so that no checkpoint lacks the metrics an undisturbed run gives it.
             if agree_to_stop(stop, step):
                 skips.check()
@@ -231,6 +245,14 @@ def _first_step(state: TrainState, checkpoints: Checkpoints, config: LoopConfig)
     else:
         logger.info("training: no checkpoint yet, beginning at step 0 of %d", config.train_steps)
     return step
+
+
+def _best(checkpoints: Checkpoints) -> tuple[float, int]:
+    """Ranking and step of the best checkpoint so far; any validation beats none."""
+    step = checkpoints.best_step
+    if step is None:
+        return -math.inf, 0
+    return checkpoints.ranking(checkpoints.metrics(step)), step
 
 
 @contextlib.contextmanager

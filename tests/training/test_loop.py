@@ -53,6 +53,31 @@ def test_periods(tmp_path):
     assert all("train/loss" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("losses", "ends"),
+    [
+        # The best is the first; two worse ones end it.
+        ([0.5, 0.6, 0.7, 0.1, 0.1, 0.1], 3),
+        # A better one begins the count again, as does an equal one.
+        ([0.5, 0.6, 0.4, 0.4, 0.9, 0.3], 6),
+    ],
+)
+def test_patience_ends_a_training_that_gets_no_better_and_it_stays_so(tmp_path, losses, ends):
+    config = loop.LoopConfig(train_steps=6, evaluation_period=1, patience=2)
+    validations = iter(losses)
+    result = run(tmp_path, config, validate=lambda params: {"nll": next(validations)})
+    assert int(result.state.step) == ends
+    assert result.validation == {"nll": losses[ends - 1]}
+    batches = ToyBatches()
+    assert run(tmp_path, config, batches=batches).validation == result.validation
+    assert batches.asked == []
+    if ends == 3:
+        # A larger patience goes on where it ended.
+        config = dataclasses.replace(config, patience=3)
+        run(tmp_path, config, batches=batches, validate=lambda params: {"nll": next(validations)})
+        assert batches.asked == [3, 4, 5]
+
+
 @pytest.mark.parametrize(("minutes", "expected"), [(4.0, [3, 5, 8, 10, 11]), (0.0, [5, 10, 11])])
 def test_checkpoints_by_time_beside_steps(tmp_path, monkeypatch, minutes, expected):
     """A step takes 100 seconds: step 3 ends 300 seconds after the start, step 8 after step 5."""

@@ -387,6 +387,7 @@ class _Run:
             num_chunks=num_chunks,
             states_dir=str(self.root / "states"),
             is_pretrained=is_pretrained,
+            validation=validation,
         )
         self.setting = dataclasses.replace(self.setting, training=training)
         self.systems = {

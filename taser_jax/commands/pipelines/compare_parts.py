@@ -14,7 +14,13 @@ import numpy as np
 
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import load_model
-from taser_jax.commands.pipelines.compare_plan import FittedLength, Plan, batch_tokens, fit_length
+from taser_jax.commands.pipelines.compare_plan import (
+    ENOUGH_VALIDATION,
+    FittedLength,
+    Plan,
+    batch_tokens,
+    fit_length,
+)
 from taser_jax.commands.pipelines.retrieval_stages import System
 from taser_jax.commands.prepare import prepare_files
 from taser_jax.commands.train import train
@@ -39,6 +45,7 @@ from taser_jax.storage.errors import ConfigError
 _MEASURED_STEPS = 3
 # Of each training, that of the initial weights among them.
 VALIDATIONS = 5
+_PATIENCE = 2
 # Passages that are encoded to measure it.
 _ENCODED = 64
 # GiB that a training takes beside activations: parameters, optimiser, programs, libraries.
@@ -129,6 +136,7 @@ def planned(
     num_chunks: int,
     states_dir: str | None,
     is_pretrained: bool,
+    validation: int,
 ) -> TrainingConfig:
     """The training with a plan's batches, rate, steps and frozen blocks.
 
@@ -138,11 +146,16 @@ def planned(
         num_chunks: chunks of a batch.
         states_dir: where states of frozen blocks are kept.
         is_pretrained: whether the initial weights may be the best.
+        validation: validation queries; enough of them end a training that gets no better.
     """
     frozen = training.train_from_block or chosen.frozen_blocks
     period = max(5, chosen.steps // (VALIDATIONS - 1))
     loop = dataclasses.replace(
-        filled(training.loop, evaluation_period=period),
+        filled(
+            training.loop,
+            evaluation_period=period,
+            patience=_PATIENCE if validation >= ENOUGH_VALIDATION else 0,
+        ),
         train_steps=chosen.steps,
         # Pretrained weights stay where no later checkpoint is better.
         validates_first=is_pretrained,
@@ -191,7 +204,9 @@ def chunks_that_fit(
 def measured_training(training: TrainingConfig, plan: Plan, num_chunks: int) -> TrainingConfig:
     """A few steps of a plan, without validation; frozen blocks are computed in every step."""
     few = dataclasses.replace(plan, steps=_MEASURED_STEPS)
-    training = planned(training, few, num_chunks=num_chunks, states_dir=None, is_pretrained=False)
+    training = planned(
+        training, few, num_chunks=num_chunks, states_dir=None, is_pretrained=False, validation=0
+    )
     loop = dataclasses.replace(training.loop, evaluation_period=0, checkpoint_period=0)
     return dataclasses.replace(training, loop=loop, validation=None)
 

@@ -27,6 +27,8 @@ _RATE = 5e-5
 _OTHER_SECONDS = 60.0
 # A start whose programs are compiled already takes about this share of one that compiles them.
 _WARM_START = 0.5
+# As many validation queries choose a row without folds, and end a training that gets no better.
+ENOUGH_VALIDATION = 300
 # The default α weighs as much as this many queries.
 _PSEUDO_QUERIES = 30
 # One query's gain among many without equals its standard error, but for this.
@@ -146,13 +148,15 @@ def defaults(queries: int, *, validation: int, blocks: int | None, batch_size: i
 
     Args:
         queries: distinct training queries.
-        validation: validation queries; 300 or more choose by themselves, without folds.
+        validation: validation queries; enough of them choose by themselves, without folds.
         blocks: blocks of the pretrained encoder; None for random weights.
         batch_size: the largest batch.
     """
     size = min(batch_size, 1 << max(1, (max(queries, 4) // 2).bit_length() - 1))
     steps = min(_MOST_STEPS, max(_FEWEST_STEPS, -(-_EPOCHS * queries // size)))
-    folds = 0 if blocks is None or validation >= 300 or queries < 10 else 5 if queries < 300 else 2
+    folds = 5 if queries < 300 else 2
+    if blocks is None or validation >= ENOUGH_VALIDATION or queries < 10:
+        folds = 0
     if blocks is None:
         return Plan(size, max(steps, _ENOUGH_STEPS), 1e-3, 0, 2, folds)
     is_few = queries < _MANY_QUERIES

@@ -99,6 +99,15 @@ def test_batches_are_encoded_in_chunks_that_fit():
     assert fitting(short, gib=1.49 + cut) == 2
 
 
+@pytest.mark.parametrize(("validation", "patience"), [(299, 0), (300, 2)])
+def test_many_validation_queries_end_a_training_that_gets_no_better(validation, patience):
+    training = tiny_training.training_config(train_steps=1)
+    plan = Plan(8, 40, 1e-3, frozen_blocks=0, rounds=1, folds=0)
+    options = {"num_chunks": 1, "states_dir": None, "is_pretrained": True}
+    loop = compare_parts.planned(training, plan, validation=validation, **options).loop
+    assert (loop.train_steps, loop.validates_first, loop.patience) == (40, True, patience)
+
+
 def test_what_was_set_is_not_decided():
     assert compare_parts.filled(Bm25Config(b=0.5), k1=1.2, b=0.75) == Bm25Config(k1=1.2, b=0.5)
 
