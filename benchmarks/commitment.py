@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from small_bert import small_bert
 
 from taser_jax.assembly.config import MultitaskTraining, TrainingConfig
-from taser_jax.assembly.validator import ValidationConfig
+from taser_jax.assembly.validator import PoolConfig, ValidationConfig
 from taser_jax.commands.analyze import AnalysisConfig, analyze
 from taser_jax.commands.train import train
 from taser_jax.data.batches.every_task import TaskBatchingConfig
@@ -27,9 +27,9 @@ from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives, Positi
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.evaluation.specialty_report import commitment_table
 from taser_jax.interop.pretrained import Pretrained, pretrained_bert
+from taser_jax.models.batch import Normalization
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.dual_encoder import Normalization
 from taser_jax.optim.median import MedianOver
 from taser_jax.optim.multitask import Combiner, MultitaskConfig
 from taser_jax.optim.optimizers import OptimizerConfig
@@ -37,7 +37,6 @@ from taser_jax.optim.tsage import TSageConfig
 from taser_jax.training.checkpoints import CheckpointConfig
 from taser_jax.training.loop import LoopConfig
 from taser_jax.training.objective import ObjectiveConfig
-from taser_jax.training.validation import PoolConfig
 
 
 def model_config(options: argparse.Namespace, store: TokenStore) -> DualEncoderConfig:

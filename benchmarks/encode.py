@@ -45,9 +45,9 @@ from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.interop.bert import bert_leaves
 from taser_jax.interop.bert_formats import config_to_json
 from taser_jax.interop.tensors import params_to_tensors
-from taser_jax.models.batch import Role, Tokens
+from taser_jax.models.batch import Normalization, Role, Tokens
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.dual_encoder import DualEncoder, Normalization
+from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import init_params
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.encoding import EncodeConfig, encode_texts

@@ -16,8 +16,8 @@ from taser_jax.models.batch import Batch, BatchShape, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
-from taser_jax.models.layers import Remat
 from taser_jax.models.parameters import init_params
+from taser_jax.models.stack import Remat
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.optim.median import MedianOver

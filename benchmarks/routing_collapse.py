@@ -40,25 +40,22 @@ from small_bert import small_bert
 
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import LoadedModel, load_model
-from taser_jax.assembly.validator import ValidationConfig
+from taser_jax.assembly.validator import PoolConfig, ValidationConfig
 from taser_jax.commands.train import train
 from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.models.batch import Role
+from taser_jax.models.batch import Role, RoutingStatistics
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.encoded import (
-    RoutingStatistics,
-    entropy,
-    expert_shares,
-    logit_offset,
-    logit_spread,
-)
 from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import (
     ExpertConfig,
     GateGradient,
     Routing,
     SequenceSummary,
+    entropy,
+    expert_shares,
+    logit_offset,
+    logit_spread,
 )
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.storage.progress import track
@@ -66,7 +63,6 @@ from taser_jax.training.loop import LoopConfig
 from taser_jax.training.losses import RoutingMeasure, RoutingRegularizer
 from taser_jax.training.objective import ObjectiveConfig
 from taser_jax.training.state import Params, named_key
-from taser_jax.training.validation import PoolConfig
 
 COLLAPSED = 0.95
 REGULARIZERS = {

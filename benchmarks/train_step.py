@@ -51,9 +51,9 @@ from side_by_side import (
 from taser_jax.models.batch import Batch, BatchShape, Tokens
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder, Towers
-from taser_jax.models.layers import Remat, Scan
 from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import ExpertConfig
+from taser_jax.models.stack import Remat, Scan
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.training.state import init_state
 from taser_jax.training.step import make_train_step

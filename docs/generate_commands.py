@@ -17,7 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from taser_jax.cli import command_line, command_table
-from taser_jax.cli.command_options import description, entries, options, read, shown_default
+from taser_jax.cli.command_line import description, entries, options, shown_default
+from taser_jax.cli.gin_files import read
 
 PATH = pathlib.Path(__file__).resolve().parent / "commands.md"
 HEAD = f"""\

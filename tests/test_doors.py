@@ -42,7 +42,7 @@ ROOMS = (
     *("commands", "systems", "cli"),
 )
 # Batches, embeddings and counts of experts are plain pytrees, which every room may name.
-PYTREES = ("taser_jax.models.batch", "taser_jax.models.encoded")
+PYTREES = ("taser_jax.models.batch",)
 # Folder -> what its modules may not import, directly, although it lies below.
 CLOSED = {
     "data": ("taser_jax.models", "taser_jax.training", "taser_jax.optim", "flax", "optax"),

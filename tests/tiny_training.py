@@ -10,7 +10,7 @@ import numpy as np
 
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import VOCABULARY, write_model
-from taser_jax.assembly.validator import ValidationConfig
+from taser_jax.assembly.validator import PoolConfig, ValidationConfig
 from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.writer import TokenStoreWriter
@@ -25,7 +25,6 @@ from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.training.checkpoints import CheckpointConfig, Selection
 from taser_jax.training.loop import LoopConfig
 from taser_jax.training.state import named_key
-from taser_jax.training.validation import PoolConfig
 
 VOCABULARY_SIZE, QUERY_LENGTH, PASSAGE_LENGTH = 96, 8, 12
 _CLS, _SEP, _FIRST_WORD = 2, 3, 5

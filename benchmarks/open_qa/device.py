@@ -28,7 +28,7 @@ import numpy as np
 
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import selected_checkpoint
-from taser_jax.assembly.validator import ValidationConfig
+from taser_jax.assembly.validator import PoolConfig, ValidationConfig
 from taser_jax.commands.encode import encode
 from taser_jax.commands.train import TrainSummary, train
 from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives, PositiveChoice
@@ -48,7 +48,6 @@ from taser_jax.training.checkpoints import CheckpointConfig, Selection
 from taser_jax.training.loop import LoopConfig
 from taser_jax.training.losses import RoutingRegularizer
 from taser_jax.training.objective import ObjectiveConfig
-from taser_jax.training.validation import PoolConfig
 
 SYSTEMS = ("DPR", "Shared", "TASER Det-R", "TASER Seq-R", "TASER Tok-R")
 ROUTINGS = {

@@ -21,9 +21,8 @@ from taser_jax.data.token_store.store import QueryNormalization, Titles, TokenSt
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner, placed
 from taser_jax.models import config_io
-from taser_jax.models.batch import EncoderInput, Role
+from taser_jax.models.batch import EncoderInput, Role, static_task
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
-from taser_jax.models.encoded import static_task
 from taser_jax.models.fusion import FUSION_PARTS
 from taser_jax.models.parameters import (
     abstract_params,

@@ -29,9 +29,8 @@ from taser_jax.data.token_store.arrays import (
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner, parameter_path
-from taser_jax.models.batch import EncoderInput, Role, States, Tokens
+from taser_jax.models.batch import EncoderInput, Role, States, Tokens, static_task
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Params
-from taser_jax.models.encoded import static_task
 from taser_jax.retrieval.embeddings import EmbeddingDtype, queries_directory
 from taser_jax.retrieval.encoding import EncodeConfig, batches_by_length
 from taser_jax.storage.artifacts import (
@@ -136,7 +135,7 @@ QUERY_DOCUMENTS: Registered[OpenQueryDocuments] = Registered(
 )
 # A directory and the token store of the passages -> their embeddings.
 SHARED_EMBEDDINGS: Registered[Callable[[FilePath, TokenStore], SharedEmbeddings]] = Registered(
-    "taser_jax.systems.moma.embeddings"
+    "taser_jax.systems.moma.memory"
 )
 
 

@@ -124,6 +124,7 @@ COMMANDS: dict[str, Command] = dict(
         _command(
             "plan",
             "compare meshes of TPU topologies for a training recipe, without a TPU",
+            module="commands.compile",
             function="plan_recipe",
             flags=_PLAN_FLAGS,
             **_OF_TRAIN,

@@ -1,4 +1,4 @@
-"""Reads Gin files and command-line bindings into Gin's registry."""
+"""Gin files: where they are, what they say, and reading them and bindings into Gin's registry."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import inspect
 import os
 import pathlib
 import re
+import textwrap
 import tokenize
 import types
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -34,6 +35,8 @@ IMPORTABLE = ("taser_jax", "tasks")
 _DYNAMIC = "__gin__"
 # Parameters of commands that the command line fills in; no Gin file sets them.
 FILLED_IN = frozenset({"config_text", "dry_run"})
+# Columns of what is printed.
+WIDTH = 80
 
 
 def gin_directory() -> pathlib.Path:
@@ -61,6 +64,70 @@ def find_gin_file(path: str, search_paths: Sequence[str] = ()) -> pathlib.Path:
         expected=f"a path, or one of {', '.join(names)}",
         fix=did_you_mean(path.removeprefix("gin_configs/"), names) or "check the path",
     )
+
+
+def read(gin_file: str) -> str:
+    """The text of a packaged Gin file."""
+    return (gin_directory() / gin_file).read_text(encoding="utf-8")
+
+
+def bindings(gin_file: str) -> Iterator[tuple[str, str]]:
+    """(name, value as text) of a packaged Gin file's bindings, and of those it includes."""
+    pending = ""
+    for line in read(gin_file).splitlines():
+        line = line.split(" #")[0].rstrip() if not line.startswith("#") else ""
+        if line.startswith("include "):
+            yield from bindings(line.split(" ", 1)[1].strip("'\""))
+            continue
+        pending += line.strip() + (" " if line.endswith(",") else "")
+        closed = all(pending.count(a) == pending.count(b) for a, b in ("()", "[]", "{}"))
+        if pending and closed:
+            left, _, right = pending.partition("=")
+            yield left.strip(), re.sub(r", ?([\])}])", r"\1", right.strip())
+            pending = ""
+
+
+def packaged() -> list[str]:
+    """Names of all packaged Gin files."""
+    folder = gin_directory()
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*.gin"))
+
+
+def show_gin(file: str | None = None) -> None:
+    """Prints a Gin file, or lists those at hand with what they are for.
+
+    Args:
+        file: a packaged file, such as models/taser.gin, or one of the working directory; None lists
+            all of both.
+
+    Raises:
+        ConfigError: no such file; suggests the nearest.
+    """
+    if file is not None:
+        print(find_gin_file(file).read_text(encoding="utf-8"), end="")
+        return
+    here = sorted(path.name for path in pathlib.Path().glob("*.gin"))
+    print(listed([*here, *packaged()]), end="")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Gin files with their first comments, as indented lines."""
+    width = max(map(len, names), default=0)
+    comments = (first_comment(find_gin_file(name).read_text(encoding="utf-8")) for name in names)
+    return "".join(
+        f"  {name:<{width}}  {textwrap.shorten(comment, WIDTH - width - 4, placeholder=' …')}\n"
+        for name, comment in zip(names, comments, strict=True)
+    )
+
+
+def first_comment(text: str) -> str:
+    """The first sentence of a Gin file's first comment; empty without one."""
+    lines = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("# "))
+    return re.split(r"(?<=[.;])\s", " ".join(lines), maxsplit=1)[0].rstrip(".;:")
 
 
 class _Delegate(gin.config.ParserDelegate):

@@ -16,9 +16,9 @@ from typing import Any
 
 from taser_jax import __version__
 from taser_jax.cli import configuration
-from taser_jax.cli.command_line import Arguments, overview, parse
-from taser_jax.cli.command_options import command_help, show_gin
+from taser_jax.cli.command_line import Arguments, command_help, overview, parse
 from taser_jax.cli.command_table import GROUPS, load
+from taser_jax.cli.gin_files import show_gin
 from taser_jax.storage import progress, publishing
 from taser_jax.storage.errors import (
     EXIT_HOST_LOST,

@@ -35,8 +35,8 @@ from taser_jax.models.parameters import abstract_params, init_params, parameter_
 from taser_jax.retrieval.embedding_files import import_embeddings
 from taser_jax.storage.artifacts import METADATA, MODEL, check_empty, replacing
 from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.locks import one_writer
 from taser_jax.storage.progress import logger, phase
+from taser_jax.storage.publishing import one_writer
 from taser_jax.training.state import named_key
 
 

@@ -32,8 +32,8 @@ from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
 from taser_jax.retrieval.runs import NO_ROW, SearchResult
 from taser_jax.storage.artifacts import COLLECTION, FilePath, check_kind, split_path
 from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.locks import one_writer
 from taser_jax.storage.progress import logger, phase
+from taser_jax.storage.publishing import one_writer
 from taser_jax.storage.records import Query
 
 PYDOCS = "pydocs"

@@ -17,8 +17,8 @@ from taser_jax.retrieval.index import INDEX_KINDS, IndexConfig, IndexKind, build
 from taser_jax.retrieval.runs import Run, SearchResult, without_own, write_trec_run
 from taser_jax.retrieval.scann import RECALL_QUERIES
 from taser_jax.storage.artifacts import METADATA, check_kind
-from taser_jax.storage.locks import one_writer
 from taser_jax.storage.progress import logger, phase
+from taser_jax.storage.publishing import one_writer
 
 # Makes the draw of sample queries independent of all other draws.
 _PURPOSE = 0x1DE7

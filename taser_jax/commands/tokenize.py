@@ -24,8 +24,8 @@ from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.interop.hub import EncoderSettings, read_encoder_settings
 from taser_jax.storage.artifacts import TOKEN_STORE, check_kind, write_json
 from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.locks import one_writer
 from taser_jax.storage.progress import logger, phase
+from taser_jax.storage.publishing import one_writer
 
 _OF_WEIGHTS = ("config.json", "tokenizer.json", VOCAB_FILE, vocabularies.T5_MODEL_FILE)
 

@@ -24,9 +24,10 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from taser_jax.storage import locks, progress
+from taser_jax.storage import progress
 from taser_jax.storage.artifacts import FilePath, check_kind, fingerprint, is_remote
 from taser_jax.storage.errors import ConfigError, HostLostError, TaserError
+from taser_jax.storage.publishing import one_writer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -346,7 +347,7 @@ def _lock(
 ) -> None:
     for directory in directories:
         if directory is not None:
-            held.enter_context(locks.one_writer(directory))
+            held.enter_context(one_writer(directory))
             if kinds is not None:
                 check_kind(directory, kinds)
 

@@ -24,9 +24,8 @@ from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
 from taser_jax.models import config_io
-from taser_jax.models.batch import Role
+from taser_jax.models.batch import Normalization, Role
 from taser_jax.models.dual_encoder import ModelConfig, Params
-from taser_jax.models.encoded import Normalization
 from taser_jax.models.parameters import parameter_count
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import plain

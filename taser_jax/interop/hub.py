@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Float
 
 from taser_jax.interop.tensors import read_tensors
+from taser_jax.models.batch import Normalization
 from taser_jax.models.bert_dual_encoder import Pooling
-from taser_jax.models.encoded import Normalization
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.typed_files import Natural, Positive, read_json, read_typed
 

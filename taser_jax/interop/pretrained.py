@@ -18,10 +18,10 @@ from taser_jax.interop.hub import fetch, read_encoder_settings, read_projection
 from taser_jax.interop.t5 import t5_config, t5_from_t5x, t5_from_tensors, t5x_t5_config
 from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x
 from taser_jax.interop.tensors import CONFIG_FILE, check_sizes, read_tensors
+from taser_jax.models.batch import Normalization
 from taser_jax.models.bert_config import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import ModelConfig, Params
-from taser_jax.models.encoded import Normalization
 from taser_jax.models.layers import SIZES
 from taser_jax.models.parameters import check_same_parameters
 from taser_jax.models.t5 import T5Config, rescale

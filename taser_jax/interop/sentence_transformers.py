@@ -31,10 +31,9 @@ from taser_jax.interop.export_source import (
 from taser_jax.interop.t5 import t5_leaves, t5_to_json
 from taser_jax.interop.tensors import Tensors, params_to_tensors
 from taser_jax.interop.tokenizer_files import write_tokenizer
-from taser_jax.models.batch import Role
+from taser_jax.models.batch import Normalization, Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import ModelConfig, Params, Towers
-from taser_jax.models.encoded import Normalization
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.storage.errors import ConfigError
 

@@ -24,9 +24,8 @@ from t5x import models
 
 from taser_jax.data.token_store.negatives import read_negatives
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.models.batch import Batch, EncoderInput, Role, TokenGroups, Tokens
+from taser_jax.models.batch import Batch, Encoded, EncoderInput, Role, TokenGroups, Tokens
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
-from taser_jax.models.encoded import Encoded
 from taser_jax.models.parameters import init_params, logical_axes
 from taser_jax.storage.errors import ConfigError
 

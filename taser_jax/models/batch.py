@@ -1,14 +1,15 @@
-"""Token arrays for models: one batch type from the token store to the training step."""
+"""What models read and write: one batch type from the token store to the step, and its output."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, no_type_check
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
@@ -20,6 +21,13 @@ class Role(enum.Enum):
 
     QUERY = "query"
     PASSAGE = "passage"
+
+
+class Normalization(enum.Enum):
+    """Whether embeddings are divided by their L2 norm, which makes the dot product the cosine."""
+
+    NONE = "none"
+    L2 = "l2"
 
 
 def _columns(array: Array, length: int) -> np.ndarray:
@@ -316,3 +324,58 @@ class BatchShape:
             if self.teacher_candidates
             else None,
         )
+
+
+@no_type_check
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RoutingStatistics:
+    """Sums over routed inputs, so that statistics of chunks or devices add up; all float32.
+
+    An input is a sequence (Seq-R) or a token (Tok-R); padding tokens, and rows of padding only,
+    do not count. P = softmax(A·u + c), without noise or temperature (Eq. 4).
+
+    Attributes:
+        probability_sum: Σ P. [blocks, experts]
+        entropy_sum: Σ −P·log P in nats: the paper's per-input entropy. [blocks]
+        choice_count: how many inputs argmax P sends to each expert, as at inference.
+            [blocks, experts]
+        count: how many inputs. [blocks]
+        logit_sum: Σ z, z being A·u + c minus its mean over experts. [blocks, experts]
+        logit_square_sum: Σ z². [blocks, experts]
+    """
+
+    probability_sum: Float[jax.Array, "blocks experts"]
+    entropy_sum: Float[jax.Array, " blocks"]
+    choice_count: Float[jax.Array, "blocks experts"]
+    count: Float[jax.Array, " blocks"]
+    logit_sum: Float[jax.Array, "blocks experts"]
+    logit_square_sum: Float[jax.Array, "blocks experts"]
+
+    def __add__(self, other: RoutingStatistics) -> RoutingStatistics:
+        return jax.tree.map(jnp.add, self, other)
+
+
+@no_type_check
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+    """The result of `encode`.
+
+    Attributes:
+        embeddings: their dot products are the scores. [batch, dim], float32.
+        routing: statistics of learned routers; None with Det-R and without experts.
+    """
+
+    embeddings: Float[jax.Array, "batch dim"]
+    routing: RoutingStatistics | None
+
+
+def static_task(query_tasks: Sequence[str], task: str | None) -> str | None:
+    """The task's name as `encode` takes it: None where one program serves all tasks.
+
+    Args:
+        query_tasks: the model's tasks with a query encoder of their own.
+        task: the queries' task.
+    """
+    return task if query_tasks else None

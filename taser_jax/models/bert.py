@@ -10,21 +10,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from taser_jax.models import routing
-from taser_jax.models.batch import Role, States, Tokens
+from taser_jax.models.batch import Role, RoutingStatistics, States, Tokens
 from taser_jax.models.bert_config import BertConfig
 from taser_jax.models.bert_layers import FeedForward, SelfAttention
-from taser_jax.models.dropout import Dropout
-from taser_jax.models.encoded import RoutingStatistics
 from taser_jax.models.layers import (
     Affine,
+    Dropout,
     Initializer,
     LayerNormParameters,
-    Scan,
-    by_remat,
     layer_norm,
     mean_over_tokens,
     parameter,
-    split_over_batch,
 )
 from taser_jax.models.routing import (
     ExpertConfig,
@@ -33,7 +29,7 @@ from taser_jax.models.routing import (
     Routing,
     SequenceSummary,
 )
-from taser_jax.models.stack import BlockCall, run_blocks
+from taser_jax.models.stack import BlockCall, Scan, by_remat, run_blocks, split_over_batch
 from taser_jax.models.t5_layers import RelativePositionBias
 from taser_jax.storage.errors import ConfigError
 

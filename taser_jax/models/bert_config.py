@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from taser_jax.models.layers import Activation, Initializer, Remat, Scan, TransformerConfig
+from taser_jax.models.layers import Activation, Initializer, TransformerConfig
+from taser_jax.models.stack import Remat, Scan
 from taser_jax.storage.errors import check_fields
 from taser_jax.storage.typed_files import Checked, Positive, PositiveNumber, Rate
 

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from taser_jax.models.batch import Augmented, Role, States, Tokens
+from taser_jax.models.batch import Augmented, Encoded, Normalization, Role, States, Tokens
 from taser_jax.models.bert import BertEncoder, EncoderOutput, block_output
 from taser_jax.models.bert_config import AttentionKernel, BertConfig
-from taser_jax.models.dual_encoder import Description, ModelConfig, Towers
-from taser_jax.models.encoded import Encoded, Normalization, normalize
-from taser_jax.models.layers import Remat, layer_names, mean_over_tokens
+from taser_jax.models.dual_encoder import Description, ModelConfig, Towers, normalize
+from taser_jax.models.layers import mean_over_tokens
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
+from taser_jax.models.stack import Remat, layer_names
 from taser_jax.storage.errors import ConfigError
 
 

@@ -12,10 +12,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from taser_jax.models.bert_config import AttentionKernel, Traits
-from taser_jax.models.dropout import Dropout
 from taser_jax.models.layers import (
     Activation,
     Affine,
+    Dropout,
     Initializer,
     LayerNormParameters,
     activate,

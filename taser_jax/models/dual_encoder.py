@@ -10,22 +10,26 @@ from typing import Any, ClassVar, TypeAlias
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, PyTree
 
 from taser_jax.models.batch import (
     Augmented,
     BatchShape,
     DocumentsShape,
     Embedded,
+    Encoded,
     EncoderInput,
+    Normalization,
     Role,
     States,
     Tokens,
 )
-from taser_jax.models.encoded import Encoded, Normalization
 from taser_jax.models.layers import TransformerConfig
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import Checked
+
+# The smallest squared norm divided by: a zero vector stays zero, and so does its gradient.
+_SMALLEST_SQUARE = 1e-24
 
 Params: TypeAlias = PyTree
 
@@ -35,6 +39,16 @@ class Towers(enum.Enum):
 
     TIED = "tied"
     SEPARATE = "separate"
+
+
+def normalize(
+    embeddings: Float[Array, "batch dim"], normalization: Normalization
+) -> Float[Array, "batch dim"]:
+    """Divides embeddings by their L2 norms, if configured; zeros stay zeros."""
+    if normalization is Normalization.NONE:
+        return embeddings
+    square = jnp.square(embeddings).sum(-1, keepdims=True)
+    return embeddings * jax.lax.rsqrt(jnp.maximum(square, _SMALLEST_SQUARE))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,11 +16,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from taser_jax.models.batch import Augmented, DocumentsShape, Role, States, Tokens
+from taser_jax.models.batch import Augmented, DocumentsShape, Encoded, Role, States, Tokens
 from taser_jax.models.bert import BertEncoder, EncoderOutput
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.dual_encoder import Params, Towers
-from taser_jax.models.encoded import Encoded, normalize
+from taser_jax.models.dual_encoder import Params, Towers, normalize
 from taser_jax.models.t5 import Decoder, T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding, T5Tower
 from taser_jax.models.t5_layers import ATTENTION, Kernel, RmsNorm

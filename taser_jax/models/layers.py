@@ -1,4 +1,4 @@
-"""What all encoders have: configuration, costs, parameters with logical axes, normalisation."""
+"""What all encoders have: configuration, parameters with logical axes, normalisation, dropout."""
 
 from __future__ import annotations
 
@@ -11,43 +11,22 @@ from typing import Any, cast
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
-from jaxtyping import Array, Bool, Float
+import numpy as np
+from jaxtyping import Array, Bool, Float, UInt32
 
-from taser_jax.devices.mesh import BATCH_AXES
-from taser_jax.storage.errors import check_fields
+from taser_jax.devices.mesh import current_shard
+from taser_jax.models.stack import Remat, Scan
+from taser_jax.storage.errors import ConfigError, check_fields
 from taser_jax.storage.typed_files import Checked
 
 Initializer = Callable[..., Any]
 DTYPES = ("float32", "bfloat16")
 # Fields of every Transformer that the shapes of its parameters show.
 SIZES = ("vocab_size", "embed_dim", "num_layers", "num_heads", "head_dim", "mlp_dim")
-
-
-class Remat(enum.Enum):
-    """What the backward pass recomputes: nothing, or each block from its input."""
-
-    NONE = "none"
-    BLOCK = "block"
-
-
-class Scan(enum.Enum):
-    """What is one loop for the compiler: nothing, or in training the blocks that repeat.
-
-    A loop compiles in a fraction of the time and memory, and stacks the blocks' parameters and
-    gradients in every step. Its dropout draws are others.
-    """
-
-    NONE = "none"
-    BLOCKS = "blocks"
-
-
-def by_remat(block: type[nn.Module]) -> dict[Remat, type[nn.Module]]:
-    """A block's class for each choice of `Remat`.
-
-    Blocks of one kind and shape are traced and lowered once, wherever they stand in a stack.
-    """
-    return {Remat.NONE: nn.jit(block), Remat.BLOCK: nn.jit(nn.remat(block))}
+# Random words of a dropout mask.
+_WORDS = 2
+# An odd number: multiplying by it spreads neighbouring positions over 32 bits.
+_SPREAD = 0x9E3779B1
 
 
 class TransformerConfig(Checked):
@@ -71,16 +50,6 @@ class TransformerConfig(Checked):
     def by_distance(self) -> bool:
         """Whether attention depends on distances: a program then needs a number as its length."""
         return True
-
-
-def layer_names(count: int) -> str:
-    """Regular expression of the names of the first blocks.
-
-    Example:
-        >>> layer_names(2)
-        '(layers_0|layers_1)'
-    """
-    return f"({'|'.join(f'layers_{i}' for i in range(count))})"
 
 
 class Activation(enum.Enum):
@@ -329,25 +298,6 @@ class LayerNormParameters(nn.Module):
         return scale, parameter(self, "bias", nn.initializers.zeros, self.shape, self.axes)
 
 
-def split_over_batch(
-    activations: Float[Array, "batch *features"],
-) -> Float[Array, "batch *features"]:
-    """Splits the first axis over the devices that share a batch, and no other axis.
-
-    Otherwise the compiler may split activations as `fsdp` splits kernels and then exchange
-    activations, which are many times larger than the kernels it would have to gather. Without a
-    mesh (`jax.set_mesh`), or if the batch is not divisible, nothing changes.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    # Inside `jax.shard_map` the rows at hand are those of one device already.
-    free = set(mesh.axis_names) - set(mesh.manual_axes)
-    axes = tuple(axis for axis in BATCH_AXES if axis in free)
-    parts = math.prod(mesh.shape[axis] for axis in axes)
-    if parts == 1 or activations.shape[0] % parts:
-        return activations
-    return jax.lax.with_sharding_constraint(activations, PartitionSpec(axes))
-
-
 def mean_over_tokens(
     hidden: Float[Array, "batch length embed"], mask: Bool[Array, "batch length"]
 ) -> Float[Array, "batch embed"]:
@@ -355,3 +305,88 @@ def mean_over_tokens(
     weight = mask[..., None].astype(jnp.float32)
     total = (hidden.astype(jnp.float32) * weight).sum(1)
     return total / jnp.maximum(weight.sum(1), 1.0)
+
+
+class Dropout(nn.Module):
+    """y = x / (1 − rate) where an entry is kept, and 0 where it is dropped.
+
+    Like `flax.linen.Dropout` it takes one key per call from the random stream "dropout". Only this
+    key comes from a counter-based generator: generating whole masks that way costs a TPU more than
+    the masked computation, and its compiler minutes.
+
+    Attributes:
+        rate: share of dropped entries; with 0 nothing is drawn.
+        deterministic: True disables dropout.
+    """
+
+    rate: float
+    deterministic: bool
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Applies dropout in training."""
+        if not 0 <= self.rate < 1:
+            raise ConfigError(f"rate {self.rate}", where="dropout", expected="0 <= rate < 1")
+        if self.deterministic or self.rate == 0:
+            return x
+        words = jax.random.key_data(self.make_rng("dropout")).ravel()[:_WORDS]
+        shard = current_shard()
+        if shard is not None:
+            # `kept` adds the first word to each position: moving it counts positions from the start
+            # of the whole batch.
+            words = words.at[0].add(shard.first_position(x.size) * np.uint32(_SPREAD))
+        return drop(x, words, self.rate)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def drop(
+    x: Float[Array, "*shape"], salt: UInt32[Array, " words"], rate: float
+) -> Float[Array, "*shape"]:
+    """x·mask / (1 − rate); the backward pass hashes the mask again instead of storing it.
+
+    Args:
+        x: the array.
+        salt: two random words, for this call only.
+        rate: share of dropped entries.
+    """
+    scaled = x * jnp.asarray(1.0 / (1.0 - rate), x.dtype)
+    return jnp.where(kept(x.shape, salt, rate=rate), scaled, jnp.zeros((), x.dtype))
+
+
+def _drop_forward(x: jax.Array, salt: jax.Array, rate: float) -> tuple[jax.Array, jax.Array]:
+    return drop(x, salt, rate), salt
+
+
+def _drop_backward(rate: float, salt: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, None]:
+    return drop(cotangent, salt, rate), None
+
+
+drop.defvjp(_drop_forward, _drop_backward)
+
+
+def kept(
+    shape: tuple[int, ...], salt: UInt32[Array, " words"], *, rate: float
+) -> Bool[Array, "..."]:
+    """The kept entries of an array, as a function of their positions.
+
+    Row-major positions are multiplied by an odd number, shifted by the first word and passed
+    through the finaliser of MurmurHash3 with the second word in its middle. An entry is dropped if
+    the resulting 32-bit number is below rate·2³². The mask is therefore the same on any mesh, and
+    repeats only after 2³² entries.
+
+    Args:
+        shape: shape of the array.
+        salt: two random words.
+        rate: share of dropped entries.
+    """
+    position = jnp.zeros((), jnp.uint32)
+    for axis, size in enumerate(shape):
+        stride = math.prod(shape[axis + 1 :]) % 2**32
+        # One axis at a time until they are added: most of the arithmetic is on vectors.
+        counter = jax.lax.iota(jnp.uint32, size) * np.uint32(stride * _SPREAD % 2**32)
+        position = position[..., None] + counter
+    mixed = position + salt[0]
+    mixed = (mixed ^ (mixed >> 16)) * np.uint32(0x85EBCA6B)
+    mixed = (mixed ^ (mixed >> 13) ^ salt[1]) * np.uint32(0xC2B2AE35)
+    mixed = mixed ^ (mixed >> 16)
+    return mixed >= np.uint32(min(round(rate * 2**32), 2**32 - 1))

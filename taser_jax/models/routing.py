@@ -1,4 +1,7 @@
-"""The expert of each input: Det-R, Seq-R and Tok-R, and the statistics of learned routing."""
+"""The expert of each input: Det-R, Seq-R and Tok-R, and the statistics of learned routing.
+
+Statistics are sums over inputs, from which shares, entropies and information follow.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from taser_jax.devices.mesh import rows_of_shard
-from taser_jax.models.batch import Role
-from taser_jax.models.encoded import RoutingStatistics
+from taser_jax.models.batch import Role, RoutingStatistics
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import Checked, Natural, Positive, PositiveNumber
 
@@ -212,3 +214,77 @@ def group_gates(
     draw = functools.partial(jax.random.randint, key, minval=0, maxval=group_size)
     experts = rows_of_shard(draw, (batch_size, 1))
     return jax.nn.one_hot(experts, group_size, dtype=jnp.float32)
+
+
+def entropy(probabilities: Float[Array, "blocks experts"]) -> Float[Array, " blocks"]:
+    """−Σ p·ln p of each block, in nats; its gradient is finite where p = 0."""
+    # 0·log 0 = 0, and its gradient must not be NaN: both branches stay finite.
+    positive = probabilities > 0
+    logs = jnp.log(jnp.where(positive, probabilities, 1.0))
+    return -jnp.sum(jnp.where(positive, probabilities * logs, 0.0), axis=-1)
+
+
+def expert_shares(statistics: RoutingStatistics) -> Float[Array, "blocks experts"]:
+    """Share of inputs that argmax P sends to each expert; a block's sum to 1."""
+    return statistics.choice_count / jnp.maximum(statistics.count, 1.0)[:, None]
+
+
+def input_information(
+    queries: RoutingStatistics, passages: RoutingStatistics
+) -> Float[Array, " blocks"]:
+    """I(input; expert) = H(mean_x P) − mean_x H(P(· | x)) in nats, both roles weighing the same.
+
+    0 where every input is routed alike (collapse, or a router that ignores its input); ln(experts)
+    where choices are certain and the experts evenly used, by role or within the roles.
+
+    Example:
+        A query with P = (1, 0) and two passages with (½, ½): the mean is (¾, ¼), and the
+        information is H(¾, ¼) − ½·ln 2 = 0.5623 − 0.3466 = 0.2158 nats.
+
+    Args:
+        queries: sums over queries.
+        passages: sums over passages.
+
+    Returns:
+        One value per specialised block.
+    """
+    marginal = (mean_probabilities(queries) + mean_probabilities(passages)) / 2
+    return entropy(marginal) - (mean_entropy(queries) + mean_entropy(passages)) / 2
+
+
+def mean_probabilities(statistics: RoutingStatistics) -> Float[Array, "blocks experts"]:
+    """mean_x P(· | x)."""
+    return statistics.probability_sum / jnp.maximum(statistics.count, 1.0)[:, None]
+
+
+def mean_entropy(statistics: RoutingStatistics) -> Float[Array, " blocks"]:
+    """mean_x H(P(· | x)), in nats."""
+    return statistics.entropy_sum / jnp.maximum(statistics.count, 1.0)
+
+
+def logit_offset(statistics: RoutingStatistics) -> Float[Array, " blocks"]:
+    """How far the mean logits of two experts are apart; root mean square over pairs of experts.
+
+    The part that all inputs share. With two experts |mean_x (l_0 − l_1)|. Where it is much larger
+    than the `logit_spread`, argmax sends all inputs to one expert, whatever P is.
+
+    Example:
+        Logits (1, 0) and (3, 0): differences 1 and 3, offset 2, spread 1.
+    """
+    mean = statistics.logit_sum / jnp.maximum(statistics.count, 1.0)[:, None]
+    return _over_pairs(jnp.square(mean))
+
+
+def logit_spread(statistics: RoutingStatistics) -> Float[Array, " blocks"]:
+    """Standard deviation over inputs of the difference of two logits; as `logit_offset`.
+
+    The part that distinguishes inputs.
+    """
+    count = jnp.maximum(statistics.count, 1.0)[:, None]
+    mean = statistics.logit_sum / count
+    return _over_pairs(jnp.maximum(statistics.logit_square_sum / count - jnp.square(mean), 0.0))
+
+
+def _over_pairs(squares: Float[Array, "blocks experts"]) -> Float[Array, " blocks"]:
+    """√ of the mean square difference of two experts, whose sum over experts is 0."""
+    return jnp.sqrt(2.0 * jnp.sum(squares, axis=-1) / max(squares.shape[-1] - 1, 1))

@@ -1,16 +1,74 @@
-"""Runs a stack of blocks: one after another, or those that repeat in one loop."""
+"""Runs a stack of blocks: one after another, or those that repeat in one loop, or recomputed."""
 
 from __future__ import annotations
 
+import enum
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, PyTree
 
-from taser_jax.models.layers import split_over_batch
+from taser_jax.devices.mesh import BATCH_AXES
+
+
+class Remat(enum.Enum):
+    """What the backward pass recomputes: nothing, or each block from its input."""
+
+    NONE = "none"
+    BLOCK = "block"
+
+
+class Scan(enum.Enum):
+    """What is one loop for the compiler: nothing, or in training the blocks that repeat.
+
+    A loop compiles in a fraction of the time and memory, and stacks the blocks' parameters and
+    gradients in every step. Its dropout draws are others.
+    """
+
+    NONE = "none"
+    BLOCKS = "blocks"
+
+
+def by_remat(block: type[nn.Module]) -> dict[Remat, type[nn.Module]]:
+    """A block's class for each choice of `Remat`.
+
+    Blocks of one kind and shape are traced and lowered once, wherever they stand in a stack.
+    """
+    return {Remat.NONE: nn.jit(block), Remat.BLOCK: nn.jit(nn.remat(block))}
+
+
+def layer_names(count: int) -> str:
+    """Regular expression of the names of the first blocks.
+
+    Example:
+        >>> layer_names(2)
+        '(layers_0|layers_1)'
+    """
+    return f"({'|'.join(f'layers_{i}' for i in range(count))})"
+
+
+def split_over_batch(
+    activations: Float[Array, "batch *features"],
+) -> Float[Array, "batch *features"]:
+    """Splits the first axis over the devices that share a batch, and no other axis.
+
+    Otherwise the compiler may split activations as `fsdp` splits kernels and then exchange
+    activations, which are many times larger than the kernels it would have to gather. Without a
+    mesh (`jax.set_mesh`), or if the batch is not divisible, nothing changes.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    # Inside `jax.shard_map` the rows at hand are those of one device already.
+    free = set(mesh.axis_names) - set(mesh.manual_axes)
+    axes = tuple(axis for axis in BATCH_AXES if axis in free)
+    parts = math.prod(mesh.shape[axis] for axis in axes)
+    if parts == 1 or activations.shape[0] % parts:
+        return activations
+    return jax.lax.with_sharding_constraint(activations, PartitionSpec(axes))
 
 
 class BlockCall(NamedTuple):

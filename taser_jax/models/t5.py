@@ -16,10 +16,9 @@ from msgspec import Meta
 
 from taser_jax.models.batch import Augmented, States, Tokens
 from taser_jax.models.bert import Table
-from taser_jax.models.dropout import Dropout
 from taser_jax.models.dual_encoder import Params
-from taser_jax.models.layers import Remat, Scan, TransformerConfig, by_remat, split_over_batch
-from taser_jax.models.stack import BlockCall, run_blocks
+from taser_jax.models.layers import Dropout, TransformerConfig
+from taser_jax.models.stack import BlockCall, Remat, Scan, by_remat, run_blocks, split_over_batch
 from taser_jax.models.t5_layers import (
     ATTENTION,
     MLP_ACTIVATIONS,

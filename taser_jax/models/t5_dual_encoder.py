@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from taser_jax.models.batch import Augmented, Role, States, Tokens
-from taser_jax.models.dual_encoder import Description, ModelConfig, Params, Towers
-from taser_jax.models.encoded import Encoded, Normalization, normalize
-from taser_jax.models.layers import Remat, layer_names, mean_over_tokens
+from taser_jax.models.batch import Augmented, Encoded, Normalization, Role, States, Tokens
+from taser_jax.models.dual_encoder import Description, ModelConfig, Params, Towers, normalize
+from taser_jax.models.layers import mean_over_tokens
+from taser_jax.models.stack import Remat, layer_names
 from taser_jax.models.t5 import T5, T5Config, rescale
 from taser_jax.models.t5_layers import Kernel
 from taser_jax.storage.errors import ConfigError

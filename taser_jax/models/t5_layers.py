@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from taser_jax.models.dropout import Dropout
 from taser_jax.models.layers import (
     Activation,
+    Dropout,
     Initializer,
     activate,
     float32_einsum,

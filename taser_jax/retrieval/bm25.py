@@ -19,8 +19,8 @@ from bm25s.tokenization import Tokenizer
 from taser_jax.retrieval.runs import NO_ROW, SearchResult
 from taser_jax.storage import artifacts, checksums
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
-from taser_jax.storage.locks import one_writer
 from taser_jax.storage.progress import track
+from taser_jax.storage.publishing import one_writer
 from taser_jax.storage.records import Passage
 from taser_jax.storage.typed_files import Checked, NaturalNumber, Share, to_plain
 

@@ -16,8 +16,7 @@ import numpy as np
 from jaxtyping import Float32, Int
 
 from taser_jax.data.token_store.arrays import TokenizedQueries
-from taser_jax.models.batch import EncoderInput
-from taser_jax.models.encoded import Normalization
+from taser_jax.models.batch import EncoderInput, Normalization
 from taser_jax.retrieval.embeddings import (
     FORMAT_VERSION,
     QUERY_IDS,

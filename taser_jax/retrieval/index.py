@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from taser_jax.models.encoded import Normalization
+from taser_jax.models.batch import Normalization
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.exact import ExactSearcher, Searcher, check_finite, check_search
 from taser_jax.retrieval.runs import SearchResult

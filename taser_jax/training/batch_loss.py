@@ -13,8 +13,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import PyTree
 
 from taser_jax.devices.mesh import shard_axes
-from taser_jax.models.batch import Array, Batch, EncoderInput, Role, TokenGroups
-from taser_jax.models.encoded import Encoded
+from taser_jax.models.batch import Array, Batch, Encoded, EncoderInput, Role, TokenGroups
 from taser_jax.models.parameters import in_dtype
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.objective import Objective, ObjectiveConfig, StepMetrics

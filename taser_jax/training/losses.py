@@ -10,13 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from taser_jax.models.encoded import (
-    RoutingStatistics,
-    entropy,
-    input_information,
-    mean_entropy,
-    mean_probabilities,
-)
+from taser_jax.models.batch import RoutingStatistics
+from taser_jax.models.routing import entropy, input_information, mean_entropy, mean_probabilities
 
 
 # As in `batch`: JAX also builds this tree with leaves that are no arrays.

@@ -12,16 +12,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from taser_jax.models.batch import Batch
-from taser_jax.models.encoded import (
-    Encoded,
-    Normalization,
-    RoutingStatistics,
-    expert_shares,
-    logit_offset,
-    logit_spread,
-    normalize,
-)
+from taser_jax.models.batch import Batch, Encoded, Normalization, RoutingStatistics
+from taser_jax.models.dual_encoder import normalize
+from taser_jax.models.routing import expert_shares, logit_offset, logit_spread
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import Checked, NaturalNumber, PositiveNumber
 from taser_jax.training.losses import (

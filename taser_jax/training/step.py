@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from taser_jax.models.batch import Batch
-from taser_jax.models.encoded import static_task
+from taser_jax.models.batch import Batch, static_task
 from taser_jax.optim.task_gradients import Report, find_report
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import Loss, make_loss

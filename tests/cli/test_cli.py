@@ -12,7 +12,7 @@ import pytest
 import recipes
 
 import taser_jax
-from taser_jax.cli import command_options, command_table, gin_files
+from taser_jax.cli import command_line, command_table, gin_files
 from taser_jax.cli import main as cli
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, parameter_count
@@ -287,16 +287,16 @@ def test_the_help_of_a_command_is_made_once_for_its_sources(monkeypatch, tmp_pat
         made.append(name)
         return f"{name}\n\nhelp {len(made)}"
 
-    monkeypatch.setattr(command_options, "help_text", help_text)
+    monkeypatch.setattr(command_line, "help_text", help_text)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    texts = [command_options.command_help("pipeline muf") for _ in range(2)]
+    texts = [command_line.command_help("pipeline muf") for _ in range(2)]
     assert texts == ["pipeline muf\n\nhelp 1"] * 2
     (path,) = tmp_path.rglob("*.txt")
     path.write_text("another version\nold")
-    assert command_options.command_help("pipeline muf").endswith("help 2")
+    assert command_line.command_help("pipeline muf").endswith("help 2")
     # No cache can be made below a file.
     monkeypatch.setenv("XDG_CACHE_HOME", str(path))
-    assert command_options.command_help("pipeline muf").endswith("help 3")
+    assert command_line.command_help("pipeline muf").endswith("help 3")
 
 
 def test_gin_files_are_listed_and_printed(capsys, monkeypatch, tmp_path):

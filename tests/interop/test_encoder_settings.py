@@ -16,8 +16,8 @@ from taser_jax.interop.hub import (
     recorded_name,
 )
 from taser_jax.interop.tokenizer_files import write_tokenizer
+from taser_jax.models.batch import Normalization
 from taser_jax.models.bert_dual_encoder import Pooling
-from taser_jax.models.dual_encoder import Normalization
 from taser_jax.storage.errors import ConfigError, DataError, TaserError
 
 OLD, NEW = "sentence_transformers.models", "sentence_transformers.sentence_transformer.modules"

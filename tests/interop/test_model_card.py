@@ -15,9 +15,10 @@ from taser_jax.interop.export_source import (
     without_folders,
     write_card,
 )
+from taser_jax.models.batch import Normalization
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.dual_encoder import Normalization, Towers
+from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 

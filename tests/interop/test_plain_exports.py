@@ -31,9 +31,8 @@ from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop import onnx, sentence_transformers
 from taser_jax.interop.export_source import ExportSource, write_card
 from taser_jax.interop.pretrained import load_pretrained
-from taser_jax.models.batch import Role
+from taser_jax.models.batch import Normalization, Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.dual_encoder import Normalization
 from taser_jax.models.routing import Routing
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.storage.errors import ConfigError

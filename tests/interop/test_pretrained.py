@@ -17,8 +17,9 @@ from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.bert_layers import AttentionKernel
 from taser_jax.models.dual_encoder import DualEncoder, Towers
-from taser_jax.models.layers import Activation, Remat
+from taser_jax.models.layers import Activation
 from taser_jax.models.routing import ExpertConfig, Routing
+from taser_jax.models.stack import Remat
 from taser_jax.storage.errors import ConfigError
 
 EXPERTS = ExpertConfig(num_experts=2)

@@ -34,8 +34,8 @@ from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import Pooling
 from taser_jax.models.bert_layers import AttentionKernel
 from taser_jax.models.dual_encoder import Towers
-from taser_jax.models.layers import Remat
 from taser_jax.models.routing import GateSharing, Routing
+from taser_jax.models.stack import Remat
 
 pytestmark = pytest.mark.slow
 

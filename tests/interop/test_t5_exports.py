@@ -23,8 +23,8 @@ from taser_jax.data.text.vocabularies import SentencePieceVocabulary
 from taser_jax.interop.export_source import ExportSource, check_exported
 from taser_jax.interop.saved_model import export_saved_model
 from taser_jax.interop.stablehlo import export_stablehlo
-from taser_jax.models.batch import Role
-from taser_jax.models.dual_encoder import Normalization, Towers
+from taser_jax.models.batch import Normalization, Role
+from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.t5_dual_encoder import T5Embedding
 from taser_jax.storage.errors import ConfigError
 

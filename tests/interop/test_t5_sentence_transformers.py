@@ -20,8 +20,8 @@ from taser_jax.interop.sentence_transformers import (
     export_sentence_transformers,
 )
 from taser_jax.interop.tokenizer_files import write_tokenizer
-from taser_jax.models.batch import Role
-from taser_jax.models.dual_encoder import Normalization, Towers
+from taser_jax.models.batch import Normalization, Role
+from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.t5 import PositionBias
 from taser_jax.models.t5_dual_encoder import T5Embedding
 from taser_jax.storage.errors import ConfigError

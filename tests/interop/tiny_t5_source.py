@@ -12,7 +12,7 @@ from taser_jax.data.text.vocabularies import SentencePieceVocabulary
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import DualEncoder
-from taser_jax.models.layers import Remat
+from taser_jax.models.stack import Remat
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.storage.records import Passage

@@ -4,13 +4,14 @@ import pytest
 from tiny_models import tiny_t5
 
 from taser_jax.models import config_io
+from taser_jax.models.batch import Normalization
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.bert_layers import AttentionKernel
-from taser_jax.models.dual_encoder import Normalization, Towers
+from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.fusion import BertFusionConfig, FusedStates, T5FusionConfig
-from taser_jax.models.layers import Remat
 from taser_jax.models.routing import ExpertConfig, Routing
+from taser_jax.models.stack import Remat
 from taser_jax.models.t5 import PositionBias, T5Initialization
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.storage.errors import TaserError

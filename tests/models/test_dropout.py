@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from taser_jax.models.dropout import Dropout, drop, kept
+from taser_jax.models.layers import Dropout, drop, kept
 from taser_jax.storage.errors import ConfigError
 
 SALT = jnp.array([123456789, 987654321], jnp.uint32)

@@ -13,13 +13,11 @@ from tiny_models import (
 )
 
 from taser_jax.models import bert_layers
-from taser_jax.models.batch import Role, Tokens
+from taser_jax.models.batch import Normalization, Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.bert_layers import AttentionKernel
-from taser_jax.models.dual_encoder import DualEncoder, Towers
-from taser_jax.models.encoded import Normalization, normalize
-from taser_jax.models.layers import Remat
+from taser_jax.models.dual_encoder import DualEncoder, Towers, normalize
 from taser_jax.models.parameters import (
     abstract_params,
     in_dtype,
@@ -28,6 +26,7 @@ from taser_jax.models.parameters import (
     parameter_count,
 )
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
+from taser_jax.models.stack import Remat
 from taser_jax.models.t5_dual_encoder import T5Embedding
 from taser_jax.storage.errors import ConfigError
 

@@ -6,8 +6,7 @@ from tiny_models import encode, one_block, random_params, tiny_t5, tiny_t5_model
 
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner
-from taser_jax.models.batch import Role
-from taser_jax.models.dual_encoder import Normalization
+from taser_jax.models.batch import Normalization, Role
 from taser_jax.models.parameters import abstract_params, logical_axes
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.storage.errors import ConfigError

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from taser_jax.models.encoded import Normalization
+from taser_jax.models.batch import Normalization
 from taser_jax.retrieval.embeddings import write_embeddings
 from taser_jax.retrieval.exact import ExactSearcher, Searcher
 from taser_jax.retrieval.index import IndexConfig, IndexKind, build_index, open_index

@@ -7,8 +7,8 @@ import pytest
 
 from taser_jax.interop.pretrained import load_pretrained_t5, pretrained_t5
 from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x
-from taser_jax.models.batch import Role, Tokens
-from taser_jax.models.dual_encoder import DualEncoder, Normalization
+from taser_jax.models.batch import Normalization, Role, Tokens
+from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 

@@ -22,16 +22,15 @@ from disks import read_only
 
 from taser_jax.cli import main as cli
 from taser_jax.cli.command_table import COMMANDS
-from taser_jax.storage import locks
+from taser_jax.storage import publishing
 from taser_jax.storage.artifacts import replacing
 from taser_jax.storage.errors import BusyError, ConfigError, StorageError
-from taser_jax.storage.locks import one_writer
-from taser_jax.storage.publishing import LOCK, SCRATCH, scratch_of
+from taser_jax.storage.publishing import LOCK, SCRATCH, one_writer, scratch_of
 
 HOLDER = """
 import sys
 from taser_jax.storage.artifacts import replacing
-from taser_jax.storage.locks import one_writer
+from taser_jax.storage.publishing import one_writer
 with one_writer(sys.argv[1]):
     scratch = replacing(sys.argv[1] + "/large.npy").__enter__()
     scratch.write_bytes(b"half")
@@ -139,7 +138,7 @@ def test_a_locked_directory_is_replaced_as_a_whole_under_its_lock(tmp_path: path
 
 def refusal(directory: pathlib.Path) -> str:
     """What a second process is told."""
-    code = "import sys; from taser_jax.storage.locks import one_writer\n"
+    code = "import sys; from taser_jax.storage.publishing import one_writer\n"
     code += "with one_writer(sys.argv[1]): print('free')"
     told = subprocess.run(
         [sys.executable, "-c", code, str(directory)],
@@ -208,7 +207,7 @@ def test_another_user_is_refused_and_takes_over_from_a_killed_one(tmp_path: path
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks in buckets that are renewed, and given up, within a second."""
     for name, seconds in (("_RENEWAL", 0.05), ("_PATIENCE", 1.5), ("_SETTLING", 0.1)):
-        monkeypatch.setattr(locks, name, seconds)
+        monkeypatch.setattr(publishing, name, seconds)
 
 
 def test_the_second_writer_of_a_bucket_is_refused(
@@ -220,7 +219,7 @@ def test_the_second_writer_of_a_bucket_is_refused(
             pass
         # As another process would, which holds nothing.
         with monkeypatch.context() as patch:
-            patch.setattr(locks, "_held", {})
+            patch.setattr(publishing, "_held", {})
             with pytest.raises(
                 BusyError, match=f"{address}: being written by process {os.getpid()} "
             ):
@@ -296,7 +295,7 @@ def test_a_full_disk_is_named(tmp_path: pathlib.Path, monkeypatch: pytest.Monkey
     def full(*_: object) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("taser_jax.storage.locks._holder", full)
+    monkeypatch.setattr("taser_jax.storage.publishing._holder", full)
     with pytest.raises(StorageError, match="No space left"), one_writer(tmp_path / "out"):
         raise AssertionError("not locked")
 

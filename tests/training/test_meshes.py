@@ -11,8 +11,8 @@ from tiny_encoder import BERT, adamw, make_batch, on_mesh
 from taser_jax.devices.mesh import MeshConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
-from taser_jax.models.layers import Scan
 from taser_jax.models.routing import ExpertConfig, Routing
+from taser_jax.models.stack import Scan
 from taser_jax.training.step import make_train_step
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from taser_jax.models.batch import Batch, Tokens
-from taser_jax.models.encoded import Encoded, Normalization
+from taser_jax.models.batch import Batch, Encoded, Normalization, Tokens
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.objective import (
     Distance,

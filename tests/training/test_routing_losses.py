@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from taser_jax.models.encoded import RoutingStatistics
+from taser_jax.models.batch import RoutingStatistics
 from taser_jax.training.losses import (
     RoutingMeasure,
     RoutingRegularizer,

@@ -11,9 +11,8 @@ import numpy as np
 
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner
-from taser_jax.models.batch import Batch, Role, Tokens
+from taser_jax.models.batch import Batch, Role, RoutingStatistics, Tokens
 from taser_jax.models.bert import BertConfig
-from taser_jax.models.encoded import RoutingStatistics
 from taser_jax.models.parameters import abstract_params, init_params, logical_axes
 from taser_jax.models.t5 import T5Config
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer

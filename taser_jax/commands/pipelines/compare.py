@@ -26,7 +26,7 @@ from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.interop import collections_by_name
 from taser_jax.interop.hub import fetch, read_encoder_settings
 from taser_jax.interop.pretrained import Pretrained, pretrained_bert, pretrained_normalization
-from taser_jax.models.dual_encoder import Normalization
+from taser_jax.models.batch import Normalization
 from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.storage.artifacts import write_text
 from taser_jax.storage.errors import ConfigError

@@ -29,9 +29,8 @@ from taser_jax.storage.artifacts import require_equal, split_path
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.systems.moma import query_documents
-from taser_jax.systems.moma.embeddings import EmbeddingsByText, tower_fingerprints
 from taser_jax.systems.moma.memories import AugmentedTexts, Mixture
-from taser_jax.systems.moma.memory import add_memory
+from taser_jax.systems.moma.memory import EmbeddingsByText, add_memory, tower_fingerprints
 
 
 @writes("{output_dir}", kinds=[])

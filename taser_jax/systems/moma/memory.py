@@ -1,27 +1,243 @@
-"""`taser memory`: adds memories to a mixture, removes and lists them."""
+"""`taser memory`: adds memories to a mixture, removes and lists them; embeddings by their text.
+
+<directory>/<hash>/hashes.npy     a hash of each text's tokens
+<directory>/<hash>/               the embeddings in that order, as `taser encode` writes them
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
 import pathlib
+from collections.abc import Mapping
 
-from taser_jax.assembly.model_directory import check_vocabulary, load_model
+import jax
+import numpy as np
+from jaxtyping import Float32, Int, PyTree, UInt64
+
+from taser_jax.assembly.model_directory import (
+    LoadedModel,
+    check_vocabulary,
+    load_model,
+    passage_fingerprint,
+)
+from taser_jax.assembly.text_sources import SHARED_EMBEDDINGS
+from taser_jax.data.batches.stream import Texts, TextSource
+from taser_jax.data.token_store.arrays import TokenArray, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import first_host_only, writes
-from taser_jax.retrieval.encoding import EncodeConfig
-from taser_jax.storage.artifacts import MEMORIES, require_equal
+from taser_jax.models.batch import Embedded, Role
+from taser_jax.models.dual_encoder import ModelConfig, Params
+from taser_jax.retrieval.embeddings import Embeddings
+from taser_jax.retrieval.encoding import EncodeConfig, encode_texts
+from taser_jax.storage.artifacts import (
+    MEMORIES,
+    METADATA,
+    FilePath,
+    fingerprint,
+    replacing,
+    require_equal,
+)
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, phase
-from taser_jax.systems.moma.embeddings import encode_missing, tower_fingerprints
 from taser_jax.systems.moma.memories import (
     PARTS,
     Manifest,
     Memory,
     Mixture,
     read_manifest,
+    text_hashes,
     write_manifest,
 )
+
+_HASHES = "hashes.npy"
+
+
+class EmbeddingsByText:
+    """Embeddings of texts in any order; equal texts share one.
+
+    Args:
+        directory: the directory that `encode_missing` wrote.
+        hashes: hashes of the texts, from `text_hashes`.
+
+    Raises:
+        DataError: a text was not encoded.
+    """
+
+    def __init__(self, directory: FilePath, hashes: UInt64[np.ndarray, " texts"]) -> None:
+        self._parts, encoded = _parts(directory)
+        self._starts = np.cumsum([0, *map(len, self._parts)])
+        order = np.argsort(encoded, kind="stable")
+        at = np.minimum(np.searchsorted(encoded[order], hashes), max(len(encoded) - 1, 0))
+        self._places = order[at] if len(encoded) else at
+        if not len(encoded) or (encoded[self._places] != hashes).any():
+            fix = "run `taser memory add` again; it encodes what is missing"
+            raise DataError("documents without an embedding", where=str(directory), fix=fix)
+        self.shape: tuple[int, int] = (len(hashes), self._parts[0].shape[1])
+
+    @classmethod
+    def of_mixture(cls, mixture: Mixture) -> EmbeddingsByText:
+        """Embeddings of a mixture's documents, which one index reads as one.
+
+        Equation 4 of MoMA: the documents of all memories compete by score.
+        """
+        return cls(mixture.manifest.embeddings_dir, mixture.hashes)
+
+    def rows(self, start: int, stop: int) -> Float32[np.ndarray, "rows dim"]:
+        """Embeddings of rows start..stop."""
+        return self.take(np.arange(start, min(stop, self.shape[0])))
+
+    def take(self, rows: Int[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows dim"]:
+        """Embeddings of the given rows, in their order."""
+        places = self._places[rows]
+        part = np.searchsorted(self._starts, places, side="right") - 1
+        embeddings = np.empty((len(places), self.shape[1]), np.float32)
+        for number in np.unique(part):
+            here = part == number
+            embeddings[here] = self._parts[number].take(places[here] - self._starts[number])
+        return embeddings
+
+
+class EmbeddedPassages:
+    """A token store's passages as embeddings, in place of their tokens.
+
+    Args:
+        directory: the directory that `encode_missing` wrote.
+        store: the passages.
+        tower: fingerprint of the passage tower.
+
+    Raises:
+        DataError: a passage was not encoded.
+        FingerprintError: the embeddings are of another tower.
+    """
+
+    def __init__(self, directory: FilePath, store: TokenStore, *, tower: str) -> None:
+        _check_parts(directory, tower_fingerprints(tower, store))
+        self._embeddings = EmbeddingsByText(directory, text_hashes(store.passages))
+        self.lengths: Int[np.ndarray, " texts"] = store.passages.lengths
+
+    def tokens(self, rows: Int[np.ndarray, " rows"]) -> Embedded:
+        """Embeddings of some passages."""
+        return Embedded(self._embeddings.take(rows))
+
+
+@dataclasses.dataclass(frozen=True)
+class PassagesInPlace:
+    """Embedded passages beside queries as they are, or with documents.
+
+    Attributes:
+        passages: the passages, as embeddings.
+        others: what the queries are replaced by; None keeps their tokens.
+    """
+
+    passages: Texts
+    others: TextSource | None
+
+    def of_queries(self, queries: TokenizedQueries) -> Texts:
+        """These queries with their documents, or as they are."""
+        return queries if self.others is None else self.others.of_queries(queries)
+
+
+@dataclasses.dataclass(frozen=True)
+class TowerEmbeddings:
+    """The `SharedEmbeddings` of text_sources: a directory by text, for one store's passages.
+
+    Attributes:
+        directory: folder of the embeddings.
+        store: the passages.
+    """
+
+    directory: FilePath
+    store: TokenStore
+
+    def encoded_by(self, model: LoadedModel, *, config: EncodeConfig) -> EmbeddedPassages:
+        """All passages, after encoding those that no memory or run has encoded."""
+        encode_missing(self.directory, model, self.store, config=config)
+        return EmbeddedPassages(self.directory, self.store, tower=model.passage_fingerprint)
+
+    def for_training(
+        self,
+        config: ModelConfig,
+        params: Params,
+        *,
+        trainable: PyTree[bool],
+        others: TextSource | None,
+    ) -> PassagesInPlace:
+        """All passages, if the tower that made them is the model's and stays as it is."""
+        name = config.tower_name(Role.PASSAGE, None)
+        if any(jax.tree.leaves(trainable[name])):
+            problem = f"{name} is trained, and passages come as embeddings"
+            fix = f"freeze ('{name}/.*', 'freeze') in OptimizerConfig.updates, or drop it"
+            raise ConfigError(problem, where="SHARED_EMBEDDINGS", fix=fix)
+        tower = passage_fingerprint(config, params)
+        return PassagesInPlace(EmbeddedPassages(self.directory, self.store, tower=tower), others)
+
+
+def encode_missing(
+    directory: FilePath, model: LoadedModel, store: TokenStore, *, config: EncodeConfig
+) -> int:
+    """Encodes the passages that have no embedding yet; if interrupted, call it again.
+
+    Args:
+        directory: directory of one tower's embeddings; gets a folder for the new ones.
+        model: the model whose passage tower encodes.
+        store: the passages.
+        config: sizes of batches.
+
+    Returns:
+        The number of texts encoded.
+
+    Raises:
+        FingerprintError: the directory has embeddings of another tower.
+    """
+    texts, fingerprints = store.passages, tower_fingerprints(model.passage_fingerprint, store)
+    hashes, first = np.unique(text_hashes(texts), return_index=True)
+    is_new = ~np.isin(hashes, _check_parts(directory, fingerprints))
+    if not is_new.any():
+        return 0
+    rows = np.sort(first[is_new])
+    new = TokenArray(texts.ids[rows], texts.lengths[rows])
+    new_hashes = text_hashes(new)
+    part_dir = pathlib.Path(directory) / fingerprint([new_hashes])
+    part_dir.mkdir(parents=True, exist_ok=True)
+    with replacing(part_dir / _HASHES) as scratch, open(scratch, "wb") as file:
+        np.save(file, new_hashes)
+    config = dataclasses.replace(config, batch_multiple=model.batch_multiple)
+    encode_fn = model.encode_fn(Role.PASSAGE)
+    encode_texts(encode_fn, new, part_dir, fingerprints=fingerprints, config=config)
+    return len(new)
+
+
+def tower_fingerprints(tower: str, store: TokenStore) -> dict[str, str]:
+    """What the embeddings of a store's passages depend on, besides their texts.
+
+    Args:
+        tower: fingerprint of the passage tower.
+        store: the passages.
+    """
+    return {"model": tower, "vocabulary": store.metadata.vocabulary_fingerprint}
+
+
+def _check_parts(
+    directory: FilePath, fingerprints: Mapping[str, str]
+) -> UInt64[np.ndarray, " texts"]:
+    """Hashes of the embedded texts, after checking that all embeddings are of this tower."""
+    parts, hashes = _parts(directory)
+    for part in parts:
+        fix = "keep each passage tower's embeddings in a directory of their own"
+        require_equal(f"embeddings by text {directory}", part.fingerprints, fingerprints, fix)
+    return hashes
+
+
+def _parts(directory: FilePath) -> tuple[list[Embeddings], UInt64[np.ndarray, " texts"]]:
+    """All finished embeddings, and the hash of each of their rows."""
+    folders = [path.parent for path in sorted(pathlib.Path(directory).glob(f"*/{METADATA}"))]
+    hashes = [np.load(folder / _HASHES) for folder in folders]
+    parts = [Embeddings.open(folder) for folder in folders]
+    return parts, np.concatenate([np.zeros(0, np.uint64), *hashes])
+
+
+SHARED_EMBEDDINGS.register(TowerEmbeddings)
 
 
 class MemoryAction(enum.Enum):

@@ -23,16 +23,15 @@ from taser_jax.assembly.text_sources import QUERY_DOCUMENTS, DocumentStates
 from taser_jax.data.batches.stream import Texts
 from taser_jax.data.token_store.arrays import CachedStates, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.models.batch import Augmented, EncoderInput
+from taser_jax.models.batch import Augmented, EncoderInput, static_task
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Params
-from taser_jax.models.encoded import static_task
 from taser_jax.models.fusion import BertFusionConfig, FusedStates, encode_with_attention
 from taser_jax.retrieval.encoding import EncodeConfig, encode_rows
 from taser_jax.retrieval.runs import QueryArrays, is_finished
 from taser_jax.storage.artifacts import FilePath, fingerprint, require_equal, split_path
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.systems.moma.embeddings import EmbeddingsByText
 from taser_jax.systems.moma.memories import AugmentedTexts, Mixture
+from taser_jax.systems.moma.memory import EmbeddingsByText
 
 KIND = "documents of queries"
 # Among the fingerprints: where the mixture is, from the split's folder.

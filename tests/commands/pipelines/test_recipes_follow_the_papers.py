@@ -8,6 +8,7 @@ import pytest
 import recipes
 
 from taser_jax.assembly.config import TrainingConfig
+from taser_jax.assembly.validator import PoolConfig
 from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.retrieval.bm25 import Possessives
@@ -15,7 +16,6 @@ from taser_jax.retrieval.mining import AnswerContaining, Excluded
 from taser_jax.storage.records import DevelopmentSets
 from taser_jax.tasks.odqa import ENTITY_TASKS, TASKS
 from taser_jax.training.checkpoints import Selection
-from taser_jax.training.validation import PoolConfig
 
 
 def test_tasers_second_negatives_are_the_top_hundred_without_the_gold():
