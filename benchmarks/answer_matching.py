@@ -18,7 +18,7 @@ import time
 
 import numpy as np
 
-from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher
+from taser_jax.evaluation.metrics import AnswerMatch, AnswerMatcher
 
 
 def open_text(path: str):

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from small_bert import small_bert
 
-from taser_jax.assembly.config import MultitaskTraining, TrainingConfig
+from taser_jax.assembly.plans import MultitaskTraining, TrainingConfig
 from taser_jax.assembly.validator import PoolConfig, ValidationConfig
 from taser_jax.commands.analyze import AnalysisConfig, analyze
 from taser_jax.commands.train import train

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from taser_jax.evaluation.answers import AnswerMatcher
+from taser_jax.evaluation.metrics import AnswerMatcher
 from taser_jax.retrieval.mining import (
     AnswerContaining,
     Excluded,

@@ -38,8 +38,8 @@ import numpy as np
 from jaxtyping import Array, Float
 from small_bert import small_bert
 
-from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import LoadedModel, load_model
+from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.assembly.validator import PoolConfig, ValidationConfig
 from taser_jax.commands.train import train
 from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives, PositiveChoice

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from taser_jax.evaluation.answers import AnswerMatcher
+from taser_jax.evaluation.metrics import AnswerMatcher
 
 
 def has_answer(answers, text, **options):

@@ -31,26 +31,26 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_646,
+    "assembly": 1_638,
     "cli": 1_279,
-    "commands": 4_659,
-    "data": 6_017,
+    "commands": 4_656,
+    "data": 5_895,
     "devices": 1_084,
-    "evaluation": 1_227,
+    "evaluation": 1_220,
     "interop": 2_742,
     "loose files": 395,
     "models": 2_369,
     "optim": 845,
     "retrieval": 2_013,
     "serving": 503,
-    "storage": 1_206,
+    "storage": 1_333,
     "systems": 3_119,
     "training": 1_394,
 }
 OTHERS = {
-    "lines of code": 30_498,
+    "lines of code": 30_485,
     "percent of code that imports or raises": 14.3,
-    "files": 201,
+    "files": 196,
     "lines of the longest file": 420,
     "loose files": 3,
     "rooms at the top": 14,
@@ -58,7 +58,7 @@ OTHERS = {
     "commands": 29,
     "fields that nothing binds": 28,
     "Any in annotations": 105,
-    "modules that train imports": 81,
+    "modules that train imports": 79,
     # README.md and docs/*.md, without the pages that are generated.
     "words of documentation": 35_026,
 }

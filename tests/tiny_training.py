@@ -8,8 +8,8 @@ import shutil
 import jax
 import numpy as np
 
-from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import VOCABULARY, write_model
+from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.assembly.validator import PoolConfig, ValidationConfig
 from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.data.token_store.store import TokenStore

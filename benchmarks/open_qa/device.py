@@ -26,8 +26,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import selected_checkpoint
+from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.assembly.validator import PoolConfig, ValidationConfig
 from taser_jax.commands.encode import encode
 from taser_jax.commands.train import TrainSummary, train

@@ -10,8 +10,7 @@ import jax
 import optax
 
 from taser_jax.assembly import data
-from taser_jax.assembly.config import TrainingConfig
-from taser_jax.assembly.plans import BatchPlan, TextLengths, make_plan
+from taser_jax.assembly.plans import BatchPlan, TextLengths, TrainingConfig, make_plan
 from taser_jax.assembly.run_record import data_facts
 from taser_jax.assembly.text_sources import QUERY_DOCUMENTS, QueryDocuments
 from taser_jax.assembly.validator import SPLIT, check_validated_tasks

@@ -13,9 +13,8 @@ from typing import Any
 import jax
 from etils import epath
 
-from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.data import open_store, training_queries
-from taser_jax.assembly.plans import TextLengths, lengths_in
+from taser_jax.assembly.plans import TextLengths, TrainingConfig, lengths_in
 from taser_jax.assembly.program import Program, make_program
 from taser_jax.devices.compiler import CompilerEffort, OutOfMemory, compile_step
 from taser_jax.devices.mesh import MeshConfig, make_mesh

@@ -17,7 +17,7 @@ from taser_jax.data.readers.located import Question
 from taser_jax.data.readers.questions import read_kilt
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.evaluation import kilt, metrics
-from taser_jax.evaluation.answers import AnswerMatch
+from taser_jax.evaluation.metrics import AnswerMatch
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.results import (
     SystemResult,

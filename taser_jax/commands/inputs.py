@@ -10,7 +10,7 @@ import numpy as np
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher
+from taser_jax.evaluation.metrics import AnswerMatch, AnswerMatcher
 from taser_jax.retrieval.runs import NO_ROW, Run, read_trec_run
 from taser_jax.storage.artifacts import require_equal, split_path
 from taser_jax.storage.errors import ConfigError, DataError

@@ -14,7 +14,7 @@ from taser_jax.commands import inputs
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.token_store.negatives import TeacherLine, write_negatives
 from taser_jax.devices.hosts import first_host_only, writes
-from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher
+from taser_jax.evaluation.metrics import AnswerMatch, AnswerMatcher
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
 from taser_jax.retrieval.mining import (
     AnswerContaining,

@@ -23,10 +23,9 @@ from taser_jax.data.prepare import collection as preparation
 from taser_jax.data.prepare.collection import PassageFiles
 from taser_jax.data.prepare.receipts import PreparedCollection, left_out_directory, write_left_out
 from taser_jax.data.prepare.splits import PrepareOptions, Tasks
-from taser_jax.data.pydocs.build import build_pydocs
-from taser_jax.data.pydocs.tasks import TASKS
+from taser_jax.data.pydocs.build import TASKS, build_pydocs
 from taser_jax.devices.hosts import writes
-from taser_jax.evaluation.answers import AnswerMatch
+from taser_jax.evaluation.metrics import AnswerMatch
 from taser_jax.interop import collections_by_name
 from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
 from taser_jax.retrieval.runs import NO_ROW, SearchResult

@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 import jax
 from etils import epath
 
-from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.data import DeviceBatches, open_store
-from taser_jax.assembly.metric_writers import make_writers
 from taser_jax.assembly.model_directory import write_run_record
+from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.assembly.program import TrainingJob, step_cost, training_job, without_frozen
-from taser_jax.assembly.run_record import check_settings, settings_of
+from taser_jax.assembly.run_record import check_settings, make_writers, settings_of
 from taser_jax.assembly.text_sources import SHARED_EMBEDDINGS, frozen_texts
 from taser_jax.assembly.validator import Validator
 from taser_jax.data.batches.every_task import Stream

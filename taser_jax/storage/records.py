@@ -1,12 +1,31 @@
-"""Passage and query, the text records that readers produce and all stages consume."""
+"""Passage and query, the text records of all stages; looking them up by id or content.
+
+An index takes a few bytes per passage, on disk and in memory.
+"""
 
 from __future__ import annotations
 
+import array
 import dataclasses
 import enum
+import hashlib
+import json
 import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from typing import overload
 
+import numpy as np
+from etils import epath
+from jaxtyping import Bool
+
+from taser_jax.storage.artifacts import is_remote, storage_errors
 from taser_jax.storage.errors import DataError
+from taser_jax.storage.typed_files import Natural, read_typed
+
+# Categories of white space, line ends, control characters and lone surrogates.
+_SPLITTING = ("Cc", "Cs", "Zs", "Zl", "Zp")
+_IDS, _OFFSETS, _ALIASES = "ids.txt", "id_offsets.npy", "aliases.json"
+_IDS_BLOCK = 4096
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,10 +66,6 @@ class Query:
     relevance: tuple[int, ...] = ()
     hard_negatives: tuple[int, ...] = ()
     answers: tuple[str, ...] = ()
-
-
-# Categories of white space, line ends, control characters and lone surrogates.
-_SPLITTING = ("Cc", "Cs", "Zs", "Zl", "Zp")
 
 
 def check_id(id: str, *, where: str) -> str:
@@ -99,3 +114,208 @@ class DevelopmentSets(enum.Enum):
 
     APART = "apart"
     COMBINED = "combined"
+
+
+def text_hash(text: str) -> int:
+    """64 bits of BLAKE2b, equal on every machine."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def hash_share(text: str) -> float:
+    """A text's hash as a number from 0 to below 1, for draws that are equal on every machine."""
+    return text_hash(text) / float(1 << 64)
+
+
+def normalized_content(title: str, text: str) -> str:
+    """Title and text in the form compared between files: NFC, runs of white space as one space.
+
+    Example:
+        >>> normalized_content("A", "b  c") == normalized_content("A ", "b c")
+        True
+    """
+    title, text = (" ".join(unicodedata.normalize("NFC", part).split()) for part in (title, text))
+    return f"{title}\n{text}"
+
+
+class SeenTexts:
+    """Which strings came before, with about 8 bytes for each.
+
+    It stores only 64-bit hashes, in sorted runs that are merged as they grow, so 21 million ids
+    take 170 MB. Two different strings share a hash about once in 10^5 collections of that size, so
+    the caller must confirm.
+    """
+
+    def __init__(self) -> None:
+        self._runs: list[np.ndarray] = []
+
+    def add(self, texts: Sequence[str]) -> Bool[np.ndarray, " texts"]:
+        """Adds strings; whether each seems to be equal to one before it.
+
+        Example:
+            >>> SeenTexts().add(["a", "b", "a"]).tolist()
+            [False, False, True]
+        """
+        hashes = np.fromiter(map(text_hash, texts), np.uint64, len(texts))
+        block, first = np.unique(hashes, return_index=True)
+        repeated = np.ones(len(hashes), bool)
+        repeated[first] = False
+        for run in self._runs:
+            places = np.minimum(np.searchsorted(run, hashes), len(run) - 1)
+            repeated |= run[places] == hashes
+        if len(block):
+            self._runs.append(block)
+        while len(self._runs) > 1 and len(self._runs[-1]) >= len(self._runs[-2]):
+            self._runs[-2:] = [np.sort(np.concatenate(self._runs[-2:]))]
+        return repeated
+
+
+class HashIndex:
+    """Rows by hash: a sorted array of hashes and the array of their rows.
+
+    Args:
+        hashes: sorted, uint64 [passages].
+        rows: int32 [passages], parallel to `hashes`.
+    """
+
+    def __init__(self, hashes: np.ndarray, rows: np.ndarray) -> None:
+        self._hashes, self._rows = hashes, rows
+
+    def candidates(self, key: int) -> list[int]:
+        """Rows with this hash, ascending; almost always none or one."""
+        start = int(np.searchsorted(self._hashes, np.uint64(key), side="left"))
+        rows = []
+        while start < len(self._hashes) and int(self._hashes[start]) == key:
+            rows.append(int(self._rows[start]))
+            start += 1
+        return sorted(rows)
+
+    @classmethod
+    def from_hashes(cls, hashes: np.ndarray) -> HashIndex:
+        """Index of rows 0, 1, ... by their hashes, given in row order."""
+        order = np.argsort(hashes, kind="stable")
+        return cls(hashes[order], order.astype(np.int32))
+
+    def repeated(self) -> Iterator[tuple[int, int]]:
+        """Pairs of rows with equal hashes."""
+        for place in np.flatnonzero(self._hashes[1:] == self._hashes[:-1]).tolist():
+            yield int(self._rows[place]), int(self._rows[place + 1])
+
+    def save(self, directory: epath.Path, name: str) -> None:
+        """Writes <name>_hashes.npy and <name>_rows.npy."""
+        save_array(directory / f"{name}_hashes.npy", self._hashes)
+        save_array(directory / f"{name}_rows.npy", self._rows)
+
+    @classmethod
+    def open(cls, directory: epath.Path, name: str) -> HashIndex:
+        """Opens what `save` wrote, memory-mapped if the file is local."""
+        return cls(
+            load_array(directory / f"{name}_hashes.npy"), load_array(directory / f"{name}_rows.npy")
+        )
+
+
+class Ids(Sequence[str]):
+    """All ids of a collection in row order, stored as one block of UTF-8.
+
+    Args:
+        data: the bytes of ids.txt (one id per line), uint8.
+        offsets: start of each id, int64 [passages + 1].
+    """
+
+    def __init__(self, data: np.ndarray, offsets: np.ndarray) -> None:
+        self._data, self._offsets = data, offsets
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[str]: ...
+    def __getitem__(self, row: int | slice) -> str | list[str]:
+        if isinstance(row, slice):
+            return [self[at] for at in range(*row.indices(len(self)))]
+        at = int(row) + len(self) if row < 0 else int(row)
+        if not 0 <= at < len(self):
+            raise IndexError(f"row {row} of {len(self)} ids")
+        return self._data[self._offsets[at] : self._offsets[at + 1] - 1].tobytes().decode("utf-8")
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), 1 << 16):
+            stop = min(start + (1 << 16), len(self))
+            block = self._data[self._offsets[start] : self._offsets[stop]].tobytes()
+            yield from block.decode("utf-8").split("\n")[:-1]
+
+    @classmethod
+    def open(cls, directory: epath.Path) -> Ids:
+        """Opens ids.txt, memory-mapped if it is local."""
+        path = directory / _IDS
+        if not is_remote(path):
+            data: np.ndarray = np.memmap(path, np.uint8, mode="r")
+        else:
+            data = np.frombuffer(path.read_bytes(), np.uint8)
+        return cls(data, load_array(directory / _OFFSETS))
+
+
+class IdsWriter:
+    """Writes ids.txt in blocks and the offsets at the end.
+
+    Args:
+        directory: the directory to write to.
+    """
+
+    def __init__(self, directory: epath.Path) -> None:
+        self._directory = directory
+        self._file = (directory / _IDS).open("wb")
+        self._offsets = array.array("q", [0])
+        self._block: list[bytes] = []
+
+    def add(self, id: str) -> None:
+        """Writes one id, which must not contain a newline."""
+        line = id.encode("utf-8") + b"\n"
+        self._block.append(line)
+        self._offsets.append(self._offsets[-1] + len(line))
+        if len(self._block) >= _IDS_BLOCK:
+            self._flush()
+
+    def close(self) -> None:
+        """Completes both files."""
+        self._flush()
+        self._file.close()
+        save_array(self._directory / _OFFSETS, np.frombuffer(self._offsets, np.int64))
+
+    def abandon(self) -> None:
+        """Closes the file without completing it."""
+        self._block = []
+        self._file.close()
+
+    def _flush(self) -> None:
+        with storage_errors(self._directory):
+            self._file.write(b"".join(self._block))
+            self._file.flush()
+        self._block = []
+
+
+def save_aliases(directory: epath.Path, aliases: Mapping[str, int]) -> None:
+    """Writes aliases of passages: alias -> row."""
+    (directory / _ALIASES).write_text(json.dumps(dict(aliases), ensure_ascii=False, indent=0))
+
+
+def load_aliases(directory: epath.Path) -> dict[str, int]:
+    """Reads what `save_aliases` wrote."""
+    again = "run the `taser prepare` command that made it again"
+    return read_typed(directory / _ALIASES, dict[str, Natural], fix=again)
+
+
+def save_array(path: epath.Path, array: np.ndarray) -> None:
+    """np.save to a local or gs:// path."""
+    with path.open("wb") as file:
+        np.save(file, array)
+
+
+def load_array(path: epath.Path) -> np.ndarray:
+    """np.load, memory-mapped if the file is local."""
+    if not is_remote(path):
+        return np.load(path, mmap_mode="r")
+    with path.open("rb") as file:
+        return np.load(file)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from taser_jax.assembly.metric_writers import JsonlWriter, make_writers
+from taser_jax.assembly.run_record import JsonlWriter, make_writers
 
 
 def write(path, steps, *, resume_step=0, value=1.0):
@@ -86,7 +86,7 @@ def test_tensorboard_gets_the_same_scalars(tmp_path):
 
 def test_tensorflow_is_not_imported_for_tensorboard(tmp_path):
     program = (
-        "import sys; from taser_jax.assembly.metric_writers import make_writers; "
+        "import sys; from taser_jax.assembly.run_record import make_writers; "
         f"writers = make_writers({str(tmp_path)!r}, resume_step=0, is_first_process=True); "
         "writers[1].write_scalars(1, dict(loss=1.0)); "
         "sys.exit('tensorflow' in sys.modules or 'torch' in sys.modules)"

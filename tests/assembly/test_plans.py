@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import tiny_training
 
-from taser_jax.assembly.config import MultitaskTraining
-from taser_jax.assembly.plans import lengths_in, make_plan
+from taser_jax.assembly.plans import MultitaskTraining, lengths_in, make_plan
 from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import make_mesh

@@ -12,7 +12,7 @@ from small_world import gin, refused, succeed
 
 from taser_jax.commands.inputs import answer_matcher
 from taser_jax.data.collections.store import PassageStore
-from taser_jax.evaluation.answers import AnswerMatch
+from taser_jax.evaluation.metrics import AnswerMatch
 
 # Of "capital", a string with a regular expression's signs in it; of "trec", a pattern.
 QUESTIONS = {

@@ -10,7 +10,7 @@ import pytest
 import tiny_training
 
 from taser_jax.assembly import model_directory as models
-from taser_jax.assembly.metric_writers import JsonlWriter
+from taser_jax.assembly.run_record import JsonlWriter
 from taser_jax.commands import train
 from taser_jax.commands.encode import encode
 from taser_jax.commands.export import export_model

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tiny_training
 
-from taser_jax.assembly.config import MultitaskTraining, TrainingConfig
+from taser_jax.assembly.plans import MultitaskTraining, TrainingConfig
 from taser_jax.commands.train import train
 from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.storage.errors import ConfigError

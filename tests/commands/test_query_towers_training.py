@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tiny_training
 
-from taser_jax.assembly.config import MultitaskTraining
 from taser_jax.assembly.model_directory import load_model
+from taser_jax.assembly.plans import MultitaskTraining
 from taser_jax.commands.train import train
 from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.models.batch import Role

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tiny_training
 
-from taser_jax.assembly.config import MultitaskTraining
 from taser_jax.assembly.model_directory import load_model
+from taser_jax.assembly.plans import MultitaskTraining
 from taser_jax.assembly.text_sources import frozen_texts
 from taser_jax.commands.encode import encode
 from taser_jax.commands.train import train

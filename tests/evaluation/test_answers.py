@@ -8,7 +8,7 @@ import pytest
 import regex
 from one_answer import has_answer
 
-from taser_jax.evaluation.answers import (
+from taser_jax.evaluation.metrics import (
     AnswerMatch,
     AnswerMatcher,
     tokenize,

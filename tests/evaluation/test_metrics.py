@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from taser_jax.evaluation.answers import AnswerMatcher
 from taser_jax.evaluation.metrics import (
+    AnswerMatcher,
     Evaluation,
     evaluate_answers,
     evaluate_qrels,

@@ -9,7 +9,7 @@ import optax
 import pytest
 from task_problem import TASKS, TRAINABLE, flatten, on_eight_devices, permuted, run, steps, tree
 
-from taser_jax.assembly.config import MultitaskTraining, TrainingConfig
+from taser_jax.assembly.plans import MultitaskTraining, TrainingConfig
 from taser_jax.cli import configuration
 from taser_jax.optim.multitask import (
     Combiner,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from taser_jax.data.token_store.arrays import Ragged
-from taser_jax.evaluation.answers import AnswerMatcher
+from taser_jax.evaluation.metrics import AnswerMatcher
 from taser_jax.retrieval.mining import (
     AnswerContaining,
     Choice,

@@ -11,7 +11,7 @@ import pytest
 import regex
 from one_answer import has_answer
 
-from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher, tokenize
+from taser_jax.evaluation.metrics import AnswerMatch, AnswerMatcher, tokenize
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from taser_jax.assembly.metric_writers import JsonlWriter
+from taser_jax.assembly.run_record import JsonlWriter
 from taser_jax.models.batch import Batch, Tokens
 from taser_jax.training import loop
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection

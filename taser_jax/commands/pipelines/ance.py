@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import selected_checkpoint
+from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.pipelines.retrieval_stages import BM25, RetrievalStages, Setting
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.pipelines.taser import begin_pipeline, check_depth, print_table

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import load_model
+from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.pipelines.compare_plan import (
     ENOUGH_VALIDATION,
     FittedLength,

@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import read_facts
+from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.encode import encode
 from taser_jax.commands.evaluate import EvaluationConfig, evaluate
 from taser_jax.commands.import_model import import_model

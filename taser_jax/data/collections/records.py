@@ -19,7 +19,6 @@ import tensorflow_datasets as tfds
 from etils import epath
 from tensorflow_datasets.core import example_serializer
 
-from taser_jax.data import id_index
 from taser_jax.data.files import in_blocks
 from taser_jax.storage import checksums
 from taser_jax.storage.artifacts import (
@@ -31,7 +30,17 @@ from taser_jax.storage.artifacts import (
     write_json,
 )
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.records import Passage, Query, check_id
+from taser_jax.storage.records import (
+    HashIndex,
+    Ids,
+    IdsWriter,
+    Passage,
+    Query,
+    check_id,
+    normalized_content,
+    save_aliases,
+    text_hash,
+)
 from taser_jax.storage.typed_files import read_typed
 
 FORMAT_VERSION = 1
@@ -203,7 +212,7 @@ class PassageIndexWriter:
 
     def __init__(self, directory: epath.Path, where: str) -> None:
         self._directory, self._where = directory, where
-        self._ids = id_index.IdsWriter(directory)
+        self._ids = IdsWriter(directory)
         self._id_hashes, self._content_hashes = array.array("Q"), array.array("Q")
         self._fingerprint = Fingerprint()
 
@@ -216,10 +225,10 @@ class PassageIndexWriter:
         """TFDS examples of the passages, which are recorded as they are read."""
         for passage in passages:
             check_id(passage.id, where=f"{self._where}, row {len(self._id_hashes)}, field 'id'")
-            content = id_index.normalized_content(passage.title, passage.text)
+            content = normalized_content(passage.title, passage.text)
             self._ids.add(passage.id)
-            self._id_hashes.append(id_index.text_hash(passage.id))
-            self._content_hashes.append(id_index.text_hash(content))
+            self._id_hashes.append(text_hash(passage.id))
+            self._content_hashes.append(text_hash(content))
             example = {name: getattr(passage, name) for name in PASSAGE_FIELDS}
             for part in example.values():
                 self._fingerprint.add(part)
@@ -229,17 +238,17 @@ class PassageIndexWriter:
         """Completes the files; `DataError` if an id occurs twice."""
         for alias, row in sorted(aliases.items()):
             self._fingerprint.add(alias).add(row)
-        id_index.save_aliases(self._directory, aliases)
+        save_aliases(self._directory, aliases)
         self._ids.close()
-        ids = id_index.Ids.open(self._directory)
-        by_id = id_index.HashIndex.from_hashes(np.frombuffer(self._id_hashes, np.uint64))
+        ids = Ids.open(self._directory)
+        by_id = HashIndex.from_hashes(np.frombuffer(self._id_hashes, np.uint64))
         for first, second in by_id.repeated():
             if ids[first] == ids[second]:
                 problem = f"the id {ids[first]!r} is used twice, in rows {first} and {second}"
                 fix = "remove the duplicate or rename it"
                 raise DataError(problem, where=f"{self._where}, field 'id'", fix=fix)
         by_id.save(self._directory, "id")
-        by_content = id_index.HashIndex.from_hashes(np.frombuffer(self._content_hashes, np.uint64))
+        by_content = HashIndex.from_hashes(np.frombuffer(self._content_hashes, np.uint64))
         by_content.save(self._directory, "content")
 
     def abandon(self) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 from etils import epath
 
-from taser_jax.data import id_index
 from taser_jax.data.collections import records as record_dataset
 from taser_jax.data.collections.records import (
     PASSAGE_FIELDS,
@@ -26,7 +25,15 @@ from taser_jax.data.collections.records import (
 from taser_jax.storage.artifacts import FilePath, Fingerprint, replacing, require_equal
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import phase, track
-from taser_jax.storage.records import Passage, Query
+from taser_jax.storage.records import (
+    HashIndex,
+    Ids,
+    Passage,
+    Query,
+    load_aliases,
+    normalized_content,
+    text_hash,
+)
 
 SPLITS = ("train", "validation", "test")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -53,10 +60,10 @@ class PassageStore:
         self._records = record_dataset.RecordDataset(directory)
         self.name = self._records.metadata["collection"]
         self.fingerprint = self._records.metadata["fingerprint"]
-        self.ids: Sequence[str] = id_index.Ids.open(directory)
-        self._by_id = id_index.HashIndex.open(directory, "id")
-        self._by_content = id_index.HashIndex.open(directory, "content")
-        self._aliases = id_index.load_aliases(directory)
+        self.ids: Sequence[str] = Ids.open(directory)
+        self._by_id = HashIndex.open(directory, "id")
+        self._by_content = HashIndex.open(directory, "content")
+        self._aliases = load_aliases(directory)
 
     @classmethod
     def open(cls, data_dir: FilePath, collection: str) -> PassageStore:
@@ -112,19 +119,19 @@ class PassageStore:
 
     def find(self, id: str) -> int | None:
         """Row of a passage by its id or alias; None if there is none."""
-        for row in self._by_id.candidates(id_index.text_hash(id)):
+        for row in self._by_id.candidates(text_hash(id)):
             if self.ids[row] == id:
                 return row
         return self._aliases.get(id)
 
     def rows_with(self, *, title: str, text: str) -> list[int]:
         """Rows with this title and text, ignoring white space and Unicode form."""
-        content = id_index.normalized_content(title, text)
-        rows = self._by_content.candidates(id_index.text_hash(content))
+        content = normalized_content(title, text)
+        rows = self._by_content.candidates(text_hash(content))
         return [
             row
             for row, passage in zip(rows, self.get_many(rows), strict=True)
-            if id_index.normalized_content(passage.title, passage.text) == content
+            if normalized_content(passage.title, passage.text) == content
         ]
 
 

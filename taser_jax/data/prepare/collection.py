@@ -18,7 +18,6 @@ from jaxtyping import Int32
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, write_collection, write_queries
 from taser_jax.data.files import file_digest
-from taser_jax.data.id_index import hash_share, normalized_content
 from taser_jax.data.prepare.detection import detect
 from taser_jax.data.prepare.mapping import PageIndex, PassageResolver, QuestionMapper
 from taser_jax.data.prepare.receipts import (
@@ -45,7 +44,7 @@ from taser_jax.data.readers.passages import read_passages, text_files
 from taser_jax.data.readers.questions import is_kilt
 from taser_jax.storage.artifacts import FilePath, fingerprint_json, replacing, split_path
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.records import Passage, Query, check_id
+from taser_jax.storage.records import Passage, Query, check_id, hash_share, normalized_content
 from taser_jax.storage.typed_files import to_plain
 
 # Version of the output and receipt for the same files and options; a new one prepares them again.

@@ -14,11 +14,10 @@ from taser_jax.data.collections.store import (
     write_collection,
     write_queries,
 )
-from taser_jax.data.id_index import hash_share
 from taser_jax.data.prepare.splits import SHARES, sampled, split_of
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.records import Passage, Query
+from taser_jax.storage.records import Passage, Query, hash_share
 
 TASK = "made"
 # More queries train no longer, or tell no more about a model.

@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Int32
 
 from taser_jax.data.collections.store import PassageStore
-from taser_jax.data.id_index import HashIndex, text_hash
 from taser_jax.data.prepare.splits import QuestionSplit
 from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.located import (
@@ -24,7 +23,7 @@ from taser_jax.data.readers.located import (
     Span,
 )
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.records import Query, check_id
+from taser_jax.storage.records import HashIndex, Query, check_id, text_hash
 
 WITHOUT_POSITIVE = "without a positive"
 MISSING_POSITIVES = "positives that are not in the collection"

@@ -15,13 +15,12 @@ import numpy as np
 import scipy.sparse.csgraph
 
 from taser_jax.data.collections.store import SPLITS
-from taser_jax.data.id_index import hash_share, text_hash
 from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.located import Question
 from taser_jax.data.readers.questions import read_questions
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.records import Query
+from taser_jax.storage.records import Query, hash_share, text_hash
 from taser_jax.storage.typed_files import Checked, Natural, Positive, Rate, Share
 
 VALIDATION = "validation"

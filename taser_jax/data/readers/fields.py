@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import numpy as np
 
 from taser_jax.data.files import json_records, numbered_lines
-from taser_jax.data.id_index import normalized_content, text_hash
 from taser_jax.data.readers.located import Context, Judgement, id_field
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import normalized_content, text_hash
 
 # A longer column means an unclosed quote that swallowed the following lines.
 _LONGEST_FIELD = 1 << 24

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 
 from taser_jax.data.files import in_blocks
-from taser_jax.data.id_index import SeenTexts
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.records import Passage, check_id
+from taser_jax.storage.records import Passage, SeenTexts, check_id
 
 # Paragraph and character in it. A whole paragraph ends at this character.
 Position = tuple[int, int]

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from taser_jax.assembly.config import TrainingConfig
+from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.evaluate import write_table
 from taser_jax.commands.pipelines.ance import Episode, Episodes, number_episodes
 from taser_jax.commands.pipelines.retrieval_stages import BM25, RetrievalStages, Setting

@@ -10,8 +10,8 @@ from typing import Any
 
 from etils import epath
 
-from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import load_model, selected_checkpoint
+from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.pipelines.retrieval_stages import (
     BM25,
     RetrievalStages,

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from etils import epath
 
-from taser_jax.assembly.metric_writers import make_writers
+from taser_jax.assembly.run_record import make_writers
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices import hosts
 from taser_jax.devices.topologies import peak_flops

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from taser_jax.assembly.config import TrainingConfig
+from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.evaluate import EvaluationConfig, evaluate
 from taser_jax.commands.inputs import tasks_with
 from taser_jax.commands.pipelines.retrieval_stages import (

@@ -14,8 +14,8 @@ from small_world import TASKS, SmallWorld, figures, gin, refused, succeed
 from stage_calls import check_every_argument, without_work
 from tiny_training import training_config
 
-from taser_jax.assembly.config import MultitaskTraining, TrainingConfig
 from taser_jax.assembly.model_directory import load_model
+from taser_jax.assembly.plans import MultitaskTraining, TrainingConfig
 from taser_jax.commands.pipelines import ance
 from taser_jax.commands.pipelines.ance import Episodes, number_episodes
 from taser_jax.commands.pipelines.stages import Stages

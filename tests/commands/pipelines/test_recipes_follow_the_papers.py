@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import recipes
 
-from taser_jax.assembly.config import TrainingConfig
+from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.assembly.validator import PoolConfig
 from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives, PositiveChoice

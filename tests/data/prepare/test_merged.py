@@ -4,14 +4,13 @@ import pytest
 from written_files import beir, write
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks, write_collection
-from taser_jax.data.id_index import text_hash
 from taser_jax.data.prepare.collection import PassageMerger
 from taser_jax.data.prepare.collection import prepare as prepare_files
 from taser_jax.data.prepare.mapping import PassageResolver
 from taser_jax.data.prepare.splits import PrepareOptions
 from taser_jax.data.readers.located import Context
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.records import Passage
+from taser_jax.storage.records import Passage, text_hash
 
 # Of "set\tqN", N below 10, with validation's share of a half: hashes below the middle are training.
 HALF = {"train": 0.5, "validation": 0.5}

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from taser_jax.data.pydocs.build import find_leaks
+from taser_jax.data.pydocs.objects import jaccard, shingles, similar_pairs
 from taser_jax.data.pydocs.parse import words
-from taser_jax.data.pydocs.tasks import jaccard, shingles, similar_pairs
 
 
 def test_shingles_and_jaccard_by_hand():

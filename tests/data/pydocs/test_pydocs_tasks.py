@@ -1,15 +1,15 @@
 import pytest
 
-from taser_jax.data.pydocs.objects import MAX_WORDS, DocumentedObject, build_corpus
-from taser_jax.data.pydocs.parse import parse_docstring
-from taser_jax.data.pydocs.tasks import (
+from taser_jax.data.pydocs.build import candidates, cut_elements, fair_questions
+from taser_jax.data.pydocs.objects import (
+    MAX_WORDS,
     Assignment,
+    DocumentedObject,
     assign,
-    candidates,
-    cut_elements,
-    fair_questions,
+    build_corpus,
     split_of,
 )
+from taser_jax.data.pydocs.parse import parse_docstring
 
 FILLER = " ".join(f"filler{i}" for i in range(30)) + "."
 

@@ -2,13 +2,20 @@ import numpy as np
 import pytest
 from etils import epath
 
-from taser_jax.data import id_index
+from taser_jax.storage.records import (
+    HashIndex,
+    Ids,
+    IdsWriter,
+    SeenTexts,
+    normalized_content,
+    text_hash,
+)
 
 
 def test_hash_and_normal_form_are_fixed():
     # Written down: saved indexes are read by other processes and other machines.
-    assert id_index.text_hash("12") == 0xE330C688E1097A6B
-    assert id_index.normalized_content(" A  b", "c\n\td e\u0301") == "A b\nc d \u00e9"
+    assert text_hash("12") == 0xE330C688E1097A6B
+    assert normalized_content(" A  b", "c\n\td e\u0301") == "A b\nc d \u00e9"
 
 
 @pytest.mark.parametrize("block", [1, 3, 8, 1000])
@@ -16,7 +23,7 @@ def test_seen_texts_agree_with_a_set(block):
     rng = np.random.default_rng(0)
     for _ in range(20):
         texts = [str(n) for n in rng.choice(400, size=int(rng.integers(1, 60)))]
-        seen = id_index.SeenTexts()
+        seen = SeenTexts()
         parts = [seen.add(texts[at : at + block]) for at in range(0, len(texts), block)]
         expected = [text in texts[:at] for at, text in enumerate(texts)]
         assert np.concatenate(parts).tolist() == expected
@@ -24,9 +31,9 @@ def test_seen_texts_agree_with_a_set(block):
 
 def test_hash_index_lists_every_row_of_a_hash(tmp_path):
     hashes = np.array([7, 2**64 - 1, 7, 0, 7], np.uint64)
-    index = id_index.HashIndex.from_hashes(hashes)
+    index = HashIndex.from_hashes(hashes)
     index.save(epath.Path(tmp_path), "x")
-    for opened in (index, id_index.HashIndex.open(epath.Path(tmp_path), "x")):
+    for opened in (index, HashIndex.open(epath.Path(tmp_path), "x")):
         assert opened.candidates(7) == [0, 2, 4]
         assert opened.candidates(2**64 - 1) == [1]
         assert opened.candidates(0) == [3]
@@ -36,11 +43,11 @@ def test_hash_index_lists_every_row_of_a_hash(tmp_path):
 
 def test_ids_read_like_a_list(tmp_path):
     names = ["a", "", "größe", "x y"] * 2500 + ["last"]
-    writer = id_index.IdsWriter(epath.Path(tmp_path))
+    writer = IdsWriter(epath.Path(tmp_path))
     for name in names:
         writer.add(name)
     writer.close()
-    ids = id_index.Ids.open(epath.Path(tmp_path))
+    ids = Ids.open(epath.Path(tmp_path))
     assert list(ids) == names
     assert len(ids) == len(names)
     assert (ids[2], ids[-1], ids[np.int64(3)], ids[1:4]) == ("größe", "last", "x y", names[1:4])
