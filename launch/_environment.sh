@@ -29,7 +29,8 @@ use_environment() {
   if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
     echo "installing taser_jax$extra into .venv ..."
     .venv/bin/python -m pip install --quiet --upgrade pip
-    .venv/bin/python -m pip install --quiet --editable ".$extra"
+    # Python compiles the modules that are imported; compiling all of them takes longer than what they are for.
+    .venv/bin/python -m pip install --quiet --no-compile --editable ".$extra"
     printf '%s' "$wanted" >"$stamp"
   fi
   export PATH="$root/.venv/bin:$PATH"
