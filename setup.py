@@ -51,6 +51,8 @@ TPU = ["jax[tpu]>=0.10.2,<0.13"]
 ONNX = ["onnx>=1.19", "onnxscript>=0.5", "onnxruntime>=1.31,<1.32"]
 # `IndexConfig.kind = 'scann'`; used without TensorFlow.
 SCANN = ["scann==1.4.2"]
+# `taser export faiss`.
+FAISS = ["faiss-cpu>=1.15,<1.16"]
 # MTEB evaluates a model directory (`taser_jax.serving.mteb`).
 MTEB = ["mteb>=2.26,<3"]
 # Its collections by name.
@@ -98,7 +100,8 @@ setuptools.setup(
         "torch": TORCH,
         "onnx": TORCH + ONNX,
         # What benchmarks/ compares with; nothing else needs it.
-        "benchmarks": [*TORCH, "faiss-cpu>=1.15,<1.16", *SCANN],
+        "benchmarks": [*TORCH, *FAISS, *SCANN],
+        "faiss": FAISS,
         "scann": SCANN,
         "mteb": MTEB,
         "ir_datasets": IR_DATASETS,

@@ -77,7 +77,7 @@ class StoreWorld:
             vocabulary_size=len(TABLE),
         )
 
-    def export(self, output_dir: pathlib.Path) -> list[str]:
-        """Arguments of `taser export embeddings` without a model."""
+    def export(self, output_dir: pathlib.Path, *formats: str) -> list[str]:
+        """Arguments of `taser export` without a model."""
         where = gin(MODEL_DIR=None, EXPORT_DIR=output_dir, EMBEDDINGS_DIR=self.embeddings)
-        return ["export", "embeddings", *where, *self.where]
+        return ["export", *formats, *where, *self.where]

@@ -49,6 +49,8 @@ class Exported:
         self.directory = directory / "embeddings"
         self.facts = json.loads((self.directory / "metadata.json").read_text())
         self.dim: int = self.facts["dim"]
+        if self.facts["dtype"] != "float32":
+            raise SystemExit(f"{self.directory} holds {self.facts['dtype']} codes: export float32")
 
     def __iter__(self) -> Iterator[Block]:
         for path in sorted((self.directory / "passages").glob("*.parquet")):

@@ -109,9 +109,14 @@ COMMANDS: dict[str, Command] = dict(
         _command("tokenize", "tokenize tasks into a token store"),
         _command(
             "import",
-            "make a model directory from pretrained weights, or read embeddings from Parquet",
+            "make a model directory from pretrained weights",
             module="commands.import_model",
             function="import_model",
+        ),
+        _command(
+            "import embeddings",
+            "read embeddings from Parquet, such as another model's",
+            module="commands.stores",
         ),
         _command("train", "train a dual encoder"),
         _command(
@@ -176,7 +181,7 @@ COMMANDS: dict[str, Command] = dict(
         _command("serve", "answer searches over HTTP", argument="DIRECTORY", optional=True),
         _command(
             "export",
-            "export a model to formats of other libraries, or embeddings to Parquet",
+            "export a model, or embeddings, to formats of other libraries and vector stores",
             function="export_model",
             argument="export_model.formats",
             many=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 import pathlib
@@ -19,7 +18,7 @@ from taser_jax.assembly.model_directory import (
     read_model_config,
 )
 from taser_jax.assembly.run_record import text_settings
-from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.commands.stores import EmbeddingsExport, export_stores
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.results import read_results
@@ -34,8 +33,7 @@ from taser_jax.interop.export_source import (
 )
 from taser_jax.interop.hub import first_line
 from taser_jax.models.dual_encoder import ModelConfig
-from taser_jax.retrieval.embedding_files import export_embeddings
-from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings, encoded_splits
+from taser_jax.retrieval.embedding_files import FORMATS as STORE_FORMATS
 from taser_jax.storage import checksums
 from taser_jax.storage.artifacts import check_empty, read_json, replacing
 from taser_jax.storage.errors import ConfigError, DataError, how_to_install
@@ -44,24 +42,8 @@ from taser_jax.storage.progress import logger, phase
 _Export = Callable[[ExportSource, pathlib.Path], None]
 
 
-# Modules of `interop` that write a model; and embeddings, ids and texts in Parquet.
+# Modules of `interop` that write a model.
 MODEL_FORMATS = ("sentence_transformers", "saved_model", "stablehlo", "onnx")
-EMBEDDINGS = "embeddings"
-
-
-@dataclasses.dataclass(frozen=True)
-class EmbeddingsExport:
-    """Embeddings to export, and the collection that they are of.
-
-    Attributes:
-        embeddings_dir: from `taser encode`; the queries' embeddings are exported too.
-        data_dir: folder of collections, for ids, titles and texts.
-        collection: the collection.
-    """
-
-    embeddings_dir: str | None = None
-    data_dir: str | None = None
-    collection: str | None = None
 
 
 @writes("{output_dir}")
@@ -81,17 +63,17 @@ def export_model(
 ) -> dict[str, pathlib.Path]:
     """Writes a trained model in other formats, each with a model card and export.json.
 
-    The format "embeddings" writes embeddings with a metadata.json instead. Each format is written
-    to the sub-directory of `output_dir` with its name. All are checked before anything is computed,
-    and none is left half-written.
+    With the formats of vector stores, writes embeddings instead, each with a metadata.json. Each
+    format is written to the sub-directory of `output_dir` with its name. All are checked before
+    anything is computed, and none is left half-written.
 
     Args:
         model_dir: the trained model; for embeddings that of their queries, or None.
         output_dir: parent of the formats' directories. Each must be absent or empty, or hold this
             very export, which is then kept.
-        formats: some of "sentence_transformers", "saved_model", "stablehlo" and "onnx"; or
-            "embeddings" (Parquet) alone.
-        embeddings: what "embeddings" holds.
+        formats: some of "sentence_transformers", "saved_model", "stablehlo" and "onnx"; or, for
+            embeddings, of "embeddings" (Parquet), "faiss" and "vertex".
+        embeddings: what the formats of embeddings hold.
         step: step of the checkpoint; None means the best one.
         query_length: maximum tokens per query; None means as in training.
         passage_length: maximum tokens per passage; None means as in training.
@@ -110,10 +92,9 @@ def export_model(
         FingerprintError: embeddings of another model or collection.
     """
     chosen = _formats(formats)
+    if chosen[0] in STORE_FORMATS:
+        return export_stores(chosen, embeddings, model_dir, pathlib.Path(output_dir), step=step)
     directories = {format: pathlib.Path(output_dir) / format for format in chosen}
-    if EMBEDDINGS in directories:
-        _export_embeddings(embeddings, model_dir, directories[EMBEDDINGS], step=step)
-        return directories
     if model_dir is None:
         raise ConfigError("no model", where="MODEL_DIR", fix="--gin.MODEL_DIR=...")
     for directory in directories.values():
@@ -176,58 +157,18 @@ def _exporter(format: str) -> tuple[_Export, Callable[[ExportSource], CardTexts]
 
 
 def _formats(formats: Sequence[str]) -> list[str]:
-    """The formats, once each."""
-    names = (*MODEL_FORMATS, EMBEDDINGS)
+    """The formats, once each: of a model, or of vector stores."""
+    names = (*MODEL_FORMATS, *STORE_FORMATS)
     chosen = list(dict.fromkeys(formats))
     unknown = [name for name in chosen if name not in names]
     if unknown or not chosen:
         problem = f"{unknown[0]!r} is no format" if unknown else "no format is given"
         fix = f"choose of {', '.join(names)}, as in `taser export stablehlo`"
         raise ConfigError(problem, where="export_model.formats", fix=fix)
-    if EMBEDDINGS in chosen and len(chosen) > 1:
+    if 0 < len({*chosen} & {*STORE_FORMATS}) < len(chosen):
         fix = "two commands: `taser export sentence_transformers`, then `taser export embeddings`"
         raise ConfigError("formats of a model and of embeddings", where="taser export", fix=fix)
     return chosen
-
-
-def _export_embeddings(
-    source: EmbeddingsExport, model_dir: str | None, directory: pathlib.Path, *, step: int | None
-) -> None:
-    """Writes embeddings of passages and queries; None as the model leaves it unchecked."""
-    if source.embeddings_dir is None or source.data_dir is None or source.collection is None:
-        problem = "embeddings are exported with their ids and texts, and these are not all given"
-        fix = "--gin.EMBEDDINGS_DIR=... --gin.DATA_DIR=... --gin.COLLECTION=..."
-        raise ConfigError(problem, where="taser export", fix=fix)
-    store = PassageStore.open(source.data_dir, source.collection)
-    expected = {"collection": store.fingerprint}
-    if model_dir is not None:
-        expected["model"] = load_model(model_dir, step=step).fingerprint
-    embeddings = Embeddings.open(source.embeddings_dir, fingerprints=expected)
-    prints = embeddings.fingerprints
-    queries = [
-        (
-            QueryEmbeddings.of_split(source.embeddings_dir, task, split, fingerprints=prints),
-            QuerySet.open(source.data_dir, source.collection, task, split),
-        )
-        for task, split in encoded_splits(source.embeddings_dir)
-    ]
-    facts = _query_encoders(directory.parent, prints.get("model"))
-    with phase("export embeddings"):
-        export_embeddings(embeddings, store, directory, queries=queries, facts=facts)
-    logger.info("embeddings: %s", directory)
-
-
-def _query_encoders(output_dir: pathlib.Path, fingerprint: str | None) -> dict[str, object]:
-    """The exports of the embeddings' model that lie beside them, and its queries' prompts."""
-    encoders, prompts = {}, None
-    for path in sorted(output_dir.glob(f"*/{METADATA}")):
-        facts = read_json(path)
-        if fingerprint is None or facts["fingerprints"].get("model") != fingerprint:
-            continue
-        encoders[facts["format"]] = f"../{path.parent.name}"
-        settings = path.parent / "config_sentence_transformers.json"
-        prompts = read_json(settings, absent={}).get("prompts") or prompts
-    return {"query_encoders": encoders, "prompts": prompts}
 
 
 def _is_there(source: ExportSource, format: str, directory: pathlib.Path) -> bool:

@@ -1,8 +1,7 @@
-"""`taser import`: pretrained weights as a model directory that needs no training; embeddings."""
+"""`taser import`: pretrained weights as a model directory that needs no training."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import pathlib
 import types
@@ -18,7 +17,6 @@ from taser_jax.assembly.model_directory import (
     read_model_config,
     write_model,
 )
-from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.devices.hosts import writes
 from taser_jax.devices.mesh import MeshConfig, make_mesh
@@ -32,45 +30,23 @@ from taser_jax.interop.pretrained import (
 )
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
 from taser_jax.models.parameters import abstract_params, init_params, parameter_count
-from taser_jax.retrieval.embedding_files import import_embeddings
-from taser_jax.storage.artifacts import METADATA, MODEL, check_empty, replacing
-from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.progress import logger, phase
-from taser_jax.storage.publishing import one_writer
+from taser_jax.storage.artifacts import MODEL, check_empty, replacing
+from taser_jax.storage.progress import logger
 from taser_jax.training.state import named_key
-
-
-@dataclasses.dataclass(frozen=True)
-class EmbeddingsImport:
-    """Embeddings in Parquet, and the collection that they are of.
-
-    Attributes:
-        source: directory of the Parquet files, as `taser export embeddings` writes it; others'
-            needs the columns `id` and `embedding` alone.
-        output_dir: gets what `taser encode` writes.
-        data_dir: folder of collections.
-        collection: the collection, whose ids the files name.
-    """
-
-    source: str
-    output_dir: str
-    data_dir: str
-    collection: str
 
 
 @writes("{model_dir}", kinds=[MODEL])
 def import_model(
     *,
-    model_dir: str | None = None,
-    model: ModelConfig | None = None,
-    pretrained: Pretrained | None = None,
-    embeddings: EmbeddingsImport | None = None,
+    model_dir: str,
+    model: ModelConfig,
+    pretrained: Pretrained,
     vocabulary: str | None = None,
     feature_lengths: Mapping[str, int] = types.MappingProxyType({"query": 32, "passage": 256}),
     seed: int = 0,
     config_text: str = "",
 ) -> int:
-    """Makes a model directory from pretrained weights, without training; or imports embeddings.
+    """Makes a model directory from pretrained weights, without training.
 
     `model_dir` is what `taser train` would leave at step 0: `taser encode`, `ask` and `export` read
     it, and `taser train` can start from its checkpoint_0 (INITIAL_CHECKPOINT_PATH).
@@ -79,24 +55,18 @@ def import_model(
         model_dir: directory of the new model; must not contain another one.
         model: the dual encoder; every tower and expert becomes a copy of the pretrained encoder.
         pretrained: the weights.
-        embeddings: embeddings to import instead (runs/import_embeddings.gin).
         vocabulary: vocabulary for tokenising; None takes the checkpoint's own.
         feature_lengths: {"query": ..., "passage": ...}, in tokens; recorded for exports.
         seed: seed of parameters that the checkpoint lacks (routers).
         config_text: written to config.gin.
 
     Returns:
-        Number of parameters; of passages, for embeddings.
+        Number of parameters.
 
     Raises:
         ConfigError: sizes or vocabularies differ, or the directory has another model.
         DataError: missing or damaged files.
     """
-    if embeddings is not None:
-        return _import_embeddings(embeddings)
-    if model_dir is None or model is None or pretrained is None:
-        fix = "--gin.MODEL_DIR=... --gin.PRETRAINED=..."
-        raise ConfigError("no model, no weights and no embeddings", where="import", fix=fix)
     directory = pathlib.Path(model_dir)
     # Another model's vocabulary is refused before anything is allocated.
     words = load_vocabulary(
@@ -156,29 +126,3 @@ def _prompts(pretrained: Pretrained, vocabulary: Vocabulary) -> dict[str, object
         _, passage = read_prompts(fetch(pretrained.passage_source), vocabulary)
     prompts = {"query_prompt": query, "passage_prompt": passage}
     return {name: list(ids) for name, ids in prompts.items() if ids}
-
-
-def _import_embeddings(given: EmbeddingsImport) -> int:
-    """Makes a directory of embeddings from Parquet; `taser search` then needs no model.
-
-    Returns:
-        Number of passages.
-
-    Raises:
-        ConfigError: the directory has embeddings already.
-        DataError: files that do not fit the collection.
-    """
-    directory = pathlib.Path(given.output_dir)
-    if (directory / METADATA).exists():
-        fix = "choose another EMBEDDINGS_DIR, an empty or new directory"
-        raise ConfigError("there are embeddings here", where=given.output_dir, fix=fix)
-    store = PassageStore.open(given.data_dir, given.collection)
-    with one_writer(directory), phase("import embeddings"):
-        import_embeddings(
-            pathlib.Path(given.source),
-            directory,
-            store=store,
-            open_queries=functools.partial(QuerySet.open, given.data_dir, given.collection),
-        )
-    logger.info("%s: %d passages in %s", given.source, len(store), directory)
-    return len(store)

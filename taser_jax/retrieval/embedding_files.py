@@ -1,14 +1,16 @@
-"""Embeddings with ids and texts, in Parquet, which vector stores load, and back.
+"""Embeddings with ids and texts, in the files that vector stores load, and Parquet back.
 
-Files:
     <directory>/passages/00000-of-00002.parquet    id, embedding, title, text, task
     <directory>/queries/<task>.<split>.parquet     the same columns
     <directory>/metadata.json                      dimension, metric, normalisation, fingerprints
+
+FAISS has `passages/index.faiss` and `passages/ids.txt`, Vertex AI JSON lines; neither has queries.
 """
 
 from __future__ import annotations
 
 import collections
+import json
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +19,7 @@ import numpy as np
 import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
-from jaxtyping import Float, Float32
+from jaxtyping import Float32, Num
 
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.retrieval.embeddings import (
@@ -29,6 +31,7 @@ from taser_jax.retrieval.embeddings import (
     split_of,
     write_embeddings,
 )
+from taser_jax.retrieval.index import Codes, Coding
 from taser_jax.storage import artifacts
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.progress import bar
@@ -36,6 +39,8 @@ from taser_jax.storage.progress import bar
 FORMAT_VERSION = 1
 KIND = "exported embeddings"
 PASSAGES, QUERIES = "passages", "queries"
+# By their names in `taser export`; nearly all stores load Parquet.
+FORMATS = PARQUET, FAISS, VERTEX = "embeddings", "faiss", "vertex"
 # Passages held in memory, with their texts.
 _BLOCK = 8192
 _ROWS = (
@@ -48,16 +53,20 @@ def export_embeddings(
     store: PassageStore,
     directory: pathlib.Path,
     *,
+    format: str,
+    coding: Coding = Coding(),
     queries: Sequence[tuple[QueryEmbeddings, QuerySet]] = (),
     facts: Mapping[str, object],
 ) -> None:
-    """Writes embeddings; if interrupted, a rerun goes on at the next shard.
+    """Writes embeddings in a store's format; if interrupted, a rerun goes on at the next shard.
 
     Args:
         embeddings: the passages'.
         store: their passages.
         directory: output directory.
-        queries: embeddings of splits, with their queries.
+        format: one of `FORMATS`.
+        coding: how Parquet holds the passages' numbers; queries are float32.
+        queries: embeddings of splits, with their queries; for Parquet alone.
         facts: further fields of metadata.json.
 
     Raises:
@@ -67,11 +76,12 @@ def export_embeddings(
     metadata = {
         "format_version": FORMAT_VERSION,
         "kind": KIND,
-        "format": "embeddings",
+        "format": format,
         "fingerprints": dict(embeddings.fingerprints),
         "num_rows": len(embeddings),
         "dim": embeddings.shape[1],
-        "dtype": "float32",
+        "dtype": coding.codes.value,
+        "scale": coding.scale,
         "metric": "dot",
         "normalization": embeddings.metadata.normalization,
         "queries": {
@@ -80,11 +90,17 @@ def export_embeddings(
         },
     }
     artifacts.follow_plan(directory, metadata)
-    bounds = shard_bounds(len(embeddings), embeddings.metadata.shard_rows)
-    for shard, (start, stop) in enumerate(bounds):
-        path = directory / PASSAGES / f"{shard:05d}-of-{len(bounds):05d}.parquet"
-        if not path.exists():
-            _write_parquet(path, _blocks(embeddings, store, start, stop))
+    if format == FAISS:
+        _write_faiss(embeddings, store, directory / PASSAGES)
+    else:
+        suffix, write = (
+            ("parquet", _write_parquet) if format == PARQUET else ("json", _write_vertex)
+        )
+        bounds = shard_bounds(len(embeddings), embeddings.metadata.shard_rows)
+        for shard, (start, stop) in enumerate(bounds):
+            path = directory / PASSAGES / f"{shard:05d}-of-{len(bounds):05d}.{suffix}"
+            if not path.exists():
+                write(path, _blocks(embeddings, store, start, stop, coding))
     for embedded, texts in queries:
         path = artifacts.split_path(directory / QUERIES, texts.task, texts.split, ".parquet")
         if not path.exists():
@@ -93,7 +109,11 @@ def export_embeddings(
 
 
 def _blocks(
-    embeddings: Embeddings, store: PassageStore, start: int, stop: int
+    embeddings: Embeddings,
+    store: PassageStore,
+    start: int,
+    stop: int,
+    coding: Coding = Coding(),
 ) -> Iterator[pyarrow.Table]:
     with bar("export", total=stop - start, unit="passage") as progress:
         for first in range(start, stop, _BLOCK):
@@ -101,7 +121,7 @@ def _blocks(
             passages = list(store.iterate(first, last))
             yield _table(
                 [passage.id for passage in passages],
-                embeddings.rows(first, last).astype(np.float32),
+                coding.encode(embeddings.rows(first, last)),
                 [passage.title for passage in passages],
                 [passage.text for passage in passages],
             )
@@ -118,7 +138,7 @@ def _query_block(embedded: QueryEmbeddings, queries: QuerySet) -> pyarrow.Table:
 
 def _table(
     ids: Sequence[str],
-    embeddings: Float[np.ndarray, "texts dim"],
+    embeddings: Num[np.ndarray, "texts width"],
     titles: Sequence[str],
     texts: Sequence[str],
     task: str = "",
@@ -143,6 +163,30 @@ def _write_parquet(path: pathlib.Path, blocks: Iterator[pyarrow.Table]) -> None:
             writer.write_table(first)
             for block in blocks:
                 writer.write_table(block)
+
+
+def _write_vertex(path: pathlib.Path, blocks: Iterator[pyarrow.Table]) -> None:
+    # Vertex AI takes every file of the folder as data: no checksums there.
+    with (
+        artifacts.replacing(path, recorded=False) as scratch,
+        open(scratch, "w", encoding="utf-8") as file,
+    ):
+        for block in blocks:
+            for row in block.select(["id", "embedding"]).to_pylist():
+                file.write(json.dumps(row) + "\n")
+
+
+def _write_faiss(embeddings: Embeddings, store: PassageStore, directory: pathlib.Path) -> None:
+    """The index is built in memory: 4 bytes per number."""
+    import faiss
+
+    index = faiss.IndexFlatIP(embeddings.shape[1])
+    for start in range(0, len(embeddings), _BLOCK):
+        index.add(embeddings.rows(start, start + _BLOCK).astype(np.float32))
+    ids = "".join(f"{id}\n" for id in store.ids)
+    artifacts.write_text(directory / "ids.txt", ids)
+    with artifacts.replacing(directory / "index.faiss") as scratch:
+        faiss.write_index(index, os.fspath(scratch))
 
 
 def import_embeddings(
@@ -179,9 +223,10 @@ def import_embeddings(
     collection = {"collection": store.fingerprint}
     fix = "import them for the collection that they were exported from"
     artifacts.require_equal(f"embeddings {source}", facts["fingerprints"], collection, fix)
+    coding = Coding(Codes(facts.get("dtype", "float32")), facts.get("scale", 1.0))
     inner = source / PASSAGES
     paths = sorted((inner if inner.is_dir() else source).glob("*.parquet"))
-    ids, embeddings = _read(paths, where=inner)
+    ids, embeddings = _read(paths, coding, where=inner)
     places = [store.find(id) for id in ids]
     unknown = [id for id, place in zip(ids, places, strict=True) if place is None]
     _refuse(unknown, "is no passage of the collection", inner)
@@ -195,7 +240,7 @@ def import_embeddings(
     normalization = "l2" if np.allclose(lengths, 1, atol=1e-3) else "none"
     for path in sorted((source / QUERIES).glob("*.parquet")):
         task, split = split_of(path.stem)
-        ids, embeddings = _read([path], where=path)
+        ids, embeddings = _read([path], Coding(), where=path)
         of_split = {query.id for query in open_queries(task, split)}
         unknown = [id for id in ids if id not in of_split]
         _refuse(unknown, "is no query of this split", path)
@@ -217,9 +262,9 @@ def _refuse(ids: Sequence[str], problem: str, where: pathlib.Path) -> None:
 
 
 def _read(
-    paths: Sequence[pathlib.Path], *, where: pathlib.Path
+    paths: Sequence[pathlib.Path], coding: Coding, *, where: pathlib.Path
 ) -> tuple[list[str], Float32[np.ndarray, "texts dim"]]:
-    """Ids and embeddings of Parquet files, as float32."""
+    """Ids and embeddings of Parquet files, decoded to float32."""
     if not paths:
         raise DataError("no Parquet files here", where=str(where), fix=_ROWS)
     try:
@@ -236,7 +281,7 @@ def _read(
     if len(sizes) != 1 or not sizes[0] > 0:
         problem = f"embeddings of {', '.join(map(str, sizes))} numbers"
         raise DataError(problem, where=str(where), fix=_ROWS)
-    embeddings = numbers.reshape(len(ids), -1).astype(np.float32)
+    embeddings = coding.decode(numbers.reshape(len(ids), -1))
     finite = np.isfinite(embeddings).all(axis=1)
     _refuse([ids[row] for row in np.flatnonzero(~finite)], "has NaN or infinite numbers", where)
     return [str(id) for id in ids], embeddings

@@ -44,7 +44,6 @@ RECIPES = {
         ("runs/open_qa_prepare.gin",),
     ),
     "evaluate": (("runs/entity_questions.gin",),),
-    "import": (("runs/import_embeddings.gin",),),
     "pipeline taser": (
         ("runs/open_qa.gin",),
         ("runs/open_qa_pretrained.gin",),

@@ -48,7 +48,7 @@ def command(name: str, world: SmallWorld, made: pathlib.Path, out: pathlib.Path)
             *gin(EMBEDDINGS_DIR=round_1 / "embeddings"),
         ],
         "import": [
-            *("--gin_file=runs/import_embeddings.gin", *data, *gin(EMBEDDINGS_DIR=out)),
+            *("embeddings", *data, *gin(EMBEDDINGS_DIR=out)),
             *gin(SOURCE=out.parent / "exported" / "embeddings"),
         ],
     }

@@ -25,7 +25,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> StoreWorld:
 
 @pytest.fixture(scope="module")
 def exported(world: StoreWorld) -> pathlib.Path:
-    succeed(*world.export(world.root / "out"))
+    succeed(*world.export(world.root / "out", "embeddings", "vertex"))
     return world.root / "out"
 
 
@@ -57,6 +57,32 @@ def test_metadata_says_what_a_reader_must_know(exported, world):
     assert (facts["normalization"], facts["query_encoders"], facts["prompts"]) == (None, {}, None)
 
 
+def test_vertex_has_json_lines_and_nothing_else_in_the_folder(exported):
+    folder = exported / "vertex" / "passages"
+    assert {path.suffix for path in folder.iterdir()} == {".json"}
+    lines = [line for path in sorted(folder.iterdir()) for line in path.read_text().splitlines()]
+    records = [json.loads(line) for line in lines]
+    assert [record["id"] for record in records] == [f"p{row}" for row in range(PASSAGES)]
+    numbers = np.array([record["embedding"] for record in records], np.float32)
+    np.testing.assert_array_equal(numbers, TABLE[:PASSAGES])
+
+
+def test_faiss_finds_what_sorting_finds(tmp_path, world, capsys):
+    faiss = pytest.importorskip("faiss", reason="FAISS is an optional extra")
+    succeed(*world.export(tmp_path, "faiss"))
+    index = faiss.read_index(str(tmp_path / "faiss" / "passages" / "index.faiss"))
+    _, rows = index.search(TABLE[PASSAGES:], 5)
+    expected = np.argsort(-(TABLE[PASSAGES:] @ TABLE[:PASSAGES].T), axis=1)[:, :5]
+    np.testing.assert_array_equal(rows, expected)
+    ids = (tmp_path / "faiss" / "passages" / "ids.txt").read_text().splitlines()
+    assert ids == list(world.store.ids)
+
+
+def test_without_faiss_its_extra_is_named(tmp_path, world, capsys, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
+    assert "[faiss]'" in refused(capsys, *world.export(tmp_path, "faiss"))
+
+
 def test_a_killed_export_goes_on_at_the_next_shard(tmp_path, world, monkeypatch):
     write, calls = embedding_files._write_parquet, []
 
@@ -69,12 +95,12 @@ def test_a_killed_export_goes_on_at_the_next_shard(tmp_path, world, monkeypatch)
     monkeypatch.setattr(embedding_files, "_write_parquet", dies)
     from taser_jax.cli import main as cli
 
-    assert cli.run(world.export(tmp_path)) == 130
+    assert cli.run(world.export(tmp_path, "embeddings")) == 130
     first = tmp_path / "embeddings" / "passages" / "00000-of-00003.parquet"
     before = first.stat().st_mtime_ns
     assert not (tmp_path / "embeddings" / "metadata.json").exists()
     monkeypatch.setattr(embedding_files, "_write_parquet", write)
-    succeed(*world.export(tmp_path))
+    succeed(*world.export(tmp_path, "embeddings"))
     assert first.stat().st_mtime_ns == before
     assert (tmp_path / "embeddings" / "metadata.json").exists()
 
@@ -121,11 +147,8 @@ def test_what_is_missing_is_named(tmp_path, capsys, formats, words):
     assert words in refused(capsys, "export", *formats, *where)
 
 
-IMPORT = "--gin_file=runs/import_embeddings.gin"
-
-
 def _import(world: StoreWorld, source: pathlib.Path, output: pathlib.Path) -> list[str]:
-    return ["import", IMPORT, *gin(SOURCE=source, EMBEDDINGS_DIR=output), *world.where]
+    return ["import", "embeddings", *gin(SOURCE=source, EMBEDDINGS_DIR=output), *world.where]
 
 
 def _search(world: StoreWorld, embeddings: pathlib.Path, output: pathlib.Path) -> list[str]:
@@ -225,4 +248,33 @@ def test_other_directories_are_refused(tmp_path, capsys, exported, world):
     message = refused(capsys, *_import(world, tmp_path / "empty", tmp_path / "e"))
     assert "no Parquet files here" in message
     message = refused(capsys, *_import(world, exported / "embeddings", world.embeddings))
-    assert "there are embeddings here" in message
+    assert "embeddings is here already" in message
+
+
+def test_codes_are_printed_with_the_recall_they_cost(tmp_path, capsys, world):
+    """Recall against sorting by NumPy; the 4k best of 40 passages by bits, scored again."""
+    whole = TABLE[PASSAGES:] @ TABLE[:PASSAGES].T
+    bits = np.sign(TABLE[PASSAGES:]) @ np.sign(TABLE[:PASSAGES]).T
+    best = np.argsort(-whole, axis=1)[:, :20]
+    by_bits = np.argsort(-bits, axis=1, kind="stable")[:, :20]
+    shared = [len(set(a) & set(b)) for a, b in zip(best.tolist(), by_bits.tolist(), strict=True)]
+    for codes in ("int8", "binary"):
+        succeed(*world.export(tmp_path / codes, "embeddings"), f"--gin.CODES={codes}")
+        assert f"{codes} codes: recall@20" in capsys.readouterr().err
+    facts = json.loads((tmp_path / "binary" / "embeddings" / "metadata.json").read_text())
+    assert facts["recall"] == {"alone": pytest.approx(np.mean(shared) / 20), "rescored": 1.0}
+    facts = json.loads((tmp_path / "int8" / "embeddings" / "metadata.json").read_text())
+    assert facts["scale"] == pytest.approx(np.abs(TABLE[:PASSAGES]).max() / 127)
+    assert facts["recall"]["alone"] > 0.95
+
+    succeed(*_import(world, tmp_path / "int8" / "embeddings", tmp_path / "e"))
+    decoded = Embeddings.open(tmp_path / "e").rows(0, PASSAGES)
+    np.testing.assert_allclose(decoded, TABLE[:PASSAGES], atol=0.51 * facts["scale"])
+    succeed(*_import(world, tmp_path / "binary" / "embeddings", tmp_path / "b"))
+    signs = Embeddings.open(tmp_path / "b").rows(0, PASSAGES)
+    np.testing.assert_array_equal(signs, np.sign(TABLE[:PASSAGES]))
+
+
+def test_codes_are_for_parquet(tmp_path, capsys, world):
+    message = refused(capsys, *world.export(tmp_path, "vertex"), "--gin.CODES=int8")
+    assert "int8 codes are for Parquet" in message

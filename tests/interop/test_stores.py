@@ -27,7 +27,7 @@ ENGINES = {
 @pytest.fixture
 def exported(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    succeed(*StoreWorld(tmp_path).make().export(tmp_path / "out"))
+    succeed(*StoreWorld(tmp_path).make().export(tmp_path / "out", "embeddings"))
     return __import__("exported").Exported(tmp_path / "out")
 
 

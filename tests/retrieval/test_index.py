@@ -4,13 +4,21 @@ import json
 import shutil
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from taser_jax.models.batch import Normalization
-from taser_jax.retrieval.embeddings import write_embeddings
+from taser_jax.retrieval.embeddings import Embeddings, write_embeddings
 from taser_jax.retrieval.exact import ExactSearcher, Searcher
-from taser_jax.retrieval.index import IndexConfig, IndexKind, build_index, open_index
+from taser_jax.retrieval.index import (
+    Codes,
+    Coding,
+    IndexConfig,
+    IndexKind,
+    build_index,
+    open_index,
+)
 from taser_jax.retrieval.scann import ScannSearcher
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 
@@ -120,3 +128,18 @@ def test_what_cannot_be_cut_is_refused(tmp_path):
         build_index(embeddings, tmp_path / "index")
     with pytest.raises(ConfigError, match=r"\[queries, 8\]"):
         open_index(tmp_path / "index").search(QUERIES[:, :3], 5)
+
+
+def test_int8_codes_are_within_half_a_step_of_float32_and_bfloat16():
+    scale = float(np.abs(TABLE).max()) / 127
+    coding = Coding(Codes.INT8, scale)
+    for embeddings in (TABLE, TABLE.astype(ml_dtypes.bfloat16)):
+        decoded = coding.decode(coding.encode(embeddings))
+        # 127 steps of the scale reach the largest number but for its rounding to bfloat16.
+        np.testing.assert_allclose(decoded, embeddings.astype(np.float32), atol=0.5001 * scale)
+
+
+def test_binary_codes_need_whole_bytes(tmp_path):
+    write_embeddings(tmp_path, TABLE[:, :6], {"model": "m1", "collection": "c1"}, "none")
+    with pytest.raises(ConfigError, match="binary codes of 6 dimensions"):
+        Coding.of(Codes.BINARY, Embeddings.open(tmp_path))

@@ -347,7 +347,7 @@ def test_no_command_overwrites_an_artefact_of_another_kind(
 ):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / file).write_text(content)
-    if kind == OWN_KINDS.get(name.split()[0]):
+    if kind == OWN_KINDS.get(name):
         return
     with pytest.raises(ConfigError, match=f"there: {kind} is here already"):
         write_to(tmp_path / "there", name)
