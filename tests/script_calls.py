@@ -9,10 +9,15 @@ import pathlib
 import subprocess
 import sys
 import types
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from taser_jax.cli import configuration
 from taser_jax.cli import main as cli
 from taser_jax.evaluation import results
+from taser_jax.evaluation.metrics import Evaluation
+from taser_jax.systems.muf.tables import write_row
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 BENCHMARKS = REPOSITORY / "benchmarks"
@@ -47,6 +52,24 @@ def write(out, system, split, tasks, measures):
             for number, values in enumerate(zip(*measures.values())):
                 file.write(",".join(map(str, [f"q{number}", *values])) + "\\n")
 """.replace("VERSION", str(results.FORMAT_VERSION))
+
+
+def write_hits(
+    directory: pathlib.Path,
+    system: str,
+    hits: Mapping[str, float],
+    *,
+    measures: Sequence[str] = ("nDCG@10",),
+    parameters: int | None = None,
+) -> None:
+    """A row by query and its results: of ten queries of each task the first so many have a hit."""
+    ids = tuple(f"q{number}" for number in range(10))
+    tasks = {
+        task: Evaluation(ids, dict.fromkeys(measures, (np.arange(10) < count).astype(np.float64)))
+        for task, count in hits.items()
+    }
+    row = results.SystemResult(system, {}, parameters=parameters)
+    write_row(directory, system, tasks, split="test", evaluated=row)
 
 
 def load_script(script: str) -> types.ModuleType:

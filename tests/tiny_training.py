@@ -33,6 +33,19 @@ draw_params = jax.jit(init_params, static_argnums=0)
 """Parameters of (model, key), of one compiled program."""
 
 
+def store_writer(directory: pathlib.Path, **changes: object) -> TokenStoreWriter:
+    """A writer of a small store, with some settings changed."""
+    settings = {
+        "collection": "tiny",
+        "collection_fingerprint": "c0",
+        "vocabulary_fingerprint": "vocabulary",
+        "vocabulary_size": VOCABULARY_SIZE,
+        "query_length": QUERY_LENGTH,
+        "passage_length": PASSAGE_LENGTH,
+    }
+    return TokenStoreWriter(directory, **(settings | changes))
+
+
 def write_token_store(
     directory: pathlib.Path,
     *,
@@ -47,15 +60,7 @@ def write_token_store(
     # Where they differ, most passages are short.
     shares = np.random.default_rng(seed).random(num_passages) ** 3
     counts = least_words + (shares * (PASSAGE_LENGTH - 1 - least_words)).astype(int)
-    writer = TokenStoreWriter(
-        directory,
-        collection="tiny",
-        collection_fingerprint=f"collection-{seed}",
-        vocabulary_fingerprint="vocabulary",
-        vocabulary_size=VOCABULARY_SIZE,
-        query_length=QUERY_LENGTH,
-        passage_length=PASSAGE_LENGTH,
-    )
+    writer = store_writer(directory, collection_fingerprint=f"collection-{seed}")
     writer.vocabulary_directory.mkdir(parents=True)
     (writer.vocabulary_directory / "vocabulary.json").write_text("{}")
     writer.write_passages(

@@ -14,7 +14,7 @@ import pytest
 from bert_checkpoints import write_with_vocabulary
 from scipy import stats
 from script_calls import REPOSITORY, load_script, run_script
-from small_world import SmallWorld, figures, gin, succeed
+from small_world import figures, gin, succeed
 
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.evaluation.results import SystemResult
@@ -81,7 +81,7 @@ def cells(text: str, block: str, claim: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")][1:]
 
 
-def test_every_claim_has_its_effect_and_intervals(tmp_path: pathlib.Path):
+def test_every_claim_has_its_effect_and_intervals(tmp_path):
     means = [write(tmp_path / "out" / f"seed-{seed}", ROWS, seed) for seed in range(3)]
     calls, text = run(tmp_path, seeds="0 2")
     assert all("'passage': 128" in call for call in calls if call.startswith("tokenize"))
@@ -125,17 +125,13 @@ def test_every_claim_has_its_effect_and_intervals(tmp_path: pathlib.Path):
     assert "(c) DPR + BM25" not in text
 
 
-def test_one_seed_has_no_interval_over_seeds(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_one_seed_has_no_interval_over_seeds(tmp_path, monkeypatch):
     write(tmp_path / "out" / "seed-0", ROWS, 0)
     found = cells(claims_of(tmp_path, monkeypatch), "R@20, average", "(a) TASER Det-R over DPR")
     assert found[3:] == ["-", "-", "1"]
 
 
-def test_from_pretrained_weights_level_with_dpr_is_enough(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_from_pretrained_weights_level_with_dpr_is_enough(tmp_path, monkeypatch):
     rows = {**ROWS, "Pretrained, untrained": 0.4, "Shared (BM25 negatives)": 0.5}
     rows |= {"Shared (mined negatives)": 0.6}
     for seed in range(2):
@@ -149,7 +145,7 @@ def test_from_pretrained_weights_level_with_dpr_is_enough(
 
 
 @pytest.mark.release
-def test_its_recipe_trains_every_router(small_world: SmallWorld, tmp_path: pathlib.Path):
+def test_its_recipe_trains_every_router(small_world, tmp_path):
     vocabulary = small_world.root / "vocabulary"
     checkpoint = write_with_vocabulary(tmp_path / "minilm", vocabulary, num_layers=3)
     output = tmp_path / "out" / "seed-0"

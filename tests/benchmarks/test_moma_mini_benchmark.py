@@ -9,12 +9,8 @@ import pathlib
 import subprocess
 import sys
 
-import numpy as np
 import pytest
-from script_calls import REPOSITORY, run_script
-
-from taser_jax.evaluation.metrics import Evaluation
-from taser_jax.systems.muf.tables import write_row
+from script_calls import REPOSITORY, run_script, write_hits
 
 pytestmark = pytest.mark.slow
 FOLDER = REPOSITORY / "benchmarks/moma_mini"
@@ -99,13 +95,10 @@ def test_one_pipeline_for_all_rows(shared, tmp_path):
 
 
 def test_rows_are_compared_with_no_memory_over_all_targets(tmp_path):
-    ids = tuple(f"q{number}" for number in range(10))
-    for target, shares in (("one", (0.2, 0.8)), ("two", (0.4, 0.5))):
+    for target, (without, with_memory) in {"one": (2, 8), "two": (4, 5)}.items():
         directory = tmp_path / "seed-0" / "targets" / target
-        for system, share in zip(("No memory", "MoMA"), shares, strict=True):
-            hits = (np.arange(10) < 10 * share).astype(np.float64)
-            one = Evaluation(ids, {"nDCG@10": hits})
-            write_row(directory, system, {target: one}, split="test")
+        write_hits(directory, "No memory", {target: without})
+        write_hits(directory, "MoMA", {target: with_memory})
     shares = {"source, other": 0.25, "source, relevant": 0.5, "wiki": 0.25}
     record = {"task": "squad", "attention": shares, "documents": shares, "queries_with_gold": 0.6}
     (tmp_path / "seed-0/stages").mkdir()
@@ -127,13 +120,10 @@ def test_rows_are_compared_with_no_memory_over_all_targets(tmp_path):
 
 
 def test_claim_9_is_about_its_four_targets(tmp_path):
-    ids = tuple(f"q{number}" for number in range(10))
     for target in ("scifact", "medquad", "fm2", "climate_fever", "pubmedqa"):
         directory = tmp_path / "seed-0" / "targets" / target
-        for system, hits in (("No memory", 2), ("MoMA", 1 if target == "pubmedqa" else 7)):
-            values = (np.arange(10) < hits).astype(np.float64)
-            one = Evaluation(ids, {"nDCG@10": values})
-            write_row(directory, system, {target: one}, split="test")
+        write_hits(directory, "No memory", {target: 2})
+        write_hits(directory, "MoMA", {target: 1 if target == "pubmedqa" else 7})
     subprocess.run([sys.executable, FOLDER / "table.py", tmp_path], check=True, capture_output=True)
     findings = json.loads((tmp_path / "claims.json").read_text())
     effects = {one["number"]: (one["headline"], one["effect"]) for one in findings}
@@ -143,12 +133,10 @@ def test_claim_9_is_about_its_four_targets(tmp_path):
 
 @pytest.mark.parametrize(("hits", "verdict"), [(2, "gate closed"), (4, "undecided")])
 def test_the_gate_asks_the_last_episode_of_the_source(tmp_path, hits, verdict):
-    ids = tuple(f"q{number}" for number in range(10))
     rows = {"No memory (episode-1)": 1, "No memory (episode-2)": 3, "MoMA (episode-1)": 9}
     rows |= {"MoMA (episode-2)": hits, "MoMA without learning (episode-2)": 9}
     for system, count in rows.items():
-        values = Evaluation(ids, {"nDCG@10": (np.arange(10) < count).astype(np.float64)})
-        write_row(tmp_path / "seed-0", system, {"squad": values}, split="test")
+        write_hits(tmp_path / "seed-0", system, {"squad": count})
     command = [sys.executable, FOLDER / "table.py", tmp_path, "--gate"]
     subprocess.run(command, check=True, capture_output=True)
     first = json.loads((tmp_path / "claims.json").read_text())[0]

@@ -14,12 +14,10 @@ import sys
 import numpy as np
 import pytest
 from bert_checkpoints import write_with_vocabulary
-from script_calls import REPOSITORY, run_script
+from script_calls import REPOSITORY, run_script, write_hits
 
 from taser_jax.data.collections.store import QuerySet
-from taser_jax.evaluation.metrics import Evaluation
-from taser_jax.evaluation.results import SystemResult, per_query_path, read_per_query
-from taser_jax.systems.muf.tables import write_row
+from taser_jax.evaluation.results import per_query_path, read_per_query
 
 pytestmark = pytest.mark.slow
 
@@ -54,13 +52,10 @@ def test_every_seed_runs_the_recipe(tmp_path: pathlib.Path):
 
 def write_seed(directory: pathlib.Path, rows: dict[str, float], auroc: float) -> None:
     """A table of rows whose hits are a share of two tasks' ten queries, and one specialist's w."""
-    ids = tuple(f"q{number}" for number in range(10))
+    measures = ("R@1", "R@20", "R@100")
     for system, share in rows.items():
-        hits = (np.arange(10) < 10 * share).astype(np.float64)
-        measures = dict.fromkeys(("R@1", "R@20", "R@100"), hits)
-        tasks = {task: Evaluation(ids, measures) for task in ("a", "b")}
-        row = SystemResult(system, {}, parameters=1000)
-        write_row(directory, system, tasks, split="test", evaluated=row)
+        hits = dict.fromkeys("ab", 10 * share)
+        write_hits(directory, system, hits, measures=measures, parameters=1000)
     with (directory / "domains.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["system"], *([name] for name in rows)])
     lines = ["specialist,task,own,auroc_of_errors,auroc_of_own_queries", f"A,a,True,,{auroc}"]

@@ -148,10 +148,7 @@ def test_a_defect_raises(toy):
         (["train", "--gin_file=a", "stray"], "unknown flag 'stray'"),
         (["train", "--gin_file"], "--gin_file has no value"),
         (["train", "--gin.MODEL_DIR="], "--gin.MODEL_DIR has no value"),
-        (
-            ["train", "--coordinator_timeout=soon"],
-            "invalid int value: 'soon'",
-        ),
+        (["train", "--coordinator_timeout=soon"], "invalid int value: 'soon'"),
         (["ask", "--multihost"], "`taser ask` runs on one host"),
         (["prepare", "pydocs", "--multihost"], "runs on one host"),
         (["train", "--gin.LERNING_RATE=1"], "macro LERNING_RATE is set"),

@@ -7,7 +7,7 @@ import pathlib
 
 import numpy as np
 import pytest
-from capitals import IDS, PASSAGES, Capitals
+from capitals import IDS, PASSAGES
 from small_world import gin, refused, succeed
 
 from taser_jax.commands.inputs import answer_matcher
@@ -23,7 +23,7 @@ REGEX = gin(REGEX_TASKS=["trec"])
 
 
 @pytest.fixture(scope="module")
-def sets(capitals: Capitals, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def sets(capitals, tmp_path_factory) -> pathlib.Path:
     """Data and BM25 runs of both sets, train and test alike."""
     root = tmp_path_factory.mktemp("sets")
     files = {}
@@ -51,7 +51,7 @@ def _mined(directory: pathlib.Path, task: str) -> set[str]:
     return {IDS[row] for row in json.loads(line)["rows"]}
 
 
-def test_mining_drops_what_each_set_counts_as_an_answer(sets: pathlib.Path, tmp_path: pathlib.Path):
+def test_mining_drops_what_each_set_counts_as_an_answer(sets, tmp_path):
     mine = [
         "mine",
         *_where(sets),
@@ -68,7 +68,7 @@ def test_mining_drops_what_each_set_counts_as_an_answer(sets: pathlib.Path, tmp_
     assert _mined(tmp_path / "strings", "capital") == _mined(tmp_path / "both", "capital")
 
 
-def test_evaluation_judges_each_set_by_its_own_match(sets: pathlib.Path, tmp_path: pathlib.Path):
+def test_evaluation_judges_each_set_by_its_own_match(sets, tmp_path):
     evaluate = [
         *(
             "evaluate",
@@ -86,9 +86,7 @@ def test_evaluation_judges_each_set_by_its_own_match(sets: pathlib.Path, tmp_pat
         assert tasks["trec"]["metrics"]["R@5"] == expected
 
 
-def test_a_set_may_be_judged_by_its_positives_beside_one_judged_by_answers(
-    sets: pathlib.Path, tmp_path: pathlib.Path
-):
+def test_a_set_may_be_judged_by_its_positives_beside_one_judged_by_answers(sets, tmp_path):
     succeed(
         *("evaluate", *_where(sets), *gin(RUNS_DIR=sets / "runs", SYSTEM="BM25")),
         *gin(EVAL_OUTPUT_DIR=tmp_path),
@@ -100,24 +98,7 @@ def test_a_set_may_be_judged_by_its_positives_beside_one_judged_by_answers(
     assert tasks["capital"]["metrics"]["R@5"] == 1.0
 
 
-def test_alpha_is_chosen_by_each_sets_own_match(
-    sets: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-):
-    runs = gin(RUNS_DIR=sets / "runs", BM25_RUNS_DIR=sets / "runs", HYBRID_RUNS_DIR=tmp_path)
-    hybrid = [
-        "hybrid",
-        *_where(sets),
-        *runs,
-        *gin("EvaluationConfig", judge="answers"),
-        *gin("hybrid", measure="R@5"),
-    ]
-    for options, expected in ((REGEX, "1.0000"), ([], "0.5000")):
-        capsys.readouterr()
-        succeed(*hybrid, *options)
-        assert f"0.5: {expected}" in capsys.readouterr().err
-
-
-def test_an_unknown_set_is_refused(sets: pathlib.Path, tmp_path: pathlib.Path, capsys):
+def test_an_unknown_set_is_refused(sets, tmp_path, capsys):
     runs = gin(RUNS_DIR=sets / "runs", REGEX_TASKS=["trek"])
     outputs = gin(EVAL_OUTPUT_DIR=tmp_path, SYSTEM="x")
     assert "no task trek" in refused(capsys, "evaluate", *_where(sets), *runs, *outputs)
@@ -126,7 +107,7 @@ def test_an_unknown_set_is_refused(sets: pathlib.Path, tmp_path: pathlib.Path, c
     assert "capital, trec" in message
 
 
-def test_rows_of_a_pipeline_share_what_they_read(sets: pathlib.Path, tmp_path: pathlib.Path):
+def test_rows_of_a_pipeline_share_what_they_read(sets, tmp_path):
     first, again = (PassageStore.open(sets / "data", "sets") for _ in range(2))
     matcher = answer_matcher(first, AnswerMatch.STRING)
     # The store is opened anew for each row.

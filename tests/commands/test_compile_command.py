@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import pytest
+from small_world import gin
 
 from taser_jax.cli import main as cli
 from taser_jax.commands import compile as compile_module
@@ -15,24 +16,14 @@ from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 
 SMALL = (
-    *(
-        "--gin_file=runs/taser_base.gin",
-        "--gin.BertConfig.num_layers=1",
-        "--gin.ExpertConfig.shared_per_specialized=0",
-    ),
-    *(
-        "--gin.BertConfig.embed_dim=128",
-        "--gin.BertConfig.num_heads=2",
-        "--gin.BertConfig.mlp_dim=256",
-        "--gin.BertConfig.vocab_size=512",
-    ),
-    *("--gin.BATCH_SIZE=16", "--gin.TASK_FEATURE_LENGTHS={'query': 32, 'passage': 64}"),
-    *("--gin.TEXT_LENGTHS=None", "--gin.TrainingConfig.length_buckets=()"),
-    *(
-        "--gin.BertConfig.dropout_rate=0.0",
-        "--gin.BertConfig.attention_dropout_rate=0.0",
-    ),
+    "--gin_file=runs/taser_base.gin",
+    *gin("BertConfig", num_layers=1, embed_dim=128, num_heads=2, mlp_dim=256, vocab_size=512),
+    *gin("BertConfig", dropout_rate=0.0, attention_dropout_rate=0.0),
+    *gin("ExpertConfig", shared_per_specialized=0),
+    *gin(BATCH_SIZE=16, TASK_FEATURE_LENGTHS={"query": 32, "passage": 64}, TEXT_LENGTHS=None),
+    *gin("TrainingConfig", length_buckets=()),
 )
+BERT = BertConfig(vocab_size=512, embed_dim=128, num_layers=1, num_heads=2, mlp_dim=256)
 
 
 def run(*arguments: str) -> int:
@@ -42,14 +33,8 @@ def run(*arguments: str) -> int:
 @pytest.mark.slow
 def test_a_small_recipe(tmp_path, capsys):
     directory = tmp_path / "report"
-    assert (
-        run(
-            "--topology=v5e:2x2",
-            "--gin.MESH_FSDP=2",
-            f"--gin.compile_recipe.output_dir={directory}",
-        )
-        == 0
-    )
+    where = gin("compile_recipe", output_dir=directory)
+    assert run("--topology=v5e:2x2", "--gin.MESH_FSDP=2", *where) == 0
     shown = capsys.readouterr().out
     assert shown.strip() == (directory / "report.txt").read_text().strip()
     training = json.loads((directory / "report.json").read_text())
@@ -57,10 +42,9 @@ def test_a_small_recipe(tmp_path, capsys):
     assert 0 < training["memory"]["peak"] < training["memory"]["hbm"] == 16 * 2**30
 
     # What is traced is what the formulas say, on each of four devices.
-    bert = BertConfig(vocab_size=512, embed_dim=128, num_layers=1, num_heads=2, mlp_dim=256)
     shape = BatchShape(queries=16, query_length=32, passages=32, passage_length=64)
     flops = training["flops"]
-    assert flops["model"] == DualEncoderConfig(bert=bert).training_flops(shape) / 4
+    assert flops["model"] == DualEncoderConfig(bert=BERT).training_flops(shape) / 4
     assert flops["matrix_products"] == flops["model"]
     assert flops["model"] == pytest.approx(flops["compiler"], rel=0.5)
 
@@ -135,6 +119,19 @@ def compiled(memory: Memory) -> CompiledStep:
     return CompiledStep(memory, 1.0, 1.0, (), ())
 
 
+@pytest.fixture
+def given(monkeypatch):
+    """The batches that are compiled for."""
+    batches = []
+
+    def compile_step(step, *arguments, mesh, effort):
+        batches.append(arguments[1])
+        return compiled(SMALL_MEMORY)
+
+    monkeypatch.setattr(compile_module, "compile_step", compile_step)
+    return batches
+
+
 def test_a_training_step_that_compiles_and_does_not_fit_shows_its_figures(
     tmp_path, capsys, monkeypatch
 ):
@@ -168,24 +165,16 @@ def test_axes_that_cannot_be_split_are_reported(tmp_path, capsys, monkeypatch):
         ([], {"any": 16}),
         (
             [
-                "--gin_file=optim/tsage.gin",
-                "--gin.TaskBatchingConfig.total=16",
-                "--gin.TaskBatchingConfig.num_negatives=1",
-                "--gin.compile_recipe.task_sizes={'large': 1, 'small': 1}",
+                *("--gin_file=optim/tsage.gin", *gin("TaskBatchingConfig", total=16)),
+                *gin("TaskBatchingConfig", num_negatives=1),
+                *gin("compile_recipe", task_sizes={"large": 1, "small": 1}),
             ],
             {"large": 8, "small": 8},
         ),
     ],
 )
-def test_texts_of_known_lengths_are_in_groups(flags, tasks, tmp_path, capsys, monkeypatch):
+def test_texts_of_known_lengths_are_in_groups(flags, tasks, tmp_path, capsys, given):
     """Queries of 8 tokens, passages of 16 in a bucket of 32: 3 in 9 positions are padding."""
-    given = []
-
-    def compile_step(step, *arguments, mesh, effort):
-        given.append(arguments[1])
-        return compiled(SMALL_MEMORY)
-
-    monkeypatch.setattr(compile_module, "compile_step", compile_step)
     lengths = "{'query': {0: 8, 1: 8}, 'passage': {0: 16, 1: 16}}"
     directory = f"--gin.compile_recipe.output_dir={tmp_path}"
     buckets = [f"--gin.TEXT_LENGTHS={lengths}", "--gin.TrainingConfig.length_buckets=(8, 32)"]
@@ -201,8 +190,7 @@ def test_texts_of_known_lengths_are_in_groups(flags, tasks, tmp_path, capsys, mo
     training = json.loads((tmp_path / "report.json").read_text())
     real, padded = 16 * 8 + 32 * 16, 16 * 8 + 32 * 32
     assert training["padding"] == pytest.approx(1 - real / padded)
-    bert = BertConfig(vocab_size=512, embed_dim=128, num_layers=1, num_heads=2, mlp_dim=256)
-    model = DualEncoderConfig(bert=bert)
+    model = DualEncoderConfig(bert=BERT)
     flops = [model.training_flops(BatchShape(16, 8, 32, length)) for length in (16, 32)]
     estimate = training["roofline"]
     assert estimate["mfu_of_real_tokens"] / estimate["mfu"] == pytest.approx(
@@ -212,15 +200,8 @@ def test_texts_of_known_lengths_are_in_groups(flags, tasks, tmp_path, capsys, mo
 
 
 @pytest.mark.parametrize("documents", ["tokens", "embeddings"])
-def test_queries_with_documents_are_compiled(documents, tmp_path, capsys, monkeypatch):
+def test_queries_with_documents_are_compiled(documents, tmp_path, given):
     """What the step is given has K documents for each query."""
-    given = []
-
-    def compile_step(step, *arguments, mesh, effort):
-        given.append(arguments[1])
-        return compiled(SMALL_MEMORY)
-
-    monkeypatch.setattr(compile_module, "compile_step", compile_step)
     model = [
         "--gin_file=models/bert_fusion.gin",
         "--gin.BertFusionConfig.decoder_layers=1",

@@ -41,7 +41,7 @@ def _result(output: pathlib.Path, system: str) -> dict:
 
 
 @pytest.fixture
-def runs_dir(capitals: Capitals, tmp_path: pathlib.Path) -> pathlib.Path:
+def runs_dir(capitals, tmp_path) -> pathlib.Path:
     """Answers at ranks 1 and 2 and nowhere; rivers: p0 before p1, and a query without results."""
     bern, tiber, wheel = _query_ids(capitals, "capital")
     runs = {
@@ -55,7 +55,7 @@ def runs_dir(capitals: Capitals, tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_queries_without_results_are_counted_and_most_of_them_refused(
-    capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path, capsys
+    capitals, runs_dir, tmp_path, capsys
 ):
     def arguments(task: str) -> tuple[str, ...]:
         where = gin(RUNS_DIR=runs_dir, EVAL_OUTPUT_DIR=tmp_path / "out", SYSTEM="hand")
@@ -70,7 +70,7 @@ def test_queries_without_results_are_counted_and_most_of_them_refused(
     assert "results for at least 50% of them" in message
 
 
-def test_by_answers(capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path):
+def test_by_answers(capitals, runs_dir, tmp_path):
     succeed(
         *("evaluate", *capitals.where, *gin(RUNS_DIR=runs_dir, EVAL_OUTPUT_DIR=tmp_path / "out")),
         *gin(SYSTEM="hand", TASKS=["capital"]),
@@ -88,9 +88,7 @@ def test_by_answers(capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathli
     assert result["details"] == {"wall time": "1 s"}
 
 
-def test_by_qrels_a_missing_query_counts_as_zero(
-    capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path
-):
+def test_by_qrels_a_missing_query_counts_as_zero(capitals, runs_dir, tmp_path):
     output = tmp_path / "out"
     evaluate = ["evaluate", *capitals.where, *gin(EVAL_OUTPUT_DIR=output, TASKS=["rivers"])]
     succeed(*evaluate, *gin(RUNS_DIR=runs_dir, SYSTEM="hand"))
@@ -119,7 +117,7 @@ def test_by_qrels_a_missing_query_counts_as_zero(
     assert float(lines["hand", "rivers"]["MRR@10"]) == pytest.approx(0.25)
 
 
-def test_rows_are_tested_against_the_baseline(capitals: Capitals, tmp_path: pathlib.Path):
+def test_rows_are_tested_against_the_baseline(capitals, tmp_path):
     ids = _query_ids(capitals, "capital")
     evaluate = [
         *(
@@ -146,7 +144,7 @@ def test_rows_are_tested_against_the_baseline(capitals: Capitals, tmp_path: path
     assert text.count("| plain |") == 1
 
 
-def test_hybrid_takes_alpha_from_development_data(capitals: Capitals, tmp_path: pathlib.Path):
+def test_hybrid_takes_alpha_from_development_data(capitals, tmp_path):
     for split in ("validation", "test"):
         bern, tiber, wheel = _query_ids(capitals, "capital", split)
         # Bern's passage leads only where BM25's margin of 1 outweighs the dense margin of 1.25.
@@ -176,7 +174,7 @@ def test_hybrid_takes_alpha_from_development_data(capitals: Capitals, tmp_path: 
     assert run.scores[first][0] == pytest.approx(2.25 + 0.5 * 2.0, abs=1e-5)
 
 
-def test_each_task_may_have_an_alpha_of_its_own(capitals: Capitals, tmp_path: pathlib.Path, capsys):
+def test_each_task_may_have_an_alpha_of_its_own(capitals, tmp_path, capsys):
     """Bern needs 1.25 to lead, as above; the same question of another task is best without BM25."""
     data_dir = tmp_path / "data"
     shutil.copytree(capitals.root / "data", data_dir)
@@ -238,15 +236,10 @@ def test_each_task_may_have_an_alpha_of_its_own(capitals: Capitals, tmp_path: pa
         ({"EvaluationConfig.measures": ["Recal@5"]}, ("Recal@5",)),
         ({"EvaluationConfig.measures": []}, ("EvaluationConfig.measures: no measure",)),
         ({"EVAL_OUTPUT_DIR": "file/out"}, ("file/out",)),
-        (
-            {"RUNS_DIR": "foreign"},
-            ("rivers.test.trec:1: passage 'p99' is not in this collection",),
-        ),
+        ({"RUNS_DIR": "foreign"}, ("rivers.test.trec:1: passage 'p99' is not in this collection",)),
     ],
 )
-def test_what_cannot_be_evaluated(
-    capitals: Capitals, runs_dir: pathlib.Path, capsys, monkeypatch, settings, words
-):
+def test_what_cannot_be_evaluated(capitals, runs_dir, capsys, monkeypatch, settings, words):
     monkeypatch.chdir(runs_dir.parent)
     (runs_dir.parent / "file").write_text("")
     _write_run(runs_dir.parent / "foreign" / "rivers.test.trec", {"r0": {"p99": 1.0}})

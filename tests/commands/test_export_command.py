@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_world import gin, refused, succeed
+from tiny_models import tiny_bert
 from tiny_training import draw_params
 
 from taser_jax.assembly.model_directory import load_model, write_run_record
@@ -20,7 +21,6 @@ from taser_jax.data.text.preprocessors import encode_queries
 from taser_jax.evaluation.results import SystemResult, TaskResult, write_result
 from taser_jax.interop import onnx, stablehlo
 from taser_jax.models.batch import Role, Tokens
-from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import parameter_count
@@ -44,15 +44,7 @@ FORMATS = ("sentence_transformers", "saved_model", "stablehlo")
 
 def make_model(model_dir, *, experts=ExpertConfig(), facts=FACTS):
     """What `taser train` leaves, at step 0."""
-    bert = BertConfig(
-        vocab_size=len(PIECES),
-        embed_dim=16,
-        num_layers=1,
-        num_heads=2,
-        head_dim=8,
-        mlp_dim=32,
-        max_length=12,
-    )
+    bert = tiny_bert(vocab_size=len(PIECES), num_layers=1)
     config = DualEncoderConfig(bert=bert, experts=experts)
     params = draw_params(DualEncoder(config), jax.random.key(0))
     checkpoints = Checkpoints(model_dir)

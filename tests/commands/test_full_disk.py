@@ -60,12 +60,7 @@ def command(name: str, world: SmallWorld, made: pathlib.Path, out: pathlib.Path)
 
 @pytest.mark.parametrize(("name", "size"), SIZES)
 def test_a_full_disk_is_named_and_the_same_command_goes_on(
-    small_world: SmallWorld,
-    compared: pathlib.Path,
-    tmp_path: pathlib.Path,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    size: int,
+    small_world, compared, tmp_path, capsys, name, size
 ):
     arguments = command(name, small_world, compared, tmp_path / "out")
     with no_room_beyond(size):
@@ -83,14 +78,7 @@ def test_a_full_disk_is_named_and_the_same_command_goes_on(
 
 
 @pytest.mark.parametrize("name", dict(SIZES))
-def test_a_read_only_disk_is_named(
-    small_world: SmallWorld,
-    compared: pathlib.Path,
-    tmp_path: pathlib.Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-):
+def test_a_read_only_disk_is_named(small_world, compared, tmp_path, capsys, monkeypatch, name):
     """A directory that is there; one that is not is named in tests/storage/test_locks.py."""
     out = tmp_path / "out"
     out.mkdir()

@@ -55,7 +55,7 @@ def write_files(folder: pathlib.Path) -> None:
 
 
 @pytest.fixture
-def project(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+def project(tmp_path, monkeypatch) -> pathlib.Path:
     """A folder with faq.gin and faq_tasks.py."""
     monkeypatch.chdir(tmp_path)
     succeed("init", "FAQ", *gin("init", tasks=["where", "what"]))
@@ -69,9 +69,7 @@ def run(command: str, *arguments: str) -> None:
 
 @pytest.mark.release
 @pytest.mark.slow
-def test_from_files_to_a_table_with_one_gin_file(
-    project: pathlib.Path, capsys: pytest.CaptureFixture[str]
-):
+def test_from_files_to_a_table_with_one_gin_file(project, capsys):
     write_files(project / "faq")
     with open("faq.gin", "a") as file:
         file.write(SMALLER)
@@ -118,7 +116,7 @@ def resolve(name: str, *arguments: str) -> configuration.Resolved:
 @pytest.mark.parametrize(
     "name", [name for name in COMMANDS if name not in ("init", "compare", "push", "verify")]
 )
-def test_every_command_takes_it_alone(name: str, project: pathlib.Path):
+def test_every_command_takes_it_alone(name, project):
     resolved = resolve(name, "--gin_file=faq.gin", "--gin_import=faq_tasks")
     # What is still required is not the project's: other formats' files, pretrained weights, ...
     assert not set(resolved.unset) & set(re.findall(r"^(\w+) = ", text(project), re.MULTILINE))
@@ -133,7 +131,7 @@ def test_every_command_takes_it_alone(name: str, project: pathlib.Path):
     assert {one.split(".")[0] for one in resolved.unused} <= allowed
 
 
-def test_training_reads_the_defaults_and_the_project(project: pathlib.Path):
+def test_training_reads_the_defaults_and_the_project(project):
     training = recipes.value("train", "training", "runs/train.gin", "faq.gin")
     assert (training.loop.train_steps, training.batching.batch_size) == (300, 32)
     resolved = resolve("train", "--gin_file=faq.gin").text
@@ -150,7 +148,7 @@ def test_names_read_from_sources_have_all_that_commands_may_be_configured_with()
     assert {target.__name__ for target in targets} <= configurable_names()
 
 
-def test_refusals(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_refusals(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert "the name '7 faqs'" in refused(capsys, "init", "7 faqs")
     assert "no task" in refused(capsys, "init", "FAQ", *gin("init", tasks=[]))

@@ -12,9 +12,9 @@ from taser_jax.commands.train import train
 from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.storage.errors import ConfigError
 
-ONE_TASK = tiny_training.training_config(train_steps=3, batch_size=16)
-EVERY_TASK = dataclasses.replace(
-    ONE_TASK, multitask=MultitaskTraining(batching=TaskBatchingConfig(total=32, num_negatives=1))
+TRAINING = dataclasses.replace(
+    tiny_training.training_config(train_steps=3),
+    multitask=MultitaskTraining(batching=TaskBatchingConfig(total=32, num_negatives=1)),
 )
 
 
@@ -37,19 +37,12 @@ def metrics_and_facts(store_dir, model_dir, training: TrainingConfig):
     return [json.loads(line) for line in lines], json.loads((model_dir / "run.json").read_text())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "training",
-    [
-        pytest.param(ONE_TASK, id="one_task", marks=pytest.mark.release),
-        pytest.param(EVERY_TASK, id="every_task", marks=pytest.mark.release),
-    ],
-)
-def test_metrics_are_those_of_full_padding(training, store_dir, tmp_path):
-    plain, facts = metrics_and_facts(store_dir, tmp_path / "plain", training)
+@pytest.mark.release
+def test_metrics_are_those_of_full_padding(store_dir, tmp_path):
+    plain, facts = metrics_and_facts(store_dir, tmp_path / "plain", TRAINING)
     assert "length_groups" not in facts
     grouped, facts = metrics_and_facts(
-        store_dir, tmp_path / "grouped", dataclasses.replace(training, length_buckets=(5, 9))
+        store_dir, tmp_path / "grouped", dataclasses.replace(TRAINING, length_buckets=(5, 9))
     )
     assert " x 9, " in str(facts["length_groups"])
     assert plain[-1].keys() == grouped[-1].keys()
@@ -67,6 +60,6 @@ def test_metrics_are_those_of_full_padding(training, store_dir, tmp_path):
 
 
 def test_a_bucket_longer_than_the_model_is_refused(store_dir, tmp_path):
-    training = dataclasses.replace(ONE_TASK, length_buckets=(8, 16))
+    training = dataclasses.replace(TRAINING, length_buckets=(8, 16))
     with pytest.raises(ConfigError, match=r"(?s)bucket of 16 tokens.*at most the 12 positions"):
         metrics_and_facts(store_dir, tmp_path, training)

@@ -6,7 +6,7 @@ import json
 import pathlib
 
 import pytest
-from small_world import SmallWorld, gin, refused, succeed
+from small_world import gin, refused, succeed
 
 CORPUS = {
     "pro1": "school uniforms save money for parents",
@@ -20,7 +20,7 @@ OWN = gin(OWN_PASSAGE_TASKS=["arguana"])
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def root(tmp_path_factory) -> pathlib.Path:
     root = tmp_path_factory.mktemp("arguments")
     (root / "beir" / "qrels").mkdir(parents=True)
     for name, texts in (("corpus", CORPUS), ("queries", {id: CORPUS[id] for id in QUERIES})):
@@ -54,7 +54,7 @@ def _first(root: pathlib.Path, runs_dir: pathlib.Path, output: pathlib.Path) -> 
     ]
 
 
-def test_bm25_never_finds_the_query_itself(root: pathlib.Path, tmp_path: pathlib.Path):
+def test_bm25_never_finds_the_query_itself(root, tmp_path):
     bm25 = ["bm25", *_where(root), *gin(BM25_INDEX_DIR=tmp_path / "index", TOP_K=1)]
     succeed(*bm25, *gin(BM25_RUNS_DIR=tmp_path / "runs"), *OWN)
     # One result each, as asked for: the second best takes its place.
@@ -65,9 +65,7 @@ def test_bm25_never_finds_the_query_itself(root: pathlib.Path, tmp_path: pathlib
     assert _first(root, tmp_path / "itself", tmp_path / "out") == 0.0
 
 
-def test_neither_does_a_model(
-    root: pathlib.Path, small_world: SmallWorld, compared: pathlib.Path, tmp_path: pathlib.Path
-):
+def test_neither_does_a_model(root, small_world, compared, tmp_path):
     model = gin(MODEL_DIR=compared / "taser-2" / "model")
     tokens = gin(TOKEN_STORE=tmp_path / "tokens")
     succeed(
@@ -93,7 +91,7 @@ def test_neither_does_a_model(
     assert _found(tmp_path / "fused" / "runs") == found
 
 
-def test_refusals(root: pathlib.Path, tmp_path: pathlib.Path, capsys, small_world: SmallWorld):
+def test_refusals(root, tmp_path, capsys, small_world):
     places = gin(BM25_RUNS_DIR=tmp_path / "runs", BM25_INDEX_DIR=tmp_path / "index")
     unknown = gin(OWN_PASSAGE_TASKS=["arguanna"])
     assert "no task arguanna" in refused(capsys, "bm25", *_where(root), *places, *unknown)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import pathlib
 
 import pytest
-from small_world import TASKS, SmallWorld, gin, refused, succeed
+from small_world import TASKS, gin, refused, succeed
 
 from taser_jax.assembly.data import training_queries
 from taser_jax.commands.inputs import tasks_with
@@ -19,7 +18,7 @@ from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Query
 
 
-def test_plain_tsv(tmp_path: pathlib.Path):
+def test_plain_tsv(tmp_path):
     (tmp_path / "p.tsv").write_text("7\tfirst text\tOne\n9\tsecond text\tTwo\n")
     (tmp_path / "q.tsv").write_text("q1\tsecond?\n")
     (tmp_path / "qrels.tsv").write_text("q1 0 9 1\n")
@@ -37,7 +36,7 @@ def test_plain_tsv(tmp_path: pathlib.Path):
     assert [(query.id, query.positives) for query in queries] == [("q1", (1,))]
 
 
-def test_a_misspelled_task_of_pydocs_is_refused(tmp_path: pathlib.Path, capsys):
+def test_a_misspelled_task_of_pydocs_is_refused(tmp_path, capsys):
     message = refused(
         capsys, "prepare", "pydocs", *gin(DATA_DIR=tmp_path / "data", TASKS=["code", "sumary"])
     )
@@ -45,7 +44,7 @@ def test_a_misspelled_task_of_pydocs_is_refused(tmp_path: pathlib.Path, capsys):
     assert "name tasks of the collection: code, example" in message
 
 
-def test_vocabulary_and_token_store(small_world: SmallWorld):
+def test_vocabulary_and_token_store(small_world):
     assert sorted(list_tasks(small_world.data_dir, "small")) == sorted(TASKS)
     vocabulary = load_vocabulary(small_world.root / "vocabulary")
     store = TokenStore.open(small_world.token_store)
@@ -65,7 +64,7 @@ def test_vocabulary_and_token_store(small_world: SmallWorld):
     }
 
 
-def test_tasks_go_by_their_registered_names_too(small_world: SmallWorld):
+def test_tasks_go_by_their_registered_names_too(small_world):
     store = TokenStore.open(small_world.token_store)
     by_store = training_queries(store, task_names=["code"])
     by_registry = training_queries(store, task_names=["small_code"])
@@ -79,9 +78,7 @@ def test_tasks_go_by_their_registered_names_too(small_world: SmallWorld):
         tasks_with(str(small_world.data_dir), "small", split="train", tasks=["other_code"])
 
 
-def test_another_vocabulary_in_the_directory_is_refused(
-    small_world: SmallWorld, tmp_path: pathlib.Path, capsys
-):
+def test_another_vocabulary_in_the_directory_is_refused(small_world, tmp_path, capsys):
     arguments = gin(DATA_DIR=small_world.data_dir, COLLECTION="small", VOCAB_SIZE=500)
     arguments += gin(VOCABULARY=small_world.root / "vocabulary", TOKEN_STORE=tmp_path)
     message = refused(capsys, "tokenize", *arguments)
@@ -89,7 +86,7 @@ def test_another_vocabulary_in_the_directory_is_refused(
 
 
 @pytest.mark.parametrize("name", ["vocab.txt", "config.json", "spiece.model"])
-def test_a_vocabulary_of_weights_is_never_replaced(tmp_path: pathlib.Path, capsys, name: str):
+def test_a_vocabulary_of_weights_is_never_replaced(tmp_path, capsys, name):
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert" / name).write_text("precious")
     message = refused(
@@ -102,9 +99,7 @@ def test_a_vocabulary_of_weights_is_never_replaced(tmp_path: pathlib.Path, capsy
     assert [path.read_text() for path in (tmp_path / "bert").iterdir()] == ["precious"]
 
 
-def test_tokenize_names_what_is_not_registered(
-    small_world: SmallWorld, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-):
+def test_tokenize_names_what_is_not_registered(small_world, tmp_path, capsys):
     arguments = [
         "tokenize",
         *gin(DATA_DIR=small_world.data_dir, VOCABULARY=small_world.root / "vocabulary"),
@@ -115,9 +110,7 @@ def test_tokenize_names_what_is_not_registered(
     assert "cannot import 'no_such_tasks'" in message
 
 
-def test_without_validation_each_command_says_how_to_get_it(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-):
+def test_without_validation_each_command_says_how_to_get_it(tmp_path, capsys):
     passages = "".join(f"p{n}\ttext {n}\n" for n in range(40))
     (tmp_path / "faq.passages.tsv").write_text(passages)
     for split, numbers in (("train", range(30)), ("test", range(30, 40))):

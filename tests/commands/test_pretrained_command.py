@@ -19,11 +19,7 @@ from taser_jax.assembly.run_record import text_settings
 from taser_jax.cli import main as cli
 from taser_jax.commands.import_model import import_model
 from taser_jax.commands.train import train
-from taser_jax.data.text.hugging_face import (
-    WordPieceVocabulary,
-    WordSplitting,
-    wordpiece_tokenizer,
-)
+from taser_jax.data.text.hugging_face import WordPieceVocabulary, WordSplitting, wordpiece_tokenizer
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.interop.pretrained import Pretrained, check_words, pretrained_bert
@@ -41,7 +37,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c"]
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def checkpoint(tmp_path_factory) -> pathlib.Path:
     """Four blocks, 16 wide, with the tiny token store's 96 words."""
     directory, _ = write_checkpoint(
         tmp_path_factory.mktemp("pretrained") / "bert", vocab_size=tiny_training.VOCABULARY_SIZE
@@ -60,7 +56,7 @@ def store_of(directory: pathlib.Path, vocabulary: WordPieceVocabulary) -> pathli
 
 
 @pytest.fixture(scope="module")
-def store_dir(checkpoint, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def store_dir(checkpoint, tmp_path_factory) -> pathlib.Path:
     """The tiny token store with the checkpoint's words."""
     return store_of(tmp_path_factory.mktemp("store") / "tokens", load_vocabulary(checkpoint))
 

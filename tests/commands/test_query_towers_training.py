@@ -8,49 +8,31 @@ import jax
 import numpy as np
 import pytest
 import tiny_training
+from tiny_models import one_block
 
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.assembly.plans import MultitaskTraining
 from taser_jax.commands.train import train
-from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import ExpertConfig
-from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
-from taser_jax.optim.multitask import Combiner, MultitaskConfig
 from taser_jax.storage.errors import ConfigError
 
 TASKS = ("first", "second")
-T5 = T5Config(
-    vocab_size=tiny_training.VOCABULARY_SIZE,
-    embed_dim=16,
-    num_layers=1,
-    num_decoder_layers=1,
-    num_heads=2,
-    head_dim=8,
-    mlp_dim=24,
-    dropout_rate=0.0,
-)
+T5 = one_block(vocab_size=tiny_training.VOCABULARY_SIZE, dropout_rate=0.0)
 TIED = {
     "bert": dataclasses.replace(tiny_training.model_config(), experts=ExpertConfig()),
     "t5": T5DualEncoderConfig(t5=T5),
 }
-EVERY_TASK = MultitaskTraining(
-    batching=TaskBatchingConfig(total=16, num_negatives=1),
-    combiner=MultitaskConfig(combiner=Combiner.NAIVE),
-)
 
 
 def q_spec(config, tasks=TASKS):
     return dataclasses.replace(config, towers=Towers.SEPARATE, query_tasks=tasks)
 
 
-def start(model_dir, store, model, *, multitask=None, train_steps=2, rate=3e-3, **options):
-    training = dataclasses.replace(
-        tiny_training.training_config(train_steps=train_steps, learning_rate=rate),
-        multitask=multitask,
-    )
+def start(model_dir, store, model, *, rate=3e-3, **options):
+    training = tiny_training.training_config(train_steps=2, learning_rate=rate)
     return train(
         model_dir=str(model_dir), token_store=str(store), model=model, training=training, **options
     )
@@ -100,36 +82,6 @@ def test_it_starts_as_the_tied_model_and_validates_every_task(
         np.testing.assert_allclose(
             several.encode_fn(role, task=task)(tokens), one.encode_fn(role)(tokens), atol=1e-5
         )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "multitask",
-    [
-        pytest.param(None, id="one task", marks=pytest.mark.release),
-        pytest.param(EVERY_TASK, id="every task", marks=pytest.mark.release),
-    ],
-)
-def test_a_task_that_is_not_trained_on_keeps_its_tower(
-    tied_dirs, tiny_store_dir, tmp_path, multitask
-):
-    tied_dir = tied_dirs("bert")
-    initial = towers(tied_dir)["encoder"]
-    summary = start(
-        tmp_path / "model",
-        tiny_store_dir,
-        q_spec(TIED["bert"], (*TASKS, "absent")),
-        multitask=multitask,
-        # Each task has had its turn by then.
-        train_steps=4 if multitask is None else 2,
-        initial_checkpoint=str(tied_dir / "checkpoint_2"),
-    )
-    assert {"mrr/first", "mrr/second"} <= summary.validation.keys()
-    found = towers(tmp_path / "model")
-    jax.tree.map(np.testing.assert_array_equal, found["query_encoder_absent"], initial)
-    for tower in ("query_encoder_first", "query_encoder_second", "passage_encoder"):
-        moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), found[tower], initial)
-        assert any(jax.tree.leaves(moved)), tower
 
 
 def test_a_task_without_a_tower_is_reported_before_anything_is_computed(tiny_store_dir, tmp_path):

@@ -21,25 +21,18 @@ from taser_jax.retrieval.runs import read_trec_run
 
 
 @pytest.fixture(scope="module")
-def model_dir(compared: pathlib.Path) -> pathlib.Path:
+def model_dir(compared) -> pathlib.Path:
     return compared / "taser-2" / "model"
 
 
 @pytest.fixture(scope="module")
-def embeddings(
-    small_world: SmallWorld, model_dir: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
-) -> pathlib.Path:
+def embeddings(small_world, model_dir, tmp_path_factory) -> pathlib.Path:
     directory = tmp_path_factory.mktemp("encoded") / "embeddings"
     succeed("encode", *_encode(small_world, model_dir, directory))
     return directory
 
 
-def test_exact_search_equals_sorting_all_scores(
-    small_world: SmallWorld,
-    model_dir: pathlib.Path,
-    embeddings: pathlib.Path,
-    tmp_path: pathlib.Path,
-):
+def test_exact_search_equals_sorting_all_scores(small_world, model_dir, embeddings, tmp_path):
     succeed("search", *_search(small_world, embeddings, tmp_path / "index", tmp_path / "runs"))
     store = PassageStore.open(small_world.data_dir, "small")
     queries = TokenStore.open(small_world.token_store).queries("code", "test")
@@ -61,13 +54,7 @@ def test_exact_search_equals_sorting_all_scores(
 
 
 @pytest.mark.needs("scann")
-def test_scann_measures_its_recall_on_queries(
-    small_world: SmallWorld,
-    model_dir: pathlib.Path,
-    embeddings: pathlib.Path,
-    tmp_path: pathlib.Path,
-    capsys: pytest.CaptureFixture[str],
-):
+def test_scann_measures_its_recall_on_queries(small_world, model_dir, embeddings, tmp_path, capsys):
     scann = gin("IndexConfig", kind="scann")
     search = _search(small_world, embeddings, tmp_path / "scann", tmp_path / "runs")
     succeed("search", *search, *scann)
@@ -84,9 +71,7 @@ def test_scann_measures_its_recall_on_queries(
     assert metadata["measured_on"] == "passages"
 
 
-def test_ask_prints_the_passages_it_returns(
-    small_world: SmallWorld, compared: pathlib.Path, capsys: pytest.CaptureFixture[str]
-):
+def test_ask_prints_the_passages_it_returns(small_world, compared, capsys):
     arguments = _ask(small_world, compared, "['parse a json document', 'median of a list']")
     succeed("ask", *arguments)
     printed = capsys.readouterr().out
@@ -103,17 +88,13 @@ def test_ask_prints_the_passages_it_returns(
         ("how do I parse json", "['how do I parse json']"),
     ],
 )
-def test_ask_wants_a_list_of_questions(
-    small_world: SmallWorld, compared, capsys, questions: str, fix: str
-):
+def test_ask_wants_a_list_of_questions(small_world, compared, capsys, questions, fix):
     message = refused(capsys, "ask", *_ask(small_world, compared, questions))
     assert "QUESTIONS" in message
     assert fix in message
 
 
-def test_an_index_of_another_model_is_refused(
-    small_world: SmallWorld, compared: pathlib.Path, tmp_path: pathlib.Path, capsys
-):
+def test_an_index_of_another_model_is_refused(small_world, compared, tmp_path, capsys):
     wrong = compared / "taser-1" / "exact"
     fingerprints = [
         json.loads((compared / name / "exact" / "plan.json").read_text())["fingerprints"]["model"]
@@ -127,9 +108,7 @@ def test_an_index_of_another_model_is_refused(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_directory_without_a_model_is_refused(
-    small_world: SmallWorld, model_dir: pathlib.Path, tmp_path: pathlib.Path, capsys
-):
+def test_a_directory_without_a_model_is_refused(small_world, model_dir, tmp_path, capsys):
     message = refused(capsys, "encode", *_encode(small_world, tmp_path, tmp_path / "e"))
     assert f"{tmp_path / 'model.json'}: no model here" in message
     shutil.copy(model_dir / "model.json", tmp_path)
@@ -138,7 +117,7 @@ def test_a_directory_without_a_model_is_refused(
 
 
 def test_tokens_of_another_collection_or_vocabulary_are_refused(
-    small_world: SmallWorld, compared: pathlib.Path, tmp_path: pathlib.Path, capsys
+    small_world, compared, tmp_path, capsys
 ):
     model, embeddings = compared / "taser-2" / "model", compared / "taser-2" / "embeddings"
     said = {"vocabulary": "was made from vocabulary strange", "collection": "begun with"}
@@ -163,7 +142,7 @@ def test_tokens_of_another_collection_or_vocabulary_are_refused(
 
 
 def test_queries_that_are_not_encoded_are_refused_with_those_that_are(
-    small_world: SmallWorld, compared: pathlib.Path, tmp_path: pathlib.Path, capsys
+    small_world, compared, tmp_path, capsys
 ):
     root = compared / "taser-2"
     ignored = shutil.ignore_patterns("code.test")
@@ -178,11 +157,7 @@ def test_queries_that_are_not_encoded_are_refused_with_those_that_are(
 
 
 def test_queries_of_every_task_and_split_are_encoded_unless_restricted(
-    small_world: SmallWorld,
-    model_dir: pathlib.Path,
-    embeddings: pathlib.Path,
-    tmp_path: pathlib.Path,
-    capsys,
+    small_world, model_dir, embeddings, tmp_path, capsys
 ):
     """Equal to the model's own output, batch of one split by batch, as search used to encode."""
     store, model = TokenStore.open(small_world.token_store), load_model(model_dir)

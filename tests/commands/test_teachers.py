@@ -14,24 +14,19 @@ from capitals import IDS, Capitals
 from small_world import gin, refused, succeed
 
 from taser_jax.assembly.data import training_queries
-from taser_jax.commands.mine import embedding_scorer, run_scorer
+from taser_jax.commands.mine import embedding_scorer
 from taser_jax.commands.train import train
 from taser_jax.data.collections.store import QuerySet
-from taser_jax.data.token_store.negatives import (
-    TeacherLine,
-    read_negatives,
-    write_negatives,
-)
+from taser_jax.data.token_store.negatives import TeacherLine, read_negatives, write_negatives
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Tokens
 from taser_jax.retrieval.embeddings import Embeddings, write_embeddings
-from taser_jax.retrieval.runs import SearchResult
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.training.objective import Distillation, ObjectiveConfig
 
 
 @pytest.fixture(scope="module")
-def runs(capitals: Capitals, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def runs(capitals, tmp_path_factory) -> pathlib.Path:
     """BM25's run of task "capital", and a second run by hand."""
     root = tmp_path_factory.mktemp("score")
     capitals.bm25(root / "bm25", SPLIT="train")
@@ -66,7 +61,7 @@ def lines_of(capitals: Capitals, directory: pathlib.Path):
     return read_negatives(directory, "capital", "train", [query.id for query in queries])
 
 
-def test_two_runs_by_weight(capitals: Capitals, runs: pathlib.Path, tmp_path: pathlib.Path):
+def test_two_runs_by_weight(capitals, runs, tmp_path):
     """hand + 0.5 · BM25; p0 is the positive of France, p3 that of Italy."""
     teachers = {str(runs / "hand"): 1.0, str(runs / "bm25"): 0.5}
     succeed(*mine(capitals, runs, tmp_path / "scored", TEACHERS=teachers))
@@ -89,16 +84,6 @@ def test_two_runs_by_weight(capitals: Capitals, runs: pathlib.Path, tmp_path: pa
     assert metadata["teachers"] == places
 
 
-def test_a_run_by_hand():
-    """What is not found gets the lowest score of its query; 0 where nothing was found."""
-    rows = np.array([[7, 4], [2, -1], [-1, -1]], np.int32)
-    scores = np.array([[3, 1], [-5, -np.inf], [-np.inf, -np.inf]], np.float32)
-    score = run_scorer(SearchResult(rows, scores))
-    assert score(0, np.array([7, 4, 9, 2])).tolist() == [3, 1, 1, 1]
-    assert score(1, np.array([2, 7])).tolist() == [-5, -5]
-    assert score(2, np.array([7])).tolist() == [0]
-
-
 def test_embeddings_give_inner_products(tmp_path):
     table = np.random.default_rng(1).normal(size=(60, 6)).astype(np.float32)
     for name, part in (("queries", table[:20]), ("passages", table[20:])):
@@ -119,9 +104,7 @@ def test_embeddings_give_inner_products(tmp_path):
         ("{{'{hand}': 1e39}}", "finite scores"),
     ],
 )
-def test_refusals(
-    capitals: Capitals, runs: pathlib.Path, tmp_path: pathlib.Path, capsys, teachers, words
-):
+def test_refusals(capitals, runs, tmp_path, capsys, teachers, words):
     given = teachers.format(empty=tmp_path, hand=runs / "hand")
     assert words in refused(capsys, *mine(capitals, runs, tmp_path / "out", TEACHERS=given))
     assert not (tmp_path / "out").exists()
@@ -169,8 +152,7 @@ def teacher(tmp_path_factory, tiny_store_dir) -> pathlib.Path:
 
 def start(model_dir, store_dir, objective, *, negatives=None, **changes):
     training = dataclasses.replace(
-        tiny_training.training_config(train_steps=20, validates=False),
-        objective=objective,
+        tiny_training.training_config(train_steps=20, validates=False), objective=objective
     )
     train(
         model_dir=str(model_dir),

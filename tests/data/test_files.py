@@ -2,12 +2,15 @@ import gzip
 import itertools
 import json
 import os
+import tracemalloc
 
 import pytest
 import tensorflow as tf
 from etils.epath import backend, gpath
 
 from taser_jax.data import files
+from taser_jax.data.files import json_lines, json_records, numbered_lines
+from taser_jax.data.readers.passages import read_passages
 from taser_jax.storage.errors import DataError
 
 
@@ -167,3 +170,48 @@ def test_a_broken_json_array_names_the_line(tmp_path, monkeypatch, chunk, conten
     path = _write(tmp_path / "a.json", content)
     with pytest.raises(DataError, match=r"a\.json" + message):
         list(files.json_records(path))
+
+
+SIZE = 16 << 20
+
+
+@pytest.fixture
+def a_mebibyte(monkeypatch):
+    monkeypatch.setattr(files, "LONGEST_LINE", 1 << 20)
+
+
+@pytest.mark.usefixtures("a_mebibyte")
+@pytest.mark.parametrize(
+    ("read", "name", "start"),
+    [
+        (numbered_lines, "a.json.gz", b'{"a": 1}\n'),
+        (json_lines, "a.json.gz", b'{"a": 1}\n'),
+        (json_records, "a.json.gz", b'[{"a": 1},\n{"b": "'),
+        (
+            read_passages,
+            "m.xml.gz",
+            b"<DescriptorRecordSet><DescriptorRecord><ConceptList>\n<Concept><ScopeNote>",
+        ),
+    ],
+)
+def test_a_line_beyond_the_limit_is_named_before_it_takes_memory(tmp_path, read, name, start):
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(start + b"x" * SIZE, compresslevel=1))
+    tracemalloc.start()
+    with pytest.raises(DataError, match=rf"{name}:2: longer than 1 MiB"):
+        list(read(path))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < SIZE
+
+
+@pytest.mark.usefixtures("a_mebibyte")
+def test_lines_up_to_the_limit_are_read(tmp_path):
+    path = tmp_path / "a.jsonl"
+    line = json.dumps({"a": "x" * ((1 << 20) - 11)}) + "\n"
+    assert len(line) == (1 << 20) - 1
+    path.write_text(f"{line} {line}")
+    assert len(list(json_lines(path))) == 2
+    path.write_text(f"{line}  {line}")
+    with pytest.raises(DataError, match=r"a\.jsonl:2: longer than 1 MiB"):
+        list(json_lines(path))

@@ -46,24 +46,18 @@ def write(
     return directory
 
 
-def test_pooling_norm_length_and_prompt(tmp_path: pathlib.Path):
+def test_pooling_norm_length_and_prompt(tmp_path):
     write(tmp_path, prompts={"query": "query: ", "document": ""})
     assert read_encoder_settings(tmp_path) == EncoderSettings(
-        pooling=Pooling.MEAN,
-        normalization=Normalization.L2,
-        max_length=128,
-        query_prompt="query: ",
+        pooling=Pooling.MEAN, normalization=Normalization.L2, max_length=128, query_prompt="query: "
     )
 
 
 @pytest.mark.parametrize(
     "pooling",
-    [
-        {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
-        {"pooling_mode": "cls"},
-    ],
+    [{"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, {"pooling_mode": "cls"}],
 )
-def test_both_ways_to_name_the_pooling(tmp_path: pathlib.Path, pooling: dict[str, Any]):
+def test_both_ways_to_name_the_pooling(tmp_path, pooling):
     write(tmp_path, kinds=("Transformer", "Pooling"), package=NEW, pooling=pooling)
     found = read_encoder_settings(tmp_path)
     assert found is not None
@@ -71,14 +65,14 @@ def test_both_ways_to_name_the_pooling(tmp_path: pathlib.Path, pooling: dict[str
 
 
 @pytest.mark.parametrize("name", ["passage", "document", "corpus", "search_document"])
-def test_prompts_of_both_roles(tmp_path: pathlib.Path, name: str):
+def test_prompts_of_both_roles(tmp_path, name):
     write(tmp_path, prompts={"query": "query: ", name: "passage: ", "clustering": "cluster: "})
     found = read_encoder_settings(tmp_path)
     assert found is not None
     assert (found.query_prompt, found.passage_prompt) == ("query: ", "passage: ")
 
 
-def test_prompts_under_other_names_are_refused(tmp_path: pathlib.Path):
+def test_prompts_under_other_names_are_refused(tmp_path):
     """Which is that of queries is not for us to guess; an empty `query` says that none is."""
     path = write(tmp_path) / "config_sentence_transformers.json"
     path.write_text(json.dumps({"prompts": {"s2p_query": "Instruct: ", "sts": "a "}}))
@@ -91,7 +85,7 @@ def test_prompts_under_other_names_are_refused(tmp_path: pathlib.Path):
     assert (settings.query_prompt, settings.passage_prompt) == ("", "")
 
 
-def test_a_prompt_of_the_tokenizer_is_before_the_texts_of_both_roles(tmp_path: pathlib.Path):
+def test_a_prompt_of_the_tokenizer_is_before_the_texts_of_both_roles(tmp_path):
     """As `write_tokenizer` puts it there: it is no text of `prompts`."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "find", ":", "text"]
     vocabulary = WordPieceVocabulary(pieces)
@@ -107,14 +101,14 @@ def test_a_prompt_of_the_tokenizer_is_before_the_texts_of_both_roles(tmp_path: p
     assert read_prompts(tmp_path, vocabulary) == ((4,), ())
 
 
-def test_a_local_folder_is_recorded_by_its_whole_path(tmp_path: pathlib.Path, monkeypatch):
+def test_a_local_folder_is_recorded_by_its_whole_path(tmp_path, monkeypatch):
     (tmp_path / "weights" / "bert").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert recorded_name("weights/bert") == str(tmp_path.resolve() / "weights" / "bert")
     assert recorded_name("google-bert/bert-base-uncased") == "google-bert/bert-base-uncased"
 
 
-def test_a_plain_checkpoint_says_nothing(tmp_path: pathlib.Path):
+def test_a_plain_checkpoint_says_nothing(tmp_path):
     assert read_encoder_settings(tmp_path) is None
 
 
@@ -128,15 +122,13 @@ def test_a_plain_checkpoint_says_nothing(tmp_path: pathlib.Path):
         ({"pooling": {"word_embedding_dimension": 3}}, "pooling by nothing"),
     ],
 )
-def test_what_a_dual_encoder_does_not_have_is_refused(
-    tmp_path: pathlib.Path, wrong: dict[str, Any], message: str
-):
+def test_what_a_dual_encoder_does_not_have_is_refused(tmp_path, wrong, message):
     with pytest.raises(ConfigError, match=message):
         read_encoder_settings(write(tmp_path, **wrong))
 
 
 @pytest.mark.parametrize("text", ["{", '[{"type": 3}]'])
-def test_damaged_modules_are_named(tmp_path: pathlib.Path, text: str):
+def test_damaged_modules_are_named(tmp_path, text):
     (write(tmp_path) / "modules.json").write_text(text)
     with pytest.raises(TaserError) as error:
         read_encoder_settings(tmp_path)

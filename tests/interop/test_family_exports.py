@@ -89,9 +89,6 @@ def test_there_and_back(tmp_path, family, sentence_transformer):
     assert found_settings.pooling is pooling
     assert pretrained_bert(output / "query", numerics=config.bert) == config.bert
     again = load_pretrained(
-        output / "query",
-        config=config,
-        params=source.params,
-        passage_source=output / "passage",
+        output / "query", config=config, params=source.params, passage_source=output / "passage"
     )
     jax.tree.map(np.testing.assert_array_equal, again, source.params)

@@ -106,12 +106,6 @@ def test_a_card_says_what_is_done_to_texts(source):
     assert (found["query_prompt"], found["titles"]) == ([7, 3], "omit")
 
 
-def test_a_card_without_metrics_and_configuration_says_so(source):
-    text = card(dataclasses.replace(source, metrics={}, config_text=""), TEXTS)
-    assert "None were given to the export." in text
-    assert "Training configuration" not in text
-
-
 def test_the_hub_reads_licence_library_base_model_and_measures(source):
     facts = {"pretrained": "someone/encoder"}
     given = dataclasses.replace(source, license="apache-2.0", facts=facts)

@@ -118,10 +118,7 @@ def test_a_process_with_tensorflow_alone_gives_our_embeddings(det_r, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     found = dict(np.load(output))
-    by_query, by_passage = (
-        embed_queries(source, TEXTS),
-        embed_passages(source, TITLES, TEXTS),
-    )
+    by_query, by_passage = (embed_queries(source, TEXTS), embed_passages(source, TITLES, TEXTS))
     for name, expected in {
         "encode_query.0": by_query,
         "encode_query.1": by_query[:1],

@@ -10,26 +10,13 @@ import pytest
 import tokenizers
 from exported_programs import run_snippet
 from jax import export
-from tiny_source import (
-    DETERMINISTIC,
-    DPR,
-    PIECES,
-    QUERY_LENGTH,
-    embed,
-    some_tokens,
-    tiny_source,
-)
+from tiny_source import DETERMINISTIC, DPR, PIECES, QUERY_LENGTH, embed, some_tokens, tiny_source
 
 from taser_jax.data.text.preprocessors import encode_queries, passage_ids
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop import stablehlo
-from taser_jax.interop.stablehlo import (
-    LOAD_SNIPPET,
-    PARAMETERS_FILE,
-    card_texts,
-    export_stablehlo,
-)
+from taser_jax.interop.stablehlo import LOAD_SNIPPET, PARAMETERS_FILE, card_texts, export_stablehlo
 from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import Pooling
 from taser_jax.models.bert_layers import AttentionKernel
@@ -41,11 +28,7 @@ pytestmark = pytest.mark.slow
 
 MODELS = {
     "tok_r": {
-        "experts": {
-            "num_experts": 2,
-            "routing": Routing.TOKEN,
-            "gate_sharing": GateSharing.SHARED,
-        },
+        "experts": {"num_experts": 2, "routing": Routing.TOKEN, "gate_sharing": GateSharing.SHARED},
         "pooling": Pooling.MEAN,
     },
     "dpr": {"experts": DPR, "towers": Towers.SEPARATE},

@@ -16,10 +16,7 @@ from taser_jax.interop.t5 import t5_config, t5_from_t5x, t5_leaves, t5_to_json, 
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.t5 import PositionBias, T5Config, T5Initialization
-from taser_jax.models.t5_dual_encoder import (
-    T5DualEncoderConfig,
-    T5Embedding,
-)
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.storage.errors import ConfigError, DataError
 
 T5_CONFIG = T5Config(

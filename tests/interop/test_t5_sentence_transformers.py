@@ -16,9 +16,7 @@ from taser_jax.data.text.preprocessors import passage_ids, query_ids
 from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop.hub import read_projection
 from taser_jax.interop.pretrained import load_pretrained_t5, pretrained_t5
-from taser_jax.interop.sentence_transformers import (
-    export_sentence_transformers,
-)
+from taser_jax.interop.sentence_transformers import export_sentence_transformers
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.batch import Normalization, Role
 from taser_jax.models.dual_encoder import Towers
@@ -93,10 +91,7 @@ def test_embeddings_are_the_models_own(vocabulary, tmp_path, loaded, embedding, 
     source = dataclasses.replace(source, query_settings=QuerySettings(prompt=prompt))
     model = loaded(exported(source, tmp_path / "out"))
     passages = [(title, text) if title else text for title, text in PASSAGES]
-    found = {
-        Role.QUERY: model.encode_query(QUERIES),
-        Role.PASSAGE: model.encode_document(passages),
-    }
+    found = {Role.QUERY: model.encode_query(QUERIES), Role.PASSAGE: model.encode_document(passages)}
     for role, embeddings in found.items():
         ours = expected(source, vocabulary, role)
         assert np.abs(np.diff(ours, axis=0)).max() > 0.01

@@ -73,14 +73,14 @@ def t5x_model():
 
 
 @pytest.fixture(scope="module")
-def store_dir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def store_dir(tmp_path_factory) -> pathlib.Path:
     directory = tmp_path_factory.mktemp("t5x") / "tokens"
     write_token_store(directory, num_passages=6, num_queries=8, least_words=4)
     return directory
 
 
 @pytest.fixture(scope="module")
-def mined(store_dir: pathlib.Path) -> tuple[pathlib.Path, list[list[int]]]:
+def mined(store_dir) -> tuple[pathlib.Path, list[list[int]]]:
     """Two negatives of each query: the rows after its positive."""
     queries = TokenStore.open(store_dir).queries("first", "train")
     rows = [[(int(p[0]) + shift) % 6 for shift in (1, 2)] for p in queries.positives]
@@ -213,8 +213,5 @@ def test_what_t5x_trained_is_read_bit_for_bit_or_refused(tmp_path):
         ConfigError, match=r"(?s)parameter encoder/.*\(16,\), in the .*\(32,\).*model that"
     ):
         read_pretrained(
-            source,
-            config=wider,
-            params=abstract_params(DualEncoder(wider)),
-            vocabulary=None,
+            source, config=wider, params=abstract_params(DualEncoder(wider)), vocabulary=None
         )

@@ -8,7 +8,7 @@ import pytest
 from bert_checkpoints import random_tensors
 from safetensors.numpy import save_file
 
-from taser_jax.interop.tensors import listed, read_tensors
+from taser_jax.interop.tensors import read_tensors
 from taser_jax.storage.errors import ConfigError, DataError
 
 
@@ -97,8 +97,3 @@ def test_pytorch_files_without_pytorch_say_what_to_install(tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ConfigError, match=r"PyTorch is not installed(?s:.*)\[torch\]"):
         read_tensors(tmp_path)
-
-
-def test_listed():
-    assert listed(["a", "b"]) == "a, b"
-    assert listed(list("abcdefg")) == "a, b, c, d, e and 2 more"

@@ -9,7 +9,6 @@ from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.text.preprocessors import query_ids
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.interop.tokenizer_files import write_tokenizer
-from taser_jax.storage.errors import DataError
 
 PIECES = (
     *("[PAD]", "[UNK]", "[MASK]", "[SEP]", "[CLS]"),
@@ -39,14 +38,6 @@ def test_ids_are_the_vocabularys(vocabulary, tmp_path):
     for text, ids in zip(TEXTS, expected, strict=True):
         assert tokenizer.encode(text, add_special_tokens=False).ids == ids
         assert tokenizer.encode(text).ids == [4, *ids, 3]
-
-
-def test_a_pair_is_one_segment(vocabulary, tmp_path):
-    tokenizer = Tokenizer.from_file(str(written(tmp_path) / "tokenizer.json"))
-    title, text = vocabulary.encode(["Cat", "the cats"])
-    encoding = tokenizer.encode("Cat", "the cats")
-    assert encoding.ids == [4, *title, 3, *text, 3]
-    assert set(encoding.type_ids) == {0}
 
 
 def test_settings(vocabulary, tmp_path):
@@ -84,9 +75,3 @@ def test_no_mask_token(tmp_path):
     settings = json.loads((output / "tokenizer_config.json").read_text(encoding="utf-8"))
     assert settings["mask_token"] is None
     assert Tokenizer.from_file(str(output / "tokenizer.json")).get_vocab_size() == len(PIECES) - 1
-
-
-def test_no_vocabulary_no_tokenizer(tmp_path):
-    (tmp_path / "vocabulary").mkdir()
-    with pytest.raises(DataError, match=r"(?s)vocab\.txt: cannot be read.*VOCAB_SIZE"):
-        load_vocabulary(tmp_path / "vocabulary")

@@ -137,34 +137,6 @@ def test_options_that_cannot_be(stubs, options, words):
         '{\n  "code": 8,\n  "message": "Quota \'TPUV4PerProjectPerZoneForTPUAPI\' exhausted. '
         'Limit 4 in zone z"\n}',
         "HTTPError 429: Quota limit 'TPUV4PerProjectPerZoneForTPUAPI' has been exceeded. Limit: 0",
-    ],
-)
-@pytest.mark.parametrize("script", ["tpu_vm.sh", "tpu_multislice.sh"])
-def test_a_quota_that_is_too_small_is_named_and_not_asked_for_again(stubs, script, said):
-    slices = ("--slices=2",) if script == "tpu_multislice.sh" else ()
-    stubs.answer(("describe", NOT_FOUND, 1), (" create", CREATE + said, 1))
-    found = stubs.run(script, *MADE, *slices, *TRAIN)
-    assert found.returncode == 2
-    assert "quota is too small: Quota" in found.stderr
-    assert "'TPUV4PerProjectPerZoneForTPUAPI'" in found.stderr
-    assert len([call for call in stubs.calls if "create" in call]) == 1
-    assert last_line(found) == "TPU pod does not exist; nothing is billed"
-
-
-def test_a_queued_resource_that_failed_for_its_quota_is_not_requested_again(stubs):
-    said = "Quota limit 'TPUV4' has been exceeded. Limit: 0"
-    stubs.answer(
-        ("describe", queued("FAILED", code=8, message=said), 0), ("describe", NOT_FOUND, 1),
-    )  # fmt: skip
-    found = stubs.run("tpu_multislice.sh", *SLICES, "--skip_install", *TRAIN)
-    assert found.returncode == 2
-    assert "quota is too small: Quota limit 'TPUV4'" in found.stderr
-    assert stubs.asked("queued-resources", "create") == []
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
         "Quota 'IN_USE_ADDRESSES' exceeded.  Limit: 8.0 in region us-central2.",
         'Insufficient regional quota to satisfy request: resource "IN_USE_ADDRESSES"',
         "RESOURCE_EXHAUSTED: Insufficient quota to satisfy the request",
@@ -172,13 +144,18 @@ def test_a_queued_resource_that_failed_for_its_quota_is_not_requested_again(stub
         "HTTPError 403: Quota exceeded for resource 'TPUS'",
     ],
 )
-def test_a_quota_of_any_kind_is_an_error_at_once(stubs, said):
+@pytest.mark.parametrize("script", ["tpu_vm.sh", "tpu_multislice.sh"])
+def test_a_quota_of_any_kind_is_named_and_not_asked_for_again(stubs, script, said):
+    slices = ("--slices=2",) if script == "tpu_multislice.sh" else ()
     stubs.answer(("describe", NOT_FOUND, 1), (" create", CREATE + said, 1))
-    found = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
+    found = stubs.run(script, *MADE, *slices, *TRAIN)
     assert found.returncode == 2
     assert "the project's quota is too small: " in found.stderr
+    assert said in found.stderr
     assert "--internal_ip needs no address" in found.stderr
+    assert len([call for call in stubs.calls if "create" in call]) == 1
     assert stubs.sleeps == 0
+    assert last_line(found) == "TPU pod does not exist; nothing is billed"
 
 
 @pytest.mark.parametrize(

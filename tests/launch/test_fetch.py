@@ -55,18 +55,17 @@ def test_arrays_that_are_there_are_not_copied_again(tmp_path, store, capsys):
     assert content(tmp_path / "data") == content(store)
 
 
-def test_a_store_made_again_in_the_same_size_is_copied_again(tmp_path, store):
-    fetch(store, tmp_path / "data")
+def make_again(store: pathlib.Path) -> None:
+    """Another store, of files of the same sizes."""
     for name in ("passages/ids.npy", "queries/qa/train/ids.npy"):
         write(store / name, b"2" * LARGE)
-    write(store / "metadata.json", b'{"fingerprint": "2"}')
-    fetch(store, tmp_path / "data")
-    assert content(tmp_path / "data") == content(store)
-
-
-def test_small_files_are_always_copied(tmp_path, store):
-    fetch(store, tmp_path / "data")
     write(store / "vocabulary" / "vocab.txt", b"b\n")
+    write(store / "metadata.json", b'{"fingerprint": "2"}')
+
+
+def test_a_store_made_again_in_the_same_size_is_copied_again(tmp_path, store):
+    fetch(store, tmp_path / "data")
+    make_again(store)
     fetch(store, tmp_path / "data")
     assert content(tmp_path / "data") == content(store)
 
@@ -83,9 +82,7 @@ def test_copying_that_was_cut_off_resumes(tmp_path, store):
     """What it copied stays; what is of the earlier store does not pass for copied."""
     data = tmp_path / "data"
     fetch(store, data)
-    for name in ("passages/ids.npy", "queries/qa/train/ids.npy"):
-        write(store / name, b"2" * LARGE)
-    write(store / "metadata.json", b'{"fingerprint": "2"}')
+    make_again(store)
     # Passages are copied first; queries cannot be.
     obstacle = data / "queries" / "qa" / "train" / "ids.npy.partial"
     obstacle.mkdir()

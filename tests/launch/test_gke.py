@@ -96,10 +96,7 @@ def test_a_workload_has_variables_and_an_end(stubs):
     assert found.returncode == 0, found.stderr
     assert "$2.50 an hour, as you say" in found.stdout
     run = shlex.split(stubs.calls[0][-1].partition("; ")[2])
-    assert run[:6] == [
-        *("exec", "env", "A=b c"),
-        *("timeout", "--kill-after=300", "3h"),
-    ]
+    assert run[:6] == [*("exec", "env", "A=b c"), *("timeout", "--kill-after=300", "3h")]
     dry = stubs.run("gke_xpk.sh", *XPK, *options, "--dry_run", *TRAIN)
     assert "A=..." in dry.stdout
     assert "b c" not in dry.stdout
@@ -159,22 +156,15 @@ def test_the_status_of_a_pod_is_what_xpk_is_to_act_on(
         assert "the image has no taser; build it with launch/Dockerfile" in errors
 
 
-def test_the_image_installs_the_locked_versions():
-    text = (LAUNCH / "Dockerfile").read_text()
-    assert "--require-hashes --requirement launch/requirements-tpu.txt" in text
-    # Where the command of launch/gke_xpk.sh looks.
-    assert "WORKDIR /taser_jax" in text
-
-
 def test_the_image_is_layered_for_reuse_and_tried_while_it_is_built():
     text = (LAUNCH / "Dockerfile").read_text()
     steps = [line for line in text.splitlines() if line and not line.startswith("#")]
     copies, runs = ([s for s in steps if s.startswith(kind)] for kind in ("COPY", "RUN"))
+    assert "--require-hashes --requirement launch/requirements-tpu.txt" in text
+    # Where the command of launch/gke_xpk.sh looks.
+    assert "WORKDIR /taser_jax" in text
     # Only a change of the locked versions installs them again.
-    assert copies == [
-        "COPY launch/requirements-tpu.txt launch/requirements-tpu.txt",
-        "COPY . .",
-    ]
+    assert copies == ["COPY launch/requirements-tpu.txt launch/requirements-tpu.txt", "COPY . ."]
     assert steps.index(runs[0]) < steps.index("COPY . .") < steps.index(runs[1])
     assert steps[-1] == runs[2] == "RUN taser --version"
 

@@ -121,8 +121,7 @@ def environment(checkout: pathlib.Path, **programs: str) -> pathlib.Path:
     folder = checkout / ".venv" / "bin"
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in programs.items():
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / name).chmod(0o755)
+        program(folder / name, text)
     return folder
 
 
@@ -186,9 +185,7 @@ def test_what_installs_on_a_host_ends_as_its_steps_do(
 
 def test_a_host_without_uv_installs_one_version_of_it(checkout, tmp_path):
     (tmp_path / "bin").mkdir()
-    python = tmp_path / "bin" / "python3"
-    python.write_text('#!/bin/sh\necho "$*"; exit 4\n')
-    python.chmod(0o755)
+    program(tmp_path / "bin" / "python3", 'echo "$*"; exit 4')
     found = subprocess.run(
         ["bash", str(checkout / "launch" / "_install.sh")],
         env={"HOME": str(tmp_path), "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"},
@@ -199,16 +196,31 @@ def test_a_host_without_uv_installs_one_version_of_it(checkout, tmp_path):
     assert found.stdout.startswith("-m pip install --quiet --user uv==")
 
 
+MAKES_ONE = 'case "$*" in "-m venv "*) echo made; echo >.venv/bin/pip;; esac'
+
+
+def use_environment(
+    checkout: pathlib.Path, folder: pathlib.Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """What the launchers' shells do first, with the programs of a folder before all others."""
+    script = f". {shlex.quote(str(checkout))}/launch/_environment.sh; use_environment ''"
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHON"}
+    path = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    return subprocess.run(
+        ["bash", "-ec", script], env=inherited | path | variables, capture_output=True, text=True
+    )
+
+
+def program(path: pathlib.Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
 def test_an_environment_without_pip_is_made_again(checkout, tmp_path):
     environment(checkout, python="exit 0")
-    made = tmp_path / "python3.11"
-    made.write_text('#!/bin/sh\ncase "$*" in "-m venv "*) echo made; echo >.venv/bin/pip;; esac\n')
-    made.chmod(0o755)
-    script = f". {shlex.quote(str(checkout))}/launch/_environment.sh; use_environment ''"
-    command = ["bash", "-ec", script]
-    found = subprocess.run(
-        command, env=os.environ | {"PYTHON": str(made)}, capture_output=True, text=True
-    )
+    made = program(tmp_path / "python3.11", MAKES_ONE)
+    found = use_environment(checkout, tmp_path, PYTHON=made)
     assert found.returncode == 0, found.stderr
     assert found.stdout.splitlines()[0] == "made"
 
@@ -216,20 +228,9 @@ def test_an_environment_without_pip_is_made_again(checkout, tmp_path):
 def test_a_command_that_starts_no_interpreter_is_passed_over(checkout, tmp_path):
     """As pyenv's commands are for versions that are installed but not chosen."""
     environment(checkout, python="exit 0")
-    for name, text in (
-        ("python3.12", 'echo "not chosen" >&2; exit 127'),
-        ("python3.11", 'case "$*" in "-m venv "*) echo made; echo >.venv/bin/pip;; esac'),
-    ):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    script = f". {shlex.quote(str(checkout))}/launch/_environment.sh; use_environment ''"
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHON"}
-    found = subprocess.run(
-        ["bash", "-ec", script],
-        env=variables | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-    )
+    program(tmp_path / "python3.12", 'echo "not chosen" >&2; exit 127')
+    program(tmp_path / "python3.11", MAKES_ONE)
+    found = use_environment(checkout, tmp_path)
     assert found.returncode == 0, found.stderr
     assert found.stdout.splitlines()[0] == "made"
 
@@ -237,20 +238,13 @@ def test_a_command_that_starts_no_interpreter_is_passed_over(checkout, tmp_path)
 @pytest.mark.parametrize("version", ["3.10", "3.15"])
 def test_a_python_that_is_too_old_or_too_new_is_refused(checkout, tmp_path, version):
     """Of the given version by its own word, and to the script that asks it."""
-    python = tmp_path / "python3"
     major, minor = version.split(".")
-    python.write_text(
-        f'#!/bin/sh\n[ "$1" = --version ] && echo "Python {version}.0" && exit\n'
-        f'exec {sys.executable} -c "import sys; sys.version_info = ({major}, {minor}, 0); $2"\n'
+    python = program(
+        tmp_path / "python3",
+        f'[ "$1" = --version ] && echo "Python {version}.0" && exit\n'
+        f'exec {sys.executable} -c "import sys; sys.version_info = ({major}, {minor}, 0); $2"',
     )
-    python.chmod(0o755)
-    script = f". {shlex.quote(str(checkout))}/launch/_environment.sh; use_environment ''"
-    found = subprocess.run(
-        ["bash", "-ec", script],
-        env=os.environ | {"PYTHON": str(python)},
-        capture_output=True,
-        text=True,
-    )
+    found = use_environment(checkout, tmp_path, PYTHON=python)
     assert found.returncode == 2
     assert f"Python {version}.0 found; Python 3.11 to 3.14 is needed" in found.stderr
     assert "PYTHON=/path/to/python3.12" in found.stderr

@@ -112,14 +112,6 @@ def test_a_dry_run_of_local_looks_where_a_real_run_does(stubs, checkout, tmp_pat
         assert shlex.split(found.stdout.splitlines()[0]) == ["cd", str(checkout)]
 
 
-def test_a_directory_with_a_space_is_one_word(stubs):
-    found = stubs.run("local.sh", "--dry_run", "--directory=my dir")
-    prepare = next(line for line in found.stdout.splitlines() if "prepare" in line)
-    assert shlex.split(prepare)[3:] == ["--gin.DATA_DIR=my dir/data"]
-    tokenize = next(line for line in found.stdout.splitlines() if "tokenize" in line)
-    assert "--gin.VOCABULARY=my dir/vocabulary" in shlex.split(tokenize)
-
-
 def archived(stubs) -> set[str]:
     with tarfile.open(stubs.folder / "sent.tgz") as archive:
         return {member.name.removeprefix("./") for member in archive if member.isfile()}
@@ -146,10 +138,9 @@ def test_a_pod_is_installed_and_run(stubs):
     assert shlex.split(remote) == ["bash", "taser_jax/launch/_host.sh", *TRAIN[1:]]
 
 
-@pytest.mark.parametrize("given", ["--gin.MESH_REPLICA=4"])
-def test_a_mesh_that_is_given_stays(stubs, given):
-    arguments = (*XPK, "--slices=2", "--dry_run", *TRAIN, given)
-    found = stubs.run("gke_xpk.sh", *arguments)
+def test_a_mesh_that_is_given_stays(stubs):
+    given = "--gin.MESH_REPLICA=4"
+    found = stubs.run("gke_xpk.sh", *XPK, "--slices=2", "--dry_run", *TRAIN, given)
     assert "MESH_REPLICA=2" not in found.stdout
     assert given in found.stdout
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import getpass
 import os
-import pathlib
 import shutil
 import signal
 import subprocess
@@ -13,17 +12,7 @@ import sys
 import time
 
 import pytest
-from launch_stubs import (
-    LAUNCH,
-    NOT_FOUND,
-    SLICES,
-    TPU,
-    TRAIN,
-    attaches,
-    finished,
-    node,
-    queued,
-)
+from launch_stubs import LAUNCH, NOT_FOUND, SLICES, TPU, TRAIN, attaches, finished, node, queued
 
 pytestmark = pytest.mark.slow
 
@@ -300,8 +289,3 @@ def test_launchers_are_python_3_9_of_the_standard_library():
                 continue
             for module in modules:
                 assert module.split(".")[0] in sys.stdlib_module_names | names, path.name
-
-
-def test_files_stay_short():
-    for path in (*LAUNCH.glob("*.py"), *LAUNCH.glob("*.sh")):
-        assert len(pathlib.Path(path).read_text().splitlines()) <= 420, path.name

@@ -181,17 +181,6 @@ def test_samples_are_uniform():
     np.testing.assert_allclose(counts[1:], 6000 / 9, atol=115)
 
 
-def test_statistics_in_words():
-    left_out = {Reason.POSITIVE: 12, Reason.PAGE: 0, Reason.MARGIN: 3000}
-    statistics = MiningStatistics(4, 6000, left_out, 2, 1, 1)
-    assert str(statistics) == (
-        "6,000 negatives for 4 queries (1500.0 each); candidates left out by reason: positive 12, "
-        "margin 3,000; 2 queries got fewer than asked for, 1 none; the run has no "
-        "positive of 1 queries"
-    )
-    assert "by reason: none;" in str(MiningStatistics())
-
-
 PAGES = {8: "a", 3: "b", 5: "b", 4: "c", 9: "c", 1: "d", 2: "e", 6: "e", 7: "f", 0: "f"}
 
 

@@ -59,7 +59,7 @@ def client() -> Iterator[httpx.Client]:
         yield client
 
 
-def test_one_query_and_several(client: httpx.Client):
+def test_one_query_and_several(client):
     answer = client.post("/search", json={"query": "who?", "k": 2}).json()
     [hits] = answer["results"]
     assert [hit["id"] for hit in hits] == ["p0", "p1"]
@@ -72,7 +72,7 @@ def test_one_query_and_several(client: httpx.Client):
     assert [hits[0]["title"] for hits in both["results"]] == ["1: : who?", "1: : what?"]
 
 
-def test_a_task_is_used(client: httpx.Client):
+def test_a_task_is_used(client):
     answer = client.post("/search", json={"query": "who?", "task": "facts"}).json()
     assert answer["results"][0][0]["title"].startswith("1: facts")
     refused = client.post("/search", json={"query": "who?", "task": "poems"})
@@ -95,7 +95,7 @@ def test_a_task_is_used(client: httpx.Client):
         (b'{"query": "\xff"}', "utf"),
     ],
 )
-def test_a_malformed_body_is_refused(client: httpx.Client, body: str | bytes, message: str):
+def test_a_malformed_body_is_refused(client, body, message):
     answer = client.post("/search", content=body)
     assert answer.status_code == 400
     assert message.lower() in answer.json()["error"]["message"].lower()
@@ -119,16 +119,14 @@ _BODIES = st.binary(max_size=40) | (
 @example(path="/search", body='{"query": "\\ud800"}')
 @example(path="/v1/embeddings", body='{"input": ["\\ud800"]}')
 @example(path="/search", body='{"query": "a", "k": 1e400}')
-def test_whatever_is_sent_is_answered_or_refused(
-    client: httpx.Client, path: str, body: str | bytes
-):
+def test_whatever_is_sent_is_answered_or_refused(client, path, body):
     answer = client.post(path, content=body)
     assert answer.status_code in (200, 400)
     if answer.status_code == 400:
         assert answer.json()["error"]["message"]
 
 
-def test_limits_of_a_body(client: httpx.Client):
+def test_limits_of_a_body(client):
     assert client.post("/search", content=b" " * 50_001).status_code == 413
 
     def slowly() -> Iterator[bytes]:
@@ -141,12 +139,12 @@ def test_limits_of_a_body(client: httpx.Client):
     assert many.status_code == 400
 
 
-def test_other_paths_and_methods(client: httpx.Client):
+def test_other_paths_and_methods(client):
     assert client.get("/nothing").status_code == 404
     assert client.get("/search").status_code == 405
 
 
-def test_embeddings_as_openai_has_them(client: httpx.Client):
+def test_embeddings_as_openai_has_them(client):
     answer = client.post("/v1/embeddings", json={"input": ["ab", "abc"], "model": "taser"}).json()
     assert [line["embedding"] for line in answer["data"]] == [[2, 0, 1], [3, 0, 1]]
     passage = client.post(
@@ -162,7 +160,7 @@ def test_embeddings_as_openai_has_them(client: httpx.Client):
     assert "the model has 3" in refused.json()["error"]["message"]
 
 
-def test_with_openais_client(client: httpx.Client):
+def test_with_openais_client(client):
     import openai
 
     theirs = openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0)
@@ -170,7 +168,7 @@ def test_with_openais_client(client: httpx.Client):
     assert [line.embedding for line in answer.data] == [[2, 0, 1], [3, 0, 1]]
 
 
-def test_health_metrics_and_about(client: httpx.Client):
+def test_health_metrics_and_about(client):
     assert client.get("/healthz").text == "ok\n"
     assert client.get("/readyz").status_code == 200
     client.post("/search", json={"query": "who?"})
@@ -181,7 +179,7 @@ def test_health_metrics_and_about(client: httpx.Client):
     assert about == {"passages": 5, "hybrid": True, "tasks": ["qa", "facts"], "model": "v1"}
 
 
-def test_the_page_runs_nothing_but_its_own_script(client: httpx.Client):
+def test_the_page_runs_nothing_but_its_own_script(client):
     answer = client.get("/")
     policy = answer.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
@@ -189,7 +187,7 @@ def test_the_page_runs_nothing_but_its_own_script(client: httpx.Client):
     assert "innerHTML" not in answer.text
 
 
-def test_a_bug_is_logged_and_answered(client: httpx.Client, caplog: pytest.LogCaptureFixture):
+def test_a_bug_is_logged_and_answered(client, caplog):
     answer = client.post("/search", json={"query": "fail"})
     assert answer.status_code == 500
     assert "log" in answer.json()["error"]["message"]
@@ -198,7 +196,7 @@ def test_a_bug_is_logged_and_answered(client: httpx.Client, caplog: pytest.LogCa
     assert client.post("/search", json={"query": "who?"}).status_code == 200
 
 
-def test_queries_are_logged_only_when_asked_for(caplog: pytest.LogCaptureFixture):
+def test_queries_are_logged_only_when_asked_for(caplog):
     for is_logged in (False, True):
         caplog.clear()
         caplog.set_level(logging.INFO, logger=logger.name)
@@ -273,8 +271,7 @@ def test_a_reload_replaces_model_and_index_at_once_and_loses_nothing():
 def test_what_was_accepted_is_answered_when_the_server_ends():
     retriever = FakeRetriever(seconds=0.2)
     server = Server(
-        Engine(lambda: retriever, warm_batches=()),
-        limits=Limits(max_batch=1, deadline=0.001),
+        Engine(lambda: retriever, warm_batches=()), limits=Limits(max_batch=1, deadline=0.001)
     )
     with ThreadPoolExecutor(4) as pool, httpx.Client(timeout=30) as theirs:
         with running(server) as client:
@@ -288,5 +285,5 @@ def test_what_was_accepted_is_answered_when_the_server_ends():
 
 
 @pytest.mark.parametrize(("k", "rounded"), [(1, 10), (10, 10), (11, 20), (100, 160)])
-def test_few_different_depths_are_searched(k: int, rounded: int):
+def test_few_different_depths_are_searched(k, rounded):
     assert rounded_k(k) == rounded

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -30,7 +29,7 @@ BATCH = {
 
 
 @pytest.fixture(scope="module")
-def encoder(minilm: pathlib.Path) -> MtebEncoder:
+def encoder(minilm) -> MtebEncoder:
     return MtebEncoder(Retriever.from_pretrained(minilm), name="minilm")
 
 
@@ -66,9 +65,7 @@ def make_task():
     return Capitals()
 
 
-def test_mteb_measures_what_it_measures_of_the_same_weights(
-    encoder: MtebEncoder, minilm: pathlib.Path, tmp_path: pathlib.Path
-):
+def test_mteb_measures_what_it_measures_of_the_same_weights(encoder, minilm, tmp_path):
     import mteb
     from sentence_transformers import SentenceTransformer
 
@@ -87,7 +84,7 @@ def test_mteb_measures_what_it_measures_of_the_same_weights(
     assert facts["similarity_fn_name"] == "dot"
 
 
-def test_titles_and_bodies_are_encoded_as_passages(encoder: MtebEncoder):
+def test_titles_and_bodies_are_encoded_as_passages(encoder):
     from mteb.types import PromptType
 
     where = {"task_metadata": None, "hf_split": "test", "hf_subset": "default"}
@@ -100,7 +97,7 @@ def test_titles_and_bodies_are_encoded_as_passages(encoder: MtebEncoder):
     np.testing.assert_allclose(texts, ours.encode_queries(["a river"]), atol=1e-6)
 
 
-def test_similarities_by_hand(encoder: MtebEncoder):
+def test_similarities_by_hand(encoder):
     first, second = np.array([[1.0, 2.0], [0.0, 1.0]]), np.array([[3.0, 1.0], [1.0, 0.0]])
     np.testing.assert_array_equal(encoder.similarity(first, second), [[5.0, 1.0], [1.0, 0.0]])
     np.testing.assert_array_equal(encoder.similarity_pairwise(first, second), [5.0, 0.0])

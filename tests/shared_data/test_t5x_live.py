@@ -23,7 +23,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.interop.pretrained import Pretrained, read_pretrained
 from taser_jax.interop.t5x import read_t5x, write_t5x
 from taser_jax.models.batch import Batch, Tokens
-from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Towers
+from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.parameters import abstract_params, init_params
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.models.t5 import T5Config
@@ -77,7 +77,7 @@ def packages() -> str:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def store(tmp_path_factory) -> pathlib.Path:
     directory = tmp_path_factory.mktemp("t5x") / "tokens"
     write_token_store(directory, num_queries=STEPS * BATCH_SIZE, num_passages=400)
     return directory
@@ -152,16 +152,11 @@ def batch_of(store: TokenStore, step: int) -> Batch:
 
 
 @pytest.mark.parametrize(("model", "config"), [("taser", TASER), ("dpr", DPR), ("st5_encdec", T5)])
-def test_ten_steps_have_the_losses_of_our_trainer(
-    packages: str, store: pathlib.Path, tmp_path: pathlib.Path, model: str, config: ModelConfig
-):
+def test_ten_steps_have_the_losses_of_our_trainer(packages, store, tmp_path, model, config):
     module = DualEncoder(config)
     params = init_params(module, jax.random.key(5))
     start = write_t5x(tmp_path / "start", params, step=0)
-    run = train_with_t5x(
-        *(packages, store, model, tmp_path / "model"),
-        start=start,
-    )
+    run = train_with_t5x(*(packages, store, model, tmp_path / "model"), start=start)
     assert run.returncode == 0, run.stderr[-3000:]
     started = flatten_dict(read_t5x(tmp_path / "model" / "checkpoint_0"))
     for path, values in flatten_dict(params).items():
@@ -191,7 +186,7 @@ def test_ten_steps_have_the_losses_of_our_trainer(
         np.testing.assert_array_equal(values, flatten_dict(saved)[path])
 
 
-def test_microbatches_are_refused(packages: str, store: pathlib.Path, tmp_path: pathlib.Path):
+def test_microbatches_are_refused(packages, store, tmp_path):
     run = train_with_t5x(packages, store, "taser", tmp_path, "Trainer.num_microbatches=2")
     assert run.returncode != 0
     assert "a batch of 4 queries, where the model expects 8" in run.stderr

@@ -3,6 +3,8 @@
 import errno
 import os
 import pathlib
+import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from taser_jax.storage.artifacts import (
     write_json,
 )
 from taser_jax.storage.errors import DataError, StorageError
+from taser_jax.storage.registered import Registered
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])
@@ -72,11 +75,7 @@ def test_what_cannot_be_read_is_named(tmp_path):
     path = tmp_path / "value.json"
     with pytest.raises(DataError, match=r"value\.json: no such file"):
         read_json(path)
-    for text, message in (
-        ("{", "not JSON"),
-        ("[1]", "expected an object"),
-        ("\xff", "JSON"),
-    ):
+    for text, message in (("{", "not JSON"), ("[1]", "expected an object"), ("\xff", "JSON")):
         path.write_bytes(text.encode("latin1"))
         with pytest.raises(DataError, match=message):
             read_json(path, fix="make it again")
@@ -100,3 +99,13 @@ def test_fingerprints_are_of_content_and_order():
 def test_the_file_of_a_split_is_in_its_folder_whatever_the_task_is_called():
     assert split_path("runs", "nq", "test", ".trec") == pathlib.Path("runs/nq.test.trec")
     assert split_path("runs", "../a b", "test").name == "..%2Fa%20b.test"
+
+
+def test_the_module_that_fills_a_place_is_imported_when_it_is_asked_for(tmp_path, monkeypatch):
+    place: Registered[Callable[[int], int]] = Registered("twice_for_a_test")
+    sys_path = tmp_path / "twice_for_a_test.py"
+    sys_path.write_text("import sys\nsys.place.register(lambda number: 2 * number)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "place", place, raising=False)
+    assert "twice_for_a_test" not in sys.modules
+    assert place.get()(21) == 42

@@ -6,12 +6,10 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import tiny_training
-from buckets import Bucket
 from disks import flip
 
 from taser_jax.cli import main as cli
@@ -29,7 +27,7 @@ IDS = ["s", "h", "t"]
 
 
 @pytest.fixture
-def tokens(tmp_path: pathlib.Path) -> pathlib.Path:
+def tokens(tmp_path) -> pathlib.Path:
     tiny_training.write_token_store(tmp_path / "tokens")
     return tmp_path / "tokens"
 
@@ -45,14 +43,14 @@ def embedded(directory: pathlib.Path, rows: np.ndarray) -> pathlib.Path:
     return directory
 
 
-def test_the_checksum_is_the_standards(tmp_path: pathlib.Path):
+def test_the_checksum_is_the_standards(tmp_path):
     (tmp_path / "x").write_bytes(b"123456789")
     assert checksums.crc(tmp_path / "x") == "cbf43926"
     (tmp_path / "x").write_bytes(b"123456789" * 700_000)
     assert len(checksums.crc(tmp_path / "x")) == 8
 
 
-def test_a_replaced_file_has_one_line(tmp_path: pathlib.Path):
+def test_a_replaced_file_has_one_line(tmp_path):
     path = tmp_path / "a b.json"
     for value in ({"x": 1}, {"x": 22}, {"x": 1}):
         artifacts.write_json(path, value)
@@ -63,9 +61,7 @@ def test_a_replaced_file_has_one_line(tmp_path: pathlib.Path):
 
 @pytest.mark.parametrize("is_new", [False, True])
 @pytest.mark.parametrize("killed_at", [1, 2, 3])
-def test_a_file_is_never_damaged_by_a_kill(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, killed_at: int, is_new: bool
-):
+def test_a_file_is_never_damaged_by_a_kill(tmp_path, monkeypatch, killed_at, is_new):
     """At each of the three renames that replace it, the file is the old or the new, and checked."""
     path, renames, rename = tmp_path / "a.json", [], os.replace
     if not is_new:
@@ -92,7 +88,7 @@ def test_a_file_is_never_damaged_by_a_kill(
     assert checksums.read(tmp_path)["a.json"] == [checksums.found(path)]
 
 
-def test_what_nobody_recorded_is_not_checked(tmp_path: pathlib.Path):
+def test_what_nobody_recorded_is_not_checked(tmp_path):
     path = tmp_path / "old.json"
     path.write_text("{}")
     assert artifacts.read_json(path) == {}
@@ -103,7 +99,7 @@ def test_what_nobody_recorded_is_not_checked(tmp_path: pathlib.Path):
     assert set(checksums.read(tmp_path)) == {"new.json"}
 
 
-def test_a_record_that_is_a_link_is_replaced(tmp_path: pathlib.Path):
+def test_a_record_that_is_a_link_is_replaced(tmp_path):
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / checksums.FILE).symlink_to(tmp_path / "precious")
@@ -129,9 +125,7 @@ def test_a_record_that_is_a_link_is_replaced(tmp_path: pathlib.Path):
         "queries/first/train/query_ids.json",
     ],
 )
-def test_a_damaged_token_store_is_refused(
-    tokens: pathlib.Path, name: str, damage: Callable[[pathlib.Path], None], said: str
-):
+def test_a_damaged_token_store_is_refused(tokens, name, damage, said):
     TokenStore.open(tokens)
     assert checksums.verify(directory=str(tokens)) > 10
     damage(tokens / name)
@@ -148,9 +142,7 @@ def test_a_damaged_token_store_is_refused(
 
 
 @pytest.mark.parametrize("length", [5000, -4, 0])
-def test_impossible_lengths_are_named_also_where_nothing_is_recorded(
-    tokens: pathlib.Path, length: int
-):
+def test_impossible_lengths_are_named_also_where_nothing_is_recorded(tokens, length):
     (tokens / checksums.FILE).unlink()
     lengths = np.load(tokens / "passages" / "lengths.npy")
     lengths[7] = length
@@ -159,9 +151,7 @@ def test_impossible_lengths_are_named_also_where_nothing_is_recorded(
         TokenStore.open(tokens)
 
 
-def test_a_store_without_records_opens_with_a_warning_and_is_not_verified(
-    tokens: pathlib.Path, caplog: pytest.LogCaptureFixture
-):
+def test_a_store_without_records_opens_with_a_warning_and_is_not_verified(tokens, caplog):
     for path in tokens.rglob(checksums.FILE):
         path.unlink()
     for _ in range(2):
@@ -174,7 +164,7 @@ def test_a_store_without_records_opens_with_a_warning_and_is_not_verified(
         checksums.verify(directory=str(tokens))
 
 
-def test_a_file_without_a_line_is_named(tokens: pathlib.Path, caplog: pytest.LogCaptureFixture):
+def test_a_file_without_a_line_is_named(tokens, caplog):
     record = tokens / checksums.FILE
     lines = record.read_text().splitlines(keepends=True)
     record.write_text("".join(line for line in lines if "lengths.npy" not in line))
@@ -184,7 +174,7 @@ def test_a_file_without_a_line_is_named(tokens: pathlib.Path, caplog: pytest.Log
         checksums.verify(directory=str(tokens.parent))
 
 
-def test_where_nothing_is_recorded_nothing_is_verified(tmp_path: pathlib.Path):
+def test_where_nothing_is_recorded_nothing_is_verified(tmp_path):
     (tmp_path / "notes.md").write_text("")
     with pytest.raises(DataError, match="no artefact"):
         checksums.verify(directory=str(tmp_path))
@@ -193,9 +183,7 @@ def test_where_nothing_is_recorded_nothing_is_verified(tmp_path: pathlib.Path):
     assert checksums.verify(directory=str(tmp_path)) == 1
 
 
-def test_a_large_file_is_read_once_a_change(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_large_file_is_read_once_a_change(tmp_path, monkeypatch):
     """Another process is one that has compared nothing yet."""
     reads: list[str] = []
     crc = checksums.crc
@@ -220,7 +208,7 @@ def test_a_large_file_is_read_once_a_change(
         opened()
 
 
-def test_a_bucket_is_checked_too(bucket: Bucket):
+def test_a_bucket_is_checked_too(bucket):
     artifacts.write_json("gs://bucket/model/run.json", {"steps": 10})
     assert artifacts.read_json("gs://bucket/model/run.json") == {"steps": 10}
     flip(bucket.folder / "bucket/model/run.json", 14)
@@ -230,9 +218,7 @@ def test_a_bucket_is_checked_too(bucket: Bucket):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_embeddings_that_are_not_finite_are_refused_with_their_rows(
-    tmp_path: pathlib.Path, value: float
-):
+def test_embeddings_that_are_not_finite_are_refused_with_their_rows(tmp_path, value):
     rows = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)
     index = build_index(embedded(tmp_path / "whole", rows), tmp_path / "index")
     assert (index.search(rows[:2], 40).rows >= 0).all()
@@ -245,7 +231,7 @@ def test_embeddings_that_are_not_finite_are_refused_with_their_rows(
         index.search(bad[:20], 2)
 
 
-def test_a_damaged_shard_run_and_index_are_refused(tmp_path: pathlib.Path):
+def test_a_damaged_shard_run_and_index_are_refused(tmp_path):
     embedded(tmp_path / "e", np.ones((4, 2), np.float32))
     flip(tmp_path / "e" / "embeddings-00000-of-00001.npy")
     with pytest.raises(DataError, match=r"(?s)00001\.npy: damaged.*makes embeddings again"):
@@ -265,7 +251,7 @@ def test_a_damaged_shard_run_and_index_are_refused(tmp_path: pathlib.Path):
         read_trec_run(path, IDS.index)
 
 
-def test_damaged_negatives_are_refused(tmp_path: pathlib.Path):
+def test_damaged_negatives_are_refused(tmp_path):
     metadata = {"collection_fingerprint": "c", "source": "s"}
     lists = {"query_ids": ["q"], "rows": [[1, 2]], "scores": [[2.0, 1.0]]}
     path = write_negatives(tmp_path, "t", "train", metadata=metadata, **lists)
@@ -275,7 +261,7 @@ def test_damaged_negatives_are_refused(tmp_path: pathlib.Path):
         read_negatives(tmp_path, "t", "train", ["q"])
 
 
-def test_verify_on_the_command_line(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]):
+def test_verify_on_the_command_line(tmp_path, capsys):
     for number in range(25):
         artifacts.write_json(tmp_path / "all" / f"{number}.json", {"n": number})
     shutil.copytree(tmp_path / "all", tmp_path / "copy")

@@ -8,7 +8,6 @@ import resource
 import sys
 
 import pytest
-from etils import epath
 
 from taser_jax.cli import main as cli
 from taser_jax.storage.artifacts import storage_errors, write_text
@@ -56,12 +55,6 @@ def test_names_of_300_characters(tmp_path, monkeypatch, capsys, arguments):
         assert f"taser {arguments[0]}" in message
 
 
-def test_a_collections_name_of_300_characters(tmp_path, capsys):
-    arguments = [argument.replace("=c", f"={LONG}") for argument in PREPARE]
-    message = error(capsys, *arguments, f"--gin.DATA_DIR={tmp_path}")
-    assert "collection name" in message or "File name too long" in message
-
-
 def test_a_path_with_a_nul_is_a_storage_error():
     with pytest.raises(StorageError, match="embedded null"), storage_errors("x"):
         pathlib.Path("a\0b").read_text()
@@ -94,11 +87,6 @@ def test_too_many_open_files_are_a_storage_error(tmp_path):
 def test_what_is_absent_is_named(raised, said):
     with pytest.raises(ConfigError, match=said), storage_errors("x"):
         raise raised
-
-
-def test_http_is_no_kind_of_path():
-    with pytest.raises(ConfigError, match="http:// is no kind"), storage_errors("http://a/b"):
-        epath.Path("http://a/b")
 
 
 @pytest.fixture

@@ -14,10 +14,9 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from buckets import Bucket
 from disks import read_only
 
 from taser_jax.cli import main as cli
@@ -47,16 +46,7 @@ OWN_KINDS = {
     "prepare": "collection",
 }
 # What they write has a directory of its own, or none that others read.
-NOT_ARTEFACTS = {
-    "init",
-    "compile",
-    "plan",
-    "ask",
-    "export",
-    "verify",
-    "serve",
-    "push",
-}
+NOT_ARTEFACTS = {"init", "compile", "plan", "ask", "export", "verify", "serve", "push"}
 # The functions that write, of commands that do not always.
 WRITERS = {"memory": "add_memory", "prepare": "prepare_pydocs", "fuse": "fuse_specialists"}
 
@@ -82,7 +72,7 @@ def another_process(directory: pathlib.Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[pathlib.Path, int]]:
+def held(tmp_path_factory) -> Iterator[tuple[pathlib.Path, int]]:
     directory = tmp_path_factory.mktemp("held") / "inner"
     with another_process(directory) as process:
         yield directory, process.pid
@@ -92,7 +82,7 @@ def scratch_files(directory: pathlib.Path) -> list[pathlib.Path]:
     return list((directory / SCRATCH).iterdir())
 
 
-def test_a_killed_writers_lock_and_scratch_files_go_and_a_users_stay(tmp_path: pathlib.Path):
+def test_a_killed_writers_lock_and_scratch_files_go_and_a_users_stay(tmp_path):
     directory = tmp_path / "out"
     with another_process(directory) as process:
         with pytest.raises(BusyError) as caught, one_writer(directory):
@@ -117,12 +107,12 @@ def test_a_killed_writers_lock_and_scratch_files_go_and_a_users_stay(tmp_path: p
     assert (directory / ".draft.partial").read_text() == "mine"
 
 
-def test_what_a_writer_below_is_writing_stays(tmp_path: pathlib.Path):
+def test_what_a_writer_below_is_writing_stays(tmp_path):
     with another_process(tmp_path / "out" / "model"), one_writer(tmp_path / "out"):
         assert len(scratch_files(tmp_path / "out" / "model")) == 1
 
 
-def test_a_locked_directory_is_replaced_as_a_whole_under_its_lock(tmp_path: pathlib.Path):
+def test_a_locked_directory_is_replaced_as_a_whole_under_its_lock(tmp_path):
     directory = tmp_path / "store"
     directory.mkdir()
     (directory / "old").write_text("old")
@@ -156,9 +146,7 @@ def make_link(path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     "make", [make_link, pathlib.Path.mkdir, os.mkfifo], ids=["link", "folder", "fifo"]
 )
-def test_what_lies_in_the_locks_place_is_named_and_stays(
-    tmp_path: pathlib.Path, make: Callable[[pathlib.Path], object]
-):
+def test_what_lies_in_the_locks_place_is_named_and_stays(tmp_path, make):
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "out").mkdir()
     make(tmp_path / "out" / LOCK)
@@ -169,7 +157,7 @@ def test_what_lies_in_the_locks_place_is_named_and_stays(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_is_refused_and_takes_over_from_a_killed_one(tmp_path: pathlib.Path):
+def test_another_user_is_refused_and_takes_over_from_a_killed_one(tmp_path):
     directory = tmp_path / "shared"
     directory.mkdir()
     directory.chmod(0o777)
@@ -204,15 +192,13 @@ def test_another_user_is_refused_and_takes_over_from_a_killed_one(tmp_path: path
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch) -> None:
     """Locks in buckets that are renewed, and given up, within a second."""
     for name, seconds in (("_RENEWAL", 0.05), ("_PATIENCE", 1.5), ("_SETTLING", 0.1)):
         monkeypatch.setattr(publishing, name, seconds)
 
 
-def test_the_second_writer_of_a_bucket_is_refused(
-    bucket: Bucket, quick: None, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_second_writer_of_a_bucket_is_refused(bucket, quick, monkeypatch):
     address = "gs://bucket/model"
     with one_writer(address):
         with one_writer(address):
@@ -227,7 +213,7 @@ def test_the_second_writer_of_a_bucket_is_refused(
     assert not list((bucket.folder / "bucket/model").iterdir())
 
 
-def test_a_killed_writers_lock_in_a_bucket_ends(bucket: Bucket, quick: None):
+def test_a_killed_writers_lock_in_a_bucket_ends(bucket, quick):
     left = bucket.folder / "bucket/model" / LOCK
     left.parent.mkdir(parents=True)
     left.write_text('{"pid": 1, "host": "gone", "command": "taser train", "since": "2026"}')
@@ -235,9 +221,7 @@ def test_a_killed_writers_lock_in_a_bucket_ends(bucket: Bucket, quick: None):
         assert json.loads(left.read_text())["pid"] == os.getpid()
 
 
-def test_of_two_that_come_at_once_to_a_bucket_one_stays(
-    bucket: Bucket, quick: None, monkeypatch: pytest.MonkeyPatch
-):
+def test_of_two_that_come_at_once_to_a_bucket_one_stays(bucket, quick, monkeypatch):
     """The other has looked before this one wrote, and writes after it."""
     path = bucket.folder / "bucket/model" / LOCK
     settle = time.sleep
@@ -252,9 +236,7 @@ def test_of_two_that_come_at_once_to_a_bucket_one_stays(
     assert '"pid": 7' in path.read_text()
 
 
-def test_a_lock_that_its_holder_is_writing_is_not_gone(
-    bucket: Bucket, quick: None, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_lock_that_its_holder_is_writing_is_not_gone(bucket, quick, monkeypatch):
     path = bucket.folder / "bucket/model" / LOCK
     path.parent.mkdir(parents=True)
     path.write_text('{"pid": 7, "host": "b", "command": "taser train", "since": "2026"}')
@@ -271,7 +253,7 @@ def test_a_lock_that_its_holder_is_writing_is_not_gone(
     assert overwritten[1:] == [""]
 
 
-def test_a_writer_that_writes_nothing_leaves_nothing(tmp_path: pathlib.Path):
+def test_a_writer_that_writes_nothing_leaves_nothing(tmp_path):
     with pytest.raises(ValueError, match="early"), one_writer(tmp_path / "a" / "b"):
         raise ValueError("early")
     assert not list(tmp_path.iterdir())
@@ -280,9 +262,7 @@ def test_a_writer_that_writes_nothing_leaves_nothing(tmp_path: pathlib.Path):
     assert [path.name for path in tmp_path.rglob("*")] == ["a", "b", "x"]
 
 
-def test_a_directory_that_cannot_be_written_is_read_without_a_lock(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_a_directory_that_cannot_be_written_is_read_without_a_lock(tmp_path, monkeypatch, caplog):
     with read_only(tmp_path, monkeypatch), one_writer(tmp_path), one_writer(tmp_path):
         pass
     assert not list(tmp_path.iterdir())
@@ -291,7 +271,7 @@ def test_a_directory_that_cannot_be_written_is_read_without_a_lock(
     assert f"{tmp_path}: no lock is possible here (Read-only file system)" in said[0]
 
 
-def test_a_full_disk_is_named(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_is_named(tmp_path, monkeypatch):
     def full(*_: object) -> str:
         raise OSError(28, "No space left on device")
 
@@ -301,9 +281,7 @@ def test_a_full_disk_is_named(tmp_path: pathlib.Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS.keys() - NOT_ARTEFACTS))
-def test_every_command_that_writes_an_artefact_is_its_only_writer(
-    name: str, held: tuple[pathlib.Path, int]
-):
+def test_every_command_that_writes_an_artefact_is_its_only_writer(name, held):
     directory, pid = held
     # Only what it writes is locked: nothing else is looked at before.
     with pytest.raises(BusyError, match=f"process {pid} on "):
@@ -312,7 +290,7 @@ def test_every_command_that_writes_an_artefact_is_its_only_writer(
 
 @pytest.mark.parametrize("name", sorted(COMMANDS.keys() - NOT_ARTEFACTS))
 def test_a_directory_that_cannot_be_made_is_named_before_anything_is_computed(
-    name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    name, tmp_path, monkeypatch
 ):
     directory = tmp_path / "read_only" / "out"
     with (
@@ -342,9 +320,7 @@ def test_a_directory_that_cannot_be_made_is_named_before_anything_is_computed(
         ("passages", "", "collection"),
     ],
 )
-def test_no_command_overwrites_an_artefact_of_another_kind(
-    name: str, file: str, content: str, kind: str, tmp_path: pathlib.Path
-):
+def test_no_command_overwrites_an_artefact_of_another_kind(name, file, content, kind, tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / file).write_text(content)
     if kind == OWN_KINDS.get(name):
@@ -355,9 +331,7 @@ def test_no_command_overwrites_an_artefact_of_another_kind(
     assert (tmp_path / "there" / file).read_text() == content
 
 
-def test_a_project_in_a_directory_that_cannot_be_made(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_project_in_a_directory_that_cannot_be_made(tmp_path, capsys):
     """One of those without a lock."""
     (tmp_path / "file").write_text("")
     assert cli.run(["init", "FAQ", f"--gin.init.directory={tmp_path / 'file' / 'out'}"]) == 2
@@ -385,9 +359,7 @@ def write_to(directory: pathlib.Path, name: str) -> None:
     function(**arguments)
 
 
-def test_the_command_line_refuses_the_second(
-    held: tuple[pathlib.Path, int], capsys: pytest.CaptureFixture[str]
-):
+def test_the_command_line_refuses_the_second(held, capsys):
     directory, pid = held
     arguments = ["tokenize", f"--gin.TOKEN_STORE={directory}", "--gin.VOCABULARY=v"]
     assert cli.run([*arguments, f"--gin.DATA_DIR={directory.parent}"]) == 2

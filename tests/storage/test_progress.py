@@ -63,10 +63,7 @@ def test_words_are_never_cut():
 
 def test_log_lines_stand_above_a_bar(set_up):
     set_up(verbose=False)
-    with (
-        contextlib.redirect_stderr(Terminal()) as terminal,
-        progress.bar("train", total=4) as bar,
-    ):
+    with contextlib.redirect_stderr(Terminal()) as terminal, progress.bar("train", total=4) as bar:
         bar.update(2)
         logging.getLogger("taser").info("saved")
         bar.update(2)
@@ -122,9 +119,7 @@ def test_what_the_user_has_set_stays(set_up, monkeypatch):
 
 
 @pytest.mark.parametrize("unbuffered", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["plain", "unbuffered"])
-def test_lines_arrive_as_they_are_written_and_a_closed_pipe_ends_nothing(
-    unbuffered: dict[str, str], tmp_path: pathlib.Path
-):
+def test_lines_arrive_as_they_are_written_and_a_closed_pipe_ends_nothing(unbuffered, tmp_path):
     program = (
         "import pathlib; from taser_jax.storage import progress; progress.outlive_terminal(); "
         "progress.say('first'); input(); [progress.say('x' * 100_000) for _ in range(9)]; "

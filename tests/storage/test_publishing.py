@@ -20,12 +20,12 @@ def replace_folder(path: pathlib.Path, content: str) -> None:
 
 
 @pytest.fixture
-def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_exchange(monkeypatch) -> None:
     """As on NFS, and where the C library has no renameat2."""
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: None)
 
 
-def test_a_folder_is_replaced_in_one_step(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_is_replaced_in_one_step(tmp_path, monkeypatch):
     """Nothing is removed or renamed while the old one is in place: there is only the exchange."""
     path = tmp_path / "folder"
     replace_folder(path, "old")
@@ -39,7 +39,7 @@ def test_a_folder_is_replaced_in_one_step(tmp_path: pathlib.Path, monkeypatch: p
 
 @pytest.mark.parametrize("killed_at", [1, 2, 3])
 def test_where_names_cannot_be_exchanged_a_kill_leaves_the_old_one(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, no_exchange: None, killed_at: int
+    tmp_path, monkeypatch, no_exchange, killed_at
 ):
     path, renames, rename = tmp_path / "folder", [], os.rename
     replace_folder(path, "old")
@@ -60,7 +60,7 @@ def test_where_names_cannot_be_exchanged_a_kill_leaves_the_old_one(
     assert [one.read_text() for one in tmp_path.rglob("content")] == ["newest"]
 
 
-def test_a_link_stands_for_its_folder_and_is_replaced_as_a_file(tmp_path: pathlib.Path):
+def test_a_link_stands_for_its_folder_and_is_replaced_as_a_file(tmp_path):
     (tmp_path / "large disk").mkdir()
     (tmp_path / "precious").write_text("mine")
     link = tmp_path / "link"
@@ -74,7 +74,7 @@ def test_a_link_stands_for_its_folder_and_is_replaced_as_a_file(tmp_path: pathli
     assert (tmp_path / "a.txt").read_text() == "ours"
 
 
-def test_a_file_does_not_replace_a_folder(tmp_path: pathlib.Path):
+def test_a_file_does_not_replace_a_folder(tmp_path):
     (tmp_path / "table.md" / "kept").mkdir(parents=True)
     with pytest.raises(StorageError, match=r"(?s)table\.md: could not write: Is a directory"):
         write_text(tmp_path / "table.md", "x")
@@ -89,7 +89,7 @@ def plain(path: str) -> str:
 
 
 @pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def steps(monkeypatch) -> list[str]:
     """Syncs and renames as they happen, by the name of file or folder."""
     done: list[str] = []
     fsync, replace = os.fsync, os.replace
@@ -107,9 +107,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return done
 
 
-def test_a_file_is_on_the_disk_before_its_name_and_that_before_the_next(
-    tmp_path: pathlib.Path, steps: list[str]
-):
+def test_a_file_is_on_the_disk_before_its_name_and_that_before_the_next(tmp_path, steps):
     write_text(tmp_path / "a.txt", "x")
     assert steps == [
         step
@@ -118,17 +116,14 @@ def test_a_file_is_on_the_disk_before_its_name_and_that_before_the_next(
     ]
 
 
-def test_a_folder_is_on_the_disk_with_all_that_is_in_it(tmp_path: pathlib.Path, steps: list[str]):
+def test_a_folder_is_on_the_disk_with_all_that_is_in_it(tmp_path, steps):
     replace_folder(tmp_path / "folder", "x")
     order = ["sync content", "sync scratch", "rename scratch folder", f"sync {tmp_path.name}"]
     assert steps == order
 
 
 def test_who_wants_speed_waits_for_no_disk_and_who_waits_is_told(
-    tmp_path: pathlib.Path,
-    steps: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    tmp_path, steps, monkeypatch, caplog
 ):
     caplog.set_level("INFO")
     with publishing.syncing(False):

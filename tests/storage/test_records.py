@@ -4,8 +4,6 @@ from etils import epath
 
 from taser_jax.storage.records import (
     HashIndex,
-    Ids,
-    IdsWriter,
     SeenTexts,
     normalized_content,
     text_hash,
@@ -39,17 +37,3 @@ def test_hash_index_lists_every_row_of_a_hash(tmp_path):
         assert opened.candidates(0) == [3]
         assert opened.candidates(8) == []
         assert list(opened.repeated()) == [(0, 2), (2, 4)]
-
-
-def test_ids_read_like_a_list(tmp_path):
-    names = ["a", "", "größe", "x y"] * 2500 + ["last"]
-    writer = IdsWriter(epath.Path(tmp_path))
-    for name in names:
-        writer.add(name)
-    writer.close()
-    ids = Ids.open(epath.Path(tmp_path))
-    assert list(ids) == names
-    assert len(ids) == len(names)
-    assert (ids[2], ids[-1], ids[np.int64(3)], ids[1:4]) == ("größe", "last", "x y", names[1:4])
-    with pytest.raises(IndexError):
-        ids[len(names)]

@@ -37,16 +37,8 @@ def arguments(world: SmallWorld, output_dir: pathlib.Path, *bindings: str) -> li
         *("pipeline", "ance", "--gin_file=runs/pipeline_ance.gin"),
         "--gin_file=optim/tsage.gin",
         *gin(DATA_DIR=world.data_dir, TOKEN_STORE=world.token_store, OUTPUT_DIR=output_dir),
-        *gin(
-            "BertConfig",
-            embed_dim=16,
-            num_layers=1,
-            num_heads=2,
-            head_dim=8,
-            mlp_dim=32,
-            dropout_rate=0.0,
-            attention_dropout_rate=0.0,
-        ),
+        *gin("BertConfig", embed_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32),
+        *gin("BertConfig", dropout_rate=0.0, attention_dropout_rate=0.0),
         *gin(WARM_UP_STEPS=3, TRAIN_STEPS=3, WARMUP_STEPS=1),
         *gin("Episodes", count=1),
         *gin("TaskBatchingConfig", total=16),
@@ -63,7 +55,7 @@ def arguments(world: SmallWorld, output_dir: pathlib.Path, *bindings: str) -> li
 
 
 @pytest.fixture(scope="module")
-def finished(small_world: SmallWorld, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def finished(small_world, tmp_path_factory) -> pathlib.Path:
     """A finished run; tests read it, or work on a copy."""
     directory = tmp_path_factory.mktemp("ance") / "out"
     succeed(*arguments(small_world, directory))
@@ -71,9 +63,7 @@ def finished(small_world: SmallWorld, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="module")
-def longer(
-    finished: pathlib.Path, small_world: SmallWorld, tmp_path_factory: pytest.TempPathFactory
-) -> pathlib.Path:
+def longer(finished, small_world, tmp_path_factory) -> pathlib.Path:
     """The same run, asked for one more episode: it mines with what was the last model."""
     directory = tmp_path_factory.mktemp("longer") / "out"
     shutil.copytree(finished, directory)
@@ -132,16 +122,14 @@ def test_no_episode_trains_on_the_batches_of_another():
     assert (branched.number, _seeds(branched.training)) == (3, seeds[-1])
 
 
-def test_every_model_is_a_row(finished: pathlib.Path):
+def test_every_model_is_a_row(finished):
     lines = figures(finished)
     assert [(line["system"], line["task"]) for line in lines] == [
         (row, task) for row in ROWS for task in (*sorted(TASKS), "average")
     ]
 
 
-def test_an_episode_starts_from_the_model_before_and_its_negatives(
-    finished: pathlib.Path,
-):
+def test_an_episode_starts_from_the_model_before_and_its_negatives(finished):
     records = Stages(finished)
     encoded = records.record("warm-up-encode").outputs["model"]
     inputs = records.record("episode-1-train").inputs
@@ -155,9 +143,7 @@ def test_an_episode_starts_from_the_model_before_and_its_negatives(
 
 
 @pytest.mark.release
-def test_a_branch_has_the_next_episode_of_the_run_it_came_from(
-    longer: pathlib.Path, small_world: SmallWorld, tmp_path: pathlib.Path
-):
+def test_a_branch_has_the_next_episode_of_the_run_it_came_from(longer, small_world, tmp_path):
     """Same checkpoint, negatives, batches and seeds: an equal recipe comes to the same model."""
     output = tmp_path / "out"
     branch = gin("pipeline_ance", warm_up_dir=longer, branch_after=1)
@@ -175,9 +161,7 @@ def test_a_branch_has_the_next_episode_of_the_run_it_came_from(
 
 
 @pytest.mark.release
-def test_embeddings_that_nothing_needs_go(
-    finished: pathlib.Path, small_world: SmallWorld, tmp_path: pathlib.Path
-):
+def test_embeddings_that_nothing_needs_go(finished, small_world, tmp_path):
     output = tmp_path / "out"
     options = gin("pipeline_ance", warm_up_dir=finished, keep_embeddings=False)
     succeed(*arguments(small_world, output, *gin(TRAIN_STEPS=2), *options, *TWO))
@@ -191,36 +175,21 @@ def test_embeddings_that_nothing_needs_go(
     assert any(jax.tree.leaves(changed))
 
 
-def test_refused_before_anything_is_done(
-    finished: pathlib.Path,
-    small_world: SmallWorld,
-    tmp_path: pathlib.Path,
-    capsys: pytest.CaptureFixture[str],
-):
-    output = tmp_path / "out"
-    message = refused(
-        capsys, *arguments(small_world, output, f"--gin.pipeline_ance.warm_up_dir={tmp_path}")
-    )
-    assert "no finished stage warm-up-encode, warm-up-mine" in message
-    other_mining = (
-        gin("pipeline_ance", warm_up_dir=finished)
-        + gin("MiningConfig", count=7)
-        + gin("second/MiningConfig", count=7)
-    )
-    message = refused(capsys, *arguments(small_world, output, *other_mining))
-    assert "mining.count 20 made its negatives" in message
-    no_negatives = gin("pipeline_ance", warm_up_dir=finished, branch_after=1)
-    message = refused(capsys, *arguments(small_world, output, *no_negatives))
-    assert "no finished stage episode-1-mine" in message
-    message = refused(capsys, *arguments(small_world, output, "--gin.pipeline_ance.branch_after=1"))
-    assert "branch_after 1, warm_up_dir None" in message
-    message = refused(capsys, *arguments(small_world, output, "--gin.TOP_K=50"))
-    assert "mining considers the first 100" in message
+def test_refused_before_anything_is_done(finished, small_world, tmp_path, capsys):
+    branch = gin("pipeline_ance", warm_up_dir=finished)
+    other_mining = gin("MiningConfig", count=7) + gin("second/MiningConfig", count=7)
+    for bindings, words in (
+        (gin("pipeline_ance", warm_up_dir=tmp_path), "stage warm-up-encode, warm-up-mine"),
+        (branch + other_mining, "mining.count 20 made its negatives"),
+        (branch + gin("pipeline_ance", branch_after=1), "no finished stage episode-1-mine"),
+        (gin("pipeline_ance", branch_after=1), "branch_after 1, warm_up_dir None"),
+        (gin(TOP_K=50), "mining considers the first 100"),
+    ):
+        told = refused(capsys, *arguments(small_world, tmp_path / "out", *bindings))
+        assert words in told
 
 
-def test_every_argument_of_every_stage_counts(
-    small_world: SmallWorld, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_every_argument_of_every_stage_counts(small_world, tmp_path, monkeypatch):
     """The stages of `pipeline ance` without their work; each argument is changed in turn."""
     monkeypatch.setattr(ance, "selected_checkpoint", "{}/checkpoint_3".format)
     monkeypatch.setattr(ance, "print_table", lambda *_, **__: None)

@@ -8,7 +8,7 @@ import random
 
 import pytest
 from bert_checkpoints import write_with_vocabulary
-from small_world import SmallWorld, figures, never, refused, succeed
+from small_world import figures, never, refused, succeed
 from stage_calls import check_every_argument, without_work
 from written_files import beir
 
@@ -61,9 +61,7 @@ def _minilm_like(folder: pathlib.Path, *, num_layers: int = 3) -> str:
 
 
 @pytest.mark.release
-def test_two_folders_to_a_retriever(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_two_folders_to_a_retriever(tmp_path, monkeypatch, capsys):
     folders = [_beir(tmp_path / "hills", 1), _beir(tmp_path / "seas", 2)]
     output = tmp_path / "out"
     arguments = [
@@ -129,9 +127,7 @@ def _check_choice(output: pathlib.Path, printed: str) -> None:
 
 
 @pytest.mark.release
-def test_without_training_queries_the_untrained_model_is_compared(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-):
+def test_without_training_queries_the_untrained_model_is_compared(tmp_path, capsys):
     folder = pathlib.Path(_beir(tmp_path / "hills", 1))
     (folder / "qrels" / "train.tsv").unlink()
     output = tmp_path / "out"
@@ -148,9 +144,7 @@ def test_without_training_queries_the_untrained_model_is_compared(
 
 
 @pytest.mark.release
-def test_queries_are_made_and_the_whole_passages_are_searched(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-):
+def test_queries_are_made_and_the_whole_passages_are_searched(tmp_path, capsys):
     draw = random.Random(1)
     folder, output = tmp_path / "notes", tmp_path / "out"
     folder.mkdir()
@@ -178,7 +172,7 @@ def test_queries_are_made_and_the_whole_passages_are_searched(
 
 @pytest.mark.release
 def test_a_budget_freezes_blocks_that_the_untrained_model_shares_and_cuts_passages(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path, monkeypatch, capsys
 ):
     # Of six blocks TASER's experts are in the third and the sixth, and five are frozen.
     monkeypatch.setattr(compare_plan, "_SHORTEST", 16)
@@ -224,7 +218,7 @@ def test_a_budget_freezes_blocks_that_the_untrained_model_shares_and_cuts_passag
     assert Retriever.load(output, task="hills").search(["river sea 20"], k=2)
 
 
-def test_bad_arguments(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]):
+def test_bad_arguments(tmp_path, capsys):
     folder = _beir(tmp_path / "hills", 1)
     assert "taser compare DIRECTORY" in refused(capsys, "compare")
     output = f"--out={tmp_path / 'out'}"
@@ -253,12 +247,7 @@ _OUTPUTS = {
 
 
 @pytest.mark.parametrize("pretrained", [True, False], ids=["pretrained", "scratch"])
-def test_every_argument_of_every_stage_counts(
-    small_world: SmallWorld,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    pretrained: bool,
-):
+def test_every_argument_of_every_stage_counts(small_world, tmp_path, monkeypatch, pretrained):
     """The stages of `compare` without their work; what is set reaches every training."""
     output, folder = tmp_path / "out", _beir(tmp_path / "hills", 1)
     flags = [f"--pretrained={_minilm_like(tmp_path / 'bert')}"] if pretrained else []
@@ -288,9 +277,7 @@ def test_every_argument_of_every_stage_counts(
     check_every_argument(output, calls)
 
 
-def test_a_collection_without_queries_is_encoded_and_indexed(
-    small_world: SmallWorld, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_collection_without_queries_is_encoded_and_indexed(small_world, tmp_path, monkeypatch):
     """The stages without their work: nothing is trained, searched or judged."""
     output, tokens = tmp_path / "out", TokenStore.open(small_world.token_store)
     monkeypatch.setattr(compare.PassageStore, "open", lambda *_, **__: range(40))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import pathlib
 import types
 
 import pytest
 import tiny_training
 
 from taser_jax.commands.pipelines import compare_parts
-from taser_jax.commands.pipelines.compare_parts import collection_name, file_sizes, fit_lengths
+from taser_jax.commands.pipelines.compare_parts import collection_name, fit_lengths
 from taser_jax.commands.pipelines.compare_plan import FittedLength, Plan
 from taser_jax.commands.train import TrainSummary
 from taser_jax.data.collections.store import write_collection, write_queries
@@ -33,7 +32,7 @@ from taser_jax.storage.records import Passage, Query
     ],
 )
 def test_a_measurement_begins_again_and_counts_what_it_computed(
-    tmp_path: pathlib.Path, monkeypatch, frozen: int, chunks: int, step_seconds: float
+    tmp_path, monkeypatch, frozen, chunks, step_seconds
 ):
     left = tmp_path / "measured" / "checkpoint_6"
     left.mkdir(parents=True)
@@ -61,9 +60,7 @@ def test_a_measurement_begins_again_and_counts_what_it_computed(
         token_store="",
         model=tiny_training.model_config().with_transformer(num_layers=3),
         training=dataclasses.replace(
-            tiny_training.training_config(train_steps=6),
-            train_from_block=frozen,
-            num_chunks=chunks,
+            tiny_training.training_config(train_steps=6), train_from_block=frozen, num_chunks=chunks
         ),
         encode=EncodeConfig(),
     )
@@ -78,10 +75,7 @@ def test_batches_are_encoded_in_chunks_that_fit():
     """A token of a trained block: 8 x 32 + 3 x 64 + 2 x 4 x 128 = 1,472 floats, 5,888 bytes."""
     sizes = {"embed_dim": 32, "mlp_dim": 64, "num_heads": 4, "head_dim": 8, "num_layers": 2}
     model = tiny_training.model_config().with_transformer(**sizes)
-    sides = {
-        "query": FittedLength(16, 0.0, 16),
-        "passage": FittedLength(128, 0.0, 128),
-    }
+    sides = {"query": FittedLength(16, 0.0, 16), "passage": FittedLength(128, 0.0, 128)}
     batch = 2**12
     plan = Plan(batch, 1, 1e-3, frozen_blocks=0, rounds=1, folds=0)
     # A query of 16 tokens, whose bucket saves three quarters, and two passages of 128.
@@ -115,15 +109,6 @@ def test_what_was_set_is_not_decided():
 def test_a_collection_is_named_after_its_folders():
     assert collection_name(["data/Sci Facts/", "b-2"]) == "sci_facts_b_2"
     assert collection_name(["2024"]) == "c_2024"
-
-
-def test_files_of_all_folders_have_their_sizes(tmp_path):
-    (tmp_path / "a" / "qrels").mkdir(parents=True)
-    (tmp_path / "a" / "qrels" / "test.tsv").write_text("123")
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "p.tsv").write_text("")
-    found = file_sizes([str(tmp_path / "a"), str(tmp_path / "b")])
-    assert found == {f"{tmp_path}/a/qrels/test.tsv": 3, f"{tmp_path}/b/p.tsv": 0}
 
 
 def test_lengths_have_room_for_prompts(tmp_path):

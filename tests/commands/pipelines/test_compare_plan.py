@@ -72,7 +72,7 @@ def test_nothing_is_cut_below_the_length_of_a_pretrained_model():
         (9, Plan(4, 20, 5e-5 * 0.009**0.5, 3, 1, 0)),
     ],
 )
-def test_training_follows_the_number_of_distinct_queries(queries: int, expected: Plan):
+def test_training_follows_the_number_of_distinct_queries(queries, expected):
     found = defaults(queries, validation=20, blocks=6, batch_size=32)
     assert found.learning_rate == pytest.approx(expected.learning_rate, rel=0.05)
     assert plain(found) == plain(expected)
@@ -127,9 +127,7 @@ def test_folds_train_and_encode_their_pools_and_time_counts_from_the_start():
         (2, 20, 5, 1, 230 + 20 / 6),
     ],
 )
-def test_a_budget_costs_steps_then_blocks_then_a_round(
-    minutes: float, steps: int, frozen: int, rounds: int, seconds: float
-):
+def test_a_budget_costs_steps_then_blocks_then_a_round(minutes, steps, frozen, rounds, seconds):
     found = plan(COSTS, WANTED, minutes=minutes, pretrained=True)
     assert found.seconds == pytest.approx(seconds)
     expected = {"steps": steps, "frozen_blocks": frozen, "rounds": rounds}
@@ -147,9 +145,7 @@ def test_a_budget_costs_steps_then_blocks_then_a_round(
         (2, 20, 64, 125 + 20 / 24),
     ],
 )
-def test_a_budget_then_cuts_passages(
-    minutes: float, steps: int, tokens: int | None, seconds: float
-):
+def test_a_budget_then_cuts_passages(minutes, steps, tokens, seconds):
     costs = dataclasses.replace(COSTS, shorter={128: 0.5, 64: 0.25})
     found = plan(costs, WANTED, minutes=minutes, pretrained=True)
     assert found.seconds == pytest.approx(seconds)

@@ -11,11 +11,7 @@ import pytest
 
 from taser_jax.commands.pipelines import cross_validation
 from taser_jax.commands.pipelines.compare_plan import fold_numbers
-from taser_jax.commands.pipelines.cross_validation import (
-    choose,
-    choose_bm25,
-    hold_out,
-)
+from taser_jax.commands.pipelines.cross_validation import choose, choose_bm25, hold_out
 from taser_jax.data.collections.store import PassageStore, write_collection, write_queries
 from taser_jax.data.token_store.negatives import read_negatives, write_negatives
 from taser_jax.retrieval.bm25 import Bm25Config
@@ -27,7 +23,7 @@ QUERIES = 12
 
 
 @pytest.fixture
-def data_dir(tmp_path: pathlib.Path) -> str:
+def data_dir(tmp_path) -> str:
     """Passage n is on word n; query n asks for it, in splits of twelve queries."""
     data_dir = str(tmp_path / "data")
     write_collection(data_dir, "toy", [Passage(f"p{n}", f"word{n} other") for n in range(20)])

@@ -44,7 +44,7 @@ def _write_json(path: pathlib.Path, records: list[dict]) -> None:
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def source(tmp_path_factory) -> pathlib.Path:
     """Files as DPR's downloader and EntityQuestions leave them, eight questions a training set."""
     root = tmp_path_factory.mktemp("odqa")
     (root / "wikipedia_split").mkdir()
@@ -77,7 +77,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def world(source: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def world(source, tmp_path_factory) -> pathlib.Path:
     """Collection, vocabulary, tiny BERT and token store."""
     root = tmp_path_factory.mktemp("world")
     data = gin(DATA_DIR=root / "data")
@@ -95,7 +95,7 @@ def world(source: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pat
     return root
 
 
-def test_the_collection_has_all_sets_and_relations(world: pathlib.Path):
+def test_the_collection_has_all_sets_and_relations(world):
     tasks = list_tasks(world / "data", "odqa")
     assert set(tasks) == {*TASKS, *ENTITY_TASKS}
     assert len(ENTITY_TASKS) == 24
@@ -106,9 +106,7 @@ def test_the_collection_has_all_sets_and_relations(world: pathlib.Path):
 
 
 @pytest.mark.release
-def test_the_recipe_trains_on_the_five_and_judges_each_its_own_way(
-    world: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-):
+def test_the_recipe_trains_on_the_five_and_judges_each_its_own_way(world, tmp_path, capsys):
     output = tmp_path / "out"
     succeed(
         *("pipeline", "taser", "--gin_file=runs/odqa.gin", *gin(DATA_DIR=world / "data")),

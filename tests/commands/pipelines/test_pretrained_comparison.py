@@ -16,7 +16,7 @@ from taser_jax.models.parameters import parameter_count
 
 
 @pytest.fixture
-def checkpoint(small_world: SmallWorld, tmp_path: pathlib.Path) -> pathlib.Path:
+def checkpoint(small_world, tmp_path) -> pathlib.Path:
     """A tiny BERT that knows the small world's words."""
     vocabulary = small_world.root / "vocabulary"
     return write_with_vocabulary(tmp_path / "bert", vocabulary, num_layers=1)
@@ -40,9 +40,7 @@ def arguments(world: SmallWorld, output: pathlib.Path, *bindings: str) -> list[s
 
 
 @pytest.mark.slow
-def test_the_untrained_row_stands_beside_the_trained_one(
-    small_world: SmallWorld, checkpoint: pathlib.Path, tmp_path: pathlib.Path
-):
+def test_the_untrained_row_stands_beside_the_trained_one(small_world, checkpoint, tmp_path):
     output = tmp_path / "out"
     both = "--gin.pipeline_taser.first_negatives=['BM25', 'Pretrained, untrained']"
     succeed(*arguments(small_world, output, f"--gin.PRETRAINED={checkpoint}", both))
@@ -68,9 +66,7 @@ def test_the_untrained_row_stands_beside_the_trained_one(
     assert "pretrained-untrained-import" in Stages(output).finished()
 
 
-def test_untrained_systems_need_pretrained_weights(
-    small_world: SmallWorld, checkpoint: pathlib.Path, tmp_path: pathlib.Path, capsys
-):
+def test_untrained_systems_need_pretrained_weights(small_world, checkpoint, tmp_path, capsys):
     message = refused(
         capsys,
         *("pipeline", "taser", *gin(DATA_DIR=small_world.data_dir, OUTPUT_DIR=tmp_path / "out")),
@@ -78,23 +74,17 @@ def test_untrained_systems_need_pretrained_weights(
         "--gin.pipeline_taser.untrained_systems={'untrained': @taser/System()}",
     )
     assert "no pretrained weights" in message
-    message = refused(
-        capsys,
-        *arguments(small_world, tmp_path / "out", f"--gin.PRETRAINED={checkpoint}"),
-        "--gin.TrainingConfig.pretrained=None",
-    )
-    assert "PRETRAINED is set, but nothing loads it" in message
-    message = refused(
-        capsys,
-        *arguments(small_world, tmp_path / "out", f"--gin.PRETRAINED={checkpoint}"),
-        "--gin.pipeline_taser.untrained_systems={'shared': @untrained/System()}",
-    )
-    assert "give each row its own name" in message
-    message = refused(
-        capsys,
-        *arguments(small_world, tmp_path / "out", f"--gin.PRETRAINED={checkpoint}"),
-        "--gin.pipeline_taser.first_negatives=['bm25']",
-    )
-    assert "hard negatives of bm25" in message
-    assert "one or more of BM25, Pretrained, untrained" in message
+    given = arguments(small_world, tmp_path / "out", f"--gin.PRETRAINED={checkpoint}")
+    for bindings, words in (
+        (gin("TrainingConfig", pretrained=None), "PRETRAINED is set, but nothing loads it"),
+        (
+            gin("pipeline_taser", untrained_systems="{'shared': @untrained/System()}"),
+            "give each row its own name",
+        ),
+        (
+            gin("pipeline_taser", first_negatives=["bm25"]),
+            "one or more of BM25, Pretrained, untrained",
+        ),
+    ):
+        assert words in refused(capsys, *given, *bindings)
     assert not (tmp_path / "out").exists()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 import functools
-import pathlib
 
 import pytest
-from small_world import SmallWorld, gin, never, refused, succeed
+from small_world import gin, never, refused, succeed
 from stage_calls import check_every_argument, without_work
 
 from taser_jax.commands.pipelines import retrieval_stages, taser
@@ -18,9 +17,7 @@ ROWS = ("BM25", "TASER (BM25 negatives)", "TASER + BM25")
 
 
 @pytest.mark.slow
-def test_quickstart_and_again(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_quickstart_and_again(tmp_path, monkeypatch, capsys):
     packages = functools.partial(taser.prepare_pydocs, packages=("json", "statistics", "optax"))
     monkeypatch.setattr(taser, "prepare_pydocs", packages)
     output = tmp_path / "out"
@@ -30,21 +27,10 @@ def test_quickstart_and_again(
         *gin(OUTPUT_DIR=output, DATA_DIR=output / "data", TOKEN_STORE=output / "tokens"),
         "--gin_file=runs/quickstart_scratch.gin",
         "--gin.SYSTEMS={'TASER': @taser/System()}",
-        *gin("quickstart", rounds=1),
-        "--gin.quickstart.vocabulary_size=1000",
-        "--gin.quickstart.query_length=16",
-        "--gin.quickstart.passage_length=32",
+        *gin("quickstart", rounds=1, vocabulary_size=1000, query_length=16, passage_length=32),
         "--gin.taser/ExpertConfig.shared_per_specialized=1",
-        *gin(
-            "BertConfig",
-            embed_dim=32,
-            num_layers=2,
-            num_heads=2,
-            head_dim=16,
-            mlp_dim=64,
-            dropout_rate=0.0,
-            attention_dropout_rate=0.0,
-        ),
+        *gin("BertConfig", embed_dim=32, num_layers=2, num_heads=2, head_dim=16, mlp_dim=64),
+        *gin("BertConfig", dropout_rate=0.0, attention_dropout_rate=0.0),
         *gin(TRAIN_STEPS=6, WARMUP_STEPS=2, BATCH_SIZE=16, TASKS=["lookup"]),
         *gin("ValidationConfig", num_batches=0),
         *gin(QUESTIONS=["median of some numbers", "write json to a file"]),
@@ -78,9 +64,7 @@ def _check_output(printed: str) -> None:
         assert f"? {question}\n  1. " in printed
 
 
-def test_every_argument_of_every_stage_counts(
-    small_world: SmallWorld, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_every_argument_of_every_stage_counts(small_world, tmp_path, monkeypatch):
     """The stages of `quickstart` without their work; each argument is changed in turn."""
     output = tmp_path / "out"
     row = SystemResult("TASER (mined negatives)", {"code": TaskResult({"R@20": 0.5}, 9)})

@@ -49,25 +49,6 @@ def test_what_a_row_says_beside_its_figures_is_no_input(tmp_path):
     assert work.calls == 1
 
 
-@pytest.mark.parametrize(
-    ("inputs", "named"),
-    [
-        ({"steps": 4, "tasks": ["x"]}, "steps was 3 when this stage ran, now 4"),
-        ({"tasks": ["x"]}, "steps"),
-        ({"steps": 3, "tasks": ["x"], "seed": 0}, "seed"),
-    ],
-)
-def test_other_inputs_are_named(tmp_path, inputs, named):
-    stages = Stages(tmp_path)
-    stages.run("train", Counter(), steps=3, tasks=("x",))
-    work = Counter()
-    stages.run("train", work, steps=3, tasks=["x"])
-    with pytest.raises(ConfigError, match=named) as error:
-        stages.run("train", work, **inputs)
-    assert work.calls == 0
-    assert "train.json" in str(error.value)
-
-
 def test_a_stage_that_failed_runs_again(tmp_path):
     def fail():
         raise RuntimeError("killed")

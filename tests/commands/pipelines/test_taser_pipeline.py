@@ -5,13 +5,12 @@ from __future__ import annotations
 import collections
 import functools
 import json
-import pathlib
 import shutil
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from small_world import ROWS, TASKS, SmallWorld, figures, never, refused, succeed
+from small_world import ROWS, TASKS, SmallWorld, figures, gin, never, refused, succeed
 from stage_calls import check_every_argument, without_work
 
 from taser_jax.cli import main as cli
@@ -30,7 +29,7 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing in the pipeline may catch it."""
 
 
-def test_the_table_has_every_row_and_task(compared: pathlib.Path):
+def test_the_table_has_every_row_and_task(compared):
     lines = figures(compared)
     assert [(line["system"], line["task"]) for line in lines] == [
         (system, task) for system in ROWS for task in (*sorted(TASKS), "average")
@@ -50,9 +49,7 @@ def test_the_table_has_every_row_and_task(compared: pathlib.Path):
     assert all((f"| {row} |" in average) == (row != "BM25") for row in ROWS)
 
 
-def test_results_and_per_query_values_agree_with_the_table(
-    compared: pathlib.Path, small_world: SmallWorld
-):
+def test_results_and_per_query_values_agree_with_the_table(compared, small_world):
     results = {
         (value := json.loads(path.read_text()))["system"]: value
         for path in (compared / "results").glob("*.json")
@@ -71,18 +68,10 @@ def test_results_and_per_query_values_agree_with_the_table(
 
 
 @pytest.mark.parametrize(
-    ("bindings", "sources"),
-    [
-        ([], ["taser-1"]),
-        (["--gin.TASKS=['code']"], ["bm25", "taser-1"]),
-    ],
+    ("bindings", "sources"), [([], ["taser-1"]), (["--gin.TASKS=['code']"], ["bm25", "taser-1"])]
 )
 def test_a_single_set_trains_on_p1_and_p2_in_the_end(
-    small_world: SmallWorld,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    bindings: list[str],
-    sources: list[str],
+    small_world, tmp_path, monkeypatch, bindings, sources
 ):
     monkeypatch.setattr(taser, "print_table", lambda *_, **__: None)
     without_work(monkeypatch)
@@ -93,9 +82,7 @@ def test_a_single_set_trains_on_p1_and_p2_in_the_end(
         assert trained_on == [f"{source}/negatives" for source in expected]
 
 
-def test_every_argument_of_every_stage_counts(
-    small_world: SmallWorld, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_every_argument_of_every_stage_counts(small_world, tmp_path, monkeypatch):
     """Each is changed in turn, with its fields, and the finished stage is refused by its name."""
     monkeypatch.setattr(taser, "print_table", lambda *_, **__: None)
     with monkeypatch.context() as patched:
@@ -105,7 +92,7 @@ def test_every_argument_of_every_stage_counts(
     check_every_argument(tmp_path, calls)
 
 
-def test_every_model_has_its_stages(compared: pathlib.Path):
+def test_every_model_has_its_stages(compared):
     stages = Stages(compared)
     rounds = [f"{system}-{number}" for number in (1, 2) for system in ("dpr", "taser")]
     steps = ("train", "encode", "index", "search-validation", "search-test")
@@ -124,10 +111,7 @@ def test_every_model_has_its_stages(compared: pathlib.Path):
 
 @pytest.mark.release
 def test_killed_in_several_stages_it_resumes_in_each_and_a_round_can_be_added(
-    compared: pathlib.Path,
-    small_world: SmallWorld,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    compared, small_world, tmp_path, monkeypatch
 ):
     output = tmp_path / "out"
     calls: collections.Counter[str] = collections.Counter()
@@ -156,12 +140,7 @@ def test_killed_in_several_stages_it_resumes_in_each_and_a_round_can_be_added(
     assert figures(output) == figures(compared)
 
 
-def test_run_again_when_done_it_only_prints_the_table(
-    compared: pathlib.Path,
-    small_world: SmallWorld,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
+def test_run_again_when_done_it_only_prints_the_table(compared, small_world, monkeypatch, capsys):
     before = (compared / "table.csv").read_bytes()
     for name, module in WORK.items():
         monkeypatch.setattr(module, name, never(getattr(module, name)))
@@ -171,12 +150,7 @@ def test_run_again_when_done_it_only_prints_the_table(
     assert (compared / "table.csv").read_bytes() == before
 
 
-def test_a_finished_output_and_its_data_can_be_moved(
-    compared: pathlib.Path,
-    small_world: SmallWorld,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_a_finished_output_and_its_data_can_be_moved(compared, small_world, tmp_path, monkeypatch):
     output = tmp_path / "moved"
     shutil.copytree(compared, output)
     shutil.copytree(small_world.root, tmp_path / "world")
@@ -191,29 +165,21 @@ def test_a_finished_output_and_its_data_can_be_moved(
     assert figures(output) == figures(compared)
 
 
-def test_changed_settings_are_refused(
-    compared: pathlib.Path, small_world: SmallWorld, capsys: pytest.CaptureFixture[str]
-):
+def test_changed_settings_are_refused(compared, small_world, capsys):
     message = refused(capsys, *small_world.compare(compared, "--gin.TRAIN_STEPS=7"))
     assert "training.loop.train_steps was 6 when this stage ran, now 7" in message
     assert str(compared / "stages") in message
     assert "choose another directory" in message
 
 
-def test_refused_before_anything_is_done(
-    small_world: SmallWorld, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-):
+def test_refused_before_anything_is_done(small_world, tmp_path, capsys):
     output = tmp_path / "out"
-    message = refused(
-        capsys, *small_world.compare(output, "--gin.pipeline_taser.hybrid_systems=['TASR']")
-    )
-    assert "TASR" in message
-    message = refused(capsys, *small_world.compare(output, "--gin.TOP_K=50"))
-    assert "mining considers the first 100" in message
-    assert not output.exists()
-    message = refused(capsys, *small_world.compare(output, "--gin.TASKS=['sumary']"))
-    assert "'sumary'" in message
-    assert "code, summary" in message
+    for bindings, words in (
+        (gin("pipeline_taser", hybrid_systems=["TASR"]), "TASR"),
+        (gin(TOP_K=50), "mining considers the first 100"),
+        (gin(TASKS=["sumary"]), "code, summary"),
+    ):
+        assert words in refused(capsys, *small_world.compare(output, *bindings))
     (tmp_path / "file").write_text("")
     message = refused(capsys, *small_world.compare(tmp_path / "file" / "out"))
     assert str(tmp_path / "file" / "out") in message

@@ -5,12 +5,12 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from tiny_training import store_writer
 
 from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.stream import BatchingConfig, Layout, Padding, drawn_lengths, lengths_at
 from taser_jax.data.token_store.arrays import TokenArray
-from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.devices.mesh import HostShare
 from taser_jax.models.batch import TokenGroups, Tokens
 from taser_jax.storage.errors import ConfigError
@@ -24,15 +24,9 @@ PADDING = Padding((4, 8, 16, 32, 999), multiple=4, steps=4)
 def store(tmp_path_factory):
     """Most passages are short, some as long as can be."""
     rng = np.random.default_rng(0)
-    writer = TokenStoreWriter(
-        tmp_path_factory.mktemp("ragged") / "tokens",
-        collection="ragged",
-        collection_fingerprint="c",
-        vocabulary_fingerprint="v",
-        vocabulary_size=100,
-        query_length=QUERY_LENGTH,
-        passage_length=PASSAGE_LENGTH,
-    )
+    directory = tmp_path_factory.mktemp("ragged") / "tokens"
+    lengths = {"query_length": QUERY_LENGTH, "passage_length": PASSAGE_LENGTH}
+    writer = store_writer(directory, vocabulary_size=100, **lengths)
     lengths = np.minimum(rng.geometric(0.08, 300), PASSAGE_LENGTH)
     writer.write_passages([rng.integers(1, 100, n).tolist() for n in lengths], count=300)
     for task, longest in (("one", QUERY_LENGTH), ("two", 6)):

@@ -30,8 +30,15 @@ def settle(stream):
 
 
 def test_yields_every_step_in_order_and_ends():
-    out = list(prefetch(Stream().batch, 3, 8, lambda batch: batch * 10))
+    names = set()
+
+    def put(batch):
+        names.add(threading.current_thread().name)
+        return batch * 10
+
+    out = list(prefetch(Stream().batch, 3, 8, put))
     assert out == [(3, 30), (4, 40), (5, 50), (6, 60), (7, 70)]
+    assert names == {"prefetch_0"}
     assert list(prefetch(Stream().batch, 5, 5, lambda batch: batch)) == []
     assert threads() == []
 
@@ -43,17 +50,6 @@ def test_works_ahead_by_two_and_no_more():
     settle(stream)
     assert stream.made == [0, 1, 2]
     batches.close()
-
-
-def test_put_runs_in_the_thread():
-    names = []
-
-    def put(batch):
-        names.append(threading.current_thread().name)
-        return batch
-
-    list(prefetch(Stream().batch, 0, 2, put))
-    assert names == ["prefetch_0", "prefetch_0"]
 
 
 def test_errors_surface_at_their_step():

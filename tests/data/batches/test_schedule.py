@@ -31,20 +31,6 @@ def test_every_epoch_has_each_task_at_its_rate_and_counts_its_batches_on():
     assert all(numbers == list(range(len(numbers))) for numbers in batches.values())
 
 
-def test_is_a_function_of_seed_and_step():
-    forwards = [make().turn(step) for step in range(60)]
-    schedule = make()
-    assert [schedule.turn(step) for step in reversed(range(60))] == forwards[::-1]
-    reordered = Schedule(
-        dict(reversed(SIZES.items())), batch_size=10, rates={"trec": 4, "nq": 0.55}
-    )
-    assert [reordered.turn(step) for step in range(60)] == forwards
-    assert [make(seed=1).turn(step) for step in range(60)] != forwards
-    tasks = [turn.task for turn in forwards]
-    assert tasks[:14] != tasks[14:28], "each epoch has an order of its own"
-    assert tasks[:14] != sorted(tasks[:14])
-
-
 def test_steps_far_away_cost_no_more():
     assert Schedule({"nq": 5}, batch_size=5).turn(10**12) == Turn("nq", 10**12)
 

@@ -76,20 +76,20 @@ def test_scores_are_those_of_the_pairs_and_nan_for_random_passages(store, tasks)
     assert unscored > 20
 
 
-def test_a_batch_of_every_task_has_each_tasks_scores(store, tasks):
+def check_positives(batch, queries):
+    ids = [queries.query_ids[row] for row in batch.query_rows]
+    positives = batch.passage_rows[batch.positive_index].tolist()
+    expected = [score(queries.task, *pair) for pair in zip(ids, positives, strict=True)]
+    np.testing.assert_array_equal(batch.teacher_scores[:, 0], expected)
+
+
+def test_a_batch_of_every_task_has_each_tasks_scores_and_none_without_a_teacher(store, tasks):
     config = TaskBatchingConfig(total=16, num_negatives=1)
     stream = TaskBatchStream(store, tasks, config)
     for task, batch in stream.batches(0).items():
-        ids = [tasks[task].query_ids[row] for row in batch.query_rows]
-        positives = batch.passage_rows[batch.positive_index]
-        expected = [score(task, *pair) for pair in zip(ids, positives.tolist(), strict=True)]
-        np.testing.assert_array_equal(batch.teacher_scores[:, 0], expected)
-
-
-def test_without_a_teacher_batches_have_none(store):
+        check_positives(batch, tasks[task])
     plain = {"first": store.queries("first", "train")}
-    batch = BatchStream(store, plain, CONFIG).batch(0)
-    assert batch.teacher_scores is None
+    assert BatchStream(store, plain, CONFIG).batch(0).teacher_scores is None
 
 
 def test_some_of_the_queries_keep_their_scores(store, tasks):
@@ -100,9 +100,7 @@ def test_some_of_the_queries_keep_their_scores(store, tasks):
     batch = stream.batch(0)
     ids = [kept.query_ids[row] for row in batch.query_rows]
     assert {queries.query_ids[row] for row in rows} == set(ids)
-    positives = batch.passage_rows[batch.positive_index]
-    expected = [score("first", *pair) for pair in zip(ids, positives.tolist(), strict=True)]
-    np.testing.assert_array_equal(batch.teacher_scores[:, 0], expected)
+    check_positives(batch, kept)
 
 
 def test_the_teacher_is_part_of_the_fingerprint(store, tasks):
@@ -121,11 +119,7 @@ def test_the_teacher_is_part_of_the_fingerprint(store, tasks):
 def test_the_abstract_batch_has_the_shapes_of_a_batch(store, tasks):
     batch = BatchStream(store, tasks, CONFIG).batch(0)
     shape = BatchShape(
-        8,
-        tiny_training.QUERY_LENGTH,
-        32,
-        tiny_training.PASSAGE_LENGTH,
-        teacher_candidates=4,
+        8, tiny_training.QUERY_LENGTH, 32, tiny_training.PASSAGE_LENGTH, teacher_candidates=4
     )
     shapes = jax.tree.map(lambda leaf: (leaf.shape, np.dtype(leaf.dtype)), batch)
     abstract = jax.tree.map(lambda leaf: (leaf.shape, np.dtype(leaf.dtype)), shape.abstract())

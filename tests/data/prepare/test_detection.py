@@ -36,7 +36,7 @@ def _names(found):
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
-def test_beir(tmp_path: pathlib.Path, ending: str):
+def test_beir(tmp_path, ending):
     folder = tmp_path / "facts"
     judged = {
         f"qrels/{name}.tsv{ending}": "query-id\tcorpus-id\tscore\n" for name in ("dev", "test")
@@ -46,10 +46,7 @@ def test_beir(tmp_path: pathlib.Path, ending: str):
     found = detect(folder)
     assert found.passages == (f"{folder}/corpus.jsonl{ending}",)
     queries = f"queries.jsonl{ending}"
-    expected = {
-        "validation": (queries, f"dev.tsv{ending}"),
-        "test": (queries, f"test.tsv{ending}"),
-    }
+    expected = {"validation": (queries, f"dev.tsv{ending}"), "test": (queries, f"test.tsv{ending}")}
     assert _names(found) == {"facts": expected}
     # "dev" is our validation; a name given replaces the folder's.
     assert _names(detect(folder, "claims")) == {"claims": expected}
@@ -58,7 +55,7 @@ def test_beir(tmp_path: pathlib.Path, ending: str):
         detect(folder)
 
 
-def test_dpr(tmp_path: pathlib.Path):
+def test_dpr(tmp_path):
     files = {
         "psgs.tsv.gz": PASSAGES,
         "nq-train.json.gz": json.dumps([DPR]),
@@ -76,7 +73,7 @@ def test_dpr(tmp_path: pathlib.Path):
     }
 
 
-def test_kilt_tests_on_dev_and_divides_train(tmp_path: pathlib.Path):
+def test_kilt_tests_on_dev_and_divides_train(tmp_path):
     pages = "id\ttext\ttitle\twikipedia_id\tparagraph_id\n1\tx\tX\t7\t0\n"
     names = ("fever-train-kilt", "fever-dev-kilt", "claims")
     write_all(tmp_path, {"passages.tsv": pages, **{f"{name}.jsonl": [KILT] for name in names}})
@@ -90,7 +87,7 @@ def test_kilt_tests_on_dev_and_divides_train(tmp_path: pathlib.Path):
     }
 
 
-def test_tsv_with_and_without_a_task_in_the_names(tmp_path: pathlib.Path):
+def test_tsv_with_and_without_a_task_in_the_names(tmp_path):
     files = {
         "passages.tsv": PASSAGES,
         "faq.train.queries.tsv": "1\thow many 3\n",
@@ -110,7 +107,7 @@ def test_tsv_with_and_without_a_task_in_the_names(tmp_path: pathlib.Path):
     assert list(detect(write_all(tmp_path / "plain", plain)).questions) == ["plain"]
 
 
-def test_what_is_not_recognised_is_listed(tmp_path: pathlib.Path):
+def test_what_is_not_recognised_is_listed(tmp_path):
     with pytest.raises(ConfigError, match="no such folder"):
         detect(tmp_path / "none")
     write_all(tmp_path, {"a.tsv": PASSAGES, "b.tsv": PASSAGES, "nq-train.json": [DPR]})
@@ -118,7 +115,7 @@ def test_what_is_not_recognised_is_listed(tmp_path: pathlib.Path):
         detect(tmp_path)
 
 
-def test_a_file_without_a_split_is_all_three_and_two_of_one_split_clash(tmp_path: pathlib.Path):
+def test_a_file_without_a_split_is_all_three_and_two_of_one_split_clash(tmp_path):
     write_all(tmp_path / "one", {"p.tsv": PASSAGES, "nq.json": [DPR]})
     assert _names(detect(tmp_path / "one")) == {"nq": {"train+validation+test": ("nq.json", None)}}
     twice = {"nq-dev.json": [DPR], "nq-validation.json": [DPR]}

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pathlib
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, write_collection
 from taser_jax.data.prepare import made_queries
@@ -28,12 +24,12 @@ PASSAGES = [
 
 
 @pytest.fixture
-def data_dir(tmp_path: pathlib.Path) -> str:
+def data_dir(tmp_path) -> str:
     write_collection(tmp_path, "notes", PASSAGES)
     return str(tmp_path)
 
 
-def test_what_asks_is_not_in_what_answers(data_dir: str):
+def test_what_asks_is_not_in_what_answers(data_dir):
     splits = make_queries(data_dir=data_dir, collection="made", source="notes")
     assert splits == {TASK: ["train", "validation", "test"]}
     store, changed = list(PassageStore.open(data_dir, "made")), set()
@@ -59,7 +55,7 @@ def test_what_asks_is_not_in_what_answers(data_dir: str):
     assert 15 < titles < 45
 
 
-def test_no_more_queries_than_are_of_use(data_dir: str, monkeypatch: pytest.MonkeyPatch):
+def test_no_more_queries_than_are_of_use(data_dir, monkeypatch):
     most = {"train": 7, "validation": 2, "test": 3}
     monkeypatch.setattr(made_queries, "_MOST", most)
     make_queries(data_dir=data_dir, collection="made", source="notes")
@@ -67,15 +63,7 @@ def test_no_more_queries_than_are_of_use(data_dir: str, monkeypatch: pytest.Monk
         assert len(QuerySet.open(data_dir, "made", TASK, split)) == count
 
 
-def test_too_little_text_is_refused(tmp_path: pathlib.Path):
+def test_too_little_text_is_refused(tmp_path):
     write_collection(tmp_path, "few", [Passage("a", "One word."), Passage("b", "Two words here.")])
     with pytest.raises(DataError, match="2 passages make no query for train, validation, test"):
         make_queries(data_dir=tmp_path, collection="made", source="few")
-
-
-@given(st.text("ab .!?'A", max_size=40))
-def test_a_sentence_and_the_others_are_the_whole(text: str):
-    cut = made_queries._sentence(Passage("id", text))
-    if cut is not None:
-        sentence, rest = cut
-        assert sorted(f"{sentence} {rest}".split()) == sorted(text.split())

@@ -92,12 +92,7 @@ def test_characters_choose_among_the_chunks_of_a_paragraph(tmp_path):
     page = {
         "wikipedia_id": "7",
         "wikipedia_title": "Bern",
-        "text": [
-            "Bern",
-            "Bern is a city. It lies on Aare.",
-            "Section::::X",
-            "Bears live there.",
-        ],
+        "text": ["Bern", "Bern is a city. It lies on Aare.", "Section::::X", "Bears live there."],
     }
     path = _queries(
         tmp_path,
@@ -282,8 +277,7 @@ def test_missing_pages_and_blind_queries_are_counted(tmp_path):
 
 def test_a_validation_share_has_its_own_gold(tmp_path):
     path = _queries(
-        tmp_path,
-        *(_query(f"q{n}", _at("7", passage_id=id)) for n, id in enumerate("abcabc")),
+        tmp_path, *(_query(f"q{n}", _at("7", passage_id=id)) for n, id in enumerate("abcabc"))
     )
     _prepare(tmp_path, {"t": {"train": path}}, validation_share=0.4)
     for split in ("train", "validation"):

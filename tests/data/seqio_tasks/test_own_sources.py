@@ -93,10 +93,7 @@ def test_a_csv_file_becomes_queries_of_the_collection(tokenized, csv_file, data_
     store = tokenized(from_csv(csv_file))
     assert store.tasks == {"faq": ["train"]}
     found = store.queries("faq", "train")
-    assert list(found.query_ids) == [
-        "train-0",
-        "train-1",
-    ]
+    assert list(found.query_ids) == ["train-0", "train-1"]
     letters = [PIECES.index(letter) for letter in "abc"]
     assert found.ids[:, :4].tolist() == [[2, *letters[:2], 3], [2, letters[2], 3, 0]]
     # Later commands read the queries there.
@@ -131,10 +128,7 @@ def test_a_generator_with_ids_and_one_positive(tokenized, data_dir):
 
 def test_a_data_set_of_tfds(tokenized, data_dir, tmp_path):
     """As TFDS stores one, found by its name, and read without its code."""
-    rows = {
-        "train": [("x", "a b", ["p2", "p0"]), ("y", "c", ["p1"])],
-        "test": [("z", "d", ["p0"])],
-    }
+    rows = {"train": [("x", "a b", ["p2", "p0"]), ("y", "c", ["p1"])], "test": [("z", "d", ["p0"])]}
     tfds.dataset_builders.store_as_tfds_dataset(
         name="faq_set",
         version="1.0.0",
@@ -162,10 +156,7 @@ def test_a_data_set_of_tfds(tokenized, data_dir, tmp_path):
         for split in rows
         for queries in [QuerySet.open(data_dir, "toy", "faq", split)]
     }
-    assert found == {
-        "train": {"x": ("a b", (2, 0)), "y": ("c", (1,))},
-        "test": {"z": ("d", (0,))},
-    }
+    assert found == {"train": {"x": ("a b", (2, 0)), "y": ("c", (1,))}, "test": {"z": ("d", (0,))}}
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
-
 import numpy as np
 import pytest
 import seqio
@@ -26,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("empty_registries")
 
 
 @pytest.fixture
-def data_dir(tmp_path: pathlib.Path) -> str:
+def data_dir(tmp_path) -> str:
     folder = str(tmp_path / "data")
     write_collection(folder, "toy", [Passage("p0", "a"), Passage("p1", "b")])
     queries = [
@@ -36,7 +34,7 @@ def data_dir(tmp_path: pathlib.Path) -> str:
     return folder
 
 
-def test_the_same_tokens_from_both(data_dir: str, tmp_path: pathlib.Path):
+def test_the_same_tokens_from_both(data_dir, tmp_path):
     vocabulary = WordPieceVocabulary(PIECES)
 
     def made(name: str, **settings) -> TokenizedQueries:

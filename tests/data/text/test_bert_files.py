@@ -7,11 +7,7 @@ import unicodedata
 import pytest
 import tokenizers
 
-from taser_jax.data.text.hugging_face import (
-    WordPieceVocabulary,
-    WordSplitting,
-    wordpiece_tokenizer,
-)
+from taser_jax.data.text.hugging_face import WordPieceVocabulary, WordSplitting, wordpiece_tokenizer
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.storage.errors import ConfigError, DataError, TaserError
 

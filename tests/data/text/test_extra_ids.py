@@ -6,14 +6,8 @@ import pytest
 import seqio
 from sentence_models import t5_model
 
-from taser_jax.commands.tokenize import tokenize
-from taser_jax.data.collections.store import write_collection, write_queries
-from taser_jax.data.seqio_tasks.registry import add_retrieval_task
-from taser_jax.data.text.preprocessors import Prompt, TaskPrompt, query_ids
 from taser_jax.data.text.vocabularies import SentencePieceVocabulary, load_vocabulary
-from taser_jax.data.token_store.store import TokenStore
-from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.records import Passage, Query
+from taser_jax.storage.errors import DataError
 
 TEXTS = ["which river flows through the old town", "a bear lives there", "nq fever trex"]
 PIECES = 32
@@ -84,42 +78,3 @@ def test_what_cannot_be(tmp_path):
     with pytest.raises(DataError, match="pieces of their names"):
         SentencePieceVocabulary(own, extra_ids=100)
     assert SentencePieceVocabulary(own).id_of("<extra_id_0>") is not None
-
-
-@pytest.mark.usefixtures("empty_registries")
-def test_taco_drs_prompt_in_a_token_store(checkpoint, tmp_path):
-    data_dir = str(tmp_path / "data")
-    write_collection(data_dir, "toy", [Passage("0", "a bear lives there", title="bear")])
-    query = Query("q", "which river", "river", positives=(0,))
-    write_queries(data_dir, "toy", "river", "train", [query])
-    prompt = TaskPrompt(Prompt.NAME, name="nq", separator="<extra_id_1>")
-    add_retrieval_task("toy_river", collection="toy", task="river", prompt=prompt)
-
-    def made(name, **options):
-        tokenize(
-            data_dir=data_dir,
-            mixture_or_task="toy_river",
-            vocabulary=str(checkpoint),
-            feature_lengths={"query": 16, "passage": 16},
-            output_dir=str(tmp_path / name),
-            **options,
-        )
-        return tmp_path / name
-
-    with pytest.raises(ConfigError, match=r"(?s)not a piece of the vocabulary.*extra_ids=100"):
-        made("without")
-    vocabulary = load_vocabulary(checkpoint, extra_ids=100)
-    expected = [
-        *vocabulary.encode(["nq"])[0],
-        PIECES + 98,
-        *vocabulary.encode(["which river"])[0],
-        vocabulary.sep_id,
-    ]
-    assert query_ids(["which river"], vocabulary, 16, prompt=prompt.ids(vocabulary))[0] == expected
-    directory = made("with", extra_ids=100)
-    store = TokenStore.open(directory)
-    found = store.queries("river", "train").tokens([0])
-    assert found.ids[0][found.mask[0]].tolist() == expected
-    assert store.metadata.vocabulary_size == PIECES + 100
-    saved = load_vocabulary(store.vocabulary_directory)
-    assert (saved.size, saved.fingerprint) == (PIECES + 100, vocabulary.fingerprint)

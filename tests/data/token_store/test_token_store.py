@@ -1,26 +1,20 @@
 import json
 
+import ml_dtypes
 import numpy as np
 import pytest
+from tiny_training import store_writer
 
-from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
+from taser_jax.data.token_store.arrays import Ragged, StateRows, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.storage.errors import ConfigError, DataError
 
 PASSAGES = [[2, 7, 3], [2, 3], [2, 9, 8, 7, 3]]
 
 
 def make_writer(directory, **changes):
-    fields = {
-        "collection": "toy",
-        "collection_fingerprint": "c0",
-        "vocabulary_fingerprint": "v0",
-        "vocabulary_size": 10,
-        "query_length": 4,
-        "passage_length": 5,
-    }
-    return TokenStoreWriter(directory, **(fields | changes))
+    sizes = {"vocabulary_size": 10, "query_length": 4, "passage_length": 5}
+    return store_writer(directory, **(sizes | changes))
 
 
 def write(directory, passages=PASSAGES, query=(2, 5, 3), **changes):
@@ -182,3 +176,40 @@ def test_unknown_task_names_the_nearest(tmp_path):
         store.queries("squad/v2", "train")
     with pytest.raises(ConfigError, match="with a split 'trian'"):
         store.queries("squad/v1", "trian")
+
+
+LENGTHS = np.array([2, 1, 3], np.int32)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    # State i is (i, -i), of six tokens of three texts.
+    states = np.stack([np.arange(6), -np.arange(6)], axis=1)
+    np.save(tmp_path / "states.npy", states.astype(ml_dtypes.bfloat16).view(np.uint16))
+    return tmp_path
+
+
+def test_rows_are_padded_like_tokens(directory):
+    rows = StateRows.open(directory, LENGTHS, length=4)
+    found = rows.tokens(np.array([2, 1]))
+    assert found.hidden.dtype == ml_dtypes.bfloat16
+    assert found.hidden[..., 0].astype(int).tolist() == [[3, 4, 5, 0], [2, 0, 0, 0]]
+    assert found.hidden[..., 1].astype(int).tolist() == [[-3, -4, -5, 0], [-2, 0, 0, 0]]
+    assert found.mask.astype(int).tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
+    narrow = found.resized(3)
+    assert narrow.hidden.shape == (2, 3, 2)
+    assert narrow.mask.tolist() == found.mask[:, :3].tolist()
+
+
+def test_some_rows_in_another_order(directory):
+    rows = StateRows.open(directory, LENGTHS, length=4).take(np.array([2, 0]), length=3)
+    assert rows.lengths.tolist() == [3, 2]
+    found = rows.tokens(np.array([1, 0]))
+    assert found.hidden[..., 0].astype(int).tolist() == [[0, 1, 0], [3, 4, 5]]
+
+
+def test_states_of_other_texts_are_refused(directory):
+    with pytest.raises(DataError, match="those of 7 tokens"):
+        StateRows.open(directory, np.array([2, 2, 3]), length=4)
+    with pytest.raises(DataError, match="missing or damaged"):
+        StateRows.open(directory / "nowhere", LENGTHS, length=4)

@@ -1,0 +1,177 @@
+"""Benchmarks that time steps and encoding run at toy size and print what they promise."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from script_calls import REPOSITORY, load_script
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def printed(monkeypatch, capsys):
+    """Runs a script in this process; what it prints, line by line."""
+
+    def run(script, flags):
+        monkeypatch.setattr(sys, "argv", [script, *flags.split()])
+        module = load_script(script)
+        module.main()
+        return module, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    return run
+
+
+def figures(lines):
+    return [line["figure"] for line in lines]
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """What PyTorch's compiler is given, which would take longer than all the rest."""
+    given = []
+    monkeypatch.setattr("torch.compile", lambda module: given.append(module) or module)
+    monkeypatch.setattr(
+        "sentence_transformers.SentenceTransformer.compile",
+        lambda model, **options: given.append(options),
+    )
+    return given
+
+
+TRAIN_STEP = (
+    "--layers 3 --embed_dim 8 --heads 2 --mlp_dim 16 --vocab_size 20 --queries 4 --query_length 4"
+    " --passages 8 --passage_length 6 --matmul_size 16 --repeats 1 --variants dpr taser"
+    " --dropout 0 --torch_compile"
+)
+
+
+@pytest.mark.release
+def test_a_train_step(printed, compiled, monkeypatch, tmp_path):
+    profile_table = load_script("profile_table.py")
+    traced = []
+
+    def time_by_kind(step, folder, program):
+        # test_profile_table.py traces, in a process of its own.
+        step()
+        traced.append((folder, "dot(" in program))
+        kinds = profile_table.Kind.PRODUCTS, profile_table.Kind.GELU
+        return [profile_table.Row(kinds[0], 3.0, 2), profile_table.Row(kinds[1], 1.0, 1)]
+
+    # The script imports it by its name.
+    monkeypatch.setitem(sys.modules, "profile_table", profile_table)
+    monkeypatch.setattr(profile_table, "time_by_kind", time_by_kind)
+    _, lines = printed("train_step.py", f"{TRAIN_STEP} --profile {tmp_path}")
+    assert traced == [(tmp_path / "dpr", True), (tmp_path / "taser", True)]
+    assert len(compiled) == 2
+    assert figures(lines[:4]) == ["matmul peak", "torch", "dpr", "taser"]
+    peak, torch, dpr, taser = lines[:4]
+    assert peak["gigaflops"] > 0
+    # The same model on both sides, to the last parameter.
+    assert dpr["parameters"] == torch["parameters"]
+    assert torch["ratio_to_torch"] == [1, 1, 1]
+    assert dpr["ratio_to_torch"][1] == pytest.approx(
+        dpr["milliseconds"] / torch["milliseconds"], rel=0.05
+    )
+    assert taser["state_ratio_to_dpr"] == pytest.approx(
+        taser["parameters"] / dpr["parameters"], abs=1e-4
+    )
+    # Arguments alone: parameters and two moments.
+    assert dpr["peak_bytes"] > 12 * dpr["parameters"]
+    assert dpr["mfu"] > 0
+    for variant in ("dpr", "taser"):
+        profile = [line for line in lines[4:] if line["variant"] == variant]
+        assert [line["kind"] for line in profile] == ["matrix products", "fusions with GELU (erf)"]
+        assert [line["share"] for line in profile] == [0.75, 0.25]
+
+
+ENCODE = (
+    "--layers 1 --embed_dim 8 --heads 2 --mlp_dim 16 --vocab_size 30 --passages 20"
+    " --median_length 6 --max_length 16 --length_multiple 8 --batch_tokens 64"
+    " --torch_batch_size 4 --repeats 1 --matmul_size 64 --torch_compile"
+)
+
+
+def test_both_sides_encode_the_same(printed, compiled):
+    module, lines = printed("encode.py", ENCODE)
+    assert compiled == [{"dynamic": True}]
+    assert figures(lines) == ["agreement", "matmul peak", "torch", "ours"]
+    agreement, peak, torch, ours = lines
+    assert agreement["largest_difference"] < 1e-4
+    assert torch["ratio_to_torch"] == [1, 1, 1]
+    assert ours["ratio_to_torch"][1] == pytest.approx(
+        ours["milliseconds"] / torch["milliseconds"], rel=0.05
+    )
+    # The same passages on both sides; padding is computed too.
+    arguments = module.parse()
+    config = module.model_config(arguments)
+    lengths = module.make_passages(arguments).lengths.tolist()
+    real = sum(config.forward_flops(batch_size=1, length=length) for length in lengths)
+    for side in (ours, torch):
+        seconds = side["milliseconds"] / 1e3
+        assert side["mfu"] == pytest.approx(real / 1e9 / seconds / peak["gigaflops"], abs=1e-4)
+        assert side["mfu"] <= side["mfu_padded"]
+    assert ours["mfu_padded"] > ours["mfu"]
+    assert 0.4 < ours["real_share_of_positions"] < torch["real_share_of_positions"] <= 1
+
+
+def test_a_step_of_all_members(printed):
+    flags = "--members 3 --dim 8 --hidden 4 --batch 4 --passages 50 --repeats 2"
+    _, lines = printed("ensemble_step.py", flags)
+    found = dict(zip(figures(lines), lines, strict=True))
+    assert set(found) == {"one", "members", "batches", "torch"}
+    assert found["members"]["ratio_to_one"] > 0
+    assert found["batches"]["ratio_to_members"] > 0
+    assert found["torch"]["ratio_to_members"] > 0
+
+
+def test_what_confidence_adds(printed):
+    flags = "--dim 32 --layers 1 --queries 8 --passages 200 --k 20 --members 3 --hidden 8"
+    _, lines = printed("confidence.py", flags + " --vocab_size 50 --repeats 2")
+    found = dict(zip(figures(lines), lines, strict=True))
+    assert set(found) == {"encode", "search", "confidence"}
+    assert found["confidence"]["share_of_the_others"] > 0
+
+
+@pytest.mark.release
+def test_a_multitask_step(printed):
+    flags = (
+        "--layers 1 --embed_dim 8 --heads 1 --head_dim 8 --mlp_dim 16 --vocab_size 64 --num_tasks 2"
+        " --batch_share 0.1 --passage_length 6 --max_query_length 5 --steps 1"
+        " --bandwidth_megabytes 1 --methods plain tsage --parts"
+    )
+    _, lines = printed("multitask_step.py", flags)
+    assert figures(lines) == ["bandwidth", "plain", "tsage", "tsage alone"]
+    _, plain, tsage, alone = lines
+    assert plain["ratio_to_plain"] == 1
+    parameters = plain["parameters"]
+    # Adam has two moments; T-SAGE's average is two tasks more.
+    assert plain["state_bytes"] == pytest.approx(8 * parameters, rel=0.02)
+    assert tsage["state_bytes"] - plain["state_bytes"] == pytest.approx(8 * parameters, rel=0.02)
+    assert tsage["median_passes"] >= 1
+    assert tsage["traffic_milliseconds"] > 0
+    assert alone["update_milliseconds"] > 0
+    assert alone["median_milliseconds"] > 0
+
+
+def test_traffic_by_hand():
+    """10 parameters, 2 tasks: a stack of gradients is 80 bytes, a vector 40."""
+    traffic = load_script("multitask_step.py").traffic_bytes
+    sizes = {"tasks": 2, "parameters": 10}
+    assert traffic("plain", passes=0, **sizes) == 0
+    assert traffic("pcgrad", passes=0, **sizes) == 80 + 80 + 80 + 40
+    # Stack, three passes of 120, then gradients, averages twice, parameters and the combined one.
+    assert traffic("tsage", passes=3, **sizes) == 80 + 360 + (80 + 2 * 80 + 2 * 40)
+
+
+def test_cached_states_are_the_same_queries():
+    command = [sys.executable, REPOSITORY / "benchmarks/query_encoding.py", "--layers=1"]
+    command += ["--embed_dim=64", "--batch=2", "--documents=3", "--repeats=1"]
+    command += ["--query_length=8", "--document_length=16"]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    lines = {line.pop("figure"): line for line in map(json.loads, out.splitlines())}
+    assert lines["agreement of cached states"]["largest_difference"] < 1e-4
+    flops = [lines[name]["gigaflops"] for name in ("plain queries", "fused queries")]
+    assert lines["FLOPs of fused over plain"]["ratio"] == pytest.approx(flops[1] / flops[0], 1e-3)
+    assert lines["time of cached over plain"]["aim"] == 1.5
+    assert lines["tokens per second of fused over documents"]["aim"] == 0.9
