@@ -130,6 +130,11 @@ def run_script(
     return [" ".join(words) for words in given], ran.stdout
 
 
+def value(call: str, name: str) -> str:
+    """Of a binding in a command that `run_script` returned, as given."""
+    return call.split(f"--gin.{name}=")[1].split()[0]
+
+
 def check_options(words: list[str]) -> None:
     """Resolves a command's configuration: every Gin file, macro and parameter is one it has."""
     arguments = cli.parse(words)

@@ -8,7 +8,7 @@ import pathlib
 
 import pytest
 import recipes
-from script_calls import RESULTS, run_script
+from script_calls import RESULTS, run_script, value
 
 from taser_jax.optim.multitask import Combiner
 from taser_jax.optim.task_gradients import Reduction
@@ -70,11 +70,6 @@ def table(folder: pathlib.Path, name: str) -> dict[tuple[str, str], list[str]]:
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, list[str]]:
     folder = tmp_path_factory.mktemp("kilt_mini")
     return folder, run(folder, SEEDS="0 2", ROWS="t-sage-2.0 t-sage-0.5 per-task pcgrad")
-
-
-def value(call: str, name: str) -> str:
-    """Of a binding, as given."""
-    return call.split(f"--gin.{name}=")[1].split()[0]
 
 
 def test_which_commands_it_gives(ran: tuple[pathlib.Path, list[str]]):

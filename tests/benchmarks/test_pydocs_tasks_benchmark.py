@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 import pytest
 import recipes
-from script_calls import RESULTS, load_script, run_script
+from script_calls import RESULTS, load_script, run_script, value
 
 from taser_jax.optim.multitask import Combiner
 
@@ -52,11 +52,6 @@ def run(folder: pathlib.Path, **environment: str) -> list[str]:
         **environment,
     )
     return calls
-
-
-def value(call: str, name: str) -> str:
-    """Of a binding, as given."""
-    return call.split(f"--gin.{name}=")[1].split()[0]
 
 
 def names(calls: list[str]) -> list[tuple[str, str]]:

@@ -52,12 +52,8 @@ def _mined(directory: pathlib.Path, task: str) -> set[str]:
 
 
 def test_mining_drops_what_each_set_counts_as_an_answer(sets, tmp_path):
-    mine = [
-        "mine",
-        *_where(sets),
-        *gin(RUNS_DIR=sets / "runs"),
-        *gin("MiningConfig", answer_containing="drop"),
-    ]
+    mine = ["mine", *_where(sets), *gin(RUNS_DIR=sets / "runs")]
+    mine += gin("MiningConfig", answer_containing="drop")
     succeed(*mine, *gin(NEGATIVES_DIR=tmp_path / "both"), *REGEX)
     # "Seine" is in p0 and p1 (gold), "Tiber" in p3 and p5 (gold).
     assert "p0" not in _mined(tmp_path / "both", "trec")
@@ -68,34 +64,17 @@ def test_mining_drops_what_each_set_counts_as_an_answer(sets, tmp_path):
     assert _mined(tmp_path / "strings", "capital") == _mined(tmp_path / "both", "capital")
 
 
-def test_evaluation_judges_each_set_by_its_own_match(sets, tmp_path):
-    evaluate = [
-        *(
-            "evaluate",
-            *_where(sets),
-            *gin(RUNS_DIR=sets / "runs", SYSTEM="BM25"),
-            *gin("EvaluationConfig", judge="answers"),
-        ),
-        *gin(EVAL_OUTPUT_DIR=tmp_path),
-        *gin("EvaluationConfig", measures=["R@5"]),
-    ]
-    for options, expected in ((REGEX, 1.0), ([], 0.0)):
+def test_evaluation_judges_each_set_by_its_own_match_or_by_its_positives(sets, tmp_path):
+    evaluate = ["evaluate", *_where(sets), *gin(RUNS_DIR=sets / "runs", SYSTEM="BM25")]
+    evaluate += gin(EVAL_OUTPUT_DIR=tmp_path) + gin("EvaluationConfig", judge="answers")
+    evaluate += gin("EvaluationConfig", measures=["R@5"])
+    # As a string the pattern is in no passage, but its positive is found.
+    by_positives = gin("EvaluationConfig", qrels_tasks=["trec"])
+    for options, expected in ((REGEX, 1.0), ([], 0.0), (by_positives, 1.0)):
         succeed(*evaluate, *options)
         tasks = json.loads((tmp_path / "results" / "bm25.json").read_text())["tasks"]
         assert tasks["capital"]["metrics"]["R@5"] == 1.0
         assert tasks["trec"]["metrics"]["R@5"] == expected
-
-
-def test_a_set_may_be_judged_by_its_positives_beside_one_judged_by_answers(sets, tmp_path):
-    succeed(
-        *("evaluate", *_where(sets), *gin(RUNS_DIR=sets / "runs", SYSTEM="BM25")),
-        *gin(EVAL_OUTPUT_DIR=tmp_path),
-        *gin("EvaluationConfig", judge="answers", measures=["R@5"], qrels_tasks=["trec"]),
-    )
-    tasks = json.loads((tmp_path / "results" / "bm25.json").read_text())["tasks"]
-    # As a string the pattern is in no passage, but its positive is found.
-    assert tasks["trec"]["metrics"]["R@5"] == 1.0
-    assert tasks["capital"]["metrics"]["R@5"] == 1.0
 
 
 def test_an_unknown_set_is_refused(sets, tmp_path, capsys):

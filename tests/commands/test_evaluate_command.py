@@ -96,13 +96,8 @@ def test_by_qrels_a_missing_query_counts_as_zero(capitals, runs_dir, tmp_path):
     gain = 1 / math.log2(3) + 2 / math.log2(4)
     ideal = 2 / math.log2(2) + 1 / math.log2(3)
     metrics = _result(output, "hand")["tasks"]["rivers"]["metrics"]
-    assert metrics == {
-        "R@1": 0.0,
-        "R@5": pytest.approx(0.5),
-        "R@20": pytest.approx(0.5),
-        "MRR@10": pytest.approx(0.25),
-        "nDCG@10": pytest.approx(gain / ideal / 2),
-    }
+    expected = {"R@1": 0.0, "R@5": 0.5, "R@20": 0.5, "MRR@10": 0.25, "nDCG@10": gain / ideal / 2}
+    assert metrics == pytest.approx(expected)
     with open(output / "per_query" / "hand.rivers.test.csv") as file:
         per_query = {line["query_id"]: line for line in csv.DictReader(file)}
     assert float(per_query["r1"]["nDCG@10"]) == 0.0
@@ -119,16 +114,9 @@ def test_by_qrels_a_missing_query_counts_as_zero(capitals, runs_dir, tmp_path):
 
 def test_rows_are_tested_against_the_baseline(capitals, tmp_path):
     ids = _query_ids(capitals, "capital")
-    evaluate = [
-        *(
-            "evaluate",
-            *capitals.where,
-            *gin(TASKS=["capital"]),
-            *gin("EvaluationConfig", measures=["R@1"]),
-        ),
-        *gin("SignificanceConfig", baseline="plain"),
-        *gin("EvaluationConfig", judge="answers"),
-    ]
+    evaluate = ["evaluate", *capitals.where, *gin(TASKS=["capital"])]
+    evaluate += gin("EvaluationConfig", judge="answers", measures=["R@1"])
+    evaluate += gin("SignificanceConfig", baseline="plain")
     # Bern's answer is in p6, Tiber's in p5, the wheel's in none.
     right = {ids[0]: "p6", ids[1]: "p5"}
     for system, found in {"plain": (0,), "taser": (0, 1)}.items():
@@ -209,19 +197,10 @@ def test_each_task_may_have_an_alpha_of_its_own(capitals, tmp_path, capsys):
     assert each == {"capital": 1.5, "other": 0.15}
     # One for both: at 1.5 the first is won and the other kept, whose margin is 1 - 0.5 alpha.
     assert join("all", HybridConfig()) == {"capital": 1.5, "other": 1.5}
-    message = refused(
-        capsys,
-        *(
-            "hybrid",
-            *capitals.where,
-            *gin(RUNS_DIR=tmp_path / "dense"),
-            *gin("hybrid", measure="R@1"),
-        ),
-        *gin(BM25_RUNS_DIR=tmp_path / "sparse", HYBRID_RUNS_DIR=tmp_path / "joined"),
-        *gin(TASKS=["rivers"]),
-        "--gin.HybridConfig.chosen_for=each_task",
-    )
-    assert "rivers" in message
+    runs = gin(RUNS_DIR=tmp_path / "dense", BM25_RUNS_DIR=tmp_path / "sparse", TASKS=["rivers"])
+    settings = gin("HybridConfig", chosen_for="each_task") + gin("hybrid", measure="R@1")
+    joined = gin(HYBRID_RUNS_DIR=tmp_path / "joined")
+    assert "rivers" in refused(capsys, "hybrid", *capitals.where, *runs, *joined, *settings)
     with pytest.raises(ConfigError, match="tasks nq choose for all"):
         HybridConfig(tasks=("nq",), chosen_for=ChosenFor.EACH_TASK)
 

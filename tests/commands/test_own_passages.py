@@ -7,6 +7,7 @@ import pathlib
 
 import pytest
 from small_world import gin, refused, succeed
+from written_files import beir
 
 CORPUS = {
     "pro1": "school uniforms save money for parents",
@@ -22,14 +23,13 @@ OWN = gin(OWN_PASSAGE_TASKS=["arguana"])
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> pathlib.Path:
     root = tmp_path_factory.mktemp("arguments")
-    (root / "beir" / "qrels").mkdir(parents=True)
-    for name, texts in (("corpus", CORPUS), ("queries", {id: CORPUS[id] for id in QUERIES})):
-        lines = [json.dumps({"_id": id, "title": "", "text": text}) for id, text in texts.items()]
-        (root / "beir" / f"{name}.jsonl").write_text("\n".join(lines))
-    judged = "".join(f"{query}\t{passage}\t1\n" for query, passage in QUERIES.items())
-    (root / "beir" / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}")
-    directories = f"--gin.DIRECTORIES={{'arguana': '{root}/beir'}}"
-    succeed("prepare", *_where(root), directories)
+    folder = beir(
+        root / "beir",
+        corpus=CORPUS,
+        queries={id: CORPUS[id] for id in QUERIES},
+        test=[f"{query} {passage} 1" for query, passage in QUERIES.items()],
+    )
+    succeed("prepare", *_where(root), *gin(DIRECTORIES={"arguana": str(folder)}))
     return root
 
 
@@ -46,12 +46,10 @@ def _found(runs_dir: pathlib.Path) -> dict[str, list[str]]:
 
 
 def _first(root: pathlib.Path, runs_dir: pathlib.Path, output: pathlib.Path) -> float:
-    succeed(
-        *("evaluate", *_where(root), *gin(RUNS_DIR=runs_dir, EVAL_OUTPUT_DIR=output, SYSTEM="x"))
-    )
-    return json.loads((output / "results" / "x.json").read_text())["tasks"]["arguana"]["metrics"][
-        "R@1"
-    ]
+    places = gin(RUNS_DIR=runs_dir, EVAL_OUTPUT_DIR=output, SYSTEM="x")
+    succeed("evaluate", *_where(root), *places)
+    results = json.loads((output / "results" / "x.json").read_text())
+    return results["tasks"]["arguana"]["metrics"]["R@1"]
 
 
 def test_bm25_never_finds_the_query_itself(root, tmp_path):

@@ -7,6 +7,7 @@ import json
 
 import pytest
 from small_world import TASKS, gin, refused, succeed
+from written_files import write_all
 
 from taser_jax.assembly.data import training_queries
 from taser_jax.commands.inputs import tasks_with
@@ -111,23 +112,17 @@ def test_tokenize_names_what_is_not_registered(small_world, tmp_path, capsys):
 
 
 def test_without_validation_each_command_says_how_to_get_it(tmp_path, capsys):
-    passages = "".join(f"p{n}\ttext {n}\n" for n in range(40))
-    (tmp_path / "faq.passages.tsv").write_text(passages)
+    files = {"faq.passages.tsv": "".join(f"p{n}\ttext {n}\n" for n in range(40))}
     for split, numbers in (("train", range(30)), ("test", range(30, 40))):
-        (tmp_path / f"faq.{split}.queries.tsv").write_text(
-            "".join(f"q{n}\tquestion {n}\n" for n in numbers)
-        )
-        (tmp_path / f"faq.{split}.qrels.tsv").write_text(
-            "".join(f"q{n} 0 p{n} 1\n" for n in numbers)
-        )
+        questions = "".join(f"q{n}\tquestion {n}\n" for n in numbers)
+        judged = "".join(f"q{n} 0 p{n} 1\n" for n in numbers)
+        files |= {f"faq.{split}.queries.tsv": questions, f"faq.{split}.qrels.tsv": judged}
+    write_all(tmp_path, files)
     prepare = ["prepare", str(tmp_path), *gin(DATA_DIR=tmp_path / "data", COLLECTION="t")]
     succeed(*prepare)
     assert "no validation split of task faq; VALIDATION_SHARE=0.1" in capsys.readouterr().err
-    message = refused(
-        capsys,
-        *("hybrid", *gin(RUNS_DIR=tmp_path, BM25_RUNS_DIR=tmp_path, HYBRID_RUNS_DIR=tmp_path)),
-        *gin(DATA_DIR=tmp_path / "data", COLLECTION="t"),
-    )
+    places = gin(RUNS_DIR=tmp_path, BM25_RUNS_DIR=tmp_path, HYBRID_RUNS_DIR=tmp_path)
+    message = refused(capsys, "hybrid", *places, *prepare[2:])
     assert "hybrid.alpha" in message
     assert "VALIDATION_SHARE" in message
     succeed(*prepare, *gin(VALIDATION_SHARE=0.2))

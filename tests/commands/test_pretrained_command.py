@@ -13,10 +13,10 @@ import pytest
 import tiny_training
 from bert_checkpoints import write_checkpoint
 from sentence_models import save_bert_pieces
+from small_world import gin, succeed
 
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.assembly.run_record import text_settings
-from taser_jax.cli import main as cli
 from taser_jax.commands.import_model import import_model
 from taser_jax.commands.train import train
 from taser_jax.data.text.hugging_face import WordPieceVocabulary, WordSplitting, wordpiece_tokenizer
@@ -77,53 +77,48 @@ def training(checkpoint: pathlib.Path, **changes):
     )
 
 
+def start(model_dir, store_dir, checkpoint, *, model=None, **changes):
+    train(
+        model_dir=str(model_dir),
+        token_store=str(store_dir),
+        model=model or taser(checkpoint),
+        training=training(checkpoint, **changes),
+    )
+
+
+def load_into(model_dir, checkpoint, **changes):
+    """Imports the checkpoint; `changes` are further arguments of `import_model`."""
+    pretrained = Pretrained(str(checkpoint), num_layers=2)
+    given = {"model": taser(checkpoint), "pretrained": pretrained} | changes
+    return import_model(model_dir=str(model_dir), **given)
+
+
 @pytest.mark.slow
 def test_training_starts_from_the_pretrained_weights(checkpoint, store_dir, tmp_path):
     # A step of rate zero leaves parameters where training found them.
     still = OptimizerConfig(learning_rate=0.0, warmup_steps=0)
-    train(
-        model_dir=str(tmp_path / "trained"),
-        token_store=str(store_dir),
-        model=taser(checkpoint),
-        training=training(checkpoint, optimizer=still),
-    )
-    import_model(
-        model_dir=str(tmp_path / "imported"),
-        model=taser(checkpoint),
-        pretrained=Pretrained(str(checkpoint), num_layers=2),
-    )
+    start(tmp_path / "trained", store_dir, checkpoint, optimizer=still)
+    load_into(tmp_path / "imported", checkpoint)
     trained, imported = (load_model(tmp_path / name) for name in ("trained", "imported"))
     jax.tree.map(np.testing.assert_array_equal, trained.params, imported.params)
     facts = json.loads((tmp_path / "trained" / "run.json").read_text())
     assert facts["pretrained"] == str(checkpoint)
-    assert (facts["query_length"], facts["passage_length"]) == (
-        tiny_training.QUERY_LENGTH,
-        tiny_training.PASSAGE_LENGTH,
-    )
+    lengths = (tiny_training.QUERY_LENGTH, tiny_training.PASSAGE_LENGTH)
+    assert (facts["query_length"], facts["passage_length"]) == lengths
 
 
 def test_sizes_that_differ_are_refused_before_anything_is_written(checkpoint, store_dir, tmp_path):
     config = taser(checkpoint)
     wider = dataclasses.replace(config, bert=dataclasses.replace(config.bert, mlp_dim=48))
     with pytest.raises(ConfigError, match=r"(?s)mlp_dim 24.*mlp_dim 48"):
-        train(
-            model_dir=str(tmp_path / "model"),
-            token_store=str(store_dir),
-            model=wider,
-            training=training(checkpoint),
-        )
+        start(tmp_path / "model", store_dir, checkpoint, model=wider)
     assert not (tmp_path / "model").exists()
 
 
 def test_texts_of_another_vocabulary_are_refused(checkpoint, tmp_path):
     other = WordPieceVocabulary([*WORDS, "other"])
     with pytest.raises(ConfigError, match="other pieces, or splits texts otherwise"):
-        train(
-            model_dir=str(tmp_path / "model"),
-            token_store=str(store_of(tmp_path / "tokens", other)),
-            model=taser(checkpoint),
-            training=training(checkpoint),
-        )
+        start(tmp_path / "model", store_of(tmp_path / "tokens", other), checkpoint)
 
 
 def words_of(checkpoint: pathlib.Path) -> list[str]:
@@ -182,12 +177,11 @@ def test_import_train_and_retriever_refuse_alike(checkpoint, tmp_path):
     with open(source / "vocab.txt", "a", encoding="utf-8") as file:
         file.write("more\n")
     store_dir = store_of(tmp_path / "tokens", WordPieceVocabulary(words_of(source)))
-    shared = {"model_dir": str(tmp_path / "model"), "model": taser(source)}
     message = r"(?s)97 ids.*at most 96.*config\.json, field 'vocab_size'"
     with pytest.raises(TaserError, match=message):
-        import_model(pretrained=Pretrained(str(source), num_layers=2), **shared)
+        load_into(tmp_path / "model", source)
     with pytest.raises(TaserError, match=message):
-        train(token_store=str(store_dir), training=training(source), **shared)
+        start(tmp_path / "model", store_dir, source)
     with pytest.raises(TaserError, match=message):
         Retriever.from_pretrained(source)
     assert not (tmp_path / "model").exists()
@@ -195,15 +189,10 @@ def test_import_train_and_retriever_refuse_alike(checkpoint, tmp_path):
 
 def test_import_refuses_a_directory_that_holds_another_model(checkpoint, tmp_path, caplog):
     """The same import again, as after a kill before its end was reported, is left as it is."""
-    arguments = {
-        "model_dir": str(tmp_path / "model"),
-        "model": taser(checkpoint),
-        "pretrained": Pretrained(str(checkpoint), num_layers=2),
-    }
-    count = import_model(**arguments)
+    count = load_into(tmp_path / "model", checkpoint)
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "model").rglob("*")}
     with caplog.at_level("INFO"):
-        assert import_model(**arguments) == count
+        assert load_into(tmp_path / "model", checkpoint) == count
     assert "the same import is here already" in caplog.text
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "model").rglob("*")} == written
     for other in (
@@ -212,7 +201,7 @@ def test_import_refuses_a_directory_that_holds_another_model(checkpoint, tmp_pat
         {"config_text": "import_model.seed = 1"},
     ):
         with pytest.raises(ConfigError, match="something here already"):
-            import_model(**arguments | other)
+            load_into(tmp_path / "model", checkpoint, **other)
 
 
 def test_import_keeps_the_prompts_of_both_roles(checkpoint, tmp_path):
@@ -223,13 +212,11 @@ def test_import_keeps_the_prompts_of_both_roles(checkpoint, tmp_path):
     prompts = json.dumps({"prompts": {"query": "a b"}})
     (roles["query"] / "config_sentence_transformers.json").write_text(prompts)
     write_tokenizer(checkpoint, roles["passage"], max_length=12, prompt=(6, 3))
-    import_model(
-        model_dir=str(tmp_path / "model"),
-        model=taser(checkpoint, experts=ExpertConfig(), towers=Towers.SEPARATE),
-        pretrained=Pretrained(
-            str(roles["query"]), num_layers=2, passage_source=str(roles["passage"])
-        ),
+    pretrained = dataclasses.replace(
+        training(roles["query"]).pretrained, passage_source=str(roles["passage"])
     )
+    model = taser(checkpoint, experts=ExpertConfig(), towers=Towers.SEPARATE)
+    load_into(tmp_path / "model", checkpoint, model=model, pretrained=pretrained)
     facts = json.loads((tmp_path / "model" / "run.json").read_text())
     assert facts["query_prompt"] == [WORDS.index("a"), WORDS.index("b")]
     assert facts["passage_prompt"] == [6, 3]
@@ -240,26 +227,14 @@ def test_import_keeps_the_prompts_of_both_roles(checkpoint, tmp_path):
 def test_import_without_a_vocabulary_says_what_to_give(checkpoint, tmp_path):
     bare, _ = write_checkpoint(tmp_path / "bare", vocab_size=tiny_training.VOCABULARY_SIZE)
     with pytest.raises(DataError, match=r"vocab\.txt"):
-        import_model(
-            model_dir=str(tmp_path / "model"),
-            model=taser(checkpoint),
-            pretrained=Pretrained(str(bare), num_layers=2),
-        )
+        load_into(tmp_path / "model", bare, model=taser(checkpoint))
     assert not list(tmp_path.glob("model/*"))
 
 
 def test_command_line_takes_sizes_from_the_checkpoint(checkpoint, tmp_path):
     model_dir = tmp_path / "model"
-    status = cli.run(
-        [
-            "import",
-            f"--gin.PRETRAINED={checkpoint}",
-            f"--gin.MODEL_DIR={model_dir}",
-            "--gin.PRETRAINED_LAYERS=3",
-            "--gin.DualEncoderConfig.pooling=mean",
-        ]
-    )
-    assert status == 0
+    where = gin(PRETRAINED=checkpoint, MODEL_DIR=model_dir, PRETRAINED_LAYERS=3)
+    succeed("import", *where, *gin("DualEncoderConfig", pooling="mean"))
     config = load_model(model_dir).model.config
     assert (config.bert.num_layers, config.bert.embed_dim, config.pooling) == (3, 16, Pooling.MEAN)
     assert "PRETRAINED_LAYERS = 3" in (model_dir / "config.gin").read_text()

@@ -12,6 +12,7 @@ import jax
 import pytest
 import without_tensorflow
 from small_world import SmallWorld, gin
+from written_files import write_all
 
 from taser_jax.data.token_store.store import TokenStore
 
@@ -43,12 +44,12 @@ def run(folder: pathlib.Path, *commands: list[str]) -> subprocess.CompletedProce
 def files(tmp_path: pathlib.Path) -> list[str]:
     """Arguments of `taser prepare`: four passages, a query for each."""
     passages = "".join(f"p{i}\t{text}\t\n" for i, text in enumerate(TEXTS))
-    (tmp_path / "passages.tsv").write_text("id\ttext\ttitle\n" + passages)
+    files = {"passages.tsv": f"id\ttext\ttitle\n{passages}"}
     for split in ("train", "test"):
         queries = "".join(f"{split}{i}\twhere is {text}\n" for i, text in enumerate(TEXTS))
-        (tmp_path / f"q.{split}.queries.tsv").write_text(queries)
         qrels = "".join(f"{split}{i}\t0\tp{i}\t1\n" for i in range(len(TEXTS)))
-        (tmp_path / f"q.{split}.qrels.tsv").write_text(qrels)
+        files |= {f"q.{split}.queries.tsv": queries, f"q.{split}.qrels.tsv": qrels}
+    write_all(tmp_path, files)
     return [str(tmp_path), *gin(DATA_DIR=tmp_path / "data", COLLECTION="rivers")]
 
 

@@ -19,6 +19,7 @@ from tiny_source import (
     embed_queries,
     tiny_source,
 )
+from tiny_t5_source import t5_source, t5_vocabulary
 
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
@@ -38,6 +39,7 @@ MODELS = {
         "texts": {"titles": Titles.JOIN},
     },
     "dpr": {"experts": DPR, "towers": Towers.SEPARATE, "kind": "sentencepiece"},
+    "t5": {"towers": Towers.SEPARATE, "query_tasks": ("nq", "fever"), "kind": "t5"},
 }
 # TensorFlow and its tokenizer ops alone. (TensorFlow itself may import jax.)
 LOADER = """
@@ -68,7 +70,11 @@ def exported(directory, *, kind="wordpiece", texts=None, **changes):
         words = "undoing the city in france is a café, paris: quick brown foxes jump lazy dogs"
         save_bert_pieces(directory / "trained", [words] * 4, 64)
         changes["vocabulary"] = load_vocabulary(directory / "trained")
-    source = dataclasses.replace(tiny_source(directory, **changes), **(texts or {}))
+    if kind == "t5":
+        source = t5_source(directory, t5_vocabulary(), **changes)
+    else:
+        source = tiny_source(directory, **changes)
+    source = dataclasses.replace(source, **(texts or {}))
     output_dir = directory / "saved_model"
     output_dir.mkdir()
     export_saved_model(source, output_dir)
@@ -133,7 +139,7 @@ def test_a_process_with_tensorflow_alone_gives_our_embeddings(det_r, tmp_path):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_learned_routing_joined_titles_separate_towers_and_sentencepiece(tmp_path, name):
+def test_learned_routing_joined_titles_separate_towers_sentencepiece_and_t5(tmp_path, name):
     source, directory = exported(tmp_path, **MODELS[name])
     np.testing.assert_allclose(
         run(directory, Role.QUERY, TEXTS), embed_queries(source, TEXTS), rtol=1e-5, atol=1e-5

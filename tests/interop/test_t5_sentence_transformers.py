@@ -10,10 +10,12 @@ import jax
 import numpy as np
 import pytest
 import tokenizers
-from tiny_t5_source import PASSAGES, QUERIES, expected, t5_source, t5_vocabulary
+from tiny_source import embed_passages, embed_queries
+from tiny_t5_source import PASSAGES, QUERIES, t5_source, t5_vocabulary
 
 from taser_jax.data.text.preprocessors import passage_ids, query_ids
 from taser_jax.data.token_store.store import QuerySettings
+from taser_jax.interop.export_source import check_exported
 from taser_jax.interop.hub import read_projection
 from taser_jax.interop.pretrained import load_pretrained_t5, pretrained_t5
 from taser_jax.interop.sentence_transformers import export_sentence_transformers
@@ -62,6 +64,12 @@ MODELS = pytest.mark.parametrize(
 )
 
 
+def embeddings_of(source, role):
+    if role is Role.QUERY:
+        return embed_queries(source, QUERIES, source.query_settings)
+    return embed_passages(source, *zip(*PASSAGES, strict=True))
+
+
 def exported(source, directory):
     directory.mkdir()
     export_sentence_transformers(source, directory)
@@ -93,7 +101,7 @@ def test_embeddings_are_the_models_own(vocabulary, tmp_path, loaded, embedding, 
     passages = [(title, text) if title else text for title, text in PASSAGES]
     found = {Role.QUERY: model.encode_query(QUERIES), Role.PASSAGE: model.encode_document(passages)}
     for role, embeddings in found.items():
-        ours = expected(source, vocabulary, role)
+        ours = embeddings_of(source, role)
         assert np.abs(np.diff(ours, axis=0)).max() > 0.01
         np.testing.assert_allclose(embeddings, ours, atol=1e-5)
 
@@ -106,7 +114,7 @@ def test_a_decoders_output_survives_what_others_save(vocabulary, tmp_path, loade
     before = model.encode_query(QUERIES)
     model.save(str(tmp_path / "saved"))
     np.testing.assert_array_equal(loaded(tmp_path / "saved").encode_query(QUERIES), before)
-    assert np.abs(before - expected(source, vocabulary, Role.QUERY)).max() < 1e-5
+    assert np.abs(before - embeddings_of(source, Role.QUERY)).max() < 1e-5
 
 
 @pytest.mark.parametrize("changes", [{"t5": {"num_decoder_layers": 2}}, {"projection_dim": 5}])
@@ -143,3 +151,14 @@ def test_a_projection_that_is_more_than_a_kernel_is_refused(tmp_path, changes, m
     (tmp_path / "2_Dense" / "config.json").write_text(json.dumps(settings | changes))
     with pytest.raises(ConfigError, match=message):
         read_projection(tmp_path)
+
+
+def test_a_task_has_its_own_query_encoder(vocabulary, tmp_path):
+    towers = {"towers": Towers.SEPARATE, "query_tasks": ("nq", "fever")}
+    source = t5_source(tmp_path, vocabulary, **towers)
+    other = embed_queries(dataclasses.replace(source, task="nq"), QUERIES)
+    assert np.abs(other - embed_queries(source, QUERIES)).max() > 0.1
+    for task, says in ((None, "without a task"), ("trivia", "'trivia'")):
+        told = rf"{says}(.|\n)*a query encoder: nq, fever"
+        with pytest.raises(ConfigError, match=told):
+            check_exported(source.config, task)

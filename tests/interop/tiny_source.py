@@ -53,7 +53,8 @@ def tiny_source(directory, *, experts=DPR, vocabulary=None, bert=None, **changes
 
 def embed(source, role, tokens):
     """What taser_jax itself makes of tokens, as a NumPy array."""
-    return np.asarray(encode(DualEncoder(source.config), source.params, tokens, role).embeddings)
+    encoded = encode(DualEncoder(source.config), source.params, tokens, role, source.task)
+    return np.asarray(encoded.embeddings)
 
 
 def embed_queries(source, texts, settings=QuerySettings()):
@@ -77,9 +78,9 @@ def embed_passages(source, titles, texts, form=Titles.INCLUDE):
 def some_tokens(source, role, count, seed=3):
     """Rows of random ids and lengths, the last of [CLS] alone."""
     rng = np.random.default_rng(seed)
-    length = QUERY_LENGTH if role is Role.QUERY else PASSAGE_LENGTH
+    length = source.length(role)
     lengths = rng.integers(2, length + 1, count)
     lengths[-1:] = 1
     mask = np.arange(length) < lengths[:, None]
-    ids = rng.integers(5, source.config.bert.vocab_size, mask.shape)
+    ids = rng.integers(5, source.vocabulary.size, mask.shape)
     return Tokens(np.where(mask, ids, 0).astype(np.int32), mask)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import jax
-import numpy as np
 from sentence_models import t5_model
-from tiny_models import encode, random_params
+from tiny_models import random_params
 
-from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import SentencePieceVocabulary
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.models.batch import Role
@@ -15,7 +13,6 @@ from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.stack import Remat
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
-from taser_jax.storage.records import Passage
 
 LENGTHS = {Role.QUERY: 8, Role.PASSAGE: 12}
 QUERIES = ["on which river lies Paris?", "", "the capital " * 9, "Zürich"]
@@ -47,18 +44,3 @@ def t5_source(directory, vocabulary, *, t5=None, **changes) -> ExportSource:
         fingerprint="0123456789abcdef",
         task="fever" if config.query_tasks else None,
     )
-
-
-def tokens_of(source, vocabulary, role):
-    if role is Role.QUERY:
-        settings = source.query_settings
-        return encode_queries(QUERIES, vocabulary, length=LENGTHS[role], settings=settings)
-    passages = [Passage("", text, title) for title, text in PASSAGES]
-    return encode_passages(passages, vocabulary, length=LENGTHS[role])
-
-
-def expected(source, vocabulary, role, *, task="fever"):
-    """What taser_jax itself makes of the texts."""
-    tokens = tokens_of(source, vocabulary, role)
-    encoded = encode(DualEncoder(source.config), source.params, tokens, role, task)
-    return np.asarray(encoded.embeddings)
