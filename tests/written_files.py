@@ -36,6 +36,7 @@ def beir(
     *,
     corpus: Mapping[str, str],
     queries: Mapping[str, str],
+    ending: str = "",
     **judged: Iterable[str],
 ) -> pathlib.Path:
     """A folder in BEIR's layout.
@@ -44,19 +45,14 @@ def beir(
         folder: the folder.
         corpus: id -> text.
         queries: id -> text.
+        ending: of every file's name, such as ".gz".
         judged: name of a file in qrels/ -> its rows, such as "q1 d1 1".
     """
-    header = "query-id corpus-id score"
-    return write_all(
-        folder,
-        {
-            "corpus.jsonl": [{"_id": id, "text": text} for id, text in corpus.items()],
-            "queries.jsonl": [{"_id": id, "text": text} for id, text in queries.items()],
-            **{
-                f"qrels/{name}.tsv": "".join(
-                    "\t".join(row.split()) + "\n" for row in (header, *rows)
-                )
-                for name, rows in judged.items()
-            },
-        },
-    )
+    texts = {"corpus.jsonl": corpus, "queries.jsonl": queries}
+    files: dict[str, Content] = {
+        name: [{"_id": id, "text": text} for id, text in of.items()] for name, of in texts.items()
+    }
+    for name, rows in judged.items():
+        lines = ["query-id corpus-id score", *rows]
+        files[f"qrels/{name}.tsv"] = "".join("\t".join(line.split()) + "\n" for line in lines)
+    return write_all(folder, {f"{name}{ending}": content for name, content in files.items()})

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
-import pathlib
 import subprocess
 import sys
 
 import pytest
 from script_calls import REPOSITORY, run_script, write_hits
+from written_files import beir, write
 
 pytestmark = pytest.mark.slow
 FOLDER = REPOSITORY / "benchmarks/moma_mini"
-
-
-def write(path: pathlib.Path, lines: list[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(path, "wt", encoding="utf-8") as file:
-        file.write("\n".join(lines) + "\n")
 
 
 @pytest.fixture
@@ -27,24 +20,21 @@ def shared(tmp_path):
     """Six passages, of which the first two are squad's, and targets of forty documents."""
     root = tmp_path / "shared"
     sources = ["squad", "musique,squad", "fm2", "nq_qed", "fewrel", "fm2,climate_fever"]
-    lines = [f"{i}\t{s}" for i, s in enumerate(sources)]
-    write(root / "kilt_mini/passage_sources.tsv.gz", ["passage_id\tsource", *lines])
-    rows = [f'{i}\t"A ""text"" {i}"\ttitle {i}\t{i}\t0' for i in range(6)]
-    header = "id\ttext\ttitle\twikipedia_id\tparagraph_id"
-    write(root / "kilt_mini/passages.tsv.gz", [header, *rows])
+    lines = [f"{i}\t{s}\n" for i, s in enumerate(sources)]
+    write(root / "kilt_mini/passage_sources.tsv.gz", "".join(["passage_id\tsource\n", *lines]))
+    rows = [f'{i}\t"A ""text"" {i}"\ttitle {i}\t{i}\t0\n' for i in range(6)]
+    header = "id\ttext\ttitle\twikipedia_id\tparagraph_id\n"
+    write(root / "kilt_mini/passages.tsv.gz", "".join([header, *rows]))
     for name in ("squad-train", "squad-dev", "nq_qed-train", "nq_qed-dev"):
-        questions = [json.dumps({"id": f"{name}{i}", "input": "what ?"}) for i in range(40)]
+        questions = [{"id": f"{name}{i}", "input": "what ?"} for i in range(40)]
         write(root / f"kilt_mini/{name}.jsonl.gz", questions)
     for name in ("fm2-dev", "climate_fever-all"):
         claim = {"id": name, "input": "a claim", "output": [{"provenance": [{"passage_id": "5"}]}]}
-        write(root / f"kilt_mini/{name}.jsonl.gz", [json.dumps(claim)])
+        write(root / f"kilt_mini/{name}.jsonl.gz", [claim])
     for target in ("scifact", "medquad"):
-        corpus = [json.dumps({"_id": f"d{i}", "text": "a text"}) for i in range(40)]
-        write(root / f"beir/{target}/corpus.jsonl.gz", corpus)
-        write(root / f"beir/{target}/queries.jsonl.gz", [json.dumps({"_id": "q", "text": "?"})])
-        for split, document in (("train", "d0"), ("test", "d1")):
-            qrels = ["query-id\tcorpus-id\tscore", f"q\t{document}\t1"]
-            write(root / f"beir/{target}/qrels/{split}.tsv.gz", qrels)
+        corpus = {f"d{i}": "a text" for i in range(40)}
+        judged = {"train": ["q d0 1"], "test": ["q d1 1"]}
+        beir(root / "beir" / target, corpus=corpus, queries={"q": "?"}, ending=".gz", **judged)
     return root
 
 

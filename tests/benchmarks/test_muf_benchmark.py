@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import importlib
 import json
 import os
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from bert_checkpoints import write_with_vocabulary
 from script_calls import REPOSITORY, run_script, write_hits
+from written_files import beir, write
 
 from taser_jax.data.collections.store import QuerySet
 from taser_jax.evaluation.results import per_query_path, read_per_query
@@ -234,42 +234,29 @@ def write_shared(root: pathlib.Path) -> None:
     """kilt_mini's files and a BEIR folder, of a word and a number for each passage."""
     texts = [f"{word} {number}" for word in WORDS[:6] for number in range(60)]
     # CMU DoG's passages are the first 60: ten films of six.
-    rows = [f"{i}\t{text} about {text}\t{text}\t{page(i)}\t1" for i, text in enumerate(texts)]
-    header = "id\ttext\ttitle\twikipedia_id\tparagraph_id"
-    write(root / "kilt_mini/passages.tsv.gz", [header, *rows])
+    rows = [f"{i}\t{text} about {text}\t{text}\t{page(i)}\t1\n" for i, text in enumerate(texts)]
+    header = "id\ttext\ttitle\twikipedia_id\tparagraph_id\n"
+    write(root / "kilt_mini/passages.tsv.gz", "".join([header, *rows]))
     for place, name in enumerate(
         ("cmu_dog-train", "squad-train", "squad-dev", "nq_qed-train", "nq_qed-dev", "fewrel-val")
     ):
-        lines = [
-            {
-                "id": f"{name}-{i}",
-                "input": f"{texts[i]} ?",
-                "output": [
-                    {
-                        "answer": texts[i],
-                        "provenance": [{"wikipedia_id": page(i), "passage_id": str(i)}],
-                    }
-                ],
-            }
-            for i in range(60 * place, 60 * place + 60)
-        ]
-        write(root / f"kilt_mini/{name}.jsonl.gz", map(json.dumps, lines))
+        records = []
+        for i in range(60 * place, 60 * place + 60):
+            gold = [{"wikipedia_id": page(i), "passage_id": str(i)}]
+            output = [{"answer": texts[i], "provenance": gold}]
+            records.append({"id": f"{name}-{i}", "input": f"{texts[i]} ?", "output": output})
+        write(root / f"kilt_mini/{name}.jsonl.gz", records)
     ids = [f"medquad{i}" for i in range(60)]
-    corpus = [{"_id": id, "title": "", "text": f"{WORDS[6]} {i} about"} for i, id in enumerate(ids)]
-    queries = [{"_id": id, "text": f"{WORDS[6]} {i} ?"} for i, id in enumerate(ids)]
-    write(root / "beir/medquad/corpus.jsonl.gz", map(json.dumps, corpus))
-    write(root / "beir/medquad/queries.jsonl.gz", map(json.dumps, queries))
-    for split, some in (("train", ids[:50]), ("test", ids[50:])):
-        judged = [f"{id}\t{id}\t1" for id in some]
-        path = root / f"beir/medquad/qrels/{split}.tsv.gz"
-        write(path, ["query-id\tcorpus-id\tscore", *judged])
+    beir(
+        root / "beir/medquad",
+        corpus={id: f"{WORDS[6]} {i} about" for i, id in enumerate(ids)},
+        queries={id: f"{WORDS[6]} {i} ?" for i, id in enumerate(ids)},
+        ending=".gz",
+        train=[f"{id} {id} 1" for id in ids[:50]],
+        test=[f"{id} {id} 1" for id in ids[50:]],
+    )
 
 
 def page(passage: int) -> str:
     """Six passages of a film, or an article of one."""
     return f"film{passage // 6}" if passage < 60 else str(passage)
-
-
-def write(path: pathlib.Path, lines) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode()))

@@ -75,6 +75,14 @@ def test_a_finished_training_is_reported_again(trained, tiny_store_dir):
     assert again.steps_per_second == 0
 
 
+OTHER = {
+    "model": {"model": tiny_training.model_config(width=32)},
+    "rate": {"training": tiny_training.training_config(train_steps=40, learning_rate=0.1)},
+    "fewer steps": {"training": tiny_training.training_config(train_steps=30)},
+    "data": {},
+}
+
+
 @pytest.mark.parametrize(
     ("what", "named"),
     [
@@ -89,20 +97,11 @@ def test_another_configuration_is_refused_and_nothing_is_overwritten(
 ):
     model_dir, _ = trained
     before = contents(model_dir)
-    store_dir, model = tiny_store_dir, tiny_training.model_config()
-    training = tiny_training.training_config(train_steps=40)
-    match what:
-        case "model":
-            model = tiny_training.model_config(width=32)
-        case "rate":
-            training = tiny_training.training_config(train_steps=40, learning_rate=0.1)
-        case "fewer steps":
-            training = tiny_training.training_config(train_steps=30)
-        case _:
-            store_dir = tmp_path / "other"
-            tiny_training.write_token_store(store_dir, seed=1)
+    if what == "data":
+        tiny_training.write_token_store(tmp_path / "other", seed=1)
+        tiny_store_dir = tmp_path / "other"
     with pytest.raises((FingerprintError, ConfigError), match=named):
-        start(model_dir, store_dir, model=model, training=training, config_text="")
+        start(model_dir, tiny_store_dir, config_text="", **OTHER[what])
     assert contents(model_dir) == before
 
 

@@ -23,35 +23,27 @@ def passages(path):
 def merged(shared_data, tmp_path_factory):
     """SQuAD's, NQ's and kilt_mini's passages in one collection."""
     data_dir = tmp_path_factory.mktemp("data")
-    squad, nq = shared_data / "squad", shared_data / "nq_qed"
+    questions = {}
+    for task, stem, by_content, by_qrels in (
+        ("squad", "squad/squad_split", "test", "validation"),
+        ("nq", "nq_qed/nq_qed", "validation", "test"),
+    ):
+        dev = f"{stem}_dev"
+        judged = QuestionFiles(f"{dev}.queries.tsv.gz", f"{dev}.qrels.tsv.gz", passages=task)
+        questions[task] = {
+            "train": f"{stem}_train.dpr.jsonl.gz",
+            **{by_content: f"{dev}.dpr.jsonl.gz", by_qrels: judged},
+        }
     prepared = prepare(
         data_dir=data_dir,
         collection="multi",
         passages={
-            "squad": squad / "psgs_squad_dev.tsv.gz",
-            "nq": nq / "psgs_nq_qed.tsv.gz",
-            "kilt": shared_data / "kilt_mini" / "passages.tsv.gz",
+            "squad": "squad/psgs_squad_dev.tsv.gz",
+            "nq": "nq_qed/psgs_nq_qed.tsv.gz",
+            "kilt": "kilt_mini/passages.tsv.gz",
         },
-        queries={
-            "squad": {
-                "train": squad / "squad_split_train.dpr.jsonl.gz",
-                "validation": QuestionFiles(
-                    squad / "squad_split_dev.queries.tsv.gz",
-                    qrels=squad / "squad_split_dev.qrels.tsv.gz",
-                    passages="squad",
-                ),
-                "test": squad / "squad_split_dev.dpr.jsonl.gz",
-            },
-            "nq": {
-                "train": nq / "nq_qed_train.dpr.jsonl.gz",
-                "validation": nq / "nq_qed_dev.dpr.jsonl.gz",
-                "test": QuestionFiles(
-                    nq / "nq_qed_dev.queries.tsv.gz",
-                    qrels=nq / "nq_qed_dev.qrels.tsv.gz",
-                    passages="nq",
-                ),
-            },
-        },
+        queries=questions,
+        directory=shared_data,
     )
     return data_dir, prepared
 

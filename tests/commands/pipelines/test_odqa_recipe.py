@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import pathlib
 
 import pytest
 from bert_checkpoints import write_with_vocabulary
 from small_world import figures, gin, succeed
+from written_files import write_all
 
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.tokenize import make_vocabulary
@@ -23,57 +23,32 @@ TOWNS = [f"town{number}" for number in range(40)]
 
 def _passage(number: int) -> dict[str, str]:
     town = TOWNS[number]
-    return {
-        "psg_id": str(number),
-        "title": town,
-        "text": f"{town} lies on the river stream{number} and has {number} bridges.",
-    }
+    text = f"{town} lies on the river stream{number} and has {number} bridges."
+    return {"psg_id": str(number), "text": text, "title": town}
 
 
-def _question(number: int, kind: str) -> tuple[str, list[str]]:
+def _question(number: int, kind: str) -> dict[str, object]:
     """CuratedTREC's answers are patterns, which no passage holds as they stand."""
-    answer = f"stream{number}"
-    return f"on which river lies {TOWNS[number]}", [
-        f"(str|dr)eam0?{number}|none" if kind == "trec" else answer
-    ]
-
-
-def _write_json(path: pathlib.Path, records: list[dict]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(records))
+    answer = f"(str|dr)eam0?{number}|none" if kind == "trec" else f"stream{number}"
+    return {"question": f"on which river lies {TOWNS[number]}", "answers": [answer]}
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> pathlib.Path:
     """Files as DPR's downloader and EntityQuestions leave them, eight questions a training set."""
-    root = tmp_path_factory.mktemp("odqa")
-    (root / "wikipedia_split").mkdir()
-    with open(root / "wikipedia_split" / "psgs_w100.tsv", "w", newline="") as file:
-        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-        writer.writerow(["id", "text", "title"])
-        for passage in map(_passage, range(len(TOWNS))):
-            writer.writerow([passage["psg_id"], passage["text"], passage["title"]])
+    rows = ["\t".join(_passage(number).values()) for number in range(len(TOWNS))]
+    files = {"wikipedia_split/psgs_w100.tsv": "\n".join(["id\ttext\ttitle", *rows, ""])}
     for place, (task, name) in enumerate(FILES.items()):
         for split, first in (("train", 0), ("dev", 8)):
-            records = []
-            for number in range(8 * place + first, 8 * place + first + 8):
-                number %= len(TOWNS)
-                question, answers = _question(number, task)
-                records.append(
-                    {"question": question, "answers": answers, "positive_ctxs": [_passage(number)]}
-                )
-            _write_json(root / "retriever" / f"{name}-{split}.json", records)
-        (root / "retriever" / "qas").mkdir(exist_ok=True)
-        with open(root / "retriever" / "qas" / f"{name}-test.csv", "w", newline="") as file:
-            writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-            writer.writerows((q, repr(a)) for q, a in (_question(n, task) for n in range(30, 34)))
+            numbers = [(8 * place + n) % len(TOWNS) for n in range(first, first + 8)]
+            records = [_question(n, task) | {"positive_ctxs": [_passage(n)]} for n in numbers]
+            files[f"retriever/{name}-{split}.json"] = json.dumps(records)
+        lines = ["{question}\t{answers}\n".format(**_question(n, task)) for n in range(30, 34)]
+        files[f"retriever/qas/{name}-test.csv"] = "".join(lines)
     for place, relation in enumerate(RELATIONS):
-        question, answers = _question(place, "entity")
-        _write_json(
-            root / "entity_questions" / "test" / f"P{relation}.test.json",
-            [{"question": question, "answers": answers}],
-        )
-    return root
+        question = json.dumps([_question(place, "entity")])
+        files[f"entity_questions/test/P{relation}.test.json"] = question
+    return write_all(tmp_path_factory.mktemp("odqa"), files)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +61,6 @@ def world(source, tmp_path_factory) -> pathlib.Path:
         data_dir=f"{root}/data", collection="odqa", output_dir=f"{root}/vocabulary", size=300
     )
     directory = write_with_vocabulary(root / "bert", root / "vocabulary", num_layers=3)
-    assert directory == root / "bert"
     succeed(
         *("tokenize", *data, *gin(VOCABULARY=directory, TOKEN_STORE=root / "tokens")),
         *gin(MIXTURE_OR_TASK_NAME="odqa_entities", MIXTURE_OR_TASK_MODULE="taser_jax.tasks.odqa"),
