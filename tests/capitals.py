@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 import pathlib
+from collections.abc import Mapping
 
 from small_world import gin, succeed
 
@@ -101,3 +102,39 @@ class Capitals:
         writer.writerow(["capital of Switzerland", '["Bern"]'])
         writer.writerow(["on which river lies Rome", '["Tiber"]'])
         writer.writerow(["who invented the wheel", '["nobody knows"]'])
+
+
+def mteb_task(
+    name: str,
+    passages: Mapping[str, tuple[str, str]],
+    queries: Mapping[str, str],
+    relevant: Mapping[str, Mapping[str, int]],
+    **changes: object,
+) -> object:
+    """A retrieval task of MTEB whose data are here; passages are title and text."""
+    from datasets import Dataset
+    from mteb.abstasks.retrieval import AbsTaskRetrieval
+    from mteb.abstasks.task_metadata import TaskMetadata
+
+    titles, texts = zip(*passages.values(), strict=True)
+    corpus = {"id": list(passages), "title": titles, "text": texts}
+    asked = {"id": list(queries), "text": list(queries.values())}
+    data = {"corpus": Dataset.from_dict(corpus), "queries": Dataset.from_dict(asked)}
+    data |= {"relevant_docs": relevant, "top_ranked": None} | changes
+
+    class Task(AbsTaskRetrieval):
+        metadata = TaskMetadata(
+            type="Retrieval",
+            name=name,
+            description="A few passages.",
+            dataset={"path": "none", "revision": "1"},
+            eval_splits=["test"],
+            eval_langs=["eng-Latn"],
+            main_score="ndcg_at_10",
+        )
+
+        def load_data(self, num_proc=None, **kwargs):
+            self.dataset = {"default": {"test": data}}
+            self.data_loaded = True
+
+    return Task()

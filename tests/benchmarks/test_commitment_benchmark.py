@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
-import pathlib
-
 import pytest
+from script_calls import load_script
 
 from taser_jax.training.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.slow
 
-FOLDER = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
-
 
 def run(store_dir, output_dir, *betas):
     options = "--steps 4 --period 2 --batch_size 16 --layers 1 --embed_dim 32 --num_batches 2"
-    importlib.import_module("commitment").main(
-        [
-            f"--token_store={store_dir}",
-            f"--output_dir={output_dir}",
-            *options.split(),
-            "--betas",
-            *betas,
-        ]
-    )
+    where = [f"--token_store={store_dir}", f"--output_dir={output_dir}"]
+    load_script("commitment.py").main([*where, *options.split(), "--betas", *betas])
     return (output_dir / "table.md").read_text().splitlines()
 
 
 @pytest.mark.release
 def test_one_training_per_beta_and_finished_ones_are_read(tiny_store_dir, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
     saved: list[int] = []
     save = Checkpoints.save
 

@@ -1,12 +1,11 @@
 """The benchmark of false negatives on two small sets, with results in place of a model's."""
 
 import csv
-import gzip
-import json
 
 import numpy as np
 import pytest
 from script_calls import load_script
+from written_files import write
 
 from taser_jax.retrieval.runs import top_k
 
@@ -21,20 +20,12 @@ def source(script, tmp_path):
     """Three passages and three questions of each set; the last positive comes too late."""
     for name, files in script.SETS.items():
         passages, questions = (tmp_path / file for file in files)
-        passages.parent.mkdir()
-        with gzip.open(passages, "wt", newline="") as file:
-            writer = csv.writer(file, delimiter="\t")
-            writer.writerow(["id", "text", "title"])
-            writer.writerows([number, f"{name} text {number}", "title"] for number in range(3))
-        with gzip.open(questions, "wt") as file:
-            for number in range(3):
-                record = {
-                    "qid": number,
-                    "question": f"{name} question {number}",
-                    "answers": ["text 0"],
-                    "positive_ctxs": [{"passage_id": str(number)}],
-                }
-                file.write(json.dumps(record) + "\n")
+        rows = [f"{number}\t{name} text {number}\ttitle\n" for number in range(3)]
+        write(passages, "".join(["id\ttext\ttitle\n", *rows]))
+        asked = {"question": f"{name} question", "answers": ["text 0"]}
+        contexts = [[{"passage_id": str(number)}] for number in range(3)]
+        records = [{**asked, "qid": n, "positive_ctxs": own} for n, own in enumerate(contexts)]
+        write(questions, records)
     return tmp_path
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 
 import numpy as np
 import pytest
-from script_calls import REPOSITORY
+from script_calls import load_script
 
 from taser_jax.storage.artifacts import write_json
 
-FOLDER = REPOSITORY / "benchmarks"
 # A host that says where it is, and loses the other one if that dies.
 HOST = """
 import os, sys, time
@@ -24,17 +22,8 @@ sys.exit(134)
 """
 
 
-@pytest.fixture
-def benchmark_module(monkeypatch):
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.syspath_prepend(FOLDER)
-    return importlib.import_module
-
-
-def test_a_host_is_killed_in_a_stage_and_the_other_ends_by_itself(
-    benchmark_module, tmp_path, monkeypatch
-):
-    host_faults = benchmark_module("host_faults")
+def test_a_host_is_killed_in_a_stage_and_the_other_ends_by_itself(tmp_path, monkeypatch):
+    host_faults = load_script("host_faults.py")
     package = tmp_path / "taser_jax"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -51,8 +40,8 @@ def test_a_host_is_killed_in_a_stage_and_the_other_ends_by_itself(
         pair.end()
 
 
-def test_damage_is_one_bit_and_forgotten_stages(benchmark_module, tmp_path):
-    faults = benchmark_module("faults")
+def test_damage_is_one_bit_and_forgotten_stages(tmp_path):
+    faults = load_script("faults.py")
     stages = tmp_path / "out" / "stages"
     stages.mkdir(parents=True)
     for name in "abc":
@@ -93,8 +82,8 @@ FLIP = {"kind": "flip", "last": 0, "verify": 0, "same": True, "restored": True, 
         ({**FLIP, "verify": 2, "named": True, "same": False}, False),
     ],
 )
-def test_how_a_trial_is_judged(benchmark_module, line, is_right):
-    assert benchmark_module("faults").is_right(line) is is_right
+def test_how_a_trial_is_judged(line, is_right):
+    assert load_script("faults.py").is_right(line) is is_right
 
 
 @pytest.mark.parametrize(
@@ -107,8 +96,8 @@ def test_how_a_trial_is_judged(benchmark_module, line, is_right):
         (FLIP, True),
     ],
 )
-def test_a_fault_that_did_not_come_about_is_no_trial(benchmark_module, line, is_trial):
-    faults = benchmark_module("faults")
+def test_a_fault_that_did_not_come_about_is_no_trial(line, is_trial):
+    faults = load_script("faults.py")
     assert faults.counts(line) is is_trial
     assert len(faults.table([{"first": None, "orphans": [], **line}]).splitlines()) == 2 + is_trial
 
@@ -131,8 +120,8 @@ checksums._compared_files = lambda root: [(root, None)]
 """
 
 
-def test_without_checksums_the_harness_reports_wrong_results(benchmark_module, tmp_path):
-    faults = benchmark_module("faults")
+def test_without_checksums_the_harness_reports_wrong_results(tmp_path):
+    faults = load_script("faults.py")
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "sitecustomize.py").write_text(UNCHECKED)
 

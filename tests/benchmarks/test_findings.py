@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import re
 import subprocess
@@ -13,18 +12,14 @@ from types import ModuleType
 import numpy as np
 import pytest
 from scipy import stats
-from script_calls import REPOSITORY
+from script_calls import BENCHMARKS, REPOSITORY, load_script
 
 from taser_jax.evaluation.metrics import Evaluation
 
-BENCHMARKS = REPOSITORY / "benchmarks"
 
-
-@pytest.fixture
-def claims(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """benchmarks/claims.py, which its neighbours import by name."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("claims")
+@pytest.fixture(scope="module")
+def claims() -> ModuleType:
+    return load_script("claims.py")
 
 
 def evaluation(values, prefix: str = "q") -> Evaluation:

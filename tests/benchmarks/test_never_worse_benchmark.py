@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from script_calls import load_script
+from written_files import write
 
 from taser_jax.data.prepare.detection import detect
 
@@ -21,14 +22,13 @@ def never_worse() -> Any:
 def kilt_mini(tmp_path: pathlib.Path) -> pathlib.Path:
     """Thirty passages, and a query of fm2 on each."""
     folder = tmp_path / "data" / "kilt_mini"
-    folder.mkdir(parents=True)
     rows = "".join(f'{n}\t"text ""{n}"""\ttitle {n}\t{n}\t0\n' for n in range(30))
-    (folder / "passages.tsv").write_text("id\ttext\ttitle\twikipedia_id\tparagraph_id\n" + rows)
+    write(folder / "passages.tsv", "id\ttext\ttitle\twikipedia_id\tparagraph_id\n" + rows)
     queries = [
         {"id": f"q{n}", "input": f"claim {n}", "output": [{"provenance": [{"passage_id": f"{n}"}]}]}
         for n in range(20)
     ]
-    (folder / "fm2-dev.jsonl").write_text("".join(json.dumps(one) + "\n" for one in queries))
+    write(folder / "fm2-dev.jsonl", queries)
     return folder
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import pathlib
 import shutil
 import sys
 
 import pytest
-from script_calls import REPOSITORY
+from script_calls import load_script
 
 # Replaces a file by another, whose content it syncs or not, and then syncs the folder.
 PROGRAM = """
@@ -25,11 +24,9 @@ os.fsync(handle)
 """
 
 
-@pytest.fixture
-def power_cuts(monkeypatch):
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.syspath_prepend(REPOSITORY / "benchmarks")
-    return importlib.import_module("power_cuts")
+@pytest.fixture(scope="module")
+def power_cuts():
+    return load_script("power_cuts.py")
 
 
 def content(disk: pathlib.Path) -> str:

@@ -8,6 +8,7 @@ import sys
 import types
 from typing import NamedTuple
 
+import capitals
 import pytest
 
 from taser_jax.commands.prepare import prepare
@@ -118,37 +119,8 @@ def test_an_id_with_two_texts_is_refused(monkeypatch, tmp_path):
 def mteb_task(monkeypatch, **changes):
     """mteb's own task object, with data that are here."""
     mteb = pytest.importorskip("mteb")
-    datasets = pytest.importorskip("datasets")
-    from mteb.abstasks.retrieval import AbsTaskRetrieval
-    from mteb.abstasks.task_metadata import TaskMetadata
-
-    titles, texts = zip(*PASSAGES.values(), strict=True)
-    corpus = {"id": list(PASSAGES), "title": titles, "text": texts}
-    queries = {"id": list(QUERIES), "text": list(QUERIES.values())}
-    data = {
-        "corpus": datasets.Dataset.from_dict(corpus),
-        "queries": datasets.Dataset.from_dict(queries),
-        "relevant_docs": GRADES,
-        "top_ranked": None,
-    }
-
-    class Tiny(AbsTaskRetrieval):
-        metadata = TaskMetadata(
-            type="Retrieval",
-            name="Tiny",
-            description="Three passages.",
-            dataset={"path": "none", "revision": "1"},
-            eval_splits=["test"],
-            eval_langs=["eng-Latn"],
-            main_score="ndcg_at_10",
-        )
-
-        def load_data(self, num_proc=None, **kwargs):
-            self.dataset = {"default": {"test": {**data, **changes}}}
-            self.data_loaded = True
-
-    monkeypatch.setattr(mteb, "get_task", lambda name: {"Tiny": Tiny}[name]())
-    return data
+    task = capitals.mteb_task("Tiny", PASSAGES, QUERIES, GRADES, **changes)
+    monkeypatch.setattr(mteb, "get_task", {"Tiny": task}.__getitem__)
 
 
 def test_a_task_of_mteb_is_a_collection(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from capitals import PASSAGES
+from capitals import PASSAGES, mteb_task
 
 from taser_jax import Passage, Retriever
 from taser_jax.serving.mteb import MtebEncoder
@@ -34,35 +34,9 @@ def encoder(minilm) -> MtebEncoder:
 
 
 def make_task():
-    """A retrieval task of MTEB whose data are here."""
-    from datasets import Dataset
-    from mteb.abstasks.retrieval import AbsTaskRetrieval
-    from mteb.abstasks.task_metadata import TaskMetadata
-
-    class Capitals(AbsTaskRetrieval):
-        metadata = TaskMetadata(
-            type="Retrieval",
-            name="Capitals",
-            description="Eight passages.",
-            dataset={"path": "none", "revision": "1"},
-            eval_splits=["test"],
-            eval_langs=["eng-Latn"],
-            main_score="ndcg_at_10",
-        )
-
-        def load_data(self, num_proc=None, **kwargs):
-            corpus = {"id": list(PASSAGES), "title": BATCH["title"], "text": BATCH["body"]}
-            texts = [text for text, _ in QUERIES.values()]
-            data = {
-                "corpus": Dataset.from_dict(corpus),
-                "queries": Dataset.from_dict({"id": list(QUERIES), "text": texts}),
-                "relevant_docs": {id: {passage: 1} for id, (_, passage) in QUERIES.items()},
-                "top_ranked": None,
-            }
-            self.dataset = {"default": {"test": data}}
-            self.data_loaded = True
-
-    return Capitals()
+    texts = {id: text for id, (text, _) in QUERIES.items()}
+    relevant = {id: {passage: 1} for id, (_, passage) in QUERIES.items()}
+    return mteb_task("Capitals", PASSAGES, texts, relevant)
 
 
 def test_mteb_measures_what_it_measures_of_the_same_weights(encoder, minilm, tmp_path):
