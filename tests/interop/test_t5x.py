@@ -1,5 +1,7 @@
 """T5X checkpoints written here, by hand and by orbax, read back."""
 
+import os
+
 import ml_dtypes
 import msgpack
 import numpy as np
@@ -114,31 +116,9 @@ def test_broken_orbax(tmp_path):
         read_t5x(tmp_path / "c")
 
 
-def without_index(directory):
-    (directory / "checkpoint").unlink()
-
-
 def of_tensorflow(directory):
     (directory / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-1000000"\n')
     (directory / "model.ckpt-1000000.index").touch()
-
-
-def without_description(directory):
-    (directory / "target.token_embedder.embedding" / ".zarray").unlink()
-
-
-def without_chunk(directory):
-    (directory / "target.token_embedder.embedding" / "1.0").unlink()
-
-
-def with_half_a_chunk(directory):
-    path = directory / "target.token_embedder.embedding" / "1.0"
-    path.write_bytes(path.read_bytes()[:25])
-
-
-def with_half_an_index(directory):
-    path = directory / "checkpoint"
-    path.write_bytes(path.read_bytes()[:-9])
 
 
 def without_target(directory):
@@ -146,21 +126,30 @@ def without_target(directory):
     (directory / "checkpoint").write_bytes(content)
 
 
-def with_a_folder_that_is_none(directory):
-    write_index(directory, {"target": {"w": {"driver": "zarr", "kvstore": {"path": "a\0b"}}}})
+EMBEDDING = "target.token_embedder.embedding"
+NO_FOLDER = {"target": {"w": {"driver": "zarr", "kvstore": {"path": "a\0b"}}}}
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (without_index, "no T5X checkpoint: neither"),
+        (lambda at: (at / "checkpoint").unlink(), "no T5X checkpoint: neither"),
         (of_tensorflow, "is a TensorFlow checkpoint"),
-        (without_description, r"token_embedder\.embedding/\.zarray(.|\n)*hidden files"),
-        (without_chunk, r"token_embedder\.embedding/.*1\.0"),
-        (with_half_a_chunk, r"token_embedder\.embedding/(.|\n)*truncated"),
-        (with_half_an_index, "no complete T5X checkpoint(.|\n)*truncated"),
+        (
+            lambda at: (at / EMBEDDING / ".zarray").unlink(),
+            r"token_embedder\.embedding/\.zarray(.|\n)*hidden files",
+        ),
+        (lambda at: (at / EMBEDDING / "1.0").unlink(), r"token_embedder\.embedding/.*1\.0"),
+        (
+            lambda at: os.truncate(at / EMBEDDING / "1.0", 25),
+            r"token_embedder\.embedding/(.|\n)*truncated",
+        ),
+        (
+            lambda at: os.truncate(at / "checkpoint", (at / "checkpoint").stat().st_size - 9),
+            "no complete T5X checkpoint(.|\n)*truncated",
+        ),
         (without_target, 'no parameters in a tree "target": there is params, step'),
-        (with_a_folder_that_is_none, "no complete T5X checkpoint"),
+        (lambda at: write_index(at, NO_FOLDER), "no complete T5X checkpoint"),
     ],
 )
 def test_what_cannot_be_read(tmp_path, damage, message):

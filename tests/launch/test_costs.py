@@ -104,32 +104,6 @@ def test_a_reservation_and_iap_are_of_the_alpha_commands(stubs):
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--type=v9-8",), "--type is 'v9-8'; known are v2-N v3-N"),
-        (("--type=v5e-8",), "v5litepod-N v6e-N. For another, give --version=RUNTIME"),
-        (("--type=v4",), "expected KIND-SIZE"),
-        (("--type=v4-33",), "expected an even number of cores"),
-        (("--type=tpu7x-8",), "no TPU VMs of TPU7x; use launch/gke_xpk.sh"),
-        (("--type=v4-8", "--spot", "--reserved"), "choose one of --spot, --reserved"),
-        (("--type=v4-8", "--spot", "--reservation=r"), "choose one of --spot, --reserved"),
-        (("--type=v4-8", "--network=n"), "--network and --subnetwork go together"),
-        (("--type=v4-8", "--labels=Team=x"), "--labels: 'Team=x', expected KEY=VALUE"),
-        (("--type=v4-8", "--labels=team"), "--labels: 'team', expected KEY=VALUE"),
-        (("--type=v4-8", "--delete=maybe"), "expected always, success or never"),
-        (("--network=n", "--subnetwork=s"), "--network applies to a TPU that is created"),
-        (("--gcloud", "--tags=x"), "--gcloud applies to a TPU that is created"),
-        (("--max_run_duration=4h",), "unrecognized arguments: --max_run_duration=4h"),
-    ],
-)
-def test_options_that_cannot_be(stubs, options, words):
-    found = stubs.run("tpu_vm.sh", *TPU, *options, *TRAIN)
-    assert found.returncode == 2
-    assert words in found.stderr.splitlines()[0]
-    assert stubs.calls == []
-
-
-@pytest.mark.parametrize(
     "said",
     [
         "RESOURCE_EXHAUSTED: Quota limit 'TPUV4PerProjectPerZoneForTPUAPI' has been exceeded. "

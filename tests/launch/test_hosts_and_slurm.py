@@ -17,24 +17,6 @@ SKIP = (*HOSTS, "--skip_install")
 SLURM = ("--nodes=2", "--retries=1")
 
 
-@pytest.mark.parametrize(
-    ("script", "options", "words"),
-    [
-        ("hosts.sh", (), "--hosts is missing"),
-        ("hosts.sh", ("--hosts=a,,b",), "expected names with commas between them"),
-        ("hosts.sh", ("--hosts=a", "--port=x"), "--port: 'x', expected a number"),
-        ("hosts.sh", ("--hosts=a", "--extra=gpu"), "--extra: 'gpu', expected cuda or tpu"),
-        ("slurm.sh", (), "--nodes is missing"),
-        ("slurm.sh", ("--nodes=0",), "--nodes: '0', expected a number of at least 1"),
-    ],
-)
-def test_options_that_cannot_be(stubs, script, options, words):
-    found = stubs.run(script, *options, *COMMAND)
-    assert found.returncode == 2
-    assert words in found.stderr.splitlines()[0]
-    assert stubs.calls == []
-
-
 def test_hosts_are_installed_then_run_with_the_coordinator_and_their_number(stubs, checkout):
     stubs.answer(("_host.sh", finished(1), 0))
     options = (*HOSTS, "--extra=cuda", "--data=/shared/tokens", "--port=9")

@@ -100,6 +100,48 @@ def test_a_dry_run_prints_commands_and_runs_none(stubs, script, arguments, progr
     assert check.returncode == 0, check.stderr
 
 
+OF_TPUS = [
+    (("--type=v9-8",), "--type is 'v9-8'; known are v2-N v3-N"),
+    (("--type=v5e-8",), "v5litepod-N v6e-N. For another, give --version=RUNTIME"),
+    (("--type=v4",), "expected KIND-SIZE"),
+    (("--type=v4-33",), "expected an even number of cores"),
+    (("--type=tpu7x-8",), "no TPU VMs of TPU7x; use launch/gke_xpk.sh"),
+    (("--type=v4-8", "--spot", "--reserved"), "choose one of --spot, --reserved"),
+    (("--type=v4-8", "--spot", "--reservation=r"), "choose one of --spot, --reserved"),
+    (("--type=v4-8", "--network=n"), "--network and --subnetwork go together"),
+    (("--type=v4-8", "--labels=Team=x"), "--labels: 'Team=x', expected KEY=VALUE"),
+    (("--type=v4-8", "--labels=team"), "--labels: 'team', expected KEY=VALUE"),
+    (("--type=v4-8", "--delete=maybe"), "expected always, success or never"),
+    (("--network=n", "--subnetwork=s"), "--network applies to a TPU that is created"),
+    (("--gcloud", "--tags=x"), "--gcloud applies to a TPU that is created"),
+    (("--max_run_duration=4h",), "unrecognized arguments: --max_run_duration=4h"),
+    (("--env=1A=b",), "--env: '1A=b', expected NAME=VALUE or NAME"),
+    (("--env=NOT_SET",), "no such variable here; give --env=NOT_SET=VALUE"),
+    (("--max_hours=0",), "--max_hours: '0', expected a positive number"),
+    (("--max_hours=x",), "--max_hours: 'x', expected a positive number"),
+    (("--price_per_hour=$5",), "--price_per_hour: '$5', expected a positive number"),
+]
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "words"),
+    [
+        *(("tpu_vm.sh", (*TPU, *options), words) for options, words in OF_TPUS),
+        ("hosts.sh", (), "--hosts is missing"),
+        ("hosts.sh", ("--hosts=a,,b",), "expected names with commas between them"),
+        ("hosts.sh", ("--hosts=a", "--port=x"), "--port: 'x', expected a number"),
+        ("hosts.sh", ("--hosts=a", "--extra=gpu"), "--extra: 'gpu', expected cuda or tpu"),
+        ("slurm.sh", (), "--nodes is missing"),
+        ("slurm.sh", ("--nodes=0",), "--nodes: '0', expected a number of at least 1"),
+    ],
+)
+def test_options_that_cannot_be(stubs, script, options, words):
+    found = stubs.run(script, *options, *TRAIN)
+    assert found.returncode == 2
+    assert words in found.stderr.splitlines()[0]
+    assert stubs.calls == []
+
+
 def test_a_dry_run_of_local_looks_where_a_real_run_does(stubs, checkout, tmp_path):
     """The checkout's store is finished, the caller's is none of its business."""
     for root, finished_store in ((checkout, "mine"), (tmp_path, "theirs")):

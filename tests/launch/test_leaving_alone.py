@@ -151,23 +151,6 @@ def test_variables_reach_hosts_and_no_dry_run(stubs, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        ("--env=1A=b", "--env: '1A=b', expected NAME=VALUE or NAME"),
-        ("--env=NOT_SET_ANYWHERE", "no such variable here; give --env=NOT_SET_ANYWHERE=VALUE"),
-        ("--max_hours=0", "--max_hours: '0', expected a positive number"),
-        ("--max_hours=x", "--max_hours: 'x', expected a positive number"),
-        ("--price_per_hour=$5", "--price_per_hour: '$5', expected a positive number"),
-    ],
-)
-def test_options_that_cannot_be(stubs, option, words):
-    result = stubs.run("tpu_vm.sh", *TPU, option, *TRAIN)
-    assert result.returncode == 2
-    assert words in result.stderr.splitlines()[0]
-    assert stubs.calls == []
-
-
-@pytest.mark.parametrize(
     ("options", "deleted"),
     [
         (("--type=v4-32",), True),

@@ -165,8 +165,6 @@ def test_bad_config():
         ScannConfig(shard_passages=0)
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.needs("scann")]
-
 SEARCH = """
 import numpy as np
 rows = np.eye(8, dtype=np.float32)
@@ -186,11 +184,13 @@ def run(program: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_scann_searches_and_does_not_load_tensorflow() -> None:
     left = run(SEARCH + "import sys\nprint('tensorflow' in sys.modules)")
     assert left == "False\n"
 
 
+@pytest.mark.slow
 @pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize("first", ["tensorflow", pytest.param("scann", marks=pytest.mark.release)])
 def test_scann_and_tensorflow_live_in_one_process(first: str) -> None:

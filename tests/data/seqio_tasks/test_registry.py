@@ -102,6 +102,17 @@ def test_names_that_are_not_registered():
         retrieval.find_mixture("toy_on").weights()
 
 
+def test_a_name_is_registered_once():
+    retrieval.add_retrieval_task("toy_one", collection="toy", task="one")
+    with pytest.raises(ConfigError, match="'toy_one' is registered already"):
+        retrieval.add_retrieval_task("toy_one", collection="toy", task="two")
+    retrieval.remove("toy_one")
+    assert "toy_one" not in seqio.TaskRegistry.names()
+    retrieval.add_retrieval_task("toy_one", collection="toy", task="two")
+    with pytest.raises(ConfigError, match="each task once"):
+        retrieval.add_retrieval_mixture("toy", ["toy_one", ("toy_one", 2.0)])
+
+
 def test_mixtures_that_cannot_be_trained_on():
     for name in ("a", "again"):
         retrieval.add_retrieval_task(name, collection="x", task="t")

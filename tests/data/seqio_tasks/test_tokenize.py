@@ -12,6 +12,7 @@ from taser_jax.data.seqio_tasks.retrieval_task import use_data
 from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.text.preprocessors import Prompt, TaskPrompt, encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import QueryNormalization, Titles, TokenStore
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage, Query
@@ -213,3 +214,40 @@ def test_data_set_outlives_the_context_it_was_made_in(settings):
         )
     assert dataset.element_spec["query"] == tf.TensorSpec([None], tf.int32)
     assert len(list(dataset)) == 5
+
+
+ODD = ["a b c", "d’e ab", "", "h " * 40, "é e\u0301", "\U0001f600 a", "𐐀a"]
+
+
+def test_the_same_tokens_whether_seqio_runs_tasks_or_nobody_has_imported_it(tmp_path):
+    vocabulary = WordPieceVocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefgh'é", "##b"])
+    data = {"data_dir": str(tmp_path / "data"), "vocabulary": vocabulary}
+    write_collection(data["data_dir"], "odd", [Passage("p0", "a"), Passage("p1", "b")])
+    queries = [Query(f"q{i}", o, "one", (1, 0)[: i % 3], (), (i % 2,)) for i, o in enumerate(ODD)]
+    write_queries(data["data_dir"], "odd", "one", "train", queries)
+
+    def made(name: str, **settings) -> TokenizedQueries:
+        retrieval.add_retrieval_task(
+            name,
+            collection="odd",
+            task="one",
+            normalization=QueryNormalization.CURLY_APOSTROPHE,
+            prompt=TaskPrompt(Prompt.NAME, name="b"),
+            query_length=9,
+            **settings,
+        )
+        lengths = {"query_length": 6, "passage_length": 12}
+        store = make(mixture=name, **data, **lengths, output_dir=tmp_path / name)
+        return store.queries("one", "train")
+
+    plain = made("plain")
+    # The fingerprint is of ids, tokens, positives and hard negatives.
+    run_by_seqio = made("run_by_seqio", query_preprocessors=[lambda data: data])
+    assert run_by_seqio.fingerprint == plain.fingerprint
+    with use_data(**data):
+        task = seqio.get_mixture_or_task("plain")
+        examples = task.get_dataset({"query": 9}, split="train", shuffle=False)
+        for row, example in enumerate(examples.as_numpy_iterator()):
+            np.testing.assert_array_equal(example["query"], plain.ids[row, : plain.lengths[row]])
+            np.testing.assert_array_equal(example["positives"], plain.positives[row])
+    assert row == len(ODD) - 1
