@@ -11,7 +11,6 @@ import tiny_training
 from tiny_models import one_block
 
 from taser_jax.assembly.model_directory import load_model
-from taser_jax.assembly.plans import MultitaskTraining
 from taser_jax.commands.train import train
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import Towers
