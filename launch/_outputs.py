@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import io
+import itertools
 import pathlib
 import re
 import tokenize
 from collections.abc import Iterator, Sequence
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from _hosts import ROOT, ask
+
 # The Gin file that `train` reads first, and the parameter that holds its output.
 FIRST, OUTPUT = "runs/train.gin", "train.model_dir"
 # A command line that names one of them expects results there.
@@ -37,36 +39,37 @@ def outputs(words: Sequence[str], *, line_only: bool) -> list[str]:
     if words[0] != "train":
         # The others open outputs as local paths: gs://BUCKET/x is to them a folder `gs:`.
         raise KeptError("of all commands only train writes to a bucket")
-    files, folders, line = _flags(words[1:])
+    flags = list(_flags(words[1:]))
+    files = [value for flag, value in flags if flag == "--gin_file" and not line_only]
+    paths = [value.split(",") for flag, value in flags if flag == "--gin_search_paths"]
     bindings: dict[str, str] = {}
-    for path in [FIRST] if line_only else [FIRST, *files]:
-        _read(path, folders, bindings)
+    for file in (FIRST, *files):
+        _read(file, ["", *itertools.chain(*paths), "gin_configs"], bindings)
+    line = {
+        _selector(flag[len("--gin.") :].strip()): _literal(value.strip())
+        for flag, value in flags
+        if flag.startswith("--gin.")
+    }
     bindings.update(line)
     names = (OUTPUT, *(name for name in ALWAYS_OUTPUTS if name in line))
     return list(dict.fromkeys(_address(name, bindings) for name in names))
 
 
-def _flags(words: Sequence[str]) -> tuple[list[str], list[str], dict[str, str]]:
-    """The Gin files of a command line, the folders to search for them, and its bindings."""
-    files: list[str] = []
-    folders: list[str] = []
-    bindings: dict[str, str] = {}
+def _flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Flags of Gin and their values.
+
+    Example:
+        `--gin_bindings=MODEL_DIR=gs://b` and `--gin.MODEL_DIR gs://b` are both
+        ("--gin.MODEL_DIR", "gs://b").
+    """
     rest = iter(words)
     for word in rest:
         flag, equals, value = word.partition("=")
-        if not flag.startswith(("--gin.", "--gin_")):
-            continue
-        value = value if equals else next(rest, "")
-        if flag == "--gin_bindings":
-            flag, _, value = f"--gin.{value}".partition("=")
-        if flag == "--gin_file":
-            files.append(value)
-        elif flag == "--gin_search_paths":
-            folders += value.split(",")
-        else:
-            name = flag[len("--gin.") :].strip()
-            bindings[_selector(name)] = _literal(value.strip())
-    return files, folders, bindings
+        if flag.startswith(("--gin.", "--gin_")):
+            value = value if equals else next(rest, "")
+            if flag == "--gin_bindings":
+                flag, _, value = f"--gin.{value}".partition("=")
+            yield flag, value
 
 
 def _read(
@@ -92,12 +95,15 @@ def _read(
 
 def _find(path: str, folders: Sequence[str]) -> pathlib.Path:
     """A Gin file of this checkout, where hosts find their copy."""
-    for folder in ("", *folders, "gin_configs"):
+    for folder in folders:
         relative = pathlib.PurePath(folder, path)
         # What lies elsewhere on this machine is not what hosts have there.
         if relative.is_absolute() or ".." in relative.parts:
             raise KeptError(f"{relative} is not in the checkout that hosts get")
         if (ROOT / relative).is_file():
+            # Hosts get git's files alone, and may have another one of this name.
+            if ask(["git", "-C", str(ROOT), "ls-files", "--error-unmatch", str(relative)])[0]:
+                raise KeptError(f"{relative} is not in git, so hosts do not get it")
             return ROOT / relative
     raise KeptError(f"{path} is not in the checkout that hosts get")
 
@@ -147,10 +153,8 @@ def _address(name: str, bindings: dict[str, str]) -> str:
             )
         name = text[1:]
         passed.add(name)
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        value = None
-    if not isinstance(value, str) or not re.fullmatch(r"gs://[^/\s][^\n]*", value):
+    # A string of one piece; another is not looked into.
+    literal = re.fullmatch(r"""(["'])(gs://[^/\s"'\\][^\n"'\\]*)\1""", text)
+    if not literal:
         raise KeptError(f"{name} is {text}, which is not in a bucket")
-    return value
+    return literal[2]

@@ -11,7 +11,7 @@ import shlex
 import sys
 
 import _tables as tables
-from _hosts import Hosts, Shell
+from _hosts import Hosts, ask, sleep
 from _outputs import KeptError, outputs
 from _tables import OF_NEW_TPUS, LaunchError, Move, UsageError, flags
 
@@ -23,7 +23,7 @@ LOOKS = 30
 
 def _price_class(options: argparse.Namespace) -> str:
     """Checks what a new TPU is to have; returns its class of price."""
-    for name in OF_NEW_TPUS:
+    for name in OF_NEW_TPUS.split():
         if getattr(options, name) and not options.type:
             raise UsageError(f"--{name} applies to a TPU that is created: give its --type")
     if bool(options.network) != bool(options.subnetwork):
@@ -34,78 +34,72 @@ def _price_class(options: argparse.Namespace) -> str:
     return chosen[0].format(**vars(options)) if chosen else "on demand"
 
 
-def _kind_of(type_: str, version: str | None) -> tables.Kind:
-    """The row of a type."""
-    kind, _, size = type_.rpartition("-")
-    row = tables.KINDS.get(kind, tables.Kind(1, version, "TPU"))
-    if kind in ("tpu7x", "v7x"):
-        wrong = ": there are no TPU VMs of TPU7x; use launch/gke_xpk.sh"
-    elif not re.fullmatch("[a-z0-9]+-[1-9][0-9]*", type_):
-        wrong = ", expected KIND-SIZE, for example v5litepod-16"
-    elif not row.runtime:
-        names = " ".join(f"{name}-N" for name in tables.KINDS)
-        wrong = f"; known are {names}. For another, give --version=RUNTIME"
-    elif int(size) % row.cores:
-        wrong = f", expected an even number of cores: {kind} has two to a chip"
-    else:
-        return row
-    raise UsageError(f"--type is '{type_}'{wrong}")
+def _unasked_deletion(options: argparse.Namespace) -> tuple[list[str], str]:
+    """What decides if --delete is not given.
+
+    Returns:
+        Addresses that must hold results before the TPU is deleted; why it stays, if it does.
+    """
+    if options.attach:
+        return [], "attached; give --delete=success to delete it"
+    if not options.type:
+        return [], "the launcher did not create it"
+    try:
+        return outputs(options.command, line_only=options.skip_install), ""
+    except KeptError as reason:
+        return [], str(reason)
 
 
 class Pod(Hosts):
-    """One TPU VM, or with --slices several as a queued resource."""
+    r"""Runs taser on one TPU VM, or on all hosts of a pod slice.
+
+      launch/tpu_vm.sh --name=taser --zone=us-central2-b --type=v4-32 --spot \
+        --data=gs://BUCKET/tokens -- train --gin_file=runs/taser_base.gin \
+        --gin.MODEL_DIR=gs://BUCKET/taser --gin.TOKEN_STORE=data
+      launch/tpu_vm.sh --attach NAME --zone=ZONE        follows what runs there
+
+    Only a TPU that was preempted or terminated is deleted and created again. For flex-start use
+    launch/tpu_multislice.sh with --slices=1.
+
+    Exits with 0 (finished), 2 (a problem to fix; see the message), 75 (preempted or no capacity,
+    and no retries left), 124 (--max_hours), or the status with which installation, copying data or
+    taser failed. The last line says whether the TPU still runs.
+    """
 
     install = "bash taser_jax/launch/_install.sh"
+    resource, is_queued = "tpu-vm", False
 
-    def __init__(self, shell: Shell, options: argparse.Namespace) -> None:
-        self.name, self.is_queued = options.name, options.slices > 0
-        nodes = [f"{self.name}-{number}" for number in range(options.slices)] or [self.name]
-        super().__init__(shell, options, nodes)
-        shell.require("gcloud", "https://cloud.google.com/sdk/docs/install")
-        self.resource = "queued-resources" if self.is_queued else "tpu-vm"
-        self.tunnel = ["--tunnel-through-iap"] if options.iap else []
-        if options.internal_ip and not options.iap:
-            self.tunnel = ["--internal-ip"]
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.name = options.name
+        slices = [f"{self.name}-{number}" for number in range(options.slices)]
+        gcloud = "https://cloud.google.com/sdk/docs/install"
+        super().__init__(options, slices or [self.name], gcloud=gcloud)
+        self.tunnel = flags(options, "internal_ip")
+        if options.iap:
+            self.tunnel = ["--tunnel-through-iap"]
         self.price_class = _price_class(options)
-        # Of an hour, in dollars.
-        self.price = options.price_per_hour
+        self.price, self.price_text = options.price_per_hour, ""
         if options.type:
-            self.row = _kind_of(options.type, options.version)
-            options.version = options.version or self.row.runtime
-            price, self.price_text = tables.hourly_price(options.type, len(nodes), self.price)
+            self.kind = tables.kind_of(options.type, options.version)
+            options.version = options.version or self.kind.runtime
+            price, self.price_text = tables.hourly_price(options)
             if self.price_class == "on demand":
                 # The list has no other class; spot costs less, by zone and day.
                 self.price = price
-        # Addresses that must hold results before a deletion that nobody has asked for.
-        self.outputs: list[str] = []
-        # Why the TPU stays.
-        self.kept = "as you say" if options.delete == "never" else ""
-        self.is_deleted_late = bool(options.type) and not self.kept
-        if not options.delete:
-            self._decide_deletion()
-
-    def _decide_deletion(self) -> None:
-        options = self.options
-        options.delete = "never"
-        if options.attach:
-            self.kept = "attached; give --delete=success to delete it"
-        elif not options.type:
-            self.kept = "the launcher did not create it"
-        else:
-            try:
-                self.outputs = outputs(options.command, line_only=options.skip_install)
-                options.delete = "success"
-            except KeptError as reason:
-                self.kept = str(reason)
+        self.is_deleted_late = bool(options.type) and options.delete != "never"
+        self.outputs, self.kept = (
+            ([], "as you say") if options.delete else _unasked_deletion(options)
+        )
+        options.delete = options.delete or ("never" if self.kept else "success")
 
     def plan(self) -> list[str]:
         options, place = self.options, f"{self.name} in {self.options.zone}"
         lines = [f"{place}: a TPU that exists; none is created"]
         if options.type:
             slices, (kind, _, size) = len(self.nodes), options.type.rpartition("-")
-            chips = int(size) // self.row.cores * slices
+            chips = int(size) // self.kind.cores * slices
             counted = f", {chips} chips" if kind in tables.KINDS else ""
-            quota, preemptible = self.row.quota, options.spot or options.max_run_duration
+            quota, preemptible = self.kind.quota, options.spot or options.max_run_duration
             lines = [
                 f"{place}: {slices} TPU slice{'s' * (slices > 1)} of {options.type}{counted}, "
                 f"runtime {options.version}",
@@ -116,7 +110,7 @@ class Pod(Hosts):
                 "--service=tpu.googleapis.com "
                 f"--project={options.project or 'PROJECT'} --filter=quotaId:{quota}",
             ]
-        lines.append(self.retries("after a preemption or while there is no capacity"))
+        lines += super().plan()
         if options.max_hours:
             deleted = " and the TPU is deleted, with what is on its disks" * self.is_deleted_late
             lines.append(
@@ -149,18 +143,16 @@ class Pod(Hosts):
         settings = ("--worker=all", f"--command={command}", *self.tunnel)
         return self.words("tpu-vm", "ssh", node, *settings, "--ssh-flag=-oServerAliveInterval=30")
 
-    def _deletion(self) -> list[str]:
-        return self.words(self.resource, "delete", self.name, *(["--force"] * self.is_queued))
-
-    def _create(self) -> None:
+    def creation(self) -> list[list[str]]:
         options = self.options
+        if not options.type:
+            return []
+        nodes, runtime = [], f"--version={options.version}"
         if self.is_queued:
             # gcloud wants a count of at least 2.
             nodes = [f"--node-count={options.slices}", f"--node-prefix={self.name}"]
             nodes = nodes if options.slices > 1 else [f"--node-id={self.nodes[0]}"]
             runtime = f"--runtime-version={options.version}"
-        else:
-            nodes, runtime = [], f"--version={options.version}"
         labels = ",".join(filter(None, [f"launcher={LAUNCHED_BY}", options.labels]))
         words = [
             *(*nodes, f"--accelerator-type={options.type}", runtime),
@@ -171,27 +163,27 @@ class Pod(Hosts):
             *flags(options, "service_account", "data_disk"),
             *(f"--labels={labels}", *options.gcloud),
         ]
-        self._request(self.words(self.resource, "create", self.name, *words))
+        return [self.words(self.resource, "create", self.name, *words)]
+
+    def _deletion(self) -> list[str]:
+        return self.words(self.resource, "delete", self.name, *(["--force"] * self.is_queued))
 
     def _request(self, words: list[str]) -> None:
         """Asks gcloud for a change."""
-        if self.shell.dry_run:
-            self.shell.step(words)
-            return
         print(shlex.join(words[:6]), "...", file=sys.stderr)
-        status, _, errors = self.shell.ask(words)
+        status, _, errors = ask(words)
         sys.stderr.write(errors)
         if status:
             raise tables.refusal(errors, self.options.zone)
 
-    def look(self) -> tuple[str, dict]:
+    def _look(self) -> tuple[str, dict]:
         """The resource's state, ABSENT if it does not exist, and gcloud's description of it.
 
         Raises:
             LaunchError: gcloud does not say.
         """
         words = self.words(self.resource, "describe", self.name, "--format=json")
-        status, output, errors = self.shell.ask(words)
+        status, output, errors = ask(words)
         if status == 0:
             description = json.loads(output or "{}")
             state = description.get("state")
@@ -211,7 +203,7 @@ class Pod(Hosts):
 
     def is_there(self) -> bool:
         try:
-            return self._meaning(self.look()[0])[0] is Move.RUN
+            return self._meaning(self._look()[0])[0] is Move.RUN
         except LaunchError:
             return False
 
@@ -221,18 +213,13 @@ class Pod(Hosts):
         A request waits in its queue however long, a TPU VM is looked at LOOKS times. What was taken
         away is requested at once, and once.
         """
-        if self.shell.dry_run:
-            if self.options.type:
-                self._create()
-            return
         what = f"{'queued resource' if self.is_queued else 'TPU'} {self.name}"
         former, is_renewed = "", False
         for looks in itertools.count():
-            state, description = self.look()
-            move, _ = self._meaning(state)
+            state, description = self._look()
             if state != former:
                 print(f"{what}: {state}")
-            former = state
+            former, (move, _) = state, self._meaning(state)
             if move is Move.RUN:
                 return
             if move is Move.LEAVE or not (self.options.type or move is Move.WAIT):
@@ -241,20 +228,20 @@ class Pod(Hosts):
                 raise LaunchError(f"{what} is still {state}", tables.AGAIN)
             if move in (Move.REPLACE, Move.FAILED):
                 self._request(self._deletion())
-                if move is Move.FAILED:
-                    # Only a lack of capacity may change by itself.
-                    why = json.dumps(description["state"])
-                    print(f"{what} FAILED: {why}", file=sys.stderr)
-                    end = tables.refusal(why, self.options.zone)
-                    raise LaunchError(f"{what}: FAILED, {end}", end.status)
-                if is_renewed:
-                    raise LaunchError(f"{what}: {state}", tables.AGAIN)
-                is_renewed = True
+            if move is Move.FAILED:
+                # Only a lack of capacity may change by itself.
+                why = json.dumps(description["state"])
+                print(f"{what} FAILED: {why}", file=sys.stderr)
+                raise tables.refusal(why, self.options.zone, f"{what}: FAILED, ")
+            if move is Move.REPLACE and is_renewed:
+                raise LaunchError(f"{what}: {state}", tables.AGAIN)
             if move is not Move.WAIT:
-                self._create()
+                is_renewed = is_renewed or move is Move.REPLACE
+                for words in self.creation():
+                    self._request(words)
                 if not self.is_queued:
                     return
-            self.shell.sleep(self.options.retry_seconds)
+            sleep(self.options.retry_seconds)
 
     def _left(self, state: str, move: Move) -> LaunchError:
         name, zone, fix = self.name, self.options.zone, "give --type=TYPE to create it"
@@ -263,51 +250,48 @@ class Pod(Hosts):
             fix = f"{start}, or delete it so that it is created again"
         return LaunchError(f"TPU {name} in {zone} is {state}, expected READY\n  fix: {fix}")
 
-    def farewell(self, status: int, steps_per_second: float) -> None:
+    def farewell(self, status: int) -> None:
         """Deletes the TPU if that is asked for; the last line says whether it is still billed."""
-        if self.price and steps_per_second:
-            cost = self.price / 3600 * 1000 / steps_per_second
-            print(
-                f"cost: about ${cost:.2f} for 1,000 steps, at {steps_per_second:g} steps a second"
-            )
-        what, by_hand = f"TPU {self.name}", shlex.join(self._deletion())
-        last = f"{what} may still run and be billed; delete it: {by_hand}"
+        rate, by_hand = self.steps_per_second, shlex.join(self._deletion())
+        if self.price and rate:
+            cost = self.price / 3600 * 1000 / rate
+            print(f"cost: about ${cost:.2f} for 1,000 steps, at {rate:g} steps a second")
+        last = f"may still run and be billed; delete it: {by_hand}"
         try:
-            state, description = self.look()
+            state, description = self._look()
             kept = self._delete(description, status) if state != "ABSENT" else ""
             if state == "ABSENT":
-                last = f"{what} does not exist; nothing is billed"
+                last = "does not exist; nothing is billed"
             elif kept:
-                last = f"{what} is {state}{self._meaning(state)[1]} ({kept}): {by_hand}"
+                last = f"is {state}{self._meaning(state)[1]} ({kept}): {by_hand}"
             else:
-                last = f"{what} was deleted; nothing is billed any more"
+                last = "was deleted; nothing is billed any more"
         except LaunchError:
             # gcloud does not tell the state.
             return
         finally:
-            print(last, file=sys.stderr)
+            print(f"TPU {self.name} {last}", file=sys.stderr)
 
     def _delete(self, description: dict, status: int) -> str:
         """Deletes the TPU, or returns why it stays."""
-        delete = self.options.delete
-        is_late = status == tables.TIMED_OUT and self.is_deleted_late
-        if not is_late and delete == "never":
-            return self.kept
-        if not is_late and delete == "success" and status != tables.FINISHED:
-            return "the command has not finished; --delete=success"
+        delete, is_finished = self.options.delete, status == tables.FINISHED
+        if not (status == tables.TIMED_OUT and self.is_deleted_late):
+            if delete == "never":
+                return self.kept
+            if delete == "success" and not is_finished:
+                return "the command has not finished; --delete=success"
         # Only what this launcher made for this user, if results are where they belong.
         node = description
         if self.is_queued:
             node = (description.get("tpu", {}).get("nodeSpec") or [{}])[0].get("node", {})
         if node.get("labels", {}).get("launcher") != LAUNCHED_BY:
             return "others made it"
-        for output in self.outputs if status == tables.FINISHED else ():
+        for output in self.outputs if is_finished else ():
             address = output.rstrip("/") + "/"
             project = flags(self.options, "project")
-            words = ["gcloud", "storage", "ls", address, *project, "--quiet"]
-            listed, lines, errors = self.shell.ask(words)
+            status, lines, errors = ask(["gcloud", "storage", "ls", address, *project, "--quiet"])
             sys.stderr.write(errors)
-            if listed:
+            if status:
                 return f"gcloud found nothing in {address}, or could not look"
             # A folder made by hand is an object of that name.
             if not set(lines.splitlines()) - {address, ""}:
@@ -317,3 +301,23 @@ class Pod(Hosts):
         except LaunchError:
             return "gcloud did not delete it"
         return ""
+
+
+class Slices(Pod):
+    r"""Runs taser on several slices, requested as one queued resource.
+
+      launch/tpu_multislice.sh --name=taser --zone=us-east5-b --type=v5litepod-64 --slices=2 \
+        --data=gs://BUCKET/tokens -- train --gin_file=runs/taser_base.gin \
+        --gin.MODEL_DIR=gs://BUCKET/taser --gin.TOKEN_STORE=data
+      launch/tpu_multislice.sh --attach NAME --zone=ZONE --slices=N        follows what runs there
+
+    `train` without MESH_REPLICA gets --gin.MESH_REPLICA=N. --slices=1
+    is for --max_run_duration. Exit statuses and the last line are those of launch/tpu_vm.sh.
+    """
+
+    resource, is_queued = "queued-resources", True
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        if options.slices == 1 and not (options.max_run_duration or options.attach):
+            raise UsageError("--slices is 1; for one slice use launch/tpu_vm.sh")
+        super().__init__(options)

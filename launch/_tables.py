@@ -115,7 +115,7 @@ ERRORS = (
 )
 
 
-def refusal(report: str, zone: str) -> LaunchError:
+def refusal(report: str, zone: str, about: str = "") -> LaunchError:
     """What an error that Google Cloud reports means for an attempt.
 
     Example:
@@ -124,26 +124,49 @@ def refusal(report: str, zone: str) -> LaunchError:
     for pattern, meaning, status in ERRORS:
         words = re.search(rf"(?<!\w)(?:{pattern})(?!\w)", report)
         if words:
-            return LaunchError(meaning.format(words=words.group().strip(' "')), status)
+            return LaunchError(about + meaning.format(words=words.group().strip(' "')), status)
+    types = f"gcloud compute tpus tpu-vm accelerator-types list --zone={zone}"
     return LaunchError(
-        "gcloud refused: see its message above, fix it and start again\n  types of this zone: "
-        f"gcloud compute tpus tpu-vm accelerator-types list --zone={zone}; runtimes: versions list"
+        f"{about}gcloud refused: see its message above, fix it and start again\n"
+        f"  types of this zone: {types}; runtimes: versions list"
     )
 
 
-def hourly_price(type_: str, slices: int, given: float | None) -> tuple[float | None, str]:
-    """US dollars for an hour of slices, and how they are known; None: they are not.
+def kind_of(type_: str, version: str | None) -> Kind:
+    """The row of a type.
+
+    Raises:
+        UsageError: a TPU VM of this type cannot be, or has no known runtime and is given none.
+    """
+    kind, _, size = type_.rpartition("-")
+    row = KINDS.get(kind, Kind(1, version, "TPU"))
+    if kind in ("tpu7x", "v7x"):
+        wrong = ": there are no TPU VMs of TPU7x; use launch/gke_xpk.sh"
+    elif not re.fullmatch("[a-z0-9]+-[1-9][0-9]*", type_):
+        wrong = ", expected KIND-SIZE, for example v5litepod-16"
+    elif not row.runtime:
+        names = " ".join(f"{name}-N" for name in KINDS)
+        wrong = f"; known are {names}. For another, give --version=RUNTIME"
+    elif int(size) % row.cores:
+        wrong = f", expected an even number of cores: {kind} has two to a chip"
+    else:
+        return row
+    raise UsageError(f"--type is '{type_}'{wrong}")
+
+
+def hourly_price(options: argparse.Namespace) -> tuple[float | None, str]:
+    """US dollars for an hour of all slices, and how they are known; None: they are not.
 
     Example:
         One slice of v5litepod-16 costs 16 x 1.20 = 19.20 dollars on demand.
     """
-    kind, _, size = type_.rpartition("-")
+    given, (kind, _, size) = options.price_per_hour, options.type.rpartition("-")
     if given:
         return given, f"${given:.2f} an hour, as you say"
     price = KINDS[kind].price if kind in KINDS else None
     if price is None:
         return None, f"not known for {kind}; give --price_per_hour=DOLLARS"
-    total = price * int(size) / KINDS[kind].cores * slices
+    total = price * int(size) / KINDS[kind].cores * (options.slices or 1)
     return total, (
         f"about ${total:.2f} an hour on demand, by the list price of {PRICES_OF} "
         f"(${price:.2f} a chip); --price_per_hour replaces it"
@@ -205,15 +228,13 @@ OPTIONS: dict[str, tuple[dict[str, Any], str, str]] = {
     "type": (TEXT, "TYPE", "of one slice, such as v4-32; tpu_vm.sh creates a TPU only if given"),
     "slices": (_count(0), "N", "number of slices"),
     "max_run_duration": (TEXT, "TIME", "flex-start: waits for capacity, and ends after, say, 10h"),
-    "delete": (DELETE, "WHEN", "when to delete a TPU that the launcher created: success (after the "
-               "command has finished), always (also after a failure and Ctrl-C) or never. Default: "
-               "success if `train` writes to a bucket and has done so at the end, otherwise never"),
+    "delete": (DELETE, "WHEN", "the launcher's TPU: success (after the command has finished), "
+               "always (also after failures), never; default: success for a model in a bucket"),
     "data": (TEXT, "PLACE", "gs://... or a shared directory, copied to the folder `data` of hosts"),
     "setup": (TEXT, "COMMAND", "shell command for each host before the run, such as a mount"),
     "skip_install": (FLAG, "", "use the checkout that hosts have already, in ~/taser_jax"),
     "env": (VARIABLES, "NAME[=VALUE]", "a variable for taser (by default as here); repeatable"),
-    "max_hours": (AMOUNT, "HOURS", "end the run after this time, with a TPU that the launcher "
-                  "created unless --delete=never; the exit status is 124"),
+    "max_hours": (AMOUNT, "HOURS", "after which the run and the launcher's TPU end (status 124)"),
     "retries": (_count(100, least=0), "N", "after a preemption, or without capacity (100)"),
     "retry_seconds": (_count(60), "N", "pause before each, and between looks at a state (60)"),
     "dry_run": (FLAG, "", "print the plan and the commands, run nothing"),
@@ -243,23 +264,19 @@ OPTIONS: dict[str, tuple[dict[str, Any], str, str]] = {
     "xpk": (REST, "FLAGS", "flags for `xpk workload create`, up to --"),
 }  # fmt: skip
 OF_NEW_TPUS = (
-    *("version", "spot", "reserved", "reservation", "network", "subnetwork", "service_account"),
-    *("labels", "data_disk", "gcloud"),
+    "version spot reserved reservation network subnetwork service_account labels data_disk gcloud"
 )
-_ALL = ("env", "retries", "retry_seconds", "dry_run")
-_ON_HOSTS = ("attach", "data", "setup", "skip_install", "max_hours", *_ALL)
-_ON_TPU = ("project", "delete", *_ON_HOSTS, "internal_ip", "iap", "price_per_hour", *OF_NEW_TPUS)
-_ON_GKE = (
-    *("skip_build", "slices", "zone", "project", "data", "max_hours", "price_per_hour"),
-    *("grace_seconds", "xpk", "env", "retries", "dry_run"),
-)
+_ALL = "env retries retry_seconds dry_run"
+_ON_HOSTS = f"attach data setup skip_install max_hours {_ALL}"
+_ON_TPU = f"project delete {_ON_HOSTS} internal_ip iap price_per_hour {OF_NEW_TPUS}"
+_ON_GKE = "slices zone project data max_hours price_per_hour skip_build grace_seconds"
 # Name -> (options that each run needs, others).
-LAUNCHERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "tpu_vm": (("name", "zone"), ("type", *_ON_TPU)),
-    "tpu_multislice": (("name", "zone", "type", "slices"), ("max_run_duration", *_ON_TPU)),
-    "hosts": (("hosts",), ("port", "extra", *_ON_HOSTS)),
-    "slurm": (("nodes",), ("slurm", *_ALL)),
-    "gke_xpk": (("cluster", "workload", "type", "image"), _ON_GKE),
+LAUNCHERS = {
+    "tpu_vm": ("name zone", f"type {_ON_TPU}"),
+    "tpu_multislice": ("name zone type slices", f"max_run_duration {_ON_TPU}"),
+    "hosts": ("hosts", f"port extra {_ON_HOSTS}"),
+    "slurm": ("nodes", f"slurm {_ALL}"),
+    "gke_xpk": ("cluster workload type image", f"{_ON_GKE} xpk env retries dry_run"),
 }
 
 
@@ -270,7 +287,7 @@ class _Parser(argparse.ArgumentParser):
 
 def parser_of(launcher: str, about: str) -> argparse.ArgumentParser:
     """The parser of a launcher's options, of what stands before `--`."""
-    needed, others = LAUNCHERS[launcher]
+    needed, others = (names.split() for names in LAUNCHERS[launcher])
     usage = " ".join(f"--{name}={OPTIONS[name][1]}" for name in needed)
     parser = _Parser(
         usage=f"launch/{launcher}.sh {usage} [options] -- COMMAND [FLAGS...]",
@@ -296,7 +313,7 @@ def parse(launcher: str, parser: argparse.ArgumentParser, words: Sequence[str]) 
         UsageError: an option is unknown, is missing, or has a value that cannot be.
         SystemExit: --help.
     """
-    needed, others = LAUNCHERS[launcher]
+    needed, others = (names.split() for names in LAUNCHERS[launcher])
     end = words.index("--") if "--" in words else len(words)
     options = parser.parse_args(words[:end])
     command = options.command = list(words[end + 1 :])

@@ -87,6 +87,18 @@ class Stubs:
         """Sets what calls are answered: (words the call holds, output, status)."""
         (self.folder / "answers.json").write_text(json.dumps(answers))
 
+    def gcloud(self, description: str, *cases: str) -> None:
+        """Makes another gcloud: what it says of a TPU, and what its `case` does otherwise."""
+        (self.folder / "bin" / "gcloud").write_text(
+            f'#!/bin/sh\necho "$*" >>{self.folder}/asked\n'
+            f"case \"$*\" in *describe*) echo '{description}';; {' '.join(cases)} esac\n"
+        )
+
+    @property
+    def asked_of_gcloud(self) -> str:
+        """Words of each call of that gcloud, a line each."""
+        return (self.folder / "asked").read_text()
+
     def start(
         self, script: str, *arguments: str, checkout: pathlib.Path = LAUNCH.parent, **options
     ):

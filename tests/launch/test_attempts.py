@@ -297,11 +297,8 @@ def test_slices_that_were_taken_away_are_asked_for_at_once_and_once(stubs, state
 
 
 def test_an_interrupted_launcher_ends_its_connections(stubs):
-    connection = stubs.folder / "bin" / "gcloud"
-    connection.write_text(
-        f"#!/bin/sh\ncase \"$*\" in *describe*) echo '{queued('ACTIVE')}';; "
-        f"*) echo $$ >>{stubs.folder}/pids; echo connected; exec tail -f /dev/null;; esac\n"
-    )
+    connection = f"echo $$ >>{stubs.folder}/pids; echo connected; exec tail -f /dev/null"
+    stubs.gcloud(queued("ACTIVE"), f"*) {connection};;")
     launcher = stubs.start("tpu_multislice.sh", *SLICES, "--skip_install", *TRAIN)
     with launcher:
         # Both slices are connected, after the plan and the state.

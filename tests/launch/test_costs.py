@@ -236,12 +236,7 @@ def test_a_state_that_gcloud_does_not_tell_may_be_billed(stubs):
 
 @pytest.mark.parametrize("delete", ["always", "success"])
 def test_ctrl_c_asks_nothing_and_prints_the_same(stubs, delete):
-    connection = stubs.folder / "bin" / "gcloud"
-    connection.write_text(
-        f'#!/bin/sh\necho "$*" >>{stubs.folder}/asked\n'
-        f"case \"$*\" in *describe*) echo '{node('READY', MINE)}';; "
-        "*ssh*) echo connected; exec tail -f /dev/null;; esac\n"
-    )
+    stubs.gcloud(node("READY", MINE), "*ssh*) echo connected; exec tail -f /dev/null;;")
     with stubs.start("tpu_vm.sh", *MADE, f"--delete={delete}", *TRAIN) as launcher:
         for line in launcher.stdout:
             if line == "connected\n":
@@ -249,7 +244,7 @@ def test_ctrl_c_asks_nothing_and_prints_the_same(stubs, delete):
         launcher.send_signal(signal.SIGINT)
         _, errors = launcher.communicate(timeout=30)
     assert launcher.returncode == 130
-    asked = (stubs.folder / "asked").read_text()
+    asked = stubs.asked_of_gcloud
     if delete == "always":
         assert errors.splitlines()[-1] == "TPU pod was deleted; nothing is billed any more"
         assert "tpu-vm delete pod" in asked

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import pathlib
 import shutil
+import subprocess
 
 import _outputs
 import pytest
@@ -28,6 +29,7 @@ GIN_FILES = {
     "endless.gin": "include 'endless.gin'\n",
     "block.gin": "train:\n  model_dir = 'model'\n",
     "open.gin": "TASKS = [\n",
+    "gin_configs/new.gin": "MODEL_DIR = 'model'\n",
     "folder/deep.gin": "MODEL_DIR = 'gs://bucket/of_a_folder'\n",
 }
 
@@ -41,6 +43,10 @@ def folder_of_files(tmp_path_factory) -> pathlib.Path:
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text(text)
     (root.parent / "outside.gin").write_text(GIN_FILES["bucket.gin"])
+    for words in (["init", "--quiet"], ["add", "."]):
+        subprocess.run(["git", *words], cwd=root, check=True)
+    # Hosts find the packaged file of this name.
+    (root / "new.gin").write_text(GIN_FILES["bucket.gin"])
     return root
 
 
@@ -130,6 +136,7 @@ def test_a_tpu_is_deleted_if_the_model_is_in_a_bucket(stubs, flags, address):
         (train("--gin_file=open.gin", MODEL), "open.gin cannot be read"),
         (train("--gin_file=mine.gin", MODEL), "mine.gin is not in the checkout that hosts get"),
         (train("--gin_file=../outside.gin"), "../outside.gin is not in the checkout"),
+        (train("--gin_file=new.gin"), "new.gin is not in git, so hosts do not get it"),
         # Not buckets that were meant.
         (train("--gin.MODEL_DIR=gs:/bucket/model"), "MODEL_DIR is 'gs:/bucket/model'"),
         (train("--gin.MODEL_DIR=gs://"), "MODEL_DIR is 'gs://'"),

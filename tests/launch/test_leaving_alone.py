@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import getpass
 import os
+import pty
 import shutil
 import signal
 import subprocess
 import sys
 import time
 
+import _hosts
 import pytest
 from launch_stubs import LAUNCH, NOT_FOUND, SLICES, TPU, TRAIN, attaches, finished, node, queued
 
@@ -160,24 +162,71 @@ def test_variables_reach_hosts_and_no_dry_run(stubs, monkeypatch):
     ],
 )
 def test_a_run_that_hangs_is_ended_with_its_tpu(stubs, options, deleted):
-    (stubs.folder / "bin" / "gcloud").write_text(
-        f'#!/bin/sh\necho "$*" >>{stubs.folder}/asked\n'
-        f"case \"$*\" in *describe*) echo '{node('READY', MINE)}';; *--end*) ;; "
-        "*ssh*) exec tail -f /dev/null;; esac\n"
-    )
+    stubs.gcloud(node("READY", MINE), "*--end*) ;;", "*ssh*) exec tail -f /dev/null;;")
     begin = time.monotonic()
     command = ("--", "train", "--gin.MODEL_DIR=model")
     result = stubs.run("tpu_vm.sh", *TPU, *options, *SKIP, "--max_hours=0.0005", *command)
     assert result.returncode == 124
     assert time.monotonic() - begin > 0.0005 * 3600
-    asked = (stubs.folder / "asked").read_text()
-    assert "_host.sh --end" in asked
-    assert ("tpu-vm delete pod" in asked) == deleted
+    assert "_host.sh --end" in stubs.asked_of_gcloud
+    assert ("tpu-vm delete pod" in stubs.asked_of_gcloud) == deleted
     last = result.stderr.splitlines()[-1]
     if deleted:
         assert last == "TPU pod was deleted; nothing is billed any more"
     else:
         assert "billed until you delete it" in last
+
+
+def test_a_host_that_does_not_answer_is_deleted_all_the_same(stubs, monkeypatch):
+    monkeypatch.setattr(_hosts, "ENDING", 1)
+    stubs.gcloud(node("READY", MINE), "*ssh*) exec tail -f /dev/null;;")
+    options = (*TPU, "--type=v4-32", *SKIP, "--max_hours=0.0005")
+    assert stubs.run("tpu_vm.sh", *options, *TRAIN).returncode == 124
+    assert "_host.sh --end" in stubs.asked_of_gcloud
+    assert "tpu-vm delete pod" in stubs.asked_of_gcloud
+
+
+def follows_until_told(stubs) -> None:
+    """Makes a TPU whose command ends when there is a file `again`."""
+    waiting = f"until [ -e {stubs.folder}/again ]; do :; done"
+    connection = f"echo connected; {waiting}; echo taser-status 0 on a"
+    stubs.gcloud(node("READY", MINE), f"*ssh*) {connection};;")
+
+
+def test_a_terminal_that_is_closed_does_not_prevent_the_deletion(stubs):
+    follows_until_told(stubs)
+    terminal, its_end = pty.openpty()
+    options = (*TPU, "--type=v4-32", *SKIP, "--delete=always")
+    launcher = subprocess.Popen(
+        ["bash", str(LAUNCH / "tpu_vm.sh"), *options, *TRAIN],
+        **dict.fromkeys(("stdin", "stdout", "stderr"), its_end),
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    )
+    os.close(its_end)
+    told = b""
+    while b"connected" not in told:
+        told += os.read(terminal, 1000)
+    os.close(terminal)
+    launcher.send_signal(signal.SIGHUP)
+    assert launcher.wait(timeout=60) == 128 + signal.SIGHUP
+    assert "tpu-vm delete pod" in stubs.asked_of_gcloud
+
+
+def test_under_nohup_a_closed_terminal_ends_nothing(stubs):
+    follows_until_told(stubs)
+    launcher = subprocess.Popen(
+        ["nohup", "bash", str(LAUNCH / "tpu_vm.sh"), *TPU, *SKIP, *TRAIN],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with launcher:
+        assert "connected\n" in iter(launcher.stdout.readline, "")
+        launcher.send_signal(signal.SIGHUP)
+        (stubs.folder / "again").touch()
+        output, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 0
+    assert output.endswith("finished\n")
 
 
 def test_the_end_of_waiting_for_capacity_is_max_hours_too(stubs):
@@ -247,11 +296,11 @@ def test_spot_does_not_cost_what_the_list_says(stubs, options, printed):
 
 def test_slices_are_prepared_at_the_same_time(stubs):
     """Each waits for the other to have begun."""
-    (stubs.folder / "bin" / "gcloud").write_text(
-        f"#!/bin/sh\ncase \"$*\" in *describe*) echo '{queued('ACTIVE')}';; "
-        f"*mount*) : >{stubs.folder}/begun-$5; "
-        f"while [ $(ls {stubs.folder} | grep -c begun) != 2 ]; do :; done;; "
-        "*_host.sh*) echo taser-status 0 on a;; esac\n"
+    stubs.gcloud(
+        queued("ACTIVE"),
+        f"*mount*) : >{stubs.folder}/begun-$5;",
+        f"while [ $(ls {stubs.folder} | grep -c begun) != 2 ]; do :; done;;",
+        "*_host.sh*) echo taser-status 0 on a;;",
     )
     result = stubs.run("tpu_multislice.sh", *SLICES, *SKIP, "--setup=mount x", *TRAIN)
     assert result.returncode == 0, result.stderr
