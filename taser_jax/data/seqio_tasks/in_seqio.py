@@ -6,7 +6,7 @@ import SeqIO themselves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import seqio
@@ -19,6 +19,7 @@ from taser_jax.data.seqio_tasks.retrieval_task import (
     data_in_use,
 )
 from taser_jax.data.text.preprocessors import normalize_queries, query_ids
+from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Query
 
 _ROWS = tf.TensorSpec([None], tf.int32)
@@ -101,6 +102,28 @@ def add(item: RetrievalTask | RetrievalMixture) -> None:
             preprocessors=[*item.query_preprocessors, _tokenizer(item)],
             output_features={"query": _IDS},
         )
+
+
+def find_mixture(name: str, tasks: Mapping[str, RetrievalTask]) -> RetrievalMixture:
+    """A mixture of SeqIO's registry.
+
+    Args:
+        name: its name.
+        tasks: name -> retrieval task.
+
+    Raises:
+        ConfigError: it has a task that is no retrieval task.
+    """
+    mixture = seqio.MixtureRegistry.get(name)
+    names = sorted(task.name for task in seqio.get_subtasks(mixture))
+    if others := [task for task in names if task not in tasks]:
+        where, fix = f"mixture {name!r}", "register it with add_retrieval_task"
+        raise ConfigError(f"{others[0]!r} is not a retrieval task", where=where, fix=fix)
+
+    def rate(task: RetrievalTask) -> float:
+        return mixture.get_rate(seqio.TaskRegistry.get(task.name))
+
+    return RetrievalMixture(name, dict.fromkeys(names, rate), tuple(tasks[task] for task in names))
 
 
 def _tokenizer(task: RetrievalTask) -> Callable[..., tf.data.Dataset]:

@@ -1,7 +1,8 @@
 """Retrieval tasks over a collection's query sets, by name.
 
 Registration needs neither data nor vocabulary, nor SeqIO unless a task has preprocessors of its
-own. Those registered after a module has imported SeqIO are in SeqIO's registries, too.
+own. Those registered after a module has imported SeqIO are in SeqIO's registries, too, and SeqIO's
+mixtures of them are found here.
 
 Example:
     add_retrieval_task("trivia", collection="wikipedia")
@@ -143,21 +144,24 @@ def remove(name: str) -> None:
 
 
 def names() -> set[str]:
-    """All registered names."""
-    return {*_tasks, *_mixtures}
+    """All registered names; once a module has imported SeqIO, those of its mixtures, too."""
+    seqio = sys.modules.get("seqio")
+    return {*_tasks, *_mixtures, *(seqio.MixtureRegistry.names() if seqio else ())}
 
 
 def find_mixture(name: str) -> RetrievalMixture:
     """A registered mixture, or a task as a mixture of its own.
 
     Raises:
-        ConfigError: not registered (names the nearest), of tasks of several collections, or two of
-            its tasks are of one query set.
+        ConfigError: not registered (names the nearest), not of retrieval tasks, of tasks of several
+            collections, or two of its tasks are of one query set.
     """
     if name in _tasks:
         mixture = RetrievalMixture(name, {name: 1.0}, (_tasks[name],))
     elif name in _mixtures:
         mixture = _mixtures[name]
+    elif name in names():
+        mixture = _import_seqio(name).find_mixture(name, _tasks)
     else:
         raise _unknown(name, names(), where="MIXTURE_OR_TASK_NAME")
     where = f"mixture {name!r}"

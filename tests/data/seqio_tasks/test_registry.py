@@ -84,6 +84,9 @@ def test_seqio_mixes_and_states_rates(data_dir, vocabulary):
     )
     with use_data(data_dir=data_dir, vocabulary=vocabulary):
         assert retrieval.find_mixture("by_size").weights() == {"one": 1.0, "two": 5.0}
+        add = seqio.MixtureRegistry.add
+        add("seqios", ["toy_one", ("toy_two", 2.0)], default_rate=seqio.mixing_rate_num_examples)
+        assert retrieval.find_mixture("seqios").weights() == {"one": 3.0, "two": 2.0}
         mixed = seqio.get_mixture_or_task("both").get_dataset(
             {"query": 8}, split="train", shuffle=False, num_epochs=1
         )
@@ -123,6 +126,11 @@ def test_mixtures_that_cannot_be_trained_on():
     retrieval.add_retrieval_mixture("land", ["a", "b"])
     with pytest.raises(ConfigError, match="tasks are of 2 collections, x, y"):
         retrieval.find_mixture("land")
+    source = seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: None, ["train"])
+    seqio.TaskRegistry.add("texts", source=source, preprocessors=[], output_features={})
+    seqio.MixtureRegistry.add("more", ["texts"], default_rate=1.0)
+    with pytest.raises(ConfigError, match="'texts' is not a retrieval task"):
+        retrieval.find_mixture("more")
 
 
 def test_task_files_register_without_data():
