@@ -170,13 +170,13 @@ def index(
 ) -> str:
     """Builds an index; a finished one is checked and kept.
 
-    For a ScaNN index, prints the recall against exact search, measured on the split's encoded
-    queries, or on passages if there are none.
+    For an approximate index, prints the recall against exact search, measured on the split's
+    encoded queries, or on passages if there are none.
 
     Args:
         embeddings_dir: from `taser encode`.
         index_dir: where the index goes.
-        config: exact (a pointer to the embeddings) or ScaNN.
+        config: exact (a pointer to the embeddings), ScaNN or FAISS.
         sample_split: split whose queries measure the recall; not the one that is reported.
         tasks: tasks whose queries measure it; None means all that have the split.
 
@@ -200,7 +200,7 @@ def _build(
     tasks: Sequence[str] | None = None,
 ) -> None:
     queries = None
-    if config.kind is IndexKind.SCANN:
+    if config.kind is not IndexKind.EXACT:
         queries = _sample(embeddings_dir, split=sample_split, tasks=tasks, count=RECALL_QUERIES)
     with phase("build index"):
         build_index(

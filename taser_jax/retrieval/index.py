@@ -27,6 +27,8 @@ from taser_jax.retrieval.exact import (
     check_search,
     measure_recall,
 )
+from taser_jax.retrieval.faiss_index import KIND as FAISS_KIND
+from taser_jax.retrieval.faiss_index import FaissConfig, FaissSearcher, build_faiss
 from taser_jax.retrieval.runs import SearchResult, top_k
 from taser_jax.retrieval.scann import KIND as SCANN_KIND
 from taser_jax.retrieval.scann import ScannConfig, ScannSearcher, build_scann
@@ -211,7 +213,7 @@ def recall_of_codes(
 
 
 EXACT_KIND = "exact index"
-INDEX_KINDS = (EXACT_KIND, SCANN_KIND)
+INDEX_KINDS = (EXACT_KIND, SCANN_KIND, FAISS_KIND)
 _VERSION = 1
 
 
@@ -221,10 +223,11 @@ class _Metadata(artifacts.Metadata, frozen=True):
 
 
 class IndexKind(enum.Enum):
-    """Exact search on device, or ScaNN's approximate search on the host."""
+    """Exact search on device, or search by a library on the host."""
 
     EXACT = "exact"
     SCANN = "scann"
+    FAISS = "faiss"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,30 +235,33 @@ class IndexConfig:
     """The kind of index, and how it is built and searched.
 
     Attributes:
-        kind: exact or ScaNN.
+        kind: exact, ScaNN or FAISS.
         dim: number of first dimensions to search by, for models trained with Matryoshka dimensions;
             None searches by all. Exact indexes alone.
         scann: how a ScaNN index is built.
+        faiss: how a FAISS index is built.
     """
 
     kind: IndexKind = IndexKind.EXACT
     dim: int | None = None
     scann: ScannConfig = dataclasses.field(default_factory=ScannConfig)
+    faiss: FaissConfig = dataclasses.field(default_factory=FaissConfig)
 
     def __post_init__(self) -> None:
         if self.dim is not None and self.kind is not IndexKind.EXACT:
             problem = f"a {self.kind.value} index of the first {self.dim} dimensions"
             fix = "set IndexConfig.kind = 'exact', or leave out IndexConfig.dim"
             raise ConfigError(problem, where="IndexConfig.dim", fix=fix)
-        if self.kind is IndexKind.SCANN:
-            _require_scann("IndexConfig.kind")
+        if self.kind is not IndexKind.EXACT:
+            _require(self.kind.value, "IndexConfig.kind")
 
 
-def _require_scann(where: str) -> None:
+def _require(library: str, where: str) -> None:
     # Not imported, which takes a second.
-    if importlib.util.find_spec("scann") is None:
-        fix = f"{how_to_install('scann')} (Linux, Python 3.11 to 3.13), or take an exact index"
-        raise ConfigError("ScaNN is not installed", where=where, fix=fix)
+    if importlib.util.find_spec(library) is None:
+        wheels = " (Linux, Python 3.11 to 3.13)" if library == "scann" else ""
+        fix = f"{how_to_install(library)}{wheels}, or take an exact index"
+        raise ConfigError(f"the package {library} is not installed", where=where, fix=fix)
 
 
 def build_index(
@@ -274,7 +280,7 @@ def build_index(
         embeddings_dir: a directory that `encode_texts` has finished.
         index_dir: where the index goes.
         config: kind and sizes.
-        sample_queries: query embeddings that ScaNN's recall is measured on.
+        sample_queries: query embeddings that a library's recall is measured on.
         devices: devices of exact search; default: the first.
 
     Raises:
@@ -283,18 +289,27 @@ def build_index(
     """
     config = config or IndexConfig()
     embeddings = Embeddings.open(embeddings_dir)
+    fingerprints = embeddings.fingerprints
     if config.kind is IndexKind.SCANN:
         return build_scann(
             embeddings,
             index_dir,
-            fingerprints=embeddings.fingerprints,
+            fingerprints=fingerprints,
             config=config.scann,
+            sample_queries=sample_queries,
+        )
+    if config.kind is IndexKind.FAISS:
+        return build_faiss(
+            embeddings,
+            index_dir,
+            fingerprints=fingerprints,
+            config=config.faiss,
             sample_queries=sample_queries,
         )
     plan: dict[str, object] = {
         "format_version": _VERSION,
         "kind": EXACT_KIND,
-        "fingerprints": embeddings.fingerprints,
+        "fingerprints": fingerprints,
         "embeddings": os.path.relpath(embeddings_dir, index_dir),
     }
     if config.dim is not None:
@@ -312,7 +327,7 @@ def open_index(
     fingerprints: Mapping[str, str] | None = None,
     devices: Sequence[jax.Device] | None = None,
 ) -> Searcher:
-    """Opens an index of either kind.
+    """Opens an index of any kind.
 
     Args:
         index_dir: where `build_index` put it.
@@ -321,15 +336,19 @@ def open_index(
         devices: devices of exact search; default: the first.
 
     Raises:
-        ConfigError: it is a ScaNN index, and ScaNN, an extra, is not installed.
+        ConfigError: it is of a library that is not installed.
         DataError: no finished index there, or its embeddings are gone.
         FingerprintError: it was built from another model or collection, or the embeddings it
             points to have since been replaced.
     """
     directory = pathlib.Path(index_dir)
-    if artifacts.kind_of(directory) == SCANN_KIND:
-        _require_scann(os.fspath(directory))
+    kind = artifacts.kind_of(directory)
+    if kind == SCANN_KIND:
+        _require("scann", os.fspath(directory))
         return ScannSearcher(directory, fingerprints=fingerprints)
+    if kind == FAISS_KIND:
+        _require("faiss", os.fspath(directory))
+        return FaissSearcher(directory, fingerprints=fingerprints)
     metadata = artifacts.read_metadata(directory, EXACT_KIND, _VERSION, _Metadata)
     embeddings = Embeddings.open(
         directory / metadata.embeddings, fingerprints=metadata.fingerprints

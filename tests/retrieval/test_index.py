@@ -1,4 +1,4 @@
-"""One door for both kinds of index: same answers, reuse, and refusal of what does not belong."""
+"""One door for all kinds of index: same answers, reuse, and refusal of what does not belong."""
 
 import json
 import shutil
@@ -11,6 +11,7 @@ import pytest
 from taser_jax.models.batch import Normalization
 from taser_jax.retrieval.embeddings import Embeddings, write_embeddings
 from taser_jax.retrieval.exact import ExactSearcher, Searcher
+from taser_jax.retrieval.faiss_index import FaissConfig, FaissSearcher
 from taser_jax.retrieval.index import (
     Codes,
     Coding,
@@ -22,7 +23,11 @@ from taser_jax.retrieval.index import (
 from taser_jax.retrieval.scann import ScannSearcher
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 
-KINDS = [IndexKind.EXACT, pytest.param(IndexKind.SCANN, marks=pytest.mark.needs("scann"))]
+LIBRARIES = {IndexKind.SCANN: ScannSearcher, IndexKind.FAISS: FaissSearcher}
+KINDS = [
+    IndexKind.EXACT,
+    *(pytest.param(kind, marks=pytest.mark.needs(kind.value)) for kind in LIBRARIES),
+]
 RNG = np.random.default_rng(0)
 # The first dimensions decide little of the whole norm, so that normalising again matters.
 TABLE = (RNG.standard_normal((300, 8)) * ([1.0] * 3 + [4.0] * 5)).astype(np.float32)
@@ -43,17 +48,39 @@ def test_built_and_opened_find_the_same(tmp_path, kind):
     expected = np.argsort(-(QUERIES @ TABLE.T), axis=1, kind="stable")[:, :7]
     for searcher in (built, again, opened):
         assert isinstance(searcher, Searcher)
-        assert isinstance(searcher, ScannSearcher if kind is IndexKind.SCANN else ExactSearcher)
+        assert isinstance(searcher, LIBRARIES.get(kind, ExactSearcher))
         np.testing.assert_array_equal(searcher.search(QUERIES, 7).rows, expected)
 
 
-def test_without_scann_its_extra_is_named_at_once(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "scann", None)
-    with pytest.raises(ConfigError, match=r"(?s)not installed.*pip install .*\[scann\]"):
-        IndexConfig(kind=IndexKind.SCANN)
-    (tmp_path / "metadata.json").write_text('{"kind": "scann index"}')
-    with pytest.raises(ConfigError, match=r"\[scann\]"):
+@pytest.mark.parametrize("kind", LIBRARIES)
+def test_without_its_library_its_extra_is_named_at_once(tmp_path, monkeypatch, kind):
+    monkeypatch.setitem(sys.modules, kind.value, None)
+    with pytest.raises(ConfigError, match=rf"(?s)not installed.*pip install .*\[{kind.value}\]"):
+        IndexConfig(kind=kind)
+    (tmp_path / "metadata.json").write_text(f'{{"kind": "{kind.value} index"}}')
+    with pytest.raises(ConfigError, match=rf"\[{kind.value}\]"):
         open_index(tmp_path)
+
+
+@pytest.mark.needs("faiss")
+def test_faiss_reads_as_many_lists_as_are_probed(tmp_path, caplog):
+    embeddings = write(tmp_path / "embeddings")
+    exact, recalls = np.argsort(-(QUERIES @ TABLE.T), axis=1, kind="stable")[:, :7], []
+    for probes in (1, 8):
+        faiss = FaissConfig(lists=8, probes=probes)
+        config = IndexConfig(kind=IndexKind.FAISS, faiss=faiss)
+        with caplog.at_level("INFO", logger="taser"):
+            built = build_index(embeddings, tmp_path / str(probes), config=config)
+        rows = built.search(QUERIES, 7).rows
+        shared = [np.isin(*pair).mean() for pair in zip(exact, rows, strict=True)]
+        recalls.append(float(np.mean(shared)))
+    # All eight lists are all passages.
+    assert recalls[0] < recalls[1] == 1.0
+    assert "recall@100 1.0000 against exact search" in caplog.text
+    # One list of eight has not 250 passages: the others are none.
+    last = open_index(tmp_path / "1").search(QUERIES, 250)
+    assert (last.rows[:, -1] == -1).any()
+    assert (last.scores[last.rows == -1] == -np.inf).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
