@@ -1,12 +1,13 @@
-"""Do parameters stay with their task? TACO-DR's Table 4.
+"""Do parameters stay with their task, more than noise would? TACO-DR's Table 4.
 
     python benchmarks/commitment.py --token_store DIR --output_dir DIR [--betas 0 0.6 0.9 0.99]
 
 trains one model per β with T-SAGE, a batch of every task in each step, and analyses the moving
 average that each training used: of the parameters that are task-specific at a checkpoint, the share
-that is most sensitive to the same task one period later (docs/analysis.md). A second table has the
-validation MRR of the gold passage in a pool. OUTPUT_DIR/table.md has both, OUTPUT_DIR/analysis all
-else. Run again, finished trainings are read, an interrupted one resumes at its last checkpoint.
+that is most sensitive to the same task one period later, beside what noise would give
+(docs/analysis.md). A second table has the validation MRR of the gold passage in a pool.
+OUTPUT_DIR/table.md has both, OUTPUT_DIR/analysis all else. Run again, finished trainings are read,
+an interrupted one resumes at its last checkpoint.
 --pretrained DIR starts from a BERT in Hugging Face's layout, of whose vocabulary the store must be.
 """
 

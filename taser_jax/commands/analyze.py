@@ -22,7 +22,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices import hosts
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner, parameter_path, placed
-from taser_jax.evaluation import specialty, specialty_report
+from taser_jax.evaluation import commitment, specialty, specialty_report
 from taser_jax.evaluation.reports import save_figure
 from taser_jax.models import config_io
 from taser_jax.models.batch import Batch
@@ -128,15 +128,15 @@ def analyze(
 
     # Models of one configuration share compiled programs.
     measures = {
-        configuration: specialty.make_measures(of_tasks)
+        configuration: specialty.make_measures(of_tasks, over=config.median_over)
         for configuration, of_tasks in losses.items()
     }
     findings = specialty_report.Findings(list(queries), config.temperature)
     with jax.set_mesh(partitioner.mesh):
         for model in models:
             of_model = measures[model.configuration]
-            specialties = _specialties(model, of_model, batches, config)
-            committed = _commitments(model, config.temperature)
+            specialties, samples = _specialties(model, of_model, batches, config)
+            committed = _commitments(model, samples, config.temperature)
             findings = dataclasses.replace(
                 findings,
                 specialties=(*findings.specialties, *specialties),
@@ -240,9 +240,9 @@ def _specialties(
     measures: specialty.Measures,
     batches: DeviceBatches,
     config: AnalysisConfig,
-) -> list[specialty_report.Specialties]:
-    """Counts at every step of a model, all from the same batches."""
-    specialties = []
+) -> tuple[list[specialty_report.Specialties], dict[int, commitment.Sample]]:
+    """Counts and samples at every step of a model, all from the same batches."""
+    specialties, samples = [], {}
     for step in model.steps:
         with phase(f"{model.name}, step {step}: sensitivities"):
             drawn = track(
@@ -266,24 +266,28 @@ def _specialties(
                 )
                 for path, leaf in sensitivities.leaves().items()
             }
-            specialties.append(
-                specialty_report.Specialties(model.name, step, jax.device_get(counts))
-            )
-    return specialties
+            samples[step] = sensitivities.sample
+            noise = commitment.noise_specialty(samples[step], temperature=config.temperature)
+            leaves, noise = jax.device_get((counts, noise))
+            specialties.append(specialty_report.Specialties(model.name, step, leaves, noise))
+    return specialties, samples
 
 
-def _commitments(model: AnalyzedModel, temperature: float) -> list[specialty.Commitment]:
+def _commitments(
+    model: AnalyzedModel, samples: Mapping[int, commitment.Sample], temperature: float
+) -> list[commitment.Commitment]:
     """Rates of T-SAGE's own averages from step to step; none for other trainings."""
-    if model.facts.get("tsage_beta") is None or len(model.steps) < 2:
+    beta = model.facts.get("tsage_beta")
+    if beta is None or len(model.steps) < 2:
         return []
     with phase(f"{model.name}: commitment"):
         averages = (
             (step, _saved_averages(model.checkpoint(step), model.params)) for step in model.steps
         )
-        return specialty.commitments(averages, temperature=temperature)
+        return commitment.commitments(averages, samples, beta=beta, temperature=temperature)
 
 
-def _saved_averages(checkpoint: epath.Path, abstract_params: PyTree) -> specialty.Averages:
+def _saved_averages(checkpoint: epath.Path, abstract_params: PyTree) -> commitment.Averages:
     """The averages that T-SAGE took its weights from, as a checkpoint's optimiser state has them.
 
     Args:

@@ -1,4 +1,4 @@
-"""Which tasks a model's parameters serve: sensitivities, task entropy, specialty, commitment.
+"""Which tasks a model's parameters serve: sensitivities, task entropy and specialty.
 
 Of a parameter with median-normalised sensitivities I_t, TACO-DR's Equation 6 takes
 p = softmax over tasks of I_t/τ and the entropy S = −Σ p ln p. One task's gradient is in memory at a
@@ -6,7 +6,7 @@ time. Every device counts its own part of a leaf and the counts are added up: no
 per parameter leaves the devices.
 
 Source: "Unleash model capacity for universal dense retrieval by task specialty optimization",
-Algorithm 1, sections 4, 7.3 and 7.4, and Table 4.
+sections 4 and 7.3.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int, Int16, PyTree
+from jaxtyping import Array, Bool, Float, Int, Integer, PyTree
 
 from taser_jax.devices.partitioning import leaves_by_path
 from taser_jax.optim.median import MedianOver, lower_median
@@ -29,11 +29,8 @@ from taser_jax.storage.errors import DataError
 
 TaskLoss = Callable[[PyTree, PyTree], jax.Array]
 """(parameters, a task's batch) -> scalar loss."""
-Measures = Mapping[str, Callable[..., tuple[PyTree, jax.Array]]]
+Measures = Mapping[str, Callable[..., tuple[PyTree, jax.Array, jax.Array]]]
 """Task -> compiled function of parameters, the task's batch and the parameters' shardings."""
-Averages = Mapping[str, PyTree]
-"""Task -> moving averages of normalised sensitivities, in the order of the task axis, which
-`jax.tree.map` over the whole mapping would lose."""
 
 SPECIFIC_ENTROPY = 0.3
 """Activated parameters of a lower task entropy, in nats, are task-specific, as in the paper: about
@@ -45,6 +42,8 @@ SHARED_BINS = 12
 BINS_PER_MEDIAN, LARGEST_BINNED = 10, 6
 """Bins of sensitivities are evenly spaced up to so many medians; one more has all above."""
 NUM_BINS = BINS_PER_MEDIAN * LARGEST_BINNED + 1
+# Parameters whose sensitivities in single batches are kept.
+_SAMPLED = 131_072
 # As in T-SAGE: finite also where a median is tiny.
 _LARGEST = 1e30
 
@@ -74,10 +73,13 @@ class Sensitivities(NamedTuple):
         medians: exact lower medians of the totals over all parameters, in the order of the tasks.
             A total divided by its median is the median-normalised mean: the number of batches
             cancels.
+        sample: sensitivities of some parameters in each batch, in medians of the batch; NaN where
+            that is 0.
     """
 
     totals: dict[str, PyTree]
     medians: Float[Array, " task"]
+    sample: Float[np.ndarray, "batches tasks parameters"]
 
     def leaves(self) -> dict[str, tuple[jax.Array, ...]]:
         """Path of a parameter -> each task's total of it."""
@@ -86,29 +88,68 @@ class Sensitivities(NamedTuple):
         return dict(zip(leaves_by_path(trees[0]), by_task, strict=True))
 
 
-def make_measures(losses: Mapping[str, TaskLoss]) -> Measures:
+def make_measures(
+    losses: Mapping[str, TaskLoss], *, over: MedianOver = MedianOver.ALL, sampled: int = _SAMPLED
+) -> Measures:
     """Makes the functions that measure a batch of each task, compiled once for all checkpoints.
 
     Args:
         losses: each task's loss, in the order of the task axis.
+        over: entries over which a batch's median is taken.
+        sampled: number of parameters in a sample.
 
     Returns:
-        Task -> function that returns |g·θ| of every parameter, and whether all are finite.
+        Task -> function that returns |g·θ| of every parameter, whether all are finite, and some of
+        them in medians of all.
     """
 
     def of_task(
         loss: TaskLoss, params: PyTree, batch: PyTree, *, shardings: Sequence[NamedSharding]
-    ) -> tuple[PyTree, Bool[Array, ""]]:
+    ) -> tuple[PyTree, Bool[Array, ""], Float[Array, " sampled"]]:
         leaves, structure = jax.tree.flatten(sensitivity(loss, params, batch))
         # The compiler might otherwise copy them to every device.
         leaves = jax.lax.with_sharding_constraint(leaves, list(shardings))
         is_finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
-        return jax.tree.unflatten(structure, leaves), is_finite
+        median = lower_median([leaf[None] for leaf in leaves], over=over).value[0]
+        sample = _pick(leaves, sampled_places(leaves, sampled)) / median
+        everywhere = NamedSharding(shardings[0].mesh, PartitionSpec())
+        sample = jax.lax.with_sharding_constraint(sample, everywhere)
+        return jax.tree.unflatten(structure, leaves), is_finite, sample
 
     return {
         task: jax.jit(functools.partial(of_task, loss), static_argnames="shardings")
         for task, loss in losses.items()
     }
+
+
+def sampled_places(
+    leaves: Sequence[jax.Array | np.ndarray], number: int
+) -> list[Integer[np.ndarray, " _"]]:
+    """Flat places in each leaf of about evenly spaced parameters, always the same ones.
+
+    Args:
+        leaves: arrays of which only sizes are read.
+        number: number of places in all leaves together; all parameters where there are fewer.
+    """
+    sizes = np.array([leaf.size for leaf in leaves], np.int64)
+    number = min(number, int(sizes.sum()))
+    # One at random in each of `number` stretches: a constant stride would meet the same columns.
+    starts = np.arange(number + 1) * sizes.sum() // number
+    places = np.random.default_rng(0).integers(starts[:-1], starts[1:])
+    return [
+        places[(end - size <= places) & (places < end)] - (end - size)
+        for size, end in zip(sizes, np.cumsum(sizes), strict=True)
+    ]
+
+
+def _pick(
+    leaves: Sequence[jax.Array], places: Sequence[Integer[np.ndarray, " _"]]
+) -> Float[Array, " sampled"]:
+    """The entries at `sampled_places`, leaf after leaf."""
+    arrays = [jnp.atleast_1d(leaf) for leaf in leaves]
+    return jnp.concatenate(
+        [leaf[jnp.unravel_index(at, leaf.shape)] for leaf, at in zip(arrays, places, strict=True)]
+    )
 
 
 def sensitivity(loss: TaskLoss, params: PyTree, batch: PyTree) -> PyTree:
@@ -153,14 +194,17 @@ def total_sensitivities(
         DataError: a gradient is not finite, or a task's median is 0.
     """
     totals: dict[str, PyTree] = {}
+    samples: list[list[np.ndarray]] = []
     shardings = tuple(leaf.sharding for leaf in jax.tree.leaves(params))
     for batch in batches:
+        samples.append([])
         for task, measure in measures.items():
-            values, is_finite = measure(params, batch[task], shardings=shardings)
+            values, is_finite, sample = measure(params, batch[task], shardings=shardings)
             if not bool(is_finite):
                 fix = "use a checkpoint from before training diverged"
                 raise DataError(f"gradients of {task} are not finite", where=checkpoint, fix=fix)
             totals[task] = _add(totals[task], values) if task in totals else values
+            samples[-1].append(np.asarray(sample))
     medians = {task: _median(jax.tree.leaves(total), over) for task, total in totals.items()}
     if zero := [task for task, median in medians.items() if not float(median) > 0]:
         raise DataError(
@@ -169,7 +213,7 @@ def total_sensitivities(
             fix="average over more batches (num_batches), or set median_over='nonzero': most "
             "parameters of a small model are vocabulary rows that no batch touches",
         )
-    return Sensitivities(totals, jnp.stack(list(medians.values())))
+    return Sensitivities(totals, jnp.stack(list(medians.values())), np.array(samples))
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -287,7 +331,7 @@ def count_leaf(
             jnp.minimum(total / median, _LARGEST)
             for total, median in zip(totals, medians, strict=True)
         ]
-        counts = _count(jnp.stack(normalized), temperature)
+        counts = count(jnp.stack(normalized), temperature)
         return jax.lax.psum(counts, split_along) if split_along else counts
 
     return jax.shard_map(
@@ -299,7 +343,10 @@ def count_leaf(
     )(totals, medians, jnp.asarray(temperature))
 
 
-def _count(sensitivities: Float[Array, "task *shape"], temperature: Float[Array, ""]) -> LeafCounts:
+def count(
+    sensitivities: Float[Array, "task *shape"], temperature: float | Float[Array, ""]
+) -> LeafCounts:
+    """Counts of one array of median-normalised sensitivities."""
     num_tasks = len(sensitivities)
     entropy = task_entropy(sensitivities, temperature)
     kind = specialty_of(sensitivities, entropy)
@@ -322,76 +369,3 @@ def _count(sensitivities: Float[Array, "task *shape"], temperature: Float[Array,
 def _histogram(places: Int[Array, "*shape"], length: int) -> Int[Array, " length"]:
     """How often each of 0 .. length - 1 occurs; places beyond are left out."""
     return jnp.bincount(places.reshape(-1), length=length)
-
-
-class Marks(NamedTuple):
-    """The tasks of a leaf's parameters at one checkpoint.
-
-    Attributes:
-        owner: the most sensitive task; the number of tasks if several tie.
-        specific: whether the parameter is task-specific.
-    """
-
-    owner: Int16[Array, "*shape"]
-    specific: Bool[Array, "*shape"]
-
-
-class Commitment(NamedTuple):
-    """Parameters that stay with their task from one checkpoint to the next.
-
-    Attributes:
-        earlier_step: step of the earlier checkpoint.
-        step: step of the later checkpoint.
-        specific: parameters that are task-specific at the earlier one.
-        committed: how many of these are most sensitive to the same task at the later one.
-    """
-
-    earlier_step: int
-    step: int
-    specific: int
-    committed: int
-
-    @property
-    def rate(self) -> float:
-        """The task commitment rate; NaN if no parameter is task-specific."""
-        return self.committed / self.specific if self.specific else float("nan")
-
-
-def commitments(
-    averages: Iterable[tuple[int, Averages]], *, temperature: float
-) -> list[Commitment]:
-    """Commitment from each checkpoint to the next, by T-SAGE's moving averages of I_t.
-
-    A parameter is marked with the task of its highest average, and whether it is task-specific.
-    Marks of two checkpoints are compared on the devices; only counts leave them.
-
-    Args:
-        averages: (step, averages) of each checkpoint; only marks are kept of those before.
-        temperature: τ of the softmax over tasks.
-    """
-    rows: list[Commitment] = []
-    earlier: tuple[int, list[Marks]] | None = None
-    for step, current in averages:
-        by_leaf = zip(*map(jax.tree.leaves, current.values()), strict=True)
-        marks = [_mark(leaf, temperature) for leaf in by_leaf]
-        if earlier is not None:
-            earlier_step, earlier_marks = earlier
-            pairs = zip(earlier_marks, marks, strict=True)
-            leaves = [np.asarray(_compare(*leaf), np.int64) for leaf in pairs]
-            rows.append(Commitment(earlier_step, step, *np.sum(leaves, axis=0).tolist()))
-        earlier = step, marks
-    return rows
-
-
-@jax.jit
-def _mark(by_task: tuple[Float[Array, "*shape"], ...], temperature: float) -> Marks:
-    values = jnp.stack(by_task)
-    kind = specialty_of(values, task_entropy(values, temperature))
-    return Marks(most_sensitive_task(values).astype(jnp.int16), kind == Specialty.SPECIFIC)
-
-
-@jax.jit
-def _compare(earlier: Marks, later: Marks) -> Int[Array, "2"]:
-    """Counts of those task-specific earlier, and of those with the same owner later."""
-    committed = earlier.specific & (earlier.owner == later.owner)
-    return jnp.stack([jnp.sum(earlier.specific), jnp.sum(committed)])

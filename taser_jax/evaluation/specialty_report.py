@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from taser_jax.evaluation import specialty
+from taser_jax.evaluation.commitment import Commitment
 from taser_jax.evaluation.reports import markdown_table
 
 # Ten colours that colour-blind readers can distinguish.
@@ -28,11 +29,13 @@ class Specialties:
         model: the model's name.
         step: the checkpoint's step.
         leaves: path of a parameter -> its counts.
+        noise: counts of some parameters if none preferred a task; None if unknown.
     """
 
     model: str
     step: int
     leaves: Mapping[str, specialty.LeafCounts]
+    noise: specialty.LeafCounts | None = None
 
     @property
     def total(self) -> specialty.LeafCounts:
@@ -59,9 +62,7 @@ class Findings:
     tasks: Sequence[str]
     temperature: float
     specialties: Sequence[Specialties] = ()
-    commitments: Mapping[str, Sequence[specialty.Commitment]] = dataclasses.field(
-        default_factory=dict
-    )
+    commitments: Mapping[str, Sequence[Commitment]] = dataclasses.field(default_factory=dict)
 
     @property
     def last(self) -> list[Specialties]:
@@ -80,11 +81,9 @@ def to_json(findings: Findings) -> dict[str, Any]:
             {
                 "model": checkpoint.model,
                 "step": checkpoint.step,
+                "noise": None if checkpoint.noise is None else _as_json(checkpoint.noise),
                 "parameters": {
-                    name: {
-                        field: np.asarray(count).tolist()
-                        for field, count in counts._asdict().items()
-                    }
+                    name: _as_json(counts)
                     for name, counts in {"all": checkpoint.total, **checkpoint.leaves}.items()
                 },
             }
@@ -95,6 +94,10 @@ def to_json(findings: Findings) -> dict[str, Any]:
             for model, of_model in findings.commitments.items()
         },
     }
+
+
+def _as_json(counts: specialty.LeafCounts) -> dict[str, Any]:
+    return {field: np.asarray(count).tolist() for field, count in counts._asdict().items()}
 
 
 def to_markdown(findings: Findings, *, measured: str) -> str:
@@ -111,7 +114,8 @@ def to_markdown(findings: Findings, *, measured: str) -> str:
         f"## Specialty (τ = {findings.temperature:g})",
         "In percent of all parameters. Not activated: every sensitivity below "
         f"{specialty.ACTIVATED:g} medians; task-specific: task entropy below "
-        f"{specialty.SPECIFIC_ENTROPY:g} nats. Entropy: mean over activated parameters.",
+        f"{specialty.SPECIFIC_ENTROPY:g} nats. Entropy: mean over activated parameters. Noise: "
+        "task-specific parameters and entropy if none preferred a task.",
         markdown_table(
             [
                 "model",
@@ -119,11 +123,13 @@ def to_markdown(findings: Findings, *, measured: str) -> str:
                 "parameters",
                 *(kind.label for kind in specialty.Specialty),
                 "entropy",
+                "noise: task-specific",
+                "noise: entropy",
             ],
             [
                 [checkpoint.model, checkpoint.step, f"{total.size:,}"]
                 + [_percent(total.share(kind)) for kind in specialty.Specialty]
-                + [f"{total.mean_entropy:.3f}"]
+                + [f"{total.mean_entropy:.3f}", *_of_noise(checkpoint.noise)]
                 for checkpoint, total in totals
             ],
         ),
@@ -141,27 +147,38 @@ def to_markdown(findings: Findings, *, measured: str) -> str:
         blocks += [
             "## Task commitment rate",
             "Of the parameters that are task-specific at the earlier step, the share in percent "
-            "that is most sensitive to the same task at both steps, by T-SAGE's moving averages.",
+            "that is most sensitive to the same task at both steps, by T-SAGE's moving averages. "
+            "Noise: the rate under the same moving average if no parameter preferred a task.",
             commitment_table(findings.commitments),
         ]
     return "\n\n".join(blocks) + "\n"
 
 
-def commitment_table(commitments: Mapping[str, Sequence[specialty.Commitment]]) -> str:
-    """As the paper's Table 4: one line per pair of steps, with each model's rate."""
-    rates = {
-        (model, each.earlier_step, each.step): _percent(each.rate)
+def commitment_table(commitments: Mapping[str, Sequence[Commitment]]) -> str:
+    """As the paper's Table 4: one line per pair of steps, with each model's rate and its noise."""
+    cells = {
+        (model, each.earlier_step, each.step): [
+            _percent(each.rate),
+            "-" if each.noise is None else _percent(each.noise),
+        ]
         for model, of_model in commitments.items()
         for each in of_model
     }
     return markdown_table(
-        ["steps", *commitments],
+        ["steps", *(head for model in commitments for head in (model, "noise"))],
         [
             [f"{earlier} to {later}"]
-            + [rates.get((model, earlier, later), "-") for model in commitments]
-            for earlier, later in dict.fromkeys((earlier, later) for _, earlier, later in rates)
+            + [c for model in commitments for c in cells.get((model, earlier, later), ["-"] * 2)]
+            for earlier, later in dict.fromkeys((earlier, later) for _, earlier, later in cells)
         ],
     )
+
+
+def _of_noise(counts: specialty.LeafCounts | None) -> list[str]:
+    if counts is None:
+        return ["-", "-"]
+    share = counts.share(specialty.Specialty.SPECIFIC)
+    return [_percent(share), f"{counts.mean_entropy:.3f}"]
 
 
 def _percent(share: float) -> str:

@@ -1,4 +1,4 @@
-"""Sensitivities, specialty and commitment against float64 oracles, on one device and eight."""
+"""Sensitivities and specialty against float64 oracles, on one device and eight."""
 
 import math
 
@@ -14,14 +14,13 @@ from taser_jax.evaluation.specialty import (
     NUM_BINS,
     SHARED_BINS,
     SPECIFIC_ENTROPY,
-    Commitment,
     Specialty,
     add_up,
-    commitments,
     count_leaf,
     entropy_edges,
     make_measures,
     most_sensitive_task,
+    sampled_places,
     sensitivity,
     specialty_of,
     task_entropy,
@@ -235,55 +234,29 @@ def test_a_median_of_zero_says_what_to_do():
     assert float(found.medians[2]) == found.totals["wow"]["scale"]
 
 
-RNG = np.random.default_rng(7)
-# Averages of heavy tails, of which the later ones keep a half.
-EARLIER = {task: quadratic.stiffness(RNG) for task in quadratic.TASKS}
-LATER = {
-    task: jax.tree.map(lambda new, old: (new + old) / 2, quadratic.stiffness(RNG), EARLIER[task])
-    for task in quadratic.TASKS
-}
+def test_places_are_spread_evenly_over_all_parameters():
+    params = [np.zeros((70, 100)), np.zeros(3_000), np.zeros(())]
+    a, b, c = sampled_places(params, 1_000)
+    assert len(a) + len(b) + len(c) == 1_000
+    assert len(a) == pytest.approx(700, abs=2)
+    assert all(len(set(at)) == len(at) for at in (a, b, c))
+    assert (a.max() < 7_000, b.max() < 3_000) == (True, True)
+    # Not the same few columns in every row.
+    assert len(set(a % 100)) == 100
+    everything = sampled_places(params, 10**6)
+    assert [at.tolist() for at in everything] == [[*range(7_000)], [*range(3_000)], [0]]
 
 
-def committed(*averages, devices=1):
-    """Commitment over checkpoints of steps 40, 80, ..."""
-    placed = (
-        {
-            task: quadratic.put(jax.tree.map(lambda leaf: 3 * leaf, of_step[task]), devices)
-            for task in quadratic.TASKS
-        }
-        for of_step in averages
-    )
-    return commitments(
-        ((40 * number, of_step) for number, of_step in enumerate(placed, 1)),
-        temperature=TEMPERATURE,
-    )
-
-
-def test_commitment_by_hand():
-    """Averages of five parameters; 0, 1, 2 and 4 are specific at first, and 0 and 2 stay."""
-    first = jnp.array([[9.0, 0, 0, 1, 9], [0, 9, 9, 1, 0]])
-    second = jnp.array([[9.0, 9, 0, 9, 2], [0, 0, 1, 0, 2]])
-    averages = [
-        (5, {"a": (first[0],), "b": (first[1],)}),
-        (9, {"a": (second[0],), "b": (second[1],)}),
-    ]
-    assert commitments(averages, temperature=TEMPERATURE) == [Commitment(5, 9, 4, 2)]
-    assert Commitment(5, 9, 4, 2).rate == 0.5
-    assert np.isnan(Commitment(5, 9, 0, 0).rate)
-
-
-def test_commitment_equals_a_float64_oracle_that_holds_everything():
-    owners, specific = [], []
-    for averages in (EARLIER, LATER):
-        values = 3 * np.stack([quadratic.flat(averages[task]) for task in quadratic.TASKS])
-        entropy, _ = quadratic.entropy(values, TEMPERATURE)
-        specific.append((entropy < 0.3) & (values.max(0) >= 0.1))
-        tied = (values == values.max(0)).sum(0) > 1
-        owners.append(np.where(tied, len(quadratic.TASKS), values.argmax(0)))
-    stay = specific[0] & (owners[0] == owners[1])
-    assert specific[0].sum() > 20
-    assert 0 < stay.sum() < specific[0].sum()
-    first, second = committed(EARLIER, LATER, LATER)
-    assert first == Commitment(40, 80, specific[0].sum(), stay.sum())
-    assert second == Commitment(80, 120, specific[1].sum(), specific[1].sum())
-    assert committed(EARLIER, LATER, devices=8) == [first]
+@pytest.mark.parametrize(("devices", "sampled"), [(1, 10**6), (8, 60)])
+def test_the_sample_holds_each_batchs_sensitivities_in_its_medians(devices, sampled):
+    batches = quadratic.batches(3)
+    measures = make_measures(quadratic.LOSSES, sampled=sampled)
+    placed = quadratic.put(PARAMS, devices)
+    sample = total_sensitivities(measures, placed, batches, checkpoint="here").sample
+    places = sampled_places(jax.tree.leaves(PARAMS), sampled)
+    starts = np.cumsum([0, *(leaf.size for leaf in PARAMS.values())])
+    chosen = np.concatenate([at + start for at, start in zip(places, starts, strict=False)])
+    wanted = np.stack([quadratic.sensitivities(PARAMS, batch) for batch in batches])
+    wanted = np.stack([values / quadratic.lower_medians(values) for values in wanted])
+    assert sample.shape == (3, len(quadratic.TASKS), len(chosen))
+    np.testing.assert_allclose(sample, wanted[..., chosen], rtol=4e-4, atol=1e-6)
