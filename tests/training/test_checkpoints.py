@@ -6,6 +6,8 @@ import dataclasses
 import errno
 import pathlib
 import resource
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -230,6 +232,37 @@ def test_sharded_and_unsharded_checkpoints_are_the_same(tmp_path, direction):
     assert alone["kernel"].sharding == target
     np.testing.assert_array_equal(alone["kernel"], params["kernel"])
     checkpoints.close()
+
+
+FULL_DISK = """
+import resource, signal, sys
+from taser_jax.cli import main as cli
+
+def save(*_):
+    import jax, jax.numpy as jnp
+    from taser_jax.training.checkpoints import Checkpoints
+    from taser_jax.training.state import TrainState
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, -1))
+    params = {"a": jax.random.normal(jax.random.key(0), (1000, 1000))}
+    checkpoints = Checkpoints(sys.argv[1])
+    checkpoints.save(TrainState(jnp.int32(0), params, ()), step=0, about={})
+    checkpoints.wait()
+
+cli._execute = save
+cli.main(["verify", "."])
+"""
+
+
+def test_a_failed_save_ends_with_three_lines(tmp_path):
+    """Orbax and TensorStore would add a traceback for each of their threads."""
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+    failed = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    assert failed.returncode == 2
+    lines = failed.stderr.splitlines()
+    problem = f"error: {tmp_path}: could not save a checkpoint: File too large"
+    assert lines[0] == problem, failed.stderr
+    assert [line.split(":")[0] for line in lines[1:]] == ["  expected", "  fix"]
 
 
 def test_a_full_disk_spares_the_finished_checkpoint(tmp_path):
