@@ -17,7 +17,7 @@ from taser_jax.interop.bert_formats import bert_config
 from taser_jax.interop.hub import fetch, read_encoder_settings, read_projection
 from taser_jax.interop.t5 import t5_config, t5_from_t5x, t5_from_tensors, t5x_t5_config
 from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x
-from taser_jax.interop.tensors import CONFIG_FILE, check_sizes, read_tensors
+from taser_jax.interop.tensors import CONFIG_FILE, check_room, check_sizes, read_tensors
 from taser_jax.models.batch import Normalization
 from taser_jax.models.bert_config import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
@@ -63,8 +63,11 @@ def pretrained_bert(
         DataError: the source does not exist or is damaged.
         ConfigError: another architecture, or blocks that it does not have.
     """
+    directory = fetch(source)
+    config = bert_config(directory)
+    check_room(directory, config)
     return dataclasses.replace(
-        _first_blocks(bert_config(fetch(source)), num_layers, where=str(source)),
+        _first_blocks(config, num_layers, where=str(source)),
         dropout_rate=numerics.dropout_rate,
         attention_dropout_rate=numerics.attention_dropout_rate,
         dtype=numerics.dtype,
@@ -263,7 +266,11 @@ def _trained_by_t5x(
 
 def _t5_sizes(directory: pathlib.Path, tree: Params | None) -> T5Config:
     """Sizes of a T5X checkpoint's tree, or of a Hugging Face directory."""
-    return t5_config(directory) if tree is None else t5x_t5_config(tree, where=str(directory))
+    if tree is not None:
+        return t5x_t5_config(tree, where=str(directory))
+    config = t5_config(directory)
+    check_room(directory, config)
+    return config
 
 
 @dataclasses.dataclass(frozen=True)

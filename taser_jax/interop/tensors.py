@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike
 from safetensors import SafetensorError
 
 from taser_jax.models.dual_encoder import Params
+from taser_jax.models.layers import TransformerConfig
 from taser_jax.storage.errors import ConfigError, DataError, how_to_install
 from taser_jax.storage.typed_files import read_json, read_typed, typed
 
@@ -91,6 +92,24 @@ def read_config(directory: str | pathlib.Path) -> tuple[str, dict[str, object], 
     path = pathlib.Path(directory) / CONFIG_FILE
     values = read_json(path, fix=_FIX_DIRECTORY)
     return str(path), values, typed(values, Kind, where=str(path))
+
+
+def check_room(directory: pathlib.Path, config: TransformerConfig) -> None:
+    """Refuses sizes that a checkpoint's files cannot have, before a model of them fills the memory.
+
+    A number takes a byte at least; a model has a table and a feed-forward part in each block.
+
+    Raises:
+        DataError: the sizes are of more numbers than the files have bytes.
+    """
+    files = [path for kind in ("safetensors", "bin") for path in directory.glob(f"*.{kind}")]
+    size = sum(path.stat().st_size for path in files)
+    blocks = 2 * config.num_layers * config.mlp_dim
+    numbers = config.embed_dim * (config.vocab_size + blocks)
+    if files and numbers > size:
+        problem = f"sizes of {numbers:,} numbers or more, and weights of {size:,} bytes"
+        fix = "take config.json and the weights from the same model"
+        raise DataError(problem, where=str(directory / CONFIG_FILE), fix=fix)
 
 
 def _read_safetensors(path: pathlib.Path) -> Tensors:

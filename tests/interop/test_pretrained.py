@@ -4,7 +4,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from bert_checkpoints import random_tensors, write_checkpoint
+from bert_checkpoints import random_tensors, write_checkpoint, write_config
 from safetensors.numpy import save_file
 from tiny_models import encode, random_params, tiny_tokens
 
@@ -20,7 +20,7 @@ from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.layers import Activation
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.models.stack import Remat
-from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.errors import ConfigError, DataError
 
 EXPERTS = ExpertConfig(num_experts=2)
 
@@ -135,3 +135,12 @@ def test_a_mismatch_says_both_numbers(checkpoint, changes, found, expected):
 def test_blocks_that_are_not_there(checkpoint, num_layers):
     with pytest.raises(ConfigError, match=f"{num_layers} layers of a checkpoint of 4"):
         pretrained_bert(checkpoint, num_layers=num_layers)
+
+
+@pytest.mark.parametrize("size", ["num_hidden_layers", "intermediate_size", "vocab_size"])
+def test_sizes_that_would_fill_the_memory_are_refused_before_a_model_is_made(tmp_path, size):
+    directory, _ = write_checkpoint(tmp_path)
+    assert pretrained_bert(directory).vocab_size == 40
+    write_config(directory, **{size: 10**12})
+    with pytest.raises(DataError, match=r"config.json: sizes of [\d,]+ numbers or more, and weig"):
+        pretrained_bert(directory)
