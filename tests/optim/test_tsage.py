@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from task_problem import TASKS, TRAINABLE, flatten, run, steps, tree
 
-from taser_jax.optim.median import MedianOver
+from taser_jax.optim.median import MedianOver, check_median
 from taser_jax.optim.task_gradients import find_report
 from taser_jax.optim.tsage import (
     BiasCorrection,
@@ -151,6 +151,25 @@ def test_a_task_without_gradient_or_with_median_zero_stays_finite():
     combined, state = run(make(), PARAMS, [(gradients, np.ones(3, np.float32))] * 4)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(combined))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.average))
+
+
+def table_and_rest(*, vocabulary, rest, embed=4):
+    shapes = {"embeddings": {"token": {"embedding": (vocabulary, embed)}}, "wi": (rest,)}
+    return {"encoder": jax.tree.map(jnp.zeros, shapes, is_leaf=lambda s: isinstance(s, tuple))}
+
+
+def test_a_median_that_must_be_0_is_refused_before_anything_is_computed():
+    """100 rows of 4 and 199 others: the median is at place 299, that of 601 at place 300.
+
+    25 tokens, and a T5's start, leave 74 rows or 296 entries without a gradient; 24 leave 300.
+    """
+    params = table_and_rest(vocabulary=100, rest=199)
+    check_median(params, tokens={"nq": 25})
+    with pytest.raises(ConfigError, match=r"(?s)300 of 599 .*fever.*24 tokens.*nonzero"):
+        check_median(params, tokens={"nq": 60, "fever": 24})
+    check_median(table_and_rest(vocabulary=100, rest=201), tokens={"fever": 24})
+    frozen = {"encoder": {"embeddings": {"token": {"embedding": False}}, "wi": True}}
+    check_median(params, tokens={"fever": 1}, trainable=frozen)
 
 
 @pytest.mark.parametrize(
