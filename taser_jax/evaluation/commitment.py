@@ -99,7 +99,8 @@ def commitments(
                     samples[step], beta=beta, temperature=temperature, steps=steps
                 )
                 noise = simulated.rate
-            rows.append(Commitment(earlier_step, step, *np.sum(leaves, axis=0).tolist(), noise))
+            specific, committed = np.sum(leaves, axis=0).tolist()
+            rows.append(Commitment(earlier_step, step, specific, committed, noise))
         earlier = step, marks
     return rows
 
