@@ -51,7 +51,7 @@ TPU = ["jax[tpu]>=0.10.2,<0.13"]
 ONNX = ["onnx>=1.19", "onnxscript>=0.5", "onnxruntime>=1.31,<1.32"]
 # `IndexConfig.kind = 'scann'`; used without TensorFlow.
 SCANN = ["scann==1.4.2"]
-# `taser export faiss`.
+# `IndexConfig.kind = 'faiss'`, `taser export faiss`.
 FAISS = ["faiss-cpu>=1.15,<1.16"]
 # MTEB evaluates a model directory (`taser_jax.serving.mteb`).
 MTEB = ["mteb>=2.26,<3"]
