@@ -31,36 +31,36 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_638,
+    "assembly": 1_643,
     "cli": 1_284,
-    "commands": 4_695,
-    "data": 5_895,
+    "commands": 4_699,
+    "data": 5_908,
     "devices": 1_084,
-    "evaluation": 1_220,
-    "interop": 2_742,
+    "evaluation": 1_321,
+    "interop": 2_759,
     "loose files": 395,
     "models": 2_369,
-    "optim": 845,
-    "retrieval": 2_110,
+    "optim": 864,
+    "retrieval": 2_219,
     "serving": 503,
     "storage": 1_333,
     "systems": 3_119,
     "training": 1_394,
 }
 OTHERS = {
-    "lines of code": 30_626,
+    "lines of code": 30_894,
     "percent of code that imports or raises": 14.3,
-    "files": 197,
+    "files": 199,
     "lines of the longest file": 420,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
     "commands": 30,
-    "fields that nothing binds": 28,
-    "Any in annotations": 105,
+    "fields that nothing binds": 30,
+    "Any in annotations": 106,
     "modules that train imports": 79,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 35_174,
+    "words of documentation": 35_265,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

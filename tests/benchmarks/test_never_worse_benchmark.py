@@ -99,3 +99,13 @@ def test_a_finished_cell_is_not_run_again(never_worse, kilt_mini, tmp_path, monk
     claims = json.loads((tmp_path / "claims.json").read_text())["claims"]
     assert claims["never below by more than noise"] == {"holds": True, "below": []}
     assert claims["above on average"] == {"holds": True, "mean": 0.01, "cells": 1}
+
+
+def test_a_loss_beyond_noise_breaks_the_claim(never_worse):
+    cells = {
+        "fm2-50": {"difference": -0.02, "low": -0.03, "high": -0.01},
+        "fm2-150": {"difference": 0.01, "low": -0.02, "high": 0.04},
+    }
+    claims = never_worse.summary(cells)["claims"]
+    assert claims["never below by more than noise"] == {"holds": False, "below": ["fm2-50"]}
+    assert not claims["above on average"]["holds"]

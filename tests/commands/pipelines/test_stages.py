@@ -63,6 +63,20 @@ def test_a_stage_that_failed_runs_again(tmp_path):
     assert stages.finished() == {"train"}
 
 
+def test_a_record_killed_while_written_is_no_record(tmp_path, monkeypatch):
+    def killed(source, target):
+        raise KeyboardInterrupt
+
+    stages = Stages(tmp_path)
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        stages.run("train", Counter())
+    monkeypatch.undo()
+    assert not stages.finished()
+    stages.run("train", Counter({"a": 1}))
+    assert json.loads((tmp_path / "stages" / "train.json").read_text())["outputs"] == {"a": 1}
+
+
 def test_a_record_of_another_format_is_refused(tmp_path):
     stages = Stages(tmp_path)
     stages.run("train", Counter())

@@ -65,6 +65,19 @@ def queries(tmp_path, task, split):
     return list(QuerySet.open(tmp_path / "data", "c", task, split))
 
 
+def test_the_same_sources_give_equal_bytes(tmp_path, sources):
+    def prepared(name):
+        folder = tmp_path / name
+        options = PrepareOptions(task_shares={"set": HALF})
+        prepare_files(
+            data_dir=folder, collection="c", **sources, directory=tmp_path, options=options
+        )
+        files = (file for file in folder.rglob("*") if file.is_file())
+        return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+    assert prepared("first") == prepared("second")
+
+
 def test_both_formats_become_one_collection(tmp_path, sources):
     prepared = prepare(tmp_path, sources, task_shares={"set": HALF})
     store = PassageStore.open(tmp_path / "data", "c")
