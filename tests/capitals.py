@@ -80,22 +80,16 @@ class Capitals:
             return {"passage_id": id, "title": title, "text": text}
 
         records = [
-            ("what is the capital of France", ["Paris"], "p0"),
-            ("what is the capital of Italy", ["Rome"], "p3"),
+            {
+                "question": f"what is the capital of {country}",
+                "answers": [capital],
+                "positive_ctxs": [context(positive)],
+                "negative_ctxs": [],
+                "hard_negative_ctxs": [context("p7")],
+            }
+            for country, capital, positive in (("France", "Paris", "p0"), ("Italy", "Rome", "p3"))
         ]
-        json.dump(
-            [
-                {
-                    "question": question,
-                    "answers": answers,
-                    "positive_ctxs": [context(positive)],
-                    "negative_ctxs": [],
-                    "hard_negative_ctxs": [context("p7")],
-                }
-                for question, answers, positive in records
-            ],
-            file,
-        )
+        json.dump(records, file)
 
     def _questions(self, file) -> None:
         writer = csv.writer(file, delimiter="\t", lineterminator="\n")

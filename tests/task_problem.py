@@ -5,10 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from taser_jax.optim.multitask import Combiner, MultitaskConfig, reads_task_gradients
+from taser_jax.optim.optimizers import OptimizerConfig, Update
+
 TASKS = ("nq", "fever", "wow")
 SHAPES = {"kernel": (8, 16), "bias": (16,), "frozen": (4, 8), "scalar": ()}
 SPECS = {"kernel": ("data", "model"), "bias": ("model",), "frozen": (None, "data"), "scalar": ()}
 TRAINABLE = {"encoder": {name: name != "frozen" for name in SHAPES}}
+COMBINERS = [c for c in Combiner if reads_task_gradients(MultitaskConfig(c))]
+OPTIMIZER = OptimizerConfig(
+    learning_rate=0.1,
+    floor=0.5,
+    updates=((".*/frozen", Update.FREEZE), (".*/(kernel|bias|scalar)", Update.TRAIN)),
+)
 
 
 def tree(rng, *leading, scale=1.0):

@@ -155,10 +155,7 @@ def test_systems_register_what_core_rooms_ask_them_for():
         text = path.read_text(encoding="utf-8")
         place = re.compile(r'^([A-Z_]+): .* = Registered\(\s*"taser_jax\.([\w.]+)"', re.M)
         asked |= dict(place.findall(text))
-    assert asked.keys() == {
-        *("QUERY_DOCUMENTS", "SHARED_EMBEDDINGS"),
-        *("FUSION", "MEMORIES"),
-    }
+    assert asked.keys() == {*("QUERY_DOCUMENTS", "SHARED_EMBEDDINGS"), *("FUSION", "MEMORIES")}
     for name, module in asked.items():
         assert module.startswith("systems.")
         assert re.search(rf"^{name}\.register\(", source_of(module), re.M), name

@@ -1,7 +1,5 @@
 """docs/errors.md is what its slips lead to."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import pathlib

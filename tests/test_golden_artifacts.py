@@ -24,7 +24,7 @@ SIZES = {"train": 8, "validation": 8, "test": 4}
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+def folder(tmp_path, monkeypatch):
     """A copy of the artefacts, and the working directory, since their paths are relative to it."""
     copy = shutil.copytree(ARTIFACTS, tmp_path / "artifacts")
     monkeypatch.chdir(copy)
@@ -63,7 +63,7 @@ def _decode(tokens, length: int) -> str:
     return words.replace(" ##", "").replace(" .", ".")
 
 
-def test_verify_finds_nothing_damaged_and_names_what_had_no_record(folder: pathlib.Path, capsys):
+def test_verify_finds_nothing_damaged_and_names_what_had_no_record(folder, capsys):
     message = refused(capsys, "verify", *gin(DIRECTORY=folder))
     problems = [line.split(": ") for line in message.splitlines() if line.startswith("    ")]
     assert {problem for _, problem in problems} == {"no checksums.txt has a line of it"}
@@ -148,7 +148,7 @@ def test_the_model_encodes_the_same_embeddings():
 
 
 @pytest.mark.parametrize("kind", ["exact", pytest.param("scann", marks=pytest.mark.needs("scann"))])
-def test_an_index_finds_the_same_passages(kind: str):
+def test_an_index_finds_the_same_passages(kind):
     arguments = gin(EMBEDDINGS_DIR="embeddings", INDEX_DIR=kind, RUNS_DIR="searched", TOP_K=10)
     succeed("search", *COLLECTION, *arguments)
     _assert_same_run("searched/city.test.trec", "runs/taser-test/city.test.trec")

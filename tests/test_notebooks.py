@@ -1,7 +1,5 @@
 """The notebooks in examples/ run from their first cell to their last."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import pathlib

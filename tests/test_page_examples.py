@@ -16,9 +16,7 @@ def blocks_of(page: pathlib.Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-def test_python_example_of_the_readme(
-    minilm: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_python_example_of_the_readme(minilm, capsys):
     readme = REPOSITORY / "README.md"
     example = blocks_of(readme)[0]
     assert example.count(HUB_ID) == 1
@@ -30,12 +28,7 @@ def test_python_example_of_the_readme(
 
 
 @pytest.mark.release
-def test_code_of_the_python_page(
-    minilm: pathlib.Path,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_code_of_the_python_page(minilm, tmp_path, monkeypatch, capsys):
     page = REPOSITORY / "docs" / "python.md"
     monkeypatch.chdir(tmp_path)
     blocks = blocks_of(page)

@@ -5,28 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import pathlib
 import shutil
 
 import numpy as np
 import pytest
 from capitals import PASSAGES
-from small_world import SmallWorld, gin, succeed
+from small_world import gin, succeed
 
 from taser_jax import Passage, Retriever
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.prepare.detection import given_passages
-from taser_jax.data.token_store.store import TokenStore
-from taser_jax.models.batch import Role
 from taser_jax.retrieval.bm25 import Bm25Index, title_and_text
 from taser_jax.retrieval.fusion import DEFAULT_SHARE
 from taser_jax.retrieval.runs import read_trec_run
-from taser_jax.retriever_parts import (
-    RETRIEVER_FILE,
-    RetrieverParts,
-    query_multiple,
-    write_parts,
-)
+from taser_jax.retriever_parts import RETRIEVER_FILE, RetrieverParts, write_parts
 from taser_jax.serving.engine import Engine, Operation, Work
 from taser_jax.storage.errors import ConfigError, DataError, TaserError
 
@@ -34,7 +26,7 @@ CAPITALS = [Passage(id=id, title=title, text=text) for id, (title, text) in PASS
 
 
 @pytest.fixture(scope="module")
-def parts(compared: pathlib.Path, small_world: SmallWorld) -> RetrieverParts:
+def parts(compared, small_world):
     """A model of the small comparison with the index of its second round."""
     return RetrieverParts(
         model_dir=str(compared / "taser-2" / "model"),
@@ -51,32 +43,19 @@ def load(parts: RetrieverParts, *, without: str = "") -> Retriever:
 
 
 @pytest.fixture(scope="module")
-def trained(parts: RetrieverParts) -> Retriever:
+def trained(parts):
     return load(parts)
 
 
 @pytest.fixture
-def hybrid_dir(parts: RetrieverParts, compared: pathlib.Path, tmp_path: pathlib.Path):
+def hybrid_dir(parts, compared, tmp_path):
     """A retriever's folder with BM25, whose weight is 0.3."""
     beside = dataclasses.replace(parts, bm25_dir=str(compared / "bm25" / "index"), alpha=0.3)
     write_parts(tmp_path, beside)
     return tmp_path
 
 
-def test_texts_are_encoded_as_the_token_store_has_them(
-    trained: Retriever, parts: RetrieverParts, small_world: SmallWorld
-):
-    tokens = TokenStore.open(small_world.token_store)
-    passages = PassageStore.open(parts.data_dir, parts.collection)
-    rows = np.array([0, 3, len(tokens) - 1])
-    of_tokens = trained.model.encode_fn(Role.PASSAGE)(tokens.passages.tokens(rows))
-    of_texts = trained.encode_passages(passages.get_many(rows.tolist()))
-    np.testing.assert_allclose(of_texts, of_tokens, atol=1e-5)
-
-
-def test_searches_as_the_command_does(
-    trained: Retriever, parts: RetrieverParts, compared: pathlib.Path, tmp_path: pathlib.Path
-):
+def test_searches_as_the_command_does(trained, parts, compared, tmp_path):
     where = gin(DATA_DIR=parts.data_dir, COLLECTION="small", INDEX_DIR=parts.index_dir)
     embeddings = compared / "taser-2" / "embeddings"
     succeed("search", *where, *gin(RUNS_DIR=tmp_path, EMBEDDINGS_DIR=embeddings, TASKS=["code"]))
@@ -93,9 +72,7 @@ def test_searches_as_the_command_does(
             assert score_of[hit.passage.id] == pytest.approx(hit.score, abs=1e-4)
 
 
-def test_a_hybrid_search_adds_bm25s_scores(
-    parts: RetrieverParts, compared: pathlib.Path, hybrid_dir: pathlib.Path
-):
+def test_a_hybrid_search_adds_bm25s_scores(parts, compared, hybrid_dir):
     alpha, k = 0.3, 7
     retriever = Retriever.load(hybrid_dir)
     assert retriever.has_hybrid
@@ -127,7 +104,7 @@ def test_a_hybrid_search_adds_bm25s_scores(
 
 
 def test_a_hybrid_search_of_changed_passages_is_bm25_built_anew(
-    parts: RetrieverParts, compared: pathlib.Path, tmp_path: pathlib.Path, hybrid_dir: pathlib.Path
+    parts, compared, tmp_path, hybrid_dir
 ):
     config = Bm25Index(compared / "bm25" / "index").config
     retriever = Retriever.load(hybrid_dir)
@@ -160,7 +137,7 @@ def test_a_hybrid_search_of_changed_passages_is_bm25_built_anew(
     ]
 
 
-def test_without_a_comparison_alpha_is_the_default(minilm: pathlib.Path, tmp_path: pathlib.Path):
+def test_without_a_comparison_alpha_is_the_default(minilm, tmp_path):
     retriever = Retriever.from_pretrained(minilm, passage_length=16)
     retriever.add(CAPITALS)
     (hits,) = retriever.search(["the Seine in Paris"], k=8, hybrid=True)
@@ -187,7 +164,7 @@ def test_without_a_comparison_alpha_is_the_default(minilm: pathlib.Path, tmp_pat
         retriever.save(tmp_path / "saved")
 
 
-def test_passages_of_every_form_are_the_same(trained: Retriever, tmp_path: pathlib.Path):
+def test_passages_of_every_form_are_the_same(trained, tmp_path):
     pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
     rows = [{"doc-id": one.id, "Headline": one.title, "Body": one.text} for one in CAPITALS]
     (tmp_path / "capitals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -219,7 +196,7 @@ def test_passages_of_every_form_are_the_same(trained: Retriever, tmp_path: pathl
         ([Passage("1", "a"), Passage("1", "b")], "another passage has the id '1'"),
     ],
 )
-def test_what_is_no_passage_is_refused(trained: Retriever, source: object, found: str):
+def test_what_is_no_passage_is_refused(trained, source, found):
     retriever = Retriever(trained.model, trained.vocabulary, texts=trained.texts)
     with pytest.raises(TaserError, match=found):
         retriever.add(source)
@@ -230,9 +207,7 @@ def test_what_is_no_passage_is_refused(trained: Retriever, source: object, found
 
 
 @pytest.mark.parametrize("absent", ["alpha", "bm25_dir"])
-def test_bm25_and_its_weight_belong_together(
-    parts: RetrieverParts, tmp_path: pathlib.Path, absent: str
-):
+def test_bm25_and_its_weight_belong_together(parts, tmp_path, absent):
     both = {"bm25_dir": "bm25", "alpha": 0.5}
     del both[absent]
     write_parts(tmp_path, dataclasses.replace(parts, **both))
@@ -240,7 +215,7 @@ def test_bm25_and_its_weight_belong_together(
         Retriever.load(tmp_path)
 
 
-def test_an_engine_serves_a_retriever_of_the_disk(parts: RetrieverParts, hybrid_dir: pathlib.Path):
+def test_an_engine_serves_a_retriever_of_the_disk(parts, hybrid_dir):
     engine = Engine(lambda: Retriever.load(hybrid_dir), warm_batches=(1, 4))
     questions = ["how is a list sorted", "read a file"]
     work = Work(Operation.HYBRID_SEARCH, k=10)
@@ -258,7 +233,7 @@ def test_an_engine_serves_a_retriever_of_the_disk(parts: RetrieverParts, hybrid_
     assert not engine.retriever.has_hybrid
 
 
-def test_added_passages_are_searched_beside_those_on_disk(parts: RetrieverParts):
+def test_added_passages_are_searched_beside_those_on_disk(parts):
     retriever = load(parts)
     before = len(retriever)
     best = retriever.search(["Paris"], k=1)[0][0]
@@ -273,7 +248,7 @@ def test_added_passages_are_searched_beside_those_on_disk(parts: RetrieverParts)
     assert [hit.score for hit in found] == sorted((hit.score for hit in found), reverse=True)
 
 
-def test_an_id_that_is_taken_is_refused(parts: RetrieverParts):
+def test_an_id_that_is_taken_is_refused(parts):
     retriever = load(parts)
     stored = PassageStore.open(parts.data_dir, parts.collection)[0]
     retriever.add(CAPITALS[:1])
@@ -288,9 +263,7 @@ def test_an_id_that_is_taken_is_refused(parts: RetrieverParts):
         assert [hit.passage for hit in hits if hit.passage.id == new.id] == [changed]
 
 
-def test_a_directory_names_its_parts_and_can_be_moved(
-    parts: RetrieverParts, tmp_path: pathlib.Path, trained: Retriever
-):
+def test_a_directory_names_its_parts_and_can_be_moved(parts, tmp_path, trained):
     """What lies in it moves with it; what lies elsewhere stays, and its absence is said."""
     shutil.copytree(parts.data_dir, tmp_path / "out" / "data")
     write_parts(tmp_path / "out", dataclasses.replace(parts, data_dir=str(tmp_path / "out/data")))
@@ -305,13 +278,13 @@ def test_a_directory_names_its_parts_and_can_be_moved(
         Retriever.load(moved)
 
 
-def test_a_damaged_list_of_parts_is_named(tmp_path: pathlib.Path):
+def test_a_damaged_list_of_parts_is_named(tmp_path):
     (tmp_path / RETRIEVER_FILE).write_text('{"format_version": 1, "model_dir": "model"}')
     with pytest.raises(DataError, match="required field 'index_dir'"):
         Retriever.load(tmp_path)
 
 
-def test_a_model_without_collection_searches_what_is_added(parts: RetrieverParts):
+def test_a_model_without_collection_searches_what_is_added(parts):
     retriever = Retriever.load(parts.model_dir)
     with pytest.raises(ConfigError, match="there are no passages"):
         retriever.search(["Paris"])
@@ -320,31 +293,12 @@ def test_a_model_without_collection_searches_what_is_added(parts: RetrieverParts
 
 
 @pytest.mark.parametrize("missing", ["index_dir", "data_dir", "collection"])
-def test_a_collection_needs_all_its_parts(parts: RetrieverParts, missing: str):
+def test_a_collection_needs_all_its_parts(parts, missing):
     with pytest.raises(ConfigError, match=f"no {missing}"):
         load(parts, without=missing)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "multiple"),
-    [
-        ([3], 16),
-        ([17], 32),
-        ([5, 33, 2], 64),
-        ([0], 16),
-        ([], 16),
-        ([40] * 64, 64),
-        ([40] * 65, 16),
-    ],
-)
-def test_queries_that_arrive_together_have_one_length(lengths: list[int], multiple: int):
-    mask = np.arange(70) < np.array(lengths, np.int32).reshape(-1, 1)
-    assert query_multiple(mask) == multiple
-
-
-def test_queries_of_mixed_lengths_are_one_call_of_the_model(
-    trained: Retriever, monkeypatch: pytest.MonkeyPatch
-):
+def test_queries_of_mixed_lengths_are_one_call_of_the_model(trained, monkeypatch):
     queries = ["a", "b " * 20, "c d"]
     apart = np.concatenate([trained.encode_queries([query]) for query in queries])
     shapes, encode = [], trained._encode_query
@@ -355,7 +309,7 @@ def test_queries_of_mixed_lengths_are_one_call_of_the_model(
     assert [rows for rows, _ in shapes] == [4]
 
 
-def test_bad_questions_are_refused(trained: Retriever):
+def test_bad_questions_are_refused(trained):
     with pytest.raises(ConfigError, match="questions is a string"):
         trained.search("what is Python?")
     with pytest.raises(ConfigError, match="an empty question"):
@@ -366,7 +320,7 @@ def test_bad_questions_are_refused(trained: Retriever):
 
 
 @pytest.mark.release
-def test_pretrained_weights_embed_as_sentence_transformers_do(minilm: pathlib.Path):
+def test_pretrained_weights_embed_as_sentence_transformers_do(minilm):
     reference = pytest.importorskip("sentence_transformers").SentenceTransformer(str(minilm))
     retriever = Retriever.from_pretrained(minilm)
     texts = ["what is Python?", "Paris lies on the Seine. " * 100, "x"]

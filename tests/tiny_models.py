@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from taser_jax.models.batch import Augmented, Tokens
+from taser_jax.models.batch import Augmented, Batch, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
@@ -97,6 +97,28 @@ def tiny_tokens(batch=5, length=9, seed=1):
     return Tokens(np.where(mask, rng.integers(1, 50, mask.shape), 0).astype(np.int32), mask)
 
 
+def tiny_batch(queries=16, negatives=1, length=5, seed=0, **changes):
+    """Texts of different lengths; passage i·(1 + negatives) is query i's positive."""
+    rng = np.random.default_rng(seed)
+    passages = queries * (1 + negatives)
+
+    def tokens(n):
+        mask = np.arange(length) < rng.integers(1, length + 1, size=(n, 1))
+        return Tokens(np.where(mask, rng.integers(1, 50, mask.shape), 0).astype(np.int32), mask)
+
+    return Batch(
+        **{
+            "queries": tokens(queries),
+            "passages": tokens(passages),
+            "positive_index": np.arange(queries, dtype=np.int32) * (1 + negatives),
+            "ignore": np.zeros((queries, passages), bool),
+            "query_rows": np.arange(queries, dtype=np.int32),
+            "passage_rows": np.arange(passages, dtype=np.int32),
+        }
+        | changes
+    )
+
+
 def augmented(batch=3, documents=2, length=7, seed=1):
     """Queries with documents of different lengths; the last query's last document is absent."""
     found = tiny_tokens(batch * documents, length, seed=seed + 1)
@@ -108,6 +130,12 @@ def augmented(batch=3, documents=2, length=7, seed=1):
         Tokens(found.ids.reshape(shape), found.mask.reshape(shape)),
         present,
     )
+
+
+def assert_close(found, expected, *, rtol=1e-4, atol=1e-6):
+    """Of trees of arrays."""
+    close = functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol)
+    jax.tree.map(close, found, expected)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "role", "task", "train"))

@@ -13,11 +13,7 @@ from taser_jax.retrieval.index import build_index
 
 
 def write_specialist(
-    directory: pathlib.Path,
-    store: TokenStore,
-    *,
-    seed: int = 0,
-    dim: int = 8,
+    directory: pathlib.Path, store: TokenStore, *, seed: int = 0, dim: int = 8
 ) -> pathlib.Path:
     """Embeddings of passages and queries, and their exact index; the embeddings' folder."""
     words = np.random.default_rng(seed).normal(size=(store.metadata.vocabulary_size, dim))

@@ -1,7 +1,5 @@
 """metrics.jsonl is exact across restarts."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The batches of a step that is compiled, beside those that a token store gives."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -1,15 +1,13 @@
 """run.json: what it says of texts, and which settings may change in a model directory."""
 
-from __future__ import annotations
-
 import json
 import types
 
 import pytest
+from tiny_training import store_writer
 
 from taser_jax.assembly.run_record import check_settings, data_facts, text_settings
 from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
-from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.storage.errors import ConfigError, FingerprintError
 
 CURLY = QuerySettings(QueryNormalization.CURLY_APOSTROPHE)
@@ -18,27 +16,12 @@ PROMPTED = QuerySettings(prompt=(7, 3))
 
 def recorded(directory, settings, *, lengths=types.MappingProxyType({}), titles=Titles.OMIT):
     """Facts of a run over one task for each of `settings`."""
-    writer = TokenStoreWriter(
-        directory,
-        collection="tiny",
-        collection_fingerprint="c",
-        vocabulary_fingerprint="v",
-        vocabulary_size=9,
-        query_length=4,
-        passage_length=4,
-        titles=titles,
-    )
+    writer = store_writer(directory, query_length=4, titles=titles)
     writer.write_passages([[2, 5, 3]], count=1)
     for task, setting in {**settings, "another": CURLY}.items():
-        writer.write_queries(
-            task,
-            "train",
-            query_ids=["q"],
-            tokens=[[2, 5, 3]],
-            positives=[[0]],
-            length=lengths.get(task),
-            settings=setting,
-        )
+        texts = {"query_ids": ["q"], "tokens": [[2, 5, 3]], "positives": [[0]]}
+        about = {"length": lengths.get(task), "settings": setting}
+        writer.write_queries(task, "train", **texts, **about)
     plan = types.SimpleNamespace(
         batches_per_epoch=dict.fromkeys(settings, 1), steps_per_epoch=4, fingerprint="f"
     )
@@ -105,10 +88,7 @@ def without_validation():
         (SETTINGS, {}),
         (
             changed(training__loop__train_steps=600, training__length_buckets=(16,)),
-            {
-                "training.loop.train_steps": (300, 600),
-                "training.length_buckets": ([8, 16], [16]),
-            },
+            {"training.loop.train_steps": (300, 600), "training.length_buckets": ([8, 16], [16])},
         ),
         (without_validation(), {"training.validation.batch_size": (8, "unset")}),
         # Settings of another version of the code: one that it added, one that it dropped.

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import dataclasses
 import types
 
@@ -6,10 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from tiny_models import tiny_batch
 
 from taser_jax.devices.mesh import MESH_AXES, MeshConfig, device_grid, make_mesh
-from taser_jax.devices.partitioning import Partitioner, mesh_spec
-from taser_jax.models.batch import Batch, Tokens
+from taser_jax.devices.partitioning import (
+    Partitioner,
+    assign,
+    copied_axes,
+    leaves_by_path,
+    mesh_spec,
+)
 from taser_jax.storage.errors import ConfigError
 
 SHAPES = {
@@ -17,6 +25,7 @@ SHAPES = {
     "wi": (768, 3072),
     "experts": (2, 768, 3072),
     "query": (768, 12, 64),
+    "out": (12, 64, 768),
     "scale": (768,),
 }
 AXES = {
@@ -24,12 +33,12 @@ AXES = {
     "wi": P("embed", "mlp"),
     "experts": P("expert", "embed", "mlp"),
     "query": P("embed", "heads", "kv"),
+    "out": P("heads", "kv", "embed"),
     "scale": P("embed"),
 }
 
 
-def abstract(shapes):
-    return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+PARAMETERS = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in SHAPES.items()}
 
 
 @pytest.mark.parametrize(
@@ -50,11 +59,7 @@ def test_mesh_shapes(config, shape):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (
-            MeshConfig(model=3),
-            r"3 devices or a multiple.*data -1, .*model 3\); there are 8 devices\n"
-            r".*let the axes multiply to 8; one of -1",
-        ),
+        (MeshConfig(model=3), r"(?s)model 3\); there are 8 devices.*multiply to 8"),
         (MeshConfig(fsdp=16), "a mesh of 16 devices or a multiple"),
         (MeshConfig(data=4), r"a mesh of 4 devices \(replica 1, data 4"),
         (MeshConfig(fsdp=-1), "data -1, fsdp -1.*\\n.*-1 to one at most"),
@@ -68,13 +73,14 @@ def test_bad_meshes(config, message):
 
 def test_rules_by_hand():
     partitioner = Partitioner(make_mesh(MeshConfig(data=1, fsdp=2, model=4)))
-    shardings = partitioner.param_shardings(AXES, abstract(SHAPES))
+    shardings = partitioner.param_shardings(AXES, PARAMETERS)
     assert {name: sharding.spec for name, sharding in shardings.items()} == {
         # 30522 = 2 * 15261 does not divide by 4: the vocabulary is copied.
         "table": P(None, "fsdp"),
         "wi": P("fsdp", "model"),
         "experts": P(None, "fsdp", "model"),
         "query": P("fsdp", "model", None),
+        "out": P("model", None, "fsdp"),
         "scale": P("fsdp"),
     }
 
@@ -86,30 +92,12 @@ def test_a_mesh_axis_serves_one_axis_of_an_array():
     assert mesh_spec(P(None, "mlp"), (8, 8), mesh) == P(None, "model")
 
 
-def make_batch(queries=8, negatives=1):
-    rng = np.random.default_rng(0)
-    passages = queries * (1 + negatives)
-
-    def tokens(rows, length):
-        ids = rng.integers(1, 50, (rows, length)).astype(np.int32)
-        return Tokens(ids=ids, mask=rng.random((rows, length)) < 0.8)
-
-    return Batch(
-        queries=tokens(queries, 4),
-        passages=tokens(passages, 6),
-        positive_index=np.arange(queries, dtype=np.int32) * (1 + negatives),
-        ignore=rng.random((queries, passages)) < 0.1,
-        query_rows=np.arange(queries, dtype=np.int32),
-        passage_rows=np.arange(passages, dtype=np.int32),
-    )
-
-
 @pytest.mark.parametrize(
     "config", [MeshConfig(), MeshConfig(fsdp=4), MeshConfig(model=4), MeshConfig(2, 1, 2, 2)]
 )
 def test_batches_are_whole_and_split(config):
     partitioner = Partitioner(make_mesh(config))
-    batch = make_batch()
+    batch = tiny_batch(8)
     placed = partitioner.put_batch(batch)
     for local, array in zip(jax.tree.leaves(batch), jax.tree.leaves(placed), strict=True):
         np.testing.assert_array_equal(np.asarray(array), local)
@@ -120,56 +108,15 @@ def test_batches_are_whole_and_split(config):
     assert partitioner.host_share.rows(8).tolist() == list(range(8))
 
 
-def test_sharded_equals_unsharded():
-    rng = np.random.default_rng(1)
-    shapes = {"table": (48, 16), "wi": (16, 32), "wo": (32, 16)}
-    axes = {"table": P("vocab", "embed"), "wi": P("embed", "mlp"), "wo": P("mlp", "embed")}
-    params = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-    params["table"] = np.repeat(params["table"], 2, axis=0)
-    batch = make_batch()
-
-    def loss(params, batch):
-        def encode(tokens):
-            x = (params["table"][tokens.ids] * tokens.mask[..., None]).sum(1)
-            return jnp.tanh(x @ params["wi"]) @ params["wo"]
-
-        scores = encode(batch.queries) @ encode(batch.passages).T
-        scores = jnp.where(batch.ignore, -jnp.inf, scores / 100)
-        picked = jnp.take_along_axis(scores, batch.positive_index[:, None], axis=1)[:, 0]
-        return (jax.nn.logsumexp(scores, axis=1) - picked).mean()
-
-    batch = dataclasses.replace(batch, ignore=np.zeros_like(batch.ignore))
-    expected, expected_grads = jax.value_and_grad(loss)(params, batch)
-    for config in (MeshConfig(), MeshConfig(data=2, fsdp=2, model=2), MeshConfig(model=8)):
-        partitioner = Partitioner(make_mesh(config))
-        shardings = partitioner.param_shardings(axes, params)
-        step = jax.jit(
-            jax.value_and_grad(loss),
-            in_shardings=(shardings, partitioner.batch_sharding),
-            out_shardings=(partitioner.replicated, shardings),
-        )
-        with jax.set_mesh(partitioner.mesh):
-            found, grads = step(jax.device_put(params, shardings), partitioner.put_batch(batch))
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
-        for name in params:
-            np.testing.assert_allclose(grads[name], expected_grads[name], rtol=1e-4, atol=1e-6)
-            assert grads[name].sharding.is_equivalent_to(shardings[name], grads[name].ndim)
-
-
 def test_batches_that_do_not_divide():
     partitioner = Partitioner(make_mesh(MeshConfig(fsdp=2)))
     partitioner.check_batch_size(16)
-    begin, fits = (
-        r" queries.* 8 devices\n.*",
-        "; or let replica · data · fsdp be 4 and model",
-    )
-    with pytest.raises(ConfigError, match=f"20{begin}such as 16 or 24{fits}"):
-        partitioner.check_batch_size(20)
-    with pytest.raises(ConfigError, match=f"4{begin}such as 8{fits}"):
-        partitioner.check_batch_size(4)
+    for size, others in ((20, "16 or 24"), (4, "8")):
+        with pytest.raises(ConfigError, match=rf"(?s){size} queries.* 8 devices.*such as {others}"):
+            partitioner.check_batch_size(size)
     Partitioner(make_mesh(MeshConfig(model=4))).check_batch_size(6)
     with pytest.raises(ConfigError, match="12 rows of queries/ids on this host"):
-        partitioner.put_batch(make_batch(12))
+        partitioner.put_batch(tiny_batch(12))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,3 +200,52 @@ def test_hosts_of_a_pod_hold_the_whole_batch(config):
         chips[part] = {chip.process_index for chip in devices}
     for host, share in enumerate(shares):
         assert share.parts == tuple(part for part, hosts in chips.items() if host in hosts)
+
+
+@pytest.mark.parametrize(
+    ("config", "axes"),
+    [
+        (MeshConfig(model=8), {"heads of 12": "copies of 2", "vocab of 30,522": "copies of 1"}),
+        (MeshConfig(model=4), {"vocab of 30,522": "copies of 1"}),
+        (MeshConfig(model=2, fsdp=4), {}),
+        (MeshConfig(), {}),
+    ],
+)
+def test_axes_that_a_mesh_cannot_divide_are_told(config, axes):
+    messages = copied_axes(make_mesh(config), AXES, PARAMETERS)
+    for message, (axis, copies) in zip(messages, axes.items(), strict=True):
+        assert message.startswith(f"{axis} cannot be split over model = {config.model}")
+        assert copies in message
+
+
+PARAMS = {"encoder": {"layers_0": {"kernel": np.ones(2), "bias": np.ones(1)}, "scale": np.ones(1)}}
+
+
+def test_paths_are_written_as_t5x_writes_them():
+    assert list(leaves_by_path(PARAMS)) == [
+        "encoder/layers_0/bias",
+        "encoder/layers_0/kernel",
+        "encoder/scale",
+    ]
+
+
+def test_each_parameter_gets_its_rules_value():
+    rules = ((".*/kernel", 1), (".*/(bias|scale)", 2))
+    assert assign(rules, PARAMS, table="t") == {
+        "encoder": {"layers_0": {"kernel": 1, "bias": 2}, "scale": 2}
+    }
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ((("encoder/.*/.*", 1),), "t: parameter encoder/scale matches 0 rules"),
+        (((".*", 1), (".*/bias", 2)), "encoder/layers_0/bias matches 2 rules: '\\.\\*', '"),
+        (((".*", 1), ("decoder/.*", 2)), "rule 'decoder/\\.\\*' matches no parameter"),
+        ((("kernel", 1), (".*", 1)), "rule 'kernel' matches no parameter"),
+        ((("(", 1),), "'\\(' is no regular expression of"),
+    ],
+)
+def test_tables_must_cover_every_parameter_exactly_once(rules, message):
+    with pytest.raises(ConfigError, match=message):
+        assign(rules, PARAMS, table="t")

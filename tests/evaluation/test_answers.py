@@ -8,11 +8,7 @@ import pytest
 import regex
 from one_answer import has_answer
 
-from taser_jax.evaluation.metrics import (
-    AnswerMatch,
-    AnswerMatcher,
-    tokenize,
-)
+from taser_jax.evaluation.metrics import AnswerMatch, AnswerMatcher, tokenize
 
 
 def oracle_tokens(text):

@@ -11,7 +11,6 @@ from taser_jax.evaluation.kilt import (
     ranked_pages,
     write_predictions,
 )
-from taser_jax.evaluation.metrics import evaluate_qrels
 from taser_jax.retrieval.runs import Run
 from taser_jax.storage.errors import ConfigError, DataError
 
@@ -24,10 +23,7 @@ def test_kilts_own_vector():
     assert page_r_precision(GUESS, GOLD) == 0.5
     assert page_recall(GUESS, GOLD, 5) == pytest.approx(2 / 3)
     found = evaluate_pages({"q": GUESS}, {"q": GOLD}, ["PageRprec", "PageRecall@5"])
-    assert found.averages() == {
-        "PageRprec": 0.5,
-        "PageRecall@5": pytest.approx(2 / 3),
-    }
+    assert found.averages() == {"PageRprec": 0.5, "PageRecall@5": pytest.approx(2 / 3)}
 
 
 def test_places_of_partial_sets_by_hand():
@@ -79,24 +75,6 @@ def test_against_closed_forms_on_random_rankings():
             assert page_recall(pages, gold, k) == pytest.approx(recall), (pages, gold, k)
         shuffled = rng.sample(gold, len(gold))
         assert page_r_precision(pages, shuffled) == page_r_precision(pages, gold)
-
-
-def test_with_single_pages_it_is_the_ordinary_r_precision_and_recall():
-    rng = random.Random(1)
-    pages, gold, qrels = {}, {}, {}
-    for i in range(50):
-        found = rng.sample(range(20), 10)
-        wanted = rng.sample(range(20), 4)
-        pages[f"q{i}"], gold[f"q{i}"] = list(map(str, found)), [set(map(str, wanted))]
-        qrels[f"q{i}"] = dict.fromkeys(wanted, 1)
-    rows = np.array([list(map(int, found)) for found in pages.values()], np.int32)
-    scores = np.tile(-np.arange(10, dtype=np.float32), (50, 1))
-    run = Run(list(pages), rows, scores)
-    by_page = evaluate_pages(pages, gold, ["PageRprec"]).values["PageRprec"]
-    np.testing.assert_allclose(by_page, evaluate_qrels(run, qrels, ["Rprec"]).values["Rprec"])
-    singles = {id: [{page} for page in sets[0]] for id, sets in gold.items()}
-    recall = evaluate_pages(pages, singles, ["PageRecall@5"]).values["PageRecall@5"]
-    np.testing.assert_allclose(recall, evaluate_qrels(run, qrels, ["Recall@5"]).values["Recall@5"])
 
 
 # Row -> page.

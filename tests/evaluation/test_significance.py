@@ -1,14 +1,27 @@
 """Paired tests of two systems over queries, against a loop."""
 
+import functools
+
 import numpy as np
 import pytest
 
+from taser_jax.commands.evaluate import write_table
 from taser_jax.evaluation.metrics import Evaluation
+from taser_jax.evaluation.results import read_results
 from taser_jax.evaluation.significance import (
+    AVERAGE,
+    SignificanceConfig,
     bootstrap_over_tasks,
+    compare_rows,
     resampled_means,
 )
 from taser_jax.storage.errors import DataError
+from taser_jax.systems.muf.tables import write_row
+
+
+def evaluation(values, measure="R@1"):
+    ids = tuple(f"q{number}" for number in range(len(values)))
+    return Evaluation(ids, {measure: np.asarray(values, np.float64)})
 
 
 def on_one_task(first, second, resamples=10_000):
@@ -18,9 +31,7 @@ def on_one_task(first, second, resamples=10_000):
 
 def test_paired_bootstrap():
     rng = np.random.default_rng(0)
-    ids = tuple(map(str, range(200)))
-    first = Evaluation(ids, {"R@1": (rng.random(200) < 0.7).astype(float)})
-    second = Evaluation(ids, {"R@1": (rng.random(200) < 0.5).astype(float)})
+    first, second = (evaluation(rng.random(200) < share) for share in (0.7, 0.5))
     result = on_one_task(first, second, resamples=2000)
     difference = first.values["R@1"] - second.values["R@1"]
     # The normal approximation is the oracle: 200 bounded differences are close to it.
@@ -30,9 +41,11 @@ def test_paired_bootstrap():
     assert result.high == pytest.approx(difference.mean() + half, abs=0.02)
     assert result.p_value < 0.01
     assert on_one_task(first, first, resamples=100).p_value == 1
+    sure = on_one_task(evaluation(np.ones(30)), evaluation(np.zeros(30)))
+    assert (sure.difference, sure.low, sure.high, sure.p_value) == (1.0, 1.0, 1.0, 0.0)
     assert on_one_task(first, second, resamples=2000) == result
-    with pytest.raises(DataError, match="different queries"):
-        on_one_task(first, Evaluation(ids[::-1], first.values))
+    with pytest.raises(DataError, match=r"task 'nq'(.|\n)*different queries"):
+        on_one_task(first, Evaluation(first.query_ids[::-1], first.values))
 
 
 def test_resampled_means_are_those_of_drawn_rows():
@@ -44,11 +57,6 @@ def test_resampled_means_are_those_of_drawn_rows():
     for size in (256, 256, 88):
         expected += [values[rows].mean(axis=0) for rows in rng.integers(0, 23, (size, 23))]
     np.testing.assert_allclose(found, expected, rtol=1e-12)
-
-
-def evaluation(values, measure="R@1", prefix="q"):
-    ids = tuple(f"{prefix}{number}" for number in range(len(values)))
-    return Evaluation(ids, {measure: np.asarray(values, np.float64)})
 
 
 def test_the_mean_over_tasks_counts_each_task_once():
@@ -84,15 +92,105 @@ def test_a_task_without_a_measure_has_no_part_in_its_mean():
     assert averages["PageRprec"].difference == 0.0
 
 
-def test_no_difference_is_not_significant_and_a_sure_one_is():
-    ones, zeros = evaluation(np.ones(30)), evaluation(np.zeros(30))
-    assert on_one_task(ones, ones).p_value == 1.0
-    sure = on_one_task(ones, zeros)
-    assert (sure.difference, sure.low, sure.high, sure.p_value) == (1.0, 1.0, 1.0, 0.0)
+MEASURES = ("R@1", "R@20")
+write = functools.partial(write_row, split="test")
 
 
-def test_bad_input():
-    with pytest.raises(DataError, match=r"task 'nq'"):
-        bootstrap_over_tasks(
-            {"nq": evaluation([1.0])}, {"nq": evaluation([1.0], prefix="x")}, ["R@1"]
-        )
+def drawn(share, count, seed):
+    rng = np.random.default_rng(seed)
+    values = {name: (rng.random(count) < share).astype(np.float64) for name in MEASURES}
+    return Evaluation(tuple(f"q{number}" for number in range(count)), values)
+
+
+def compared(directory, baseline="BM25"):
+    results = read_results(directory / "results")
+    return compare_rows(directory, results, split="test", baseline=baseline)
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """BM25 and TASER on two tasks, a model of one task on one of them; written to `tmp_path`."""
+    rows = {
+        "BM25": {"nq": drawn(0.5, 300, 0), "squad": drawn(0.7, 60, 1)},
+        "TASER": {"nq": drawn(0.7, 300, 2), "squad": drawn(0.7, 60, 3)},
+        "nq alone": {"nq": drawn(0.6, 300, 4)},
+    }
+    for system, tasks in rows.items():
+        write(tmp_path, system, tasks)
+    return rows
+
+
+def test_every_row_is_tested_on_the_tasks_it_shares(rows, tmp_path):
+    found = compared(tmp_path)
+    assert found.baseline == "BM25"
+    assert {key[:2] for key in found.queries} == {
+        *(("TASER", task) for task in ("nq", "squad", AVERAGE)),
+        # Its average would be of other tasks than the baseline's.
+        ("nq alone", "nq"),
+    }
+    effect = found.queries["TASER", "nq", "R@1"]
+    by_hand = rows["TASER"]["nq"].values["R@1"].mean() - rows["BM25"]["nq"].values["R@1"].mean()
+    assert effect.difference == pytest.approx(by_hand)
+    # Another draw of the same distribution: the ends of an interval vary by its resampling alone.
+    both = ({"nq": rows[name]["nq"]} for name in ("TASER", "BM25"))
+    again = bootstrap_over_tasks(*both, ["R@1"], resamples=9_000)[0]["nq"]["R@1"]
+    assert effect.low == pytest.approx(again.low, abs=0.005)
+    assert effect.high == pytest.approx(again.high, abs=0.005)
+    reversed_rows = compared(tmp_path, baseline="TASER")
+    assert reversed_rows.queries["BM25", "nq", "R@1"].difference == pytest.approx(-by_hand)
+
+
+def test_the_table_shows_difference_interval_and_p(rows, tmp_path):
+    table = write_table(tmp_path)
+    effect = compared(tmp_path).queries["TASER", "nq", "R@1"]
+    points = [f"{100 * value:+.1f}" for value in (effect.difference, effect.low, effect.high)]
+    assert effect.p_value < 0.001
+    cell = f"{points[0]} [{points[1]}, {points[2]}] p < 0.001"
+    markdown = (tmp_path / "table.md").read_text()
+    assert "Difference from BM25, 95% interval and p over queries:" in markdown
+    assert f"| TASER | {cell} |" in markdown
+    assert "Difference from BM25" in table.to_text()
+    # BM25 is not compared with itself, and the model of one task has no average to compare.
+    average = markdown.split("Difference from BM25", 1)[1].split("###", 1)[0]
+    shown = [name in average for name in ("| BM25 |", "| TASER |", "| nq alone |")]
+    assert shown == [False, True, False]
+    write_table(tmp_path, significance=SignificanceConfig(more_baselines=("TASER", "no row")))
+    markdown = (tmp_path / "table.md").read_text()
+    assert markdown.index("Difference from BM25") < markdown.index("Difference from TASER")
+    points = [f"{-100 * value:+.1f}" for value in (effect.difference, effect.high, effect.low)]
+    assert f"| BM25 | {points[0]} [{points[1]}, {points[2]}] p < 0.001 |" in markdown
+    write_table(tmp_path, significance=None)
+    assert "Difference" not in (tmp_path / "table.md").read_text()
+
+
+def test_the_plot_draws_differences_and_intervals_of_averages(rows, tmp_path):
+    table = write_table(tmp_path, significance=SignificanceConfig(more_baselines=("TASER",)))
+    assert (tmp_path / "table.png").read_bytes().startswith(b"\x89PNG")
+    figure = table.plot()
+    assert [axis.get_title() for axis in figure.axes] == list(MEASURES)
+    of_bm25, of_taser = figure.axes[0].containers
+    effect = compared(tmp_path).queries["TASER", AVERAGE, "R@1"]
+    (segment,) = of_bm25.lines[2][0].get_segments()
+    np.testing.assert_allclose(segment[:, 0], [100 * effect.low, 100 * effect.high])
+    # Rows are BM25, the model of one task, TASER.
+    assert of_bm25.lines[0].get_xydata().tolist() == [[100 * effect.difference, 2]]
+    assert of_taser.lines[0].get_xdata() == pytest.approx([-100 * effect.difference])
+
+
+def test_a_table_without_comparisons_has_no_plot(rows, tmp_path):
+    write_table(tmp_path, significance=None)
+    assert {path.name for path in tmp_path.glob("table.*")} == {"table.md", "table.csv"}
+
+
+def test_rows_of_other_queries_are_refused_by_name(rows, tmp_path):
+    write(tmp_path, "TASER", {"nq": drawn(0.7, 299, 2), "squad": rows["TASER"]["squad"]})
+    with pytest.raises(DataError) as refused:
+        compared(tmp_path)
+    message = str(refused.value)
+    assert "rows 'TASER' and 'BM25', task 'nq'" in message
+    assert "different queries: 1 are of one alone, such as 'q299'" in message
+
+
+def test_a_baseline_that_is_no_row_yet(rows, tmp_path, caplog):
+    assert compared(tmp_path, baseline="DPR") is None
+    assert "baseline 'DPR' is not a row (BM25, nq alone, TASER)" in caplog.text

@@ -65,13 +65,6 @@ def count(values, *, devices=1, medians=None, temperature=2.0):
     }
 
 
-def test_entropy_of_the_papers_bound():
-    """95% on one task and 5% on the other seven are just inside 0.3 nats."""
-    weights = jnp.array([0.95, *[0.05 / 7] * 7])
-    assert float(task_entropy(2 * jnp.log(weights), 2.0)) == pytest.approx(0.2958, abs=1e-4)
-    assert float(task_entropy(jnp.ones(8), 2.0)) == pytest.approx(math.log(8))
-
-
 def test_worked_example():
     """Three tasks; I of four parameters, at τ = 2.
 
@@ -130,21 +123,6 @@ def test_eight_devices_count_what_one_counts():
                 np.testing.assert_allclose(its, mine, rtol=1e-5, err_msg=name)
             else:
                 np.testing.assert_array_equal(its, mine, err_msg=f"{name} {field}")
-
-
-def test_no_device_gets_more_than_its_part_of_a_leaf():
-    """The compiled count has no collective but sums, and no array with the whole leaf's entries."""
-    placed = quadratic.put({"kernel": np.zeros((24, 16), np.float32)}, 8)["kernel"]
-    program = count_leaf.lower(
-        (placed,) * 3,
-        jnp.ones(3),
-        temperature=2.0,
-        sharding=placed.sharding,
-    ).compile()
-    text = program.as_text()
-    assert "all-reduce" in text
-    assert "all-gather" not in text
-    assert "24,16]" not in text
 
 
 def test_the_bound_of_specific_is_an_edge():

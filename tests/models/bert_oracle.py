@@ -1,7 +1,9 @@
 """An encoder written a second time, in float64 NumPy, one sequence and one token at a time."""
 
 import math
+import operator
 
+import jax
 import numpy as np
 
 _ERF = np.vectorize(math.erf)
@@ -40,18 +42,12 @@ def feed_forward(x, p):
     return layer_norm(x + dense(gelu(dense(x, p["wi"])), p["wo"]), p["layer_norm"])
 
 
-def expert(tree, index):
-    if isinstance(tree, dict):
-        return {name: expert(value, index) for name, value in tree.items()}
-    return tree[index]
-
-
 def encode(params, ids, mask, *, num_heads, choose, router_input="ffn_input", summary="cls"):
     """Hidden states of real tokens, a list of [length, embed].
 
     `choose` is an expert's number (Det-R), "sequence" or "token".
     """
-    p = _float64(params)
+    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     outputs = []
     for row, real in zip(ids, mask, strict=True):
         row = row[: int(real.sum())]
@@ -85,15 +81,9 @@ def encode(params, ids, mask, *, num_heads, choose, router_input="ffn_input", su
                 choices = [choose] * len(attended)
             hidden = np.stack(
                 [
-                    feed_forward(x, expert(layer["experts"], c))
+                    feed_forward(x, jax.tree.map(operator.itemgetter(c), layer["experts"]))
                     for x, c in zip(attended, choices, strict=True)
                 ]
             )
         outputs.append(hidden)
     return outputs
-
-
-def _float64(tree):
-    if isinstance(tree, dict):
-        return {name: _float64(value) for name, value in tree.items()}
-    return np.asarray(tree, np.float64)

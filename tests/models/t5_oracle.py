@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import numpy as np
 
 
@@ -45,6 +46,10 @@ def attention(queries, keys, p, bias=None, seen=None):
         attended = scores / scores.sum(1, keepdims=True) @ v
         result += attended @ p["out"]["kernel"][head]
     return result
+
+
+def _float64(params):
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
 
 
 def encode(params, ids, *, num_buckets, max_distance):
@@ -91,9 +96,3 @@ def fused(params, query, documents, **sizes):
         probabilities /= probabilities.sum()
         totals += [part.sum() for part in np.split(probabilities, cuts)]
     return output, totals
-
-
-def _float64(tree):
-    if isinstance(tree, dict):
-        return {name: _float64(value) for name, value in tree.items()}
-    return np.asarray(tree, np.float64)

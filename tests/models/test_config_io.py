@@ -1,7 +1,8 @@
+import functools
 import json
 
 import pytest
-from tiny_models import tiny_t5
+from tiny_models import tiny_bert, tiny_t5
 
 from taser_jax.models import config_io
 from taser_jax.models.batch import Normalization
@@ -14,7 +15,7 @@ from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.models.stack import Remat
 from taser_jax.models.t5 import PositionBias, T5Initialization
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
-from taser_jax.storage.errors import TaserError
+from taser_jax.storage.errors import ConfigError, TaserError
 
 CONFIGS = [
     DualEncoderConfig(),
@@ -104,3 +105,47 @@ def test_absent_fields_take_their_defaults():
 def test_files_that_cannot_be_used(text, message):
     with pytest.raises(TaserError, match=message):
         config_io.from_json(text)
+
+
+TWO_EXPERTS = ExpertConfig(num_experts=2)
+SEPARATE = functools.partial(DualEncoderConfig, towers=Towers.SEPARATE)
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "message"),
+    [
+        (tiny_bert, {"dtype": "float16"}, "float32 or bfloat16"),
+        (tiny_bert, {"dropout_rate": 1.0}, r"dropout_rate is 1\.0"),
+        (tiny_bert, {"num_heads": 0}, "num_heads is 0"),
+        (tiny_t5, {"num_decoder_layers": -1}, "num_decoder_layers is -1"),
+        (tiny_t5, {"num_buckets": 7}, "num_buckets is 7"),
+        (tiny_t5, {"max_distance": 2}, "max_distance is 2"),
+        (tiny_t5, {"mlp_activations": ("silu", "linear")}, "(?s)mlp_activations.*'gelu', 'linear'"),
+        (tiny_t5, {"mlp_activations": ()}, "mlp_activations"),
+        (ExpertConfig, {"num_experts": 3}, "even number"),
+        (ExpertConfig, {"num_experts": 0}, "1 or more"),
+        (ExpertConfig, {"temperature": 0.0}, "above 0"),
+        (ExpertConfig, {"shared_per_specialized": -1}, "0 "),
+        (DualEncoderConfig, {"query_tasks": ("nq",)}, "query_tasks with tied towers"),
+        (
+            *(DualEncoderConfig, {"bert": BertConfig(num_layers=2), "experts": TWO_EXPERTS}),
+            r"set blocks \(1 to 2\)",
+        ),
+        (SEPARATE, {"experts": TWO_EXPERTS}, "in separate towers, experts"),
+        (SEPARATE, {"query_tasks": ("nq", "nq")}, "distinct task names"),
+        (SEPARATE, {"query_tasks": ("nq/dev",)}, "without a slash"),
+        (T5DualEncoderConfig, {"projection_dim": 0}, "projection_dim is 0"),
+        (
+            *(T5DualEncoderConfig, {"t5": tiny_t5(num_decoder_layers=0)}),
+            "(?s)num_decoder_layers is 0.*ENCODER_MEAN",
+        ),
+        (
+            *(T5FusionConfig, {"embedding": T5Embedding.ENCODER_MEAN}),
+            "the decoder attends to the documents",
+        ),
+        (BertFusionConfig, {"decoder_layers": 0}, "decoder_layers is 0"),
+    ],
+)
+def test_configurations_that_cannot_be(make, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        make(**changes)

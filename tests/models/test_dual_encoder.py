@@ -1,3 +1,6 @@
+import dataclasses
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,9 +15,9 @@ from tiny_models import (
     tiny_tokens,
 )
 
+from taser_jax.devices.partitioning import leaves_by_path
 from taser_jax.models import bert_layers
 from taser_jax.models.batch import Normalization, Role, Tokens
-from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.bert_layers import AttentionKernel
 from taser_jax.models.dual_encoder import DualEncoder, Towers, normalize
@@ -26,7 +29,6 @@ from taser_jax.models.parameters import (
     parameter_count,
 )
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
-from taser_jax.models.stack import Remat
 from taser_jax.models.t5_dual_encoder import T5Embedding
 from taser_jax.storage.errors import ConfigError
 
@@ -38,51 +40,39 @@ MODELS = {
 }
 
 
+ONE_GATE = {"routing": Routing.TOKEN, "gate_sharing": GateSharing.SHARED}
+
+
 @pytest.mark.parametrize(
-    ("config", "expected"),
+    ("towers", "experts", "expected"),
     [
-        (DualEncoderConfig(towers=Towers.SEPARATE), 217_783_296),
-        (
-            DualEncoderConfig(experts=ExpertConfig(num_experts=2, routing=Routing.SEQUENCE)),
-            127_787_520 + 4 * 1_538,
-        ),
-        (
-            DualEncoderConfig(
-                experts=ExpertConfig(
-                    num_experts=4, routing=Routing.TOKEN, gate_sharing=GateSharing.SHARED
-                )
-            ),
-            165_579_264 + 3_076,
-        ),
+        (Towers.SEPARATE, {}, 217_783_296),
+        (Towers.TIED, MODELS["sequence"], 127_787_520 + 4 * 1_538),
+        (Towers.TIED, {"num_experts": 4, **ONE_GATE}, 165_579_264 + 3_076),
     ],
 )
-def test_parameter_counts_of_the_papers_models(config, expected):
+def test_parameter_counts_of_the_papers_models(towers, experts, expected):
+    config = DualEncoderConfig(towers=towers, experts=ExpertConfig(**experts))
     assert parameter_count(abstract_params(DualEncoder(config))) == expected
 
 
 def test_parameter_paths_shapes_and_axes():
     model = tiny_model(experts={"num_experts": 2, "routing": Routing.TOKEN})
-    axes, shapes = logical_axes(model)["encoder"], abstract_params(model)["encoder"]
+    shapes, axes = (leaves_by_path(of(model)["encoder"]) for of in (abstract_params, logical_axes))
     expected = {
-        ("embeddings", "token", "embedding"): ((50, 16), ("vocab", "embed")),
-        ("embeddings", "position", "embedding"): ((12, 16), ("length", "embed")),
-        ("layers_0", "attention", "query", "kernel"): ((16, 2, 8), ("embed", "heads", "kv")),
-        ("layers_0", "attention", "out", "kernel"): ((2, 8, 16), ("heads", "kv", "embed")),
-        ("layers_0", "mlp", "wi", "kernel"): ((16, 24), ("embed", "mlp")),
-        ("layers_1", "experts", "wo", "kernel"): ((2, 24, 16), ("expert", "mlp", "embed")),
-        ("layers_1", "experts", "layer_norm", "scale"): ((2, 16), ("expert", "embed")),
-        ("layers_1", "router", "kernel"): ((16, 2), ("embed", "expert")),
+        "embeddings/token/embedding": ((50, 16), ("vocab", "embed")),
+        "embeddings/position/embedding": ((12, 16), ("length", "embed")),
+        "layers_0/attention/query/kernel": ((16, 2, 8), ("embed", "heads", "kv")),
+        "layers_0/attention/out/kernel": ((2, 8, 16), ("heads", "kv", "embed")),
+        "layers_0/mlp/wi/kernel": ((16, 24), ("embed", "mlp")),
+        "layers_1/experts/wo/kernel": ((2, 24, 16), ("expert", "mlp", "embed")),
+        "layers_1/experts/layer_norm/scale": ((2, 16), ("expert", "embed")),
+        "layers_1/router/kernel": ((16, 2), ("embed", "expert")),
     }
     for path, (shape, names) in expected.items():
-        leaf, spec = shapes, axes
-        for key in path:
-            leaf, spec = leaf[key], spec[key]
-        assert leaf.shape == shape
-        assert tuple(spec) == names
-    assert "mlp" not in shapes["layers_1"]
-    assert jax.tree.structure(shapes) == jax.tree.structure(
-        axes, is_leaf=lambda leaf: isinstance(leaf, jax.sharding.PartitionSpec)
-    )
+        assert (shapes[path].shape, tuple(axes[path])) == (shape, names)
+    assert "layers_1/mlp/wi/kernel" not in shapes
+    assert shapes.keys() == axes.keys()
 
 
 def test_experts_start_as_copies_and_routers_small():
@@ -97,15 +87,19 @@ def test_experts_start_as_copies_and_routers_small():
     assert not layer["router"]["bias"].any()
 
 
+def gradients(model, params, tokens, role, task=None):
+    """Of the sum of the embeddings' first numbers."""
+
+    def total(params):
+        return encode(model, params, tokens, role, task=task).embeddings[:, 0].sum()
+
+    return jax.jit(jax.grad(total))(params)
+
+
 def test_a_role_trains_its_own_expert_only():
     model = tiny_model(experts={"num_experts": 2})
-    params = random_params(model)
-
-    def total(p):
-        return encode(model, p, tiny_tokens(), Role.PASSAGE).embeddings[:, 0].sum()
-
-    experts = jax.jit(jax.grad(total))(params)["encoder"]["layers_1"]["experts"]
-    for leaf in jax.tree.leaves(experts):
+    gradient = gradients(model, random_params(model), tiny_tokens(), Role.PASSAGE)
+    for leaf in jax.tree.leaves(gradient["encoder"]["layers_1"]["experts"]):
         assert not leaf[0].any()
         assert leaf[1].any()
 
@@ -142,41 +136,9 @@ def test_padding_and_batch_mates_change_nothing(name):
 def test_rows_of_padding_alone_stay_finite():
     experts = MODELS["token"] | {"blocks": (1,)}
     model = tiny_model(bert=tiny_bert(num_layers=1), experts=experts, pooling=Pooling.MEAN)
-    params = random_params(model)
     empty = Tokens(np.zeros((2, 4), np.int32), np.zeros((2, 4), bool))
-
-    def total(p):
-        return encode(model, p, empty, Role.QUERY).embeddings.sum()
-
-    assert all(
-        jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.jit(jax.grad(total))(params))
-    )
-
-
-def with_remat(name, remat):
-    if name == "t5":
-        return tiny_t5_model(t5=one_block(remat=remat))
-    bert = tiny_bert(num_layers=1, remat=remat, dropout_rate=0.1, attention_dropout_rate=0.1)
-    return tiny_model(bert=bert, experts={"num_experts": 4, "blocks": (1,)})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["det4", "t5"])
-def test_rematerialisation_changes_no_gradient(name):
-    models = [with_remat(name, remat) for remat in Remat]
-    params = random_params(models[0])
-
-    def gradient(model):
-        def total(p):
-            encoded = encode(model, p, tiny_tokens(), Role.PASSAGE, train=True, rngs=RNGS)
-            return encoded.embeddings[:, 0].sum()
-
-        return jax.jit(jax.grad(total))(params)
-
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4),
-        *(gradient(model) for model in models),
-    )
+    gradient = gradients(model, random_params(model), empty, Role.QUERY)
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
 def in_bfloat16(name, **dtype):
@@ -229,22 +191,12 @@ def test_dropout_acts_in_training_only_and_in_attention_too(caplog):
     assert np.abs(np.asarray(plain - hidden)).max() > 1e-2
 
 
-def test_what_cannot_be_is_refused():
-    with pytest.raises(ConfigError, match="separate towers"):
-        DualEncoderConfig(towers=Towers.SEPARATE, experts=ExpertConfig(num_experts=2))
-    with pytest.raises(ConfigError, match=r"set blocks \(1 to 2\)"):
-        DualEncoderConfig(bert=BertConfig(num_layers=2), experts=ExpertConfig(num_experts=2))
+def test_texts_longer_than_the_position_table_are_refused():
     with pytest.raises(ConfigError, match="max_length = 12"):
         jax.eval_shape(
             lambda key: init_params(tiny_model(), key, query_length=4, passage_length=13),
             jax.random.key(0),
         )
-    with pytest.raises(ConfigError, match="float32 or bfloat16"):
-        tiny_bert(dtype="float16")
-    with pytest.raises(ConfigError, match="dropout_rate"):
-        tiny_bert(dropout_rate=1.0)
-    with pytest.raises(ConfigError, match="num_heads is 0"):
-        tiny_bert(num_heads=0)
 
 
 @pytest.mark.parametrize("pooling", Pooling)
@@ -266,3 +218,106 @@ def test_normalising_zeros_keeps_values_and_gradients_finite():
     gradient = jax.grad(lambda x: normalize(x, Normalization.L2).sum())(zeros)
     np.testing.assert_array_equal(normalize(zeros, Normalization.L2), zeros)
     assert np.isfinite(gradient).all()
+
+
+TASKS = {"towers": Towers.SEPARATE, "query_tasks": ("nq", "fever")}
+TOWERS = ("query_encoder_nq", "query_encoder_fever", "passage_encoder")
+Q_SPEC = DualEncoderConfig(bert=tiny_bert(num_layers=1), **TASKS)
+LEARNED = ExpertConfig(num_experts=2, routing=Routing.SEQUENCE, blocks=(1,))
+
+
+@pytest.mark.parametrize("experts", [ExpertConfig(), LEARNED])
+def test_copies_of_one_tower_embed_as_the_tied_model_does(experts):
+    config = DualEncoderConfig(bert=tiny_bert(num_layers=1), experts=experts, pooling=Pooling.MEAN)
+    tied = DualEncoder(config)
+    model = DualEncoder(dataclasses.replace(config, **TASKS))
+    encoder = random_params(tied)["encoder"]
+    copies = dict.fromkeys(TOWERS, encoder)
+    for role in Role:
+        for task in ("nq", "fever"):
+            found = encode(model, copies, tiny_tokens(), role, task=task)
+            expected = encode(tied, {"encoder": encoder}, tiny_tokens(), role)
+            jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_a_tasks_queries_train_their_own_tower_and_passages_one():
+    model = DualEncoder(Q_SPEC)
+    params = random_params(model)
+
+    def trained(role, task):
+        found = gradients(model, params, tiny_tokens(), role, task)
+        return {n for n, tree in found.items() if any(x.any() for x in jax.tree.leaves(tree))}
+
+    assert trained(Role.QUERY, "nq") == {"query_encoder_nq"}
+    assert trained(Role.QUERY, "fever") == {"query_encoder_fever"}
+    assert trained(Role.PASSAGE, "nq") == {"passage_encoder"}
+    assert trained(Role.PASSAGE, None) == {"passage_encoder"}
+
+
+def test_towers_start_as_copies():
+    model = DualEncoder(Q_SPEC)
+    params = jax.jit(lambda key: init_params(model, key))(jax.random.key(0))
+    assert params.keys() == set(TOWERS)
+    kernels = [params[tower]["layers_0"]["mlp"]["wi"]["kernel"] for tower in TOWERS]
+    np.testing.assert_array_equal(kernels, [kernels[0]] * 3)
+    # The optimiser donates the state: two towers may not share a buffer.
+    assert len({kernel.unsafe_buffer_pointer() for kernel in kernels}) == 3
+
+
+def test_a_query_without_its_tasks_tower_is_refused():
+    model = DualEncoder(Q_SPEC)
+    for task, message in ((None, "without a task"), ("trex", "of task 'trex'")):
+        with pytest.raises(ConfigError, match=f"(?s){message}.*nq, fever"):
+            jax.eval_shape(
+                lambda p, task=task: encode(model, p, tiny_tokens(), Role.QUERY, task=task),
+                abstract_params(model),
+            )
+
+
+# One text of padding alone.
+MASK = np.arange(8) < np.array([8, 3, 1, 0])[:, None]
+TEXTS = Tokens(np.random.default_rng(0).integers(2, 20, MASK.shape).astype(np.int32) * MASK, MASK)
+
+
+def attending(kernel, pooling, **sizes):
+    return tiny_model(bert=tiny_bert(attention=kernel, **sizes), pooling=pooling)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pooling", "calls"), [(Pooling.MEAN, 1), (Pooling.CLS, 0)])
+def test_a_training_step_lowers_for_cuda(monkeypatch, pooling, calls):
+    from jax._src.cudnn import fused_attention_stablehlo
+
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
+    model = attending(AttentionKernel.CUDNN, pooling, dtype="bfloat16", num_layers=1)
+
+    @jax.jit
+    @jax.grad
+    def step(params):
+        return encode(model, params, TEXTS, Role.PASSAGE).embeddings.sum()
+
+    text = step.trace(abstract_params(model)).lower(lowering_platforms=("cuda",)).as_text()
+    # [CLS] pooling's last block has one query, an odd number.
+    assert len(re.findall(r"@__cudnn\$fmhaSoftmaxBackward\(", text)) == calls
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pooling", Pooling)
+def test_cudnn_is_asked_for_what_the_others_compute(monkeypatch, pooling):
+    # A block that another test traced would call no attention here.
+    jax.clear_caches()
+    asked = []
+    attention = jax.nn.dot_product_attention
+
+    def record(*arrays, implementation, **options):
+        asked.append(implementation)
+        return attention(*arrays, implementation="xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", record)
+    models = [attending(k, pooling) for k in (AttentionKernel.EINSUM, AttentionKernel.CUDNN)]
+    params = random_params(models[0])
+    einsum, cudnn = (encode(m, params, TEXTS, Role.PASSAGE).embeddings for m in models)
+    assert "cudnn" in asked
+    real = MASK.any(axis=1)
+    np.testing.assert_allclose(cudnn[real], einsum[real], atol=1e-5)
+    assert np.isfinite(cudnn).all()

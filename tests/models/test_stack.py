@@ -6,21 +6,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
-from tiny_models import random_params, tiny_bert, tiny_model, tiny_t5, tiny_t5_model, tiny_tokens
+from tiny_models import (
+    assert_close,
+    encode,
+    random_params,
+    tiny_bert,
+    tiny_model,
+    tiny_t5,
+    tiny_t5_model,
+    tiny_tokens,
+)
 
 from taser_jax.devices.collectives import read_collectives
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import Pooling
-from taser_jax.models.stack import (
-    BlockCall,
-    Remat,
-    Scan,
-    longest_repetition,
-    run_blocks,
-    split_over_batch,
-)
+from taser_jax.models.stack import BlockCall, Remat, Scan, longest_repetition, run_blocks
 
 RNGS = {"dropout": jax.random.key(0), "routing": jax.random.key(1)}
 
@@ -91,57 +93,54 @@ def test_blocks_run_in_order_with_their_own_parameters_and_draws(scanned):
     assert program.count("scan[") == scanned
 
 
-def _bert(blocks, num_layers, pooling, **changes):
-    def build(scan):
-        bert = tiny_bert(num_layers=num_layers, scan=scan, **changes)
-        return tiny_model(bert=bert, experts={"num_experts": 2, "blocks": blocks}, pooling=pooling)
+def bert_of(num_layers, *, num_experts=2, blocks=(2, 4), pooling=Pooling.MEAN, **fixed):
+    def build(**option):
+        bert = tiny_bert(num_layers=num_layers, **fixed, **option)
+        experts = {"num_experts": num_experts, "blocks": blocks}
+        return tiny_model(bert=bert, experts=experts, pooling=pooling)
 
-    return build, random_params
+    return build
 
 
-def _t5(**changes):
-    sizes = {"num_layers": 3, "num_decoder_layers": 3, "dropout_rate": 0.0}
+def t5_of(num_layers, **fixed):
+    def build(**option):
+        sizes = {"num_layers": num_layers, "num_decoder_layers": num_layers}
+        return tiny_t5_model(t5=tiny_t5(**{"dropout_rate": 0.0} | sizes | fixed | option))
 
-    def build(scan):
-        return tiny_t5_model(t5=tiny_t5(scan=scan, **(sizes | changes)))
+    return build
 
-    return build, random_params
+
+SLOW, RELEASE = pytest.mark.slow, pytest.mark.release
+DROPOUT = {"dropout_rate": 0.1, "attention_dropout_rate": 0.1}
+DRAWN = {"num_experts": 4, "blocks": (1,), "pooling": Pooling.CLS, **DROPOUT}
+PER_LAYER = {"remat": Remat.BLOCK, "position_bias": "per_layer"}
 
 
 @pytest.mark.parametrize(
-    ("build", "draw_params"),
+    ("build", "option", "values"),
     [
-        pytest.param(*_bert((2, 4), 4, Pooling.MEAN), id="all tokens"),
+        pytest.param(bert_of(4), "scan", Scan, id="all tokens"),
         pytest.param(
-            *_bert((2, 4), 6, Pooling.CLS, remat=Remat.BLOCK), marks=pytest.mark.slow, id="[CLS]"
+            bert_of(6, pooling=Pooling.CLS, remat=Remat.BLOCK), "scan", Scan, marks=SLOW, id="[CLS]"
         ),
-        pytest.param(*_t5(), id="t5", marks=pytest.mark.slow),
-        pytest.param(
-            *_t5(remat=Remat.BLOCK, position_bias="per_layer"), marks=pytest.mark.release, id="umt5"
-        ),
+        pytest.param(t5_of(3), "scan", Scan, marks=SLOW, id="t5"),
+        pytest.param(t5_of(3, **PER_LAYER), "scan", Scan, marks=RELEASE, id="umt5"),
+        pytest.param(bert_of(1, **DRAWN), "remat", Remat, marks=SLOW, id="remat"),
+        pytest.param(t5_of(1, dropout_rate=0.1), "remat", Remat, marks=SLOW, id="t5, remat"),
     ],
 )
-def test_a_loop_changes_neither_outputs_nor_gradients(build, draw_params):
-    models = [build(scan) for scan in Scan]
-    params = draw_params(models[0])
+def test_neither_a_loop_nor_rematerialisation_changes_outputs_or_gradients(build, option, values):
+    models = [build(**{option: value}) for value in values]
+    params = random_params(models[0])
 
     def outputs_and_gradients(model):
         def total(params):
-            encoded = model.apply(
-                {"params": params},
-                tiny_tokens(),
-                role=Role.QUERY,
-                train=True,
-                method="encode",
-            )
+            encoded = encode(model, params, tiny_tokens(), Role.QUERY, train=True, rngs=RNGS)
             return encoded.embeddings[:, 0].sum(), encoded
 
         return jax.jit(jax.grad(total, has_aux=True))(params)
 
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-4),
-        *map(outputs_and_gradients, models),
-    )
+    assert_close(*map(outputs_and_gradients, models), atol=2e-5)
 
 
 RNG = np.random.default_rng(0)

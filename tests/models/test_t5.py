@@ -3,15 +3,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import t5_oracle
-from tiny_models import encode, one_block, random_params, tiny_t5, tiny_t5_model, tiny_tokens
+from tiny_models import (
+    assert_close,
+    encode,
+    one_block,
+    random_params,
+    tiny_t5,
+    tiny_t5_model,
+    tiny_tokens,
+)
 
-from taser_jax.models.batch import Role
+from taser_jax.devices.mesh import MeshConfig, make_mesh
+from taser_jax.devices.partitioning import Partitioner, leaves_by_path
+from taser_jax.models.batch import Normalization, Role
 from taser_jax.models.dual_encoder import DualEncoder
-from taser_jax.models.parameters import abstract_params, parameter_count
+from taser_jax.models.parameters import abstract_params, logical_axes, parameter_count
 from taser_jax.models.t5 import PositionBias, T5Config, T5Initialization
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.models.t5_layers import relative_position_bucket
-from taser_jax.storage.errors import ConfigError
 
 GATED = ("gelu", "linear")
 KINDS = {"t5": {}, "1.1": {"mlp_activations": GATED}}
@@ -75,24 +84,15 @@ def test_rescaled_initialisation_gives_the_same_outputs(kind):
         embeddings(standard, params, tiny_tokens()),
         atol=1e-4,
     )
-    ratios = jax.tree.map(
-        lambda a, b: round(float(jnp.abs(a).sum() / jnp.abs(b).sum()), 3), params, scaled
+    ratios = leaves_by_path(
+        jax.tree.map(
+            lambda a, b: round(float(jnp.abs(a).sum() / jnp.abs(b).sum()), 3), params, scaled
+        )
     )
-    tower = ratios["encoder"]
-    assert tower["token_embedder"]["embedding"] == 100
-    for stack, attention in (
-        ("encoder", "attention"),
-        ("decoder", "self_attention"),
-        ("decoder", "encoder_decoder_attention"),
-    ):
-        layer = tower[stack]["layers_0"]
-        assert [layer[attention][n]["kernel"] for n in ("query", "key", "value", "out")] == [
-            *(1, 1, 1),
-            100,
-        ]
-        expected = {"wi": 10, "wo": 10} if kind == "t5" else {"wi_0": 1, "wi_1": 10, "wo": 10}
-        assert {n: p["kernel"] for n, p in layer["mlp"].items()} == expected
-        assert tower[stack]["relpos_bias"]["rel_embedding"] == 1
+    divided = {"token_embedder/embedding": 100, "out/kernel": 100, "wo/kernel": 10}
+    divided["wi/kernel" if kind == "t5" else "wi_1/kernel"] = 10
+    for path, ratio in ratios.items():
+        assert ratio == divided.get("/".join(path.split("/")[-2:]), 1), path
 
 
 def test_dropout_acts_in_training_only_and_differs_by_key():
@@ -128,19 +128,66 @@ def test_own_position_tables_equal_a_shared_one_where_they_are_equal():
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_heads": 0}, "num_heads is 0"),
-        ({"num_decoder_layers": -1}, "num_decoder_layers is -1"),
-        ({"num_buckets": 7}, "num_buckets is 7"),
-        ({"max_distance": 2}, "max_distance is 2"),
-        ({"dropout_rate": 1.0}, r"dropout_rate is 1\.0"),
-        ({"dtype": "float16"}, "float32 or bfloat16"),
-        ({"mlp_activations": ("silu", "linear")}, "(?s)mlp_activations.*'gelu', 'linear'"),
-        ({"mlp_activations": ()}, "mlp_activations"),
-    ],
-)
-def test_sizes_that_cannot_be(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        tiny_t5(**changes)
+def test_parameters_have_t5x_names_and_logical_axes():
+    model = tiny_t5_model(projection_dim=10)
+    shapes, axes = (leaves_by_path(of(model)["encoder"]) for of in (abstract_params, logical_axes))
+    embed_heads, embed_mlp = ("embed", "heads", "kv"), ("embed", "mlp")
+    expected = {
+        "token_embedder/embedding": ((50, 16), ("vocab", "embed")),
+        "encoder/relpos_bias/rel_embedding": ((2, 8), ("heads", None)),
+        "encoder/layers_1/attention/query/kernel": ((16, 2, 6), embed_heads),
+        "encoder/layers_1/attention/out/kernel": ((2, 6, 16), ("heads", "kv", "embed")),
+        "encoder/layers_1/pre_attention_layer_norm/scale": ((16,), ("embed",)),
+        "encoder/layers_1/mlp/wi/kernel": ((16, 24), embed_mlp),
+        "encoder/layers_1/mlp/wo/kernel": ((24, 16), ("mlp", "embed")),
+        "decoder/layers_0/self_attention/value/kernel": ((16, 2, 6), embed_heads),
+        "decoder/layers_0/encoder_decoder_attention/key/kernel": ((16, 2, 6), embed_heads),
+        "decoder/layers_0/pre_cross_attention_layer_norm/scale": ((16,), ("embed",)),
+        "decoder/decoder_norm/scale": ((16,), ("embed",)),
+        "projection_layer/kernel": ((16, 10), ("embed", None)),
+    }
+    for path, (shape, names) in expected.items():
+        assert (shapes[path].shape, tuple(axes[path])) == (shape, names)
+    gated = abstract_params(tiny_t5_model(t5=tiny_t5(mlp_activations=("gelu", "linear"))))
+    assert gated["encoder"]["decoder"]["layers_0"]["mlp"].keys() == {"wi_0", "wi_1", "wo"}
+    mean = abstract_params(tiny_t5_model(embedding=T5Embedding.ENCODER_MEAN))
+    assert mean["encoder"].keys() == {"token_embedder", "encoder"}
+
+
+def test_projection_and_norm_by_hand():
+    plain = tiny_t5_model(embedding=T5Embedding.ENCODER_MEAN)
+    model = tiny_t5_model(
+        embedding=T5Embedding.ENCODER_MEAN, projection_dim=3, normalization=Normalization.L2
+    )
+    params = random_params(model)
+    without = {"encoder": {n: p for n, p in params["encoder"].items() if n != "projection_layer"}}
+    mean = np.asarray(encode(plain, without, tiny_tokens(), Role.QUERY).embeddings)
+    projected = mean @ np.asarray(params["encoder"]["projection_layer"]["kernel"])
+    expected = projected / np.linalg.norm(projected, axis=1, keepdims=True)
+    found = encode(model, params, tiny_tokens(), Role.QUERY).embeddings
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_sharded_equals_unsharded():
+    mesh = MeshConfig(data=2, fsdp=2, model=2)
+    model = tiny_t5_model(t5=one_block())
+    params = random_params(model)
+    queries, passages = tiny_tokens(batch=8, seed=3), tiny_tokens(batch=8, seed=4)
+    rngs = {"dropout": jax.random.key(1)}
+
+    @jax.jit
+    def step(params, queries, passages):
+        def loss(params):
+            q, p = model.apply({"params": params}, queries, passages, train=True, rngs=rngs)
+            return -jnp.diag(jax.nn.log_softmax(0.1 * q.embeddings @ p.embeddings.T)).mean()
+
+        return jax.value_and_grad(loss)(params)
+
+    expected = step(params, queries, passages)
+    partitioner = Partitioner(make_mesh(mesh))
+    shardings = partitioner.param_shardings(logical_axes(model), abstract_params(model))
+    placed = jax.device_put(params, shardings)
+    found = step(placed, partitioner.put_batch(queries), partitioner.put_batch(passages))
+    kernel = placed["encoder"]["decoder"]["layers_0"]["mlp"]["wi"]["kernel"]
+    assert kernel.addressable_shards[0].data.size * 4 == kernel.size
+    assert_close(found, expected, atol=3e-5)

@@ -1,13 +1,22 @@
 """PCGrad, CGD and GradNorm by their papers' formulas in float64, and what all combiners share."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from task_problem import TASKS, TRAINABLE, flatten, on_eight_devices, permuted, run, steps, tree
+from task_problem import (
+    COMBINERS,
+    OPTIMIZER,
+    TASKS,
+    TRAINABLE,
+    flatten,
+    on_eight_devices,
+    permuted,
+    run,
+    steps,
+    tree,
+)
+from tiny_models import assert_close
 
 from taser_jax.assembly.plans import MultitaskTraining, TrainingConfig
 from taser_jax.cli import configuration
@@ -19,21 +28,13 @@ from taser_jax.optim.multitask import (
     cgd,
     gradnorm,
     pcgrad,
-    projected,
-    reads_task_gradients,
     visiting_orders,
 )
-from taser_jax.optim.optimizers import OptimizerConfig, Update, build_optimizer
-from taser_jax.optim.task_gradients import Reduction, check_combined
+from taser_jax.optim.optimizers import build_optimizer
+from taser_jax.optim.task_gradients import Reduction
 from taser_jax.storage.errors import ConfigError
 
 PARAMS = tree(np.random.default_rng(9))
-COMBINERS = [c for c in Combiner if reads_task_gradients(MultitaskConfig(c))]
-OPTIMIZER = OptimizerConfig(
-    learning_rate=0.1,
-    floor=0.5,
-    updates=((".*/frozen", Update.FREEZE), (".*/(kernel|bias|scalar)", Update.TRAIN)),
-)
 
 
 def conflicting(number, tasks=3):
@@ -156,18 +157,6 @@ def step(combiner, state, gradients, losses):
     return combiner.update(gradients, state, params, losses=losses, key=jax.random.key(0))
 
 
-def test_the_order_of_visits_matters_and_is_the_oracles():
-    g = np.array([[1.0, 0.0, 0.2], [-1.0, 1.0, 0.0], [-0.5, -1.0, 1.0], [0.1, -1.0, -2.0]])
-    results = set()
-    for others in itertools.permutations([1, 2, 3]):
-        orders = np.array([[*others, 0], [0, 2, 3, 1], [3, 1, 0, 2], [2, 0, 1, 3]])
-        factors = projected(jnp.asarray(g @ g.T, jnp.float32), jnp.asarray(orders))
-        combined = np.asarray(factors, np.float64).sum(0) @ g
-        np.testing.assert_allclose(combined, surgery(g, orders), rtol=1e-5, atol=1e-6)
-        results.add(tuple(combined.round(3)))
-    assert len(results) > 1
-
-
 def test_orders_are_permutations_that_differ_by_task_and_key():
     orders = np.stack([visiting_orders(jax.random.key(k), 5) for k in range(40)])
     assert (np.sort(orders, axis=-1) == np.arange(5)).all()
@@ -187,16 +176,6 @@ def test_tasks_that_agree_or_have_no_gradient_are_left_alone():
     combined, state = run(cgd(tasks=TASKS, trainable=TRAINABLE), PARAMS, [(zeros, losses)])
     assert not flatten(combined[0]).any()
     np.testing.assert_allclose(state.report.weights, 1 / 3, rtol=1e-6)
-
-
-def test_gradnorms_weights_even_out_the_norms_where_tasks_learn_alike():
-    combiner = gradnorm(tasks=("a", "b"), learning_rate=0.01)
-    gradients = {"w": jnp.array([[3.0, 0.0], [0.0, 1.0]])}
-    state = combiner.init({"w": jnp.zeros(2)})
-    state = jax.lax.fori_loop(
-        0, 300, lambda _, state: step(combiner, state, gradients, [1, 1])[1], state
-    )
-    np.testing.assert_allclose(state.memory.weights, [0.5, 1.5], atol=0.03)
 
 
 @pytest.mark.parametrize("losses", [([0.0, 2.0], [1.0, 1.0]), ([1.0, 1.0], [0.0, 0.0])])
@@ -250,9 +229,7 @@ def test_one_task_gives_the_plain_optimisers_update(combiner):
     for of_step, (gradients, _) in zip(combined, problem, strict=True):
         alone = jax.tree.map(lambda g: g[0], gradients)
         expected, state = plain.update(alone, state, PARAMS)
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), of_step, expected
-        )
+        assert_close(of_step, expected, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("combiner", COMBINERS)
@@ -272,13 +249,6 @@ def test_neither_devices_nor_the_order_of_tasks_change_anything(combiner):
     for expected, *others in zip(whole, sharded, moved, strict=True):
         for combined in others:
             np.testing.assert_allclose(flatten(combined), flatten(expected), rtol=1e-5, atol=1e-6)
-
-
-def test_a_task_axis_that_no_combiner_removed_is_an_error():
-    [(stacked, _)] = steps(1)
-    chain = optax.chain(check_combined(), optax.adam(0.1))
-    with pytest.raises(ConfigError, match=r"bias has shape \(3, 16\), not \(16,\)"):
-        chain.update(stacked, chain.init(PARAMS), PARAMS)
 
 
 def test_tasks_must_be_named_once():

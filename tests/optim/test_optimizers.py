@@ -3,11 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tiny_models import bert_fusion
 
 from taser_jax.devices.partitioning import leaves_by_path
-from taser_jax.models.bert import BertConfig
-from taser_jax.models.dual_encoder import DualEncoder
-from taser_jax.models.fusion import BertFusionConfig
 from taser_jax.models.parameters import abstract_params
 from taser_jax.optim.optimizers import (
     OptimizerConfig,
@@ -36,10 +34,7 @@ def random_params(seed=0):
 
 
 def flat(tree):
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf, np.float64)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
+    return {path: np.asarray(leaf, np.float64) for path, leaf in leaves_by_path(tree).items()}
 
 
 def oracle(params, gradients, config, rates, factors):
@@ -136,11 +131,6 @@ def test_a_table_must_cover_every_parameter_and_train_something():
         build_optimizer(OptimizerConfig(updates=((".*", Update.FREEZE),)), params, total_steps=1)
 
 
-def rates(steps, *, total_steps, **settings):
-    schedule = build_schedule(OptimizerConfig(**settings), total_steps)
-    return [float(schedule(step)) for step in steps]
-
-
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -151,9 +141,8 @@ def rates(steps, *, total_steps, **settings):
     ],
 )
 def test_linear_by_hand(settings, expected):
-    steps = range(len(expected))
-    found = rates(steps, learning_rate=1.0, total_steps=6, **settings)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    schedule = build_schedule(OptimizerConfig(learning_rate=1.0, **settings), 6)
+    np.testing.assert_allclose([schedule(i) for i in range(len(expected))], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -191,11 +180,7 @@ def test_towers_decay_apart_and_a_router_has_the_depth_of_its_place():
 
 
 def test_a_decoder_of_documents_lies_above_bert():
-    bert = BertConfig(
-        vocab_size=8, embed_dim=4, num_layers=1, num_heads=1, head_dim=4, mlp_dim=4, max_length=4
-    )
-    model = DualEncoder(BertFusionConfig(bert=bert, decoder_layers=2))
-    found = factors(abstract_params(model), decay=0.5)
+    found = factors(abstract_params(bert_fusion(decoder_layers=2)), decay=0.5)
     assert found["encoder/embeddings/token/embedding"] == 0.5**3
     assert found["encoder/layers_0/mlp/wi/kernel"] == 0.5**2
     fusion = [factor for path, factor in found.items() if path.startswith("encoder/fusion")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import pathlib
-import resource
 import subprocess
 import sys
 
@@ -15,12 +14,13 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from disks import no_room_beyond
 from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.storage.errors import ConfigError, FingerprintError, StorageError
-from taser_jax.training.checkpoint_directory import restore_params_from
+from taser_jax.training.checkpoint_directory import restore_initial_params, restore_params_from
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
 from taser_jax.training.state import TrainState
 
@@ -102,16 +102,6 @@ def test_the_best_of_a_former_process_is_still_the_best(tmp_path):
     checkpoints.close()
 
 
-def test_saving_a_step_twice_keeps_the_first(tmp_path):
-    checkpoints = save_all(tmp_path, CheckpointConfig(), {1: {"nll": 1.0}})
-    checkpoints.save(make_state(7), step=1, about=ABOUT)
-    checkpoints.wait()
-    restored = checkpoints.restore(abstract(make_state()), step=1, about=ABOUT)
-    np.testing.assert_array_equal(restored.params["encoder"]["bias"], np.ones(4))
-    assert checkpoints.metrics(1) == {"nll": 1.0}
-    checkpoints.close()
-
-
 def test_saved_values_are_of_the_step_though_its_buffers_are_donated_at_once(tmp_path):
     """Training overwrites the buffers of a state whose save has only begun."""
     size = 1 << 20
@@ -136,22 +126,31 @@ def test_saved_values_are_of_the_step_though_its_buffers_are_donated_at_once(tmp
     checkpoints.close()
 
 
-@pytest.mark.parametrize("changed", [{"data": "xyz"}, {"seed": 1}])
-def test_other_data_or_seed_is_refused(tmp_path, changed):
-    checkpoints = save_all(tmp_path, CheckpointConfig(), {1: None})
-    with pytest.raises(FingerprintError, match=next(iter(changed))) as error:
-        checkpoints.restore(abstract(make_state()), step=1, about=ABOUT | changed)
-    assert "checkpoint_1" in str(error.value)
+@pytest.fixture
+def saved(tmp_path):
+    """Checkpoints, of which step 1 is saved."""
+    checkpoints = save_all(tmp_path, CheckpointConfig(), {1: {"nll": 1.0}})
+    yield checkpoints
     checkpoints.close()
 
 
-def test_another_optimiser_is_reported_as_such(tmp_path):
-    checkpoints = save_all(tmp_path, CheckpointConfig(), {1: None})
+@pytest.mark.parametrize("changed", [{"data": "xyz"}, {"seed": 1}])
+def test_other_data_or_seed_is_refused(saved, changed):
+    with pytest.raises(FingerprintError, match=rf"(?s)checkpoint_1.*{next(iter(changed))}"):
+        saved.restore(abstract(make_state()), step=1, about=ABOUT | changed)
+
+
+def test_another_optimiser_or_shape_is_named(saved):
     state = make_state()
     other = dataclasses.replace(state, opt_state=optax.sgd(0.1, momentum=0.9).init(state.params))
     with pytest.raises(ConfigError, match="optimiser"):
-        checkpoints.restore(abstract(other), step=1, about=ABOUT)
-    checkpoints.close()
+        saved.restore(abstract(other), step=1, about=ABOUT)
+    with pytest.raises(ConfigError, match=r"(?s)encoder/kernel has shape \(16, 4\).*\(8, 4\)"):
+        saved.restore_params(abstract(make_state(size=8).params))
+    missing = abstract(state.params)
+    del missing["encoder"]["bias"]
+    with pytest.raises(ConfigError, match="encoder/bias"):
+        saved.restore_params(missing)
 
 
 def test_a_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
@@ -164,23 +163,19 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
     checkpoints.close()
 
 
+def test_saving_a_step_twice_keeps_the_first(saved):
+    saved.save(make_state(7), step=1, about=ABOUT)
+    saved.wait()
+    restored = saved.restore(abstract(make_state()), step=1, about=ABOUT)
+    np.testing.assert_array_equal(restored.params["encoder"]["bias"], np.ones(4))
+    assert saved.metrics(1) == {"nll": 1.0}
+
+
 def test_parameters_alone_are_the_best_ones(tmp_path):
     checkpoints = save_all(tmp_path, CheckpointConfig(), METRICS)
     for step, value in ((None, 2.0), (4, 4.0)):
         params = checkpoints.restore_params(abstract(make_state().params), step=step)
         np.testing.assert_array_equal(params["encoder"]["bias"], np.full(4, value))
-    checkpoints.close()
-
-
-def test_another_shape_is_named(tmp_path):
-    checkpoints = save_all(tmp_path, CheckpointConfig(), {1: None})
-    with pytest.raises(ConfigError, match=r"encoder/kernel has shape \(16, 4\)") as error:
-        checkpoints.restore_params(abstract(make_state(size=8).params))
-    assert "(8, 4)" in str(error.value)
-    missing = abstract(make_state().params)
-    del missing["encoder"]["bias"]
-    with pytest.raises(ConfigError, match="encoder/bias"):
-        checkpoints.restore_params(missing)
     checkpoints.close()
 
 
@@ -190,8 +185,9 @@ def test_an_empty_directory_has_no_checkpoint(tmp_path):
     assert checkpoints.best_step is None
     with pytest.raises(ConfigError, match="no finished checkpoint"):
         checkpoints.restore_params(abstract(make_state().params))
-    with pytest.raises(ConfigError, match="no checkpoint here"):
-        restore_params_from(tmp_path / "checkpoint_3", abstract_params={})
+    for restore in (restore_params_from, restore_initial_params):
+        with pytest.raises(ConfigError, match="no checkpoint here"):
+            restore(tmp_path / "checkpoint_3", abstract_params={})
     checkpoints.close()
 
 
@@ -234,6 +230,24 @@ def test_sharded_and_unsharded_checkpoints_are_the_same(tmp_path, direction):
     checkpoints.close()
 
 
+def test_a_full_disk_spares_the_finished_checkpoint(tmp_path):
+    """A file-size limit fails the very writes a full disk fails, in the saving threads."""
+    checkpoints = save_all(tmp_path, CheckpointConfig(), {1: None})
+    noise = np.random.default_rng(0).random((100_000, 4), np.float32)
+    params = {"encoder": {"kernel": jnp.asarray(noise), "bias": jnp.zeros(4)}}
+    large = TrainState(step=jnp.int32(2), params=params, opt_state=OPTIMIZER.init(params))
+    with no_room_beyond(200_000):
+        checkpoints.save(large, step=2, about=ABOUT)
+        with pytest.raises(StorageError, match=r"(?s)File too large.*free some space") as error:
+            checkpoints.wait()
+    assert str(tmp_path) in str(error.value)
+    again = Checkpoints(tmp_path)
+    assert again.latest_step == 1
+    restored = again.restore(abstract(make_state()), step=1, about=ABOUT)
+    np.testing.assert_array_equal(restored.params["encoder"]["bias"], np.ones(4))
+    again.close()
+
+
 FULL_DISK = """
 import resource, signal, sys
 from taser_jax.cli import main as cli
@@ -265,37 +279,11 @@ def test_a_failed_save_ends_with_three_lines(tmp_path):
     assert [line.split(":")[0] for line in lines[1:]] == ["  expected", "  fix"]
 
 
-def test_a_full_disk_spares_the_finished_checkpoint(tmp_path):
-    """A file-size limit fails the very writes a full disk fails, in the saving threads."""
-    checkpoints = save_all(tmp_path, CheckpointConfig(), {1: None})
-    noise = np.random.default_rng(0).random((100_000, 4), np.float32)
-    params = {"encoder": {"kernel": jnp.asarray(noise), "bias": jnp.zeros(4)}}
-    large = TrainState(step=jnp.int32(2), params=params, opt_state=OPTIMIZER.init(params))
-    former = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, former[1]))
-    try:
-        checkpoints.save(large, step=2, about=ABOUT)
-        with pytest.raises(StorageError, match="File too large") as error:
-            checkpoints.wait()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, former)
-    assert str(tmp_path) in str(error.value)
-    assert "free some space" in str(error.value)
-    again = Checkpoints(tmp_path)
-    assert again.latest_step == 1
-    restored = again.restore(abstract(make_state()), step=1, about=ABOUT)
-    np.testing.assert_array_equal(restored.params["encoder"]["bias"], np.ones(4))
-    again.close()
-
-
 @pytest.mark.parametrize(
     ("error", "words"),
     [
         (OSError(errno.ENOSPC, "No space left on device"), "No space left"),
-        (
-            ValueError("write 7 bytes: No space left on device [os_error_code='28']"),
-            "No space left",
-        ),
+        (ValueError("write 7: No space left on device [os_error_code='28']"), "No space left"),
         (PermissionError(errno.EACCES, "Permission denied"), "a directory you may write to"),
     ],
 )
@@ -308,17 +296,15 @@ def test_the_operating_systems_refusals_are_reported(tmp_path, monkeypatch, erro
     monkeypatch.setattr(ocp.CheckpointManager, "save", refuse)
     with pytest.raises(StorageError, match=words) as caught:
         checkpoints.save(make_state(), step=1, about=ABOUT)
-    assert str(tmp_path) in str(caught.value)
-    assert "fix:" in str(caught.value)
+    assert all(part in str(caught.value) for part in (str(tmp_path), "fix:"))
     checkpoints.close()
 
 
 def test_a_file_where_the_directory_should_be(tmp_path):
     (tmp_path / "model").write_text("not a directory")
-    with pytest.raises(StorageError, match="a directory you may write to"):
-        Checkpoints(tmp_path / "model" / "below")
-    with pytest.raises(StorageError, match="a directory you may write to"):
-        Checkpoints(tmp_path / "model")
+    for place in ("model/below", "model"):
+        with pytest.raises(StorageError, match="a directory you may write to"):
+            Checkpoints(tmp_path / place)
 
 
 def test_addresses_of_buckets_stay_whole(monkeypatch):
@@ -335,3 +321,65 @@ def test_addresses_of_buckets_stay_whole(monkeypatch):
     checkpoints = Checkpoints("gs://bucket/model")
     assert str(opened[0]) == "gs://bucket/model"
     assert str(checkpoints._directory / "checkpoint_7") == "gs://bucket/model/checkpoint_7"
+
+
+DPR = ["query_encoder", "passage_encoder"]
+Q_SPEC = ("query_encoder_nq", "query_encoder_fever", "passage_encoder")
+
+
+def tower(seed, size=6):
+    keys = jax.random.split(jax.random.key(seed))
+    return {
+        "layers_0": {"kernel": jax.random.normal(keys[0], (size, 4))},
+        "bias": jax.random.normal(keys[1], (4,)),
+    }
+
+
+def write_towers(folder, names):
+    """A checkpoint of towers that differ; its path, and the towers."""
+    towers = {name: tower(seed) for seed, name in enumerate(names)}
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(TrainState(jnp.int32(1), towers, {}), step=1, about={})
+    checkpoints.close()
+    return folder / "checkpoint_1", towers
+
+
+def abstract_towers(names, size=6):
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return dict.fromkeys(names, abstract(jax.eval_shape(lambda: tower(0, size)), place))
+
+
+@pytest.mark.parametrize(
+    ("have", "want", "sources"),
+    [
+        (["encoder"], ["encoder"], ["encoder"]),
+        (["encoder"], Q_SPEC, ["encoder"] * 3),
+        (["encoder"], DPR, ["encoder"] * 2),
+        (DPR, Q_SPEC, ["query_encoder", *DPR]),
+        (Q_SPEC, Q_SPEC, Q_SPEC),
+    ],
+)
+def test_each_tower_is_a_copy_of_the_nearest_saved_one(tmp_path, have, want, sources):
+    checkpoint, params = write_towers(tmp_path, have)
+    found = restore_initial_params(checkpoint, abstract_params=abstract_towers(want))
+    assert tuple(found) == tuple(want)
+    for name, source in zip(want, sources, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, found[name], params[source])
+    leaves = jax.tree.leaves(found)
+    assert len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)
+
+
+@pytest.mark.parametrize(
+    ("have", "want", "size", "message"),
+    [
+        (["encoder"], Q_SPEC, 8, r"(?s)encoder/layers_0/kernel has shape \(6, 4\).*\(8, 4\)"),
+        (Q_SPEC, ["encoder"], 6, "(?s)parameter encoder/bias has shape None"),
+        # A query tower that no task of the model takes is not dropped in silence.
+        (Q_SPEC, Q_SPEC[1:], 6, r"query_encoder_nq/bias has shape \(4,\).*"),
+        (["passage_encoder"], Q_SPEC, 6, "query_encoder_fever/bias has shape None"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path, have, want, size, message):
+    checkpoint, _ = write_towers(tmp_path, have)
+    with pytest.raises(ConfigError, match=message):
+        restore_initial_params(checkpoint, abstract_params=abstract_towers(want, size))

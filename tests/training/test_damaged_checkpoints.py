@@ -20,7 +20,7 @@ from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints
 from taser_jax.training.loop import LoopConfig
 
 
-def test_damaged_checkpoints_are_named_with_the_one_before(tmp_path: pathlib.Path):
+def test_damaged_checkpoints_are_named_with_the_one_before(tmp_path):
     state = toy_loop.initial_state()
     checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep_latest=3))
     for step in (1, 2, 3):
@@ -39,9 +39,7 @@ def test_damaged_checkpoints_are_named_with_the_one_before(tmp_path: pathlib.Pat
 
 
 @pytest.mark.parametrize("name", ["state/manifest.ocdbt", "state/_METADATA", "about/metadata"])
-def test_training_goes_on_from_the_last_whole_checkpoint(
-    tmp_path: pathlib.Path, name: str, caplog: pytest.LogCaptureFixture
-):
+def test_training_goes_on_from_the_last_whole_checkpoint(tmp_path, name, caplog):
     config = LoopConfig(train_steps=6, checkpoint_period=2)
     undisturbed = toy_loop.run(tmp_path / "a", config)
     toy_loop.run(tmp_path / "b", LoopConfig(train_steps=4, checkpoint_period=2))
@@ -62,7 +60,7 @@ def test_training_goes_on_from_the_last_whole_checkpoint(
     assert (tmp_path / "b" / "checkpoint_6").exists()
 
 
-def test_a_checkpoint_that_had_not_reached_the_disk_is_set_aside(tmp_path: pathlib.Path):
+def test_a_checkpoint_that_had_not_reached_the_disk_is_set_aside(tmp_path):
     """After a power cut it has no record yet, and files without content."""
     toy_loop.run(tmp_path, LoopConfig(train_steps=4, checkpoint_period=2))
     for step in (4, 2):
@@ -78,9 +76,7 @@ def test_a_checkpoint_that_had_not_reached_the_disk_is_set_aside(tmp_path: pathl
     assert set_aside_damaged(tmp_path) == [str(tmp_path / "damaged_checkpoint_2")]
 
 
-def test_a_checkpoint_is_recorded_before_the_one_that_it_replaces_goes(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_checkpoint_is_recorded_before_the_one_that_it_replaces_goes(tmp_path, monkeypatch):
     seal, there = checksums.seal, []
 
     def noted(path: pathlib.Path) -> None:

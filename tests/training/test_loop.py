@@ -8,14 +8,11 @@ import signal
 import time
 import types
 
-import jax
 import numpy as np
 import pytest
 from toy_loop import (
-    ABOUT,
     ToyBatches,
     batches_at,
-    initial_state,
     lines_of,
     machine_gone,
     nan_at,
@@ -40,9 +37,7 @@ def test_periods(tmp_path):
 
     config = loop.LoopConfig(train_steps=11, evaluation_period=4, checkpoint_period=3, log_period=5)
     result = run(tmp_path, config, validate=validate)
-    weights = [1.0]
-    for step in range(11):
-        weights.append(weights[-1] * 1.25 + step)
+    weights = [weight_without(steps=steps) for steps in range(12)]
     assert steps_saved(tmp_path) == [3, 4, 6, 8, 9, 11]
     np.testing.assert_allclose(validated, [weights[4], weights[8], weights[11]], rtol=1e-6)
     assert result.validation == {"nll": 1.0 / 3}
@@ -138,9 +133,8 @@ def test_a_finished_training_does_nothing_and_remembers_its_validation(tmp_path)
 
 def test_a_checkpoint_beyond_train_steps_is_refused(tmp_path):
     run(tmp_path, loop.LoopConfig(train_steps=4))
-    with pytest.raises(ConfigError, match="step 4") as error:
+    with pytest.raises(ConfigError, match=r"(?s)step 4.*TRAIN_STEPS=3"):
         run(tmp_path, loop.LoopConfig(train_steps=3))
-    assert "TRAIN_STEPS=3" in str(error.value)
 
 
 @pytest.mark.parametrize("validates", [False, True])
@@ -193,23 +187,15 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_batch(tmp_path, bad_step,
         train_steps=9, checkpoint_period=4, log_period=log_period, max_skipped_steps=1
     )
     batches = ToyBatches()
-    with pytest.raises(NonFiniteLossError, match=rf"step {bad_step}, task 'toy', query") as error:
+    named = f"step {bad_step}, task 'toy', query 'q{bad_step}'"
+    with pytest.raises(NonFiniteLossError, match=named):
         run(tmp_path, config, batches=batches, train_step=nan_at(bad_step))
-    assert f"'q{bad_step}'" in str(error.value)
     assert batches.closed
     last_good = bad_step - bad_step % 4
     assert steps_saved(tmp_path)[-1] == last_good
-    checkpoints = Checkpoints(tmp_path)
-    state = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
-        initial_state(),
-    )
-    restored = checkpoints.restore(state, step=last_good, about=ABOUT)
-    checkpoints.close()
-    weight = 1.0
-    for step in range(last_good):
-        weight = weight * 1.25 + step
-    assert float(restored.params["weight"]) == pytest.approx(weight, rel=1e-6)
+    resumed = run(tmp_path, loop.LoopConfig(train_steps=last_good))
+    weight = weight_without(steps=last_good)
+    assert float(resumed.state.params["weight"]) == pytest.approx(weight, rel=1e-6)
 
 
 def weight_without(*skipped: int, steps: int) -> float:
@@ -245,10 +231,9 @@ def test_too_many_skipped_steps_in_a_row_stop_training_also_across_a_restart(tmp
     with pytest.raises(RuntimeError, match="gone"):
         run(tmp_path, config, batches=batches_at(4, machine_gone), train_step=bad)
     batches = ToyBatches()
-    with pytest.raises(NonFiniteLossError, match=r"step 5, .*4 steps in a row") as error:
+    with pytest.raises(NonFiniteLossError, match=r"step 5, .*'q5'.*4 steps in a row"):
         run(tmp_path, config, batches=batches, train_step=bad)
     assert batches.asked[0] == 4
-    assert "'q5'" in str(error.value)
     assert steps_saved(tmp_path) == [2, 4]
 
 

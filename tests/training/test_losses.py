@@ -3,8 +3,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tiny_encoder import contrastive_oracle
 
-from taser_jax.training.losses import contrastive_loss, positive_rank
+from taser_jax.models.batch import RoutingStatistics
+from taser_jax.training.losses import (
+    RoutingMeasure,
+    RoutingRegularizer,
+    contrastive_loss,
+    positive_rank,
+    regularization,
+    routing_measure,
+)
 
 
 def random_problem(queries=8, passages=24, dim=6, seed=0):
@@ -15,19 +24,6 @@ def random_problem(queries=8, passages=24, dim=6, seed=0):
     ignore = rng.random((queries, passages)) < 0.2
     ignore[np.arange(queries), positive] = False
     return q, p, positive, ignore
-
-
-def oracle(q, p, positive, ignore, temperature):
-    """The formula, query by query, in float64."""
-    losses, ranks = [], []
-    for i in range(len(q)):
-        scores = [float(np.dot(q[i].astype(np.float64), row)) / temperature for row in p]
-        kept = [j for j in range(len(p)) if j == positive[i] or not ignore[i, j]]
-        gold = scores[positive[i]]
-        losses.append(np.log(sum(np.exp(scores[j]) for j in kept)) - gold)
-        ordered = sorted(kept, key=lambda j: (-scores[j], j))
-        ranks.append(ordered.index(positive[i]) + 1)
-    return np.array(losses), np.array(ranks)
 
 
 compiled_loss = jax.jit(contrastive_loss, static_argnames="temperature")
@@ -59,23 +55,11 @@ def test_worked_example_of_the_docstring():
 def test_equals_the_float64_oracle(temperature):
     q, p, positive, ignore = random_problem()
     result = loss_of(q, p, positive, ignore, temperature=temperature)
-    losses, ranks = oracle(q, p, positive, ignore, temperature)
+    scores = q.astype(np.float64) @ p.T / temperature
+    losses, ranks = contrastive_oracle(scores, positive, ignore)
     np.testing.assert_allclose(result.per_query_loss, losses, rtol=2e-5, atol=1e-5)
     np.testing.assert_allclose(result.loss, losses.mean(), rtol=2e-5)
     np.testing.assert_array_equal(result.rank, ranks)
-
-
-def test_eight_devices_give_the_loss_and_gradients_of_one():
-    arrays = [jnp.asarray(array) for array in random_problem(queries=16, passages=32)]
-    function = jax.jit(jax.value_and_grad(mean_loss, argnums=(0, 1)))
-    loss, gradients = function(*arrays)
-    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
-    sharded = [jax.device_put(array, sharding) for array in arrays]
-    sharded_loss, sharded_gradients = function(*sharded)
-    assert len(sharded[0].sharding.device_set) == 8
-    np.testing.assert_allclose(sharded_loss, loss, rtol=1e-6)
-    for one, eight in zip(gradients, sharded_gradients, strict=True):
-        np.testing.assert_allclose(eight, one, rtol=1e-5, atol=1e-7)
 
 
 def test_ignoring_a_passage_equals_leaving_it_out():
@@ -124,8 +108,7 @@ def test_bfloat16_embeddings_give_a_float32_loss():
     q, p, positive, _ = random_problem()
     q16, p16 = jnp.asarray(q, jnp.bfloat16), jnp.asarray(p, jnp.bfloat16)
     result = loss_of(q16, p16, positive)
-    none = np.zeros((len(q), len(p)), bool)
-    losses, _ = oracle(np.float32(q16), np.float32(p16), positive, none, 1.0)
+    losses, _ = contrastive_oracle(np.float64(q16) @ np.float64(p16).T, positive)
     assert result.loss.dtype == jnp.float32
     np.testing.assert_allclose(result.per_query_loss, losses, rtol=2e-5)
 
@@ -135,3 +118,117 @@ def test_nan_scores_never_rank_well():
     index = jnp.array([0, 0])
     rank = positive_rank(scores, positive_index=index, positive_score=scores[:, 0])
     assert rank.tolist() == [3, 2]
+
+
+def sums_of(probabilities):
+    """Statistics of P(expert | input), shape [blocks, inputs, experts]."""
+    p = jnp.asarray(probabilities, jnp.float32)
+    logs = jnp.log(jnp.where(p > 0, p, 1.0))
+    return RoutingStatistics(
+        probability_sum=p.sum(1),
+        entropy_sum=-(p * logs).sum((1, 2)),
+        choice_count=jax.nn.one_hot(p.argmax(-1), p.shape[-1]).sum(1),
+        count=jnp.full(len(p), float(p.shape[1])),
+        logit_sum=jnp.zeros_like(p[:, 0]),
+        logit_square_sum=jnp.zeros_like(p[:, 0]),
+    )
+
+
+CERTAIN = [[[1.0, 0.0], [0.0, 1.0]]]
+UNDECIDED = [[[0.5, 0.5], [0.5, 0.5]]]
+COLLAPSED = [[[1.0, 0.0], [1.0, 0.0]]]
+
+
+@jax.jit
+def measures(queries, passages):
+    sums = sums_of(queries), sums_of(passages)
+    return [routing_measure(kind, *sums) for kind in RoutingMeasure]
+
+
+def all_measures(queries, passages):
+    return [float(measure) for measure in measures(np.array(queries), np.array(passages))]
+
+
+FIRST, SECOND = [[[1.0, 0.0]]], [[[0.0, 1.0]]]
+
+
+@pytest.mark.parametrize(
+    ("queries", "passages", "per_input", "marginal", "information"),
+    [
+        (CERTAIN, CERTAIN, 0, np.log(2), np.log(2)),
+        (UNDECIDED, UNDECIDED, np.log(2), np.log(2), 0),
+        (COLLAPSED, COLLAPSED, 0, 0, 0),
+        (CERTAIN + COLLAPSED, CERTAIN + COLLAPSED, 0, np.log(2) / 2, np.log(2) / 2),
+        # As Det-R: each role has an expert of its own.
+        (FIRST, SECOND, 0, 0, np.log(2)),
+        # A certain query and two undecided passages: H(3/4, 1/4) − ln 2 / 2.
+        (FIRST, UNDECIDED, np.log(2) / 2, np.log(2) / 2, 0.5623351 - np.log(2) / 2),
+    ],
+)
+def test_measures_by_hand(queries, passages, per_input, marginal, information):
+    found = all_measures(queries, passages)
+    assert found == pytest.approx([per_input, marginal, information], abs=1e-6)
+
+
+def entropy64(p):
+    return -sum(float(x) * np.log(x) for x in p if x > 0)
+
+
+@pytest.mark.parametrize("kind", RoutingMeasure)
+@pytest.mark.parametrize("weight", [0.25, -0.25])
+def test_regulariser_equals_the_float64_oracle(kind, weight):
+    rng = np.random.default_rng(0)
+    queries, passages = (rng.dirichlet(np.ones(4), size=(3, n)) for n in (5, 11))
+    values = []
+    for q, p in zip(queries, passages, strict=True):
+        per_input = (np.mean([entropy64(x) for x in q]) + np.mean([entropy64(x) for x in p])) / 2
+        values.append(
+            {
+                RoutingMeasure.PER_INPUT: per_input,
+                RoutingMeasure.BATCH_MARGINAL: (entropy64(q.mean(0)) + entropy64(p.mean(0))) / 2,
+                RoutingMeasure.INFORMATION: entropy64((q.mean(0) + p.mean(0)) / 2) - per_input,
+            }[kind]
+        )
+    regularizer = RoutingRegularizer(kind=kind, weight=weight)
+    result = jax.jit(lambda q, p: regularization(regularizer, sums_of(q), sums_of(p)))(
+        queries, passages
+    )
+    assert result == pytest.approx(-weight * np.mean(values), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", RoutingMeasure)
+def test_sums_of_chunks_or_devices_give_the_measure_of_the_batch(kind):
+    p = np.random.default_rng(0).dirichlet(np.ones(3), size=(2, 16)).astype(np.float32)
+    q = p[:, ::-1][:, :8]
+
+    @jax.jit
+    def measure(q, *parts):
+        sums = jax.tree.map(lambda *leaves: sum(leaves), *map(sums_of, parts))
+        return routing_measure(kind, sums_of(q), sums)
+
+    whole = measure(q, p)
+    parts = [p[:, i::3] for i in range(3)]
+    np.testing.assert_allclose(measure(q, *parts), whole, rtol=1e-5)
+    by_input = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec(None, "data"))
+    sharded = measure(jax.device_put(q, by_input), jax.device_put(p, by_input))
+    np.testing.assert_allclose(sharded, whole, rtol=1e-5)
+
+
+def test_information_is_between_0_and_the_entropy_of_the_mean_and_names_do_not_matter():
+    rng = np.random.default_rng(1)
+    for experts in (2, 3, 5):
+        q, p = (rng.dirichlet(np.full(experts, 0.3), size=(2, n)) for n in (4, 9))
+        _, _, information = all_measures(q, p)
+        assert 0 < information < np.log(experts)
+        order = rng.permutation(experts)
+        assert all_measures(q[..., order], p[..., order])[2] == pytest.approx(information, rel=1e-5)
+        # Queries and passages in each other's place.
+        assert all_measures(p, q)[2] == pytest.approx(information, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", [RoutingMeasure.BATCH_MARGINAL, RoutingMeasure.INFORMATION])
+def test_gradient_is_finite_where_an_expert_is_never_chosen(kind):
+    def measure(p):
+        return routing_measure(kind, sums_of(p), sums_of(p))
+
+    assert np.isfinite(jax.jit(jax.grad(measure))(jnp.array(COLLAPSED))).all()

@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tiny_encoder import contrastive_oracle
+from tiny_models import assert_close, tiny_batch
 
-from taser_jax.models.batch import Batch, Encoded, Normalization, Tokens
+from taser_jax.models.batch import Encoded, Normalization
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.objective import (
     Distance,
@@ -25,27 +27,16 @@ DIM, NEGATIVES = 8, 2
 def make_batch(queries=8, seed=0):
     """Embeddings, and a batch with false negatives to ignore and unscored random negatives."""
     rng = np.random.default_rng(seed)
-    width = 1 + NEGATIVES
-    passages = queries * width
-    ignore = rng.random((queries, passages)) < 0.15
-    positive = np.arange(queries, dtype=np.int32) * width
-    ignore[np.arange(queries), positive] = False
-    scores = rng.normal(size=(queries, width)).astype(np.float32)
-    scores[:, 1:][rng.random((queries, NEGATIVES)) < 0.3] = np.nan
-    tokens = Tokens(np.zeros((queries, 1), np.int32), np.ones((queries, 1), bool))
 
     def normal(*shape):
         return rng.normal(size=shape).astype(np.float32)
 
-    batch = Batch(
-        queries=tokens,
-        passages=tokens,
-        positive_index=positive,
-        ignore=ignore,
-        query_rows=np.arange(queries, dtype=np.int32),
-        passage_rows=np.arange(passages, dtype=np.int32),
-        teacher_scores=scores,
-    )
+    scores = normal(queries, 1 + NEGATIVES)
+    scores[:, 1:][rng.random((queries, NEGATIVES)) < 0.3] = np.nan
+    batch = tiny_batch(queries, NEGATIVES, teacher_scores=scores)
+    passages = len(batch.passage_rows)
+    batch.ignore[:] = rng.random((queries, passages)) < 0.15
+    batch.ignore[np.arange(queries), batch.positive_index] = False
     return normal(queries, DIM), normal(passages, DIM), batch
 
 
@@ -60,19 +51,6 @@ def objective_of(config, normalization=Normalization.NONE):
 def softmax(values):
     exponentials = [np.exp(value - max(values)) for value in values]
     return [value / sum(exponentials) for value in exponentials]
-
-
-def labels_oracle(scores, positive, ignore):
-    queries, passages = scores.shape
-
-    def counts(i, j):
-        return j == positive[i] or not ignore[i, j]
-
-    losses = []
-    for i in range(queries):
-        kept = [scores[i, j] for j in range(passages) if counts(i, j)]
-        losses.append(np.log(np.sum(np.exp(kept))) - scores[i, positive[i]])
-    return np.mean(losses)
 
 
 def teacher_oracle(scores, batch, config):
@@ -106,8 +84,8 @@ def oracle(queries, passages, batch, config, normalization=Normalization.NONE):
         if dim < DIM and normalization is Normalization.L2:
             sides = [side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides]
         scores = sides[0] @ sides[1].T / config.temperature
-        labels = labels_oracle(scores, batch.positive_index, batch.ignore)
-        total += config.label_weight * labels
+        losses, _ = contrastive_oracle(scores, batch.positive_index, batch.ignore)
+        total += config.label_weight * losses.mean()
         if config.distillation is not None:
             distance = teacher_oracle(scores, batch, config.distillation)
             total += config.distillation.weight * distance
@@ -150,7 +128,6 @@ def test_equals_the_float64_oracle(name):
     assert len(set(expected.values())) == len(expected), "every option changes the loss"
 
 
-@pytest.mark.slow
 def test_eight_devices_give_the_loss_and_gradients_of_one():
     queries, passages, batch = make_batch(queries=16)
     function = jax.jit(
@@ -162,9 +139,8 @@ def test_eight_devices_give_the_loss_and_gradients_of_one():
     sharded_loss, sharded_gradients = function(*placed)
     assert len(placed[0].sharding.device_set) == 8
     np.testing.assert_allclose(sharded_loss, loss, rtol=1e-6)
-    for one, eight in zip(gradients, sharded_gradients, strict=True):
-        assert np.abs(one).max() > 1e-3
-        np.testing.assert_allclose(eight, one, rtol=1e-4, atol=1e-6)
+    assert min(np.abs(gradient).max() for gradient in gradients) > 1e-3
+    assert_close(sharded_gradients, gradients)
 
 
 def test_worked_examples_of_the_docstrings():
@@ -186,10 +162,7 @@ def test_a_student_that_agrees_with_its_teacher_loses_nothing():
     shift = rng.normal(size=(len(student), 1)).astype(np.float32)
     known = jnp.isfinite(batch.teacher_scores)
     student, shift = jnp.asarray(student), jnp.asarray(shift)
-    for distance in (
-        lambda s, t: kl_divergence(s, t, known),
-        lambda s, t: margin_mse(s, t, known),
-    ):
+    for distance in (lambda s, t: kl_divergence(s, t, known), lambda s, t: margin_mse(s, t, known)):
         # Neither sees what all of a query's scores have in common.
         assert distance(student, student + shift) == pytest.approx(0, abs=1e-6)
         other = student + rng.normal(size=student.shape).astype(np.float32)

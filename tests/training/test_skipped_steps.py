@@ -8,28 +8,21 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from task_problem import TASKS, steps, tree
+from task_problem import COMBINERS, OPTIMIZER, TASKS, steps, tree
 
 from taser_jax.optim.median import MedianOver
 from taser_jax.optim.multitask import (
     Combiner,
     MultitaskConfig,
     build_multitask_optimizer,
-    reads_task_gradients,
 )
-from taser_jax.optim.optimizers import OptimizerConfig, Update, build_optimizer
+from taser_jax.optim.optimizers import build_optimizer
 from taser_jax.optim.tsage import TSageConfig
 from taser_jax.training.state import TrainState
 from taser_jax.training.step import apply_gradients
 
-OPTIMIZER = OptimizerConfig(
-    learning_rate=0.1,
-    floor=0.5,
-    updates=((".*/frozen", Update.FREEZE), (".*/(kernel|bias|scalar)", Update.TRAIN)),
-)
 PARAMS = tree(np.random.default_rng(9))
 PARAMS["encoder"]["scalar"] = np.float32(-0.0)
-COMBINERS = [c for c in Combiner if reads_task_gradients(MultitaskConfig(c))]
 GOOD = steps(4)
 ONE_TASK = [(jax.tree.map(lambda leaf: leaf[0], grads), losses[:1]) for grads, losses in GOOD]
 
@@ -46,7 +39,7 @@ class Steps:
 
     def __init__(self, optimizer, params=PARAMS):
         self.state = TrainState(jnp.int32(0), params, optimizer.init(params))
-        self.metrics, self.report = {}, None
+        self.report = None
         self._apply = jax.jit(
             functools.partial(apply_gradients, optimizer=optimizer, key=jax.random.key(0))
         )
@@ -56,12 +49,8 @@ class Steps:
         squares = [
             jnp.square(leaf).reshape(tasks, -1).sum(1) for leaf in jax.tree.leaves(gradients)
         ]
-        self.state, self.metrics, self.report = self._apply(
-            self.state,
-            gradients,
-            losses=jnp.asarray(losses),
-            squared_norms=jnp.asarray(sum(squares)),
-        )
+        sums = {"losses": jnp.asarray(losses), "squared_norms": jnp.asarray(sum(squares))}
+        self.state, _, self.report = self._apply(self.state, gradients, **sums)
         return self
 
     @property
@@ -69,9 +58,10 @@ class Steps:
         return tuple(int(count) for count in self.state.skipped)
 
 
-def bits(tree):
-    """Distinguishes -0 from 0."""
-    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+def bits(state):
+    """Of all but its counters; distinguishes -0 from 0."""
+    leaves = jax.tree.leaves((state.params, state.opt_state))
+    return [np.asarray(leaf).tobytes() for leaf in leaves]
 
 
 def with_bias(gradients, value):
@@ -91,9 +81,7 @@ def test_steps_around_bad_ones_are_as_if_those_had_not_been(combiner):
     disturbed.take(with_bias(gradients, np.inf), losses)
     disturbed.take(gradients, losses * np.nan)
     assert disturbed.counts == (2, 2)
-    assert bits((disturbed.state.params, disturbed.state.opt_state)) == bits(
-        (before.params, before.opt_state)
-    )
+    assert bits(disturbed.state) == bits(before)
     disturbed.take(*second)
     assert disturbed.counts == (0, 2)
     disturbed.take(with_bias(gradients, 3e19), losses)
@@ -103,18 +91,18 @@ def test_steps_around_bad_ones_are_as_if_those_had_not_been(combiner):
         undisturbed.take(*step)
     assert (int(disturbed.state.step), int(undisturbed.state.step)) == (6, 3)
     assert undisturbed.counts == (0, 0)
-    found, wanted = disturbed.state, undisturbed.state
-    assert bits((found.params, found.opt_state)) == bits((wanted.params, wanted.opt_state))
-    assert not np.array_equal(wanted.params["encoder"]["kernel"], PARAMS["encoder"]["kernel"])
-    np.testing.assert_array_equal(wanted.params["encoder"]["frozen"], PARAMS["encoder"]["frozen"])
+    assert bits(disturbed.state) == bits(undisturbed.state)
+    params, initial = disturbed.state.params["encoder"], PARAMS["encoder"]
+    assert not np.array_equal(params["kernel"], initial["kernel"])
+    np.testing.assert_array_equal(params["frozen"], initial["frozen"])
 
 
-def one_entry_of(gradients, task):
+def one_entry_of(gradients, task, value=3.0):
     """Gradients that are 0 for a task, but for one entry."""
     changed = jax.tree.map(np.copy, gradients)
     for leaf in jax.tree.leaves(changed):
         leaf[task] = 0
-    changed["encoder"]["kernel"][task, 0, 0] = 3.0
+    changed["encoder"]["kernel"][task, 0, 0] = value
     return changed
 
 
@@ -123,7 +111,7 @@ def test_a_median_of_zero_skips_the_step_and_the_report_says_whose():
     before, (gradients, losses) = run.state, GOOD[1]
     run.take(one_entry_of(gradients, 1), losses)
     assert run.counts == (1, 1)
-    assert bits((run.state.params, run.state.opt_state)) == bits((before.params, before.opt_state))
+    assert bits(run.state) == bits(before)
     medians = [float(run.report.scalars[f"median/{task}"]) for task in TASKS]
     assert [median == 0 for median in medians] == [False, True, False]
     run.take(gradients, losses)
@@ -135,10 +123,7 @@ def test_a_task_without_any_gradient_leaves_the_step_to_the_others(over):
     """Its softmax is saturated: that is no reason to stop."""
     run = Steps(optimizer_of(Combiner.TSAGE, median_over=over, burn_in_share=0.0, beta=0.0))
     gradients, losses = GOOD[0]
-    silent = jax.tree.map(np.copy, gradients)
-    for leaf in jax.tree.leaves(silent):
-        leaf[1] = 0
-    run.take(silent, losses)
+    run.take(one_entry_of(gradients, 1, 0.0), losses)
     assert run.counts == (0, 0)
     assert float(run.report.scalars["median/fever"]) == 0
     # Its sensitivities are 0, so wherever another's is above, that one weighs more.

@@ -1,46 +1,33 @@
 """Small encoders, one of them with dropout and a noisy router; batches and states for them."""
 
-import dataclasses
 import functools
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tiny_models import one_block, tiny_bert
 
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner
-from taser_jax.models.batch import Batch, Role, RoutingStatistics, Tokens
-from taser_jax.models.bert import BertConfig
+from taser_jax.models.batch import Encoded, Role, RoutingStatistics, Tokens
 from taser_jax.models.parameters import abstract_params, init_params, logical_axes
-from taser_jax.models.t5 import T5Config
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.training.state import init_state
 
-VOCAB = 50
-# Without dropout: its random bits are most of the compilation time of these models.
-BERT = BertConfig(
-    vocab_size=VOCAB,
-    embed_dim=16,
-    num_layers=1,
-    num_heads=2,
-    head_dim=8,
-    mlp_dim=32,
-    max_length=9,
-    dropout_rate=0.0,
-    attention_dropout_rate=0.0,
-)
-T5 = T5Config(
-    vocab_size=VOCAB,
-    embed_dim=16,
-    num_layers=1,
-    num_decoder_layers=1,
-    num_heads=2,
-    head_dim=6,
-    mlp_dim=24,
-    dropout_rate=0.0,
-)
+BERT = tiny_bert(num_layers=1)
+T5 = one_block(dropout_rate=0.0)
+
+
+def contrastive_oracle(scores, positive, ignore=None):
+    """Each query's loss and the rank of its positive, one after another, in float64."""
+    losses, ranks = [], []
+    for i, line in enumerate(np.asarray(scores, np.float64)):
+        ignored = np.zeros(len(line), bool) if ignore is None else ignore[i]
+        counted = [j for j in range(len(line)) if j == positive[i] or not ignored[j]]
+        losses.append(np.log(np.exp(line[counted]).sum()) - line[positive[i]])
+        ranks.append(1 + sorted(counted, key=lambda j: (-line[j], j)).index(positive[i]))
+    return np.array(losses), np.array(ranks)
 
 
 def adamw(model, **changes):
@@ -61,13 +48,6 @@ def on_mesh(model, optimizer, config=None, num_devices=8):
     return partitioner, state, jax.tree.map(lambda leaf: leaf.sharding, state)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class Encoded:
-    embeddings: Any
-    routing: Any
-
-
 class TinyEncoder(nn.Module):
     dim: int = 8
     hidden: int = 16
@@ -78,7 +58,7 @@ class TinyEncoder(nn.Module):
 
     @nn.compact
     def encode(self, tokens: Tokens, *, role: Role, task: str | None = None, train: bool = False):
-        x = nn.Embed(VOCAB, self.dim, name="embeddings")(tokens.ids)
+        x = nn.Embed(50, self.dim, name="embeddings")(tokens.ids)
         x = x + (0.1 if role is Role.QUERY else -0.1)
         x = nn.gelu(nn.Dense(self.hidden, name="wi")(x))
         x = nn.Dropout(self.dropout, deterministic=not train)(x)
@@ -107,23 +87,3 @@ class TinyEncoder(nn.Module):
 def init(model: TinyEncoder, key: jax.Array, *, length: int = 5):
     tokens = Tokens(jnp.zeros((1, length), jnp.int32), jnp.ones((1, length), bool))
     return model.init(key, tokens, role=Role.QUERY, method="encode")["params"]
-
-
-def make_batch(queries: int = 16, negatives: int = 1, length: int = 5, seed: int = 0) -> Batch:
-    rng = np.random.default_rng(seed)
-    passages = queries * (1 + negatives)
-
-    def tokens(n: int) -> Tokens:
-        lengths = rng.integers(1, length + 1, size=(n, 1))
-        mask = np.arange(length)[None] < lengths
-        ids = np.where(mask, rng.integers(1, VOCAB, size=(n, length)), 0)
-        return Tokens(ids.astype(np.int32), mask)
-
-    return Batch(
-        queries=tokens(queries),
-        passages=tokens(passages),
-        positive_index=np.arange(queries, dtype=np.int32) * (1 + negatives),
-        ignore=np.zeros((queries, passages), bool),
-        query_rows=np.arange(queries, dtype=np.int32),
-        passage_rows=np.arange(passages, dtype=np.int32),
-    )

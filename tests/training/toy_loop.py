@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tiny_models import tiny_batch
 
 from taser_jax.assembly.run_record import JsonlWriter
 from taser_jax.models.batch import Batch, Tokens
@@ -25,15 +27,7 @@ COST = StepCost(lambda batches: 100.0, lambda batches: 40, peak_flops=1e6)
 
 def make_batch(step: int) -> Batch:
     tokens = Tokens(ids=np.full((1, 1), step, np.int32), mask=np.ones((1, 1), bool))
-    one = np.zeros(1, np.int32)
-    return Batch(
-        queries=tokens,
-        passages=tokens,
-        positive_index=one,
-        ignore=np.zeros((1, 1), bool),
-        query_rows=one,
-        passage_rows=one,
-    )
+    return dataclasses.replace(tiny_batch(1, negatives=0), queries=tokens)
 
 
 class ToyBatches:
@@ -83,12 +77,8 @@ def machine_gone() -> None:
     raise RuntimeError("the machine is gone")
 
 
-def sigterm() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def sigint() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
+sigterm = functools.partial(os.kill, os.getpid(), signal.SIGTERM)
+sigint = functools.partial(os.kill, os.getpid(), signal.SIGINT)
 
 
 def nan_at(*bad_steps: int, **reported: float):

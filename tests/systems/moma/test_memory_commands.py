@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ from taser_jax.commands.train import train
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import Towers
-from taser_jax.models.fusion import BertFusionConfig, FusedStates
-from taser_jax.retrieval.embeddings import EmbeddingDtype, QueryEmbeddings
+from taser_jax.models.fusion import BertFusionConfig
+from taser_jax.retrieval.embeddings import QueryEmbeddings
 from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 from taser_jax.systems.moma import distillation
@@ -38,16 +39,9 @@ def fusion(**changes):
     return BertFusionConfig(**fields | {"decoder_layers": 1} | changes)
 
 
-@dataclasses.dataclass(frozen=True)
-class World:
-    """Two token stores, of which the second has some of the first's passages, and a model."""
-
-    stores: tuple[str, str]
-    model_dir: str
-
-
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
+    """Two token stores, of which the second has some of the first's passages, and a model."""
     root = tmp_path_factory.mktemp("memories")
     stores = []
     for name, passages in (("first", 48), ("second", 60)):
@@ -55,7 +49,7 @@ def world(tmp_path_factory):
         tiny_training.write_token_store(root / name, num_passages=passages, least_words=10)
         stores.append(str(root / name))
     tiny_training.write_untrained(root / "model", fusion(), root / "first")
-    return World((stores[0], stores[1]), str(root / "model"))
+    return types.SimpleNamespace(stores=stores, model_dir=str(root / "model"))
 
 
 @pytest.fixture(scope="module")
@@ -66,24 +60,23 @@ def mixture_dir(world, tmp_path_factory):
     return directory
 
 
+def look_up(world, memory_dir, output_dir, **changes):
+    """Documents of the memories for the first store's queries."""
+    about = {"token_store": world.stores[0], "model_dir": world.model_dir}
+    return augment(**about | {"memory_dir": memory_dir, "output_dir": str(output_dir)} | changes)
+
+
 def add(world, directory, name, number, **changes):
     arguments = {"token_store": world.stores[number], "model_dir": world.model_dir}
     return add_memory(name=name, memory_dir=directory, **arguments | changes)
-
-
-def listed(directory):
-    return memory(memory_dir=directory)
 
 
 @pytest.mark.slow
 def test_only_new_documents_are_encoded(world, tmp_path):
     directory = str(tmp_path)
     assert add(world, directory, "more", 1) == {"encoded": 60, "kept": 0}
-    shared = np.array_equal(
-        TokenStore.open(world.stores[0]).passages.ids[:48],
-        TokenStore.open(world.stores[1]).passages.ids[:48],
-    )
-    assert shared
+    shared = [TokenStore.open(store).passages.ids[:48] for store in world.stores]
+    np.testing.assert_array_equal(*shared)
     # Every passage of the first is also one of the second.
     assert add(world, directory, "source", 0) == {"encoded": 0, "kept": 60}
     remove_more = {"action": MemoryAction.REMOVE, "name": "more"}
@@ -91,7 +84,7 @@ def test_only_new_documents_are_encoded(world, tmp_path):
     assert memory(action=MemoryAction.LIST, memory_dir=directory) == ["source"]
     assert len(Mixture.open(directory)) == 48
     assert add(world, directory, "more", 1) == {"encoded": 0, "kept": 60}
-    assert listed(directory) == ["source", "more"]
+    assert memory(memory_dir=directory) == ["source", "more"]
 
 
 @pytest.mark.slow
@@ -117,9 +110,8 @@ def test_a_mixture_is_one_collection_in_which_equal_texts_are_one(world, mixture
 
 @pytest.mark.slow
 def test_lookups_are_the_best_of_all_memories(world, mixture_dir, tmp_path):
-    options = {"memory_dir": mixture_dir, "token_store": world.stores[0], "tasks": ["first"]}
-    options |= {"model_dir": world.model_dir, "output_dir": str(tmp_path)}
-    counts = augment(**options, k=5)
+    options = {"tasks": ["first"], "k": 5}
+    counts = look_up(world, mixture_dir, tmp_path, **options)
     assert counts == {"first train": 32, "first validation": 16}
     lookup = read_lookup(tmp_path, "first", "validation").run
     model, mixture = load_model(world.model_dir), Mixture.open(mixture_dir)
@@ -131,14 +123,13 @@ def test_lookups_are_the_best_of_all_memories(world, mixture_dir, tmp_path):
     np.testing.assert_allclose(
         np.take_along_axis(scores, lookup.rows, axis=1), best, rtol=1e-4, atol=1e-5
     )
-    assert set(augment(**options, k=5).values()) == {0}
+    assert set(look_up(world, mixture_dir, tmp_path, **options).values()) == {0}
 
 
 def test_training_queries_can_do_without_their_own_positives(world, mixture_dir, tmp_path):
-    options = {"memory_dir": mixture_dir, "token_store": world.stores[0], "tasks": ["first"]}
-    options["model_dir"] = world.model_dir
-    augment(**options, output_dir=str(tmp_path / "with"), k=6)
-    augment(**options, output_dir=str(tmp_path / "without"), k=5, without_gold_of="source")
+    look_up(world, mixture_dir, tmp_path / "with", tasks=["first"], k=6)
+    options = {"tasks": ["first"], "k": 5, "without_gold_of": "source"}
+    look_up(world, mixture_dir, tmp_path / "without", **options)
     store = TokenStore.open(world.stores[0])
     removed = 0
     for split in ("train", "validation"):
@@ -153,16 +144,10 @@ def test_training_queries_can_do_without_their_own_positives(world, mixture_dir,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "documents",
-    [FusedStates.TOKENS, pytest.param(FusedStates.EMBEDDINGS, marks=pytest.mark.release)],
-)
-def test_training_and_encoding_take_documents(world, mixture_dir, tmp_path, documents):
-    config = fusion(documents=documents)
-    store = world.stores[0]
+def test_training_and_encoding_take_documents(world, mixture_dir, tmp_path):
+    config, store = fusion(), world.stores[0]
     augmentation = str(tmp_path / "documents")
-    options = {"memory_dir": mixture_dir, "token_store": store, "model_dir": world.model_dir}
-    augment(**options, output_dir=augmentation, k=4)
+    look_up(world, mixture_dir, augmentation, k=4)
     training = tiny_training.training_config(train_steps=3, evaluation_period=3)
     about = {"token_store": store, "model": config, "training": training}
     summary = train(
@@ -201,13 +186,7 @@ def test_attention_to_cached_states_is_that_to_tokens(world, mixture_dir, tmp_pa
     model_dir, documents = tmp_path / "model", str(tmp_path / "documents")
     tiny_training.write_untrained(model_dir, fusion(bert=bert, towers=Towers.TIED), world.stores[0])
     monkeypatch.setattr(distillation, "read_facts", lambda _: {"train_from_block": 2})
-    augment(
-        memory_dir=mixture_dir,
-        token_store=world.stores[0],
-        model_dir=world.model_dir,
-        output_dir=documents,
-        k=3,
-    )
+    look_up(world, mixture_dir, documents, k=3)
     on_tokens, on_states = (
         distillation.attention_by_task(
             model_dir=str(model_dir),
@@ -227,37 +206,16 @@ def test_attention_to_cached_states_is_that_to_tokens(world, mixture_dir, tmp_pa
     assert len(on_states.gold) == len(on_states.queries) > 0
     [folder] = (tmp_path / "states" / "documents").iterdir()
     assert (folder / "states.npy").exists()
-
-
-@pytest.mark.release
-@pytest.mark.slow
-def test_documents_as_cached_states_train_and_encode_as_tokens_do(
-    world, mixture_dir, tmp_path, monkeypatch
-):
-    store, documents = world.stores[0], str(tmp_path / "documents")
-    options = {"memory_dir": mixture_dir, "token_store": store, "model_dir": world.model_dir}
-    augment(**options, output_dir=documents, k=3)
-    bert = dataclasses.replace(tiny_training.model_config().bert, num_layers=2)
-    training = tiny_training.training_config(train_steps=3, evaluation_period=3)
-    frozen = dataclasses.replace(training, train_from_block=1, states_dtype=EmbeddingDtype.FLOAT32)
-    cached = dataclasses.replace(frozen, states_dir=str(tmp_path / "states"))
-    about = {"token_store": store, "augmentation_dir": documents, "documents": 3}
-    model = fusion(bert=bert, towers=Towers.TIED)
-    queries = []
-    for name, config in (("tokens", frozen), ("states", cached)):
-        model_dir, output_dir = str(tmp_path / name), str(tmp_path / f"{name}-embeddings")
-        train(model_dir=model_dir, model=model, training=config, **about)
-        states = {"states_dir": config.states_dir, "states_dtype": config.states_dtype}
-        encoding = {**about, **(states if config.states_dir else {}), "tasks": ["first"]}
-        encode(model_dir=model_dir, output_dir=output_dir, **encoding)
-        encoded = QueryEmbeddings.of_split(output_dir, "first", "validation")
-        queries.append(encoded.rows(0, 16))
-    np.testing.assert_allclose(*queries, atol=1e-5)
     # Towers that are no copies of each other, as after training both.
     monkeypatch.setattr(BertFusionConfig, "initial_params", lambda _, params: params)
-    other = dataclasses.replace(cached, states_dir=str(tmp_path / "apart"))
+    training = dataclasses.replace(
+        tiny_training.training_config(train_steps=3),
+        train_from_block=1,
+        states_dir=str(tmp_path / "apart"),
+    )
+    about = {"token_store": world.stores[0], "augmentation_dir": documents, "documents": 3}
     with pytest.raises(ConfigError, match="whose frozen blocks are its own"):
-        train(model_dir=str(tmp_path / "x"), model=fusion(bert=bert), training=other, **about)
+        train(model_dir=str(tmp_path / "x"), model=fusion(bert=bert), training=training, **about)
 
 
 def test_an_action_needs_what_it_reads(tmp_path):
@@ -276,9 +234,7 @@ def test_what_cannot_be_plugged_in_or_looked_up(world, mixture_dir, tmp_path):
     with pytest.raises(ConfigError, match=r"(?s)no memory 'mesh'.*source, more"):
         remove_memory(name="mesh", memory_dir=mixture_dir)
     with pytest.raises(DataError, match="the directory has no memories"):
-        listed(str(tmp_path / "nothing"))
-    options = {"memory_dir": mixture_dir, "token_store": world.stores[0]}
-    options |= {"model_dir": world.model_dir, "output_dir": str(tmp_path / "documents")}
+        memory(memory_dir=str(tmp_path / "nothing"))
     for wrong, words in (
         ({"k": 0}, "set DOCUMENTS to 1 to 60"),
         ({"k": 61}, "set DOCUMENTS to 1 to 60"),
@@ -286,13 +242,13 @@ def test_what_cannot_be_plugged_in_or_looked_up(world, mixture_dir, tmp_path):
         ({"splits": ["test"]}, r"(?s)no split 'test'.*train, val.*augment.splits"),
     ):
         with pytest.raises(ConfigError, match=words):
-            augment(**options | wrong)
+            look_up(world, mixture_dir, tmp_path / "documents", **wrong)
     other = tmp_path / "other"
     tiny_training.write_untrained(other, fusion(), world.stores[0], seed=7)
     with pytest.raises(FingerprintError, match="add this model's memories to a directory"):
         add(world, mixture_dir, "more", 1, model_dir=str(other))
     with pytest.raises(FingerprintError, match="add the memories with this model"):
-        augment(**options | {"model_dir": str(other)})
+        look_up(world, mixture_dir, tmp_path / "documents", model_dir=str(other))
 
 
 @pytest.mark.slow
@@ -303,13 +259,7 @@ def test_memories_that_have_changed_are_refused(world, tmp_path):
     more = {"token_store": str(store)}
     add(world, directory, "more", 1, **more)
     documents = {"augmentation_dir": str(tmp_path / "documents"), "token_store": world.stores[0]}
-    augment(
-        memory_dir=directory,
-        model_dir=world.model_dir,
-        output_dir=documents["augmentation_dir"],
-        token_store=world.stores[0],
-        k=4,
-    )
+    look_up(world, directory, documents["augmentation_dir"], k=4)
     remove_memory(name="more", memory_dir=directory)
     training = tiny_training.training_config(train_steps=2)
     about = {"model_dir": str(tmp_path / "m"), "model": fusion(), "training": training}
@@ -325,4 +275,4 @@ def test_memories_that_have_changed_are_refused(world, tmp_path):
     fingerprint = TokenStore.open(store).metadata.passages_fingerprint
     metadata.write_text(text.replace(fingerprint, "0" * len(fingerprint)))
     with pytest.raises(FingerprintError, match="tokens of memory 'more' have changed"):
-        listed(directory)
+        memory(memory_dir=directory)

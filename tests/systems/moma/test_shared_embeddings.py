@@ -1,7 +1,5 @@
 """Embeddings by text: passages of a frozen tower that nothing encodes twice."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -11,7 +11,6 @@ from taser_jax.storage.errors import DataError
 from taser_jax.systems.muf.confidence import (
     choose_temperature,
     confidence,
-    member_logits,
     mutual_information,
     query_confidence,
     reliability,
@@ -55,43 +54,36 @@ def test_by_hand():
     assert float(found[0]) == pytest.approx(0.811278, abs=1e-6)
 
 
-def test_blocks_and_temperatures_change_nothing():
-    members, vectors, result = problem()
+def confidences(members, vectors, result, **options):
+    """At temperatures 0.1 and 1."""
     queries = np.arange(QUERIES, dtype=np.float32)[:, None].repeat(DIM, axis=1)
 
     def embed(block):
         return jnp.array(members)[:, block[:, 0].astype(int)]
 
-    def found(block_bytes):
-        return query_confidence(
-            embed,
-            queries,
-            vectors.__getitem__,
-            result,
-            temperatures=(0.1, 1.0),
-            k=K,
-            block_bytes=block_bytes,
-        )
+    get = vectors.__getitem__
+    options = {"temperatures": (0.1, 1.0), "k": K, **options}
+    return query_confidence(embed, queries, get, result, **options)
 
-    whole = found(1 << 20)
+
+def test_blocks_and_temperatures_change_nothing():
+    members, vectors, result = problem()
+    whole = confidences(members, vectors, result)
     exists = result.rows >= 0
     logits = np.einsum("mqd,qkd->qmk", members, vectors[result.rows], dtype=np.float64)
     for line, temperature in enumerate((0.1, 1.0)):
         np.testing.assert_allclose(whole[line], oracle(logits, exists, temperature), atol=2e-5)
-    np.testing.assert_allclose(found(4 * K * DIM * 3), whole, atol=1e-6)
+    in_blocks = confidences(members, vectors, result, block_bytes=4 * K * DIM * 3)
+    np.testing.assert_allclose(in_blocks, whole, atol=1e-6)
     assert (whole[:, 2] == 0).all()
 
 
 def test_members_that_agree_have_confidence_1_for_any_distribution():
-    members, vectors, result = problem()
-    same = jnp.array(np.repeat(members[:1], MEMBERS, axis=0))
-    candidates = jnp.array(vectors[np.maximum(result.rows, 0)])
-    exists = jnp.ones((QUERIES, K), bool)
+    one = np.random.default_rng(0).normal(size=(QUERIES, 1, K))
+    logits, exists = jnp.array(one.repeat(MEMBERS, axis=1)), jnp.ones((QUERIES, K), bool)
     for temperature in (1e-3, 1.0):
-        logits = member_logits(same, candidates)
-        np.testing.assert_allclose(
-            confidence(logits, exists, temperature=temperature), 1, atol=1e-6
-        )
+        found = confidence(logits, exists, temperature=temperature)
+        np.testing.assert_allclose(found, 1, atol=1e-6)
 
 
 def test_the_order_of_members_does_not_matter_and_w_stays_between_0_and_1():
@@ -109,14 +101,7 @@ def test_embeddings_that_are_not_numbers_name_the_query():
     members, vectors, result = problem()
     members[0, 3] = np.nan
     with pytest.raises(DataError, match="the confidence of query 3 is not a number"):
-        query_confidence(
-            lambda block: jnp.array(members),
-            np.zeros((QUERIES, DIM), np.float32),
-            vectors.__getitem__,
-            result,
-            temperatures=(1.0,),
-            k=K,
-        )
+        confidences(members, vectors, result)
 
 
 def calibration_error(confidence, correct):

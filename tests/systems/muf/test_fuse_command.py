@@ -84,6 +84,10 @@ def lists_of(output_dir, name, task, split="test"):
     )
 
 
+def fused_lists(output_dir, task):
+    return QueryArrays.open(split_path(output_dir / "lists", task, "test"), FUSED_LISTS)
+
+
 def confidence_of(specialist, task, run, temperature):
     """w, from the arrays on disk."""
     queries = QueryEmbeddings.of_split(specialist.embeddings_dir, task, "test")
@@ -105,7 +109,7 @@ def test_lists_are_weighed_by_each_specialists_confidence(fused, small_world, sp
         saved = json.loads((output_dir / "specialists" / name / "temperature.json").read_text())
         assert saved["errors"][TEMPERATURES.index(temperature)] == min(saved["errors"])
     for task in ("summary", "code"):
-        arrays = QueryArrays.open(split_path(output_dir / "lists", task, "test"), FUSED_LISTS)
+        arrays = fused_lists(output_dir, task)
         runs = [lists_of(output_dir, name, task).run for name in specialists]
         assert arrays.columns == tuple(specialists)
         for place, (name, specialist) in enumerate(specialists.items()):
@@ -139,7 +143,7 @@ def test_a_second_fusion_searches_nothing_anew(fused, small_world, specialists, 
 def test_one_specialist_is_its_own_list_and_needs_no_ensemble(small_world, specialists, tmp_path):
     alone = {"joint": dataclasses.replace(specialists["code"], ensemble_dir=None)}
     start(tmp_path, small_world, alone)
-    arrays = QueryArrays.open(split_path(tmp_path / "lists", "summary", "test"), FUSED_LISTS)
+    arrays = fused_lists(tmp_path, "summary")
     own = lists_of(tmp_path, "joint", "summary").run
     np.testing.assert_array_equal(arrays.run.rows, own.rows)
     np.testing.assert_allclose(arrays.run.scores, own.scores)
@@ -150,7 +154,7 @@ def test_without_the_domain_a_task_is_left_to_the_others(fused, small_world, spe
     lists_dir = str(output_dir / "specialists")
     start(tmp_path, small_world, specialists, lists_dir=lists_dir, domain=Domain.LEFT_OUT)
     for task, other in (("summary", "code"), ("code", "summary")):
-        arrays = QueryArrays.open(split_path(tmp_path / "lists", task, "test"), FUSED_LISTS)
+        arrays = fused_lists(tmp_path, task)
         assert arrays.columns == (other,)
         own = lists_of(output_dir, other, task).run
         np.testing.assert_array_equal(arrays.run.rows, own.rows)

@@ -57,11 +57,7 @@ def test_mixes_have_equal_shares_without_repetition():
 
 @pytest.mark.parametrize(
     "config",
-    [
-        MixedConfig(queries=6),
-        MixedConfig(queries=3),
-        MixedConfig(queries=4, tasks=("x", "z")),
-    ],
+    [MixedConfig(queries=6), MixedConfig(queries=3), MixedConfig(queries=4, tasks=("x", "z"))],
 )
 def test_mixes_that_cannot_be_drawn(config):
     with pytest.raises(ConfigError, match="take equal shares of known tasks"):

@@ -1,5 +1,6 @@
-"""x·kernel of every projection: float32 sums of bfloat16 products, on CPUs too."""
+"""Products of every projection, and activations that stay with their devices."""
 
+import functools
 import re
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from tiny_models import assert_close
 
 from taser_jax.models.layers import rows_product
 
@@ -19,14 +21,14 @@ def operands(dtype):
     return jnp.asarray(x, dtype), jnp.asarray(kernel, jnp.float32)
 
 
-def test_by_hand():
+def test_a_product_sums_in_float32_by_hand():
     # 256 + 1 has no bfloat16: sums in bfloat16 would lose both ones.
     x = jnp.asarray([[256.0, 1.0, 1.0]], jnp.bfloat16)
     assert rows_product(x, jnp.ones((3, 1))).tolist() == [[258.0]]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_values_and_gradients_are_those_of_float64(dtype):
+def test_products_and_their_gradients_are_those_of_float64(dtype):
     x, kernel = operands(dtype)
     weight = jnp.asarray(np.random.default_rng(1).standard_normal((4, 6, 16)), dtype)
 
@@ -47,13 +49,13 @@ def test_values_and_gradients_are_those_of_float64(dtype):
         np.testing.assert_allclose(np.asarray(one, np.float64), value, rtol=limit, atol=limit)
 
 
+@functools.partial(jax.grad, argnums=(0, 1))
+def gradients(x, kernel):
+    return rows_product(x, kernel).astype(jnp.float32).sum()
+
+
 @pytest.mark.parametrize(("platform", "result"), [("cpu", "f32"), ("tpu", "bf16")])
 def test_every_product_is_of_bfloat16_on_each_platform(platform, result):
-    def gradients(x, kernel):
-        return jax.grad(lambda *both: rows_product(*both).astype(jnp.float32).sum(), (0, 1))(
-            x, kernel
-        )
-
     traced = jax.jit(gradients).trace(*operands(jnp.bfloat16))
     program = traced.lower(lowering_platforms=(platform,)).as_text()
     products = [line for line in program.splitlines() if "dot_general" in line]
@@ -62,20 +64,17 @@ def test_every_product_is_of_bfloat16_on_each_platform(platform, result):
         assert re.findall(r"x([a-z]+\d+)>", line) == ["bf16", "bf16", result], line
 
 
-def test_sharded_equals_unsharded():
+def test_a_sharded_product_equals_the_unsharded_one():
     x, kernel = operands(jnp.bfloat16)
     mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 
     def put(array, *axes):
         return jax.device_put(array, NamedSharding(mesh, PartitionSpec(*axes)))
 
+    @jax.jit
     def both(x, kernel):
-        loss = lambda *both: rows_product(*both).astype(jnp.float32).sum()  # noqa: E731
-        return rows_product(x, kernel), jax.grad(loss, (0, 1))(x, kernel)
+        results = rows_product(x, kernel), gradients(x, kernel)
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), results)
 
-    expected = jax.jit(both)(x, kernel)
-    found = jax.jit(both)(put(x, "data"), put(kernel, None, "fsdp"))
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(
-            np.asarray(one, np.float32), np.asarray(other, np.float32), rtol=LARGEST_ROUNDING
-        )
+    found = both(put(x, "data"), put(kernel, None, "fsdp"))
+    assert_close(found, both(x, kernel), rtol=LARGEST_ROUNDING)

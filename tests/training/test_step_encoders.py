@@ -1,0 +1,176 @@
+"""Step, chunking and optimiser with the real dual encoders."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tiny_encoder import BERT, T5, adamw, on_mesh
+from tiny_models import assert_close, tiny_batch
+
+from taser_jax.devices.mesh import MeshConfig
+from taser_jax.devices.partitioning import leaves_by_path
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig
+from taser_jax.models.dual_encoder import DualEncoder, Towers
+from taser_jax.models.parameters import abstract_params, init_params
+from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
+from taser_jax.optim.optimizers import OptimizerConfig, learning_rate_factors
+from taser_jax.storage.errors import ConfigError
+from taser_jax.training.batch_loss import make_loss
+from taser_jax.training.losses import RoutingRegularizer
+from taser_jax.training.multitask_step import TaskGradients, make_multitask_step
+from taser_jax.training.objective import ObjectiveConfig
+from taser_jax.training.state import init_state
+from taser_jax.training.step import make_train_step
+
+
+def experts(routing, **kwargs):
+    return ExpertConfig(num_experts=2, blocks=(1,), routing=routing, **kwargs)
+
+
+SYSTEMS = {
+    "dpr": DualEncoderConfig(BERT, towers=Towers.SEPARATE),
+    "det-r": DualEncoderConfig(BERT, experts(Routing.DETERMINISTIC)),
+    "seq-r": DualEncoderConfig(BERT, experts(Routing.SEQUENCE, gate_sharing=GateSharing.SHARED)),
+    "tok-r": DualEncoderConfig(BERT, experts(Routing.TOKEN)),
+}
+
+
+QUERY_TOWERS = {"towers": Towers.SEPARATE, "query_tasks": ("nq", "fever", "wow")}
+BATCH = tiny_batch(16)
+
+
+def moved_leaves(before, after):
+    """Whether each parameter has changed, by its path."""
+    moved = jax.tree.map(lambda old, new: bool(np.any(old != new)), before, after)
+    return leaves_by_path(moved)
+
+
+def moved_towers(before, after):
+    return {path.split("/")[0] for path, moved in moved_leaves(before, after).items() if moved}
+
+
+def numpy(tree):
+    return jax.tree.map(np.asarray, tree)
+
+
+def train(model, optimizer, *, mesh=None, num_devices=8, objective=None):
+    """Four steps in two chunks on several devices: the last metrics, and what has not moved."""
+    partitioner, state, shardings = on_mesh(model, optimizer, mesh, num_devices)
+    before = numpy(state.params)
+    step = make_train_step(
+        model,
+        optimizer,
+        num_chunks=2,
+        objective=objective or ObjectiveConfig(),
+        state_shardings=shardings,
+    )
+    batch = jax.device_put(BATCH, partitioner.batch_sharding)
+    losses = []
+    for _ in range(4):
+        state, metrics = step(state, {"nq": batch})
+        losses.append(float(metrics["nll"]))
+    assert step.compilations == 1
+    assert not metrics["skipped_total"]
+    assert min(losses[1:]) < losses[0]
+    leaves = moved_leaves(before, state.params)
+    return metrics, [path for path, moves in leaves.items() if not moves]
+
+
+def test_a_sharded_chunked_step_of_seq_r_moves_every_parameter():
+    model = DualEncoder(SYSTEMS["seq-r"])
+    regularized = ObjectiveConfig(regularizer=RoutingRegularizer())
+    optimizer = adamw(model, layer_decay=0.8)
+    metrics, still = train(model, optimizer, num_devices=2, objective=regularized)
+    shares = [float(metrics[f"routing/query/expert_{expert}_share"]) for expert in (0, 1)]
+    assert sum(shares) == pytest.approx(1.0)
+    # Keys' biases cancel in the softmax: their gradient is rounding noise, or nothing.
+    assert all(path.endswith("key/bias") for path in still)
+
+
+# One position attends to itself alone; key and query of its self-attention say nothing.
+UNUSED = ("self_attention/query/kernel", "self_attention/key/kernel", "decoder/relpos_bias")
+
+
+@pytest.mark.slow
+def test_sharded_chunked_steps_of_a_t5_train_one_tasks_towers():
+    model = DualEncoder(T5DualEncoderConfig(t5=T5, **QUERY_TOWERS))
+    _, still = train(model, adamw(model), mesh=MeshConfig(data=2, fsdp=2, model=2))
+    others = ("query_encoder_fever/", "query_encoder_wow/")
+    rest = [path for path in still if not path.startswith(others)]
+    assert all(any(part in path for part in UNUSED) for path in rest), rest
+    assert len(rest) == 2 * 3
+    assert {path.split("/")[0] + "/" for path in still} >= set(others)
+
+
+@pytest.mark.parametrize("system", list(SYSTEMS))
+def test_tasers_layer_decay_covers_every_parameter_of_bert_base(system):
+    small = SYSTEMS[system]
+    base = BertConfig(
+        vocab_size=30522, embed_dim=768, num_layers=12, num_heads=12, head_dim=64, mlp_dim=3072
+    )
+    model = DualEncoder(
+        dataclasses.replace(
+            small, bert=base, experts=dataclasses.replace(small.experts, blocks=None)
+        )
+    )
+    params = abstract_params(model)
+    tree = learning_rate_factors(OptimizerConfig(layer_decay=0.8), params)
+    factors = leaves_by_path(tree)
+    tower = "query_encoder" if system == "dpr" else "encoder"
+    # TASER's code, as printed in its log: x0.044, x0.055, x0.64, gate x0.262.
+    assert factors[f"{tower}/embeddings/token/embedding"] == pytest.approx(0.044, abs=5e-4)
+    assert factors[f"{tower}/layers_0/mlp/wi/kernel"] == pytest.approx(0.055, abs=5e-4)
+    last = "mlp" if system == "dpr" else "experts"
+    assert factors[f"{tower}/layers_11/{last}/wi/kernel"] == pytest.approx(0.64)
+    shared_gate = [factor for path, factor in factors.items() if path.endswith("r/router/kernel")]
+    assert len(shared_gate) == (1 if system == "seq-r" else 0)
+    assert shared_gate == pytest.approx([0.262] * len(shared_gate), abs=5e-4)
+    assert jnp.all(jnp.array(list(factors.values())) < 1)
+
+
+MODEL = DualEncoder(DualEncoderConfig(bert=BERT, **QUERY_TOWERS))
+
+
+def test_evaluation_goes_through_the_tasks_tower():
+    draw = jax.jit(functools.partial(init_params, MODEL))
+    params = draw(jax.random.key(0))
+    params["query_encoder_nq"] = draw(jax.random.key(1))["query_encoder_nq"]
+    loss = jax.jit(make_loss(MODEL, train=False), static_argnames="task")
+    losses = {
+        task: float(loss(params, BATCH, step=jnp.int32(0), task=task)[0])
+        for task in MODEL.config.query_tasks
+    }
+    assert losses["fever"] == pytest.approx(losses["wow"], rel=1e-6)
+    assert losses["nq"] != pytest.approx(losses["wow"], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_sharded_multitask_step_is_the_unsharded_one():
+    """Of two tasks out of three: the third's tower stays; on 8 devices and on one."""
+    batches = {"nq": BATCH, "fever": tiny_batch(8, length=9, seed=2)}
+    # No Adam: its first step is the gradient's sign, also where that is rounding noise.
+    optimizer = optax.sgd(0.1)
+    make_step = functools.partial(
+        make_multitask_step, MODEL, optimizer, tasks=("nq", "fever"), gradients=TaskGradients.SUMMED
+    )
+    state = init_state(functools.partial(init_params, MODEL), optimizer, jax.random.key(0))
+    before = numpy(state.params)
+    alone, metrics = make_step()(state, batches)
+    towers = {"query_encoder_nq", "query_encoder_fever", "passage_encoder"}
+    assert moved_towers(before, alone.params) == towers
+
+    partitioner, state, shardings = on_mesh(MODEL, optimizer, MeshConfig(data=2, fsdp=2, model=2))
+    placed = {task: jax.device_put(b, partitioner.batch_sharding) for task, b in batches.items()}
+    sharded, sharded_metrics = make_step(state_shardings=shardings)(state, placed)
+    for name in ("loss", "grad_norm/nq", "grad_norm/fever"):
+        assert float(sharded_metrics[name]) == pytest.approx(float(metrics[name]), rel=1e-5)
+    assert_close(sharded.params, numpy(alone.params))
+    unknown = {"hotpot": BATCH, "nq": BATCH}
+    with pytest.raises(ConfigError, match="of task 'hotpot'"):
+        make_step(tasks=tuple(unknown))(alone, unknown)
