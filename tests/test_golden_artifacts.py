@@ -56,13 +56,6 @@ def _assert_same_run(path: str, golden: str) -> None:
         np.testing.assert_allclose(*scores, atol=1e-6)
 
 
-def _decode(tokens, length: int) -> str:
-    """Words of a text's ids by the vocabulary's lines, without [CLS], last [SEP] and padding."""
-    pieces = pathlib.Path("tokens/vocabulary/vocab.txt").read_text().splitlines()
-    words = " ".join(pieces[row] for row in np.asarray(tokens)[1 : length - 1])
-    return words.replace(" ##", "").replace(" .", ".")
-
-
 def test_verify_finds_nothing_damaged_and_names_what_had_no_record(folder, capsys):
     message = refused(capsys, "verify", *gin(DIRECTORY=folder))
     problems = [line.split(": ") for line in message.splitlines() if line.startswith("    ")]
@@ -101,21 +94,11 @@ def test_the_token_store_has_its_texts():
     assert store.metadata.passages_fingerprint == metadata["passages_fingerprint"]
     assert store.metadata.collection_fingerprint == PassageStore.open("data", "places").fingerprint
     assert store.tasks == {"city": list(SIZES)}
-
-    texts = [
-        f"{title.lower()} [SEP] {text.lower()}" for _, text, title in _rows("sources/passages.tsv")
-    ]
-    tokens = store.passages.tokens(np.arange(len(texts)))
+    tokens = store.passages.tokens(np.arange(len(store)))
     np.testing.assert_array_equal(tokens.ids, np.load("tokens/passages/ids.npy"))
-    for ids, mask, text in zip(tokens.ids, tokens.mask, texts, strict=True):
-        assert text.startswith(_decode(ids, int(mask.sum())))
     for split in SIZES:
-        queries = store.queries("city", split)
         rows = _rows(f"sources/city.{split}.tsv")
-        assert [id for id, _ in rows] == list(queries.query_ids)
-        tokens = queries.tokens(np.arange(len(rows)))
-        for ids, mask, (_, text) in zip(tokens.ids, tokens.mask, rows, strict=True):
-            assert text.lower().startswith(_decode(ids, int(mask.sum())))
+        assert [id for id, _ in rows] == list(store.queries("city", split).query_ids)
 
 
 def test_negatives_are_the_rows_of_bm25s_run():

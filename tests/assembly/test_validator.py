@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 import tiny_training
 
-from taser_jax.assembly.validator import (
-    PoolConfig,
-    Validator,
-    rank_in_pool,
-    select_pool,
-)
+from taser_jax.assembly.validator import PoolConfig, Validator, rank_in_pool, select_pool
 from taser_jax.data.batches.draws import queries_of
 from taser_jax.data.batches.stream import FalseNegatives
 from taser_jax.data.token_store.arrays import Ragged

@@ -145,7 +145,8 @@ def test_berts_fusion_starts_as_the_plain_encoder(towers, documents):
 @pytest.mark.slow
 def test_loss_and_chunks_take_documents():
     model, texts = t5_fusion(), augmented(batch=4)
-    params, batch = random_params(model), tiny_batch(4, 0, length=9, queries=texts)
+    params = random_params(model)
+    batch = dataclasses.replace(tiny_batch(4, 0, length=9), queries=texts)
     assert batch.shape == BatchShape(4, 9, 4, 9, memory=DocumentsShape(2, 7))
     abstract = batch.shape.abstract()
     assert jax.tree.map(np.shape, abstract) == jax.tree.map(np.shape, batch)

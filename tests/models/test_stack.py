@@ -22,7 +22,14 @@ from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import Pooling
-from taser_jax.models.stack import BlockCall, Remat, Scan, longest_repetition, run_blocks
+from taser_jax.models.stack import (
+    BlockCall,
+    Remat,
+    Scan,
+    longest_repetition,
+    run_blocks,
+    split_over_batch,
+)
 
 RNGS = {"dropout": jax.random.key(0), "routing": jax.random.key(1)}
 

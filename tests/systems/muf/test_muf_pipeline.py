@@ -206,8 +206,6 @@ def test_a_specialist_joins_a_finished_run(finished, small_world, tmp_path):
         ("code/System.tasks=['cod']", "'Code' is to be trained on cod"),
         ("Fusion.left_out=Nobody", "without 'Nobody' the specialists are Summary, Code"),
         ("Fusion.left_out=Code", "without 'Code' the specialists are Summary"),
-        ("EnsembleConfig.members=1", "two members or more"),
-        ("Weighing.temperatures=()", "temperatures are one or more positive numbers"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_runs(
