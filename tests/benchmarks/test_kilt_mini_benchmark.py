@@ -1,7 +1,5 @@
 """The command behind the tables of seven tasks: what it runs, and what it makes of it."""
 
-from __future__ import annotations
-
 import csv
 import json
 import pathlib

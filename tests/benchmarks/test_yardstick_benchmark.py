@@ -1,7 +1,5 @@
 """The yardstick: what its command runs, what its table says, and its recipe on a small world."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import pathlib
