@@ -66,15 +66,12 @@ class SmallWorld:
         return [
             *("pipeline", "taser"),
             *gin(DATA_DIR=self.data_dir, TOKEN_STORE=self.token_store, OUTPUT_DIR=output_dir),
-            f"--gin.pipeline_taser.systems={SYSTEMS}",
-            "--gin.taser/ExpertConfig.shared_per_specialized=1",
-            "--gin.dpr/System.model=@dpr/DualEncoderConfig()",
-            "--gin.dpr/DualEncoderConfig.towers=separate",
+            *gin("pipeline_taser", systems=SYSTEMS),
+            *gin("taser/ExpertConfig", shared_per_specialized=1),
+            *gin("dpr/System", model="@dpr/DualEncoderConfig()"),
+            *gin("dpr/DualEncoderConfig", towers="separate", bert="@dpr/BertConfig()"),
             # One block is enough for what DPR is here for, and compiles sooner.
-            *(
-                "--gin.dpr/DualEncoderConfig.bert=@dpr/BertConfig()",
-                "--gin.dpr/BertConfig.num_layers=1",
-            ),
+            *gin("dpr/BertConfig", num_layers=1),
             *gin("BertConfig", embed_dim=32, num_layers=2, num_heads=2, head_dim=16, mlp_dim=64),
             *gin(TRAIN_STEPS=6, BATCH_SIZE=16, WARMUP_STEPS=2),
             *gin("BertConfig", dropout_rate=0.0, attention_dropout_rate=0.0),

@@ -1,5 +1,7 @@
 """Which binding wins."""
 
+from __future__ import annotations
+
 import pytest
 
 from taser_jax.cli import configuration

@@ -1,5 +1,7 @@
 """`taser mine` on passages and questions checked by hand."""
 
+from __future__ import annotations
+
 import json
 import pathlib
 

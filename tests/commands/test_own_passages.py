@@ -1,5 +1,7 @@
 """A task in BEIR's format whose queries are passages of the corpus, by the same ids (ArguAna)."""
 
+from __future__ import annotations
+
 import json
 import pathlib
 

@@ -1,5 +1,7 @@
 """encode, search and ask through the command line, on a model of the small comparison."""
 
+from __future__ import annotations
+
 import json
 import pathlib
 import shutil

@@ -1,5 +1,7 @@
 """`commands.train.train` on the tiny store and eight devices: what it leaves and refuses."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import shutil

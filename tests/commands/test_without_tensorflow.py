@@ -1,5 +1,7 @@
 """An installation without TensorFlow prepares, tokenises, trains, searches and answers."""
 
+from __future__ import annotations
+
 import json
 import os
 import pathlib

@@ -3,6 +3,8 @@
 The embeddings compared with are the model's own.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import pathlib

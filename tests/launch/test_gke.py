@@ -1,5 +1,7 @@
 """Workloads on GKE: the image, what xpk is given, and what runs in a pod."""
 
+from __future__ import annotations
+
 import os
 import re
 import shlex

@@ -160,7 +160,7 @@ def test_loss_and_chunks_take_documents():
 
 
 def test_the_decoder_trains_on_states_of_blocks_that_are_all_frozen():
-    model = DualEncoder(bert_fusion().config, frozen_blocks=1)
+    model = DualEncoder(bert_fusion(decoder_layers=1).config, frozen_blocks=1)
     params, texts = random_params(model), augmented(batch=2)
     states = jax.jit(functools.partial(model.apply, method="states"), static_argnames="role")
     documents = states({"params": params}, texts.flat_documents, role=Role.PASSAGE)

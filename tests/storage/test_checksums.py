@@ -1,5 +1,7 @@
 """Recorded sizes and checksums: what opening, `read_json` and `taser verify` find damaged."""
 
+from __future__ import annotations
+
 import json
 import os
 import pathlib

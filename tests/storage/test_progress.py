@@ -1,5 +1,7 @@
 """What commands say on stderr: in a terminal, in a log file, beside bars."""
 
+from __future__ import annotations
+
 import contextlib
 import io
 import logging

@@ -1,5 +1,7 @@
 """`taser pipeline ance`: its episodes, and what each starts from."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import pathlib

@@ -1,5 +1,7 @@
 """`taser quickstart` from nothing to answers, on three small packages; run again it reuses all."""
 
+from __future__ import annotations
+
 import csv
 import functools
 

@@ -1,5 +1,7 @@
 """Formats of folders, from the names and first lines of their files."""
 
+from __future__ import annotations
+
 import json
 import pathlib
 

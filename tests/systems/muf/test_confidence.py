@@ -79,8 +79,8 @@ def test_blocks_and_temperatures_change_nothing():
 
 
 def test_members_that_agree_have_confidence_1_for_any_distribution():
-    one = np.random.default_rng(0).normal(size=(QUERIES, 1, K))
-    logits, exists = jnp.array(one.repeat(MEMBERS, axis=1)), jnp.ones((QUERIES, K), bool)
+    member = np.random.default_rng(0).normal(size=(QUERIES, 1, K))
+    logits, exists = jnp.array(member.repeat(MEMBERS, axis=1)), jnp.ones((QUERIES, K), bool)
     for temperature in (1e-3, 1.0):
         found = confidence(logits, exists, temperature=temperature)
         np.testing.assert_allclose(found, 1, atol=1e-6)
