@@ -33,7 +33,7 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_643,
     "cli": 1_284,
-    "commands": 4_699,
+    "commands": 4_676,
     "data": 5_908,
     "devices": 1_084,
     "evaluation": 1_321,
@@ -41,14 +41,14 @@ ROOMS = {
     "loose files": 395,
     "models": 2_369,
     "optim": 864,
-    "retrieval": 2_219,
+    "retrieval": 2_244,
     "serving": 503,
     "storage": 1_333,
     "systems": 3_119,
     "training": 1_394,
 }
 OTHERS = {
-    "lines of code": 30_894,
+    "lines of code": 30_896,
     "percent of code that imports or raises": 14.3,
     "files": 199,
     "lines of the longest file": 420,

@@ -8,22 +8,16 @@ import importlib.util
 import pathlib
 from collections.abc import Sequence
 
-import numpy as np
-
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.devices.hosts import writes
 from taser_jax.interop.export_source import METADATA
 from taser_jax.retrieval import embedding_files
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings, encoded_splits
-from taser_jax.retrieval.index import RESCORED, Codes, Coding, recall_of_codes
-from taser_jax.retrieval.scann import RECALL_QUERIES
+from taser_jax.retrieval.index import Codes, Coding
 from taser_jax.storage.artifacts import read_json
 from taser_jax.storage.errors import ConfigError, how_to_install
 from taser_jax.storage.progress import logger, phase
-
-# Results by which the recall of codes is measured.
-_RECALL_K = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +67,7 @@ def export_stores(
         problem = "embeddings are exported with their ids and texts, and these are not all given"
         fix = "--gin.EMBEDDINGS_DIR=... --gin.DATA_DIR=... --gin.COLLECTION=..."
         raise ConfigError(problem, where="taser export", fix=fix)
-    is_coded = source.codes is not Codes.FLOAT32
-    if is_coded and list(formats) != [embedding_files.PARQUET]:
+    if source.codes is not Codes.FLOAT32 and list(formats) != [embedding_files.PARQUET]:
         problem, fix = f"{source.codes.value} codes are for Parquet", "taser export embeddings"
         raise ConfigError(problem, where="EmbeddingsExport.codes", fix=fix)
     if embedding_files.FAISS in formats and importlib.util.find_spec("faiss") is None:
@@ -95,8 +88,6 @@ def export_stores(
     ]
     coding = Coding.of(source.codes, embeddings)
     facts = _query_encoders(output_dir, prints.get("model"))
-    if is_coded:
-        facts["recall"] = _print_recall(embeddings, [encoded for encoded, _ in queries], coding)
     directories = {format: output_dir / format for format in formats}
     for format, directory in directories.items():
         with phase(f"export {format}"):
@@ -111,26 +102,6 @@ def export_stores(
             )
         logger.info("%s: %s", format, directory)
     return directories
-
-
-def _print_recall(
-    embeddings: Embeddings, encoded: Sequence[QueryEmbeddings], coding: Coding
-) -> dict[str, float]:
-    """Measures what codes cost on some of all queries; without any, on passages."""
-    sources: Sequence[Embeddings] = encoded or [embeddings]
-    share = -(-RECALL_QUERIES // len(sources))
-    samples = [
-        source.take(np.linspace(0, len(source) - 1, min(share, len(source)), dtype=np.int64))
-        for source in sources
-    ]
-    queries = np.concatenate(samples).astype(np.float32)
-    recall = recall_of_codes(embeddings, queries, coding, k=_RECALL_K)
-    logger.info(
-        f"{coding.codes.value} codes: recall@{_RECALL_K} {recall['alone']:.4f} against exact "
-        f"search, {recall['rescored']:.4f} with the first {RESCORED * _RECALL_K} scored again by "
-        f"whole embeddings; {len(queries)} {'queries' if encoded else 'passages as queries'}"
-    )
-    return recall
 
 
 def _query_encoders(output_dir: pathlib.Path, fingerprint: str | None) -> dict[str, object]:

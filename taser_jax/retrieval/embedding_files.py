@@ -31,16 +31,19 @@ from taser_jax.retrieval.embeddings import (
     split_of,
     write_embeddings,
 )
-from taser_jax.retrieval.index import Codes, Coding
-from taser_jax.storage import artifacts
+from taser_jax.retrieval.index import RESCORED, Codes, Coding, recall_of_codes
+from taser_jax.retrieval.scann import RECALL_QUERIES
+from taser_jax.storage import artifacts, checksums
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.progress import bar
+from taser_jax.storage.progress import bar, logger
 
 FORMAT_VERSION = 1
 KIND = "exported embeddings"
 PASSAGES, QUERIES = "passages", "queries"
 # By their names in `taser export`; nearly all stores load Parquet.
 FORMATS = PARQUET, FAISS, VERTEX = "embeddings", "faiss", "vertex"
+# Results by which the recall of codes is measured.
+_RECALL_K = 20
 # Passages held in memory, with their texts.
 _BLOCK = 8192
 _ROWS = (
@@ -59,6 +62,8 @@ def export_embeddings(
     facts: Mapping[str, object],
 ) -> None:
     """Writes embeddings in a store's format; if interrupted, a rerun goes on at the next shard.
+
+    What codes cost in recall, on the queries, is printed and recorded.
 
     Args:
         embeddings: the passages'.
@@ -90,6 +95,9 @@ def export_embeddings(
         },
     }
     artifacts.follow_plan(directory, metadata)
+    if coding.codes is not Codes.FLOAT32:
+        encoded = [embedded for embedded, _ in queries]
+        metadata["recall"] = _print_recall(embeddings, encoded, coding)
     if format == FAISS:
         _write_faiss(embeddings, store, directory / PASSAGES)
     else:
@@ -106,6 +114,28 @@ def export_embeddings(
         if not path.exists():
             _write_parquet(path, iter([_query_block(embedded, texts)]))
     artifacts.write_json(directory / artifacts.METADATA, {**metadata, **facts})
+    if format == VERTEX:
+        checksums.seal(directory)
+
+
+def _print_recall(
+    embeddings: Embeddings, encoded: Sequence[QueryEmbeddings], coding: Coding
+) -> dict[str, float]:
+    """Measures what codes cost on some of all queries; without any, on passages."""
+    sources: Sequence[Embeddings] = encoded or [embeddings]
+    share = -(-RECALL_QUERIES // len(sources))
+    samples = [
+        source.take(np.linspace(0, len(source) - 1, min(share, len(source)), dtype=np.int64))
+        for source in sources
+    ]
+    queries = np.concatenate(samples).astype(np.float32)
+    recall = recall_of_codes(embeddings, queries, coding, k=_RECALL_K)
+    logger.info(
+        f"{coding.codes.value} codes: recall@{_RECALL_K} {recall['alone']:.4f} against exact "
+        f"search, {recall['rescored']:.4f} with the first {RESCORED * _RECALL_K} scored again by "
+        f"whole embeddings; {len(queries)} {'queries' if encoded else 'passages as queries'}"
+    )
+    return recall
 
 
 def _blocks(
@@ -166,7 +196,7 @@ def _write_parquet(path: pathlib.Path, blocks: Iterator[pyarrow.Table]) -> None:
 
 
 def _write_vertex(path: pathlib.Path, blocks: Iterator[pyarrow.Table]) -> None:
-    # Vertex AI takes every file of the folder as data: no checksums there.
+    # Vertex AI takes every file of the folder as data: its checksums lie above.
     with (
         artifacts.replacing(path, recorded=False) as scratch,
         open(scratch, "w", encoding="utf-8") as file,

@@ -124,13 +124,14 @@ def build_faiss(
     artifacts.follow_plan(directory, plan)
     if (directory / artifacts.METADATA).exists():
         return FaissSearcher(directory)
-    index = faiss.IndexFlatIP(dim)
+    index: faiss.Index = faiss.IndexFlatIP(dim)
     if config.lists:
-        index = faiss.IndexIVFFlat(index, dim, config.lists, faiss.METRIC_INNER_PRODUCT)
-        index.nprobe = config.probes
+        lists = faiss.IndexIVFFlat(index, dim, config.lists, faiss.METRIC_INNER_PRODUCT)
+        lists.nprobe = config.probes
         step = max(1, count // (_TRAINED_ON * config.lists))
         blocks = (embeddings.rows(row, row + _BLOCK)[::step] for row in range(0, count, _BLOCK))
-        index.train(np.concatenate([block.astype(np.float32) for block in blocks]))
+        lists.train(np.concatenate([block.astype(np.float32) for block in blocks]))
+        index = lists
     for start in range(0, count, _BLOCK):
         rows = np.ascontiguousarray(embeddings.rows(start, start + _BLOCK), np.float32)
         check_finite(rows, start, what="passage")

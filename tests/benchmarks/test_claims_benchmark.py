@@ -1,7 +1,5 @@
 """TASER's claims: what their command runs, and their intervals from values by query."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Table 4 at toy size: one training per β, resumed where it is done."""
 
-from __future__ import annotations
-
 import pytest
 from script_calls import load_script
 

@@ -1,7 +1,5 @@
 """benchmarks/compile_table.py: which rows are kept, and what the table shows of them."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import subprocess

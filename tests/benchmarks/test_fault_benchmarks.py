@@ -1,7 +1,5 @@
 """benchmarks/faults.py and host_faults.py: what they do to processes and files, and judgements."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Effects, intervals and verdicts of claims, by hand and against SciPy; their files."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,14 +1,15 @@
 """The command behind the tables of seven tasks: what it runs, and what it makes of it."""
 
-from __future__ import annotations
-
 import csv
 import json
 import pathlib
+from typing import Any
 
 import pytest
 import recipes
+from bert_checkpoints import write_with_vocabulary
 from script_calls import RESULTS, run_script, value
+from small_world import SmallWorld, figures, gin, succeed
 
 from taser_jax.optim.multitask import Combiner
 from taser_jax.optim.task_gradients import Reduction
@@ -153,6 +154,46 @@ def test_the_claims_have_effects_with_intervals(ran: tuple[pathlib.Path, list[st
     assert headline["verdict"] == "undecided"
     assert headline["over_seeds"]["low"] == pytest.approx(5.5 - 12.7062 * 0.5, abs=1e-3)
     assert headline["tasks"] == pytest.approx(dict.fromkeys(TASKS, 5.5))
+
+
+@pytest.mark.release
+def test_its_recipes_start_from_the_pretrained_weights_and_branch(
+    small_world: SmallWorld, tmp_path: pathlib.Path
+):
+    vocabulary = small_world.root / "vocabulary"
+    # The recipe takes two of its blocks.
+    checkpoint = write_with_vocabulary(tmp_path / "minilm", vocabulary, num_layers=2)
+
+    def run(name: str, *flags: str) -> pathlib.Path:
+        succeed(
+            *("pipeline", "ance", "--gin_file=runs/kilt_mini_ance.gin", *flags),
+            *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=small_world.token_store),
+            *gin("pipeline_ance", name=name),
+            *gin(OUTPUT_DIR=tmp_path / name, PRETRAINED=checkpoint),
+            *gin("EvaluationConfig", judge="qrels", measures=["R@1"]),
+            *gin(WARM_UP_STEPS=1, TRAIN_STEPS=1, WARMUP_STEPS=0),
+            *gin("ValidationConfig", num_batches=0),
+            *gin("TaskBatchingConfig", total=16),
+            # Within the few positions of its model.
+            *gin("TrainingConfig", length_buckets=(16,)),
+        )
+        return tmp_path / name
+
+    def facts(root: pathlib.Path, label: str) -> dict[str, Any]:
+        return json.loads((root / label / "model" / "run.json").read_text())
+
+    naive = run("naive")
+    assert facts(naive, "warm-up")["pretrained"] == str(checkpoint)
+    branch = run(
+        "t-sage",
+        *("--gin_file=optim/tsage.gin", "--gin_file=runs/kilt_mini_tsage.gin"),
+        *gin("pipeline_ance", warm_up_dir=naive, branch_after=1),
+        *gin("Episodes", count=1),
+    )
+    last, branched = facts(naive, "episode-2"), facts(branch, "episode-2")
+    assert (last["combiner"], branched["combiner"]) == ("naive", "tsage")
+    assert branched["batch_sizes"] == last["batch_sizes"] == {"summary": 8, "code": 8}
+    assert [row["system"] for row in figures(branch)] == ["t-sage (episode-2)"] * 3
 
 
 TSAGE = ("runs/kilt_mini_ance.gin", "optim/tsage.gin", "runs/kilt_mini_tsage.gin")

@@ -1,7 +1,5 @@
 """MoMA on two cores: what its command runs, how it divides the data, what its table says."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """DPR-MUF on real questions: its command, its tables, and all of it on a few passages."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import json

@@ -1,7 +1,5 @@
 """The cells of "never worse": what each folder has, that finished ones stay, and the claims."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 from typing import Any

@@ -1,7 +1,5 @@
 """benchmarks/power_cuts.py: what it notes of a program, and what its replay leaves on the disk."""
 
-from __future__ import annotations
-
 import pathlib
 import shutil
 import sys

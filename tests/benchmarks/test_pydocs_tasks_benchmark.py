@@ -1,7 +1,5 @@
 """The command behind claims 7, 8 and 10 on the built-in collection."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

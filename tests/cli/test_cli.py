@@ -1,7 +1,5 @@
 """Commands, flags and exit codes of `taser`."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import subprocess

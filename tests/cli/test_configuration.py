@@ -1,7 +1,5 @@
 """Every way a configuration can be wrong is an error that names the nearest right name."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import logging

@@ -1,7 +1,5 @@
 """Every packaged Gin file resolves for its command, and what has replaced former macros exists."""
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 import re

@@ -1,7 +1,5 @@
 """Which binding wins."""
 
-from __future__ import annotations
-
 import pytest
 
 from taser_jax.cli import configuration

@@ -1,7 +1,5 @@
 """`taser analyze` on checkpoints of tiny models: the whole analysis against NumPy, and errors."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """Sets whose answers are patterns beside sets of strings, in one mining and one evaluation."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

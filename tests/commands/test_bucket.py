@@ -1,7 +1,5 @@
 """A model directory in a bucket: what is written beside the checkpoints, and read again."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import pathlib

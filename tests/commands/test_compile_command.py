@@ -1,7 +1,5 @@
 """`taser compile` on a small recipe, by the real TPU compiler: libtpu must load here."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """`taser evaluate` and `taser hybrid` on runs written and scored by hand."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """`taser export`: what it writes, and what it refuses before anything is computed or written."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

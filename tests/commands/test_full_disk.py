@@ -1,7 +1,5 @@
 """A full or read-only disk: exit 2, and nothing is left that a later run takes for whole."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest

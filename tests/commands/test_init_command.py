@@ -1,7 +1,5 @@
 """A project: two files written, and every command run with one of them alone."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 

@@ -1,7 +1,5 @@
 """Killed at any step, also in the middle of a save, the same command gives the same bits."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import functools

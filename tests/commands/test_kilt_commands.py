@@ -1,7 +1,5 @@
 """`taser prepare` and `taser evaluate` by KILT's pages, on files made by hand."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

@@ -1,7 +1,5 @@
 """`taser mine` on passages and questions checked by hand."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

@@ -1,7 +1,5 @@
 """A task in BEIR's format whose queries are passages of the corpus, by the same ids (ArguAna)."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

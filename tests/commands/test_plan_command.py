@@ -1,7 +1,5 @@
 """`taser plan`: tables, what is kept of them, and recipes that fit nowhere."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import runpy

@@ -1,7 +1,5 @@
 """`taser prepare` and `tokenize` through the command line, on files made by hand."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

@@ -1,7 +1,5 @@
 """`taser import`, and trainings that start from pretrained weights, on a tiny Hugging Face BERT."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """encode, search and ask through the command line, on a model of the small comparison."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import shutil

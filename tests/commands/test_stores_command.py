@@ -58,6 +58,7 @@ def test_metadata_says_what_a_reader_must_know(exported, world):
 
 
 def test_vertex_has_json_lines_and_nothing_else_in_the_folder(exported):
+    succeed("verify", str(exported / "vertex"))
     folder = exported / "vertex" / "passages"
     assert {path.suffix for path in folder.iterdir()} == {".json"}
     lines = [line for path in sorted(folder.iterdir()) for line in path.read_text().splitlines()]

@@ -1,7 +1,5 @@
 """T5 with task prompts from KILT's files to KILT's measures."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import random

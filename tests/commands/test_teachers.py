@@ -1,7 +1,5 @@
 """A teacher's scores in `taser mine`, on passages checked by hand, and training with them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """`commands.train.train` on the tiny store and eight devices: what it leaves and refuses."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,7 +1,5 @@
 """An installation without TensorFlow prepares, tokenises, trains, searches and answers."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

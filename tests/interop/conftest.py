@@ -1,7 +1,5 @@
 """What the tests of exports share."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

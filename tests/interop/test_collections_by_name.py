@@ -1,7 +1,5 @@
 """Tasks of mteb and ir_datasets as folders that `taser prepare` reads, without a network."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import sys

@@ -1,7 +1,5 @@
 """What modules.json and the files beside it say of an encoder."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 from typing import Any

@@ -3,8 +3,6 @@
 The embeddings compared with are the model's own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import pathlib

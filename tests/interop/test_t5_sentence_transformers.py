@@ -1,7 +1,5 @@
 """T5 encoders as sentence-transformers directories: the model's own embeddings, to 1e-5."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

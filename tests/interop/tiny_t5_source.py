@@ -1,7 +1,5 @@
 """A tiny T5 dual encoder with a vocabulary like T5's, ready for export."""
 
-from __future__ import annotations
-
 import jax
 from sentence_models import t5_model
 from tiny_models import random_params

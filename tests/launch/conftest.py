@@ -1,7 +1,5 @@
 """Stand-ins for gcloud and xpk, and a git checkout that holds what must not be sent."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import shutil

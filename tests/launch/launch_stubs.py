@@ -1,7 +1,5 @@
 """Stand-ins for gcloud, xpk, docker, ssh and others that record what they are asked."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import signal

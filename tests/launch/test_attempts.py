@@ -1,7 +1,5 @@
 """What the TPU launchers make of gcloud's answers: done, worth another attempt, or to be mended."""
 
-from __future__ import annotations
-
 import pathlib
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """What a launch costs: the plan that is printed first, quotas, deletion, and the last line."""
 
-from __future__ import annotations
-
 import getpass
 import signal
 

@@ -1,7 +1,5 @@
 """A TPU is deleted unasked only if all outputs are in a bucket, and are there at the end."""
 
-from __future__ import annotations
-
 import getpass
 import pathlib
 import shutil

@@ -1,7 +1,5 @@
 """launch/_fetch.py, which copies data to a host."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """Workloads on GKE: the image, what xpk is given, and what runs in a pod."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

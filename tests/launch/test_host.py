@@ -1,7 +1,5 @@
 """What runs on a host: launch/_host.sh, what installs there, and launch/local.sh."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import shlex

@@ -1,7 +1,5 @@
 """Machines that ssh reaches, and Slurm clusters: what is run there, and what is repeated."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

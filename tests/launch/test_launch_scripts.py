@@ -1,7 +1,5 @@
 """Launch scripts against stand-ins for gcloud and xpk: options, dry runs and what is sent."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

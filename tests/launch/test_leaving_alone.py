@@ -1,7 +1,5 @@
 """A launcher that one can leave alone: lost connections, --attach, --env and --max_hours."""
 
-from __future__ import annotations
-
 import ast
 import getpass
 import os

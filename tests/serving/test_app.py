@@ -1,7 +1,5 @@
 """Requests and answers of the server, over HTTP."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json

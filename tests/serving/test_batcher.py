@@ -1,7 +1,5 @@
 """Items of concurrent calls share batches, and every caller gets its own results."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """MTEB's evaluation of our model, and of the same weights in sentence-transformers."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -4,8 +4,6 @@ TASER_T5X holds what T5X needs on PYTHONPATH, separated by colons: its source, a
 packages that it imports (docs/export.md names them).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import pathlib

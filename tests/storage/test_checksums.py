@@ -1,7 +1,5 @@
 """Recorded sizes and checksums: what opening, `read_json` and `taser verify` find damaged."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

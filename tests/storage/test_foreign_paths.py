@@ -1,7 +1,5 @@
 """Paths that no file can have, and Gin files that import: named, with status 2."""
 
-from __future__ import annotations
-
 import errno
 import pathlib
 import resource

@@ -1,7 +1,5 @@
 """One writer at a time: who is refused, what is said, and what a killed writer leaves."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """What commands say on stderr: in a terminal, in a log file, beside bars."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

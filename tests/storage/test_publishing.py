@@ -1,7 +1,5 @@
 """What replaces what, in which order it reaches the disk, and what a kill leaves."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """`taser pipeline ance`: its episodes, and what each starts from."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """`taser compare` on small BEIR folders: run again, without training queries, and by a budget."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import random

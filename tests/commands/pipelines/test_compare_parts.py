@@ -1,7 +1,5 @@
 """What `taser compare` measures and derives: costs, chunks, lengths, names and sizes of files."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """Lengths, buckets, steps and budgets of `taser compare`, against figures by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """The stages of a choice on a collection of twenty passages, with lists written by hand."""
 
-from __future__ import annotations
-
 import json
 import math
 import pathlib

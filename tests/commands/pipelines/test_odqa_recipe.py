@@ -1,7 +1,5 @@
 """The five-set recipe and EntityQuestions, from files in DPR's layout to tables, on toy texts."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

@@ -1,7 +1,5 @@
 """`taser pipeline taser` from pretrained weights, with a row for them as they come."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

@@ -1,7 +1,5 @@
 """`taser quickstart` from nothing to answers, on three small packages; run again it reuses all."""
 
-from __future__ import annotations
-
 import csv
 import functools
 

@@ -1,7 +1,5 @@
 """What the packaged recipes set, held to what the papers state."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """The choice among candidates: by hand, against an oracle in fractions, and as properties."""
 
-from __future__ import annotations
-
 import fractions
 import math
 import statistics

@@ -1,7 +1,5 @@
 """Stages run once, are recorded whole or not at all, and refuse other arguments and artefacts."""
 
-from __future__ import annotations
-
 import enum
 import json
 import os

@@ -1,7 +1,5 @@
 """`taser pipeline taser`: what it leaves behind, and that it goes on wherever it was killed."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import json

@@ -1,7 +1,5 @@
 """Formats of folders, from the names and first lines of their files."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

@@ -1,7 +1,5 @@
 """Data as people have it: the same documents in many layouts become the same collection."""
 
-from __future__ import annotations
-
 import csv
 import io
 import logging

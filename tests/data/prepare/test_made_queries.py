@@ -1,7 +1,5 @@
 """Queries made of passages: what asks is cut out of what answers, and pages stay on one side."""
 
-from __future__ import annotations
-
 import pytest
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, write_collection

@@ -1,7 +1,5 @@
 """A validation split carved out of the training queries, and what is listed of incomplete files."""
 
-from __future__ import annotations
-
 import itertools
 import pathlib
 

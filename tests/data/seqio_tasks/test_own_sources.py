@@ -1,7 +1,5 @@
 """Tasks over SeqIO sources of one's own: what they yield becomes queries of the collection."""
 
-from __future__ import annotations
-
 import csv
 import functools
 
