@@ -15,6 +15,8 @@ from small_world import gin, succeed
 from taser_jax import Passage, Retriever
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.prepare.detection import given_passages
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.models.batch import Role
 from taser_jax.retrieval.bm25 import Bm25Index, title_and_text
 from taser_jax.retrieval.fusion import DEFAULT_SHARE
 from taser_jax.retrieval.runs import read_trec_run
@@ -53,6 +55,15 @@ def hybrid_dir(parts, compared, tmp_path):
     beside = dataclasses.replace(parts, bm25_dir=str(compared / "bm25" / "index"), alpha=0.3)
     write_parts(tmp_path, beside)
     return tmp_path
+
+
+def test_texts_are_encoded_as_the_token_store_has_them(trained, parts, small_world):
+    tokens = TokenStore.open(small_world.token_store)
+    passages = PassageStore.open(parts.data_dir, parts.collection)
+    rows = np.array([0, 3, len(tokens) - 1])
+    of_tokens = trained.model.encode_fn(Role.PASSAGE)(tokens.passages.tokens(rows))
+    of_texts = trained.encode_passages(passages.get_many(rows.tolist()))
+    np.testing.assert_allclose(of_texts, of_tokens, atol=1e-5)
 
 
 def test_searches_as_the_command_does(trained, parts, compared, tmp_path):

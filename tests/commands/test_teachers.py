@@ -12,13 +12,14 @@ from capitals import IDS, Capitals
 from small_world import gin, refused, succeed
 
 from taser_jax.assembly.data import training_queries
-from taser_jax.commands.mine import embedding_scorer
+from taser_jax.commands.mine import embedding_scorer, run_scorer
 from taser_jax.commands.train import train
 from taser_jax.data.collections.store import QuerySet
 from taser_jax.data.token_store.negatives import TeacherLine, read_negatives, write_negatives
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Tokens
 from taser_jax.retrieval.embeddings import Embeddings, write_embeddings
+from taser_jax.retrieval.runs import SearchResult
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.training.objective import Distillation, ObjectiveConfig
 
@@ -80,6 +81,14 @@ def test_two_runs_by_weight(capitals, runs, tmp_path):
     assert 0 <= metadata["files"]["capital.train.jsonl"]["positive_first"] <= 1
     places = {os.path.relpath(name, tmp_path / "scored"): teachers[name] for name in teachers}
     assert metadata["teachers"] == places
+
+
+def test_what_a_run_lacks_gets_its_querys_lowest_score_and_0_without_any():
+    rows = np.array([[7, 4], [2, -1], [-1, -1]], np.int32)
+    scores = np.array([[3, 1], [-5, -np.inf], [-np.inf, -np.inf]], np.float32)
+    score = run_scorer(SearchResult(rows, scores))
+    found = [score(query, np.array([7, 2, 9])).tolist() for query in range(3)]
+    assert found == [[3, 1, 1], [-5, -5, -5], [0, 0, 0]]
 
 
 def test_embeddings_give_inner_products(tmp_path):

@@ -125,6 +125,16 @@ def test_eight_devices_count_what_one_counts():
                 np.testing.assert_array_equal(its, mine, err_msg=f"{name} {field}")
 
 
+def test_no_device_gets_more_than_its_part_of_a_leaf():
+    """The compiled count has no collective but sums, and no array with the whole leaf's entries."""
+    placed = quadratic.put({"kernel": np.zeros((24, 16), np.float32)}, 8)["kernel"]
+    options = {"temperature": 2.0, "sharding": placed.sharding}
+    text = count_leaf.lower((placed,) * 3, jnp.ones(3), **options).compile().as_text()
+    assert "all-reduce" in text
+    assert "all-gather" not in text
+    assert "24,16]" not in text
+
+
 def test_the_bound_of_specific_is_an_edge():
     edges = entropy_edges(8)
     assert len(edges) == SHARED_BINS + 2

@@ -79,6 +79,26 @@ def test_learned_routers_are_kept_and_their_experts_equal(gate_sharing):
     )
 
 
+def test_every_query_tower_is_a_copy_and_is_taken_out_by_its_task():
+    towers = {"towers": Towers.SEPARATE, "query_tasks": ("nq", "fever")}
+    config = DualEncoderConfig(bert=BERT, **towers)
+    query, passage = (
+        plain_encoder(random_params(DualEncoder(MODELS["shared"]), seed), MODELS["shared"], role)
+        for seed, role in enumerate(Role)
+    )
+    drawn = random_params(DualEncoder(config), 5)
+    params = from_plain_encoders(query, passage, config=config, params=drawn)
+    names = ("query_encoder_nq", "query_encoder_fever", "passage_encoder")
+    for tower, expected in zip(names, (query, query, passage), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, params[tower], expected)
+    params["query_encoder_nq"] = passage
+    for task, expected in (("nq", passage), ("fever", query)):
+        found = plain_encoder(params, config, Role.QUERY, task=task)
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+    with pytest.raises(ConfigError, match="without a task"):
+        plain_encoder(params, config, Role.QUERY)
+
+
 def test_paths_that_differ_where_the_encoder_is_tied():
     config = MODELS["taser"]
     params = random_params(DualEncoder(config))

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from task_problem import (
     COMBINERS,
@@ -31,7 +32,7 @@ from taser_jax.optim.multitask import (
     visiting_orders,
 )
 from taser_jax.optim.optimizers import build_optimizer
-from taser_jax.optim.task_gradients import Reduction
+from taser_jax.optim.task_gradients import Reduction, check_combined
 from taser_jax.storage.errors import ConfigError
 
 PARAMS = tree(np.random.default_rng(9))
@@ -249,6 +250,13 @@ def test_neither_devices_nor_the_order_of_tasks_change_anything(combiner):
     for expected, *others in zip(whole, sharded, moved, strict=True):
         for combined in others:
             np.testing.assert_allclose(flatten(combined), flatten(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_a_task_axis_that_no_combiner_removed_is_an_error():
+    [(stacked, _)] = steps(1)
+    chain = optax.chain(check_combined(), optax.adam(0.1))
+    with pytest.raises(ConfigError, match=r"bias has shape \(3, 16\), not \(16,\)"):
+        chain.update(stacked, chain.init(PARAMS), PARAMS)
 
 
 def test_tasks_must_be_named_once():

@@ -157,3 +157,21 @@ def test_no_product_is_kept():
 def test_nothing_to_take_a_median_of():
     with pytest.raises(ConfigError, match="0 trainable parameters"):
         lower_median([jnp.zeros((2, 0))])
+
+
+def test_rows_of_different_scales_take_few_passes():
+    """As those of a vocabulary; a third of the entries is zero."""
+    rng = np.random.default_rng(9)
+    shapes = ((30000, 24), (256, 1024), (1024, 256), (700, 1))
+    values = [
+        rng.normal(size=(2, *shape)) * np.exp(2 * rng.normal(size=(2, shape[0], 1)))
+        for shape in shapes
+    ]
+    values[0][:, rng.random(30000) < 0.5] = 0
+    values = [value.astype(np.float32) for value in values]
+    expected = sorted_median(values)
+    near = (expected.view(np.float32) * np.float32(1.3)).view(np.int32)
+    for guess, most in ((np.zeros(2, np.int32), 8), (near, 6), (expected, 6)):
+        found = median(values, guess)
+        np.testing.assert_array_equal(found.bits, expected)
+        assert int(found.passes) <= most

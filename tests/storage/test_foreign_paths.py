@@ -6,6 +6,7 @@ import resource
 import sys
 
 import pytest
+from etils import epath
 
 from taser_jax.cli import main as cli
 from taser_jax.storage.artifacts import storage_errors, write_text
@@ -85,6 +86,11 @@ def test_too_many_open_files_are_a_storage_error(tmp_path):
 def test_what_is_absent_is_named(raised, said):
     with pytest.raises(ConfigError, match=said), storage_errors("x"):
         raise raised
+
+
+def test_http_is_no_kind_of_path():
+    with pytest.raises(ConfigError, match="http:// is no kind"), storage_errors("http://a/b"):
+        epath.Path("http://a/b")
 
 
 @pytest.fixture

@@ -125,11 +125,9 @@ def test_rows_of_a_chunk_and_their_order():
 WIDE = TinyEncoder(dim=32, hidden=512, dropout=0.0)
 
 
-def compiled_step(num_chunks, sharding=None):
+def compiled_step(num_chunks):
     params = jax.eval_shape(lambda key: init(WIDE, key), jax.random.key(0))
     batch = tiny_batch(64, length=16)
-    if sharding is not None:
-        batch = jax.device_put(batch, sharding)
     step = jax.jit(jax.grad(loss_with(WIDE, cached(num_chunks))))
     return step.lower(params, batch, jax.random.key(0)).compile()
 

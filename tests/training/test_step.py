@@ -182,8 +182,15 @@ def test_a_state_is_born_sharded_with_its_moments():
     shardings = jax.tree.map(lambda _: replicated, fresh(PLAIN).params)
     by_model = NamedSharding(mesh, PartitionSpec(None, "model"))
     shardings["wi"]["kernel"] = by_model
-    state = fresh(PLAIN, OPTIMIZER, param_shardings=shardings)
-    adam = state.opt_state[0]
+    # As a combiner's averages: a copy of the parameters for each of two tasks.
+    averages = optax.GradientTransformation(
+        lambda params: {"average": jax.tree.map(lambda p: jnp.zeros((2, *p.shape)), params)},
+        lambda updates, state, params=None: (updates, state),
+    )
+    optimizer = optax.chain(averages, OPTIMIZER)
+    state = fresh(PLAIN, optimizer, param_shardings=shardings)
+    average, (adam, *_) = state.opt_state
+    assert average["average"]["wi"]["kernel"].sharding.spec == PartitionSpec(None, None, "model")
     assert state.params["wi"]["kernel"].sharding == by_model
     assert adam.mu["wi"]["kernel"].sharding == by_model
     assert adam.nu["wi"]["kernel"].addressable_shards[0].data.shape == (8, 8)

@@ -47,6 +47,23 @@ def test_what_a_row_says_beside_its_figures_is_no_input(tmp_path):
     assert work.calls == 1
 
 
+@pytest.mark.parametrize(
+    ("inputs", "named"),
+    [
+        ({"steps": 4, "tasks": ["x"]}, "steps was 3 when this stage ran, now 4"),
+        ({"tasks": ["x"]}, "steps"),
+        ({"steps": 3, "tasks": ["x"], "seed": 0}, "seed"),
+    ],
+)
+def test_other_inputs_are_named(tmp_path, inputs, named):
+    stages, work = Stages(tmp_path), Counter()
+    for tasks in (("x",), ["x"]):
+        stages.run("train", work, steps=3, tasks=tasks)
+    with pytest.raises(ConfigError, match=rf"(?s)train\.json.*{named}"):
+        stages.run("train", work, **inputs)
+    assert work.calls == 1
+
+
 def test_a_stage_that_failed_runs_again(tmp_path):
     def fail():
         raise RuntimeError("killed")

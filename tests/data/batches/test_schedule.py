@@ -31,6 +31,16 @@ def test_every_epoch_has_each_task_at_its_rate_and_counts_its_batches_on():
     assert all(numbers == list(range(len(numbers))) for numbers in batches.values())
 
 
+def test_is_a_function_of_seed_and_step():
+    turns = [make().turn(step) for step in range(60)]
+    sizes = dict(reversed(SIZES.items()))
+    reordered = Schedule(sizes, batch_size=10, rates={"nq": 0.55, "trec": 4})
+    assert [reordered.turn(step) for step in reversed(range(60))] == turns[::-1]
+    assert [make(seed=1).turn(step) for step in range(60)] != turns
+    tasks = [turn.task for turn in turns]
+    assert tasks[:14] != tasks[14:28], "each epoch has an order of its own"
+
+
 def test_steps_far_away_cost_no_more():
     assert Schedule({"nq": 5}, batch_size=5).turn(10**12) == Turn("nq", 10**12)
 

@@ -16,7 +16,7 @@ from taser_jax.commands.train import train
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import Towers
-from taser_jax.models.fusion import BertFusionConfig
+from taser_jax.models.fusion import BertFusionConfig, FusedStates
 from taser_jax.retrieval.embeddings import QueryEmbeddings
 from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
@@ -144,8 +144,12 @@ def test_training_queries_can_do_without_their_own_positives(world, mixture_dir,
 
 
 @pytest.mark.slow
-def test_training_and_encoding_take_documents(world, mixture_dir, tmp_path):
-    config, store = fusion(), world.stores[0]
+@pytest.mark.parametrize(
+    "documents",
+    [FusedStates.TOKENS, pytest.param(FusedStates.EMBEDDINGS, marks=pytest.mark.release)],
+)
+def test_training_and_encoding_take_documents(world, mixture_dir, tmp_path, documents):
+    config, store = fusion(documents=documents), world.stores[0]
     augmentation = str(tmp_path / "documents")
     look_up(world, mixture_dir, augmentation, k=4)
     training = tiny_training.training_config(train_steps=3, evaluation_period=3)
