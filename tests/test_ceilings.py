@@ -41,14 +41,14 @@ ROOMS = {
     "loose files": 395,
     "models": 2_369,
     "optim": 864,
-    "retrieval": 2_244,
+    "retrieval": 2_251,
     "serving": 503,
     "storage": 1_333,
     "systems": 3_119,
     "training": 1_394,
 }
 OTHERS = {
-    "lines of code": 30_896,
+    "lines of code": 30_903,
     "percent of code that imports or raises": 14.3,
     "files": 199,
     "lines of the longest file": 420,

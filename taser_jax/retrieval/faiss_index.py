@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from jaxtyping import Float
@@ -22,6 +22,7 @@ from taser_jax.retrieval.exact import (
 )
 from taser_jax.retrieval.runs import SearchResult
 from taser_jax.storage import artifacts, checksums
+from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
 from taser_jax.storage.typed_files import Checked, Natural, Positive, to_plain
 
@@ -108,6 +109,8 @@ def build_faiss(
         sample_queries: queries that recall is measured on; without any, on passages.
 
     Raises:
+        ConfigError: more lists than passages.
+        DataError: an embedding is not finite.
         FingerprintError: the directory holds an index of other embeddings or another config.
         StorageError: the directory cannot be written.
     """
@@ -121,6 +124,10 @@ def build_faiss(
         "config": to_plain(config),
         "dim": dim,
     }
+    if config.lists > count:
+        fix = "FAISS advises 4 to 16 times the root of the number of passages; 0 has no lists"
+        problem = f"{config.lists} lists of {count} passages"
+        raise ConfigError(problem, where="FaissConfig.lists", fix=fix)
     artifacts.follow_plan(directory, plan)
     if (directory / artifacts.METADATA).exists():
         return FaissSearcher(directory)
@@ -129,13 +136,10 @@ def build_faiss(
         lists = faiss.IndexIVFFlat(index, dim, config.lists, faiss.METRIC_INNER_PRODUCT)
         lists.nprobe = config.probes
         step = max(1, count // (_TRAINED_ON * config.lists))
-        blocks = (embeddings.rows(row, row + _BLOCK)[::step] for row in range(0, count, _BLOCK))
-        lists.train(np.concatenate([block.astype(np.float32) for block in blocks]))
+        lists.train(np.concatenate([block[::step] for block in _blocks(embeddings)]))
         index = lists
-    for start in range(0, count, _BLOCK):
-        rows = np.ascontiguousarray(embeddings.rows(start, start + _BLOCK), np.float32)
-        check_finite(rows, start, what="passage")
-        index.add(rows)
+    for block in _blocks(embeddings):
+        index.add(block)
     with artifacts.replacing(directory / _FILE) as scratch:
         faiss.write_index(index, os.fspath(scratch))
     artifacts.write_json(directory / artifacts.METADATA, plan)
@@ -148,3 +152,10 @@ def build_faiss(
         message = "FAISS: recall@%d %.4f against exact search (%d queries)"
         logger.info(message, k, recall, len(queries))
     return searcher
+
+
+def _blocks(embeddings: EmbeddingRows) -> Iterator[Float[np.ndarray, "rows dim"]]:
+    for start in range(0, embeddings.shape[0], _BLOCK):
+        rows = np.ascontiguousarray(embeddings.rows(start, start + _BLOCK), np.float32)
+        check_finite(rows, start, what="passage")
+        yield rows

@@ -83,6 +83,22 @@ def test_faiss_reads_as_many_lists_as_are_probed(tmp_path, caplog):
     assert (last.scores[last.rows == -1] == -np.inf).all()
 
 
+@pytest.mark.needs("faiss")
+def test_what_faiss_cannot_make_lists_of_is_named(tmp_path):
+    def build(lists):
+        config = IndexConfig(kind=IndexKind.FAISS, faiss=FaissConfig(lists=lists))
+        build_index(tmp_path / "embeddings", tmp_path / str(lists), config=config)
+
+    write(tmp_path / "embeddings")
+    with pytest.raises(ConfigError, match="301 lists of 300 passages"):
+        build(301)
+    shutil.rmtree(tmp_path / "embeddings")
+    table = np.where(np.arange(len(TABLE))[:, None] == 7, np.float32(np.nan), TABLE)
+    write_embeddings(tmp_path / "embeddings", table, {"model": "m1"}, "none")
+    with pytest.raises(DataError, match="in 1 rows: 7"):
+        build(8)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_model_or_collection_is_refused(tmp_path, kind):
     embeddings, others = write(tmp_path / "embeddings"), write(tmp_path / "others", "m2")
