@@ -83,7 +83,7 @@ class Report:
         steps_per_second: the last one that training printed; 0: none.
     """
 
-    losses: str | None
+    losses: str | None = None
     connection: int = 0
     statuses: list[int] = dataclasses.field(default_factory=list)
     is_lost: bool = False
@@ -202,6 +202,10 @@ class Hosts:
         command = [*assignments, HOST, shlex.join(self.options.command)]
         return self.connect_words(node, " ".join(command))
 
+    def attach_words(self, node: str) -> list[str]:
+        """Follows what runs on each host of a node."""
+        return self.connect_words(node, f"{HOST} --attach")
+
     def is_there(self) -> bool:
         """Whether the hosts still exist."""
         return True
@@ -212,7 +216,7 @@ class Hosts:
     def commands(self) -> Iterator[str]:
         """What is done if nothing fails, as a shell reads it."""
         if self.options.attach:
-            yield from (shlex.join(self._attach_words(node)) for node in self.nodes)
+            yield from (shlex.join(self.attach_words(node)) for node in self.nodes)
             return
         if not self.options.skip_install:
             yield shlex.join(["mkdir", "-p", self.options.scratch])
@@ -272,8 +276,7 @@ class Hosts:
             if not (self.options.skip_install or os.path.exists(self.archive)):
                 archive_checkout(self.archive)
             self.make_ready()
-            failures = list(filter(None, self._on_all(self.prepare)))
-            self._settle(MEND if MEND in failures else next(iter(failures), FINISHED))
+            self._settle(outcome([Report(statuses=self._on_all(self._prepare))]))
             self._are_reached = True
         reports = self._on_all(self.follow)
         self.steps_per_second = max(report.steps_per_second for report in reports)
@@ -303,17 +306,17 @@ class Hosts:
                 self._end_processes()
                 raise
 
-    def prepare(self, node: str) -> int:
+    def _prepare(self, node: str) -> int:
         """Prepares a node; the status of the failing step."""
-        return next(filter(None, map(self._show, self.preparation(node))), FINISHED)
+        return next(filter(None, map(self.show, self.preparation(node))), FINISHED)
 
     def follow(self, node: str) -> Report:
         """Runs the command on a node; after a lost connection, follows what runs on there."""
         losses, is_begun = 0, bool(self.options.attach)
         while True:
             report, begin = Report(self.losses), time.monotonic()
-            words = self._attach_words(node) if is_begun else self.run_words(node)
-            report.connection = self._show(words, report.read)
+            words = self.attach_words(node) if is_begun else self.run_words(node)
+            report.connection = self.show(words, report.read)
             if not (self.goes_on and report.is_cut_off):
                 return report
             losses = 1 if time.monotonic() - begin > LASTED else losses + 1
@@ -325,7 +328,7 @@ class Hosts:
                 return report
             is_begun = True
 
-    def _show(self, words: Sequence[str], read: Callable[[str], None] = lambda line: None) -> int:
+    def show(self, words: Sequence[str], read: Callable[[str], None] = lambda line: None) -> int:
         """Shows a command's output and errors as they come, and gives each line to `read`.
 
         The command runs in a process group of its own, which Ctrl-C does not reach.
@@ -359,9 +362,6 @@ class Hosts:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGTERM)
-
-    def _attach_words(self, node: str) -> list[str]:
-        return self.connect_words(node, f"{HOST} --attach")
 
     def _stop(self, status: int) -> None:
         """Ends what runs at the end of --max_hours; otherwise says that it goes on."""

@@ -31,7 +31,7 @@ def _price_class(options: argparse.Namespace) -> str:
     chosen = [text for name, text in tables.PRICE_CLASSES.items() if getattr(options, name)]
     if len(chosen) > 1:
         raise UsageError("choose one of --spot, --reserved, --reservation and --max_run_duration")
-    return chosen[0].format(**vars(options)) if chosen else "on demand"
+    return chosen[0].format(**vars(options)) if chosen else tables.ON_DEMAND
 
 
 def _unasked_deletion(options: argparse.Namespace) -> tuple[list[str], str]:
@@ -78,19 +78,16 @@ class Pod(Hosts):
         if options.iap:
             self.tunnel = ["--tunnel-through-iap"]
         self.price_class = _price_class(options)
-        self.price, self.price_text = options.price_per_hour, ""
         if options.type:
             self.kind = tables.kind_of(options.type, options.version)
             options.version = options.version or self.kind.runtime
-            price, self.price_text = tables.hourly_price(options)
-            if self.price_class == "on demand":
-                # The list has no other class; spot costs less, by zone and day.
-                self.price = price
+        self.price, self.price_text = tables.hourly_price(options, self.price_class)
         self.is_deleted_late = bool(options.type) and options.delete != "never"
-        self.outputs, self.kept = (
-            ([], "as you say") if options.delete else _unasked_deletion(options)
-        )
-        options.delete = options.delete or ("never" if self.kept else "success")
+        self.outputs: list[str] = []
+        self.kept = "as you say"
+        if not options.delete:
+            self.outputs, self.kept = _unasked_deletion(options)
+            options.delete = "never" if self.kept else "success"
 
     def plan(self) -> list[str]:
         options, place = self.options, f"{self.name} in {self.options.zone}"

@@ -62,7 +62,8 @@ KINDS = {
     "v5litepod": Kind(1, "v2-alpha-tpuv5-lite", "TPUV5sLitepod", price=1.20),
     "v6e": Kind(1, "v2-alpha-tpuv6e", "TPUV6E"),
 }
-# Options that choose a class of prices.
+# Options that choose another class of prices.
+ON_DEMAND = "on demand"
 PRICE_CLASSES = {
     "spot": "spot: may be preempted at any time",
     "reserved": "reserved",
@@ -154,20 +155,21 @@ def kind_of(type_: str, version: str | None) -> Kind:
     raise UsageError(f"--type is '{type_}'{wrong}")
 
 
-def hourly_price(options: argparse.Namespace) -> tuple[float | None, str]:
+def hourly_price(options: argparse.Namespace, price_class: str) -> tuple[float | None, str]:
     """US dollars for an hour of all slices, and how they are known; None: they are not.
 
     Example:
         One slice of v5litepod-16 costs 16 x 1.20 = 19.20 dollars on demand.
     """
-    given, (kind, _, size) = options.price_per_hour, options.type.rpartition("-")
+    given, (kind, _, size) = options.price_per_hour, (options.type or "").rpartition("-")
     if given:
         return given, f"${given:.2f} an hour, as you say"
     price = KINDS[kind].price if kind in KINDS else None
-    if price is None:
+    if price is None or not size.isdecimal():
         return None, f"not known for {kind}; give --price_per_hour=DOLLARS"
     total = price * int(size) / KINDS[kind].cores * (options.slices or 1)
-    return total, (
+    # The list has no other class; spot costs less, by zone and day.
+    return total if price_class == ON_DEMAND else None, (
         f"about ${total:.2f} an hour on demand, by the list price of {PRICES_OF} "
         f"(${price:.2f} a chip); --price_per_hour replaces it"
     )
@@ -301,7 +303,7 @@ def parser_of(launcher: str, about: str) -> argparse.ArgumentParser:
         kind, value, text = OPTIONS[name]
         # Hosts have names of their own: there is none to attach to.
         kind = FLAG if (launcher, name) == ("hosts", "attach") else kind
-        shown = {} if kind is FLAG else {"metavar": value}
+        shown: dict[str, Any] = {} if kind is FLAG else {"metavar": value}
         parser.add_argument(f"--{name}", help=text, **kind, **shown)
     return parser
 

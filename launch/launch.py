@@ -18,9 +18,10 @@ import tempfile
 from collections.abc import Callable, Sequence
 from types import FrameType
 
+import _tables as tables
 from _hosts import ROOT, Hosts, Report, ask
 from _pods import Pod, Slices
-from _tables import TIMED_OUT, LaunchError, UsageError, flags, hourly_price, parse, parser_of, warn
+from _tables import LaunchError, UsageError, flags, parse, parser_of, warn
 
 CONTAINER = "/taser_jax/launch/_container.sh"
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=20")
@@ -135,7 +136,7 @@ class _Workload(Hosts):
             f"workload {options.workload} on cluster {options.cluster}: {slices} "
             f"slice{'s' * (slices > 1)} of {options.type}, image {options.image}",
             "price: that of the cluster's nodes, or what --xpk asks for (--spot, "
-            f"--reservation=NAME, --flex); {hourly_price(options)[1]}",
+            f"--reservation=NAME, --flex); {tables.hourly_price(options, tables.ON_DEMAND)[1]}",
             f"retries: {options.retries}, by the cluster; {options.grace_seconds} s to save before "
             "a pod ends",
             f"deletion: nodes are billed while the cluster has them. The workload's: {delete}",
@@ -169,9 +170,7 @@ class _Workload(Hosts):
 
     def follow(self, node: str) -> Report:
         # No host reports: xpk ends when the cluster has the workload.
-        report = super().follow(node)
-        report.statuses.append(report.connection)
-        return report
+        return Report(statuses=[self.show(self.run_words(node))])
 
     def _digest(self, inspection: list[str]) -> str:
         """The name of the image by its digest: a tag may get another image between restarts.
@@ -213,14 +212,9 @@ class _Workload(Hosts):
         ]
 
 
-FLOWS: dict[str, Callable[[argparse.Namespace], Hosts]] = {
-    "tpu_vm": Pod,
-    "tpu_multislice": Slices,
-    "hosts": _Machines,
-    "slurm": _Slurm,
-    "gke_xpk": _Workload,
-}
-
+FLOWS: dict[str, Callable[[argparse.Namespace], Hosts]] = dict(
+    tpu_vm=Pod, tpu_multislice=Slices, hosts=_Machines, slurm=_Slurm, gke_xpk=_Workload
+)
 
 # A terminal that is closed turns what is printed to it into an error, before anything is deleted.
 TERMINALS = [name for name in ("stdout", "stderr") if getattr(sys, name).isatty()]
@@ -230,7 +224,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
     if number == signal.SIGHUP:
         for name in TERMINALS:
             setattr(sys, name, io.StringIO())
-    sys.exit(TIMED_OUT if number == signal.SIGALRM else 128 + number)
+    sys.exit(tables.TIMED_OUT if number == signal.SIGALRM else 128 + number)
 
 
 def main(words: Sequence[str]) -> int:

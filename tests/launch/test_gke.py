@@ -60,6 +60,14 @@ def test_the_plan_is_printed_before_anything_is_built(stubs, checkout):
     assert stubs.calls == []
 
 
+def test_a_topology_in_place_of_a_number_of_chips_has_no_price(stubs):
+    options = ("--type=v5p-2x2x1", "--skip_build", "--dry_run")
+    found = stubs.run("gke_xpk.sh", *XPK, *options, *TRAIN)
+    assert found.returncode == 0, found.stderr
+    assert "not known for v5p; give --price_per_hour=DOLLARS" in found.stdout
+    assert "--tpu-type=v5p-2x2x1 " in found.stdout
+
+
 def test_an_image_that_is_there_is_not_built_and_flags_reach_xpk(stubs, checkout):
     options = ("--skip_build", "--grace_seconds=60", "--xpk", "--spot", "--storage=tokens")
     found = stubs.run("gke_xpk.sh", *XPK, *options, *TRAIN, checkout=checkout)

@@ -209,6 +209,18 @@ def test_only_what_belongs_to_the_checkout_is_sent(stubs, checkout, sent):
     assert not os.path.exists(build[-1])
 
 
+def test_a_program_that_is_missing_is_named_before_anything_is_done(stubs, monkeypatch):
+    (stubs.folder / "bin" / "gcloud").unlink()
+    monkeypatch.setenv("PATH", str(stubs.folder / "bin"))
+    found = stubs.run("tpu_vm.sh", *TPU, *TRAIN)
+    assert found.returncode == 2
+    assert found.stderr.splitlines()[-2:] == [
+        "error: gcloud is not on the PATH",
+        "  fix: https://cloud.google.com/sdk/docs/install",
+    ]
+    assert stubs.calls == []
+
+
 def test_without_git_nothing_is_created_or_sent(stubs, checkout):
     shutil.rmtree(checkout / ".git")
     found = stubs.run("tpu_vm.sh", *TPU, "--type=v4-32", *TRAIN, checkout=checkout)
