@@ -249,17 +249,6 @@ def test_what_replaces_a_reference_leaves_its_bindings_unused(resolve):
     )
 
 
-def test_scoped_references_reach_their_own_and_the_common_bindings(resolve):
-    text = (
-        "cook.dish = 'soup'\ncook.sauce = @hot/SauceConfig()\n"
-        "hot/SauceConfig.amount = 3.0\nSauceConfig.flavour = 'salty'\n"
-        "cold/SauceConfig.amount = 9.0\n"
-    )
-    resolved = resolve(text)
-    assert resolved.function()[1] == SauceConfig(Flavour.SALTY, None, 3.0)
-    assert resolved.unused == ("cold/SauceConfig.amount",)
-
-
 def test_a_wrong_choice_lists_the_right_ones(resolve):
     with pytest.raises(ConfigError) as error:
         resolve(BASE, "DISH=soup", "FLAVOUR=swet").function()

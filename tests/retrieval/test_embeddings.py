@@ -165,17 +165,6 @@ def test_nan_names_the_row_and_nothing_is_kept(tokens, tmp_path):
     assert not list((tmp_path / "e").glob("*.npy*"))
 
 
-def test_damaged_or_missing_shard_is_named(tokens, tmp_path):
-    encode(tokens, tmp_path / "e")
-    shard = tmp_path / "e" / "embeddings-00002-of-00004.npy"
-    shard.write_bytes(shard.read_bytes()[:200])
-    with pytest.raises(DataError, match="embeddings-00002-of-00004"):
-        Embeddings.open(tmp_path / "e")
-    shard.unlink()
-    with pytest.raises(DataError, match="embeddings-00002-of-00004"):
-        Embeddings.open(tmp_path / "e")
-
-
 def test_no_passages_and_bad_sizes(tmp_path):
     nothing = TokenArray(ids=np.zeros((0, 4), np.int32), lengths=np.zeros(0, np.int32))
     with pytest.raises(DataError, match="no texts"):

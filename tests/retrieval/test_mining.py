@@ -76,7 +76,7 @@ def test_golden(options, rows, statistics, form):
 def random_case(seed, queries=300, depth=20, passages=60):
     rng = np.random.default_rng(seed)
     rows = np.stack([rng.permutation(passages)[:depth] for _ in range(queries)]).astype(np.int32)
-    scores = rng.integers(0, 8, rows.shape).astype(np.float32)
+    scores = rng.integers(-4, 4, rows.shape).astype(np.float32)
     missing = np.arange(depth) >= rng.integers(0, depth + 1, (queries, 1))
     rows[missing], scores[missing] = -1, -INF
     positives = [rng.permutation(passages)[: rng.integers(0, 6)].tolist() for _ in range(queries)]
@@ -95,11 +95,12 @@ def oracle(result, positives, answered, config):
         Excluded.GOLD: lambda row, positive: row in positive[:1],
         Excluded.PAGES: lambda row, positive: any(row // 4 == other // 4 for other in positive),
     }[config.excluded]
-    lists = []
+    lists, best = [], []
     for query, positive in enumerate(positives):
         pairs = zip(result.scores[query].tolist(), result.rows[query].tolist(), strict=True)
         ranked = [pair for pair in sorted(pairs, key=lambda p: (-p[0], p[1])) if pair[1] >= 0]
         own = max((score for score, row in ranked if row in positive), default=-INF)
+        best.append(own)
         negatives = []
         for score, row in ranked[: config.depth]:
             if excluded(row, positive):
@@ -111,7 +112,7 @@ def oracle(result, positives, answered, config):
                 continue
             negatives.append(row)
         lists.append(negatives)
-    return lists
+    return lists, best
 
 
 @pytest.mark.parametrize("answer_containing", list(AnswerContaining))
@@ -130,10 +131,12 @@ def test_equals_the_oracle(answer_containing, excluded, depth, margin):
     def look_up(queries, rows):
         return answered[queries[:, None], np.maximum(rows, 0)]
 
-    expected = oracle(result, positives, answered, config)
+    expected, best = oracle(result, positives, answered, config)
     options = {"contains_answer": look_up, "pages_of": four_a_page}
     mined = mine_negatives(result, positives, config=config, **options)
     assert mined.rows == [line[:5] for line in expected]
+    assert mined.positive_scores.tolist() == best
+    assert mined.statistics.unranked_positives == best.count(-INF)
     assert mined.statistics.queries_below_count == sum(len(line) < 5 for line in expected)
 
     sampled_config = dataclasses.replace(config, choice=Choice.SAMPLE)
@@ -227,32 +230,6 @@ def test_margins_by_hand(margin, rows, left_out):
     expected = dict.fromkeys(Reason, 0) | {Reason.POSITIVE: 2, Reason.MARGIN: left_out}
     assert mined.statistics.left_out == expected
     assert mined.statistics.queries_without == 1
-
-
-def test_the_best_of_several_positives_sets_the_margin_at_any_rank():
-    """Rows 4 (score 2) and 3 (score 4) are positives; mining looks at two ranks alone."""
-    config = MiningConfig(depth=2, count=9, relative_margin=0.125)
-    mined = mine_negatives(SCORED, [[4, 3], [1]], config=config)
-    assert mined.positive_scores.tolist() == [4, 1], "also where the positive is at rank 4"
-    assert mined.rows == [[], []]
-
-
-def test_a_query_whose_positive_is_not_in_the_run_is_left_without():
-    config = MiningConfig(depth=5, count=9, relative_margin=0.0)
-    mined = mine_negatives(SCORED, [[77], [1]], config=config)
-    assert mined.rows == [[], []]
-    assert mined.positive_scores.tolist() == [-INF, 1]
-    assert mined.statistics.unranked_positives == 1
-    assert mined.statistics.queries_without == 2
-    kept = mine_negatives(SCORED, [[77], [1]], config=MiningConfig(depth=5, count=9))
-    assert kept.rows == [[8, 3, 5, 4, 9], [6, 7, 2]]
-
-
-def test_a_relative_margin_lies_below_a_negative_score_too():
-    """Dot products may be negative: 25% below -4 is -5."""
-    result = result_of([[3, 8, 5, 6]], [[-4, -4.5, -5, -6]])
-    config = MiningConfig(depth=4, count=9, relative_margin=0.25)
-    assert mine_negatives(result, [[3]], config=config).rows == [[5, 6]]
 
 
 def test_answers_are_looked_for_in_what_is_still_a_candidate():

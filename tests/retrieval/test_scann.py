@@ -1,6 +1,5 @@
 """ScaNN: recall against exact, shards, padding, reuse and refusals."""
 
-import json
 import subprocess
 import sys
 
@@ -128,16 +127,6 @@ def test_a_killed_build_keeps_its_finished_shards(clustered, tmp_path, monkeypat
     )
     build(embeddings, tmp_path / "index", queries, shard_passages=1000)
     assert sizes == [1000, 1000, 0]
-
-
-def test_what_was_measured_is_recorded(clustered, tmp_path):
-    embeddings, queries = clustered
-    searcher = build(
-        embeddings, tmp_path / "index", queries, structure=Structure.TREE, recall_target=1.0
-    )
-    metadata = json.loads((tmp_path / "index" / "metadata.json").read_text())
-    assert metadata["effort"]["recall"] == searcher.effort.recall > 0.9
-    assert metadata["measured_on"] == "queries"
 
 
 def test_structure_follows_the_number_of_passages():

@@ -52,16 +52,6 @@ def test_passages_by_hand(vocabulary):
     assert prompted == [[CLS, 7, 9, *row[1:]] for row in expected]
 
 
-def test_queries_by_hand(vocabulary):
-    texts = ["a b c d e f", "a b", ""]
-    assert query_ids(texts, vocabulary, 5) == [
-        [CLS, *ids("a b c"), SEP],
-        [CLS, *ids("a b"), SEP],
-        [CLS, SEP],
-    ]
-    assert [len(found) for found in query_ids(texts, vocabulary, None)] == [8, 4, 2]
-
-
 @pytest.fixture(scope="module")
 def oracle() -> tokenizers.Tokenizer:
     """Hugging Face's own, not built by this package."""

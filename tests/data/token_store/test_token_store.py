@@ -77,13 +77,6 @@ def test_fingerprint_follows_the_contents(tmp_path):
     assert len({same[0], *(store.metadata.fingerprint for store in changed)}) == 4
 
 
-def test_hard_negatives_can_be_replaced(tmp_path):
-    queries = write(tmp_path).finish().queries("squad/v1", "train")
-    mined = queries.with_hard_negatives(Ragged.from_lists([[1], [2]]))
-    assert mined.hard_negatives[0].tolist() == [1]
-    assert mined.fingerprint != queries.fingerprint
-
-
 def test_ragged():
     lists = Ragged.from_lists([[7, 3], [], [5]])
     np.testing.assert_array_equal(lists.offsets, [0, 2, 2, 3])
