@@ -34,7 +34,7 @@ import tiny_training
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.index import open_index
 from taser_jax.storage.errors import TaserError
-from taser_jax.training.checkpoint_directory import set_aside_damaged
+from taser_jax.training.checkpoints import set_aside_damaged
 
 # As `taser search` does first.
 INDEX = """

@@ -31,26 +31,26 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_643,
-    "cli": 1_284,
-    "commands": 4_676,
-    "data": 5_908,
+    "assembly": 1_655,
+    "cli": 1_290,
+    "commands": 4_695,
+    "data": 5_893,
     "devices": 1_084,
     "evaluation": 1_321,
-    "interop": 2_759,
+    "interop": 2_764,
     "loose files": 395,
     "models": 2_369,
     "optim": 864,
     "retrieval": 2_251,
     "serving": 503,
-    "storage": 1_333,
+    "storage": 1_316,
     "systems": 3_119,
-    "training": 1_394,
+    "training": 1_350,
 }
 OTHERS = {
-    "lines of code": 30_903,
-    "percent of code that imports or raises": 14.3,
-    "files": 199,
+    "lines of code": 30_869,
+    "percent of code that imports or raises": 14.2,
+    "files": 194,
     "lines of the longest file": 420,
     "loose files": 3,
     "rooms at the top": 14,
@@ -58,7 +58,7 @@ OTHERS = {
     "commands": 30,
     "fields that nothing binds": 30,
     "Any in annotations": 106,
-    "modules that train imports": 79,
+    "modules that train imports": 77,
     # README.md and docs/*.md, without the pages that are generated.
     "words of documentation": 34_995,
 }

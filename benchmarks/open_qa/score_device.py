@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from taser_jax.commands.evaluate import EvaluationConfig, Judge, evaluate, write_table
-from taser_jax.commands.hybrid import hybrid
 from taser_jax.commands.inputs import run_path
 from taser_jax.commands.pipelines.retrieval_stages import BM25, row_name
+from taser_jax.commands.search import hybrid
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.evaluation.results import write_result
 from taser_jax.retrieval.runs import Run, write_trec_run

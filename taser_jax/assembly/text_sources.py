@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import os
 import pathlib
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import jax
 import numpy as np
@@ -43,8 +44,9 @@ from taser_jax.storage.artifacts import (
 )
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import bar, logger
-from taser_jax.storage.registered import Registered
 from taser_jax.storage.typed_files import to_plain
+
+Offer = TypeVar("Offer")
 
 # At least the size of a NumPy file's header.
 _HEADER = 128
@@ -53,9 +55,40 @@ _GIB = 2**30
 # Queries are short: at a multiple of 32, most of a batch would be padding.
 _LENGTH_MULTIPLE = 16
 
-
 DocumentStates = Callable[[Texts, int, str], Texts]
 """Documents, the tokens that they are padded to, and their fingerprint -> their states."""
+
+
+class Registered(Generic[Offer]):
+    """A place that a system's module fills, so that no core room imports a system.
+
+    The module is imported when a configuration first asks for the place: a command that does not,
+    loads none of it.
+
+    Example:
+        >>> DOUBLED: Registered[Callable[[int], int]] = Registered("twice")  # in core
+        >>> DOUBLED.register(lambda number: 2 * number)  # in twice.py
+        >>> DOUBLED.get()(21)  # in core
+        42
+
+    Args:
+        module: name of the module that fills it.
+    """
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._offer: Offer | None = None
+
+    def register(self, offer: Offer) -> None:
+        """Fills the place."""
+        self._offer = offer
+
+    def get(self) -> Offer:
+        """What the module registers."""
+        if self._offer is None:
+            importlib.import_module(self._module)
+        assert self._offer is not None, f"{self._module} registers nothing here"
+        return self._offer
 
 
 @runtime_checkable

@@ -16,7 +16,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from taser_jax.storage.registered import BUILDERS
+from taser_jax.storage.typed_files import BUILDERS
 
 # Commands of two words, by their first.
 GROUPS = {"pipeline": "run several stages"}
@@ -142,7 +142,7 @@ COMMANDS: dict[str, Command] = dict(
         ),
         _command("search", "index embeddings and search them, write run files"),
         _command("bm25", "search queries with BM25", module="commands.search"),
-        _command("hybrid", "fuse a dense and a BM25 run"),
+        _command("hybrid", "fuse a dense and a BM25 run", module="commands.search"),
         _command(
             "memory",
             "add a memory to a mixture, remove one, or list all",
@@ -178,7 +178,13 @@ COMMANDS: dict[str, Command] = dict(
             joined=True,
             optional=True,
         ),
-        _command("serve", "answer searches over HTTP", argument="DIRECTORY", optional=True),
+        _command(
+            "serve",
+            "answer searches over HTTP",
+            module="commands.ask",
+            argument="DIRECTORY",
+            optional=True,
+        ),
         _command(
             "export",
             "export a model, or embeddings, to formats of other libraries and vector stores",

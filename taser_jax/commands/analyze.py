@@ -34,7 +34,7 @@ from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase, track
 from taser_jax.storage.typed_files import Checked, Positive, PositiveNumber
 from taser_jax.training.batch_loss import make_loss
-from taser_jax.training.checkpoint_directory import restore_params_from
+from taser_jax.training.checkpoints import restore_params_from
 from taser_jax.training.objective import ObjectiveConfig
 
 

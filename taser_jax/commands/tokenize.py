@@ -16,9 +16,8 @@ from taser_jax.data.seqio_tasks.registry import find_mixture, mixture_of_collect
 from taser_jax.data.seqio_tasks.retrieval_task import RetrievalMixture, use_data
 from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
 from taser_jax.data.text import vocabularies
-from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.text.preprocessors import Prompt, TaskPrompt
-from taser_jax.data.text.vocabulary_files import METADATA, VOCAB_FILE
+from taser_jax.data.text.wordpiece import METADATA, VOCAB_FILE, WordPieceVocabulary
 from taser_jax.data.token_store.store import Titles
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.interop.hub import EncoderSettings, read_encoder_settings

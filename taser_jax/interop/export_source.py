@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from huggingface_hub import EvalResult, ModelCardData
 
 import taser_jax
-from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
+from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
 from taser_jax.models import config_io
 from taser_jax.models.batch import Normalization, Role

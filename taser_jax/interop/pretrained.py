@@ -28,7 +28,7 @@ from taser_jax.models.t5 import T5Config, rescale
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
-from taser_jax.storage.registered import builds
+from taser_jax.storage.typed_files import builds
 
 if TYPE_CHECKING:
     from taser_jax.data.text.vocabularies import Vocabulary

@@ -13,13 +13,13 @@ from flax.traverse_util import unflatten_dict
 # The only Python access to the op that runs a StableHLO program; jax2tf uses it, too.
 from tensorflow.compiler.tf2xla.python import xla
 
-from taser_jax.data.text.hugging_face import (
+from taser_jax.data.text.preprocessors import check_length, query_room
+from taser_jax.data.text.vocabularies import SentencePieceVocabulary, Vocabulary
+from taser_jax.data.text.wordpiece import (
     MAX_WORD_CHARACTERS,
     WordPieceVocabulary,
     WordSplitting,
 )
-from taser_jax.data.text.preprocessors import check_length, query_room
-from taser_jax.data.text.vocabularies import SentencePieceVocabulary, Vocabulary
 from taser_jax.data.token_store.store import QueryNormalization, Titles
 from taser_jax.devices.partitioning import leaves_by_path
 from taser_jax.interop.export_source import CardTexts, ExportSource

@@ -11,13 +11,18 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from taser_jax.data.text.hugging_face import (
+from taser_jax.data.text.vocabularies import (
+    SentencePieceVocabulary,
     TokenizerJsonVocabulary,
+    Vocabulary,
+    load_vocabulary,
+)
+from taser_jax.data.text.wordpiece import (
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
     WordPieceVocabulary,
     wordpiece_tokenizer,
 )
-from taser_jax.data.text.vocabularies import SentencePieceVocabulary, Vocabulary, load_vocabulary
-from taser_jax.data.text.vocabulary_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from taser_jax.interop.hub import TEMPLATE_PROMPT
 from taser_jax.storage.errors import ConfigError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import functools
@@ -10,7 +11,7 @@ import os
 import re
 import stat
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
@@ -21,6 +22,7 @@ from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.publishing import FilePath, is_remote
 
 T = TypeVar("T")
+Function = TypeVar("Function", bound=Callable[..., Any])
 # Ranges of numbers, for fields of files and of configurations.
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -31,6 +33,9 @@ NaturalNumber = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 PositiveShare = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Rate = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+
+BUILDERS: dict[type, list[Callable[..., Any]]] = collections.defaultdict(list)
+"""Type -> functions that make its values and that Gin files may refer to."""
 
 _SHOWN = 60
 _AT = re.compile(r" - at '(key in )?\$?(.*?)'$")
@@ -74,6 +79,16 @@ class Checked:
 
     def __post_init__(self) -> None:
         check_ranges(type(self), vars(self), fix=self.RANGE_FIX)
+
+
+def builds(function: Function) -> Function:
+    """Lets Gin files refer to a function wherever they set what it returns.
+
+    Example:
+        `DualEncoderConfig.bert = @pretrained_bert()`
+    """
+    BUILDERS[typing.get_type_hints(function)["return"]].append(function)
+    return function
 
 
 def check_ranges(annotated: Any, values: Mapping[str, object], *, fix: str | None = None) -> None:

@@ -12,7 +12,7 @@ from capitals import IDS, Capitals
 from small_world import gin, refused, succeed
 
 from taser_jax.commands.evaluate import EvaluationConfig, Judge
-from taser_jax.commands.hybrid import hybrid
+from taser_jax.commands.search import hybrid
 from taser_jax.data.collections.store import PassageStore, QuerySet, write_queries
 from taser_jax.retrieval.fusion import ChosenFor, HybridConfig
 from taser_jax.retrieval.runs import read_trec_run

@@ -14,8 +14,8 @@ from tiny_training import draw_params
 
 from taser_jax.assembly.model_directory import load_model, write_run_record
 from taser_jax.commands import export
-from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.text.preprocessors import encode_queries
+from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.evaluation.results import SystemResult, TaskResult, write_result
 from taser_jax.interop import onnx, stablehlo
 from taser_jax.models.batch import Role, Tokens

@@ -13,7 +13,7 @@ from safetensors.numpy import save
 from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.passages import read_passages
 from taser_jax.data.readers.questions import read_kilt, read_questions
-from taser_jax.data.text.hugging_face import WordSplitting, read_bert, wordpiece_tokenizer
+from taser_jax.data.text.wordpiece import WordSplitting, read_bert, wordpiece_tokenizer
 from taser_jax.interop.bert_formats import bert_config
 from taser_jax.interop.tensors import read_tensors
 from taser_jax.retrieval.runs import read_trec_run

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from taser_jax.data.text.hugging_face import WordPieceVocabulary
+from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.interop.hub import (
     EncoderSettings,
     read_encoder_settings,

@@ -15,8 +15,8 @@ from tiny_source import (
     tiny_source,
 )
 
-from taser_jax.data.text.hugging_face import TokenizerJsonVocabulary
 from taser_jax.data.text.preprocessors import encode_queries
+from taser_jax.data.text.vocabularies import TokenizerJsonVocabulary
 from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop.hub import read_encoder_settings
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from huggingface_hub import ModelCard
 
-from taser_jax.data.text.hugging_face import WordPieceVocabulary
+from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
 from taser_jax.interop.export_source import (
     CardTexts,

@@ -5,9 +5,9 @@ import pytest
 from sentence_models import save_bert_pieces
 from tokenizers import Tokenizer
 
-from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.text.preprocessors import query_ids
 from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.interop.tokenizer_files import write_tokenizer
 
 PIECES = (

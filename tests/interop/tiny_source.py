@@ -4,8 +4,8 @@ import jax
 import numpy as np
 from tiny_models import encode, random_params
 
-from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
+from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.data.token_store.store import QuerySettings, Titles
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.models.batch import Role, Tokens

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from taser_jax.assembly.text_sources import Registered
 from taser_jax.storage.artifacts import (
     check_version,
     fingerprint,
@@ -20,7 +21,6 @@ from taser_jax.storage.artifacts import (
     write_json,
 )
 from taser_jax.storage.errors import DataError, StorageError
-from taser_jax.storage.registered import Registered
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])

@@ -18,10 +18,15 @@ from disks import no_room_beyond
 from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
+from taser_jax.commands.train import restore_initial_params
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.storage.errors import ConfigError, FingerprintError, StorageError
-from taser_jax.training.checkpoint_directory import restore_initial_params, restore_params_from
-from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
+from taser_jax.training.checkpoints import (
+    CheckpointConfig,
+    Checkpoints,
+    Selection,
+    restore_params_from,
+)
 from taser_jax.training.state import TrainState
 
 ABOUT = {"data": "abc", "seed": 0}

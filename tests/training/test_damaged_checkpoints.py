@@ -11,12 +11,13 @@ from disks import flip
 
 from taser_jax.storage import checksums
 from taser_jax.storage.errors import DataError
-from taser_jax.training.checkpoint_directory import (
+from taser_jax.training.checkpoints import (
+    CheckpointConfig,
+    Checkpoints,
     check_whole,
     restore_params_from,
     set_aside_damaged,
 )
-from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints
 from taser_jax.training.loop import LoopConfig
 
 

@@ -12,7 +12,6 @@ from jaxtyping import Float32, Float64, Int64
 from taser_jax.assembly.model_directory import load_model, read_facts
 from taser_jax.assembly.text_sources import model_on_states
 from taser_jax.commands.evaluate import EvaluationConfig, judge_run
-from taser_jax.commands.hybrid import development_set
 from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
 from taser_jax.commands.pipelines.compare_plan import (
     Choice,
@@ -21,7 +20,7 @@ from taser_jax.commands.pipelines.compare_plan import (
     recommend,
     shrunk_alpha,
 )
-from taser_jax.commands.search import bm25
+from taser_jax.commands.search import bm25, development_set
 from taser_jax.data.batches.stream import TextSource
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.token_store.negatives import read_metadata, read_negatives, write_negatives

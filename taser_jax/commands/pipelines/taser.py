@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from taser_jax.commands.ask import ask
 from taser_jax.commands.evaluate import write_table
-from taser_jax.commands.hybrid import hybrid
 from taser_jax.commands.pipelines.retrieval_stages import (
     BM25,
     DEVELOPMENT,
@@ -19,6 +18,7 @@ from taser_jax.commands.pipelines.retrieval_stages import (
 )
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.prepare import prepare_pydocs
+from taser_jax.commands.search import hybrid
 from taser_jax.commands.tokenize import make_vocabulary, tokenize
 from taser_jax.commands.train import train
 from taser_jax.data.token_store.store import TokenStore

@@ -1,43 +1,48 @@
-"""Vocabularies, from text to token ids: loading one of either kind, and training one."""
+"""Vocabularies, from text to token ids: those of other kinds than BERT's, loading, and training."""
 
 from __future__ import annotations
 
 import collections
 import itertools
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypedDict
+from typing import Literal, TypedDict
 
+import msgspec
 import sentencepiece
 import tokenizers
 from etils import epath
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
-from taser_jax.data.text.hugging_face import (
+from taser_jax.data.text.wordpiece import (
+    FORMAT_VERSION,
     MAX_WORD_CHARACTERS,
-    SPECIAL_TOKENS,
-    TokenizerJsonVocabulary,
-    WordPieceVocabulary,
-    WordSplitting,
-    is_own_kind,
-    read_bert,
-    read_vocab_txt,
-)
-from taser_jax.data.text.vocabulary_files import (
     METADATA,
+    SPECIAL_TOKENS,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
     SavedVocabulary,
+    WordPieceVocabulary,
+    WordSplitting,
     check_rows,
+    read_bert,
     read_bytes,
-    read_metadata,
+    read_vocab_txt,
+    token_ids,
+    tokenizer_of,
     whole,
 )
-from taser_jax.storage.artifacts import require_equal
+from taser_jax.storage import checksums
+from taser_jax.storage.artifacts import (
+    check_version,
+    read_json,
+    require_equal,
+)
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import phase, track
-from taser_jax.storage.typed_files import Natural, read_typed
+from taser_jax.storage.typed_files import Natural, read_typed, typed
 
 MODEL_FILE = "sentencepiece.model"
 _EXTRA_ID = re.compile(r"<extra_id_(\d+)>")
@@ -126,6 +131,91 @@ class SentencePieceVocabulary(SavedVocabulary):
     def _piece_id(self, piece: str) -> int | None:
         id = self._processor.piece_to_id(piece)
         return id if self._processor.id_to_piece(id) == piece else None
+
+
+class VocabularyMetadata(msgspec.Struct):
+    """`vocabulary.json`, as far as all vocabularies share it."""
+
+    kind: Literal["wordpiece", "sentencepiece", "tokenizer_json"]
+    fingerprint: str
+    extra_ids: Natural = 0
+
+
+def read_metadata(directory: str) -> VocabularyMetadata:
+    """`vocabulary.json` of a saved vocabulary, whose files are compared with their record.
+
+    Raises:
+        DataError: a damaged file; not JSON, of an unknown kind, or of another format version.
+    """
+    path, again = f"{directory}/{METADATA}", "delete the directory and train the vocabulary again"
+    checksums.check_directory(directory, fix=again)
+    value = read_json(path, fix=again)
+    check_version(value, FORMAT_VERSION, where=path, fix=again)
+    return typed(value, VocabularyMetadata, where=path, fix=again)
+
+
+class TokenizerJsonVocabulary(SavedVocabulary):
+    """Splits text as a file of Hugging Face's `tokenizers` says: RoBERTa, XLM-R, MPNet, ModernBERT.
+
+    The ids before and after a text are those of the file's own template. The names of special
+    tokens in a text, such as "</s>", are ordinary text, except in Unigram models, whose pieces they
+    are.
+
+    Args:
+        content: the file's.
+        where: the file, for messages.
+
+    Raises:
+        DataError: not a tokenizer of `tokenizers`.
+        ConfigError: it does not put one id before a text and one after it.
+    """
+
+    kind = "tokenizer_json"
+    file = TOKENIZER_FILE
+
+    def __init__(self, content: bytes, *, where: str = TOKENIZER_FILE) -> None:
+        self._tokenizer = tokenizer_of(content, where)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        around = self._tokenizer.encode("").ids
+        if len(around) != 2:
+            raise ConfigError(
+                f"{len(around)} special tokens around a text",
+                where=where,
+                expected="one before and one after it, as encoders have",
+                fix="choose a checkpoint of an encoder",
+            )
+        self.cls_id, self.sep_id = around
+        self._tokenizer.encode_special_tokens = True
+        size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        super().__init__(content, size=size, deciding=[content])
+
+    @classmethod
+    def from_file(cls, path: str) -> TokenizerJsonVocabulary:
+        """Reads a `tokenizer.json`; refuses more ids than the weights beside it have rows."""
+        vocabulary = cls(read_bytes(path), where=path)
+        check_rows(os.path.dirname(path), vocabulary.size, where=path)
+        return vocabulary
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, without special tokens. Lone surrogates become "?"."""
+        return token_ids(self._tokenizer, texts)
+
+    def id_of(self, piece: str) -> int | None:
+        """Id of a piece by its name, such as "<mask>"; None if there is no such piece."""
+        return self._tokenizer.token_to_id(piece)
+
+
+def is_own_kind(path: str) -> bool:
+    """Whether a file exists and has other pieces or special tokens than BERT's tokenizers."""
+    try:
+        model = json.loads(epath.Path(path).read_text(encoding="utf-8"))["model"]
+        # MPNet has BERT's pieces after special tokens of its own.
+        is_bert = model["type"] == "WordPiece" and "[CLS]" in model["vocab"]
+        return not is_bert or model["vocab"].get("<s>") == 0
+    except (OSError, ValueError, LookupError, TypeError):
+        # Absent, or so damaged that the reader of BERT's says what is wrong.
+        return False
 
 
 Vocabulary = WordPieceVocabulary | SentencePieceVocabulary | TokenizerJsonVocabulary

@@ -13,7 +13,7 @@ from taser_jax.commands.pipelines.compare_parts import collection_name, fit_leng
 from taser_jax.commands.pipelines.compare_plan import FittedLength, Plan
 from taser_jax.commands.train import TrainSummary
 from taser_jax.data.collections.store import write_collection, write_queries
-from taser_jax.data.text.hugging_face import WordPieceVocabulary
+from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.storage.records import Passage, Query

@@ -11,7 +11,7 @@ import tensorflow_datasets as tfds
 from taser_jax.data.collections.store import QuerySet, write_collection, write_queries
 from taser_jax.data.seqio_tasks.registry import add_retrieval_task, find_mixture, remove
 from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
-from taser_jax.data.text.hugging_face import WordPieceVocabulary
+from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage, Query
 

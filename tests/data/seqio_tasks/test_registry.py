@@ -8,8 +8,8 @@ import tensorflow as tf
 from taser_jax.data.collections.store import write_collection, write_queries
 from taser_jax.data.seqio_tasks import registry as retrieval
 from taser_jax.data.seqio_tasks.retrieval_task import use_data
-from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.text.preprocessors import QueryNormalization, TaskPrompt, Titles
+from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Passage, Query
 

@@ -9,9 +9,9 @@ from taser_jax.data.collections.store import write_collection, write_queries
 from taser_jax.data.seqio_tasks import registry as retrieval
 from taser_jax.data.seqio_tasks import tokenize
 from taser_jax.data.seqio_tasks.retrieval_task import use_data
-from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.text.preprocessors import Prompt, TaskPrompt, encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import QueryNormalization, Titles, TokenStore
 from taser_jax.storage.errors import ConfigError, DataError

@@ -7,8 +7,12 @@ import unicodedata
 import pytest
 import tokenizers
 
-from taser_jax.data.text.hugging_face import WordPieceVocabulary, WordSplitting, wordpiece_tokenizer
 from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.text.wordpiece import (
+    WordPieceVocabulary,
+    WordSplitting,
+    wordpiece_tokenizer,
+)
 from taser_jax.storage.errors import ConfigError, DataError, TaserError
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused1]"]

@@ -3,7 +3,6 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers, processors
 
-from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.text.preprocessors import (
     QueryNormalization,
     Titles,
@@ -14,6 +13,7 @@ from taser_jax.data.text.preprocessors import (
     query_ids,
 )
 from taser_jax.data.text.vocabularies import Vocabulary
+from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Passage

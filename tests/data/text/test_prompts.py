@@ -8,9 +8,9 @@ from sentence_models import t5_model
 from taser_jax.data.collections.store import write_collection, write_queries
 from taser_jax.data.seqio_tasks import registry as retrieval
 from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
-from taser_jax.data.text.hugging_face import WordPieceVocabulary
 from taser_jax.data.text.preprocessors import Family, Prompt, TaskPrompt, query_ids
 from taser_jax.data.text.vocabularies import SentencePieceVocabulary
+from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Passage, Query
 

@@ -7,9 +7,8 @@ import tokenizers
 from bert_checkpoints import SPECIAL, byte_level_tokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from taser_jax.data.text.hugging_face import TokenizerJsonVocabulary
 from taser_jax.data.text.preprocessors import passage_ids, query_ids
-from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.text.vocabularies import TokenizerJsonVocabulary, load_vocabulary
 from taser_jax.interop.saved_model import TextGraph
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.storage.errors import ConfigError, DataError

@@ -1,4 +1,4 @@
-"""Vocabularies of Hugging Face's tokenizers: BERT's word pieces, and others in `tokenizer.json`."""
+"""BERT's word pieces, and what all vocabularies share: the directory that each is saved to."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 from etils import epath
 
-from taser_jax.data.text.vocabulary_files import (
-    TOKENIZER_CONFIG_FILE,
-    TOKENIZER_FILE,
-    VOCAB_FILE,
-    SavedVocabulary,
-    check_rows,
-    read_bytes,
-    whole,
+from taser_jax.storage.artifacts import (
+    fingerprint,
+    replacing,
+    write_json,
 )
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.typed_files import read_typed
+from taser_jax.storage.typed_files import Positive, read_typed
 
 if TYPE_CHECKING:
     import tokenizers
 
+METADATA = "vocabulary.json"
+FORMAT_VERSION = 1
+VOCAB_FILE = "vocab.txt"
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 ADDED_TOKENS_FILE = "added_tokens.json"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_WORD_CHARACTERS = 100
@@ -46,6 +47,92 @@ _FIXED = {
     ("normalizer", "clean_text"): True,
     ("pre_tokenizer", "type"): "BertPreTokenizer",
 }
+
+
+class _WeightsConfig(TypedDict, total=False):
+    vocab_size: Positive
+
+
+class SavedVocabulary:
+    """A vocabulary that `save` writes to a directory of its own.
+
+    Attributes:
+        kind: its kind in `vocabulary.json`.
+        file: name of its own file.
+        content: content of that file.
+        size: number of ids, up to the largest.
+        fingerprint: fingerprint of everything that decides the ids of a text.
+
+    Args:
+        content: content of its own file.
+        size: number of ids.
+        deciding: what decides the ids of a text.
+        settings: further fields of `vocabulary.json`.
+    """
+
+    kind: ClassVar[str]
+    file: ClassVar[str]
+
+    def __init__(
+        self, content: bytes, *, size: int, deciding: Sequence[str | bytes], **settings: object
+    ) -> None:
+        self.content, self.size, self._settings = content, size, settings
+        self.fingerprint = fingerprint([self.kind, *deciding])
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Writes the vocabulary's own file, then `vocabulary.json`."""
+        folder = epath.Path(directory)
+        with replacing(folder / self.file) as scratch:
+            scratch.write_bytes(self.content)
+        metadata = {"format_version": FORMAT_VERSION, "kind": self.kind, "size": self.size}
+        metadata |= {"fingerprint": self.fingerprint, **self._settings}
+        write_json(folder / METADATA, metadata)
+
+
+def whole(text: str) -> str:
+    """The text with "?" for lone surrogates, which JSON can contain but UTF-8 cannot."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Reads a local or `gs://` file.
+
+    Raises:
+        DataError: it is missing or cannot be read.
+    """
+    try:
+        return epath.Path(path).read_bytes()
+    except OSError as error:
+        fix = (
+            "give a vocabulary directory, a BERT vocab.txt or a SentencePiece .model, or a "
+            "VOCAB_SIZE with which `taser tokenize` trains one"
+        )
+        raise DataError(f"cannot be read ({error})", where=os.fspath(path), fix=fix) from error
+
+
+def check_rows(directory: str | os.PathLike[str], size: int, *, where: str) -> None:
+    """Refuses a vocabulary with ids beyond the embedding table of the weights in the directory.
+
+    More rows than ids are fine: tables are padded.
+
+    Args:
+        directory: a directory that may have a `config.json`.
+        size: number of ids.
+        where: the vocabulary.
+
+    Raises:
+        DataError: naming both files and the field.
+    """
+    path = epath.Path(directory) / "config.json"
+    config = read_typed(path, _WeightsConfig, absent=_WeightsConfig())
+    if config.get("vocab_size", size) < size:
+        raise DataError(
+            f"the vocabulary has {size:,} ids",
+            where=where,
+            expected=f"at most {config['vocab_size']:,}, the rows of the embedding table ({path}, "
+            "field 'vocab_size')",
+            fix="take the tokenizer's files and the weights from the same model",
+        )
 
 
 class _TokenizerConfig(TypedDict, total=False):
@@ -143,7 +230,7 @@ class WordPieceVocabulary(SavedVocabulary):
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens. Lone surrogates become "?"."""
-        return _encoded(self._tokenizer, texts)
+        return token_ids(self._tokenizer, texts)
 
     @functools.cached_property
     def _tokenizer(self) -> tokenizers.Tokenizer:
@@ -226,7 +313,7 @@ def _read_tokenizer(path: epath.Path) -> dict[str, Any]:
         DataError: the file is damaged.
         ConfigError: it describes a tokenizer of another kind, or one with added tokens.
     """
-    tokenizer = json.loads(_opened(path.read_bytes(), os.fspath(path)).to_str())
+    tokenizer = json.loads(tokenizer_of(path.read_bytes(), os.fspath(path)).to_str())
     for (part, name), value in _FIXED.items():
         actual = (tokenizer[part] or {}).get(name)
         if actual != value:
@@ -287,71 +374,8 @@ def piece_ids(pieces: Sequence[str], where: str) -> dict[str, int]:
     return ids
 
 
-class TokenizerJsonVocabulary(SavedVocabulary):
-    """Splits text as a file of Hugging Face's `tokenizers` says: RoBERTa, XLM-R, MPNet, ModernBERT.
-
-    The ids before and after a text are those of the file's own template. The names of special
-    tokens in a text, such as "</s>", are ordinary text, except in Unigram models, whose pieces they
-    are.
-
-    Args:
-        content: the file's.
-        where: the file, for messages.
-
-    Raises:
-        DataError: not a tokenizer of `tokenizers`.
-        ConfigError: it does not put one id before a text and one after it.
-    """
-
-    kind = "tokenizer_json"
-    file = TOKENIZER_FILE
-
-    def __init__(self, content: bytes, *, where: str = TOKENIZER_FILE) -> None:
-        self._tokenizer = _opened(content, where)
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        around = self._tokenizer.encode("").ids
-        if len(around) != 2:
-            raise ConfigError(
-                f"{len(around)} special tokens around a text",
-                where=where,
-                expected="one before and one after it, as encoders have",
-                fix="choose a checkpoint of an encoder",
-            )
-        self.cls_id, self.sep_id = around
-        self._tokenizer.encode_special_tokens = True
-        size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
-        super().__init__(content, size=size, deciding=[content])
-
-    @classmethod
-    def from_file(cls, path: str) -> TokenizerJsonVocabulary:
-        """Reads a `tokenizer.json`; refuses more ids than the weights beside it have rows."""
-        vocabulary = cls(read_bytes(path), where=path)
-        check_rows(os.path.dirname(path), vocabulary.size, where=path)
-        return vocabulary
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, without special tokens. Lone surrogates become "?"."""
-        return _encoded(self._tokenizer, texts)
-
-    def id_of(self, piece: str) -> int | None:
-        """Id of a piece by its name, such as "<mask>"; None if there is no such piece."""
-        return self._tokenizer.token_to_id(piece)
-
-
-def is_own_kind(path: str) -> bool:
-    """Whether a file exists and has other pieces or special tokens than BERT's tokenizers."""
-    try:
-        model = json.loads(epath.Path(path).read_text(encoding="utf-8"))["model"]
-        # MPNet has BERT's pieces after special tokens of its own.
-        is_bert = model["type"] == "WordPiece" and "[CLS]" in model["vocab"]
-        return not is_bert or model["vocab"].get("<s>") == 0
-    except (OSError, ValueError, LookupError, TypeError):
-        # Absent, or so damaged that the reader of BERT's says what is wrong.
-        return False
-
-
-def _opened(content: bytes, where: str) -> tokenizers.Tokenizer:
+def tokenizer_of(content: bytes, where: str) -> tokenizers.Tokenizer:
+    """A tokenizer of Hugging Face's library, from the content of its file."""
     # A training machine has no tokenizers, unless its weights are pretrained.
     import tokenizers
 
@@ -362,7 +386,7 @@ def _opened(content: bytes, where: str) -> tokenizers.Tokenizer:
         raise DataError(problem, where=where) from error
 
 
-def _encoded(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+def token_ids(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """Ids of each text, without special tokens."""
     ids: list[list[int]] = []
     for start in range(0, len(texts), _BATCH):
