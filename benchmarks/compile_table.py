@@ -28,7 +28,7 @@ from typing import Any
 import jax
 
 from taser_jax.commands.compile import REPORT_JSON
-from taser_jax.devices.topologies import CHIPS
+from taser_jax.devices.mesh import CHIPS
 from taser_jax.storage.errors import EXIT_USER_ERROR
 
 ROW_FILE = "row.json"

@@ -30,7 +30,7 @@ import jax
 import numpy as np
 
 from taser_jax.devices.compiler import CompilerEffort, compile_step
-from taser_jax.devices.topologies import open_topology
+from taser_jax.devices.mesh import open_topology
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.systems.muf.members import (
     EnsembleBatch,

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 from multitask_problem import Problem
 
 from taser_jax.devices.compiler import CompiledStep, CompilerEffort, compile_step
-from taser_jax.devices.mesh import MeshConfig, make_mesh
+from taser_jax.devices.mesh import MeshConfig, Topology, make_mesh, open_topology
 from taser_jax.devices.partitioning import Partitioner
 from taser_jax.devices.step_report import roofline
-from taser_jax.devices.topologies import Topology, open_topology
 from taser_jax.models.parameters import logical_axes
 from taser_jax.optim.multitask import Combiner
 from taser_jax.training.state import TrainState, state_shardings

@@ -16,9 +16,8 @@ from taser_jax.assembly.text_sources import QUERY_DOCUMENTS, QueryDocuments
 from taser_jax.assembly.validator import SPLIT, check_validated_tasks
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.devices.mesh import make_mesh
+from taser_jax.devices.mesh import make_mesh, peak_flops
 from taser_jax.devices.partitioning import Partitioner, copied_axes, placed
-from taser_jax.devices.topologies import peak_flops
 from taser_jax.interop.hub import recorded_name
 from taser_jax.interop.pretrained import read_pretrained
 from taser_jax.models.batch import Batch, States

@@ -116,7 +116,7 @@ COMMANDS: dict[str, Command] = dict(
         _command(
             "import embeddings",
             "read embeddings from Parquet, such as another model's",
-            module="commands.stores",
+            module="commands.import_model",
         ),
         _command("train", "train a dual encoder"),
         _command(

@@ -17,10 +17,9 @@ from taser_jax.assembly.data import open_store, training_queries
 from taser_jax.assembly.plans import TextLengths, TrainingConfig, lengths_in
 from taser_jax.assembly.program import Program, make_program
 from taser_jax.devices.compiler import CompilerEffort, OutOfMemory, compile_step
-from taser_jax.devices.mesh import MeshConfig, make_mesh
+from taser_jax.devices.mesh import MeshConfig, Topology, make_mesh, open_topology
 from taser_jax.devices.partitioning import Partitioner, placed
 from taser_jax.devices.step_report import RealWork, StepReport
-from taser_jax.devices.topologies import Topology, open_topology
 from taser_jax.evaluation.reports import markdown_table
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.models.stack import Remat

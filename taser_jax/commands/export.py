@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import importlib.util
 import json
 import pathlib
 from collections.abc import Callable, Sequence
@@ -18,7 +20,7 @@ from taser_jax.assembly.model_directory import (
     read_model_config,
 )
 from taser_jax.assembly.run_record import text_settings
-from taser_jax.commands.stores import EmbeddingsExport, export_stores
+from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.results import read_results
@@ -33,7 +35,9 @@ from taser_jax.interop.export_source import (
 )
 from taser_jax.interop.hub import first_line
 from taser_jax.models.dual_encoder import ModelConfig
-from taser_jax.retrieval.embedding_files import FORMATS as STORE_FORMATS
+from taser_jax.retrieval import embedding_files
+from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings, encoded_splits
+from taser_jax.retrieval.index import Codes, Coding
 from taser_jax.storage import checksums
 from taser_jax.storage.artifacts import check_empty, read_json, replacing
 from taser_jax.storage.errors import ConfigError, DataError, how_to_install
@@ -44,6 +48,24 @@ _Export = Callable[[ExportSource, pathlib.Path], None]
 
 # Modules of `interop` that write a model.
 MODEL_FORMATS = ("sentence_transformers", "saved_model", "stablehlo", "onnx")
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingsExport:
+    """Embeddings to export, and the collection that they are of.
+
+    Attributes:
+        embeddings_dir: from `taser encode`; the queries' embeddings are exported too.
+        data_dir: folder of collections, for ids, titles and texts.
+        collection: the collection.
+        codes: how Parquet holds the passages' numbers; the recall that int8 and binary cost is
+            measured on the encoded queries, printed and recorded.
+    """
+
+    embeddings_dir: str | None = None
+    data_dir: str | None = None
+    collection: str | None = None
+    codes: Codes = Codes.FLOAT32
 
 
 @writes("{output_dir}")
@@ -92,7 +114,7 @@ def export_model(
         FingerprintError: embeddings of another model or collection.
     """
     chosen = _formats(formats)
-    if chosen[0] in STORE_FORMATS:
+    if chosen[0] in embedding_files.FORMATS:
         return export_stores(chosen, embeddings, model_dir, pathlib.Path(output_dir), step=step)
     directories = {format: pathlib.Path(output_dir) / format for format in chosen}
     if model_dir is None:
@@ -158,14 +180,14 @@ def _exporter(format: str) -> tuple[_Export, Callable[[ExportSource], CardTexts]
 
 def _formats(formats: Sequence[str]) -> list[str]:
     """The formats, once each: of a model, or of vector stores."""
-    names = (*MODEL_FORMATS, *STORE_FORMATS)
+    names = (*MODEL_FORMATS, *embedding_files.FORMATS)
     chosen = list(dict.fromkeys(formats))
     unknown = [name for name in chosen if name not in names]
     if unknown or not chosen:
         problem = f"{unknown[0]!r} is no format" if unknown else "no format is given"
         fix = f"choose of {', '.join(names)}, as in `taser export stablehlo`"
         raise ConfigError(problem, where="export_model.formats", fix=fix)
-    if 0 < len({*chosen} & {*STORE_FORMATS}) < len(chosen):
+    if 0 < len({*chosen} & {*embedding_files.FORMATS}) < len(chosen):
         fix = "two commands: `taser export sentence_transformers`, then `taser export embeddings`"
         raise ConfigError("formats of a model and of embeddings", where="taser export", fix=fix)
     return chosen
@@ -274,3 +296,82 @@ def push(*, repo: str, export_dir: str, private: bool = True) -> str:
             raise DataError(f"the hub did not take it: {reason}", where=repo, fix=fix) from error
     logger.info("%s: %s", export_dir, commit.commit_url)
     return str(commit.commit_url)
+
+
+def export_stores(
+    formats: Sequence[str],
+    source: EmbeddingsExport,
+    model_dir: str | None,
+    output_dir: pathlib.Path,
+    *,
+    step: int | None,
+) -> dict[str, pathlib.Path]:
+    """Writes embeddings, and those of queries, in formats of vector stores.
+
+    Args:
+        formats: some of `embedding_files.FORMATS`.
+        source: embeddings and collection.
+        model_dir: the model that encoded them; None leaves it unchecked.
+        output_dir: parent of the formats' directories.
+        step: step of the model's checkpoint; None means the best one.
+
+    Returns:
+        Format -> its directory.
+
+    Raises:
+        ConfigError: no embeddings or no collection are named, codes in another format than
+            Parquet, or FAISS is not installed.
+        FingerprintError: the embeddings are of another model or collection.
+    """
+    if source.embeddings_dir is None or source.data_dir is None or source.collection is None:
+        problem = "embeddings are exported with their ids and texts, and these are not all given"
+        fix = "--gin.EMBEDDINGS_DIR=... --gin.DATA_DIR=... --gin.COLLECTION=..."
+        raise ConfigError(problem, where="taser export", fix=fix)
+    if source.codes is not Codes.FLOAT32 and list(formats) != [embedding_files.PARQUET]:
+        problem, fix = f"{source.codes.value} codes are for Parquet", "taser export embeddings"
+        raise ConfigError(problem, where="EmbeddingsExport.codes", fix=fix)
+    if embedding_files.FAISS in formats and importlib.util.find_spec("faiss") is None:
+        fix = how_to_install("faiss")
+        raise ConfigError("FAISS is not installed", where="format 'faiss'", fix=fix)
+    store = PassageStore.open(source.data_dir, source.collection)
+    expected = {"collection": store.fingerprint}
+    if model_dir is not None:
+        expected["model"] = load_model(model_dir, step=step).fingerprint
+    embeddings = Embeddings.open(source.embeddings_dir, fingerprints=expected)
+    prints = embeddings.fingerprints
+    queries = [
+        (
+            QueryEmbeddings.of_split(source.embeddings_dir, task, split, fingerprints=prints),
+            QuerySet.open(source.data_dir, source.collection, task, split),
+        )
+        for task, split in encoded_splits(source.embeddings_dir)
+    ]
+    coding = Coding.of(source.codes, embeddings)
+    facts = _query_encoders(output_dir, prints.get("model"))
+    directories = {format: output_dir / format for format in formats}
+    for format, directory in directories.items():
+        with phase(f"export {format}"):
+            embedding_files.export_embeddings(
+                embeddings,
+                store,
+                directory,
+                format=format,
+                coding=coding,
+                queries=queries if format == embedding_files.PARQUET else (),
+                facts=facts,
+            )
+        logger.info("%s: %s", format, directory)
+    return directories
+
+
+def _query_encoders(output_dir: pathlib.Path, fingerprint: str | None) -> dict[str, object]:
+    """The exports of the embeddings' model that lie beside them, and its queries' prompts."""
+    encoders, prompts = {}, None
+    for path in sorted(output_dir.glob(f"*/{METADATA}")):
+        facts = read_json(path)
+        if fingerprint is None or facts["fingerprints"].get("model") != fingerprint:
+            continue
+        encoders[facts["format"]] = f"../{path.parent.name}"
+        settings = path.parent / "config_sentence_transformers.json"
+        prompts = read_json(settings, absent={}).get("prompts") or prompts
+    return {"query_encoders": encoders, "prompts": prompts}

@@ -1,4 +1,4 @@
-"""`taser import`: pretrained weights as a model directory that needs no training."""
+"""`taser import`: a model directory from pretrained weights; embeddings from files of Parquet."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from taser_jax.assembly.model_directory import (
     read_model_config,
     write_model,
 )
+from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.devices.hosts import writes
 from taser_jax.devices.mesh import MeshConfig, make_mesh
@@ -30,8 +31,9 @@ from taser_jax.interop.pretrained import (
 )
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
 from taser_jax.models.parameters import abstract_params, init_params, parameter_count
+from taser_jax.retrieval import embedding_files
 from taser_jax.storage.artifacts import MODEL, check_empty, replacing
-from taser_jax.storage.progress import logger
+from taser_jax.storage.progress import logger, phase
 from taser_jax.training.state import named_key
 
 
@@ -126,3 +128,33 @@ def _prompts(pretrained: Pretrained, vocabulary: Vocabulary) -> dict[str, object
         _, passage = read_prompts(fetch(pretrained.passage_source), vocabulary)
     prompts = {"query_prompt": query, "passage_prompt": passage}
     return {name: list(ids) for name, ids in prompts.items() if ids}
+
+
+@writes("{output_dir}", kinds=[])
+def import_embeddings(*, source: str, output_dir: str, data_dir: str, collection: str) -> int:
+    """Makes a directory of embeddings from Parquet; `taser search` then needs no model.
+
+    Args:
+        source: directory of the Parquet files, as `taser export embeddings` writes it; others'
+            needs the columns `id` and `embedding` alone.
+        output_dir: gets what `taser encode` writes; must hold no embeddings.
+        data_dir: folder of collections.
+        collection: the collection, whose ids the files name.
+
+    Returns:
+        Number of passages.
+
+    Raises:
+        ConfigError: the directory has embeddings already.
+        DataError: files that do not fit the collection.
+    """
+    store = PassageStore.open(data_dir, collection)
+    with phase("import embeddings"):
+        embedding_files.import_embeddings(
+            pathlib.Path(source),
+            pathlib.Path(output_dir),
+            store=store,
+            open_queries=functools.partial(QuerySet.open, data_dir, collection),
+        )
+    logger.info("%s: %d passages in %s", source, len(store), output_dir)
+    return len(store)

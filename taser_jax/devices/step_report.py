@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from taser_jax.devices.collectives import DCN, ICI, Collective
 from taser_jax.devices.compiler import CompiledStep
-from taser_jax.devices.topologies import Topology
+from taser_jax.devices.mesh import Topology
 
 _GIB, _MIB = 2**30, 2**20
 _SHOWN = 8

@@ -9,8 +9,7 @@ import pytest
 
 from taser_jax.cli import main as cli
 from taser_jax.commands import compile as plan
-from taser_jax.devices.mesh import MeshConfig
-from taser_jax.devices.topologies import PRICES
+from taser_jax.devices.mesh import PRICES, MeshConfig
 from taser_jax.storage.errors import ConfigError
 
 SMALL = (

@@ -7,8 +7,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from taser_jax.devices.collectives import DCN
 from taser_jax.devices.compiler import CompilerEffort, OutOfMemory, compile_step, matrix_products
-from taser_jax.devices.mesh import MeshConfig, make_mesh
-from taser_jax.devices.topologies import open_topology
+from taser_jax.devices.mesh import MeshConfig, make_mesh, open_topology
 
 
 def array(mesh, shape, spec=PartitionSpec(), dtype=jnp.bfloat16):

@@ -6,10 +6,9 @@ import math
 import pytest
 
 from taser_jax.devices.collectives import DCN, Collective
-from taser_jax.devices.mesh import MeshConfig, make_mesh
+from taser_jax.devices.mesh import CHIPS, MeshConfig, Topology, make_mesh, open_topology
 from taser_jax.devices.partitioning import Partitioner
 from taser_jax.devices.step_report import roofline
-from taser_jax.devices.topologies import CHIPS, Topology, open_topology
 from taser_jax.storage.errors import ConfigError
 
 

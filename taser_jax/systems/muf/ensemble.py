@@ -14,7 +14,7 @@ from etils import epath
 from taser_jax.assembly.run_record import make_writers
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices import hosts
-from taser_jax.devices.topologies import peak_flops
+from taser_jax.devices.mesh import peak_flops
 from taser_jax.models.parameters import parameters_fingerprint
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.storage.artifacts import (
