@@ -33,7 +33,7 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_654,
     "cli": 1_290,
-    "commands": 4_684,
+    "commands": 4_689,
     "data": 5_893,
     "devices": 1_077,
     "evaluation": 1_321,
@@ -41,16 +41,16 @@ ROOMS = {
     "loose files": 395,
     "models": 2_369,
     "optim": 864,
-    "retrieval": 2_251,
+    "retrieval": 2_237,
     "serving": 503,
     "storage": 1_316,
     "systems": 3_119,
     "training": 1_350,
 }
 OTHERS = {
-    "lines of code": 30_850,
+    "lines of code": 30_841,
     "percent of code that imports or raises": 14.1,
-    "files": 192,
+    "files": 191,
     "lines of the longest file": 420,
     "loose files": 3,
     "rooms at the top": 14,

@@ -36,8 +36,13 @@ from taser_jax.interop.export_source import (
 from taser_jax.interop.hub import first_line
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval import embedding_files
-from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings, encoded_splits
-from taser_jax.retrieval.index import Codes, Coding
+from taser_jax.retrieval.embeddings import (
+    Codes,
+    Coding,
+    Embeddings,
+    QueryEmbeddings,
+    encoded_splits,
+)
 from taser_jax.storage import checksums
 from taser_jax.storage.artifacts import check_empty, read_json, replacing
 from taser_jax.storage.errors import ConfigError, DataError, how_to_install

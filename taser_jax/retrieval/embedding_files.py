@@ -10,6 +10,7 @@ FAISS has `passages/index.faiss` and `passages/ids.txt`, Vertex AI JSON lines; n
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 import os
 import pathlib
@@ -24,6 +25,8 @@ from jaxtyping import Float32, Num
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.retrieval.embeddings import (
     QUERY_IDS,
+    Codes,
+    Coding,
     Embeddings,
     QueryEmbeddings,
     queries_directory,
@@ -31,7 +34,11 @@ from taser_jax.retrieval.embeddings import (
     split_of,
     write_embeddings,
 )
-from taser_jax.retrieval.index import RESCORED, Codes, Coding, recall_of_codes
+from taser_jax.retrieval.exact import (
+    ExactSearcher,
+    measure_recall,
+)
+from taser_jax.retrieval.runs import SearchResult, top_k
 from taser_jax.retrieval.scann import RECALL_QUERIES
 from taser_jax.storage import artifacts, checksums
 from taser_jax.storage.errors import DataError
@@ -44,6 +51,8 @@ PASSAGES, QUERIES = "passages", "queries"
 FORMATS = PARQUET, FAISS, VERTEX = "embeddings", "faiss", "vertex"
 # Results by which the recall of codes is measured.
 _RECALL_K = 20
+# Candidates that are scored again by whole embeddings, as a multiple of k.
+_RESCORED = 4
 # Passages held in memory, with their texts.
 _BLOCK = 8192
 _ROWS = (
@@ -132,7 +141,7 @@ def _print_recall(
     recall = recall_of_codes(embeddings, queries, coding, k=_RECALL_K)
     logger.info(
         f"{coding.codes.value} codes: recall@{_RECALL_K} {recall['alone']:.4f} against exact "
-        f"search, {recall['rescored']:.4f} with the first {RESCORED * _RECALL_K} scored again by "
+        f"search, {recall['rescored']:.4f} with the first {_RESCORED * _RECALL_K} scored again by "
         f"whole embeddings; {len(queries)} {'queries' if encoded else 'passages as queries'}"
     )
     return recall
@@ -315,3 +324,50 @@ def _read(
     finite = np.isfinite(embeddings).all(axis=1)
     _refuse([ids[row] for row in np.flatnonzero(~finite)], "has NaN or infinite numbers", where)
     return [str(id) for id in ids], embeddings
+
+
+@dataclasses.dataclass(frozen=True)
+class _Coded:
+    """Embeddings as their codes have them, coded and decoded as they are read."""
+
+    whole: Embeddings
+    coding: Coding
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.whole.shape
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        return self.coding.decode(self.coding.encode(self.whole.rows(start, stop)))
+
+
+def recall_of_codes(
+    embeddings: Embeddings, queries: Float32[np.ndarray, "queries dim"], coding: Coding, *, k: int
+) -> dict[str, float]:
+    """Share of the exact top k that codes find.
+
+    Args:
+        embeddings: the passages'.
+        queries: embeddings of queries; binary search takes their signs, int8 takes them whole.
+        coding: the passages' coding.
+        k: results per query.
+
+    Returns:
+        "alone": of the k best by codes; "rescored": of the 4k best by codes, ordered again by whole
+        embeddings.
+    """
+    exact = ExactSearcher(embeddings).search(queries, k)
+    asked = coding.decode(coding.encode(queries)) if coding.codes is Codes.BINARY else queries
+    by_codes = ExactSearcher(_Coded(embeddings, coding)).search(asked, _RESCORED * k)
+    # Scores as exact search has them, by which ties are counted.
+    scores = np.full(by_codes.rows.shape, -np.inf, np.float32)
+    for query, rows in enumerate(by_codes.rows):
+        there = rows >= 0
+        passages = embeddings.take(rows[there]).astype(np.float32)
+        scores[query, there] = passages @ queries[query]
+    alone = SearchResult(by_codes.rows[:, :k], scores[:, :k])
+    rescored = top_k(by_codes.rows, scores, k)
+    return {
+        "alone": measure_recall(alone, exact),
+        "rescored": measure_recall(rescored, exact),
+    }

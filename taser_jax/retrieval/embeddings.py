@@ -9,6 +9,7 @@ retrieving from several memories read them with NumPy alone.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import os
@@ -18,15 +19,15 @@ from collections.abc import Mapping
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Float32, Int
+from jaxtyping import Float, Float32, Int, Num
 
 from taser_jax.storage import artifacts
-from taser_jax.storage.errors import DataError
+from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.typed_files import Natural, Positive, read_typed
 
 FORMAT_VERSION = 1
 QUERY_IDS = "query_ids.json"
-# Rows of a shard of embeddings that come from memory.
+# Rows of a shard of embeddings that come from memory, and of those read at once.
 _SHARD = 65536
 
 
@@ -274,3 +275,68 @@ def split_of(name: str) -> tuple[str, str]:
     """
     task, _, split = name.rpartition(".")
     return urllib.parse.unquote(task), urllib.parse.unquote(split)
+
+
+class Codes(enum.Enum):
+    """How an exported number is written; int8 takes a quarter of float32, binary a 32nd.
+
+    INT8: c_d = round(x_d / s) with one scale s = max |x| / 127 for all numbers, so that dot
+        products of codes have the order of s times theirs.
+    BINARY: the sign of each number as one bit, compared by the Hamming distance.
+    """
+
+    FLOAT32 = "float32"
+    INT8 = "int8"
+    BINARY = "binary"
+
+
+@dataclasses.dataclass(frozen=True)
+class Coding:
+    """Codes of embeddings.
+
+    Example:
+        >>> coding = Coding(Codes.INT8, scale=0.5)
+        >>> coding.encode(np.array([[1.0, -0.3]])).tolist()
+        [[2, -1]]
+        >>> Coding(Codes.BINARY).decode(np.array([[0b10100000]], np.uint8)).tolist()
+        [[1.0, -1.0, 1.0, -1.0, -1.0, -1.0, -1.0, -1.0]]
+
+    Attributes:
+        codes: how numbers are written.
+        scale: what int8 codes are multiplied by.
+    """
+
+    codes: Codes = Codes.FLOAT32
+    scale: float = 1.0
+
+    @classmethod
+    def of(cls, codes: Codes, embeddings: Embeddings) -> Coding:
+        """The coding of some embeddings.
+
+        Raises:
+            ConfigError: binary codes of dimensions that fill no whole bytes.
+        """
+        count, dim = embeddings.shape
+        if codes is Codes.BINARY and dim % 8:
+            problem, fix = f"binary codes of {dim} dimensions, no multiple of 8", "take int8"
+            raise ConfigError(problem, where="EmbeddingsExport.codes", fix=fix)
+        if codes is not Codes.INT8:
+            return cls(codes)
+        blocks = (embeddings.rows(row, row + _SHARD) for row in range(0, count, _SHARD))
+        largest = max(float(np.abs(block.astype(np.float32)).max()) for block in blocks)
+        return cls(codes, largest / 127 or 1.0)
+
+    def encode(self, embeddings: Float[np.ndarray, "texts dim"]) -> Num[np.ndarray, "texts width"]:
+        """float32 or int8 [texts, dim], or bits as uint8 [texts, dim / 8], the first highest."""
+        numbers = embeddings.astype(np.float32)
+        if self.codes is Codes.FLOAT32:
+            return numbers
+        if self.codes is Codes.BINARY:
+            return np.packbits(numbers > 0, axis=1)
+        return np.clip(np.rint(numbers / self.scale), -127, 127).astype(np.int8)
+
+    def decode(self, codes: Num[np.ndarray, "texts width"]) -> Float32[np.ndarray, "texts dim"]:
+        """The embeddings that codes stand for; signs for bits."""
+        if self.codes is Codes.BINARY:
+            return np.unpackbits(codes, axis=1) * np.float32(2) - np.float32(1)
+        return codes.astype(np.float32) * np.float32(self.scale)

@@ -1,8 +1,7 @@
-"""Builds and opens indexes of every kind, of whole, truncated or coded embeddings.
+"""Builds and opens indexes of every kind, of whole or truncated embeddings; those of FAISS.
 
-Codes hold embeddings in fewer bits, as vector stores do. int8: c_d = round(x_d / s) with one scale
-s = max |x| / 127 for all numbers, so that dot products of codes have the order of s times theirs.
-binary: the sign of each number as one bit, compared by the Hamming distance.
+FAISS searches a flat index, or inverted lists of which a search reads some, where ScaNN has no
+wheels (Douze et al., "The Faiss library", arXiv 2401.08281).
 """
 
 from __future__ import annotations
@@ -12,33 +11,38 @@ import enum
 import importlib.util
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
-from jaxtyping import Float, Float32, Num
+from jaxtyping import Float
 
 from taser_jax.models.batch import Normalization
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.exact import (
+    EmbeddingRows,
     ExactSearcher,
     Searcher,
     check_finite,
     check_search,
     measure_recall,
 )
-from taser_jax.retrieval.faiss_index import KIND as FAISS_KIND
-from taser_jax.retrieval.faiss_index import FaissConfig, FaissSearcher, build_faiss
-from taser_jax.retrieval.runs import SearchResult, top_k
+from taser_jax.retrieval.runs import SearchResult
 from taser_jax.retrieval.scann import KIND as SCANN_KIND
 from taser_jax.retrieval.scann import ScannConfig, ScannSearcher, build_scann
-from taser_jax.storage import artifacts
+from taser_jax.storage import artifacts, checksums
 from taser_jax.storage.errors import ConfigError, DataError, how_to_install
-from taser_jax.storage.typed_files import Positive
+from taser_jax.storage.progress import logger
+from taser_jax.storage.typed_files import Checked, Natural, Positive, to_plain
 
+EXACT_KIND, FAISS_KIND = "exact index", "faiss index"
+INDEX_KINDS = (EXACT_KIND, SCANN_KIND, FAISS_KIND)
+_VERSION = 1
 _BLOCK = 1 << 16
-# Candidates that are scored again by whole embeddings, as a multiple of k.
-RESCORED = 4
+_FAISS_FILE = "index.faiss"
+# FAISS trains lists on at most so many passages of each.
+_TRAINED_ON = 256
+_RECALL_K, _RECALL_QUERIES = 100, 500
 
 
 def truncate(
@@ -105,116 +109,130 @@ class TruncatedSearcher:
         return self._searcher.search(truncate(query_embeddings, dim, normalization), k)
 
 
-class Codes(enum.Enum):
-    """How an exported number is written; int8 takes a quarter of float32, binary a 32nd."""
-
-    FLOAT32 = "float32"
-    INT8 = "int8"
-    BINARY = "binary"
-
-
 @dataclasses.dataclass(frozen=True)
-class Coding:
-    """Codes of embeddings.
-
-    Example:
-        >>> coding = Coding(Codes.INT8, scale=0.5)
-        >>> coding.encode(np.array([[1.0, -0.3]])).tolist()
-        [[2, -1]]
-        >>> Coding(Codes.BINARY).decode(np.array([[0b10100000]], np.uint8)).tolist()
-        [[1.0, -1.0, 1.0, -1.0, -1.0, -1.0, -1.0, -1.0]]
+class FaissConfig(Checked):
+    """How a FAISS index is built and searched.
 
     Attributes:
-        codes: how numbers are written.
-        scale: what int8 codes are multiplied by.
+        lists: inverted lists; 0 searches all passages. FAISS advises 4 to 16 times the root of
+            their number.
+        probes: lists that a search reads.
     """
 
-    codes: Codes = Codes.FLOAT32
-    scale: float = 1.0
-
-    @classmethod
-    def of(cls, codes: Codes, embeddings: Embeddings) -> Coding:
-        """The coding of some embeddings.
-
-        Raises:
-            ConfigError: binary codes of dimensions that fill no whole bytes.
-        """
-        count, dim = embeddings.shape
-        if codes is Codes.BINARY and dim % 8:
-            problem, fix = f"binary codes of {dim} dimensions, no multiple of 8", "take int8"
-            raise ConfigError(problem, where="EmbeddingsExport.codes", fix=fix)
-        if codes is not Codes.INT8:
-            return cls(codes)
-        blocks = (embeddings.rows(row, row + _BLOCK) for row in range(0, count, _BLOCK))
-        largest = max(float(np.abs(block.astype(np.float32)).max()) for block in blocks)
-        return cls(codes, largest / 127 or 1.0)
-
-    def encode(self, embeddings: Float[np.ndarray, "texts dim"]) -> Num[np.ndarray, "texts width"]:
-        """float32 or int8 [texts, dim], or bits as uint8 [texts, dim / 8], the first highest."""
-        numbers = embeddings.astype(np.float32)
-        if self.codes is Codes.FLOAT32:
-            return numbers
-        if self.codes is Codes.BINARY:
-            return np.packbits(numbers > 0, axis=1)
-        return np.clip(np.rint(numbers / self.scale), -127, 127).astype(np.int8)
-
-    def decode(self, codes: Num[np.ndarray, "texts width"]) -> Float32[np.ndarray, "texts dim"]:
-        """The embeddings that codes stand for; signs for bits."""
-        if self.codes is Codes.BINARY:
-            return np.unpackbits(codes, axis=1) * np.float32(2) - np.float32(1)
-        return codes.astype(np.float32) * np.float32(self.scale)
+    lists: Natural = 0
+    probes: Positive = 16
 
 
-@dataclasses.dataclass(frozen=True)
-class _Coded:
-    """Embeddings as their codes have them, coded and decoded as they are read."""
-
-    whole: Embeddings
-    coding: Coding
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.whole.shape
-
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        return self.coding.decode(self.coding.encode(self.whole.rows(start, stop)))
+class _FaissMetadata(artifacts.Metadata, frozen=True):
+    dim: Positive
 
 
-def recall_of_codes(
-    embeddings: Embeddings, queries: Float32[np.ndarray, "queries dim"], coding: Coding, *, k: int
-) -> dict[str, float]:
-    """Share of the exact top k that codes find.
+class FaissSearcher:
+    """An opened FAISS index, in memory.
 
     Args:
-        embeddings: the passages'.
-        queries: embeddings of queries; binary search takes their signs, int8 takes them whole.
-        coding: the passages' coding.
-        k: results per query.
+        directory: the directory that `build_faiss` wrote.
+        fingerprints: fingerprints that it must have.
 
-    Returns:
-        "alone": of the k best by codes; "rescored": of the 4k best by codes, ordered again by whole
-        embeddings.
+    Raises:
+        DataError: no finished index there.
+        FingerprintError: it was built from another model's or collection's embeddings.
     """
-    exact = ExactSearcher(embeddings).search(queries, k)
-    asked = coding.decode(coding.encode(queries)) if coding.codes is Codes.BINARY else queries
-    by_codes = ExactSearcher(_Coded(embeddings, coding)).search(asked, RESCORED * k)
-    # Scores as exact search has them, by which ties are counted.
-    scores = np.full(by_codes.rows.shape, -np.inf, np.float32)
-    for query, rows in enumerate(by_codes.rows):
-        there = rows >= 0
-        passages = embeddings.take(rows[there]).astype(np.float32)
-        scores[query, there] = passages @ queries[query]
-    alone = SearchResult(by_codes.rows[:, :k], scores[:, :k])
-    rescored = top_k(by_codes.rows, scores, k)
-    return {
-        "alone": measure_recall(alone, exact),
-        "rescored": measure_recall(rescored, exact),
+
+    def __init__(
+        self, directory: artifacts.FilePath, *, fingerprints: Mapping[str, str] | None = None
+    ) -> None:
+        import faiss
+
+        metadata = artifacts.read_metadata(directory, FAISS_KIND, _VERSION, _FaissMetadata)
+        self.fingerprints: Mapping[str, str] = metadata.fingerprints
+        fix = "build the index from this model's embeddings, into another directory"
+        what = f"FAISS index {os.fspath(directory)}"
+        artifacts.require_equal(what, self.fingerprints, fingerprints or {}, fix)
+        path = pathlib.Path(directory) / _FAISS_FILE
+        checksums.check_file(path, fix=f"delete {os.fspath(directory)} and search again")
+        self._index, self._dim = faiss.read_index(os.fspath(path)), metadata.dim
+
+    def search(self, query_embeddings: Float[np.ndarray, "queries dim"], k: int) -> SearchResult:
+        """Top k passages of each query; row -1, score -inf where the lists read have fewer.
+
+        Raises:
+            ConfigError: k below 1, or dimensions that differ from the passages'.
+        """
+        check_search(query_embeddings, k, dim=self._dim)
+        queries = np.ascontiguousarray(query_embeddings, np.float32)
+        scores, rows = self._index.search(queries, k)
+        return SearchResult(rows.astype(np.int32), np.where(rows < 0, np.float32(-np.inf), scores))
+
+
+def build_faiss(
+    embeddings: EmbeddingRows,
+    directory: artifacts.FilePath,
+    *,
+    fingerprints: Mapping[str, str],
+    config: FaissConfig,
+    sample_queries: Float[np.ndarray, "queries dim"] | None = None,
+) -> FaissSearcher:
+    """Builds an index in memory, or opens a finished one; lists print their recall.
+
+    Args:
+        embeddings: row-aligned embeddings of the passages.
+        directory: where the index goes.
+        fingerprints: fingerprints of the embeddings, recorded in the index.
+        config: how it is built and searched.
+        sample_queries: queries that recall is measured on; without any, on passages.
+
+    Raises:
+        ConfigError: more lists than passages.
+        DataError: an embedding is not finite.
+        FingerprintError: the directory holds an index of other embeddings or another config.
+        StorageError: the directory cannot be written.
+    """
+    import faiss
+
+    directory, (count, dim) = pathlib.Path(directory), embeddings.shape
+    plan = {
+        "format_version": _VERSION,
+        "kind": FAISS_KIND,
+        "fingerprints": dict(fingerprints),
+        "config": to_plain(config),
+        "dim": dim,
     }
+    if config.lists > count:
+        fix = "FAISS advises 4 to 16 times the root of the number of passages; 0 has no lists"
+        problem = f"{config.lists} lists of {count} passages"
+        raise ConfigError(problem, where="FaissConfig.lists", fix=fix)
+    artifacts.follow_plan(directory, plan)
+    if (directory / artifacts.METADATA).exists():
+        return FaissSearcher(directory)
+    index: faiss.Index = faiss.IndexFlatIP(dim)
+    if config.lists:
+        lists = faiss.IndexIVFFlat(index, dim, config.lists, faiss.METRIC_INNER_PRODUCT)
+        lists.nprobe = config.probes
+        step = max(1, count // (_TRAINED_ON * config.lists))
+        lists.train(np.concatenate([block[::step] for block in _blocks(embeddings)]))
+        index = lists
+    for block in _blocks(embeddings):
+        index.add(block)
+    with artifacts.replacing(directory / _FAISS_FILE) as scratch:
+        faiss.write_index(index, os.fspath(scratch))
+    artifacts.write_json(directory / artifacts.METADATA, plan)
+    searcher = FaissSearcher(directory)
+    if config.lists:
+        queries = embeddings.rows(0, _RECALL_QUERIES) if sample_queries is None else sample_queries
+        queries, k = queries[:_RECALL_QUERIES].astype(np.float32), min(_RECALL_K, count)
+        exact = ExactSearcher(embeddings).search(queries, k)
+        recall = measure_recall(searcher.search(queries, k), exact)
+        message = "FAISS: recall@%d %.4f against exact search (%d queries)"
+        logger.info(message, k, recall, len(queries))
+    return searcher
 
 
-EXACT_KIND = "exact index"
-INDEX_KINDS = (EXACT_KIND, SCANN_KIND, FAISS_KIND)
-_VERSION = 1
+def _blocks(embeddings: EmbeddingRows) -> Iterator[Float[np.ndarray, "rows dim"]]:
+    for start in range(0, embeddings.shape[0], _BLOCK):
+        rows = np.ascontiguousarray(embeddings.rows(start, start + _BLOCK), np.float32)
+        check_finite(rows, start, what="passage")
+        yield rows
 
 
 class _Metadata(artifacts.Metadata, frozen=True):

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from taser_jax.models.batch import Normalization
-from taser_jax.retrieval.embeddings import Embeddings, write_embeddings
+from taser_jax.retrieval.embeddings import Codes, Coding, Embeddings, write_embeddings
 from taser_jax.retrieval.exact import ExactSearcher, Searcher
-from taser_jax.retrieval.faiss_index import FaissConfig, FaissSearcher
 from taser_jax.retrieval.index import (
-    Codes,
-    Coding,
+    FaissConfig,
+    FaissSearcher,
     IndexConfig,
     IndexKind,
     build_index,
