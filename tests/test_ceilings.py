@@ -31,15 +31,15 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_654,
+    "assembly": 1_656,
     "cli": 1_290,
-    "commands": 4_689,
+    "commands": 4_687,
     "data": 5_893,
     "devices": 1_077,
     "evaluation": 1_321,
-    "interop": 2_764,
+    "interop": 2_763,
     "loose files": 395,
-    "models": 2_369,
+    "models": 2_365,
     "optim": 864,
     "retrieval": 2_237,
     "serving": 503,
@@ -48,9 +48,9 @@ ROOMS = {
     "training": 1_350,
 }
 OTHERS = {
-    "lines of code": 30_841,
+    "lines of code": 30_836,
     "percent of code that imports or raises": 14.1,
-    "files": 191,
+    "files": 190,
     "lines of the longest file": 420,
     "loose files": 3,
     "rooms at the top": 14,
@@ -58,7 +58,7 @@ OTHERS = {
     "commands": 30,
     "fields that nothing binds": 30,
     "Any in annotations": 106,
-    "modules that train imports": 76,
+    "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
     "words of documentation": 34_995,
 }

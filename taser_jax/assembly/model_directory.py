@@ -20,15 +20,17 @@ from jaxtyping import PyTree
 from taser_jax.data.token_store.store import QueryNormalization, Titles, TokenStore
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner, placed
-from taser_jax.models import config_io
 from taser_jax.models.batch import EncoderInput, Role, static_task
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
 from taser_jax.models.fusion import FUSION_PARTS
 from taser_jax.models.parameters import (
     abstract_params,
+    config_from_json,
+    config_to_json,
     logical_axes,
     parameter_count,
     parameters_fingerprint,
+    passage_json,
 )
 from taser_jax.storage import checksums
 from taser_jax.storage.artifacts import (
@@ -130,7 +132,7 @@ def passage_fingerprint(config: ModelConfig, params: PyTree) -> str:
     """Fingerprint of what encodes passages: models that differ on the query side alone share it."""
     tower = params[config.tower_name(Role.PASSAGE, None)]
     own = {name: part for name, part in tower.items() if name not in FUSION_PARTS}
-    return parameters_fingerprint(own, config_io.passage_json(config))
+    return parameters_fingerprint(own, passage_json(config))
 
 
 # At module level, so that one compiled program serves every task, split and round.
@@ -163,7 +165,7 @@ def load_model(model_dir: FilePath, *, step: int | None = None) -> LoadedModel:
     return LoadedModel(
         model=model,
         params=params,
-        fingerprint=parameters_fingerprint(params, config_io.to_json(config)),
+        fingerprint=parameters_fingerprint(params, config_to_json(config)),
         vocabulary_dir=_on_this_machine(epath.Path(model_dir) / VOCABULARY),
         step=int(step or 0),
         partitioner=partitioner,
@@ -183,7 +185,7 @@ def hold_model(model: DualEncoder, params: PyTree, *, vocabulary_dir: FilePath) 
     return LoadedModel(
         model=model,
         params=placed,
-        fingerprint=parameters_fingerprint(placed, config_io.to_json(model.config)),
+        fingerprint=parameters_fingerprint(placed, config_to_json(model.config)),
         vocabulary_dir=pathlib.Path(vocabulary_dir),
         step=0,
         partitioner=partitioner,
@@ -255,7 +257,7 @@ def read_model_config(model_dir: FilePath) -> ModelConfig:
     checksums.check_directory(
         model_dir, fix=f"run `taser train` or `taser import` into {model_dir} again"
     )
-    return config_io.from_json(path.read_text(encoding="utf-8"), where=str(path))
+    return config_from_json(path.read_text(encoding="utf-8"), where=str(path))
 
 
 def check_vocabulary(directory: FilePath, tokens: TokenStore) -> None:
@@ -296,7 +298,7 @@ def write_run_record(
     directory = epath.Path(model_dir)
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in (
-        (MODEL_FILE, config_io.to_json(model_config)),
+        (MODEL_FILE, config_to_json(model_config)),
         (CONFIG_FILE, config_text),
         ("model-info.txt", parameter_table + "\n"),
         (RUN_FILE, json.dumps(facts, indent=1) + "\n"),

@@ -17,8 +17,8 @@ from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.data.batches.every_task import Stream
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles, TokenStore
-from taser_jax.models import config_io
 from taser_jax.models.dual_encoder import ModelConfig
+from taser_jax.models.parameters import config_to_json
 from taser_jax.storage.artifacts import FilePath, is_remote, write_text
 from taser_jax.storage.errors import ConfigError, FingerprintError
 from taser_jax.storage.progress import logger
@@ -59,7 +59,7 @@ def settings_of(
     """
     content = {task: of_task.fingerprint for task, of_task in queries.items()}
     return flatten(
-        model=json.loads(config_io.to_json(model)),
+        model=json.loads(config_to_json(model)),
         training=training,
         data={"passages": store.metadata.passages_fingerprint, "queries": content},
     )

@@ -24,10 +24,9 @@ from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner, parameter_path, placed
 from taser_jax.evaluation import commitment, specialty, specialty_report
 from taser_jax.evaluation.reports import save_figure
-from taser_jax.models import config_io
 from taser_jax.models.batch import Batch
 from taser_jax.models.dual_encoder import DualEncoder
-from taser_jax.models.parameters import abstract_params, logical_axes
+from taser_jax.models.parameters import abstract_params, config_to_json, logical_axes
 from taser_jax.optim.median import MedianOver
 from taser_jax.storage.artifacts import write_json, write_text
 from taser_jax.storage.errors import ConfigError
@@ -203,7 +202,7 @@ def _open(
         model=model,
         params=placed(shapes, partitioner.param_shardings(logical_axes(model), shapes)),
         steps=_steps(directory, steps),
-        configuration=config_io.to_json(config),
+        configuration=config_to_json(config),
         facts=model_directory.read_facts(directory),
     )
 

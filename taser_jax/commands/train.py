@@ -27,9 +27,8 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices import hosts
 from taser_jax.devices.partitioning import bytes_per_device
 from taser_jax.interop.pretrained import drawn_without, place_pretrained
-from taser_jax.models import config_io
 from taser_jax.models.dual_encoder import ModelConfig, Params
-from taser_jax.models.parameters import parameter_count
+from taser_jax.models.parameters import config_to_json, parameter_count
 from taser_jax.optim.optimizers import trainable
 from taser_jax.storage.artifacts import MODEL, fingerprint, storage_errors
 from taser_jax.storage.errors import ConfigError
@@ -259,7 +258,7 @@ def _other_texts(
 
 def _identity(job: TrainingJob, stream: Stream) -> dict[str, object]:
     """Facts that a checkpoint must share to be resumed; an error if the hosts differ."""
-    config = config_io.to_json(job.program.model.config)
+    config = config_to_json(job.program.model.config)
     settings = json.dumps(flatten(training=job.training))
     hosts.require_same({"model": config, "training": settings, "data": stream.fingerprint})
     return {"data": stream.fingerprint, "model": fingerprint([config]), "seed": job.training.seed}

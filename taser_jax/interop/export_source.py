@@ -23,10 +23,9 @@ import taser_jax
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
-from taser_jax.models import config_io
 from taser_jax.models.batch import Normalization, Role
 from taser_jax.models.dual_encoder import ModelConfig, Params
-from taser_jax.models.parameters import parameter_count
+from taser_jax.models.parameters import config_to_json, parameter_count
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import plain
 
@@ -198,7 +197,7 @@ def metadata(source: ExportSource, format: str) -> dict[str, object]:
         "license": source.license,
         "metrics": dict(source.metrics),
         "training": {name: _without_folder(value) for name, value in source.facts.items()},
-        "model": json.loads(config_io.to_json(source.config)),
+        "model": json.loads(config_to_json(source.config)),
     }
 
 

@@ -12,7 +12,7 @@ from taser_jax.assembly.data import MIXTURE_FILE, names_in_store
 from taser_jax.assembly.model_directory import read_facts
 from taser_jax.assembly.run_record import text_settings
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.models import config_io
+from taser_jax.models.parameters import config_from_json
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.index import open_index
 from taser_jax.storage.artifacts import write_json
@@ -44,7 +44,7 @@ def test_what_python_does_not_parse_is_named(tmp_path, text):
     with pytest.raises(DataError, match=r"a\.json: not JSON"):
         read_json(tmp_path / "a.json")
     with pytest.raises(TaserError, match="not JSON"):
-        config_io.from_json(text)
+        config_from_json(text)
 
 
 def test_a_byte_order_mark_is_taken(tmp_path):
@@ -115,4 +115,4 @@ def test_a_mixtures_file(tmp_path):
 @pytest.mark.parametrize("text", [DEEP, LONG, '{"format_version": 1, "kind": ["a"]}', "[]"])
 def test_a_models_file(text):
     with pytest.raises(TaserError, match=r"model\.json"):
-        config_io.from_json(text)
+        config_from_json(text)

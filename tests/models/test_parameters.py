@@ -1,16 +1,17 @@
-import functools
+"""What files hold of models: configurations as JSON, there and back, field by field."""
+
 import json
 
 import pytest
 from tiny_models import tiny_bert, tiny_t5
 
-from taser_jax.models import config_io
 from taser_jax.models.batch import Normalization
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.bert_layers import AttentionKernel
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.fusion import BertFusionConfig, FusedStates, T5FusionConfig
+from taser_jax.models.parameters import config_from_json, config_to_json
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.models.stack import Remat
 from taser_jax.models.t5 import PositionBias, T5Initialization
@@ -46,39 +47,39 @@ CONFIGS = [
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_round_trip(config):
-    assert config_io.from_json(config_io.to_json(config)) == config
+    assert config_from_json(config_to_json(config)) == config
 
 
 def test_the_file_says_everything_by_name():
-    value = json.loads(config_io.to_json(CONFIGS[2]))
+    value = json.loads(config_to_json(CONFIGS[2]))
     assert value["format_version"] == 1
     assert value["bert"]["attention"] == "cudnn"
     assert value["experts"]["routing"] == "token"
     assert value["experts"]["blocks"] == [2, 12]
     assert value["towers"] == "tied"
-    value = json.loads(config_io.to_json(CONFIGS[5]))
+    value = json.loads(config_to_json(CONFIGS[5]))
     assert (value["kind"], value["query_tasks"]) == ("t5", ["nq", "fever"])
     assert value["t5"]["mlp_activations"] == ["gelu", "linear"]
 
 
 def test_a_berts_file_has_no_kind_and_no_tasks():
     """Embeddings carry a fingerprint of this text: it may not change for models that are there."""
-    assert not {"kind", "query_tasks"} & json.loads(config_io.to_json(DualEncoderConfig())).keys()
-    assert config_io.from_json('{"format_version": 1, "kind": "bert"}') == DualEncoderConfig()
+    assert not {"kind", "query_tasks"} & json.loads(config_to_json(DualEncoderConfig())).keys()
+    assert config_from_json('{"format_version": 1, "kind": "bert"}') == DualEncoderConfig()
 
 
 def test_files_of_berts_have_constants_that_fingerprints_include():
-    value = json.loads(config_io.to_json(CONFIGS[2]))
+    value = json.loads(config_to_json(CONFIGS[2]))
     assert list(value)[-2:] == ["tower_init", "normalization"]
     assert list(value["experts"])[2:4] == ["pattern", "blocks"]
     value["experts"]["pattern"] = "mod3"
     with pytest.raises(TaserError, match=r"unknown fields: experts\.pattern"):
-        config_io.from_json(json.dumps(value))
+        config_from_json(json.dumps(value))
 
 
 def test_absent_fields_take_their_defaults():
     text = '{"format_version": 1, "bert": {"dropout_rate": 0}, "experts": {}}'
-    assert config_io.from_json(text) == DualEncoderConfig(bert=BertConfig(dropout_rate=0.0))
+    assert config_from_json(text) == DualEncoderConfig(bert=BertConfig(dropout_rate=0.0))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_absent_fields_take_their_defaults():
 )
 def test_files_that_cannot_be_used(text, message):
     with pytest.raises(TaserError, match=message):
-        config_io.from_json(text)
+        config_from_json(text)
 
 
 TWO_EXPERTS = ExpertConfig(num_experts=2)
