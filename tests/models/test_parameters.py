@@ -1,5 +1,6 @@
 """What files hold of models: configurations as JSON, there and back, field by field."""
 
+import functools
 import json
 
 import pytest
