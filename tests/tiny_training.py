@@ -7,6 +7,7 @@ import shutil
 
 import jax
 import numpy as np
+from tiny_models import tiny_bert
 
 from taser_jax.assembly.model_directory import VOCABULARY, write_model
 from taser_jax.assembly.plans import TrainingConfig
@@ -16,7 +17,6 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner
-from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
 from taser_jax.models.parameters import init_params
@@ -89,17 +89,9 @@ def model_config(*, width: int = 16, dropout_rate: float = 0.0) -> DualEncoderCo
 
     Dropout doubles that of a training's step.
     """
-    bert = BertConfig(
-        vocab_size=VOCABULARY_SIZE,
-        embed_dim=width,
-        num_layers=1,
-        num_heads=2,
-        head_dim=width // 2,
-        mlp_dim=2 * width,
-        max_length=PASSAGE_LENGTH,
-        dropout_rate=dropout_rate,
-        attention_dropout_rate=dropout_rate,
-    )
+    sizes = {"embed_dim": width, "num_layers": 1, "head_dim": width // 2, "mlp_dim": 2 * width}
+    rates = {"dropout_rate": dropout_rate, "attention_dropout_rate": dropout_rate}
+    bert = tiny_bert(vocab_size=VOCABULARY_SIZE, max_length=PASSAGE_LENGTH, **sizes, **rates)
     experts = ExpertConfig(num_experts=2, blocks=(1,))
     return DualEncoderConfig(bert=bert, experts=experts, pooling=Pooling.MEAN)
 

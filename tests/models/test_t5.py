@@ -26,7 +26,10 @@ GATED = ("gelu", "linear")
 KINDS = {"t5": {}, "1.1": {"mlp_activations": GATED}}
 
 
-def embeddings(model, params, tokens, **kwargs):
+TOKENS = tiny_tokens()
+
+
+def embeddings(model, params, tokens=TOKENS, **kwargs):
     return np.asarray(encode(model, params, tokens, Role.QUERY, **kwargs).embeddings)
 
 
@@ -80,9 +83,7 @@ def test_rescaled_initialisation_gives_the_same_outputs(kind):
     assert standard.config.initial_params(params) == params
     scaled = rescaled.config.initial_params(params)
     np.testing.assert_allclose(
-        embeddings(rescaled, scaled, tiny_tokens()),
-        embeddings(standard, params, tiny_tokens()),
-        atol=1e-4,
+        embeddings(rescaled, scaled), embeddings(standard, params), atol=1e-4
     )
     ratios = leaves_by_path(
         jax.tree.map(
@@ -98,17 +99,17 @@ def test_rescaled_initialisation_gives_the_same_outputs(kind):
 def test_dropout_acts_in_training_only_and_differs_by_key():
     model = tiny_t5_model(t5=one_block(dropout_rate=0.5))
     params = random_params(model)
-    plain = embeddings(model, params, tiny_tokens())
+    plain = embeddings(model, params)
 
     first, again, other = (
-        embeddings(model, params, tiny_tokens(), train=True, rngs={"dropout": jax.random.key(i)})
+        embeddings(model, params, train=True, rngs={"dropout": jax.random.key(i)})
         for i in (1, 1, 2)
     )
     np.testing.assert_array_equal(first, again)
     assert np.abs(first - plain).max() > 0.1
     assert np.abs(first - other).max() > 0.1
     kept = tiny_t5_model(t5=one_block(dropout_rate=0.0))
-    undropped = embeddings(kept, params, tiny_tokens(), train=True)
+    undropped = embeddings(kept, params, train=True)
     np.testing.assert_allclose(undropped, plain, atol=1e-6)
 
 
@@ -122,9 +123,7 @@ def test_own_position_tables_equal_a_shared_one_where_they_are_equal():
         for i in range(2):
             split[stack][f"layers_{i}"] = {**split[stack][f"layers_{i}"], "relpos_bias": table}
     np.testing.assert_allclose(
-        embeddings(own, {"encoder": split}, tiny_tokens()),
-        embeddings(shared, {"encoder": params}, tiny_tokens()),
-        atol=1e-6,
+        embeddings(own, {"encoder": split}), embeddings(shared, {"encoder": params}), atol=1e-6
     )
 
 

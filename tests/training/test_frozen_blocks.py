@@ -65,6 +65,7 @@ def with_states(model, params, batch):
 @pytest.mark.parametrize(
     ("config", "frozen"),
     [(bert(), FROZEN_BERT), pytest.param(TWO_OF_T5, FROZEN_T5, marks=pytest.mark.release)],
+    ids=["bert", "t5"],
 )
 def test_training_is_that_of_frozen_parameters(config, frozen):
     plain, model = DualEncoder(config), DualEncoder(config, frozen_blocks=1)
