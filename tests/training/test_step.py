@@ -154,6 +154,17 @@ def test_chunks_and_devices_do_not_change_a_step_without_noise():
     assert_close(sharded.opt_state[0].mu, plain.opt_state[0].mu)
 
 
+def test_frozen_parameters_get_no_gradient():
+    optimizer = optax.sgd(0.1)
+    state = fresh(PLAIN, optimizer)
+    trainable = jax.tree.map(lambda _: True, state.params)
+    trainable["embeddings"]["embedding"] = False
+    before = jax.tree.map(np.asarray, state.params)
+    after, _ = make_train_step(PLAIN, optimizer, trainable=trainable)(state, BATCHES)
+    np.testing.assert_array_equal(*(p["embeddings"]["embedding"] for p in (after.params, before)))
+    assert not np.array_equal(after.params["wi"]["kernel"], before["wi"]["kernel"])
+
+
 def test_regulariser_joins_the_loss_and_needs_a_router():
     objective = ObjectiveConfig(regularizer=RoutingRegularizer(weight=2.0))
     regularized = jax.jit(make_loss(MODEL, objective=objective))
