@@ -231,8 +231,12 @@ def test_embeddings_that_are_not_finite_are_refused_with_their_rows(tmp_path, va
 
 def test_a_damaged_shard_run_and_index_are_refused(tmp_path):
     embedded(tmp_path / "e", np.ones((4, 2), np.float32))
-    flip(tmp_path / "e" / "embeddings-00000-of-00001.npy")
+    shard = tmp_path / "e" / "embeddings-00000-of-00001.npy"
+    flip(shard)
     with pytest.raises(DataError, match=r"(?s)00001\.npy: damaged.*makes embeddings again"):
+        Embeddings(tmp_path / "e")
+    shard.unlink()
+    with pytest.raises(DataError, match=r"(?s)00001\.npy: .*makes embeddings again"):
         Embeddings(tmp_path / "e")
 
     Bm25Index.build(TEXTS, tmp_path / "b", fingerprints={})
