@@ -1,8 +1,6 @@
 """What modules.json and the files beside it say of an encoder."""
 
 import json
-import pathlib
-from typing import Any
 
 import pytest
 
@@ -19,16 +17,10 @@ from taser_jax.models.bert_dual_encoder import Pooling
 from taser_jax.storage.errors import ConfigError, DataError, TaserError
 
 OLD, NEW = "sentence_transformers.models", "sentence_transformers.sentence_transformer.modules"
+KINDS = ("Transformer", "Pooling", "Normalize")
 
 
-def write(
-    directory: pathlib.Path,
-    *,
-    kinds: tuple[str, ...] = ("Transformer", "Pooling", "Normalize"),
-    package: str = OLD,
-    pooling: dict[str, Any] | None = None,
-    prompts: dict[str, str] | None = None,
-) -> pathlib.Path:
+def write(directory, *, kinds=KINDS, package=OLD, pooling=None, prompts=None):
     modules = [
         {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"{package}.{kind}"}
         for i, kind in enumerate(kinds)
@@ -58,7 +50,6 @@ def test_pooling_norm_length_and_prompt(tmp_path):
 def test_both_ways_to_name_the_pooling(tmp_path, pooling):
     write(tmp_path, kinds=("Transformer", "Pooling"), package=NEW, pooling=pooling)
     found = read_encoder_settings(tmp_path)
-    assert found is not None
     assert (found.pooling, found.normalization) == (Pooling.CLS, Normalization.NONE)
 
 
@@ -66,7 +57,6 @@ def test_both_ways_to_name_the_pooling(tmp_path, pooling):
 def test_prompts_of_both_roles(tmp_path, name):
     write(tmp_path, prompts={"query": "query: ", name: "passage: ", "clustering": "cluster: "})
     found = read_encoder_settings(tmp_path)
-    assert found is not None
     assert (found.query_prompt, found.passage_prompt) == ("query: ", "passage: ")
 
 
@@ -79,7 +69,6 @@ def test_prompts_under_other_names_are_refused(tmp_path):
         read_encoder_settings(tmp_path)
     path.write_text(json.dumps({"prompts": {"sts": "a ", "query": ""}}))
     settings = read_encoder_settings(tmp_path)
-    assert settings is not None
     assert (settings.query_prompt, settings.passage_prompt) == ("", "")
 
 
@@ -91,7 +80,6 @@ def test_a_prompt_of_the_tokenizer_is_before_the_texts_of_both_roles(tmp_path):
     write(tmp_path, prompts={"query": "find"})
     write_tokenizer(tmp_path / "words", tmp_path, max_length=8, prompt=(6, 3))
     found = read_encoder_settings(tmp_path)
-    assert found is not None
     assert found.template_prompt == (6, 3)
     assert found.prompts(vocabulary) == ((6, 3, 4), (6, 3))
     assert read_prompts(tmp_path, vocabulary) == ((6, 3, 4), (6, 3))

@@ -85,7 +85,6 @@ def test_there_and_back(tmp_path, family, sentence_transformer):
 
     config = source.config
     found_settings = read_encoder_settings(output / "query")
-    assert found_settings is not None
     assert found_settings.pooling is pooling
     assert pretrained_bert(output / "query", numerics=config.bert) == config.bert
     again = load_pretrained(

@@ -81,14 +81,7 @@ def store(tmp_path_factory) -> pathlib.Path:
     return directory
 
 
-def train_with_t5x(
-    packages: str,
-    store: pathlib.Path,
-    model: str,
-    directory: pathlib.Path,
-    *bindings: str,
-    start: pathlib.Path | None = None,
-) -> subprocess.CompletedProcess[str]:
+def train_with_t5x(packages, store, model, directory, *bindings, start=None):
     """`python -m t5x.train` with the examples' Gin files."""
     environment = {
         **{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},

@@ -94,7 +94,6 @@ def test_the_annealed_schedule_gets_the_episode():
 
 def _seeds(training: TrainingConfig) -> tuple[int, int, int]:
     """Of weights and dropout, and of both kinds of batches."""
-    assert training.multitask is not None
     return training.seed, training.batching.seed, training.multitask.batching.seed
 
 

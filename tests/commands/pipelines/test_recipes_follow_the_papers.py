@@ -106,7 +106,6 @@ def test_five_sets_as_the_paper_trains_on_them():
     assert (setting.hybrid.depth, setting.k) == (100, 100)
     assert setting.evaluation.regex_tasks == ("trec",)
     assert setting.training.optimizer.learning_rate in (3e-5, 5e-5)
-    assert setting.training.pretrained is not None
     questions = sum((58_880, 60_413, 2_474, 1_125, 70_096))
     epochs = setting.training.loop.train_steps * setting.training.batching.batch_size / questions
     assert 39.5 < epochs < 40.5

@@ -4,8 +4,6 @@ import collections
 import functools
 import json
 import shutil
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from small_world import ROWS, TASKS, SmallWorld, figures, gin, never, refused, succeed
@@ -183,14 +181,9 @@ def test_refused_before_anything_is_done(small_world, tmp_path, capsys):
     assert str(tmp_path / "file" / "out") in message
 
 
-def _counted(
-    name: str,
-    function: Callable[..., Any],
-    calls: collections.Counter[str],
-    kills: set[tuple[str, int]],
-) -> Callable[..., Any]:
+def _counted(name, function, calls, kills):
     @functools.wraps(function)
-    def counted(**keywords: Any) -> Any:
+    def counted(**keywords):
         calls[name] += 1
         result = function(**keywords)
         if (name, calls[name]) in kills:
