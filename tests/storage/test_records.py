@@ -2,12 +2,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from taser_jax.storage.records import (
-    HashIndex,
-    SeenTexts,
-    normalized_content,
-    text_hash,
-)
+from taser_jax.storage.records import HashIndex, SeenTexts, normalized_content, text_hash
 
 
 def test_hash_and_normal_form_are_fixed():
