@@ -7,9 +7,10 @@ import types
 
 import pytest
 import tiny_training
+from written_files import write_all
 
 from taser_jax.commands.pipelines import compare_parts
-from taser_jax.commands.pipelines.compare_parts import collection_name, fit_lengths
+from taser_jax.commands.pipelines.compare_parts import collection_name, file_sizes, fit_lengths
 from taser_jax.commands.pipelines.compare_plan import FittedLength, Plan
 from taser_jax.commands.train import TrainSummary
 from taser_jax.data.collections.store import write_collection, write_queries
@@ -107,6 +108,12 @@ def test_what_was_set_is_not_decided():
 def test_a_collection_is_named_after_its_folders():
     assert collection_name(["data/Sci Facts/", "b-2"]) == "sci_facts_b_2"
     assert collection_name(["2024"]) == "c_2024"
+
+
+def test_files_of_all_folders_have_their_sizes(tmp_path):
+    write_all(tmp_path, {"a/qrels/test.tsv": "123", "b/p.tsv": ""})
+    sizes = file_sizes([str(tmp_path / "a"), str(tmp_path / "b")])
+    assert sizes == {f"{tmp_path}/a/qrels/test.tsv": 3, f"{tmp_path}/b/p.tsv": 0}
 
 
 def test_lengths_have_room_for_prompts(tmp_path):

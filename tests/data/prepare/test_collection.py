@@ -15,7 +15,7 @@ from taser_jax.data.prepare.mapping import (
     WITHOUT_POSITIVE,
 )
 from taser_jax.data.prepare.receipts import left_out_directory
-from taser_jax.data.prepare.splits import PrepareOptions, QuestionFiles
+from taser_jax.data.prepare.splits import PrepareOptions, QuestionFiles, by_task_and_split
 from taser_jax.storage.errors import ConfigError, DataError, StorageError
 
 PASSAGES = "id\ttext\ttitle\n1\tfirst\tA\n2\tsecond\tB\n3\tthird\t\n"
@@ -277,3 +277,11 @@ def test_tasks_and_labels_of_one_name_are_named_with_their_folders(tmp_path):
         prepare(**arguments, passages=one / "corpus.jsonl", queries=tasks, directories=two)
     splits = prepare(**arguments, directories={"first": one, "second": two}).splits
     assert [(split.task, split.queries) for split in splits] == [("first", 2), ("second", 2)]
+
+
+def test_files_by_task_and_split_below_a_folder():
+    files = {"code": {"test": QuestionFiles("b.tsv", qrels="r.tsv")}, "faq": "/a.tsv"}
+    assert by_task_and_split(files, "base") == {
+        "code": {"test": QuestionFiles("base/b.tsv", qrels="base/r.tsv")},
+        "faq": {"train+validation+test": QuestionFiles("/a.tsv")},
+    }
