@@ -16,7 +16,7 @@ from taser_jax.optim.tsage import TSageConfig
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.multitask_step import TaskGradients, make_multitask_step, task_seed
-from taser_jax.training.state import TrainState, init_state, state_shardings
+from taser_jax.training.state import TrainState, init_state, named_key, state_shardings
 from taser_jax.training.step import make_train_step
 
 # A router's noise is left to tell draws apart.
@@ -73,20 +73,22 @@ def test_training_learns_and_reports_every_task():
 
 
 @pytest.mark.slow
-def test_the_combiner_gets_each_tasks_gradients_with_its_loss():
-    """By a combiner that adds up gradients times losses, against the tasks' own."""
+def test_the_combiner_gets_each_tasks_gradients_with_its_loss_and_the_steps_key():
+    """By a combiner that adds up gradients times losses and a draw, against the tasks' own."""
 
     def add_up(grads, state, params=None, *, losses, key, **extra):
-        return jax.tree.map(lambda leaf: jnp.tensordot(losses, leaf, 1), grads), state
+        factors = losses * jax.random.uniform(key)
+        return jax.tree.map(lambda leaf: jnp.tensordot(factors, leaf, 1), grads), state
 
     combiner = optax.GradientTransformationExtraArgs(lambda params: (), add_up)
     optimizer = optax.chain(combiner, check_combined(), optax.sgd(0.1))
     params = expected = fresh(optimizer).params
+    rate = 0.1 * jax.random.uniform(jax.random.fold_in(named_key(3, "optimizer"), 0))
     for task in TASKS:
         loss_fn = make_loss(MODEL, seed=task_seed(3, task))
         objective = functools.partial(loss_fn, batch=BATCHES[task], step=jnp.int32(0), task=task)
         (loss, _), grads = jax.jit(jax.value_and_grad(objective, has_aux=True))(params)
-        expected = jax.tree.map(lambda p, g, loss=loss: p - 0.1 * loss * g, expected, grads)
+        expected = jax.tree.map(lambda p, g, loss=loss: p - rate * loss * g, expected, grads)
     step = make_multitask_step(MODEL, optimizer, tasks=TASKS, seed=3)
     after, _ = step(fresh(optimizer), BATCHES)
     assert_close(after.params, expected)
