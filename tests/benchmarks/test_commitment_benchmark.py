@@ -27,14 +27,14 @@ def test_one_training_per_beta_and_finished_ones_are_read(tiny_store_dir, tmp_pa
     monkeypatch.setattr(Checkpoints, "save", count)
     lines = run(tiny_store_dir, tmp_path, "0")
     assert saved == [2, 4]
-    assert lines[0] == "| steps | β = 0 |"
+    assert lines[0] == "| steps | β = 0 | noise |"
     assert lines[2].startswith("| 2 to 4 |")
     lines = run(tiny_store_dir, tmp_path, "0", "0.9")
     assert saved == [2, 4, 2, 4]
-    assert lines[0] == "| steps | β = 0 | β = 0.9 |"
-    cells = [float(cell) for cell in lines[2].split("|")[2:-1]]
-    assert len(cells) == 2
-    assert all(0 <= cell <= 100 for cell in cells)
+    assert lines[0] == "| steps | β = 0 | noise | β = 0.9 | noise |"
+    cells = lines[2].split("|")[2:-1]
+    assert len(cells) == 4
+    assert all(0 <= float(rate) <= 100 for rate in cells[::2])
     assert lines[-1].startswith("| validation MRR | 0.")
     page = (tmp_path / "analysis" / "analysis.md").read_text()
     assert lines[2] in page.splitlines()
