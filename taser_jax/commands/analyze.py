@@ -265,9 +265,10 @@ def _specialties(
                 )
                 for path, leaf in sensitivities.leaves().items()
             }
+            # Fetched first: what else a CPU computes may keep fake devices from their collectives.
+            leaves = jax.device_get(counts)
             samples[step] = sensitivities.sample
             noise = commitment.noise_specialty(samples[step], temperature=config.temperature)
-            leaves, noise = jax.device_get((counts, noise))
             specialties.append(specialty_report.Specialties(model.name, step, leaves, noise))
     return specialties, samples
 

@@ -105,6 +105,9 @@ def commitments(
     return rows
 
 
+_count = jax.jit(specialty.count)
+
+
 @jax.jit
 def _mark(by_task: tuple[Float[Array, "*shape"], ...], temperature: float) -> Marks:
     values = jnp.stack(by_task)
@@ -133,7 +136,7 @@ def noise_specialty(sample: Sample, *, temperature: float) -> specialty.LeafCoun
     shift = np.random.default_rng(0).integers(tasks, size=(batches, 1, parameters))
     task = (np.arange(tasks)[:, None] + shift) % tasks
     mean = np.take_along_axis(sample, task, axis=1).mean(axis=0)
-    return specialty.count(jnp.asarray(mean, jnp.float32), temperature)
+    return jax.device_get(_count(mean.astype(np.float32), temperature))
 
 
 def noise_commitment(
