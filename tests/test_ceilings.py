@@ -36,7 +36,7 @@ ROOMS = {
     "commands": 4_687,
     "data": 5_893,
     "devices": 1_077,
-    "evaluation": 1_321,
+    "evaluation": 1_322,
     "interop": 2_763,
     "loose files": 395,
     "models": 2_365,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_350,
 }
 OTHERS = {
-    "lines of code": 30_836,
+    "lines of code": 30_837,
     "percent of code that imports or raises": 14.1,
     "files": 190,
     "lines of the longest file": 420,
