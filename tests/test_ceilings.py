@@ -41,14 +41,14 @@ ROOMS = {
     "loose files": 395,
     "models": 2_365,
     "optim": 864,
-    "retrieval": 2_237,
+    "retrieval": 2_244,
     "serving": 503,
     "storage": 1_316,
     "systems": 3_119,
     "training": 1_350,
 }
 OTHERS = {
-    "lines of code": 30_837,
+    "lines of code": 30_844,
     "percent of code that imports or raises": 14.1,
     "files": 190,
     "lines of the longest file": 420,

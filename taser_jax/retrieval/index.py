@@ -29,7 +29,13 @@ from taser_jax.retrieval.exact import (
 )
 from taser_jax.retrieval.runs import SearchResult
 from taser_jax.retrieval.scann import KIND as SCANN_KIND
-from taser_jax.retrieval.scann import ScannConfig, ScannSearcher, build_scann
+from taser_jax.retrieval.scann import (
+    RECALL_QUERIES,
+    ScannConfig,
+    ScannSearcher,
+    build_scann,
+    some_passages,
+)
 from taser_jax.storage import artifacts, checksums
 from taser_jax.storage.errors import ConfigError, DataError, how_to_install
 from taser_jax.storage.progress import logger
@@ -42,7 +48,7 @@ _BLOCK = 1 << 16
 _FAISS_FILE = "index.faiss"
 # FAISS trains lists on at most so many passages of each.
 _TRAINED_ON = 256
-_RECALL_K, _RECALL_QUERIES = 100, 500
+_RECALL_K = 100
 
 
 def truncate(
@@ -210,7 +216,9 @@ def build_faiss(
         lists = faiss.IndexIVFFlat(index, dim, config.lists, faiss.METRIC_INNER_PRODUCT)
         lists.nprobe = config.probes
         step = max(1, count // (_TRAINED_ON * config.lists))
-        lists.train(np.concatenate([block[::step] for block in _blocks(embeddings)]))
+        # Copied: a view would hold all of its block.
+        trained_on = [block[::step].copy() for block in _blocks(embeddings)]
+        lists.train(np.concatenate(trained_on))
         index = lists
     for block in _blocks(embeddings):
         index.add(block)
@@ -219,8 +227,8 @@ def build_faiss(
     artifacts.write_json(directory / artifacts.METADATA, plan)
     searcher = FaissSearcher(directory)
     if config.lists:
-        queries = embeddings.rows(0, _RECALL_QUERIES) if sample_queries is None else sample_queries
-        queries, k = queries[:_RECALL_QUERIES].astype(np.float32), min(_RECALL_K, count)
+        queries = some_passages(embeddings) if sample_queries is None else sample_queries
+        queries, k = queries[:RECALL_QUERIES].astype(np.float32), min(_RECALL_K, count)
         exact = ExactSearcher(embeddings).search(queries, k)
         recall = measure_recall(searcher.search(queries, k), exact)
         message = "FAISS: recall@%d %.4f against exact search (%d queries)"

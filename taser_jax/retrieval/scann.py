@@ -337,7 +337,7 @@ def build_scann(
     if sample_queries is not None and len(sample_queries):
         queries, measured_on = sample_queries, "queries"
     else:
-        queries, measured_on = _some_passages(embeddings, config), "passages"
+        queries, measured_on = some_passages(embeddings), "passages"
     effort = _choose_effort(embeddings, shards, config, queries)
     artifacts.write_json(
         directory / artifacts.METADATA,
@@ -346,7 +346,8 @@ def build_scann(
     return ScannSearcher(directory)
 
 
-def _some_passages(embeddings: EmbeddingRows, config: ScannConfig) -> np.ndarray:
+def some_passages(embeddings: EmbeddingRows) -> Float[np.ndarray, "queries dim"]:
+    """Passages at random, by which recall is measured where there are no queries."""
     rows = np.random.default_rng([_SEED, embeddings.shape[0]]).integers(
         0, embeddings.shape[0], RECALL_QUERIES
     )
