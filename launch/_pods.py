@@ -224,6 +224,8 @@ class Pod(Hosts):
             if move is Move.WAIT and looks == LOOKS and not self.is_queued:
                 raise LaunchError(f"{what} is still {state}", tables.AGAIN)
             if move in (Move.REPLACE, Move.FAILED):
+                if not self._is_ours(description):
+                    raise self._left(state, move)
                 self._request(self._deletion())
             if move is Move.FAILED:
                 # Only a lack of capacity may change by itself.
@@ -245,7 +247,17 @@ class Pod(Hosts):
         if move is Move.LEAVE:
             start = f"gcloud compute tpus tpu-vm start {name} --zone={zone}"
             fix = f"{start}, or delete it so that it is created again"
+        elif move in (Move.REPLACE, Move.FAILED):
+            state = f"{state} and not this launcher's"
+            fix = f"give another --name, or delete it: {shlex.join(self._deletion())}"
         return LaunchError(f"TPU {name} in {zone} is {state}, expected READY\n  fix: {fix}")
+
+    def _is_ours(self, description: dict) -> bool:
+        """Whether a launcher made it: nothing else is ever deleted."""
+        node = description
+        if self.is_queued:
+            node = (description.get("tpu", {}).get("nodeSpec") or [{}])[0].get("node", {})
+        return node.get("labels", {}).get("launcher") == LAUNCHED_BY
 
     def farewell(self, status: int) -> None:
         """Deletes the TPU if that is asked for; the last line says whether it is still billed."""
@@ -277,12 +289,9 @@ class Pod(Hosts):
                 return self.kept
             if delete == "success" and not is_finished:
                 return "the command has not finished; --delete=success"
-        # Only what this launcher made for this user, if results are where they belong.
-        node = description
-        if self.is_queued:
-            node = (description.get("tpu", {}).get("nodeSpec") or [{}])[0].get("node", {})
-        if node.get("labels", {}).get("launcher") != LAUNCHED_BY:
+        if not self._is_ours(description):
             return "others made it"
+        # What is deleted has its results where they belong.
         for output in self.outputs if is_finished else ():
             address = output.rstrip("/") + "/"
             project = flags(self.options, "project")

@@ -1,5 +1,6 @@
 """Stand-ins for gcloud, xpk, docker, ssh and others that record what they are asked."""
 
+import getpass
 import json
 import pathlib
 import signal
@@ -13,6 +14,8 @@ sys.path.insert(0, str(LAUNCH))
 import launch  # noqa: E402
 
 TRAIN = ("--", "train", "--gin_file=runs/taser_base.gin", "--gin.MODEL_DIR=gs://bucket/my model")
+# What launchers write on what they make for this user.
+MINE = f"taser_jax-{getpass.getuser()}"
 TPU = ("--name=pod", "--zone=us-central2-b")
 SLICES = (*TPU, "--type=v4-32", "--slices=2")
 XPK = ("--cluster=tpus", "--workload=taser-1", "--type=v5litepod-64", "--image=r/taser:1")
@@ -161,12 +164,12 @@ class Stubs:
         return [call for call in self.calls if call[2 : 2 + len(words)] == list(words)]
 
 
-def node(state: str, label: str = "") -> str:
+def node(state: str, label: str = MINE) -> str:
     """What gcloud says of a TPU VM, and of who launched it."""
     return json.dumps({"state": state, "labels": {"launcher": label}})
 
 
-def queued(state: str, label: str = "", **error: object) -> str:
+def queued(state: str, label: str = MINE, **error: object) -> str:
     """What gcloud says of a queued resource, and of the error for which it FAILED."""
     spec = [{"node": {"labels": {"launcher": label}}}]
     failed = {"failedData": {"error": error}} if error else {}

@@ -294,6 +294,22 @@ def test_slices_that_were_taken_away_are_asked_for_at_once_and_once(stubs, state
     assert stubs.sleeps == 1
 
 
+@pytest.mark.parametrize(
+    ("script", "options", "description"),
+    [
+        ("tpu_vm.sh", MADE, node("PREEMPTED", "taser_jax-somebody")),
+        ("tpu_multislice.sh", SLICES, queued("FAILED", "")),
+        ("tpu_multislice.sh", SLICES, queued("SUSPENDED", "")),
+    ],
+)
+def test_what_others_made_is_not_made_anew(stubs, script, options, description):
+    stubs.answer(("describe", description, 0))
+    found = stubs.run(script, *options, *TRAIN)
+    assert found.returncode == 2
+    assert "and not this launcher's, expected READY\n  fix: give another --name" in found.stderr
+    assert all("describe" in call for call in stubs.calls)
+
+
 def test_an_interrupted_launcher_ends_its_connections(stubs):
     connection = f"echo $$ >>{stubs.folder}/pids; echo connected; exec tail -f /dev/null"
     stubs.gcloud(queued("ACTIVE"), f"*) {connection};;")

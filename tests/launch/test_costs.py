@@ -1,15 +1,13 @@
 """What a launch costs: the plan that is printed first, quotas, deletion, and the last line."""
 
-import getpass
 import signal
 
 import pytest
-from launch_stubs import NOT_FOUND, SLICES, TPU, TRAIN, Stubs, finished, node, queued
+from launch_stubs import MINE, NOT_FOUND, SLICES, TPU, TRAIN, Stubs, finished, node, queued
 
 pytestmark = pytest.mark.slow
 
 MADE = (*TPU, "--type=v4-32", "--skip_install", "--retries=1")
-MINE = f"taser_jax-{getpass.getuser()}"
 DELETE = "gcloud compute tpus tpu-vm delete pod --zone=us-central2-b --quiet"
 CHECKPOINT = "gs://bucket/my model/checkpoint_1/"
 CREATE = "ERROR: (gcloud.compute.tpus.tpu-vm.create) "
@@ -216,7 +214,7 @@ def test_a_tpu_that_the_launcher_did_not_create_stays(stubs):
 
 def test_a_deletion_that_fails_is_reported(stubs):
     stubs.answer(
-        ("describe", node("READY", MINE), 0), ("_host.sh", finished(), 0),
+        ("describe", node("READY"), 0), ("_host.sh", finished(), 0),
         ("storage ls", CHECKPOINT, 0), (" delete ", "ERROR: (gcloud) PERMISSION_DENIED: no", 1),
     )  # fmt: skip
     found = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
@@ -234,7 +232,7 @@ def test_a_state_that_gcloud_does_not_tell_may_be_billed(stubs):
 
 @pytest.mark.parametrize("delete", ["always", "success"])
 def test_ctrl_c_asks_nothing_and_prints_the_same(stubs, delete):
-    stubs.gcloud(node("READY", MINE), "*ssh*) echo connected; exec tail -f /dev/null;;")
+    stubs.gcloud(node("READY"), "*ssh*) echo connected; exec tail -f /dev/null;;")
     with stubs.start("tpu_vm.sh", *MADE, f"--delete={delete}", *TRAIN) as launcher:
         for line in launcher.stdout:
             if line == "connected\n":

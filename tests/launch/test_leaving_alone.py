@@ -1,7 +1,6 @@
 """A launcher that one can leave alone: lost connections, --attach, --env and --max_hours."""
 
 import ast
-import getpass
 import os
 import pty
 import shutil
@@ -12,11 +11,21 @@ import time
 
 import _hosts
 import pytest
-from launch_stubs import LAUNCH, NOT_FOUND, SLICES, TPU, TRAIN, attaches, finished, node, queued
+from launch_stubs import (
+    LAUNCH,
+    MINE,
+    NOT_FOUND,
+    SLICES,
+    TPU,
+    TRAIN,
+    attaches,
+    finished,
+    node,
+    queued,
+)
 
 pytestmark = pytest.mark.slow
 
-MINE = f"taser_jax-{getpass.getuser()}"
 PAID = "--price_per_hour=3"
 SKIP = ("--skip_install", "--retries=0")
 
@@ -160,7 +169,7 @@ def test_variables_reach_hosts_and_no_dry_run(stubs, monkeypatch):
     ],
 )
 def test_a_run_that_hangs_is_ended_with_its_tpu(stubs, options, deleted):
-    stubs.gcloud(node("READY", MINE), "*--end*) ;;", "*ssh*) exec tail -f /dev/null;;")
+    stubs.gcloud(node("READY"), "*--end*) ;;", "*ssh*) exec tail -f /dev/null;;")
     begin = time.monotonic()
     command = ("--", "train", "--gin.MODEL_DIR=model")
     result = stubs.run("tpu_vm.sh", *TPU, *options, *SKIP, "--max_hours=0.0005", *command)
@@ -177,7 +186,7 @@ def test_a_run_that_hangs_is_ended_with_its_tpu(stubs, options, deleted):
 
 def test_a_host_that_does_not_answer_is_deleted_all_the_same(stubs, monkeypatch):
     monkeypatch.setattr(_hosts, "ENDING", 1)
-    stubs.gcloud(node("READY", MINE), "*ssh*) exec tail -f /dev/null;;")
+    stubs.gcloud(node("READY"), "*ssh*) exec tail -f /dev/null;;")
     options = (*TPU, "--type=v4-32", *SKIP, "--max_hours=0.0005")
     assert stubs.run("tpu_vm.sh", *options, *TRAIN).returncode == 124
     assert "_host.sh --end" in stubs.asked_of_gcloud
@@ -188,7 +197,7 @@ def follows_until_told(stubs) -> None:
     """Makes a TPU whose command ends when there is a file `again`."""
     waiting = f"until [ -e {stubs.folder}/again ]; do :; done"
     connection = f"echo connected; {waiting}; echo taser-status 0 on a"
-    stubs.gcloud(node("READY", MINE), f"*ssh*) {connection};;")
+    stubs.gcloud(node("READY"), f"*ssh*) {connection};;")
 
 
 def test_a_terminal_that_is_closed_does_not_prevent_the_deletion(stubs):
