@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from small_bert import small_bert
 
+from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.plans import MultitaskTraining, TrainingConfig
 from taser_jax.assembly.validator import PoolConfig, ValidationConfig
 from taser_jax.commands.analyze import AnalysisConfig, analyze
@@ -129,10 +130,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         directories[name] = str(options.output_dir / f"beta-{beta:g}" / "model")
         summary = train(
             model_dir=directories[name],
-            token_store=options.token_store,
+            data=TrainingData(options.token_store, negatives_dirs=negatives_dirs),
             model=model_config(options, store),
             training=training_config(options, beta),
-            negatives_dirs=negatives_dirs,
         )
         assert summary is not None
         mrr[name] = summary.validation["mrr"]

@@ -38,6 +38,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from small_bert import small_bert
 
+from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import LoadedModel, load_model
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.assembly.validator import PoolConfig, ValidationConfig
@@ -274,10 +275,12 @@ def run(case: Case, store: TokenStore, options: argparse.Namespace) -> dict:
     )
     result_of_training = train(
         model_dir=str(root / "model"),
-        token_store=str(store.directory),
+        data=TrainingData(
+            str(store.directory),
+            negatives_dirs=[options.negatives_dir] if options.negatives_dir else [],
+        ),
         model=DualEncoderConfig(bert=bert, experts=experts, pooling=Pooling.MEAN),
         training=training,
-        negatives_dirs=[options.negatives_dir] if options.negatives_dir else [],
     )
     assert result_of_training is not None
     model = load_model(root / "model")

@@ -31,9 +31,9 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_656,
+    "assembly": 1_661,
     "cli": 1_290,
-    "commands": 4_687,
+    "commands": 4_684,
     "data": 5_893,
     "devices": 1_077,
     "evaluation": 1_322,
@@ -48,19 +48,19 @@ ROOMS = {
     "training": 1_350,
 }
 OTHERS = {
-    "lines of code": 30_844,
+    "lines of code": 30_846,
     "percent of code that imports or raises": 14.1,
     "files": 190,
-    "lines of the longest file": 420,
+    "lines of the longest file": 421,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
     "commands": 30,
-    "fields that nothing binds": 30,
-    "Any in annotations": 106,
+    "fields that nothing binds": 33,
+    "Any in annotations": 105,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_994,
+    "words of documentation": 34_998,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

@@ -26,6 +26,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import selected_checkpoint
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.assembly.validator import PoolConfig, ValidationConfig
@@ -127,10 +128,9 @@ class Bench:
         """One training from scratch."""
         summary = train(
             model_dir=str(self._work / label),
-            token_store=self._options.token_store,
+            data=TrainingData(self._options.token_store, negatives_dirs=[negatives_dir]),
             model=model_config(system, self._options),
             training=training_config(system, self._options, learning_rate=learning_rate),
-            negatives_dirs=[negatives_dir],
         )
         assert summary is not None
         return summary

@@ -31,6 +31,31 @@ class _MixtureFile(msgspec.Struct):
     registered: dict[str, str] = {}
 
 
+@dataclasses.dataclass(frozen=True)
+class TrainingData:
+    """What a training reads.
+
+    Attributes:
+        token_store: tokens of passages and queries, from `taser tokenize`; "" in a dry run without.
+        tasks: tasks to train on; None means all of the token store with a train split.
+        negatives_dirs: hard negatives from `taser mine`, instead of those in the token store;
+            several directories are joined per query.
+        feature_lengths: {"query": ..., "passage": ...}; checked against the token store.
+        augmentation_dir: documents of the queries, from `taser augment`; for models that fuse them.
+        documents: documents fused with each query, K.
+        shared_embeddings: embeddings by text of a frozen passage tower, from `taser encode` or
+            `taser memory add`; training reads these and encodes no passage.
+    """
+
+    token_store: str
+    tasks: Sequence[str] | None = None
+    negatives_dirs: Sequence[str] = ()
+    feature_lengths: Mapping[str, int] | None = None
+    augmentation_dir: str | None = None
+    documents: int = 10
+    shared_embeddings: str | None = None
+
+
 def training_queries(
     store: TokenStore,
     *,

@@ -264,25 +264,17 @@ class TrainingJob:
 def training_job(
     model: ModelConfig,
     training: TrainingConfig,
+    inputs: data.TrainingData,
     *,
     store: TokenStore | None,
-    tasks: Sequence[str] | None,
-    negatives_dirs: Sequence[str],
-    feature_lengths: Mapping[str, int],
-    augmentation_dir: str | None = None,
-    documents: int = 0,
 ) -> TrainingJob:
     """Reads and checks all inputs before anything is computed.
 
     Args:
         model: the dual encoder; a vocab_size of 1 is replaced by the vocabulary's size.
         training: optimiser, batches, objective and periods.
-        store: tokens; None in a dry run without data.
-        tasks: tasks to train on; None means all of the token store with a train split.
-        negatives_dirs: hard negatives instead of those in the token store, joined per query.
-        feature_lengths: {"query": ..., "passage": ...}; checked against the token store.
-        augmentation_dir: documents of the queries, from `taser augment`; None trains without.
-        documents: documents fused with each query, K.
+        inputs: tasks, negatives, lengths and documents of the queries.
+        store: their token store, opened; None in a dry run without data.
 
     Returns:
         The job, of which nothing is allocated on a device.
@@ -292,9 +284,9 @@ def training_job(
         DataError: tasks or queries that are missing, negatives of other passages.
     """
     augmentation = None
-    if augmentation_dir and store is not None:
+    if inputs.augmentation_dir and store is not None:
         augmentation = QUERY_DOCUMENTS.get()(
-            augmentation_dir, per_query=documents, config=model, store=store
+            inputs.augmentation_dir, per_query=inputs.documents, config=model, store=store
         )
     if augmentation is not None and training.multitask is not None:
         problem = "queries have documents, and every batch has queries of every task"
@@ -304,7 +296,7 @@ def training_job(
         if store is None:
             return {}
         of_tasks = data.training_queries(
-            store, task_names=tasks, negatives_dirs=negatives_dirs, split=split
+            store, task_names=inputs.tasks, negatives_dirs=inputs.negatives_dirs, split=split
         )
         if augmentation is None:
             return of_tasks
@@ -317,7 +309,7 @@ def training_job(
         partitioner=Partitioner(make_mesh(training.mesh)),
         store=store,
         queries=queries,
-        feature_lengths=feature_lengths,
+        feature_lengths=inputs.feature_lengths or {},
     )
     validation_queries = read(SPLIT) if training.validation else {}
     if training.validation and store is not None:

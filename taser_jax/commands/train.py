@@ -7,14 +7,14 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 from etils import epath
 from jaxtyping import PyTree
 
-from taser_jax.assembly.data import DeviceBatches, open_store
+from taser_jax.assembly.data import DeviceBatches, TrainingData, open_store
 from taser_jax.assembly.model_directory import write_run_record
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.assembly.program import TrainingJob, step_cost, training_job, without_frozen
@@ -68,16 +68,10 @@ class TrainSummary:
 def train(
     *,
     model_dir: str,
-    token_store: str,
+    data: TrainingData,
     model: ModelConfig,
     training: TrainingConfig,
-    tasks: Sequence[str] | None = None,
-    negatives_dirs: Sequence[str] = (),
     initial_checkpoint: str | None = None,
-    augmentation_dir: str | None = None,
-    documents: int = 10,
-    shared_embeddings: str | None = None,
-    feature_lengths: Mapping[str, int] | None = None,
     accept_changes: bool = False,
     config_text: str = "",
     dry_run: bool = False,
@@ -90,19 +84,11 @@ def train(
 
     Args:
         model_dir: directory of all outputs, local or gs://.
-        token_store: tokens of passages and queries, from `taser tokenize`.
+        data: the token store, and which of its tasks, negatives and documents.
         model: the dual encoder; a vocab_size of 1 is replaced by the vocabulary's size.
         training: optimiser, batches, objective and periods.
-        tasks: tasks to train on; None means all of the token store with a train split.
-        negatives_dirs: hard negatives from `taser mine`, instead of those in the token store;
-            several directories are joined per query.
         initial_checkpoint: a `checkpoint_N` directory of taser_jax whose parameters to copy; a tied
             model's tower is copied into each of several.
-        augmentation_dir: documents of the queries, from `taser augment`; for models that fuse them.
-        documents: documents fused with each query, K.
-        shared_embeddings: embeddings by text of a frozen passage tower, from `taser encode` or
-            `taser memory add`; training reads these and encodes no passage.
-        feature_lengths: {"query": ..., "passage": ...}; checked against the token store.
         accept_changes: resume even if settings or data differ from those of the checkpoint. Steps,
             periods, validation and mesh may always change, a model's settings never.
         config_text: content of config.gin.
@@ -122,16 +108,8 @@ def train(
     with storage_errors(model_dir or ""):
         if not dry_run:
             hosts.keep_compiled_programs(model_dir)
-        job = training_job(
-            model,
-            training,
-            store=open_store(token_store, dry_run=dry_run),
-            tasks=tasks,
-            negatives_dirs=negatives_dirs,
-            feature_lengths=feature_lengths or {},
-            augmentation_dir=augmentation_dir,
-            documents=documents,
-        )
+        store = open_store(data.token_store, dry_run=dry_run)
+        job = training_job(model, training, data, store=store)
         for name, value in job.facts.items():
             logger.info("%s: %s", name.replace("_", " "), value)
         if dry_run:
@@ -149,7 +127,7 @@ def train(
                 accept_changes=accept_changes,
                 config_text=config_text,
                 initial_checkpoint=initial_checkpoint,
-                shared_embeddings=shared_embeddings,
+                shared_embeddings=data.shared_embeddings,
             )
         return TrainSummary(
             parameters=parameter_count(job.program.params),

@@ -8,6 +8,7 @@ import pytest
 import tiny_training
 
 from taser_jax.assembly import model_directory as models
+from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.run_record import JsonlWriter
 from taser_jax.commands import train
 from taser_jax.commands.encode import encode
@@ -58,7 +59,7 @@ def test_a_model_is_trained_into_a_bucket_and_opened_from_it(
     monkeypatch.setattr(models, "Checkpoints", checkpoints)
     train.train(
         model_dir=ADDRESS,
-        token_store=str(tiny_store_dir),
+        data=TrainingData(str(tiny_store_dir)),
         model=tiny_training.model_config(),
         training=tiny_training.training_config(train_steps=2, validates=False),
         config_text="TRAIN_STEPS = 2\n",

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tiny_training
 
+from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.plans import MultitaskTraining, TrainingConfig
 from taser_jax.commands.train import train
 from taser_jax.data.batches.every_task import TaskBatchingConfig
@@ -28,7 +29,7 @@ def store_dir(tmp_path_factory):
 def metrics_and_facts(store_dir, model_dir, training: TrainingConfig):
     train(
         model_dir=str(model_dir),
-        token_store=str(store_dir),
+        data=TrainingData(str(store_dir)),
         # Dropout draws by position in a batch's arrays.
         model=tiny_training.model_config(),
         training=training,

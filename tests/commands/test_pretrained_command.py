@@ -13,6 +13,7 @@ from bert_checkpoints import write_checkpoint
 from sentence_models import save_bert_pieces
 from small_world import gin, succeed
 
+from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.assembly.run_record import text_settings
 from taser_jax.commands.import_model import import_model
@@ -82,7 +83,7 @@ def training(checkpoint: pathlib.Path, **changes):
 def start(model_dir, store_dir, checkpoint, *, model=None, **changes):
     train(
         model_dir=str(model_dir),
-        token_store=str(store_dir),
+        data=TrainingData(str(store_dir)),
         model=model or taser(checkpoint),
         training=training(checkpoint, **changes),
     )

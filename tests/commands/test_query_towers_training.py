@@ -10,6 +10,7 @@ import pytest
 import tiny_training
 from tiny_models import one_block
 
+from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.commands.train import train
 from taser_jax.models.batch import Role
@@ -33,7 +34,11 @@ def q_spec(config, tasks=TASKS):
 def start(model_dir, store, model, *, rate=3e-3, **options):
     training = tiny_training.training_config(train_steps=2, learning_rate=rate)
     return train(
-        model_dir=str(model_dir), token_store=str(store), model=model, training=training, **options
+        model_dir=str(model_dir),
+        data=TrainingData(str(store)),
+        model=model,
+        training=training,
+        **options,
     )
 
 

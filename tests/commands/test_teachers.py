@@ -11,7 +11,7 @@ import tiny_training
 from capitals import IDS, Capitals
 from small_world import gin, refused, succeed
 
-from taser_jax.assembly.data import training_queries
+from taser_jax.assembly.data import TrainingData, training_queries
 from taser_jax.commands.mine import embedding_scorer, run_scorer
 from taser_jax.commands.train import train
 from taser_jax.data.collections.store import QuerySet
@@ -163,10 +163,11 @@ def start(model_dir, store_dir, objective, *, negatives=None, **changes):
     )
     train(
         model_dir=str(model_dir),
-        token_store=str(store_dir),
+        data=TrainingData(
+            str(store_dir), negatives_dirs=() if negatives is None else (str(negatives),)
+        ),
         model=tiny_training.model_config(),
         training=training,
-        negatives_dirs=() if negatives is None else (str(negatives),),
         **changes,
     )
     lines = (pathlib.Path(model_dir) / "metrics.jsonl").read_text().splitlines()

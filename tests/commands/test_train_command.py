@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny_training
 
+from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import load_model, read_settings
 from taser_jax.commands.train import train
 from taser_jax.models.dual_encoder import DualEncoder
@@ -18,10 +19,10 @@ from taser_jax.storage.errors import ConfigError, FingerprintError, NonFiniteLos
 from taser_jax.training.checkpoints import Checkpoints
 
 
-def start(model_dir, store_dir, *, training=None, model=None, **options):
+def start(model_dir, store_dir, *, training=None, model=None, fields=(), **options):
     return train(
         model_dir=str(model_dir),
-        token_store=str(store_dir),
+        data=TrainingData(str(store_dir), **dict(fields)),
         model=model or tiny_training.model_config(),
         training=training or tiny_training.training_config(train_steps=40, evaluation_period=20),
         **options,
@@ -161,8 +162,8 @@ def test_a_loss_that_is_not_finite_names_the_queries(trained, tiny_store_dir, tm
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"tasks": ["frist"]}, "did you mean first"),
-        ({"feature_lengths": {"query": 9, "passage": 16}}, "query length is 8"),
+        ({"fields": {"tasks": ["frist"]}}, "did you mean first"),
+        ({"fields": {"feature_lengths": {"query": 9, "passage": 16}}}, "query length is 8"),
         (
             {"training": tiny_training.training_config(train_steps=1, batch_size=12)},
             "multiple of 8",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny_training
 
+from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.assembly.plans import MultitaskTraining
 from taser_jax.assembly.text_sources import frozen_texts
@@ -32,7 +33,7 @@ MODEL = tiny_training.model_config(dropout_rate=0.1).with_transformer(num_layers
 def start(store_dir, model_dir, *, model=MODEL, **changes):
     return train(
         model_dir=str(model_dir),
-        token_store=str(store_dir),
+        data=TrainingData(str(store_dir)),
         model=model,
         training=dataclasses.replace(TRAINING, **changes),
     )

@@ -31,6 +31,7 @@ def main(phase: str, process_count: int, folder: pathlib.Path) -> None:
 
     import tiny_training
 
+    from taser_jax.assembly.data import TrainingData
     from taser_jax.commands.train import train
     from taser_jax.storage.errors import ConfigError, TaserError
 
@@ -41,7 +42,7 @@ def main(phase: str, process_count: int, folder: pathlib.Path) -> None:
     def train_into(name: str, config=training) -> None:
         train(
             model_dir=str(folder / name),
-            token_store=str(folder / "tokens"),
+            data=TrainingData(str(folder / "tokens")),
             model=tiny_training.model_config(dropout_rate=0.1),
             training=config,
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import selected_checkpoint
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.pipelines.retrieval_stages import BM25, RetrievalStages, Setting
@@ -172,11 +173,13 @@ class _AnceRun:
             f"{label}-train",
             train,
             model_dir=self._root / label / "model",
-            token_store=self.setting.token_store,
+            data=TrainingData(
+                self.setting.token_store,
+                tasks=self.setting.tasks,
+                negatives_dirs=[str(negatives_dir)],
+            ),
             model=self.model,
             training=training,
-            tasks=self.setting.tasks,
-            negatives_dirs=[negatives_dir],
             initial_checkpoint=initial_checkpoint,
         )
 

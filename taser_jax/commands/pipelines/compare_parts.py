@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.pipelines.compare_plan import (
@@ -232,7 +233,8 @@ def measure(
     # What a killed run left would be resumed, with fewer steps to time or none.
     shutil.rmtree(model_dir, ignore_errors=True)
     start = time.monotonic()
-    summary = train(model_dir=model_dir, token_store=token_store, model=model, training=training)
+    data = TrainingData(token_store)
+    summary = train(model_dir=model_dir, data=data, model=model, training=training)
     wall = time.monotonic() - start
     assert summary is not None
     step = 1 / summary.steps_per_second

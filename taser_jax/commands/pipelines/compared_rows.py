@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 
+from taser_jax.assembly.data import TrainingData
 from taser_jax.commands.export import export_model
 from taser_jax.commands.pipelines.compare_plan import Choice, Plan
 from taser_jax.commands.pipelines.cross_validation import choose, hold_out, rank_held_out
@@ -151,11 +152,13 @@ class ComparedRows:
                 f"fold-{number}-{label}-train",
                 train,
                 model_dir=model_dir,
-                token_store=setting.token_store,
+                data=TrainingData(
+                    setting.token_store,
+                    tasks=system.tasks or setting.tasks,
+                    negatives_dirs=[str(root / "negatives")],
+                ),
                 model=system.model,
                 training=system.training(dataclasses.replace(setting.training, loop=loop)),
-                tasks=system.tasks or setting.tasks,
-                negatives_dirs=[root / "negatives"],
             )
             self._stages.run(
                 f"fold-{number}-{label}-rank",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Mapping, Sequence
 
+from taser_jax.assembly.data import TrainingData
 from taser_jax.commands.ask import ask
 from taser_jax.commands.evaluate import write_table
 from taser_jax.commands.pipelines.retrieval_stages import (
@@ -159,11 +160,13 @@ class Comparison:
             f"{label}-train",
             train,
             model_dir=root / "model",
-            token_store=setting.token_store,
+            data=TrainingData(
+                setting.token_store,
+                tasks=system.tasks or setting.tasks,
+                negatives_dirs=[str(self._root / source / "negatives") for source in sources],
+            ),
             model=system.model,
             training=training,
-            tasks=system.tasks or setting.tasks,
-            negatives_dirs=[self._root / source / "negatives" for source in sources],
         )
         masked = {"false negatives": training.batching.false_negatives.value}
         self._models[label] = trained["parameters"], masked

@@ -10,6 +10,7 @@ from typing import Any
 
 from etils import epath
 
+from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import load_model, selected_checkpoint
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.pipelines.retrieval_stages import (
@@ -160,9 +161,8 @@ class MomaStages:
         trained = self._train(
             WARM_UP,
             setting.training,
+            TrainingData(setting.token_store, negatives_dirs=[str(bm25_root / "negatives")]),
             tower_of=untrained,
-            negatives_dirs=[bm25_root / "negatives"],
-            token_store=setting.token_store,
         )
         self.retrieve(trained, rows, f"{self._name} ({WARM_UP}, no memory)", None)
         return trained
@@ -224,17 +224,19 @@ class MomaStages:
         return self._train(
             label,
             training,
+            TrainingData(
+                self.setting.token_store,
+                negatives_dirs=[str(before.directory.parent / "negatives")],
+                **self.options(documents),
+            ),
             before=before,
-            negatives_dirs=[before.directory.parent / "negatives"],
-            token_store=self.setting.token_store,
-            **self.options(documents),
         )
 
     def options(self, documents: Documents | None) -> dict[str, Any]:
-        """Arguments of `train` and `encode` that name the queries' documents."""
+        """Arguments of `TrainingData` and `encode` that name the queries' documents."""
         if documents is None:
             return {}
-        return {"augmentation_dir": documents.directory, "documents": self.moma.documents}
+        return {"augmentation_dir": str(documents.directory), "documents": self.moma.documents}
 
     def distil(self, label: str, end: Trained, documents: Documents) -> pathlib.Path:
         """The lookup's training data: gold and most attended documents (equations 10 to 12)."""
@@ -278,7 +280,7 @@ class MomaStages:
             # Joined stores have the same texts in every episode, and not those of the source.
             own_states = str(pathlib.Path(training.states_dir) / "joined")
             training = dataclasses.replace(training, states_dir=own_states)
-        return self._train(f"{label}-lookup", training, before=before, token_store=str(joined))
+        return self._train(f"{label}-lookup", training, TrainingData(str(joined)), before=before)
 
     def retrieve(
         self,
@@ -305,31 +307,31 @@ class MomaStages:
         self,
         label: str,
         training: TrainingConfig,
+        data: TrainingData,
         *,
-        token_store: str,
         before: Trained | None = None,
         tower_of: Trained | None = None,
-        **options: Any,
     ) -> Trained:
-        directory, tower = self.root / label / "model", None
+        directory, tower, checkpoint = self.root / label / "model", None, None
         if before is not None:
-            options["initial_checkpoint"] = selected_checkpoint(before.directory)
+            checkpoint = selected_checkpoint(before.directory)
             training = dataclasses.replace(training, pretrained=None)
+        data = dataclasses.replace(data, tasks=self.setting.tasks)
         if self.moma.frozen_passages:
             tower = before or tower_of
             assert tower is not None
-            options["shared_embeddings"] = self.shared_embeddings(tower)
+            shared = str(self.shared_embeddings(tower))
+            data = dataclasses.replace(data, shared_embeddings=shared)
         trained = self._stages.run(
             f"{label}-train",
             _train,
             tower_dir=None if tower is None else tower.directory,
             config=self.setting.encode,
             model_dir=directory,
+            data=data,
             model=self._model,
             training=training,
-            tasks=self.setting.tasks,
-            token_store=token_store,
-            **options,
+            initial_checkpoint=checkpoint,
         )
         return Trained(label, directory, trained["parameters"])
 
@@ -340,14 +342,11 @@ def _train(
     tower_dir: str | None,
     config: EncodeConfig,
     model_dir: str,
-    token_store: str,
-    shared_embeddings: str | None = None,
+    data: TrainingData,
     **options: Any,
 ) -> TrainSummary | None:
     """Trains, with passages that a frozen tower has encoded where there is one."""
-    if tower_dir is not None and shared_embeddings is not None:
-        tower, store = load_model(tower_dir), TokenStore.open(token_store)
-        encode_missing(shared_embeddings, tower, store, config=config)
-    return train(
-        model_dir=model_dir, token_store=token_store, shared_embeddings=shared_embeddings, **options
-    )
+    if tower_dir is not None and data.shared_embeddings is not None:
+        tower, store = load_model(tower_dir), TokenStore.open(data.token_store)
+        encode_missing(data.shared_embeddings, tower, store, config=config)
+    return train(model_dir=model_dir, data=data, **options)

@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.evaluate import EvaluationConfig, evaluate
 from taser_jax.commands.inputs import tasks_with
@@ -116,15 +117,15 @@ class MufStages:
         shared: dict[str, Any] = {
             "token_store": setting.token_store,
             "tasks": list(system.tasks or self._tasks),
-            "negatives_dirs": [self._root / "bm25" / "negatives"],
+            "negatives_dirs": [str(self._root / "bm25" / "negatives")],
         }
         trained = self._stages.run(
             f"{label}-train",
             train,
             model_dir=root / "model",
+            data=TrainingData(**shared),
             model=system.model,
             training=training,
-            **shared,
         )
         self._retrieval.retrieve(label, root, splits=())
         specialist, member_parameters = Specialist.of(str(root)), 0

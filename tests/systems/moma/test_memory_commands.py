@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tiny_training
 
+from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.commands.encode import encode
 from taser_jax.commands.train import train
@@ -153,10 +154,9 @@ def test_training_and_encoding_take_documents(world, mixture_dir, tmp_path, docu
     augmentation = str(tmp_path / "documents")
     look_up(world, mixture_dir, augmentation, k=4)
     training = tiny_training.training_config(train_steps=3, evaluation_period=3)
-    about = {"token_store": store, "model": config, "training": training}
-    summary = train(
-        model_dir=str(tmp_path / "model"), augmentation_dir=augmentation, documents=3, **about
-    )
+    about = {"model": config, "training": training}
+    data = TrainingData(store, augmentation_dir=augmentation, documents=3)
+    summary = train(model_dir=str(tmp_path / "model"), data=data, **about)
     assert np.isfinite(summary.validation["nll"])
     trained = load_model(tmp_path / "model")
     assert np.abs(trained.params["query_encoder"]["fusion_projection"]["kernel"]).max() > 0
@@ -178,11 +178,12 @@ def test_training_and_encoding_take_documents(world, mixture_dir, tmp_path, docu
     np.testing.assert_allclose(found.rows(0, 16), fused, atol=1e-5)
     alone = trained.encode_fn(Role.QUERY)(texts.tokens(rows).query)
     assert np.abs(np.asarray(alone) - np.asarray(fused)).max() > 1e-6
+    more = dataclasses.replace(data, documents=5)
     with pytest.raises(ConfigError, match=r"5 documents per query of 4 looked up"):
-        train(model_dir=str(tmp_path / "x"), augmentation_dir=augmentation, documents=5, **about)
+        train(model_dir=str(tmp_path / "x"), data=more, **about)
     plain = {**about, "model": tiny_training.model_config()}
     with pytest.raises(ConfigError, match="this model fuses none"):
-        train(model_dir=str(tmp_path / "x"), augmentation_dir=augmentation, **plain)
+        train(model_dir=str(tmp_path / "x"), data=data, **plain)
 
 
 def test_attention_to_cached_states_is_that_to_tokens(world, mixture_dir, tmp_path, monkeypatch):
@@ -217,9 +218,9 @@ def test_attention_to_cached_states_is_that_to_tokens(world, mixture_dir, tmp_pa
         train_from_block=1,
         states_dir=str(tmp_path / "apart"),
     )
-    about = {"token_store": world.stores[0], "augmentation_dir": documents, "documents": 3}
+    data = TrainingData(world.stores[0], augmentation_dir=documents, documents=3)
     with pytest.raises(ConfigError, match="whose frozen blocks are its own"):
-        train(model_dir=str(tmp_path / "x"), model=fusion(bert=bert), training=training, **about)
+        train(model_dir=str(tmp_path / "x"), data=data, model=fusion(bert=bert), training=training)
 
 
 @pytest.mark.release
@@ -237,7 +238,7 @@ def test_documents_as_cached_states_train_and_encode_as_tokens_do(world, mixture
     for states in ({}, {"states_dir": states_dir, "states_dtype": EmbeddingDtype.FLOAT32}):
         model_dir, output_dir = (str(tmp_path / f"{part}-{len(states)}") for part in "me")
         training = dataclasses.replace(frozen, **states)
-        train(model_dir=model_dir, model=model, training=training, **about)
+        train(model_dir=model_dir, data=TrainingData(**about), model=model, training=training)
         encode(model_dir=model_dir, output_dir=output_dir, tasks=["first"], **states, **about)
         encoded = QueryEmbeddings.of_split(output_dir, "first", "validation")
         queries.append(encoded.rows(0, 16))
@@ -284,13 +285,13 @@ def test_memories_that_have_changed_are_refused(world, tmp_path):
     add(world, directory, "source", 0)
     more = {"token_store": str(store)}
     add(world, directory, "more", 1, **more)
-    documents = {"augmentation_dir": str(tmp_path / "documents"), "token_store": world.stores[0]}
-    look_up(world, directory, documents["augmentation_dir"], k=4)
+    documents = str(tmp_path / "documents")
+    look_up(world, directory, documents, k=4)
     remove_memory(name="more", memory_dir=directory)
     training = tiny_training.training_config(train_steps=2)
-    about = {"model_dir": str(tmp_path / "m"), "model": fusion(), "training": training}
+    data = TrainingData(world.stores[0], augmentation_dir=documents, documents=2)
     with pytest.raises(FingerprintError, match="the memories have changed"):
-        train(**about, **documents, documents=2)
+        train(model_dir=str(tmp_path / "m"), data=data, model=fusion(), training=training)
     add(world, directory, "more", 1, **more)
     (store / "checksums.txt").unlink()
     metadata = store / "metadata.json"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tiny_training
 
+from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.commands.encode import encode
 from taser_jax.commands.train import train
@@ -52,7 +53,7 @@ def world(tmp_path_factory):
 
 def test_training_on_embeddings_is_training_on_tokens_also_after_a_kill(world, tmp_path):
     root, options = world
-    about = {**options, "initial_checkpoint": str(root / "model" / "checkpoint_0")}
+    about = {"initial_checkpoint": str(root / "model" / "checkpoint_0"), "model": options["model"]}
     results = {}
     for name, steps, more in (
         ("tokens", 3, {}),
@@ -61,7 +62,8 @@ def test_training_on_embeddings_is_training_on_tokens_also_after_a_kill(world, t
     ):
         config = training(evaluation_period=3, train_steps=steps)
         directory = str(tmp_path / name)
-        summary = train(model_dir=directory, training=config, **more, **about)
+        data = TrainingData(options["token_store"], **more)
+        summary = train(model_dir=directory, data=data, training=config, **about)
         results[name] = summary, load_model(directory, step=steps)
     (first, tokens), (second, embedded) = results.values()
     assert first.validation["nll"] == pytest.approx(second.validation["nll"], abs=1e-5)
@@ -88,7 +90,8 @@ def test_models_of_one_passage_tower_encode_a_text_once(world, tmp_path):
 
 def test_a_tower_that_is_trained_or_another_one_is_refused(world, tmp_path):
     root, options = world
-    about = {**options, "shared_embeddings": str(root / "shared")}
+    data = TrainingData(options["token_store"], shared_embeddings=str(root / "shared"))
+    about = {"data": data, "model": options["model"]}
     with pytest.raises(ConfigError, match="passage_encoder is trained"):
         train(model_dir=str(tmp_path / "trained"), training=training(updates=None), **about)
     other = training(validates=False)
