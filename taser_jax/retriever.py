@@ -207,6 +207,11 @@ class Retriever:
         return tuple(self._task_texts)
 
     @property
+    def query_length(self) -> int:
+        """Maximum tokens of a query."""
+        return self.texts.query_length or _QUERY_LENGTH
+
+    @property
     def has_hybrid(self) -> bool:
         """Whether a comparison recommended BM25 beside the model, with an index and a weight."""
         collection = self._passages.collection
@@ -257,7 +262,7 @@ class Retriever:
         return encode_queries(
             texts,
             self.vocabulary,
-            length=self.texts.query_length or _QUERY_LENGTH,
+            length=self.query_length,
             settings=self.texts.queries,
         )
 

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 
 from taser_jax.assembly.text_sources import Registered
+from taser_jax.devices.hosts import keep_compiled_programs
 from taser_jax.retrieval.passages import Hit
 from taser_jax.retriever import Retriever
 from taser_jax.retriever_parts import read_parts
@@ -181,6 +182,7 @@ def serve(*, directory: str, options: ServeOptions = ServeOptions()) -> None:
         raise ConfigError(
             f"{error.name} is not installed", where="taser serve", fix=how_to_install("serve")
         ) from None
+    keep_compiled_programs(directory)
     place = pathlib.Path(directory)
     engine = Engine(lambda: Retriever.load(place), warm_batches=powers_of_two(options.max_batch))
     limits = Limits(options.max_batch)

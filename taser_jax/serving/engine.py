@@ -254,11 +254,13 @@ class Engine:
                 return list(retriever.search(texts, k=work.k, hybrid=hybrid))
 
     def _warmed(self) -> Retriever:
-        """The retriever on disk, with its usual shapes compiled."""
+        """The retriever on disk, with the shapes of its queries compiled."""
         retriever = self._load()
-        # Of up to 16, 32 and 64 tokens, in which most questions fit.
-        for words, size in itertools.product((8, 24, 48), self._warm_batches):
-            retriever.search(["a " * words] * size, k=rounded_k(1), hybrid=retriever.has_hybrid)
+        # Of up to 16, 32, ... tokens, to which queries are padded.
+        lengths = [length for length in powers_of_two(retriever.query_length) if length >= 16]
+        for length, size in itertools.product(lengths, self._warm_batches):
+            texts = ["a " * (length * 3 // 4)] * size
+            retriever.search(texts, k=rounded_k(1), hybrid=retriever.has_hybrid)
         return retriever
 
 

@@ -23,6 +23,7 @@ class FakeRetriever:
         version: appears in titles and embeddings.
         has_hybrid: whether it has BM25.
         tasks: its tasks.
+        query_length: maximum tokens of a query.
         seconds: that a call takes.
         batches: number of queries of every call.
     """
@@ -30,6 +31,7 @@ class FakeRetriever:
     version: int = 1
     has_hybrid: bool = True
     tasks: tuple[str, ...] = ("qa", "facts")
+    query_length: int = 32
     seconds: float = 0.0
     batches: list[int] = dataclasses.field(default_factory=list)
     task: str | None = None

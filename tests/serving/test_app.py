@@ -57,6 +57,19 @@ def client() -> Iterator[httpx.Client]:
         yield client
 
 
+def test_queries_of_all_lengths_are_compiled_before_the_first():
+    shapes = []
+
+    class Recording(FakeRetriever):
+        def search(self, texts, **options):
+            shapes.append((len(texts), *{len(text.split()) for text in texts}))
+            return super().search(texts, **options)
+
+    Engine(lambda: Recording(query_length=100), warm_batches=(1, 4))
+    # Words that take more than half of 16, 32, 64 and 128 tokens, to which queries are padded.
+    assert shapes == [(size, words) for words in (12, 24, 48, 96) for size in (1, 4)]
+
+
 def test_one_query_and_several(client):
     answer = client.post("/search", json={"query": "who?", "k": 2}).json()
     [hits] = answer["results"]
