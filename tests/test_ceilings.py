@@ -33,25 +33,25 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_661,
     "cli": 1_290,
-    "commands": 4_684,
+    "commands": 4_697,
     "data": 5_893,
-    "devices": 1_077,
+    "devices": 1_085,
     "evaluation": 1_322,
     "interop": 2_763,
-    "loose files": 395,
+    "loose files": 398,
     "models": 2_365,
     "optim": 864,
     "retrieval": 2_244,
-    "serving": 503,
+    "serving": 505,
     "storage": 1_316,
     "systems": 3_119,
     "training": 1_350,
 }
 OTHERS = {
-    "lines of code": 30_846,
+    "lines of code": 30_872,
     "percent of code that imports or raises": 14.1,
     "files": 190,
-    "lines of the longest file": 421,
+    "lines of the longest file": 427,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 105,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_998,
+    "words of documentation": 34_996,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

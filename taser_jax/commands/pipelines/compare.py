@@ -22,6 +22,7 @@ from taser_jax.commands.tokenize import make_vocabulary, tokenize
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.prepare.made_queries import make_queries
 from taser_jax.devices.hosts import writes
+from taser_jax.devices.mesh import multiplies_bfloat16
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.interop import collections_by_name
 from taser_jax.interop.hub import fetch, read_encoder_settings
@@ -85,7 +86,8 @@ def compare(
         systems: those that are, as a list or separated by commas.
         pretrained: weights to start from: "minilm", a directory or a hub id. Its files give
             pooling, normalisation, prompt and longest text. None starts from random weights.
-        minutes: time budget from the start of the command; None sets no limit.
+        minutes: time budget from the start of the command; None sets no limit. With one, products
+            are in bfloat16 where the processor multiplies it.
         memory: GiB that a training may take: its batches are encoded in chunks that fit. None
             means 4 on a CPU, and no limit elsewhere.
         queries: "make" makes training, validation and test queries of the passages, which have
@@ -137,7 +139,7 @@ def compare(
         run.make_queries(queries)
     compare_parts.check_splits(run.splits, is_pretrained=pretrained is not None)
     sides = run.tokenize(run.lengths)
-    run.decide_model()
+    run.decide_model(is_hurried=minutes is not None)
     is_trained = any("train" in there for there in run.splits.values())
     plan = run.plan(sides, minutes, memory) if is_trained else None
     run.decide_bm25()
@@ -243,8 +245,8 @@ class _Run:
         )
         return sides
 
-    def decide_model(self) -> None:
-        """Sizes and pooling, temperature and the depth of lists."""
+    def decide_model(self, *, is_hurried: bool) -> None:
+        """Sizes and pooling, precision, temperature and the depth of lists."""
         setting, training = self.setting, self.setting.training
         objective, cosines = training.objective, False
         if self.pretrained is not None:
@@ -275,9 +277,15 @@ class _Run:
                 pretrained=None if self.pretrained is None else Pretrained(self.pretrained),
             ),
         )
+        dtype = "float32"
+        if is_hurried and multiplies_bfloat16():
+            dtype = "bfloat16"
+            reason = "more fits into these minutes: the processor multiplies bfloat16"
+            self._decide(reason, BertConfig__dtype=dtype)
         self.systems = {
             name: dataclasses.replace(
-                system, model=compare_parts.with_weights(system.model, self.pretrained)
+                system,
+                model=compare_parts.with_weights(system.model, self.pretrained, dtype=dtype),
             )
             for name, system in self.systems.items()
         }

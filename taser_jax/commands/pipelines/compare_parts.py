@@ -92,9 +92,10 @@ def check_splits(splits: Mapping[str, Sequence[str]], *, is_pretrained: bool) ->
         raise ConfigError(problem, where="DIRECTORIES", fix=fix)
 
 
-def with_weights(model: ModelConfig, pretrained: str | None) -> ModelConfig:
+def with_weights(model: ModelConfig, pretrained: str | None, *, dtype: str) -> ModelConfig:
     """The model with the sizes, pooling and normalisation of the pretrained weights."""
     assert isinstance(model, DualEncoderConfig)
+    model = dataclasses.replace(model, bert=filled(model.bert, dtype=dtype))
     if pretrained is None:
         # From random weights the mean over tokens learns faster than [CLS].
         return filled(model, pooling=Pooling.MEAN)

@@ -25,6 +25,8 @@ _MANY_QUERIES = 1000
 _RATE = 5e-5
 # Vocabulary, BM25, index, searches and evaluation.
 _OTHER_SECONDS = 60.0
+# Estimates are short by up to a fifth: this share of a budget is planned.
+_PLANNED = 0.9
 # A start whose programs are compiled already takes about this share of one that compiles them.
 _WARM_START = 0.5
 # As many validation queries choose a row without folds, and end a training that gets no better.
@@ -258,7 +260,9 @@ def plan(costs: Costs, preferred: Plan, *, minutes: float | None, pretrained: bo
     for enough, change in changes:
         changed = dataclasses.replace(changed, **change)
         fixed = _timed(costs, changed, 0).seconds
-        fitting = int((60 * minutes - fixed) / (_timed(costs, changed, 1).seconds - fixed))
+        fitting = int(
+            (60 * _PLANNED * minutes - fixed) / (_timed(costs, changed, 1).seconds - fixed)
+        )
         if fitting >= min(preferred.steps, enough):
             break
     return _timed(costs, changed, min(max(fitting, _FEWEST_STEPS), preferred.steps))

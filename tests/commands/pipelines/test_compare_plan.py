@@ -99,7 +99,7 @@ def test_folds_train_and_encode_their_pools_and_time_counts_from_the_start():
     # encodings, and five of a quarter of the passages.
     assert found.seconds == 50 + 60 + 4 * 30 + (2 + 4) * 200 + (3 + 5 / 4) * 120
     # 30 minutes: 50 + 60 + 4 * 30 + 4.25 * 120 s are fixed, a step of all trainings takes 6 s.
-    assert plan(costs, wanted, minutes=30, pretrained=True).steps == (1800 - 740) // 6
+    assert plan(costs, wanted, minutes=30 / 0.9, pretrained=True).steps == (1800 - 740) // 6
     # Chunks are encoded once more: four passes of three. Validations read a tenth of the passages.
     costs = dataclasses.replace(costs, chunks=lambda each: 2, validation_share=0.1)
     found = plan(costs, wanted, minutes=None, pretrained=True)
@@ -126,7 +126,7 @@ def test_folds_train_and_encode_their_pools_and_time_counts_from_the_start():
     ],
 )
 def test_a_budget_costs_steps_then_blocks_then_a_round(minutes, steps, frozen, rounds, seconds):
-    found = plan(COSTS, WANTED, minutes=minutes, pretrained=True)
+    found = plan(COSTS, WANTED, minutes=minutes / 0.9, pretrained=True)
     assert found.seconds == pytest.approx(seconds)
     expected = {"steps": steps, "frozen_blocks": frozen, "rounds": rounds}
     assert plain(found) == plain(dataclasses.replace(WANTED, **expected))
@@ -145,7 +145,7 @@ def test_a_budget_costs_steps_then_blocks_then_a_round(minutes, steps, frozen, r
 )
 def test_a_budget_then_cuts_passages(minutes, steps, tokens, seconds):
     costs = dataclasses.replace(COSTS, shorter={128: 0.5, 64: 0.25})
-    found = plan(costs, WANTED, minutes=minutes, pretrained=True)
+    found = plan(costs, WANTED, minutes=minutes / 0.9, pretrained=True)
     assert found.seconds == pytest.approx(seconds)
     expected = Plan(32, steps, 5e-5, 5, 1, 0, passage_tokens=tokens)
     assert plain(found) == plain(expected)
@@ -164,5 +164,5 @@ def test_passages_are_cut_to_quarters_of_their_length_and_cost_their_batches_tok
 
 
 def test_random_weights_are_not_frozen():
-    found = plan(COSTS, WANTED, minutes=5, pretrained=False)
+    found = plan(COSTS, WANTED, minutes=5 / 0.9, pretrained=False)
     assert (found.frozen_blocks, found.rounds) == (0, 1)
