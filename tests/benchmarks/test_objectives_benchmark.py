@@ -1,0 +1,59 @@
+"""Trainings that differ in their objective alone: their rows and claims, and that they resume."""
+
+import json
+
+import pytest
+from bert_checkpoints import write_with_vocabulary
+from script_calls import load_script
+from written_files import write
+
+pytestmark = [pytest.mark.slow, pytest.mark.release]
+
+
+@pytest.fixture
+def places(tmp_path):
+    """Flags: thirty claims and their passages, and a tiny BERT that knows their words."""
+    folder, words = tmp_path / "data" / "kilt_mini", tmp_path / "words"
+    rows = "".join(f"{n}\ttext {n}\ttitle {n}\t{n}\t0\n" for n in range(30))
+    write(folder / "passages.tsv", "id\ttext\ttitle\twikipedia_id\tparagraph_id\n" + rows)
+    queries = [
+        {"id": f"q{n}", "input": f"claim {n}", "output": [{"provenance": [{"passage_id": f"{n}"}]}]}
+        for n in range(30)
+    ]
+    write(folder / "fm2-dev.jsonl", queries)
+    digits = [str(n) for n in range(10)]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "text", "title", "claim", *digits]
+    write(words / "vocab.txt", "\n".join([*pieces, *(f"##{digit}" for digit in digits)]) + "\n")
+    bert = write_with_vocabulary(tmp_path / "bert", words, num_layers=2)
+    return [f"--data={folder.parent}", f"--pretrained={bert}", f"--out={tmp_path / 'out'}"]
+
+
+def test_rows_differ_in_their_objective_alone(places, tmp_path, monkeypatch, capsys):
+    objectives = load_script("objectives.py")
+    monkeypatch.setattr(objectives, "FEW", 4)
+    monkeypatch.setattr(objectives, "BATCH_SIZE", 8)
+    monkeypatch.setattr(objectives, "LENGTHS", {"query": 8, "passage": 16})
+    flags = [*places, "--set=fm2", "--steps=2", "--seeds=0,1"]
+    objectives.main(flags)
+    assert "### nDCG@10" in capsys.readouterr().out
+    findings = json.loads((tmp_path / "out" / "claims.json").read_text())
+    assert {finding["seeds"] for finding in findings[1:]} == {1, 2}
+    assert [finding["rows"] for finding in findings if finding["measure"] == "R@20"] == [
+        "labels over untrained",
+        "labels and teacher over labels",
+        "Matryoshka over labels",
+        "Matryoshka, 4 dimensions over labels, 4 dimensions",
+        "labels, 4 dimensions over labels",
+    ]
+    settings = {
+        name: json.loads((tmp_path / "out" / "seed-1" / name / "model" / "run.json").read_text())[
+            "settings"
+        ]
+        for name in ("labels", "labels-and-teacher", "matryoshka")
+    }
+    for name, own in settings.items():
+        differing = {key for key in own if own[key] != settings["labels"].get(key)}
+        assert (differing == set()) == (name == "labels")
+        assert all(key.startswith("training.objective.") for key in differing)
+    monkeypatch.setattr("taser_jax.commands.pipelines.stages.Stages._write", None)
+    objectives.main(flags)
