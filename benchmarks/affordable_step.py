@@ -155,14 +155,15 @@ def main() -> None:
             {name: once for name, (once, _) in made.items()}, repeats=arguments.repeats
         )
     first = times[arguments.variants[0]]
-    for name, found in times.items():
+    for name, variant_times in times.items():
         batch = made[name][1]
         tokens = sum(int(np.sum(texts.mask)) for texts in batch.texts)
         show({
             "figure": "step", "variant": name,
-            "seconds": statistics.median(found.wall), "cpu_seconds": statistics.median(found.cpu),
-            "ratio": statistics.median(found.wall) / statistics.median(first.wall),
-            "cpu_ratio": statistics.median(found.cpu) / statistics.median(first.cpu),
+            "seconds": statistics.median(variant_times.wall),
+            "cpu_seconds": statistics.median(variant_times.cpu),
+            "ratio": statistics.median(variant_times.wall) / statistics.median(first.wall),
+            "cpu_ratio": statistics.median(variant_times.cpu) / statistics.median(first.cpu),
             "padding": 1 - tokens / batch.shape.tokens,
         })  # fmt: skip
 

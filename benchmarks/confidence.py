@@ -115,7 +115,7 @@ def main() -> None:
         "confidence": confidence,
     }
     times = in_turns(calls, repeats=arguments.repeats, uncounted=1)
-    medians = {name: found.figures(None)["milliseconds"] for name, found in times.items()}
+    medians = {name: call_times.figures(None)["milliseconds"] for name, call_times in times.items()}
     common = {name: getattr(arguments, name) for name in ("dim", "layers", "passages", "k")}
     for name, milliseconds in medians.items():
         figure = {"figure": name, **common, "members": arguments.members}

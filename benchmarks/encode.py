@@ -189,8 +189,10 @@ def torch_side(
     model.preprocess = preprocess
 
     def encode() -> np.ndarray:
-        found = model.encode(texts, batch_size=arguments.torch_batch_size, convert_to_tensor=True)
-        return found.float().cpu().numpy()
+        embeddings = model.encode(
+            texts, batch_size=arguments.torch_batch_size, convert_to_tensor=True
+        )
+        return embeddings.float().cpu().numpy()
 
     return encode
 
@@ -207,16 +209,16 @@ def main() -> None:
 
     makers = {"torch": torch_side, "ours": our_side}
     calls: dict[str, Encode] = {}
-    found, first, computed = {}, {}, {}
+    embeddings, first, computed = {}, {}, {}
     for name in sorted(arguments.sides, reverse=True):
         counted = Computed()
         calls[name] = makers[name](arguments, params, passages, counted)
         began = time.perf_counter()
-        found[name] = calls[name]()
+        embeddings[name] = calls[name]()
         first[name] = time.perf_counter() - began
         computed[name] = dataclasses.replace(counted)
-    if len(found) == 2:
-        difference = float(np.abs(found["ours"] - found["torch"]).max())
+    if len(embeddings) == 2:
+        difference = float(np.abs(embeddings["ours"] - embeddings["torch"]).max())
         show(about | {"figure": "agreement", "largest_difference": difference})
 
     peak = matmul_peak(arguments.matmul_size, arguments.dtype)

@@ -175,17 +175,17 @@ def measure(arguments: argparse.Namespace) -> None:
     times = in_turns(calls, repeats=arguments.repeats, uncounted=1)
     packages = ("torch",) if "torch" in arguments.sides else ()
     common = {"members": arguments.members, "dim": arguments.dim, "batch": arguments.batch}
-    for name, found in times.items():
-        figure: dict[str, Any] = {"figure": name, **common, **found.figures(None)}
+    for name, call_times in times.items():
+        figure: dict[str, Any] = {"figure": name, **common, **call_times.figures(None)}
         if name != "one" and "one" in times:
-            figure["ratio_to_one"] = ratio(found, times["one"])
+            figure["ratio_to_one"] = ratio(call_times, times["one"])
         if name != "members" and "members" in times:
-            figure["ratio_to_members"] = ratio(found, times["members"])
+            figure["ratio_to_members"] = ratio(call_times, times["members"])
         show({**figure, **machine(*packages)})
 
 
-def ratio(found: Times, to: Times) -> float:
-    return statistics.median(found.wall) / statistics.median(to.wall)
+def ratio(times: Times, to: Times) -> float:
+    return statistics.median(times.wall) / statistics.median(to.wall)
 
 
 def compile_for(arguments: argparse.Namespace) -> None:

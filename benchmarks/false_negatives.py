@@ -71,13 +71,13 @@ def read(source: pathlib.Path, *, passages: int, queries: int) -> tuple[list[Pas
                 store.append(
                     Passage(id=f"{name}-{record['id']}", text=record["text"], title=record["title"])
                 )
-        found: list[Query] = []
+        candidates: list[Query] = []
         with gzip.open(source / question_file, "rt", encoding="utf-8") as file:
             for line in file:
                 record = json.loads(line)
                 ids = [context["passage_id"] for context in record["positive_ctxs"]]
                 if ids and all(id in rows for id in ids):
-                    found.append(
+                    candidates.append(
                         Query(
                             id=str(record["qid"]),
                             text=record["question"],
@@ -87,8 +87,8 @@ def read(source: pathlib.Path, *, passages: int, queries: int) -> tuple[list[Pas
                         )
                     )
         # Neighbours ask about one article.
-        places = np.linspace(0, len(found), min(queries, len(found)), endpoint=False)
-        asked += [found[int(place)] for place in places]
+        places = np.linspace(0, len(candidates), min(queries, len(candidates)), endpoint=False)
+        asked += [candidates[int(place)] for place in places]
     return store, asked
 
 

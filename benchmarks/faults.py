@@ -250,7 +250,7 @@ class Trials:
                 told = damage(world, job, rng, flips=kind == "flip")
             last = self._start(job.command(world)).wait()
             said = self._log.read_text(errors="replace")
-            found = bits(world / job.output)
+            digests = bits(world / job.output)
             checked = self._start([*TASER, "verify", f"--gin.verify.directory={world}"]).wait()
             said_by_verify = self._log.read_text(errors="replace")
             line |= {"what": told, "last": last, "verify": checked, "orphans": orphans(world)}
@@ -261,9 +261,9 @@ class Trials:
                 line["named"] = file.name in (said if last else said_by_verify)
                 line["restored"] = not differs(world / damaged, self._world / damaged)
                 # What nobody has read or written again is still as it was damaged.
-                for files in (found, undisturbed):
+                for files in (digests, undisturbed):
                     files.pop(os.path.relpath(damaged, job.output), None)
-            line["same"] = found == undisturbed
+            line["same"] = digests == undisturbed
         if not is_right(line):
             line["log"] = (said + said_by_verify)[-2000:]
         self.notes.add(**line)
@@ -383,12 +383,12 @@ def damage(world: pathlib.Path, job: Job, rng: np.random.Generator, *, flips: bo
         told = f"byte {place} of {path.relative_to(world)}"
         if flips:
             path.write_bytes(content)
-    kept = int(rng.integers(len(stages) + 1))
-    for record in stages[kept:]:
+    stages_kept = int(rng.integers(len(stages) + 1))
+    for record in stages[stages_kept:]:
         record.unlink(missing_ok=True)
     if not stages:
         shutil.rmtree(world / job.output, ignore_errors=True)
-    return f"{kept} stages kept, {told}"
+    return f"{stages_kept} stages kept, {told}"
 
 
 def _is_content(path: pathlib.Path) -> bool:

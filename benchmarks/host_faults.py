@@ -174,8 +174,8 @@ class HostTrials:
         self._world = root / "world"
         root.mkdir(parents=True, exist_ok=True)
         self.notes = Notes(root / "host_faults.jsonl")
-        known = self._undisturbed()
-        self.seconds, self.stages = float(known["seconds"]), dict(known["stages"])
+        undisturbed = self._undisturbed()
+        self.seconds, self.stages = float(undisturbed["seconds"]), dict(undisturbed["stages"])
         self._bits = bits(self._world / "out")
 
     def _undisturbed(self) -> dict[str, Any]:
@@ -248,8 +248,8 @@ class HostTrials:
         is_within = not (self._trial / "out" / "stages" / f"{stage}.json").exists()
         ending = pair.kill(host)
         said = {} if ending.told == "named" else {"log": pair.said(1 - host)[-2000:]}
-        found = {"within": is_within, **dataclasses.asdict(ending), **said}
-        self.notes.add(kind=kind, host=host, stage=stage, **found)
+        outcome = {"within": is_within, **dataclasses.asdict(ending), **said}
+        self.notes.add(kind=kind, host=host, stage=stage, **outcome)
 
     def disturb(self, kind: str, host: int) -> None:
         """A pipeline with one disturbed host, which is killed once on its way."""
@@ -266,10 +266,10 @@ class HostTrials:
         pair = self._start("out", (host, DISTURBANCES.get(kind, {})))
         last = pair.wait()
         same = last == [0, 0] and bits(self._trial / "out") == self._bits
-        found = {"last": last, "same": same, "orphans": orphans(self._trial)}
+        outcome = {"last": last, "same": same, "orphans": orphans(self._trial)}
         said = {} if same else {"log": pair.said(0)[-2000:] + pair.said(1)[-2000:]}
         took = round(time.monotonic() - began, 1)
-        self.notes.add(kind=kind, host=host, stage="end", took=took, **found, **said)
+        self.notes.add(kind=kind, host=host, stage="end", took=took, **outcome, **said)
 
 
 def table(lines: Sequence[Mapping[str, Any]], seconds: float) -> str:

@@ -72,16 +72,18 @@ def write_csv(path: pathlib.Path, rows: Sequence[Row], delimiter: str = ",") -> 
 
 def _text_files(suffix: str, template: str) -> Callable[[never_worse.Data, pathlib.Path], None]:
     def write(data: never_worse.Data, folder: pathlib.Path) -> None:
-        for one in passages_of(data):
-            name = one["title"].replace("/", " ")[:60] or one["id"]
-            path = folder / f"{name} {one['id']}.{suffix}"
-            path.write_text(template.format(**one), encoding="utf-8")
+        for passage in passages_of(data):
+            name = passage["title"].replace("/", " ")[:60] or passage["id"]
+            path = folder / f"{name} {passage['id']}.{suffix}"
+            path.write_text(template.format(**passage), encoding="utf-8")
 
     return write
 
 
 def _csv_passages(data: never_worse.Data, folder: pathlib.Path) -> None:
-    rows = [{"Body": one["text"], "Headline": one["title"]} for one in passages_of(data)]
+    rows = [
+        {"Body": passage["text"], "Headline": passage["title"]} for passage in passages_of(data)
+    ]
     write_csv(folder / "export.csv", rows, ";")
 
 
@@ -91,8 +93,8 @@ def _tsv_passages(data: never_worse.Data, folder: pathlib.Path) -> None:
 
 def _json_passages(data: never_worse.Data, folder: pathlib.Path) -> None:
     lines = [
-        json.dumps({"docid": one["id"], "contents": f"{one['title']}\n{one['text']}"})
-        for one in passages_of(data)
+        json.dumps({"docid": passage["id"], "contents": f"{passage['title']}\n{passage['text']}"})
+        for passage in passages_of(data)
     ]
     (folder / "docs.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
@@ -129,15 +131,15 @@ def _judged_tables(data: never_worse.Data, folder: pathlib.Path) -> None:
     for split, queries in data.queries.items():
         rows = [f"{id}\t{text}" for id, (text, _) in queries.items()]
         (folder / f"faq.{split}.queries.tsv").write_text("\n".join(rows), encoding="utf-8")
-        lines = [f"{id} 0 {one} 1" for id, (_, ids) in queries.items() for one in ids]
+        lines = [f"{id} 0 {passage} 1" for id, (_, ids) in queries.items() for passage in ids]
         (folder / f"faq.{split}.qrels.tsv").write_text("\n".join(lines), encoding="utf-8")
 
 
 def _trec(data: never_worse.Data, folder: pathlib.Path) -> None:
     texts = [
-        f"<DOC>\n<DOCNO> {one['id']} </DOCNO>\n<TITLE>{one['title']}</TITLE>\n<TEXT>\n"
-        f"{one['text']}\n</TEXT>\n</DOC>\n"
-        for one in passages_of(data)
+        f"<DOC>\n<DOCNO> {passage['id']} </DOCNO>\n<TITLE>{passage['title']}</TITLE>\n<TEXT>\n"
+        f"{passage['text']}\n</TEXT>\n</DOC>\n"
+        for passage in passages_of(data)
     ]
     (folder / "docs.trec").write_text("".join(texts), encoding="utf-8")
     queries = data.queries["test"]
@@ -145,7 +147,7 @@ def _trec(data: never_worse.Data, folder: pathlib.Path) -> None:
         f"<top>\n<num> Number: {id}\n<title> {text}\n</top>\n" for id, (text, _) in queries.items()
     ]
     (folder / "topics.txt").write_text("".join(topics), encoding="utf-8")
-    lines = [f"{id} 0 {one} 1" for id, (_, ids) in queries.items() for one in ids]
+    lines = [f"{id} 0 {passage} 1" for id, (_, ids) in queries.items() for passage in ids]
     (folder / "qrels.txt").write_text("\n".join(lines), encoding="utf-8")
 
 
@@ -191,8 +193,10 @@ def run_layout(name: str, data: never_worse.Data, options: argparse.Namespace) -
         return row | {"error": finished.stderr.strip().splitlines()[-3:]}
     results = map(json.loads, (path.read_text() for path in output.glob("results/*.json")))
     rows = {
-        one["system"]: round(100 * next(iter(one["tasks"].values()))["metrics"]["nDCG@10"], 1)
-        for one in results
+        system_result["system"]: round(
+            100 * next(iter(system_result["tasks"].values()))["metrics"]["nDCG@10"], 1
+        )
+        for system_result in results
     }
     recommended = output / "recommended.json"
     chosen = json.loads(recommended.read_text())["row"] if recommended.exists() else None

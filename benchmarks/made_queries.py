@@ -42,12 +42,12 @@ def ndcg(output: pathlib.Path, data: never_worse.Data) -> float:
     retriever = Retriever.load(output)
     queries = list(data.queries["test"].values())
     questions = [text for text, _ in queries]
-    found = retriever.search(questions, k=10, hybrid=retriever.has_hybrid)
+    hit_lists = retriever.search(questions, k=10, hybrid=retriever.has_hybrid)
     discounts = 1 / np.log2(np.arange(2, 12))
     values = [
         sum(discounts[place] for place, hit in enumerate(hits) if hit.passage.id in positives)
         / discounts[: len(positives)].sum()
-        for hits, (_, positives) in zip(found, queries, strict=True)
+        for hits, (_, positives) in zip(hit_lists, queries, strict=True)
     ]
     return 100 * float(np.mean(values))
 
@@ -56,8 +56,9 @@ def rows_of(output: pathlib.Path) -> dict[str, float]:
     """System -> nDCG@10, in points, of a comparison's table."""
     results = (json.loads(path.read_text()) for path in output.glob("results/*.json"))
     return {
-        one["system"]: 100 * next(iter(one["tasks"].values()))["metrics"][never_worse.MEASURE]
-        for one in results
+        system_result["system"]: 100
+        * next(iter(system_result["tasks"].values()))["metrics"][never_worse.MEASURE]
+        for system_result in results
     }
 
 

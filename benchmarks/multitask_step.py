@@ -169,13 +169,13 @@ def measure_parts(problem: Problem, method: str, steps: int) -> dict[str, float]
     parts = {"update": update} | (
         {"median": update.median} if method == Combiner.TSAGE.value else {}
     )
-    found = {}
+    milliseconds = {}
     for name, part in parts.items():
         cost(part)
         of_part = median([cost(part) for _ in range(steps)])
-        found[f"{name}_milliseconds"] = 1e3 * of_part.wall
-        found[f"{name}_processor_milliseconds"] = 1e3 * of_part.processor
-    return found
+        milliseconds[f"{name}_milliseconds"] = 1e3 * of_part.wall
+        milliseconds[f"{name}_processor_milliseconds"] = 1e3 * of_part.processor
+    return milliseconds
 
 
 def main() -> None:
@@ -217,18 +217,18 @@ def measure_steps(
         costs["bandwidth"].append(cost(scaling))
         for method, training in trainings.items():
             costs[method].append(cost(training))
-    medians = {name: median(found) for name, found in costs.items()}
+    medians = {name: median(spent) for name, spent in costs.items()}
     rate = 2 * scaling.array.nbytes / medians["bandwidth"].wall
     figure: dict[str, Any] = {"figure": "bandwidth", "gigabytes_per_second": rate / 1e9}
     print_line(about | figure)
     plain = medians.get(PLAIN)
     for method, training in trainings.items():
         passes = float(np.mean(training.passes))
-        found = medians[method]
+        spent = medians[method]
         figure = {
             "figure": method,
-            "milliseconds": 1e3 * found.wall,
-            "processor_milliseconds": 1e3 * found.processor,
+            "milliseconds": 1e3 * spent.wall,
+            "processor_milliseconds": 1e3 * spent.processor,
             "compile_seconds": training.compile_seconds,
             "state_bytes": training.state_bytes,
             "scratch_bytes": training.compiled.memory_analysis().temp_size_in_bytes,
@@ -244,11 +244,11 @@ def measure_steps(
         if method == Combiner.TSAGE.value:
             figure["median_passes"] = passes
         if plain is not None:
-            figure["ratio_to_plain"] = found.wall / plain.wall
-            figure["processor_ratio_to_plain"] = found.processor / plain.processor
-            figure["extra_milliseconds"] = 1e3 * (found.wall - plain.wall)
+            figure["ratio_to_plain"] = spent.wall / plain.wall
+            figure["processor_ratio_to_plain"] = spent.processor / plain.processor
+            figure["extra_milliseconds"] = 1e3 * (spent.wall - plain.wall)
             if traffic:
-                figure["extra_over_traffic"] = (found.wall - plain.wall) / traffic
+                figure["extra_over_traffic"] = (spent.wall - plain.wall) / traffic
         print_line(about | figure)
 
 

@@ -77,23 +77,26 @@ def drawn(ids: Iterable[str], count: int | None) -> list[str]:
 
 def lines_of(path: pathlib.Path) -> Iterator[str]:
     """Lines of a file that may be gzipped."""
-    found = path if path.exists() else path.with_name(f"{path.name}.gz")
-    opened = gzip.open if found.suffix == ".gz" else open
-    with opened(found, "rt", encoding="utf-8") as file:
+    existing = path if path.exists() else path.with_name(f"{path.name}.gz")
+    opened = gzip.open if existing.suffix == ".gz" else open
+    with opened(existing, "rt", encoding="utf-8") as file:
         yield from file
 
 
 def read_beir(folder: pathlib.Path) -> Data:
     """A BEIR folder with qrels/train.tsv and qrels/test.tsv."""
     corpus = map(json.loads, lines_of(folder / "corpus.jsonl"))
-    passages = {one["_id"]: (one.get("title", ""), one["text"]) for one in corpus}
-    texts = {one["_id"]: one["text"] for one in map(json.loads, lines_of(folder / "queries.jsonl"))}
+    passages = {record["_id"]: (record.get("title", ""), record["text"]) for record in corpus}
+    texts = {
+        record["_id"]: record["text"]
+        for record in map(json.loads, lines_of(folder / "queries.jsonl"))
+    }
     queries: dict[str, dict[str, tuple[str, list[str]]]] = {"train": {}, "test": {}}
-    for split, found in queries.items():
+    for split, split_queries in queries.items():
         for line in lines_of(folder / "qrels" / f"{split}.tsv"):
             query, passage, grade = line.split("\t")
             if grade.strip().isdigit() and int(grade) > 0 and passage in passages:
-                found.setdefault(query, (texts[query], []))[1].append(passage)
+                split_queries.setdefault(query, (texts[query], []))[1].append(passage)
     return Data(passages, queries)
 
 
@@ -104,15 +107,15 @@ def read_kilt(folder: pathlib.Path, name: str) -> Data:
         passages[line["id"]] = (line["title"], line["text"])
     queries: dict[str, dict[str, tuple[str, list[str]]]] = {"train": {}, "test": {}}
     for split, stem in _KILT[name].items():
-        for one in map(json.loads, lines_of(folder / f"{stem}.jsonl")):
+        for record in map(json.loads, lines_of(folder / f"{stem}.jsonl")):
             gold = {
                 proof["passage_id"]
-                for output in one["output"]
+                for output in record["output"]
                 for proof in output.get("provenance") or ()
             }
-            own = split or ("test" if share(f"split {one['id']}") < _TEST_SHARE else "train")
+            own = split or ("test" if share(f"split {record['id']}") < _TEST_SHARE else "train")
             if gold:
-                queries[own][one["id"]] = (one["input"], sorted(gold))
+                queries[own][record["id"]] = (record["input"], sorted(gold))
     return Data(passages, queries)
 
 
@@ -157,13 +160,13 @@ def write_cell(
     """
     gold = {id for split in data.queries.values() for _, ids in split.values() for id in ids}
     others = drawn(data.passages.keys() - gold, max(0, passages - len(gold)))
-    kept = gold | set(others)
+    corpus_ids = gold | set(others)
     (folder / "qrels").mkdir(parents=True, exist_ok=True)
     with open(folder / "corpus.jsonl", "w", encoding="utf-8") as file:
         for id, (title, text) in data.passages.items():
-            if id in kept:
+            if id in corpus_ids:
                 file.write(json.dumps({"_id": id, "title": title, "text": text}) + "\n")
-    counts = {"passages": len(kept)}
+    counts = {"passages": len(corpus_ids)}
     with open(folder / "queries.jsonl", "w", encoding="utf-8") as file:
         for split, count in (("train", size), ("test", None)):
             chosen = drawn(data.queries[split], count)

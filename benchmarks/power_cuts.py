@@ -108,8 +108,8 @@ class Disk:
         *above, name = given.relative_to(self._root).parts
         folder = self._top
         for part in above:
-            found = folder.names.get(part)
-            folder = found if isinstance(found, Folder) else Folder()
+            entry = folder.names.get(part)
+            folder = entry if isinstance(entry, Folder) else Folder()
         return folder, name
 
     def write(self, target: pathlib.Path, *, all_names: bool) -> None:
@@ -227,8 +227,8 @@ class Judge:
         """The embeddings."""
         if not (disk / "embeddings" / "metadata.json").exists():
             return "nothing finished"
-        found, whole = (Embeddings.open(root / "embeddings") for root in (disk, self._world))
-        same = np.array_equal(found.rows(0, len(whole)), whole.rows(0, len(whole)))
+        embeddings, whole = (Embeddings.open(root / "embeddings") for root in (disk, self._world))
+        same = np.array_equal(embeddings.rows(0, len(whole)), whole.rows(0, len(whole)))
         return "all embeddings" if same else "OTHER BITS"
 
     def index(self, disk: pathlib.Path) -> str:
@@ -236,10 +236,10 @@ class Judge:
         if not (disk / "index" / "metadata.json").exists():
             return "nothing finished"
         queries = Embeddings.open(self._world / "embeddings").rows(0, 8)
-        found, whole = (
+        hits, whole = (
             open_index(root / "index").search(queries, 5) for root in (disk, self._world)
         )
-        return "the index" if np.array_equal(found.rows, whole.rows) else "OTHER BITS"
+        return "the index" if np.array_equal(hits.rows, whole.rows) else "OTHER BITS"
 
 
 def judged(judge: Callable[[pathlib.Path], str]) -> Callable[[pathlib.Path], str]:

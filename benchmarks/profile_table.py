@@ -86,7 +86,7 @@ def time_by_kind(call: Callable[[], object], folder: pathlib.Path, program: str)
         call()
     (path,) = set(folder.rglob("*.xplane.pb")) - before
     kinds = kinds_of(program)
-    found: dict[Kind, list[float]] = {}
+    durations: dict[Kind, list[float]] = {}
     planes = list(jax.profiler.ProfileData.from_file(str(path)).planes)
     # With a GPU the host's plane has the launches of the same operations.
     on_device = [plane for plane in planes if plane.name.startswith("/device:")]
@@ -95,8 +95,8 @@ def time_by_kind(call: Callable[[], object], folder: pathlib.Path, program: str)
             for event in line.events:
                 kind = kinds.get(str(dict(event.stats).get("hlo_op")))
                 if kind is not None:
-                    found.setdefault(kind, []).append(event.duration_ns / 1e6)
-    rows = [Row(kind, sum(times), len(times)) for kind, times in found.items()]
+                    durations.setdefault(kind, []).append(event.duration_ns / 1e6)
+    rows = [Row(kind, sum(times), len(times)) for kind, times in durations.items()]
     return sorted(rows, key=lambda row: -row.milliseconds)
 
 

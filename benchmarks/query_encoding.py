@@ -87,7 +87,9 @@ def main() -> None:
         ),
         "documents alone": config.forward_flops(batch_size=batch * count, length=length),
     }
-    milliseconds = {name: 1e3 * statistics.median(one.wall) for name, one in times.items()}
+    milliseconds = {
+        name: 1e3 * statistics.median(call_times.wall) for name, call_times in times.items()
+    }
     for name, value in milliseconds.items():
         show({"figure": name, "milliseconds": value, "gigaflops": flops.get(name, 0) / 1e9})
     tokens = batch * (count * length + arguments.query_length)
@@ -96,7 +98,7 @@ def main() -> None:
         "documents": batch * count * length / milliseconds["documents alone"],
     }
     plain = "plain queries"
-    for figure, found, aim in (
+    for figure, ratio, aim in (
         ("FLOPs of fused over plain", flops["fused queries"] / flops[plain], None),
         ("time of fused over plain", milliseconds["fused queries"] / milliseconds[plain], None),
         ("tokens per second of fused over documents", speeds["fused"] / speeds["documents"], 0.9),
@@ -106,7 +108,7 @@ def main() -> None:
             1.5,
         ),
     ):
-        show({"figure": figure, "ratio": found, "aim": aim})
+        show({"figure": figure, "ratio": ratio, "aim": aim})
 
 
 def parse() -> argparse.Namespace:

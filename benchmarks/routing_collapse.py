@@ -228,9 +228,10 @@ def report(
 def _logits(statistics: Mapping[Role, Any]) -> dict[str, list[float]]:
     """Offset and spread by block, over queries and gold passages."""
     both = statistics[Role.QUERY] + statistics[Role.PASSAGE]
-    found = {"logit_offset": logit_offset(both), "logit_spread": logit_spread(both)}
+    by_block = {"logit_offset": logit_offset(both), "logit_spread": logit_spread(both)}
     return {
-        name: np.round(np.asarray(values, np.float64), 4).tolist() for name, values in found.items()
+        name: np.round(np.asarray(values, np.float64), 4).tolist()
+        for name, values in by_block.items()
     }
 
 
@@ -286,7 +287,7 @@ def run(case: Case, store: TokenStore, options: argparse.Namespace) -> dict:
     model = load_model(root / "model")
     # As `train` draws them.
     untrained = init_params(model.model, named_key(case.seed, "init"))
-    found = report(
+    record = report(
         case,
         routing_of(model, model.params, store, split="validation"),
         result_of_training.validation,
@@ -297,8 +298,8 @@ def run(case: Case, store: TokenStore, options: argparse.Namespace) -> dict:
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
     }
-    result.write_text(json.dumps(found) + "\n", encoding="utf-8")
-    return found
+    result.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    return record
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
@@ -310,9 +311,9 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
         "| --- | --- | ---: | ---: | --- | --- | --- | --- | --- | --- |",
     ]
     settings: dict[tuple[str, str, float], list[Mapping[str, Any]]] = {}
-    for found in results:
-        key = (found["reads"], found["regularizer"], found["weight"])
-        settings.setdefault(key, []).append(found)
+    for record in results:
+        key = (record["reads"], record["regularizer"], record["weight"])
+        settings.setdefault(key, []).append(record)
     for (reads, regularizer, weight), seeds in settings.items():
         collapsed, blocks = (sum(s[name] for s in seeds) for name in ("collapsed_blocks", "blocks"))
         logits = [
@@ -331,7 +332,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _range(seeds: Sequence[Mapping[str, Any]], name: str, *, digits: int = 3) -> str:
-    values = np.concatenate([np.atleast_1d(found[name]) for found in seeds])
+    values = np.concatenate([np.atleast_1d(record[name]) for record in seeds])
     # Not "-0.000".
     ends = [f"{value + 0.0:.{digits}f}" for value in np.round([values.min(), values.max()], digits)]
     return "–".join(dict.fromkeys(ends))

@@ -78,7 +78,9 @@ def main() -> None:
     parser.add_argument("--num_queries", type=int, default=2000)
     parser.add_argument("--k", type=int, default=100)
     parser.add_argument("--recall_target", type=float, default=0.95)
-    parser.add_argument("--structure", default="auto", choices=[one.value for one in Structure])
+    parser.add_argument(
+        "--structure", default="auto", choices=[structure.value for structure in Structure]
+    )
     parser.add_argument("--shard_passages", type=int, default=ScannConfig.shard_passages)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--embeddings", help="a directory that `taser encode` finished")

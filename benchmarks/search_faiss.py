@@ -118,9 +118,9 @@ def peak_memory() -> int:
     return int(line.split()[1]) * 2**10
 
 
-def recall(found: np.ndarray, expected: np.ndarray, k: int) -> float:
+def recall(retrieved: np.ndarray, expected: np.ndarray, k: int) -> float:
     """Share of the exact top k that is among the first k found."""
-    pairs = zip(found[:, :k].tolist(), expected[:, :k].tolist(), strict=True)
+    pairs = zip(retrieved[:, :k].tolist(), expected[:, :k].tolist(), strict=True)
     return float(np.mean([len(set(a) & set(b)) / k for a, b in pairs]))
 
 
@@ -214,13 +214,13 @@ BUILDERS = {
 
 def versions() -> dict[str, str]:
     """Installed versions of what is compared."""
-    found = {}
+    installed = {}
     for name in ("jax", "numpy", "scann", "faiss-cpu"):
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            installed[name] = "not installed"
+    return installed
 
 
 def measure(system: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -236,12 +236,12 @@ def measure(system: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     expected = np.load(arguments.output_dir / "expected.npy")
     queries, expected = queries[: arguments.num_queries], expected[: arguments.num_queries]
 
-    found = search(queries)
+    retrieved = search(queries)
     figures = [
         ("build", "s", {"value": build_seconds}),
         ("build and choice of effort", "CPU s", {"value": build_cpu_seconds}),
-        ("recall@10", "share of exact", {"value": recall(found, expected, 10)}),
-        ("recall@100", "share of exact", {"value": recall(found, expected, 100)}),
+        ("recall@10", "share of exact", {"value": recall(retrieved, expected, 10)}),
+        ("recall@100", "share of exact", {"value": recall(retrieved, expected, 100)}),
         *(
             (f"{size} at once", unit, rates)
             for size in (*_BATCHES, len(queries))

@@ -118,7 +118,7 @@ def bodies(seed: int) -> Iterator[dict[str, object]]:
 
 def latencies(seconds: list[float], *, elapsed: float, failed: int) -> dict[str, float]:
     """Rate, percentiles in milliseconds, and requests without an answer."""
-    p50, p95, p99 = np.percentile([1000 * one for one in seconds], [50, 95, 99])
+    p50, p95, p99 = np.percentile([1000 * latency for latency in seconds], [50, 95, 99])
     return {
         "per_second": round(len(seconds) / elapsed, 1),
         "p50_ms": round(p50, 1),

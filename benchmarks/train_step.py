@@ -283,7 +283,7 @@ def figures(
 ) -> dict[str, Any]:
     """What is said of one variant."""
     variant = variants[name]
-    found: dict[str, Any] = {
+    figure: dict[str, Any] = {
         "parameters": variant.parameters,
         # Float32 each: parameters, gradients and two moments.
         "state_bytes": 16 * variant.parameters,
@@ -291,14 +291,14 @@ def figures(
         **times[name].figures(times.get("torch")),
     }
     if variant.flops is not None:
-        found["compile_seconds"] = variant.compile_seconds
-        found["mfu"] = variant.flops / (found["milliseconds"] / 1e3) / peak
+        figure["compile_seconds"] = variant.compile_seconds
+        figure["mfu"] = variant.flops / (figure["milliseconds"] / 1e3) / peak
     dpr = name.replace("taser", "dpr")
     if dpr != name and dpr in variants:
-        found["state_ratio_to_dpr"] = variant.parameters / variants[dpr].parameters
-        found["ratio_to_dpr"] = spread(times[name].wall, times[dpr].wall)
-        found["cpu_ratio_to_dpr"] = spread(times[name].cpu, times[dpr].cpu)
-    return found
+        figure["state_ratio_to_dpr"] = variant.parameters / variants[dpr].parameters
+        figure["ratio_to_dpr"] = spread(times[name].wall, times[dpr].wall)
+        figure["cpu_ratio_to_dpr"] = spread(times[name].cpu, times[dpr].cpu)
+    return figure
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def pipeline(world: pathlib.Path, name: str) -> list[str]:
     """The pipeline whose faults are tried: one system, two rounds."""
     given = SmallWorld(world).compare(world / name, "--gin.pipeline_taser.hybrid_systems=[]")
     return [
-        *(one for one in given if "taser/" not in one),
+        *(argument for argument in given if "taser/" not in argument),
         "--gin.pipeline_taser.systems={'DPR': @dpr/System()}",
         "--gin.CHECKPOINT_PERIOD=2",
     ]
@@ -60,9 +60,9 @@ def environment(root: pathlib.Path, *folders: pathlib.Path, **more: str) -> dict
 
 def bits(output: pathlib.Path) -> dict[str, str]:
     """File -> digest, of what must be the same."""
-    found = [path for path in output.rglob("*") if path.name.endswith(_COMPARED)]
-    found += output.rglob(_NEGATIVES)
-    return {str(path.relative_to(output)): _digest(path) for path in sorted(found)}
+    files = [path for path in output.rglob("*") if path.name.endswith(_COMPARED)]
+    files += output.rglob(_NEGATIVES)
+    return {str(path.relative_to(output)): _digest(path) for path in sorted(files)}
 
 
 def _digest(path: pathlib.Path) -> str:
@@ -74,8 +74,8 @@ def _digest(path: pathlib.Path) -> str:
 
 def orphans(world: pathlib.Path) -> list[str]:
     """Locks, scratch files and unfinished checkpoints."""
-    found = {path for name in _ORPHANS for path in world.rglob(name)}
-    return sorted(str(path.relative_to(world)) for path in found)
+    leftovers = {path for name in _ORPHANS for path in world.rglob(name)}
+    return sorted(str(path.relative_to(world)) for path in leftovers)
 
 
 class Notes:
@@ -104,8 +104,8 @@ class Notes:
 
 def shares(codes: Iterable[int | None]) -> str:
     """Exit codes with their counts."""
-    known: Sequence[int] = [code for code in codes if code is not None]
-    return ", ".join(f"{code}: {known.count(code)}" for code in sorted({*known})) or "-"
+    exit_codes: Sequence[int] = [code for code in codes if code is not None]
+    return ", ".join(f"{code}: {exit_codes.count(code)}" for code in sorted({*exit_codes})) or "-"
 
 
 def machine(seconds: float) -> str:

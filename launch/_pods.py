@@ -84,10 +84,10 @@ class Pod(Hosts):
         self.price, self.price_text = tables.hourly_price(options, self.price_class)
         self.is_deleted_late = bool(options.type) and options.delete != "never"
         self.outputs: list[str] = []
-        self.kept = "as you say"
+        self.why_it_stays = "as you say"
         if not options.delete:
-            self.outputs, self.kept = _unasked_deletion(options)
-            options.delete = "never" if self.kept else "success"
+            self.outputs, self.why_it_stays = _unasked_deletion(options)
+            options.delete = "never" if self.why_it_stays else "success"
 
     def plan(self) -> list[str]:
         options, place = self.options, f"{self.name} in {self.options.zone}"
@@ -119,7 +119,7 @@ class Pod(Hosts):
             "always": "when the launcher ends, however it ends",
             "success": f"after the command has finished{there}; "
             "after a failure or Ctrl-C the TPU stays and is billed",
-            "never": f"never ({self.kept}): the TPU stays and is billed",
+            "never": f"never ({self.why_it_stays}): the TPU stays and is billed",
         }[options.delete]
         by_hand = shlex.join(self._deletion())
         return [*lines, f"deletion (--delete={options.delete}): {when}. By hand: {by_hand}"]
@@ -268,11 +268,11 @@ class Pod(Hosts):
         last = f"may still run and be billed; delete it: {by_hand}"
         try:
             state, description = self._look()
-            kept = self._delete(description, status) if state != "ABSENT" else ""
+            why_it_stays = self._delete(description, status) if state != "ABSENT" else ""
             if state == "ABSENT":
                 last = "does not exist; nothing is billed"
-            elif kept:
-                last = f"is {state}{self._meaning(state)[1]} ({kept}): {by_hand}"
+            elif why_it_stays:
+                last = f"is {state}{self._meaning(state)[1]} ({why_it_stays}): {by_hand}"
             else:
                 last = "was deleted; nothing is billed any more"
         except LaunchError:
@@ -286,7 +286,7 @@ class Pod(Hosts):
         delete, is_finished = self.options.delete, status == tables.FINISHED
         if not (status == tables.TIMED_OUT and self.is_deleted_late):
             if delete == "never":
-                return self.kept
+                return self.why_it_stays
             if delete == "success" and not is_finished:
                 return "the command has not finished; --delete=success"
         if not self._is_ours(description):

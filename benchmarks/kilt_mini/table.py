@@ -65,13 +65,13 @@ def main() -> None:
         print(__doc__, file=sys.stderr)
         sys.exit(2)
     root = pathlib.Path(sys.argv[1])
-    found = {row: read(root, row) for row in ROWS}
-    claims = all_claims(found, best_temperature(root))
+    by_row = {row: read(root, row) for row in ROWS}
+    claims = all_claims(by_row, best_temperature(root))
     all_findings: list[Finding] = []
     for name, measure in MEASURES.items():
         by_seed = {
             ROWS[row][2]: {seed: averages(tasks, measure) for seed, tasks in seeds.items()}
-            for row, seeds in found.items()
+            for row, seeds in by_row.items()
             if seeds
         }
         rows = {title: list(seeds.values()) for title, seeds in by_seed.items()}
@@ -87,29 +87,32 @@ def main() -> None:
 
 def read(root: pathlib.Path, row: str) -> Row:
     """Seed -> task -> values by query, of the seeds whose row is finished."""
-    seeds = {int(one.name.removeprefix("seed-")): one for one in sorted(root.glob("seed-*"))}
-    found = {seed: read_seed(directory, row) for seed, directory in seeds.items()}
-    return {seed: tasks for seed, tasks in found.items() if len(tasks) == len(TASKS)}
+    seeds = {
+        int(seed_dir.name.removeprefix("seed-")): seed_dir
+        for seed_dir in sorted(root.glob("seed-*"))
+    }
+    by_seed = {seed: read_seed(directory, row) for seed, directory in seeds.items()}
+    return {seed: tasks for seed, tasks in by_seed.items() if len(tasks) == len(TASKS)}
 
 
 def read_seed(seed: pathlib.Path, row: str) -> Mapping[str, Evaluation]:
     """Task -> values by query; not all tasks where the row has not finished."""
     folder, label, _ = ROWS[row]
     names = [f"{folder}-{task}" for task in TASKS] if row == "per-task" else [folder]
-    found: dict[str, Evaluation] = {}
+    evaluations: dict[str, Evaluation] = {}
     for name in names:
-        found |= read_row(seed / name, f"{name} ({label})" if label else "BM25")
-    return {task: found[task] for task in TASKS if task in found}
+        evaluations |= read_row(seed / name, f"{name} ({label})" if label else "BM25")
+    return {task: evaluations[task] for task in TASKS if task in evaluations}
 
 
 def best_temperature(root: pathlib.Path) -> str:
     """T-SAGE's, of the highest PageRprec on the validation queries; empty where none was run."""
     results = root / "validation" / "results"
-    found = read_results(results) if results.is_dir() else []
+    system_results = read_results(results) if results.is_dir() else []
     means = {
-        one.system.removeprefix(T_SAGE): one.mean("PageRprec", TASKS) or 0.0
-        for one in found
-        if one.system.startswith(T_SAGE)
+        system_result.system.removeprefix(T_SAGE): system_result.mean("PageRprec", TASKS) or 0.0
+        for system_result in system_results
+        if system_result.system.startswith(T_SAGE)
     }
     return max(means, key=lambda temperature: means[temperature]) if means else ""
 
@@ -136,7 +139,7 @@ def all_claims(rows: Mapping[str, Row], temperature: str) -> list[Claim]:
 
 def averages(tasks: Mapping[str, Evaluation], measure: str) -> Values:
     """Task -> mean over its queries."""
-    return {task: float(one.values[measure].mean()) for task, one in tasks.items()}
+    return {task: float(evaluation.values[measure].mean()) for task, evaluation in tasks.items()}
 
 
 def average(values: Values) -> float:

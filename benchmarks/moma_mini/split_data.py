@@ -114,9 +114,9 @@ def _write_corpus(
     output: pathlib.Path, passages: Iterable[dict[str, str]], relevant: Set[str], share: float
 ) -> None:
     """The relevant passages, and a share of the others."""
-    kept = [line for line in passages if line["_id"] in relevant or is_kept(line["_id"], share)]
-    _write_lines(output / "corpus.jsonl", map(json.dumps, kept))
-    print(f"{output.name}: {len(kept):,} passages")
+    corpus = [line for line in passages if line["_id"] in relevant or is_kept(line["_id"], share)]
+    _write_lines(output / "corpus.jsonl", map(json.dumps, corpus))
+    print(f"{output.name}: {len(corpus):,} passages")
 
 
 def is_kept(id: str, share: float) -> bool:

@@ -50,23 +50,26 @@ def main() -> None:
         print(__doc__, file=sys.stderr)
         sys.exit(2)
     root, is_gate = pathlib.Path(sys.argv[1]), len(sys.argv) == 3
-    seeds = {int(one.name.removeprefix("seed-")): one for one in sorted(root.glob("seed-*"))}
+    seeds = {
+        int(seed_dir.name.removeprefix("seed-")): seed_dir
+        for seed_dir in sorted(root.glob("seed-*"))
+    }
     blocks = [f"{MEASURE}, seeds {', '.join(map(str, seeds))}."]
     all_findings: list[Finding] = []
     for title, folders in (
-        ("Source", {seed: [one] for seed, one in seeds.items()}),
-        ("Targets", {seed: sorted(one.glob("targets/*")) for seed, one in seeds.items()}),
+        ("Source", {seed: [seed_dir] for seed, seed_dir in seeds.items()}),
+        ("Targets", {seed: sorted(seed_dir.glob("targets/*")) for seed, seed_dir in seeds.items()}),
     ):
-        found = rows(folders)
-        if found:
+        named_rows = rows(folders)
+        if named_rows:
             command = GATE_COMMAND if is_gate else COMMAND
-            findings = find(claims(found), MEASURE, command=command)
-            pair = last_episode(found) if is_gate else None
+            findings = find(claims(named_rows), MEASURE, command=command)
+            pair = last_episode(named_rows) if is_gate else None
             if pair is not None and pair.seeds:
                 findings.insert(0, gate(9, pair, MEASURE, opens_at=OPENS_AT, command=command))
             all_findings += findings
-            blocks += [f"### {title}", spread_table(found, MEASURE), markdown(findings)]
-    shares = [line for seed, one in seeds.items() for line in attention_lines(seed, one)]
+            blocks += [f"### {title}", spread_table(named_rows, MEASURE), markdown(findings)]
+    shares = [line for seed, seed_dir in seeds.items() for line in attention_lines(seed, seed_dir)]
     if shares:
         blocks += ["### Attention and documents by memory, in per cent", "\n".join(shares)]
     text = "\n\n".join(block.rstrip("\n") for block in blocks) + "\n"
@@ -84,34 +87,40 @@ def rows(folders: Mapping[int, Sequence[pathlib.Path]]) -> dict[str, Row]:
         if (directory / "results").is_dir()
         for result in read_results(directory / "results")
     ]
-    found: dict[str, Row] = {}
+    named_rows: dict[str, Row] = {}
     for name in dict.fromkeys(names):
         by_seed = {
-            seed: {t: one for each in directories for t, one in read_row(each, name).items()}
+            seed: {
+                t: evaluation
+                for each in directories
+                for t, evaluation in read_row(each, name).items()
+            }
             for seed, directories in folders.items()
         }
-        found[name] = {seed: tasks for seed, tasks in by_seed.items() if tasks}
-    return found
+        named_rows[name] = {seed: tasks for seed, tasks in by_seed.items() if tasks}
+    return named_rows
 
 
-def claims(found: Mapping[str, Row]) -> list[Claim]:
+def claims(named_rows: Mapping[str, Row]) -> list[Claim]:
     """Claim 9 of docs/claims.md, and every trained row against the last one without memory."""
-    baselines = [name for name in found if name.startswith(BASELINE)]
+    baselines = [name for name in named_rows if name.startswith(BASELINE)]
     if not baselines:
         return []
     last = sorted(baselines)[-1]
-    beside = [over(name, last, found) for name in found if name.startswith(LEARNED)]
-    learned, none = (on_tasks(found.get(name, {}), TARGETS) for name in (LEARNED, BASELINE))
+    beside = [over(name, last, named_rows) for name in named_rows if name.startswith(LEARNED)]
+    learned, none = (on_tasks(named_rows.get(name, {}), TARGETS) for name in (LEARNED, BASELINE))
     return [registered(9, [Pair(f"{LEARNED} over {BASELINE}", learned, none)]), *beside]
 
 
-def last_episode(found: Mapping[str, Row]) -> Pair | None:
+def last_episode(named_rows: Mapping[str, Row]) -> Pair | None:
     """The learned lookup over no memory after the last episode that both have finished."""
-    for name in sorted(found, reverse=True):
+    for name in sorted(named_rows, reverse=True):
         learned = name.replace(BASELINE, LEARNED)
-        if name.startswith(BASELINE) and learned in found:
+        if name.startswith(BASELINE) and learned in named_rows:
             return Pair(
-                f"{learned} over {name}, on validation questions", found[learned], found[name]
+                f"{learned} over {name}, on validation questions",
+                named_rows[learned],
+                named_rows[name],
             )
     return None
 
@@ -120,15 +129,15 @@ def attention_lines(seed: int, directory: pathlib.Path) -> list[str]:
     """Figure 2's numbers, a line for each episode and task."""
     lines = []
     for path in sorted(directory.glob("stages/*-distil.json")):
-        for one in json.loads(path.read_text(encoding="utf-8"))["outputs"]["attention"]:
+        for shares in json.loads(path.read_text(encoding="utf-8"))["outputs"]["attention"]:
             by_memory = ", ".join(
-                f"{memory}: {100 * one['attention'][memory]:.1f} of attention, "
-                f"{100 * one['documents'][memory]:.1f} of documents"
-                for memory in one["attention"]
+                f"{memory}: {100 * shares['attention'][memory]:.1f} of attention, "
+                f"{100 * shares['documents'][memory]:.1f} of documents"
+                for memory in shares["attention"]
             )
-            gold = f"{100 * one['queries_with_gold']:.1f} of queries have a relevant document"
+            gold = f"{100 * shares['queries_with_gold']:.1f} of queries have a relevant document"
             label = path.stem.removesuffix("-distil")
-            lines.append(f"- seed {seed}, {label}, {one['task']}: {by_memory}; {gold}")
+            lines.append(f"- seed {seed}, {label}, {shares['task']}: {by_memory}; {gold}")
     return lines
 
 

@@ -125,13 +125,18 @@ def fusion_latency(
     """Milliseconds per query for some queries of a task, each measured after a first run."""
     vectors = [specialist.vectors(task, TEST)[:TIMED] for specialist in specialists]
     count = len(vectors[0])
-    lists = [one.search(some) for one, some in zip(specialists, vectors, strict=True)]
+    lists = [
+        open_specialist.search(some)
+        for open_specialist, some in zip(specialists, vectors, strict=True)
+    ]
     runs = [Run.of([str(line) for line in range(count)], result) for result in lists]
     search, confidence, columns = 0.0, 0.0, []
-    for one, some, result in zip(specialists, vectors, lists, strict=True):
-        weigh = functools.partial(one.confidences, some, result, [one.temperature])
+    for open_specialist, some, result in zip(specialists, vectors, lists, strict=True):
+        weigh = functools.partial(
+            open_specialist.confidences, some, result, [open_specialist.temperature]
+        )
         columns.append(weigh()[0])
-        search += seconds_of(functools.partial(one.search, some))
+        search += seconds_of(functools.partial(open_specialist.search, some))
         confidence += seconds_of(weigh)
     w = np.stack(columns, axis=1)
     fusion = seconds_of(lambda: fuse_runs(runs, weights_of(w, config).values, config))

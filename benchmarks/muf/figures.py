@@ -74,7 +74,9 @@ def figures(run: FinishedRun) -> dict[str, Figure]:
         drawn["reliability"] = grid(tables, reliability_panel)
     costs = run.directory / "costs.json"
     if costs.exists():
-        latency = {int(size): one for size, one in json.loads(costs.read_text()).items()}
+        latency = {
+            int(size): milliseconds for size, milliseconds in json.loads(costs.read_text()).items()
+        }
         if len(latency) > 1:
             drawn["sizes"] = sizes_figure(run, latency, tasks)
     return drawn
@@ -215,12 +217,12 @@ def strips_figure(run: FinishedRun, specialist: OpenSpecialist, task: str) -> Fi
     order = np.argsort(w, kind="stable")
     places = np.linspace(0, len(order) - 1, min(STRIPS, len(order))).round().astype(int)
     lines = order[places]
-    found = member_probabilities(specialist, task, lines, k=run.weighing.k)
+    softmaxes = member_probabilities(specialist, task, lines, k=run.weighing.k)
     query_ids = specialist.lists(task, TEST).query_ids
     size = (PANEL * len(lines), PANEL)
     figure = Figure(figsize=size, dpi=120, layout="constrained")
-    axes = figure.subplots(found.shape[1], len(lines), squeeze=False, sharex=True, sharey=True)
-    for column, line, members in zip(axes.T, lines, found, strict=True):
+    axes = figure.subplots(softmaxes.shape[1], len(lines), squeeze=False, sharex=True, sharey=True)
+    for column, line, members in zip(axes.T, lines, softmaxes, strict=True):
         column[0].set_title(f"{query_ids[line]}: w {w[line]:.2f}", loc="left", fontsize=8)
         for axis, probabilities in zip(column, members[:, :STRIP_PASSAGES], strict=True):
             axis.bar(np.arange(1, len(probabilities) + 1), probabilities)

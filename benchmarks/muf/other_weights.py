@@ -85,7 +85,10 @@ class Seed:
 
     def runs(self, task: str, split: str) -> list[Run]:
         """A list per specialist."""
-        roots = [self._directory / "specialists" / file_name(one) for one in SPECIALISTS.values()]
+        roots = [
+            self._directory / "specialists" / file_name(specialist)
+            for specialist in SPECIALISTS.values()
+        ]
         return [QueryArrays.open(split_path(r / "lists", task, split), LISTS).run for r in roots]
 
     def margins(self, task: str, split: str) -> Confidences:

@@ -91,16 +91,18 @@ def main() -> None:
     blocks = [f"{len(seeds)} seeds."]
     all_findings: list[Finding] = []
     for table, folder in TABLES.items():
-        names = list(dict.fromkeys(name for one in seeds.values() for name in rows(one, table)))
+        names = list(
+            dict.fromkeys(name for seed_dir in seeds.values() for name in rows(seed_dir, table))
+        )
         named = [name for claim in CLAIMS.get(table, ()) for name in claim]
         if table == "domains":
             named += [name for rows_of in REGISTERED_ROWS.values() for name in rows_of]
-        found = {name: read(seeds, folder, name) for name in dict.fromkeys([*names, *named])}
-        claims = [over(first, second, found) for first, second in CLAIMS.get(table, ())]
+        named_rows = {name: read(seeds, folder, name) for name in dict.fromkeys([*names, *named])}
+        claims = [over(first, second, named_rows) for first, second in CLAIMS.get(table, ())]
         if table == "domains":
-            claims = [*registered_claims(found), *claims]
+            claims = [*registered_claims(named_rows), *claims]
         for measure in MEASURES:
-            shown = {name: row for name, row in found.items() if row}
+            shown = {name: row for name, row in named_rows.items() if row}
             if shown:
                 blocks.append(f"### {table}, {measure}")
                 blocks.append(spread_table(shown, measure))
@@ -137,8 +139,8 @@ def rows(directory: pathlib.Path, table: str) -> list[str]:
 
 def read(seeds: Mapping[int, pathlib.Path], folder: str, name: str) -> Row:
     """A row's values by query, of the seeds that have it."""
-    found = {seed: read_row(directory / folder, name) for seed, directory in seeds.items()}
-    return {seed: tasks for seed, tasks in found.items() if tasks}
+    by_seed = {seed: read_row(directory / folder, name) for seed, directory in seeds.items()}
+    return {seed: tasks for seed, tasks in by_seed.items() if tasks}
 
 
 def aurocs(directories: Iterable[pathlib.Path]) -> str:

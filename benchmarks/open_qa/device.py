@@ -192,15 +192,15 @@ class Bench:
                 negatives_dir=self._options.negatives_dir,
                 learning_rate=learning_rate,
             )
-            found = {
+            line = {
                 "probe": system,
                 "learning_rate": learning_rate,
                 "validation": dict(summary.validation),
                 "steps_per_second": round(summary.steps_per_second, 3),
                 **self._described(),
             }
-            print(json.dumps(found), flush=True)
-            self._append([found])
+            print(json.dumps(line), flush=True)
+            self._append([line])
 
     def _append(self, lines: Sequence[Mapping[str, Any]]) -> None:
         with (self._options.output_dir / "device.jsonl").open("a", encoding="utf-8") as file:
@@ -230,12 +230,12 @@ class Bench:
     def _search(
         self, embeddings: pathlib.Path, searcher: Searcher, split: str
     ) -> dict[str, SearchResult]:
-        found = {}
+        results = {}
         for task, splits in self._store.tasks.items():
             if split in splits:
                 queries = QueryEmbeddings.of_split(embeddings, task, split)
-                found[task] = searcher.search(queries.rows(0, len(queries)), self._options.k)
-        return found
+                results[task] = searcher.search(queries.rows(0, len(queries)), self._options.k)
+        return results
 
     def _mine(self, embeddings: pathlib.Path, searcher: Searcher, name: str) -> str:
         """P2: the model's top passages but the positives, answer-containing ones kept."""

@@ -60,7 +60,8 @@ def report(part: str, root: pathlib.Path) -> str:
     claims = CLAIMS[part](rows, root)
     findings = {measure: find(claims, measure, command=COMMAND) for measure in MEASURES}
     write_json(
-        [one for of_measure in findings.values() for one in of_measure], root / "claims.json"
+        [finding for of_measure in findings.values() for finding in of_measure],
+        root / "claims.json",
     )
     blocks = [
         f"### {measure}\n\n{means(rows, measure)}\n{markdown(findings[measure])}"

@@ -30,8 +30,8 @@ def main() -> None:
     for line in lines:
         splits["dev" if is_held_out(line.split("\t")[0]) else "train"].append(line)
     splits["test"] = _lines(_existing(source / "qrels" / "test.tsv"))
-    for split, kept in splits.items():
-        (output / "qrels" / f"{split}.tsv").write_text("\n".join(kept) + "\n", encoding="utf-8")
+    for split, qrels in splits.items():
+        (output / "qrels" / f"{split}.tsv").write_text("\n".join(qrels) + "\n", encoding="utf-8")
 
 
 def is_held_out(query_id: str) -> bool:

@@ -62,8 +62,8 @@ def main() -> None:
     if len(sys.argv) != 3:
         print(__doc__, file=sys.stderr)
         sys.exit(2)
-    found = {result.system: result for result in read_results(sys.argv[1])}
-    text = rows(found)
+    by_system = {result.system: result for result in read_results(sys.argv[1])}
+    text = rows(by_system)
     table = pathlib.Path(sys.argv[2])
     comparison = pathlib.Path(sys.argv[1]).parent
     if any(comparison.glob("per_query/*.test.csv")):
@@ -90,16 +90,16 @@ def all_claims(comparison: pathlib.Path) -> list[Claim]:
     return claims
 
 
-def rows(found: Mapping[str, SystemResult]) -> str:
+def rows(by_system: Mapping[str, SystemResult]) -> str:
     """One line per row: parameters, tasks, mean, in per cent."""
     lines = [
         f"| {MEASURE} | parameters | {' | '.join(TASKS)} | mean |",
         f"|---|{'---:|' * (len(TASKS) + 2)}",
     ]
     for row in ROWS:
-        if row in found:
-            values = [100 * found[row].tasks[task].metrics[MEASURE] for task in TASKS]
-            count = found[row].parameters
+        if row in by_system:
+            values = [100 * by_system[row].tasks[task].metrics[MEASURE] for task in TASKS]
+            count = by_system[row].parameters
             parameters = "-" if count is None else f"{count:,}"
             lines.append(_line(row, parameters, [*values, statistics.fmean(values)]))
     lines += [_line(row, "-", values) for row, values in TARGETS.items()]

@@ -374,7 +374,7 @@ def _holds_references(value: str) -> bool:
 def _readable(error: Exception, *, where: str) -> ConfigError:
     """Turns Gin's error into a `ConfigError` that suggests the nearest known name."""
     message = " ".join(str(error).split())
-    known = _known_parameters()
+    configurables = _known_parameters()
     unknown = re.search(r"No configurable matching (?:reference )?'@?([^'()]+)", message)
     parameter = re.search(r"[Cc]onfigurable '([\w.]+)'.*?parameter named '(\w+)'", message)
     if parameter:
@@ -382,25 +382,25 @@ def _readable(error: Exception, *, where: str) -> ConfigError:
         return ConfigError(
             f"{owner} has no parameter {name!r}",
             where=where,
-            expected=f"one of {', '.join(known.get(owner, ()))}",
-            fix=did_you_mean(name, known.get(owner, ())) or "use one of those",
+            expected=f"one of {', '.join(configurables.get(owner, ()))}",
+            fix=did_you_mean(name, configurables.get(owner, ())) or "use one of those",
         )
     if unknown:
         name = unknown.group(1)
         return ConfigError(
             f"unknown name {name!r}",
             where=where,
-            expected=f"one of {', '.join(sorted(known))}, or a macro in capitals",
-            fix=did_you_mean(name.split(".")[-1], known) or "check the spelling",
+            expected=f"one of {', '.join(sorted(configurables))}, or a macro in capitals",
+            fix=did_you_mean(name.split(".")[-1], configurables) or "check the spelling",
         )
     return ConfigError(message, where=where, fix="correct the Gin syntax or the name")
 
 
 def _known_parameters() -> dict[str, list[str]]:
     """Configurable name -> its parameters, for those registered with Gin."""
-    known = {}
+    configurables = {}
     for selector, entry in gin.config._REGISTRY.items():
         if selector.startswith("gin."):
             continue
-        known[selector.split(".")[-1]] = list(inspect.signature(entry.wrapped).parameters)
-    return known
+        configurables[selector.split(".")[-1]] = list(inspect.signature(entry.wrapped).parameters)
+    return configurables

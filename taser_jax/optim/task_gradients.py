@@ -171,8 +171,10 @@ def weighted_gradients(
     trainable: PyTree[bool] | None,
 ) -> PyTree:
     """One gradient tree, Σ_t w_t·g_t of each trainable leaf; 0 for frozen ones."""
-    kept = keep_trainable(task_grads, trainable)
-    return with_frozen(jax.tree.map(functools.partial(_weighted_sum, weights), kept), params)
+    trainable_grads = keep_trainable(task_grads, trainable)
+    return with_frozen(
+        jax.tree.map(functools.partial(_weighted_sum, weights), trainable_grads), params
+    )
 
 
 def weights_entropy(weights: Float[Array, " task"]) -> Float[Array, ""]:

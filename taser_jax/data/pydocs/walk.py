@@ -155,13 +155,13 @@ class _Walker:
     """Collects objects by identity, so that an object appears once, with all its names."""
 
     def __init__(self) -> None:
-        self.found: dict[int, _Found] = {}
+        self.objects: dict[int, _Found] = {}
 
     def add(self, value: object, name: str) -> bool:
         """Records a name of an object; True if the object is new."""
-        entry = self.found.get(id(value))
+        entry = self.objects.get(id(value))
         if entry is None:
-            self.found[id(value)] = _Found(value, [name])
+            self.objects[id(value)] = _Found(value, [name])
         elif name not in entry.names:
             entry.names.append(name)
         return entry is None
@@ -176,7 +176,7 @@ class _Walker:
 
     def classes(self) -> None:
         """Members of every class found, named after the class's canonical name."""
-        pending = [f for f in self.found.values() if inspect.isclass(f.value)]
+        pending = [f for f in self.objects.values() if inspect.isclass(f.value)]
         for owner in pending:  # grows as nested classes are found
             assert isinstance(owner.value, type)
             prefix = _canonical(owner)
@@ -185,7 +185,7 @@ class _Walker:
                 if value is None or not _belongs(value, prefix.partition(".")[0]):
                     continue
                 if self.add(value, f"{prefix}.{member_name}") and inspect.isclass(value):
-                    pending.append(self.found[id(value)])
+                    pending.append(self.objects[id(value)])
 
 
 class _Sources:
@@ -258,7 +258,7 @@ def walk(roots: list[str], emit: Callable[[dict[str, object]], None]) -> None:
             walker.module(module, name)
     walker.classes()
     sources = _Sources()
-    for item in walker.found.values():
+    for item in walker.objects.values():
         doc = _own_doc(item.value)
         if doc is None:
             continue
