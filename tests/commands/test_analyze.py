@@ -166,20 +166,20 @@ def specific(values, temperature=2.0):
 
 
 def test_shares_equal_a_float64_oracle_that_holds_everything(analyzed, tiny_store_dir):
-    found = {(s.model, s.step): s.total for s in analyzed[0].specialties}
-    assert list(found) == [("tsage", 4), ("tsage", 8), ("naive", 8)]
+    totals = {(s.model, s.step): s.total for s in analyzed[0].specialties}
+    assert list(totals) == [("tsage", 4), ("tsage", 8), ("naive", 8)]
     measured = oracle_sensitivities(8, tiny_store_dir, range(2))
     values = in_medians(measured.sum(0))
-    total = found["naive", 8]
+    total = totals["naive", 8]
     assert total.size == values.shape[1]
     activated, low, owner = specific(values)
-    wanted = [(~activated).mean(), low.mean(), (activated & ~low).mean()]
+    expected = [(~activated).mean(), low.mean(), (activated & ~low).mean()]
     shares = [total.share(kind) for kind in Specialty]
     # Float32 gradients move a handful of values over a bound.
-    np.testing.assert_allclose(shares, wanted, atol=3 / total.size)
+    np.testing.assert_allclose(shares, expected, atol=3 / total.size)
     by_task = np.bincount(owner[low], minlength=3)
     assert np.abs(total.specialty[1] - by_task).max() <= 2
-    assert min(wanted) > 0.01
+    assert min(expected) > 0.01
 
 
 def test_t_sages_own_average_is_read_where_it_was_saved(analyzed):

@@ -41,8 +41,8 @@ def test_metrics_are_written_whole_and_resumed(bucket):
     resumed = JsonlWriter(path, resume_step=2)
     resumed.write_scalars(3, {"train/loss": 2.0})
     lines = (bucket.folder / "bucket/models/tiny/metrics.jsonl").read_text().splitlines()
-    found = [json.loads(line) for line in lines]
-    assert [(line["step"], line["train/loss"]) for line in found] == [(1, 1.0), (2, 1.0), (3, 2.0)]
+    logged = [json.loads(line) for line in lines]
+    assert [(line["step"], line["train/loss"]) for line in logged] == [(1, 1.0), (2, 1.0), (3, 2.0)]
 
 
 def test_a_model_is_trained_into_a_bucket_and_opened_from_it(

@@ -216,8 +216,8 @@ def test_queries_with_documents_are_compiled(documents, tmp_path, given):
     flops = model_flops(3)
     (batch,) = given[0].values()
     each = {"tokens": (16, 3, 64), "embeddings": (16, 3, 128)}[documents]
-    found = batch.queries.documents
-    assert (found.ids if documents == "tokens" else found).shape == each
+    retrieved = batch.queries.documents
+    assert (retrieved.ids if documents == "tokens" else retrieved).shape == each
     assert batch.queries.present.shape == (16, 3)
     # Documents cost what the formulas say.
     assert flops > model_flops(0)

@@ -117,8 +117,8 @@ def test_rows_are_tested_against_the_baseline(capitals, tmp_path):
     evaluate += gin("SignificanceConfig", baseline="plain")
     # Bern's answer is in p6, Tiber's in p5, the wheel's in none.
     right = {ids[0]: "p6", ids[1]: "p5"}
-    for system, found in {"plain": (0,), "taser": (0, 1)}.items():
-        ranked = {id: {right[id] if n in found else "p7": 1.0} for n, id in enumerate(ids)}
+    for system, answered in {"plain": (0,), "taser": (0, 1)}.items():
+        ranked = {id: {right[id] if n in answered else "p7": 1.0} for n, id in enumerate(ids)}
         runs = tmp_path / f"runs-{system}"
         _write_run(runs / "capital.test.trec", ranked)
         out = gin(EVAL_OUTPUT_DIR=tmp_path / "out")
@@ -167,10 +167,10 @@ def test_each_task_may_have_an_alpha_of_its_own(capitals, tmp_path, capsys):
     bern, *_ = QuerySet.open(data_dir, "capitals", "capital", "test")
     [other] = [dataclasses.replace(bern, id="other", task="other")]
     write_queries(data_dir, "capitals", "other", "test", [other])
-    found, lost = {"p0": 2.25, "p6": 1.0}, {"p6": 3.0, "p0": 2.0}
+    p0_leads, p6_leads = {"p0": 2.25, "p6": 1.0}, {"p6": 3.0, "p0": 2.0}
     runs = {
-        "dense": {"capital": {bern.id: found}, "other": {"other": lost}},
-        "sparse": {"capital": {bern.id: lost}, "other": {"other": {"p0": 9.0, "p6": 8.5}}},
+        "dense": {"capital": {bern.id: p0_leads}, "other": {"other": p6_leads}},
+        "sparse": {"capital": {bern.id: p6_leads}, "other": {"other": {"p0": 9.0, "p6": 8.5}}},
     }
     for kind, tasks in runs.items():
         for task, ranked in tasks.items():

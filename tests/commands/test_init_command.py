@@ -126,7 +126,7 @@ def test_every_command_takes_it_alone(name, project):
         "quickstart": pretrained,
         "pipeline moma": {"BertFusionConfig"},
     }.get(name, set())
-    assert {one.split(".")[0] for one in resolved.unused} <= allowed
+    assert {binding.split(".")[0] for binding in resolved.unused} <= allowed
 
 
 def test_training_reads_the_defaults_and_the_project(project):

@@ -53,8 +53,8 @@ def last_step_written(model_dir: pathlib.Path) -> int:
 
 
 def unfinished(model_dir: pathlib.Path) -> list[str]:
-    found = os.listdir(model_dir) if model_dir.exists() else []
-    return [name for name in found if name.endswith(".orbax-checkpoint-tmp")]
+    names = os.listdir(model_dir) if model_dir.exists() else []
+    return [name for name in names if name.endswith(".orbax-checkpoint-tmp")]
 
 
 def has_reached(model_dir: pathlib.Path, step: int) -> bool:
@@ -79,12 +79,12 @@ def signal_when(
 
 def assert_same(model_dir: pathlib.Path, uninterrupted: pathlib.Path) -> None:
     expected = tiny_command.final_state(uninterrupted, STEPS)
-    found = tiny_command.final_state(model_dir, STEPS)
-    assert found.keys() == expected.keys()
-    assert any(name.startswith("params/") for name in found)
-    assert any(name.startswith("opt_state/") for name in found)
+    state = tiny_command.final_state(model_dir, STEPS)
+    assert state.keys() == expected.keys()
+    assert any(name.startswith("params/") for name in state)
+    assert any(name.startswith("opt_state/") for name in state)
     for name, value in expected.items():
-        assert value.tobytes() == found[name].tobytes(), name
+        assert value.tobytes() == state[name].tobytes(), name
     metrics = tiny_command.metrics_by_step(model_dir)
     assert list(metrics) == list(range(1, STEPS + 1))
     assert metrics == tiny_command.metrics_by_step(uninterrupted)

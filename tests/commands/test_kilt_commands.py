@@ -89,12 +89,12 @@ def test_pages_and_passages_in_one_table_and_a_task_judged_by_pages_alone(prepar
     [path] = (prepared / "out" / "kilt").glob("*fever*.jsonl")
     gold = gold_path(QuerySet.open(prepared / "data", "k", "fever", "test"))
     ids = [json.loads(line)["id"] for line in gold.read_text().splitlines()]
-    found = {
-        record["id"]: [one["wikipedia_id"] for one in record["output"][0]["provenance"]]
+    page_ids = {
+        record["id"]: [evidence["wikipedia_id"] for evidence in record["output"][0]["provenance"]]
         for record in map(json.loads, path.read_text().splitlines())
     }
-    assert list(found) == ids
-    assert found == {"q0": ["7", "9", "8"], "q1": ["9", "7"], "q2": []}
+    assert list(page_ids) == ids
+    assert page_ids == {"q0": ["7", "9", "8"], "q1": ["9", "7"], "q2": []}
 
 
 def test_refusals(prepared, capsys):

@@ -105,8 +105,8 @@ def test_training_leaves_out_dropped_queries(small_world, tmp_path):
 
     def read(*names: str) -> list[str]:
         directories = [str(tmp_path / name) for name in names]
-        found = training_queries(tokens, task_names=["code"], negatives_dirs=directories)
-        return found["code"].query_ids
+        queries = training_queries(tokens, task_names=["code"], negatives_dirs=directories)
+        return queries["code"].query_ids
 
     assert read("drop") == ids[1:]
     assert read("random") == ids

@@ -36,11 +36,11 @@ def _where(root: pathlib.Path) -> list[str]:
 
 
 def _found(runs_dir: pathlib.Path) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    ranked: dict[str, list[str]] = {}
     for line in (runs_dir / "arguana.test.trec").read_text().splitlines():
         query, _, passage, *_ = line.split()
-        found.setdefault(query, []).append(passage)
-    return found
+        ranked.setdefault(query, []).append(passage)
+    return ranked
 
 
 def _first(root: pathlib.Path, runs_dir: pathlib.Path, output: pathlib.Path) -> float:
@@ -76,15 +76,15 @@ def test_neither_does_a_model(root, small_world, compared, tmp_path):
     search = ["search", *embeddings, *index, *_where(root)]
     succeed(*search, *gin(RUNS_DIR=tmp_path / "all", TOP_K=4))
     succeed(*search, *gin(RUNS_DIR=tmp_path / "runs", TOP_K=3), *OWN)
-    every, found = _found(tmp_path / "all"), _found(tmp_path / "runs")
-    assert every.keys() == found.keys() == QUERIES.keys()
-    for query, passages in found.items():
+    every, without_own = _found(tmp_path / "all"), _found(tmp_path / "runs")
+    assert every.keys() == without_own.keys() == QUERIES.keys()
+    for query, passages in without_own.items():
         assert passages == [passage for passage in every[query] if passage != query]
     # A specialist's lists, which a fusion joins, leave it out as well.
     fuse = ["fuse", *_where(root), *gin(SPECIALISTS={"one": str(tmp_path / "one")})]
     fuse += [*gin("FusionConfig", depth=3), *gin("Weighing", k=3)]
     succeed(*fuse, *gin(FUSION_DIR=tmp_path / "fused"), *OWN)
-    assert _found(tmp_path / "fused" / "runs") == found
+    assert _found(tmp_path / "fused" / "runs") == without_own
 
 
 def test_refusals(root, tmp_path, capsys, small_world):

@@ -37,10 +37,10 @@ def compiler(monkeypatch):
 
     def compile_recipe(*, training, output_dir, **given):
         asked.append((training.mesh.fsdp, training.mesh.model))
-        found = answers[min(len(asked), len(answers)) - 1]
+        answer = answers[min(len(asked), len(answers)) - 1]
         pathlib.Path(output_dir).mkdir(parents=True)
-        pathlib.Path(output_dir, plan.REPORT_JSON).write_text(json.dumps(found))
-        if not found["fits"]:
+        pathlib.Path(output_dir, plan.REPORT_JSON).write_text(json.dumps(answer))
+        if not answer["fits"]:
             raise ConfigError("does not fit")
 
     monkeypatch.setattr(plan, "compile_recipe", compile_recipe)
@@ -83,8 +83,8 @@ def test_the_compiler_decides_among_three_meshes_and_is_asked_once(tmp_path, cap
 )
 def test_meshes_divide_devices_and_heads(own, devices, heads, meshes):
     topology = types.SimpleNamespace(devices=[None] * devices)
-    found = plan._meshes(MeshConfig(fsdp=own[0], model=own[1]), topology, num_heads=heads)
-    assert [(mesh.fsdp, mesh.model) for mesh in found] == meshes
+    configs = plan._meshes(MeshConfig(fsdp=own[0], model=own[1]), topology, num_heads=heads)
+    assert [(mesh.fsdp, mesh.model) for mesh in configs] == meshes
 
 
 def test_chips_are_compared(tmp_path, capsys, compiler):

@@ -49,12 +49,12 @@ def read(world, split, task="qa_bm25"):
 
 def test_passages_with_an_answer_are_positives_and_the_others_hard_negatives(world, tmp_path):
     assert run(world, tmp_path) == {"qa_bm25": {"train": 2, "validation": 2, "test": 0}}
-    found = read(world, "train")
-    assert list(found) == ["a"]
+    queries = read(world, "train")
+    assert list(queries) == ["a"]
     # "france" and "paris" are in the first; "paris" in the second; then what shares "capital".
-    assert found["a"].positives == (0, 1)
-    assert found["a"].hard_negatives == (2,)
-    assert found["a"].task == "qa_bm25"
+    assert queries["a"].positives == (0, 1)
+    assert queries["a"].hard_negatives == (2,)
+    assert queries["a"].task == "qa_bm25"
     lost = (left_out_directory(world, "c") / "qa_bm25.train.txt").read_text()
     assert lost.splitlines() == ["b: which bread is best", "c: who wrote the first program"]
     # Judged by their answers: all of them.

@@ -55,8 +55,8 @@ def test_vocabulary_and_token_store(small_world):
     title, text = passages[5].title, passages[5].text
     title_ids, text_ids = vocabulary.encode([title, text])
     expected = [vocabulary.cls_id, *title_ids, vocabulary.sep_id, *text_ids][:31]
-    found = store.passages.tokens([5])
-    assert found.ids[0, :31].tolist()[: len(expected)] == expected
+    tokens = store.passages.tokens([5])
+    assert tokens.ids[0, :31].tolist()[: len(expected)] == expected
     assert json.loads((small_world.token_store / "mixture.json").read_text())["weights"] == {
         "summary": 1.0,
         "code": 1.0,
@@ -71,8 +71,8 @@ def test_tasks_go_by_their_registered_names_too(small_world):
     with pytest.raises(ConfigError, match="no task 'small_cod'"):
         training_queries(store, task_names=["small_cod"])
     names = ["small_summary", "small.code", "summary"]
-    found = tasks_with(str(small_world.data_dir), "small", split="train", tasks=names)
-    assert found == ["summary", "code", "summary"]
+    tasks = tasks_with(str(small_world.data_dir), "small", split="train", tasks=names)
+    assert tasks == ["summary", "code", "summary"]
     with pytest.raises(ConfigError, match="no task 'other_code'"):
         tasks_with(str(small_world.data_dir), "small", split="train", tasks=["other_code"])
 
@@ -131,9 +131,9 @@ def test_without_validation_each_command_says_how_to_get_it(tmp_path, capsys):
 def test_training_queries_are_drawn_by_the_hash_of_their_ids():
     queries = [Query(id=f"q{n}", text="t", task="t", positives=(0,)) for n in range(20)]
     hashes = {query.id: hashlib.sha256(query.id.encode()).hexdigest() for query in queries}
-    wanted = sorted(hashes, key=hashes.__getitem__)[:5]
+    lowest = sorted(hashes, key=hashes.__getitem__)[:5]
     drawn = [query.id for query in drawn_by_hash(queries, 5)]
-    assert drawn == [query.id for query in queries if query.id in wanted]
+    assert drawn == [query.id for query in queries if query.id in lowest]
     assert {query.id for query in drawn_by_hash(queries[::-1], 5)} == set(drawn)
     assert set(drawn) < {query.id for query in drawn_by_hash(queries, 6)}
     assert drawn_by_hash(queries, 30) == queries

@@ -73,18 +73,18 @@ def test_it_starts_as_the_tied_model_and_validates_every_task(
         initial_checkpoint=str(tied_dir / "checkpoint_2"),
     )
     encoder = towers(tied_dir)["encoder"]
-    for found in towers(tmp_path / "q_spec").values():
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-7), found, encoder)
+    for tower in towers(tmp_path / "q_spec").values():
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-7), tower, encoder)
     lines = (tied_dir / "metrics.jsonl").read_text().splitlines()
     validated = json.loads(lines[-1])
     # Validation takes each task's tower: as copies they are judged as the tied one was.
     for name, value in summary.validation.items():
         assert value == pytest.approx(validated[f"validation/{name}"], rel=1e-4), name
-    one, several = load_model(tied_dir), load_model(tmp_path / "q_spec")
+    tied, several = load_model(tied_dir), load_model(tmp_path / "q_spec")
     tokens = tiny_training.TokenStore.open(tiny_store_dir).passages.tokens(np.arange(8))
     for role, task in ((Role.QUERY, "first"), (Role.QUERY, "second"), (Role.PASSAGE, None)):
         np.testing.assert_allclose(
-            several.encode_fn(role, task=task)(tokens), one.encode_fn(role)(tokens), atol=1e-5
+            several.encode_fn(role, task=task)(tokens), tied.encode_fn(role)(tokens), atol=1e-5
         )
 
 

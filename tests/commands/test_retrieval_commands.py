@@ -39,8 +39,8 @@ def test_exact_search_equals_sorting_all_scores(small_world, model_dir, embeddin
     )
     every = queries.tokens(np.arange(len(queries)))
     encoded = np.asarray(load_model(model_dir).encode_fn(Role.QUERY)(every), np.float64)
-    found = Embeddings.open(embeddings)
-    scores = encoded @ found.rows(0, len(found)).astype(np.float64).T
+    vectors = Embeddings.open(embeddings)
+    scores = encoded @ vectors.rows(0, len(vectors)).astype(np.float64).T
     best = -np.sort(-scores, axis=1)[:, :10]
     np.testing.assert_allclose(run.scores, best, atol=1e-4)
     np.testing.assert_allclose(np.take_along_axis(scores, run.rows, axis=1), best, atol=1e-4)
@@ -163,25 +163,25 @@ def test_queries_of_every_task_and_split_are_encoded_unless_restricted(
     assert encoded_splits(embeddings) == every
     for task, split in every:
         queries = store.queries(task, split)
-        found = QueryEmbeddings.of_split(embeddings, task, split)
+        encoded = QueryEmbeddings.of_split(embeddings, task, split)
         whole = model.encode_fn(Role.QUERY, task=task)(queries.tokens(np.arange(len(queries))))
-        np.testing.assert_allclose(found.rows(0, len(found)), whole, atol=1e-5)
-        assert found.query_ids == queries.query_ids
-        assert found.fingerprints["queries"] == queries.fingerprint
-        shared = {key: value for key, value in found.fingerprints.items() if key != "queries"}
+        np.testing.assert_allclose(encoded.rows(0, len(encoded)), whole, atol=1e-5)
+        assert encoded.query_ids == queries.query_ids
+        assert encoded.fingerprints["queries"] == queries.fingerprint
+        shared = {key: value for key, value in encoded.fingerprints.items() if key != "queries"}
         assert shared == Embeddings.open(embeddings).fingerprints
 
     shutil.copytree(embeddings, tmp_path / "e", ignore=shutil.ignore_patterns("queries"))
     some = gin(TASKS=["code"]) + gin("encode", query_splits=["test", "train"])
     succeed("encode", *_encode(small_world, model_dir, tmp_path / "e"), *some)
     assert encoded_splits(tmp_path / "e") == [("code", "test"), ("code", "train")]
-    for wrong, known in (
+    for wrong, choices in (
         (gin(TASKS=["cod"]), "code"),
         (gin("encode", query_splits=["tst"]), "test, train"),
     ):
         arguments = [*_encode(small_world, model_dir, tmp_path / "e"), *wrong]
         message = refused(capsys, "encode", *arguments)
-        assert f"some of {known}" in message.replace("summary, ", "")
+        assert f"some of {choices}" in message.replace("summary, ", "")
 
 
 def _edit(path: pathlib.Path, **fields: object) -> None:

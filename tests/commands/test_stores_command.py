@@ -159,9 +159,9 @@ def _search(world: StoreWorld, embeddings: pathlib.Path, output: pathlib.Path) -
 
 def test_an_imported_export_is_searched_like_the_original(tmp_path, exported, world):
     succeed(*_import(world, exported / "embeddings", tmp_path / "e"))
-    found, whole = Embeddings.open(tmp_path / "e"), Embeddings.open(world.embeddings)
-    np.testing.assert_array_equal(found.rows(0, PASSAGES), whole.rows(0, PASSAGES))
-    assert found.fingerprints == whole.fingerprints
+    imported, whole = Embeddings.open(tmp_path / "e"), Embeddings.open(world.embeddings)
+    np.testing.assert_array_equal(imported.rows(0, PASSAGES), whole.rows(0, PASSAGES))
+    assert imported.fingerprints == whole.fingerprints
     for name, embeddings in (("ours", world.embeddings), ("back", tmp_path / "e")):
         succeed(*_search(world, embeddings, tmp_path / name))
     runs = [(tmp_path / name / "runs" / "nq.test.trec").read_text() for name in ("ours", "back")]
@@ -189,10 +189,10 @@ def test_embeddings_of_another_model_in_any_order(tmp_path, world):
     source = _foreign(tmp_path / "f", doubles.tolist())
     (source / "metadata.json").write_text('{"dtype": "float64", "made by": "another library"}')
     succeed(*_import(world, source, tmp_path / "e"))
-    found = Embeddings.open(tmp_path / "e")
-    np.testing.assert_allclose(found.rows(0, PASSAGES), doubles, atol=1e-7)
-    assert found.metadata.normalization == "l2"
-    assert found.fingerprints["collection"] == world.store.fingerprint
+    imported = Embeddings.open(tmp_path / "e")
+    np.testing.assert_allclose(imported.rows(0, PASSAGES), doubles, atol=1e-7)
+    assert imported.metadata.normalization == "l2"
+    assert imported.fingerprints["collection"] == world.store.fingerprint
 
 
 def test_others_embeddings_are_searched_without_their_model(tmp_path, world):

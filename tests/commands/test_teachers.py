@@ -48,11 +48,11 @@ def mine(capitals: Capitals, runs: pathlib.Path, output: pathlib.Path, **setting
 
 def run_scores(directory: pathlib.Path) -> list[dict[str, float]]:
     """Passage id -> score of each query, in the run's order of queries."""
-    found: dict[str, dict[str, float]] = {}
+    scores: dict[str, dict[str, float]] = {}
     for line in (directory / "capital.train.trec").read_text().splitlines():
         query_id, _, passage, _, score, _ = line.split()
-        found.setdefault(query_id, {})[passage] = float(score)
-    return list(found.values())
+        scores.setdefault(query_id, {})[passage] = float(score)
+    return list(scores.values())
 
 
 def lines_of(capitals: Capitals, directory: pathlib.Path):
@@ -87,8 +87,8 @@ def test_what_a_run_lacks_gets_its_querys_lowest_score_and_0_without_any():
     rows = np.array([[7, 4], [2, -1], [-1, -1]], np.int32)
     scores = np.array([[3, 1], [-5, -np.inf], [-np.inf, -np.inf]], np.float32)
     score = run_scorer(SearchResult(rows, scores))
-    found = [score(query, np.array([7, 2, 9])).tolist() for query in range(3)]
-    assert found == [[3, 1, 1], [-5, -5, -5], [0, 0, 0]]
+    teacher_scores = [score(query, np.array([7, 2, 9])).tolist() for query in range(3)]
+    assert teacher_scores == [[3, 1, 1], [-5, -5, -5], [0, 0, 0]]
 
 
 def test_embeddings_give_inner_products(tmp_path):
@@ -211,7 +211,9 @@ def test_teacher_scores_of_other_positives_are_refused(teacher, tiny_store_dir, 
 
     def read(*directories):
         return training_queries(
-            store, task_names=["first"], negatives_dirs=[str(one) for one in directories]
+            store,
+            task_names=["first"],
+            negatives_dirs=[str(directory) for directory in directories],
         )["first"]
 
     with pytest.raises(DataError, match=rf"of query {records[3]['query_id']!r}, of 2 positives"):

@@ -122,9 +122,9 @@ def test_steps_and_periods_may_change_and_are_kept(trained, tiny_store_dir, tmp_
         train_on(42, 0.1)
     assert "train_steps" not in str(refused.value)
     train_on(42, 0.1, accept_changes=True)
-    kept = read_settings(model_dir)
-    assert kept["training.loop.train_steps"] == 42
-    assert kept["training.optimizer.learning_rate"] == 0.1
+    settings = read_settings(model_dir)
+    assert settings["training.loop.train_steps"] == 42
+    assert settings["training.optimizer.learning_rate"] == 0.1
     # What it was begun with may not come back unasked: its newest checkpoint is of other settings.
     with pytest.raises(FingerprintError, match=r"was 0\.1, now 0\.003"):
         train_on(43, 3e-3)

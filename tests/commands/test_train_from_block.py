@@ -116,17 +116,17 @@ def test_cached_states_train_and_validate_as_tokens_do(changes, ragged_store_dir
     changes = {**changes, "states_dir": str(states_dir)}
     exact = {"states_dtype": EmbeddingDtype.FLOAT32, **changes}
     check_saved(tmp_path / "tokens")
-    found = metrics_of(ragged_store_dir, tmp_path / "states_of", **exact)
+    metrics = metrics_of(ragged_store_dir, tmp_path / "states_of", **exact)
     made = {path: path.stat().st_mtime_ns for path in states_dir.rglob("states.npy")}
     assert len(made) == 5, "passages, and two splits of two tasks"
     # Dropout above the frozen blocks is on: its draws are the same.
-    for line, other in zip(found, expected, strict=True):
+    for line, other in zip(metrics, expected, strict=True):
         assert line == pytest.approx(other, rel=1e-5, abs=1e-6)
-    assert "validation/mrr" in found[-1]
+    assert "validation/mrr" in metrics[-1]
     # Made once; a training that goes on reads the frozen parameters from its checkpoint.
     longer = dataclasses.replace(VALIDATED.loop, train_steps=4)
     gone_on = metrics_of(ragged_store_dir, tmp_path / "states_of", loop=longer, **exact)
-    assert gone_on[:3] == found
+    assert gone_on[:3] == metrics
     assert {path: path.stat().st_mtime_ns for path in states_dir.rglob("states.npy")} == made
 
 
@@ -163,11 +163,11 @@ def test_towers_of_the_same_weights_share_states(ragged_store_dir, tmp_path):
     }
     made = frozen_texts(str(tmp_path), model=tied, params=params, **options)
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("states.npy")}
-    found = frozen_texts(str(tmp_path), model=separate, params=copies, **options)
+    shared = frozen_texts(str(tmp_path), model=separate, params=copies, **options)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("states.npy")} == times
     rows = np.arange(3)
     np.testing.assert_array_equal(
-        found.passages.tokens(rows).hidden, made.passages.tokens(rows).hidden
+        shared.passages.tokens(rows).hidden, made.passages.tokens(rows).hidden
     )
     other = copies | {"passage_encoder": jax.tree.map(lambda leaf: leaf + 1, params["encoder"])}
     with pytest.raises(FingerprintError, match=r"(?s)begun with.*weights"):

@@ -31,12 +31,12 @@ def tree(rng):
 
 def stiffness(rng):
     """Of lognormal sizes, so that tasks differ; a third of the kernel's rows is untouched."""
-    found = {
+    leaves = {
         name: np.asarray(np.exp(1.5 * rng.normal(size=shape)), np.float32)
         for name, shape in SHAPES.items()
     }
-    found["kernel"][rng.permutation(24)[:8]] = 0
-    return found
+    leaves["kernel"][rng.permutation(24)[:8]] = 0
+    return leaves
 
 
 def batches(number, seed=0):

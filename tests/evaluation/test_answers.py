@@ -21,9 +21,9 @@ def oracle_has_answer(answers, text):
     """Sublist by sublist, as the rule is told; an empty answer is a sublist of anything."""
     words = oracle_tokens(text)
     for answer in answers:
-        wanted = oracle_tokens(answer)
-        for start in range(len(words) - len(wanted) + 1):
-            if words[start : start + len(wanted)] == wanted:
+        answer_words = oracle_tokens(answer)
+        for start in range(len(words) - len(answer_words) + 1):
+            if words[start : start + len(answer_words)] == answer_words:
                 return True
     return False
 
@@ -136,9 +136,9 @@ def test_matcher_equals_one_check_at_a_time(match):
     ]
     asked = []
 
-    def text_of(wanted):
-        asked.extend(wanted)
-        return [texts[row] for row in wanted]
+    def text_of(fetched_rows):
+        asked.extend(fetched_rows)
+        return [texts[row] for row in fetched_rows]
 
     # The last two forget: a cache that holds a few passages, then none, changes no answer.
     for cache_bytes, block_queries in ((1 << 20, 256), (1 << 20, 7), (700, 7), (0, 1)):

@@ -22,8 +22,8 @@ GUESS = ["2", "5", "7", "33", "1", "9", "44", "88"]
 def test_kilts_own_vector():
     assert page_r_precision(GUESS, GOLD) == 0.5
     assert page_recall(GUESS, GOLD, 5) == pytest.approx(2 / 3)
-    found = evaluate_pages({"q": GUESS}, {"q": GOLD}, ["PageRprec", "PageRecall@5"])
-    assert found.averages() == {"PageRprec": 0.5, "PageRecall@5": pytest.approx(2 / 3)}
+    evaluation = evaluate_pages({"q": GUESS}, {"q": GOLD}, ["PageRprec", "PageRecall@5"])
+    assert evaluation.averages() == {"PageRprec": 0.5, "PageRecall@5": pytest.approx(2 / 3)}
 
 
 def test_places_of_partial_sets_by_hand():
@@ -43,20 +43,22 @@ def test_places_of_partial_sets_by_hand():
 
 def _oracle_places(pages: list[str], gold: list[set[str] | None]) -> tuple[list[bool], int]:
     """The final rank, in closed form: a set stands where its last retrieved page stands."""
-    sets = list({frozenset(one): None for one in gold if one is not None})
-    events = [(i, -1, False) for i, p in enumerate(pages) if not any(p in one for one in sets)]
-    for number, one in enumerate(sets):
-        if places := [pages.index(p) for p in one if p in pages]:
-            events.append((max(places), number, len(places) == len(one)))
+    sets = list({frozenset(page_set): None for page_set in gold if page_set is not None})
+    events = [
+        (i, -1, False) for i, p in enumerate(pages) if not any(p in page_set for page_set in sets)
+    ]
+    for number, page_set in enumerate(sets):
+        if places := [pages.index(p) for p in page_set if p in pages]:
+            events.append((max(places), number, len(places) == len(page_set)))
     return [complete for _, _, complete in sorted(events)], len(sets)
 
 
 def _oracle_r_precision(pages: list[str], gold: list[set[str] | None]) -> float:
     scores = [0.0]
-    for one in gold:
-        if one:
-            hits = np.isin(np.array(pages[: len(one)], str), sorted(one))
-            scores.append(float(hits.astype(np.float64).sum() / np.float64(len(one))))
+    for page_set in gold:
+        if page_set:
+            hits = np.isin(np.array(pages[: len(page_set)], str), sorted(page_set))
+            scores.append(float(hits.astype(np.float64).sum() / np.float64(len(page_set))))
     return max(scores)
 
 
@@ -106,9 +108,9 @@ def test_passages_count_as_their_pages_at_their_best_rank():
 
 
 def test_queries_without_results_count_as_zero(caplog):
-    found = evaluate_pages({"q0": ["7"]}, {"q0": [{"7"}], "q1": [{"8"}], "q2": [None]})
-    assert found.query_ids == ("q0", "q1", "q2")
-    assert found.values["PageRprec"].tolist() == [1.0, 0.0, 0.0]
+    evaluation = evaluate_pages({"q0": ["7"]}, {"q0": [{"7"}], "q1": [{"8"}], "q2": [None]})
+    assert evaluation.query_ids == ("q0", "q1", "q2")
+    assert evaluation.values["PageRprec"].tolist() == [1.0, 0.0, 0.0]
     assert "3 of 3 queries have fewer than 5 pages" in caplog.text
 
 

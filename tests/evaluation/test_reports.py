@@ -181,11 +181,11 @@ def test_per_query_values_read_back_exactly(tmp_path):
     assert TaskResult.of(evaluation) == TaskResult(evaluation.averages(), 2)
     path = tmp_path / "per_query.csv"
     write_per_query(path, evaluation)
-    found = read_per_query(path)
-    assert found.query_ids == evaluation.query_ids
-    assert list(found.values) == list(values)
+    read_back = read_per_query(path)
+    assert read_back.query_ids == evaluation.query_ids
+    assert list(read_back.values) == list(values)
     for name in values:
-        np.testing.assert_array_equal(found.values[name], values[name])
+        np.testing.assert_array_equal(read_back.values[name], values[name])
 
 
 @pytest.mark.parametrize(

@@ -51,12 +51,12 @@ def test_paired_bootstrap():
 def test_resampled_means_are_those_of_drawn_rows():
     """Every sample by a loop over its rows, from the same generator; columns share samples."""
     values = np.random.default_rng(1).normal(size=(23, 3))
-    found = resampled_means(values, 600, 7)
+    means = resampled_means(values, 600, 7)
     rng = np.random.default_rng(7)
     expected = []
     for size in (256, 256, 88):
         expected += [values[rows].mean(axis=0) for rows in rng.integers(0, 23, (size, 23))]
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose(means, expected, rtol=1e-12)
 
 
 def test_the_mean_over_tasks_counts_each_task_once():
@@ -72,9 +72,9 @@ def test_the_mean_over_tasks_counts_each_task_once():
         assert comparisons["R@1"].difference == pytest.approx(differences[task].mean())
     means = [values.mean() for values in differences.values()]
     variance = sum(values.var() / len(values) for values in differences.values()) / 4
-    found = averages["R@1"]
-    assert found.difference == pytest.approx(np.mean(means))
-    assert found.high - found.low == pytest.approx(2 * 1.96 * variance**0.5, rel=0.05)
+    comparison = averages["R@1"]
+    assert comparison.difference == pytest.approx(np.mean(means))
+    assert comparison.high - comparison.low == pytest.approx(2 * 1.96 * variance**0.5, rel=0.05)
     # What a task draws does not depend on the tasks beside it.
     alone, _ = bootstrap_over_tasks({"small": first["small"]}, {"small": second["small"]}, ["R@1"])
     assert alone["small"] == tasks["small"]
@@ -121,14 +121,14 @@ def rows(tmp_path):
 
 
 def test_every_row_is_tested_on_the_tasks_it_shares(rows, tmp_path):
-    found = compared(tmp_path)
-    assert found.baseline == "BM25"
-    assert {key[:2] for key in found.queries} == {
+    comparisons = compared(tmp_path)
+    assert comparisons.baseline == "BM25"
+    assert {key[:2] for key in comparisons.queries} == {
         *(("TASER", task) for task in ("nq", "squad", AVERAGE)),
         # Its average would be of other tasks than the baseline's.
         ("nq alone", "nq"),
     }
-    effect = found.queries["TASER", "nq", "R@1"]
+    effect = comparisons.queries["TASER", "nq", "R@1"]
     by_hand = rows["TASER"]["nq"].values["R@1"].mean() - rows["BM25"]["nq"].values["R@1"].mean()
     assert effect.difference == pytest.approx(by_hand)
     # Another draw of the same distribution: the ends of an interval vary by its resampling alone.

@@ -37,13 +37,13 @@ TEMPERATURE = 2.0
 def draw(seed=0, tasks=3):
     """A total a task of each leaf; a quarter of the values small, some of them all 0."""
     rng = np.random.default_rng(seed)
-    found = {}
+    totals = {}
     for name, shape in quadratic.SHAPES.items():
         values = np.exp(2 * rng.normal(size=(tasks, *shape))).astype(np.float32)
         small = rng.uniform(size=shape) < 0.25
         values = np.where(small, values * np.float32(1e-3), values)
-        found[name] = np.where(rng.uniform(size=shape) < 0.1, np.float32(0), values)
-    return found
+        totals[name] = np.where(rng.uniform(size=shape) < 0.1, np.float32(0), values)
+    return totals
 
 
 def count(values, *, devices=1, medians=None, temperature=2.0):
@@ -98,17 +98,17 @@ def test_everything_equals_a_float64_oracle(temperature):
     counts = add_up(count(values, medians=medians, temperature=temperature).values())
     single = np.concatenate([v.reshape(3, -1) for v in values.values()], 1) / medians[:, None]
     edges = np.append(np.arange(NUM_BINS) / BINS_PER_MEDIAN, np.inf)
-    wanted = [np.histogram(row, edges)[0] for row in single]
-    np.testing.assert_array_equal(counts.sensitivity, wanted)
+    expected = [np.histogram(row, edges)[0] for row in single]
+    np.testing.assert_array_equal(counts.sensitivity, expected)
     flat = single.astype(np.float64)
     activated = flat.max(0) >= ACTIVATED
     owner = np.where((flat == flat.max(0)).sum(0) == 1, flat.argmax(0), 3)
     entropy, _ = quadratic.entropy(flat, temperature)
     specific = entropy < SPECIFIC_ENTROPY
     kind = np.where(activated, np.where(specific, SPECIFIC, SHARED), SILENT)
-    wanted = np.zeros((3, 4), int)
-    np.add.at(wanted, (kind, owner), 1)
-    np.testing.assert_array_equal(counts.specialty, wanted)
+    expected = np.zeros((3, 4), int)
+    np.add.at(expected, (kind, owner), 1)
+    np.testing.assert_array_equal(counts.specialty, expected)
     assert set(kind.tolist()) == {SILENT, SPECIFIC, SHARED}
     bins, _ = np.histogram(entropy[activated], entropy_edges(3))
     assert np.abs(counts.entropy - bins).sum() <= 2
@@ -116,9 +116,11 @@ def test_everything_equals_a_float64_oracle(temperature):
 
 
 def test_eight_devices_count_what_one_counts():
-    one, eight = count(draw()), count(draw(), devices=8)
+    on_one, on_eight = count(draw()), count(draw(), devices=8)
     for name in quadratic.SHAPES:
-        for field, mine, its in zip(one[name]._fields, one[name], eight[name], strict=True):
+        for field, mine, its in zip(
+            on_one[name]._fields, on_one[name], on_eight[name], strict=True
+        ):
             if field.endswith("_sum"):
                 np.testing.assert_allclose(its, mine, rtol=1e-5, err_msg=name)
             else:
@@ -152,8 +154,8 @@ def measured(params, batches, *, losses=quadratic.LOSSES, over=MedianOver.ALL):
     return total_sensitivities(measures, params, batches, checkpoint="step 4", over=over)
 
 
-def flat(found):
-    return np.stack([quadratic.flat(tree) for tree in found.totals.values()])
+def flat(sensitivities):
+    return np.stack([quadratic.flat(tree) for tree in sensitivities.totals.values()])
 
 
 def test_totals_by_hand():
@@ -161,31 +163,31 @@ def test_totals_by_hand():
     params = quadratic.put({"bias": np.array([1.0, -2.0], np.float32)})
     losses = {"only": lambda params, batch: jnp.vdot(params["bias"], batch)}
     batches = [{"only": jnp.array([3.0, 1.0])}, {"only": jnp.array([-1.0, 2.0])}]
-    found = measured(params, batches, losses=losses)
-    assert found.totals["only"]["bias"].tolist() == [4, 6]
-    assert found.medians.tolist() == [4]
+    sensitivities = measured(params, batches, losses=losses)
+    assert sensitivities.totals["only"]["bias"].tolist() == [4, 6]
+    assert sensitivities.medians.tolist() == [4]
 
 
 @pytest.mark.parametrize("over", MedianOver)
 def test_totals_and_medians_equal_a_float64_oracle(over):
     batches = quadratic.batches(4)
-    found = measured(quadratic.put(PARAMS), batches, over=over)
-    wanted = sum(quadratic.sensitivities(PARAMS, batch) for batch in batches)
-    np.testing.assert_allclose(flat(found), wanted, rtol=2e-4, atol=1e-6)
-    medians = quadratic.lower_medians(flat(found), nonzero=over is MedianOver.NONZERO)
-    np.testing.assert_array_equal(found.medians, medians[:, 0].astype(np.float32))
-    assert list(found.leaves()) == ["bias", "kernel", "scale"]
-    assert found.leaves()["kernel"][1] is found.totals["fever"]["kernel"]
+    sensitivities = measured(quadratic.put(PARAMS), batches, over=over)
+    expected = sum(quadratic.sensitivities(PARAMS, batch) for batch in batches)
+    np.testing.assert_allclose(flat(sensitivities), expected, rtol=2e-4, atol=1e-6)
+    medians = quadratic.lower_medians(flat(sensitivities), nonzero=over is MedianOver.NONZERO)
+    np.testing.assert_array_equal(sensitivities.medians, medians[:, 0].astype(np.float32))
+    assert list(sensitivities.leaves()) == ["bias", "kernel", "scale"]
+    assert sensitivities.leaves()["kernel"][1] is sensitivities.totals["fever"]["kernel"]
 
 
 def test_eight_devices_measure_what_one_does_and_keep_the_parameters_shardings():
     batches = quadratic.batches(3)
-    one = measured(quadratic.put(PARAMS), batches)
+    on_one = measured(quadratic.put(PARAMS), batches)
     placed = quadratic.put(PARAMS, 8)
-    eight = measured(placed, batches)
-    np.testing.assert_array_equal(flat(eight), flat(one))
-    np.testing.assert_array_equal(eight.medians, one.medians)
-    for tree in eight.totals.values():
+    on_eight = measured(placed, batches)
+    np.testing.assert_array_equal(flat(on_eight), flat(on_one))
+    np.testing.assert_array_equal(on_eight.medians, on_one.medians)
+    for tree in on_eight.totals.values():
         for name, leaf in tree.items():
             assert leaf.sharding.is_equivalent_to(placed[name].sharding, leaf.ndim)
 
@@ -196,10 +198,12 @@ def test_it_is_the_first_order_change_of_the_loss_when_a_parameter_is_zeroed():
     def loss(params, batch):
         return batch * jnp.sin(params["scale"]) + jnp.sum(params["bias"])
 
-    found = sensitivity(loss, params, 3.0)
+    sensitivities = sensitivity(loss, params, 3.0)
     zeroed = loss({**params, "scale": 0.0}, 3.0)
-    assert float(found["scale"]) == pytest.approx(float(loss(params, 3.0) - zeroed), rel=1e-3)
-    assert not np.any(found["bias"])
+    assert float(sensitivities["scale"]) == pytest.approx(
+        float(loss(params, 3.0) - zeroed), rel=1e-3
+    )
+    assert not np.any(sensitivities["bias"])
 
 
 def test_gradients_that_are_not_finite_name_the_task():
@@ -218,8 +222,8 @@ def test_a_median_of_zero_says_what_to_do():
         DataError, match=r"(?s)step 4: the median sensitivity to wow is 0.*median_over='nonzero'"
     ):
         measured(quadratic.put(PARAMS), batches)
-    found = measured(quadratic.put(PARAMS), batches, over=MedianOver.NONZERO)
-    assert float(found.medians[2]) == found.totals["wow"]["scale"]
+    sensitivities = measured(quadratic.put(PARAMS), batches, over=MedianOver.NONZERO)
+    assert float(sensitivities.medians[2]) == sensitivities.totals["wow"]["scale"]
 
 
 def test_places_are_spread_evenly_over_all_parameters():
@@ -244,7 +248,7 @@ def test_the_sample_holds_each_batchs_sensitivities_in_its_medians(devices, samp
     places = sampled_places(jax.tree.leaves(PARAMS), sampled)
     starts = np.cumsum([0, *(leaf.size for leaf in PARAMS.values())])
     chosen = np.concatenate([at + start for at, start in zip(places, starts, strict=False)])
-    wanted = np.stack([quadratic.sensitivities(PARAMS, batch) for batch in batches])
-    wanted = np.stack([values / quadratic.lower_medians(values) for values in wanted])
+    expected = np.stack([quadratic.sensitivities(PARAMS, batch) for batch in batches])
+    expected = np.stack([values / quadratic.lower_medians(values) for values in expected])
     assert sample.shape == (3, len(quadratic.TASKS), len(chosen))
-    np.testing.assert_allclose(sample, wanted[..., chosen], rtol=4e-4, atol=1e-6)
+    np.testing.assert_allclose(sample, expected[..., chosen], rtol=4e-4, atol=1e-6)

@@ -30,7 +30,7 @@ def test_a_mutated_file_is_read_or_refused(name: str, cases: int, tmp_path: path
         changed = mutated(content, rng)
         path.write_bytes(changed)
         try:
-            found = read(path)
+            records = read(path)
         except TaserError:
             refused += 1
         except Exception as error:
@@ -38,5 +38,5 @@ def test_a_mutated_file_is_read_or_refused(name: str, cases: int, tmp_path: path
         else:
             if name in ("beir corpus", "kilt queries"):
                 # Lines in are lines out: the others were named.
-                assert len(found) == sum(bool(line.strip()) for line in changed.split(b"\n"))
+                assert len(records) == sum(bool(line.strip()) for line in changed.split(b"\n"))
     assert refused

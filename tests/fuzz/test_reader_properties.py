@@ -48,8 +48,8 @@ def unique(records: st.SearchStrategy, key: Callable, least: int = 1) -> st.Sear
 
 
 def passages(text: st.SearchStrategy[str], ids: st.SearchStrategy[str] = ID) -> st.SearchStrategy:
-    one = st.builds(Passage, id=ids, text=with_words(text), title=text)
-    return unique(one, lambda passage: passage.id)
+    any_passage = st.builds(Passage, id=ids, text=with_words(text), title=text)
+    return unique(any_passage, lambda passage: passage.id)
 
 
 def examples(*values: st.SearchStrategy) -> Callable[[Callable], Callable]:
@@ -95,10 +95,10 @@ LINE_ENDS = st.sampled_from(["\n", "\r\n"])
 
 
 @examples(passages(ANY_TEXT), LINE_ENDS)
-def test_dpr_passages(found: list[Passage], line_end: str):
-    rows = [["id", "text", "title"], *([one.id, one.text, one.title] for one in found)]
+def test_dpr_passages(corpus: list[Passage], line_end: str):
+    rows = [["id", "text", "title"], *([entry.id, entry.text, entry.title] for entry in corpus)]
     with written(csv_text(rows, line_end)) as path:
-        assert [one.passage for one in read_passages(path)] == found
+        assert [entry.passage for entry in read_passages(path)] == corpus
 
 
 CONTEXT = st.fixed_dictionaries({"title": ANY_TEXT, "text": ANY_TEXT, "passage_id": ID})
@@ -122,20 +122,21 @@ def test_dpr_training_files(records: list[dict], style: dict, as_array: bool):
         style = {name: value for name, value in style.items() if name != "indent"}
         content = "".join(json.dumps(record, **style) + "\n" for record in records)
     with written(content, "t.json") as path:
-        found = list(read_questions(path))
-    assert [(q.text, list(q.answers)) for q in found] == [
+        questions = list(read_questions(path))
+    assert [(q.text, list(q.answers)) for q in questions] == [
         (record["question"], record["answers"]) for record in records
     ]
-    for question, record in zip(found, records, strict=True):
+    for question, record in zip(questions, records, strict=True):
         contexts = {"positive_ctxs": question.positives}
         contexts["hard_negative_ctxs"] = question.hard_negatives
         for name, values in contexts.items():
             assert record[name] == [
-                {"title": one.title, "text": one.text, "passage_id": one.id} for one in values
+                {"title": context.title, "text": context.text, "passage_id": context.id}
+                for context in values
             ]
     if not as_array:
         numbers = range(1, len(records) + 1)
-        assert [q.where for q in found] == [f"{path}:{number}" for number in numbers]
+        assert [q.where for q in questions] == [f"{path}:{number}" for number in numbers]
 
 
 @examples(st.lists(st.tuples(with_words(COLUMN), st.lists(ANY_TEXT)), min_size=1, max_size=4))
@@ -146,32 +147,38 @@ def test_questions_as_qa_csv(questions: list[tuple[str, list[str]]]):
 
 
 @examples(passages(ANY_TEXT, ids=ANY_ID), STYLES)
-def test_beir_corpora_and_queries(found: list[Passage], style: dict):
+def test_beir_corpora_and_queries(corpus: list[Passage], style: dict):
     style = {name: value for name, value in style.items() if name != "indent"}
-    records = [{"_id": one.id, "title": one.title, "text": one.text} for one in found]
+    records = [{"_id": entry.id, "title": entry.title, "text": entry.text} for entry in corpus]
     content = "".join(json.dumps(record, **style) + "\n" for record in records)
     with written(content, "corpus.jsonl") as path:
-        assert [one.passage for one in read_passages(path)] == found
+        assert [entry.passage for entry in read_passages(path)] == corpus
     with written(content, "queries.jsonl") as path:
         queries = list(read_questions(path))
-    assert [(query.id, query.text) for query in queries] == [(one.id, one.text) for one in found]
+    assert [(query.id, query.text) for query in queries] == [
+        (entry.id, entry.text) for entry in corpus
+    ]
 
 
 @examples(passages(COLUMN.map(str.strip), ids=ANY_ID), st.booleans())
-def test_tsv_passages_and_queries(found: list[Passage], has_titles: bool):
+def test_tsv_passages_and_queries(corpus: list[Passage], has_titles: bool):
     # A first line of these names is a header.
-    found = [one for one in found if (one.id, one.text) != ("id", "text")] or [Passage("1", "a")]
-    # Titles that are longer than their texts are refused: the columns may be swapped.
-    found = [
-        Passage(one.id, one.text, one.title * (has_titles and len(one.title) <= len(one.text)))
-        for one in found
+    corpus = [entry for entry in corpus if (entry.id, entry.text) != ("id", "text")] or [
+        Passage("1", "a")
     ]
-    columns = [[one.id, one.text, *([one.title] if has_titles else [])] for one in found]
+    # Titles that are longer than their texts are refused: the columns may be swapped.
+    corpus = [
+        Passage(
+            entry.id, entry.text, entry.title * (has_titles and len(entry.title) <= len(entry.text))
+        )
+        for entry in corpus
+    ]
+    columns = [[entry.id, entry.text, *([entry.title] if has_titles else [])] for entry in corpus]
     with written("".join("\t".join(row) + "\n" for row in columns)) as path:
-        assert [one.passage for one in read_passages(path)] == found
+        assert [entry.passage for entry in read_passages(path)] == corpus
     with written("".join("\t".join(row[:2]) + "\n" for row in columns)) as path:
         queries = [(query.id, query.text) for query in read_questions(path)]
-    assert queries == [(one.id, one.text) for one in found]
+    assert queries == [(entry.id, entry.text) for entry in corpus]
 
 
 @examples(
@@ -186,8 +193,8 @@ def test_qrels(judgements: list[tuple[str, str, int]], as_beir: bool):
         # Line 1 would be taken for a header.
         content = "x 0 y 0\n" + content
     with written(content) as path:
-        found = [(j.query_id, j.passage_id, j.relevance) for j in read_qrels(path)]
-    assert found == ([] if as_beir else [("x", "y", 0)]) + judgements
+        triples = [(j.query_id, j.passage_id, j.relevance) for j in read_qrels(path)]
+    assert triples == ([] if as_beir else [("x", "y", 0)]) + judgements
 
 
 PLACE = st.integers(0, 40)
@@ -213,14 +220,16 @@ KILT = st.fixed_dictionaries(
 @examples(unique(KILT, lambda record: record["id"]))
 def test_kilt_queries(records: list[dict]):
     with written("".join(json.dumps(record) + "\n" for record in records)) as path:
-        found = list(read_kilt(path))
-    assert [dict(query.record) for query in found] == records
-    for query, record in zip(found, records, strict=True):
+        queries = list(read_kilt(path))
+    assert [dict(query.record) for query in queries] == records
+    for query, record in zip(queries, records, strict=True):
         assert (query.id, query.text) == (record["id"], record["input"])
         places = [place for output in record["output"] for place in output["provenance"]]
-        assert [one.page_id for one in query.provenance] == [one["wikipedia_id"] for one in places]
-        assert [one.span and one.span.start[0] for one in query.provenance] == [
-            one.get("start_paragraph_id") for one in places
+        assert [evidence.page_id for evidence in query.provenance] == [
+            evidence["wikipedia_id"] for evidence in places
+        ]
+        assert [evidence.span and evidence.span.start[0] for evidence in query.provenance] == [
+            evidence.get("start_paragraph_id") for evidence in places
         ]
 
 
@@ -243,10 +252,10 @@ def test_runs_come_back_equal(lists: dict, data: st.DataObject):
         write_trec_run(path, run, ids=ids)
         if not path.read_bytes():
             return
-        found = read_trec_run(path, ids.index, query_ids=run.query_ids)
-    width = found.rows.shape[1]
-    np.testing.assert_array_equal(found.rows, rows[:, :width])
-    np.testing.assert_array_equal(found.scores, scores[:, :width])
+        read_back = read_trec_run(path, ids.index, query_ids=run.query_ids)
+    width = read_back.rows.shape[1]
+    np.testing.assert_array_equal(read_back.rows, rows[:, :width])
+    np.testing.assert_array_equal(read_back.scores, scores[:, :width])
     assert (rows[:, width:] == NO_ROW).all()
 
 

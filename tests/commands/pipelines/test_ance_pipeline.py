@@ -84,12 +84,12 @@ def test_the_annealed_schedule_gets_the_episode():
         training_config(train_steps=5),
         multitask=MultitaskTraining(TaskBatchingConfig(), MultitaskConfig(tsage=tsage)),
     )
-    found = [
+    temperatures = [
         temperature_of(episode.training.multitask.combiner.tsage)
         for episode in number_episodes([Episodes(training, count=7)])
         if episode.training.multitask
     ]
-    assert found == [np.inf, np.inf, np.inf, 64, 32, 16, 8]
+    assert temperatures == [np.inf, np.inf, np.inf, 64, 32, 16, 8]
 
 
 def _seeds(training: TrainingConfig) -> tuple[int, int, int]:
@@ -151,10 +151,10 @@ def test_a_branch_has_the_next_episode_of_the_run_it_came_from(longer, small_wor
     for name in ("initial_checkpoint", "negatives_dirs.0"):
         assert theirs.pop(name).startswith("episode-1/")
     assert Stages(output).record("episode-2-train").inputs == theirs
-    expected, found = (
+    expected, params = (
         load_model(directory / "episode-2" / "model").params for directory in (longer, output)
     )
-    jax.tree.map(np.testing.assert_array_equal, expected, found)
+    jax.tree.map(np.testing.assert_array_equal, expected, params)
 
 
 @pytest.mark.release

@@ -148,7 +148,9 @@ def test_queries_are_made_and_the_whole_passages_are_searched(tmp_path, capsys):
     folder.mkdir()
     for number in range(60):
         sentences = [" ".join(draw.choices(WORDS, k=5)) + f" {number}." for _ in range(3)]
-        (folder / f"{number}.txt").write_text(" ".join(one.capitalize() for one in sentences))
+        (folder / f"{number}.txt").write_text(
+            " ".join(sentence.capitalize() for sentence in sentences)
+        )
     succeed(
         *("compare", str(folder), f"--pretrained={_minilm_like(tmp_path / 'bert')}"),
         *(f"--out={output}", "--queries=make", "--gin.TRAIN_STEPS=2", "--gin.BATCH_SIZE=8"),

@@ -21,15 +21,15 @@ COSTS = Costs(
 WANTED = Plan(batch_size=32, steps=200, learning_rate=5e-5, frozen_blocks=0, rounds=2, folds=0)
 
 
-def plain(found: Plan) -> Plan:
+def plain(planned: Plan) -> Plan:
     """Without the rate, and without seconds, which nothing has estimated."""
-    return dataclasses.replace(found, learning_rate=0, seconds=0)
+    return dataclasses.replace(planned, learning_rate=0, seconds=0)
 
 
 def test_the_95th_percentile_is_rounded_up_and_bounded():
     counts = [*range(1, 101)]
-    found = fit_length(counts, longest=256)
-    assert (found.tokens, found.cut, found.median) == (96, 0.04, 50)
+    fitted = fit_length(counts, longest=256)
+    assert (fitted.tokens, fitted.cut, fitted.median) == (96, 0.04, 50)
     assert fit_length(counts, longest=64).tokens == 64
     assert fit_length(counts, longest=64).cut == 0.36
     assert fit_length(counts, longest=64, given=8).tokens == 8
@@ -71,9 +71,9 @@ def test_nothing_is_cut_below_the_length_of_a_pretrained_model():
     ],
 )
 def test_training_follows_the_number_of_distinct_queries(queries, expected):
-    found = defaults(queries, validation=20, blocks=6, batch_size=32)
-    assert found.learning_rate == pytest.approx(expected.learning_rate, rel=0.05)
-    assert plain(found) == plain(expected)
+    planned = defaults(queries, validation=20, blocks=6, batch_size=32)
+    assert planned.learning_rate == pytest.approx(expected.learning_rate, rel=0.05)
+    assert plain(planned) == plain(expected)
 
 
 def test_many_validation_queries_and_random_weights_need_no_folds():
@@ -84,27 +84,27 @@ def test_many_validation_queries_and_random_weights_need_no_folds():
 
 
 def test_without_a_budget_the_time_is_the_sum_of_the_parts():
-    found = plan(COSTS, WANTED, minutes=None, pretrained=True)
+    planned = plan(COSTS, WANTED, minutes=None, pretrained=True)
     # Two trainings, the second of which compiles nothing; three encodings, one of them of the
     # untrained model; one minute for the rest.
-    assert found.seconds == 60 + 1.5 * 30 + 2 * 200 + 3 * 120
-    assert (found.steps, found.frozen_blocks, found.rounds, found.folds) == (200, 0, 2, 0)
+    assert planned.seconds == 60 + 1.5 * 30 + 2 * 200 + 3 * 120
+    assert (planned.steps, planned.frozen_blocks, planned.rounds, planned.folds) == (200, 0, 2, 0)
 
 
 def test_folds_train_and_encode_their_pools_and_time_counts_from_the_start():
     costs = dataclasses.replace(COSTS, spent_seconds=50.0, pool_share=0.25)
-    wanted = dataclasses.replace(WANTED, folds=5)
-    found = plan(costs, wanted, minutes=None, pretrained=True)
+    with_folds = dataclasses.replace(WANTED, folds=5)
+    planned = plan(costs, with_folds, minutes=None, pretrained=True)
     # Seven trainings, five of them for four fifths of the steps, start in the time of four; three
     # encodings, and five of a quarter of the passages.
-    assert found.seconds == 50 + 60 + 4 * 30 + (2 + 4) * 200 + (3 + 5 / 4) * 120
+    assert planned.seconds == 50 + 60 + 4 * 30 + (2 + 4) * 200 + (3 + 5 / 4) * 120
     # 30 minutes: 50 + 60 + 4 * 30 + 4.25 * 120 s are fixed, a step of all trainings takes 6 s.
-    assert plan(costs, wanted, minutes=30 / 0.9, pretrained=True).steps == (1800 - 740) // 6
+    assert plan(costs, with_folds, minutes=30 / 0.9, pretrained=True).steps == (1800 - 740) // 6
     # Chunks are encoded once more: four passes of three. Validations read a tenth of the passages.
     costs = dataclasses.replace(costs, chunks=lambda each: 2, validation_share=0.1)
-    found = plan(costs, wanted, minutes=None, pretrained=True)
+    planned = plan(costs, with_folds, minutes=None, pretrained=True)
     encodings = 3 + 5 / 4 + 7 / 10
-    assert found.seconds == pytest.approx(50 + 60 + 4 * 30 + 6 * 200 * 4 / 3 + encodings * 120)
+    assert planned.seconds == pytest.approx(50 + 60 + 4 * 30 + 6 * 200 * 4 / 3 + encodings * 120)
 
 
 @pytest.mark.parametrize(
@@ -126,10 +126,10 @@ def test_folds_train_and_encode_their_pools_and_time_counts_from_the_start():
     ],
 )
 def test_a_budget_costs_steps_then_blocks_then_a_round(minutes, steps, frozen, rounds, seconds):
-    found = plan(COSTS, WANTED, minutes=minutes / 0.9, pretrained=True)
-    assert found.seconds == pytest.approx(seconds)
+    planned = plan(COSTS, WANTED, minutes=minutes / 0.9, pretrained=True)
+    assert planned.seconds == pytest.approx(seconds)
     expected = {"steps": steps, "frozen_blocks": frozen, "rounds": rounds}
-    assert plain(found) == plain(dataclasses.replace(WANTED, **expected))
+    assert plain(planned) == plain(dataclasses.replace(WANTED, **expected))
 
 
 @pytest.mark.parametrize(
@@ -145,10 +145,10 @@ def test_a_budget_costs_steps_then_blocks_then_a_round(minutes, steps, frozen, r
 )
 def test_a_budget_then_cuts_passages(minutes, steps, tokens, seconds):
     costs = dataclasses.replace(COSTS, shorter={128: 0.5, 64: 0.25})
-    found = plan(costs, WANTED, minutes=minutes / 0.9, pretrained=True)
-    assert found.seconds == pytest.approx(seconds)
+    planned = plan(costs, WANTED, minutes=minutes / 0.9, pretrained=True)
+    assert planned.seconds == pytest.approx(seconds)
     expected = Plan(32, steps, 5e-5, 5, 1, 0, passage_tokens=tokens)
-    assert plain(found) == plain(expected)
+    assert plain(planned) == plain(expected)
 
 
 def test_passages_are_cut_to_quarters_of_their_length_and_cost_their_batches_tokens():
@@ -164,5 +164,5 @@ def test_passages_are_cut_to_quarters_of_their_length_and_cost_their_batches_tok
 
 
 def test_random_weights_are_not_frozen():
-    found = plan(COSTS, WANTED, minutes=5 / 0.9, pretrained=False)
-    assert (found.frozen_blocks, found.rounds) == (0, 1)
+    planned = plan(COSTS, WANTED, minutes=5 / 0.9, pretrained=False)
+    assert (planned.frozen_blocks, planned.rounds) == (0, 1)

@@ -120,24 +120,24 @@ def choice(data_dir: str, tmp_path: pathlib.Path, trained: list[list[int]], spli
 
 
 def test_a_model_that_gains_everywhere_is_chosen(data_dir, tmp_path):
-    found = choice(data_dir, tmp_path, [[n, 18] for n in range(QUERIES)])
+    chosen = choice(data_dir, tmp_path, [[n, 18] for n in range(QUERIES)])
     # nDCG of a positive at rank 1 is 1, at rank 2 it is 1 / log2(3).
-    gain, error = found.gains["trained"]
+    gain, error = chosen.gains["trained"]
     assert gain == pytest.approx(1 - 1 / math.log2(3))
     assert error == pytest.approx(0, abs=1e-12)
-    assert found.row == "trained"
-    assert found.queries == QUERIES
-    assert found.gains["untrained"] == pytest.approx((0, 0))
-    assert set(found.alphas) == {"trained", "untrained"}
+    assert chosen.row == "trained"
+    assert chosen.queries == QUERIES
+    assert chosen.gains["untrained"] == pytest.approx((0, 0))
+    assert set(chosen.alphas) == {"trained", "untrained"}
 
 
 def test_a_gain_on_one_query_is_chance(data_dir, tmp_path):
     trained = [[0, 18], *([18, n] for n in range(1, QUERIES))]
-    found = choice(data_dir, tmp_path, trained)
-    gain, error = found.gains["trained"]
+    chosen = choice(data_dir, tmp_path, trained)
+    gain, error = chosen.gains["trained"]
     assert gain == pytest.approx((1 - 1 / math.log2(3)) / QUERIES)
     assert error == pytest.approx(gain)
-    assert found.row == "untrained + BM25"
+    assert chosen.row == "untrained + BM25"
     worse = choice(data_dir, tmp_path / "worse", [[18, 19]] * QUERIES)
     assert worse.row == "untrained + BM25"
 

@@ -105,13 +105,13 @@ def test_the_default_alpha_is_the_stated_share():
 
 @given(st.lists(st.sampled_from("abcdefghijklmnop"), min_size=1), st.integers(2, 5))
 def test_folds_part_the_queries_and_keep_equal_texts_together(texts, folds):
-    found = fold_numbers(texts, folds)
-    assert len(found) == len(texts)
-    assert set(found.tolist()) <= set(range(folds))
-    assert len({(text, fold) for text, fold in zip(texts, found.tolist(), strict=True)}) == len(
+    numbers = fold_numbers(texts, folds)
+    assert len(numbers) == len(texts)
+    assert set(numbers.tolist()) <= set(range(folds))
+    assert len({(text, fold) for text, fold in zip(texts, numbers.tolist(), strict=True)}) == len(
         set(texts)
     )
     # The distinct texts are spread evenly.
-    one_each = dict(zip(texts, found.tolist(), strict=True))
+    one_each = dict(zip(texts, numbers.tolist(), strict=True))
     sizes = [list(one_each.values()).count(fold) for fold in range(folds)]
     assert max(sizes) - min(sizes) <= 1

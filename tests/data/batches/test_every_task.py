@@ -67,12 +67,12 @@ def test_sizes_sum_to_the_total_and_follow_the_sets(temperature, multiple):
             temperature=temperature,
             multiple=multiple,
         )
-        found = np.asarray(list(sizes.values()))
-        assert found.sum() == 60
-        assert (found >= multiple).all()
-        assert (found % multiple == 0).all()
+        per_task = np.asarray(list(sizes.values()))
+        assert per_task.sum() == 60
+        assert (per_task >= multiple).all()
+        assert (per_task % multiple == 0).all()
         order = np.argsort(counts)
-        assert (np.diff(found[order]) >= 0).all()
+        assert (np.diff(per_task[order]) >= 0).all()
     if temperature == 1e9:
         assert set(sizes.values()) <= {9, 10, 11, 12}
 
@@ -86,11 +86,11 @@ def test_each_step_has_a_batch_of_every_task_from_that_task_alone(store):
     batches = stream(store, first=32, second=4)
     assert batches.batch_sizes == {"first": 8, "second": 4}
     for step in range(5):
-        found = batches.batches(step)
+        by_task = batches.batches(step)
         for task, size in batches.batch_sizes.items():
             queries = store.queries(task, "train")
             rows = batches.query_rows(step)[task]
-            batch = found[task]
+            batch = by_task[task]
             np.testing.assert_array_equal(batch.query_rows, rows)
             assert len(batch.passage_rows) == 2 * size
             width = batches.query_lengths[task]
@@ -135,13 +135,13 @@ def test_small_sets_go_round_with_a_new_order_while_large_ones_are_seen_once(sto
 
 def test_batches_are_a_function_of_seed_and_step_and_not_of_other_tasks(store):
     config = TaskBatchingConfig(total=12, num_negatives=1)
-    one, again = stream(store, config=config), stream(store, config=config)
+    batches, again = stream(store, config=config), stream(store, config=config)
     other = stream(store, config=dataclasses.replace(config, seed=1))
     for step in (7, 2):
-        for task, rows in one.query_rows(step).items():
+        for task, rows in batches.query_rows(step).items():
             np.testing.assert_array_equal(rows, again.query_rows(step)[task])
-    assert one.fingerprint == again.fingerprint != other.fingerprint
-    first, second = (one.query_rows(0)[task] for task in ("first", "second"))
+    assert batches.fingerprint == again.fingerprint != other.fingerprint
+    first, second = (batches.query_rows(0)[task] for task in ("first", "second"))
     assert list(first) != list(second), "tasks draw apart"
 
 

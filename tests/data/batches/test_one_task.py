@@ -108,8 +108,8 @@ def test_golden_by_hand(tmp_path):
     expected[at[2], 2 * at[0]] = True  # 5 again, as query 0's positive
     np.testing.assert_array_equal(rows.ignore, expected)
 
-    kept = dataclasses.replace(config, false_negatives=FalseNegatives.KEEP)
-    assert not BatchStream(store, tasks, kept).rows(0).ignore.any()
+    unmasked = dataclasses.replace(config, false_negatives=FalseNegatives.KEEP)
+    assert not BatchStream(store, tasks, unmasked).rows(0).ignore.any()
 
 
 def test_ignore_against_brute_force(toy):

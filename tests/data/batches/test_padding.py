@@ -52,9 +52,9 @@ def restored(texts: TokenGroups, length: int) -> Tokens:
     return Tokens(ids[texts.place], mask[texts.place])
 
 
-def assert_same(found: Tokens, expected: Tokens) -> None:
-    np.testing.assert_array_equal(found.mask, expected.mask)
-    np.testing.assert_array_equal(found.ids, expected.ids)
+def assert_same(tokens: Tokens, expected: Tokens) -> None:
+    np.testing.assert_array_equal(tokens.mask, expected.mask)
+    np.testing.assert_array_equal(tokens.ids, expected.ids)
 
 
 def shape_of(array) -> tuple[tuple[int, ...], np.dtype]:
@@ -89,12 +89,12 @@ def test_a_group_by_hand():
         np.array([[1, 2, 3], [4, 0, 0], [5, 6, 0], [7, 0, 0]]), np.array([3, 1, 2, 1])
     )
     layout = Layout(sizes=(2, 2), lengths=(1, 4))
-    found = layout.group(texts, np.array([2, 3, 0, 1]), HostShare())
-    assert [group.ids.tolist() for group in found.groups] == [
+    grouped = layout.group(texts, np.array([2, 3, 0, 1]), HostShare())
+    assert [group.ids.tolist() for group in grouped.groups] == [
         [[7], [4]],
         [[5, 6, 0, 0], [1, 2, 3, 0]],
     ]
-    assert found.place.tolist() == [2, 0, 3, 1]
+    assert grouped.place.tolist() == [2, 0, 3, 1]
 
 
 def test_batches_are_those_of_full_padding(store):
@@ -103,18 +103,18 @@ def test_batches_are_those_of_full_padding(store):
     grouped = BatchStream(store, tasks, CONFIG, padding=PADDING)
     shapes, fits = set(), []
     for step in range(64):
-        expected, found = plain.batch(step), grouped.batch(step)
-        fits.append(isinstance(found.passages, TokenGroups))
-        shapes.add(found.shape.sides)
+        expected, batch = plain.batch(step), grouped.batch(step)
+        fits.append(isinstance(batch.passages, TokenGroups))
+        shapes.add(batch.shape.sides)
         if not fits[-1]:
-            assert_same(found.passages, expected.passages)
+            assert_same(batch.passages, expected.passages)
             continue
-        assert_same(restored(found.queries, expected.queries.ids.shape[1]), expected.queries)
-        assert_same(restored(found.passages, PASSAGE_LENGTH), expected.passages)
-        assert found.shape.tokens < 0.75 * expected.shape.tokens
+        assert_same(restored(batch.queries, expected.queries.ids.shape[1]), expected.queries)
+        assert_same(restored(batch.passages, PASSAGE_LENGTH), expected.passages)
+        assert batch.shape.tokens < 0.75 * expected.shape.tokens
         # What is compiled without data has the arrays of what is trained on.
-        assert jax.tree.map(shape_of, found.shape.abstract()) == jax.tree.map(shape_of, found)
-        without = [dataclasses.replace(b, queries=0, passages=0) for b in (found, expected)]
+        assert jax.tree.map(shape_of, batch.shape.abstract()) == jax.tree.map(shape_of, batch)
+        without = [dataclasses.replace(b, queries=0, passages=0) for b in (batch, expected)]
         jax.tree.map(np.testing.assert_array_equal, *without)
     # The first steps decide the groups; later ones that do not fit are padded in full.
     assert all(fits[: PADDING.steps])
@@ -147,11 +147,13 @@ def test_every_tasks_batch_is_grouped_or_none_is(store):
     grouped = TaskBatchStream(store, tasks_of(store), config, padding=PADDING)
     shapes = set()
     for step in range(64):
-        expected, found = plain.batches(step), grouped.batches(step)
-        shapes.add(tuple(batch.shape.sides for batch in found.values()))
-        kinds = {type(text) for batch in found.values() for text in (batch.queries, batch.passages)}
+        expected, batches = plain.batches(step), grouped.batches(step)
+        shapes.add(tuple(batch.shape.sides for batch in batches.values()))
+        kinds = {
+            type(text) for batch in batches.values() for text in (batch.queries, batch.passages)
+        }
         assert len(kinds) == 1
-        for task, batch in found.items():
+        for task, batch in batches.items():
             if kinds == {TokenGroups}:
                 width = grouped.query_lengths[task]
                 assert_same(restored(batch.queries, width), expected[task].queries)

@@ -61,14 +61,14 @@ def test_scores_are_those_of_the_pairs_and_nan_for_random_passages(store, tasks)
         queries = tasks[rows.task]
         passages = rows.passage_rows.reshape(8, 4)
         for i, query in enumerate(rows.query_rows):
-            known = {*queries.positives[query].tolist(), *queries.hard_negatives[query].tolist()}
+            labelled = {*queries.positives[query].tolist(), *queries.hard_negatives[query].tolist()}
             for j, row in enumerate(passages[i].tolist()):
-                found = batch.teacher_scores[i, j]
-                if row in known:
-                    assert found == score(rows.task, queries.query_ids[query], row)
+                teacher_score = batch.teacher_scores[i, j]
+                if row in labelled:
+                    assert teacher_score == score(rows.task, queries.query_ids[query], row)
                     scored += 1
                 else:
-                    assert np.isnan(found)
+                    assert np.isnan(teacher_score)
                     assert j > 0
                     unscored += 1
         assert batch.teacher_scores.dtype == np.float32
@@ -95,12 +95,12 @@ def test_a_batch_of_every_task_has_each_tasks_scores_and_none_without_a_teacher(
 def test_some_of_the_queries_keep_their_scores(store, tasks):
     queries = tasks["first"]
     rows = np.array([7, 2, 30])
-    kept = queries_of(queries, rows)
-    stream = BatchStream(store, {"first": kept}, dataclasses.replace(CONFIG, batch_size=3))
+    subset = queries_of(queries, rows)
+    stream = BatchStream(store, {"first": subset}, dataclasses.replace(CONFIG, batch_size=3))
     batch = stream.batch(0)
-    ids = [kept.query_ids[row] for row in batch.query_rows]
+    ids = [subset.query_ids[row] for row in batch.query_rows]
     assert {queries.query_ids[row] for row in rows} == set(ids)
-    check_positives(batch, kept)
+    check_positives(batch, subset)
 
 
 def test_the_teacher_is_part_of_the_fingerprint(store, tasks):

@@ -105,9 +105,9 @@ def test_the_fingerprint_follows_content_and_order_only(tmp_path):
         [Passage("a", "first text", "Two", "p1"), *PASSAGES[1:]],
         [Passage("a", "first text", "One", "p2"), *PASSAGES[1:]],
     ]
-    found = {_write(tmp_path / "2", passages).fingerprint for passages in others}
+    fingerprints = {_write(tmp_path / "2", passages).fingerprint for passages in others}
     aliased = _write(tmp_path / "2", aliases={"other": 1})
-    assert len(found | {fingerprint, aliased.fingerprint}) == 8
+    assert len(fingerprints | {fingerprint, aliased.fingerprint}) == 8
     assert aliased.row_of("other") == 1
 
 
@@ -181,9 +181,12 @@ def test_query_fingerprints_follow_every_field(tmp_path):
         *({"hard_negatives": (0,)}, {"answers": ("ab",)}),
     )
     variants = [dataclasses.replace(query, **change) for change in changes]
-    found = [write_queries(tmp_path, "tiny", "nq", "train", [one]).fingerprint for one in variants]
-    assert len(set(found)) == len(variants)
-    assert write_queries(tmp_path, "tiny", "nq", "train", [query]).fingerprint == found[0]
+    fingerprints = [
+        write_queries(tmp_path, "tiny", "nq", "train", [variant]).fingerprint
+        for variant in variants
+    ]
+    assert len(set(fingerprints)) == len(variants)
+    assert write_queries(tmp_path, "tiny", "nq", "train", [query]).fingerprint == fingerprints[0]
 
 
 def test_queries_of_a_replaced_collection_are_refused(tmp_path):

@@ -104,8 +104,8 @@ def test_evaluation_questions_have_answers_and_positives(tmp_path, files):
     tasks = {"nq": {"validation": dev, "test": paths["t__jsonl"]}}
     tasks["qa"] = {"test": paths["dev__qa_csv"]}
     prepared = _prepare(tmp_path, paths["p__tsv"], tasks)
-    found = _queries(tmp_path, "nq", "validation")
-    assert [(q.id, q.positives, q.relevance, q.answers) for q in found] == [
+    queries = _queries(tmp_path, "nq", "validation")
+    assert [(q.id, q.positives, q.relevance, q.answers) for q in queries] == [
         ("a1", (2,), (), ("Ada",)),
         ("a2", (1, 0), (2, 1), ("1815", "'15")),
         ("a3", (), (), ("so",)),
@@ -244,10 +244,10 @@ def _beir(folder, prefix, documents):
 
 
 def test_beir_folders_share_a_collection(tmp_path):
-    one = _beir(tmp_path / "one", "a", {"1": "x", "2": "y"})
-    two = _beir(tmp_path / "two", "b", {"1": "y", "2": "z"})
+    first = _beir(tmp_path / "one", "a", {"1": "x", "2": "y"})
+    second = _beir(tmp_path / "two", "b", {"1": "y", "2": "z"})
     prepared = prepare(
-        data_dir=tmp_path / "data", collection="c", directories={"one": one, "two": two}
+        data_dir=tmp_path / "data", collection="c", directories={"one": first, "two": second}
     )
     assert (prepared.passages, prepared.merged, prepared.renamed) == (3, 1, 1)
     # Only judged queries; a grade of 0 is no positive.
@@ -259,23 +259,23 @@ def test_beir_folders_share_a_collection(tmp_path):
         ("b0", (1,)),
         ("b1", ()),
     ]
-    (one / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nzz\t1\t1\na0\t1\t1\n")
-    arguments = {"data_dir": tmp_path / "data", "collection": "c", "directories": [one, two]}
+    (first / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nzz\t1\t1\na0\t1\t1\n")
+    arguments = {"data_dir": tmp_path / "data", "collection": "c", "directories": [first, second]}
     with pytest.raises(DataError, match=r"test\.tsv:2, field 'query-id': the query 'zz' is not in"):
         prepare(**arguments, options=PrepareOptions(strict=True))
     assert prepare(**arguments).splits[0].left_out == {MISSING_QUERIES: 1}
 
 
 def test_tasks_and_labels_of_one_name_are_named_with_their_folders(tmp_path):
-    one = _beir(tmp_path / "a" / "faq", "a", {"1": "x"})
-    two = _beir(tmp_path / "b" / "faq", "b", {"1": "y"})
+    first = _beir(tmp_path / "a" / "faq", "a", {"1": "x"})
+    second = _beir(tmp_path / "b" / "faq", "b", {"1": "y"})
     arguments = {"data_dir": tmp_path / "data", "collection": "c"}
     with pytest.raises(ConfigError, match=r"directories: two have the same name: .*b/faq"):
-        prepare(**arguments, directories=[one, two])
-    tasks = {"faq": {"test": one / "queries.jsonl"}}
+        prepare(**arguments, directories=[first, second])
+    tasks = {"faq": {"test": first / "queries.jsonl"}}
     with pytest.raises(ConfigError, match=r"b/faq: task faq is in it and in another(.|\n)*rename"):
-        prepare(**arguments, passages=one / "corpus.jsonl", queries=tasks, directories=two)
-    splits = prepare(**arguments, directories={"first": one, "second": two}).splits
+        prepare(**arguments, passages=first / "corpus.jsonl", queries=tasks, directories=second)
+    splits = prepare(**arguments, directories={"first": first, "second": second}).splits
     assert [(split.task, split.queries) for split in splits] == [("first", 2), ("second", 2)]
 
 

@@ -21,7 +21,7 @@ def test_a_file_beside_its_packed_twin_is_refused(tmp_path):
         detect(write_all(tmp_path / "raw", twins))
 
 
-def _names(found):
+def _names(detected):
     return {
         task: {
             split: tuple(
@@ -29,7 +29,7 @@ def _names(found):
             )
             for split, files in splits.items()
         }
-        for task, splits in found.questions.items()
+        for task, splits in detected.questions.items()
     }
 
 
@@ -41,11 +41,11 @@ def test_beir(tmp_path, ending):
     }
     texts = {f"{name}.jsonl{ending}": [{"_id": "1"}] for name in ("corpus", "queries")}
     write_all(folder, {**judged, **texts, "notes.json": "{}"})
-    found = detect(folder)
-    assert found.passages == (f"{folder}/corpus.jsonl{ending}",)
+    detected = detect(folder)
+    assert detected.passages == (f"{folder}/corpus.jsonl{ending}",)
     queries = f"queries.jsonl{ending}"
     expected = {"validation": (queries, f"dev.tsv{ending}"), "test": (queries, f"test.tsv{ending}")}
-    assert _names(found) == {"facts": expected}
+    assert _names(detected) == {"facts": expected}
     # "dev" is our validation; a name given replaces the folder's.
     assert _names(detect(folder, "claims")) == {"claims": expected}
     (folder / queries).unlink()
@@ -63,9 +63,9 @@ def test_dpr(tmp_path):
         "scores.json": '{"a": 1}',
     }
     write_all(tmp_path, files)
-    found = detect(tmp_path)
-    assert [pathlib.Path(path).name for path in found.passages] == ["psgs.tsv.gz"]
-    assert _names(found) == {
+    detected = detect(tmp_path)
+    assert [pathlib.Path(path).name for path in detected.passages] == ["psgs.tsv.gz"]
+    assert _names(detected) == {
         "nq": {"train": ("nq-train.json.gz", None), "validation": ("nq-dev.qa.csv", None)},
         "trivia": {"test": ("trivia.test.jsonl", None)},
     }
@@ -75,8 +75,8 @@ def test_kilt_tests_on_dev_and_divides_train(tmp_path):
     pages = "id\ttext\ttitle\twikipedia_id\tparagraph_id\n1\tx\tX\t7\t0\n"
     names = ("fever-train-kilt", "fever-dev-kilt", "claims")
     write_all(tmp_path, {"passages.tsv": pages, **{f"{name}.jsonl": [KILT] for name in names}})
-    found = detect(tmp_path)
-    assert _names(found) == {
+    detected = detect(tmp_path)
+    assert _names(detected) == {
         "claims": {"train+validation+test": ("claims.jsonl", None)},
         "fever": {
             "test": ("fever-dev-kilt.jsonl", None),
@@ -94,8 +94,8 @@ def test_tsv_with_and_without_a_task_in_the_names(tmp_path):
         "faq.test.qrels.tsv": "query-id\tcorpus-id\tscore\n2\tp1\t1\n",
         "unjudged.tsv": "3\twhy\n",
     }
-    found = detect(write_all(tmp_path / "my_faq", files))
-    assert _names(found) == {
+    detected = detect(write_all(tmp_path / "my_faq", files))
+    assert _names(detected) == {
         "faq": {
             "train": ("faq.train.queries.tsv", "faq.train.qrels.tsv"),
             "test": ("faq.test.queries.tsv", "faq.test.qrels.tsv"),

@@ -118,19 +118,19 @@ def test_files_as_editors_leave_them_are_the_same(tmp_path, name):
     folder = beir_folder(tmp_path / "other", CONVERSIONS[name])
     prepare_files(data_dir=tmp_path / "o", collection="c", directories={"t": folder})
     assert PassageStore.open(tmp_path / "o", "c").fingerprint == plain.fingerprint
-    found, expected = (
+    queries, expected = (
         list(QuerySet.open(tmp_path / data, "c", "t", "test")) for data in ("o", "data")
     )
-    assert found == expected
+    assert queries == expected
     assert expected[0].positives == (0,)
     for content in ("id\ttext\ttitle\n1\tfirst\tOne\n", "1\tfirst\tOne\n"):
         (tmp_path / "p.tsv").write_bytes(CONVERSIONS[name](content))
-        assert [one.passage for one in read_passages(tmp_path / "p.tsv")] == [
+        assert [entry.passage for entry in read_passages(tmp_path / "p.tsv")] == [
             Passage("1", "first", "One")
         ]
     for suffix, content in (("qa.csv", "who?\t['Ada']\n"), ("tsv", "q1\twho?\n")):
         (tmp_path / f"q.{suffix}").write_bytes(CONVERSIONS[name](content))
-        assert [one.text for one in read_questions(tmp_path / f"q.{suffix}")] == ["who?"]
+        assert [entry.text for entry in read_questions(tmp_path / f"q.{suffix}")] == ["who?"]
 
 
 def test_text_as_windows_calls_unicode_is_named(tmp_path):

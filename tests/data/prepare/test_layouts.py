@@ -61,8 +61,8 @@ PASSAGES = [
 @pytest.mark.parametrize("files", PASSAGES, ids=lambda files: next(iter(files)))
 def test_passages_alone_by_the_names_of_their_fields(tmp_path, files):
     prepared, store = _prepare(tmp_path, files)
-    found = [(one.id, one.title, one.text) for one in store]
-    assert found == list(zip("abc", TITLES, TEXTS, strict=True))
+    passages = [(passage.id, passage.title, passage.text) for passage in store]
+    assert passages == list(zip("abc", TITLES, TEXTS, strict=True))
     assert prepared.splits == ()
 
 
@@ -73,8 +73,8 @@ def test_a_lone_parquet_file(tmp_path):
     (tmp_path / "notes").mkdir()
     pyarrow.parquet.write_table(table, tmp_path / "notes" / "docs.parquet")
     _, store = _prepare(tmp_path, {})
-    found = [(one.id, one.title, one.text) for one in store]
-    assert found == list(zip("abc", TITLES, TEXTS, strict=True))
+    passages = [(passage.id, passage.title, passage.text) for passage in store]
+    assert passages == list(zip("abc", TITLES, TEXTS, strict=True))
 
 
 @pytest.mark.parametrize("saved", [True, False], ids=["save_to_disk", "cloned"])
@@ -94,7 +94,7 @@ def test_a_hugging_face_dataset(tmp_path, saved):
         else:
             pyarrow.parquet.write_table(table, path)
     _, store = _prepare(tmp_path, {})
-    assert sorted(one.text for one in store) == sorted(TEXTS)
+    assert sorted(passage.text for passage in store) == sorted(TEXTS)
     assert list_tasks(tmp_path / "data", "c") == {"notes": ["train", "test"]}
     (query,) = QuerySet.open(tmp_path / "data", "c", "notes", "test")
     assert (query.text, store[query.positives[0]].text) == (QUESTIONS[2], TEXTS[2])
@@ -107,7 +107,7 @@ def test_a_heading_stands_with_what_follows(tmp_path):
     body = " ".join(f"word{n}" for n in range(12))
     text = f"## Methods\n\n{body}"
     _, store = _prepare(tmp_path, {"a.txt": text}, passage_words=11)
-    assert [one.text.split()[0] for one in store] == ["##", "word9"]
+    assert [passage.text.split()[0] for passage in store] == ["##", "word9"]
 
 
 def test_rows_without_ids_are_numbered(tmp_path):
@@ -127,8 +127,8 @@ def test_a_folder_of_text_files(tmp_path):
         "empty.txt": "",
     }
     prepared, store = _prepare(tmp_path, files, passage_words=5)
-    found = {one.id: (one.title, one.text, one.page_id) for one in store}
-    assert found == {
+    passages = {passage.id: (passage.title, passage.text, passage.page_id) for passage in store}
+    assert passages == {
         "a_b.txt#0": ("a b", "one two three", "a_b.txt"),
         "a_b.txt#1": ("a b", "word0 word1 word2 word3 word4", "a_b.txt"),
         "a_b.txt#2": ("a b", "word5 word6", "a_b.txt"),
@@ -162,7 +162,7 @@ PAIRS = [
 def test_pairs_are_passages_and_queries(tmp_path, files):
     # Answers and pairs come without ids; a repeated passage is one.
     prepared, store = _prepare(tmp_path, files)
-    assert sorted(one.text for one in store) == sorted(TEXTS)
+    assert sorted(passage.text for passage in store) == sorted(TEXTS)
     queries = [
         query
         for task, splits in list_tasks(tmp_path / "data", "c").items()
@@ -230,7 +230,7 @@ def test_html_as_people_write_it(tmp_path):
         "open.html": "<h1>head</h1>" + "<h2>open " * 20_000,
     }
     _, store = _prepare(tmp_path, files, passage_words=100_000)
-    texts = {one.page_id: (one.title, one.text) for one in store}
+    texts = {passage.page_id: (passage.title, passage.text) for passage in store}
     assert texts["page.html"] == ("T", "if 3 < 5 and 7 > 2 one two Bern Aare")
     assert texts["open.html"] == ("head", " ".join(["open"] * 20_000))
 
@@ -239,7 +239,7 @@ def test_what_a_retriever_adds_skips_empty_and_repeated_passages_of_files(tmp_pa
     rows = "id\ttext\n1\tone\n2\t\n1\tone\n"
     path = write_all(tmp_path, {"notes.tsv": rows}) / "notes.tsv"
     with caplog.at_level(logging.WARNING, logger="taser"):
-        assert [(one.id, one.text) for one in given_passages(path)] == [("1", "one")]
+        assert [(passage.id, passage.text) for passage in given_passages(path)] == [("1", "one")]
     assert "notes.tsv: 1 empty passages are left out" in caplog.text
     assert "notes.tsv: 1 repeated passages are left out" in caplog.text
 

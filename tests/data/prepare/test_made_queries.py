@@ -45,7 +45,7 @@ def test_what_asks_is_not_in_what_answers(data_dir):
                 changed.add(row)
             is_title = query.text.startswith("The title")
             assert len(query.positives) == (2 if is_title else 1)
-    assert all(len(found) == 1 for found in pages.values())
+    assert all(len(page_splits) == 1 for page_splits in pages.values())
     # Every passage has a query here, half the titled pages by their titles.
     assert changed == set(range(len(PASSAGES)))
     queries = [q for s in splits[TASK] for q in QuerySet.open(data_dir, "made", TASK, s)]

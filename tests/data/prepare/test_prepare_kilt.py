@@ -134,8 +134,8 @@ def test_official_gold_is_kept_line_by_line(tmp_path):
     path = _queries(tmp_path, *records)
     first = _prepare(tmp_path, {"t": {"test": path}})
     queries = QuerySet.open(tmp_path / "data", "c", "t", "test")
-    kept = [json.loads(line) for line in gold_path(queries).read_text().splitlines()]
-    assert kept == [records[0], {**records[1], "id": "1"}]
+    gold = [json.loads(line) for line in gold_path(queries).read_text().splitlines()]
+    assert gold == [records[0], {**records[1], "id": "1"}]
     assert queries[1].answers == ("x", "y")
     assert first.splits[0].left_out == {WITHOUT_POSITIVE: 1, WHOLE_PAGES: 1}
     assert not first.reused
@@ -215,15 +215,15 @@ def test_last_queries_and_groups_do_not_go_together():
 
 def test_shares_and_samples_are_what_was_asked_for():
     shares = {"train": 3.0, "test": 1.0}
-    found = [
+    assigned = [
         split_of(str(i), task="t", splits=("train", "test"), shares=shares) for i in range(4000)
     ]
     # Four standard deviations of a binomial with 4,000 draws at 3/4.
-    assert abs(found.count("train") - 3000) < 4 * (4000 * 0.75 * 0.25) ** 0.5
+    assert abs(assigned.count("train") - 3000) < 4 * (4000 * 0.75 * 0.25) ** 0.5
     # The same in every process and version: 64 bits of BLAKE2b of task, tab and id.
     digests = [hashlib.blake2b(f"t\t{i}".encode(), digest_size=8).digest() for i in range(4000)]
     below = [int.from_bytes(digest, "little") < 3 << 62 for digest in digests]
-    assert [split == "train" for split in found] == below
+    assert [split == "train" for split in assigned] == below
     ids = [str(i) for i in range(50)]
     assert sampled(ids, task="t", count=10) == sampled(reversed(ids), task="t", count=10)
     assert sampled(ids, task="t", count=10) != sampled(ids, task="u", count=10)

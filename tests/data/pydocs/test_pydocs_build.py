@@ -69,8 +69,8 @@ def test_the_walk_runs_the_code_of_its_caller(monkeypatch):
     monkeypatch.setattr(objects.subprocess, "Popen", popen)
     with pytest.raises(Started) as started:
         build_pydocs(("json",))
-    found = pathlib.Path(str(started.value), *walk.__name__.split(".")).with_suffix(".py")
-    assert found.samefile(walk.__file__)
+    source = pathlib.Path(str(started.value), *walk.__name__.split(".")).with_suffix(".py")
+    assert source.samefile(walk.__file__)
 
 
 def test_a_missing_package_is_reported():

@@ -29,9 +29,9 @@ def test_similar_pairs_equal_all_pairs(threshold):
         for i, j in itertools.combinations(range(len(sets)), 2)
         if jaccard(sets[i], sets[j]) >= threshold
     }
-    found = list(similar_pairs(sets, threshold))
-    assert len(found) == len(set(found))
-    assert set(found) == expected
+    pairs = list(similar_pairs(sets, threshold))
+    assert len(pairs) == len(set(pairs))
+    assert set(pairs) == expected
     assert expected
 
 

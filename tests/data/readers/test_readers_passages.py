@@ -15,7 +15,7 @@ from taser_jax.storage.records import Passage
 
 
 def passages(path, left_out: LeftOut | None = None) -> list[Passage]:
-    return [one.passage for one in read_passages(path, left_out)]
+    return [located.passage for located in read_passages(path, left_out)]
 
 
 @pytest.mark.parametrize("name", ["psgs.tsv", "psgs.tsv.gz"])
@@ -39,19 +39,19 @@ def test_a_header_brings_csv_quotes(tmp_path, name):
         Passage("5", '"Yes" she said', '"open'),
         Passage("6", "last", "Z"),
     ]
-    assert [one.line for one in read_passages(path)] == [2, 3, 4, 6, 7, 8]
+    assert [located.line for located in read_passages(path)] == [2, 3, 4, 6, 7, 8]
 
 
 def test_columns_go_by_the_header_not_by_their_place(tmp_path):
     path = write(
         tmp_path / "p.tsv", "title\twikipedia_id\tparagraph_id\tid\ttext\nT\t9\t0\t1\tbody\n"
     )
-    [found] = read_passages(path)
-    assert found.passage == Passage("1", "body", "T", page_id="9")
-    assert found.span == Span((0, 0), (0, PARAGRAPH_END))
+    [located] = read_passages(path)
+    assert located.passage == Passage("1", "body", "T", page_id="9")
+    assert located.span == Span((0, 0), (0, PARAGRAPH_END))
     maillard = write(tmp_path / "six.tsv", "id\ttext\ttitle\tpage\ta\tb\n0\tc\tT\t7\t\t\n")
-    [found] = read_passages(maillard)
-    assert (found.passage, found.span) == (Passage("0", "c", "T", "7"), None)
+    [located] = read_passages(maillard)
+    assert (located.passage, located.span) == (Passage("0", "c", "T", "7"), None)
 
 
 @pytest.mark.parametrize(

@@ -98,8 +98,8 @@ def test_bad_qa_csv_lines_name_line_and_field(tmp_path, line, message):
 def test_a_table_of_id_and_text(tmp_path):
     for header in ("", "id\ttext\n"):
         path = write(tmp_path / "q.tsv", f"{header}q1\twho?\nq2\twhen?\n")
-        found = [(question.id, question.text) for question in read_questions(path)]
-        assert found == [("q1", "who?"), ("q2", "when?")]
+        questions = [(question.id, question.text) for question in read_questions(path)]
+        assert questions == [("q1", "who?"), ("q2", "when?")]
     for content, message in [
         ("q1 who?\n", ":1: 1 columns"),
         ("a\tb\nc\t \n", ":2, field 'question'"),

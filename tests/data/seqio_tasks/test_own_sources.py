@@ -90,10 +90,10 @@ def csv_file(tmp_path):
 def test_a_csv_file_becomes_queries_of_the_collection(tokenized, csv_file, data_dir):
     store = tokenized(from_csv(csv_file))
     assert store.tasks == {"faq": ["train"]}
-    found = store.queries("faq", "train")
-    assert list(found.query_ids) == ["train-0", "train-1"]
+    stored = store.queries("faq", "train")
+    assert list(stored.query_ids) == ["train-0", "train-1"]
     letters = [PIECES.index(letter) for letter in "abc"]
-    assert found.ids[:, :4].tolist() == [[2, *letters[:2], 3], [2, letters[2], 3, 0]]
+    assert stored.ids[:, :4].tolist() == [[2, *letters[:2], 3], [2, letters[2], 3, 0]]
     # Later commands read the queries there.
     queries = list(QuerySet.open(data_dir, "toy", "faq", "train"))
     assert [(q.text, q.positives, q.hard_negatives) for q in queries] == [
@@ -149,12 +149,12 @@ def test_a_data_set_of_tfds(tokenized, data_dir, tmp_path):
         preprocessors=[functools.partial(seqio.preprocessors.rekey, key_map=fields)],
     )
     assert store.tasks == {"faq": ["train", "test"]}
-    found = {
+    splits = {
         split: {query.id: (query.text, query.positives) for query in queries}
         for split in rows
         for queries in [QuerySet.open(data_dir, "toy", "faq", split)]
     }
-    assert found == {"train": {"x": ("a b", (2, 0)), "y": ("c", (1,))}, "test": {"z": ("d", (0,))}}
+    assert splits == {"train": {"x": ("a b", (2, 0)), "y": ("c", (1,))}, "test": {"z": ("d", (0,))}}
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,8 @@ def test_examples_of_a_task(data_dir, vocabulary):
         assert task.num_input_examples("train") == 3
         assert tuple(task.splits) == ("train",)
     a, b, quote = PIECES.index("a"), PIECES.index("b"), PIECES.index("'")
-    found = [example["query"].numpy().tolist() for example in examples]
-    assert found == [[2, a, quote, 3], [2, a, quote, b, 3], [2, a, quote, b, 3]]
+    token_ids = [example["query"].numpy().tolist() for example in examples]
+    assert token_ids == [[2, a, quote, 3], [2, a, quote, b, 3], [2, a, quote, b, 3]]
     last = {name: value.numpy() for name, value in examples[1].items()}
     assert (last["query_id"], last["query_row"]) == (b"one1", 1)
     assert last["query_pretokenized"].decode() == "a’b "

@@ -66,9 +66,9 @@ def test_store_holds_what_the_texts_encode_to(settings, tmp_path, monkeypatch):
     vocabulary = load_vocabulary(store.vocabulary_directory)
     assert vocabulary.fingerprint == store.metadata.vocabulary_fingerprint
     expected = encode_passages(PASSAGES, vocabulary, length=16)
-    found = store.passages.tokens(np.arange(len(PASSAGES)))
-    np.testing.assert_array_equal(found.ids, expected.ids)
-    np.testing.assert_array_equal(found.mask, expected.mask)
+    tokens = store.passages.tokens(np.arange(len(PASSAGES)))
+    np.testing.assert_array_equal(tokens.ids, expected.ids)
+    np.testing.assert_array_equal(tokens.mask, expected.mask)
     assert store.passages.ids.dtype == np.uint16
     assert store.tasks == {"one": ["train", "test"], "two": ["train"]}
     for (task, split), queries in QUERIES.items():
@@ -167,9 +167,9 @@ def test_the_store_records_what_was_done_to_texts(settings, tmp_path):
     )
     only = settings | {"mixture": "toy_two"}
     store = make(**only, output_dir=tmp_path / "tokens")
-    found = {entry.task: (entry.normalization, entry.prompt) for entry in store.metadata.queries}
+    recorded = {entry.task: (entry.normalization, entry.prompt) for entry in store.metadata.queries}
     prompt = (PIECES.index("b"), PIECES.index("[SEP]"))
-    assert found == {"two": ("curly_apostrophe", prompt)}
+    assert recorded == {"two": ("curly_apostrophe", prompt)}
     assert store.queries("two", "train").ids[0, 1:3].tolist() == list(prompt)
     assert store.metadata.titles == "include"
     assert store.metadata.passage_prompt == ()

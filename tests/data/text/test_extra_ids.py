@@ -53,9 +53,9 @@ def test_saved_and_loaded(tmp_path, model):
     assert plain.fingerprint != extra.fingerprint
     for name, made in (("plain", plain), ("extra", extra)):
         made.save(str(tmp_path / name))
-        found = load_vocabulary(tmp_path / name)
-        assert (found.size, found.fingerprint) == (made.size, made.fingerprint)
-        assert found.id_of("<extra_id_1>") == made.id_of("<extra_id_1>")
+        loaded = load_vocabulary(tmp_path / name)
+        assert (loaded.size, loaded.fingerprint) == (made.size, made.fingerprint)
+        assert loaded.id_of("<extra_id_1>") == made.id_of("<extra_id_1>")
     # What was saved before there were extra ids is read and written as it was.
     assert "extra_ids" not in json.loads((tmp_path / "plain" / "vocabulary.json").read_text())
     with pytest.raises(DataError, match=r"(?s)it has 100 extra ids, requested were 0"):

@@ -46,8 +46,8 @@ def test_passages_by_hand(vocabulary):
         ("", "", [CLS, SEP]),
     ]
     titles, texts, expected = zip(*cases, strict=True)
-    found = passage_ids(titles, texts, vocabulary, 8)
-    assert found == list(expected)
+    encoded = passage_ids(titles, texts, vocabulary, 8)
+    assert encoded == list(expected)
     prompted = passage_ids(titles, texts, vocabulary, 10, prompt=(7, 9))
     assert prompted == [[CLS, 7, 9, *row[1:]] for row in expected]
 
@@ -91,14 +91,14 @@ def test_the_graphs_of_saved_models_do_the_same(vocabulary, length):
     graph = saved_model.TextGraph(vocabulary)
     for prompt in ((), (7, 9)):
         room = length + len(prompt)
-        found = graph.passage_ids(*tensors, room, prompt=prompt).to_list()
-        assert found == passage_ids(titles, texts, vocabulary, room, prompt=prompt)
+        encoded = graph.passage_ids(*tensors, room, prompt=prompt).to_list()
+        assert encoded == passage_ids(titles, texts, vocabulary, room, prompt=prompt)
     for normalization in QueryNormalization:
         prompt = () if length == 4 else (7, 8)[: length - 3]
         shown = saved_model.normalize_queries(tensors[1], normalization)
-        found = graph.query_ids(shown, length, prompt=prompt).to_list()
+        encoded = graph.query_ids(shown, length, prompt=prompt).to_list()
         expected = normalize_queries(texts, normalization)
-        assert found == query_ids(expected, vocabulary, length, prompt=prompt)
+        assert encoded == query_ids(expected, vocabulary, length, prompt=prompt)
 
 
 def test_vocabulary_without_cls_puts_nothing_first(vocabulary):
@@ -109,8 +109,8 @@ def test_vocabulary_without_cls_puts_nothing_first(vocabulary):
             super().__init__(PIECES)
             self.cls_id = None
 
-    found = passage_ids(["t", ""], ["a b c d", "a b c d"], NoCls(), 5)
-    assert found == [[*ids("t"), SEP, *ids("a b"), SEP], [*ids("a b c d"), SEP]]
+    encoded = passage_ids(["t", ""], ["a b c d", "a b c d"], NoCls(), 5)
+    assert encoded == [[*ids("t"), SEP, *ids("a b"), SEP], [*ids("a b c d"), SEP]]
 
 
 def test_normalisation_is_by_name(vocabulary):

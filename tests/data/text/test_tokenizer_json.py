@@ -73,9 +73,9 @@ def test_ids_are_those_of_tokenizers(tokenizer, tmp_path):
     assert (vocabulary.cls_id, vocabulary.sep_id) == (0, 2)
     assert vocabulary.size == tokenizer.get_vocab_size()
     ids = vocabulary.encode(TEXTS)
-    for text, found in zip(TEXTS, ids, strict=True):
+    for text, text_ids in zip(TEXTS, ids, strict=True):
         if "</s>" not in text:
-            assert found == tokenizer.encode(text, add_special_tokens=False).ids
+            assert text_ids == tokenizer.encode(text, add_special_tokens=False).ids
     assert len(ids[0]) > 5
     # A special token's name in a text is text, except in Unigram models, which have it as a piece.
     special = {0, 1, 2, 4} & {id for row in ids for id in row}
@@ -106,14 +106,14 @@ def test_transformers_reads_what_is_written(tokenizer, tmp_path):
         theirs = transformers.AutoTokenizer.from_pretrained(output)
         length = 12 + len(before)
         expected = query_ids(TEXTS, vocabulary, length, prompt=before)
-        found = theirs(TEXTS, truncation=True)["input_ids"]
-        assert found == expected
+        encoded = theirs(TEXTS, truncation=True)["input_ids"]
+        assert encoded == expected
         padded = theirs(TEXTS, truncation=True, padding=True)
         assert {len(row) for row in padded["input_ids"]} == {max(map(len, expected))}
         assert [sum(row) for row in padded["attention_mask"]] == list(map(len, expected))
         titles = ["A cat"] * len(TEXTS)
-        found = theirs(titles, TEXTS, truncation=True)["input_ids"]
-        assert found == passage_ids(titles, TEXTS, vocabulary, length, prompt=before)
+        encoded = theirs(titles, TEXTS, truncation=True)["input_ids"]
+        assert encoded == passage_ids(titles, TEXTS, vocabulary, length, prompt=before)
 
 
 def test_what_is_refused(tokenizer, tmp_path):

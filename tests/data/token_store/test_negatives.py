@@ -54,8 +54,8 @@ def test_kinds_do_not_mix(tmp_path):
 
 def test_each_file_has_facts_of_its_own(tmp_path):
     write(tmp_path, facts={"left_out": 3})
-    one = {"query_ids": ["a"], "rows": [[1]], "scores": [[1.0]], "metadata": METADATA}
-    write_negatives(tmp_path, "nq", "train", **one, facts={"left_out": 5})
+    negatives = {"query_ids": ["a"], "rows": [[1]], "scores": [[1.0]], "metadata": METADATA}
+    write_negatives(tmp_path, "nq", "train", **negatives, facts={"left_out": 5})
     assert read_metadata(tmp_path)["files"]["squad.train.jsonl"] == {"left_out": 3}
     write(tmp_path, facts={"left_out": 4})
     assert read_metadata(tmp_path)["files"]["squad.train.jsonl"] == {"left_out": 4}

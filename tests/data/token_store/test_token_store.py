@@ -184,21 +184,21 @@ def directory(tmp_path):
 
 def test_rows_are_padded_like_tokens(directory):
     rows = StateRows.open(directory, LENGTHS, length=4)
-    found = rows.tokens(np.array([2, 1]))
-    assert found.hidden.dtype == ml_dtypes.bfloat16
-    assert found.hidden[..., 0].astype(int).tolist() == [[3, 4, 5, 0], [2, 0, 0, 0]]
-    assert found.hidden[..., 1].astype(int).tolist() == [[-3, -4, -5, 0], [-2, 0, 0, 0]]
-    assert found.mask.astype(int).tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
-    narrow = found.resized(3)
+    states = rows.tokens(np.array([2, 1]))
+    assert states.hidden.dtype == ml_dtypes.bfloat16
+    assert states.hidden[..., 0].astype(int).tolist() == [[3, 4, 5, 0], [2, 0, 0, 0]]
+    assert states.hidden[..., 1].astype(int).tolist() == [[-3, -4, -5, 0], [-2, 0, 0, 0]]
+    assert states.mask.astype(int).tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
+    narrow = states.resized(3)
     assert narrow.hidden.shape == (2, 3, 2)
-    assert narrow.mask.tolist() == found.mask[:, :3].tolist()
+    assert narrow.mask.tolist() == states.mask[:, :3].tolist()
 
 
 def test_some_rows_in_another_order(directory):
     rows = StateRows.open(directory, LENGTHS, length=4).take(np.array([2, 0]), length=3)
     assert rows.lengths.tolist() == [3, 2]
-    found = rows.tokens(np.array([1, 0]))
-    assert found.hidden[..., 0].astype(int).tolist() == [[0, 1, 0], [3, 4, 5]]
+    states = rows.tokens(np.array([1, 0]))
+    assert states.hidden[..., 0].astype(int).tolist() == [[0, 1, 0], [3, 4, 5]]
 
 
 def test_states_of_other_texts_are_refused(directory):
