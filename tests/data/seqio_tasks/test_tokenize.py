@@ -191,7 +191,7 @@ def test_a_prompt_before_passages(settings, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "found"),
+    ("change", "error", "message"),
     [
         ({"mixture": "tyo"}, ConfigError, "did you mean toy"),
         ({"mixture": "toy_three"}, DataError, "'three' is not among the prepared tasks: one, two"),
@@ -200,8 +200,8 @@ def test_a_prompt_before_passages(settings, tmp_path):
         ({"vocabulary": "nowhere"}, DataError, "VOCAB_SIZE"),
     ],
 )
-def test_bad_settings_are_reported_before_any_work(settings, tmp_path, change, error, found):
-    with pytest.raises(error, match=found):
+def test_bad_settings_are_reported_before_any_work(settings, tmp_path, change, error, message):
+    with pytest.raises(error, match=message):
         make(**settings | change, output_dir=tmp_path / "tokens")
     assert not (tmp_path / "tokens").exists()
 

@@ -80,7 +80,7 @@ def test_windows_line_ends_and_lone_surrogates(tmp_path, small):
 
 
 @pytest.mark.parametrize(
-    ("lines", "found"),
+    ("lines", "message"),
     [
         ([], r"no piece \[PAD\], "),
         (["[PAD]", "[UNK]", "[SEP]", "a"], r"no piece \[CLS\]"),
@@ -89,10 +89,10 @@ def test_windows_line_ends_and_lone_surrogates(tmp_path, small):
         ([*PIECES[:5], "", "b"], "piece 5 is '', which is empty"),
     ],
 )
-def test_bad_vocab_txt(tmp_path, lines, found):
+def test_bad_vocab_txt(tmp_path, lines, message):
     path = tmp_path / "vocab.txt"
     path.write_text("".join(f"{line}\n" for line in lines))
-    with pytest.raises(DataError, match=found):
+    with pytest.raises(DataError, match=message):
         load_vocabulary(path)
 
 
