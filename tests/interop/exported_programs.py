@@ -20,5 +20,5 @@ def saved_model_params(directory):
     prefix, suffix = "params/", "/.ATTRIBUTES/VARIABLE_VALUE"
     reader = tf.train.load_checkpoint(str(directory / "variables" / "variables"))
     names = [n for n in reader.get_variable_to_shape_map() if n.startswith(prefix)]
-    found = {n.removeprefix(prefix).removesuffix(suffix): reader.get_tensor(n) for n in names}
-    return unflatten_dict(found, sep="/")
+    variables = {n.removeprefix(prefix).removesuffix(suffix): reader.get_tensor(n) for n in names}
+    return unflatten_dict(variables, sep="/")

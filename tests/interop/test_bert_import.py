@@ -39,10 +39,10 @@ def test_hidden_states_are_hugging_faces(golden, tmp_path, inputs):
     config, tensors = golden_model(golden, tmp_path)
     params = encoder_from_tensors(tensors, config, where="golden")
     ids, mask = golden[f"{inputs}/ids"], golden[f"{inputs}/mask"]
-    found = hidden_states(params, config, ids, mask)
+    states = hidden_states(params, config, ids, mask)
     expected = golden[f"{inputs}/hidden_states"]
-    assert found.shape == expected.shape
-    assert relative_error(found, expected, mask) < 1e-5
+    assert states.shape == expected.shape
+    assert relative_error(states, expected, mask) < 1e-5
     # The measure itself notices one number of one bias.
     params["layers_1"]["mlp"]["wo"]["bias"][3] += 1e-2
     assert relative_error(hidden_states(params, config, ids, mask), expected, mask) > 1e-4
@@ -177,9 +177,9 @@ def test_variants_of_the_same_checkpoint(disguise):
         for name, tensor in random_tensors().items()
     }
     expected = encoder_from_tensors(tensors, TINY, where="x")
-    found = encoder_from_tensors(disguise(tensors), TINY, where="x")
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {np.dtype(np.float32)}
+    params = encoder_from_tensors(disguise(tensors), TINY, where="x")
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float32)}
 
 
 def test_what_is_exported_comes_back_bit_for_bit():
@@ -202,15 +202,15 @@ def test_missing_tensors_are_named():
 
 
 @pytest.mark.parametrize(
-    ("changes", "found", "expected"),
+    ("changes", "stored", "expected"),
     [
         ({"max_length": 9}, r"position_embeddings\.weight has shape \(12, 16\)", r"\(9, 16\)"),
         ({"num_heads": 4}, r"attention.*weight has shape \(16, 16\)", r"\(16, 32\)"),
     ],
 )
-def test_unexpected_shapes(changes, found, expected):
+def test_unexpected_shapes(changes, stored, expected):
     config = dataclasses.replace(TINY, **changes)
-    with pytest.raises(ConfigError, match=f"(?s)checkpoint-x: .*{found}, not {expected}"):
+    with pytest.raises(ConfigError, match=f"(?s)checkpoint-x: .*{stored}, not {expected}"):
         encoder_from_tensors(random_tensors(), config, where="checkpoint-x")
 
 

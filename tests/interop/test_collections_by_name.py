@@ -65,14 +65,14 @@ class Data:
 @pytest.fixture(autouse=True)
 def libraries(tmp_path, monkeypatch):
     """Both libraries with one task each, and a cache here."""
-    known = {
+    datasets = {
         "tiny": Data({}),
         "tiny/train": Data({"q2": GRADES["q2"]}),
         "tiny/test": Data({"q1": GRADES["q1"]}),
         "bare": Data({}),
     }
     ir_datasets = types.ModuleType("ir_datasets")
-    ir_datasets.load = known.__getitem__
+    ir_datasets.load = datasets.__getitem__
     monkeypatch.setitem(sys.modules, "ir_datasets", ir_datasets)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 

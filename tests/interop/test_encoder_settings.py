@@ -49,15 +49,15 @@ def test_pooling_norm_length_and_prompt(tmp_path):
 )
 def test_both_ways_to_name_the_pooling(tmp_path, pooling):
     write(tmp_path, kinds=("Transformer", "Pooling"), package=NEW, pooling=pooling)
-    found = read_encoder_settings(tmp_path)
-    assert (found.pooling, found.normalization) == (Pooling.CLS, Normalization.NONE)
+    settings = read_encoder_settings(tmp_path)
+    assert (settings.pooling, settings.normalization) == (Pooling.CLS, Normalization.NONE)
 
 
 @pytest.mark.parametrize("name", ["passage", "document", "corpus", "search_document"])
 def test_prompts_of_both_roles(tmp_path, name):
     write(tmp_path, prompts={"query": "query: ", name: "passage: ", "clustering": "cluster: "})
-    found = read_encoder_settings(tmp_path)
-    assert (found.query_prompt, found.passage_prompt) == ("query: ", "passage: ")
+    settings = read_encoder_settings(tmp_path)
+    assert (settings.query_prompt, settings.passage_prompt) == ("query: ", "passage: ")
 
 
 def test_prompts_under_other_names_are_refused(tmp_path):
@@ -79,9 +79,9 @@ def test_a_prompt_of_the_tokenizer_is_before_the_texts_of_both_roles(tmp_path):
     vocabulary.save(str(tmp_path / "words"))
     write(tmp_path, prompts={"query": "find"})
     write_tokenizer(tmp_path / "words", tmp_path, max_length=8, prompt=(6, 3))
-    found = read_encoder_settings(tmp_path)
-    assert found.template_prompt == (6, 3)
-    assert found.prompts(vocabulary) == ((6, 3, 4), (6, 3))
+    settings = read_encoder_settings(tmp_path)
+    assert settings.template_prompt == (6, 3)
+    assert settings.prompts(vocabulary) == ((6, 3, 4), (6, 3))
     assert read_prompts(tmp_path, vocabulary) == ((6, 3, 4), (6, 3))
     write_tokenizer(tmp_path / "words", tmp_path, max_length=8)
     assert read_prompts(tmp_path, vocabulary) == ((4,), ())

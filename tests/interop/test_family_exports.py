@@ -40,8 +40,8 @@ def byte_pairs():
     return TokenizerJsonVocabulary(tokenizer.to_str().encode("utf-8"))
 
 
-def same(found, expected):
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+def same(embeddings, expected):
+    np.testing.assert_allclose(embeddings, expected, rtol=0, atol=1e-5)
 
 
 # Positions after an offset, and rotary ones; each family beside Hugging Face is in tests/parity.
@@ -74,14 +74,14 @@ def test_there_and_back(tmp_path, family, sentence_transformer):
     export_sentence_transformers(source, output)
     model = sentence_transformer(output)
     same(model.encode_query(TEXTS), embed_queries(source, TEXTS, settings))
-    found = model.encode_document([("A cat", text) for text in TEXTS])
-    same(found, embed_passages(source, ["A cat"] * len(TEXTS), TEXTS))
+    embeddings = model.encode_document([("A cat", text) for text in TEXTS])
+    same(embeddings, embed_passages(source, ["A cat"] * len(TEXTS), TEXTS))
 
     queries = encode_queries(TEXTS, vocabulary, length=QUERY_LENGTH, settings=settings)
     program = lower_encoder(source.config, Role.QUERY, length=QUERY_LENGTH, any_length=True)
     for tokens in (queries, Tokens(queries.ids[1:3, :4], queries.mask[1:3, :4])):
-        found = program.call(source.params, tokens.ids, tokens.mask)
-        same(found, embed(source, Role.QUERY, tokens))
+        embeddings = program.call(source.params, tokens.ids, tokens.mask)
+        same(embeddings, embed(source, Role.QUERY, tokens))
 
     config = source.config
     found_settings = read_encoder_settings(output / "query")

@@ -146,9 +146,9 @@ def test_an_unknown_id(served):
 
 def test_only_what_is_needed_is_downloaded_and_then_kept(served, monkeypatch):
     directory = fetch("us/tiny")
-    found = {path.name for path in directory.iterdir()}
-    assert found == {"config.json", "model.safetensors", "vocab.txt"}
-    for name in found:
+    names = {path.name for path in directory.iterdir()}
+    assert names == {"config.json", "model.safetensors", "vocab.txt"}
+    for name in names:
         assert (directory / name).read_bytes() == (served / name).read_bytes()
     close_port(monkeypatch)
     assert fetch("us/tiny") == directory

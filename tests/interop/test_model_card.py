@@ -101,9 +101,9 @@ def test_a_card_says_what_is_done_to_texts(source):
         "without their titles",
     ):
         assert line in text
-    found = metadata(changed, "onnx")
-    assert found["query_normalization"] == "curly_apostrophe"
-    assert (found["query_prompt"], found["titles"]) == ([7, 3], "omit")
+    fields = metadata(changed, "onnx")
+    assert fields["query_normalization"] == "curly_apostrophe"
+    assert (fields["query_prompt"], fields["titles"]) == ([7, 3], "omit")
 
 
 def test_the_hub_reads_licence_library_base_model_and_measures(source):
@@ -133,11 +133,11 @@ def test_names_and_settings_stay_within_their_places(source):
 
 
 def test_metadata_holds_the_whole_of_it(source):
-    found = metadata(source, "onnx")
-    assert found.pop("model")["experts"]["num_experts"] == 2
-    assert found.pop("training") == source.facts
-    assert found.pop("taser_jax")
-    assert found == {
+    fields = metadata(source, "onnx")
+    assert fields.pop("model")["experts"]["num_experts"] == 2
+    assert fields.pop("training") == source.facts
+    assert fields.pop("taser_jax")
+    assert fields == {
         "format_version": 1,
         "format": "onnx",
         "fingerprints": {"model": "0f3a", "vocabulary": VOCABULARY.fingerprint, "data": "d474"},

@@ -44,8 +44,8 @@ def test_every_expert_of_a_group_is_a_copy_of_its_roles():
     config = MODELS["taser of 4"]
     params = random_params(DualEncoder(config))
     query, passage = (plain_encoder(params, config, role) for role in Role)
-    found = from_plain_encoders(query, passage, config=config, params=params)
-    experts = found["encoder"]["layers_0"]["experts"]
+    imported = from_plain_encoders(query, passage, config=config, params=params)
+    experts = imported["encoder"]["layers_0"]["experts"]
     for plain, group in ((query, (0, 1)), (passage, (2, 3))):
         for expert in group:
             jax.tree.map(
@@ -65,16 +65,18 @@ def test_learned_routers_are_kept_and_their_experts_equal(gate_sharing):
     plain = plain_encoder(
         random_params(DualEncoder(MODELS["shared"]), 3), MODELS["shared"], Role.QUERY
     )
-    found = from_plain_encoders(plain, plain, config=config, params=params)["encoder"]
+    encoder = from_plain_encoders(plain, plain, config=config, params=params)["encoder"]
     drawn = params["encoder"]
     if gate_sharing is GateSharing.SHARED:
-        routers = [(found["router"], drawn["router"])]
+        routers = [(encoder["router"], drawn["router"])]
     else:
-        routers = [(found[f"layers_{i}"]["router"], drawn[f"layers_{i}"]["router"]) for i in (1, 2)]
+        routers = [
+            (encoder[f"layers_{i}"]["router"], drawn[f"layers_{i}"]["router"]) for i in (1, 2)
+        ]
     for router, expected in routers:
         jax.tree.map(np.testing.assert_array_equal, router, expected)
     np.testing.assert_array_equal(
-        found["layers_1"]["experts"]["layer_norm"]["scale"],
+        encoder["layers_1"]["experts"]["layer_norm"]["scale"],
         np.stack([plain["layers_1"]["mlp"]["layer_norm"]["scale"]] * 3),
     )
 
@@ -93,8 +95,8 @@ def test_every_query_tower_is_a_copy_and_is_taken_out_by_its_task():
         jax.tree.map(np.testing.assert_array_equal, params[tower], expected)
     params["query_encoder_nq"] = passage
     for task, expected in (("nq", passage), ("fever", query)):
-        found = plain_encoder(params, config, Role.QUERY, task=task)
-        jax.tree.map(np.testing.assert_array_equal, found, expected)
+        encoder = plain_encoder(params, config, Role.QUERY, task=task)
+        jax.tree.map(np.testing.assert_array_equal, encoder, expected)
     with pytest.raises(ConfigError, match="without a task"):
         plain_encoder(params, config, Role.QUERY)
 

@@ -75,8 +75,8 @@ def exported(request, tmp_path_factory, sentence_transformer):
     return Exported(source, directory, sentence_transformer(directory))
 
 
-def same(found, expected):
-    np.testing.assert_allclose(np.asarray(found), expected, rtol=0, atol=TOLERANCE)
+def same(embeddings, expected):
+    np.testing.assert_allclose(np.asarray(embeddings), expected, rtol=0, atol=TOLERANCE)
 
 
 def run_card(directory):
@@ -128,13 +128,13 @@ def test_each_path_is_a_model_by_itself(exported, sentence_transformer):
 
 def test_import_of_the_export_gives_back_the_same_parameters(exported):
     params = exported.source.params
-    found = load_pretrained(
+    imported = load_pretrained(
         exported.paths[0][0],
         config=exported.source.config,
         params=jax.tree.map(np.zeros_like, params),
         passage_source=exported.paths[-1][0] if len(exported.paths) > 1 else None,
     )
-    jax.tree.map(np.testing.assert_array_equal, found, params)
+    jax.tree.map(np.testing.assert_array_equal, imported, params)
     # Weights are written once.
     written = sorted(exported.directory.rglob("*.safetensors"))
     assert written == sorted(directory / "model.safetensors" for directory, _ in exported.paths)
@@ -151,9 +151,9 @@ def test_passages_of_any_length_are_cut_as_in_training(exported):
     tokenizer = transformers.AutoTokenizer.from_pretrained(exported.paths[-1][0])
     counts = range(PASSAGE_LENGTH)
     pairs = [("paris " * title or " ", "city " * text) for title in counts for text in counts]
-    found = tokenizer(pairs, truncation=True)["input_ids"]
+    ids = tokenizer(pairs, truncation=True)["input_ids"]
     expected = passage_ids(*zip(*pairs, strict=True), exported.source.vocabulary, PASSAGE_LENGTH)
-    assert found == expected
+    assert ids == expected
 
 
 def prompted(directory: pathlib.Path, kind: str, *prompt: str) -> ExportSource:

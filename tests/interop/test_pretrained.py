@@ -107,12 +107,12 @@ def test_both_paths_through_files_and_back(checkpoint, tmp_path, changes):
         save_file(tensors, directory / "model.safetensors")
         text = json.dumps(config_to_json(config.bert))
         (directory / "config.json").write_text(text, encoding="utf-8")
-    found = loaded(tmp_path / "query", config, passage_source=tmp_path / "passage")
-    jax.tree.map(np.testing.assert_array_equal, found, params)
+    imported = loaded(tmp_path / "query", config, passage_source=tmp_path / "passage")
+    jax.tree.map(np.testing.assert_array_equal, imported, params)
 
 
 @pytest.mark.parametrize(
-    ("changes", "found", "expected"),
+    ("changes", "stored", "expected"),
     [
         ({"vocab_size": 44}, "vocab_size 40", "vocab_size 44"),
         ({"embed_dim": 32, "head_dim": 16}, "embed_dim 16, head_dim 8", "embed_dim 32, head_dim"),
@@ -122,10 +122,10 @@ def test_both_paths_through_files_and_back(checkpoint, tmp_path, changes):
         ({"layer_norm_epsilon": 1e-5}, "layer_norm_epsilon 1e-12", "layer_norm_epsilon 1e-05"),
     ],
 )
-def test_a_mismatch_says_both_numbers(checkpoint, changes, found, expected):
+def test_a_mismatch_says_both_numbers(checkpoint, changes, stored, expected):
     bert = dataclasses.replace(bert_config(checkpoint), **changes)
     config = DualEncoderConfig(bert=bert)
-    message = f"(?s)the checkpoint has {found}.*the model {expected}.*fix: .*pretrained_bert"
+    message = f"(?s)the checkpoint has {stored}.*the model {expected}.*fix: .*pretrained_bert"
     # Told from config.json alone: neither weights nor drawn parameters are looked at.
     with pytest.raises(ConfigError, match=message):
         load_pretrained(checkpoint, config=config, params=None)

@@ -123,7 +123,7 @@ def test_a_process_with_tensorflow_alone_gives_our_embeddings(det_r, tmp_path):
         [sys.executable, "-c", LOADER, *arguments], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    found = dict(np.load(output))
+    embeddings = dict(np.load(output))
     by_query, by_passage = (embed_queries(source, TEXTS), embed_passages(source, TITLES, TEXTS))
     for name, expected in {
         "encode_query.0": by_query,
@@ -133,7 +133,7 @@ def test_a_process_with_tensorflow_alone_gives_our_embeddings(det_r, tmp_path):
         "encode_passage.1": by_passage[1:2],
         "serving_default.0": by_query,
     }.items():
-        np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(embeddings[name], expected, rtol=1e-5, atol=1e-5)
     assert np.abs(by_query[0] - by_query[1]).max() > 0.1
     assert np.abs(by_passage[0] - embed_passages(source, [""], TEXTS[:1])).max() > 0.1
 
@@ -144,11 +144,11 @@ def test_learned_routing_joined_titles_separate_towers_sentencepiece_and_t5(tmp_
     np.testing.assert_allclose(
         run(directory, Role.QUERY, TEXTS), embed_queries(source, TEXTS), rtol=1e-5, atol=1e-5
     )
-    found = run(directory, Role.PASSAGE, TITLES, TEXTS)
+    embeddings = run(directory, Role.PASSAGE, TITLES, TEXTS)
     expected = embed_passages(source, TITLES, TEXTS, source.titles)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(embeddings, expected, rtol=1e-5, atol=1e-5)
     if source.titles is Titles.JOIN:
-        assert np.abs(found - embed_passages(source, TITLES, TEXTS)).max() > 1e-3
+        assert np.abs(embeddings - embed_passages(source, TITLES, TEXTS)).max() > 1e-3
 
 
 def test_titles_and_texts_of_different_number_are_refused(det_r):
@@ -158,9 +158,9 @@ def test_titles_and_texts_of_different_number_are_refused(det_r):
 
 def test_parameters_lie_there_once_and_come_back_bit_for_bit(det_r):
     source, directory = det_r
-    found = saved_model_params(directory)
-    jax.tree.map(np.testing.assert_array_equal, found, source.params)
-    assert jax.tree.structure(found) == jax.tree.structure(source.params)
+    params = saved_model_params(directory)
+    jax.tree.map(np.testing.assert_array_equal, params, source.params)
+    assert jax.tree.structure(params) == jax.tree.structure(source.params)
     assert b"taser_jax/models" not in (directory / "saved_model.pb").read_bytes(), "local paths"
 
 
@@ -176,20 +176,20 @@ def test_larger_weights_leave_the_graph_as_it_is(det_r, wide):
 
 def test_bfloat16_activations_and_texts_as_in_training(wide):
     source, directory = wide
-    found = run(directory, Role.QUERY, ["’", "city’"])
+    queries = run(directory, Role.QUERY, ["’", "city’"])
     expected = embed_queries(source, ["the '", "the city'"])
     # The first keeps its curly apostrophe here, the second has no prompt.
     other = embed_queries(source, ["the ’", "city'"])
     scale = np.abs(expected).max()
-    np.testing.assert_allclose(found, expected, atol=0.05 * scale)
-    assert (np.abs(found - other).max(axis=1) > 0.1 * scale).all()
+    np.testing.assert_allclose(queries, expected, atol=0.05 * scale)
+    assert (np.abs(queries - other).max(axis=1) > 0.1 * scale).all()
     passages = run(directory, Role.PASSAGE, TITLES, TEXTS)
     expected = embed_passages(source, [""] * len(TEXTS), TEXTS)
     np.testing.assert_allclose(passages, expected, atol=0.05 * np.abs(expected).max())
     unprompted = dataclasses.replace(source, passage_prompt=())
     other = embed_passages(unprompted, [""] * len(TEXTS), TEXTS)
     assert (np.abs(passages - other).max(axis=1) > 0.1 * scale).all()
-    assert found.dtype == np.float32
+    assert queries.dtype == np.float32
 
 
 def test_texts_need_room_for_special_tokens(tmp_path):

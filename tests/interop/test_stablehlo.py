@@ -73,8 +73,8 @@ def test_embeddings_equal_ours_at_every_size(tmp_path, name):
         # The last text has one token; T5's programs pad what is shorter than training's lengths.
         for rows, length in ((slice(5), None), (slice(1), None), (slice(4, 5), 3)):
             ids, mask = (array[rows, :length] for array in (tokens.ids, tokens.mask))
-            found = run_snippet(directory, role, ids, mask).embeddings
-            np.testing.assert_allclose(found, expected[rows], **tolerance)
+            embeddings = run_snippet(directory, role, ids, mask).embeddings
+            np.testing.assert_allclose(embeddings, expected[rows], **tolerance)
         too_long = np.zeros((2, 1 + (source.config.max_length or source.length(role))), np.int32)
         with pytest.raises(ValueError, match="refining shapes"):
             run_snippet(directory, role, too_long, too_long == 0)
@@ -87,28 +87,28 @@ def test_embeddings_equal_ours_at_every_size(tmp_path, name):
 def test_bfloat16_activations_stay(tmp_path):
     source, directory = exported(tmp_path, bert={"dtype": "bfloat16"}, experts=DETERMINISTIC)
     tokens = some_tokens(source, Role.QUERY, 5)
-    found = run_snippet(directory, Role.QUERY, tokens.ids, tokens.mask).embeddings
+    embeddings = run_snippet(directory, Role.QUERY, tokens.ids, tokens.mask).embeddings
     exact = dataclasses.replace(source.config.bert, dtype="float32")
     exact = dataclasses.replace(source, config=dataclasses.replace(source.config, bert=exact))
-    np.testing.assert_allclose(found, embed(source, Role.QUERY, tokens), atol=0.1)
-    assert np.abs(np.asarray(found) - embed(exact, Role.QUERY, tokens)).max() > 1e-4
-    assert found.dtype == np.float32
+    np.testing.assert_allclose(embeddings, embed(source, Role.QUERY, tokens), atol=0.1)
+    assert np.abs(np.asarray(embeddings) - embed(exact, Role.QUERY, tokens)).max() > 1e-4
+    assert embeddings.dtype == np.float32
 
 
 def test_padding_changes_nothing(det_r):
     source, directory = det_r
     tokens = some_tokens(source, Role.PASSAGE, 3)
     wide = [np.pad(array, ((0, 0), (0, 2))) for array in (tokens.ids, tokens.mask)]
-    found = run_snippet(directory, Role.PASSAGE, *wide).embeddings
-    np.testing.assert_allclose(found, embed(source, Role.PASSAGE, tokens), atol=1e-5)
+    embeddings = run_snippet(directory, Role.PASSAGE, *wide).embeddings
+    np.testing.assert_allclose(embeddings, embed(source, Role.PASSAGE, tokens), atol=1e-5)
 
 
 def test_parameters_come_back_bit_for_bit(det_r):
     source, directory = det_r
     tokens = some_tokens(source, Role.QUERY, 2)
-    found = run_snippet(directory, Role.QUERY, tokens.ids, tokens.mask).params
-    jax.tree.map(np.testing.assert_array_equal, found, source.params)
-    assert jax.tree.structure(found) == jax.tree.structure(source.params)
+    params = run_snippet(directory, Role.QUERY, tokens.ids, tokens.mask).params
+    jax.tree.map(np.testing.assert_array_equal, params, source.params)
+    assert jax.tree.structure(params) == jax.tree.structure(source.params)
 
 
 def test_programs_are_of_three_platforms_and_without_weights(det_r):

@@ -75,9 +75,9 @@ def scanned(tree):
     return result
 
 
-def assert_same(found, expected):
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+def assert_same(params, expected):
+    assert jax.tree.structure(params) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -94,9 +94,9 @@ def test_hugging_face_round_trip(name, tmp_path):
     directory = write_hugging_face(tmp_path / "hf", params, config, **extra)
     assert pretrained_t5(directory) == config
     dual = T5DualEncoderConfig(t5=config, towers=Towers.SEPARATE, query_tasks=("a", "b"))
-    found = load_pretrained_t5(directory, config=dual, params={})
-    assert found.keys() == {"query_encoder_a", "query_encoder_b", "passage_encoder"}
-    for tower in found.values():
+    towers = load_pretrained_t5(directory, config=dual, params={})
+    assert towers.keys() == {"query_encoder_a", "query_encoder_b", "passage_encoder"}
+    for tower in towers.values():
         assert_same(tower, params)
 
 
@@ -180,8 +180,8 @@ def test_files_that_contradict_their_configuration(tmp_path):
     name = "encoder.block.1.layer.1.DenseReluDense.wo.weight"
 
     def load(**changes):
-        kept = {n: t for n, t in {**tensors, **changes}.items() if t is not None}
-        save_file(kept, directory / "model.safetensors")
+        weights = {n: t for n, t in {**tensors, **changes}.items() if t is not None}
+        save_file(weights, directory / "model.safetensors")
         load_pretrained_t5(directory, config=T5DualEncoderConfig(t5=T5_CONFIG), params={})
 
     with pytest.raises(DataError, match=f"(?s)1 of .* tensors are missing: {name}"):

@@ -97,8 +97,11 @@ def test_embeddings_are_the_models_own(vocabulary, tmp_path, loaded, embedding, 
     source = dataclasses.replace(source, query_settings=QuerySettings(prompt=prompt))
     model = loaded(exported(source, tmp_path / "out"))
     passages = [(title, text) if title else text for title, text in PASSAGES]
-    found = {Role.QUERY: model.encode_query(QUERIES), Role.PASSAGE: model.encode_document(passages)}
-    for role, embeddings in found.items():
+    by_role = {
+        Role.QUERY: model.encode_query(QUERIES),
+        Role.PASSAGE: model.encode_document(passages),
+    }
+    for role, embeddings in by_role.items():
         ours = embeddings_of(source, role)
         assert np.abs(np.diff(ours, axis=0)).max() > 0.01
         np.testing.assert_allclose(embeddings, ours, atol=1e-5)

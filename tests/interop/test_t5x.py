@@ -21,21 +21,21 @@ TARGET = {
 }
 
 
-def assert_same(found, expected):
-    assert found.keys() == expected.keys()
+def assert_same(arrays, expected):
+    assert arrays.keys() == expected.keys()
     for name, value in expected.items():
         if isinstance(value, dict):
-            assert_same(found[name], value)
+            assert_same(arrays[name], value)
         else:
-            assert found[name].dtype == value.dtype
-            np.testing.assert_array_equal(found[name], value)
+            assert arrays[name].dtype == value.dtype
+            np.testing.assert_array_equal(arrays[name], value)
 
 
 def test_legacy_with_edge_chunks_and_inline_leaves(tmp_path):
     directory = write_legacy(tmp_path / "checkpoint_7", TARGET)
     assert (directory / "target.token_embedder.embedding" / "1.1").is_file()
-    found = read_t5x(directory)
-    assert_same(found, TARGET)
+    arrays = read_t5x(directory)
+    assert_same(arrays, TARGET)
 
 
 def test_a_run_directory_means_its_latest_step(tmp_path):
@@ -66,10 +66,10 @@ def test_both_storage_descriptions_bare_trees_and_flax_chunks(tmp_path):
     write_zarr(tmp_path / "target.old", array, [1, 3])
     write_zarr(tmp_path / "target.far", array[0], [2])
     write_index(tmp_path, tree)
-    found = read_t5x(tmp_path)
+    arrays = read_t5x(tmp_path)
     expected = {"old": array, "far": array[0], "chunked": array}
-    assert found.pop("number") == np.float32(2.5)
-    assert_same(found, expected)
+    assert arrays.pop("number") == np.float32(2.5)
+    assert_same(arrays, expected)
 
 
 @pytest.mark.parametrize("version", [0, 2, 3])
@@ -95,16 +95,16 @@ def test_placeholders_of_early_orbax(tmp_path, inner):
         "flax_mutables": None,
     }
     write_index(tmp_path, tree)
-    found = read_t5x(tmp_path.parent if inner else tmp_path)
-    assert_same(found, {"kernel": array})
+    arrays = read_t5x(tmp_path.parent if inner else tmp_path)
+    assert_same(arrays, {"kernel": array})
 
 
 @pytest.mark.parametrize("inner", ["state", ""])
 def test_orbax(tmp_path, inner):
     tree = {"target": TARGET, "state": {"step": np.int32(4), "param_states": np.ones(9)}}
     ocp.PyTreeCheckpointer().save(tmp_path / "checkpoint_4" / inner, tree)
-    found = read_t5x(tmp_path)
-    assert_same(found, TARGET)
+    arrays = read_t5x(tmp_path)
+    assert_same(arrays, TARGET)
 
 
 def test_broken_orbax(tmp_path):

@@ -23,19 +23,19 @@ def write_shards(directory, tensors, shards=2):
     (directory / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
-def assert_equal(found, expected):
-    assert found.keys() == expected.keys()
+def assert_equal(tensors, expected):
+    assert tensors.keys() == expected.keys()
     for name, array in expected.items():
-        np.testing.assert_array_equal(found[name], array)
+        np.testing.assert_array_equal(tensors[name], array)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_one_file(tmp_path, dtype):
     tensors = random_tensors() | {"ids": np.arange(3), "half": np.array([1.5, -2.0], dtype)}
     save_file(tensors, tmp_path / "model.safetensors")
-    found = read_tensors(tmp_path)
-    assert_equal(found, tensors)
-    assert found["half"].dtype == dtype
+    loaded = read_tensors(tmp_path)
+    assert_equal(loaded, tensors)
+    assert loaded["half"].dtype == dtype
 
 
 def test_shards(tmp_path):
@@ -77,11 +77,11 @@ def test_weights_of_eight_bits_are_refused(tmp_path):
         read_tensors(tmp_path)
 
 
-@pytest.mark.parametrize("kept", [0, 5, 200, -1])
-def test_a_file_cut_short(tmp_path, kept):
+@pytest.mark.parametrize("end", [0, 5, 200, -1])
+def test_a_file_cut_short(tmp_path, end):
     path = tmp_path / "model.safetensors"
     save_file(random_tensors(), path)
-    path.write_bytes(path.read_bytes()[:kept])
+    path.write_bytes(path.read_bytes()[:end])
     with pytest.raises(DataError, match=r"model\.safetensors: cannot be read"):
         read_tensors(tmp_path)
 

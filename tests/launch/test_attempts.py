@@ -24,9 +24,9 @@ def test_after_a_preemption_the_tpu_is_made_again_and_the_same_command_run(stubs
         ("_host.sh", finished(), 0),
     )  # fmt: skip
     options = (*TPU, "--type=v4-32", "--spot", "--skip_install")
-    found = stubs.run("tpu_vm.sh", *options, *TRAIN)
-    assert found.returncode == 0, found.stderr
-    assert "preempted, or a host was lost (attempt 1 of 101)" in found.stderr
+    completed = stubs.run("tpu_vm.sh", *options, *TRAIN)
+    assert completed.returncode == 0, completed.stderr
+    assert "preempted, or a host was lost (attempt 1 of 101)" in completed.stderr
     assert len(stubs.asked("tpu-vm", "delete")) == 1
     (create,) = stubs.asked("tpu-vm", "create")
     assert create[4:8] == [
@@ -64,19 +64,19 @@ def test_after_a_preemption_the_tpu_is_made_again_and_the_same_command_run(stubs
 def test_preemption_is_distinguished_from_failure(stubs, output, gcloud, states, status, attempts):
     stubs.answer(*(("describe", node(state), 0) for state in states), ("_host.sh", output, gcloud))
     options = ("--retries=1", "--skip_install")
-    found = stubs.run("tpu_vm.sh", *TPU, *options, *TRAIN)
-    assert found.returncode == status, found.stderr
+    completed = stubs.run("tpu_vm.sh", *TPU, *options, *TRAIN)
+    assert completed.returncode == status, completed.stderr
     assert len(stubs.runs) == attempts
     if status == 75:
-        assert "rerun the command to resume" in found.stderr
+        assert "rerun the command to resume" in completed.stderr
 
 
 def test_a_tpu_that_is_not_there(stubs):
     stubs.answer(("describe", NOT_FOUND, 1))
-    found = stubs.run("tpu_vm.sh", *TPU, *TRAIN)
-    assert found.returncode == 2
-    assert "TPU pod in us-central2-b is ABSENT, expected READY" in found.stderr
-    assert "--type=TYPE" in found.stderr
+    completed = stubs.run("tpu_vm.sh", *TPU, *TRAIN)
+    assert completed.returncode == 2
+    assert "TPU pod in us-central2-b is ABSENT, expected READY" in completed.stderr
+    assert "--type=TYPE" in completed.stderr
 
 
 def test_slices_are_asked_for_waited_for_and_run_together(stubs, checkout):
@@ -85,8 +85,8 @@ def test_slices_are_asked_for_waited_for_and_run_together(stubs, checkout):
         ("describe", queued("ACTIVE"), 0),
         ("_host.sh", finished(), 0),
     )  # fmt: skip
-    found = stubs.run("tpu_multislice.sh", *SLICES, *TRAIN, checkout=checkout)
-    assert found.returncode == 0, found.stderr
+    completed = stubs.run("tpu_multislice.sh", *SLICES, *TRAIN, checkout=checkout)
+    assert completed.returncode == 0, completed.stderr
     (create,) = stubs.asked("queued-resources", "create")
     assert create[4:9] == [
         *("pod", "--node-count=2", "--node-prefix=pod", "--accelerator-type=v4-32"),
@@ -107,8 +107,8 @@ def test_one_slice_that_is_lost_stops_the_attempt(stubs):
         ("ssh pod-0", finished(status=134), 1), ("ssh pod-1", "", 255),
     )  # fmt: skip
     options = ("--skip_install", "--retries=1")
-    found = stubs.run("tpu_multislice.sh", *SLICES, *options, *TRAIN)
-    assert found.returncode == 75
+    completed = stubs.run("tpu_multislice.sh", *SLICES, *options, *TRAIN)
+    assert completed.returncode == 75
     assert len(stubs.runs) == 4
 
 
@@ -128,11 +128,11 @@ def test_capacity_is_waited_for(stubs, error):
         ("describe", NOT_FOUND, 1), ("tpu-vm create", error, 1), ("tpu-vm create", error, 1),
         ("tpu-vm create", "Created", 0), ("_host.sh", finished(), 0),
     )  # fmt: skip
-    found = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
-    assert found.returncode == 0, found.stderr
-    assert error in found.stderr
-    assert "(attempt 2 of 3)" in found.stderr
-    assert "preempted" not in found.stderr
+    completed = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
+    assert completed.returncode == 0, completed.stderr
+    assert error in completed.stderr
+    assert "(attempt 2 of 3)" in completed.stderr
+    assert "preempted" not in completed.stderr
     assert stubs.sleeps == 2
 
 
@@ -148,10 +148,10 @@ def test_capacity_is_waited_for(stubs, error):
 def test_what_gcloud_refuses_is_not_asked_again(stubs, script, error):
     stubs.answer(("describe", NOT_FOUND, 1), (" create", error, 1))
     slices = ("--slices=2",) if script == "tpu_multislice.sh" else ()
-    found = stubs.run(script, *MADE, *slices, *TRAIN)
-    assert found.returncode == 2
-    assert error in found.stderr
-    assert "fix it and start again" in found.stderr
+    completed = stubs.run(script, *MADE, *slices, *TRAIN)
+    assert completed.returncode == 2
+    assert error in completed.stderr
+    assert "fix it and start again" in completed.stderr
     assert len([call for call in stubs.calls if "create" in call]) == 1
     assert stubs.sleeps == 0
 
@@ -160,10 +160,10 @@ def test_what_gcloud_refuses_is_not_asked_again(stubs, script, error):
 def test_what_gcloud_says_in_place_of_a_state_is_shown(stubs, script):
     stubs.answer(("describe", DENIED, 1))
     slices = ("--slices=2",) if script == "tpu_multislice.sh" else ()
-    found = stubs.run(script, *MADE, *slices, *TRAIN)
-    assert found.returncode == 2
-    assert DENIED in found.stderr
-    assert "ABSENT" not in found.stderr
+    completed = stubs.run(script, *MADE, *slices, *TRAIN)
+    assert completed.returncode == 2
+    assert DENIED in completed.stderr
+    assert "ABSENT" not in completed.stderr
     assert all("describe" in call for call in stubs.calls)
 
 
@@ -172,9 +172,9 @@ def test_a_state_that_is_not_to_be_had_for_now(stubs):
         ("describe", "ERROR: (gcloud) UNAVAILABLE: try again", 1), ("describe", node("READY"), 0),
         ("_host.sh", finished(), 0),
     )  # fmt: skip
-    found = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
-    assert found.returncode == 0, found.stderr
-    assert "(attempt 1 of 3)" in found.stderr
+    completed = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
+    assert completed.returncode == 0, completed.stderr
+    assert "(attempt 1 of 3)" in completed.stderr
     assert stubs.asked("tpu-vm", "create") == []
 
 
@@ -192,9 +192,9 @@ def test_hosts_that_cannot_be_prepared_stop_the_launcher(stubs, checkout, script
     stubs.answer(("describe", there, 0), (failing, "told why", code))
     slices = ("--slices=2",) if script == "tpu_multislice.sh" else ()
     options = ("--type=v4-32", *slices, "--data=gs://bucket/tokens")
-    found = stubs.run(script, *TPU, *options, *TRAIN, checkout=checkout)
-    assert found.returncode == code
-    assert "told why" in found.stdout
+    completed = stubs.run(script, *TPU, *options, *TRAIN, checkout=checkout)
+    assert completed.returncode == code
+    assert "told why" in completed.stdout
     # Nothing follows, neither on this host nor on the next.
     assert failing in " ".join([c for c in stubs.calls if "describe" not in c][-1])
     assert stubs.sleeps == 0
@@ -206,9 +206,9 @@ def test_a_tpu_that_is_lost_while_it_is_prepared(stubs):
         ("describe", node("READY"), 0),
         ("_fetch.py", "", 1), ("_fetch.py", "", 0), ("_host.sh", finished(), 0),
     )  # fmt: skip
-    found = stubs.run("tpu_vm.sh", *MADE, "--data=gs://bucket/tokens", *TRAIN)
-    assert found.returncode == 0, found.stderr
-    assert "preempted, or a host was lost (attempt 1 of 3)" in found.stderr
+    completed = stubs.run("tpu_vm.sh", *MADE, "--data=gs://bucket/tokens", *TRAIN)
+    assert completed.returncode == 0, completed.stderr
+    assert "preempted, or a host was lost (attempt 1 of 3)" in completed.stderr
 
 
 def test_hosts_that_were_reached_before_are_tried_again(stubs):
@@ -217,9 +217,9 @@ def test_hosts_that_were_reached_before_are_tried_again(stubs):
         ("_fetch.py", "", 0), ("_fetch.py", "", 255), ("_fetch.py", "", 0),
         ("_host.sh", "taser-status 75 on a", 1), ("_host.sh", finished(), 0),
     )  # fmt: skip
-    found = stubs.run("tpu_vm.sh", *MADE, "--data=gs://bucket/tokens", *TRAIN)
-    assert found.returncode == 0, found.stderr
-    assert "(attempt 2 of 3)" in found.stderr
+    completed = stubs.run("tpu_vm.sh", *MADE, "--data=gs://bucket/tokens", *TRAIN)
+    assert completed.returncode == 0, completed.stderr
+    assert "(attempt 2 of 3)" in completed.stderr
 
 
 @pytest.mark.parametrize("state", ["PREEMPTED", "TERMINATED"])
@@ -235,9 +235,9 @@ def test_a_tpu_that_is_being_made_ready_is_waited_for(stubs, state):
         ("describe", node(state), 0), ("describe", node(state), 0), ("describe", node("READY"), 0),
         ("_host.sh", finished(), 0),
     )  # fmt: skip
-    found = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.count(f"TPU pod: {state}\n") == 1
+    completed = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.count(f"TPU pod: {state}\n") == 1
     assert stubs.sleeps == 2
     assert stubs.asked("tpu-vm", "delete") == []
 
@@ -245,9 +245,9 @@ def test_a_tpu_that_is_being_made_ready_is_waited_for(stubs, state):
 def test_waiting_has_an_end(stubs, monkeypatch):
     monkeypatch.setattr(_pods, "LOOKS", 3)
     stubs.answer(("describe", node("REPAIRING"), 0))
-    found = stubs.run("tpu_vm.sh", *TPU, "--type=v4-32", "--retries=0", *TRAIN)
-    assert found.returncode == 75
-    assert "TPU pod is still REPAIRING (attempt 1 of 1)" in found.stderr
+    completed = stubs.run("tpu_vm.sh", *TPU, "--type=v4-32", "--retries=0", *TRAIN)
+    assert completed.returncode == 75
+    assert "TPU pod is still REPAIRING (attempt 1 of 1)" in completed.stderr
     assert stubs.sleeps == 3
     assert stubs.asked("tpu-vm", "delete") == []
 
@@ -255,10 +255,10 @@ def test_waiting_has_an_end(stubs, monkeypatch):
 @pytest.mark.parametrize("state", ["STOPPED", "HIDDEN", "UNKNOWN"])
 def test_a_tpu_with_a_disk_to_keep_is_left_alone(stubs, state):
     stubs.answer(("describe", node(state), 0))
-    found = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
-    assert found.returncode == 2
-    assert f"TPU pod in us-central2-b is {state}, expected READY" in found.stderr
-    assert "tpu-vm start pod --zone=us-central2-b" in found.stderr
+    completed = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
+    assert completed.returncode == 2
+    assert f"TPU pod in us-central2-b is {state}, expected READY" in completed.stderr
+    assert "tpu-vm start pod --zone=us-central2-b" in completed.stderr
     assert all("describe" in call for call in stubs.calls)
 
 
@@ -269,10 +269,10 @@ def test_a_queued_resource_that_fails_counts_as_an_attempt(stubs):
         *(("describe", answer, code) for answer, code in
           [(failed, 0), (NOT_FOUND, 1), (failed, 0), (NOT_FOUND, 1), (failed, 0)]),
     )  # fmt: skip
-    found = stubs.run("tpu_multislice.sh", *SLICES, *SKIP, *TRAIN)
-    assert found.returncode == 75
-    assert "no more capacity in the zone" in found.stderr
-    assert "queued resource pod: FAILED, no capacity (attempt 3 of 3)" in found.stderr
+    completed = stubs.run("tpu_multislice.sh", *SLICES, *SKIP, *TRAIN)
+    assert completed.returncode == 75
+    assert "no more capacity in the zone" in completed.stderr
+    assert "queued resource pod: FAILED, no capacity (attempt 3 of 3)" in completed.stderr
     assert len(stubs.asked("queued-resources", "delete")) == 3
     # After each creation, and before each further attempt.
     assert stubs.sleeps == 2 + 2
@@ -288,8 +288,8 @@ def test_slices_that_were_taken_away_are_asked_for_at_once_and_once(stubs, state
         ("_host.sh", finished(), 0),
     )  # fmt: skip
     options = ("--skip_install", "--retries=0")
-    found = stubs.run("tpu_multislice.sh", *SLICES, *options, *TRAIN)
-    assert found.returncode == status, found.stderr
+    completed = stubs.run("tpu_multislice.sh", *SLICES, *options, *TRAIN)
+    assert completed.returncode == status, completed.stderr
     assert len(stubs.asked("queued-resources", "delete")) == deleted
     assert stubs.sleeps == 1
 
@@ -304,9 +304,9 @@ def test_slices_that_were_taken_away_are_asked_for_at_once_and_once(stubs, state
 )
 def test_what_others_made_is_not_made_anew(stubs, script, options, description):
     stubs.answer(("describe", description, 0))
-    found = stubs.run(script, *options, *TRAIN)
-    assert found.returncode == 2
-    assert "and not this launcher's, expected READY\n  fix: give another --name" in found.stderr
+    completed = stubs.run(script, *options, *TRAIN)
+    assert completed.returncode == 2
+    assert "and not this launcher's, expected READY\n  fix: give another --name" in completed.stderr
     assert all("describe" in call for call in stubs.calls)
 
 

@@ -13,12 +13,12 @@ CHECKPOINT = "gs://bucket/my model/checkpoint_1/"
 CREATE = "ERROR: (gcloud.compute.tpus.tpu-vm.create) "
 
 
-def last_line(found) -> str:
-    return found.stderr.splitlines()[-1]
+def last_line(completed) -> str:
+    return completed.stderr.splitlines()[-1]
 
 
-def plan(found) -> str:
-    return "\n".join(line for line in found.stdout.splitlines() if line.startswith("# "))
+def plan(completed) -> str:
+    return "\n".join(line for line in completed.stdout.splitlines() if line.startswith("# "))
 
 
 @pytest.mark.parametrize(
@@ -35,24 +35,26 @@ def test_the_plan_names_chips_runtime_price_quota_retries_and_deletion(
     stubs, kind, chips, runtime, quota
 ):
     options = (f"--type={kind}", "--spot", "--retries=7")
-    found = stubs.run("tpu_vm.sh", "--dry_run", *TPU, *options, *TRAIN)
-    assert found.returncode == 0, found.stderr
-    told = plan(found)
+    completed = stubs.run("tpu_vm.sh", "--dry_run", *TPU, *options, *TRAIN)
+    assert completed.returncode == 0, completed.stderr
+    told = plan(completed)
     assert f"us-central2-b: 1 TPU slice of {kind}, {chips} chips, runtime {runtime}" in told
     assert "price: spot" in told
     assert f"quota: {quota}PreemptiblePerProject" in told
     assert "retries: 7" in told
     assert "deletion (--delete=success): after the command has finished, if gs://" in told
     assert DELETE in told
-    assert f"--version={runtime} " in found.stdout
+    assert f"--version={runtime} " in completed.stdout
 
 
 def test_the_plan_of_several_slices_and_of_a_runtime_that_is_given(stubs):
     options = ("--version=mine", "--max_run_duration=10h")
-    found = stubs.run("tpu_multislice.sh", "--dry_run", *SLICES, *options, *TRAIN)
-    assert "2 TPU slices of v4-32, 32 chips, runtime mine" in plan(found)
-    assert "price: flex-start: each attempt is ended after 10h" in plan(found)
-    request = next(line for line in found.stdout.splitlines() if "queued-resources create" in line)
+    completed = stubs.run("tpu_multislice.sh", "--dry_run", *SLICES, *options, *TRAIN)
+    assert "2 TPU slices of v4-32, 32 chips, runtime mine" in plan(completed)
+    assert "price: flex-start: each attempt is ended after 10h" in plan(completed)
+    request = next(
+        line for line in completed.stdout.splitlines() if "queued-resources create" in line
+    )
     words = request.split()
     assert words[:2] == ["gcloud", "alpha"]
     assert {"--provisioning-model=flex-start", "--max-run-duration=10h"} <= set(words)
@@ -60,10 +62,10 @@ def test_the_plan_of_several_slices_and_of_a_runtime_that_is_given(stubs):
 
 def test_one_slice_of_flex_start_has_a_name_of_its_own(stubs):
     options = (*TPU, "--type=v6e-8", "--slices=1", "--max_run_duration=4h")
-    found = stubs.run("tpu_multislice.sh", "--dry_run", *options, *TRAIN)
-    assert "--node-id=pod-0" in found.stdout
-    assert "--node-count" not in found.stdout
-    assert "MESH_REPLICA" not in found.stdout
+    completed = stubs.run("tpu_multislice.sh", "--dry_run", *options, *TRAIN)
+    assert "--node-id=pod-0" in completed.stdout
+    assert "--node-count" not in completed.stdout
+    assert "MESH_REPLICA" not in completed.stdout
 
 
 def test_flags_of_real_projects_reach_gcloud(stubs):
@@ -75,8 +77,8 @@ def test_flags_of_real_projects_reach_gcloud(stubs):
     stubs.answer(
         ("describe", NOT_FOUND, 1), ("create", "", 0), ("_host.sh", finished(), 0),
     )  # fmt: skip
-    found = stubs.run("tpu_vm.sh", *MADE, *options, *TRAIN)
-    assert found.returncode == 0, found.stderr
+    completed = stubs.run("tpu_vm.sh", *MADE, *options, *TRAIN)
+    assert completed.returncode == 0, completed.stderr
     (create,) = stubs.asked("tpu-vm", "create")
     assert create[7:-2] == [
         *("--reserved", "--network=n", "--subnetwork=s", "--internal-ips"),
@@ -89,8 +91,8 @@ def test_flags_of_real_projects_reach_gcloud(stubs):
 
 def test_a_reservation_and_iap_are_of_the_alpha_commands(stubs):
     options = ("--reservation=mine", "--internal_ip", "--iap", "--setup=sudo mount /dev/sdb /mnt")
-    found = stubs.run("tpu_vm.sh", "--dry_run", *MADE, *options, *TRAIN)
-    lines = [line for line in found.stdout.splitlines() if line.startswith("gcloud ")]
+    completed = stubs.run("tpu_vm.sh", "--dry_run", *MADE, *options, *TRAIN)
+    lines = [line for line in completed.stdout.splitlines() if line.startswith("gcloud ")]
     assert all(line.startswith("gcloud alpha compute tpus tpu-vm ") for line in lines)
     create, setup, run = lines
     assert "--reservation=mine --internal-ips" in create
@@ -118,14 +120,14 @@ def test_a_reservation_and_iap_are_of_the_alpha_commands(stubs):
 def test_a_quota_of_any_kind_is_named_and_not_asked_for_again(stubs, script, said):
     slices = ("--slices=2",) if script == "tpu_multislice.sh" else ()
     stubs.answer(("describe", NOT_FOUND, 1), (" create", CREATE + said, 1))
-    found = stubs.run(script, *MADE, *slices, *TRAIN)
-    assert found.returncode == 2
-    assert "the project's quota is too small: " in found.stderr
-    assert said in found.stderr
-    assert "--internal_ip needs no address" in found.stderr
+    completed = stubs.run(script, *MADE, *slices, *TRAIN)
+    assert completed.returncode == 2
+    assert "the project's quota is too small: " in completed.stderr
+    assert said in completed.stderr
+    assert "--internal_ip needs no address" in completed.stderr
     assert len([call for call in stubs.calls if "create" in call]) == 1
     assert stubs.sleeps == 0
-    assert last_line(found) == "TPU pod does not exist; nothing is billed"
+    assert last_line(completed) == "TPU pod does not exist; nothing is billed"
 
 
 @pytest.mark.parametrize(
@@ -140,10 +142,10 @@ def test_a_quota_of_any_kind_is_named_and_not_asked_for_again(stubs, script, sai
 )
 def test_a_queued_resource_that_failed_is_an_error_unless_capacity_lacked(stubs, error):
     stubs.answer(("describe", queued("FAILED", **error), 0), ("describe", NOT_FOUND, 1))
-    found = stubs.run("tpu_multislice.sh", *SLICES, "--skip_install", *TRAIN)
-    assert found.returncode == 2
-    assert "queued resource pod FAILED: {" in found.stderr
-    assert error.get("message", "") in found.stderr
+    completed = stubs.run("tpu_multislice.sh", *SLICES, "--skip_install", *TRAIN)
+    assert completed.returncode == 2
+    assert "queued resource pod FAILED: {" in completed.stderr
+    assert error.get("message", "") in completed.stderr
     # Its name is free for the next request.
     assert len(stubs.asked("queued-resources", "delete")) == 1
     assert stubs.asked("queued-resources", "create") == []
@@ -162,10 +164,10 @@ def test_too_many_requests_in_a_minute_are_made_again(stubs):
 def test_a_zone_without_the_chip_is_reported_in_the_words_of_gcloud(stubs):
     said = f"{CREATE}NOT_FOUND: Accelerator type 'v4-32' is not available in zone us-central2-b"
     stubs.answer(("describe", NOT_FOUND, 1), ("create", said, 1))
-    found = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
-    assert found.returncode == 2
-    assert said in found.stderr
-    assert "accelerator-types list --zone=us-central2-b" in found.stderr
+    completed = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
+    assert completed.returncode == 2
+    assert said in completed.stderr
+    assert "accelerator-types list --zone=us-central2-b" in completed.stderr
 
 
 def ending(stubs: Stubs, *options: str, status: int = 0, label: str = MINE):
@@ -188,27 +190,27 @@ def ending(stubs: Stubs, *options: str, status: int = 0, label: str = MINE):
     ],
 )
 def test_what_is_deleted_and_what_is_still_billed(stubs, options, status, deleted):
-    found = ending(stubs, *options, status=status)
-    assert found.returncode == status
+    completed = ending(stubs, *options, status=status)
+    assert completed.returncode == status
     assert len(stubs.asked("tpu-vm", "delete")) == deleted
     if deleted:
-        assert last_line(found) == "TPU pod was deleted; nothing is billed any more"
+        assert last_line(completed) == "TPU pod was deleted; nothing is billed any more"
     else:
-        assert last_line(found).startswith("TPU pod is READY and billed until you delete it")
-        assert last_line(found).endswith(f": {DELETE}")
+        assert last_line(completed).startswith("TPU pod is READY and billed until you delete it")
+        assert last_line(completed).endswith(f": {DELETE}")
 
 
 def test_a_tpu_that_others_made_is_left_alone(stubs):
-    found = ending(stubs, "--delete=always", label="taser_jax-somebody")
-    assert found.returncode == 0
+    completed = ending(stubs, "--delete=always", label="taser_jax-somebody")
+    assert completed.returncode == 0
     assert stubs.asked("tpu-vm", "delete") == []
-    assert "billed until you delete it (others made it)" in last_line(found)
+    assert "billed until you delete it (others made it)" in last_line(completed)
 
 
 def test_a_tpu_that_the_launcher_did_not_create_stays(stubs):
     stubs.answer(("describe", node("READY"), 0), ("_host.sh", finished(), 0))
-    found = stubs.run("tpu_vm.sh", *TPU, "--skip_install", *TRAIN)
-    assert "(the launcher did not create it)" in last_line(found)
+    completed = stubs.run("tpu_vm.sh", *TPU, "--skip_install", *TRAIN)
+    assert "(the launcher did not create it)" in last_line(completed)
     assert len(stubs.asked("tpu-vm", "describe")) == 2
 
 
@@ -217,17 +219,17 @@ def test_a_deletion_that_fails_is_reported(stubs):
         ("describe", node("READY"), 0), ("_host.sh", finished(), 0),
         ("storage ls", CHECKPOINT, 0), (" delete ", "ERROR: (gcloud) PERMISSION_DENIED: no", 1),
     )  # fmt: skip
-    found = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
-    assert found.returncode == 0
-    assert "PERMISSION_DENIED" in found.stderr
-    assert "billed until you delete it (gcloud did not delete it): gcloud" in last_line(found)
+    completed = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
+    assert completed.returncode == 0
+    assert "PERMISSION_DENIED" in completed.stderr
+    assert "billed until you delete it (gcloud did not delete it): gcloud" in last_line(completed)
 
 
 def test_a_state_that_gcloud_does_not_tell_may_be_billed(stubs):
     stubs.answer(("describe", node("READY"), 0), ("describe", "ERROR: (gcloud) UNAVAILABLE: x", 1),
                  ("_host.sh", finished(), 0))  # fmt: skip
-    found = stubs.run("tpu_vm.sh", *MADE, "--delete=never", *TRAIN)
-    assert last_line(found) == f"TPU pod may still run and be billed; delete it: {DELETE}"
+    completed = stubs.run("tpu_vm.sh", *MADE, "--delete=never", *TRAIN)
+    assert last_line(completed) == f"TPU pod may still run and be billed; delete it: {DELETE}"
 
 
 @pytest.mark.parametrize("delete", ["always", "success"])

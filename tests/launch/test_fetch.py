@@ -95,9 +95,9 @@ def test_copying_that_was_cut_off_resumes(tmp_path, store):
 
 def test_a_wrong_address_is_the_users_to_mend(tmp_path, capsys):
     command = [sys.executable, str(LAUNCH / "_fetch.py"), str(tmp_path / "no"), str(tmp_path)]
-    found = subprocess.run(command, capture_output=True, text=True)
-    assert found.returncode == 2
-    assert found.stderr.startswith(f"error: {tmp_path / 'no'}: not a directory")
-    assert "fix: correct the address" in found.stderr
+    completed = subprocess.run(command, capture_output=True, text=True)
+    assert completed.returncode == 2
+    assert completed.stderr.startswith(f"error: {tmp_path / 'no'}: not a directory")
+    assert "fix: correct the address" in completed.stderr
     assert fetch(tmp_path) == 2
     assert "usage: python launch/_fetch.py" in capsys.readouterr().err

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.slow
 def test_one_image_is_built_pushed_and_run(stubs, checkout):
     options = ("--slices=2", "--retries=3", "--zone=z", "--data=gs://bucket/tokens")
     stubs.answer(PUSHED)
-    found = stubs.run("gke_xpk.sh", *XPK, *options, *TRAIN, checkout=checkout)
-    assert found.returncode == 0, found.stderr
+    completed = stubs.run("gke_xpk.sh", *XPK, *options, *TRAIN, checkout=checkout)
+    assert completed.returncode == 0, completed.stderr
     build, push, inspect, create = stubs.calls
     assert build[:3] == ["build", "--platform=linux/amd64", f"--file={build[-1]}/launch/Dockerfile"]
     assert build[3] == "--tag=r/taser:1"
@@ -52,8 +52,8 @@ def test_one_image_is_built_pushed_and_run(stubs, checkout):
 
 
 def test_the_plan_is_printed_before_anything_is_built(stubs, checkout):
-    found = stubs.run("gke_xpk.sh", *XPK, "--dry_run", *TRAIN, checkout=checkout)
-    plan = [line for line in found.stdout.splitlines() if line.startswith("# ")]
+    completed = stubs.run("gke_xpk.sh", *XPK, "--dry_run", *TRAIN, checkout=checkout)
+    plan = [line for line in completed.stdout.splitlines() if line.startswith("# ")]
     assert "1 slice of v5litepod-64, image r/taser:1" in plan[0]
     assert [line.split(":")[0] for line in plan[1:]] == ["# price", "# retries", "# deletion"]
     assert plan[3].endswith("xpk workload delete --workload=taser-1 --cluster=tpus")
@@ -62,18 +62,18 @@ def test_the_plan_is_printed_before_anything_is_built(stubs, checkout):
 
 def test_a_topology_in_place_of_a_number_of_chips_has_no_price(stubs):
     options = ("--type=v5p-2x2x1", "--skip_build", "--dry_run")
-    found = stubs.run("gke_xpk.sh", *XPK, *options, *TRAIN)
-    assert found.returncode == 0, found.stderr
-    assert "not known for v5p; give --price_per_hour=DOLLARS" in found.stdout
-    assert "--tpu-type=v5p-2x2x1 " in found.stdout
+    completed = stubs.run("gke_xpk.sh", *XPK, *options, *TRAIN)
+    assert completed.returncode == 0, completed.stderr
+    assert "not known for v5p; give --price_per_hour=DOLLARS" in completed.stdout
+    assert "--tpu-type=v5p-2x2x1 " in completed.stdout
 
 
 def test_an_image_that_is_there_is_not_built_and_flags_reach_xpk(stubs, checkout):
     options = ("--skip_build", "--grace_seconds=60", "--xpk", "--spot", "--storage=tokens")
-    found = stubs.run("gke_xpk.sh", *XPK, *options, *TRAIN, checkout=checkout)
-    assert found.returncode == 0, found.stderr
+    completed = stubs.run("gke_xpk.sh", *XPK, *options, *TRAIN, checkout=checkout)
+    assert completed.returncode == 0, completed.stderr
     (create,) = stubs.calls
-    assert "warning: r/taser:1 may name another image at a restart" in found.stderr
+    assert "warning: r/taser:1 may name another image at a restart" in completed.stderr
     assert create[-3:-1] == ["--spot", "--storage=tokens"]
     assert "--termination-grace-period-seconds=60" in create
     assert "exec env bash " in create[-1]
@@ -82,25 +82,25 @@ def test_an_image_that_is_there_is_not_built_and_flags_reach_xpk(stubs, checkout
 @pytest.mark.parametrize(("failing", "calls"), [("build", 1), ("push", 2), ("workload", 4)])
 def test_the_launcher_ends_as_its_first_failure_does(stubs, checkout, failing, calls):
     stubs.answer(PUSHED, (failing, "", 3))
-    found = stubs.run("gke_xpk.sh", *XPK, "--retries=0", *TRAIN, checkout=checkout)
-    assert found.returncode == 3
+    completed = stubs.run("gke_xpk.sh", *XPK, "--retries=0", *TRAIN, checkout=checkout)
+    assert completed.returncode == 3
     assert len(stubs.calls) == calls
 
 
 @pytest.mark.parametrize("answer", [("image inspect", "[]", 0), ("image inspect", "", 1)])
 def test_an_image_without_a_digest_is_not_run(stubs, checkout, answer):
     stubs.answer(answer)
-    found = stubs.run("gke_xpk.sh", *XPK, *TRAIN, checkout=checkout)
-    assert found.returncode == 2
-    assert "docker has no digest of r/taser:1" in found.stderr
+    completed = stubs.run("gke_xpk.sh", *XPK, *TRAIN, checkout=checkout)
+    assert completed.returncode == 2
+    assert "docker has no digest of r/taser:1" in completed.stderr
     assert len(stubs.calls) == 3
 
 
 def test_a_workload_has_variables_and_an_end(stubs):
     options = ("--skip_build", "--max_hours=3", "--env=A=b c", "--price_per_hour=2.5")
-    found = stubs.run("gke_xpk.sh", *XPK, *options, *TRAIN)
-    assert found.returncode == 0, found.stderr
-    assert "$2.50 an hour, as you say" in found.stdout
+    completed = stubs.run("gke_xpk.sh", *XPK, *options, *TRAIN)
+    assert completed.returncode == 0, completed.stderr
+    assert "$2.50 an hour, as you say" in completed.stdout
     run = shlex.split(stubs.calls[0][-1].partition("; ")[2])
     assert run[:6] == [*("exec", "env", "A=b c"), *("timeout", "--kill-after=300", "3h")]
     dry = stubs.run("gke_xpk.sh", *XPK, *options, "--dry_run", *TRAIN)
@@ -202,9 +202,9 @@ def test_locked_versions_have_hashes_and_are_those_that_setup_asks_for():
             assert "--hash=sha256:" in rest
     assert "://" not in text
     setup = (LAUNCH.parent / "setup.py").read_text()
-    wanted = re.findall(r'"([A-Za-z][\w.-]*(?:\[\w+\])?[<>=][^"]*)"', setup.split("TORCH")[0])
-    assert len(wanted) > 20
-    for requirement in map(Requirement, wanted):
+    requirements = re.findall(r'"([A-Za-z][\w.-]*(?:\[\w+\])?[<>=][^"]*)"', setup.split("TORCH")[0])
+    assert len(requirements) > 20
+    for requirement in map(Requirement, requirements):
         name = requirement.name.lower().replace("_", "-")
         assert requirement.specifier.contains(locked[name]), requirement
     assert "libtpu" in locked

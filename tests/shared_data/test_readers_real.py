@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def passages(path):
-    return [one.passage for one in read_passages(path)]
+    return [located.passage for located in read_passages(path)]
 
 
 @pytest.fixture(scope="module")
@@ -85,18 +85,18 @@ def test_merging_squad_nq_and_kilt_mini_gives_kilt_mini(merged, shared_data):
 )
 def test_qrels_and_contexts_name_the_same_rows(merged, task, by_content, by_qrels):
     data_dir, _ = merged
-    one = list(QuerySet.open(data_dir, "multi", task, by_content))
-    other = list(QuerySet.open(data_dir, "multi", task, by_qrels))
-    assert [(q.id, q.text, q.positives) for q in one] == [
-        (q.id, q.text, q.positives) for q in other
+    of_contexts = list(QuerySet.open(data_dir, "multi", task, by_content))
+    of_qrels = list(QuerySet.open(data_dir, "multi", task, by_qrels))
+    assert [(q.id, q.text, q.positives) for q in of_contexts] == [
+        (q.id, q.text, q.positives) for q in of_qrels
     ]
     store = PassageStore.open(data_dir, "multi")
-    golds = store.get_many([query.positives[0] for query in one])
+    golds = store.get_many([query.positives[0] for query in of_contexts])
     held = sum(
         any(answer in passage.text for answer in query.answers)
-        for query, passage in zip(one, golds, strict=True)
+        for query, passage in zip(of_contexts, golds, strict=True)
     )
-    assert held / len(one) > 0.9
+    assert held / len(of_contexts) > 0.9
 
 
 @pytest.mark.release

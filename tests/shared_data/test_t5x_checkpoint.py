@@ -20,10 +20,10 @@ def directory(shared_data):
 
 def test_arrays(directory):
     assert is_t5x_checkpoint(directory)
-    found = read_t5x(directory)
-    assert found.keys() == {"encoder", "projection_layer", "token_embedder"}
-    assert found["token_embedder"]["embedding"].shape == (32128, 4)
-    scale = found["encoder"]["encoder_norm"]["scale"]
+    arrays = read_t5x(directory)
+    assert arrays.keys() == {"encoder", "projection_layer", "token_embedder"}
+    assert arrays["token_embedder"]["embedding"].shape == (32128, 4)
+    scale = arrays["encoder"]["encoder_norm"]["scale"]
     np.testing.assert_allclose(scale, [1.110984, 0.9813192, 0.8854417, 0.9886455], atol=1e-6)
 
 
@@ -43,10 +43,12 @@ def test_golden_embeddings(directory):
     ids = [[71, 1712, 1566, 1, 0, 0, 0, 0], [8, 3, 9, 10, 11, 12, 13, 1]]
     tokens = Tokens(np.array(ids, np.int32), np.array(ids) > 0)
     params = jax.tree.map(jnp.asarray, params)
-    found = model.apply({"params": params}, tokens, role=Role.PASSAGE, method="encode").embeddings
+    embeddings = model.apply(
+        {"params": params}, tokens, role=Role.PASSAGE, method="encode"
+    ).embeddings
     expected = [
         [0.03877842, 0.02883413, -0.04040583, -0.01480171],
         [0.03740956, -0.00147253, -0.05738756, -0.01737572],
     ]
-    np.testing.assert_allclose(found[:, :4], expected, atol=2e-7)
-    assert float(found[0] @ found[1]) == pytest.approx(0.7833494, abs=1e-6)
+    np.testing.assert_allclose(embeddings[:, :4], expected, atol=2e-7)
+    assert float(embeddings[0] @ embeddings[1]) == pytest.approx(0.7833494, abs=1e-6)

@@ -41,12 +41,14 @@ def evaluate(directory, scratch, *, run, qrels, depth, measures):
     # results.trunc carries columns of another program behind the six.
     six_columns = scratch / "run.trec"
     six_columns.write_text("".join(" ".join(line[:6]) + "\n" for line in lines(directory / run)))
-    found = read_trec_run(six_columns, row_of)
-    found = Run(found.query_ids, found.rows[:, :depth], found.scores[:, :depth])
+    retrieved = read_trec_run(six_columns, row_of)
+    retrieved = Run(retrieved.query_ids, retrieved.rows[:, :depth], retrieved.scores[:, :depth])
     judged = {}
-    for one in read_qrels(directory / qrels):
-        judged.setdefault(one.query_id, {})[row_of(one.passage_id)] = one.relevance
-    return evaluate_qrels(found, judged, tuple(measures))
+    for judgement in read_qrels(directory / qrels):
+        judged.setdefault(judgement.query_id, {})[row_of(judgement.passage_id)] = (
+            judgement.relevance
+        )
+    return evaluate_qrels(retrieved, judged, tuple(measures))
 
 
 @pytest.mark.parametrize(

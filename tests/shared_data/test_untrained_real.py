@@ -22,8 +22,8 @@ def sample(folder: pathlib.Path) -> tuple[list[Passage], dict[str, str], dict[st
         with gzip.open(folder / f"{name}.gz", "rt", encoding="utf-8") as file:
             return file.readlines()
 
-    corpus = {one["_id"]: one for one in map(json.loads, lines("corpus.jsonl"))}
-    texts = {one["_id"]: one["text"] for one in map(json.loads, lines("queries.jsonl"))}
+    corpus = {record["_id"]: record for record in map(json.loads, lines("corpus.jsonl"))}
+    texts = {record["_id"]: record["text"] for record in map(json.loads, lines("queries.jsonl"))}
     relevant: dict[str, set[str]] = {}
     for line in lines("qrels/test.tsv")[1:]:
         query, passage, grade = line.split()
@@ -55,10 +55,12 @@ def test_untrained_ranks_as_sentence_transformers_does(shared_data, name):
     theirs.max_seq_length = _TOKENS
     ours = Retriever.from_pretrained("minilm", passage_length=_TOKENS, query_length=_TOKENS)
     ours.add(passages)
-    found = [[hit.passage.id for hit in hits] for hits in ours.search([*queries.values()], k=10)]
-    texts = [f"{one.title} {one.text}" if one.title else one.text for one in passages]
+    rankings = [[hit.passage.id for hit in hits] for hits in ours.search([*queries.values()], k=10)]
+    texts = [
+        f"{passage.title} {passage.text}" if passage.title else passage.text for passage in passages
+    ]
     scores = theirs.encode([*queries.values()]) @ theirs.encode(texts).T
     expected = [[passages[row].id for row in rows[:10]] for rows in np.argsort(-scores, axis=1)]
     gold = [*relevant.values()]
-    assert ndcg(found, gold) == pytest.approx(ndcg(expected, gold), abs=5e-4)
-    assert 0.3 < ndcg(found, gold) <= 1
+    assert ndcg(rankings, gold) == pytest.approx(ndcg(expected, gold), abs=5e-4)
+    assert 0.3 < ndcg(rankings, gold) <= 1

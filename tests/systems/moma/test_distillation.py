@@ -26,22 +26,28 @@ def mixture(tmp_path):
         store = tiny_training.write_token_store(tmp_path / name, num_passages=passages)
         stores[name] = store
     memories = tuple(
-        Memory(name, str(one.directory), "tiny", one.metadata.passages_fingerprint, len(one))
-        for name, one in stores.items()
+        Memory(
+            name,
+            str(token_store.directory),
+            "tiny",
+            token_store.metadata.passages_fingerprint,
+            len(token_store),
+        )
+        for name, token_store in stores.items()
     )
     return Mixture(Manifest({}, memories, str(tmp_path / "parts")))
 
 
 def test_positives_are_gold_and_most_attended_and_negatives_the_rest():
-    found = distil(GOLD, LOOKUP, ATTENTION, learned=2, negatives=10)
-    assert [rows.tolist() for rows in found.positives] == [[5, 3], [11, 12, 6, 2]]
-    assert [sorted(rows.tolist()) for rows in found.negatives] == [[1, 7, 8, 9], [4]]
+    distilled = distil(GOLD, LOOKUP, ATTENTION, learned=2, negatives=10)
+    assert [rows.tolist() for rows in distilled.positives] == [[5, 3], [11, 12, 6, 2]]
+    assert [sorted(rows.tolist()) for rows in distilled.negatives] == [[1, 7, 8, 9], [4]]
     few = distil(GOLD, LOOKUP, ATTENTION, learned=0, negatives=2, seed=1)
     assert [rows.tolist() for rows in few.positives] == [[5], [11, 12]]
     assert [len(rows) for rows in few.negatives] == [2, 2]
     again = distil(GOLD, LOOKUP, ATTENTION, learned=0, negatives=2, seed=1)
-    for one, other in zip(few.negatives, again.negatives, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for drawn, redrawn in zip(few.negatives, again.negatives, strict=True):
+        np.testing.assert_array_equal(drawn, redrawn)
 
 
 def test_the_lookup_trains_on_all_memories(mixture, tmp_path):

@@ -98,9 +98,9 @@ def test_a_mixture_is_one_collection_in_which_equal_texts_are_one(world, mixture
     np.testing.assert_array_equal(mixture.documents_of("more"), np.arange(60))
     store = TokenStore.open(world.stores[1])
     chosen = np.array([3, 55, 20])
-    found, expected = mixture.tokens(chosen), store.passages.tokens(chosen)
-    np.testing.assert_array_equal(found.ids, expected.ids)
-    np.testing.assert_array_equal(found.mask, expected.mask)
+    tokens, expected = mixture.tokens(chosen), store.passages.tokens(chosen)
+    np.testing.assert_array_equal(tokens.ids, expected.ids)
+    np.testing.assert_array_equal(tokens.mask, expected.mask)
     # Rows of the joined index are the passages' own embeddings.
     joined = EmbeddingsByText.of_mixture(mixture)
     np.testing.assert_allclose(
@@ -168,14 +168,14 @@ def test_training_and_encoding_take_documents(world, mixture_dir, tmp_path, docu
         documents=3,
         tasks=["first"],
     )
-    found = QueryEmbeddings.of_split(tmp_path / "embeddings", "first", "validation")
+    encoded = QueryEmbeddings.of_split(tmp_path / "embeddings", "first", "validation")
     tokens = TokenStore.open(store)
     texts = Augmentation.open(augmentation, per_query=3, config=config, store=tokens).of_queries(
         tokens.queries("first", "validation")
     )
     rows = np.arange(16)
     fused = trained.encode_fn(Role.QUERY)(texts.tokens(rows))
-    np.testing.assert_allclose(found.rows(0, 16), fused, atol=1e-5)
+    np.testing.assert_allclose(encoded.rows(0, 16), fused, atol=1e-5)
     alone = trained.encode_fn(Role.QUERY)(texts.tokens(rows).query)
     assert np.abs(np.asarray(alone) - np.asarray(fused)).max() > 1e-6
     more = dataclasses.replace(data, documents=5)

@@ -52,10 +52,10 @@ def check_provenance(small_world, output_dir, capsys):
 
 def results_of(directory):
     """Runs and looked-up documents of all targets, by path."""
-    found = {}
+    contents = {}
     for path in [*directory.rglob("*.trec"), *directory.rglob("arrays.npz")]:
-        found[path.relative_to(directory)] = path.read_bytes()
-    return found
+        contents[path.relative_to(directory)] = path.read_bytes()
+    return contents
 
 
 ROWS = ["No memory", "MoMA without learning", "MoMA"]

@@ -70,17 +70,17 @@ def test_training_on_embeddings_is_training_on_tokens_also_after_a_kill(world, t
     assert embedded.passage_fingerprint == load_model(root / "model").passage_fingerprint
     # Adam divides by gradients' size: equal to rounding in the loss, close in the weights.
     towers = (model.params["query_encoder"] for model in (tokens, embedded))
-    for one, other in zip(*map(jax.tree.leaves, towers), strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-3)
+    for from_tokens, from_embeddings in zip(*map(jax.tree.leaves, towers), strict=True):
+        np.testing.assert_allclose(from_tokens, from_embeddings, atol=2e-3)
 
 
 def test_models_of_one_passage_tower_encode_a_text_once(world, tmp_path):
     root, options = world
     direct = {"model_dir": str(root / "model"), "token_store": options["token_store"]}
     encode(**direct, output_dir=str(tmp_path / "direct"), query_splits=[])
-    found, expected = (Embeddings.open(d) for d in (root / "embeddings", tmp_path / "direct"))
-    np.testing.assert_allclose(found.rows(0, 48), expected.rows(0, 48), atol=1e-6)
-    assert found.fingerprints == expected.fingerprints
+    shared, expected = (Embeddings.open(d) for d in (root / "embeddings", tmp_path / "direct"))
+    np.testing.assert_allclose(shared.rows(0, 48), expected.rows(0, 48), atol=1e-6)
+    assert shared.fingerprints == expected.fingerprints
     memory_dir = str(tmp_path / "memories")
     counts = add_memory(
         name="source", memory_dir=memory_dir, shared_embeddings=str(root / "shared"), **direct

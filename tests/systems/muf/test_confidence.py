@@ -25,17 +25,17 @@ def entropy(p):
 
 def oracle(logits, exists, temperature):
     """Float64, entropies as the paper writes them."""
-    found = []
+    w = []
     for line, there in zip(np.asarray(logits, np.float64), exists, strict=True):
         if not there.any():
-            found.append(0.0)
+            w.append(0.0)
             continue
         z = line[:, there] / temperature
         p = np.exp(z - z.max(axis=1, keepdims=True))
         p /= p.sum(axis=1, keepdims=True)
         information = entropy(p.mean(axis=0)) - entropy(p).mean()
-        found.append(1 - information / np.log(len(p)))
-    return np.array(found)
+        w.append(1 - information / np.log(len(p)))
+    return np.array(w)
 
 
 def problem(seed=0):
@@ -50,8 +50,8 @@ def problem(seed=0):
 def test_by_hand():
     p = jnp.array([[0.75, 0.25], [0.25, 0.75]])
     assert float(mutual_information(p)) == pytest.approx(0.130812, abs=1e-6)
-    found = confidence(jnp.log(p)[None], jnp.ones((1, 2), bool), temperature=1.0)
-    assert float(found[0]) == pytest.approx(0.811278, abs=1e-6)
+    w = confidence(jnp.log(p)[None], jnp.ones((1, 2), bool), temperature=1.0)
+    assert float(w[0]) == pytest.approx(0.811278, abs=1e-6)
 
 
 def confidences(members, vectors, result, **options):
@@ -82,8 +82,8 @@ def test_members_that_agree_have_confidence_1_for_any_distribution():
     member = np.random.default_rng(0).normal(size=(QUERIES, 1, K))
     logits, exists = jnp.array(member.repeat(MEMBERS, axis=1)), jnp.ones((QUERIES, K), bool)
     for temperature in (1e-3, 1.0):
-        found = confidence(logits, exists, temperature=temperature)
-        np.testing.assert_allclose(found, 1, atol=1e-6)
+        w = confidence(logits, exists, temperature=temperature)
+        np.testing.assert_allclose(w, 1, atol=1e-6)
 
 
 def test_the_order_of_members_does_not_matter_and_w_stays_between_0_and_1():
@@ -91,10 +91,10 @@ def test_the_order_of_members_does_not_matter_and_w_stays_between_0_and_1():
     logits = jnp.array(rng.normal(scale=30, size=(200, MEMBERS, K)))
     exists = jnp.ones((200, K), bool)
     for temperature in (1e-3, 0.1, 10.0):
-        found = confidence(logits, exists, temperature=temperature)
-        assert bool(((found >= 0) & (found <= 1)).all())
+        w = confidence(logits, exists, temperature=temperature)
+        assert bool(((w >= 0) & (w <= 1)).all())
         permuted = confidence(logits[:, ::-1], exists, temperature=temperature)
-        np.testing.assert_allclose(permuted, found, atol=1e-6)
+        np.testing.assert_allclose(permuted, w, atol=1e-6)
 
 
 def test_embeddings_that_are_not_numbers_name_the_query():
@@ -116,11 +116,11 @@ def calibration_error(confidence, correct):
 
 
 def test_reliability_by_hand():
-    found = reliability(np.array([0.15, 0.2, 0.95]), np.array([True, False, False]))
-    assert found.count.tolist() == [0, 2, 0, 0, 0, 0, 0, 0, 0, 1]
-    np.testing.assert_allclose(found.confidence[[1, 9]], [0.175, 0.95])
-    np.testing.assert_allclose(found.accuracy[[1, 9]], [0.5, 0.0])
-    assert found.error == pytest.approx(2 / 3 * 0.325 + 1 / 3 * 0.95)
+    calibration = reliability(np.array([0.15, 0.2, 0.95]), np.array([True, False, False]))
+    assert calibration.count.tolist() == [0, 2, 0, 0, 0, 0, 0, 0, 0, 1]
+    np.testing.assert_allclose(calibration.confidence[[1, 9]], [0.175, 0.95])
+    np.testing.assert_allclose(calibration.accuracy[[1, 9]], [0.5, 0.0])
+    assert calibration.error == pytest.approx(2 / 3 * 0.325 + 1 / 3 * 0.95)
 
 
 def test_a_confidence_on_an_edge_is_below_it_also_in_float32():

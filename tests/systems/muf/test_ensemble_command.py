@@ -58,7 +58,7 @@ def trained(tmp_path_factory, embeddings_dir, store):
 
 
 def test_it_learns_and_opens_again(trained, embeddings_dir):
-    directory, found = trained
+    directory, returned = trained
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["step"] == 20
     validated = {line["step"]: line["validation/nll"] for line in lines if "validation/nll" in line}
@@ -71,9 +71,9 @@ def test_it_learns_and_opens_again(trained, embeddings_dir):
     opened = Ensemble.open(directory, fingerprints=specialist)
     assert opened.config == TRAINING.model
     assert opened.tasks == ("first",)
-    assert opened.fingerprints == found.fingerprints
+    assert opened.fingerprints == returned.fingerprints
     assert opened.fingerprints.items() > specialist.items()
-    jax.tree.map(np.testing.assert_array_equal, opened.params, found.params)
+    jax.tree.map(np.testing.assert_array_equal, opened.params, returned.params)
     assert (directory / "config.gin").read_text() == "X = 1"
 
 
@@ -92,7 +92,7 @@ def test_the_first_members_are_an_ensemble(trained):
 def test_a_killed_training_resumes_to_the_same_bits(
     trained, embeddings_dir, store, tmp_path, monkeypatch
 ):
-    _, found = trained
+    _, uninterrupted = trained
     batch = SpecialistVectors.batch
 
     def told_to_stop(vectors, streams, step):
@@ -106,7 +106,7 @@ def test_a_killed_training_resumes_to_the_same_bits(
     monkeypatch.undo()
     assert not (tmp_path / "out" / "metadata.json").exists()
     again = start(tmp_path / "out", embeddings_dir, store)
-    assert again.fingerprints == found.fingerprints
+    assert again.fingerprints == uninterrupted.fingerprints
     assert (tmp_path / "out" / "members.npz").exists()
 
 

@@ -34,7 +34,8 @@ def batches(members, step):
     rng = [np.random.default_rng([step, member]) for member in range(members)]
     shape = [(BATCH, DIM), (2 * BATCH, DIM)]
     queries, passages = (
-        np.stack([8 * one.normal(size=size) for one in rng]).astype(np.float32) for size in shape
+        np.stack([8 * generator.normal(size=size) for generator in rng]).astype(np.float32)
+        for size in shape
     )
     ignore = np.zeros((members, BATCH, 2 * BATCH), bool)
     ignore[:, 0, 3] = True
@@ -60,12 +61,12 @@ def program(devices, members=CONFIG.members):
 
 def trained(devices, members=CONFIG.members, change=lambda batch: batch):
     placement, state, step = program(devices, members)
-    state, found = jax.tree.map(lambda leaf: leaf.copy(), state), []
+    state, history = jax.tree.map(lambda leaf: leaf.copy(), state), []
     for number in range(STEPS):
         batch = jax.device_put(change(batches(placement.padded, number)), placement.split)
         state, metrics = step(state, batch)
-        found.append(metrics)
-    return placement, state, found
+        history.append(metrics)
+    return placement, state, history
 
 
 def leaves(state, members=CONFIG.members):
@@ -75,7 +76,7 @@ def leaves(state, members=CONFIG.members):
 def test_equals_pytorch():
     import torch
 
-    _, state, found = trained(1)
+    _, state, history = trained(1)
     _, start, _ = program(1)
     losses = []
     for member in range(CONFIG.members):
@@ -111,7 +112,7 @@ def test_equals_pytorch():
             weight, bias = layer.weight.detach().numpy(), layer.bias.detach().numpy()
             np.testing.assert_allclose(leaf["kernel"][member], weight.T, atol=1e-5)
             np.testing.assert_allclose(leaf["bias"][member], bias, atol=1e-5)
-    for number, metrics in enumerate(found):
+    for number, metrics in enumerate(history):
         mean = np.mean([loss for step, loss in losses if step == number])
         assert float(metrics["loss"]) == pytest.approx(mean, rel=1e-5)
 
@@ -119,12 +120,12 @@ def test_equals_pytorch():
 # No more devices than members; two devices train a fourth one, which is dropped.
 @pytest.mark.parametrize(("devices", "used", "padded"), [(8, 3, 3), (2, 2, 4)])
 def test_several_devices_give_what_one_gives_and_split_the_members(devices, used, padded):
-    placement, state, found = trained(devices)
+    placement, state, history = trained(devices)
     assert (placement.mesh.size, placement.padded) == (used, padded)
     _, alone, expected = trained(1)
     assert_close(leaves(state), leaves(alone), rtol=1e-6)
     for name, value in expected[-1].items():
-        assert float(found[-1][name]) == pytest.approx(float(value), rel=1e-5), name
+        assert float(history[-1][name]) == pytest.approx(float(value), rel=1e-5), name
     kernel = state.params["layers_0"]["kernel"]
     assert {shard.data.shape[0] for shard in kernel.addressable_shards} == {padded // used}
 
@@ -140,8 +141,8 @@ def test_a_member_that_breaks_is_skipped_and_spoils_no_other():
         batch.queries[1] = np.inf
         return batch
 
-    _, state, found = trained(1, change=spoil)
-    assert [float(metrics["skipped_in_a_row"]) for metrics in found] == [1, 2, 3, 4]
+    _, state, history = trained(1, change=spoil)
+    assert [float(metrics["skipped_in_a_row"]) for metrics in history] == [1, 2, 3, 4]
     assert state.skipped.total.tolist() == [0, 4, 0]
     _, healthy, _ = trained(1)
     for left, right in zip(leaves(state), leaves(healthy), strict=True):
@@ -164,8 +165,8 @@ def test_the_step_moves_no_vectors_between_devices():
 def test_evaluation_judges_every_member_on_one_batch():
     _, state, _ = program(1)
     batch = jax.tree.map(lambda leaf: leaf[0], batches(1, 0))
-    found = make_ensemble_eval(2)(state.params, batch)
-    assert found.shape == (2,)
+    losses = make_ensemble_eval(2)(state.params, batch)
+    assert losses.shape == (2,)
     for member in range(2):
         params = jax.tree.map(lambda leaf, member=member: leaf[member], state.params)
         embeddings = np.asarray(apply_member(params, jnp.asarray(batch.queries)), np.float64)
@@ -173,7 +174,7 @@ def test_evaluation_judges_every_member_on_one_batch():
         logits[batch.ignore] = -np.inf
         gold = logits[np.arange(BATCH), batch.positive_index]
         expected = np.mean(np.log(np.exp(logits - gold[:, None]).sum(axis=1)))
-        assert float(found[member]) == pytest.approx(expected, rel=1e-5)
+        assert float(losses[member]) == pytest.approx(expected, rel=1e-5)
 
 
 def test_parameters_of_the_papers_ensemble():

@@ -39,7 +39,7 @@ TRAINING = EnsembleTraining(
 @pytest.fixture(scope="module")
 def specialists(small_world, tmp_path_factory):
     """One for each of the two tasks."""
-    store, found = TokenStore.open(small_world.token_store), {}
+    store, by_task = TokenStore.open(small_world.token_store), {}
     for seed, task in enumerate(("summary", "code")):
         root = tmp_path_factory.mktemp(task)
         embeddings = write_specialist(root, store, seed=seed, dim=6 + 2 * seed)
@@ -50,8 +50,8 @@ def specialists(small_world, tmp_path_factory):
             tasks=[task],
             training=TRAINING,
         )
-        found[task] = Specialist(str(embeddings), str(root / "index"), str(root / "ensemble"))
-    return found
+        by_task[task] = Specialist(str(embeddings), str(root / "index"), str(root / "ensemble"))
+    return by_task
 
 
 def weighing(**fusion):
@@ -184,17 +184,17 @@ def test_bm25_is_added_with_a_weight_for_each_task(fused, small_world, specialis
 
 
 def test_what_does_not_belong_together_is_refused(small_world, specialists, tmp_path):
-    one, other = specialists["summary"], specialists["code"]
-    mixed = dataclasses.replace(one, ensemble_dir=other.ensemble_dir)
+    of_summary, of_code = specialists["summary"], specialists["code"]
+    mixed = dataclasses.replace(of_summary, ensemble_dir=of_code.ensemble_dir)
     with pytest.raises(FingerprintError, match="train an ensemble on this model's embeddings"):
-        start(tmp_path, small_world, {"a": mixed, "b": other})
-    mixed = dataclasses.replace(one, index_dir=other.index_dir)
+        start(tmp_path, small_world, {"a": mixed, "b": of_code})
+    mixed = dataclasses.replace(of_summary, index_dir=of_code.index_dir)
     with pytest.raises(FingerprintError, match="search this model's embeddings"):
-        start(tmp_path, small_world, {"a": mixed, "b": other})
+        start(tmp_path, small_world, {"a": mixed, "b": of_code})
     lists_dir = str(tmp_path / "lists")
-    start(tmp_path / "1", small_world, {"a": one}, lists_dir=lists_dir, weighing=EQUAL)
+    start(tmp_path / "1", small_world, {"a": of_summary}, lists_dir=lists_dir, weighing=EQUAL)
     with pytest.raises(FingerprintError, match="name another directory"):
-        start(tmp_path / "2", small_world, {"a": other}, lists_dir=lists_dir, weighing=EQUAL)
+        start(tmp_path / "2", small_world, {"a": of_code}, lists_dir=lists_dir, weighing=EQUAL)
 
 
 @pytest.mark.parametrize(

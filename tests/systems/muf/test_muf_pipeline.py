@@ -107,7 +107,7 @@ def test_a_joint_model_without_a_domain_sees_as_many_queries_as_the_others_toget
     steps = {"a": 1, "b": None, "c": 3}
     systems = {name: System(model, tasks=[name], train_steps=n) for name, n in steps.items()}
     without = without_each(systems, {"Joint": System(model, tasks=["a", "b", "c"])}, training)
-    assert {name: (one.tasks, one.train_steps) for name, one in without.items()} == {
+    assert {name: (system.tasks, system.train_steps) for name, system in without.items()} == {
         "Joint without a": (["b", "c"], 12),
         "Joint without b": (["a", "c"], 4),
         "Joint without c": (["a", "b"], 10),

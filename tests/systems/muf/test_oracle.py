@@ -32,8 +32,8 @@ def values_of(weights, scores, exists, hits):
     """Reciprocal ranks of all questions' first hits, by sorting in float64; 0 without a hit."""
     fused = np.einsum("qcl,ql->qc", scores.astype(np.float64), weights)
     order = np.argsort(np.where(exists, -fused, np.inf), axis=1, kind="stable")
-    found = np.take_along_axis(exists & hits, order, axis=1)
-    return np.where(found.any(axis=1), 1 / (1 + found.argmax(axis=1)), 0.0)
+    ranked_hits = np.take_along_axis(exists & hits, order, axis=1)
+    return np.where(ranked_hits.any(axis=1), 1 / (1 + ranked_hits.argmax(axis=1)), 0.0)
 
 
 def test_the_objective_by_hand():
@@ -50,12 +50,12 @@ def test_the_objective_by_hand():
 
 def test_the_posterior_is_that_of_scikit_learn():
     rng = np.random.default_rng(1)
-    known, values = rng.dirichlet(np.ones(4), 20), rng.normal(size=20)
+    tried, values = rng.dirichlet(np.ones(4), 20), rng.normal(size=20)
     candidates = rng.dirichlet(np.ones(4), 30)
     theirs = GaussianProcessRegressor(Matern(0.3, nu=2.5), alpha=1e-6, optimizer=None)
-    theirs.fit(known[:12], values[:12])
+    theirs.fit(tried[:12], values[:12])
     mean, deviation = theirs.predict(candidates, return_std=True)
-    given = (known, values, np.arange(20) < 12, candidates, np.float32(0.3))
+    given = (tried, values, np.arange(20) < 12, candidates, np.float32(0.3))
     ours = posterior(*map(jnp.asarray, given))
     np.testing.assert_allclose(ours[0], mean, atol=2e-4)
     np.testing.assert_allclose(ours[1], deviation, atol=2e-3)
@@ -63,9 +63,11 @@ def test_the_posterior_is_that_of_scikit_learn():
 
 
 def test_expected_improvement_is_the_integral():
-    found = expected_improvement(jnp.array([0.2, -1.0]), jnp.array([0.5, 2.0]), jnp.array(0.1))
+    improvements = expected_improvement(
+        jnp.array([0.2, -1.0]), jnp.array([0.5, 2.0]), jnp.array(0.1)
+    )
     grid = np.linspace(-30, 30, 600_001)
-    for value, mean, deviation in zip(found, (0.2, -1.0), (0.5, 2.0), strict=True):
+    for value, mean, deviation in zip(improvements, (0.2, -1.0), (0.5, 2.0), strict=True):
         gain = np.maximum(grid - 0.11, 0) * stats.norm.pdf(grid, mean, deviation)
         assert value == pytest.approx(np.trapezoid(gain, grid), abs=1e-5)
 
@@ -75,14 +77,14 @@ def test_it_finds_nearly_what_a_fine_grid_finds_and_more_than_chance():
     count, tried = 12, 30
     scores, exists, hits = questions(count)
     start = np.array([1.0, 0.0, 0.0])
-    found = np.asarray(best_weights(scores, exists, hits, start, config=BayesianConfig(tried)))
-    assert (found >= 0).all()
-    np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-5)
-    values = values_of(found, scores, exists, hits)
+    weights = np.asarray(best_weights(scores, exists, hits, start, config=BayesianConfig(tried)))
+    assert (weights >= 0).all()
+    np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-5)
+    values = values_of(weights, scores, exists, hits)
     grid = np.array([w for w in itertools.product(range(21), repeat=3) if sum(w) == 20]) / 20
-    best = np.max([values_of([one] * count, scores, exists, hits) for one in grid], axis=0)
+    best = np.max([values_of([point] * count, scores, exists, hits) for point in grid], axis=0)
     drawn = np.random.default_rng(0).dirichlet(np.ones(3), tried)
-    chance = np.max([values_of([one] * count, scores, exists, hits) for one in drawn], axis=0)
+    chance = np.max([values_of([point] * count, scores, exists, hits) for point in drawn], axis=0)
     first = values_of([start] * count, scores, exists, hits)
     assert (values >= first).all()
     # A grid of 231 points against 30; a twentieth of the way may be missing.

@@ -32,7 +32,7 @@ def test_rows_put_together_are_written_as_if_they_had_been_evaluated(tmp_path):
     assert worst_of(ROWS, "R@1") == {"x": "B", "y": "A"}
     write_row(tmp_path, "Own", pick(ROWS, {"x": "A", "y": "B"}), split="test")
     [result] = read_results(tmp_path / "results")
-    assert {task: found.metrics["R@1"] for task, found in result.tasks.items()} == {
+    assert {task: averages.metrics["R@1"] for task, averages in result.tasks.items()} == {
         "x": 0.75,
         "y": 0.5,
     }
