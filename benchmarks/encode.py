@@ -229,12 +229,12 @@ def main() -> None:
     for length, count in zip(*np.unique(passages.lengths, return_counts=True), strict=True):
         real.add(model_config(arguments), int(count), int(length))
     for name in calls:
-        found_here = times[name].figures(times.get("torch"))
-        seconds = found_here["milliseconds"] / 1e3
+        timing = times[name].figures(times.get("torch"))
+        seconds = timing["milliseconds"] / 1e3
         figure = {
-            **found_here,
+            **timing,
             "tokens_per_second": tokens / seconds,
-            "tokens_per_cpu_second": 1e3 * tokens / found_here["cpu_milliseconds"],
+            "tokens_per_cpu_second": 1e3 * tokens / timing["cpu_milliseconds"],
             "mfu": real.flops / seconds / peak,
             "mfu_padded": computed[name].flops / seconds / peak,
             "real_share_of_positions": tokens / computed[name].positions,

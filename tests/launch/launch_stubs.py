@@ -37,8 +37,8 @@ def _as_at_a_terminal() -> None:
 
 
 # Answers from a list of [pattern, output, status]; each is used once, the last one for ever. Output
-# that ends with an ellipsis is a line that was cut off. What
-# launchers send is there only while they run: a file is kept, a directory's files are listed.
+# that ends with an ellipsis is a line that was cut off. What launchers send is there only while
+# they run: a file is kept, a directory's files are listed.
 _STUB = """\
 import json, pathlib, shutil, sys
 folder = pathlib.Path({folder!r})
