@@ -46,9 +46,9 @@ def last_states(params, config, ids, mask):
     return np.asarray(run(params, Tokens(jnp.asarray(ids, jnp.int32), jnp.asarray(mask))))
 
 
-def relative_error(found, expected, mask=None):
-    """The largest |found - expected| / |expected| of any vector at a real token."""
-    error = np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
+def relative_error(actual, expected, mask=None):
+    """The largest |actual - expected| / |expected| of any vector at a real token."""
+    error = np.linalg.norm(actual - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
     return (error if mask is None else error[..., np.asarray(mask)]).max()
 
 
@@ -63,13 +63,13 @@ def t5_outputs(config, params, ids, mask):
     return run(params, tokens, "encode"), run(params, tokens, "first_decoder_output")
 
 
-def assert_t5_parity(found, expected, mask):
+def assert_t5_parity(actual, expected, mask):
     """1e-4 relative to the largest number; states under the padding mean nothing."""
-    (states, decoded), (expected_states, expected_decoded) = found, expected
+    (states, decoded), (expected_states, expected_decoded) = actual, expected
     assert_close(np.asarray(states)[mask], expected_states[mask])
     assert_close(np.asarray(decoded), expected_decoded)
 
 
-def assert_close(found, expected):
+def assert_close(actual, expected):
     assert np.abs(expected).max() > 0.1
-    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+    assert np.abs(actual - expected).max() < 1e-4 * np.abs(expected).max()

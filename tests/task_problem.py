@@ -34,14 +34,14 @@ def steps(number, seed=0, tasks=len(TASKS)):
     """[(task gradients, losses), ...] of tasks that differ in scale."""
     rng = np.random.default_rng(seed)
     sizes = np.exp(rng.normal(size=tasks))
-    found = []
+    problem = []
     for _ in range(number):
         gradients = tree(rng, tasks)
         gradients = jax.tree.map(
             lambda g: (g * sizes.reshape(-1, *(1,) * (g.ndim - 1))).astype(np.float32), gradients
         )
-        found.append((gradients, rng.uniform(0.5, 3.0, tasks).astype(np.float32)))
-    return found
+        problem.append((gradients, rng.uniform(0.5, 3.0, tasks).astype(np.float32)))
+    return problem
 
 
 def run(combiner, params, problem, seed=0):

@@ -27,9 +27,9 @@ def name(page):
 def blocks(page, language):
     """(text before, content) of the page's fenced blocks of a language."""
     text = page.read_text(encoding="utf-8")
-    for found in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-        if found.group(1) == language:
-            yield text[: found.start()], found.group(2)
+    for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        if match.group(1) == language:
+            yield text[: match.start()], match.group(2)
 
 
 def prose(page):

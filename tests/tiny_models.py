@@ -121,21 +121,21 @@ def tiny_batch(queries=16, negatives=1, length=5, seed=0, **changes):
 
 def augmented(batch=3, documents=2, length=7, seed=1):
     """Queries with documents of different lengths; the last query's last document is absent."""
-    found = tiny_tokens(batch * documents, length, seed=seed + 1)
+    tokens = tiny_tokens(batch * documents, length, seed=seed + 1)
     shape = (batch, documents, length)
     present = np.ones((batch, documents), bool)
     present[-1, -1:] = False
     return Augmented(
         tiny_tokens(batch, seed=seed),
-        Tokens(found.ids.reshape(shape), found.mask.reshape(shape)),
+        Tokens(tokens.ids.reshape(shape), tokens.mask.reshape(shape)),
         present,
     )
 
 
-def assert_close(found, expected, *, rtol=1e-4, atol=1e-6):
+def assert_close(actual, expected, *, rtol=1e-4, atol=1e-6):
     """Of trees of arrays."""
     close = functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol)
-    jax.tree.map(close, found, expected)
+    jax.tree.map(close, actual, expected)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "role", "task", "train"))

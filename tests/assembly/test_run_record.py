@@ -35,8 +35,8 @@ def test_tasks_that_agree_are_recorded_once(tmp_path):
     facts = recorded(tmp_path, {"a": CURLY, "b": CURLY})
     assert facts == {"query_normalization": "curly_apostrophe", "titles": "omit", "query_length": 4}
     for task in (None, "a", "typed"):
-        found = text_settings(facts, task)
-        assert (found.queries, found.query_length, found.titles) == (CURLY, 4, Titles.OMIT)
+        settings = text_settings(facts, task)
+        assert (settings.queries, settings.query_length, settings.titles) == (CURLY, 4, Titles.OMIT)
 
 
 def test_tasks_that_differ_are_recorded_each(tmp_path):
@@ -52,8 +52,8 @@ def test_tasks_that_differ_are_recorded_each(tmp_path):
 
 
 def test_what_is_not_recorded_is_the_default():
-    found = text_settings({"query_length": 4}, None)
-    assert (found.queries, found.titles) == (QuerySettings(), Titles.INCLUDE)
+    settings = text_settings({"query_length": 4}, None)
+    assert (settings.queries, settings.titles) == (QuerySettings(), Titles.INCLUDE)
 
 
 SETTINGS = {

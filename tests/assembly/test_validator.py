@@ -36,7 +36,7 @@ def validate(model_and_params, store, *queries, false_negatives=FalseNegatives.M
     validator = Validator(
         model,
         store,
-        {one.task: one for one in queries},
+        {query_set.task: query_set for query_set in queries},
         dataclasses.replace(config, **changes),
         objective=ObjectiveConfig(),
         partitioner=partitioner,
@@ -53,10 +53,10 @@ def test_queries_without_a_positive_have_no_part(model_and_params, tiny_store_di
     golds = [[] if row in without else list(queries.positives[row]) for row in range(len(queries))]
     holed = dataclasses.replace(queries, positives=Ragged.from_lists(golds))
     rows = [row for row in range(len(queries)) if row not in without]
-    kept = queries_of(queries, np.array(rows))
-    found = validate(model_and_params, store, holed)
-    assert found == validate(model_and_params, store, kept)
-    assert found != validate(model_and_params, store, queries)
+    with_positive = queries_of(queries, np.array(rows))
+    metrics = validate(model_and_params, store, holed)
+    assert metrics == validate(model_and_params, store, with_positive)
+    assert metrics != validate(model_and_params, store, queries)
 
 
 def test_the_loss_counts_no_label_as_a_negative_unless_training_does(
@@ -97,14 +97,14 @@ def test_tasks_or_their_queries_count_the_same(model_and_params, tiny_store_dir)
     store = TokenStore.open(tiny_store_dir)
     many = store.queries("first", "validation")
     few = queries_of(store.queries("second", "validation"), np.arange(4))
-    golds = [sorted({int(row[0]) for row in one.positives}) for one in (many, few)]
+    golds = [sorted({int(row[0]) for row in query_set.positives}) for query_set in (many, few)]
     pool = PoolConfig(hard_negatives=0, other_negatives=0)
     changes = {"pool": pool, "batch_size": 4, "num_batches": 9}
 
     apart = validate(model_and_params, store, many, few, **changes)
     ranks = [
-        ranks_among(model_and_params, store, one, own)
-        for one, own in zip((many, few), golds, strict=True)
+        ranks_among(model_and_params, store, query_set, own)
+        for query_set, own in zip((many, few), golds, strict=True)
     ]
     assert apart["mrr"] == pytest.approx(np.mean([(1 / r).mean() for r in ranks]))
     assert apart["average_rank"] == pytest.approx(np.mean([r.mean() for r in ranks]))
@@ -112,12 +112,14 @@ def test_tasks_or_their_queries_count_the_same(model_and_params, tiny_store_dir)
     changes["sets"] = DevelopmentSets.COMBINED
     combined = validate(model_and_params, store, many, few, **changes)
     union = sorted({*golds[0], *golds[1]})
-    ranks = [ranks_among(model_and_params, store, one, union) for one in (many, few)]
+    ranks = [ranks_among(model_and_params, store, query_set, union) for query_set in (many, few)]
     assert combined["mrr"] == pytest.approx((1 / np.concatenate(ranks)).mean())
     assert combined["average_rank"] == pytest.approx(np.concatenate(ranks).mean())
     assert combined["mrr/second"] == pytest.approx((1 / ranks[1]).mean())
     # Four batches of the one, one of the other.
-    first, second = (validate(model_and_params, store, one, **changes) for one in (many, few))
+    first, second = (
+        validate(model_and_params, store, query_set, **changes) for query_set in (many, few)
+    )
     assert apart["nll"] == pytest.approx((first["nll"] + second["nll"]) / 2)
     assert combined["nll"] == pytest.approx((4 * first["nll"] + second["nll"]) / 5)
 
@@ -130,13 +132,13 @@ def test_tasks_or_their_queries_count_the_same(model_and_params, tiny_store_dir)
 def test_the_queries_of_some_rows(tiny_store_dir):
     queries = TokenStore.open(tiny_store_dir).queries("first", "train")
     rows = np.array([7, 2, 30])
-    found = queries_of(queries, rows)
-    assert found.fingerprint != queries.fingerprint
+    subset = queries_of(queries, rows)
+    assert subset.fingerprint != queries.fingerprint
     for place, row in enumerate(rows):
-        assert found.query_ids[place] == f"first-train-{row}"
-        np.testing.assert_array_equal(found.tokens([place]).ids, queries.tokens([row]).ids)
+        assert subset.query_ids[place] == f"first-train-{row}"
+        np.testing.assert_array_equal(subset.tokens([place]).ids, queries.tokens([row]).ids)
         for name in ("positives", "hard_negatives"):
-            assert getattr(found, name)[place].tolist() == getattr(queries, name)[row].tolist()
+            assert getattr(subset, name)[place].tolist() == getattr(queries, name)[row].tolist()
 
 
 def test_a_task_without_any_positive(model_and_params, tiny_store_dir):
@@ -173,9 +175,9 @@ def test_pool_takes_what_dpr_takes():
     assert all(positives[i] for i in pool.query_rows)
     golds = [positives[i][0] for i in pool.query_rows]
     assert pool.passage_rows[pool.positive_index].tolist() == golds
-    known = set(golds).union(*(hard[i][:5] for i in pool.query_rows))
-    others = set(pool.passage_rows.tolist()) - known
-    assert known <= set(pool.passage_rows.tolist())
+    own_passages = set(golds).union(*(hard[i][:5] for i in pool.query_rows))
+    others = set(pool.passage_rows.tolist()) - own_passages
+    assert own_passages <= set(pool.passage_rows.tolist())
     assert 30 <= len(others) <= 50
     assert np.all(np.diff(pool.passage_rows) > 0)
     again = select_pool(positives, hard, num_passages=1000, config=config)

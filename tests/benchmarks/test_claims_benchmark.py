@@ -46,7 +46,9 @@ def write(directory: pathlib.Path, rows: dict[str, float], seed: int) -> dict[st
         parameters = {"DPR": 1000, "TAS": 600}.get(system[:3])
         row = SystemResult(system, {}, parameters)
         write_row(directory, system, tasks, split="test", evaluated=row)
-        means[system] = float(np.mean([one.values["R@20"].mean() for one in tasks.values()]))
+        means[system] = float(
+            np.mean([evaluation.values["R@20"].mean() for evaluation in tasks.values()])
+        )
     return means
 
 
@@ -94,15 +96,17 @@ def test_every_claim_has_its_effect_and_intervals(tmp_path):
         assert call.endswith(f"--gin.PRETRAINED_LAYERS=3 --gin.RANDOM_SEED={seed}")
     assert text.startswith("TASER Det-R has 600 parameters, 0.60 of DPR's 1,000.")
     first, second = "TASER Det-R (mined negatives)", "DPR (mined negatives)"
-    expected = stats.ttest_rel(*([one[row] for one in means] for row in (first, second)))
+    expected = stats.ttest_rel(
+        *([seed_means[row] for seed_means in means] for row in (first, second))
+    )
     interval = expected.confidence_interval(0.95)
-    found = cells(text, "R@20, average", "(a) TASER Det-R over DPR")
-    effect = 100 * np.mean([one[first] - one[second] for one in means])
-    assert found[0] == f"{effect:+.1f}"
-    assert found[3] == f"[{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
-    assert found[4] == f"{expected.pvalue:.3f}"
-    assert found[5] == "3"
-    low, high = (float(end) for end in found[1].strip("[]").split(", "))
+    printed = cells(text, "R@20, average", "(a) TASER Det-R over DPR")
+    effect = 100 * np.mean([seed_means[first] - seed_means[second] for seed_means in means])
+    assert printed[0] == f"{effect:+.1f}"
+    assert printed[3] == f"[{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
+    assert printed[4] == f"{expected.pvalue:.3f}"
+    assert printed[5] == "3"
+    low, high = (float(end) for end in printed[1].strip("[]").split(", "))
     assert low < effect < high
     # 120 and 60 queries; the variance of a query's difference is 0.7 * 0.3 + 0.6 * 0.4, by 3 seeds.
     error = (sum((0.21 + 0.24) / 3 / count for count in (120, 60)) / 4) ** 0.5
@@ -111,13 +115,13 @@ def test_every_claim_has_its_effect_and_intervals(tmp_path):
     assert "(b) DPR: mined negatives over BM25's" in text
     # The four numbered claims of which the rows are there; the smaller hybrid is that over Det-R.
     findings = json.loads((tmp_path / "out" / "claims.json").read_text())
-    headlines = {one["number"]: one for one in findings if one["headline"]}
+    headlines = {finding["number"]: finding for finding in findings if finding["headline"]}
     assert headlines.keys() == {1, 3}
     assert headlines[1]["effect"] == pytest.approx(effect)
     assert (headlines[1]["seeds"], headlines[1]["smallest"]) == (3, 1)
     assert headlines[1]["tasks"].keys() == {"nq", "squad"}
     assert headlines[3]["rows"] == "TASER Det-R + BM25 over TASER Det-R"
-    assert {one["measure"] for one in findings if one["number"] == 1} == set(MEASURES)
+    assert {finding["measure"] for finding in findings if finding["number"] == 1} == set(MEASURES)
     # Rows that are not there make no claim.
     assert "Seq-R" not in text
     assert "(c) DPR + BM25" not in text
@@ -125,8 +129,8 @@ def test_every_claim_has_its_effect_and_intervals(tmp_path):
 
 def test_one_seed_has_no_interval_over_seeds(tmp_path, monkeypatch):
     write(tmp_path / "out" / "seed-0", ROWS, 0)
-    found = cells(claims_of(tmp_path, monkeypatch), "R@20, average", "(a) TASER Det-R over DPR")
-    assert found[3:] == ["-", "-", "1"]
+    printed = cells(claims_of(tmp_path, monkeypatch), "R@20, average", "(a) TASER Det-R over DPR")
+    assert printed[3:] == ["-", "-", "1"]
 
 
 def test_from_pretrained_weights_level_with_dpr_is_enough(tmp_path, monkeypatch):
@@ -137,7 +141,7 @@ def test_from_pretrained_weights_level_with_dpr_is_enough(tmp_path, monkeypatch)
     text = claims_of(tmp_path, monkeypatch)
     assert cells(text, "R@20, average", "TASER Det-R over DPR, non-inferiority")[5] == "2"
     findings = json.loads((tmp_path / "out" / "claims.json").read_text())
-    assert {one["number"] for one in findings} == {None}
+    assert {finding["number"] for finding in findings} == {None}
     assert findings[0]["smallest"] == -1
     assert findings[0]["command"].endswith("claims.sh SOURCE_DIR OUTPUT_DIR PRETRAINED")
 

@@ -34,15 +34,15 @@ def test_a_step_that_fits_and_one_that_does_not(benchmark, tmp_path, monkeypatch
     row = benchmark.ROWS[0]
     monkeypatch.setattr(benchmark.subprocess, "run", command(0, fits=True))
     benchmark.compile_row(row, tmp_path, effort="quick", padding="full")
-    kept = json.loads((tmp_path / row.name / "row.json").read_text())
-    assert [attempt["fits"] for attempt in kept["attempts"]] == [True]
+    record = json.loads((tmp_path / row.name / "row.json").read_text())
+    assert [attempt["fits"] for attempt in record["attempts"]] == [True]
     monkeypatch.setattr(
         benchmark.subprocess, "run", command(2, fits=False, told="TrainingConfig.num_chunks=8")
     )
     benchmark.compile_row(row, tmp_path, effort="quick", padding="full")
-    kept = json.loads((tmp_path / row.name / "row.json").read_text())
-    assert [attempt["fits"] for attempt in kept["attempts"]] == [False] * 3
-    assert kept["attempts"][-1]["num_chunks"] == 8
+    record = json.loads((tmp_path / row.name / "row.json").read_text())
+    assert [attempt["fits"] for attempt in record["attempts"]] == [False] * 3
+    assert record["attempts"][-1]["num_chunks"] == 8
 
 
 @pytest.mark.parametrize(

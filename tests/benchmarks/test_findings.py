@@ -55,7 +55,7 @@ NOTHING = (0, 0, 0, 0)
     ],
 )
 def test_verdicts(claims, effect, queries, seeds, smallest, planned, expected):
-    found = claims.verdict(
+    verdict = claims.verdict(
         effect,
         claims.Interval(*queries, 0.5),
         None if seeds is None else claims.Interval(*seeds, 0.5),
@@ -63,7 +63,7 @@ def test_verdicts(claims, effect, queries, seeds, smallest, planned, expected):
         seeds=1 if seeds is None else max(planned, 2),
         planned_seeds=planned,
     )
-    assert found == expected
+    assert verdict == expected
 
 
 def test_the_numbered_claims_are_those_of_the_page(claims):
@@ -85,23 +85,31 @@ def test_the_numbered_claims_are_those_of_the_page(claims):
 def test_one_pair_by_hand(claims):
     """A query in four gains: how many of four drawn ones do is binomial."""
     pair = claims.Pair("a over b", row((1, 1, 0, 0)), row((0, 1, 0, 0)))
-    [found] = claims.find([claims.Claim("a is ahead", [pair])], "R@20", command="run.sh")
+    [finding] = claims.find([claims.Claim("a is ahead", [pair])], "R@20", command="run.sh")
     # P(3 or fewer of 4) = 0.9961, P(2 or fewer) = 0.9492; P(none) = 0.75 ** 4 = 0.316.
-    assert (found.effect, found.over_queries.low, found.over_queries.high) == (25.0, 0.0, 75.0)
-    assert found.over_queries.p_value == pytest.approx(2 * 0.75**4, abs=0.03)
-    assert found.over_seeds is None
-    assert (found.seeds, found.verdict, found.tasks) == (1, "undecided", {"nq": 25.0})
+    assert (finding.effect, finding.over_queries.low, finding.over_queries.high) == (
+        25.0,
+        0.0,
+        75.0,
+    )
+    assert finding.over_queries.p_value == pytest.approx(2 * 0.75**4, abs=0.03)
+    assert finding.over_seeds is None
+    assert (finding.seeds, finding.verdict, finding.tasks) == (1, "undecided", {"nq": 25.0})
 
 
 def test_seeds_are_averaged_before_queries_are_drawn(claims):
     """The same four queries under two seeds, not eight queries."""
     pair = claims.Pair("a over b", row((1, 0, 0, 0), (0, 0, 0, 1)), row(NOTHING, NOTHING))
-    [found] = claims.find([claims.Claim("a is ahead", [pair])], "R@20", command="run.sh")
+    [finding] = claims.find([claims.Claim("a is ahead", [pair])], "R@20", command="run.sh")
     # Half a hit on two of four queries: none is drawn with P = 1 / 16, four with the same.
-    assert (found.effect, found.over_queries.low, found.over_queries.high) == (25.0, 0.0, 50.0)
-    assert found.over_queries.p_value == pytest.approx(2 / 16, abs=0.015)
+    assert (finding.effect, finding.over_queries.low, finding.over_queries.high) == (
+        25.0,
+        0.0,
+        50.0,
+    )
+    assert finding.over_queries.p_value == pytest.approx(2 / 16, abs=0.015)
     # Both seeds gain the same.
-    assert found.over_seeds == claims.Interval(25.0, 25.0, 0.0)
+    assert finding.over_seeds == claims.Interval(25.0, 25.0, 0.0)
 
 
 def test_the_mean_of_pairs_averages_each_querys_differences(claims):
@@ -109,22 +117,22 @@ def test_the_mean_of_pairs_averages_each_querys_differences(claims):
         claims.Pair("a", row((1, 1, 0, 0), (1, 0, 0, 0)), row(NOTHING, NOTHING)),
         claims.Pair("b", row((1, 0, 0, 0), (0, 0, 0, 0)), row((0, 1, 0, 0), (0, 1, 0, 0))),
     ]
-    [found] = claims.find([claims.registered(2, pairs)], "R@20", command="run.sh")
+    [finding] = claims.find([claims.registered(2, pairs)], "R@20", command="run.sh")
     # By query: seed 0 gains 1, 0, 0, 0 and seed 1 gains 0.5, -0.5, 0, 0.
-    assert found.rows == "mean of a, b"
-    assert found.effect == pytest.approx(12.5)
-    assert found.tasks == {"nq": pytest.approx(12.5)}
+    assert finding.rows == "mean of a, b"
+    assert finding.effect == pytest.approx(12.5)
+    assert finding.tasks == {"nq": pytest.approx(12.5)}
     expected = stats.ttest_1samp([25.0, 0.0], 0.0)
     interval = expected.confidence_interval(0.95)
-    assert found.over_seeds.low == pytest.approx(interval.low)
-    assert found.over_seeds.high == pytest.approx(interval.high)
-    assert found.over_seeds.p_value == pytest.approx(expected.pvalue)
-    assert (found.number, found.smallest, found.headline) == (2, 1, True)
+    assert finding.over_seeds.low == pytest.approx(interval.low)
+    assert finding.over_seeds.high == pytest.approx(interval.high)
+    assert finding.over_seeds.p_value == pytest.approx(expected.pvalue)
+    assert (finding.number, finding.smallest, finding.headline) == (2, 1, True)
     # Averaged over pairs and seeds: 0.75, -0.25, 0, 0, of which four are drawn.
     differences = np.array([0.75, -0.25, 0.0, 0.0])
     drawn = np.random.default_rng(3).choice(differences, (100_000, 4)).mean(axis=1)
     expected_ends = 100 * np.quantile(drawn, [0.025, 0.975])
-    ends = [found.over_queries.low, found.over_queries.high]
+    ends = [finding.over_queries.low, finding.over_queries.high]
     assert ends == pytest.approx(expected_ends, abs=1e-9)
 
 
@@ -136,8 +144,8 @@ def test_the_smallest_of_several_effects_counts(claims):
         claims.Pair("on fm2", row((1, 1), task="fm2"), row((0, 0), task="fm2")),
     ]
     claim = claims.registered(11, pairs, claims.Combined.SMALLEST)
-    [found] = claims.find([claim], "R@20", command="run.sh")
-    assert (found.rows, found.effect, found.tasks) == ("on squad", 0.0, {"squad": 0.0})
+    [finding] = claims.find([claim], "R@20", command="run.sh")
+    assert (finding.rows, finding.effect, finding.tasks) == ("on squad", 0.0, {"squad": 0.0})
     [other] = claims.find([dataclasses.replace(claim, pairs=pairs[::2])], "R@20", command="run.sh")
     assert (other.rows, other.effect, other.verdict) == ("on nq", 75.0, "shown")
 
@@ -159,17 +167,17 @@ def random_rows(generator: np.random.Generator) -> list[dict[int, dict[str, Eval
 def test_over_seeds_is_scipys_paired_test_of_the_seeds_means(claims):
     first, second = random_rows(np.random.default_rng(5))
     claim = claims.Claim("a", [claims.Pair("a", first, second)])
-    [found] = claims.find([claim], "R@20", command="run.sh")
+    [finding] = claims.find([claim], "R@20", command="run.sh")
     means = [
         [np.mean([task.values["R@20"].mean() for task in tasks.values()]) for tasks in row.values()]
         for row in (first, second)
     ]
     expected = stats.ttest_rel(*means)
     interval = expected.confidence_interval(0.95)
-    assert found.effect == pytest.approx(100 * np.mean(np.subtract(*means)))
-    assert found.over_seeds.low == pytest.approx(100 * interval.low)
-    assert found.over_seeds.high == pytest.approx(100 * interval.high)
-    assert found.over_seeds.p_value == pytest.approx(expected.pvalue)
+    assert finding.effect == pytest.approx(100 * np.mean(np.subtract(*means)))
+    assert finding.over_seeds.low == pytest.approx(100 * interval.low)
+    assert finding.over_seeds.high == pytest.approx(100 * interval.high)
+    assert finding.over_seeds.p_value == pytest.approx(expected.pvalue)
 
 
 def findings(claims) -> list:

@@ -146,8 +146,8 @@ def test_the_claims_have_effects_with_intervals(ran: tuple[pathlib.Path, list[st
     assert claims["PCGrad over naive"].split(" | ")[4:6] == ["-", "-"]
     assert not any("prompts" in claim for claim in claims)
     findings = json.loads((folder / "out" / "claims.json").read_text())
-    assert {one["measure"] for one in findings} == {"PageRprec", "Rprec"}
-    [headline] = [one for one in findings if one["headline"]]
+    assert {finding["measure"] for finding in findings} == {"PageRprec", "Rprec"}
+    [headline] = [finding for finding in findings if finding["headline"]]
     assert (headline["number"], headline["measure"]) == (8, "PageRprec")
     assert headline["rows"] == "T-SAGE, temperature 0.5, over naive"
     # Zero lies between the ends over two seeds: 5.5 - 12.71 * 0.5 to 5.5 + 12.71 * 0.5.

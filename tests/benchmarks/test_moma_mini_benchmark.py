@@ -53,9 +53,9 @@ def test_the_source_is_taken_out_of_the_encyclopedia(shared, tmp_path):
     assert '"_id": "5"' in (tmp_path / "out/fm2/corpus.jsonl").read_text()
     # Test judgments alone; a share of what answers no test question, and all that does.
     assert [path.name for path in (tmp_path / "out/medquad/qrels").iterdir()] == ["test.tsv"]
-    kept = (tmp_path / "out/medquad/corpus.jsonl").read_text()
-    assert '"d1"' in kept
-    assert 4 <= kept.count("\n") <= 20
+    corpus = (tmp_path / "out/medquad/corpus.jsonl").read_text()
+    assert '"d1"' in corpus
+    assert 4 <= corpus.count("\n") <= 20
     assert "climate_fever: 1 passages" in printed
     asked = (tmp_path / "out/squad-train.jsonl").read_text().count("\n")
     assert 10 <= asked <= 30
@@ -114,7 +114,7 @@ def test_claim_9_is_about_its_four_targets(tmp_path):
         write_hits(directory, "MoMA", {target: 1 if target == "pubmedqa" else 7})
     subprocess.run([sys.executable, FOLDER / "table.py", tmp_path], check=True, capture_output=True)
     findings = json.loads((tmp_path / "claims.json").read_text())
-    effects = {one["number"]: (one["headline"], one["effect"]) for one in findings}
+    effects = {finding["number"]: (finding["headline"], finding["effect"]) for finding in findings}
     # Four targets gain 50 points, the fifth loses 10.
     assert effects == {9: (True, pytest.approx(50.0)), None: (False, pytest.approx(38.0))}
 

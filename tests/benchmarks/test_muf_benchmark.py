@@ -78,17 +78,23 @@ def test_rows_have_their_spread_and_claims_their_intervals(tmp_path: pathlib.Pat
     assert "| A | 0.60 ± 0.14 | - |" in text
     assert "| MUF | 1,000 |" in text
     claims = json.loads((tmp_path / "claims.json").read_text())
-    found = [
-        (one["number"], one["rows"], one["measure"], round(one["effect"], 6), one["headline"])
-        for one in claims
-        if one["measure"] == "R@20"
+    effects = [
+        (
+            claim["number"],
+            claim["rows"],
+            claim["measure"],
+            round(claim["effect"], 6),
+            claim["headline"],
+        )
+        for claim in claims
+        if claim["measure"] == "R@20"
     ]
-    assert found == [
+    assert effects == [
         (5, f"MUF over {unseen}", "R@20", 40.0, True),
         (6, "MUF over Equal weights", "R@20", 10.0, False),
         (None, "MUF over Joint", "R@20", 20.0, False),
     ]
-    assert {one["seeds"] for one in claims} == {2}
+    assert {claim["seeds"] for claim in claims} == {2}
     assert "Oracle" not in text
 
 
@@ -128,7 +134,7 @@ def test_all_of_it_on_a_few_questions(tmp_path: pathlib.Path):
     check_costs_and_figures(tmp_path / "out" / "seed-0")
     assert "| MUF without the domain over Joint without the domain |" in text
     claims = json.loads((tmp_path / "out" / "claims.json").read_text())
-    assert {one["number"] for one in claims} == {5, 6, None}
+    assert {claim["number"] for claim in claims} == {5, 6, None}
     # A film is the page of its passages: none is in two splits.
     films = {
         split: {

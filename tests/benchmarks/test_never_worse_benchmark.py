@@ -33,16 +33,16 @@ def kilt_mini(tmp_path: pathlib.Path) -> pathlib.Path:
 def written(never_worse: Any, folder: pathlib.Path, data: Any, size: int | None) -> dict[str, set]:
     counts = never_worse.write_cell(data, folder, size=size, passages=24)
     assert detect(folder).passages == (str(folder / "corpus.jsonl"),)
-    found = {
+    ids_by_part = {
         name: {line.split("\t")[0] for line in path.read_text().splitlines()[1:]}
         for name in ("train", "test")
         for path in [folder / "qrels" / f"{name}.tsv"]
     }
     corpus = [json.loads(line) for line in (folder / "corpus.jsonl").read_text().splitlines()]
-    found["passages"] = {one["_id"] for one in corpus}
-    assert {name: len(ids) for name, ids in found.items()} == counts
+    ids_by_part["passages"] = {passage["_id"] for passage in corpus}
+    assert {name: len(ids) for name, ids in ids_by_part.items()} == counts
     assert {"_id": "7", "title": "title 7", "text": 'text "7"'} in corpus
-    return found
+    return ids_by_part
 
 
 def test_cells_of_a_set_share_passages_and_smaller_draws_are_parts(

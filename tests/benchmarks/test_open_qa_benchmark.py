@@ -29,11 +29,11 @@ def test_questions_are_split_by_a_hash_of_their_passage(tmp_path):
     written = load_script("open_qa/split_questions.py").split_file(
         path, tmp_path / "out", one_in=16
     )
-    found = {split: file.read_text().splitlines() for split, file in written.items()}
-    assert found["validation"] == [
+    questions = {split: file.read_text().splitlines() for split, file in written.items()}
+    assert questions["validation"] == [
         line for number, line in enumerate(lines) if number // 5 in VALIDATION
     ]
-    assert sorted(found["train"] + found["validation"]) == sorted(lines)
+    assert sorted(questions["train"] + questions["validation"]) == sorted(lines)
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +54,14 @@ def test_routing_cases_are_measured_and_kept(store, tmp_path):
     ]
     script.main(command)
     result = tmp_path / case.name / "result.json"
-    found = json.loads(result.read_text())
-    assert found["blocks"] == 1
-    for shares in (*found["query_shares"], *found["passage_shares"]):
+    report = json.loads(result.read_text())
+    assert report["blocks"] == 1
+    for shares in (*report["query_shares"], *report["passage_shares"]):
         assert sum(shares) == pytest.approx(1.0, abs=2e-3)
-    assert 0 <= found["mutual_information"][0] <= 0.694
-    result.write_text(json.dumps(found | {"validation_mrr": 0.5}))
+    assert 0 <= report["mutual_information"][0] <= 0.694
+    result.write_text(json.dumps(report | {"validation_mrr": 0.5}))
     # The untrained model's statistics are those of the weights that training began with.
-    assert found["initial_logit_spread"] != found["logit_spread"]
+    assert report["initial_logit_spread"] != report["logit_spread"]
     script.main(command)
     table = (tmp_path / "table.md").read_text()
     assert "| mean | information_up | 0.1 | 1 |" in table
@@ -85,17 +85,17 @@ def test_a_block_that_uses_one_expert_counts_as_collapsed():
     validation = {"mrr": 0.25}
     # Queries 98:2 and passages 94:6 average to 96% for expert 0.
     roles = {script.Role.QUERY: side(98, 2), script.Role.PASSAGE: side(188, 12)}
-    found = script.report(case, roles, validation, initial=roles)
-    assert found["largest_share"] == [0.96]
+    report = script.report(case, roles, validation, initial=roles)
+    assert report["largest_share"] == [0.96]
     # (286 - 14) / 300, doubled for the difference of two logits; a mean square of 4.
-    assert found["logit_offset"] == found["initial_logit_offset"] == [1.8133]
-    assert found["logit_spread"] == pytest.approx([2 * np.sqrt(4 - (272 / 300) ** 2)], abs=1e-4)
-    assert found["collapsed_blocks"] == 1
+    assert report["logit_offset"] == report["initial_logit_offset"] == [1.8133]
+    assert report["logit_spread"] == pytest.approx([2 * np.sqrt(4 - (272 / 300) ** 2)], abs=1e-4)
+    assert report["collapsed_blocks"] == 1
     # One expert a role: the largest share is a half, and the expert tells the role: ln 2.
     roles = {script.Role.QUERY: side(100, 0), script.Role.PASSAGE: side(0, 7)}
-    found = script.report(case, roles, validation, initial=roles)
-    assert found["collapsed_blocks"] == 0
-    assert found["mutual_information"] == [0.693]
+    report = script.report(case, roles, validation, initial=roles)
+    assert report["collapsed_blocks"] == 0
+    assert report["mutual_information"] == [0.693]
 
 
 def test_role_information_by_hand():

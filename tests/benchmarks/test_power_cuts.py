@@ -47,8 +47,8 @@ def test_a_rename_without_fsync_is_noticed(power_cuts, tmp_path, how, expected):
     notes = power_cuts.recorded(command, tmp_path / "folder", tmp_path / "notes")
     kinds = [kind for kind, _, _ in notes]
     assert kinds == ["file", *(["sync"] if how == "synced" else []), "rename", "sync"]
-    found = power_cuts.outcomes(notes, tmp_path / "folder", tmp_path / "before", content)
-    assert {name: set(words) for name, words in found.items()} == {
+    outcomes = power_cuts.outcomes(notes, tmp_path / "folder", tmp_path / "before", content)
+    assert {name: set(words) for name, words in outcomes.items()} == {
         "synced names": expected,
         "all names": expected,
     }

@@ -55,7 +55,7 @@ def table():
 def test_kinds_of_instructions(table):
     kinds = table.kinds_of(PROGRAM)
     assert "while.1" not in kinds
-    wanted = {
+    expected = {
         "erf_fusion": table.Kind.GELU,
         "moves_fusion": table.Kind.COPIES,
         "product_fusion": table.Kind.PRODUCTS,
@@ -68,7 +68,7 @@ def test_kinds_of_instructions(table):
         "reduce.1": table.Kind.REDUCTIONS,
         "add.1": table.Kind.ELEMENTWISE,
     }
-    assert {name: kinds[name] for name in wanted} == wanted
+    assert {name: kinds[name] for name in expected} == expected
 
 
 # In a process of its own: beside the TPU compiler, which other tests load, a trace has no events of

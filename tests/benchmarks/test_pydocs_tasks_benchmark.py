@@ -60,7 +60,11 @@ def names(calls: list[str]) -> list[tuple[str, str]]:
 
 def headline(folder: pathlib.Path, part: str, number: int, measure: str) -> dict:
     findings = json.loads((folder / "out" / part / "claims.json").read_text())
-    [line] = [one for one in findings if one["number"] == number and one["measure"] == measure]
+    [line] = [
+        finding
+        for finding in findings
+        if finding["number"] == number and finding["measure"] == measure
+    ]
     return line
 
 

@@ -118,19 +118,19 @@ def test_both_sides_encode_the_same(printed, compiled):
 def test_a_step_of_all_members(printed):
     flags = "--members 3 --dim 8 --hidden 4 --batch 4 --passages 50 --repeats 2"
     _, lines = printed("ensemble_step.py", flags)
-    found = dict(zip(figures(lines), lines, strict=True))
-    assert set(found) == {"one", "members", "batches", "torch"}
-    assert found["members"]["ratio_to_one"] > 0
-    assert found["batches"]["ratio_to_members"] > 0
-    assert found["torch"]["ratio_to_members"] > 0
+    by_figure = dict(zip(figures(lines), lines, strict=True))
+    assert set(by_figure) == {"one", "members", "batches", "torch"}
+    assert by_figure["members"]["ratio_to_one"] > 0
+    assert by_figure["batches"]["ratio_to_members"] > 0
+    assert by_figure["torch"]["ratio_to_members"] > 0
 
 
 def test_what_confidence_adds(printed):
     flags = "--dim 32 --layers 1 --queries 8 --passages 200 --k 20 --members 3 --hidden 8"
     _, lines = printed("confidence.py", flags + " --vocab_size 50 --repeats 2")
-    found = dict(zip(figures(lines), lines, strict=True))
-    assert set(found) == {"encode", "search", "confidence"}
-    assert found["confidence"]["share_of_the_others"] > 0
+    by_figure = dict(zip(figures(lines), lines, strict=True))
+    assert set(by_figure) == {"encode", "search", "confidence"}
+    assert by_figure["confidence"]["share_of_the_others"] > 0
 
 
 @pytest.mark.release

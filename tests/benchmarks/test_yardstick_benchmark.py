@@ -102,10 +102,10 @@ def test_claim_11_is_about_the_worst_task(tmp_path: pathlib.Path):
         write_hits(comparison, system, hits, measures=["R@20"])
     run(tmp_path)
     findings = json.loads((tmp_path / "out" / "claims.json").read_text())
-    [worst] = [one for one in findings if one["headline"]]
+    [worst] = [finding for finding in findings if finding["headline"]]
     assert (worst["number"], worst["rows"]) == (11, "TASER over BM25, selqa")
     assert (worst["effect"], worst["tasks"]) == (pytest.approx(10.0), {"selqa": worst["effect"]})
-    [other] = [one for one in findings if not one["headline"]]
+    [other] = [finding for finding in findings if not finding["headline"]]
     assert (other["text"], other["effect"]) == ("TASER over BM25", pytest.approx(190 / 7))
     assert (
         "| 11. One fine-tuned retriever reaches BM25 on every task | +10.0 |"

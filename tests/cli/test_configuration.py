@@ -154,7 +154,7 @@ def test_bare_strings(written, value):
 
 
 @pytest.mark.parametrize(
-    ("binding", "found", "fix"),
+    ("binding", "message", "fix"),
     [
         ("DISSH=pie", "macro DISSH is set, but nothing refers to it", "did you mean DISH?"),
         ("cook.dishh=pie", "cook has no parameter 'dishh'", "did you mean dish?"),
@@ -167,26 +167,26 @@ def test_bare_strings(written, value):
         ("spicy/SauceConfig.amount=2", "`cook` never uses spicy/SauceConfig.amount", "fix:"),
     ],
 )
-def test_wrong_names_on_the_command_line(resolve, binding, found, fix):
+def test_wrong_names_on_the_command_line(resolve, binding, message, fix):
     with pytest.raises(ConfigError) as error:
         resolve(BASE, "DISH=soup", binding)
-    assert found in str(error.value)
+    assert message in str(error.value)
     assert fix in str(error.value)
     assert binding.split("=")[0] in str(error.value) or "%" in binding
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "message"),
     [
         ("SauceConfg.amount = 1", "unknown name 'SauceConfg'"),
         ("cook.note = 'unclosed", "base.gin"),
         ("UNUSED = 1", "macro UNUSED is set, but nothing refers to it"),
     ],
 )
-def test_wrong_lines_in_files(resolve, line, found):
+def test_wrong_lines_in_files(resolve, line, message):
     with pytest.raises(ConfigError) as error:
         resolve(f"{BASE}{line}\n", "DISH=soup")
-    assert found in str(error.value)
+    assert message in str(error.value)
     assert "fix:" in str(error.value)
 
 

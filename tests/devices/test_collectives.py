@@ -89,8 +89,8 @@ def test_pieces_under_one_channel_are_one_collective_of_each_kind_and_size():
         f"%g.{channel} = {call}(%p), channel_id={channel}, replica_groups=[1,4]<=[4]"
         for call, channel in zip(calls, (7, 7, 8, 7, 7), strict=True)
     ]
-    found = read_collectives(entry(*lines), num_devices=4)
-    assert [(each.kind, each.num_bytes) for each in found] == [
+    collectives = read_collectives(entry(*lines), num_devices=4)
+    assert [(each.kind, each.num_bytes) for each in collectives] == [
         *(("all-gather", 32), ("all-gather", 32), ("all-reduce", 32), ("all-gather", 64))
     ]
 
@@ -99,8 +99,8 @@ REDUCE = "%r = f32[8]{0} all-reduce(%p), channel_id=1, replica_groups=[1,4]<=[4]
 
 
 def loop(body: str, rounds: int) -> str:
-    known = f'backend_config={{"known_trip_count":{{"n":"{rounds}"}}}}'
-    return f"%w.{body} = f32[8]{{0}} while(%p), condition=%c, body=%{body}, {known}"
+    trip_count = f'backend_config={{"known_trip_count":{{"n":"{rounds}"}}}}'
+    return f"%w.{body} = f32[8]{{0}} while(%p), condition=%c, body=%{body}, {trip_count}"
 
 
 NESTED = [
@@ -149,8 +149,8 @@ ENTRY %main (p: f32[8]) -> f32[8] {
     ],
 )
 def test_loops_and_calls_multiply(text, times):
-    (found,) = read_collectives(text, num_devices=4)
-    assert found.times == times
+    (collective,) = read_collectives(text, num_devices=4)
+    assert collective.times == times
 
 
 @pytest.mark.parametrize(

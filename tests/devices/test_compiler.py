@@ -19,14 +19,14 @@ def test_a_product_split_over_four_chips():
     split = PartitionSpec(None, "data")
     left, right = array(mesh, (512, 1024), split), array(mesh, (1024, 256), PartitionSpec("data"))
     step = jax.jit(jnp.matmul, out_shardings=NamedSharding(mesh, PartitionSpec()))
-    found = compile_step(step, left, right, mesh=mesh)
+    compiled = compile_step(step, left, right, mesh=mesh)
     # A quarter of 512·1024 and of 1024·256 numbers of two bytes; a result of 512·256.
-    assert found.memory.arguments == (512 * 1024 + 1024 * 256) // 4 * 2
-    assert found.memory.outputs == 512 * 256 * 2
-    assert sum(product.flops for product in found.products) == 2 * 512 * 1024 * 256
-    assert found.compiler_flops == pytest.approx(2 * 512 * 1024 * 256 / 4, rel=0.1)
+    assert compiled.memory.arguments == (512 * 1024 + 1024 * 256) // 4 * 2
+    assert compiled.memory.outputs == 512 * 256 * 2
+    assert sum(product.flops for product in compiled.products) == 2 * 512 * 1024 * 256
+    assert compiled.compiler_flops == pytest.approx(2 * 512 * 1024 * 256 / 4, rel=0.1)
     # Partial sums are added over the four, all-reduced or scattered and gathered.
-    sent = sum(each.link_bytes for each in found.collectives)
+    sent = sum(each.link_bytes for each in compiled.collectives)
     assert sent == pytest.approx(2 * 3 / 4 * 512 * 256 * 2, rel=0.01) or sent == pytest.approx(
         2 * 3 / 4 * 512 * 256 * 4, rel=0.01
     )
@@ -78,8 +78,8 @@ def test_a_collective_in_a_loop_counts_in_each_round():
         return jax.lax.scan(add, jnp.zeros_like(kernel), chunks)[0]
 
     step = jax.jit(step, out_shardings=NamedSharding(mesh, PartitionSpec()))
-    found = compile_step(step, kernel, chunks, mesh=mesh).collectives
-    assert sum(each.num_bytes * each.times for each in found) == 6 * 256 * 512 * 4
+    collectives = compile_step(step, kernel, chunks, mesh=mesh).collectives
+    assert sum(each.num_bytes * each.times for each in collectives) == 6 * 256 * 512 * 4
 
 
 def test_two_slices_add_up_gradients_over_the_network():
@@ -148,8 +148,8 @@ def test_dtype_precision_and_passes():
         small = jnp.matmul(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16))
         return small, jnp.matmul(a, b, precision="highest"), jnp.matmul(a, b)
 
-    found = matrix_products(jax.make_jaxpr(both)(A, B))
-    assert [(each.dtype, each.precision, each.passes) for each in found] == [
+    products = matrix_products(jax.make_jaxpr(both)(A, B))
+    assert [(each.dtype, each.precision, each.passes) for each in products] == [
         ("bfloat16", "DEFAULT", 1),
         ("float32", "HIGHEST", 6),
         ("float32", "DEFAULT", 1),

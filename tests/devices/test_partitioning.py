@@ -134,13 +134,13 @@ class Chip:
 
 def pod(width=4, length=4, slices=1):
     """Slices of v5e; a host has a square of two by two chips, as real ones have."""
-    found = []
+    chips = []
     for slice_index in range(slices):
         for x in range(width):
             for y in range(length):
                 host = (slice_index * (width // 2) + x // 2) * (length // 2) + y // 2
-                found.append(Chip(len(found), host, (x, y, 0), slice_index))
-    return found
+                chips.append(Chip(len(chips), host, (x, y, 0), slice_index))
+    return chips
 
 
 def chips_partitioner(config, devices):

@@ -33,12 +33,12 @@ from taser_jax.storage.errors import ConfigError
     ],
 )
 def test_devices_are_chips(name, num_devices, num_hosts):
-    found = open_topology(name)
-    assert len(found.devices) == num_devices
-    assert len({device.process_index for device in found.devices}) == num_hosts
-    assert found.chip.device_kind == found.devices[0].device_kind
+    topology = open_topology(name)
+    assert len(topology.devices) == num_devices
+    assert len({device.process_index for device in topology.devices}) == num_hosts
+    assert topology.chip.device_kind == topology.devices[0].device_kind
     # A mesh of any kind can be laid over them, v4's too, and every host has a share.
-    partitioner = Partitioner(make_mesh(MeshConfig(), devices=found.devices))
+    partitioner = Partitioner(make_mesh(MeshConfig(), devices=topology.devices))
     shares = {part for host in range(num_hosts) for part in partitioner.share_of(host).parts}
     assert shares == set(range(num_devices))
 
@@ -132,11 +132,11 @@ def estimate(*, flops=0.0, num_bytes=0.0, sent=0.0):
 
 def test_each_resource_at_its_peak():
     # Four links of 50 GB/s.
-    found = estimate(**MILLISECOND, sent=200e6)
-    assert (found.compute, found.hbm, found.ici) == pytest.approx((1e-3, 1e-3, 1e-3))
-    assert found.step_seconds == pytest.approx(1e-3)
-    assert found.sequential_seconds == pytest.approx(3e-3)
-    assert found.mfu == pytest.approx(0.5)
+    times = estimate(**MILLISECOND, sent=200e6)
+    assert (times.compute, times.hbm, times.ici) == pytest.approx((1e-3, 1e-3, 1e-3))
+    assert times.step_seconds == pytest.approx(1e-3)
+    assert times.sequential_seconds == pytest.approx(3e-3)
+    assert times.mfu == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -144,16 +144,16 @@ def test_each_resource_at_its_peak():
     [({"flops": 394e9}, "compute"), ({"num_bytes": 1638e6}, "HBM"), ({"sent": 500e6}, "ICI")],
 )
 def test_the_longest_decides(more, bound):
-    found = estimate(**(MILLISECOND | more))
-    assert found.bound == bound
-    assert found.step_seconds == max(found.compute, found.hbm, found.ici)
+    times = estimate(**(MILLISECOND | more))
+    assert times.bound == bound
+    assert times.step_seconds == max(times.compute, times.hbm, times.ici)
 
 
 @pytest.mark.parametrize(("group_size", "seconds"), [(256, 0.5e-3), (16, 2e-3)])
 def test_a_group_smaller_than_the_slice_has_one_link(group_size, seconds):
     each = Collective("collective-permute", 10**8, group_size, 1, "")
-    found = roofline(V5E, flops=1.0, model_flops=1.0, num_bytes=1.0, collectives=[each])
-    assert found.ici == pytest.approx(seconds)
+    times = roofline(V5E, flops=1.0, model_flops=1.0, num_bytes=1.0, collectives=[each])
+    assert times.ici == pytest.approx(seconds)
 
 
 def test_slices_share_the_networks_bandwidth_of_their_hosts():

@@ -110,23 +110,23 @@ def folder(tmp_path_factory) -> pathlib.Path:
 
 
 def test_losses_and_validation_are_equal(folder):
-    one = tiny_command.metrics_by_step(folder / "model_1")
+    single = tiny_command.metrics_by_step(folder / "model_1")
     two = tiny_command.metrics_by_step(folder / "model_2")
-    assert list(one) == list(two) == list(range(1, STEPS + 1))
+    assert list(single) == list(two) == list(range(1, STEPS + 1))
     # What is compared is no standstill.
-    assert len({values["train/loss"] for values in one.values()}) == STEPS
+    assert len({values["train/loss"] for values in single.values()}) == STEPS
     assert "validation/mrr" in two[3]
-    for step, metrics in one.items():
+    for step, metrics in single.items():
         assert metrics.keys() == two[step].keys()
         for name, value in metrics.items():
             np.testing.assert_allclose(two[step][name], value, rtol=2e-4, err_msg=f"{name} {step}")
 
 
 def test_parameters_and_moments_are_equal(folder):
-    one = tiny_command.final_state(folder / "model_1", STEPS)
+    single = tiny_command.final_state(folder / "model_1", STEPS)
     two = tiny_command.final_state(folder / "model_2", STEPS)
-    assert one.keys() == two.keys()
-    for name, value in one.items():
+    assert single.keys() == two.keys()
+    for name, value in single.items():
         np.testing.assert_allclose(two[name], value, rtol=1e-3, atol=2e-5, err_msg=name)
 
 
@@ -191,14 +191,14 @@ def test_an_error_in_one_hosts_configuration_stops_both(folder):
 def test_sigterm_to_one_host_makes_both_save_the_same_step(folder):
     (first_status, first), (second_status, second) = command(folder, "preempted")
     assert first_status == second_status == 75
-    found = [
+    matches = [
         re.search(r"preempted on host (\d): saved after step (\d+)", each)
         for each in (first, second)
     ]
-    assert [match[1] for match in found] == ["0", "1"]
-    assert found[0][2] == found[1][2]
-    saved = tiny_command.final_state(folder / "preempted", int(found[0][2]))
-    assert int(saved["step"]) == int(found[0][2]) > 2
+    assert [match[1] for match in matches] == ["0", "1"]
+    assert matches[0][2] == matches[1][2]
+    saved = tiny_command.final_state(folder / "preempted", int(matches[0][2]))
+    assert int(saved["step"]) == int(matches[0][2]) > 2
 
 
 def test_a_failure_on_the_first_host_stops_the_others(folder):
@@ -229,15 +229,15 @@ def test_a_host_or_a_coordinator_that_does_not_answer(folder, process_id):
         "JAX_PROCESS_ID": str(process_id),
     }
     command = ["train", "--multihost", "--coordinator_timeout=1"]
-    found = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "taser_jax.cli.main", *command],
         env=environment(folder) | where,
         capture_output=True,
         text=True,
         timeout=100,
     )
-    assert found.returncode == 2, found.stderr
+    assert completed.returncode == 2, completed.stderr
     # On a busy machine the coordinator's own thread may say first that it stops.
-    assert "error: --multihost: the coordinator at localhost:" in found.stderr
-    assert "did not answer, or not all hosts came, within 1 s" in found.stderr
-    assert "--coordinator_timeout" in found.stderr
+    assert "error: --multihost: the coordinator at localhost:" in completed.stderr
+    assert "did not answer, or not all hosts came, within 1 s" in completed.stderr
+    assert "--coordinator_timeout" in completed.stderr

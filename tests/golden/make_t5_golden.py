@@ -51,12 +51,12 @@ def outputs(model, ids, mask):
     import torch
 
     with torch.no_grad():
-        found = model(
+        states = model(
             input_ids=torch.tensor(ids, dtype=torch.long),
             attention_mask=torch.tensor(mask, dtype=torch.long),
             decoder_input_ids=torch.zeros((len(ids), 1), dtype=torch.long),
         )
-    return found.encoder_last_hidden_state.numpy(), found.last_hidden_state[:, 0].numpy()
+    return states.encoder_last_hidden_state.numpy(), states.last_hidden_state[:, 0].numpy()
 
 
 def main():

@@ -49,8 +49,8 @@ def test_embedding_and_attention_are_the_oracles():
     embeddings, attention = run(model, params, texts)
     for row, present in enumerate(texts.present):
         query = real(texts.query, row)
-        found = [real(texts.documents, row, k) for k in np.flatnonzero(present)]
-        output, totals = t5_oracle.fused(params["encoder"], query, found, **SIZES)
+        documents = [real(texts.documents, row, k) for k in np.flatnonzero(present)]
+        output, totals = t5_oracle.fused(params["encoder"], query, documents, **SIZES)
         np.testing.assert_allclose(embeddings[row], output, rtol=2e-4, atol=2e-5)
         np.testing.assert_allclose(attention[row, : len(totals)], totals, rtol=2e-4, atol=2e-5)
         # Two layers of two heads; an absent document has none of it.

@@ -151,10 +151,10 @@ def in_bfloat16(name, **dtype):
 def test_bfloat16_activations_keep_float32_parameters_and_outputs(name):
     exact, model = in_bfloat16(name), in_bfloat16(name, dtype="bfloat16")
     params = random_params(model)
-    found = encode(model, params, tiny_tokens(), Role.QUERY)
-    assert {leaf.dtype for leaf in jax.tree.leaves((params, found))} == {jnp.dtype("f4")}
+    encoded = encode(model, params, tiny_tokens(), Role.QUERY)
+    assert {leaf.dtype for leaf in jax.tree.leaves((params, encoded))} == {jnp.dtype("f4")}
     expected = encode(exact, params, tiny_tokens(), Role.QUERY)
-    difference = np.abs(np.asarray(found.embeddings - expected.embeddings))
+    difference = np.abs(np.asarray(encoded.embeddings - expected.embeddings))
     assert 1e-5 < difference.max() < 0.15
 
 
@@ -209,8 +209,8 @@ def test_normalised_embeddings_have_the_direction_of_plain_ones_and_length_one(p
     params, tokens = random_params(plain), tiny_tokens()
     expected = np.asarray(encode(plain, params, tokens, Role.QUERY).embeddings, np.float64)
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-    found = encode(unit, params, tokens, Role.QUERY).embeddings
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    embeddings = encode(unit, params, tokens, Role.QUERY).embeddings
+    np.testing.assert_allclose(embeddings, expected, atol=1e-6)
 
 
 def test_normalising_zeros_keeps_values_and_gradients_finite():
@@ -235,9 +235,9 @@ def test_copies_of_one_tower_embed_as_the_tied_model_does(experts):
     copies = dict.fromkeys(TOWERS, encoder)
     for role in Role:
         for task in ("nq", "fever"):
-            found = encode(model, copies, tiny_tokens(), role, task=task)
+            encoded = encode(model, copies, tiny_tokens(), role, task=task)
             expected = encode(tied, {"encoder": encoder}, tiny_tokens(), role)
-            jax.tree.map(np.testing.assert_array_equal, found, expected)
+            jax.tree.map(np.testing.assert_array_equal, encoded, expected)
 
 
 def test_a_tasks_queries_train_their_own_tower_and_passages_one():
@@ -245,8 +245,8 @@ def test_a_tasks_queries_train_their_own_tower_and_passages_one():
     params = random_params(model)
 
     def trained(role, task):
-        found = gradients(model, params, tiny_tokens(), role, task)
-        return {n for n, tree in found.items() if any(x.any() for x in jax.tree.leaves(tree))}
+        by_tower = gradients(model, params, tiny_tokens(), role, task)
+        return {n for n, tree in by_tower.items() if any(x.any() for x in jax.tree.leaves(tree))}
 
     assert trained(Role.QUERY, "nq") == {"query_encoder_nq"}
     assert trained(Role.QUERY, "fever") == {"query_encoder_fever"}

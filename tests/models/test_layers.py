@@ -35,9 +35,9 @@ def test_products_and_their_gradients_are_those_of_float64(dtype):
     def loss(x, kernel):
         return (rows_product(x, kernel) * weight).astype(jnp.float32).sum()
 
-    found = [rows_product(x, kernel), *jax.grad(loss, (0, 1))(x, kernel)]
-    assert [one.dtype for one in found] == [dtype, dtype, jnp.float32]
-    wide_x, wide_weight = (np.asarray(one, np.float64) for one in (x, weight))
+    actual = [rows_product(x, kernel), *jax.grad(loss, (0, 1))(x, kernel)]
+    assert [array.dtype for array in actual] == [dtype, dtype, jnp.float32]
+    wide_x, wide_weight = (np.asarray(array, np.float64) for array in (x, weight))
     wide_kernel = np.asarray(kernel.astype(dtype), np.float64)
     expected = [
         wide_x @ wide_kernel,
@@ -45,8 +45,8 @@ def test_products_and_their_gradients_are_those_of_float64(dtype):
         np.einsum("abi,abo->io", wide_x, wide_weight),
     ]
     limit = LARGEST_ROUNDING if dtype == "bfloat16" else 1e-5
-    for one, value in zip(found, expected, strict=True):
-        np.testing.assert_allclose(np.asarray(one, np.float64), value, rtol=limit, atol=limit)
+    for array, value in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(array, np.float64), value, rtol=limit, atol=limit)
 
 
 @functools.partial(jax.grad, argnums=(0, 1))
@@ -76,5 +76,5 @@ def test_a_sharded_product_equals_the_unsharded_one():
         results = rows_product(x, kernel), gradients(x, kernel)
         return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), results)
 
-    found = both(put(x, "data"), put(kernel, None, "fsdp"))
-    assert_close(found, both(x, kernel), rtol=LARGEST_ROUNDING)
+    sharded = both(put(x, "data"), put(kernel, None, "fsdp"))
+    assert_close(sharded, both(x, kernel), rtol=LARGEST_ROUNDING)

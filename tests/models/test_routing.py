@@ -66,10 +66,10 @@ def test_gates_are_one_hot_with_the_softmax_gradient(gradient):
     # d(w·y)/dlogits = y ∘ (w − w·y) / τ in float64; entries not chosen lose their w.
     z = logits.astype(np.float64) / temperature
     soft = np.exp(z) / np.exp(z).sum(-1, keepdims=True)
-    kept = weight * chosen if gradient is GateGradient.CHOSEN_EXPERT else weight
-    expected = soft * (kept - (kept * soft).sum(-1, keepdims=True)) / temperature
-    found = jax.grad(lambda x: (gates(x) * weight).sum())(jnp.asarray(logits))
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    upstream = weight * chosen if gradient is GateGradient.CHOSEN_EXPERT else weight
+    expected = soft * (upstream - (upstream * soft).sum(-1, keepdims=True)) / temperature
+    actual = jax.grad(lambda x: (gates(x) * weight).sum())(jnp.asarray(logits))
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
 def test_noise_draws_experts_by_their_probability():

@@ -170,9 +170,9 @@ def test_kernels_are_gathered_and_activations_are_not_exchanged(config):
     kernels = [jax.device_put(kernel, rows) for kernel in KERNELS]
     with jax.set_mesh(mesh):
         compiled = jax.jit(blocks).lower(hidden, kernels).compile()
-        found = compiled(hidden, kernels)
-    assert found.sharding.is_equivalent_to(Partitioner(mesh).batch_sharding, 3)
-    np.testing.assert_allclose(found, blocks(jnp.asarray(INPUTS), KERNELS), rtol=1e-5, atol=1e-6)
+        outputs = compiled(hidden, kernels)
+    assert outputs.sharding.is_equivalent_to(Partitioner(mesh).batch_sharding, 3)
+    np.testing.assert_allclose(outputs, blocks(jnp.asarray(INPUTS), KERNELS), rtol=1e-5, atol=1e-6)
     collectives = read_collectives(compiled.as_text(), num_devices=8)
     assert {each.kind for each in collectives} == {"all-gather"}
     assert max(each.num_bytes for each in collectives) <= KERNELS[0].nbytes

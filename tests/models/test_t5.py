@@ -53,8 +53,8 @@ def test_parameter_counts_of_published_models(t5, expected):
 
 def test_buckets_by_hand():
     distance = np.array([0, -1, -7, -8, -16, -128, -(10**6), 1, 8, 128])
-    found = relative_position_bucket(distance, num_buckets=32, max_distance=128)
-    assert found.tolist() == [0, 1, 7, 8, 10, 15, 15, 17, 24, 31]
+    buckets = relative_position_bucket(distance, num_buckets=32, max_distance=128)
+    assert buckets.tolist() == [0, 1, 7, 8, 10, 15, 15, 17, 24, 31]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,8 +108,8 @@ def test_dropout_acts_in_training_only_and_differs_by_key():
     np.testing.assert_array_equal(first, again)
     assert np.abs(first - plain).max() > 0.1
     assert np.abs(first - other).max() > 0.1
-    kept = tiny_t5_model(t5=one_block(dropout_rate=0.0))
-    undropped = embeddings(kept, params, train=True)
+    without_dropout = tiny_t5_model(t5=one_block(dropout_rate=0.0))
+    undropped = embeddings(without_dropout, params, train=True)
     np.testing.assert_allclose(undropped, plain, atol=1e-6)
 
 
@@ -163,8 +163,8 @@ def test_projection_and_norm_by_hand():
     mean = np.asarray(encode(plain, without, tiny_tokens(), Role.QUERY).embeddings)
     projected = mean @ np.asarray(params["encoder"]["projection_layer"]["kernel"])
     expected = projected / np.linalg.norm(projected, axis=1, keepdims=True)
-    found = encode(model, params, tiny_tokens(), Role.QUERY).embeddings
-    np.testing.assert_allclose(found, expected, atol=2e-6)
+    actual = encode(model, params, tiny_tokens(), Role.QUERY).embeddings
+    np.testing.assert_allclose(actual, expected, atol=2e-6)
 
 
 def test_sharded_equals_unsharded():
@@ -185,7 +185,7 @@ def test_sharded_equals_unsharded():
     partitioner = Partitioner(make_mesh(mesh))
     shardings = partitioner.param_shardings(logical_axes(model), abstract_params(model))
     placed = jax.device_put(params, shardings)
-    found = step(placed, partitioner.put_batch(queries), partitioner.put_batch(passages))
+    sharded = step(placed, partitioner.put_batch(queries), partitioner.put_batch(passages))
     kernel = placed["encoder"]["decoder"]["layers_0"]["mlp"]["wi"]["kernel"]
     assert kernel.addressable_shards[0].data.size * 4 == kernel.size
-    assert_close(found, expected, atol=3e-5)
+    assert_close(sharded, expected, atol=3e-5)

@@ -240,13 +240,13 @@ def test_neither_devices_nor_the_order_of_tasks_change_anything(combiner):
     problem, order = conflicting(3, tasks=len(tasks)), [1, 2, 0][-len(tasks) :]
     order = [1, 0] if len(tasks) == 2 else order
     config = MultitaskConfig(combiner)
-    one, other = (
+    in_order, reordered = (
         build_combiner(config, tasks=names, total_steps=20, trainable=TRAINABLE)
         for names in (tasks, [tasks[place] for place in order])
     )
-    whole, _ = run(one, PARAMS, problem)
-    sharded, _ = run(one, *on_eight_devices(PARAMS, problem))
-    moved, _ = run(other, PARAMS, permuted(problem, order))
+    whole, _ = run(in_order, PARAMS, problem)
+    sharded, _ = run(in_order, *on_eight_devices(PARAMS, problem))
+    moved, _ = run(reordered, PARAMS, permuted(problem, order))
     for expected, *others in zip(whole, sharded, moved, strict=True):
         for combined in others:
             np.testing.assert_allclose(flatten(combined), flatten(expected), rtol=1e-5, atol=1e-6)

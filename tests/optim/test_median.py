@@ -20,12 +20,12 @@ INF = 0x7F800000
 def sorted_median(values, *, nonzero=False):
     """By a sort of bit patterns in NumPy, which flushes no denormals. [tasks]."""
     flat = np.concatenate([np.asarray(v).reshape(len(v), -1) for v in values], axis=1)
-    found = []
+    medians = []
     for row in flat.astype(np.float32):
         bits = np.sort(np.abs(row).view(np.int32))
         bits = bits[bits > 0] if nonzero else bits
-        found.append(bits[(len(bits) - 1) // 2] if len(bits) else 0)
-    return np.array(found, np.int32)
+        medians.append(bits[(len(bits) - 1) // 2] if len(bits) else 0)
+    return np.array(medians, np.int32)
 
 
 def split(rows):
@@ -85,19 +85,19 @@ def test_it_equals_a_sort_whatever_the_distribution(guess):
         "right": expected,
         "wrong": rng.integers(0, INF + 1, len(NAMES)).astype(np.int32),
     }[guess]
-    found = median(values, start)
-    np.testing.assert_array_equal(found.bits, expected, err_msg=str(NAMES))
-    np.testing.assert_array_equal(np.asarray(found.value).view(np.int32), expected)
-    assert int(found.passes) <= 15
+    medians = median(values, start)
+    np.testing.assert_array_equal(medians.bits, expected, err_msg=str(NAMES))
+    np.testing.assert_array_equal(np.asarray(medians.value).view(np.int32), expected)
+    assert int(medians.passes) <= 15
 
 
 def test_products_are_those_of_float32():
     rng = np.random.default_rng(1)
     values = split(rng.normal(size=(4, TOTAL)).astype(np.float32))
     factors = [v[0] for v in split(rng.normal(size=(1, TOTAL)).astype(np.float32))]
-    found = median_of_products(values, factors, np.zeros(4, np.int32))
+    medians = median_of_products(values, factors, np.zeros(4, np.int32))
     expected = sorted_median([v * f for v, f in zip(values, factors, strict=True)])
-    np.testing.assert_array_equal(found.bits, expected)
+    np.testing.assert_array_equal(medians.bits, expected)
 
 
 def test_nonzero_ignores_zeros_and_a_task_of_zeros_has_median_zero():
@@ -106,9 +106,9 @@ def test_nonzero_ignores_zeros_and_a_task_of_zeros_has_median_zero():
     rows[rng.random(rows.shape) < 0.7] = 0
     rows[2] = 0
     values = split(rows)
-    found = jax.jit(lambda v: lower_median(v, over=MedianOver.NONZERO))(values)
-    np.testing.assert_array_equal(found.bits, sorted_median(values, nonzero=True))
-    assert float(found.value[2]) == 0
+    medians = jax.jit(lambda v: lower_median(v, over=MedianOver.NONZERO))(values)
+    np.testing.assert_array_equal(medians.bits, sorted_median(values, nonzero=True))
+    assert float(medians.value[2]) == 0
     np.testing.assert_array_equal(median(values, np.zeros(3, np.int32)).bits, [0, 0, 0])
 
 
@@ -127,7 +127,7 @@ def test_with_shardings_devices_exchange_once_per_split_and_pass():
     values[1][:, :20] = 0
     factors = [rng.normal(size=(32, 64)).astype(np.float32) for _ in specs]
     guess = jnp.full(5, 0x3F000000, jnp.int32)
-    one = jax.jit(lambda v, f: lower_median(v, factors=f, guess=guess))(values, factors)
+    on_one = jax.jit(lambda v, f: lower_median(v, factors=f, guess=guess))(values, factors)
 
     @jax.jit
     def on_all(values, factors):
@@ -138,8 +138,8 @@ def test_with_shardings_devices_exchange_once_per_split_and_pass():
         for value, spec in zip(values, specs, strict=True)
     ]
     others = [jax.device_put(f, s) for f, s in zip(factors, shardings, strict=True)]
-    eight = on_all(put, others)
-    jax.tree.map(np.testing.assert_array_equal, one, eight)
+    on_eight = on_all(put, others)
+    jax.tree.map(np.testing.assert_array_equal, on_one, on_eight)
     program = on_all.lower(put, others).compile().as_text()
     assert "all-gather" not in program
     # Arrays split over model alone add up together, those over data and model likewise.
@@ -172,6 +172,6 @@ def test_rows_of_different_scales_take_few_passes():
     expected = sorted_median(values)
     near = (expected.view(np.float32) * np.float32(1.3)).view(np.int32)
     for guess, most in ((np.zeros(2, np.int32), 8), (near, 6), (expected, 6)):
-        found = median(values, guess)
-        np.testing.assert_array_equal(found.bits, expected)
-        assert int(found.passes) <= most
+        medians = median(values, guess)
+        np.testing.assert_array_equal(medians.bits, expected)
+        assert int(medians.passes) <= most

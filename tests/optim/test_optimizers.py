@@ -75,11 +75,11 @@ def test_chain_equals_adamw_in_float64_over_several_steps(clip_norm):
     ]
     optimizer = build_optimizer(config, params, total_steps=6)
     schedule = build_schedule(config, 6)
-    state, found = optimizer.init(params), params
+    state, trained = optimizer.init(params), params
     update = jax.jit(optimizer.update)
     for gradient in gradients:
-        updates, state = update(gradient, state, found)
-        found = optax.apply_updates(found, updates)
+        updates, state = update(gradient, state, trained)
+        trained = optax.apply_updates(trained, updates)
     # Two layers: 0.8^4 for embeddings, 0.8^3 and 0.8^2 for the layers; experts three times that.
     factors = {name: 0.8**4 for name in flat(params)}
     factors |= {name: 0.8**3 for name in factors if "layers_0" in name}
@@ -87,7 +87,7 @@ def test_chain_equals_adamw_in_float64_over_several_steps(clip_norm):
     rates = [float(schedule(step)) for step in range(6)]
     np.testing.assert_allclose(rates, np.array([0, 0.5, 1, 0.75, 0.5, 0.25]) * 0.05, rtol=1e-6)
     expected = oracle(flat(params), [flat(g) for g in gradients], config, rates, factors)
-    for name, value in flat(found).items():
+    for name, value in flat(trained).items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
         assert not np.allclose(value, flat(params)[name], atol=1e-3)
 
@@ -170,20 +170,20 @@ def test_towers_decay_apart_and_a_router_has_the_depth_of_its_place():
     leaf = np.ones(1)
     tower = {"embeddings": leaf, "router": leaf}
     tower |= {f"layers_{i}": {"router": leaf, "wi": leaf} for i in range(3)}
-    found = factors({"query_encoder": tower, "passage_encoder": tower}, decay=0.5)
+    factor_of = factors({"query_encoder": tower, "passage_encoder": tower}, decay=0.5)
     for name in ("query_encoder", "passage_encoder"):
-        assert found[f"{name}/embeddings"] == 0.5**5
-        assert [found[f"{name}/layers_{i}/wi"] for i in range(3)] == [0.5**4, 0.5**3, 0.5**2]
-        assert found[f"{name}/layers_0/router"] == 0.5**4
+        assert factor_of[f"{name}/embeddings"] == 0.5**5
+        assert [factor_of[f"{name}/layers_{i}/wi"] for i in range(3)] == [0.5**4, 0.5**3, 0.5**2]
+        assert factor_of[f"{name}/layers_0/router"] == 0.5**4
         # Shared by all blocks: two thirds of three layers.
-        assert found[f"{name}/router"] == 0.5**3
+        assert factor_of[f"{name}/router"] == 0.5**3
 
 
 def test_a_decoder_of_documents_lies_above_bert():
-    found = factors(abstract_params(bert_fusion(decoder_layers=2)), decay=0.5)
-    assert found["encoder/embeddings/token/embedding"] == 0.5**3
-    assert found["encoder/layers_0/mlp/wi/kernel"] == 0.5**2
-    fusion = [factor for path, factor in found.items() if path.startswith("encoder/fusion")]
+    factor_of = factors(abstract_params(bert_fusion(decoder_layers=2)), decay=0.5)
+    assert factor_of["encoder/embeddings/token/embedding"] == 0.5**3
+    assert factor_of["encoder/layers_0/mlp/wi/kernel"] == 0.5**2
+    fusion = [factor for path, factor in factor_of.items() if path.startswith("encoder/fusion")]
     assert len(fusion) > 2
     assert set(fusion) == {1.0}
 

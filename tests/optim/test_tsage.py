@@ -76,12 +76,12 @@ def test_it_equals_algorithm_1_in_float64_over_several_steps(name):
         gradients["encoder"]["kernel"][:, :3] = 0  # rows of unseen words
     combined, state = run(make(config), PARAMS, problem)
     expected, average, weights = oracle(config, problem, 10)
-    for found, wanted in zip(combined, expected, strict=True):
-        np.testing.assert_allclose(flatten(found), wanted, rtol=3e-5, atol=1e-6)
-        np.testing.assert_array_equal(found["encoder"]["frozen"], 0)
-    kept = jax.tree.map(lambda *rows: jnp.stack(rows), *map(state.average.get, TASKS))
-    kept["encoder"]["frozen"] = None
-    np.testing.assert_allclose(flatten(kept), average, rtol=1e-5)
+    for gradient, exact in zip(combined, expected, strict=True):
+        np.testing.assert_allclose(flatten(gradient), exact, rtol=3e-5, atol=1e-6)
+        np.testing.assert_array_equal(gradient["encoder"]["frozen"], 0)
+    stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *map(state.average.get, TASKS))
+    stacked["encoder"]["frozen"] = None
+    np.testing.assert_allclose(flatten(stacked), average, rtol=1e-5)
     if name == "the paper's":
         report = find_report(("anything", (state,)))
         np.testing.assert_allclose(report.weights, weights[-1].mean(1), rtol=1e-5)
@@ -107,9 +107,9 @@ def test_scaling_a_task_leaves_weights_as_they_are():
         (jax.tree.map(lambda g: np.concatenate([g[:1] * 64, g[1:]]), gradients), losses)
         for gradients, losses in problem
     ]
-    _, one = run(make(), PARAMS, problem)
-    _, other = run(make(), PARAMS, louder)
-    np.testing.assert_allclose(one.report.weights, other.report.weights, rtol=1e-5)
+    _, state = run(make(), PARAMS, problem)
+    _, louder_state = run(make(), PARAMS, louder)
+    np.testing.assert_allclose(state.report.weights, louder_state.report.weights, rtol=1e-5)
 
 
 def test_reported_weights_of_a_large_model_are_of_a_sample():
@@ -124,8 +124,8 @@ def test_reported_weights_of_a_large_model_are_of_a_sample():
 
 def test_temperatures_of_episodes():
     annealed = TSageConfig(temperature_schedule=TemperatureSchedule.ANNEALED)
-    found = [temperature_of(dataclasses.replace(annealed, episode=e)) for e in range(3, 8)]
-    assert found == [math.inf, 64, 32, 16, 8]
+    temperatures = [temperature_of(dataclasses.replace(annealed, episode=e)) for e in range(3, 8)]
+    assert temperatures == [math.inf, 64, 32, 16, 8]
     assert temperature_of(TSageConfig()) == 2
     infinite = TSageConfig(temperature_schedule=TemperatureSchedule.INFINITE)
     assert temperature_of(infinite) == math.inf

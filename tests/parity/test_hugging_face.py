@@ -115,15 +115,15 @@ def test_hidden_states(saved):
     config, params = read(directory)
     ids, mask = inputs(model)
     expected = torch_states(model, ids, mask)
-    found = last_states(params, config, ids, mask)
+    states = last_states(params, config, ids, mask)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    error = relative_error(found, expected, mask)
+    error = relative_error(states, expected, mask)
     print(f"{type(model).__name__}: {error:.1e}, {count:,} parameters")
     assert error < 1e-5
 
     wider, wider_mask = (np.pad(array, ((0, 0), (0, 5))) for array in (ids, mask))
-    found = last_states(params, config, wider, wider_mask)[:, : mask.shape[1]]
-    assert relative_error(found, expected, mask) < 1e-5
+    states = last_states(params, config, wider, wider_mask)[:, : mask.shape[1]]
+    assert relative_error(states, expected, mask) < 1e-5
 
     # The measure itself notices one number of one kernel.
     params["layers_1"]["mlp"]["wo"]["kernel"][3, 3] += 1e-2
@@ -168,8 +168,8 @@ def test_experts_start_as_the_pretrained_encoder(saved):
         experts = ExpertConfig(num_experts=2, routing=routing, blocks=(1, 3))
         dual = DualEncoder(DualEncoderConfig(bert=config, experts=experts, pooling=pooling))
         params = load_pretrained(directory, config=dual.config, params=zeros(dual))
-        found = quick_encode(dual)(jax.tree.map(jnp.asarray, params), tokens)
-        assert relative_error(found, expected) < 1e-5
+        embeddings = quick_encode(dual)(jax.tree.map(jnp.asarray, params), tokens)
+        assert relative_error(embeddings, expected) < 1e-5
 
 
 def quick_encode(dual):
@@ -195,12 +195,12 @@ def test_what_the_hub_has_for_nomic_bert(tmp_path):
     sizes = {"n_embd": 24, "n_layer": 3, "n_head": 3, "n_inner": 40, "n_positions": 210}
     hub = {"model_type": "nomic_bert", "vocab_size": 90, "rotary_emb_base": 500, **sizes}
     (tmp_path / "config.json").write_text(json.dumps(hub), encoding="utf-8")
-    found = bert_config(tmp_path)
+    config = bert_config(tmp_path)
     expected = transformers.NomicBertConfig(
         **BERT, rope_parameters={"rope_theta": 500.0, "rope_type": "default"}
     )
     expected.save_pretrained(tmp_path)
-    assert found == bert_config(tmp_path)
+    assert config == bert_config(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -319,9 +319,9 @@ def test_ids_are_transformers(minilm, tmp_path):
     ours = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for tokenizer in (theirs, ours):
         tokenizer.model_max_length = 10**6
-        found = tokenizer(all_texts, truncation=False, padding=False)["input_ids"]
-        assert len(found) == len(expected) > 300
-        different = [t for t, a, b in zip(all_texts, found, expected, strict=True) if a != b]
+        encoded = tokenizer(all_texts, truncation=False, padding=False)["input_ids"]
+        assert len(encoded) == len(expected) > 300
+        different = [t for t, a, b in zip(all_texts, encoded, expected, strict=True) if a != b]
         assert not different
 
 
@@ -332,10 +332,10 @@ def test_queries_and_passages_are_cut_as_transformers_cuts(minilm, tmp_path):
     assert tokenizer.model_max_length == 24
     all_texts = [text for text in texts() if text.strip()]
     queries = encode_queries(all_texts, vocabulary, length=24)
-    found = tokenizer(all_texts, truncation=True, padding="max_length", return_tensors="np")
-    assert set(found) == {"input_ids", "attention_mask"}
-    np.testing.assert_array_equal(found["input_ids"], queries.ids)
-    np.testing.assert_array_equal(found["attention_mask"], queries.mask)
+    encoded = tokenizer(all_texts, truncation=True, padding="max_length", return_tensors="np")
+    assert set(encoded) == {"input_ids", "attention_mask"}
+    np.testing.assert_array_equal(encoded["input_ids"], queries.ids)
+    np.testing.assert_array_equal(encoded["attention_mask"], queries.mask)
 
     titles = [title for title in texts()[::-1] if title]
     pairs = list(zip(titles, all_texts, strict=False))
@@ -344,11 +344,11 @@ def test_queries_and_passages_are_cut_as_transformers_cuts(minilm, tmp_path):
         vocabulary,
         length=24,
     )
-    found = tokenizer(
+    encoded = tokenizer(
         [title for title, _ in pairs],
         [text for _, text in pairs],
         truncation=True,
         padding="max_length",
         return_tensors="np",
     )
-    np.testing.assert_array_equal(found["input_ids"], passages.ids)
+    np.testing.assert_array_equal(encoded["input_ids"], passages.ids)

@@ -20,8 +20,8 @@ def test_hugging_face_outputs_and_weights_back(kind, tmp_path):
     params = t5_from_tensors(tensors, config, where="golden")
     mask = golden["mask"]
     assert not mask.all()
-    found = t5_outputs(config, params, golden["ids"], mask)
-    assert_t5_parity(found, (golden["encoded"], golden["decoded"]), mask)
+    outputs = t5_outputs(config, params, golden["ids"], mask)
+    assert_t5_parity(outputs, (golden["encoded"], golden["decoded"]), mask)
 
     back = t5_to_tensors(params, config)
     assert back.keys() == tensors.keys()

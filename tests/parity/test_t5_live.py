@@ -37,8 +37,8 @@ def test_saved_models_of_real_bucket_sizes(kind, tmp_path):
     params = t5_from_tensors(read_tensors(tmp_path), config, where="live")
     # Long enough for every bucket, the one beyond 128 tokens too.
     ids, mask = hf.random_inputs(length=140, seed=1)
-    found = t5_outputs(config, params, ids, mask)
-    assert_t5_parity(found, hf.outputs(model, ids, mask), mask)
+    outputs = t5_outputs(config, params, ids, mask)
+    assert_t5_parity(outputs, hf.outputs(model, ids, mask), mask)
 
 
 def test_hugging_face_reads_what_we_write(tmp_path):
@@ -55,10 +55,10 @@ def test_hugging_face_reads_what_we_write(tmp_path):
     assert not unexpected
     assert set(missing) <= {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
     ids, mask = hf.random_inputs(length=9)
-    for found, expected in zip(
+    for actual, expected in zip(
         hf.outputs(again.eval(), ids, mask), hf.outputs(model, ids, mask), strict=True
     ):
-        np.testing.assert_allclose(found, expected, atol=1e-6)
+        np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
 def test_fused_queries_are_a_decoder_over_joined_encoder_outputs(tmp_path):
@@ -80,7 +80,7 @@ def test_fused_queries_are_a_decoder_over_joined_encoder_outputs(tmp_path):
     )
     fusion = DualEncoder(T5FusionConfig(t5=config))
     params = jax.tree.map(jnp.asarray, {"encoder": params})
-    found, attention = encode_with_attention(fusion, params, texts)
+    embeddings, attention = encode_with_attention(fusion, params, texts)
 
     def states(ids, mask):
         return model.encoder(
@@ -101,7 +101,7 @@ def test_fused_queries_are_a_decoder_over_joined_encoder_outputs(tmp_path):
             decoder_input_ids=torch.zeros((2, 1), dtype=torch.long),
             output_attentions=True,
         )
-    assert_close(np.asarray(found), output.last_hidden_state[:, 0].numpy())
+    assert_close(np.asarray(embeddings), output.last_hidden_state[:, 0].numpy())
     probabilities = torch.stack(output.cross_attentions)[:, :, :, 0].sum((0, 2)).numpy()
     expected = np.stack([part.sum(1) for part in np.split(probabilities, [6, 15], axis=1)], axis=1)
     np.testing.assert_allclose(attention, expected, atol=1e-4)
@@ -116,5 +116,5 @@ def test_every_distance_has_hugging_faces_bucket(num_buckets, max_distance):
     expected = T5Attention._relative_position_bucket(
         torch.tensor(distance), num_buckets=num_buckets, max_distance=max_distance
     )
-    found = relative_position_bucket(distance, num_buckets=num_buckets, max_distance=max_distance)
-    np.testing.assert_array_equal(found, expected.numpy())
+    buckets = relative_position_bucket(distance, num_buckets=num_buckets, max_distance=max_distance)
+    np.testing.assert_array_equal(buckets, expected.numpy())

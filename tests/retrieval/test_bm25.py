@@ -39,10 +39,10 @@ def test_by_hand(tmp_path):
     # Two passages of two words; "cat" is in one: idf = ln(1 + 1.5/1.5) = ln 2, tf = 1, mean
     # length, so the score is ln 2 / (1 + 0.9).
     index = Bm25Index.build(["cat sat", "dog sat"], tmp_path / "index", config=PLAIN)
-    found = index.search(["cat"], 2)
-    assert found.rows.tolist() == [[0, -1]]
-    assert found.scores[0, 0] == pytest.approx(math.log(2) / 1.9, rel=1e-6)
-    assert found.scores[0, 1] == -np.inf
+    hits = index.search(["cat"], 2)
+    assert hits.rows.tolist() == [[0, -1]]
+    assert hits.scores[0, 0] == pytest.approx(math.log(2) / 1.9, rel=1e-6)
+    assert hits.scores[0, 1] == -np.inf
 
 
 def test_equals_the_formula_with_ties_by_row(tmp_path):
@@ -55,17 +55,17 @@ def test_equals_the_formula_with_ties_by_row(tmp_path):
         passages, tmp_path / "index", config=Bm25Config(k1=1.2, b=0.7, stemming=Stemming.NONE)
     )
     for k in (5, 40, 300):
-        found = index.search(queries, k)
+        hits = index.search(queries, k)
         for line, query in enumerate(queries):
             expected = oracle(passages, query, 1.2, 0.7)
             num = min(k, int((expected > 0).sum()))
-            rows = found.rows[line]
+            rows = hits.rows[line]
             assert (rows[num:] == -1).all()
-            assert np.isneginf(found.scores[line, num:]).all()
+            assert np.isneginf(hits.scores[line, num:]).all()
             best = np.sort(expected)[::-1][:num]
-            np.testing.assert_allclose(found.scores[line, :num], best, rtol=1e-5)
+            np.testing.assert_allclose(hits.scores[line, :num], best, rtol=1e-5)
             np.testing.assert_allclose(expected[rows[:num]], best, rtol=1e-5)
-            scores = found.scores[line, :num]
+            scores = hits.scores[line, :num]
             same = scores[1:] == scores[:-1]
             assert same.any() or num < 10
             assert (rows[1:num][same] > rows[: num - 1][same]).all()

@@ -112,12 +112,12 @@ def test_killed_in_the_second_shard_resumes_without_the_first(tokens, tmp_path):
     assert 1 <= len(finished) < 4
     with pytest.raises(DataError, match="no finished embeddings"):
         Embeddings.open(tmp_path / "e")
-    kept = finished[0].stat().st_mtime_ns
+    written_at = finished[0].stat().st_mtime_ns
 
     again = Encoder()
     resumed = encode(tokens, tmp_path / "e", again)
     assert len(again.shapes) < len(per_shard.shapes)
-    assert finished[0].stat().st_mtime_ns == kept
+    assert finished[0].stat().st_mtime_ns == written_at
     np.testing.assert_array_equal(resumed.rows(0, 150), whole.rows(0, 150))
     assert not list((tmp_path / "e").glob("*.partial"))
 
@@ -205,9 +205,9 @@ def test_two_queries_by_hand(tmp_path):
         vocabulary_size=50,
     )
     assert encode_split(queries, tmp_path)
-    found = QueryEmbeddings.of_split(tmp_path, "nq", "test")
-    np.testing.assert_allclose(found.rows(0, 2), [TABLE[3], TABLE[4] + TABLE[5] / 2], rtol=1e-6)
-    assert found.query_ids == ["b", "a"]
+    encoded = QueryEmbeddings.of_split(tmp_path, "nq", "test")
+    np.testing.assert_allclose(encoded.rows(0, 2), [TABLE[3], TABLE[4] + TABLE[5] / 2], rtol=1e-6)
+    assert encoded.query_ids == ["b", "a"]
     assert sorted(path.name for path in (tmp_path / "queries" / "nq.test").iterdir()) == [
         "checksums.txt",
         *("embeddings-00000-of-00001.npy", "metadata.json", "plan.json", "query_ids.json"),
@@ -236,9 +236,9 @@ def test_queries_on_several_processes_equal_one_by_one(tmp_path):
 
 def test_queries_stay_float32_beside_bfloat16_passages(tmp_path):
     encode_split(make_queries(), tmp_path, config=EncodeConfig(dtype=EmbeddingDtype.BFLOAT16))
-    found = QueryEmbeddings.of_split(tmp_path, "nq", "test").rows(0, 24)
-    assert found.dtype == np.float32
-    assert not np.array_equal(found, found.astype(EmbeddingDtype.BFLOAT16.numpy).astype("f4"))
+    vectors = QueryEmbeddings.of_split(tmp_path, "nq", "test").rows(0, 24)
+    assert vectors.dtype == np.float32
+    assert not np.array_equal(vectors, vectors.astype(EmbeddingDtype.BFLOAT16.numpy).astype("f4"))
 
 
 @pytest.mark.parametrize("changed", FINGERPRINTS)

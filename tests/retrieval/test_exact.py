@@ -36,9 +36,9 @@ def small_integers(rng, *shape):
 
 def test_by_hand():
     passages = np.array([[1, 0], [0, 1], [1, 1], [1, 0]], np.float32)
-    found = ExactSearcher(InMemory(passages)).search(np.array([[2, 1]], np.float32), 6)
-    assert found.rows.tolist() == [[2, 0, 3, 1, -1, -1]]
-    assert found.scores.tolist() == [[3, 2, 2, 1, -np.inf, -np.inf]]
+    hits = ExactSearcher(InMemory(passages)).search(np.array([[2, 1]], np.float32), 6)
+    assert hits.rows.tolist() == [[2, 0, 3, 1, -1, -1]]
+    assert hits.scores.tolist() == [[3, 2, 2, 1, -np.inf, -np.inf]]
 
 
 @pytest.mark.parametrize("num_devices", [None, 1, 8])
@@ -55,10 +55,10 @@ def test_blocks_and_devices_equal_a_stable_sort(num_devices, k):
     )
     rows, scores = oracle(queries, passages, k)
     for _ in range(2):  # the second time from blocks kept on the devices
-        found = searcher.search(queries, k)
-        np.testing.assert_array_equal(found.rows[:, :4500], rows)
-        np.testing.assert_array_equal(found.scores[:, :4500], scores)
-        assert (found.rows[:, 4500:] == -1).all()
+        hits = searcher.search(queries, k)
+        np.testing.assert_array_equal(hits.rows[:, :4500], rows)
+        np.testing.assert_array_equal(hits.scores[:, :4500], scores)
+        assert (hits.rows[:, 4500:] == -1).all()
 
 
 def test_streamed_equals_resident():
@@ -75,10 +75,10 @@ def test_real_numbers_against_float64():
     rng = np.random.default_rng(2)
     passages = rng.standard_normal((3000, 64)).astype(np.float32)
     queries = rng.standard_normal((20, 64)).astype(np.float32)
-    found = ExactSearcher(InMemory(passages), passage_block=999).search(queries, 20)
+    hits = ExactSearcher(InMemory(passages), passage_block=999).search(queries, 20)
     rows, scores = oracle(queries, passages, 20)
-    np.testing.assert_allclose(found.scores, scores, rtol=1e-5)
-    assert (found.rows == rows).mean() > 0.999
+    np.testing.assert_allclose(hits.scores, scores, rtol=1e-5)
+    assert (hits.rows == rows).mean() > 0.999
 
 
 @pytest.mark.parametrize("num_queries", [1, 3, 64, 600])
@@ -87,8 +87,8 @@ def test_copies_of_a_passage_tie_wherever_they_are(num_queries):
     copied = rng.integers(0, 1000, 5003)
     passages = rng.standard_normal((1000, 96)).astype(np.float32)[copied]
     queries = rng.standard_normal((num_queries, 96)).astype(np.float32)
-    found = ExactSearcher(InMemory(passages)).search(queries, 300).rows
-    for rows in found:
+    ranked = ExactSearcher(InMemory(passages)).search(queries, 300).rows
+    for rows in ranked:
         # Copies follow each other, the lower row first: no row comes twice to the same passage.
         order = np.unique(copied[rows], return_index=True)[1]
         starts = np.sort(order)
@@ -101,23 +101,23 @@ def test_bfloat16_passages_are_scored_in_float32():
     rng = np.random.default_rng(3)
     passages = rng.standard_normal((500, 32)).astype(ml_dtypes.bfloat16)
     queries = rng.standard_normal((4, 32)).astype(np.float32)
-    found = ExactSearcher(InMemory(passages)).search(queries, 5)
+    hits = ExactSearcher(InMemory(passages)).search(queries, 5)
     rows, scores = oracle(queries, passages, 5)
-    np.testing.assert_array_equal(found.rows, rows)
-    np.testing.assert_allclose(found.scores, scores, rtol=1e-5)
+    np.testing.assert_array_equal(hits.rows, rows)
+    np.testing.assert_allclose(hits.scores, scores, rtol=1e-5)
 
 
 def test_positive_and_negative_zero_tie():
     passages = np.array([[-0.0], [0.0], [-0.0]], np.float32)
-    found = ExactSearcher(InMemory(passages)).search(np.array([[1.0]], np.float32), 3)
-    assert found.rows.tolist() == [[0, 1, 2]]
+    hits = ExactSearcher(InMemory(passages)).search(np.array([[1.0]], np.float32), 3)
+    assert hits.rows.tolist() == [[0, 1, 2]]
 
 
 def test_no_queries():
-    found = ExactSearcher(InMemory(np.ones((4, 2), np.float32))).search(
+    hits = ExactSearcher(InMemory(np.ones((4, 2), np.float32))).search(
         np.zeros((0, 2), np.float32), 3
     )
-    assert found.rows.shape == (0, 3)
+    assert hits.rows.shape == (0, 3)
 
 
 def test_wrong_dimensions_and_k_are_refused():

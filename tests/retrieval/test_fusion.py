@@ -33,15 +33,15 @@ def run(lists, names=None):
     width = max(map(len, lists), default=0)
     rows = np.full((len(lists), width), -1, np.int64)
     scores = np.full((len(lists), width), -np.inf, np.float32)
-    for line, one in enumerate(lists):
-        rows[line, : len(one)] = list(one.keys())
-        scores[line, : len(one)] = list(one.values())
+    for line, scored in enumerate(lists):
+        rows[line, : len(scored)] = list(scored.keys())
+        scores[line, : len(scored)] = list(scored.values())
     return Run.of(names or [f"q{i}" for i in range(len(lists))], top_k(rows, scores, width))
 
 
 def listed(fused, line=0):
-    found = zip(fused.rows[line].tolist(), fused.scores[line].tolist(), strict=True)
-    return [(row, score) for row, score in found if row >= 0]
+    pairs = zip(fused.rows[line].tolist(), fused.scores[line].tolist(), strict=True)
+    return [(row, score) for row, score in pairs if row >= 0]
 
 
 def random_lists(rng, queries, size):
@@ -83,23 +83,23 @@ def test_equals_dictionaries(normalization, depth, k):
     lists = [random_lists(rng, queries, size) for size in sizes]
     weights = rng.integers(1, 9, (queries, 3)) / 8
     config = FusionConfig(depth=depth, k=k)
-    runs = [run(one) for one in lists]
+    runs = [run(by_query) for by_query in lists]
     fused = fuse_runs(runs, weights, config, normalization=normalization)
     for line in range(queries):
         best = [
-            dict(sorted(one[line].items(), key=lambda item: (-item[1], item[0]))[:depth])
-            for one in lists
+            dict(sorted(by_query[line].items(), key=lambda item: (-item[1], item[0]))[:depth])
+            for by_query in lists
         ]
 
-        def score(one, row):
-            low, high = (min(one.values()), max(one.values())) if one else (0.0, 1.0)
-            value = one.get(row, low)
+        def score(scored, row):
+            low, high = (min(scored.values()), max(scored.values())) if scored else (0.0, 1.0)
+            value = scored.get(row, low)
             if normalization is ScoreNormalization.MIN_MAX:
                 return (value - (low + high) / 2) / (high - low) if high > low else 0.0
             return value
 
         total = {
-            row: sum(w * score(one, row) for w, one in zip(weights[line], best, strict=True))
+            row: sum(w * score(scored, row) for w, scored in zip(weights[line], best, strict=True))
             for row in set().union(*best)
         }
         expected = sorted(total.items(), key=lambda item: (-np.float32(item[1]), item[0]))[:k]
@@ -225,7 +225,7 @@ def test_what_is_set_is_not_decided():
     assert settle(config, [(cosines, sparse)]) == config
     assert listed(fuse(cosines, sparse, alpha=1.0, k=1, config=config))[0] == (0, 9.5)
     # Lists of one score have no width: the candidates stay as they are.
-    one = run([{0: 5.0}])
-    assert settle(HybridConfig(), [(one, sparse)]).alphas == SHARES
+    single = run([{0: 5.0}])
+    assert settle(HybridConfig(), [(single, sparse)]).alphas == SHARES
     with pytest.raises(ConfigError, match=r"alphas is \(\)"):
         HybridConfig(alphas=())

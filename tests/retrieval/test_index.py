@@ -135,7 +135,7 @@ def test_both_move_together(tmp_path):
 def test_the_first_dimensions_are_searched_as_cut_vectors(normalization, dim, tmp_path):
     embeddings = write(tmp_path / "embeddings", normalization=normalization.value)
     build_index(embeddings, tmp_path / "index", config=IndexConfig(dim=dim))
-    found = open_index(tmp_path / "index", fingerprints={"model": "m1"}).search(QUERIES, 5)
+    hits = open_index(tmp_path / "index", fingerprints={"model": "m1"}).search(QUERIES, 5)
     first, second = (side[:, :dim].astype(np.float64) for side in (QUERIES, TABLE))
     if normalization is Normalization.L2:
         first, second = (
@@ -143,12 +143,10 @@ def test_the_first_dimensions_are_searched_as_cut_vectors(normalization, dim, tm
         )
     scores = first @ second.T
     expected = np.argsort(-scores, axis=1)[:, :5]
-    np.testing.assert_array_equal(found.rows, expected)
-    np.testing.assert_allclose(
-        found.scores, np.take_along_axis(scores, expected, axis=1), rtol=1e-5
-    )
+    np.testing.assert_array_equal(hits.rows, expected)
+    np.testing.assert_allclose(hits.scores, np.take_along_axis(scores, expected, axis=1), rtol=1e-5)
     whole = np.argsort(-(QUERIES @ TABLE.T), axis=1)[:, :5]
-    assert np.array_equal(found.rows, whole) == (dim == 8 and normalization is Normalization.NONE)
+    assert np.array_equal(hits.rows, whole) == (dim == 8 and normalization is Normalization.NONE)
 
 
 def test_what_cannot_be_cut_is_refused(tmp_path):

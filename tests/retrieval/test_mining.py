@@ -36,7 +36,7 @@ TEXTS = {8: "Paris", 3: "Paris", 5: "Rome", 4: "Bern", 9: "Oslo", 2: "a", 6: "b"
 
 
 def contains_answer(queries, rows):
-    matcher = AnswerMatcher(lambda wanted: [TEXTS.get(row, "") for row in wanted])
+    matcher = AnswerMatcher(lambda passage_rows: [TEXTS.get(row, "") for row in passage_rows])
     answers = [("Paris",), ("Rome",), ()]
     return matcher.hits(rows, [answers[query] for query in queries])
 
@@ -61,8 +61,8 @@ def test_golden(options, rows, statistics, form):
     config = MiningConfig(**{"depth": 4, "count": 2, **options})
     mined = mine_negatives(RESULT, form(POSITIVES), config=config, contains_answer=contains_answer)
     assert mined.rows == rows
-    queries, negatives, known, answered, below, without = statistics
-    left_out = dict.fromkeys(Reason, 0) | {Reason.POSITIVE: known, Reason.ANSWER: answered}
+    queries, negatives, positive, answered, below, without = statistics
+    left_out = dict.fromkeys(Reason, 0) | {Reason.POSITIVE: positive, Reason.ANSWER: answered}
     # Query 2 has no positive; the run has those of the others.
     assert mined.statistics == MiningStatistics(queries, negatives, left_out, below, without, 1)
     assert mined.positive_scores.tolist() == [4, 1, -INF]

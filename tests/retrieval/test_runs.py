@@ -47,14 +47,16 @@ def test_merge_equals_plain_python_and_ignores_order_of_lists():
     merged = merge(results, 7)
     for line in range(20):
         best = {}
-        for one in results:
-            for row, score in zip(one.rows[line].tolist(), one.scores[line].tolist(), strict=True):
+        for hits in results:
+            for row, score in zip(
+                hits.rows[line].tolist(), hits.scores[line].tolist(), strict=True
+            ):
                 if row >= 0:
                     best[row] = max(score, best.get(row, -np.inf))
         expected = sorted(best.items(), key=lambda item: (-item[1], item[0]))[:7]
         expected += [(-1, -np.inf)] * (7 - len(expected))
-        found = list(zip(merged.rows[line].tolist(), merged.scores[line].tolist(), strict=True))
-        assert found == expected
+        pairs = list(zip(merged.rows[line].tolist(), merged.scores[line].tolist(), strict=True))
+        assert pairs == expected
     other_order = merge(results[::-1], 7)
     np.testing.assert_array_equal(merged.rows, other_order.rows)
 
@@ -63,9 +65,9 @@ def test_a_query_without_its_own_row_keeps_as_many_results():
     ranked = result(
         [[7, 4, 2], [5, 3, 1], [6, -1, -1]], [[3, 2, 1], [3, 2, 1], [1, -np.inf, -np.inf]]
     )
-    kept = without_own(ranked, np.array([4, -1, 6], np.int32), 2)
-    assert kept.rows.tolist() == [[7, 2], [5, 3], [-1, -1]]
-    assert kept.scores.tolist() == [[3, 1], [3, 2], [-np.inf, -np.inf]]
+    hits = without_own(ranked, np.array([4, -1, 6], np.int32), 2)
+    assert hits.rows.tolist() == [[7, 2], [5, 3], [-1, -1]]
+    assert hits.scores.tolist() == [[3, 1], [3, 2], [-np.inf, -np.inf]]
 
 
 @pytest.mark.parametrize("name", ["run.trec", "run.trec.gz"])

@@ -57,17 +57,17 @@ def test_recall_target_is_met_with_true_scores(clustered, tmp_path, structure, s
         recall_target=0.9,
     )
     assert len(list((tmp_path / "index").glob("shard-*"))) == -(-3000 // shard_passages)
-    found = searcher.search(queries, 10)
+    hits = searcher.search(queries, 10)
     exact = ExactSearcher(embeddings).search(queries, 10)
     same = [
-        len(set(a) & set(b)) for a, b in zip(found.rows.tolist(), exact.rows.tolist(), strict=True)
+        len(set(a) & set(b)) for a, b in zip(hits.rows.tolist(), exact.rows.tolist(), strict=True)
     ]
     assert np.mean(same) / 10 >= 0.9
     assert searcher.effort.recall >= 0.9
-    products = np.einsum("qd,qkd->qk", queries, embeddings.array[found.rows])
-    np.testing.assert_allclose(found.scores, products, rtol=1e-4, atol=1e-4)
+    products = np.einsum("qd,qkd->qk", queries, embeddings.array[hits.rows])
+    np.testing.assert_allclose(hits.scores, products, rtol=1e-4, atol=1e-4)
     if structure is Structure.BRUTE_FORCE:
-        np.testing.assert_array_equal(found.rows, exact.rows)
+        np.testing.assert_array_equal(hits.rows, exact.rows)
 
 
 def test_missing_results_never_become_row_0(clustered, tmp_path):
@@ -87,9 +87,9 @@ def test_missing_results_never_become_row_0(clustered, tmp_path):
 def test_fewer_passages_than_k(tmp_path):
     passages = np.eye(3, dtype=np.float32)
     searcher = build(MatrixRows(passages), tmp_path / "index")
-    found = searcher.search(np.array([[3, 1, 2]], np.float32), 5)
-    assert found.rows.tolist() == [[0, 2, 1, -1, -1]]
-    assert found.scores.tolist() == [[3, 2, 1, -np.inf, -np.inf]]
+    hits = searcher.search(np.array([[3, 1, 2]], np.float32), 5)
+    assert hits.rows.tolist() == [[0, 2, 1, -1, -1]]
+    assert hits.scores.tolist() == [[3, 2, 1, -np.inf, -np.inf]]
     assert searcher.search(np.zeros((0, 3), np.float32), 5).rows.shape == (0, 5)
 
 
@@ -101,9 +101,9 @@ def test_built_once_and_reused(clustered, tmp_path, monkeypatch):
     opened = ScannSearcher(tmp_path / "index", fingerprints=FINGERPRINTS)
     streamed = ScannSearcher(tmp_path / "index", resident_bytes=0)
     for searcher in (again, opened, streamed, streamed):
-        found, expected = searcher.search(queries, 10), first.search(queries, 10)
-        np.testing.assert_array_equal(found.rows, expected.rows)
-        np.testing.assert_array_equal(found.scores, expected.scores)
+        hits, expected = searcher.search(queries, 10), first.search(queries, 10)
+        np.testing.assert_array_equal(hits.rows, expected.rows)
+        np.testing.assert_array_equal(hits.scores, expected.scores)
 
 
 def test_a_killed_build_keeps_its_finished_shards(clustered, tmp_path, monkeypatch):
@@ -141,9 +141,9 @@ def test_recall_by_hand():
         return SearchResult(np.array(rows, np.int32), np.array(scores, np.float32))
 
     exact = result([[1, 2, 3, 4], [5, -1, -1, -1]], [[9, 8, 7, 6], [1, -np.inf, -np.inf, -np.inf]])
-    found = result([[1, 3, 9, -1], [5, 6, -1, -1]], [[9, 7, 6, -np.inf], [1, 0, -np.inf, -np.inf]])
+    hits = result([[1, 3, 9, -1], [5, 6, -1, -1]], [[9, 7, 6, -np.inf], [1, 0, -np.inf, -np.inf]])
     # Row 9 ties with the exact fourth: 3 of 4 and 1 of 1.
-    assert measure_recall(found, exact) == pytest.approx(4 / 5)
+    assert measure_recall(hits, exact) == pytest.approx(4 / 5)
     assert measure_recall(exact, exact) == 1.0
 
 

@@ -32,7 +32,7 @@ def test_a_folder_is_replaced_in_one_step(tmp_path, monkeypatch):
             patch.setattr(os, name, lambda *_: pytest.fail("a second step"))
         replace_folder(path, "new")
     assert (path / "content").read_text() == "new"
-    assert [one.name for one in tmp_path.iterdir()] == ["folder"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
 
 
 @pytest.mark.parametrize("killed_at", [1, 2, 3])
@@ -53,9 +53,9 @@ def test_where_names_cannot_be_exchanged_a_kill_leaves_the_old_one(
         if killed_at < 3:
             with pytest.raises(KeyboardInterrupt):
                 replace_folder(path, "new")
-            assert "old" in [one.read_text() for one in tmp_path.rglob("content")]
+            assert "old" in [file.read_text() for file in tmp_path.rglob("content")]
     replace_folder(path, "newest")
-    assert [one.read_text() for one in tmp_path.rglob("content")] == ["newest"]
+    assert [file.read_text() for file in tmp_path.rglob("content")] == ["newest"]
 
 
 def test_a_link_stands_for_its_folder_and_is_replaced_as_a_file(tmp_path):
@@ -77,7 +77,9 @@ def test_a_file_does_not_replace_a_folder(tmp_path):
     with pytest.raises(StorageError, match=r"(?s)table\.md: could not write: Is a directory"):
         write_text(tmp_path / "table.md", "x")
     assert (tmp_path / "table.md" / "kept").is_dir()
-    assert [one.name for one in tmp_path.iterdir() if one.name != "checksums.txt"] == ["table.md"]
+    assert [path.name for path in tmp_path.iterdir() if path.name != "checksums.txt"] == [
+        "table.md"
+    ]
 
 
 def plain(path: str) -> str:

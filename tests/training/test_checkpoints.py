@@ -81,7 +81,7 @@ SOME = {1: {"nll": 1.0}, 2: None, 3: {"nll": float("nan")}, 4: None}
 
 
 @pytest.mark.parametrize(
-    ("config", "metrics", "kept", "best"),
+    ("config", "metrics", "remaining", "best"),
     [
         pytest.param(BY_NLL, METRICS, [2, 4], 2, id="the last and the best by nll"),
         pytest.param(BY_RANK, METRICS, [3, 4], 3, id="by rank"),
@@ -91,9 +91,9 @@ SOME = {1: {"nll": 1.0}, 2: None, 3: {"nll": float("nan")}, 4: None}
         pytest.param(BY_NLL, {1: None, 2: None}, [2], 2, id="the newest where none has any"),
     ],
 )
-def test_what_is_kept(tmp_path, config, metrics, kept, best):
+def test_what_is_kept(tmp_path, config, metrics, remaining, best):
     checkpoints = save_all(tmp_path, config, metrics)
-    assert steps_in(tmp_path) == kept
+    assert steps_in(tmp_path) == remaining
     assert (checkpoints.best_step, checkpoints.latest_step) == (best, max(metrics))
     assert checkpoints.metrics(best) == (metrics[best] or {})
     checkpoints.close()
@@ -211,8 +211,8 @@ def test_an_unfinished_checkpoint_is_ignored_and_removed(tmp_path):
 @pytest.mark.parametrize("direction", ["8 to 1", "1 to 8"])
 def test_sharded_and_unsharded_checkpoints_are_the_same(tmp_path, direction):
     many = NamedSharding(make_mesh(MeshConfig(data=1, fsdp=8)), PartitionSpec("fsdp"))
-    one = jax.sharding.SingleDeviceSharding(jax.devices()[3])
-    source, target = (many, one) if direction == "8 to 1" else (one, many)
+    single = jax.sharding.SingleDeviceSharding(jax.devices()[3])
+    source, target = (many, single) if direction == "8 to 1" else (single, many)
     params = {"kernel": jnp.arange(64.0).reshape(16, 4)}
     state = TrainState(step=jnp.int32(1), params=params, opt_state=OPTIMIZER.init(params))
 
@@ -366,11 +366,11 @@ def abstract_towers(names, size=6):
 )
 def test_each_tower_is_a_copy_of_the_nearest_saved_one(tmp_path, have, want, sources):
     checkpoint, params = write_towers(tmp_path, have)
-    found = restore_initial_params(checkpoint, abstract_params=abstract_towers(want))
-    assert tuple(found) == tuple(want)
+    restored = restore_initial_params(checkpoint, abstract_params=abstract_towers(want))
+    assert tuple(restored) == tuple(want)
     for name, source in zip(want, sources, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, found[name], params[source])
-    leaves = jax.tree.leaves(found)
+        jax.tree.map(np.testing.assert_array_equal, restored[name], params[source])
+    leaves = jax.tree.leaves(restored)
     assert len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)
 
 

@@ -81,7 +81,7 @@ def test_a_checkpoint_is_recorded_before_the_one_that_it_replaces_goes(tmp_path,
     seal, there = checksums.seal, []
 
     def noted(path: pathlib.Path) -> None:
-        there.append(sorted(one.name for one in tmp_path.glob("checkpoint_*")))
+        there.append(sorted(checkpoint.name for checkpoint in tmp_path.glob("checkpoint_*")))
         seal(path)
 
     monkeypatch.setattr(checksums, "seal", noted)
@@ -91,4 +91,4 @@ def test_a_checkpoint_is_recorded_before_the_one_that_it_replaces_goes(tmp_path,
     checkpoints.close()
     both = [[f"checkpoint_{step - 1}", f"checkpoint_{step}"] for step in (2, 3)]
     assert there == [["checkpoint_1"], *both]
-    assert [one.name for one in tmp_path.glob("checkpoint_*")] == ["checkpoint_3"]
+    assert [checkpoint.name for checkpoint in tmp_path.glob("checkpoint_*")] == ["checkpoint_3"]

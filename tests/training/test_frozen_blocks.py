@@ -75,8 +75,8 @@ def test_training_is_that_of_frozen_parameters(config, frozen):
     optimizer, trains = frozen_optimizer(config, params, config.frozen_parameters(1))
     on_tokens, metrics = train(model, params, optimizer, trains, BATCH)
     on_states, same = train(model, params, optimizer, trains, with_states(model, params, BATCH))
-    for found in (on_tokens, on_states):
-        assert_close(found.params, expected.params, rtol=1e-5, atol=1e-5)
+    for state in (on_tokens, on_states):
+        assert_close(state.params, expected.params, rtol=1e-5, atol=1e-5)
     assert metrics.keys() == same.keys()
     moved = jax.tree.map(lambda new, old: bool(np.any(new != old)), on_states.params, params)
     assert not any(jax.tree.leaves(jax.tree.map(lambda m, t: m and not t, moved, trains)))
@@ -94,12 +94,12 @@ def test_frozen_blocks_run_as_at_inference_and_those_above_as_before():
     encode = jax.jit(functools.partial(apply, train=True, method="encode"))
     states = jax.jit(functools.partial(apply, method="states"))(BATCH.queries)
     assert states.hidden.shape == (8, 5, 16)
-    found = [encode(texts, rngs=rngs) for texts in (BATCH.queries, states)]
-    np.testing.assert_allclose(found[0].embeddings, found[1].embeddings, rtol=1e-5, atol=1e-6)
+    outputs = [encode(texts, rngs=rngs) for texts in (BATCH.queries, states)]
+    np.testing.assert_allclose(outputs[0].embeddings, outputs[1].embeddings, rtol=1e-5, atol=1e-6)
     # Statistics of the block that trains, out of two with a router.
-    assert [encoded.routing.count.shape for encoded in found] == [(1,), (1,)]
+    assert [encoded.routing.count.shape for encoded in outputs] == [(1,), (1,)]
     other = encode(states, rngs={**rngs, "dropout": jax.random.key(3)})
-    assert np.abs(other.embeddings - found[0].embeddings).max() > 1e-2
+    assert np.abs(other.embeddings - outputs[0].embeddings).max() > 1e-2
 
 
 def test_states_leave_the_flops_of_frozen_blocks_out():

@@ -68,9 +68,9 @@ def test_ignoring_a_passage_equals_leaving_it_out():
     ignore = np.zeros((len(q), len(p)), bool)
     ignore[:, dropped] = True
     masked = loss_of(q, p, positive, ignore)
-    kept = loss_of(q, np.delete(p, dropped, axis=0), positive - (positive > dropped))
-    np.testing.assert_allclose(masked.per_query_loss, kept.per_query_loss, rtol=1e-6)
-    np.testing.assert_array_equal(masked.rank, kept.rank)
+    without = loss_of(q, np.delete(p, dropped, axis=0), positive - (positive > dropped))
+    np.testing.assert_allclose(masked.per_query_loss, without.per_query_loss, rtol=1e-6)
+    np.testing.assert_array_equal(masked.rank, without.rank)
     gradient = jax.jit(jax.grad(mean_loss, argnums=1))(*map(jnp.asarray, (q, p, positive, ignore)))
     assert not gradient[dropped].any()
     assert np.isfinite(gradient).all()
@@ -166,8 +166,8 @@ FIRST, SECOND = [[[1.0, 0.0]]], [[[0.0, 1.0]]]
     ],
 )
 def test_measures_by_hand(queries, passages, per_input, marginal, information):
-    found = all_measures(queries, passages)
-    assert found == pytest.approx([per_input, marginal, information], abs=1e-6)
+    measured = all_measures(queries, passages)
+    assert measured == pytest.approx([per_input, marginal, information], abs=1e-6)
 
 
 def entropy64(p):

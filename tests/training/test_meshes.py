@@ -39,13 +39,13 @@ def losses(config, num_devices, model=MODEL, batches=BATCHES):
     optimizer = adamw(model)
     partitioner, state, shardings = on_mesh(model, optimizer, config, num_devices)
     step = make_train_step(model, optimizer, state_shardings=shardings)
-    found = []
+    measured = []
     with jax.set_mesh(partitioner.mesh):
         for batch in batches:
             state, metrics = step(state, {"nq": partitioner.put_batch(batch)})
-            found.append([float(metrics[name]) for name in ("loss", "grad_norm", "tokens")])
+            measured.append([float(metrics[name]) for name in ("loss", "grad_norm", "tokens")])
     assert step.compilations == 1
-    return np.array(found), state
+    return np.array(measured), state
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +62,8 @@ def on_one_device():
     ids=str,
 )
 def test_losses_do_not_depend_on_the_mesh(config, num_devices, on_one_device, capfd):
-    found, state = losses(config, num_devices)
-    np.testing.assert_allclose(found, on_one_device, rtol=2e-5)
+    measured, state = losses(config, num_devices)
+    np.testing.assert_allclose(measured, on_one_device, rtol=2e-5)
     assert len(set(on_one_device[:, 0])) == len(BATCHES)
     real = [sum(tokens.mask.sum() for tokens in batch.texts) for batch in BATCHES]
     assert on_one_device[:, 2].tolist() == real
@@ -123,21 +123,21 @@ def test_dropout_and_routing_noise_are_those_of_one_device():
     expected = step(params, batch, jnp.int32(3))
     mesh, placed = on_devices(params, batch, data=8)
     with mesh:
-        found = step(*placed)
-    assert_close(found, expected, atol=2e-6, rtol=2e-4)
+        sharded = step(*placed)
+    assert_close(sharded, expected, atol=2e-6, rtol=2e-4)
     # Another step's masks are others: the comparison above is not one of masks that drop nothing.
     assert float(step(params, batch, jnp.int32(4))[0]) != float(expected[0])
 
 
 def exchanged_in_loops(text):
     """Names of the computations with an all-reduce, other than the program's entry."""
-    computation, found = "", []
+    computation, computations = "", []
     for line in text.splitlines():
         if line and not line[0].isspace():
             computation = line.split()[0]
         if re.search(r" all-reduce(-start)?\(", line):
-            found.append(computation)
-    return [name for name in found if name != "ENTRY"]
+            computations.append(computation)
+    return [name for name in computations if name != "ENTRY"]
 
 
 def test_gradients_are_exchanged_once_per_step():
@@ -184,19 +184,19 @@ def test_loss_and_gradients_are_those_of_full_padding():
     params = initial(model)
     padded = loss_and_gradients(model, params, BATCHES[0])
     (batch,) = grouped(BATCHES[:1], multiple=2)
-    found = loss_and_gradients(model, params, batch, num_chunks=2)
-    assert "routing/entropy" in found[0][1]
-    np.testing.assert_allclose(found[0][0], padded[0][0], rtol=1e-6)
+    in_groups = loss_and_gradients(model, params, batch, num_chunks=2)
+    assert "routing/entropy" in in_groups[0][1]
+    np.testing.assert_allclose(in_groups[0][0], padded[0][0], rtol=1e-6)
     # Sums of other orders: up to the rounding of gradients of 8.
-    assert_close(found, padded, rtol=1e-5, atol=5e-5)
+    assert_close(in_groups, padded, rtol=1e-5, atol=5e-5)
 
 
 def test_a_sharded_step_in_groups_is_the_unsharded_one_of_full_padding():
     model = DualEncoder(DualEncoderConfig(BERT, ExpertConfig(num_experts=2, blocks=(1,))))
     expected, _ = losses(MeshConfig(), 1, model)
     groups = grouped(BATCHES, multiple=4)
-    found, _ = losses(MeshConfig(data=2, fsdp=2), 4, model, groups)
-    np.testing.assert_allclose(found, expected, rtol=2e-5)
+    measured, _ = losses(MeshConfig(data=2, fsdp=2), 4, model, groups)
+    np.testing.assert_allclose(measured, expected, rtol=2e-5)
 
 
 def test_devices_exchange_the_gradients_of_all_groups_once():

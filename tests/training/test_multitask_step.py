@@ -144,10 +144,10 @@ def test_eight_devices_do_not_change_a_step():
     plain = fresh(optimizer, PLAIN)
     for _ in range(3):
         state, metrics = step(state, batches)
-        plain, wanted = plain_step(plain, BATCHES)
+        plain, plain_metrics = plain_step(plain, BATCHES)
     # Gradients differ by rounding, so the search for their median may take other paths.
-    for name in set(wanted) - {"median_passes"}:
-        value = wanted[name]
+    for name in set(plain_metrics) - {"median_passes"}:
+        value = plain_metrics[name]
         assert float(metrics[name]) == pytest.approx(float(value), rel=1e-3, abs=1e-5), name
     average = state.opt_state[0].average[TASKS[0]]["wi"]["kernel"]
     assert average.sharding.spec == PartitionSpec(None, "model")
@@ -168,13 +168,13 @@ def compiled(num_tasks, optimizer=None, gradients=TaskGradients.SUMMED):
 
 @pytest.mark.slow
 def test_activations_are_one_tasks_at_a_time_and_flops_the_sum_of_the_tasks():
-    one, three = compiled(1), compiled(3)
-    single = one.memory_analysis().temp_size_in_bytes
+    one_task, three_tasks = compiled(1), compiled(3)
+    single = one_task.memory_analysis().temp_size_in_bytes
     params = sum(leaf.size * 4 for leaf in jax.tree.leaves(shapes(PLAIN)))
     assert single > 50 * params
-    assert three.memory_analysis().temp_size_in_bytes < 1.1 * single
-    flops = one.cost_analysis()["flops"]
-    assert three.cost_analysis()["flops"] == pytest.approx(3 * flops, rel=0.02)
+    assert three_tasks.memory_analysis().temp_size_in_bytes < 1.1 * single
+    flops = one_task.cost_analysis()["flops"]
+    assert three_tasks.cost_analysis()["flops"] == pytest.approx(3 * flops, rel=0.02)
     plain = make_train_step(PLAIN, optax.sgd(0.1))
     state = jax.eval_shape(lambda: fresh(optax.sgd(0.1), PLAIN))
     plain = plain.lower(state, {"a": tiny_batch(32, length=32)}).compile()

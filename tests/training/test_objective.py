@@ -151,8 +151,8 @@ def test_worked_examples_of_the_docstrings():
     teacher, student = jnp.array([[np.log(3.0), 0.0]]), jnp.zeros((1, 2))
     every = jnp.ones((1, 2), bool)
     assert kl_divergence(student, teacher, every) == pytest.approx(0.130812, abs=2e-6)
-    found = margin_mse(jnp.array([[3.0, 1.0]]), jnp.array([[5.0, 2.0]]), every)
-    assert found == 1.0
+    loss = margin_mse(jnp.array([[3.0, 1.0]]), jnp.array([[5.0, 2.0]]), every)
+    assert loss == 1.0
 
 
 def test_a_student_that_agrees_with_its_teacher_loses_nothing():
@@ -160,19 +160,22 @@ def test_a_student_that_agrees_with_its_teacher_loses_nothing():
     rng = np.random.default_rng(2)
     student = rng.normal(size=batch.teacher_scores.shape).astype(np.float32)
     shift = rng.normal(size=(len(student), 1)).astype(np.float32)
-    known = jnp.isfinite(batch.teacher_scores)
+    scored = jnp.isfinite(batch.teacher_scores)
     student, shift = jnp.asarray(student), jnp.asarray(shift)
-    for distance in (lambda s, t: kl_divergence(s, t, known), lambda s, t: margin_mse(s, t, known)):
+    for distance in (
+        lambda s, t: kl_divergence(s, t, scored),
+        lambda s, t: margin_mse(s, t, scored),
+    ):
         # Neither sees what all of a query's scores have in common.
         assert distance(student, student + shift) == pytest.approx(0, abs=1e-6)
         other = student + rng.normal(size=student.shape).astype(np.float32)
         assert distance(student, other) > 0.1
         # An unscored candidate counts in neither.
-        moved = jnp.where(known, student, student + 100)
+        moved = jnp.where(scored, student, student + 100)
         np.testing.assert_allclose(distance(moved, other), distance(student, other), rtol=1e-5)
         gradient = jax.grad(distance)(student, other)
         assert np.isfinite(gradient).all()
-        assert not gradient[~known].any()
+        assert not gradient[~scored].any()
 
 
 def test_the_teacher_gets_no_gradient():
