@@ -208,8 +208,8 @@ def resolve(
     bindings = _all_bindings()
     used = _reachable(function.__name__, bindings)
     reader.check_modules(used)
-    _check_macros(bindings, reader.referenced, given={macro for macro, _ in flags.bindings})
     _check_pretrained(bindings, used, targets, command=function.__name__)
+    _check_macros(bindings, reader.referenced, given={macro for macro, _ in flags.bindings})
     _check_command_line(flags.bindings, bindings, used, function.__name__)
     unset = _required(bindings, used)
     if unset and not allow_unset:
@@ -332,12 +332,12 @@ def _check_macros(bindings: _Bindings, referenced: set[str], *, given: Collectio
         )
     # A project's file sets macros for all commands.
     for name in sorted(bound - referenced - (packaged_macros() - set(given))):
+        usable = referenced if name in given else referenced | packaged_macros()
         raise ConfigError(
             f"macro {name} is set, but nothing refers to it",
             where=name,
             expected=f"one of {', '.join(sorted(referenced))}",
-            fix=did_you_mean(name, referenced | packaged_macros() - {name})
-            or "check the spelling, or remove it",
+            fix=did_you_mean(name, usable) or "check the spelling, or remove it",
         )
 
 

@@ -132,6 +132,13 @@ def test_resolving_again_forgets_the_former_configuration(resolve):
     assert resolve(BASE, "DISH=pie").function()[2] == 1
 
 
+def test_a_macro_on_the_command_line_is_not_mistaken_for_another_command_s(resolve):
+    # PRETRAINED_LAYERS, the nearest of all commands' macros, would be refused as well.
+    with pytest.raises(ConfigError) as error:
+        resolve(BASE, "DISH=pie", "NUM_LAYERS=2")
+    assert error.value.fix == "check the spelling, or remove it"
+
+
 @pytest.mark.parametrize(
     ("written", "value"),
     [

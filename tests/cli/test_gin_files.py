@@ -16,10 +16,10 @@ def bake(*, bread: str = "rye", minutes: int = 30, tin: Pretrained | str | None 
 def resolve(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    def call(*files, **texts):
+    def call(*files, bindings=(), **texts):
         for name, text in texts.items():
             (tmp_path / f"{name}.gin").write_text(text)
-        flags = GinFlags(files=tuple(f"{name}.gin" for name in files))
+        flags = GinFlags(files=tuple(f"{name}.gin" for name in files), bindings=bindings)
         return configuration.resolve(bake, flags=flags).function()
 
     return call
@@ -61,6 +61,8 @@ def test_pretrained_weights_that_nothing_loads_are_refused(resolve):
     with pytest.raises(ConfigError) as error:
         resolve("recipe", "over", recipe=weights, over="bake.tin = None\n")
     assert "nothing loads it: this would start from random weights" in str(error.value)
+    with pytest.raises(ConfigError, match="PRETRAINED is set, but nothing loads it"):
+        resolve("recipe", bindings=(("PRETRAINED", "bert"),), recipe=DEFAULTS)
 
 
 def test_a_macro_is_referred_to_even_where_a_later_line_binds_directly(resolve):
