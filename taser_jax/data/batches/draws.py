@@ -144,7 +144,10 @@ def rates_from_weights(weights: Mapping[str, float], sizes: Mapping[str, int]) -
     if missing:
         raise ConfigError(f"no weight for task {missing[0]!r}", fix="give every task a weight")
     weight_sum, size_sum = sum(weights.values()), sum(sizes[task] for task in weights)
-    return {task: weight / weight_sum * size_sum / sizes[task] for task, weight in weights.items()}
+    # One division: weights that are the sizes give exactly 1, and every batch of an epoch.
+    return {
+        task: weight * size_sum / (weight_sum * sizes[task]) for task, weight in weights.items()
+    }
 
 
 def _check_rates(rates: Mapping[str, float], tasks: Mapping[str, int]) -> None:

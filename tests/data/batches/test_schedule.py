@@ -54,6 +54,15 @@ def test_rates_from_weights_give_each_task_its_share():
     assert batches == {"nq": 500, "trec": 500}
 
 
+def test_weights_that_are_the_sizes_lose_no_batch():
+    # 62,568 / 342,984 · 342,984 / 62,568 is 0.9999999999999999 in floating point.
+    sizes = {"a": 63_791, "b": 53_175, "c": 39_855, "d": 62_568, "e": 47_030, "f": 76_565}
+    rates = rates_from_weights({task: float(size) for task, size in sizes.items()}, sizes)
+    assert rates == dict.fromkeys(sizes, 1.0)
+    plain = Schedule(sizes, batch_size=32).batches_per_epoch
+    assert Schedule(sizes, batch_size=32, rates=rates).batches_per_epoch == plain
+
+
 @pytest.mark.parametrize(
     ("rates", "message"),
     [
