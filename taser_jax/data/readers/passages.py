@@ -14,7 +14,7 @@ from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
 import msgspec
 
-from taser_jax.data.files import json_lines, numbered_lines
+from taser_jax.data.files import json_records, numbered_lines
 from taser_jax.data.readers import fields
 from taser_jax.data.readers.located import (
     PARAGRAPH_END,
@@ -168,7 +168,7 @@ class _KiltPage(msgspec.Struct):
 
 def _of_pages(path: FilePath, words: int) -> Iterator[LocatedPassage]:
     """The windows of each page (`chunk_page`) of a knowledge source."""
-    for line, record in json_lines(path):
+    for line, record in json_records(path):
         where = f"{os.fspath(path)}:{line}"
         page = typed(record, _KiltPage, where=where, fix=_FIX_PAGE)
         # Passages are named after their page.

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from taser_jax.data.files import json_lines, json_records, numbered_lines
+from taser_jax.data.files import json_records, numbered_lines
 from taser_jax.data.readers.fields import (
     Role,
     first_of,
@@ -95,7 +95,7 @@ class _KiltQuery(msgspec.Struct):
 
 
 def read_kilt(path: FilePath) -> Iterator[Question]:
-    """Queries of a KILT file: one {id, input, output: [{answer, provenance: [...]}]} per line.
+    """Queries of a KILT file, lines or an array of {id, input, output: [{answer, provenance}]}.
 
     Verdicts are no answers.
 
@@ -108,7 +108,7 @@ def read_kilt(path: FilePath) -> Iterator[Question]:
     Raises:
         DataError: malformed input; names file:line, the field and the fix.
     """
-    for line, record in json_lines(path):
+    for line, record in json_records(path):
         where = f"{os.fspath(path)}:{line}"
         query = typed(record, _KiltQuery, where=where, fix=_FIX_KILT)
         if not query.input.strip():

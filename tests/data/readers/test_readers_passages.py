@@ -1,6 +1,7 @@
 """Passages of tables with and without a header, of JSON, thesauri and KILT's pages; qrels."""
 
 import itertools
+import json
 import random
 
 import pytest
@@ -173,6 +174,8 @@ def test_pages_of_a_knowledge_source(tmp_path):
     record = {"wikipedia_id": "7", "wikipedia_title": "Bern", "text": ["Bern\n", "A city.\n"]}
     path = write(tmp_path / "k.json", [record])
     assert passages(path) == [Passage("7.0", "A city.", "Bern", "7")]
+    array = write(tmp_path / "array.json", json.dumps([record]))
+    assert passages(array) == passages(path)
     for bad, message in (
         ({**record, "wikipedia_id": None}, r", field 'wikipedia_id': the id is empty"),
         ({**record, "text": "A city."}, r", field 'text': .* expected a list"),

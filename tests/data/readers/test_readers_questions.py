@@ -148,6 +148,14 @@ def test_a_query_with_every_kind_of_provenance(tmp_path):
     assert (blind.id, blind.outputs) == ("5", ())
 
 
+def test_an_array_of_queries_is_read_as_lines_are(tmp_path):
+    records = [_query(), _query(id="q2")]
+    array = write(tmp_path / "q.json", json.dumps(records, indent=1))
+    lines = write(tmp_path / "q.jsonl", records)
+    read = [[(q.id, q.text, q.outputs) for q in read_questions(path)] for path in (array, lines)]
+    assert read[0] == read[1]
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [
