@@ -327,7 +327,9 @@ def _positive_ids(split: QuestionSplit) -> Iterator[str]:
                 yield judgement.passage_id
         return
     for question in asked.values():
-        yield from (context.id for context in question.positives)
+        for context in question.positives:
+            # Of another file's ids, a positive goes by its content.
+            yield from (context.id, content_id(context.title, context.text))
         for place in question.provenance:
             if not place.passage:
                 problem = f"the positive on {place.title or place.page_id!r} has no passage_id"

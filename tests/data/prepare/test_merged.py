@@ -246,3 +246,13 @@ def test_merging_a_file_with_itself_changes_nothing_but_aliases(tmp_path):
 def test_an_id_that_stays_ambiguous_is_refused(tmp_path, first, second, message):
     with pytest.raises(DataError, match=message):
         _collection(tmp_path, a=_passages(*first), b=_passages(*second))
+
+
+def test_fewer_distractors_keep_positives_that_are_known_by_their_content(tmp_path):
+    rows = "".join(f"own{n}\ttext {n}\tt{n}\n" for n in range(20))
+    write(tmp_path / "passages.tsv", f"id\ttext\ttitle\n{rows}")
+    contexts = [{"title": f"t{n}", "text": f"text {n}", "passage_id": f"wiki:{n}"} for n in (3, 7)]
+    write(tmp_path / "q.json", [{"question": "q?", "answers": [], "positive_ctxs": contexts}])
+    prepared = prepare(tmp_path, wiki({"t": {"train": "q.json"}}), distractors=0.0)
+    assert list(PassageStore.open(tmp_path / "data", "c").ids) == ["own3", "own7"]
+    assert [(split.queries, split.left_out) for split in prepared.splits] == [(1, {})]
