@@ -105,7 +105,7 @@ def _of_records(
     if fields.is_pair(first[1]):
         yield from _of_pairs(path, located)
         return
-    has_ids = fields.first_of(first[1], fields.Role.ID) is not None
+    has_ids = _id_name(first[1]) is not None
     for number, (line, record) in enumerate(located):
         if fields.is_undefined_term(record):
             continue
@@ -124,10 +124,15 @@ def passage_of(record: Mapping[str, object], where: str) -> Passage:
     Raises:
         DataError: no text, or a field that is no string.
     """
-    id = id_field(record, fields.first_of(record, fields.Role.ID), where)
+    id = id_field(record, _id_name(record), where)
     text = string_field(record, fields.first_of(record, fields.Role.TEXT) or "text", where)
     page = _optional(record, fields.Role.PAGE, where) or _maillard(record)
     return Passage(id, text, _optional(record, fields.Role.TITLE, where), page.strip())
+
+
+def _id_name(record: Mapping[str, object]) -> str | None:
+    roles = (fields.Role.ID, fields.Role.PASSAGE_ID)
+    return next((name for role in roles if (name := fields.first_of(record, role))), None)
 
 
 def _optional(record: Mapping[str, object], role: fields.Role, where: str) -> str:

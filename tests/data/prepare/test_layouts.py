@@ -42,6 +42,7 @@ PASSAGES = [
     {"passages.csv": _table_of_passages(",")},
     {"export.csv": _table_of_passages(";")},
     {"lone.tsv": _table_of_passages("\t")},
+    {"judged.tsv": _table_of_passages("\t").replace("doc-id", "passage_id")},
     {
         "docs.jsonl": [
             {"docid": id, "title": title, "contents": text}
