@@ -165,6 +165,10 @@ def given_passages(
         ConfigError: a path that does not exist, or a folder of no known format.
         DataError: malformed input.
     """
+    if isinstance(source, Mapping | Passage):
+        # The keys of a dictionary are texts, too.
+        fix = "write [passage] to add one"
+        raise DataError(f"found one {type(source).__name__}", where="passages", fix=fix)
     if hasattr(source, "__arrow_c_stream__"):
         import pyarrow
 

@@ -14,6 +14,7 @@ from taser_jax.data.prepare.detection import given_passages
 from taser_jax.data.prepare.mapping import MISSING_QUERIES
 from taser_jax.data.prepare.splits import PrepareOptions
 from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.records import Passage
 
 TITLES = ["Bern", "Aare", "Bears"]
 TEXTS = ["A city, on a river.", 'A "river" in Bern; it is long.', "They live in the city."]
@@ -248,3 +249,10 @@ def test_what_a_retriever_adds_skips_empty_and_repeated_passages_of_files(tmp_pa
 def test_a_folder_without_texts_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="found no file of text"):
         _prepare(tmp_path, {"picture.png": "x"})
+
+
+@pytest.mark.parametrize("one", [{"id": "1", "text": "body"}, Passage("1", "body")])
+def test_one_passage_is_not_taken_for_several(one):
+    assert [passage.text for passage in given_passages([one])] == ["body"]
+    with pytest.raises(DataError, match=r"passages: found one (dict|Passage)(.|\n)*\[passage\]"):
+        list(given_passages(one))
