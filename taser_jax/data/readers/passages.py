@@ -273,7 +273,9 @@ def _scope_notes(path: FilePath) -> Iterator[LocatedPassage]:
 
 def text_files(folder: pathlib.Path) -> list[pathlib.Path]:
     """The text files of a folder and of those in it, sorted."""
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in TEXT_SUFFIXES)
+    named = (path for path in folder.rglob("*") if path.suffix.lower() in TEXT_SUFFIXES)
+    # A copied site may have folders of such names.
+    return sorted(path for path in named if not path.is_dir())
 
 
 def _of_texts(folder: pathlib.Path, words: int) -> Iterator[LocatedPassage]:

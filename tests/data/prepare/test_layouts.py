@@ -122,7 +122,7 @@ def test_a_folder_of_text_files(tmp_path):
     long = " ".join(f"word{n}" for n in range(7))
     files = {
         "a b.txt": f"one two\n\nthree\n\n{long}\n",
-        "deep/page.md": "intro\n\n# A heading #\n\nbody\n",
+        "deep.md/page.md": "intro\n\n# A heading #\n\nbody\n",
         "page.html": "<html><head><title>The <b>title</title><style>p {}</style></head><body>"
         "<h1>Head</h1><p>one &amp; two</p><script>no()</script><p>three</p></body></html>",
         "bare.html": "<h2>Only a heading</h2><p>text</p>",
@@ -135,7 +135,7 @@ def test_a_folder_of_text_files(tmp_path):
         "a_b.txt#1": ("a b", "word0 word1 word2 word3 word4", "a_b.txt"),
         "a_b.txt#2": ("a b", "word5 word6", "a_b.txt"),
         "bare.html#0": ("Only a heading", "text", "bare.html"),
-        "deep/page.md#0": ("A heading", "intro body", "deep/page.md"),
+        "deep.md/page.md#0": ("A heading", "intro body", "deep.md/page.md"),
         "page.html#0": ("The title", "Head one & two three", "page.html"),
     }
     assert prepared.left_out == {"empty passages": 1}
