@@ -294,12 +294,16 @@ def _title_and_paragraphs(path: pathlib.Path, content: str) -> tuple[str, list[s
         page.close()
         content, title = "".join(page.text), "".join(page.title or page.heading)
     else:
-        heading = re.search(r"(?m)^#{1,6}\s+(.+?)\s*#*$", content)
+        # In code "#" begins a comment.
+        code = r"(?ms)^ *(```|~~~)[^`\n]*\n.*?(^ *\1|\Z)"
+        prose = re.sub(code, lambda block: " " * len(block[0]), content)
+        heading = re.search(r"(?m)^#{1,6}[ \t]+(.+?)\s*#*$", prose)
         if path.suffix.lower() != ".md":
             heading = None
         title = heading[1] if heading else ""
         # A title is no paragraph of its own.
-        content = content.replace(heading[0], "", 1) if heading else content
+        if heading:
+            content = content[: heading.start()] + content[heading.end() :]
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", content)]
     return " ".join(title.split()) or path.stem, [part for part in paragraphs if part]
 

@@ -123,6 +123,7 @@ def test_a_folder_of_text_files(tmp_path):
     files = {
         "a b.txt": f"one two\n\nthree\n\n{long}\n",
         "deep.md/page.md": "intro\n\n# A heading #\n\nbody\n",
+        "code.md": "Set up:\n\n```bash\n# install\npip\n```\n\n## Use\n\nrun\n",
         "page.html": "<html><head><title>The <b>title</title><style>p {}</style></head><body>"
         "<h1>Head</h1><p>one &amp; two</p><script>no()</script><p>three</p></body></html>",
         "bare.html": "<h2>Only a heading</h2><p>text</p>",
@@ -135,6 +136,9 @@ def test_a_folder_of_text_files(tmp_path):
         "a_b.txt#1": ("a b", "word0 word1 word2 word3 word4", "a_b.txt"),
         "a_b.txt#2": ("a b", "word5 word6", "a_b.txt"),
         "bare.html#0": ("Only a heading", "text", "bare.html"),
+        "code.md#0": ("Use", "Set up:", "code.md"),
+        "code.md#1": ("Use", "```bash # install pip ```", "code.md"),
+        "code.md#2": ("Use", "run", "code.md"),
         "deep.md/page.md#0": ("A heading", "intro body", "deep.md/page.md"),
         "page.html#0": ("The title", "Head one & two three", "page.html"),
     }
