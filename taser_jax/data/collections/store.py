@@ -307,7 +307,7 @@ def collection_directory(data_dir: FilePath, collection: str) -> epath.Path:
     Raises:
         ConfigError: an invalid name.
     """
-    return epath.Path(data_dir) / _checked_name(collection, "collection")
+    return epath.Path(data_dir) / checked_name(collection, "collection")
 
 
 def _passages_directory(data_dir: FilePath, collection: str) -> epath.Path:
@@ -319,10 +319,15 @@ def _queries_directory(data_dir: FilePath, collection: str, task: str, split: st
         fix = f"take one of {', '.join(SPLITS)}"
         raise ConfigError(f"split {split!r}", where=f"task {task!r}", fix=fix)
     root = collection_directory(data_dir, collection) / "queries"
-    return root / _checked_name(task, "task") / split
+    return root / checked_name(task, "task") / split
 
 
-def _checked_name(name: str, what: str) -> str:
+def checked_name(name: str, what: str) -> str:
+    """A name that can be a folder's; `what` it names is for the message.
+
+    Raises:
+        ConfigError: it cannot.
+    """
     if not _NAME.fullmatch(name) or len(name.encode()) > _LONGEST_NAME:
         fix = "take letters, digits, '.', '_' and '-', starting with a letter or digit, at most "
         fix += f"{_LONGEST_NAME} bytes"

@@ -16,7 +16,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from jaxtyping import Int32
 
-from taser_jax.data.collections.store import PassageStore, QuerySet, write_collection, write_queries
+from taser_jax.data.collections.store import (
+    PassageStore,
+    QuerySet,
+    checked_name,
+    write_collection,
+    write_queries,
+)
 from taser_jax.data.files import file_digest
 from taser_jax.data.prepare.detection import detect
 from taser_jax.data.prepare.mapping import PageIndex, PassageResolver, QuestionMapper
@@ -364,6 +370,7 @@ def _splits(
     paths = {os.fspath(path) for path in sources.values()}
     splits: dict[tuple[str, str], QuestionSplit] = {}
     for task, named in tasks.items():
+        checked_name(task, "task")
         for name, files in named.items():
             where = f"task {task!r}, split {name!r}"
             pairs = os.fspath(files.questions) in paths

@@ -218,6 +218,8 @@ def test_inputs_are_checked_before_anything_is_built(tmp_path, files):
     paths = files(p__tsv=PASSAGES)
     with pytest.raises(DataError, match=r"gone\.jsonl: cannot be read"):
         _prepare(tmp_path, paths["p__tsv"], {"nq": {"train": tmp_path / "gone.jsonl"}})
+    with pytest.raises(ConfigError, match="task name 'my questions'"):
+        _prepare(tmp_path, paths["p__tsv"], {"my questions": {"train": paths["p__tsv"]}})
     assert not (tmp_path / "data").exists()
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError):
