@@ -7,6 +7,7 @@ KILT's as published with Petroni et al., 2021.
 from __future__ import annotations
 
 import ast
+import contextlib
 import csv
 import os
 import re
@@ -189,6 +190,10 @@ def _answers(record: Mapping[str, object], where: str) -> tuple[str, ...]:
     # One answer may stand alone, a list of them may not.
     if isinstance(value, str) and name != "answers":
         return (value,) if value.strip() else ()
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        # In a table's column a list is written as in DPR's .qa.csv.
+        with contextlib.suppress(*_NO_LITERAL):
+            value = ast.literal_eval(value.strip())
     return string_list(value, f"{where}, field {name!r}")
 
 

@@ -95,6 +95,15 @@ def test_bad_qa_csv_lines_name_line_and_field(tmp_path, line, message):
         list(read_questions(path))
 
 
+def test_answers_of_a_table_with_a_header(tmp_path):
+    path = write(tmp_path / "q.csv", 'question,answers\nwho?,"[""Ada"", \'Lovelace\']"\nwhen?,[]\n')
+    answers = [(question.text, question.answers) for question in read_questions(path)]
+    assert answers == [("who?", ("Ada", "Lovelace")), ("when?", ())]
+    path = write(tmp_path / "q.csv", "question,answers\nwho?,[Ada]\n")
+    with pytest.raises(DataError, match=r"q\.csv:2, field 'answers': found '\[Ada\]', a str"):
+        list(read_questions(path))
+
+
 def test_a_table_of_id_and_text(tmp_path):
     for header in ("", "id\ttext\n"):
         path = write(tmp_path / "q.tsv", f"{header}q1\twho?\nq2\twhen?\n")
