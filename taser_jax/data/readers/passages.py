@@ -45,10 +45,10 @@ def read_passages(
     r"""Passages of a file or folder, whose name and first line decide how it is read.
 
     A table with a header that names the column text, in any place, and optionally id, title,
-    wikipedia_id or page_id (else, as in Maillard's files, the fourth of six) and paragraph_id, or
-    synonyms of these (`fields.Role`). Columns are separated by tabs, commas or semicolons, with
-    csv's double quotes. JSON lines and Parquet have the same fields. Without ids, passages are
-    numbered.
+    wikipedia_id or page_id (else, as in Maillard's files, the fourth of six, if a number) and
+    paragraph_id, or synonyms of these (`fields.Role`). Columns are separated by tabs, commas or
+    semicolons, with csv's double quotes. JSON lines and Parquet have the same fields. Without ids,
+    passages are numbered.
 
     A table without a header: id, text and optionally title, separated by tabs. A quote is an
     ordinary character, as in MS MARCO's files.
@@ -141,10 +141,13 @@ def _optional(record: Mapping[str, object], role: fields.Role, where: str) -> st
 
 
 def _maillard(record: Mapping[str, object]) -> str:
-    """The page of Maillard's six columns: the fourth, whatever its name."""
+    """The page of Maillard's six columns: the fourth, whatever its name, if it is a number."""
     values = list(record.values())
-    names = list(record)
-    return str(values[3]) if len(values) == 6 and names[:3] == ["id", "text", "title"] else ""
+    if len(values) != 6 or list(record)[:3] != ["id", "text", "title"]:
+        return ""
+    # Other people's fourth field is a language, say: no page that passages share.
+    page = str(values[3]).strip()
+    return page if page.isdecimal() else ""
 
 
 def _of_pairs(

@@ -53,6 +53,9 @@ def test_columns_go_by_the_header_not_by_their_place(tmp_path):
     maillard = write(tmp_path / "six.tsv", "id\ttext\ttitle\tpage\ta\tb\n0\tc\tT\t7\t\t\n")
     [located] = read_passages(maillard)
     assert (located.passage, located.span) == (Passage("0", "c", "T", "7"), None)
+    # Nor is any fourth field a page: made queries would all be of one.
+    record = {"id": "0", "text": "c", "title": "T", "lang": "en", "date": None, "source": "x"}
+    assert passages(write(tmp_path / "six.jsonl", [record])) == [Passage("0", "c", "T")]
 
 
 @pytest.mark.parametrize(
