@@ -281,11 +281,11 @@ def string_field(record: Mapping[str, object], name: str, where: str) -> str:
 
 
 def id_field(record: Mapping[str, object], name: str | None, where: str) -> str:
-    """The value of a field as a string (numbers are converted); empty if there is none."""
+    """The value of a field as a string (integers are converted); empty if there is none."""
     value = None if name is None else record.get(name)
     if isinstance(value, bool) or not isinstance(value, str | int | None):
         where = f"{where}, field {name!r}"
-        raise DataError(f"found {value!r}", where=where, fix="write a string or a number")
+        raise DataError(f"found {value!r}", where=where, fix="write a string or an integer")
     return "" if value is None else str(value)
 
 

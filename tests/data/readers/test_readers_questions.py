@@ -52,6 +52,7 @@ def test_training_rows_in_json_and_jsonl(tmp_path, name):
             r"field 'positive_ctxs', field 'passage_id': found \[1\]",
         ),
         ({"qid": True}, r"field 'qid': found True"),
+        ({"qid": 1.0}, r"field 'qid': found 1.0\n  fix: write a string or an integer"),
     ],
 )
 def test_bad_training_rows_name_line_and_field(tmp_path, changes, message):
