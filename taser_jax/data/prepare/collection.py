@@ -41,6 +41,7 @@ from taser_jax.data.prepare.splits import (
     QuestionSplit,
     Tasks,
     by_task_and_split,
+    check_former_splits,
     divide_by_positives,
     named_splits,
 )
@@ -146,6 +147,7 @@ def _prepare(
     inputs = _inputs_fingerprint(sources, splits, options)
     if (done := already_prepared(data_dir, collection, inputs)) is not None:
         return done
+    check_former_splits(data_dir, collection, splits, options)
     left_out, pages = LeftOut(strict=options.strict), PageIndex()
     has_pages = any(is_kilt(split.files.questions) for split in splits)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import scipy.sparse.csgraph
 
-from taser_jax.data.collections.store import SPLITS
+from taser_jax.data.collections.store import SPLITS, collection_directory, list_tasks
 from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.located import Question
 from taser_jax.data.readers.questions import read_questions
@@ -261,6 +261,31 @@ def named_splits(name: str, where: str) -> tuple[str, ...]:
         fix = f"write one of {', '.join(SPLITS)}, or several joined by '+'"
         raise ConfigError(f"split {name!r}", where=where, fix=fix)
     return splits
+
+
+def check_former_splits(
+    data_dir: FilePath,
+    collection: str,
+    splits: Sequence[QuestionSplit],
+    options: PrepareOptions,
+) -> None:
+    """Refuses to leave queries of an earlier preparation beside new ones of the same task.
+
+    Raises:
+        ConfigError: a split that these files do not write; it may hold the same questions.
+    """
+    for task, former in list_tasks(data_dir, collection).items():
+        written = {split.split for split in splits if split.task == task}
+        if options.validation_share and "train" in written:
+            written.add(VALIDATION)
+        for split in former:
+            if written and split not in written:
+                folder = collection_directory(data_dir, collection) / "queries" / task / split
+                raise ConfigError(
+                    f"{split} queries of an earlier preparation, which may be among the new ones",
+                    where=str(folder),
+                    fix="delete this folder, or give the questions of all splits together",
+                )
 
 
 def split_of(id: str, *, task: str, splits: Sequence[str], shares: Mapping[str, float]) -> str:

@@ -77,6 +77,11 @@ def test_a_share_of_training_becomes_validation(tmp_path: pathlib.Path):
     assert sorted(ids["train"] + ids["validation"]) == sorted(ids["whole"])
     assert ids["test"] == ids["test before"]
     assert 5 < len(ids["validation"]) < 35
+    # Without the share, the validation queries that are left would be training queries, too.
+    with pytest.raises(
+        ConfigError, match=r"queries/t/validation: validation queries of an earlier"
+    ):
+        prepare(data_dir=tmp_path / "carved", **arguments)
     # q0 and q1 have one passage.
     assert ("q0" in ids["train"]) == ("q1" in ids["train"])
     counts = {split.split: split.left_out for split in prepared.splits}
