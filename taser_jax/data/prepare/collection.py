@@ -55,7 +55,7 @@ from taser_jax.storage.records import Passage, Query, check_id, hash_share, norm
 from taser_jax.storage.typed_files import to_plain
 
 # Version of the output and receipt for the same files and options; a new one prepares them again.
-_FORMAT_VERSION = 3
+_FORMAT_VERSION = 4
 _DEFAULTS = PrepareOptions()
 
 PassageFiles = FilePath | Sequence[FilePath] | Mapping[str, FilePath]
