@@ -269,23 +269,20 @@ def check_former_splits(
     splits: Sequence[QuestionSplit],
     options: PrepareOptions,
 ) -> None:
-    """Refuses to leave queries of an earlier preparation beside new ones of the same task.
+    """Refuses to leave an earlier preparation's validation queries beside new training queries.
 
     Raises:
-        ConfigError: a split that these files do not write; it may hold the same questions.
+        ConfigError: they were held out of the same files, perhaps, and are training queries now.
     """
     for task, former in list_tasks(data_dir, collection).items():
         written = {split.split for split in splits if split.task == task}
-        if options.validation_share and "train" in written:
-            written.add(VALIDATION)
-        for split in former:
-            if written and split not in written:
-                folder = collection_directory(data_dir, collection) / "queries" / task / split
-                raise ConfigError(
-                    f"{split} queries of an earlier preparation, which may be among the new ones",
-                    where=str(folder),
-                    fix="delete this folder, or give the questions of all splits together",
-                )
+        is_held_out = VALIDATION in written or options.validation_share > 0
+        if "train" in written and VALIDATION in former and not is_held_out:
+            raise ConfigError(
+                "validation queries of an earlier preparation, which may be training queries now",
+                where=f"{collection_directory(data_dir, collection)}/queries/{task}/{VALIDATION}",
+                fix="delete this folder, or give the questions of all splits together",
+            )
 
 
 def split_of(id: str, *, task: str, splits: Sequence[str], shares: Mapping[str, float]) -> str:
