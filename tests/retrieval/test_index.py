@@ -130,6 +130,18 @@ def test_both_move_together(tmp_path):
     assert open_index(tmp_path / "b" / "index").search(TABLE[:1], 1).rows.shape == (1, 1)
 
 
+@pytest.mark.parametrize("linked", ["index", "embeddings", "."])
+def test_an_index_and_its_embeddings_may_be_symbolic_links(tmp_path, linked):
+    (tmp_path / "another" / "disk").mkdir(parents=True)
+    place = tmp_path / "runs" / linked
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to(tmp_path / "another" / "disk")
+    embeddings = write(tmp_path / "runs" / "embeddings")
+    for _ in range(2):
+        searcher = build_index(embeddings, tmp_path / "runs" / "index")
+        assert searcher.search(TABLE[:1], 1).rows.shape == (1, 1)
+
+
 @pytest.mark.parametrize("normalization", list(Normalization))
 @pytest.mark.parametrize("dim", [3, 8])
 def test_the_first_dimensions_are_searched_as_cut_vectors(normalization, dim, tmp_path):
