@@ -89,7 +89,12 @@ def read_parts(directory: FilePath) -> RetrieverParts | None:
     parts = typed(value, RetrieverParts, where=str(path), fix=_FIX)
     if (parts.bm25_dir is None) != (parts.alpha is None):
         raise DataError("one of bm25_dir and alpha without the other", where=str(path), fix=_FIX)
-    folders = {name: str(path.parent / value[name]) for name in _FOLDERS if name in value}
+    folders = {
+        # A path would lose one slash of gs://.
+        name: value[name] if is_remote(value[name]) else str(path.parent / value[name])
+        for name in _FOLDERS
+        if name in value
+    }
     for name, folder in sorted(folders.items()):
         if not is_remote(folder) and not os.path.isdir(folder):
             problem = f"{name} is {value[name]!r}, and no such folder is there any more"

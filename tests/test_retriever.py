@@ -20,7 +20,7 @@ from taser_jax.models.batch import Role
 from taser_jax.retrieval.bm25 import Bm25Index, title_and_text
 from taser_jax.retrieval.fusion import DEFAULT_SHARE
 from taser_jax.retrieval.runs import read_trec_run
-from taser_jax.retriever_parts import RETRIEVER_FILE, RetrieverParts, write_parts
+from taser_jax.retriever_parts import RETRIEVER_FILE, RetrieverParts, read_parts, write_parts
 from taser_jax.serving.engine import Engine, Operation, Work
 from taser_jax.storage.errors import ConfigError, DataError, TaserError
 
@@ -290,6 +290,12 @@ def test_a_directory_names_its_parts_and_can_be_moved(parts, tmp_path, trained):
     (moved / "data").rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=r"data_dir is 'data', and no such folder(.|\n)*move that"):
         Retriever.load(moved)
+
+
+def test_a_part_may_be_in_a_bucket(tmp_path):
+    parts = RetrieverParts("gs://bucket/model", str(tmp_path), str(tmp_path), "small")
+    write_parts(tmp_path, parts)
+    assert read_parts(tmp_path) == parts
 
 
 def test_a_damaged_list_of_parts_is_named(tmp_path):
