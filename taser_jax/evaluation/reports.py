@@ -162,7 +162,8 @@ class ResultsTable:
                 axis.errorbar(
                     100 * effects,
                     [place + 0.2 * number for place, _ in drawn],
-                    xerr=100 * np.stack([below, above]),
+                    # Where all queries differ alike, rounding leaves the effect outside.
+                    xerr=100 * np.stack([below, above]).clip(min=0),
                     label=f"from {each.baseline}",
                     color=_COLOURS[number % len(_COLOURS)],
                     fmt="o",

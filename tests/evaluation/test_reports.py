@@ -1,6 +1,7 @@
 """Tables as text, Markdown, CSV and plot, rebuilt from the files of single systems."""
 
 import csv
+import dataclasses
 import io
 import json
 
@@ -18,6 +19,7 @@ from taser_jax.evaluation.results import (
     write_per_query,
     write_result,
 )
+from taser_jax.evaluation.significance import AVERAGE, Comparisons, bootstrap_over_tasks
 from taser_jax.storage.errors import DataError
 
 BM25 = SystemResult(
@@ -114,6 +116,19 @@ def test_files_are_written_and_names_format_nothing(tmp_path):
     lines = ResultsTable.of([SystemResult("<b>[z](u)", tasks)]).to_markdown().splitlines()
     assert "### a\\|b # c (10 queries)" in lines
     assert "| &lt;b>[z\\](u) | 50.0 |" in lines
+
+
+def test_a_difference_that_rounding_leaves_outside_its_interval_is_drawn(tmp_path):
+    first, second = (
+        {"nq": Evaluation(tuple("abcdefghijkl"), {"MRR@10": np.full(12, value)})}
+        for value in (0.5, 0.2)
+    )
+    _, averages = bootstrap_over_tasks(first, second, ["MRR@10"])
+    compared = averages["MRR@10"]
+    assert compared.difference < compared.low
+    comparisons = Comparisons("BM25", {("TASER + BM25", AVERAGE, "MRR@10"): compared})
+    table = dataclasses.replace(TABLE, comparisons=[comparisons])
+    assert table.write(tmp_path).with_suffix(".png").is_file()
 
 
 def test_tables_of_nothing_are_refused():
