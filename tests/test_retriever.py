@@ -13,12 +13,14 @@ from capitals import PASSAGES
 from small_world import gin, succeed
 
 from taser_jax import Passage, Retriever
-from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.data.collections.store import PassageStore, QuerySet, write_collection
 from taser_jax.data.prepare.detection import given_passages
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Role
 from taser_jax.retrieval.bm25 import Bm25Index, title_and_text
+from taser_jax.retrieval.exact import ExactSearcher
 from taser_jax.retrieval.fusion import DEFAULT_SHARE
+from taser_jax.retrieval.passages import Collection, MatrixRows, Passages
 from taser_jax.retrieval.runs import read_trec_run
 from taser_jax.retriever_parts import RETRIEVER_FILE, RetrieverParts, read_parts, write_parts
 from taser_jax.serving.engine import Engine, Operation, Work
@@ -55,6 +57,14 @@ def hybrid_dir(parts, compared, tmp_path):
     beside = dataclasses.replace(parts, bm25_dir=str(compared / "bm25" / "index"), alpha=0.3)
     write_parts(tmp_path, beside)
     return tmp_path
+
+
+@pytest.fixture
+def on_disk(tmp_path):
+    """The capitals on disk, the first with a duplicate merged into it; embeddings are unit axes."""
+    store = write_collection(tmp_path, "capitals", CAPITALS, aliases={"twin": 0})
+    rows = MatrixRows(np.eye(len(CAPITALS), dtype=np.float32))
+    return Passages(Collection(store, ExactSearcher(rows)))
 
 
 def test_texts_are_encoded_as_the_token_store_has_them(trained, parts, small_world):
@@ -275,6 +285,13 @@ def test_an_id_that_is_taken_is_refused(parts):
         retriever.update([changed])
         (hits,) = retriever.search(["Paris"], k=len(retriever))
         assert [hit.passage for hit in hits if hit.passage.id == new.id] == [changed]
+
+
+def test_the_id_of_a_merged_duplicate_is_no_passage(on_disk):
+    assert on_disk.find("twin") is None
+    assert on_disk.find(CAPITALS[0].id) == CAPITALS[0]
+    on_disk.remove({"twin"})
+    assert len(on_disk) == len(CAPITALS)
 
 
 def test_a_directory_names_its_parts_and_can_be_moved(parts, tmp_path, trained):

@@ -97,8 +97,11 @@ class Passages:
         return self._added.get(id) if row is None else self.get([row])[0]
 
     def _row_on_disk(self, id: str) -> int | None:
-        row = None if self.collection is None else self.collection.store.find(id)
-        return None if row in self._removed else row
+        store = None if self.collection is None else self.collection.store
+        row = None if store is None else store.find(id)
+        # The id of a merged duplicate leads to another passage, which must not go in its place.
+        is_own = store is not None and row is not None and store.ids[row] == id
+        return row if is_own and row not in self._removed else None
 
     def get(self, rows: Sequence[int]) -> list[Passage]:
         """Passages of rows."""
