@@ -294,6 +294,12 @@ def test_the_id_of_a_merged_duplicate_is_no_passage(on_disk):
     assert len(on_disk) == len(CAPITALS)
 
 
+def test_no_results_are_asked_for_beside_removed_passages(on_disk):
+    on_disk.remove({CAPITALS[0].id})
+    with pytest.raises(ConfigError, match="k is 0"):
+        on_disk.search(np.eye(1, len(CAPITALS), dtype=np.float32), 0)
+
+
 def test_a_directory_names_its_parts_and_can_be_moved(parts, tmp_path, trained):
     """What lies in it moves with it; what lies elsewhere stays, and its absence is said."""
     shutil.copytree(parts.data_dir, tmp_path / "out" / "data")

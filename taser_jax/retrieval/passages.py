@@ -14,6 +14,7 @@ from taser_jax.retrieval.bm25 import Bm25Index, title_and_text
 from taser_jax.retrieval.exact import ExactSearcher, Searcher, search_devices
 from taser_jax.retrieval.fusion import HybridConfig, default_alpha, fuse, settle
 from taser_jax.retrieval.runs import NO_ROW, Run, SearchResult, top_k
+from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Passage
 
 
@@ -167,7 +168,14 @@ class Passages:
         return self._bm25
 
     def search(self, embeddings: Float[np.ndarray, "queries dim"], k: int) -> SearchResult:
-        """Top k rows by inner product; of equal scores those on disk first."""
+        """Top k rows by inner product; of equal scores those on disk first.
+
+        Raises:
+            ConfigError: k below 1.
+        """
+        if k < 1:
+            # An index is asked for more, where passages on disk were removed.
+            raise ConfigError(f"k is {k}", where="search", expected="at least 1")
         results = []
         if self.collection is not None:
             result = self.collection.searcher.search(embeddings, k + len(self._removed))
