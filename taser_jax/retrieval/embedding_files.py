@@ -99,7 +99,8 @@ def export_embeddings(
         "metric": "dot",
         "normalization": embeddings.metadata.normalization,
         "queries": {
-            f"{texts.task}.{texts.split}": embedded.fingerprints["queries"]
+            # Imported ones have no tokens, whose fingerprint it is.
+            f"{texts.task}.{texts.split}": embedded.fingerprints.get("queries")
             for embedded, texts in queries
         },
     }

@@ -166,6 +166,13 @@ def test_an_imported_export_is_searched_like_the_original(tmp_path, exported, wo
         succeed(*_search(world, embeddings, tmp_path / name))
     runs = [(tmp_path / name / "runs" / "nq.test.trec").read_text() for name in ("ours", "back")]
     assert runs[0] == runs[1]
+    out = gin(MODEL_DIR=None, EXPORT_DIR=tmp_path / "out", EMBEDDINGS_DIR=tmp_path / "e")
+    succeed("export", "embeddings", *out, *world.where)
+    again, first = (
+        pyarrow.parquet.read_table(out / "embeddings" / "queries" / "nq.test.parquet")
+        for out in (tmp_path / "out", exported)
+    )
+    assert again.equals(first)
 
 
 def _foreign(directory: pathlib.Path, embeddings, ids=None, name="any") -> pathlib.Path:
