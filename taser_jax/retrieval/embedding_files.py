@@ -276,8 +276,11 @@ def import_embeddings(
     ordered = embeddings[np.argsort(rows)]
     model = facts["fingerprints"].get("model") or artifacts.Fingerprint().add(ordered).hex()
     fingerprints = {"model": model, **collection}
-    lengths = np.linalg.norm(ordered, axis=1)
-    normalization = "l2" if np.allclose(lengths, 1, atol=1e-3) else "none"
+    normalization = facts.get("normalization")
+    # Signs have another length, and int8 codes one that is rounded.
+    if normalization is None or coding.codes is Codes.BINARY:
+        lengths = np.linalg.norm(ordered, axis=1)
+        normalization = "l2" if np.allclose(lengths, 1, atol=1e-3) else "none"
     for path in sorted((source / QUERIES).glob("*.parquet")):
         task, split = split_of(path.stem)
         ids, embeddings = _read([path], Coding(), where=path)

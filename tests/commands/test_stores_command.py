@@ -15,7 +15,7 @@ from test_export_command import make_model
 
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.retrieval import embedding_files
-from taser_jax.retrieval.embeddings import Embeddings
+from taser_jax.retrieval.embeddings import Embeddings, write_embeddings
 
 
 @pytest.fixture(scope="module")
@@ -281,6 +281,22 @@ def test_codes_are_printed_with_the_recall_they_cost(tmp_path, capsys, world):
     succeed(*_import(world, tmp_path / "binary" / "embeddings", tmp_path / "b"))
     signs = Embeddings.open(tmp_path / "b").rows(0, PASSAGES)
     np.testing.assert_array_equal(signs, np.sign(TABLE[:PASSAGES]))
+
+
+@pytest.mark.parametrize(("codes", "normalization"), [("int8", "l2"), ("binary", "none")])
+def test_codes_are_imported_with_the_normalization_that_they_have(
+    tmp_path, world, codes, normalization
+):
+    table = TABLE[:PASSAGES] / np.linalg.norm(TABLE[:PASSAGES], axis=1, keepdims=True)
+    whole, store = tmp_path / "whole", world.store
+    write_embeddings(whole, table, {"collection": store.fingerprint}, "l2")
+    out = gin(MODEL_DIR=None, EXPORT_DIR=tmp_path / "out", EMBEDDINGS_DIR=whole, CODES=codes)
+    succeed("export", "embeddings", *out, *world.where)
+    succeed(*_import(world, tmp_path / "out" / "embeddings", tmp_path / "e"))
+    imported = Embeddings.open(tmp_path / "e")
+    lengths = np.linalg.norm(imported.rows(0, PASSAGES), axis=1)
+    assert np.abs(lengths - 1).max() > 1e-3
+    assert imported.metadata.normalization == normalization
 
 
 def test_codes_are_for_parquet(tmp_path, capsys, world):
