@@ -28,6 +28,8 @@ _KIND = "bm25 index"
 _VERSION = 2
 # Fewer queries are answered before a progress bar could be drawn.
 _SHOWN = 1000
+# Words of queries whose stems are not computed again; about 50 MiB.
+_REMEMBERED = 1 << 18
 _WORD = re.compile(r"\w+")
 # With a straight, curly or full-width apostrophe, as in Lucene.
 _POSSESSIVE = re.compile(r"(?<=\w)['\u2019\uff07]s\b")
@@ -208,6 +210,10 @@ class Bm25Index:
             ranked = _best_rows(scores, k)
             rows[line, : len(ranked)] = ranked
             best[line, : len(ranked)] = scores[ranked]
+        # The tokenizer remembers all words of queries, which would fill a server's memory.
+        if len(self._tokenizer.word_to_stem) > _REMEMBERED:
+            self._tokenizer.word_to_stem.clear()
+            self._tokenizer.word_to_id.clear()
         return SearchResult(rows, best)
 
 

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from taser_jax.retrieval import bm25
 from taser_jax.retrieval.bm25 import (
     Bm25Config,
     Bm25Index,
@@ -95,6 +96,15 @@ def test_stems_and_stopwords(tmp_path):
     assert stemmed.search(["CAT run", "the a"], 1).rows.tolist() == [[0], [-1]]
     plain = Bm25Index.build(texts, tmp_path / "plain", config=PLAIN)
     assert plain.search(["CAT run", "the a"], 2).rows.tolist() == [[-1, -1], [1, 0]]
+
+
+@pytest.mark.parametrize("config", [Bm25Config(), PLAIN])
+def test_words_of_queries_are_forgotten(tmp_path, monkeypatch, config):
+    monkeypatch.setattr(bm25, "_REMEMBERED", 3)
+    index = Bm25Index.build(["cats", "a dog"], tmp_path / "index", config=config)
+    for number in range(9):
+        assert index.search([f"cats x{number}", "dog"], 1).rows.tolist() == [[0], [1]]
+        assert len(index._tokenizer.word_to_stem) <= 3
 
 
 def test_passages_without_words_keep_their_row(tmp_path):
