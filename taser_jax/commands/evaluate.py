@@ -22,6 +22,7 @@ from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.results import (
     SystemResult,
     TaskResult,
+    check_system,
     per_query_path,
     read_results,
     write_per_query,
@@ -149,6 +150,8 @@ def evaluate(
     store = PassageStore.open(data_dir, collection)
     heads = inputs.PassageHeads(store)
     config.check_tasks(list_tasks(data_dir, collection))
+    # Before another system's values by query are replaced.
+    check_system(pathlib.Path(output_dir) / "results", system)
     evaluations = {}
     for task in inputs.tasks_with(data_dir, collection, split=split, tasks=tasks):
         queries = QuerySet.open(data_dir, collection, task, split)

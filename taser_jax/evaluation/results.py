@@ -105,6 +105,20 @@ def result_path(directory: FilePath, system: str) -> pathlib.Path:
     return pathlib.Path(directory) / f"{name}.json"
 
 
+def check_system(directory: FilePath, system: str) -> pathlib.Path:
+    """The system's file, which may not be there yet.
+
+    Raises:
+        DataError: the file belongs to another system, whose name gives the same file name.
+    """
+    path = result_path(directory, system)
+    if path.exists() and (other := _load(path).system) != system:
+        problem = f"it has the result of system {other!r}, not of {system!r}"
+        fix = "rename one of the two systems so that their letters and digits differ"
+        raise DataError(problem, where=str(path), fix=fix)
+    return path
+
+
 def write_result(directory: FilePath, result: SystemResult) -> pathlib.Path:
     """Writes or replaces a system's file and returns its path.
 
@@ -112,11 +126,7 @@ def write_result(directory: FilePath, result: SystemResult) -> pathlib.Path:
         DataError: the file belongs to another system, whose name gives the same file name.
         StorageError: it cannot be written.
     """
-    path = result_path(directory, result.system)
-    if path.exists() and (other := _load(path).system) != result.system:
-        problem = f"it has the result of system {other!r}, not of {result.system!r}"
-        fix = "rename one of the two systems so that their letters and digits differ"
-        raise DataError(problem, where=str(path), fix=fix)
+    path = check_system(directory, result.system)
     write_json(path, {"format_version": FORMAT_VERSION, **dataclasses.asdict(result)})
     return path
 

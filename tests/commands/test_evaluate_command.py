@@ -52,6 +52,21 @@ def runs_dir(capitals, tmp_path) -> pathlib.Path:
     return tmp_path / "runs"
 
 
+def test_a_name_like_anothers_leaves_its_values_by_query(capitals, runs_dir, tmp_path, capsys):
+    def arguments(system: str) -> tuple[str, ...]:
+        where = gin(RUNS_DIR=runs_dir, EVAL_OUTPUT_DIR=tmp_path / "out", SYSTEM=system)
+        return ("evaluate", *capitals.where, *where, *gin(TASKS=["rivers"]))
+
+    succeed(*arguments("by hand"))
+    (path,) = (tmp_path / "out" / "per_query").glob("*.csv")
+    before = path.read_text()
+    others = {id: {"p1": 1.0} for id in _query_ids(capitals, "rivers")}
+    _write_run(runs_dir / "rivers.test.trec", others)
+    message = refused(capsys, *arguments("by_hand"))
+    assert "it has the result of system 'by hand', not of 'by_hand'" in message
+    assert path.read_text() == before
+
+
 def test_queries_without_results_are_counted_and_most_of_them_refused(
     capitals, runs_dir, tmp_path, capsys
 ):
