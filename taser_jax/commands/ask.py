@@ -9,6 +9,8 @@ import pathlib
 import textwrap
 from collections.abc import Callable, Sequence
 
+from taser_jax.assembly.model_directory import read_facts
+from taser_jax.assembly.run_record import task_names
 from taser_jax.assembly.text_sources import Registered
 from taser_jax.devices.hosts import keep_compiled_programs
 from taser_jax.retrieval.passages import Hit
@@ -184,7 +186,7 @@ def serve(*, directory: str, options: ServeOptions = ServeOptions()) -> None:
         ) from None
     keep_compiled_programs(directory)
     place = pathlib.Path(directory)
-    engine = Engine(lambda: Retriever.load(place), warm_batches=powers_of_two(options.max_batch))
+    engine = Engine(lambda: _served(place), warm_batches=powers_of_two(options.max_batch))
     limits = Limits(options.max_batch)
     server = Server(engine, limits=limits, token=token, log_queries=options.log_queries)
     logger.info(
@@ -201,6 +203,13 @@ def serve(*, directory: str, options: ServeOptions = ServeOptions()) -> None:
         timeout_graceful_shutdown=_DRAIN_SECONDS,
         server_header=False,
     )
+
+
+def _served(directory: pathlib.Path) -> Retriever:
+    """Its retriever; where tasks differ, as the first's: requests name the others."""
+    parts = read_parts(directory)
+    names = task_names(read_facts(directory if parts is None else parts.model_dir))
+    return Retriever.load(directory, task=names[0] if names else None)
 
 
 def _is_loopback(host: str) -> bool:
