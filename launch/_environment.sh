@@ -22,15 +22,15 @@ use_environment() {
     exit 2
   fi
   # Without ensurepip, venv leaves an environment that has python but no pip.
-  [ -x .venv/bin/pip ] || "$python" -m venv .venv
-  # Installs again only if the requirements have changed.
+  [ -x .venv/bin/pip ] || "$python" -m venv .venv || return
+  # Installs again only if the requirements have changed. `|| return`: callers need not have set -e.
   wanted="$(cat setup.py pyproject.toml | sha256sum | cut -d' ' -f1) $extra"
   stamp=".venv/installed$(printf '%s' "$extra" | tr -c 'a-z\n' '_')"
   if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
     echo "installing taser_jax$extra into .venv ..."
-    .venv/bin/python -m pip install --quiet --upgrade pip
+    .venv/bin/python -m pip install --quiet --upgrade pip || return
     # Python compiles the modules that are imported; compiling all of them takes longer than what they are for.
-    .venv/bin/python -m pip install --quiet --no-compile --editable ".$extra"
+    .venv/bin/python -m pip install --quiet --no-compile --editable ".$extra" || return
     printf '%s' "$wanted" >"$stamp"
   fi
   export PATH="$root/.venv/bin:$PATH"

@@ -223,6 +223,21 @@ def test_an_environment_without_pip_is_made_again(checkout, tmp_path):
     assert completed.stdout.splitlines()[0] == "made"
 
 
+@pytest.mark.parametrize("failing", ["upgrade pip", "editable"])
+def test_an_installation_that_fails_is_not_taken_for_one(stubs, checkout, failing):
+    """As launch/hosts.sh runs it over ssh, where no `set -e` ends the shell."""
+    folder = environment(checkout, python=f'case "$*" in *"{failing}"*) exit 3;; esac', pip="")
+    dry = stubs.run("hosts.sh", "--hosts=a", "--extra=cuda", "--dry_run", *TRAIN)
+    install = next(line for line in dry.stdout.splitlines() if "use_environment" in line)
+    command = shlex.split(install)[-1].rpartition("cd taser_jax && ")[2]
+    for _ in range(2):
+        completed = subprocess.run(
+            ["bash", "-c", command], cwd=checkout, env=os.environ | {"PYTHON": sys.executable}
+        )
+        assert completed.returncode == 3
+    assert not list(folder.parent.glob("installed*"))
+
+
 def test_a_command_that_starts_no_interpreter_is_passed_over(checkout, tmp_path):
     """As pyenv's commands are for versions that are installed but not chosen."""
     environment(checkout, python="exit 0")
