@@ -96,6 +96,8 @@ class Report:
             self.statuses.append(int(status[1]))
         if self.losses and re.search(self.losses, line):
             self.is_lost = True
+        if self.losses and "DUE TO TIME LIMIT" in line:
+            self.statuses.append(TIMED_OUT)
         rate = re.search(r"([\d.]+) ?(?:(step|it)/s|s/(?:step|it))", line)
         if rate and float(rate[1]):
             self.steps_per_second = float(rate[1]) if rate[2] else 1 / float(rate[1])
@@ -110,16 +112,18 @@ def outcome(reports: Sequence[Report]) -> int:
     """The status of an attempt.
 
     When one host is lost, the others fail with various statuses, so the order is: a problem to fix
-    (2); a host that was preempted (75) or lost (ssh's 255); a job that did not start, so that no
-    host reports a status (ssh's or the shell's); any other failure.
+    (2); the end of the time that Slurm gave (124); a host that was preempted (75) or lost (ssh's
+    255); a job that did not start, so that no host reports a status (ssh's or the shell's); any
+    other failure.
 
     Example:
         Hosts that report 134 and 2 give 2; one that reports 0 while the other is silent gives 75.
     """
     statuses = [status for report in reports for status in report.statuses]
     connections = [report.connection for report in reports]
-    if MEND in statuses:
-        return MEND
+    for end in (MEND, TIMED_OUT):
+        if end in statuses:
+            return end
     failures = list(filter(None, statuses + connections))
     is_lost = failures and any(report.is_lost for report in reports)
     if is_lost or AGAIN in statuses or CONNECTION_FAILED in connections:

@@ -77,8 +77,9 @@ class _Slurm(Hosts):
     """
 
     goes_on = False
-    # Slurm reports the nodes that it has lost or taken back.
-    losses = r"(?i)node[ _]fail|preempt|CANCELLED|allocation .*revoked"
+    # Slurm reports the nodes that it has lost or taken back. It also calls a step CANCELLED whose
+    # other processes it ends after a failure.
+    losses = r"(?i)node[ _]fail|preempt|allocation .*revoked"
 
     def __init__(self, options: argparse.Namespace) -> None:
         options.skip_install = True

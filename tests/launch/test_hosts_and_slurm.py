@@ -13,6 +13,7 @@ COMMAND = ("--", "train", "--gin.MODEL_DIR=/shared/my model")
 HOSTS = ("--hosts=me@a,b", "--retries=1")
 SKIP = (*HOSTS, "--skip_install")
 SLURM = ("--nodes=2", "--retries=1")
+CANCELLED = "\nslurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-27T04:00:00{} ***\n"
 
 
 def test_hosts_are_installed_then_run_with_the_coordinator_and_their_number(stubs, checkout):
@@ -91,6 +92,12 @@ def test_what_slurm_runs_on_a_node_prints_its_status(stubs):
         # Nobody began: a partition that does not exist.
         ("srun: error: invalid partition specified: gpus", 1, 1, 1),
         ("slurmstepd: error: *** STEP 1.0 CANCELLED DUE TO PREEMPTION ***", 1, 75, 2),
+        # What Slurm says when it ends the other processes of a step after a defect in one.
+        (finished(1, status=1) + CANCELLED.format(""), 1, 1, 1),
+        (finished(1, status=1) + CANCELLED.format(" DUE TO TASK FAILURE"), 1, 1, 1),
+        # The end of --time, whether or not the processes had the time to save.
+        (CANCELLED.format(" DUE TO TIME LIMIT"), 1, 124, 1),
+        (CANCELLED.format(" DUE TO TIME LIMIT") + finished(2, status=75), 75, 124, 1),
     ],
 )
 def test_slurm_is_asked_again_after_a_preemption_only(stubs, said, code, status, runs):
