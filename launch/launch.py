@@ -92,7 +92,12 @@ class _Slurm(Hosts):
     def run_words(self, node: str) -> list[str]:
         options = self.options
         # A process that fails ends the others, so that none waits for it. Each prints its status.
-        script = '"$@"; status=$?; echo "taser-status $status on $(hostname)"; exit $status'
+        # Slurm sends SIGTERM to the shell alone, and a signal ends a `wait`.
+        script = (
+            '"$@" & taser=$!; trap "kill -TERM $taser" TERM; wait "$taser"; status=$?; '
+            'while kill -0 "$taser" 2>/dev/null; do wait "$taser"; status=$?; done; '
+            'echo "taser-status $status on $(hostname)"; exit $status'
+        )
         environment = ["env", *options.env] if options.env else []
         taser = os.environ.get("TASER", str(ROOT / ".venv/bin/taser"))
         return [

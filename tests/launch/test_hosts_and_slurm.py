@@ -1,7 +1,9 @@
 """Machines that ssh reaches, and Slurm clusters: what is run there, and what is repeated."""
 
+import contextlib
 import os
 import shlex
+import signal
 import subprocess
 
 import pytest
@@ -79,6 +81,25 @@ def test_what_slurm_runs_on_a_node_prints_its_status(stubs):
     completed = subprocess.run(program, capture_output=True, text=True)
     assert completed.returncode == 75
     assert completed.stdout.startswith(f"{COMMAND[1]}|{COMMAND[2]}|--multihost|taser-status 75 on ")
+
+
+def test_what_slurm_preempts_on_a_node_can_save(stubs):
+    stubs.run("slurm.sh", *SLURM, *COMMAND)
+    words = stubs.calls[0][3:]
+    saves = "trap 'sleep 1; echo saved; exit 75' TERM; echo ready; while true; do sleep 0.1; done"
+    process = subprocess.Popen(
+        [*words[:4], "bash", "-c", saves], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout.readline() == "ready\n"
+    # The shell alone, as Slurm's cgroups do it.
+    process.terminate()
+    try:
+        printed, _ = process.communicate(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 75
+    assert printed.startswith("saved\ntaser-status 75 on ")
 
 
 @pytest.mark.parametrize(
