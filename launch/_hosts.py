@@ -98,7 +98,7 @@ class Report:
             self.is_lost = True
         if self.losses and "DUE TO TIME LIMIT" in line:
             self.statuses.append(TIMED_OUT)
-        rate = re.search(r"([\d.]+) ?(?:(step|it)/s|s/(?:step|it))", line)
+        rate = re.search(r"(\d+(?:\.\d+)?) ?(?:(step|it)/s|s/(?:step|it))", line)
         if rate and float(rate[1]):
             self.steps_per_second = float(rate[1]) if rate[2] else 1 / float(rate[1])
 

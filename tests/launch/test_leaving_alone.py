@@ -279,6 +279,9 @@ def test_slices_are_paid_for_each(stubs):
         ),
         ("training: 90 of 100, 00:05 left,  4.00s/step, loss=1", "$40.00 for 1,000 steps, at 0.25"),
         ("training: 90 of 100, ?step/s", None),
+        # Words of other programs.
+        ("seconds etc. s/step", None),
+        ("version 1.2.3 it/s\n2.00step/s", "$5.00 for 1,000 steps, at 2 steps"),
     ],
 )
 def test_the_price_of_a_thousand_steps_is_printed_at_the_end(stubs, line, cost):
