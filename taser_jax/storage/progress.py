@@ -26,9 +26,10 @@ logger = logging.getLogger("taser")
 _LINE_PERIOD = 30.0
 _shows = threading.Event()
 _shows.set()
-# PCI vendor of TPUs, and devices of other accelerators that JAX looks for.
+# PCI vendor of TPUs, and devices of other accelerators that JAX looks for: NVIDIA's, also in
+# containers and in WSL 2, and AMD's.
 _GOOGLE = "0x1ae0"
-_GPU_DEVICES = ("/proc/driver/nvidia", "/dev/kfd")
+_GPU_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/proc/driver/nvidia", "/dev/dxg", "/dev/kfd")
 
 
 def silence() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from jax._src import hardware_utils
 
 from taser_jax.storage import errors, progress
 
@@ -106,6 +107,13 @@ def test_a_machine_with_an_accelerator_is_left_to_jax(set_up, monkeypatch, verbo
     set_up(verbose=verbose)
     assert "JAX_PLATFORMS" not in os.environ
     assert ("TF_CPP_MIN_LOG_LEVEL" in os.environ) != verbose
+
+
+def test_every_gpu_that_jax_looks_for_is_left_to_it(set_up, monkeypatch):
+    for device in (*hardware_utils._NVIDIA_GPU_DEVICES, "/dev/kfd"):
+        monkeypatch.setattr(os.path, "exists", lambda path, device=device: path == device)
+        set_up(verbose=False)
+        assert "JAX_PLATFORMS" not in os.environ, device
 
 
 def test_what_the_user_has_set_stays(set_up, monkeypatch):
