@@ -161,7 +161,7 @@ def check_file(path: FilePath, *, fix: str) -> None:
     if not records or not target.exists():
         return
     if target.name in records:
-        _check(target, records[target.name], fix=fix)
+        _check(target.parent, target.name, records[target.name], fix=fix)
     else:
         _warn(target.parent, [target])
 
@@ -174,7 +174,7 @@ def check_directory(directory: FilePath, *, fix: str) -> None:
     """
     root = epath.Path(directory)
     for name, recorded in read(root).items():
-        _check(root / name, recorded, fix=fix)
+        _check(root, name, recorded, fix=fix)
     _warn(root, unrecorded(root))
 
 
@@ -193,12 +193,16 @@ def _listed(root: epath.Path, paths: Sequence[epath.Path]) -> str:
     return ", ".join([*names, *(["..."] if len(paths) > 3 else [])])
 
 
-def _check(path: epath.Path, recorded: Sequence[Record], *, fix: str) -> None:
+def _check(folder: epath.Path, name: str, recorded: Sequence[Record], *, fix: str) -> None:
+    path = folder / name
     state = _state(path)
     key = f"{os.path.realpath(path)} {state} {recorded}"
     if key in _compared or (state and state[0] >= _LARGE and _mark(key).exists()):
         return
     now = found(path)
+    if now not in recorded:
+        # A writer may have replaced it since its record was read.
+        now, recorded = found(path), [*recorded, *read(folder).get(name, ())]
     if now not in recorded:
         raise DataError(
             f"damaged after it was written: {_difference(now, recorded[-1])}",

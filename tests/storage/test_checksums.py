@@ -86,6 +86,25 @@ def test_a_file_is_never_damaged_by_a_kill(tmp_path, monkeypatch, killed_at, is_
     assert checksums.read(tmp_path)["a.json"] == [checksums.found(path)]
 
 
+@pytest.mark.parametrize("at", ["read", "_state", "crc"])
+def test_a_file_that_is_replaced_while_it_is_checked_is_not_damaged(tmp_path, monkeypatch, at):
+    """Another process's writer comes after the reader's step of this name."""
+    path, step = tmp_path / "a.json", getattr(checksums, at)
+    artifacts.write_json(path, {"x": 1})
+
+    def and_then_replaced(argument: os.PathLike) -> object:
+        value = step(argument)
+        monkeypatch.setattr(checksums, at, step)
+        artifacts.write_json(path, {"x": 22})
+        return value
+
+    monkeypatch.setattr(checksums, at, and_then_replaced)
+    assert artifacts.read_json(path) == {"x": 22}
+    flip(path, 5)
+    with pytest.raises(DataError, match="damaged"):
+        artifacts.read_json(path)
+
+
 def test_what_nobody_recorded_is_not_checked(tmp_path):
     path = tmp_path / "old.json"
     path.write_text("{}")
