@@ -352,7 +352,7 @@ class Topology:
         Args:
             group_size: devices that take part.
         """
-        if group_size < math.prod(self.shape):
+        if group_size < len(self.devices) // self.num_slices:
             return 1
         axes = zip(self.shape, self._rings, strict=True)
         links = sum(2 if is_ring else 1 for length, is_ring in axes if length > 1)

@@ -108,18 +108,22 @@ def test_without_libtpu_it_says_what_to_install(monkeypatch):
         ("v4", (2, 4, 4), 3),
         ("v4", (2, 2, 4), 3),
         ("v4", (2, 2, 1), 2),
+        ("tpu7x", (2, 2, 2), 3),
     ],
 )
 def test_links_of_a_whole_slice(chip, shape, links):
-    topology = Topology("", CHIPS[chip], shape, ())
-    assert topology.links(math.prod(shape)) == links
+    num_devices = math.prod(shape) * (2 if chip == "tpu7x" else 1)
+    topology = Topology("", CHIPS[chip], shape, range(2 * num_devices), num_slices=2)
+    assert topology.links(num_devices) == links
 
 
 def test_a_part_of_a_slice_has_one_link():
-    assert Topology("", CHIPS["v5e"], (16, 16), ()).links(16) == 1
+    assert V5E.links(16) == 1
+    # Eight of its sixteen devices: TPU7x has two on a chip.
+    assert Topology("", CHIPS["tpu7x"], (2, 2, 2), range(16)).links(8) == 1
 
 
-V5E = Topology("v5e:16x16", CHIPS["v5e"], (16, 16), ())
+V5E = Topology("v5e:16x16", CHIPS["v5e"], (16, 16), range(256))
 MILLISECOND = {"flops": 197e9, "num_bytes": 819e6}
 
 
