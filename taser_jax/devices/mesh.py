@@ -288,15 +288,15 @@ CHIPS: dict[str, Chip] = {
         Chip("tpu7x", "TPU7x", 96 * _GIB, 1153.5e12, 3.69e12, 50e9, 6, 6.25e9, f"{_DOCS}/tpu7x"),
     )
 }
-# Chip -> US dollars for an hour on demand, by the list of February 2025; the source, and what is
-# not in it: launch/_tables.py.
+# Chip -> US dollars for an hour on demand, by the list of February 2025 (launch/_tables.py).
 PRICES = {"v5e": 1.20, "v5p": 4.20}
 # Dense bfloat16 FLOP/s of one device, by the vendors' data sheets; a prefix of device_kind.
 PEAK_FLOPS = {
     **{chip.device_kind: chip.peak_flops for chip in CHIPS.values()},
     "NVIDIA A100": 312e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA H200": 989e12,
+    **dict.fromkeys(("NVIDIA H100", "NVIDIA H200"), 989e12),
+    **dict.fromkeys(("NVIDIA H100 NVL", "NVIDIA H200 NVL"), 835.5e12),
+    "NVIDIA H100 PCIe": 756.5e12,
 }
 
 

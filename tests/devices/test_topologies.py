@@ -3,9 +3,12 @@
 import importlib.util
 import math
 import pathlib
+import types
 
+import jax
 import pytest
 
+from taser_jax.devices import mesh
 from taser_jax.devices.collectives import DCN, Collective
 from taser_jax.devices.mesh import (
     CHIPS,
@@ -121,6 +124,26 @@ def test_a_part_of_a_slice_has_one_link():
     assert V5E.links(16) == 1
     # Eight of its sixteen devices: TPU7x has two on a chip.
     assert Topology("", CHIPS["tpu7x"], (2, 2, 2), range(16)).links(8) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "peak"),
+    [
+        ("TPU v5 lite", 197e12),
+        ("TPU v5p", 459e12),
+        ("NVIDIA A100-SXM4-40GB", 312e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        # Fewer and slower cores than those of the SXM modules.
+        ("NVIDIA H100 PCIe", 756.5e12),
+        ("NVIDIA H100 NVL", 835.5e12),
+        ("NVIDIA H200 NVL", 835.5e12),
+        ("cpu", None),
+    ],
+)
+def test_peaks_are_those_of_the_card(monkeypatch, kind, peak):
+    monkeypatch.setattr(jax, "devices", lambda: [types.SimpleNamespace(device_kind=kind)])
+    monkeypatch.setattr(jax, "device_count", lambda: 4)
+    assert mesh.peak_flops() == (peak and 4 * peak)
 
 
 V5E = Topology("v5e:16x16", CHIPS["v5e"], (16, 16), range(256))
