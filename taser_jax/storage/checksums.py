@@ -91,8 +91,9 @@ def recording(path: FilePath, record: Record) -> Iterator[None]:
     folder, name = target.parent, target.name
     with _locked(folder):
         records = read(folder)
-        former = records.get(name) or [found(target)]
-        _write(folder, {**records, name: [*former, record]})
+        # In a bucket an earlier write has left two lines, of which one is the object's.
+        former = None if is_remote(folder) else records.get(name)
+        _write(folder, {**records, name: [*(former or [found(target)]), record]})
         yield
         # An object in a bucket may be written about once a second: there both lines stay.
         if not is_remote(folder):

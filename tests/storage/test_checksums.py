@@ -234,6 +234,15 @@ def test_a_bucket_is_checked_too(bucket):
         artifacts.read_json("gs://bucket/model/run.json")
 
 
+def test_an_object_has_no_lines_but_of_itself_and_of_the_one_before(bucket):
+    for steps in range(3):
+        artifacts.write_json("gs://bucket/model/run.json", {"steps": steps})
+    assert len(checksums.read("gs://bucket/model")["run.json"]) == 2
+    (bucket.folder / "bucket/model/run.json").write_text('{\n  "steps": 0\n}\n')
+    with pytest.raises(DataError, match=r"run\.json: damaged"):
+        artifacts.read_json("gs://bucket/model/run.json")
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_embeddings_that_are_not_finite_are_refused_with_their_rows(tmp_path, value):
     rows = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)
