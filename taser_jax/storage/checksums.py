@@ -239,7 +239,7 @@ def verify(*, directory: str) -> int:
     Raises:
         DataError: files that are missing, damaged or without a record; names them.
     """
-    if not pathlib.Path(directory).is_dir():
+    if not epath.Path(directory).is_dir():
         raise ConfigError("no such directory", where=directory, fix="give a folder of artefacts")
     checked = list(_compared_files(epath.Path(directory)))
     if not checked:

@@ -228,6 +228,7 @@ def test_a_large_file_is_read_once_a_change(tmp_path, monkeypatch):
 def test_a_bucket_is_checked_too(bucket):
     artifacts.write_json("gs://bucket/model/run.json", {"steps": 10})
     assert artifacts.read_json("gs://bucket/model/run.json") == {"steps": 10}
+    assert checksums.verify(directory="gs://bucket/model") == 1
     flip(bucket.folder / "bucket/model/run.json", 14)
     os.utime(bucket.folder / "bucket/model/run.json", (0, 0))
     with pytest.raises(DataError, match=r"run\.json: damaged .* other bytes"):
