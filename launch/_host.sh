@@ -32,7 +32,7 @@ start() {
   setsid bash -c '
     "$@" </dev/null >>taser.log 2>&1 &
     taser=$!
-    echo "$taser" >.taser.pid.new && mv .taser.pid.new .taser.pid
+    echo "$taser" >.taser.pid.new && mv .taser.pid.new .taser.pid || { kill "$taser"; exit; }
     trap : TERM INT HUP
     wait "$taser"
     status=$?
@@ -43,7 +43,14 @@ start() {
     done
     echo "$status" >".taser.status.$taser"
   ' taser "${TASER:-.venv/bin/taser}" "$@" --multihost </dev/null >/dev/null 2>&1 &
-  while [ ! -s .taser.pid ]; do sleep 0.05; done
+  while [ ! -s .taser.pid ]; do
+    kill -0 $! 2>/dev/null || [ -s .taser.pid ] || {
+      echo "error: $PWD: no file can be written; free some space on this disk, or allow writing"
+      echo "taser-status 2 on $(hostname)"
+      exit 2
+    }
+    sleep 0.05
+  done
 }
 
 first=+1

@@ -103,6 +103,15 @@ def test_a_host_that_was_started_anew_is_a_lost_one(tmp_path):
     assert (output.splitlines()[0], process.returncode) == ("loss 1.0", 75)
 
 
+def test_a_host_with_a_full_disk_says_so(tmp_path):
+    (tmp_path / ".taser.pid.new").symlink_to("/dev/full")
+    process = host(tmp_path, "sleep 100")
+    printed, _ = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert f"error: {tmp_path}: no file can be written; free some space" in printed
+    assert "taser-status 2 on " in printed
+
+
 def test_what_runs_is_ended_from_outside(tmp_path):
     saves = "trap 'echo saved; exit 75' TERM; echo ready; while true; do sleep 0.1; done"
     process = host(tmp_path, saves)
