@@ -62,6 +62,8 @@ def test_linux_says_which_processor_multiplies_bfloat16(monkeypatch, words, expe
             raise FileNotFoundError
         return words
 
+    # Which reads other files when it is first asked.
+    jax.default_backend()
     with monkeypatch.context() as patched:
         patched.setattr(pathlib.Path, "read_text", read_text)
         assert multiplies_bfloat16() is expected
