@@ -171,8 +171,12 @@ def publish(scratch: FilePath, target: FilePath) -> None:
     if new.is_dir() and place.exists():
         place = epath.Path(os.path.realpath(place))
         if is_folder(place / SCRATCH):
-            # The writer keeps its lock, which is the file's.
-            os.link(place / LOCK, new / LOCK)
+            try:
+                # The writer keeps its lock, which is the file's.
+                os.link(place / LOCK, new / LOCK)
+            except OSError as error:
+                # link(2): EPERM on disks without hard links, such as FAT. What is done counts more.
+                logger.warning("%s: the lock cannot be kept here (%s)", place, error.strerror)
             (new / SCRATCH).mkdir()
         if not _exchange(new, place):
             _set_aside(new, place)

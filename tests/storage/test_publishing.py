@@ -1,6 +1,7 @@
 """What replaces what, in which order it reaches the disk, and what a kill leaves."""
 
 import ctypes
+import errno
 import os
 import pathlib
 
@@ -56,6 +57,20 @@ def test_where_names_cannot_be_exchanged_a_kill_leaves_the_old_one(
             assert "old" in [file.read_text() for file in tmp_path.rglob("content")]
     replace_folder(path, "newest")
     assert [file.read_text() for file in tmp_path.rglob("content")] == ["newest"]
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
+def test_a_disk_without_hard_links_gets_what_is_finished(tmp_path, monkeypatch, caplog, number):
+    """As FAT and some FUSE file systems are."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refuse)
+    with publishing.one_writer(tmp_path / "folder"):
+        replace_folder(tmp_path / "folder", "new")
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder", "content"]
+    assert f"folder: the lock cannot be kept here ({os.strerror(number)})" in caplog.text
 
 
 def test_a_link_stands_for_its_folder_and_is_replaced_as_a_file(tmp_path):
