@@ -11,7 +11,6 @@ import difflib
 import importlib.util
 import math
 import os
-import pathlib
 from collections.abc import Callable, Sequence
 
 import jax
@@ -38,20 +37,9 @@ _ENVIRONMENT = {
     # No chip is opened, so several compilations may run at once.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-# Names that Linux gives to it, on x86 and on Arm.
-_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
 MESH_AXES = ("replica", "data", "fsdp", "model")
 # Models split activations over these axes, whatever the rules for parameters.
 BATCH_AXES = ("replica", "data", "fsdp")
-
-
-def multiplies_bfloat16() -> bool:
-    """Whether programs run on this processor, which multiplies bfloat16, as Linux says of it."""
-    try:
-        words = pathlib.Path("/proc/cpuinfo").read_text().split()
-    except OSError:
-        words = []
-    return jax.default_backend() == "cpu" and not _BFLOAT16.isdisjoint(words)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import importlib.util
 import math
-import pathlib
 import types
 
 import jax
@@ -15,7 +14,6 @@ from taser_jax.devices.mesh import (
     MeshConfig,
     Topology,
     make_mesh,
-    multiplies_bfloat16,
     open_topology,
 )
 from taser_jax.devices.partitioning import Partitioner
@@ -44,29 +42,6 @@ def test_devices_are_chips(name, num_devices, num_hosts):
     partitioner = Partitioner(make_mesh(MeshConfig(), devices=topology.devices))
     shares = {part for host in range(num_hosts) for part in partitioner.share_of(host).parts}
     assert shares == set(range(num_devices))
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("flags : fpu avx512f avx512_bf16 amx_tile", True),
-        ("Features : fp asimd bf16 sve", True),
-        ("flags : fpu avx2", False),
-        (None, False),
-    ],
-)
-def test_linux_says_which_processor_multiplies_bfloat16(monkeypatch, words, expected):
-    def read_text(path):
-        assert path == pathlib.Path("/proc/cpuinfo")
-        if words is None:
-            raise FileNotFoundError
-        return words
-
-    # Which reads other files when it is first asked.
-    jax.default_backend()
-    with monkeypatch.context() as patched:
-        patched.setattr(pathlib.Path, "read_text", read_text)
-        assert multiplies_bfloat16() is expected
 
 
 def test_slices():

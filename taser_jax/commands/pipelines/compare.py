@@ -22,7 +22,6 @@ from taser_jax.commands.tokenize import make_vocabulary, tokenize
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.prepare.made_queries import make_queries
 from taser_jax.devices.hosts import writes
-from taser_jax.devices.mesh import multiplies_bfloat16
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.interop import collections_by_name
 from taser_jax.interop.hub import fetch, read_encoder_settings
@@ -278,7 +277,7 @@ class _Run:
             ),
         )
         dtype = "float32"
-        if is_hurried and multiplies_bfloat16():
+        if is_hurried and compare_parts.multiplies_bfloat16():
             dtype = "bfloat16"
             reason = "more fits into these minutes: the processor multiplies bfloat16"
             self._decide(reason, BertConfig__dtype=dtype)

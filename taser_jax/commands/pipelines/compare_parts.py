@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+import jax
 import numpy as np
 
 from taser_jax.assembly.data import TrainingData
@@ -54,6 +55,8 @@ _OTHER_GIB = 1.5
 # Texts whose tokens are counted.
 _SAMPLE = 2000
 _LONGEST = {"query": 64, "passage": 256}
+# Names that Linux gives to processors that multiply it, on x86 and on Arm.
+_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
 ConfigT = TypeVar("ConfigT")
 
 
@@ -90,6 +93,15 @@ def check_splits(splits: Mapping[str, Sequence[str]], *, is_pretrained: bool) ->
         problem = f"{tasks}: no train split, and nothing is pretrained"
         fix = "add training queries, or --pretrained=minilm"
         raise ConfigError(problem, where="DIRECTORIES", fix=fix)
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether programs run on this processor, which multiplies bfloat16, as Linux says of it."""
+    try:
+        words = pathlib.Path("/proc/cpuinfo").read_text().split()
+    except OSError:
+        words = []
+    return jax.default_backend() == "cpu" and not _BFLOAT16.isdisjoint(words)
 
 
 def with_weights(model: ModelConfig, pretrained: str | None, *, dtype: str) -> ModelConfig:

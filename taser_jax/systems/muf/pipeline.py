@@ -297,8 +297,7 @@ def pipeline_muf(
     for every specialist -> lists of all tasks' queries -> temperatures -> fused lists -> tables:
     of single, joint and fused models by task (domains.md, the paper's table 2), on mixes of tasks
     (mixed.md, table 3) and with BM25 added (bm25.md, table 4). If interrupted, rerun the command to
-    resume at the interrupted stage. A specialist added to a finished run is trained, and fusions
-    with it run anew; everything else is reused.
+    resume. Of a specialist that is added later, only its training and fusions with it are run.
 
     Args:
         setting: what all stages share; `setting.tasks` are those searched.

@@ -11,7 +11,7 @@ from stage_calls import check_every_argument, without_work
 from written_files import beir
 
 from taser_jax import Retriever
-from taser_jax.commands.pipelines import compare, compare_plan, compared_rows, taser
+from taser_jax.commands.pipelines import compare, compare_parts, compare_plan, compared_rows, taser
 from taser_jax.commands.pipelines.cross_validation import rank_held_out
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.data.collections.store import QuerySet, list_tasks
@@ -176,7 +176,7 @@ def test_a_budget_freezes_blocks_that_the_untrained_model_shares_and_cuts_passag
 ):
     # Of six blocks TASER's experts are in the third and the sixth, and five are frozen.
     monkeypatch.setattr(compare_plan, "_SHORTEST", 16)
-    monkeypatch.setattr(compare, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(compare_parts, "multiplies_bfloat16", lambda: True)
     pretrained = _minilm_like(tmp_path / "bert", num_layers=6)
     output = tmp_path / "out"
     arguments = [

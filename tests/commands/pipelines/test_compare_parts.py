@@ -3,8 +3,10 @@
 import dataclasses
 import functools
 import json
+import pathlib
 import types
 
+import jax
 import pytest
 import tiny_training
 from written_files import write_all
@@ -138,3 +140,26 @@ def test_lengths_have_room_for_prompts(tmp_path):
     assert tokens() == {"query": 16, "passage": 16}
     assert tokens(query="a " * 10) == {"query": 32, "passage": 16}
     assert tokens(passage="a " * 10) == {"query": 16, "passage": 32}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("flags : fpu avx512f avx512_bf16 amx_tile", True),
+        ("Features : fp asimd bf16 sve", True),
+        ("flags : fpu avx2", False),
+        (None, False),
+    ],
+)
+def test_linux_says_which_processor_multiplies_bfloat16(monkeypatch, words, expected):
+    def read_text(path):
+        assert path == pathlib.Path("/proc/cpuinfo")
+        if words is None:
+            raise FileNotFoundError
+        return words
+
+    # Which reads other files when it is first asked.
+    jax.default_backend()
+    with monkeypatch.context() as patched:
+        patched.setattr(pathlib.Path, "read_text", read_text)
+        assert compare_parts.multiplies_bfloat16() is expected
