@@ -105,6 +105,7 @@ class FinishedRun:
             store=PassageStore.open(self._fusion["data_dir"], self._fusion["collection"]),
             weighing=self.weighing,
             evaluation=EvaluationConfig(),
+            own_passage_tasks=self._fusion.get("own_passage_tasks", ()),
         )
 
     def confidences(self, row: str, task: str) -> QueryArrays:

@@ -89,6 +89,7 @@ class FusionRecord:
     specialists: Mapping[str, Specialist]
     weighing: Weighing
     summary: FusionSummary
+    own_passage_tasks: tuple[str, ...] = ()
 
 
 def fuse(
@@ -228,7 +229,8 @@ def fuse_specialists(
     weighed = opened if weighs else {}
     temperatures = {name: specialist.temperature for name, specialist in weighed.items()}
     summary = FusionSummary(temperatures, alphas, undecided)
-    record = FusionRecord(data_dir, collection, specialists, weighing, summary)
+    own = tuple(own_passage_tasks)
+    record = FusionRecord(data_dir, collection, specialists, weighing, summary, own)
     write_json(pathlib.Path(output_dir) / FUSION_FILE, to_plain(record))
     return summary
 

@@ -12,9 +12,10 @@ import numpy as np
 from jaxtyping import Float, Float32
 from msgspec import Meta
 
-from taser_jax.commands.evaluate import EvaluationConfig, judge_run
+from taser_jax.commands.evaluate import EvaluationConfig, Judge, judge_run
 from taser_jax.commands.inputs import PassageHeads, own_rows
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.evaluation.metrics import AnswerMatch
 from taser_jax.retrieval import runs
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
 from taser_jax.retrieval.exact import Searcher, search_devices
@@ -175,9 +176,7 @@ class OpenSpecialist:
         queries = self.queries(task, split)
         directory = artifacts.split_path(self._directory / "lists", task, split)
         drops = task in self._own_passage_tasks
-        fingerprints = dict(self._list_fingerprints(queries))
-        if drops:
-            fingerprints["own passages"] = "left out"
+        fingerprints = self._list_fingerprints(queries, task)
         if not runs.is_finished(directory):
             with phase(f"{self.name}: search of {task} {split}"):
                 result = self.search(self.vectors(task, split), more=drops)
@@ -228,7 +227,7 @@ class OpenSpecialist:
         }
         root = self._directory / "confidence" / artifacts.fingerprint_json(settings)[:8]
         directory = artifacts.split_path(root, task, split)
-        fingerprints = {**self._list_fingerprints(queries), **settings}
+        fingerprints = {**self._list_fingerprints(queries, task), **settings}
         if not runs.is_finished(directory):
             with phase(f"{self.name}: confidence of {task} {split}"):
                 confidences = self._own_confidences(task, split, (self.temperature,))[0]
@@ -250,10 +249,11 @@ class OpenSpecialist:
             return self._specialist.temperature
         members = self._specialist.members
         path = self._directory / (f"temperature-{members}.json" if members else _TEMPERATURE)
+        judged = dict.fromkeys(map(self._judged, self._members.tasks))
         basis = {
             "ensemble": self._members.fingerprints["ensemble"],
             "grid": str(self._weighing.temperatures),
-            "judge": f"{self._evaluation.judge.value}, k {self._weighing.k}",
+            "judge": f"{', '.join(judged)}, k {self._weighing.k}",
         }
         if not path.exists():
             with phase(f"{self.name}: calibration"):
@@ -273,8 +273,20 @@ class OpenSpecialist:
             raise ConfigError(title, where="Specialist.ensemble_dir", fix=fix)
         return self.ensemble
 
-    def _list_fingerprints(self, queries: QueryEmbeddings) -> Mapping[str, str]:
-        return {**queries.fingerprints, "depth": str(self._weighing.depth)}
+    def _list_fingerprints(self, queries: QueryEmbeddings, task: str) -> Mapping[str, str]:
+        # One that all lists have, since a name that only one side has is not compared.
+        depth = str(self._weighing.depth)
+        if task in self._own_passage_tasks:
+            depth += ", own passages left out"
+        return {**queries.fingerprints, "depth": depth}
+
+    def _judged(self, task: str) -> str:
+        """What decides which of a task's validation queries are right."""
+        judge = self._evaluation.judge_of(task)
+        is_regex = self._evaluation.match_of(task) is AnswerMatch.REGEX
+        regex = " by regex" if is_regex and judge is Judge.ANSWERS else ""
+        own = " without own passages" if task in self._own_passage_tasks else ""
+        return f"{judge.value}{regex}{own}"
 
     def _own_confidences(
         self, task: str, split: str, temperatures: Sequence[float]

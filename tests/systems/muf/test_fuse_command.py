@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -138,6 +139,27 @@ def test_a_second_fusion_searches_nothing_anew(fused, small_world, specialists, 
         output_dir.parent / "equal", small_world, specialists, lists_dir=lists_dir, weighing=EQUAL
     )
     assert other.temperatures == {}
+
+
+def test_results_with_own_passages_are_not_taken_for_those_without(
+    small_world, specialists, tmp_path, monkeypatch
+):
+    name = "taser_jax.systems.muf.specialists.own_rows"
+    monkeypatch.setattr(name, lambda store, task, ids: np.full(len(ids), -1, np.int32))
+    only = {"tasks": ["code"]}
+    own = {**only, "own_passage_tasks": ["code"]}
+    start(tmp_path, small_world, specialists, **only)
+    with pytest.raises(FingerprintError, match=r"made from depth 30\n.*own passages left out"):
+        start(tmp_path, small_world, specialists, **own)
+    # As the message says.
+    for name in specialists:
+        shutil.rmtree(tmp_path / "specialists" / name / "lists")
+    with pytest.raises(FingerprintError, match=r"confidence .* was made from depth 30\n"):
+        start(tmp_path, small_world, specialists, **own)
+    for name in specialists:
+        shutil.rmtree(tmp_path / "specialists" / name / "confidence")
+    with pytest.raises(FingerprintError, match=r"temperature.json was made from judge qrels, k 20"):
+        start(tmp_path, small_world, specialists, **own)
 
 
 def test_one_specialist_is_its_own_list_and_needs_no_ensemble(small_world, specialists, tmp_path):
