@@ -243,10 +243,12 @@ class OpenSpecialist:
         """T: as given, or the candidate with the lowest ECE on its own validation queries.
 
         Raises:
-            ConfigError: none of its tasks has validation queries.
+            ConfigError: several candidates, and none of its tasks has validation queries.
         """
         if self._specialist.temperature is not None:
             return self._specialist.temperature
+        if len(self._weighing.temperatures) == 1:
+            return self._weighing.temperatures[0]
         members = self._specialist.members
         path = self._directory / (f"temperature-{members}.json" if members else _TEMPERATURE)
         judged = dict.fromkeys(map(self._judged, self._members.tasks))

@@ -162,6 +162,18 @@ def test_results_with_own_passages_are_not_taken_for_those_without(
         start(tmp_path, small_world, specialists, **own)
 
 
+def test_a_temperature_alone_is_that_of_all_and_needs_no_validation_queries(
+    small_world, specialists, tmp_path, monkeypatch
+):
+    splits = {task: ["train", "test"] for task in specialists}
+    monkeypatch.setattr("taser_jax.systems.muf.specialists.list_tasks", lambda *_: splits)
+    alone = dataclasses.replace(weighing(), temperatures=(0.5,))
+    summary = start(tmp_path / "alone", small_world, specialists, weighing=alone)
+    assert summary.temperatures == dict.fromkeys(specialists, 0.5)
+    with pytest.raises(ConfigError, match="there are no validation queries of summary"):
+        start(tmp_path / "several", small_world, specialists)
+
+
 def test_one_specialist_is_its_own_list_and_needs_no_ensemble(small_world, specialists, tmp_path):
     alone = {"joint": dataclasses.replace(specialists["code"], ensemble_dir=None)}
     start(tmp_path, small_world, alone)
