@@ -133,7 +133,8 @@ def fuse(
         Temperatures, weights of BM25, and the number of undecided queries.
 
     Raises:
-        ConfigError: no specialist, none left for a task, or calibration on the reported split.
+        ConfigError: no specialist, none left for a task, one without an ensemble to be left out by,
+            or calibration on the reported split.
         FingerprintError: an index, ensemble or specialist of another model or collection.
     """
     return fuse_specialists(
@@ -301,11 +302,14 @@ def _of_task(
     """The specialists that take part in fusing a task's queries."""
     if domain is Domain.INCLUDED:
         return dict(opened)
-    others = {
-        name: specialist
-        for name, specialist in opened.items()
-        if specialist.ensemble is None or task not in specialist.ensemble.tasks
-    }
+    others = {}
+    for name, specialist in opened.items():
+        if specialist.ensemble is None:
+            title = f"what specialist {name!r} was trained on is not known: it has no ensemble"
+            fix = "run `taser ensemble` for it, or set it to 'included'"
+            raise ConfigError(title, where="fuse.domain", fix=fix)
+        if task not in specialist.ensemble.tasks:
+            others[name] = specialist
     if not others:
         title = f"every specialist was trained on {task!r}"
         fix = "add specialists of other tasks, or set it to 'included'"

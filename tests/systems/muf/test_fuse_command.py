@@ -247,6 +247,10 @@ def test_what_does_not_belong_together_is_refused(small_world, specialists, tmp_
             {"specialists": ("summary",), "domain": Domain.LEFT_OUT, "tasks": ["summary"]},
             "every specialist was trained on 'summary'",
         ),
+        (
+            {"first": {"ensemble_dir": None}, "domain": Domain.LEFT_OUT, "weighing": EQUAL},
+            "what specialist 'summary' was trained on is not known",
+        ),
     ],
 )
 def test_bad_settings(change, words, small_world, specialists, tmp_path):
