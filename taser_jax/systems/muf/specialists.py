@@ -150,7 +150,8 @@ class OpenSpecialist:
             ensemble = Ensemble.open(
                 specialist.ensemble_dir, fingerprints=self.passages.fingerprints
             )
-            self.ensemble = ensemble.first(specialist.members) if specialist.members else ensemble
+            members = specialist.members
+            self.ensemble = ensemble if members is None else ensemble.first(members)
 
     @functools.cached_property
     def _searcher(self) -> Searcher:

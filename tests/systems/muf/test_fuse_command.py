@@ -243,6 +243,7 @@ def test_what_does_not_belong_together_is_refused(small_world, specialists, tmp_
         ),
         ({"tasks": ["nonsense"]}, "no task 'nonsense'"),
         ({"first": {"ensemble_dir": None}}, "specialist 'summary' has no ensemble"),
+        ({"first": {"members": 0}}, "0 members of an ensemble of 3"),
         (
             {"specialists": ("summary",), "domain": Domain.LEFT_OUT, "tasks": ["summary"]},
             "every specialist was trained on 'summary'",
