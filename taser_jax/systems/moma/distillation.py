@@ -16,7 +16,12 @@ from taser_jax.assembly.text_sources import model_on_states
 from taser_jax.commands.pipelines.retrieval_stages import DEVELOPMENT
 from taser_jax.data.batches.stream import TextSource
 from taser_jax.data.token_store.arrays import TokenizedQueries
-from taser_jax.data.token_store.store import TokenStore
+from taser_jax.data.token_store.store import (
+    QueryNormalization,
+    QuerySettings,
+    Titles,
+    TokenStore,
+)
 from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.devices.hosts import writes
 from taser_jax.retrieval.embeddings import EmbeddingDtype
@@ -92,18 +97,27 @@ def write_joined_store(
     Args:
         directory: where it goes.
         mixture: the memories, whose documents become its passages.
-        source: the token store whose vocabulary and lengths it takes.
+        source: the token store whose vocabulary, lengths, titles and prompts it takes.
         queries: (task, split) -> queries with their positives and negatives in the mixture.
     """
+    about = source.metadata
+    settings = {
+        (entry.task, entry.split): QuerySettings(
+            QueryNormalization(entry.normalization), entry.prompt
+        )
+        for entry in about.queries
+    }
     with replacing(directory) as scratch:
         writer = TokenStoreWriter(
             scratch,
             collection="memories",
             collection_fingerprint=mixture.manifest.fingerprint,
-            vocabulary_fingerprint=source.metadata.vocabulary_fingerprint,
-            vocabulary_size=source.metadata.vocabulary_size,
-            query_length=source.metadata.query_length,
+            vocabulary_fingerprint=about.vocabulary_fingerprint,
+            vocabulary_size=about.vocabulary_size,
+            query_length=about.query_length,
             passage_length=mixture.length,
+            titles=Titles(about.titles),
+            passage_prompt=about.passage_prompt,
         )
         shutil.copytree(
             source.vocabulary_directory, writer.vocabulary_directory, dirs_exist_ok=True
@@ -118,6 +132,7 @@ def write_joined_store(
                 positives=[rows.tolist() for rows in distilled.positives],
                 hard_negatives=[rows.tolist() for rows in distilled.negatives],
                 length=own.ids.shape[1],
+                settings=settings[task, split],
             )
         writer.finish()
     return TokenStore.open(directory)

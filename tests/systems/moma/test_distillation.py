@@ -5,11 +5,21 @@ import pytest
 import tiny_training
 
 from taser_jax.data.collections.store import write_collection
-from taser_jax.data.token_store.store import TokenStore
+from taser_jax.data.token_store.store import (
+    QueryNormalization,
+    QuerySettings,
+    Titles,
+    TokenStore,
+)
 from taser_jax.retrieval.runs import Run, SearchResult
 from taser_jax.storage.records import Passage
 from taser_jax.systems.moma.augment import documents_shown
-from taser_jax.systems.moma.distillation import attention_shares, distil, write_joined_store
+from taser_jax.systems.moma.distillation import (
+    Distilled,
+    attention_shares,
+    distil,
+    write_joined_store,
+)
 from taser_jax.systems.moma.memories import Manifest, Memory, Mixture
 
 # Two queries, six documents looked up, of which three are fused.
@@ -72,6 +82,23 @@ def test_the_lookup_trains_on_all_memories(mixture, tmp_path):
     assert read.query_ids == queries.query_ids
     assert read.positives[0].tolist() == [queries.positives[0][0], 50]
     assert sorted(read.hard_negatives[0].tolist()) == [51, 52, 53]
+
+
+def test_a_trained_lookup_knows_the_prompts_of_the_source(mixture, tmp_path):
+    """`taser ask` puts them before typed questions."""
+    settings = QuerySettings(QueryNormalization.CURLY_APOSTROPHE, (7, 3))
+    form = {"titles": Titles.JOIN, "passage_prompt": (9,)}
+    writer = tiny_training.store_writer(tmp_path / "prompted", **form)
+    writer.vocabulary_directory.mkdir(parents=True)
+    writer.write_passages([[2, 9, 5, 3]], count=1)
+    texts = {"query_ids": ["q"], "tokens": [[2, 7, 3, 5, 3]], "positives": [[0]]}
+    writer.write_queries("first", "train", **texts, settings=settings)
+    source = writer.finish()
+    split = {("first", "train"): (source.queries("first", "train"), Distilled(GOLD[:1], GOLD[:1]))}
+    about = write_joined_store(tmp_path / "joined", mixture, source, split).metadata
+    assert (about.titles, about.passage_prompt) == ("join", (9,))
+    [entry] = about.queries
+    assert (entry.normalization, entry.prompt) == ("curly_apostrophe", (7, 3))
 
 
 def test_attention_is_shared_among_memories(mixture):
