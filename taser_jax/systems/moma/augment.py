@@ -67,7 +67,7 @@ def augment(
         Queries, by task and split; 0 where they were reused.
 
     Raises:
-        ConfigError: k below 1 or above the mixture, or an unknown task or split.
+        ConfigError: k below 1 or above the mixture, or an unknown task, split or memory.
         FingerprintError: the mixture was encoded by another passage tower or vocabulary.
     """
     store, mixture = TokenStore.open(token_store), Mixture.open(memory_dir)

@@ -26,7 +26,7 @@ from taser_jax.data.token_store.arrays import Ragged, TokenArray
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Augmented, States, Tokens
 from taser_jax.storage import artifacts
-from taser_jax.storage.errors import DataError, FingerprintError
+from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 
 MANIFEST = "memories.json"
 # The memory that holds the queries' positives and the end retriever's negatives.
@@ -199,7 +199,14 @@ class Mixture:
         return self._document[self._starts[number] : self._starts[number + 1]]
 
     def gold(self, source: str, positives: Ragged) -> list[Int[np.ndarray, " positives"]]:
-        """Each query's positives, rows of the memory `source`, as rows of the mixture."""
+        """Each query's positives, rows of the memory `source`, as rows of the mixture.
+
+        Raises:
+            ConfigError: there is no memory of that name.
+        """
+        if source not in self.names:
+            fix = f"name the memory of the queries' positives: {', '.join(self.names)}"
+            raise ConfigError(f"there is no memory {source!r}", where="without_gold_of", fix=fix)
         documents = self.documents_of(source)
         return [documents[rows] for rows in positives]
 

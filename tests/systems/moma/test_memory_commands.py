@@ -142,6 +142,8 @@ def test_training_queries_can_do_without_their_own_positives(world, mixture_dir,
             assert documents.tolist() == rest[:5].tolist()
             removed += split == "train" and own in line[:5]
     assert removed
+    with pytest.raises(ConfigError, match=r"no memory 'sorce'(?s:.*)source, more"):
+        look_up(world, mixture_dir, tmp_path / "x", **options | {"without_gold_of": "sorce"})
 
 
 @pytest.mark.slow
