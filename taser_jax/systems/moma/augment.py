@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,7 +28,7 @@ from taser_jax.storage.artifacts import require_equal, split_path
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.systems.moma import query_documents
-from taser_jax.systems.moma.memories import AugmentedTexts, Mixture
+from taser_jax.systems.moma.memories import AugmentedTexts, Mixture, path_from
 from taser_jax.systems.moma.memory import EmbeddingsByText, add_memory, tower_fingerprints
 
 
@@ -84,7 +83,7 @@ def augment(
         name = f"{queries.task} {queries.split}"
         prints = {
             **mixture.fingerprints,
-            query_documents.MEMORY_DIR: os.path.relpath(memory_dir, own),
+            query_documents.MEMORY_DIR: path_from(own, memory_dir),
             "queries": queries.fingerprint,
             "query_model": model.fingerprint,
             "settings": json.dumps([k, without_gold_of]),

@@ -109,6 +109,23 @@ def test_a_mixture_is_one_collection_in_which_equal_texts_are_one(world, mixture
     np.testing.assert_array_equal(joined.rows(10, 70), joined.take(np.arange(10, 60)))
 
 
+def test_directories_may_be_links_to_another_disk(world, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = shutil.copytree(world.stores[0], "here/tokens")
+    for name in ("memories", "documents"):
+        (tmp_path / "disk/far/away" / name).mkdir(parents=True)
+        (tmp_path / "here" / name).symlink_to(tmp_path / "disk/far/away" / name)
+    about = {"model_dir": world.model_dir, "memory_dir": "here/memories"}
+    for name in ("source", "again"):
+        # The second reads what the first wrote.
+        add_memory(name=name, token_store=store, **about)
+    augment(**about, token_store=store, output_dir="here/documents", tasks=["first"], k=2)
+    tokens = TokenStore.open(store)
+    documents = Augmentation.open("here/documents", per_query=2, config=fusion(), store=tokens)
+    texts = documents.of_queries(tokens.queries("first", "validation"))
+    assert texts.tokens(np.arange(1)).present.all()
+
+
 @pytest.mark.slow
 def test_lookups_are_the_best_of_all_memories(world, mixture_dir, tmp_path):
     options = {"tasks": ["first"], "k": 5}
