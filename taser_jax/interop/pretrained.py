@@ -193,7 +193,7 @@ def load_pretrained_t5(source: Source, *, config: T5DualEncoderConfig, params: P
         params: initial parameters of the dual encoder.
 
     Returns:
-        NumPy parameters of the same tree.
+        NumPy parameters of the same tree, with those projections of `params` that are kept.
 
     Raises:
         DataError: the source does not exist or is damaged.
@@ -221,7 +221,8 @@ def load_pretrained_t5(source: Source, *, config: T5DualEncoderConfig, params: P
         projection = read_projection(directory)
     else:
         t5 = t5_from_t5x(tree, model, where=where)
-        projection = tree.get(_PROJECTION, {}).get("kernel")
+        kernel = tree.get(_PROJECTION, {}).get("kernel")
+        projection = None if kernel is None else np.asarray(kernel, np.float32)
     t5 = rescale(t5, model.initialization)
     if config.projection_dim is None and projection is not None:
         width = projection.shape[1]
@@ -233,13 +234,14 @@ def load_pretrained_t5(source: Source, *, config: T5DualEncoderConfig, params: P
     for name in config.tower_names:
         towers[name] = dict(t5)
         if config.projection_dim is not None:
+            # Of `params` as it is, since it may be abstract.
             kernel = params[name][_PROJECTION]["kernel"] if projection is None else projection
             expected = (model.embed_dim, config.projection_dim)
             if kernel.shape != expected:
                 problem = f"{_PROJECTION}/kernel has shape {tuple(kernel.shape)}, not {expected}"
                 fix = f"set projection_dim={kernel.shape[1]}"
                 raise ConfigError(problem, where=where, fix=fix)
-            towers[name][_PROJECTION] = {"kernel": np.asarray(kernel, np.float32)}
+            towers[name][_PROJECTION] = {"kernel": kernel}
     return towers
 
 
