@@ -18,10 +18,10 @@ from taser_jax.interop.hub import fetch, read_encoder_settings, read_projection
 from taser_jax.interop.t5 import t5_config, t5_from_t5x, t5_from_tensors, t5x_t5_config
 from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x
 from taser_jax.interop.tensors import CONFIG_FILE, check_room, check_sizes, read_tensors
-from taser_jax.models.batch import Normalization
+from taser_jax.models.batch import Normalization, Role
 from taser_jax.models.bert_config import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.dual_encoder import ModelConfig, Params
+from taser_jax.models.dual_encoder import ModelConfig, Params, Towers
 from taser_jax.models.layers import SIZES
 from taser_jax.models.parameters import check_same_parameters
 from taser_jax.models.t5 import T5Config, rescale
@@ -327,7 +327,15 @@ def read_pretrained(
                 passage_source=passage_source,
             )
         assert isinstance(config, T5DualEncoderConfig)
-        return load_pretrained_t5(source, config=config, params=params)
+        loaded = load_pretrained_t5(source, config=config, params=params)
+        if passage_source is None:
+            return loaded
+        passage = load_pretrained_t5(passage_source, config=config, params=params)
+    name = config.tower_name(Role.PASSAGE, None)
+    equal = jax.tree.map(np.array_equal, loaded[name], passage[name])
+    if config.towers is Towers.TIED and not all(jax.tree.leaves(equal)):
+        raise ConfigError("two encoders", where="passage_source", fix="use towers=SEPARATE")
+    return {**loaded, name: passage[name]}
 
 
 def drawn_without(

@@ -11,7 +11,12 @@ from hugging_face_parity import t5_to_tensors
 from legacy_t5x import write_legacy
 from safetensors.numpy import save_file
 
-from taser_jax.interop.pretrained import load_pretrained_t5, pretrained_t5
+from taser_jax.interop.pretrained import (
+    Pretrained,
+    load_pretrained_t5,
+    pretrained_t5,
+    read_pretrained,
+)
 from taser_jax.interop.t5 import t5_config, t5_from_t5x, t5_leaves, t5_to_json, t5x_t5_config
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.dual_encoder import DualEncoder, Towers
@@ -157,6 +162,30 @@ def test_an_encoder_alone_takes_what_it_needs(tmp_path):
     alone = variant("t5", num_decoder_layers=0)
     directory = write_hugging_face(tmp_path / "alone", random_t5(alone), alone)
     assert t5_config(directory).num_decoder_layers == 0
+
+
+def test_each_role_starts_from_weights_of_its_own(tmp_path):
+    """As exported with two towers, or with a prompt for one role."""
+    query, passage = (random_t5(T5_CONFIG, seed) for seed in (0, 1))
+    directories = [
+        str(write_hugging_face(tmp_path / name, params, T5_CONFIG))
+        for name, params in (("query", query), ("passage", passage))
+    ]
+
+    def read(towers, *sources):
+        config = T5DualEncoderConfig(t5=T5_CONFIG, towers=towers)
+        return read_pretrained(
+            Pretrained(sources[0], passage_source=sources[1]),
+            config=config,
+            params={},
+            vocabulary=None,
+        )
+
+    towers = read(Towers.SEPARATE, *directories)
+    assert_same(towers, {"query_encoder": query, "passage_encoder": passage})
+    assert_same(read(Towers.TIED, directories[0], directories[0]), {"encoder": query})
+    with pytest.raises(ConfigError, match=r"(?s)passage_source.*towers=SEPARATE"):
+        read(Towers.TIED, *directories)
 
 
 @pytest.mark.parametrize(
