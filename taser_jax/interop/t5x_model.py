@@ -241,10 +241,18 @@ def add_t5x_task(
         negatives_dir: of `taser mine`; None takes the hard negatives of the queries' source.
 
     Raises:
-        ConfigError: a query has fewer hard negatives.
+        ConfigError: a query has fewer hard negatives or no positive, or texts have the id 0, which
+            is T5X's padding (RoBERTa's start).
     """
     store = TokenStore.open(token_store)
     queries = store.queries(task, split)
+    where = f"{token_store}, task {task!r}, split {split!r}"
+    if (queries.ids[:, :1] == 0).any():
+        problem = "texts begin with id 0, which T5X takes for padding"
+        raise ConfigError(problem, where=where, fix="train this model with `taser train`")
+    if without := int((queries.positives.lengths == 0).sum()):
+        problem = f"{without} of {len(queries)} queries have no positive"
+        raise ConfigError(problem, where=where, fix="choose a split whose queries have one")
     hard: Sequence[np.ndarray] = list(queries.hard_negatives)
     if negatives_dir is not None:
         mined = read_negatives(negatives_dir, task, split, queries.query_ids)

@@ -18,7 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from tiny_training import PASSAGE_LENGTH, QUERY_LENGTH, model_config, write_token_store
+from tiny_training import (
+    PASSAGE_LENGTH,
+    QUERY_LENGTH,
+    model_config,
+    store_writer,
+    write_token_store,
+)
 
 from taser_jax.data.token_store.negatives import write_negatives
 from taser_jax.data.token_store.store import TokenStore
@@ -198,6 +204,21 @@ def test_microbatches_and_other_lengths_are_refused(t5x_model, converted, change
 def test_a_query_without_enough_negatives_is_refused(t5x_model, store_dir):
     with pytest.raises(ConfigError, match=r"8 of 8 queries have fewer than 3 hard negatives"):
         t5x_model.add_t5x_task("no", token_store=str(store_dir), task="first", num_negatives=3)
+
+
+@pytest.mark.parametrize(
+    ("start", "positives", "message"),
+    [(0, [0], "texts begin with id 0"), (2, [], "1 of 1 queries have no positive")],
+)
+def test_what_t5x_would_misread_is_refused(t5x_model, tmp_path, start, positives, message):
+    writer = store_writer(tmp_path / "tokens")
+    writer.vocabulary_directory.mkdir(parents=True)
+    writer.write_passages([[start, 7, 3], [start, 8, 3]], count=2)
+    texts = {"query_ids": ["q"], "tokens": [[start, 7, 3]], "hard_negatives": [[1]]}
+    writer.write_queries("first", "validation", **texts, positives=[positives])
+    store = str(writer.finish().directory)
+    with pytest.raises(ConfigError, match=message):
+        t5x_model.add_t5x_task("no", token_store=store, task="first", split="validation")
 
 
 def test_what_t5x_trained_is_read_bit_for_bit_or_refused(tmp_path):
