@@ -214,8 +214,14 @@ def read_encoder_settings(directory: pathlib.Path) -> EncoderSettings | None:
     if unknown or "Pooling" not in modules:
         problem = f"modules {', '.join(modules)}; Transformer, Pooling and Normalize can be read"
         raise ConfigError(problem, where=str(modules_path), fix="take a model without other layers")
-    pooling = _pooling(directory / modules["Pooling"].path / "config.json")
+    pooling_path = directory / modules["Pooling"].path / "config.json"
+    pooling = _pooling(pooling_path)
     query_prompt, passage_prompt = _prompt_texts(directory)
+    leaves_prompts = read_json(pooling_path).get("include_prompt") is False
+    if leaves_prompts and pooling is Pooling.MEAN and (query_prompt or passage_prompt):
+        problem = "a mean that leaves the tokens of prompts out (include_prompt is false)"
+        fix = "take a model whose mean is over all tokens"
+        raise ConfigError(problem, where=str(pooling_path), fix=fix)
     sizes = read_typed(directory / "sentence_bert_config.json", _Sizes, absent=_Sizes())
     return EncoderSettings(
         pooling=pooling,

@@ -18,6 +18,7 @@ from taser_jax.storage.errors import ConfigError, DataError, TaserError
 
 OLD, NEW = "sentence_transformers.models", "sentence_transformers.sentence_transformer.modules"
 KINDS = ("Transformer", "Pooling", "Normalize")
+WITHOUT_PROMPTS = {"pooling_mode": "mean", "include_prompt": False}
 
 
 def write(directory, *, kinds=KINDS, package=OLD, pooling=None, prompts=None):
@@ -106,11 +107,20 @@ def test_a_plain_checkpoint_says_nothing(tmp_path):
         ({"pooling": {"pooling_mode_max_tokens": True}}, "pooling by max"),
         ({"pooling": {"pooling_mode": ["cls", "mean"]}}, "pooling by cls, mean"),
         ({"pooling": {"word_embedding_dimension": 3}}, "pooling by nothing"),
+        (
+            {"pooling": WITHOUT_PROMPTS, "prompts": {"query": "find: "}},
+            "1_Pooling/config.json: a mean that leaves the tokens of prompts out",
+        ),
     ],
 )
 def test_what_a_dual_encoder_does_not_have_is_refused(tmp_path, wrong, message):
     with pytest.raises(ConfigError, match=message):
         read_encoder_settings(write(tmp_path, **wrong))
+
+
+def test_a_mean_without_prompts_is_that_of_all_tokens_where_there_are_none(tmp_path):
+    settings = read_encoder_settings(write(tmp_path, pooling=WITHOUT_PROMPTS))
+    assert settings.pooling is Pooling.MEAN
 
 
 @pytest.mark.parametrize("text", ["{", '[{"type": 3}]'])
