@@ -32,6 +32,19 @@ from taser_jax.storage.progress import plain
 FORMAT_VERSION = 1
 CARD, METADATA = "README.md", "export.json"
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+# How a tokenizer is given a passage: in words, and an example.
+PASSAGE_INPUTS = {
+    Titles.INCLUDE: (
+        "a pair `(title, text)`, or `text` alone where it has no title, which is not a pair with "
+        "an empty one",
+        '("Paris", "Paris lies on the Seine.")',
+    ),
+    Titles.JOIN: (
+        "one text, `title text`, or `text` alone where it has no title",
+        '"Paris Paris lies on the Seine."',
+    ),
+    Titles.OMIT: ("its text, without the title", '"Paris lies on the Seine."'),
+}
 
 
 @dataclasses.dataclass(frozen=True)

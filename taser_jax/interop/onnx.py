@@ -7,7 +7,7 @@ import pathlib
 import tempfile
 import warnings
 
-from taser_jax.interop.export_source import CardTexts, ExportSource
+from taser_jax.interop.export_source import PASSAGE_INPUTS, CardTexts, ExportSource
 from taser_jax.interop.sentence_transformers import check_plain, plain_paths, write_model
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.storage.errors import ConfigError, how_to_install
@@ -67,13 +67,13 @@ def card_texts(source: ExportSource) -> CardTexts:
     config = check_plain(source.config, format=_FORMAT)
     prompt = source.query_settings.prompt or source.passage_prompt
     directories = list(plain_paths(config, prompt=prompt))
+    form, example = PASSAGE_INPUTS[source.titles]
     names = " and ".join(f"`{name}/`" for name in directories if name) or "this directory"
     contents = (
         f"{names} has `{MODEL}` and the tokenizer's files. The inputs are `input_ids` and "
         "`attention_mask` (int64, [batch, length]; both sizes are dynamic); the output "
         f"`{OUTPUT}` (float32, [batch, {config.bert.embed_dim}]) is pooled and ready to score. A "
-        "passage is a pair `(title, text)`, or `text` alone where it has no title, which is not a "
-        "pair with an empty one.\n"
+        f"passage is {form}.\n"
     )
     query, passage = (directories * 2)[:2]
     code = f"""
@@ -103,7 +103,7 @@ def load(directory, max_length):
 encode_queries = load("{query or "."}", {source.query_length})
 encode_passages = load("{passage or "."}", {source.passage_length})
 query_embeddings = encode_queries(["on which river lies Paris"])
-passage_embeddings = encode_passages([("Paris", "Paris lies on the Seine."), "Without a title."])
+passage_embeddings = encode_passages([{example}, "Without a title."])
 scores = query_embeddings @ passage_embeddings.T
 """
     return CardTexts(_FORMAT, contents, code, ("onnx", "feature-extraction"))

@@ -23,6 +23,7 @@ from safetensors.numpy import save_file
 from taser_jax.interop.bert import bert_leaves, plain_encoder
 from taser_jax.interop.bert_formats import FORMATS, config_to_json
 from taser_jax.interop.export_source import (
+    PASSAGE_INPUTS,
     CardTexts,
     ExportSource,
     ids_before_queries,
@@ -145,9 +146,9 @@ def card_texts(source: ExportSource) -> CardTexts:
     """This format's texts for the model card."""
     config = check_exportable(source.config)
     paths = plain_paths(config, prompt=ids_before_queries(source) or source.passage_prompt)
+    form, example = PASSAGE_INPUTS[source.titles]
     contents = (
-        "For [sentence-transformers](https://sbert.net) 6. A passage is a pair `(title, text)`, or "
-        "`text` alone where it has no title, which is not a pair with an empty one. `encode_query` "
+        f"For [sentence-transformers](https://sbert.net) 6. A passage is {form}. `encode_query` "
         "and `encode_document` truncate each to its length.\n"
     )
     if source.query_settings.prompt:
@@ -169,7 +170,7 @@ from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer("."{trusted})
 queries = ["on which river lies Paris"]
-passages = [("Paris", "Paris lies on the Seine."), "A passage without a title."]
+passages = [{example}, "A passage without a title."]
 query_embeddings = model.encode_query(queries)
 passage_embeddings = model.encode_document(passages)
 scores = model.similarity(query_embeddings, passage_embeddings)  # dot products

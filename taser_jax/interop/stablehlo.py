@@ -17,7 +17,7 @@ from jax.interpreters import mlir
 from jaxtyping import PyTree
 
 from taser_jax.devices.partitioning import leaves_by_path
-from taser_jax.interop.export_source import CardTexts, ExportSource
+from taser_jax.interop.export_source import PASSAGE_INPUTS, CardTexts, ExportSource
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
@@ -64,7 +64,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 directory = "."
-texts = ["which river flows through Paris?"]  # of passages, with their tokenizer: (title, text)
+texts = ["which river flows through Paris?"]  # or, with passages' tokenizer: %s
 tokenizer = Tokenizer.from_file(f"{directory}/query_tokenizer/tokenizer.json")
 tokenizer.encode_special_tokens = True  # "[SEP]" in a text is text
 tokenizer.enable_truncation(%d)
@@ -122,7 +122,8 @@ def card_texts(source: ExportSource) -> CardTexts:
         "taser_jax; passages have `passage_tokenizer/` and their own length. With taser_jax, use "
         "`taser_jax.data.text.preprocessors.encode_queries` and `encode_passages`.\n"
     )
-    tokenize = TOKENIZE_SNIPPET % source.query_length
+    _, example = PASSAGE_INPUTS[source.titles]
+    tokenize = TOKENIZE_SNIPPET % (example, source.query_length)
     return CardTexts("stablehlo", contents, f"{tokenize}\n{LOAD_SNIPPET}", ("jax",))
 
 

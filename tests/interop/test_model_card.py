@@ -7,6 +7,7 @@ from huggingface_hub import ModelCard
 
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
+from taser_jax.interop import onnx, sentence_transformers, stablehlo
 from taser_jax.interop.export_source import (
     CardTexts,
     ExportSource,
@@ -104,6 +105,22 @@ def test_a_card_says_what_is_done_to_texts(source):
     fields = metadata(changed, "onnx")
     assert fields["query_normalization"] == "curly_apostrophe"
     assert (fields["query_prompt"], fields["titles"]) == ([7, 3], "omit")
+
+
+@pytest.mark.parametrize(
+    ("titles", "passage"),
+    [
+        (Titles.INCLUDE, '("Paris", "Paris lies on the Seine.")'),
+        (Titles.JOIN, '"Paris Paris lies on the Seine."'),
+        (Titles.OMIT, '"Paris lies on the Seine."'),
+    ],
+)
+@pytest.mark.parametrize("format", [sentence_transformers, onnx, stablehlo])
+def test_code_gives_the_tokenizer_passages_as_in_training(source, titles, passage, format):
+    plain = dataclasses.replace(source, config=DualEncoderConfig(), titles=titles)
+    text = card(plain, format.card_texts(plain))
+    assert passage in text
+    assert ("(title, text)" in text) == (titles is Titles.INCLUDE and format is not stablehlo)
 
 
 def test_the_hub_reads_licence_library_base_model_and_measures(source):
