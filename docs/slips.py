@@ -266,11 +266,6 @@ SLIPS = (
         world=World.MODEL,
     ),
     Slip(
-        "Resuming with another batch size",
-        (f"{TRAIN} --gin.BATCH_SIZE=16",),
-        world=World.MODEL,
-    ),
-    Slip(
         "Resuming with fewer steps than are done",
         (f"{TRAIN} --gin.TRAIN_STEPS=1",),
         world=World.MODEL,
