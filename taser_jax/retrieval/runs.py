@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
@@ -179,7 +180,9 @@ def read_trec_run(
     # Most passages are results of several queries.
     row_of = functools.cache(row_of)
     by_query: dict[str, dict[int, float]] = {id: {} for id in query_ids or ()}
-    for number, line in numbered_lines(path):
+    # Of queries without results: BM25 finds none in another language.
+    has_none = bool(by_query) and os.path.isfile(path) and not os.path.getsize(path)
+    for number, line in () if has_none else numbered_lines(path):
         columns = line.split()
         if not columns:
             continue

@@ -70,6 +70,17 @@ def test_a_query_without_its_own_row_keeps_as_many_results():
     assert hits.scores.tolist() == [[3, 1], [3, 2], [-np.inf, -np.inf]]
 
 
+def test_queries_without_any_result_read_back(tmp_path):
+    """BM25 finds nothing for queries in another language."""
+    path = tmp_path / "run.trec"
+    without = Run.of(["a", "b"], result([[-1], [-1]], [[-np.inf], [-np.inf]]))
+    write_trec_run(path, without, ids=IDS)
+    run = read_trec_run(path, ROW_OF, query_ids=["a", "b"])
+    assert (run.query_ids, run.rows.shape) == (["a", "b"], (2, 0))
+    with pytest.raises(DataError, match="the file is empty"):
+        read_trec_run(path, ROW_OF)
+
+
 @pytest.mark.parametrize("name", ["run.trec", "run.trec.gz"])
 def test_scores_read_back_bit_for_bit(tmp_path, name):
     """Also of a file that was compressed since."""
