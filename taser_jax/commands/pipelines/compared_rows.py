@@ -131,7 +131,7 @@ class ComparedRows:
         """Trains each system without a fold's queries, and ranks these with it."""
         setting, root = self.setting, self._root / "folds" / str(number)
         names = ["bm25", *([] if self.untrained is None else [file_name(UNTRAINED)])]
-        self._stages.run(
+        emptied = self._stages.run(
             f"fold-{number}",
             hold_out,
             tasks=self._tasks("train"),
@@ -148,13 +148,16 @@ class ComparedRows:
         for name, system in self.systems.items():
             label = file_name(name)
             model_dir = root / "models" / label
+            tasks = system.tasks or setting.tasks
+            if emptied:
+                tasks = [task for task in tasks or self._tasks("train") if task not in emptied]
             self._stages.run(
                 f"fold-{number}-{label}-train",
                 train,
                 model_dir=model_dir,
                 data=TrainingData(
                     setting.token_store,
-                    tasks=system.tasks or setting.tasks,
+                    tasks=tasks,
                     negatives_dirs=[str(root / "negatives")],
                 ),
                 model=system.model,

@@ -60,12 +60,13 @@ def hold_out(
     output_dir: str,
     fold: int,
     folds: int,
-) -> None:
+) -> list[str]:
     """Takes a fold's training queries out of the negatives, and makes the pool they are ranked in.
 
-    At most 100 of each task's queries are ranked; none of the fold is trained on. The pool has the
-    first ten passages of every list; BM25's lists are cut to it. So a fold's model encodes a few
-    thousand passages, not the collection.
+    At most 100 of each task's queries are ranked; none of the fold is trained on, and no query of
+    another task with the same text. A task of few queries may have none in a fold, or all of them.
+    The pool has the first ten passages of every list; BM25's lists are cut to it. So a fold's model
+    encodes a few thousand passages, not the collection.
 
     Args:
         data_dir: folder of collections.
@@ -77,16 +78,25 @@ def hold_out(
         output_dir: receives `negatives/`, `NAME/` with a list for each name, and fold.json.
         fold: number of the fold, from 0.
         folds: number of folds.
+
+    Returns:
+        Tasks all of whose queries are in the fold.
     """
     store = PassageStore.open(data_dir, collection)
     root = pathlib.Path(output_dir)
     ranked: dict[str, list[str]] = {}
     runs: dict[tuple[str, str], Run] = {}
-    for task in tasks:
-        queries = QuerySet.open(data_dir, collection, task, "train")
+    sets = [QuerySet.open(data_dir, collection, task, "train") for task in tasks]
+    numbers = fold_numbers([query.text for queries in sets for query in queries], folds)
+    ends = np.cumsum([len(queries) for queries in sets])
+    emptied: list[str] = []
+    for task, queries, end in zip(tasks, sets, ends, strict=True):
         ids = [query.id for query in queries]
-        held = np.flatnonzero(fold_numbers([query.text for query in queries], folds) == fold)
+        held = np.flatnonzero(numbers[end - len(ids) : end] == fold)
         _without_queries(negatives_dir, root / "negatives", task, ids, set(held.tolist()), store)
+        emptied += [task] if len(held) == len(ids) else []
+        if not len(held):
+            continue
         rng = np.random.default_rng([0, fold])
         sample = np.sort(rng.choice(held, min(RANKED, len(held)), replace=False))
         ranked[task] = [ids[row] for row in sample]
@@ -106,6 +116,7 @@ def hold_out(
         cut = Run.of(run.query_ids, result)
         write_trec_run(run_path(root / name, task, "train"), cut, ids=store.ids, tag=name)
     write_json(root / _FOLD, {"queries": ranked, "pool": pool.tolist()})
+    return emptied
 
 
 def _ranked_by_embeddings(
@@ -260,8 +271,9 @@ def choose(
         for task in tasks:
             queries = QuerySet.open(data_dir, collection, task, split)
             parts = [
-                _lists(dense, sparse, queries, store)
+                lists
                 for dense, sparse in zip(directories, sparse_dirs, strict=True)
+                if (lists := _lists(dense, sparse, queries, store))
             ]
             dense, sparse = map(_joined, zip(*parts, strict=True))
             sets[task] = development_set(
@@ -294,12 +306,15 @@ def choose(
 
 
 def _lists(dense: str, sparse: str, queries: QuerySet, store: PassageStore) -> list[Run]:
-    """Both runs of the queries that a folder has: of a fold those that were ranked."""
-    runs = [read_task_run(folder, queries, store) for folder in (dense, sparse)]
+    """Both runs of the queries that a folder has: of a fold those that were ranked, if any."""
     fold = pathlib.Path(sparse).parent / _FOLD
-    if not fold.exists():
+    ranked = read_json(fold)["queries"] if fold.exists() else None
+    if ranked is not None and queries.task not in ranked:
+        return []
+    runs = [read_task_run(folder, queries, store) for folder in (dense, sparse)]
+    if ranked is None:
         return runs
-    ids = read_json(fold)["queries"][queries.task]
+    ids = ranked[queries.task]
     lines = _lines(runs[0].query_ids, ids)
     return [Run(ids, run.rows[lines], run.scores[lines]) for run in runs]
 

@@ -98,6 +98,59 @@ def test_a_fold_is_held_out_of_negatives_and_ranked_in_its_pool(data_dir, tmp_pa
     assert sorted(seen) == sorted(ids)
 
 
+def test_a_task_of_few_queries_has_none_in_some_folds(data_dir, tmp_path):
+    """Two tasks: one asks for what the other asks, and has fewer queries than there are folds."""
+    write_queries(data_dir, "toy", "few", "train", [Query("few0", "word0", "few", positives=(0,))])
+    store, tasks = PassageStore.open(data_dir, "toy"), ["words", "few"]
+    ids = {"words": [f"train{n}" for n in range(QUERIES)], "few": ["few0"]}
+    runs = write_run(data_dir, tmp_path / "runs", "train", [[n, 19] for n in range(QUERIES)])
+    few = Run(ids["few"], np.array([[0, 19]], np.int32), np.array([[1.0, 0.5]], np.float32))
+    write_trec_run(runs / "few.train.trec", few, ids=store.ids)
+    for task in tasks:
+        write_negatives(
+            tmp_path / "negatives",
+            task,
+            "train",
+            query_ids=ids[task],
+            rows=[[19]] * len(ids[task]),
+            scores=[[1.0]] * len(ids[task]),
+            metadata={"collection_fingerprint": store.fingerprint, "source": "runs"},
+        )
+    folds = [tmp_path / "folds" / str(fold) for fold in range(5)]
+    emptied = [
+        hold_out(
+            data_dir=data_dir,
+            collection="toy",
+            tasks=tasks,
+            runs_dirs={"bm25": str(runs), "dense": str(runs)},
+            embeddings_dirs={},
+            negatives_dir=str(tmp_path / "negatives"),
+            output_dir=str(root),
+            fold=fold,
+            folds=len(folds),
+        )
+        for fold, root in enumerate(folds)
+    ]
+    # The other task must not be trained on the text that is ranked.
+    held = [json.loads((root / "fold.json").read_text())["queries"] for root in folds]
+    assert sorted(emptied) == [[], [], [], [], ["few"]]
+    (fold,) = [fold for fold, queries in enumerate(held) if "few" in queries]
+    assert emptied[fold] == ["few"]
+    assert "train0" in held[fold]["words"]
+    chosen = choose(
+        data_dir=data_dir,
+        collection="toy",
+        tasks=tasks,
+        split="train",
+        dense_dirs={"dense": [str(root / "dense") for root in folds]},
+        sparse_dirs=[str(root / "bm25") for root in folds],
+        baseline="dense + BM25",
+        measure="nDCG@10",
+        k=10,
+    )
+    assert chosen.queries == QUERIES + 1
+
+
 def choice(data_dir: str, tmp_path: pathlib.Path, trained: list[list[int]], split="validation"):
     """The untrained model has each positive second, BM25 never."""
     others = [[18, n] for n in range(QUERIES)]
