@@ -340,6 +340,7 @@ class _Run:
             batch_size=training.batching.batch_size,
         )
         preferred = dataclasses.replace(preferred, **self.fixed)
+        compare_parts.check_counts(preferred.rounds, preferred.folds, queries=queries)
         if memory is None:
             memory = 4.0 if jax.default_backend() == "cpu" else math.inf
         chunks = functools.partial(compare_parts.chunks_that_fit, model, sides=sides, gib=memory)

@@ -104,6 +104,15 @@ def multiplies_bfloat16() -> bool:
     return jax.default_backend() == "cpu" and not _BFLOAT16.isdisjoint(words)
 
 
+def check_counts(rounds: int, folds: int, *, queries: int) -> None:
+    """Refuses more than two rounds, and folds that leave no queries to train on or to rank."""
+    if rounds not in (1, 2):
+        raise ConfigError(f"{rounds} rounds", where="ROUNDS", fix="set 1 or 2")
+    if folds and not 2 <= folds <= queries:
+        problem = f"{folds} folds of {queries} distinct training queries"
+        raise ConfigError(problem, where="FOLDS", fix="set 0, or 2 to the number of queries")
+
+
 def with_weights(model: ModelConfig, pretrained: str | None, *, dtype: str) -> ModelConfig:
     """The model with the sizes, pooling and normalisation of the pretrained weights."""
     assert isinstance(model, DualEncoderConfig)

@@ -19,6 +19,7 @@ from taser_jax.data.collections.store import write_collection, write_queries
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.encoding import EncodeConfig
+from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Passage, Query
 
 
@@ -101,6 +102,17 @@ def test_many_validation_queries_end_a_training_that_gets_no_better(validation, 
     options = {"num_chunks": 1, "states_dir": None, "is_pretrained": True}
     loop = compare_parts.planned(training, plan, validation=validation, **options).loop
     assert (loop.train_steps, loop.validates_first, loop.patience) == (40, True, patience)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "folds", "message"),
+    [(3, 0, "3 rounds"), (0, 0, "0 rounds"), (1, 1, "1 folds of 9"), (1, 10, "10 folds of 9")],
+)
+def test_rounds_and_folds_that_cannot_be_are_refused(rounds, folds, message):
+    with pytest.raises(ConfigError, match=message):
+        compare_parts.check_counts(rounds, folds, queries=9)
+    for allowed in (0, 2, 9):
+        compare_parts.check_counts(2, allowed, queries=9)
 
 
 def test_what_was_set_is_not_decided():
