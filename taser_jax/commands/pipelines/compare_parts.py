@@ -285,12 +285,20 @@ def collection_name(directories: Sequence[str]) -> str:
     return slug if slug[:1].isalpha() else f"c_{slug}"
 
 
-def file_sizes(directories: Sequence[str]) -> dict[str, int]:
-    """File -> its bytes, of all files in folders: what tells that they have changed."""
+def file_sizes(directories: Sequence[str], output_dir: str) -> dict[str, int]:
+    """File -> its bytes, of all files in folders: what tells that they have changed.
+
+    Those of the output directory, which may be in one of the folders, do not count.
+    """
+    written = pathlib.Path(output_dir).resolve()
     paths = [
         path for directory in directories for path in sorted(pathlib.Path(directory).rglob("*"))
     ]
-    return {str(path): path.stat().st_size for path in paths if path.is_file()}
+    return {
+        str(path): path.stat().st_size
+        for path in paths
+        if path.is_file() and written not in path.resolve().parents
+    }
 
 
 @writes("{data_dir}/{collection}")

@@ -124,9 +124,11 @@ def test_a_collection_is_named_after_its_folders():
     assert collection_name(["2024"]) == "c_2024"
 
 
-def test_files_of_all_folders_have_their_sizes(tmp_path):
-    write_all(tmp_path, {"a/qrels/test.tsv": "123", "b/p.tsv": ""})
-    sizes = file_sizes([str(tmp_path / "a"), str(tmp_path / "b")])
+def test_files_of_all_folders_have_their_sizes(tmp_path, monkeypatch):
+    """But not what `taser compare .` writes into the folder."""
+    write_all(tmp_path, {"a/qrels/test.tsv": "123", "b/p.tsv": "", "a/results/config.gin": "4"})
+    monkeypatch.chdir(tmp_path / "a")
+    sizes = file_sizes([str(tmp_path / "a"), str(tmp_path / "b")], "results")
     assert sizes == {f"{tmp_path}/a/qrels/test.tsv": 3, f"{tmp_path}/b/p.tsv": 0}
 
 
