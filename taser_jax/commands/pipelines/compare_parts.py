@@ -81,7 +81,7 @@ def check_systems(names: Sequence[str], candidates: Mapping[str, System]) -> Non
 
 
 def check_splits(splits: Mapping[str, Sequence[str]], *, is_pretrained: bool) -> None:
-    """Refuses tasks without test queries, and a training from nothing."""
+    """Refuses tasks without test queries, and a training from nothing or without validation."""
     untested = [task for task, there in splits.items() if "test" not in there]
     if untested:
         problem = f"task {', '.join(untested)} has no test split"
@@ -93,6 +93,11 @@ def check_splits(splits: Mapping[str, Sequence[str]], *, is_pretrained: bool) ->
         problem = f"{tasks}: no train split, and nothing is pretrained"
         fix = "add training queries, or --pretrained=minilm"
         raise ConfigError(problem, where="DIRECTORIES", fix=fix)
+    there = {split for of_task in splits.values() for split in of_task}
+    if "train" in there and "validation" not in there:
+        problem = "no task has a validation split to choose checkpoints with"
+        fix = "set VALIDATION_SHARE=0.1, which makes one of training queries, in a new OUTPUT_DIR"
+        raise ConfigError(problem, where="VALIDATION_SHARE", fix=fix)
 
 
 def multiplies_bfloat16() -> bool:

@@ -230,6 +230,8 @@ def test_bad_arguments(tmp_path, capsys):
     assert "the same name" in refused(capsys, "compare", folder, folder, f"{output}2")
     for budget in ("--memory=0", "--minutes=-1"):
         assert "expected: a number above 0" in refused(capsys, "compare", folder, output, budget)
+    message = refused(capsys, "compare", folder, f"{output}4", "--gin.VALIDATION_SHARE=0.0")
+    assert "no task has a validation split" in message
     (tmp_path / "hills" / "qrels" / "train.tsv").unlink()
     message = refused(capsys, "compare", folder, output)
     assert "hills: no train split, and nothing is pretrained" in message
