@@ -223,10 +223,10 @@ def chunks_that_fit(
     floats += 2 * transformer.num_heads * max(passage.tokens, sides["query"].tokens)
     tokens = plan.batch_size * batch_tokens(sides["query"], passage)
     activations = 4 * floats * tokens * (transformer.num_layers - plan.frozen_blocks) / 2**30
-    chunks = 1
-    while chunks < plan.batch_size and activations / chunks > max(gib - _OTHER_GIB, 0.5):
-        chunks *= 2
-    return chunks
+    fewest = min(activations / max(gib - _OTHER_GIB, 0.5), plan.batch_size)
+    # All chunks are of the same size.
+    divisors = (size for size in range(1, plan.batch_size + 1) if plan.batch_size % size == 0)
+    return next(size for size in divisors if size >= fewest)
 
 
 def measured_training(training: TrainingConfig, plan: Plan, num_chunks: int) -> TrainingConfig:

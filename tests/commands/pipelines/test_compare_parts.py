@@ -93,6 +93,8 @@ def test_batches_are_encoded_in_chunks_that_fit():
     cut = gib * (16 + 2 * 64) * 960 / ((16 + 2 * 128) * 1472)
     assert fitting(short, gib=1.51 + cut) == 1
     assert fitting(short, gib=1.49 + cut) == 2
+    # 7.5 GiB in chunks of half a GiB, which divide the batch: 15 do not divide 2,500.
+    assert fitting(dataclasses.replace(plan, batch_size=2500), gib=1.0) == 20
 
 
 @pytest.mark.parametrize(("validation", "patience"), [(299, 0), (300, 2)])
