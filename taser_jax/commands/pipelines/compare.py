@@ -115,6 +115,7 @@ def compare(
     names = systems.split(",") if isinstance(systems, str) else list(systems)
     compare_parts.check_systems(names, candidates)
     fixed = {"steps": train_steps, "learning_rate": learning_rate, "rounds": rounds, "folds": folds}
+    fixed["frozen_blocks"] = setting.training.train_from_block or None
     run = _Run(
         dataclasses.replace(setting, data_dir=str(pathlib.Path(setting.output_dir) / "data")),
         systems={ROWS[name]: candidates[name] for name in names},
@@ -267,8 +268,8 @@ class _Run:
         self.setting = dataclasses.replace(
             setting,
             k=depth,
-            first_mining=dataclasses.replace(setting.first_mining, depth=depth),
-            second_mining=dataclasses.replace(setting.second_mining, depth=depth),
+            first_mining=compare_parts.filled(setting.first_mining, depth=depth),
+            second_mining=compare_parts.filled(setting.second_mining, depth=depth),
             significance=significance,
             training=dataclasses.replace(
                 training,
@@ -368,7 +369,8 @@ class _Run:
             chunks=chunks,
             shorter=compare_plan.shorter_passages(**sides) if may_cut else {},
         )
-        chosen = compare_plan.plan(costs, preferred, minutes=minutes, pretrained=is_pretrained)
+        may_freeze = is_pretrained and "frozen_blocks" not in self.fixed
+        chosen = compare_plan.plan(costs, preferred, minutes=minutes, pretrained=may_freeze)
         self._decide(
             f"{queries:,} distinct training queries: batches and rate",
             BATCH_SIZE=preferred.batch_size,

@@ -260,7 +260,12 @@ def test_every_argument_of_every_stage_counts(small_world, tmp_path, monkeypatch
     tokens = TokenStore.open(small_world.token_store)
     queries = [Query(id=f"{n}", text=f"{n}", task="hills") for n in range(40)]
     settings = tmp_path / "own.gin"
-    settings.write_text("ObjectiveConfig.temperature = 0.1\nOptimizerConfig.weight_decay = 0.5\n")
+    lines = ["ObjectiveConfig.temperature = 0.1", "OptimizerConfig.weight_decay = 0.5"]
+    lines += [
+        "first/MiningConfig.depth = 20",
+        *["TrainingConfig.train_from_block = 2"] * pretrained,
+    ]
+    settings.write_text("\n".join(lines) + "\n")
     with monkeypatch.context() as patched:
         patched.setattr(compare.PassageStore, "open", lambda *_, **__: range(40))
         patched.setattr(compared_rows.TokenStore, "open", lambda _: tokens)
@@ -280,6 +285,10 @@ def test_every_argument_of_every_stage_counts(small_world, tmp_path, monkeypatch
             assert inputs["training.objective.temperature"] == 0.1
             assert inputs["training.optimizer.weight_decay"] == 0.5
             assert inputs["training.loop.validates_first"] == pretrained
+            assert inputs["training.train_from_block"] == 2 * pretrained
+    assert Stages(output).record("bm25-mine").inputs["config.depth"] == 20
+    frozen = f"TrainingConfig.train_from_block = {2 * pretrained}\n"
+    assert frozen in (output / "decided.gin").read_text()
     check_every_argument(output, calls)
 
 
