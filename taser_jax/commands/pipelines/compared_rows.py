@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 
@@ -194,12 +195,17 @@ class ComparedRows:
             )
         elif choice.queries:
             print("No other row is better by more than a standard error.")
-        errors = [100 * error for _, error in choice.gains.values()]
+        errors = [100 * error for _, error in choice.gains.values() if math.isfinite(error)]
         if choice.queries < 30 and errors:
             what = "%d labelled queries chose it: they cannot tell differences below ± %.1f points"
             logger.warning(what, choice.queries, 1.96 * max(errors))
         alpha = choice.alphas[name.removesuffix(" + BM25")] if is_hybrid else None
-        recommended = {"row": row, "alpha": alpha, "queries": choice.queries, "gains": choice.gains}
+        # JSON has no infinity: a task has one query, which has no standard error.
+        gains = {
+            name: [mean, error if math.isfinite(error) else None]
+            for name, (mean, error) in choice.gains.items()
+        }
+        recommended = {"row": row, "alpha": alpha, "queries": choice.queries, "gains": gains}
         write_json(self._root / "recommended.json", recommended)
         queries = QuerySet.open(**self._data, task=self._tasks("test")[0], split="test")
         lines = sorted({0, len(queries) // 3, 2 * len(queries) // 3})

@@ -1,6 +1,7 @@
 """`taser compare` on small BEIR folders: run again, without training queries, and by a budget."""
 
 import json
+import math
 import pathlib
 import random
 
@@ -248,12 +249,20 @@ _OUTPUTS = {
     "fit_lengths": {"query": _LENGTH, "passage": _LENGTH},
     "measure": {"step_seconds": 1.0, "start_seconds": 1.0, "encode_seconds": 1.0},
     "choose_bm25": 1,
-    "choose": {"row": "TASER", "alphas": _ALPHAS, "gains": {"TASER": [0.1, 0.01]}, "queries": 36},
+    "choose": {
+        "row": "TASER",
+        "alphas": _ALPHAS,
+        # A task of one query has no standard error.
+        "gains": {"TASER": [0.1, 0.01], "Shared": [0.1, math.inf]},
+        "queries": 20,
+    },
 }
 
 
 @pytest.mark.parametrize("pretrained", [True, False], ids=["pretrained", "scratch"])
-def test_every_argument_of_every_stage_counts(small_world, tmp_path, monkeypatch, pretrained):
+def test_every_argument_of_every_stage_counts(
+    small_world, tmp_path, monkeypatch, capsys, pretrained
+):
     """The stages of `compare` without their work; what is set reaches every training."""
     output, folder = tmp_path / "out", _beir(tmp_path / "hills", 1)
     flags = [f"--pretrained={_minilm_like(tmp_path / 'bert')}"] if pretrained else []
@@ -289,6 +298,9 @@ def test_every_argument_of_every_stage_counts(small_world, tmp_path, monkeypatch
     assert Stages(output).record("bm25-mine").inputs["config.depth"] == 20
     frozen = f"TrainingConfig.train_from_block = {2 * pretrained}\n"
     assert frozen in (output / "decided.gin").read_text()
+    assert "differences below ± 2.0 points" in capsys.readouterr().err
+    recommended = (output / "recommended.json").read_text()
+    assert json.loads(recommended, parse_constant=pytest.fail)["gains"]["Shared"] == [0.1, None]
     check_every_argument(output, calls)
 
 
