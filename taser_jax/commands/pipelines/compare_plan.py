@@ -350,7 +350,7 @@ def recommend(gains: Mapping[str, Gain], baseline: str) -> str:
 
 
 def shrunk_alpha(best: float, *, default: float, queries: int) -> float:
-    """Shrinks α to the default: log α = (n log best + 30 log default)/(n + 30).
+    """Shrinks α to the default: log α = (n log best + 30 log default)/(n + 30), or 0 if one is 0.
 
     Example:
         >>> shrunk_alpha(2.0, default=0.5, queries=30)
@@ -361,6 +361,8 @@ def shrunk_alpha(best: float, *, default: float, queries: int) -> float:
         default: α without queries; it weighs as much as 30 of them.
         queries: n, how many chose.
     """
+    if not best or not default:
+        return 0.0
     share = queries / (queries + _PSEUDO_QUERIES)
     return math.exp(share * math.log(best) + (1 - share) * math.log(default))
 

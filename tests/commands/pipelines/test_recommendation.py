@@ -87,6 +87,9 @@ def test_alpha_is_shrunk_by_hand():
     seven = math.exp((7 * math.log(0.1) + 30 * math.log(0.5)) / 37)
     assert shrunk_alpha(0.1, default=0.5, queries=7) == pytest.approx(seven)
     assert seven > 0.35
+    # The dense list alone may be a candidate.
+    assert shrunk_alpha(0.0, default=0.5, queries=7) == 0.0
+    assert shrunk_alpha(0.5, default=0.0, queries=7) == 0.0
 
 
 @given(st.floats(0.01, 10), st.floats(0.01, 10), st.integers(0, 10_000), st.integers(1, 1000))
