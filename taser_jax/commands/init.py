@@ -82,14 +82,14 @@ def init(*, name: str, tasks: Sequence[str] = ("questions",), directory: str = "
 
     Args:
         name: the project's name. Files and collection are named after it, in lower case, with _ in
-            place of anything but letters and digits.
+            place of anything but ASCII letters and digits.
         tasks: names of its tasks, as in the names of its files.
         directory: where the two files go.
 
     Raises:
         ConfigError: a name without a letter at its start, no task, or a file that exists.
     """
-    slug = re.sub(r"\W+", "_", name.lower()).strip("_")
+    slug = re.sub(r"\W+", "_", name.lower(), flags=re.ASCII).strip("_")
     if not slug.isidentifier():
         problem = f"the name {name!r} does not start with a letter"
         raise ConfigError(problem, where="init.name", fix="write `taser init FAQ`")

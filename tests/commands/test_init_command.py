@@ -154,3 +154,6 @@ def test_refusals(tmp_path, monkeypatch, capsys):
     succeed("init", "My FAQ!", *gin("init", directory=tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["my_faq.gin", "my_faq_tasks.py"]
     assert "my_faq.gin and my_faq_tasks.py exist" in refused(capsys, "init", "my faq")
+    # As collections may be called.
+    succeed("init", "Données")
+    assert "COLLECTION = 'donn_es'" in (tmp_path / "donn_es.gin").read_text()

@@ -286,7 +286,7 @@ def measure(
 def collection_name(directories: Sequence[str]) -> str:
     """The folder's name, or those of several, as a name for files."""
     names = [pathlib.Path(directory).resolve().name for directory in directories]
-    slug = re.sub(r"\W+", "_", "_".join(names).lower()).strip("_")
+    slug = re.sub(r"\W+", "_", "_".join(names).lower(), flags=re.ASCII)[:190].strip("_")
     return slug if slug[:1].isalpha() else f"c_{slug}"
 
 

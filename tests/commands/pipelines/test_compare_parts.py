@@ -15,7 +15,11 @@ from taser_jax.commands.pipelines import compare_parts
 from taser_jax.commands.pipelines.compare_parts import collection_name, file_sizes, fit_lengths
 from taser_jax.commands.pipelines.compare_plan import FittedLength, Plan
 from taser_jax.commands.train import TrainSummary
-from taser_jax.data.collections.store import write_collection, write_queries
+from taser_jax.data.collections.store import (
+    collection_directory,
+    write_collection,
+    write_queries,
+)
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.encoding import EncodeConfig
@@ -124,6 +128,13 @@ def test_what_was_set_is_not_decided():
 def test_a_collection_is_named_after_its_folders():
     assert collection_name(["data/Sci Facts/", "b-2"]) == "sci_facts_b_2"
     assert collection_name(["2024"]) == "c_2024"
+    # What collections may be called: ASCII, and no longer than 200 bytes.
+    assert collection_name(["Données", "文档"]) == "donn_es"
+    assert collection_directory("data", collection_name(["文档"])).name == "c_"
+    assert (
+        collection_directory("data", collection_name(["x" * 150] * 2)).name
+        == "x" * 150 + "_" + "x" * 39
+    )
 
 
 def test_files_of_all_folders_have_their_sizes(tmp_path, monkeypatch):
