@@ -227,6 +227,8 @@ def _no_command(words: Sequence[str]) -> ConfigError:
 
 def _nearest_flag(flag: str, name: str) -> str:
     command = COMMANDS[name]
+    if command.argument and not flag.startswith("-"):
+        return f"write it before the flags: `taser {name} {flag} ...`"
     flags = [*re.findall(r"--\w+", usage()), *command.flags, *command.switches]
     return did_you_mean(flag.partition("=")[0], flags) or f"see `taser {name} --help`"
 

@@ -144,6 +144,7 @@ def test_a_defect_raises(toy):
         (["compare", "x", "--pretraind=minilm"], "did you mean --pretrained?"),
         (["ask", "what", "--from=nowhere"], "nowhere: no retriever.json"),
         (["train", "--gin_file=a", "stray"], "unknown flag 'stray'"),
+        (["compare", "--pretrained=minilm", "my_beir"], "flags: `taser compare my_beir ...`"),
         (["train", "--gin_file"], "--gin_file has no value"),
         (["train", "--gin.MODEL_DIR="], "--gin.MODEL_DIR has no value"),
         (["train", "--coordinator_timeout=soon"], "invalid int value: 'soon'"),
