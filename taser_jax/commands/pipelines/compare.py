@@ -33,7 +33,7 @@ from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
 from taser_jax.storage.typed_files import PositiveNumber
 
-# A system's name on the command line -> in the table.
+# A system's name on the command line -> in the table, where that differs.
 ROWS = {"shared": "Shared", "taser": "TASER", "dpr": "DPR"}
 # (k1, b): Anserini's, then those of Lucene, of Robertson and Zaragoza, and of short texts.
 _BM25 = ((0.9, 0.4), (1.2, 0.75), (1.5, 0.75), (0.6, 0.2))
@@ -118,7 +118,7 @@ def compare(
     fixed["frozen_blocks"] = setting.training.train_from_block or None
     run = _Run(
         dataclasses.replace(setting, data_dir=str(pathlib.Path(setting.output_dir) / "data")),
-        systems={ROWS[name]: candidates[name] for name in names},
+        systems={ROWS.get(name, name): candidates[name] for name in names},
         pretrained=pretrained,
         collection=compare_parts.collection_name(directories),
         lengths=feature_lengths or {},

@@ -242,7 +242,7 @@ def test_bad_arguments(tmp_path, capsys):
     assert "task moors has no test split" in message
 
 
-_ALPHAS = {"Shared": 0.5, "TASER": 0.5, "Pretrained, untrained": 0.5}
+_ALPHAS = {"Shared": 0.5, "TASER": 0.5, "own": 0.5, "Pretrained, untrained": 0.5}
 _LENGTH = {"tokens": 16, "cut": 0.0, "median": 8}
 _OUTPUTS = {
     "prepare_detected": {"hills": ["train", "validation", "test"]},
@@ -274,7 +274,11 @@ def test_every_argument_of_every_stage_counts(
         "first/MiningConfig.depth = 20",
         *["TrainingConfig.train_from_block = 2"] * pretrained,
     ]
+    candidates = ["shared", "taser", "own"]
+    systems = ", ".join(f"{name!r}: @{name}/System()" for name in candidates)
+    lines += [f"compare.candidates = {{{systems}}}", "own/System.model = @dpr/DualEncoderConfig()"]
     settings.write_text("\n".join(lines) + "\n")
+    flags.append(f"--systems={','.join(candidates)}")
     with monkeypatch.context() as patched:
         patched.setattr(compare.PassageStore, "open", lambda *_, **__: range(40))
         patched.setattr(compared_rows.TokenStore, "open", lambda _: tokens)
@@ -285,7 +289,7 @@ def test_every_argument_of_every_stage_counts(
         calls = without_work(patched, _OUTPUTS)
         succeed("compare", folder, f"--out={output}", f"--gin_file={settings}", *flags)
     finished = Stages(output).finished()
-    assert {"prepare", "measure", "shared-1-train", "choose", "export"} < finished
+    assert {"prepare", "measure", "shared-1-train", "own-1-train", "choose", "export"} < finished
     folds = {"fold-0", "fold-1-taser-rank", "pretrained-untrained-import"}
     assert (folds <= finished) == pretrained
     for path in (output / "stages").glob("*-train.json"):
