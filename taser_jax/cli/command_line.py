@@ -381,8 +381,10 @@ def help_text(name: str) -> str:
     about = description(inspect.getdoc(function) or "")
     usage = f"usage: taser {name}{words} [flags]"
     parts = [f"{usage}\n\ntaser {name}: {command.summary}\n\n{about}\n"]
-    if command.flags:
-        parts.append("".join(f"  {flag}=VALUE  sets {m}\n" for flag, m in command.flags.items()))
+    if command.flags or command.switches:
+        own = [f"  {flag}=VALUE  sets {macro}\n" for flag, macro in command.flags.items()]
+        own += [f"  {flag}  sets {macro} = {v}\n" for flag, (macro, v) in command.switches.items()]
+        parts.append("".join(own))
     if explained := "".join(map(_explained, options(command.gin_file, function, configurables))):
         parts.append("After --gin. (in capitals: also a line of a Gin file), with the default:\n")
         parts.append(explained)

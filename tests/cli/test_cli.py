@@ -270,6 +270,8 @@ def test_the_help_of_a_command_shows_its_options(capsys):
     assert "  LEARNING_RATE = 2e-5\n      peak rate. (OptimizerConfig.learning_rate)" in printed
     assert "  train.accept_changes = False\n" in printed
     assert "Without --gin_file it reads runs/train.gin." in printed
+    assert cli.run(["prepare", "--help"]) == 0
+    assert "  --strict  sets STRICT = True\n" in capsys.readouterr().out
     assert cli.run(["compile", "--help"]) == 0
     printed = capsys.readouterr().out
     assert "--topology=VALUE  sets compile_recipe.topology" in printed
