@@ -235,7 +235,8 @@ class ComparedRows:
             output_dir=self._root / "export",
             **({"results_dir": self._root, "system": row} if questions else {}),
         )
-        print(f"\nAll of it is under {self._root}: table.md, .csv and .png, runs, index, export.")
+        left = "table.md, .csv and .png, runs, index, export" if questions else "index, export"
+        print(f"\nAll of it is under {self._root}: {left}.")
         print(f"In Python: taser_jax.Retriever.load({str(self._root)!r}).search(['your question'])")
 
     def _index_whole(self, parts: RetrieverParts, collection: str) -> RetrieverParts:

@@ -308,7 +308,9 @@ def test_every_argument_of_every_stage_counts(
     check_every_argument(output, calls)
 
 
-def test_a_collection_without_queries_is_encoded_and_indexed(small_world, tmp_path, monkeypatch):
+def test_a_collection_without_queries_is_encoded_and_indexed(
+    small_world, tmp_path, monkeypatch, capsys
+):
     """The stages without their work: nothing is trained, searched or judged."""
     output, tokens = tmp_path / "out", TokenStore.open(small_world.token_store)
     monkeypatch.setattr(compare.PassageStore, "open", lambda *_, **__: range(40))
@@ -316,6 +318,7 @@ def test_a_collection_without_queries_is_encoded_and_indexed(small_world, tmp_pa
     without_work(monkeypatch, _OUTPUTS | {"prepare_detected": {}})
     pretrained = f"--pretrained={_minilm_like(tmp_path / 'bert')}"
     succeed("compare", _beir(tmp_path / "hills", 1), f"--out={output}", pretrained)
+    assert f"under {output}: index, export." in capsys.readouterr().out
     untrained = ("import", "encode", "index")
     assert Stages(output).finished() == {
         *("prepare", "lengths", "tokenize", "export"),
