@@ -32,26 +32,26 @@ SLACK = 0.03
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
     "assembly": 1_661,
-    "cli": 1_290,
-    "commands": 4_697,
-    "data": 5_893,
-    "devices": 1_085,
-    "evaluation": 1_322,
-    "interop": 2_763,
-    "loose files": 398,
+    "cli": 1_294,
+    "commands": 4_751,
+    "data": 5_936,
+    "devices": 1_078,
+    "evaluation": 1_325,
+    "interop": 2_799,
+    "loose files": 402,
     "models": 2_365,
-    "optim": 864,
-    "retrieval": 2_244,
+    "optim": 866,
+    "retrieval": 2_262,
     "serving": 505,
-    "storage": 1_316,
-    "systems": 3_119,
+    "storage": 1_322,
+    "systems": 3_156,
     "training": 1_350,
 }
 OTHERS = {
-    "lines of code": 30_872,
+    "lines of code": 31_072,
     "percent of code that imports or raises": 14.1,
     "files": 190,
-    "lines of the longest file": 427,
+    "lines of the longest file": 420,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 105,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_996,
+    "words of documentation": 34_977,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -111,7 +110,8 @@ def compare(
         ConfigError: folders whose format is not recognised or that have no test queries, an unknown
             system, or other settings than the directory was begun with.
     """
-    directories = [os.fspath(collections_by_name.as_folder(name)) for name in directories]
+    # A folder's name may be completed with a slash when the command is run again.
+    directories = [str(pathlib.Path(collections_by_name.as_folder(name))) for name in directories]
     names = systems.split(",") if isinstance(systems, str) else list(systems)
     compare_parts.check_systems(names, candidates)
     fixed = {"steps": train_steps, "learning_rate": learning_rate, "rounds": rounds, "folds": folds}

@@ -317,7 +317,9 @@ def test_a_collection_without_queries_is_encoded_and_indexed(
     monkeypatch.setattr(compared_rows.TokenStore, "open", lambda _: tokens)
     without_work(monkeypatch, _OUTPUTS | {"prepare_detected": {}})
     pretrained = f"--pretrained={_minilm_like(tmp_path / 'bert')}"
-    succeed("compare", _beir(tmp_path / "hills", 1), f"--out={output}", pretrained)
+    folder = _beir(tmp_path / "hills", 1)
+    for written in (folder, f"{folder}/"):
+        succeed("compare", written, f"--out={output}", pretrained)
     assert f"under {output}: index, export." in capsys.readouterr().out
     untrained = ("import", "encode", "index")
     assert Stages(output).finished() == {
