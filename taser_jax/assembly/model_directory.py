@@ -196,7 +196,8 @@ def _checkpoints(model_dir: FilePath) -> Checkpoints:
     """A model directory's checkpoints, ranked by the measure its training selected by."""
     named = read_facts(model_dir).get("selection")
     selection = Selection(named or CheckpointConfig().selection.value)
-    return Checkpoints(model_dir, CheckpointConfig(selection=selection))
+    config = CheckpointConfig(selection=selection)
+    return Checkpoints(model_dir, config, cleans_up=False)
 
 
 def selected_checkpoint(model_dir: FilePath) -> epath.Path:

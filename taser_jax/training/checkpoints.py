@@ -217,6 +217,8 @@ class Checkpoints:
         model_dir: local directory or gs:// address; checkpoints lie in it as `checkpoint_N/`.
         config: which checkpoints are kept.
         unchecked: facts that may differ from those a checkpoint was saved with.
+        cleans_up: whether unfinished saves are removed; False to read, where one may be that of a
+            training that is running.
     """
 
     def __init__(
@@ -225,6 +227,7 @@ class Checkpoints:
         config: CheckpointConfig | None = None,
         *,
         unchecked: Sequence[str] = (),
+        cleans_up: bool = True,
     ) -> None:
         config = config or CheckpointConfig()
         self._config = config
@@ -240,7 +243,7 @@ class Checkpoints:
                 self._directory,
                 options=ocp.CheckpointManagerOptions(
                     step_prefix=PREFIX,
-                    cleanup_tmp_directories=True,
+                    cleanup_tmp_directories=cleans_up,
                     # Orbax writes metrics to disk only where a best_fn is given.
                     best_fn=self.ranking,
                     preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 import tiny_training
 
-from taser_jax.assembly.model_directory import LoadedModel, embed
+from taser_jax.assembly.model_directory import LoadedModel, embed, selected_checkpoint
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.storage.errors import ConfigError
+from taser_jax.training.checkpoints import Checkpoints
+from taser_jax.training.state import TrainState
 
 TOKENS = Tokens(np.full((8, 4), 7, np.int32), np.ones((8, 4), bool))
 
@@ -48,3 +50,15 @@ def test_an_encoder_for_each_task_is_asked_for_by_name():
     assert np.abs(np.subtract(*by_task)).max() > 1e-3
     with pytest.raises(ConfigError, match="without a task"):
         model.encode_fn(Role.QUERY)(TOKENS)
+
+
+def test_reading_leaves_the_save_of_a_running_training_alone(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    state = TrainState(step=jax.numpy.int32(1), params={"w": jax.numpy.ones(2)}, opt_state=())
+    checkpoints.save(state, step=1, about={})
+    checkpoints.wait()
+    unfinished = tmp_path / "checkpoint_2.orbax-checkpoint-tmp"
+    unfinished.mkdir()
+    assert selected_checkpoint(tmp_path).name == "checkpoint_1"
+    assert unfinished.is_dir()
+    checkpoints.close()
