@@ -304,6 +304,11 @@ class Checkpoints:
                 metrics=dict(metrics) if metrics else None,
             )
 
+    def delete(self, step: int) -> None:
+        """Deletes a finished checkpoint."""
+        with storage_errors(self._directory, doing="delete a checkpoint"):
+            self._manager.delete(step)
+
     def wait(self) -> None:
         """Waits until the current save is finished, and raises its error if it failed."""
         with storage_errors(self._directory, doing="save a checkpoint"):

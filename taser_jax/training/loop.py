@@ -165,11 +165,16 @@ def train(
         state = checkpoints.restore(jax.tree.map(_abstract, state), step=step, about=about)
         # Rerunning a finished training reports the metrics of its last checkpoint.
         validation = checkpoints.metrics(step)
-    elif config.validates_first and not step and validate is not None:
-        initial = validate(state.params)
-        logger.info("%s", _validation_line(0, initial))
-        checkpoints.save(state, step=0, about=about, metrics=initial)
-        checkpoints.wait()
+    elif not step:
+        judge = validate if config.validates_first else None
+        if checkpoints.latest_step == 0 and (judge is not None or checkpoints.metrics(0)):
+            # Left by a run that ended before its next save, perhaps with other weights or data.
+            checkpoints.delete(0)
+        if judge is not None:
+            initial = judge(state.params)
+            logger.info("%s", _validation_line(0, initial))
+            checkpoints.save(state, step=0, about=about, metrics=initial)
+            checkpoints.wait()
     best = _best(checkpoints)
     last_step = step if config.has_ended(step, best[1]) else config.train_steps
     meter = Meter(cost)

@@ -8,8 +8,10 @@ import signal
 import time
 import types
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import toy_loop
 from toy_loop import (
     ToyBatches,
     batches_at,
@@ -98,6 +100,27 @@ def test_the_initial_weights_are_validated_first_and_kept_if_nothing_is_better(t
     run(tmp_path, config, validate=lambda params: {"nll": 9.0})
     checkpoints = Checkpoints(tmp_path)
     assert (checkpoints.best_step, checkpoints.metrics(0)) == (0, {"nll": -0.5})
+    checkpoints.close()
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_initial_weights_of_a_run_that_ended_at_once_are_not_those_of_the_next(
+    tmp_path, monkeypatch, again
+):
+    config = loop.LoopConfig(train_steps=4, evaluation_period=2, validates_first=True)
+    with pytest.raises(RuntimeError, match="gone"):
+        run(tmp_path, config, batches=batches_at(0, machine_gone), validate=lambda _: {"nll": 0.1})
+    assert steps_saved(tmp_path) == [0]
+    other = dataclasses.replace(toy_loop.initial_state(), params={"weight": jnp.float32(7.0)})
+    monkeypatch.setattr(toy_loop, "initial_state", lambda: other)
+    losses = iter([0.5] * again + [0.6, 0.7])
+    config = dataclasses.replace(config, validates_first=again)
+    run(tmp_path, config, validate=lambda _: {"nll": next(losses)})
+    checkpoints = Checkpoints(tmp_path)
+    best = checkpoints.best_step
+    assert (best, checkpoints.metrics(best)) == ((0, {"nll": 0.5}) if again else (2, {"nll": 0.6}))
+    if again:
+        assert checkpoints.restore_params({"weight": jnp.float32(0)}) == {"weight": 7.0}
     checkpoints.close()
 
 
