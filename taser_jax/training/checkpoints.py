@@ -115,7 +115,8 @@ def _steps(directory: epath.Path) -> list[int]:
 
 
 def _step(checkpoint: epath.Path) -> int:
-    return int(checkpoint.name.rpartition("_")[2]) if PREFIX in checkpoint.name else 0
+    match = re.search(rf"{PREFIX}_(\d+)$", checkpoint.name)
+    return int(match[1]) if match else 0
 
 
 def saved_params(checkpoint: str | os.PathLike[str]) -> PyTree:

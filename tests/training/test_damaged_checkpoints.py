@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import pathlib
+import shutil
 
+import jax
+import jax.numpy as jnp
 import pytest
 import toy_loop
 from disks import flip
@@ -37,6 +40,15 @@ def test_damaged_checkpoints_are_named_with_the_one_before(tmp_path):
     with pytest.raises(DataError, match=r"(?s)manifest\.ocdbt: missing.*checkpoint_2"):
         check_whole(tmp_path / "checkpoint_3")
     assert check_whole(tmp_path / "checkpoint_1") is None
+
+
+def test_a_copy_may_have_any_name_beside_the_others(tmp_path):
+    toy_loop.run(tmp_path, LoopConfig(train_steps=2, checkpoint_period=1))
+    for name in ("checkpoint_best", "my_checkpoint", "checkpoint_2_kept"):
+        shutil.copytree(tmp_path / "checkpoint_2", tmp_path / name)
+        shapes = {"weight": jax.ShapeDtypeStruct((), jnp.float32)}
+        saved = restore_params_from(tmp_path / name, abstract_params=shapes)
+        assert saved == restore_params_from(tmp_path / "checkpoint_2", abstract_params=shapes)
 
 
 @pytest.mark.parametrize("name", ["state/manifest.ocdbt", "state/_METADATA", "about/metadata"])
