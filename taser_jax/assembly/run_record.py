@@ -225,6 +225,9 @@ def task_names(facts: Mapping[str, object]) -> tuple[str, ...]:
 
 def _of_task(facts: Mapping[str, object], name: str, task: str | None) -> Any:
     value = facts.get(name)
+    if isinstance(value, Mapping) and value:
+        # Lengths are recorded by task wherever one is not the token store's.
+        value = joined(value)
     if not isinstance(value, Mapping) or not value:
         return value or None
     if task not in value:

@@ -51,6 +51,13 @@ def test_tasks_that_differ_are_recorded_each(tmp_path):
             text_settings(facts, task)
 
 
+@pytest.mark.parametrize("tasks", ["a", "ab"])
+def test_one_length_below_the_token_stores_needs_no_task(tmp_path, tasks):
+    facts = recorded(tmp_path, dict.fromkeys(tasks, CURLY), lengths=dict.fromkeys(tasks, 3))
+    assert facts["query_lengths"] == dict.fromkeys(tasks, 3)
+    assert [text_settings(facts, task).query_length for task in (None, "a")] == [3, 3]
+
+
 def test_what_is_not_recorded_is_the_default():
     settings = text_settings({"query_length": 4}, None)
     assert (settings.queries, settings.titles) == (QuerySettings(), Titles.INCLUDE)
