@@ -126,9 +126,13 @@ def saved_params(checkpoint: str | os.PathLike[str]) -> PyTree:
         ConfigError: there is no finished checkpoint.
     """
     path = absolute_path(checkpoint) / _STATE
-    check_whole(path.parent)
+    # Any other directory without a state is a wrong path, not a damaged checkpoint.
+    if path.exists() or re.fullmatch(rf"{PREFIX}_\d+", path.parent.name):
+        check_whole(path.parent)
     if not path.exists():
         fix = "check the path; a directory that ends in .orbax-checkpoint-tmp is unfinished"
+        if steps := _steps(path.parent):
+            fix = f"name one of this model's checkpoints, such as {PREFIX}_{max(steps)}"
         raise ConfigError("no checkpoint here", where=str(checkpoint), fix=fix)
     with ocp.PyTreeCheckpointer() as reader:
         return reader.metadata(path).item_metadata.tree["params"]

@@ -13,7 +13,7 @@ import toy_loop
 from disks import flip
 
 from taser_jax.storage import checksums
-from taser_jax.storage.errors import DataError
+from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.training.checkpoints import (
     CheckpointConfig,
     Checkpoints,
@@ -40,6 +40,17 @@ def test_damaged_checkpoints_are_named_with_the_one_before(tmp_path):
     with pytest.raises(DataError, match=r"(?s)manifest\.ocdbt: missing.*checkpoint_2"):
         check_whole(tmp_path / "checkpoint_3")
     assert check_whole(tmp_path / "checkpoint_1") is None
+
+
+def test_another_directory_is_no_damaged_checkpoint(tmp_path):
+    toy_loop.run(tmp_path, LoopConfig(train_steps=2, checkpoint_period=1))
+    for place, fix in (
+        ("", "one of this model's checkpoints, such as checkpoint_2"),
+        ("a", "path"),
+    ):
+        (tmp_path / place).mkdir(exist_ok=True)
+        with pytest.raises(ConfigError, match=f"(?s)no checkpoint here.*{fix}"):
+            restore_params_from(tmp_path / place, abstract_params={})
 
 
 def test_a_copy_may_have_any_name_beside_the_others(tmp_path):
