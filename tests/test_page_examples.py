@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import pathlib
 import re
 
@@ -25,6 +28,25 @@ def test_python_example_of_the_readme(minilm, capsys):
         "which river runs through the capital of France? -> Seine",
         "what is Python? -> Python",
     ]
+
+
+def test_calls_of_our_functions_on_all_pages_have_arguments_that_these_take():
+    calls = 0
+    for page in (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))):
+        for block in blocks_of(page):
+            nodes = list(ast.walk(ast.parse(block)))
+            ours = {
+                name.name: getattr(importlib.import_module(str(node.module)), name.name)
+                for node in nodes
+                if isinstance(node, ast.ImportFrom) and str(node.module).startswith("taser_jax")
+                for name in node.names
+            }
+            for call in nodes:
+                if isinstance(call, ast.Call) and getattr(call.func, "id", None) in ours:
+                    names = dict.fromkeys(word.arg for word in call.keywords if word.arg)
+                    inspect.signature(ours[call.func.id]).bind(*call.args, **names)
+                    calls += 1
+    assert calls > 10
 
 
 @pytest.mark.release
