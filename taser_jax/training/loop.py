@@ -201,7 +201,8 @@ def train(
             step = index + 1
             meter.tick(batch, metrics)
             bar.update(1)
-            validates = config.validates_after(step)
+            # Without, the metrics at hand are those of a checkpoint that was resumed from.
+            validates = validate is not None and config.validates_after(step)
             logs = config.saves_after(step) or _divides(config.log_period, step)
             saves = config.saves_after(step) or agree_to_save(saved_at + seconds, logs=logs)
             if logs:

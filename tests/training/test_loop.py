@@ -154,6 +154,18 @@ def test_a_finished_training_does_nothing_and_remembers_its_validation(tmp_path)
     assert float(again.state.params["weight"]) == float(first.state.params["weight"])
 
 
+def test_a_run_that_no_longer_validates_does_not_save_the_metrics_that_it_found(tmp_path):
+    config = loop.LoopConfig(train_steps=4, evaluation_period=2, patience=2)
+    losses = iter([0.5, 0.6])
+    run(tmp_path, config, validate=lambda _: {"nll": next(losses)})
+    run(tmp_path, dataclasses.replace(config, train_steps=9))
+    checkpoints = Checkpoints(tmp_path)
+    assert steps_saved(tmp_path)[-3:] == [6, 8, 9]
+    assert [checkpoints.metrics(step) for step in (4, 6, 9)] == [{"nll": 0.6}, {}, {}]
+    assert checkpoints.best_step == 2
+    checkpoints.close()
+
+
 def test_a_checkpoint_beyond_train_steps_is_refused(tmp_path):
     run(tmp_path, loop.LoopConfig(train_steps=4))
     with pytest.raises(ConfigError, match=r"(?s)step 4.*TRAIN_STEPS=3"):
