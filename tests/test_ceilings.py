@@ -31,7 +31,7 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_661,
+    "assembly": 1_664,
     "cli": 1_294,
     "commands": 4_751,
     "data": 5_936,
@@ -43,12 +43,12 @@ ROOMS = {
     "optim": 866,
     "retrieval": 2_262,
     "serving": 505,
-    "storage": 1_322,
+    "storage": 1_323,
     "systems": 3_156,
-    "training": 1_350,
+    "training": 1_362,
 }
 OTHERS = {
-    "lines of code": 31_072,
+    "lines of code": 31_088,
     "percent of code that imports or raises": 14.1,
     "files": 190,
     "lines of the longest file": 420,

@@ -239,7 +239,9 @@ def verify(*, directory: str) -> int:
     Raises:
         DataError: files that are missing, damaged or without a record; names them.
     """
-    if not epath.Path(directory).is_dir():
+    # etils takes a name that is too long for one that is absent.
+    place = epath.Path(directory) if is_remote(directory) else pathlib.Path(directory)
+    if not place.is_dir():
         raise ConfigError("no such directory", where=directory, fix="give a folder of artefacts")
     checked = list(_compared_files(epath.Path(directory)))
     if not checked:

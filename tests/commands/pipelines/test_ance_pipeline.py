@@ -131,7 +131,7 @@ def test_an_episode_starts_from_the_model_before_and_its_negatives(finished):
     encoded = records.record("warm-up-encode").outputs["model"]
     inputs = records.record("episode-1-train").inputs
     assert inputs["initial_checkpoint"] == "warm-up/model/checkpoint_3"
-    assert inputs["negatives_dirs.0"] == "warm-up/negatives"
+    assert inputs["data.negatives_dirs.0"] == "warm-up/negatives"
     assert load_model(finished / "warm-up" / "model").fingerprint == encoded
     facts = json.loads((finished / "episode-1" / "model" / "run.json").read_text())
     assert facts["combiner"] == "tsage"
@@ -148,7 +148,7 @@ def test_a_branch_has_the_next_episode_of_the_run_it_came_from(longer, small_wor
     assert {line["system"] for line in figures(output)} == {"ANCE (episode-2)"}
     theirs = dict(Stages(longer).record("episode-2-train").inputs)
     # Another directory's artefacts are known by their fingerprints alone.
-    for name in ("initial_checkpoint", "negatives_dirs.0"):
+    for name in ("initial_checkpoint", "data.negatives_dirs.0"):
         assert theirs.pop(name).startswith("episode-1/")
     assert Stages(output).record("episode-2-train").inputs == theirs
     expected, params = (

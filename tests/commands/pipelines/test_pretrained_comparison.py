@@ -51,7 +51,7 @@ def test_the_untrained_row_stands_beside_the_trained_one(small_world, checkpoint
     ]
     assert pools[0] != pools[1]
     inputs = Stages(output).record("shared-1-train").inputs
-    negatives = [inputs[f"negatives_dirs.{place}"] for place in (0, 1)]
+    negatives = [inputs[f"data.negatives_dirs.{place}"] for place in (0, 1)]
     assert negatives == ["bm25/negatives", "pretrained-untrained/negatives"]
     lines = (output / "table.md").read_text().splitlines()
     assert "| none |" in next(line for line in lines if "untrained" in line)
