@@ -151,7 +151,7 @@ def evaluate(
     heads = inputs.PassageHeads(store)
     config.check_tasks(list_tasks(data_dir, collection))
     # Before another system's values by query are replaced.
-    check_system(pathlib.Path(output_dir) / "results", system)
+    check_system(pathlib.Path(output_dir) / "results", system, split)
     evaluations = {}
     for task in inputs.tasks_with(data_dir, collection, split=split, tasks=tasks):
         queries = QuerySet.open(data_dir, collection, task, split)
@@ -171,6 +171,7 @@ def evaluate(
         tasks=results,
         parameters=parameters,
         fingerprint=store.fingerprint,
+        split=split,
         details=dict(details or {}),
     )
     write_result(pathlib.Path(output_dir) / "results", result)

@@ -67,11 +67,14 @@ def search(
         The run files.
 
     Raises:
-        ConfigError: a task is not in the collection.
+        ConfigError: a task is not in the collection, or the tag is no single word.
         DataError: the task's queries are not encoded.
         FingerprintError: the index belongs to another collection, or passages and queries were
             encoded with different models or token stores.
     """
+    if tag.split() != [tag]:
+        problem = f"the tag is {tag!r}, and a run file's columns are separated by white space"
+        raise ConfigError(problem, where="search.tag", fix="write one word")
     tasks_there = list_tasks(data_dir, collection)
     inputs.check_known(own_passage_tasks, tasks_there, where="OWN_PASSAGE_TASKS")
     store = PassageStore.open(data_dir, collection)

@@ -26,7 +26,7 @@ from taser_jax.storage.artifacts import (
     write_json,
 )
 from taser_jax.storage.checksums import check_file
-from taser_jax.storage.errors import DataError
+from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.typed_files import typed
 
 FORMAT_VERSION = 1
@@ -59,6 +59,7 @@ class SystemResult:
         tasks: task -> its averages.
         parameters: parameters of the model; None if it has none (BM25).
         fingerprint: the collection's fingerprint.
+        split: whose queries were evaluated.
         details: further columns, name -> text ("wall time" -> "12 min").
     """
 
@@ -66,6 +67,7 @@ class SystemResult:
     tasks: dict[str, TaskResult]
     parameters: int | None = None
     fingerprint: str = ""
+    split: str = "test"
     details: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def mean(self, measure: str, tasks: Sequence[str]) -> float | None:
@@ -105,12 +107,18 @@ def result_path(directory: FilePath, system: str) -> pathlib.Path:
     return pathlib.Path(directory) / f"{name}.json"
 
 
-def check_system(directory: FilePath, system: str) -> pathlib.Path:
+def check_system(directory: FilePath, system: str, split: str) -> pathlib.Path:
     """The system's file, which may not be there yet.
 
     Raises:
+        ConfigError: other systems' rows are of another split.
         DataError: the file belongs to another system, whose name gives the same file name.
     """
+    for row in map(_load, sorted(pathlib.Path(directory).glob("*.json"))):
+        if row.system != system and row.split != split:
+            problem = f"queries of {split!r}, and the row {row.system!r} is of {row.split!r}"
+            fix = "evaluate each split into a directory of its own"
+            raise ConfigError(problem, where=str(directory), fix=fix)
     path = result_path(directory, system)
     if path.exists() and (other := _load(path).system) != system:
         problem = f"it has the result of system {other!r}, not of {system!r}"
@@ -123,10 +131,11 @@ def write_result(directory: FilePath, result: SystemResult) -> pathlib.Path:
     """Writes or replaces a system's file and returns its path.
 
     Raises:
+        ConfigError: other systems' rows are of another split.
         DataError: the file belongs to another system, whose name gives the same file name.
         StorageError: it cannot be written.
     """
-    path = check_system(directory, result.system)
+    path = check_system(directory, result.system, result.split)
     write_json(path, {"format_version": FORMAT_VERSION, **dataclasses.asdict(result)})
     return path
 

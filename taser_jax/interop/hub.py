@@ -39,7 +39,8 @@ MODULES_FILE = "modules.json"
 TEMPLATE_PROMPT = "[PROMPT]"
 _MODE = "pooling_mode_"
 _QUERY_PROMPTS = ("query", "search_query")
-_PASSAGE_PROMPTS = ("passage", "document", "corpus", "search_document")
+# In the order in which sentence-transformers looks for them.
+_PASSAGE_PROMPTS = ("document", "passage", "corpus", "search_document")
 
 
 def recorded_name(source: str) -> str:

@@ -106,6 +106,15 @@ def test_an_index_of_another_model_is_refused(small_world, compared, tmp_path, c
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_tag_of_two_words_is_refused(small_world, compared, tmp_path, capsys):
+    """It would be two columns of a run file, which nothing could read."""
+    root = compared / "taser-2"
+    arguments = _search(small_world, root / "embeddings", root / "index", tmp_path / "runs")
+    assert "search.tag: the tag is 'my run'" in refused(
+        capsys, "search", *arguments, "--gin.search.tag='my run'"
+    )
+
+
 def test_a_directory_without_a_model_is_refused(small_world, model_dir, tmp_path, capsys):
     message = refused(capsys, "encode", *_encode(small_world, tmp_path, tmp_path / "e"))
     assert f"{tmp_path / 'model.json'}: no model here" in message

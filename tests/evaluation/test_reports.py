@@ -20,7 +20,7 @@ from taser_jax.evaluation.results import (
     write_result,
 )
 from taser_jax.evaluation.significance import AVERAGE, Comparisons, bootstrap_over_tasks
-from taser_jax.storage.errors import DataError
+from taser_jax.storage.errors import ConfigError, DataError
 
 BM25 = SystemResult(
     "BM25",
@@ -157,6 +157,17 @@ def test_a_system_never_takes_anothers_file(tmp_path):
     assert read_results(tmp_path, ["TASER (BM25)", "TASER + BM25"]) == [TASER]
     with pytest.raises(DataError, match="system name"):
         result_path(tmp_path, "+")
+
+
+def test_rows_of_one_table_are_of_one_split(tmp_path):
+    write_result(tmp_path, dataclasses.replace(TASER, split="validation"))
+    # Its own row may be evaluated anew, on another split too.
+    write_result(tmp_path, TASER)
+    of_validation = dataclasses.replace(BM25, split="validation")
+    with pytest.raises(
+        ConfigError, match=r"'validation', and the row 'TASER \+ BM25' is of 'test'"
+    ):
+        write_result(tmp_path, of_validation)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,11 @@ def test_prompts_of_both_roles(tmp_path, name):
     assert (settings.query_prompt, settings.passage_prompt) == ("query: ", "passage: ")
 
 
+def test_of_two_prompts_of_passages_that_of_documents_counts(tmp_path):
+    write(tmp_path, prompts={"passage": "passage: ", "document": "document: "})
+    assert read_encoder_settings(tmp_path).passage_prompt == "document: "
+
+
 def test_prompts_under_other_names_are_refused(tmp_path):
     """Which is that of queries is not for us to guess; an empty `query` says that none is."""
     path = write(tmp_path) / "config_sentence_transformers.json"

@@ -369,8 +369,9 @@ class _Run:
             chunks=chunks,
             shorter=compare_plan.shorter_passages(**sides) if may_cut else {},
         )
-        may_freeze = is_pretrained and "frozen_blocks" not in self.fixed
-        chosen = compare_plan.plan(costs, preferred, minutes=minutes, pretrained=may_freeze)
+        chosen = compare_plan.plan(
+            costs, preferred, minutes=minutes, pretrained=is_pretrained, fixed=self.fixed
+        )
         self._decide(
             f"{queries:,} distinct training queries: batches and rate",
             BATCH_SIZE=preferred.batch_size,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -227,7 +227,14 @@ def shorter_passages(query: FittedLength, passage: FittedLength) -> dict[int, fl
     }
 
 
-def plan(costs: Costs, preferred: Plan, *, minutes: float | None, pretrained: bool) -> Plan:
+def plan(
+    costs: Costs,
+    preferred: Plan,
+    *,
+    minutes: float | None,
+    pretrained: bool,
+    fixed: Collection[str] = (),
+) -> Plan:
     """Fits a comparison to a budget: first fewer steps, then frozen blocks, one round, two folds.
 
     Then the last block alone is trained, and then passages are cut.
@@ -240,6 +247,7 @@ def plan(costs: Costs, preferred: Plan, *, minutes: float | None, pretrained: bo
         preferred: how to train where time allows.
         minutes: the budget; None sets no limit.
         pretrained: whether the weights are pretrained: blocks of random weights are not frozen.
+        fixed: fields of the plan that are set: these stay as preferred.
 
     Returns:
         The plan; its seconds exceed the budget where not even the shortest plan fits.
@@ -247,25 +255,28 @@ def plan(costs: Costs, preferred: Plan, *, minutes: float | None, pretrained: bo
     if minutes is None:
         return _timed(costs, preferred, preferred.steps)
     half, last = (costs.blocks // 2, costs.blocks - 1) if pretrained else (0, 0)
+    steps = preferred.steps if "steps" in fixed else 0
+    enough_steps, fewest = max(_ENOUGH_STEPS, steps), max(_FEWEST_STEPS, steps)
     changes: list[tuple[int, dict[str, int]]] = [
-        (_ENOUGH_STEPS, {}),
-        (_ENOUGH_STEPS, {"frozen_blocks": max(half, preferred.frozen_blocks)}),
-        (_ENOUGH_STEPS, {"rounds": 1}),
-        (_ENOUGH_STEPS, {"folds": min(preferred.folds, 2)}),
-        (_FEWEST_STEPS, {}),
-        (_FEWEST_STEPS, {"frozen_blocks": max(last, preferred.frozen_blocks)}),
-        *((_FEWEST_STEPS, {"passage_tokens": tokens}) for tokens in costs.shorter),
+        (enough_steps, {}),
+        (enough_steps, {"frozen_blocks": max(half, preferred.frozen_blocks)}),
+        (enough_steps, {"rounds": 1}),
+        (enough_steps, {"folds": min(preferred.folds, 2)}),
+        (fewest, {}),
+        (fewest, {"frozen_blocks": max(last, preferred.frozen_blocks)}),
+        *((fewest, {"passage_tokens": tokens}) for tokens in costs.shorter),
     ]
     changed = preferred
     for enough, change in changes:
+        if change.keys() & set(fixed):
+            continue
         changed = dataclasses.replace(changed, **change)
-        fixed = _timed(costs, changed, 0).seconds
-        fitting = int(
-            (60 * _PLANNED * minutes - fixed) / (_timed(costs, changed, 1).seconds - fixed)
-        )
+        without = _timed(costs, changed, 0).seconds
+        of_a_step = _timed(costs, changed, 1).seconds - without
+        fitting = int((60 * _PLANNED * minutes - without) / of_a_step)
         if fitting >= min(preferred.steps, enough):
             break
-    return _timed(costs, changed, min(max(fitting, _FEWEST_STEPS), preferred.steps))
+    return _timed(costs, changed, min(max(fitting, fewest), preferred.steps))
 
 
 def _timed(costs: Costs, plan: Plan, steps: int) -> Plan:

@@ -163,6 +163,14 @@ def test_passages_are_cut_to_quarters_of_their_length_and_cost_their_batches_tok
     assert shorter_passages(query, query) == {}
 
 
+def test_what_is_set_stays_as_it_is():
+    for name, value in {"steps": 200, "rounds": 2, "frozen_blocks": 0}.items():
+        chosen = plan(COSTS, WANTED, minutes=2, pretrained=True, fixed=[name])
+        assert getattr(chosen, name) == value
+        assert chosen.seconds > 120
+    assert plan(COSTS, WANTED, minutes=2, pretrained=True).steps == 20
+
+
 def test_random_weights_are_not_frozen():
     planned = plan(COSTS, WANTED, minutes=5 / 0.9, pretrained=False)
     assert (planned.frozen_blocks, planned.rounds) == (0, 1)
