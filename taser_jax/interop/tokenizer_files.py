@@ -11,6 +11,7 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from taser_jax.data.text.preprocessors import without_space
 from taser_jax.data.text.vocabularies import (
     SentencePieceVocabulary,
     TokenizerJsonVocabulary,
@@ -90,6 +91,11 @@ def write_tokenizer(
         (output_dir / vocabulary.file).write_bytes(vocabulary.content)
     else:
         tokenizer, special = _of_sentencepiece(vocabulary)
+    prompt, space = without_space(prompt, vocabulary)
+    if space:
+        former = tokenizer.normalizer
+        before = normalizers.Prepend(space)
+        tokenizer.normalizer = normalizers.Sequence([before, *([former] if former else [])])
     tokenizer.post_processor = _template(vocabulary, tokenizer, prompt)
     for name, value in {
         TOKENIZER_FILE: json.loads(tokenizer.to_str()),

@@ -133,9 +133,10 @@ def query_ids(
     Raises:
         ConfigError: the prompt leaves no room for the text.
     """
+    prompt, space = without_space(prompt, vocabulary)
     room = None if length is None else query_room(vocabulary, length, prompt=prompt)
-    before = [*_start(vocabulary), *prompt]
-    return [[*before, *ids[:room], vocabulary.sep_id] for ids in vocabulary.encode(texts)]
+    before, encoded = [*_start(vocabulary), *prompt], vocabulary.encode(_after(space, texts))
+    return [[*before, *ids[:room], vocabulary.sep_id] for ids in encoded]
 
 
 def passage_ids(
@@ -164,18 +165,35 @@ def passage_ids(
     Returns:
         Ids of each passage.
     """
+    prompt, space = without_space(prompt, vocabulary)
     if length is not None:
         check_length(length - len(prompt))
     start, end = [*_start(vocabulary), *prompt], vocabulary.sep_id
     rows = []
-    encoded = zip(titles, vocabulary.encode(titles), vocabulary.encode(texts), strict=True)
-    for shown, title, text in encoded:
+    of_titles, of_texts = (vocabulary.encode(_after(space, each)) for each in (titles, texts))
+    for shown, title, text in zip(titles, of_titles, of_texts, strict=True):
         if length is not None:
             room = length - 1 - len(start) - bool(shown)
             title = title[: max(room - len(text), (room + (len(title) > len(text))) // 2)]
             text = text[: room - len(title)]
         rows.append([*start, *title, *([end] if shown else []), *text, end])
     return rows
+
+
+def without_space(prompt: Sequence[int], vocabulary: Vocabulary) -> tuple[Sequence[int], str]:
+    """A prompt's ids without those of the space at its end, and that space; "" where it has none.
+
+    Byte-level vocabularies have the space as part of the word after it: that of a prompt belongs to
+    the texts, whose first word is then as in the whole, "query: who".
+    """
+    [space] = vocabulary.encode([" "]) if prompt else [[]]
+    if not space or list(prompt[-len(space) :]) != space:
+        return prompt, ""
+    return prompt[: -len(space)], " "
+
+
+def _after(space: str, texts: Sequence[str]) -> list[str]:
+    return [f"{space}{text}" if text else "" for text in texts]
 
 
 def encode_queries(

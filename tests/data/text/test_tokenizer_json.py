@@ -83,6 +83,20 @@ def test_ids_are_those_of_tokenizers(tokenizer, tmp_path):
     assert special == ({2} if is_unigram else set())
 
 
+def test_a_prompt_with_a_space_and_its_text_are_split_as_one(tokenizer, tmp_path):
+    vocabulary = load_vocabulary(tmp_path)
+    texts = [text for text in TEXTS if text and "</s>" not in text]
+    [prompt] = vocabulary.encode(["the mat: "])
+    whole = [tokenizer.encode(f"the mat: {text}", add_special_tokens=False).ids for text in texts]
+    assert query_ids(texts, vocabulary, None, prompt=prompt) == [[0, *row, 2] for row in whole]
+    rows = passage_ids([""] * len(texts), texts, vocabulary, 16, prompt=prompt)
+    assert rows == [[0, *row[:14], 2] for row in whole]
+    # Without one, it is a word of its own.
+    [prompt] = vocabulary.encode(["the"])
+    apart = [[0, *prompt, *row, 2] for row in vocabulary.encode(texts)]
+    assert query_ids(texts, vocabulary, None, prompt=prompt) == apart
+
+
 def test_what_is_saved_comes_back(tokenizer, tmp_path):
     vocabulary = load_vocabulary(tmp_path)
     vocabulary.save(tmp_path / "saved")
@@ -98,8 +112,7 @@ def test_what_is_saved_comes_back(tokenizer, tmp_path):
 def test_transformers_reads_what_is_written(tokenizer, tmp_path):
     transformers = pytest.importorskip("transformers")
     vocabulary = load_vocabulary(tmp_path)
-    prompt = vocabulary.encode(["on the mat"])[0]
-    for before in ((), prompt):
+    for before in ((), *vocabulary.encode(["on the mat", "on the mat: "])):
         output = tmp_path / f"written{len(before)}"
         output.mkdir()
         write_tokenizer(tmp_path, output, max_length=12 + len(before), prompt=before)
