@@ -34,10 +34,10 @@ ROOMS = {
     "assembly": 1_664,
     "cli": 1_294,
     "commands": 4_766,
-    "data": 5_936,
+    "data": 5_945,
     "devices": 1_078,
     "evaluation": 1_331,
-    "interop": 2_799,
+    "interop": 2_805,
     "loose files": 402,
     "models": 2_365,
     "optim": 866,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_362,
 }
 OTHERS = {
-    "lines of code": 31_109,
+    "lines of code": 31_124,
     "percent of code that imports or raises": 14.1,
     "files": 190,
     "lines of the longest file": 420,
