@@ -124,7 +124,7 @@ def make_step(
         seconds = time.monotonic() - began
         tokens = int(store.passages.lengths.sum() + queries[_TASK].lengths.sum())
         show({"figure": "states", "seconds": seconds, "tokens": tokens})
-        stream = stream.on_states(cached)
+        stream = stream.on_texts(cached)
     batch = stream.batch(0)
     step = make_train_step(model, optimizer, trainable=trainable(adam, shapes))
     box, placed = [state], {_TASK: jax.device_put(batch)}
