@@ -41,14 +41,14 @@ ROOMS = {
     "loose files": 402,
     "models": 2_365,
     "optim": 866,
-    "retrieval": 2_262,
+    "retrieval": 2_257,
     "serving": 505,
-    "storage": 1_323,
-    "systems": 3_156,
+    "storage": 1_330,
+    "systems": 3_153,
     "training": 1_362,
 }
 OTHERS = {
-    "lines of code": 31_124,
+    "lines of code": 31_123,
     "percent of code that imports or raises": 14.1,
     "files": 190,
     "lines of the longest file": 420,

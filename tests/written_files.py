@@ -56,3 +56,14 @@ def beir(
         lines = ["query-id corpus-id score", *rows]
         files[f"qrels/{name}.tsv"] = "".join("\t".join(line.split()) + "\n" for line in lines)
     return write_all(folder, {f"{name}{ending}": content for name, content in files.items()})
+
+
+def kilt_mini(folder: pathlib.Path, *, queries: int) -> pathlib.Path:
+    """A folder in kilt_mini's layout: thirty passages, and queries of fm2, each on one of them."""
+    rows = "".join(f'{n}\t"text ""{n}"""\ttitle {n}\t{n}\t0\n' for n in range(30))
+    lines: list[object] = [
+        {"id": f"q{n}", "input": f"claim {n}", "output": [{"provenance": [{"passage_id": f"{n}"}]}]}
+        for n in range(queries)
+    ]
+    header = "id\ttext\ttitle\twikipedia_id\tparagraph_id\n"
+    return write_all(folder, {"passages.tsv": header + rows, "fm2-dev.jsonl": lines})

@@ -336,7 +336,7 @@ def build_index(
         "format_version": _VERSION,
         "kind": EXACT_KIND,
         "fingerprints": fingerprints,
-        "embeddings": _path_from(index_dir, embeddings_dir),
+        "embeddings": artifacts.path_from(index_dir, embeddings_dir),
     }
     if config.dim is not None:
         plan["dim"] = TruncatedEmbeddings(embeddings, config.dim).shape[1]
@@ -345,15 +345,6 @@ def build_index(
     artifacts.follow_plan(index_dir, plan)
     artifacts.write_json(pathlib.Path(index_dir) / artifacts.METADATA, plan)
     return open_index(index_dir, devices=devices)
-
-
-def _path_from(index_dir: artifacts.FilePath, embeddings_dir: artifacts.FilePath) -> str:
-    """The embeddings relative to the index, so that both can be moved together."""
-    path, there = os.path.relpath(embeddings_dir, index_dir), os.path.realpath(embeddings_dir)
-    # From a symbolic link `..` leads to the parent of what it points to.
-    if os.path.realpath(os.path.join(index_dir, path)) != there:
-        return os.path.relpath(there, os.path.realpath(index_dir))
-    return path
 
 
 def open_index(

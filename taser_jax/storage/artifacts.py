@@ -64,6 +64,20 @@ def split_path(directory: FilePath, task: str, split: str, suffix: str = "") -> 
     return pathlib.Path(directory) / name
 
 
+def path_from(directory: FilePath, path: FilePath) -> str:
+    """A relative path that leads from a directory to `path`, so that both can be moved together.
+
+    The system follows ".." from the place that a link leads to: where the directory is below one,
+    the path begins there. A link that `path` ends with stays.
+    """
+    lexical = os.path.relpath(path, directory)
+    if os.path.realpath(os.path.join(directory, lexical)) == os.path.realpath(path):
+        return lexical
+    folder, name = os.path.split(os.fspath(path).rstrip("/"))
+    there = os.path.join(os.path.realpath(folder), name)
+    return os.path.relpath(there, os.path.realpath(directory))
+
+
 def file_name(name: str) -> str:
     """A name given by the user, as used for folders and stages.
 

@@ -5,8 +5,8 @@ import pathlib
 from typing import Any
 
 import pytest
+import written_files
 from script_calls import load_script
-from written_files import write
 
 from taser_jax.data.prepare.detection import detect
 
@@ -18,16 +18,7 @@ def never_worse() -> Any:
 
 @pytest.fixture
 def kilt_mini(tmp_path: pathlib.Path) -> pathlib.Path:
-    """Thirty passages, and a query of fm2 on each."""
-    folder = tmp_path / "data" / "kilt_mini"
-    rows = "".join(f'{n}\t"text ""{n}"""\ttitle {n}\t{n}\t0\n' for n in range(30))
-    write(folder / "passages.tsv", "id\ttext\ttitle\twikipedia_id\tparagraph_id\n" + rows)
-    queries = [
-        {"id": f"q{n}", "input": f"claim {n}", "output": [{"provenance": [{"passage_id": f"{n}"}]}]}
-        for n in range(20)
-    ]
-    write(folder / "fm2-dev.jsonl", queries)
-    return folder
+    return written_files.kilt_mini(tmp_path / "data" / "kilt_mini", queries=20)
 
 
 def written(never_worse: Any, folder: pathlib.Path, data: Any, size: int | None) -> dict[str, set]:

@@ -5,7 +5,7 @@ import json
 import pytest
 from bert_checkpoints import write_with_vocabulary
 from script_calls import load_script
-from written_files import write
+from written_files import kilt_mini, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.release]
 
@@ -13,14 +13,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.release]
 @pytest.fixture
 def places(tmp_path):
     """Flags: thirty claims and their passages, and a tiny BERT that knows their words."""
-    folder, words = tmp_path / "data" / "kilt_mini", tmp_path / "words"
-    rows = "".join(f"{n}\ttext {n}\ttitle {n}\t{n}\t0\n" for n in range(30))
-    write(folder / "passages.tsv", "id\ttext\ttitle\twikipedia_id\tparagraph_id\n" + rows)
-    queries = [
-        {"id": f"q{n}", "input": f"claim {n}", "output": [{"provenance": [{"passage_id": f"{n}"}]}]}
-        for n in range(30)
-    ]
-    write(folder / "fm2-dev.jsonl", queries)
+    folder = kilt_mini(tmp_path / "data" / "kilt_mini", queries=30)
+    words = tmp_path / "words"
     digits = [str(n) for n in range(10)]
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "text", "title", "claim", *digits]
     write(words / "vocab.txt", "\n".join([*pieces, *(f"##{digit}" for digit in digits)]) + "\n")

@@ -24,11 +24,11 @@ from taser_jax.retrieval.exact import ExactSearcher, search_devices
 from taser_jax.retrieval.runs import NO_ROW, QueryArrays, SearchResult
 from taser_jax.retriever import Retriever
 from taser_jax.retriever_parts import TokensInMemory
-from taser_jax.storage.artifacts import require_equal, split_path
+from taser_jax.storage.artifacts import path_from, require_equal, split_path
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.systems.moma import query_documents
-from taser_jax.systems.moma.memories import AugmentedTexts, Mixture, path_from
+from taser_jax.systems.moma.memories import AugmentedTexts, Mixture
 from taser_jax.systems.moma.memory import EmbeddingsByText, add_memory, tower_fingerprints
 
 

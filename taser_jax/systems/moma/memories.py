@@ -96,26 +96,17 @@ def read_manifest(memory_dir: artifacts.FilePath) -> Manifest | None:
 def write_manifest(memory_dir: artifacts.FilePath, manifest: Manifest) -> None:
     """Writes `memories.json`; its paths are relative to it."""
     memories = [
-        dataclasses.asdict(memory) | {"token_store": path_from(memory_dir, memory.token_store)}
+        dataclasses.asdict(memory)
+        | {"token_store": artifacts.path_from(memory_dir, memory.token_store)}
         for memory in manifest.memories
     ]
     value = {
         "format_version": _VERSION,
         "fingerprints": dict(manifest.fingerprints),
-        "embeddings": path_from(memory_dir, manifest.embeddings_dir),
+        "embeddings": artifacts.path_from(memory_dir, manifest.embeddings_dir),
         "memories": memories,
     }
     artifacts.write_json(pathlib.Path(memory_dir) / MANIFEST, value)
-
-
-def path_from(directory: artifacts.FilePath, path: artifacts.FilePath) -> str:
-    """A relative path that leads from a directory to `path`, also where the directory is a link.
-
-    The system follows ".." from the place that a link leads to. A link that `path` ends with stays.
-    """
-    folder, name = os.path.split(os.fspath(path).rstrip("/"))
-    there = os.path.join(os.path.realpath(folder), name)
-    return os.path.relpath(there, os.path.realpath(directory))
 
 
 def text_hashes(texts: TokenArray) -> UInt64[np.ndarray, " texts"]:
