@@ -227,7 +227,7 @@ class Judge:
         """The embeddings."""
         if not (disk / "embeddings" / "metadata.json").exists():
             return "nothing finished"
-        embeddings, whole = (Embeddings.open(root / "embeddings") for root in (disk, self._world))
+        embeddings, whole = (Embeddings(root / "embeddings") for root in (disk, self._world))
         same = np.array_equal(embeddings.rows(0, len(whole)), whole.rows(0, len(whole)))
         return "all embeddings" if same else "OTHER BITS"
 
@@ -235,7 +235,7 @@ class Judge:
         """What the index finds."""
         if not (disk / "index" / "metadata.json").exists():
             return "nothing finished"
-        queries = Embeddings.open(self._world / "embeddings").rows(0, 8)
+        queries = Embeddings(self._world / "embeddings").rows(0, 8)
         hits, whole = (
             open_index(root / "index").search(queries, 5) for root in (disk, self._world)
         )

@@ -91,7 +91,7 @@ def main() -> None:
 
     embeddings: EmbeddingRows
     if arguments.embeddings:
-        embeddings = Embeddings.open(arguments.embeddings)
+        embeddings = Embeddings(arguments.embeddings)
         queries = np.load(arguments.queries).astype(np.float32)
     else:
         synthetic = Synthetic(arguments.passages, arguments.dim, arguments.seed)

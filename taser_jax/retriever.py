@@ -17,10 +17,11 @@ from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.prepare.detection import PassageSource, given_passages
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
+from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.data.token_store.store import QuerySettings, Titles
-from taser_jax.interop.hub import fetch, read_encoder_settings
+from taser_jax.interop.hub import fetch, read_encoder_settings, read_prompts
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
-from taser_jax.models.batch import Role, Tokens
+from taser_jax.models.batch import Role
 from taser_jax.models.bert_config import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
@@ -30,7 +31,7 @@ from taser_jax.retrieval.exact import search_devices
 from taser_jax.retrieval.index import open_index
 from taser_jax.retrieval.passages import Collection, Hit, Passages
 from taser_jax.retriever_parts import (
-    TokensInMemory,
+    RETRIEVER_FILE,
     open_sparse,
     query_multiple,
     read_parts,
@@ -108,17 +109,21 @@ class Retriever:
             step: step of the checkpoint; None means the best one.
 
         Raises:
-            ConfigError: no model there, only some of index, data and collection given, or tasks
-                that differ and none named.
+            ConfigError: no model there, only some of index, data and collection given or any
+                beside a `retriever.json`, or tasks that differ and none named.
             FingerprintError: the index is of another model or collection.
         """
-        parts = read_parts(directory)
-        if parts is not None:
-            index_dir, data_dir, collection = parts.index_dir, parts.data_dir, parts.collection
-        model_dir = directory if parts is None else parts.model_dir
+        parts, model_dir = read_parts(directory), directory
         named = {"index_dir": index_dir, "data_dir": data_dir, "collection": collection}
         missing = [name for name, value in named.items() if value is None]
-        if missing and len(missing) < len(named):
+        if parts is not None:
+            if len(missing) < len(named):
+                problem = f"its {RETRIEVER_FILE} names another index and collection"
+                fix = f"leave index_dir, data_dir and collection out, or load {parts.model_dir}"
+                raise ConfigError(problem, where=str(directory), fix=fix)
+            index_dir, data_dir, collection = parts.index_dir, parts.data_dir, parts.collection
+            model_dir = parts.model_dir
+        elif missing and len(missing) < len(named):
             problem = f"no {' and no '.join(missing)}"
             fix = "name index_dir, data_dir and collection to search a collection on disk"
             raise ConfigError(problem, where="Retriever.load", fix=fix)
@@ -186,7 +191,7 @@ class Retriever:
             config = dataclasses.replace(
                 config, pooling=settings.pooling, normalization=settings.normalization
             )
-            prompt, passage_prompt = settings.prompts(vocabulary)
+            prompt, passage_prompt = read_prompts(directory, vocabulary)
             queries = QuerySettings(prompt=prompt)
         module = DualEncoder(config)
         params = load_pretrained(directory, config=config, params=abstract_params(module))
@@ -249,22 +254,20 @@ class Retriever:
             ConfigError: a string instead of a list.
         """
         tokens = self.query_tokens(texts)
-        multiple = query_multiple(np.asarray(tokens.mask))
+        multiple = query_multiple(tokens.lengths)
         return self._encode(tokens, self._encode_query, multiple=multiple)
 
-    def query_tokens(self, texts: Sequence[str]) -> Tokens:
+    def query_tokens(self, texts: Sequence[str]) -> TokenArray:
         """Queries as the model takes them.
 
         Raises:
             ConfigError: a string instead of a list.
         """
         _check_list(texts, "texts")
-        return encode_queries(
-            texts,
-            self.vocabulary,
-            length=self.query_length,
-            settings=self.texts.queries,
+        tokens = encode_queries(
+            texts, self.vocabulary, length=self.query_length, settings=self.texts.queries
         )
+        return TokenArray.of(tokens)
 
     def encode_passages(
         self, passages: Sequence[Passage | str]
@@ -278,15 +281,14 @@ class Retriever:
             titles=self.texts.titles,
             prompt=self.texts.passage_prompt,
         )
-        return self._encode(tokens, self._encode_passage, multiple=EncodeConfig.length_multiple)
+        multiple = EncodeConfig.length_multiple
+        return self._encode(TokenArray.of(tokens), self._encode_passage, multiple=multiple)
 
-    def _encode(self, tokens: Tokens, encode_fn: EncodeFn, *, multiple: int) -> np.ndarray:
-        if not len(tokens.ids):
+    def _encode(self, tokens: TokenArray, encode_fn: EncodeFn, *, multiple: int) -> np.ndarray:
+        if not len(tokens):
             return np.zeros((0, self.model.model.config.embedding_dim), np.float32)
         config = EncodeConfig(batch_multiple=self.model.batch_multiple, length_multiple=multiple)
-        rows = np.arange(len(tokens.ids))
-        embeddings = encode_rows(encode_fn, TokensInMemory(tokens), rows, config=config)
-        return embeddings
+        return encode_rows(encode_fn, tokens, np.arange(len(tokens)), config=config)
 
     def add(self, source: PassageSource) -> None:
         """Encodes passages, keeps them in memory, and searches them from now on.

@@ -8,13 +8,12 @@ import pathlib
 from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from taser_jax.assembly.model_directory import VOCABULARY, LoadedModel, write_model
 from taser_jax.assembly.run_record import TextSettings, joined
 from taser_jax.data.collections.store import PassageStore, write_collection
 from taser_jax.data.text.vocabularies import Vocabulary
-from taser_jax.models.batch import Tokens
 from taser_jax.retrieval.bm25 import Bm25Index, title_and_text
 from taser_jax.retrieval.embeddings import write_embeddings
 from taser_jax.retrieval.index import build_index
@@ -138,22 +137,6 @@ def open_sparse(parts: RetrieverParts | None, store: PassageStore) -> Sparse | N
     return Sparse(Bm25Index(parts.bm25_dir, fingerprints=prints), parts.alpha)
 
 
-@dataclasses.dataclass(frozen=True)
-class TokensInMemory:
-    """Tokens in memory, as the encoder reads them from a token store."""
-
-    padded: Tokens
-
-    @property
-    def lengths(self) -> Int[np.ndarray, " texts"]:
-        """Real tokens of each text."""
-        return np.asarray(self.padded.mask).sum(axis=1)
-
-    def tokens(self, rows: np.ndarray) -> Tokens:
-        """Tokens of the given rows."""
-        return Tokens(ids=self.padded.ids[rows], mask=self.padded.mask[rows])
-
-
 def write_retriever(
     root: pathlib.Path,
     model: LoadedModel,
@@ -192,7 +175,7 @@ def write_retriever(
     write_parts(root, parts)
 
 
-def query_multiple(mask: Bool[np.ndarray, "queries length"]) -> int:
+def query_multiple(lengths: Int[np.ndarray, " queries"]) -> int:
     """Queries are padded to multiples of it.
 
     Example:
@@ -200,9 +183,9 @@ def query_multiple(mask: Bool[np.ndarray, "queries length"]) -> int:
         meets few shapes. For a thousand queries it is 16, and each length has its own calls.
 
     Args:
-        mask: True at tokens.
+        lengths: tokens of each query.
     """
-    if len(mask) > _TOGETHER:
+    if len(lengths) > _TOGETHER:
         return _QUERY_MULTIPLE
-    longest = int(mask.sum(axis=1).max(initial=1))
+    longest = int(lengths.max(initial=1))
     return max(_QUERY_MULTIPLE, 1 << (longest - 1).bit_length())

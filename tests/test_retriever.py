@@ -341,6 +341,11 @@ def test_a_collection_needs_all_its_parts(parts, missing):
         load(parts, without=missing)
 
 
+def test_a_directory_that_names_its_parts_takes_no_others(parts, hybrid_dir):
+    with pytest.raises(ConfigError, match=r"(?s)retriever\.json names another.*leave index_dir"):
+        Retriever.load(hybrid_dir, index_dir=parts.index_dir)
+
+
 def test_queries_of_mixed_lengths_are_one_call_of_the_model(trained, monkeypatch):
     queries = ["a", "b " * 20, "c d"]
     apart = np.concatenate([trained.encode_queries([query]) for query in queries])

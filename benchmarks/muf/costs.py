@@ -97,7 +97,7 @@ def model_cost(run: FinishedRun, name: str) -> ModelCost:
         for part in ("train", "ensemble", "encode", "index")
         if f"{label}-{part}" in finished
     }
-    passages = Embeddings.open(run.directory / label / "embeddings")
+    passages = Embeddings(run.directory / label / "embeddings")
     return ModelCost(
         train=seconds["train"] + seconds.get("ensemble", 0.0),
         encode=seconds["encode"] + seconds["index"],

@@ -225,7 +225,7 @@ class Bench:
             output_dir=str(directory),
             config=EncodeConfig(batch_tokens=self._options.batch_tokens),
         )
-        return directory, ExactSearcher(Embeddings.open(directory))
+        return directory, ExactSearcher(Embeddings(directory))
 
     def _search(
         self, embeddings: pathlib.Path, searcher: Searcher, split: str

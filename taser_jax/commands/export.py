@@ -342,7 +342,7 @@ def export_stores(
     expected = {"collection": store.fingerprint}
     if model_dir is not None:
         expected["model"] = load_model(model_dir, step=step).fingerprint
-    embeddings = Embeddings.open(source.embeddings_dir, fingerprints=expected)
+    embeddings = Embeddings(source.embeddings_dir, fingerprints=expected)
     prints = embeddings.fingerprints
     queries = [
         (

@@ -19,10 +19,11 @@ from taser_jax.assembly.model_directory import (
 )
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
+from taser_jax.data.token_store.store import Titles
 from taser_jax.devices.hosts import writes
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner
-from taser_jax.interop.hub import fetch, read_prompts, recorded_name
+from taser_jax.interop.hub import MODULES_FILE, fetch, read_prompts, recorded_name
 from taser_jax.interop.pretrained import (
     Pretrained,
     drawn_without,
@@ -78,7 +79,7 @@ def import_model(
         "pretrained": recorded_name(pretrained.source),
         "query_length": feature_lengths["query"],
         "passage_length": feature_lengths["passage"],
-        **_prompts(pretrained, words),
+        **_texts(pretrained, words),
     }
     module = DualEncoder(model)
     if _is_here(directory, model, facts, config_text):
@@ -121,13 +122,16 @@ def _is_here(
     )
 
 
-def _prompts(pretrained: Pretrained, vocabulary: Vocabulary) -> dict[str, object]:
-    """Ids of the prompts that a sentence-transformers model, or that of each role, has."""
+def _texts(pretrained: Pretrained, vocabulary: Vocabulary) -> dict[str, object]:
+    """How a sentence-transformers model, or that of each role, takes texts: prompts and titles."""
     query, passage = read_prompts(fetch(pretrained.source), vocabulary)
     if pretrained.passage_source is not None:
         _, passage = read_prompts(fetch(pretrained.passage_source), vocabulary)
     prompts = {"query_prompt": query, "passage_prompt": passage}
-    return {name: list(ids) for name, ids in prompts.items() if ids}
+    facts: dict[str, object] = {name: list(ids) for name, ids in prompts.items() if ids}
+    if (fetch(pretrained.source) / MODULES_FILE).is_file():
+        facts["titles"] = Titles.JOIN.value
+    return facts
 
 
 @writes("{output_dir}", kinds=[])

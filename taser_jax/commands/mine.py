@@ -205,7 +205,7 @@ def share_of_positives_first(lines: Sequence[TeacherLine]) -> float:
 def _scorer(directory: str, queries: QuerySet, store: PassageStore) -> Scorer:
     """A teacher of whichever kind the directory holds."""
     if kind_of(directory) == Embeddings.KIND:
-        passages = Embeddings.open(directory, fingerprints={"collection": store.fingerprint})
+        passages = Embeddings(directory, fingerprints={"collection": store.fingerprint})
         encoded = QueryEmbeddings.of_split(
             directory, queries.task, queries.split, fingerprints=passages.fingerprints
         )

@@ -8,7 +8,6 @@ import importlib.util
 import os
 import pathlib
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -180,16 +179,6 @@ class EncoderSettings:
     passage_prompt: str = ""
     template_prompt: tuple[int, ...] = ()
 
-    def prompts(self, vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Ids before every query, and before every passage.
-
-        Args:
-            vocabulary: the directory's own.
-        """
-        return _with_template(
-            self.template_prompt, [self.query_prompt, self.passage_prompt], vocabulary
-        )
-
 
 def read_encoder_settings(directory: pathlib.Path) -> EncoderSettings | None:
     """Reads modules.json and the files that it names.
@@ -274,13 +263,7 @@ def read_prompts(
         DataError: a file is damaged.
     """
     template = _template_prompt(directory / "tokenizer.json")
-    return _with_template(template, _prompt_texts(directory), vocabulary)
-
-
-def _with_template(
-    template: tuple[int, ...], texts: Sequence[str], vocabulary: Vocabulary
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    query, passage = vocabulary.encode(texts)
+    query, passage = vocabulary.encode(_prompt_texts(directory))
     return (*template, *query), (*template, *passage)
 
 

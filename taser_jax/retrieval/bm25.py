@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import os
 import pathlib
 import re
 import sys
-import types
 from collections.abc import Iterable, Mapping, Sequence
 
 import bm25s
@@ -110,16 +108,13 @@ class Bm25Index:
         self,
         directory: artifacts.FilePath,
         *,
-        fingerprints: Mapping[str, str] = types.MappingProxyType({}),
+        fingerprints: Mapping[str, str] | None = None,
     ) -> None:
-        metadata = artifacts.read_metadata(directory, _KIND, _VERSION, _Metadata)
-        self.config, self.fingerprints = metadata.config, metadata.fingerprints
-        artifacts.require_equal(
-            f"BM25 index {os.fspath(directory)}",
-            self.fingerprints,
-            fingerprints,
-            "delete the directory to build it again, or name another",
+        fix = "delete the directory to build it again, or name another"
+        metadata = artifacts.read_metadata(
+            directory, _KIND, _VERSION, _Metadata, fingerprints=fingerprints, fix=fix
         )
+        self.config, self.fingerprints = metadata.config, metadata.fingerprints
         self._index = bm25s.BM25.load(directory, mmap=True)
         self._tokenizer = _tokenizer(self.config)
         self._tokenizer.get_vocab_dict().update(self._index.vocab_dict)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import os
 import pathlib
 import urllib.parse
 from collections.abc import Mapping
@@ -58,18 +57,35 @@ class Embeddings:
 
     Attributes:
         KIND: its kind in metadata.json.
+        FIX: what messages about other fingerprints advise.
         directory: its directory.
         metadata: content of metadata.json.
         fingerprints: fingerprints of the model, collection and vocabulary it was made from.
         shape: (texts, dimensions).
+
+    Args:
+        directory: where `encode_texts` has finished them.
+        fingerprints: required fingerprints, such as {"model": ..., "collection": ...}.
+
+    Raises:
+        DataError: nothing finished there, or a shard is missing or damaged.
+        FingerprintError: their fingerprints differ.
     """
 
     KIND = "embeddings"
+    FIX = "encode the collection again with this model, into another directory"
 
-    def __init__(self, directory: artifacts.FilePath) -> None:
+    def __init__(
+        self, directory: artifacts.FilePath, *, fingerprints: Mapping[str, str] | None = None
+    ) -> None:
         self.directory = pathlib.Path(directory)
         self.metadata = artifacts.read_metadata(
-            directory, self.KIND, FORMAT_VERSION, EmbeddingsMetadata
+            directory,
+            self.KIND,
+            FORMAT_VERSION,
+            EmbeddingsMetadata,
+            fingerprints=fingerprints,
+            fix=self.FIX,
         )
         self.fingerprints = self.metadata.fingerprints
         self.shape = (self.metadata.num_rows, self.metadata.dim)
@@ -87,32 +103,6 @@ class Embeddings:
             _open_shard(self.directory / name, (stop - start, self.shape[1]), self._dtype)
             for name, (start, stop) in zip(shard_names(len(bounds)), bounds, strict=True)
         ]
-
-    @classmethod
-    def open(
-        cls,
-        directory: artifacts.FilePath,
-        *,
-        fingerprints: Mapping[str, str] | None = None,
-    ) -> Embeddings:
-        """Opens embeddings that `encode_texts` has finished.
-
-        Args:
-            directory: their directory.
-            fingerprints: required fingerprints, such as {"model": ..., "collection": ...}.
-
-        Raises:
-            DataError: nothing finished there, or a shard is missing or damaged.
-            FingerprintError: their fingerprints differ.
-        """
-        embeddings = cls(directory)
-        artifacts.require_equal(
-            f"embeddings {os.fspath(directory)}",
-            embeddings.fingerprints,
-            fingerprints or {},
-            "encode the collection again with this model, into another directory",
-        )
-        return embeddings
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -170,6 +160,10 @@ class QueryEmbeddings(Embeddings):
     """Embeddings of one task's split, memory-mapped; row i is query i."""
 
     KIND = "query embeddings"
+    FIX = (
+        "encode queries and passages with one model, from one token store (`taser encode`), and "
+        "index those passages; or correct EMBEDDINGS_DIR or INDEX_DIR"
+    )
 
     @classmethod
     def of_split(
@@ -199,15 +193,7 @@ class QueryEmbeddings(Embeddings):
             problem = f"no embeddings of task {task!r}, split {split!r}; encoded: {there or 'none'}"
             fix = "run `taser encode` for this task and split; it keeps what is finished"
             raise DataError(problem, where=str(directory), fix=fix)
-        queries = cls(directory)
-        artifacts.require_equal(
-            f"query embeddings {directory}",
-            queries.fingerprints,
-            fingerprints or {},
-            "encode queries and passages with one model, from one token store (`taser encode`), "
-            "and index those passages; or correct EMBEDDINGS_DIR or INDEX_DIR",
-        )
-        return queries
+        return cls(directory, fingerprints=fingerprints)
 
     @functools.cached_property
     def query_ids(self) -> list[str]:

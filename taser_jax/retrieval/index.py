@@ -30,6 +30,7 @@ from taser_jax.retrieval.exact import (
 from taser_jax.retrieval.runs import SearchResult
 from taser_jax.retrieval.scann import KIND as SCANN_KIND
 from taser_jax.retrieval.scann import (
+    REBUILD,
     RECALL_QUERIES,
     ScannConfig,
     ScannSearcher,
@@ -150,11 +151,10 @@ class FaissSearcher:
     ) -> None:
         import faiss
 
-        metadata = artifacts.read_metadata(directory, FAISS_KIND, _VERSION, _FaissMetadata)
+        metadata = artifacts.read_metadata(
+            directory, FAISS_KIND, _VERSION, _FaissMetadata, fingerprints=fingerprints, fix=REBUILD
+        )
         self.fingerprints: Mapping[str, str] = metadata.fingerprints
-        fix = "build the index from this model's embeddings, into another directory"
-        what = f"FAISS index {os.fspath(directory)}"
-        artifacts.require_equal(what, self.fingerprints, fingerprints or {}, fix)
         path = pathlib.Path(directory) / _FAISS_FILE
         checksums.check_file(path, fix=f"delete {os.fspath(directory)} and search again")
         self._index, self._dim = faiss.read_index(os.fspath(path)), metadata.dim
@@ -314,7 +314,7 @@ def build_index(
         FingerprintError: the directory holds an index of other embeddings or another config.
     """
     config = config or IndexConfig()
-    embeddings = Embeddings.open(embeddings_dir)
+    embeddings = Embeddings(embeddings_dir)
     fingerprints = embeddings.fingerprints
     if config.kind is IndexKind.SCANN:
         return build_scann(
@@ -375,16 +375,10 @@ def open_index(
     if kind == FAISS_KIND:
         _require("faiss", os.fspath(directory))
         return FaissSearcher(directory, fingerprints=fingerprints)
-    metadata = artifacts.read_metadata(directory, EXACT_KIND, _VERSION, _Metadata)
-    embeddings = Embeddings.open(
-        directory / metadata.embeddings, fingerprints=metadata.fingerprints
+    metadata = artifacts.read_metadata(
+        directory, EXACT_KIND, _VERSION, _Metadata, fingerprints=fingerprints, fix=REBUILD
     )
-    artifacts.require_equal(
-        f"exact index {directory}",
-        embeddings.fingerprints,
-        fingerprints or {},
-        "build the index from this model's embeddings, into another directory",
-    )
+    embeddings = Embeddings(directory / metadata.embeddings, fingerprints=metadata.fingerprints)
     fingerprints = embeddings.fingerprints
     if metadata.dim is None:
         return ExactSearcher(embeddings, devices=devices, fingerprints=fingerprints)

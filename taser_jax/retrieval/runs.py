@@ -291,10 +291,9 @@ class QueryArrays:
             FingerprintError: it was made from something else.
         """
         directory = pathlib.Path(directory)
-        metadata = artifacts.read_metadata(directory, kind, _VERSION, _Metadata)
         again = f"delete {directory}, then run the same command again, or name another directory"
-        artifacts.require_equal(
-            f"{kind} {directory}", metadata.fingerprints, fingerprints or {}, again
+        metadata = artifacts.read_metadata(
+            directory, kind, _VERSION, _Metadata, fingerprints=fingerprints, fix=again
         )
         try:
             with np.load(directory / _ARRAYS) as file:

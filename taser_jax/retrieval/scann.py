@@ -40,6 +40,8 @@ from taser_jax.storage.progress import logger, track
 from taser_jax.storage.typed_files import Checked, Natural, Positive, PositiveShare, to_plain
 
 KIND = "scann index"
+REBUILD = "build the index from this model's embeddings, into another directory"
+"""What a message about an index of other embeddings advises."""
 RECALL_QUERIES = 500
 """Queries on which an index's recall is measured."""
 _VERSION = 1
@@ -126,21 +128,13 @@ class SearchEffort:
 class _Shards:
     """The serialised shards of one index, loaded as they are searched."""
 
-    def __init__(
-        self,
-        directory: pathlib.Path,
-        *,
-        num_passages: int,
-        shard_passages: int,
-        resident_bytes: int,
-    ) -> None:
-        self.bounds = _shard_bounds(num_passages, shard_passages)
-        count = len(self.bounds)
-        self._paths = [directory / _shard_name(shard, count) for shard in range(count)]
+    def __init__(self, directory: pathlib.Path, bounds: list[tuple[int, int]]) -> None:
+        self.bounds, self._paths = bounds, _shard_paths(directory, len(bounds))
         for path in self._paths:
             checksums.check_directory(path, fix=f"delete {path} and search again")
         size = sum(file.stat().st_size for path in self._paths for file in path.iterdir())
-        self._keep = size <= resident_bytes
+        # A larger index is read shard by shard at each search.
+        self._keep = size <= _RESIDENT_BYTES
         self._loaded: dict[int, Any] = {}
 
     def search(self, queries: np.ndarray, k: int, effort: SearchEffort) -> SearchResult:
@@ -203,9 +197,9 @@ def build_shard(rows: np.ndarray, structure: Structure, config: ScannConfig) -> 
     return builder.reorder(min(2 * config.recall_k, len(rows))).build()
 
 
-def _shard_name(shard: int, count: int) -> str:
-    """The directory of one shard."""
-    return f"shard-{shard:05d}-of-{count:05d}"
+def _shard_paths(directory: pathlib.Path, count: int) -> list[pathlib.Path]:
+    """The directory of each shard."""
+    return [directory / f"shard-{shard:05d}-of-{count:05d}" for shard in range(count)]
 
 
 def _largest(bounds: list[tuple[int, int]]) -> int:
@@ -233,8 +227,6 @@ class ScannSearcher:
     Args:
         directory: the directory that `build_scann` wrote.
         fingerprints: fingerprints that it must have.
-        resident_bytes: shards stay in memory between searches while all of them together take no
-            more than this; a larger index is read shard by shard at each search.
 
     Raises:
         DataError: no finished index there.
@@ -242,24 +234,15 @@ class ScannSearcher:
     """
 
     def __init__(
-        self,
-        directory: artifacts.FilePath,
-        *,
-        fingerprints: Mapping[str, str] | None = None,
-        resident_bytes: int = _RESIDENT_BYTES,
+        self, directory: artifacts.FilePath, *, fingerprints: Mapping[str, str] | None = None
     ) -> None:
-        self.metadata = artifacts.read_metadata(directory, KIND, _VERSION, _Metadata)
-        self.fingerprints: Mapping[str, str] = self.metadata.fingerprints
-        fix = "build the index from this model's embeddings, into another directory"
-        what = f"ScaNN index {os.fspath(directory)}"
-        artifacts.require_equal(what, self.fingerprints, fingerprints or {}, fix)
-        self.effort = self.metadata.effort
-        self._shards = _Shards(
-            pathlib.Path(directory),
-            num_passages=self.metadata.num_passages,
-            shard_passages=self.metadata.config.shard_passages,
-            resident_bytes=resident_bytes,
+        self.metadata = artifacts.read_metadata(
+            directory, KIND, _VERSION, _Metadata, fingerprints=fingerprints, fix=REBUILD
         )
+        self.fingerprints: Mapping[str, str] = self.metadata.fingerprints
+        self.effort = self.metadata.effort
+        bounds = _shard_bounds(self.metadata.num_passages, self.metadata.config.shard_passages)
+        self._shards = _Shards(pathlib.Path(directory), bounds)
 
     def search(self, query_embeddings: Float[np.ndarray, "queries dim"], k: int) -> SearchResult:
         """Top k passages of each query; row -1, score -inf where ScaNN found fewer.
@@ -315,8 +298,9 @@ def build_scann(
 
     bounds = _shard_bounds(num_passages, config.shard_passages)
     structure = structure_for(_largest(bounds), config)
-    for shard, (start, stop) in enumerate(track(bounds, "ScaNN build", unit="shard")):
-        path = directory / _shard_name(shard, len(bounds))
+    paths = _shard_paths(directory, len(bounds))
+    shown = track(bounds, "ScaNN build", unit="shard")
+    for path, (start, stop) in zip(paths, shown, strict=True):
         if path.exists():
             continue
         rows = np.asarray(embeddings.rows(start, stop)).astype(np.float32)
@@ -328,12 +312,7 @@ def build_scann(
             checksums.seal(scratch)
         del rows, built
 
-    shards = _Shards(
-        directory,
-        num_passages=num_passages,
-        shard_passages=config.shard_passages,
-        resident_bytes=_RESIDENT_BYTES,
-    )
+    shards = _Shards(directory, bounds)
     if sample_queries is not None and len(sample_queries):
         queries, measured_on = sample_queries, "queries"
     else:

@@ -32,7 +32,7 @@ from taser_jax.storage.typed_files import Metadata, read_json, typed
 # Re-exported: readers and writers of artefacts need them, too.
 __all__ = ["FilePath", "Metadata", "is_remote", "read_json", "storage_errors"]
 
-T = TypeVar("T")
+M = TypeVar("M", bound=Metadata)
 
 METADATA = "metadata.json"
 # What NumPy raises for a damaged file, whose header may not be Python or whose shape not a size.
@@ -174,18 +174,29 @@ def check_version(
         )
 
 
-def read_metadata(directory: FilePath, kind: str, version: int, fields: type[T]) -> T:
-    """Reads a directory's metadata.json and checks its kind.
+def read_metadata(
+    directory: FilePath,
+    kind: str,
+    version: int,
+    fields: type[M],
+    *,
+    fingerprints: Mapping[str, str] | None = None,
+    fix: str = "",
+) -> M:
+    """Reads a directory's metadata.json and checks its kind and what it was made from.
 
     Args:
         directory: the artefact.
         kind: what it must hold, for example "embeddings".
         version: the newest format version this code reads.
         fields: the type of its fields; others are ignored.
+        fingerprints: those that it must have, as far as it records them.
+        fix: what a message about another fingerprint advises.
 
     Raises:
         DataError: the artefact is absent, unfinished, damaged, not JSON, or of another kind or
             version, or a field is not what it must be.
+        FingerprintError: it was made from something else.
     """
     path = epath.Path(directory) / METADATA
     if not path.exists():
@@ -205,7 +216,10 @@ def read_metadata(directory: FilePath, kind: str, version: int, fields: type[T])
         )
     again = f"delete {os.fspath(directory)} and run the command that makes {kind} again"
     checksums.check_directory(directory, fix=again)
-    return typed(metadata, fields, where=os.fspath(path), fix=again)
+    result = typed(metadata, fields, where=os.fspath(path), fix=again)
+    what = f"{kind} {os.fspath(directory)}"
+    require_equal(what, result.fingerprints, fingerprints or {}, fix)
+    return result
 
 
 def kind_of(directory: FilePath) -> str | None:

@@ -24,7 +24,7 @@ from taser_jax.data.text.wordpiece import (
     WordSplitting,
     wordpiece_tokenizer,
 )
-from taser_jax.data.token_store.store import TokenStore
+from taser_jax.data.token_store.store import Titles, TokenStore
 from taser_jax.interop.pretrained import Pretrained, check_words, pretrained_bert
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.bert import BertConfig
@@ -207,13 +207,14 @@ def test_import_refuses_a_directory_that_holds_another_model(checkpoint, tmp_pat
             load_into(tmp_path / "model", checkpoint, **other)
 
 
-def test_import_keeps_the_prompts_of_both_roles(checkpoint, tmp_path):
+def test_import_keeps_the_prompts_of_both_roles_and_how_titles_are_joined(checkpoint, tmp_path):
     """Of an export, whose tokenizer of passages adds theirs; of another, whose config names one."""
     roles = {role: tmp_path / role for role in ("query", "passage")}
     for directory in roles.values():
         shutil.copytree(checkpoint, directory)
     prompts = json.dumps({"prompts": {"query": "a b"}})
     (roles["query"] / "config_sentence_transformers.json").write_text(prompts)
+    (roles["query"] / "modules.json").write_text("[]")
     write_tokenizer(checkpoint, roles["passage"], max_length=12, prompt=(6, 3))
     pretrained = dataclasses.replace(
         training(roles["query"]).pretrained, passage_source=str(roles["passage"])
@@ -225,6 +226,7 @@ def test_import_keeps_the_prompts_of_both_roles(checkpoint, tmp_path):
     assert facts["passage_prompt"] == [6, 3]
     settings = text_settings(facts, None)
     assert (settings.queries.prompt, settings.passage_prompt) == ((5, 6), (6, 3))
+    assert settings.titles is Titles.JOIN
 
 
 def test_import_without_a_vocabulary_says_what_to_give(checkpoint, tmp_path):

@@ -39,7 +39,7 @@ def test_exact_search_equals_sorting_all_scores(small_world, model_dir, embeddin
     )
     every = queries.tokens(np.arange(len(queries)))
     encoded = np.asarray(load_model(model_dir).encode_fn(Role.QUERY)(every), np.float64)
-    vectors = Embeddings.open(embeddings)
+    vectors = Embeddings(embeddings)
     scores = encoded @ vectors.rows(0, len(vectors)).astype(np.float64).T
     best = -np.sort(-scores, axis=1)[:, :10]
     np.testing.assert_allclose(run.scores, best, atol=1e-4)
@@ -178,7 +178,7 @@ def test_queries_of_every_task_and_split_are_encoded_unless_restricted(
         assert encoded.query_ids == queries.query_ids
         assert encoded.fingerprints["queries"] == queries.fingerprint
         shared = {key: value for key, value in encoded.fingerprints.items() if key != "queries"}
-        assert shared == Embeddings.open(embeddings).fingerprints
+        assert shared == Embeddings(embeddings).fingerprints
 
     shutil.copytree(embeddings, tmp_path / "e", ignore=shutil.ignore_patterns("queries"))
     some = gin(TASKS=["code"]) + gin("encode", query_splits=["test", "train"])

@@ -95,7 +95,7 @@ def test_embeddings_give_inner_products(tmp_path):
     table = np.random.default_rng(1).normal(size=(60, 6)).astype(np.float32)
     for name, part in (("queries", table[:20]), ("passages", table[20:])):
         write_embeddings(tmp_path / name, part, {"model": "m"}, "none")
-    queries, passages = (Embeddings.open(tmp_path / name) for name in ("queries", "passages"))
+    queries, passages = (Embeddings(tmp_path / name) for name in ("queries", "passages"))
     rows = np.array([39, 0, 7])
     exact = table.astype(np.float64)
     expected = exact[20 + rows] @ exact[4]

@@ -208,7 +208,7 @@ def test_a_failure_on_the_first_host_stops_the_others(folder):
 
 
 def test_two_hosts_encode_what_one_encodes(folder):
-    together = Embeddings.open(folder / "embeddings")
+    together = Embeddings(folder / "embeddings")
     assert len(together) == 48
     fingerprints = encode(
         model_dir=str(folder / "model_2"),
@@ -217,7 +217,7 @@ def test_two_hosts_encode_what_one_encodes(folder):
         config=EncodeConfig(shard_rows=10),
     )
     assert together.fingerprints == fingerprints
-    alone = Embeddings.open(folder / "alone")
+    alone = Embeddings(folder / "alone")
     np.testing.assert_allclose(together.rows(0, 48), alone.rows(0, 48), rtol=1e-4, atol=1e-6)
 
 

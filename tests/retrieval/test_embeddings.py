@@ -59,7 +59,7 @@ def encode(tokens, directory, encoder=None, **changes):
         fingerprints=FINGERPRINTS,
         **{"config": CONFIG, **changes},
     )
-    return Embeddings.open(directory) if finished else None
+    return Embeddings(directory) if finished else None
 
 
 def test_buckets_equal_one_by_one_in_few_shapes(tokens, tmp_path):
@@ -111,7 +111,7 @@ def test_killed_in_the_second_shard_resumes_without_the_first(tokens, tmp_path):
     finished = sorted((tmp_path / "e").glob("*.npy"))
     assert 1 <= len(finished) < 4
     with pytest.raises(DataError, match="no finished embeddings"):
-        Embeddings.open(tmp_path / "e")
+        Embeddings(tmp_path / "e")
     written_at = finished[0].stat().st_mtime_ns
 
     again = Encoder()
@@ -133,7 +133,7 @@ def test_bfloat16_is_the_rounded_float32(tokens, tmp_path):
     )
     rounded = encode(tokens, tmp_path / "bfloat16", config=config)
     assert rounded.rows(0, 150).dtype == ml_dtypes.bfloat16
-    assert Embeddings.open(tmp_path / "bfloat16").rows(3, 5).dtype == ml_dtypes.bfloat16
+    assert Embeddings(tmp_path / "bfloat16").rows(3, 5).dtype == ml_dtypes.bfloat16
     np.testing.assert_allclose(rounded.rows(0, 150).astype(np.float32), exact, rtol=2**-8)
     size = (tmp_path / "bfloat16" / "embeddings-00000-of-00004.npy").stat().st_size
     assert size == 128 + 40 * 6 * 2
@@ -142,7 +142,7 @@ def test_bfloat16_is_the_rounded_float32(tokens, tmp_path):
 def test_other_model_or_collection_is_refused(tokens, tmp_path):
     encode(tokens, tmp_path / "e")
     with pytest.raises(FingerprintError, match="model m1"):
-        Embeddings.open(tmp_path / "e", fingerprints={"model": "m2"})
+        Embeddings(tmp_path / "e", fingerprints={"model": "m2"})
     with pytest.raises(FingerprintError, match="'model': 'm2'"):
         encode_texts(
             Encoder(),
@@ -271,7 +271,7 @@ def test_passages_and_queries_are_not_taken_for_each_other(tmp_path):
     encode_texts(Encoder(), queries, tmp_path, fingerprints=FINGERPRINTS)
     encode_split(queries, tmp_path)
     with pytest.raises(DataError, match="kind 'query embeddings'"):
-        Embeddings.open(queries_directory(tmp_path, "nq", "test"))
+        Embeddings(queries_directory(tmp_path, "nq", "test"))
 
 
 def test_damaged_query_ids_are_named(tmp_path):

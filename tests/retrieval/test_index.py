@@ -194,4 +194,4 @@ def test_int8_codes_are_within_half_a_step_of_float32_and_bfloat16():
 def test_binary_codes_need_whole_bytes(tmp_path):
     write_embeddings(tmp_path, TABLE[:, :6], {"model": "m1", "collection": "c1"}, "none")
     with pytest.raises(ConfigError, match="binary codes of 6 dimensions"):
-        Coding.of(Codes.BINARY, Embeddings.open(tmp_path))
+        Coding.of(Codes.BINARY, Embeddings(tmp_path))

@@ -99,7 +99,8 @@ def test_built_once_and_reused(clustered, tmp_path, monkeypatch):
     monkeypatch.setattr(scann, "build_shard", None)
     again = build(embeddings, tmp_path / "index", queries, structure=Structure.HASHED)
     opened = ScannSearcher(tmp_path / "index", fingerprints=FINGERPRINTS)
-    streamed = ScannSearcher(tmp_path / "index", resident_bytes=0)
+    monkeypatch.setattr(scann, "_RESIDENT_BYTES", 0)
+    streamed = ScannSearcher(tmp_path / "index")
     for searcher in (again, opened, streamed, streamed):
         hits, expected = searcher.search(queries, 10), first.search(queries, 10)
         np.testing.assert_array_equal(hits.rows, expected.rows)

@@ -123,7 +123,7 @@ def _ranked_by_embeddings(
     directory: str, task: str, run: Run, pool: Int64[np.ndarray, " passages"]
 ) -> SearchResult:
     """The best of the pool for a run's queries, as many as the run has."""
-    passages = Embeddings.open(directory)
+    passages = Embeddings(directory)
     encoded = QueryEmbeddings.of_split(directory, task, "train", fingerprints=passages.fingerprints)
     queries = encoded.take(_lines(encoded.query_ids, run.query_ids)).astype(np.float32)
     return _best(queries, passages.take(pool).astype(np.float32), pool, run.rows.shape[1])

@@ -95,6 +95,11 @@ class TokenArray:
     ids: Int[np.ndarray, "texts length"]
     lengths: Int[np.ndarray, " texts"]
 
+    @classmethod
+    def of(cls, tokens: Tokens) -> TokenArray:
+        """Tokens in memory."""
+        return cls(np.asarray(tokens.ids), np.asarray(tokens.mask).sum(axis=1))
+
     def __len__(self) -> int:
         return len(self.lengths)
 

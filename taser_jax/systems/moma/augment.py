@@ -23,7 +23,6 @@ from taser_jax.retrieval.encoding import EncodeConfig, encode_rows
 from taser_jax.retrieval.exact import ExactSearcher, search_devices
 from taser_jax.retrieval.runs import NO_ROW, QueryArrays, SearchResult
 from taser_jax.retriever import Retriever
-from taser_jax.retriever_parts import TokensInMemory
 from taser_jax.storage.artifacts import path_from, require_equal, split_path
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, phase
@@ -247,7 +246,7 @@ def ask_augmented(
     searcher = ExactSearcher(EmbeddingsByText.of_mixture(mixture), devices=search_devices())
     result = searcher.search(lookup.encode_queries(questions), documents)
     texts = AugmentedTexts(
-        TokensInMemory(retriever.query_tokens(questions)),
+        retriever.query_tokens(questions),
         result.rows,
         query_documents.document_reader(model.model.config, mixture),
     )

@@ -233,7 +233,7 @@ def _parts(directory: FilePath) -> tuple[list[Embeddings], UInt64[np.ndarray, " 
     """All finished embeddings, and the hash of each of their rows."""
     folders = [path.parent for path in sorted(pathlib.Path(directory).glob(f"*/{METADATA}"))]
     hashes = [np.load(folder / _HASHES) for folder in folders]
-    parts = [Embeddings.open(folder) for folder in folders]
+    parts = [Embeddings(folder) for folder in folders]
     return parts, np.concatenate([np.zeros(0, np.uint64), *hashes])
 
 

@@ -95,7 +95,7 @@ class SpecialistVectors:
             DataError: it is not encoded, or no query has a positive.
             FingerprintError: the embeddings are of another model, collection or token store.
         """
-        passages = Embeddings.open(
+        passages = Embeddings(
             embeddings_dir, fingerprints={"passages": store.metadata.passages_fingerprint}
         )
         vectors, tokenized = {}, {}
@@ -263,10 +263,9 @@ class Ensemble:
             DataError: none is there, or its arrays are damaged.
             FingerprintError: it belongs to another model or collection.
         """
-        metadata = artifacts.read_metadata(directory, KIND, _VERSION, _Metadata)
         fix = "train an ensemble on this model's embeddings (`taser ensemble`), or correct the path"
-        artifacts.require_equal(
-            f"ensemble {directory}", metadata.fingerprints, fingerprints or {}, fix
+        metadata = artifacts.read_metadata(
+            directory, KIND, _VERSION, _Metadata, fingerprints=fingerprints, fix=fix
         )
         path = pathlib.Path(directory) / _MEMBERS
         try:

@@ -136,7 +136,7 @@ class OpenSpecialist:
         self.name, self._directory = name, pathlib.Path(directory)
         self._specialist, self._store, self._data_dir = specialist, store, data_dir
         self._weighing, self._evaluation = weighing, evaluation
-        self.passages = Embeddings.open(
+        self.passages = Embeddings(
             specialist.embeddings_dir, fingerprints={"collection": store.fingerprint}
         )
         artifacts.require_equal(

@@ -78,7 +78,7 @@ def test_models_of_one_passage_tower_encode_a_text_once(world, tmp_path):
     root, options = world
     direct = {"model_dir": str(root / "model"), "token_store": options["token_store"]}
     encode(**direct, output_dir=str(tmp_path / "direct"), query_splits=[])
-    shared, expected = (Embeddings.open(d) for d in (root / "embeddings", tmp_path / "direct"))
+    shared, expected = (Embeddings(d) for d in (root / "embeddings", tmp_path / "direct"))
     np.testing.assert_allclose(shared.rows(0, 48), expected.rows(0, 48), atol=1e-6)
     assert shared.fingerprints == expected.fingerprints
     memory_dir = str(tmp_path / "memories")

@@ -67,7 +67,7 @@ def test_it_learns_and_opens_again(trained, embeddings_dir):
     metadata = json.loads((directory / "metadata.json").read_text())
     assert metadata["step"] == min(validated, key=validated.get)
     assert metadata["validation"]["nll"] == pytest.approx(min(validated.values()))
-    specialist = Embeddings.open(embeddings_dir).fingerprints
+    specialist = Embeddings(embeddings_dir).fingerprints
     opened = Ensemble.open(directory, fingerprints=specialist)
     assert opened.config == TRAINING.model
     assert opened.tasks == ("first",)
@@ -117,7 +117,7 @@ def test_batches_are_the_members_own(embeddings_dir, store):
     seeds = [member_seed(0, member) for member in range(2)]
     batch = vectors.batch([stream.reseeded(seed) for seed in seeds], step=9)
     encoded = vectors.queries["first"]
-    passages = Embeddings.open(embeddings_dir)
+    passages = Embeddings(embeddings_dir)
     for member, seed in enumerate(seeds):
         config = dataclasses.replace(TRAINING.batching, seed=seed)
         rows = BatchStream(store, {"first": queries}, config).rows(9)
@@ -139,7 +139,7 @@ def test_what_does_not_belong_together_is_refused(trained, embeddings_dir, store
     with pytest.raises(FingerprintError, match="begun with specialist"):
         start(directory, strange, store)
     with pytest.raises(FingerprintError, match="train an ensemble on this model's embeddings"):
-        Ensemble.open(directory, fingerprints=Embeddings.open(strange).fingerprints)
+        Ensemble.open(directory, fingerprints=Embeddings(strange).fingerprints)
     with pytest.raises(FingerprintError, match="begun with training"):
         start(directory, embeddings_dir, store, training=dataclasses.replace(TRAINING, epochs=6))
     with pytest.raises(DataError, match="no finished ensemble here"):

@@ -95,7 +95,7 @@ def confidence_of(specialist, task, run, temperature):
     return query_confidence(
         Ensemble.open(specialist.ensemble_dir).embed,
         queries.rows(0, len(queries)).astype(np.float32),
-        Embeddings.open(specialist.embeddings_dir).take,
+        Embeddings(specialist.embeddings_dir).take,
         run.result,
         temperatures=[temperature],
         k=K,
