@@ -105,7 +105,7 @@ def load_pretrained(
     output LayerNorm (TASER, section 3.3). Routers keep their initial values.
 
     Args:
-        source: a Hugging Face directory, an id on its hub, or T5X's checkpoint of a dual encoder.
+        source: a Hugging Face directory, or an id on its hub.
         config: configuration of the dual encoder; its sizes must be the checkpoint's.
         params: initial parameters of the dual encoder.
         num_layers: as given to `pretrained_bert`.
@@ -119,9 +119,6 @@ def load_pretrained(
         DataError: a source does not exist or is damaged.
         ConfigError: the dual encoder's sizes are not the checkpoint's.
     """
-    tree = _t5x_tree(source)
-    if (trained := _trained_by_t5x(tree, config, params, where=str(source))) is not None:
-        return trained
     query = passage = _read(source, config.bert, num_layers)
     if passage_source is not None:
         passage = _read(passage_source, config.bert, num_layers)
@@ -132,17 +129,11 @@ def _read(source: Source, config: BertConfig, num_layers: int | None) -> Params:
     directory = fetch(source)
     where = str(directory)
     sizes = _first_blocks(bert_config(directory), num_layers, where=where)
-    check_sizes(
-        sizes,
-        config,
-        names=_MUST_MATCH,
-        where=where,
-        fix="take the sizes from the checkpoint: bert = pretrained_bert(source)",
-        fixes={
-            "vocab_size": "tokenize with the checkpoint's own vocabulary",
-            "num_layers": "set num_layers to keep only the first of its blocks",
-        },
+    fix = (
+        "take the sizes from the checkpoint, bert = pretrained_bert(source), whose num_layers "
+        "keeps its first blocks only, and tokenize with its own vocabulary"
     )
+    check_sizes(sizes, config, names=_MUST_MATCH, where=where, fix=fix)
     return encoder_from_tensors(read_tensors(directory), sizes, where=where)
 
 
@@ -201,21 +192,16 @@ def load_pretrained_t5(source: Source, *, config: T5DualEncoderConfig, params: P
     """
     directory = fetch(source)
     where, tree = str(directory), _t5x_tree(directory)
-    if (trained := _trained_by_t5x(tree, config, params, where=where)) is not None:
-        return trained
     model, sizes = config.t5, _t5_sizes(directory, tree)
     if config.embedding is T5Embedding.ENCODER_MEAN:
         model = dataclasses.replace(model, num_decoder_layers=0)
     if not model.num_decoder_layers:
         sizes = dataclasses.replace(sizes, num_decoder_layers=0)
-    check_sizes(
-        sizes,
-        model,
-        names=_T5_MUST_MATCH,
-        where=where,
-        fix="take the sizes from the checkpoint: t5 = pretrained_t5(source)",
-        fixes={"vocab_size": "tokenize with the checkpoint's own vocabulary"},
+    fix = (
+        "take the sizes from the checkpoint, t5 = pretrained_t5(source), and tokenize with its own "
+        "vocabulary"
     )
+    check_sizes(sizes, model, names=_T5_MUST_MATCH, where=where, fix=fix)
     if tree is None:
         t5 = t5_from_tensors(read_tensors(directory), model, where=where)
         projection = read_projection(directory)
@@ -250,20 +236,6 @@ def _t5x_tree(source: Source) -> Params | None:
     directory = pathlib.Path(fetch(source))
     is_t5x = is_t5x_checkpoint(directory) and not (directory / CONFIG_FILE).is_file()
     return read_t5x(directory) if is_t5x else None
-
-
-def _trained_by_t5x(
-    tree: Params | None, config: ModelConfig, params: Params, *, where: str
-) -> Params | None:
-    """The parameters of a dual encoder that T5X trained (`t5x_model`); None if they are others'.
-
-    Raises:
-        ConfigError: parameters of another configuration; the message names the first that differs.
-    """
-    if tree is None or set(tree) != set(config.tower_names):
-        return None
-    check_same_parameters(tree, params, where=where, fix="set the model that T5X trained")
-    return tree
 
 
 def _t5_sizes(directory: pathlib.Path, tree: Params | None) -> T5Config:
@@ -318,6 +290,12 @@ def read_pretrained(
         if vocabulary is not None and directory is not None:
             check_words(directory, vocabulary)
     with phase(f"read {pretrained.source}"):
+        tree = _t5x_tree(source)
+        if tree is not None and set(tree) == set(config.tower_names):
+            # Of a dual encoder that T5X trained (`t5x_model`).
+            fix = "set the model that T5X trained"
+            check_same_parameters(tree, params, where=str(source), fix=fix)
+            return tree
         if isinstance(config, DualEncoderConfig):
             return load_pretrained(
                 source,

@@ -15,7 +15,6 @@ import json
 import pathlib
 import shutil
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -88,20 +87,19 @@ def check_plain(config: ModelConfig, *, format: str) -> DualEncoderConfig:
         ConfigError: another architecture, learned routing, or heads that BertModel cannot have.
     """
     where = "export_model.formats"
-    if config.kind != DualEncoderConfig.kind:
+    if not isinstance(config, DualEncoderConfig):
         name = type(config).__name__.removesuffix("DualEncoderConfig")
         problem = f"{format!r} is a format of BERTs, and this model is a {name}"
         raise ConfigError(problem, where=where, fix="export it as saved_model or stablehlo")
-    bert = cast(DualEncoderConfig, config)
-    if bert.experts.learned:
+    if config.experts.learned:
         raise ConfigError(
-            f"format {format!r} has plain BERTs, and with {bert.experts.routing.value!r} routing "
+            f"format {format!r} has plain BERTs, and with {config.experts.routing.value!r} routing "
             "the expert depends on the text",
             where=where,
             fix="export it as saved_model or stablehlo, which include the router",
         )
-    config_to_json(bert.bert)
-    return bert
+    config_to_json(config.bert)
+    return config
 
 
 def check_exportable(config: ModelConfig) -> PlainConfig:
@@ -110,8 +108,8 @@ def check_exportable(config: ModelConfig) -> PlainConfig:
     Raises:
         ConfigError: learned routing, heads that BertModel cannot have, or queries with documents.
     """
-    if config.kind == T5DualEncoderConfig.kind:
-        return cast(T5DualEncoderConfig, config)
+    if isinstance(config, T5DualEncoderConfig):
+        return config
     return check_plain(config, format=_FORMAT)
 
 
@@ -133,8 +131,7 @@ def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path)
             a vocabulary that such an encoder does not have.
         DataError: the vocabulary is missing.
     """
-    config = check_exportable(source.config)
-    paths = plain_paths(config, prompt=ids_before_queries(source) or source.passage_prompt)
+    config, paths = _paths(source)
     for name, role in paths.items():
         write_model(source, config, role, output_dir / name, serves_both=len(paths) == 1)
     if len(paths) > 1:
@@ -142,10 +139,15 @@ def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path)
         _write_code(config, output_dir)
 
 
+def _paths(source: ExportSource) -> tuple[PlainConfig, Mapping[str, Role]]:
+    config = check_exportable(source.config)
+    prompt = ids_before_queries(source) or source.passage_prompt
+    return config, plain_paths(config, prompt=prompt)
+
+
 def card_texts(source: ExportSource) -> CardTexts:
     """This format's texts for the model card."""
-    config = check_exportable(source.config)
-    paths = plain_paths(config, prompt=ids_before_queries(source) or source.passage_prompt)
+    config, paths = _paths(source)
     form, example = PASSAGE_INPUTS[source.titles]
     contents = (
         f"For [sentence-transformers](https://sbert.net) 6. A passage is {form}. `encode_query` "

@@ -48,6 +48,12 @@ def read_t5x(directory: str | pathlib.Path) -> Params:
         DataError: no checkpoint, a TensorFlow checkpoint, missing or truncated files.
     """
     root = _step_root(pathlib.Path(directory))
+    if root is None:
+        problem = f'neither a file "{_INDEX_FILE}" (legacy) nor "{_ORBAX_FILE}"'
+        if any(pathlib.Path(directory).glob("*.index")):
+            problem = "a TensorFlow checkpoint (Mesh TensorFlow T5)"
+        fix = "give checkpoint_<step> or its parent, copied as a whole, or a Hugging Face directory"
+        raise DataError(f"no T5X checkpoint: {problem}", where=str(directory), fix=fix)
     try:
         return _read_orbax(root) if (root / _ORBAX_FILE).is_file() else _read_msgpack(root)
     except Exception as error:
@@ -85,41 +91,24 @@ def write_t5x(directory: str | pathlib.Path, params: Params, *, step: int) -> pa
 
 def is_t5x_checkpoint(directory: str | pathlib.Path) -> bool:
     """Whether a directory has a checkpoint for `read_t5x`."""
-    directory = pathlib.Path(directory)
-    return _root(directory) is not None or bool(_steps(directory))
+    return _step_root(pathlib.Path(directory)) is not None
 
 
-def _root(directory: pathlib.Path) -> pathlib.Path | None:
-    """The directory of one step's tree, which Orbax stores one level down."""
-    for root in (directory / "state", directory):
-        if any((root / name).is_file() for name in (_ORBAX_FILE, _INDEX_FILE)):
-            return root
+def _step_root(directory: pathlib.Path) -> pathlib.Path | None:
+    """Where a step's tree lies: Orbax stores it one level down, a run has it in its steps."""
+    steps = {
+        int(match[1]): path
+        for path in directory.glob("checkpoint_*")
+        if (match := _STEP_DIRECTORY.fullmatch(path.name))
+    }
+    for place in [directory, *([steps[max(steps)]] if steps else [])]:
+        # TensorFlow's own has a file "checkpoint", too.
+        if any(place.glob("*.index")):
+            return None
+        for root in (place / "state", place):
+            if any((root / name).is_file() for name in (_ORBAX_FILE, _INDEX_FILE)):
+                return root
     return None
-
-
-def _steps(directory: pathlib.Path) -> dict[int, pathlib.Path]:
-    if not directory.is_dir():
-        return {}
-    matches = ((_STEP_DIRECTORY.fullmatch(path.name), path) for path in directory.iterdir())
-    return {int(match[1]): path for match, path in matches if match and path.is_dir()}
-
-
-def _step_root(directory: pathlib.Path) -> pathlib.Path:
-    if not directory.is_dir():
-        raise DataError("no such directory", where=str(directory), fix="give a T5X checkpoint")
-    if any(directory.glob("*.index")):
-        problem = "this is a TensorFlow checkpoint (Mesh TensorFlow T5), not one of T5X"
-        fix = "convert it with T5X, or take the model's Hugging Face version"
-        raise DataError(problem, where=str(directory), fix=fix)
-    root = _root(directory)
-    if root is not None:
-        return root
-    steps = _steps(directory)
-    if steps:
-        return _step_root(steps[max(steps)])
-    problem = f'no T5X checkpoint: neither a file "{_INDEX_FILE}" (legacy) nor "{_ORBAX_FILE}"'
-    fix = "name the directory of one step, checkpoint_<step>, copied as a whole"
-    raise DataError(problem, where=str(directory), fix=fix)
 
 
 def _read_orbax(directory: pathlib.Path) -> Params:

@@ -287,13 +287,7 @@ def weights(array: ArrayLike, name: str, where: str) -> Float[np.ndarray, "*shap
 
 
 def check_sizes(
-    checkpoint: object,
-    model: object,
-    *,
-    names: Sequence[str],
-    where: str,
-    fix: str,
-    fixes: Mapping[str, str],
+    checkpoint: object, model: object, *, names: Sequence[str], where: str, fix: str
 ) -> None:
     """Refuses weights whose sizes differ from the model's.
 
@@ -305,8 +299,7 @@ def check_sizes(
         model: configuration of the model, of the same type.
         names: fields that must be equal.
         where: the checkpoint.
-        fix: advice for all cases.
-        fixes: field -> additional advice if that field differs.
+        fix: what the message advises.
 
     Raises:
         ConfigError: naming every field that differs.
@@ -315,8 +308,7 @@ def check_sizes(
     if differing:
         theirs, ours = (size_words(config, differing) for config in (checkpoint, model))
         problem = f"the checkpoint has {theirs}, and the model {ours}"
-        advice = "; ".join([fix, *(fixes[name] for name in differing if name in fixes)])
-        raise ConfigError(problem, where=where, fix=advice)
+        raise ConfigError(problem, where=where, fix=fix)
 
 
 def size_words(config: object, names: Sequence[str]) -> str:

@@ -18,11 +18,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int
 
+from taser_jax.data.token_store.arrays import Ragged
 from taser_jax.retrieval.runs import NO_ROW, SearchResult, top_k
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import bar
@@ -158,18 +158,9 @@ class MinedNegatives:
     statistics: MiningStatistics
 
 
-@runtime_checkable
-class Positives(Protocol):
-    """A list of rows for each query: `Ragged`, or a plain list of lists."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Sequence[int] | Int[np.ndarray, " positives"]: ...
-
-
 def mine_negatives(
     result: SearchResult,
-    positives: Positives,
+    positives: Ragged | Sequence[Sequence[int]],
     *,
     config: MiningConfig,
     contains_answer: ContainsAnswer | None = None,

@@ -65,11 +65,6 @@ class SearchRequest(msgspec.Struct, forbid_unknown_fields=True):
     task: str | None = None
     hybrid: bool | None = None
 
-    @property
-    def texts(self) -> list[str]:
-        """One or several, as a list."""
-        return [self.query] if isinstance(self.query, str) else self.query
-
 
 class EmbeddingsRequest(msgspec.Struct):
     """`POST /v1/embeddings`, as OpenAI's clients send it; other fields are ignored.
@@ -85,11 +80,6 @@ class EmbeddingsRequest(msgspec.Struct):
     model: str = ""
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
-
-    @property
-    def texts(self) -> list[str]:
-        """One or several, as a list."""
-        return [self.input] if isinstance(self.input, str) else self.input
 
 
 _Body = TypeVar("_Body", SearchRequest, EmbeddingsRequest)
@@ -218,8 +208,6 @@ class Server:
             asked = msgspec.json.decode(body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise HTTPException(400, str(error)) from None
-        if not all(map(str.strip, asked.texts)):
-            raise HTTPException(400, "a text is empty")
         return asked
 
     async def _search(self, request: Request) -> Response:
@@ -231,10 +219,11 @@ class Server:
             raise HTTPException(400, "no BM25 index beside the model: leave `hybrid` out")
         operation = Operation.HYBRID_SEARCH if hybrid else Operation.SEARCH
         work = Work(operation, asked.task, rounded_k(asked.k))
-        results = await self._batcher.submit(work, asked.texts)
+        texts = _texts(asked.query)
+        results = await self._batcher.submit(work, texts)
         seconds = time.monotonic() - start
         if self._log_queries:
-            logger.info("%.0f ms: %s", 1000 * seconds, asked.texts)
+            logger.info("%.0f ms: %s", 1000 * seconds, texts)
         return _json(
             {
                 "results": [
@@ -253,8 +242,9 @@ class Server:
             raise HTTPException(400, f"`dimensions` is {asked.dimensions}; the model has {dim}")
         is_passage = asked.model.endswith(_PASSAGES)
         operation = Operation.PASSAGE_EMBEDDINGS if is_passage else Operation.QUERY_EMBEDDINGS
-        embeddings = await self._batcher.submit(Work(operation), asked.texts)
-        tokens = sum(len(text.split()) for text in asked.texts)
+        texts = _texts(asked.input)
+        embeddings = await self._batcher.submit(Work(operation), texts)
+        tokens = sum(len(text.split()) for text in texts)
         return _json(
             {
                 "object": "list",
@@ -291,6 +281,14 @@ class Server:
 
     async def _show_metrics(self, request: Request) -> Response:
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+def _texts(given: str | list[str]) -> list[str]:
+    """One or several, as a list."""
+    texts = [given] if isinstance(given, str) else given
+    if not all(map(str.strip, texts)):
+        raise HTTPException(400, "a text is empty")
+    return texts
 
 
 def _encoded(embedding: np.ndarray, encoding_format: str) -> str | list[float]:

@@ -58,17 +58,11 @@ def test_hidden_states_of_berts_relatives_are_hugging_faces(tmp_path, kind):
     assert relative_error(last_states(params, config, ids, mask), expected, mask) < 1e-5
 
 
-def test_config(tmp_path):
-    write_config(tmp_path, hidden_act="gelu_new", layer_norm_eps=1e-5, hidden_dropout_prob=0)
-    expected = dataclasses.replace(
-        TINY, activation=Activation.GELU_TANH, layer_norm_epsilon=1e-5, dropout_rate=0.0
-    )
-    assert bert_config(tmp_path) == expected
-
-
-@pytest.mark.parametrize("activation", list(Activation))
+@pytest.mark.parametrize("activation", Activation)
 def test_config_comes_back(tmp_path, activation):
-    config = dataclasses.replace(TINY, activation=activation, dropout_rate=0.2)
+    config = dataclasses.replace(
+        TINY, activation=activation, dropout_rate=0.2, layer_norm_epsilon=1e-5
+    )
     (tmp_path / "config.json").write_text(json.dumps(config_to_json(config)), encoding="utf-8")
     assert bert_config(tmp_path) == config
 
@@ -90,7 +84,6 @@ def test_heads_that_bert_cannot_have():
             {"model_type": "deberta", "architectures": ["DebertaModel"]},
             "'deberta'.*bert, distilbert, roberta, mpnet, modernbert, nomic_bert, xlm-roberta",
         ),
-        ({"model_type": "t5", "architectures": ["T5Model"]}, "'t5'.*T5Model.*of t5 to a T5"),
         ({"model_type": None, "architectures": ["ElectraModel"]}, "ElectraModel.*bert, "),
         ({"model_type": "nomic_bert", "prenorm": True}, "prenorm is True; only False"),
         (
@@ -102,9 +95,7 @@ def test_heads_that_bert_cannot_have():
             "layer_types is not one global block",
         ),
         ({"model_type": "roberta", "pad_token_id": 0}, "pad_token_id is 0; only 1"),
-        ({"position_embedding_type": "relative_key"}, "'relative_key'.*'absolute'"),
         ({"hidden_act": "quick_gelu"}, "'quick_gelu'.*gelu, .*gelu_new.*relu"),
-        ({"is_decoder": True}, "is_decoder is True; only False"),
     ],
 )
 def test_another_architecture(tmp_path, changes, message):
@@ -121,21 +112,13 @@ def test_an_old_config_without_model_type(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[]", "expected an object"),
-        (json.dumps(CONFIG | {"hidden_size": "16"}), 'hidden_size is "16"'),
         (json.dumps(CONFIG | {"layer_norm_eps": 0}), "field 'layer_norm_eps.*above 0"),
-        (json.dumps(CONFIG | {"architectures": "BertModel"}), "field 'architectures.*a list"),
         (json.dumps({k: v for k, v in CONFIG.items() if k != "vocab_size"}), "required field"),
     ],
 )
 def test_a_damaged_config(tmp_path, text, message):
     (tmp_path / "config.json").write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match=f"(?s){message}"):
-        bert_config(tmp_path)
-
-
-def test_no_config(tmp_path):
-    with pytest.raises(DataError, match=r"(?s)config\.json: no such file.*save_pretrained"):
         bert_config(tmp_path)
 
 
@@ -165,7 +148,6 @@ def with_heads(tensors):
     [
         with_heads,
         with_old_names,
-        lambda t: with_heads(with_old_names(t)),
         lambda t: {f"encoder.model.{name}": tensor for name, tensor in t.items()},
         lambda t: {name: tensor.astype(ml_dtypes.bfloat16) for name, tensor in t.items()},
     ],
@@ -201,16 +183,10 @@ def test_missing_tensors_are_named():
         encoder_from_tensors(tensors, TINY, where="x")
 
 
-@pytest.mark.parametrize(
-    ("changes", "stored", "expected"),
-    [
-        ({"max_length": 9}, r"position_embeddings\.weight has shape \(12, 16\)", r"\(9, 16\)"),
-        ({"num_heads": 4}, r"attention.*weight has shape \(16, 16\)", r"\(16, 32\)"),
-    ],
-)
-def test_unexpected_shapes(changes, stored, expected):
-    config = dataclasses.replace(TINY, **changes)
-    with pytest.raises(ConfigError, match=f"(?s)checkpoint-x: .*{stored}, not {expected}"):
+def test_unexpected_shapes():
+    config = dataclasses.replace(TINY, num_heads=4)
+    message = r"checkpoint-x: .*attention.*weight has shape \(16, 16\), not \(16, 32\)"
+    with pytest.raises(ConfigError, match=message):
         encoder_from_tensors(random_tensors(), config, where="checkpoint-x")
 
 

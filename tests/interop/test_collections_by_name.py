@@ -93,13 +93,17 @@ def test_splits_of_ir_datasets_are_a_collection(tmp_path):
     assert (query.text, query.positives, query.relevance) == ("a river", (0,), (2,))
 
 
-def test_one_split_of_ir_datasets_is_what_it_is_named():
+def test_one_split_of_ir_datasets_is_what_it_is_named(monkeypatch):
     folder = pathlib.Path(as_folder("ir_datasets:tiny/train"))
     assert folder.name == "tiny-train"
     written = files(folder)
     assert written.keys() == {"corpus.jsonl", "queries.jsonl", "qrels/train.tsv"}
     assert written["qrels/train.tsv"] == "query-id\tcorpus-id\tscore\nq2\td2\t1\n"
     assert json.loads(written["queries.jsonl"]) == {"_id": "q2", "text": "a game"}
+    # What has been read is kept, and other names are folders.
+    monkeypatch.setattr(collections_by_name, "_READERS", {"ir_datasets": None})
+    assert as_folder("ir_datasets:tiny/train") == str(folder)
+    assert as_folder("gs://bucket/beir") == "gs://bucket/beir"
 
 
 def test_an_id_with_two_texts_is_refused(monkeypatch, tmp_path):
@@ -129,21 +133,6 @@ def test_a_task_of_mteb_is_a_collection(tmp_path, monkeypatch):
     first, second = QuerySet.open(*data, "Mine", "test")
     assert (first.positives, second.positives) == ((0,), (1,))
     assert next(iter(PassageStore.open(*data).iterate())).title == "Paris"
-
-
-def test_what_has_been_read_is_kept(monkeypatch):
-    mteb_task(monkeypatch)
-    folder = pathlib.Path(as_folder("mteb:Tiny"))
-    before = files(folder)
-    monkeypatch.setattr(collections_by_name, "_READERS", {"mteb": None})
-    assert as_folder("mteb:Tiny") == str(folder)
-    assert files(folder) == before
-
-
-def test_other_names_are_folders():
-    assert as_folder("my_beir") == "my_beir"
-    assert as_folder("gs://bucket/beir") == "gs://bucket/beir"
-    assert as_folder(pathlib.Path("mteb")) == pathlib.Path("mteb")
 
 
 def test_an_unknown_task_and_one_without_judgements_are_refused(tmp_path, monkeypatch):

@@ -84,15 +84,13 @@ def test_card_says_which_model_it_is(source, config, kind, embedding):
     assert embedding in text
 
 
-def test_a_card_of_normalised_embeddings_does_not_warn_of_cosines(source):
-    config = dataclasses.replace(source.config, normalization=Normalization.L2)
-    assert "do not score by cosine" in card(source, TEXTS)
-    assert "this is their cosine" in card(dataclasses.replace(source, config=config), TEXTS)
-
-
 def test_a_card_says_what_is_done_to_texts(source):
     settings = QuerySettings(QueryNormalization.CURLY_APOSTROPHE, (7, 3))
-    changed = dataclasses.replace(source, query_settings=settings, titles=Titles.OMIT)
+    config = dataclasses.replace(source.config, normalization=Normalization.L2)
+    changed = dataclasses.replace(
+        source, config=config, query_settings=settings, titles=Titles.OMIT
+    )
+    assert "do not score by cosine" in card(source, TEXTS)
     text = card(changed, TEXTS)
     for line in (
         "| query | `[CLS] prompt text [SEP]` | 32 |",
@@ -100,11 +98,30 @@ def test_a_card_says_what_is_done_to_texts(source):
         "’ is replaced by '",
         "The prompt is the token ids [7, 3].",
         "without their titles",
+        "this is their cosine",
     ):
         assert line in text
     fields = metadata(changed, "onnx")
-    assert fields["query_normalization"] == "curly_apostrophe"
-    assert (fields["query_prompt"], fields["titles"]) == ([7, 3], "omit")
+    assert fields.pop("model")["experts"]["num_experts"] == 2
+    assert fields.pop("training") == source.facts
+    assert fields.pop("taser_jax")
+    assert fields == {
+        "format_version": 1,
+        "format": "onnx",
+        "fingerprints": {"model": "0f3a", "vocabulary": VOCABULARY.fingerprint, "data": "d474"},
+        "parameters": 17,
+        "embedding_dim": 24,
+        "query_length": 32,
+        "passage_length": 100,
+        "query_normalization": "curly_apostrophe",
+        "query_prompt": [7, 3],
+        "passage_prompt": [],
+        "titles": "omit",
+        "score": "dot",
+        "task": None,
+        "license": None,
+        "metrics": {"nq R@20": 0.81234},
+    }
 
 
 @pytest.mark.parametrize(
@@ -149,41 +166,9 @@ def test_names_and_settings_stay_within_their_places(source):
     assert "| a\\|b # c | 0.5000 |" in text
 
 
-def test_metadata_holds_the_whole_of_it(source):
-    fields = metadata(source, "onnx")
-    assert fields.pop("model")["experts"]["num_experts"] == 2
-    assert fields.pop("training") == source.facts
-    assert fields.pop("taser_jax")
-    assert fields == {
-        "format_version": 1,
-        "format": "onnx",
-        "fingerprints": {"model": "0f3a", "vocabulary": VOCABULARY.fingerprint, "data": "d474"},
-        "parameters": 17,
-        "embedding_dim": 24,
-        "query_length": 32,
-        "passage_length": 100,
-        "query_normalization": "none",
-        "query_prompt": [],
-        "passage_prompt": [],
-        "titles": "include",
-        "score": "dot",
-        "task": None,
-        "license": None,
-        "metrics": {"nq R@20": 0.81234},
-    }
-
-
-def test_files_are_the_two_texts(source, tmp_path):
-    write_card(source, tmp_path, TEXTS)
-    assert (tmp_path / "README.md").read_text(encoding="utf-8") == card(source, TEXTS)
-    facts = json.loads((tmp_path / "export.json").read_text(encoding="utf-8"))
-    assert facts == metadata(source, "stablehlo")
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("A = '/data/me/tokens'", "A = 'tokens'"),
         ('A = ["/data/me/", "gs://bucket/runs/x"]', 'A = ["me", "x"]'),
         ("include 'models/bert.gin'", "include 'models/bert.gin'"),
         ("A = {'~/x/y': 'a/b and c'}  # 'it' /", "A = {'y': 'a/b and c'}  # 'it' /"),
@@ -193,13 +178,9 @@ def test_folders_are_not_published(text, expected):
     assert without_folders(text) == expected
 
 
-def test_other_facts_are_published_as_they_are(source):
-    facts = {"updates": r"layers_\d+/.*", "note": 'it\'s\n"quoted"'}
-    assert metadata(dataclasses.replace(source, facts=facts), "onnx")["training"] == facts
-
-
 def test_no_folder_of_this_machine_is_in_either_file(source, tmp_path):
-    more = {"query_length": 32, "teachers": {"a": ["/home/someone/b"]}}
+    more = {"updates": r"layers_\d+/.*", "note": 'it\'s\n"quoted"', "steps": 32}
+    more["teachers"] = {"a": ["/home/someone/b"]}
     facts = {**source.facts, "pretrained": "/home/someone/weights/minilm", **more}
     moved = dataclasses.replace(source, facts=facts)
     write_card(moved, tmp_path, TEXTS)

@@ -95,14 +95,6 @@ def test_bfloat16_activations_stay(tmp_path):
     assert embeddings.dtype == np.float32
 
 
-def test_padding_changes_nothing(det_r):
-    source, directory = det_r
-    tokens = some_tokens(source, Role.PASSAGE, 3)
-    wide = [np.pad(array, ((0, 0), (0, 2))) for array in (tokens.ids, tokens.mask)]
-    embeddings = run_snippet(directory, Role.PASSAGE, *wide).embeddings
-    np.testing.assert_allclose(embeddings, embed(source, Role.PASSAGE, tokens), atol=1e-5)
-
-
 def test_parameters_come_back_bit_for_bit(det_r):
     source, directory = det_r
     tokens = some_tokens(source, Role.QUERY, 2)

@@ -32,6 +32,7 @@ def assert_same(arrays, expected):
 
 
 def test_legacy_with_edge_chunks_and_inline_leaves(tmp_path):
+    assert not is_t5x_checkpoint(tmp_path)
     directory = write_legacy(tmp_path / "checkpoint_7", TARGET)
     assert (directory / "target.token_embedder.embedding" / "1.1").is_file()
     arrays = read_t5x(directory)
@@ -107,15 +108,6 @@ def test_orbax(tmp_path, inner):
     assert_same(arrays, TARGET)
 
 
-def test_broken_orbax(tmp_path):
-    ocp.PyTreeCheckpointer().save(tmp_path / "c", {"target": TARGET})
-    for path in (tmp_path / "c").rglob("*"):
-        if path.is_file() and path.name != "_METADATA":
-            path.unlink()
-    with pytest.raises(DataError, match=r"(?s)no complete T5X checkpoint.*copy the checkpoint"):
-        read_t5x(tmp_path / "c")
-
-
 def of_tensorflow(directory):
     (directory / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-1000000"\n')
     (directory / "model.ckpt-1000000.index").touch()
@@ -127,29 +119,23 @@ def without_target(directory):
 
 
 EMBEDDING = "target.token_embedder.embedding"
-NO_FOLDER = {"target": {"w": {"driver": "zarr", "kvstore": {"path": "a\0b"}}}}
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda at: (at / "checkpoint").unlink(), "no T5X checkpoint: neither"),
-        (of_tensorflow, "is a TensorFlow checkpoint"),
+        (of_tensorflow, "a TensorFlow checkpoint"),
         (
             lambda at: (at / EMBEDDING / ".zarray").unlink(),
             r"token_embedder\.embedding/\.zarray(.|\n)*hidden files",
         ),
         (lambda at: (at / EMBEDDING / "1.0").unlink(), r"token_embedder\.embedding/.*1\.0"),
         (
-            lambda at: os.truncate(at / EMBEDDING / "1.0", 25),
-            r"token_embedder\.embedding/(.|\n)*truncated",
-        ),
-        (
             lambda at: os.truncate(at / "checkpoint", (at / "checkpoint").stat().st_size - 9),
             "no complete T5X checkpoint(.|\n)*truncated",
         ),
         (without_target, 'no parameters in a tree "target": there is params, step'),
-        (lambda at: write_index(at, NO_FOLDER), "no complete T5X checkpoint"),
     ],
 )
 def test_what_cannot_be_read(tmp_path, damage, message):
@@ -157,12 +143,6 @@ def test_what_cannot_be_read(tmp_path, damage, message):
     damage(directory)
     with pytest.raises(DataError, match=message):
         read_t5x(directory)
-
-
-def test_no_directory(tmp_path):
-    assert not is_t5x_checkpoint(tmp_path / "absent")
-    with pytest.raises(DataError, match="no such directory"):
-        read_t5x(tmp_path / "absent")
 
 
 def test_chunks_left_out_of_an_array_with_a_fill_value_are_that_value(tmp_path):

@@ -61,17 +61,8 @@ def test_ids_of_a_sentencepiece_of_berts_are_the_vocabularys(tmp_path, prompt):
     assert [tokenizer.encode(text).ids for text in texts] == [list(ids) for ids in ours]
 
 
-@pytest.mark.parametrize("without", [None, "vocab.txt", "tokenizer_config.json", "tokenizer.json"])
+@pytest.mark.parametrize("without", ["vocab.txt", "tokenizer_config.json", "tokenizer.json"])
 def test_it_comes_back_from_what_is_there(vocabulary, tmp_path, without):
     output = written(tmp_path)
-    if without is not None:
-        (output / without).unlink()
+    (output / without).unlink()
     assert load_vocabulary(output).fingerprint == vocabulary.fingerprint
-
-
-def test_no_mask_token(tmp_path):
-    WordPieceVocabulary([p for p in PIECES if p != "[MASK]"]).save(str(tmp_path / "vocabulary"))
-    output = written(tmp_path)
-    settings = json.loads((output / "tokenizer_config.json").read_text(encoding="utf-8"))
-    assert settings["mask_token"] is None
-    assert Tokenizer.from_file(str(output / "tokenizer.json")).get_vocab_size() == len(PIECES) - 1

@@ -4,7 +4,6 @@ import json
 import pathlib
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hugging_face_parity import last_states, relative_error
@@ -14,15 +13,9 @@ from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.interop.bert import bert_leaves, encoder_from_tensors
 from taser_jax.interop.bert_formats import bert_config, config_to_json
-from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.interop.tensors import params_to_tensors, read_tensors
 from taser_jax.interop.tokenizer_files import write_tokenizer
-from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert_config import Family
-from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.dual_encoder import DualEncoder
-from taser_jax.models.parameters import abstract_params
-from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage
 
@@ -154,37 +147,6 @@ def test_weights_come_back_bit_for_bit(saved, tmp_path):
     )
 
 
-def test_experts_start_as_the_pretrained_encoder(saved):
-    model, directory = saved
-    config, _ = read(directory)
-    ids, mask = inputs(model, (12, 40, 1))
-    tokens = Tokens(jnp.asarray(ids, jnp.int32), jnp.asarray(mask))
-    states = torch_states(model, ids, mask)
-    mean = (states * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
-    for routing, pooling, expected in (
-        (Routing.DETERMINISTIC, Pooling.CLS, states[:, 0]),
-        (Routing.TOKEN, Pooling.MEAN, mean),
-    ):
-        experts = ExpertConfig(num_experts=2, routing=routing, blocks=(1, 3))
-        dual = DualEncoder(DualEncoderConfig(bert=config, experts=experts, pooling=pooling))
-        params = load_pretrained(directory, config=dual.config, params=zeros(dual))
-        embeddings = quick_encode(dual)(jax.tree.map(jnp.asarray, params), tokens)
-        assert relative_error(embeddings, expected) < 1e-5
-
-
-def quick_encode(dual):
-    @jax.jit
-    def encode(params, tokens):
-        encoded = dual.apply({"params": params}, tokens, role=Role.QUERY, method="encode")
-        return encoded.embeddings
-
-    return encode
-
-
-def zeros(encoder):
-    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), abstract_params(encoder))
-
-
 def test_every_family_is_here():
     types = {getattr(transformers, kind).config_class.model_type for kind in MODELS}
     assert types == {family.value for family in Family} | {"xlm-roberta"}
@@ -224,30 +186,6 @@ def assert_parity(directory, model):
     assert relative_error(states, torch_states(model, ids, mask), mask) < 1e-5
 
 
-def test_minilm_and_what_starts_from_it(minilm):
-    model = transformers.BertModel.from_pretrained(minilm).eval()
-    ids, mask = inputs(model, (12, 40, 1))
-    states = torch_states(model, ids, mask)
-    mean = (states * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
-    tokens = Tokens(jnp.asarray(ids, jnp.int32), jnp.asarray(mask))
-    bert = pretrained_bert(minilm)
-
-    def embeddings(role, **changes):
-        config = DualEncoderConfig(bert=bert, **changes)
-        encoder = DualEncoder(config)
-        params = load_pretrained(minilm, config=config, params=abstract_params(encoder))
-
-        @jax.jit
-        def encode(params):
-            return encoder.apply({"params": params}, tokens, role=role, method="encode").embeddings
-
-        return encode(jax.tree.map(jnp.asarray, params))
-
-    shared = embeddings(Role.QUERY)
-    assert relative_error(shared, states[:, 0]) < 1e-4
-    assert relative_error(embeddings(Role.PASSAGE, pooling=Pooling.MEAN), mean) < 1e-4
-
-
 @pytest.mark.parametrize("shards", [1, 2])
 def test_pytorch_files(tmp_path, shards):
     model = random_model("BertForMaskedLM")
@@ -285,13 +223,6 @@ def test_damaged_pytorch_files(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="cannot be read"):
         read_tensors(tmp_path)
     assert not (tmp_path / "created-by-a-pickle").exists()
-
-
-def test_bfloat16_in_a_pytorch_file(tmp_path):
-    torch.save(
-        {"a": torch.tensor([1.5, -2.0], dtype=torch.bfloat16)}, tmp_path / "pytorch_model.bin"
-    )
-    np.testing.assert_array_equal(read_tensors(tmp_path)["a"], np.float32([1.5, -2.0]))
 
 
 WORDS = """
