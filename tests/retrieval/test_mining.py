@@ -45,7 +45,6 @@ def contains_answer(queries, rows):
     ("options", "rows", "statistics"),
     [
         ({}, [[8, 5], [], [2, 6]], (3, 4, 3, 0, 1, 1)),
-        ({"count": 9}, [[8, 5], [], [2, 6, 7, 0]], (3, 6, 3, 0, 3, 1)),
         ({"count": 9, "depth": 5}, [[8, 5, 9], [], [2, 6, 7, 0, 5]], (3, 8, 3, 0, 3, 1)),
         (
             {"excluded": Excluded.GOLD, "count": 9},
@@ -53,7 +52,6 @@ def contains_answer(queries, rows):
             (3, 7, 2, 0, 3, 1),
         ),
         ({"answer_containing": AnswerContaining.DROP}, [[5], [], [2, 6]], (3, 3, 3, 1, 2, 1)),
-        ({"depth": 1}, [[8], [], [2]], (3, 2, 1, 0, 3, 1)),
     ],
 )
 @pytest.mark.parametrize("form", [list, Ragged.from_lists])
@@ -145,33 +143,15 @@ def test_equals_the_oracle(answer_containing, excluded, depth, margin):
         assert len(line) == min(5, len(candidates))
         assert [row for row in candidates if row in line] == line, "not in rank order"
     assert sampled.rows != mined.rows
-
-
-@pytest.mark.parametrize("choice", Choice)
-@pytest.mark.parametrize("margin", [None, 0.25])
-def test_what_holds_for_every_choice(choice, margin):
-    result, positives, _ = random_case(seed=3)
-    config = MiningConfig(depth=10, count=4, choice=choice, relative_margin=margin)
-    mined = mine_negatives(result, positives, config=config)
-    for query, line in enumerate(mined.rows):
-        assert -1 not in line
-        assert not set(line) & set(positives[query])
-        assert len(set(line)) == len(line) <= 4
-        assert set(line) <= set(result.rows[query].tolist())
-        assert mined.scores[query] == sorted(mined.scores[query], reverse=True)
-
-
-def test_samples_follow_from_seed_and_query_alone():
-    result, positives, _ = random_case(seed=4)
-    config = MiningConfig(depth=20, count=3, choice=Choice.SAMPLE, seed=1)
-    mined = mine_negatives(result, positives, config=config).rows
-    assert mine_negatives(result, positives, config=config).rows == mined
     # Neither the columns' order nor how many queries there are changes another query's sample.
     columns = np.random.default_rng(0).permutation(20)
     some = SearchResult(result.rows[:50][:, columns], result.scores[:50][:, columns])
-    assert mine_negatives(some, positives[:50], config=config).rows == mined[:50]
-    other = mine_negatives(result, positives, config=dataclasses.replace(config, seed=2))
-    assert other.rows != mined
+    again = mine_negatives(some, positives[:50], config=sampled_config, **options)
+    assert again.rows == sampled.rows[:50]
+    other = mine_negatives(
+        result, positives, config=dataclasses.replace(sampled_config, seed=1), **options
+    )
+    assert other.rows != sampled.rows
 
 
 def test_samples_are_uniform():
@@ -213,14 +193,9 @@ def test_pages_must_be_known_to_be_left_out():
 SCORED = result_of([[8, 3, 5, 4, 9], [6, 7, 2, 1, -1]], [[5, 4, 3, 2, 1], [8, 4, 2, 1, -INF]])
 
 
+# At 50% a negative scores at most 2, and at most 0.5; at 25% at most 3, and 0.75.
 @pytest.mark.parametrize(
-    ("margin", "rows", "left_out"),
-    [
-        # At 50% a negative scores at most 2, and at most 0.5; at 25% at most 3, and 0.75.
-        (0.5, [[4, 9], []], 2 + 3),
-        (0.25, [[5, 4, 9], []], 1 + 3),
-        (0.0, [[5, 4, 9], []], 1 + 3),
-    ],
+    ("margin", "rows", "left_out"), [(0.5, [[4, 9], []], 2 + 3), (0.25, [[5, 4, 9], []], 1 + 3)]
 )
 def test_margins_by_hand(margin, rows, left_out):
     config = MiningConfig(depth=5, count=9, relative_margin=margin)
@@ -230,33 +205,3 @@ def test_margins_by_hand(margin, rows, left_out):
     expected = dict.fromkeys(Reason, 0) | {Reason.POSITIVE: 2, Reason.MARGIN: left_out}
     assert mined.statistics.left_out == expected
     assert mined.statistics.queries_without == 1
-
-
-def test_answers_are_looked_for_in_what_is_still_a_candidate():
-    seen = []
-
-    def contains(queries, rows):
-        seen.append(rows.tolist())
-        return np.isin(rows, [5, 2])
-
-    config = MiningConfig(
-        depth=5, count=9, relative_margin=0.25, answer_containing=AnswerContaining.DROP
-    )
-    mined = mine_negatives(SCORED, [[3], [6]], config=config, contains_answer=contains)
-    assert seen == [[[-1, -1, 5, 4, 9], [-1, 7, 2, 1, -1]]]
-    assert mined.rows == [[4, 9], [7, 1]]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"relative_margin": -0.1}, "relative_margin is -0.1"),
-        ({"relative_margin": INF}, "relative_margin is inf"),
-        ({"relative_margin": np.nan}, "relative_margin is nan"),
-        ({"depth": 0}, "depth is 0"),
-        ({"count": 0}, "count is 0"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
-        MiningConfig(**options)

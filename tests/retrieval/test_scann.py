@@ -18,7 +18,7 @@ from taser_jax.retrieval.scann import (
     build_scann,
     structure_for,
 )
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import DataError
 
 pytestmark = pytest.mark.needs("scann")
 FINGERPRINTS = {"model": "m1", "collection": "c1"}
@@ -84,15 +84,6 @@ def test_missing_results_never_become_row_0(clustered, tmp_path):
     np.testing.assert_allclose(few.scores[~missing], products[~missing], rtol=1e-4, atol=1e-4)
 
 
-def test_fewer_passages_than_k(tmp_path):
-    passages = np.eye(3, dtype=np.float32)
-    searcher = build(MatrixRows(passages), tmp_path / "index")
-    hits = searcher.search(np.array([[3, 1, 2]], np.float32), 5)
-    assert hits.rows.tolist() == [[0, 2, 1, -1, -1]]
-    assert hits.scores.tolist() == [[3, 2, 1, -np.inf, -np.inf]]
-    assert searcher.search(np.zeros((0, 3), np.float32), 5).rows.shape == (0, 5)
-
-
 def test_built_once_and_reused(clustered, tmp_path, monkeypatch):
     embeddings, queries = clustered
     first = build(embeddings, tmp_path / "index", queries, structure=Structure.HASHED)
@@ -146,13 +137,6 @@ def test_recall_by_hand():
     # Row 9 ties with the exact fourth: 3 of 4 and 1 of 1.
     assert measure_recall(hits, exact) == pytest.approx(4 / 5)
     assert measure_recall(exact, exact) == 1.0
-
-
-def test_bad_config():
-    with pytest.raises(ConfigError, match=r"recall_target is 0\.0"):
-        ScannConfig(recall_target=0.0)
-    with pytest.raises(ConfigError, match="shard_passages is 0"):
-        ScannConfig(shard_passages=0)
 
 
 SEARCH = """
