@@ -40,9 +40,9 @@ def parts(compared, small_world):
     )
 
 
-def load(parts: RetrieverParts, *, without: str = "") -> Retriever:
+def load(parts: RetrieverParts) -> Retriever:
     """The retriever of a model and collection that are named one by one."""
-    names = {"index_dir", "data_dir", "collection"} - {without}
+    names = ("index_dir", "data_dir", "collection")
     return Retriever.load(parts.model_dir, **{name: getattr(parts, name) for name in names})
 
 
@@ -230,11 +230,8 @@ def test_what_is_no_passage_is_refused(trained, source, message):
         retriever.save("nowhere")
 
 
-@pytest.mark.parametrize("absent", ["alpha", "bm25_dir"])
-def test_bm25_and_its_weight_belong_together(parts, tmp_path, absent):
-    both = {"bm25_dir": "bm25", "alpha": 0.5}
-    del both[absent]
-    write_parts(tmp_path, dataclasses.replace(parts, **both))
+def test_bm25_and_its_weight_belong_together(parts, tmp_path):
+    write_parts(tmp_path, dataclasses.replace(parts, alpha=0.5))
     with pytest.raises(DataError, match="without the other"):
         Retriever.load(tmp_path)
 
@@ -335,10 +332,9 @@ def test_a_model_without_collection_searches_what_is_added(parts):
     assert len(retriever.search(["Paris"], k=99)[0]) == len(CAPITALS)
 
 
-@pytest.mark.parametrize("missing", ["index_dir", "data_dir", "collection"])
-def test_a_collection_needs_all_its_parts(parts, missing):
-    with pytest.raises(ConfigError, match=f"no {missing}"):
-        load(parts, without=missing)
+def test_a_collection_needs_all_its_parts(parts):
+    with pytest.raises(ConfigError, match="no index_dir and no collection"):
+        Retriever.load(parts.model_dir, data_dir=parts.data_dir)
 
 
 def test_a_directory_that_names_its_parts_takes_no_others(parts, hybrid_dir):

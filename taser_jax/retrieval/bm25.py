@@ -24,8 +24,6 @@ from taser_jax.storage.typed_files import Checked, NaturalNumber, Share, to_plai
 
 _KIND = "bm25 index"
 _VERSION = 2
-# Fewer queries are answered before a progress bar could be drawn.
-_SHOWN = 1000
 # Words of queries whose stems are not computed again; about 50 MiB.
 _REMEMBERED = 1 << 18
 _WORD = re.compile(r"\w+")
@@ -196,7 +194,7 @@ class Bm25Index:
             raise ConfigError(f"k is {k}", where="search", fix="take at least 1")
         rows = np.full((len(texts), k), NO_ROW, np.int32)
         best = np.full((len(texts), k), -np.inf, np.float32)
-        shown = track(texts, "BM25: search", unit="query") if len(texts) > _SHOWN else texts
+        shown = track(texts, "BM25: search", unit="query")
         ids = self._tokenizer.streaming_tokenize(shown, update_vocab=False, allow_empty=False)
         for line, words in enumerate(ids):
             if not words:

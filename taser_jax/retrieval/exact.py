@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -180,21 +180,12 @@ class ExactSearcher:
             _BestOnHost(size, k) if self._on_host else _BestOnDevices(size, k, self._mesh)
             for _ in starts
         ]
-        for block in self._blocks():
+        for block in track(range(self._num_blocks), "exact search", unit="block"):
             passages, first = self._passages(block), block * self._block
             for some, of_block in zip(queries, best, strict=True):
                 of_block.add(some, passages, first, self.embeddings.shape[0])
         results = zip(*(of_block.result() for of_block in best), strict=True)
         return SearchResult(*(np.concatenate(parts)[:num_queries] for parts in results))
-
-    def _blocks(self) -> Iterable[int]:
-        """Numbers of the blocks; a single one is done before a bar could be drawn."""
-        blocks = range(self._num_blocks)
-        return (
-            track(blocks, "exact search", total=len(blocks), unit="block")
-            if len(blocks) > 1
-            else blocks
-        )
 
     def _passages(self, block: int) -> Array:
         if block in self._resident:

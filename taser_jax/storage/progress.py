@@ -66,8 +66,8 @@ def _looks(description: str, total: int | None) -> dict[str, Any]:
     """Options of tqdm: a bar in a terminal; in a log file, a line every 30 seconds."""
     looks: dict[str, Any] = {"desc": description, "disable": not _shows.is_set()}
     if sys.stderr.isatty():
-        # A bar within another disappears when it is done.
-        return {**looks, "mininterval": 0.5, "dynamic_ncols": True, "leave": None}
+        # What is done at once has no bar, and a bar within another disappears when it is done.
+        return {**looks, "mininterval": 0.5, "delay": 0.5, "dynamic_ncols": True, "leave": None}
     count = "{n_fmt}" if total is None else "{n_fmt} of {total_fmt}, {remaining} left"
     return {
         **looks,

@@ -67,9 +67,3 @@ def test_titles_and_bodies_are_encoded_as_passages(encoder):
     np.testing.assert_allclose(of_batches, np.concatenate([expected, expected]), atol=1e-5)
     texts = encoder.encode([{"text": ["a river"]}], **where, prompt_type=PromptType.query)
     np.testing.assert_allclose(texts, ours.encode_queries(["a river"]), atol=1e-6)
-
-
-def test_similarities_by_hand(encoder):
-    first, second = np.array([[1.0, 2.0], [0.0, 1.0]]), np.array([[3.0, 1.0], [1.0, 0.0]])
-    np.testing.assert_array_equal(encoder.similarity(first, second), [[5.0, 1.0], [1.0, 0.0]])
-    np.testing.assert_array_equal(encoder.similarity_pairwise(first, second), [5.0, 0.0])
