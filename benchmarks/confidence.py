@@ -29,22 +29,6 @@ from taser_jax.systems.muf.confidence import query_confidence
 from taser_jax.systems.muf.members import EnsembleConfig, apply_members, init_members
 
 
-class Vectors:
-    """Passage embeddings in memory."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array
-        self.shape: tuple[int, int] = (array.shape[0], array.shape[1])
-
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        """Of rows start..stop."""
-        return self.array[start:stop]
-
-    def take(self, rows: np.ndarray) -> np.ndarray:
-        """Of the given rows."""
-        return self.array[rows]
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dim", type=int, default=384)
@@ -88,7 +72,7 @@ def main() -> None:
     arguments = parse()
     rng = np.random.default_rng(1)
     encode = encoder(arguments)
-    passages = Vectors(rng.normal(size=(arguments.passages, arguments.dim)).astype(np.float32))
+    passages = rng.normal(size=(arguments.passages, arguments.dim)).astype(np.float32)
     searcher = ExactSearcher(passages)
     config = EnsembleConfig(arguments.members, (arguments.hidden, arguments.hidden))
     members = init_members(
@@ -101,7 +85,7 @@ def main() -> None:
         return query_confidence(
             lambda block: apply_members(members, block),
             queries,
-            passages.take,
+            passages.__getitem__,
             result,
             temperatures=(1e-3,),
             k=arguments.k,

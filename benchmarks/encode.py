@@ -133,7 +133,7 @@ def our_side(
     def encode() -> np.ndarray:
         with tempfile.TemporaryDirectory() as directory:
             encode_texts(encode_fn, passages, directory, fingerprints={}, config=how)
-            return np.array(Embeddings(directory).rows(0, len(passages)))
+            return np.array(Embeddings(directory)[:])
 
     return encode
 

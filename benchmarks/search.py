@@ -39,9 +39,9 @@ class Synthetic:
         points = centres + 0.5 * self._rng.standard_normal((count, self._centres.shape[1]))
         return points.astype(np.float32)
 
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        """Embeddings of rows start..stop."""
-        return self._array[start:stop]
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        """Embeddings of consecutive rows."""
+        return self._array[rows]
 
 
 def machine() -> dict[str, object]:

@@ -40,18 +40,6 @@ _BATCHES = (1, 64)
 Search = Callable[[np.ndarray], np.ndarray]
 
 
-class Vectors:
-    """Rows of a memory-mapped file, as our searchers take them."""
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self.array = np.load(path, mmap_mode="r")
-        self.shape: tuple[int, int] = self.array.shape
-
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        """Embeddings of rows start..stop."""
-        return self.array[start:stop]
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output_dir", type=pathlib.Path, required=True)
@@ -124,7 +112,9 @@ def recall(retrieved: np.ndarray, expected: np.ndarray, k: int) -> float:
     return float(np.mean([len(set(a) & set(b)) / k for a, b in pairs]))
 
 
-def build_exact(arguments: argparse.Namespace, vectors: Vectors) -> tuple[Search, dict[str, Any]]:
+def build_exact(
+    arguments: argparse.Namespace, vectors: np.ndarray
+) -> tuple[Search, dict[str, Any]]:
     from taser_jax.retrieval.exact import ExactSearcher
 
     searcher = ExactSearcher(vectors)
@@ -133,7 +123,9 @@ def build_exact(arguments: argparse.Namespace, vectors: Vectors) -> tuple[Search
     return lambda queries: searcher.search(queries, K).rows, {}
 
 
-def scann_search(arguments: argparse.Namespace, vectors: Vectors) -> tuple[Search, dict[str, Any]]:
+def scann_search(
+    arguments: argparse.Namespace, vectors: np.ndarray
+) -> tuple[Search, dict[str, Any]]:
     from taser_jax.retrieval.scann import ScannConfig, build_scann
 
     config = ScannConfig(
@@ -158,19 +150,19 @@ def scann_search(arguments: argparse.Namespace, vectors: Vectors) -> tuple[Searc
 
 
 def build_faiss_flat(
-    arguments: argparse.Namespace, vectors: Vectors
+    arguments: argparse.Namespace, vectors: np.ndarray
 ) -> tuple[Search, dict[str, Any]]:
     import faiss
 
     faiss.omp_set_num_threads(arguments.threads)
     index = faiss.IndexFlatIP(arguments.dim)
-    for start in range(0, len(vectors.array), _BLOCK):
-        index.add(vectors.rows(start, start + _BLOCK))
+    for start in range(0, len(vectors), _BLOCK):
+        index.add(vectors[start : start + _BLOCK])
     return lambda queries: index.search(queries, K)[1], {}
 
 
 def build_faiss_ivf(
-    arguments: argparse.Namespace, vectors: Vectors
+    arguments: argparse.Namespace, vectors: np.ndarray
 ) -> tuple[Search, dict[str, Any]]:
     import faiss
 
@@ -181,11 +173,11 @@ def build_faiss_ivf(
         quantizer, arguments.dim, arguments.cells, faiss.METRIC_INNER_PRODUCT
     )
     index.cp.seed = arguments.seed + 1
-    points = min(_TRAINING_POINTS_A_CELL * arguments.cells, len(vectors.array))
-    rows = np.random.default_rng(arguments.seed).permutation(len(vectors.array))[:points]
-    index.train(vectors.array[np.sort(rows)])
-    for start in range(0, len(vectors.array), _BLOCK):
-        index.add(vectors.rows(start, start + _BLOCK))
+    points = min(_TRAINING_POINTS_A_CELL * arguments.cells, len(vectors))
+    rows = np.random.default_rng(arguments.seed).permutation(len(vectors))[:points]
+    index.train(vectors[np.sort(rows)])
+    for start in range(0, len(vectors), _BLOCK):
+        index.add(vectors[start : start + _BLOCK])
     seconds = time.perf_counter() - began
 
     sample = np.load(arguments.output_dir / "queries.npy")[arguments.num_queries :]
@@ -225,7 +217,7 @@ def versions() -> dict[str, str]:
 
 def measure(system: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Builds one system and returns its figures."""
-    vectors = Vectors(arguments.output_dir / "passages.npy")
+    vectors = np.load(arguments.output_dir / "passages.npy", mmap_mode="r")
     queries = np.load(arguments.output_dir / "queries.npy")
     began, cpu_began = time.perf_counter(), time.process_time()
     search, about = BUILDERS[system](arguments, vectors)
@@ -251,7 +243,7 @@ def measure(system: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     ]
     setting = {
         **about,
-        "passages": len(vectors.array),
+        "passages": len(vectors),
         "dim": arguments.dim,
         "queries": len(queries),
         "threads": arguments.threads,

@@ -118,8 +118,9 @@ class Retriever:
         missing = [name for name, value in named.items() if value is None]
         if parts is not None:
             if len(missing) < len(named):
-                problem = f"its {RETRIEVER_FILE} names another index and collection"
-                fix = f"leave index_dir, data_dir and collection out, or load {parts.model_dir}"
+                given = ", ".join(name for name in named if name not in missing)
+                problem = f"{given} beside {RETRIEVER_FILE}, which has it"
+                fix = f"leave that out, or load the model: {parts.model_dir}"
                 raise ConfigError(problem, where=str(directory), fix=fix)
             index_dir, data_dir, collection = parts.index_dir, parts.data_dir, parts.collection
             model_dir = parts.model_dir

@@ -20,7 +20,7 @@ from taser_jax.models.batch import Role
 from taser_jax.retrieval.bm25 import Bm25Index, title_and_text
 from taser_jax.retrieval.exact import ExactSearcher
 from taser_jax.retrieval.fusion import DEFAULT_SHARE
-from taser_jax.retrieval.passages import Collection, MatrixRows, Passages
+from taser_jax.retrieval.passages import Collection, Passages
 from taser_jax.retrieval.runs import read_trec_run
 from taser_jax.retriever_parts import RETRIEVER_FILE, RetrieverParts, read_parts, write_parts
 from taser_jax.serving.engine import Engine, Operation, Work
@@ -63,8 +63,7 @@ def hybrid_dir(parts, compared, tmp_path):
 def on_disk(tmp_path):
     """The capitals on disk, the first with a duplicate merged into it; embeddings are unit axes."""
     store = write_collection(tmp_path, "capitals", CAPITALS, aliases={"twin": 0})
-    rows = MatrixRows(np.eye(len(CAPITALS), dtype=np.float32))
-    return Passages(Collection(store, ExactSearcher(rows)))
+    return Passages(Collection(store, ExactSearcher(np.eye(len(CAPITALS), dtype=np.float32))))
 
 
 def test_texts_are_encoded_as_the_token_store_has_them(trained, parts, small_world):
@@ -254,21 +253,6 @@ def test_an_engine_serves_a_retriever_of_the_disk(parts, hybrid_dir):
     assert not engine.retriever.has_hybrid
 
 
-def test_added_passages_are_searched_beside_those_on_disk(parts):
-    retriever = load(parts)
-    before = len(retriever)
-    best = retriever.search(["Paris"], k=1)[0][0]
-    copy = dataclasses.replace(best.passage, id="a copy")
-    retriever.add([copy, *CAPITALS])
-    assert len(retriever) == before + 9
-    hits = retriever.search(["Paris"], k=before + 20)[0]
-    assert len(hits) == before + 9
-    by_id = {hit.passage.id: hit.score for hit in hits}
-    assert set(PASSAGES) <= set(by_id)
-    np.testing.assert_allclose(by_id["a copy"], best.score, atol=1e-4)
-    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
-
-
 def test_an_id_that_is_taken_is_refused(parts):
     retriever = load(parts)
     stored = PassageStore.open(parts.data_dir, parts.collection)[0]
@@ -338,7 +322,7 @@ def test_a_collection_needs_all_its_parts(parts):
 
 
 def test_a_directory_that_names_its_parts_takes_no_others(parts, hybrid_dir):
-    with pytest.raises(ConfigError, match=r"(?s)retriever\.json names another.*leave index_dir"):
+    with pytest.raises(ConfigError, match=r"(?s)index_dir beside retriever\.json.*leave that out"):
         Retriever.load(hybrid_dir, index_dir=parts.index_dir)
 
 

@@ -101,7 +101,7 @@ def model_cost(run: FinishedRun, name: str) -> ModelCost:
     return ModelCost(
         train=seconds["train"] + seconds.get("ensemble", 0.0),
         encode=seconds["encode"] + seconds["index"],
-        vectors=len(passages) * passages.rows(0, 1).nbytes,
+        vectors=len(passages) * passages[:1].nbytes,
     )
 
 

@@ -120,7 +120,7 @@ class Seed:
     def _vectors(self, task: str, split: str) -> Float[np.ndarray, "queries dim"]:
         directory = self._directory / "minilm-untrained" / "embeddings"
         queries = QueryEmbeddings.of_split(directory, task, split)
-        rows = np.asarray(queries.rows(0, len(queries)), np.float64)
+        rows = np.asarray(queries[:], np.float64)
         return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 

@@ -234,7 +234,7 @@ class Bench:
         for task, splits in self._store.tasks.items():
             if split in splits:
                 queries = QueryEmbeddings.of_split(embeddings, task, split)
-                results[task] = searcher.search(queries.rows(0, len(queries)), self._options.k)
+                results[task] = searcher.search(queries[:], self._options.k)
         return results
 
     def _mine(self, embeddings: pathlib.Path, searcher: Searcher, name: str) -> str:

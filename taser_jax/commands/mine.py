@@ -251,7 +251,7 @@ def embedding_scorer(queries: Embeddings, passages: Embeddings) -> Scorer:
     """Inner products of a model's embeddings."""
 
     def score(query: int, rows: Int[np.ndarray, " pairs"]) -> Float64[np.ndarray, " pairs"]:
-        embedding = queries.rows(query, query + 1)[0].astype(np.float64)
+        embedding = queries[query : query + 1][0].astype(np.float64)
         return passages.take(rows).astype(np.float64) @ embedding
 
     return score

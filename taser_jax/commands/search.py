@@ -93,7 +93,7 @@ def search(
     paths = []
     for task, queries in zip(names, encoded, strict=True):
         with phase(f"search of {task} {split}"):
-            result = searcher.search(queries.rows(0, len(queries)), k + (task in own_passage_tasks))
+            result = searcher.search(queries[:], k + (task in own_passage_tasks))
         run = _best(result, queries.query_ids, store, task, k, own_passage_tasks)
         paths.append(inputs.run_path(output_dir, task, split))
         write_trec_run(paths[-1], run, ids=store.ids, tag=tag)

@@ -123,9 +123,8 @@ def _canonical(
     named = {}
     for name, tensor in tensors.items():
         if name.startswith(prefix):
-            name = name.removeprefix(prefix)
-            name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
-            named[re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)] = tensor
+            name = name.removeprefix(prefix).replace("LayerNorm.gamma", "LayerNorm.weight")
+            named[name.replace("LayerNorm.beta", "LayerNorm.bias")] = tensor
     return named
 
 

@@ -161,7 +161,7 @@ def _blocks(
             passages = list(store.iterate(first, last))
             yield _table(
                 [passage.id for passage in passages],
-                coding.encode(embeddings.rows(first, last)),
+                coding.encode(embeddings[first:last]),
                 [passage.title for passage in passages],
                 [passage.text for passage in passages],
             )
@@ -222,7 +222,7 @@ def _write_faiss(embeddings: Embeddings, store: PassageStore, directory: pathlib
 
     index = faiss.IndexFlatIP(embeddings.shape[1])
     for start in range(0, len(embeddings), _BLOCK):
-        index.add(embeddings.rows(start, start + _BLOCK).astype(np.float32))
+        index.add(embeddings[start : start + _BLOCK].astype(np.float32))
     ids = "".join(f"{id}\n" for id in store.ids)
     artifacts.write_text(directory / "ids.txt", ids)
     with artifacts.replacing(directory / "index.faiss") as scratch:
@@ -341,8 +341,8 @@ class _Coded:
     def shape(self) -> tuple[int, int]:
         return self.whole.shape
 
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        return self.coding.decode(self.coding.encode(self.whole.rows(start, stop)))
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        return self.coding.decode(self.coding.encode(self.whole[rows]))
 
 
 def recall_of_codes(

@@ -107,13 +107,13 @@ class Embeddings:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        """Embeddings of rows start..stop, read from disk as they are used.
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        """Embeddings of consecutive rows, read from disk as they are used.
 
         Returns:
-            [stop-start, dim], float32 or bfloat16.
+            [rows, dim], float32 or bfloat16.
         """
-        start, stop, _ = slice(start, stop).indices(self.shape[0])
+        start, stop, _ = rows.indices(self.shape[0])
         parts = [
             shard[max(start - first, 0) : stop - first]
             for first, shard in zip(self._starts, self._shards, strict=True)
@@ -308,7 +308,7 @@ class Coding:
             raise ConfigError(problem, where="EmbeddingsExport.codes", fix=fix)
         if codes is not Codes.INT8:
             return cls(codes)
-        blocks = (embeddings.rows(row, row + _SHARD) for row in range(0, count, _SHARD))
+        blocks = (embeddings[row : row + _SHARD] for row in range(0, count, _SHARD))
         largest = max(float(np.abs(block.astype(np.float32)).max()) for block in blocks)
         return cls(codes, largest / 127 or 1.0)
 

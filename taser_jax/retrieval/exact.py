@@ -20,14 +20,14 @@ from taser_jax.storage.progress import track
 
 @runtime_checkable
 class EmbeddingRows(Protocol):
-    """Row-aligned passage embeddings, in memory or on disk."""
+    """Row-aligned passage embeddings, on disk or an array."""
 
     @property
     def shape(self) -> tuple[int, int]:
         """(number of passages, dimensions)."""
 
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        """Embeddings of rows start..stop. [stop-start, dim], float32 or bfloat16."""
+    def __getitem__(self, rows: slice, /) -> np.ndarray:
+        """Embeddings of consecutive rows. [rows, dim], float32 or bfloat16."""
 
 
 @runtime_checkable
@@ -148,7 +148,7 @@ class ExactSearcher:
         unit = _SLICE if self._on_host and share > _SLICE else _GROUP
         self._block = -(-share // unit) * unit * num_devices
         self._num_blocks = -(-num_passages // self._block)
-        itemsize = embeddings.rows(0, 1).dtype.itemsize
+        itemsize = embeddings[:1].dtype.itemsize
         total_bytes = self._num_blocks * self._block * dim * itemsize
         self._keep = total_bytes <= resident_bytes
         self._resident: dict[int, Array] = {}
@@ -192,7 +192,7 @@ class ExactSearcher:
             return self._resident[block]
         start = block * self._block
         stop = min(start + self._block, self.embeddings.shape[0])
-        embeddings = self.embeddings.rows(start, stop)
+        embeddings = self.embeddings[start:stop]
         check_finite(embeddings, start, what="passage")
         rows = _padded(embeddings, self._block)
         passages = jax.device_put(rows, NamedSharding(self._mesh, PartitionSpec(_AXIS)))

@@ -92,9 +92,9 @@ class TruncatedEmbeddings:
         self.shape = (whole.shape[0], dim)
         self.normalization = Normalization(whole.metadata.normalization)
 
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        """Embeddings of rows start..stop. [stop-start, dim], float32."""
-        return truncate(self.whole.rows(start, stop), self.shape[1], self.normalization)
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        """Embeddings of consecutive rows. [rows, dim], float32."""
+        return truncate(self.whole[rows], self.shape[1], self.normalization)
 
 
 class TruncatedSearcher:
@@ -238,7 +238,7 @@ def build_faiss(
 
 def _blocks(embeddings: EmbeddingRows) -> Iterator[Float[np.ndarray, "rows dim"]]:
     for start in range(0, embeddings.shape[0], _BLOCK):
-        rows = np.ascontiguousarray(embeddings.rows(start, start + _BLOCK), np.float32)
+        rows = np.ascontiguousarray(embeddings[start : start + _BLOCK], np.float32)
         check_finite(rows, start, what="passage")
         yield rows
 
@@ -341,7 +341,7 @@ def build_index(
     if config.dim is not None:
         plan["dim"] = TruncatedEmbeddings(embeddings, config.dim).shape[1]
     for start in range(0, len(embeddings), _BLOCK):
-        check_finite(embeddings.rows(start, start + _BLOCK), start, what="passage")
+        check_finite(embeddings[start : start + _BLOCK], start, what="passage")
     artifacts.follow_plan(index_dir, plan)
     artifacts.write_json(pathlib.Path(index_dir) / artifacts.METADATA, plan)
     return open_index(index_dir, devices=devices)

@@ -13,7 +13,7 @@ from taser_jax.data.collections.store import PassageStore
 from taser_jax.retrieval.bm25 import Bm25Index, title_and_text
 from taser_jax.retrieval.exact import ExactSearcher, Searcher, search_devices
 from taser_jax.retrieval.fusion import HybridConfig, default_alpha, fuse, settle
-from taser_jax.retrieval.runs import NO_ROW, Run, SearchResult, top_k
+from taser_jax.retrieval.runs import NO_ROW, Run, SearchResult, merge
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Passage
 
@@ -138,7 +138,7 @@ class Passages:
     def _keep(self, added: dict[str, Passage], embeddings: np.ndarray) -> None:
         self._added, self._embeddings, self._bm25 = added, embeddings, None
         devices = search_devices()
-        self._searcher = ExactSearcher(MatrixRows(embeddings), devices=devices) if added else None
+        self._searcher = ExactSearcher(embeddings, devices=devices) if added else None
 
     def embeddings(
         self, encode: Callable[[Sequence[Passage]], np.ndarray]
@@ -149,7 +149,7 @@ class Passages:
         if on_disk and self.collection is not None:
             searcher = self.collection.searcher
             if isinstance(searcher, ExactSearcher):
-                stored = searcher.embeddings.rows(0, self._stored)[on_disk]
+                stored = searcher.embeddings[:][on_disk]
             else:
                 stored = encode(self.get(on_disk))
             parts.insert(0, np.asarray(stored, np.float32))
@@ -185,8 +185,7 @@ class Passages:
             result = self._searcher.search(embeddings, k)
             rows = np.where(result.rows == NO_ROW, NO_ROW, result.rows + self._stored)
             results.append(SearchResult(rows, result.scores))
-        rows = np.concatenate([result.rows for result in results], axis=1)
-        return top_k(rows, np.concatenate([result.scores for result in results], axis=1), k)
+        return merge(results, k)
 
     def hybrid_search(
         self, questions: Sequence[str], embeddings: Float[np.ndarray, "queries dim"], *, k: int
@@ -227,22 +226,6 @@ class Passages:
             [Hit(*pair) for pair in zip(self.get(list(scores)), scores.values(), strict=True)]
             for scores in _scores_by_row(result)
         ]
-
-
-@dataclasses.dataclass(frozen=True)
-class MatrixRows:
-    """Embeddings in memory, as an index reads them from disk."""
-
-    array: np.ndarray
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(rows, dimensions)."""
-        return self.array.shape[0], self.array.shape[1]
-
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        """Rows start..stop."""
-        return self.array[start:stop]
 
 
 def _scores_by_row(run: Run | SearchResult) -> list[dict[int, float]]:

@@ -303,7 +303,7 @@ def build_scann(
     for path, (start, stop) in zip(paths, shown, strict=True):
         if path.exists():
             continue
-        rows = np.asarray(embeddings.rows(start, stop)).astype(np.float32)
+        rows = np.asarray(embeddings[start:stop]).astype(np.float32)
         check_finite(rows, start, what="passage")
         built = build_shard(rows, structure, config)
         with artifacts.replacing(path) as scratch:
@@ -330,7 +330,7 @@ def some_passages(embeddings: EmbeddingRows) -> Float[np.ndarray, "queries dim"]
     rows = np.random.default_rng([_SEED, embeddings.shape[0]]).integers(
         0, embeddings.shape[0], RECALL_QUERIES
     )
-    return np.concatenate([np.asarray(embeddings.rows(row, row + 1)) for row in rows.tolist()])
+    return np.concatenate([np.asarray(embeddings[row : row + 1]) for row in rows.tolist()])
 
 
 def _choose_effort(

@@ -106,11 +106,8 @@ class Server:
         self._engine, self._limits = engine, limits
         self._token, self._log_queries = token, log_queries
         self._metrics = Metrics(lambda: self._batcher.waiting)
-        self._batcher: Batcher[str, list[Hit] | np.ndarray] = Batcher(
-            engine.compute,
-            limits,
-            observe=self._metrics.batch_size.observe,
-        )
+        observe = self._metrics.batch_size.observe
+        self._batcher = Batcher(engine.compute, limits, observe=observe)
         self._reloading = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop
         page = PAGE.read_text(encoding="utf-8")

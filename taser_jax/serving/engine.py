@@ -10,8 +10,7 @@ import concurrent.futures
 import dataclasses
 import enum
 import itertools
-from collections.abc import Callable, Hashable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -20,8 +19,8 @@ from taser_jax.retrieval.passages import Hit
 from taser_jax.retriever import Retriever
 from taser_jax.storage.progress import logger
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+Answer = list[Hit] | np.ndarray
+"""Of one text: the passages of a search, or an embedding."""
 
 
 class QueueFullError(Exception):
@@ -48,21 +47,21 @@ class Limits:
 
 
 @dataclasses.dataclass
-class _Waiting(Generic[Item, Result]):
-    key: Hashable
-    items: Sequence[Item]
-    results: asyncio.Future[list[Result]]
+class _Waiting:
+    work: Work
+    texts: Sequence[str]
+    results: asyncio.Future[list[Answer]]
 
 
-class Batcher(Generic[Item, Result]):
-    """Collects items of concurrent callers and computes them together, in one worker thread.
+class Batcher:
+    """Collects texts of concurrent callers and computes them together, in one worker thread.
 
-    Items of one call stay together and keep their order. Only items of equal keys share a batch.
+    Texts of one call stay together and keep their order. Only those of equal work share a batch.
     While a batch is computed the next one fills, so under load batches are full and nobody waits
     for the deadline.
 
     Args:
-        compute: (key, items) -> one result per item; called in the worker thread, never twice at
+        compute: (work, texts) -> one answer per text; called in the worker thread, never twice at
             the same time.
         limits: sizes and deadline.
         observe: called with the size of every batch.
@@ -70,13 +69,13 @@ class Batcher(Generic[Item, Result]):
 
     def __init__(
         self,
-        compute: Callable[[Hashable, list[Item]], list[Result]],
+        compute: Callable[[Work, list[str]], list[Answer]],
         limits: Limits,
         *,
         observe: Callable[[int], object] = lambda size: None,
     ) -> None:
         self._compute, self._limits, self._observe = compute, limits, observe
-        self._waiting: list[_Waiting[Item, Result]] = []
+        self._waiting: list[_Waiting] = []
         self._arrived = asyncio.Event()
         self._worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="model")
         self._task: asyncio.Task[None] | None = None
@@ -84,8 +83,8 @@ class Batcher(Generic[Item, Result]):
 
     @property
     def waiting(self) -> int:
-        """Items that no batch has taken yet."""
-        return sum(len(waiting.items) for waiting in self._waiting)
+        """Texts that no batch has taken yet."""
+        return sum(len(waiting.texts) for waiting in self._waiting)
 
     def start(self) -> None:
         """Begins to compute batches, in the running event loop."""
@@ -99,16 +98,16 @@ class Batcher(Generic[Item, Result]):
             await self._task
         self._worker.shutdown(wait=True)
 
-    async def submit(self, key: Hashable, items: Sequence[Item]) -> list[Result]:
-        """One result per item, computed with those of others.
+    async def submit(self, work: Work, texts: Sequence[str]) -> list[Answer]:
+        """One answer per text, computed with those of others.
 
         Raises:
-            QueueFullError: too many items wait.
+            QueueFullError: too many texts wait.
         """
-        if self.waiting + len(items) > self._limits.max_waiting:
+        if self.waiting + len(texts) > self._limits.max_waiting:
             raise QueueFullError
         results = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(key, items, results))
+        self._waiting.append(_Waiting(work, texts, results))
         self._arrived.set()
         return await results
 
@@ -120,12 +119,11 @@ class Batcher(Generic[Item, Result]):
             batch = self._take()
             if not batch:
                 continue
-            items = [item for waiting in batch for item in waiting.items]
-            self._observe(len(items))
+            texts = [text for waiting in batch for text in waiting.texts]
+            self._observe(len(texts))
+            work = batch[0].work
             try:
-                results = await loop.run_in_executor(
-                    self._worker, self._compute, batch[0].key, items
-                )
+                results = await loop.run_in_executor(self._worker, self._compute, work, texts)
             except Exception as error:
                 for waiting in batch:
                     if not waiting.results.done():
@@ -133,14 +131,14 @@ class Batcher(Generic[Item, Result]):
                 continue
             first = 0
             for waiting in batch:
-                last = first + len(waiting.items)
+                last = first + len(waiting.texts)
                 # A caller that left has cancelled its future.
                 if not waiting.results.done():
                     waiting.results.set_result(results[first:last])
                 first = last
 
     async def _fill(self) -> None:
-        """Waits until a batch is full, or its first item has waited long enough."""
+        """Waits until a batch is full, or its first text has waited long enough."""
         end = asyncio.get_running_loop().time() + self._limits.deadline
         while self.waiting < self._limits.max_batch and not self._is_stopping:
             left = end - asyncio.get_running_loop().time()
@@ -152,16 +150,16 @@ class Batcher(Generic[Item, Result]):
             except TimeoutError:
                 return
 
-    def _take(self) -> list[_Waiting[Item, Result]]:
-        """The oldest call, and others of its key that fit into the batch."""
+    def _take(self) -> list[_Waiting]:
+        """The oldest call, and others of its work that fit into the batch."""
         self._waiting = [waiting for waiting in self._waiting if not waiting.results.cancelled()]
-        batch: list[_Waiting[Item, Result]] = []
+        batch: list[_Waiting] = []
         size = 0
         for waiting in self._waiting:
-            fits = not batch or size + len(waiting.items) <= self._limits.max_batch
-            if fits and (not batch or waiting.key == batch[0].key):
+            fits = not batch or size + len(waiting.texts) <= self._limits.max_batch
+            if fits and (not batch or waiting.work == batch[0].work):
                 batch.append(waiting)
-                size += len(waiting.items)
+                size += len(waiting.texts)
         taken = set(map(id, batch))
         self._waiting = [waiting for waiting in self._waiting if id(waiting) not in taken]
         if self._waiting:
@@ -240,9 +238,8 @@ class Engine:
         self.loads += 1
         logger.info("reloaded: %s passages", f"{len(retriever):,}")
 
-    def compute(self, work: Hashable, texts: list[str]) -> list[list[Hit] | np.ndarray]:
-        """Results of one batch of texts."""
-        assert isinstance(work, Work)
+    def compute(self, work: Work, texts: list[str]) -> list[Answer]:
+        """Answers to one batch of texts."""
         retriever = self._retriever.for_task(work.task)
         match work.operation:
             case Operation.QUERY_EMBEDDINGS:

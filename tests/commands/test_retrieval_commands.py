@@ -40,7 +40,7 @@ def test_exact_search_equals_sorting_all_scores(small_world, model_dir, embeddin
     every = queries.tokens(np.arange(len(queries)))
     encoded = np.asarray(load_model(model_dir).encode_fn(Role.QUERY)(every), np.float64)
     vectors = Embeddings(embeddings)
-    scores = encoded @ vectors.rows(0, len(vectors)).astype(np.float64).T
+    scores = encoded @ vectors[:].astype(np.float64).T
     best = -np.sort(-scores, axis=1)[:, :10]
     np.testing.assert_allclose(run.scores, best, atol=1e-4)
     np.testing.assert_allclose(np.take_along_axis(scores, run.rows, axis=1), best, atol=1e-4)
@@ -174,7 +174,7 @@ def test_queries_of_every_task_and_split_are_encoded_unless_restricted(
         queries = store.queries(task, split)
         encoded = QueryEmbeddings.of_split(embeddings, task, split)
         whole = model.encode_fn(Role.QUERY, task=task)(queries.tokens(np.arange(len(queries))))
-        np.testing.assert_allclose(encoded.rows(0, len(encoded)), whole, atol=1e-5)
+        np.testing.assert_allclose(encoded[:], whole, atol=1e-5)
         assert encoded.query_ids == queries.query_ids
         assert encoded.fingerprints["queries"] == queries.fingerprint
         shared = {key: value for key, value in encoded.fingerprints.items() if key != "queries"}

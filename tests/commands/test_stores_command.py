@@ -160,7 +160,7 @@ def _search(world: StoreWorld, embeddings: pathlib.Path, output: pathlib.Path) -
 def test_an_imported_export_is_searched_like_the_original(tmp_path, exported, world):
     succeed(*_import(world, exported / "embeddings", tmp_path / "e"))
     imported, whole = Embeddings(tmp_path / "e"), Embeddings(world.embeddings)
-    np.testing.assert_array_equal(imported.rows(0, PASSAGES), whole.rows(0, PASSAGES))
+    np.testing.assert_array_equal(imported[:], whole[:])
     assert imported.fingerprints == whole.fingerprints
     for name, embeddings in (("ours", world.embeddings), ("back", tmp_path / "e")):
         succeed(*_search(world, embeddings, tmp_path / name))
@@ -197,7 +197,7 @@ def test_embeddings_of_another_model_in_any_order(tmp_path, world):
     (source / "metadata.json").write_text('{"dtype": "float64", "made by": "another library"}')
     succeed(*_import(world, source, tmp_path / "e"))
     imported = Embeddings(tmp_path / "e")
-    np.testing.assert_allclose(imported.rows(0, PASSAGES), doubles, atol=1e-7)
+    np.testing.assert_allclose(imported[:], doubles, atol=1e-7)
     assert imported.metadata.normalization == "l2"
     assert imported.fingerprints["collection"] == world.store.fingerprint
 
@@ -276,10 +276,10 @@ def test_codes_are_printed_with_the_recall_they_cost(tmp_path, capsys, world):
     assert facts["recall"]["alone"] > 0.95
 
     succeed(*_import(world, tmp_path / "int8" / "embeddings", tmp_path / "e"))
-    decoded = Embeddings(tmp_path / "e").rows(0, PASSAGES)
+    decoded = Embeddings(tmp_path / "e")[:]
     np.testing.assert_allclose(decoded, TABLE[:PASSAGES], atol=0.51 * facts["scale"])
     succeed(*_import(world, tmp_path / "binary" / "embeddings", tmp_path / "b"))
-    signs = Embeddings(tmp_path / "b").rows(0, PASSAGES)
+    signs = Embeddings(tmp_path / "b")[:]
     np.testing.assert_array_equal(signs, np.sign(TABLE[:PASSAGES]))
 
 
@@ -294,7 +294,7 @@ def test_codes_are_imported_with_the_normalization_that_they_have(
     succeed("export", "embeddings", *out, *world.where)
     succeed(*_import(world, tmp_path / "out" / "embeddings", tmp_path / "e"))
     imported = Embeddings(tmp_path / "e")
-    lengths = np.linalg.norm(imported.rows(0, PASSAGES), axis=1)
+    lengths = np.linalg.norm(imported[:], axis=1)
     assert np.abs(lengths - 1).max() > 1e-3
     assert imported.metadata.normalization == normalization
 

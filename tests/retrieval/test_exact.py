@@ -1,7 +1,5 @@
 """Exact search against float64 NumPy with a stable sort, in blocks and over eight devices."""
 
-import dataclasses
-
 import jax
 import ml_dtypes
 import numpy as np
@@ -9,18 +7,6 @@ import pytest
 
 from taser_jax.retrieval.exact import ExactSearcher
 from taser_jax.storage.errors import ConfigError
-
-
-@dataclasses.dataclass
-class InMemory:
-    array: np.ndarray
-
-    @property
-    def shape(self):
-        return self.array.shape
-
-    def rows(self, start, stop):
-        return self.array[start:stop]
 
 
 def oracle(queries, passages, k):
@@ -36,7 +22,7 @@ def small_integers(rng, *shape):
 
 def test_by_hand():
     passages = np.array([[1, 0], [0, 1], [1, 1], [1, 0]], np.float32)
-    hits = ExactSearcher(InMemory(passages)).search(np.array([[2, 1]], np.float32), 6)
+    hits = ExactSearcher(passages).search(np.array([[2, 1]], np.float32), 6)
     assert hits.rows.tolist() == [[2, 0, 3, 1, -1, -1]]
     assert hits.scores.tolist() == [[3, 2, 2, 1, -np.inf, -np.inf]]
 
@@ -47,14 +33,14 @@ def test_blocks_and_devices_equal_a_stable_sort(num_devices, k):
     rng = np.random.default_rng(0)
     passages, queries = small_integers(rng, 4500, 3), small_integers(rng, 37, 3)
     resident = ExactSearcher(
-        InMemory(passages),
+        passages,
         query_block=16,
         passage_block=128 * 8 // (num_devices or 1),
         # None: NumPy.
         devices=num_devices and jax.devices()[:num_devices],
     )
     rows, scores = oracle(queries, passages, k)
-    streamed = ExactSearcher(InMemory(passages), passage_block=1024, resident_bytes=0)
+    streamed = ExactSearcher(passages, passage_block=1024, resident_bytes=0)
     # The second time from blocks kept on the devices.
     for searcher in (resident, resident, streamed):
         hits = searcher.search(queries, k)
@@ -67,7 +53,7 @@ def test_real_numbers_against_float64():
     rng = np.random.default_rng(2)
     passages = rng.standard_normal((3000, 64)).astype(np.float32)
     queries = rng.standard_normal((20, 64)).astype(np.float32)
-    hits = ExactSearcher(InMemory(passages), passage_block=999).search(queries, 20)
+    hits = ExactSearcher(passages, passage_block=999).search(queries, 20)
     rows, scores = oracle(queries, passages, 20)
     np.testing.assert_allclose(hits.scores, scores, rtol=1e-5)
     assert (hits.rows == rows).mean() > 0.999
@@ -79,7 +65,7 @@ def test_copies_of_a_passage_tie_wherever_they_are(num_queries):
     copied = rng.integers(0, 1000, 5003)
     passages = rng.standard_normal((1000, 96)).astype(np.float32)[copied]
     queries = rng.standard_normal((num_queries, 96)).astype(np.float32)
-    ranked = ExactSearcher(InMemory(passages)).search(queries, 300).rows
+    ranked = ExactSearcher(passages).search(queries, 300).rows
     for rows in ranked:
         # Copies follow each other, the lower row first: no row comes twice to the same passage.
         order = np.unique(copied[rows], return_index=True)[1]
@@ -93,7 +79,7 @@ def test_bfloat16_passages_are_scored_in_float32():
     rng = np.random.default_rng(3)
     passages = rng.standard_normal((500, 32)).astype(ml_dtypes.bfloat16)
     queries = rng.standard_normal((4, 32)).astype(np.float32)
-    hits = ExactSearcher(InMemory(passages)).search(queries, 5)
+    hits = ExactSearcher(passages).search(queries, 5)
     rows, scores = oracle(queries, passages, 5)
     np.testing.assert_array_equal(hits.rows, rows)
     np.testing.assert_allclose(hits.scores, scores, rtol=1e-5)
@@ -101,19 +87,17 @@ def test_bfloat16_passages_are_scored_in_float32():
 
 def test_positive_and_negative_zero_tie():
     passages = np.array([[-0.0], [0.0], [-0.0]], np.float32)
-    hits = ExactSearcher(InMemory(passages)).search(np.array([[1.0]], np.float32), 3)
+    hits = ExactSearcher(passages).search(np.array([[1.0]], np.float32), 3)
     assert hits.rows.tolist() == [[0, 1, 2]]
 
 
 def test_no_queries():
-    hits = ExactSearcher(InMemory(np.ones((4, 2), np.float32))).search(
-        np.zeros((0, 2), np.float32), 3
-    )
+    hits = ExactSearcher(np.ones((4, 2), np.float32)).search(np.zeros((0, 2), np.float32), 3)
     assert hits.rows.shape == (0, 3)
 
 
 def test_wrong_dimensions_and_k_are_refused():
-    searcher = ExactSearcher(InMemory(np.ones((4, 2), np.float32)))
+    searcher = ExactSearcher(np.ones((4, 2), np.float32))
     with pytest.raises(ConfigError, match=r"not \[queries, 2\]"):
         searcher.search(np.ones((1, 3), np.float32), 1)
     with pytest.raises(ConfigError, match="k is 0"):

@@ -8,7 +8,6 @@ import pytest
 
 from taser_jax.retrieval import scann
 from taser_jax.retrieval.exact import ExactSearcher, measure_recall
-from taser_jax.retrieval.passages import MatrixRows
 from taser_jax.retrieval.runs import SearchResult
 from taser_jax.retrieval.scann import (
     ScannConfig,
@@ -31,7 +30,7 @@ def clustered():
     centres = rng.standard_normal((40, 16))
     passages = centres[rng.integers(0, 40, 3000)] + 0.3 * rng.standard_normal((3000, 16))
     queries = centres[rng.integers(0, 40, 100)] + 0.3 * rng.standard_normal((100, 16))
-    return MatrixRows(passages.astype(np.float32)), queries.astype(np.float32)
+    return passages.astype(np.float32), queries.astype(np.float32)
 
 
 def build(embeddings, directory, queries=None, **config):
@@ -64,7 +63,7 @@ def test_recall_target_is_met_with_true_scores(clustered, tmp_path, structure, s
     ]
     assert np.mean(same) / 10 >= 0.9
     assert searcher.effort.recall >= 0.9
-    products = np.einsum("qd,qkd->qk", queries, embeddings.array[hits.rows])
+    products = np.einsum("qd,qkd->qk", queries, embeddings[hits.rows])
     np.testing.assert_allclose(hits.scores, products, rtol=1e-4, atol=1e-4)
     if structure is Structure.BRUTE_FORCE:
         np.testing.assert_array_equal(hits.rows, exact.rows)
@@ -80,7 +79,7 @@ def test_missing_results_never_become_row_0(clustered, tmp_path):
     assert np.isneginf(few.scores[missing]).all()
     assert np.isfinite(few.scores[~missing]).all()
     assert ((few.rows == 0).sum(axis=1) <= 1).all()
-    products = np.einsum("qd,qkd->qk", queries, embeddings.array[few.rows])
+    products = np.einsum("qd,qkd->qk", queries, embeddings[few.rows])
     np.testing.assert_allclose(few.scores[~missing], products[~missing], rtol=1e-4, atol=1e-4)
 
 

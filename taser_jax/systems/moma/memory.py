@@ -83,9 +83,9 @@ class EmbeddingsByText:
         """
         return cls(mixture.manifest.embeddings_dir, mixture.hashes)
 
-    def rows(self, start: int, stop: int) -> Float32[np.ndarray, "rows dim"]:
-        """Embeddings of rows start..stop."""
-        return self.take(np.arange(start, min(stop, self.shape[0])))
+    def __getitem__(self, rows: slice) -> Float32[np.ndarray, "rows dim"]:
+        """Embeddings of consecutive rows."""
+        return self.take(np.arange(*rows.indices(self.shape[0])))
 
     def take(self, rows: Int[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows dim"]:
         """Embeddings of the given rows, in their order."""

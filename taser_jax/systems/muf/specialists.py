@@ -170,7 +170,7 @@ class OpenSpecialist:
     def vectors(self, task: str, split: str) -> Float32[np.ndarray, "queries dim"]:
         """The same embeddings, in memory."""
         queries = self.queries(task, split)
-        return np.asarray(queries.rows(0, len(queries)), np.float32)
+        return np.asarray(queries[:], np.float32)
 
     def lists(self, task: str, split: str) -> runs.Run:
         """Its list for each query; searched once."""

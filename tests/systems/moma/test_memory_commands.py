@@ -106,7 +106,7 @@ def test_a_mixture_is_one_collection_in_which_equal_texts_are_one(world, mixture
     np.testing.assert_allclose(
         joined.take(chosen), model.encode_fn(Role.PASSAGE)(expected), atol=1e-5
     )
-    np.testing.assert_array_equal(joined.rows(10, 70), joined.take(np.arange(10, 60)))
+    np.testing.assert_array_equal(joined[10:70], joined.take(np.arange(10, 60)))
 
 
 def test_directories_may_be_links_to_another_disk(world, tmp_path, monkeypatch):
@@ -135,7 +135,7 @@ def test_lookups_are_the_best_of_all_memories(world, mixture_dir, tmp_path):
     model, mixture = load_model(world.model_dir), Mixture.open(mixture_dir)
     queries = TokenStore.open(world.stores[0]).queries("first", "validation")
     embedded = np.asarray(model.encode_fn(Role.QUERY)(queries.tokens(np.arange(16))))
-    scores = embedded @ EmbeddingsByText.of_mixture(mixture).rows(0, 60).T
+    scores = embedded @ EmbeddingsByText.of_mixture(mixture)[:].T
     best = -np.sort(-scores, axis=1)[:, :5]
     np.testing.assert_allclose(lookup.scores, best, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(
@@ -194,7 +194,7 @@ def test_training_and_encoding_take_documents(world, mixture_dir, tmp_path, docu
     )
     rows = np.arange(16)
     fused = trained.encode_fn(Role.QUERY)(texts.tokens(rows))
-    np.testing.assert_allclose(encoded.rows(0, 16), fused, atol=1e-5)
+    np.testing.assert_allclose(encoded[:], fused, atol=1e-5)
     alone = trained.encode_fn(Role.QUERY)(texts.tokens(rows).query)
     assert np.abs(np.asarray(alone) - np.asarray(fused)).max() > 1e-6
     more = dataclasses.replace(data, documents=5)
@@ -260,7 +260,7 @@ def test_documents_as_cached_states_train_and_encode_as_tokens_do(world, mixture
         train(model_dir=model_dir, data=TrainingData(**about), model=model, training=training)
         encode(model_dir=model_dir, output_dir=output_dir, tasks=["first"], **states, **about)
         encoded = QueryEmbeddings.of_split(output_dir, "first", "validation")
-        queries.append(encoded.rows(0, 16))
+        queries.append(encoded[:])
     np.testing.assert_allclose(*queries, atol=1e-5)
 
 

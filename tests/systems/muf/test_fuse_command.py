@@ -94,7 +94,7 @@ def confidence_of(specialist, task, run, temperature):
     queries = QueryEmbeddings.of_split(specialist.embeddings_dir, task, "test")
     return query_confidence(
         Ensemble.open(specialist.ensemble_dir).embed,
-        queries.rows(0, len(queries)).astype(np.float32),
+        queries[:].astype(np.float32),
         Embeddings(specialist.embeddings_dir).take,
         run.result,
         temperatures=[temperature],
