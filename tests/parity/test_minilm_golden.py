@@ -18,19 +18,10 @@ SOURCE = pathlib.Path(minilm.__file__).parent / "model"
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "bert_minilm.npz"
 
 
-def loaded(**changes):
-    config = DualEncoderConfig(bert=pretrained_bert(SOURCE), **changes)
-    params = abstract_params(DualEncoder(config))
-    return config, load_pretrained(SOURCE, config=config, params=params)
-
-
-@pytest.fixture(scope="module")
-def shared():
-    return loaded()
-
-
-def test_hidden_states_are_hugging_faces(shared):
-    config, params = shared
+def test_hidden_states_are_hugging_faces():
+    config = DualEncoderConfig(bert=pretrained_bert(SOURCE))
+    abstract = abstract_params(DualEncoder(config))
+    params = load_pretrained(SOURCE, config=config, params=abstract)
     golden = np.load(GOLDEN)
     mask = np.arange(512) < golden["lengths"][:, None]
     assert golden["lengths"].max() == golden["ids"].shape[1] == 512
