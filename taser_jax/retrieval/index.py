@@ -12,6 +12,7 @@ import importlib.util
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -316,22 +317,11 @@ def build_index(
     config = config or IndexConfig()
     embeddings = Embeddings(embeddings_dir)
     fingerprints = embeddings.fingerprints
+    given: dict[str, Any] = {"fingerprints": fingerprints, "sample_queries": sample_queries}
     if config.kind is IndexKind.SCANN:
-        return build_scann(
-            embeddings,
-            index_dir,
-            fingerprints=fingerprints,
-            config=config.scann,
-            sample_queries=sample_queries,
-        )
+        return build_scann(embeddings, index_dir, config=config.scann, **given)
     if config.kind is IndexKind.FAISS:
-        return build_faiss(
-            embeddings,
-            index_dir,
-            fingerprints=fingerprints,
-            config=config.faiss,
-            sample_queries=sample_queries,
-        )
+        return build_faiss(embeddings, index_dir, config=config.faiss, **given)
     plan: dict[str, object] = {
         "format_version": _VERSION,
         "kind": EXACT_KIND,

@@ -23,7 +23,7 @@ import tqdm.auto
 T = TypeVar("T")
 logger = logging.getLogger("taser")
 # Seconds between the lines that replace a bar where there is no terminal.
-_LINE_PERIOD = 30.0
+_LINE_PERIOD, _DELAY = 30.0, 0.5
 _shows = threading.Event()
 _shows.set()
 # PCI vendor of TPUs, and devices of other accelerators that JAX looks for: NVIDIA's, also in
@@ -67,7 +67,7 @@ def _looks(description: str, total: int | None) -> dict[str, Any]:
     looks: dict[str, Any] = {"desc": description, "disable": not _shows.is_set()}
     if sys.stderr.isatty():
         # What is done at once has no bar, and a bar within another disappears when it is done.
-        return {**looks, "mininterval": 0.5, "delay": 0.5, "dynamic_ncols": True, "leave": None}
+        return {**looks, "mininterval": 0.5, "delay": _DELAY, "dynamic_ncols": True, "leave": None}
     count = "{n_fmt}" if total is None else "{n_fmt} of {total_fmt}, {remaining} left"
     return {
         **looks,

@@ -118,6 +118,20 @@ def test_an_absent_service_is_told(exported, monkeypatch):
         __import__("exported").main(__import__("pgvector_store").load)
 
 
+def test_what_a_store_says_is_the_last_word(exported, monkeypatch):
+    """Whatever an engine raises, in three lines."""
+    monkeypatch.setattr(sys, "argv", ["a_store.py", str(exported.directory.parent), "--place=x"])
+
+    def load(exported, place):
+        raise ValueError("expected 8 dimensions, got 16\nand more")
+
+    with pytest.raises(SystemExit) as told:
+        __import__("exported").main(load)
+    first, *others = str(told.value).splitlines()
+    assert first == "x: the store refused: ValueError: expected 8 dimensions, got 16"
+    assert [line.split(":")[0] for line in others] == ["  expected", "  fix"]
+
+
 def test_inner_products_are_not_for_sqlite_vec(exported, tmp_path):
     pytest.importorskip("sqlite_vec", reason="examples/stores: engines are not of the test extra")
     with pytest.raises(SystemExit, match="embeddings of length 1"):

@@ -129,6 +129,14 @@ def test_what_was_exported_returns_bit_for_bit(vocabulary, tmp_path, changes):
     jax.tree.map(np.testing.assert_array_equal, again, source.params)
 
 
+def test_a_projection_that_is_left_out_is_said(vocabulary, tmp_path, caplog):
+    source = t5_source(tmp_path, vocabulary, projection_dim=5)
+    directory = exported(source, tmp_path / "out")
+    config = dataclasses.replace(source.config, projection_dim=None)
+    load_pretrained_t5(directory, config=config, params={})
+    assert "its projection to 5 dimensions is left out; projection_dim=5" in caplog.text
+
+
 def test_a_projection_that_is_more_than_a_kernel_is_refused(tmp_path):
     modules = [{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]
     (tmp_path / "modules.json").write_text(json.dumps(modules))

@@ -162,6 +162,19 @@ def test_the_loss_is_that_of_our_step_on_the_same_batch(t5x_model, converted, st
     assert scores.shape == (8,)
 
 
+def test_dropout_draws_depend_on_the_key_and_differ_by_side(t5x_model, converted):
+    model = t5x_model.DualEncoderModel(
+        *(model_config(dropout_rate=0.5), None, ObjectiveConfig()),
+        batch_size=8,
+        passage_length=PASSAGE_LENGTH,
+    )
+    params = draw(jax.random.key(3))
+    first, again, other = (
+        float(model.loss_fn(params, converted, jax.random.key(seed))[0]) for seed in (0, 0, 1)
+    )
+    assert first == again != other
+
+
 def test_every_parameter_has_the_names_of_its_axes(t5x_model):
     model = make(t5x_model)
     shapes = {"queries": (8, QUERY_LENGTH), "passages": (8, 3 * PASSAGE_LENGTH)}

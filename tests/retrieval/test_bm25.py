@@ -13,8 +13,10 @@ from taser_jax.retrieval.bm25 import (
     Possessives,
     Stemming,
     Stopwords,
+    title_and_text,
 )
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
+from taser_jax.storage.records import Passage
 
 PLAIN = Bm25Config(stemming=Stemming.NONE, stopwords=Stopwords.NONE)
 
@@ -35,6 +37,7 @@ def oracle(passages, query, k1, b):
 
 
 def test_by_hand(tmp_path):
+    assert title_and_text(Passage(id="1", title="cat", text="sat")) == "cat sat"
     # Two passages of two words; "cat" is in one: idf = ln(1 + 1.5/1.5) = ln 2, tf = 1, mean
     # length, so the score is ln 2 / (1 + 0.9).
     index = Bm25Index.build(["cat sat", "dog sat"], tmp_path / "index", config=PLAIN)

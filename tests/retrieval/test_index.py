@@ -187,3 +187,9 @@ def test_int8_codes_are_within_half_a_step_of_float32_and_bfloat16():
         decoded = coding.decode(coding.encode(embeddings))
         # 127 steps of the scale reach the largest number but for its rounding to bfloat16.
         np.testing.assert_allclose(decoded, embeddings.astype(np.float32), atol=0.5001 * scale)
+
+
+def test_binary_codes_need_whole_bytes(tmp_path):
+    write_embeddings(tmp_path, TABLE[:, :6], {"model": "m1", "collection": "c1"}, "none")
+    with pytest.raises(ConfigError, match="binary codes of 6 dimensions"):
+        Coding.of(Codes.BINARY, Embeddings(tmp_path))

@@ -83,6 +83,15 @@ def test_missing_results_never_become_row_0(clustered, tmp_path):
     np.testing.assert_allclose(few.scores[~missing], products[~missing], rtol=1e-4, atol=1e-4)
 
 
+def test_fewer_passages_than_k(tmp_path):
+    passages = np.eye(3, dtype=np.float32)
+    searcher = build(passages, tmp_path / "index")
+    hits = searcher.search(np.array([[3, 1, 2]], np.float32), 5)
+    assert hits.rows.tolist() == [[0, 2, 1, -1, -1]]
+    assert hits.scores.tolist() == [[3, 2, 1, -np.inf, -np.inf]]
+    assert searcher.search(np.zeros((0, 3), np.float32), 5).rows.shape == (0, 5)
+
+
 def test_built_once_and_reused(clustered, tmp_path, monkeypatch):
     embeddings, queries = clustered
     first = build(embeddings, tmp_path / "index", queries, structure=Structure.HASHED)

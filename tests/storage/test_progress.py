@@ -60,7 +60,8 @@ def test_words_are_never_cut():
     assert progress.wrapped("a\n\nb", width=9) == "a\n\nb"
 
 
-def test_log_lines_stand_above_a_bar(set_up):
+def test_log_lines_stand_above_a_bar(set_up, monkeypatch):
+    monkeypatch.setattr(progress, "_DELAY", 0.0)
     set_up(verbose=False)
     with contextlib.redirect_stderr(Terminal()) as terminal, progress.bar("train", total=4) as bar:
         bar.update(2)
