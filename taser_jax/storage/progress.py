@@ -22,7 +22,7 @@ import tqdm.auto
 
 T = TypeVar("T")
 logger = logging.getLogger("taser")
-# Seconds between the lines that replace a bar where there is no terminal.
+# Seconds between the lines that replace a bar where there is no terminal, and before one is drawn.
 _LINE_PERIOD, _DELAY = 30.0, 0.5
 _shows = threading.Event()
 _shows.set()

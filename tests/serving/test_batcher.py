@@ -42,11 +42,6 @@ def test_a_batch_has_at_most_its_size_and_one_key():
         assert {("b" if n % 3 == 0 else "a") for n in items} == {key}
 
 
-def test_a_call_larger_than_a_batch_is_computed_alone():
-    batcher = Batcher(Doubling(), Limits(max_batch=2, deadline=0.001))
-    assert asyncio.run(answers(batcher, ("a", [1, 2, 3, 4, 5]))) == [[2, 4, 6, 8, 10]]
-
-
 def test_a_full_batch_does_not_wait_for_the_deadline():
     batcher = Batcher(Doubling(), Limits(max_batch=2, deadline=30))
     start = time.monotonic()
