@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from taser_jax.models.batch import Normalization
-from taser_jax.retrieval.embeddings import Codes, Coding, write_embeddings
+from taser_jax.retrieval.embeddings import Codes, Coding, Embeddings, write_embeddings
 from taser_jax.retrieval.exact import ExactSearcher, Searcher
 from taser_jax.retrieval.index import (
     FaissConfig,
