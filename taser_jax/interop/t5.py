@@ -26,15 +26,15 @@ from taser_jax.interop.tensors import (
 from taser_jax.models.batch import Tokens
 from taser_jax.models.dual_encoder import Params
 from taser_jax.models.layers import SIZES
+from taser_jax.models.parameters import check_same_parameters
 from taser_jax.models.t5 import T5, PositionBias, T5Config
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import Natural, Positive, PositiveNumber, Share, typed
 
 # Sizes that the shapes of arrays show.
 _SHAPING = (*SIZES, "num_decoder_layers", "num_buckets")
 _TABLE = "shared.weight"
 _TABLE_ALIAS = "encoder.embed_tokens.weight"
-_FIX_SIZES = "take the sizes from the checkpoint: t5 = pretrained_t5(source)"
 _FEED_FORWARDS = {"relu": ("relu",), "gated-gelu": ("gelu", "linear")}
 _POSITIONS = {"t5": PositionBias.SHARED, "umt5": PositionBias.PER_LAYER}
 # Places of a block's parts among Hugging Face's numbered layers.
@@ -101,27 +101,21 @@ def t5_from_t5x(tree: Params, config: T5Config, *, where: str) -> Params:
         where: the checkpoint, for messages.
 
     Raises:
-        ConfigError: shapes do not match `config`.
-        DataError: arrays are missing or have NaN.
+        ConfigError: arrays are missing, or shapes do not match `config`.
+        DataError: arrays have NaN.
     """
     leaves, flat = t5_leaves(config), flatten_dict(_unscanned(tree))
-    names = {"/".join(map(str, path)) for path in flat}
-    missing = [name for leaf in leaves if (name := "/".join(leaf.path)) not in names]
-    if missing:
-        problem = f"{len(missing)} of {len(leaves)} parameters are missing: {listed(missing)}"
-        fix = "copy the checkpoint again; an encoder alone has num_decoder_layers=0"
-        raise DataError(problem, where=where, fix=fix)
     params: dict[Path, np.ndarray] = {}
     for leaf in leaves:
-        name = "/".join(leaf.path)
-        array = weights(flat[leaf.path], name, where)
-        # The oldest checkpoints join heads and their width in one axis.
-        joined = leaf.tensor_shape[::-1] if leaf.inputs else leaf.shape
-        if array.shape not in (leaf.shape, joined):
-            sizes = f"{joined}, for {size_words(config, _SHAPING)}"
-            problem = f"{name} has shape {array.shape}, not {sizes}"
-            raise ConfigError(problem, where=where, fix=_FIX_SIZES)
-        params[leaf.path] = np.ascontiguousarray(array.reshape(leaf.shape))
+        if leaf.path in flat:
+            array = weights(flat[leaf.path], "/".join(leaf.path), where)
+            # The oldest checkpoints join heads and their width in one axis.
+            joined = leaf.tensor_shape[::-1] if leaf.inputs else leaf.shape
+            shape = leaf.shape if array.shape == joined else array.shape
+            params[leaf.path] = np.ascontiguousarray(array.reshape(shape))
+    expected = {leaf.path: jax.ShapeDtypeStruct(leaf.shape, np.float32) for leaf in leaves}
+    fix = "take the sizes from the checkpoint: t5 = pretrained_t5(source)"
+    check_same_parameters(unflatten_dict(params), unflatten_dict(expected), where=where, fix=fix)
     return unflatten_dict(params)
 
 
