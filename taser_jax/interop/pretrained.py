@@ -171,7 +171,9 @@ def pretrained_t5(source: Source, *, numerics: T5Config = T5Config()) -> T5Confi
     )
 
 
-def load_pretrained_t5(source: Source, *, config: T5DualEncoderConfig, params: Params) -> Params:
+def load_pretrained_t5(
+    source: Source, *, config: T5DualEncoderConfig, params: Params, tree: Params | None = None
+) -> Params:
     """A T5 dual encoder that starts from a pretrained T5: every tower is a copy of it.
 
     Weights are rescaled as `config.t5.initialization` says. A projection comes from a T5X dual
@@ -182,6 +184,7 @@ def load_pretrained_t5(source: Source, *, config: T5DualEncoderConfig, params: P
         source: a Hugging Face directory, an id on its hub, or a T5X checkpoint.
         config: configuration of the dual encoder; its sizes must be the checkpoint's.
         params: initial parameters of the dual encoder.
+        tree: content of the T5X checkpoint, where it has been read.
 
     Returns:
         NumPy parameters of the same tree, with those projections of `params` that are kept.
@@ -191,7 +194,7 @@ def load_pretrained_t5(source: Source, *, config: T5DualEncoderConfig, params: P
         ConfigError: the dual encoder's sizes are not the checkpoint's; the message has both.
     """
     directory = fetch(source)
-    where, tree = str(directory), _t5x_tree(directory)
+    where, tree = str(directory), _t5x_tree(directory) if tree is None else tree
     model, sizes = config.t5, _t5_sizes(directory, tree)
     if config.embedding is T5Embedding.ENCODER_MEAN:
         model = dataclasses.replace(model, num_decoder_layers=0)
@@ -305,7 +308,7 @@ def read_pretrained(
                 passage_source=passage_source,
             )
         assert isinstance(config, T5DualEncoderConfig)
-        loaded = load_pretrained_t5(source, config=config, params=params)
+        loaded = load_pretrained_t5(source, config=config, params=params, tree=tree)
         if passage_source is None:
             return loaded
         passage = load_pretrained_t5(passage_source, config=config, params=params)
