@@ -194,7 +194,9 @@ def load_pretrained_t5(
         ConfigError: the dual encoder's sizes are not the checkpoint's; the message has both.
     """
     directory = fetch(source)
-    where, tree = str(directory), _t5x_tree(directory) if tree is None else tree
+    where = str(directory)
+    if tree is None:
+        tree = _t5x_tree(directory)
     model, sizes = config.t5, _t5_sizes(directory, tree)
     if config.embedding is T5Embedding.ENCODER_MEAN:
         model = dataclasses.replace(model, num_decoder_layers=0)
