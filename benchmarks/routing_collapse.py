@@ -36,7 +36,6 @@ from typing import Any
 import jax
 import numpy as np
 from jaxtyping import Array, Float
-from small_bert import small_bert
 
 from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import LoadedModel, load_model
@@ -46,6 +45,7 @@ from taser_jax.commands.train import train
 from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Role, RoutingStatistics
+from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import (
@@ -241,8 +241,15 @@ def run(case: Case, store: TokenStore, options: argparse.Namespace) -> dict:
     result = root / "result.json"
     if result.exists():
         return json.loads(result.read_text(encoding="utf-8"))
-    bert = small_bert(
-        store, layers=options.layers, embed_dim=options.embed_dim, dtype=options.dtype
+    bert = BertConfig(
+        vocab_size=1,
+        embed_dim=options.embed_dim,
+        num_layers=options.layers,
+        num_heads=options.embed_dim // 32,
+        head_dim=32,
+        mlp_dim=4 * options.embed_dim,
+        max_length=max(store.metadata.query_length, store.metadata.passage_length),
+        dtype=options.dtype,
     )
     routing, summary = READINGS[case.reads]
     experts = ExpertConfig(
@@ -254,7 +261,7 @@ def run(case: Case, store: TokenStore, options: argparse.Namespace) -> dict:
     )
     # One checkpoint, the last: routing is shown as training left it, not where MRR was best.
     training = TrainingConfig(
-        loop=LoopConfig(train_steps=options.steps),
+        loop=LoopConfig(train_steps=options.steps, checkpoint_minutes=0.0),
         batching=BatchingConfig(
             batch_size=options.batch_size,
             num_negatives=int(bool(options.negatives_dir)),

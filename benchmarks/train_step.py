@@ -17,10 +17,6 @@ with scaled-dot-product attention, fused AdamW, and `torch.compile` in the gpu p
                   ours (arguments and scratch), the allocator's for PyTorch (on a CPU, growth of
                   the process); of ours also the seconds of compiling. `mfu` is model FLOPs per
                   second over the matmul peak.
-    profile       with `--profile DIR`, of each variant of ours: milliseconds of one more step by
-                  kind of operation, and their share of all; the trace is left in DIR. (On a GPU
-                  set XLA_FLAGS=--xla_gpu_enable_command_buffer= for it: graphs of kernels have
-                  no names.)
 """
 
 from __future__ import annotations
@@ -28,14 +24,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
-from profile_table import time_by_kind
 from side_by_side import (
     PeakResident,
     Times,
@@ -92,7 +86,6 @@ class Variant:
         peak_bytes: most memory taken, parameters and moments included.
         compile_seconds: of tracing, lowering and compiling; None for PyTorch.
         flops: of the model, a step; None for PyTorch, whose model is DPR's.
-        program: text of the compiled step; None for PyTorch.
     """
 
     step: Callable[[], object]
@@ -100,14 +93,12 @@ class Variant:
     peak_bytes: int
     compile_seconds: float | None = None
     flops: int | None = None
-    program: str | None = None
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--torch_checkpointing", action="store_true", help="recomputes blocks")
-    parser.add_argument("--profile", type=pathlib.Path, metavar="DIR", help="traces a step of ours")
     return parse_with_presets(parser, PRESETS)
 
 
@@ -182,7 +173,6 @@ def our_variant(name: str, arguments: argparse.Namespace, batch: Batch) -> Varia
         peak_bytes=memory.argument_size_in_bytes + memory.temp_size_in_bytes,
         compile_seconds=compile_seconds,
         flops=config.training_flops(shape),
-        program=compiled.as_text(),
     )
 
 
@@ -268,14 +258,6 @@ def main() -> None:
     times = in_turns(steps, repeats=arguments.repeats, uncounted=1)
     for name in variants:
         show(about | {"figure": name} | figures(name, variants, times, peak))
-    for name, variant in variants.items():
-        if arguments.profile is not None and variant.program is not None:
-            rows = time_by_kind(variant.step, arguments.profile / name, variant.program)
-            total = sum(row.milliseconds for row in rows)
-            for row in rows:
-                figure = {"figure": "profile", "variant": name, "kind": row.kind.value}
-                figure |= {"milliseconds": row.milliseconds, "operations": row.operations}
-                show(figure | {"share": row.milliseconds / total})
 
 
 def figures(
