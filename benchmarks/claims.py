@@ -168,6 +168,31 @@ def read_row(directory: pathlib.Path, system: str, *, split: str = "test") -> di
     }
 
 
+def seed_folders(output_dir: pathlib.Path) -> dict[int, pathlib.Path]:
+    """Seed -> its folder, of OUTPUT_DIR/seed-*."""
+    folders = sorted(output_dir.glob("seed-*"))
+    return {int(folder.name.removeprefix("seed-")): folder for folder in folders}
+
+
+def read_rows(folders: Mapping[int, Sequence[pathlib.Path]]) -> dict[str, Row]:
+    """Row -> seed -> task -> values by query, of each seed's tables in one or more folders."""
+    names = [
+        result.system
+        for directories in folders.values()
+        for directory in directories
+        if (directory / "results").is_dir()
+        for result in read_results(directory / "results")
+    ]
+    rows: dict[str, Row] = {}
+    for name in dict.fromkeys(names):
+        by_seed: dict[int, dict[str, Evaluation]] = {}
+        for seed, directories in folders.items():
+            for directory in directories:
+                by_seed.setdefault(seed, {}).update(read_row(directory, name))
+        rows[name] = {seed: tasks for seed, tasks in by_seed.items() if tasks}
+    return rows
+
+
 def on_tasks(row: Row, tasks: Sequence[str]) -> Row:
     """A row's values on some tasks, under the seeds that have all of them."""
     return {
@@ -177,10 +202,15 @@ def on_tasks(row: Row, tasks: Sequence[str]) -> Row:
     }
 
 
+def pair(name: str, other: str, rows: Mapping[str, Row]) -> Pair:
+    """Two rows by name, whether or not they are there."""
+    return Pair(f"{name} over {other}", rows.get(name, {}), rows.get(other, {}))
+
+
 def over(name: str, other: str, rows: Mapping[str, Row]) -> Claim:
     """A claim beside those of docs/claims.md, of two rows by name."""
-    text = f"{name} over {other}"
-    return Claim(text, [Pair(text, rows.get(name, {}), rows.get(other, {}))])
+    compared = pair(name, other, rows)
+    return Claim(compared.text, [compared])
 
 
 def registered(number: int, pairs: Sequence[Pair], combined: Combined = Combined.MEAN) -> Claim:

@@ -1,35 +1,37 @@
-"""Joins the rows of benchmarks/kilt_mini/run.sh into tables, claims and a figure.
+"""Joins the rows of benchmarks/kilt_mini/run.sh into tables and claims.
 
     python benchmarks/kilt_mini/table.py OUTPUT_DIR
     python benchmarks/kilt_mini/table.py --best-temperature OUTPUT_DIR
 
-The first reads what is in OUTPUT_DIR/seed-*/ and writes {pages,passages}.md, .csv and .png: page
-and passage R-precision by task and on average, as in the paper's Tables 2 and 3, and below them the
-claims, also in claims.json. Rows of several seeds have their mean and standard deviation. The
-second prints the temperature of T-SAGE that is best on the validation queries; nothing where none
-was run.
+The first reads what is in OUTPUT_DIR/seed-*/ and writes {pages,passages}.md: page and passage
+R-precision by task and on average, as in the paper's Tables 2 and 3, and below them the claims,
+also in claims.json. Rows of several seeds have their mean and standard deviation. The second prints
+the temperature of T-SAGE that is best on the validation queries; nothing where none was run.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import pathlib
-import statistics
 import sys
-from collections.abc import Mapping, Sequence
-
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from collections.abc import Mapping
 
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.evaluation.results import read_results
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-from claims import Claim, Finding, Pair, Row, find, read_row, registered, write_json
-from claims import markdown as claims_markdown
+from claims import (
+    Claim,
+    Finding,
+    Pair,
+    Row,
+    find,
+    markdown,
+    read_row,
+    registered,
+    seed_folders,
+    spread_table,
+    write_json,
+)
 
 TASKS = ("squad", "nq_qed", "selqa", "fm2", "climate_fever", "fewrel", "cmu_dog")
 T_SAGE = "t-sage-"
@@ -53,7 +55,6 @@ ROWS = {
 }
 COMMAND = "benchmarks/kilt_mini/run.sh SOURCE_DIR OUTPUT_DIR PRETRAINED"
 MEASURES = {"pages": "PageRprec", "passages": "Rprec"}
-Values = Mapping[str, float]
 
 
 def main() -> None:
@@ -67,31 +68,20 @@ def main() -> None:
     root = pathlib.Path(sys.argv[1])
     by_row = {row: read(root, row) for row in ROWS}
     claims = all_claims(by_row, best_temperature(root))
+    finished = {ROWS[row][2]: seeds for row, seeds in by_row.items() if seeds}
     all_findings: list[Finding] = []
     for name, measure in MEASURES.items():
-        by_seed = {
-            ROWS[row][2]: {seed: averages(tasks, measure) for seed, tasks in seeds.items()}
-            for row, seeds in by_row.items()
-            if seeds
-        }
-        rows = {title: list(seeds.values()) for title, seeds in by_seed.items()}
         findings = find(claims, measure, command=COMMAND)
         all_findings += findings
-        text = f"{markdown(rows, TASKS)}\n{claims_markdown(findings)}"
+        text = f"{spread_table(finished, measure)}\n\n{markdown(findings)}"
         (root / f"{name}.md").write_text(text, encoding="utf-8")
-        (root / f"{name}.csv").write_text(comma_separated(by_seed, TASKS), encoding="utf-8")
-        plot(rows, TASKS, measure).savefig(root / f"{name}.png", dpi=150, bbox_inches="tight")
         print(f"{measure}\n\n{text}")
     write_json(all_findings, root / "claims.json")
 
 
 def read(root: pathlib.Path, row: str) -> Row:
     """Seed -> task -> values by query, of the seeds whose row is finished."""
-    seeds = {
-        int(seed_dir.name.removeprefix("seed-")): seed_dir
-        for seed_dir in sorted(root.glob("seed-*"))
-    }
-    by_seed = {seed: read_seed(directory, row) for seed, directory in seeds.items()}
+    by_seed = {seed: read_seed(folder, row) for seed, folder in seed_folders(root).items()}
     return {seed: tasks for seed, tasks in by_seed.items() if len(tasks) == len(TASKS)}
 
 
@@ -135,66 +125,6 @@ def all_claims(rows: Mapping[str, Row], temperature: str) -> list[Claim]:
     t_sage = Pair(f"T-SAGE, temperature {temperature}, over naive", best, rows["naive"])
     beside = [Claim(text, [Pair(text, first, second)]) for text, first, second in named]
     return [registered(7, [prompts]), registered(8, [t_sage]), *beside]
-
-
-def averages(tasks: Mapping[str, Evaluation], measure: str) -> Values:
-    """Task -> mean over its queries."""
-    return {task: float(evaluation.values[measure].mean()) for task, evaluation in tasks.items()}
-
-
-def average(values: Values) -> float:
-    """Mean over tasks."""
-    return statistics.fmean(values.values())
-
-
-def spread(values: Sequence[float]) -> str:
-    """The mean in per cent, with the standard deviation of several seeds."""
-    mean = f"{100 * statistics.fmean(values):.1f}"
-    return mean if len(values) == 1 else f"{mean} ± {100 * statistics.stdev(values):.1f}"
-
-
-def markdown(rows: Mapping[str, Sequence[Values]], tasks: Sequence[str]) -> str:
-    """One line per row: tasks, average, seeds."""
-    lines = [
-        f"| System | {' | '.join(tasks)} | average | seeds |",
-        f"|---|{'---:|' * (len(tasks) + 2)}",
-    ]
-    for title, seeds in rows.items():
-        cells = [spread([values[task] for values in seeds]) for task in tasks]
-        cells += [spread([average(values) for values in seeds]), str(len(seeds))]
-        lines.append(f"| {title} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def comma_separated(rows: Mapping[str, Mapping[int, Values]], tasks: Sequence[str]) -> str:
-    """One line per row and seed."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["system", "seed", *tasks, "average"])
-    for title, seeds in rows.items():
-        for seed, values in seeds.items():
-            figures = [values[task] for task in tasks] + [average(values)]
-            writer.writerow([title, seed, *(f"{figure:.6f}" for figure in figures)])
-    return text.getvalue()
-
-
-def plot(rows: Mapping[str, Sequence[Values]], tasks: Sequence[str], measure: str) -> plt.Figure:
-    """Averages over tasks as bars, each task as a dot; the spread of seeds as a line."""
-    figure, axes = plt.subplots(figsize=(7, 0.45 * len(rows) + 1.2))
-    titles = list(rows)[::-1]
-    for height, title in enumerate(titles):
-        averages = [100 * average(values) for values in rows[title]]
-        error = statistics.stdev(averages) if len(averages) > 1 else 0.0
-        bar = axes.barh(height, statistics.fmean(averages), xerr=error or None, color="#9ecae1")
-        bar.set_label("mean over tasks (line: standard deviation of seeds)" if not height else "")
-        for task, colour in zip(tasks, plt.get_cmap("tab10").colors, strict=False):
-            value = 100 * statistics.fmean(values[task] for values in rows[title])
-            axes.plot(value, height, "o", color=colour, ms=4, label=task if not height else "")
-    axes.set_yticks(range(len(titles)), titles)
-    axes.set_xlabel(f"{measure} (%)")
-    axes.set_xlim(0, 100)
-    axes.legend(fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.4, -0.18))
-    return figure
 
 
 if __name__ == "__main__":

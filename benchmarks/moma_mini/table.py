@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from claims import (
@@ -26,13 +26,12 @@ from claims import (
     markdown,
     on_tasks,
     over,
-    read_row,
+    read_rows,
     registered,
+    seed_folders,
     spread_table,
     write_json,
 )
-
-from taser_jax.evaluation.results import read_results
 
 MEASURE = "nDCG@10"
 BASELINE, LEARNED = "No memory", "MoMA"
@@ -50,17 +49,14 @@ def main() -> None:
         print(__doc__, file=sys.stderr)
         sys.exit(2)
     root, is_gate = pathlib.Path(sys.argv[1]), len(sys.argv) == 3
-    seeds = {
-        int(seed_dir.name.removeprefix("seed-")): seed_dir
-        for seed_dir in sorted(root.glob("seed-*"))
-    }
+    seeds = seed_folders(root)
     blocks = [f"{MEASURE}, seeds {', '.join(map(str, seeds))}."]
     all_findings: list[Finding] = []
     for title, folders in (
         ("Source", {seed: [seed_dir] for seed, seed_dir in seeds.items()}),
         ("Targets", {seed: sorted(seed_dir.glob("targets/*")) for seed, seed_dir in seeds.items()}),
     ):
-        named_rows = rows(folders)
+        named_rows = read_rows(folders)
         if named_rows:
             command = GATE_COMMAND if is_gate else COMMAND
             findings = find(claims(named_rows), MEASURE, command=command)
@@ -76,29 +72,6 @@ def main() -> None:
     (root / "moma.md").write_text(text, encoding="utf-8")
     write_json(all_findings, root / "claims.json")
     print(text)
-
-
-def rows(folders: Mapping[int, Sequence[pathlib.Path]]) -> dict[str, Row]:
-    """Row -> seed -> task -> values by query, of tables over several folders."""
-    names = [
-        result.system
-        for directories in folders.values()
-        for directory in directories
-        if (directory / "results").is_dir()
-        for result in read_results(directory / "results")
-    ]
-    named_rows: dict[str, Row] = {}
-    for name in dict.fromkeys(names):
-        by_seed = {
-            seed: {
-                t: evaluation
-                for each in directories
-                for t, evaluation in read_row(each, name).items()
-            }
-            for seed, directories in folders.items()
-        }
-        named_rows[name] = {seed: tasks for seed, tasks in by_seed.items() if tasks}
-    return named_rows
 
 
 def claims(named_rows: Mapping[str, Row]) -> list[Claim]:

@@ -19,13 +19,14 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from claims import (
     Claim,
     Finding,
-    Pair,
     Row,
     find,
     markdown,
     over,
+    pair,
     read_row,
     registered,
+    seed_folders,
     spread_table,
     spread_text,
     write_json,
@@ -83,11 +84,8 @@ def main() -> None:
         print(__doc__, file=sys.stderr)
         sys.exit(2)
     root = pathlib.Path(sys.argv[1])
-    seeds = {
-        int(directory.name.removeprefix("seed-")): directory
-        for directory in sorted(root.glob("seed-*"))
-        if (directory / "domains.csv").exists()
-    }
+    folders = seed_folders(root)
+    seeds = {seed: path for seed, path in folders.items() if (path / "domains.csv").exists()}
     blocks = [f"{len(seeds)} seeds."]
     all_findings: list[Finding] = []
     for table, folder in TABLES.items():
@@ -123,7 +121,7 @@ def main() -> None:
 def registered_claims(rows: Mapping[str, Row]) -> list[Claim]:
     """Claims 5 and 6 of docs/claims.md."""
     return [
-        registered(number, [Pair(f"{first} over {second}", rows[first], rows[second])])
+        registered(number, [pair(first, second, rows)])
         for number, (first, second) in REGISTERED_ROWS.items()
     ]
 

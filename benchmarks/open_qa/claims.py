@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 
 from taser_jax.commands.pipelines.retrieval_stages import BM25, row_name
-from taser_jax.evaluation.results import SystemResult, read_results
+from taser_jax.evaluation.results import read_results
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from claims import (
@@ -26,8 +26,9 @@ from claims import (
     find,
     markdown,
     on_tasks,
-    read_row,
+    read_rows,
     registered,
+    seed_folders,
     write_json,
 )
 
@@ -46,7 +47,7 @@ def main() -> None:
         print(__doc__, file=sys.stderr)
         sys.exit(2)
     root = pathlib.Path(sys.argv[1])
-    rows = read(root)
+    rows = read_rows({seed: [folder] for seed, folder in seed_folders(root).items()})
     command = f"{COMMAND} PRETRAINED" if UNTRAINED in rows else COMMAND
     seeds = [tasks for row in rows.values() for tasks in row.values()]
     tasks = list(dict.fromkeys(task for tasks in seeds for task in tasks))
@@ -63,16 +64,6 @@ def main() -> None:
     text = "\n\n".join(block.rstrip("\n") for block in blocks) + "\n"
     (root / "claims.md").write_text(text, encoding="utf-8")
     print(text)
-
-
-def read(root: pathlib.Path) -> dict[str, Row]:
-    """Row -> seed -> task -> values by query."""
-    rows: dict[str, dict[int, Mapping]] = {}
-    for directory in sorted(root.glob("seed-*")):
-        for result in _results(directory):
-            tasks = read_row(directory, result.system)
-            rows.setdefault(result.system, {})[int(directory.name.removeprefix("seed-"))] = tasks
-    return dict(rows)
 
 
 def all_claims(rows: Mapping[str, Row]) -> list[Claim]:
@@ -125,18 +116,13 @@ def parameters(root: pathlib.Path) -> str:
     """What TASER has of DPR's parameters."""
     counts = {
         result.system: result.parameters
-        for directory in sorted(root.glob("seed-*"))
-        for result in _results(directory)
+        for directory in sorted(root.glob("seed-*/results"))
+        for result in read_results(directory)
     }
     taser, dpr = counts.get(row_name(DET_R, 2)), counts.get(row_name(DPR, 2))
     if not taser or not dpr:
         return "Not finished."
     return f"{DET_R} has {taser:,} parameters, {taser / dpr:.2f} of DPR's {dpr:,}."
-
-
-def _results(directory: pathlib.Path) -> list[SystemResult]:
-    results = directory / "results"
-    return read_results(results) if results.is_dir() else []
 
 
 if __name__ == "__main__":

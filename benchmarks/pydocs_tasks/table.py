@@ -23,13 +23,14 @@ from taser_jax.evaluation.results import read_results
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from claims import (
     Claim,
-    Pair,
     Row,
     find,
     markdown,
-    mean_over_tasks,
+    over,
+    pair,
     read_row,
     registered,
+    spread_table,
     write_json,
 )
 
@@ -64,7 +65,7 @@ def report(part: str, root: pathlib.Path) -> str:
         root / "claims.json",
     )
     blocks = [
-        f"### {measure}\n\n{means(rows, measure)}\n{markdown(findings[measure])}"
+        f"### {measure}\n\n{spread_table(rows, measure)}\n\n{markdown(findings[measure])}"
         for measure in MEASURES
     ]
     text = "\n".join(blocks)
@@ -111,57 +112,30 @@ def best(root: pathlib.Path, prefix: str, measure: str) -> str:
     return max(values, key=lambda option: statistics.fmean(values[option])) if values else ""
 
 
-def _over(rows: Mapping[str, Row], first: str, second: str) -> Pair:
-    return Pair(f"{first} over {second}", rows.get(first, {}), rows.get(second, {}))
-
-
 def prompts(rows: Mapping[str, Row], root: pathlib.Path) -> list[Claim]:
     """Claim 7, and the other prompts."""
-    others = [_over(rows, kind, "none") for kind in ("marker", "sentence")]
-    others += [_over(rows, "name", "marker"), _over(rows, "none", "BM25")]
-    beside = [Claim(pair.text, [pair]) for pair in others]
-    return [registered(7, [_over(rows, "name", "none")]), *beside]
+    others = (("marker", "none"), ("sentence", "none"), ("name", "marker"), ("none", "BM25"))
+    beside = [over(first, second, rows) for first, second in others]
+    return [registered(7, [pair("name", "none", rows)]), *beside]
 
 
 def tsage(rows: Mapping[str, Row], root: pathlib.Path) -> list[Claim]:
     """Claim 8, and the other optimisers."""
     chosen = f"{T_SAGE}{best(root, T_SAGE, 'nDCG@10')}"
-    others = [_over(rows, row, "naive") for row in rows if row not in ("naive", chosen, "BM25")]
-    beside = [Claim(pair.text, [pair]) for pair in [*others, _over(rows, "naive", "BM25")]]
-    return [registered(8, [_over(rows, chosen, "naive")]), *beside]
+    beside = [over(row, "naive", rows) for row in rows if row not in ("naive", chosen, "BM25")]
+    claim = registered(8, [pair(chosen, "naive", rows)])
+    return [claim, *beside, over("naive", "BM25", rows)]
 
 
 def experts(rows: Mapping[str, Row], root: pathlib.Path) -> list[Claim]:
     """Claim 10, and TASER over an encoder of as many parameters."""
     chosen = f"{TASER}{best(root, TASER, 'R@20')}"
-    pairs = [
-        _over(rows, chosen, "wide"),
-        _over(rows, "wide", "shared"),
-        _over(rows, chosen, "BM25"),
-    ]
-    beside = [Claim(pair.text, [pair]) for pair in pairs]
-    return [registered(10, [_over(rows, chosen, "shared")]), *beside]
+    others = ((chosen, "wide"), ("wide", "shared"), (chosen, "BM25"))
+    beside = [over(first, second, rows) for first, second in others]
+    return [registered(10, [pair(chosen, "shared", rows)]), *beside]
 
 
 CLAIMS = {"prompts": prompts, "tsage": tsage, "experts": experts}
-
-
-def means(rows: Mapping[str, Row], measure: str) -> str:
-    """One line per row: each task's mean over seeds, their mean, and the seeds."""
-    tasks = list(dict.fromkeys(task for row in rows.values() for of in row.values() for task in of))
-    lines = [f"| row | {' | '.join(tasks)} | mean | seeds |", f"|---|{'---:|' * (len(tasks) + 2)}"]
-    for name, row in rows.items():
-        finished = [values for values in row.values() if len(values) == len(tasks)]
-        if not finished:
-            continue
-        cells = [
-            statistics.fmean(float(values[task].values[measure].mean()) for values in finished)
-            for task in tasks
-        ]
-        cells.append(statistics.fmean(mean_over_tasks(values, measure) for values in finished))
-        text = " | ".join(f"{100 * cell:.1f}" for cell in cells)
-        lines.append(f"| {name} | {text} | {len(finished)} |")
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
