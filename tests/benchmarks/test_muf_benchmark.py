@@ -11,41 +11,15 @@ import sys
 import numpy as np
 import pytest
 from bert_checkpoints import write_with_vocabulary
-from script_calls import REPOSITORY, run_script, write_hits
+from script_calls import REPOSITORY, write_hits
 from written_files import beir, write
 
 from taser_jax.data.collections.store import QuerySet
-from taser_jax.evaluation.results import per_query_path, read_per_query
 
 pytestmark = pytest.mark.slow
 
 TASKS = ("squad", "nq_qed", "medquad", "fewrel", "cmu_dog")
 WORDS = ("river", "capital", "doctor", "planet", "music", "bridge", "winter", "engine")
-
-
-@pytest.mark.release
-def test_every_seed_runs_the_recipe(tmp_path: pathlib.Path):
-    (tmp_path / "out").mkdir()
-    calls, _ = run_script(
-        *("benchmarks/muf/run.sh", tmp_path / "shared", tmp_path / "out", "minilm"),
-        "--gin.TRAIN_STEPS=7",
-        folder=tmp_path,
-        SEEDS="3 4",
-        STEPS="20",
-        DISTRACTORS="0.2",
-    )
-    assert [" ".join(call.split()[:2]) for call in calls] == [
-        "prepare --gin_file=runs/muf_mini_prepare.gin",
-        f"tokenize --gin.DATA_DIR={tmp_path}/out/data",
-        *["pipeline muf"] * 2,
-    ]
-    assert calls[0].endswith("--gin.PrepareOptions.distractors=0.2")
-    assert f"--gin.OUTPUT_DIR={tmp_path}/out/seed-3 " in calls[2]
-    # The joint model sees as many queries as five specialists; a later binding wins.
-    steps = "--gin.TRAIN_STEPS=20 --gin.JOINT_STEPS=100 --gin.TRAIN_STEPS=7"
-    assert calls[3].endswith(f"--gin.RANDOM_SEED=4 {steps}")
-    # They read the same states.
-    assert all(f"--gin.STATES_DIR={tmp_path}/out/states" in call for call in calls[2:])
 
 
 def write_seed(directory: pathlib.Path, rows: dict[str, float], auroc: float) -> None:
@@ -78,21 +52,12 @@ def test_rows_have_their_spread_and_claims_their_intervals(tmp_path: pathlib.Pat
     assert "| A | 0.60 ± 0.14 | - |" in text
     assert "| MUF | 1,000 |" in text
     claims = json.loads((tmp_path / "claims.json").read_text())
-    effects = [
-        (
-            claim["number"],
-            claim["rows"],
-            claim["measure"],
-            round(claim["effect"], 6),
-            claim["headline"],
-        )
-        for claim in claims
-        if claim["measure"] == "R@20"
-    ]
+    fields = ("number", "rows", "effect", "headline")
+    effects = [[claim[name] for name in fields] for claim in claims if claim["measure"] == "R@20"]
     assert effects == [
-        (5, f"MUF over {unseen}", "R@20", 40.0, True),
-        (6, "MUF over Equal weights", "R@20", 10.0, False),
-        (None, "MUF over Joint", "R@20", 20.0, False),
+        [5, f"MUF over {unseen}", pytest.approx(40.0), True],
+        [6, "MUF over Equal weights", pytest.approx(10.0), False],
+        [None, "MUF over Joint", pytest.approx(20.0), False],
     ]
     assert {claim["seeds"] for claim in claims} == {2}
     assert "Oracle" not in text
@@ -132,6 +97,9 @@ def test_all_of_it_on_a_few_questions(tmp_path: pathlib.Path):
     assert "| MUF over Joint |" in text
     assert "| MUF over Oracle indicator |" in text
     check_costs_and_figures(tmp_path / "out" / "seed-0")
+    # The joint model sees as many queries as five specialists.
+    record = json.loads((tmp_path / "out" / "seed-0" / "joint" / "model" / "run.json").read_text())
+    assert record["settings"]["training.loop.train_steps"] == 5
     assert "| MUF without the domain over Joint without the domain |" in text
     claims = json.loads((tmp_path / "out" / "claims.json").read_text())
     assert {claim["number"] for claim in claims} == {5, 6, None}
@@ -159,11 +127,6 @@ def check_costs_and_figures(directory: pathlib.Path) -> None:
         lines = list(csv.DictReader(file))
     assert [line["task"] for line in lines] == [*TASKS] * 5
     assert [line["task"] for line in lines if line["own"] == "True"] == [*TASKS]
-    for line in lines:
-        path = per_query_path(directory, line["specialist"], line["task"], "test")
-        right = read_per_query(path).values["R@1"] > 0
-        assert float(line["accuracy"]) == pytest.approx(right.mean(), abs=1e-4)
-        assert 0 <= float(line["mean_w"]) <= 1
     header, _, *lines = (directory / "costs.md").read_text().splitlines()
     assert header.startswith("| | Joint | Joint without SQuAD | ")
     assert header.endswith(" | MUF, 5 specialists |")
@@ -174,8 +137,6 @@ def check_costs_and_figures(directory: pathlib.Path) -> None:
     assert all(value > 0 for of_size in latency.values() for value in of_size.values())
     total = sum(latency["3"][part] for part in ("search", "confidence", "fusion"))
     assert cells["search, confidence and fusion of a query"][-1] == f"{total:.1f} ms |"
-    joint = cells["passages' vectors"]
-    assert joint[0] == joint[1]
     assert {path.stem for path in (directory / "figures").iterdir()} == {
         *("confidence", "abstention", "weights", "reliability", "sizes", "examples"),
         *(f"members-{name}" for name in ("squad", "nq", "medquad", "fewrel", "cmu-dog")),
@@ -196,11 +157,6 @@ def test_risk_by_coverage_and_shared_queries_by_hand(scripts):
     figures, _ = scripts
     risk = figures.risk_coverage(np.array([0.2, 0.9, 0.5]), np.array([False, True, False]))
     np.testing.assert_allclose(risk, [0, 1 / 2, 2 / 3])
-    rng = np.random.default_rng(0)
-    confidence, correct = rng.integers(0, 8, 60) / 8, rng.random(60) < 0.5
-    order = sorted(range(60), key=lambda place: (-confidence[place], place))
-    expected = [1 - correct[order[: n + 1]].mean() for n in range(60)]
-    np.testing.assert_allclose(figures.risk_coverage(confidence, correct), expected)
     weights = np.array([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3]])
     np.testing.assert_allclose(figures.effective_specialists(weights), [2, 1, 3])
 

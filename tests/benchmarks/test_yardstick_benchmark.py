@@ -1,6 +1,5 @@
 """The yardstick: what its command runs, what its table says, and its recipe on a small world."""
 
-import gzip
 import json
 import pathlib
 
@@ -8,6 +7,7 @@ import pytest
 from bert_checkpoints import write_with_vocabulary
 from script_calls import run_script, write_hits
 from small_world import SmallWorld, figures, gin, succeed
+from written_files import beir
 
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.evaluation.results import SystemResult, TaskResult, write_result
@@ -62,15 +62,17 @@ def test_it_runs_the_recipe_and_prints_the_table(tmp_path: pathlib.Path):
 
 
 def test_beir_sets_are_parted_and_scored_as_the_models_are_and_trained(tmp_path: pathlib.Path):
-    source = tmp_path / "source/beir/scifact"
-    (source / "qrels").mkdir(parents=True)
-    for name in ("corpus.jsonl", "queries.jsonl"):
-        (source / name).write_text(f"{name}\n")
     header = "query-id\tcorpus-id\tscore"
     judged = [f"q{number}\tp{number}\t1" for number in range(40)]
-    train = "\n".join([header, *judged]) + "\n"
-    (source / "qrels" / "train.tsv.gz").write_bytes(gzip.compress(train.encode()))
-    (source / "qrels" / "test.tsv").write_text(f"{header}\nt0\tp0\t1\n")
+    source = tmp_path / "source/beir/scifact"
+    beir(
+        source,
+        corpus={"p0": "x"},
+        queries={"q0": "?"},
+        train=judged,
+        test=["t0 p0 1"],
+        ending=".gz",
+    )
     comparison = tmp_path / "out/beir/scifact/comparison"
     comparison.mkdir(parents=True)
     (comparison / "table.md").write_text("the table\n")
@@ -85,7 +87,8 @@ def test_beir_sets_are_parted_and_scored_as_the_models_are_and_trained(tmp_path:
     assert splits["dev"] == [header, *held_out]
     assert splits["train"] == [header, *(line for line in judged if line not in held_out)]
     assert splits["test"] == [header, "t0\tp0\t1"]
-    assert (parted / "corpus.jsonl").read_text() == "corpus.jsonl\n"
+    name = "corpus.jsonl.gz"
+    assert (parted / name).read_bytes() == (source / name).read_bytes()
     commands = ["prepare", "tokenize", "pipeline"]
     commands += ["encode", "search", "evaluate"] * 2
     assert [call.split()[0] for call in calls] == commands
