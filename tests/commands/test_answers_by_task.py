@@ -94,7 +94,7 @@ def test_an_unknown_set_is_refused(sets, tmp_path, capsys):
     assert "capital, trec" in message
 
 
-def test_rows_of_a_pipeline_share_what_they_read(sets, tmp_path):
+def test_rows_of_a_pipeline_share_what_they_read(sets):
     first, again = (PassageStore.open(sets / "data", "sets") for _ in range(2))
     matcher = answer_matcher(first, AnswerMatch.STRING)
     # The store is opened anew for each row.
@@ -102,9 +102,3 @@ def test_rows_of_a_pipeline_share_what_they_read(sets, tmp_path):
     assert answer_matcher(again, AnswerMatch.REGEX) is not matcher
     rows = np.array([[IDS.index("p5"), IDS.index("p1")]])
     np.testing.assert_array_equal(matcher.hits(rows, [["Tiber"]]), [[True, False]])
-    passages = tmp_path / "passages.tsv"
-    passages.write_text("id\ttext\ttitle\np0\tThe Tiber.\tRome\n")
-    where = gin(DATA_DIR=tmp_path / "data", COLLECTION="sets")
-    succeed("prepare", *where, *gin(PASSAGES=passages, QUERIES={}))
-    other = answer_matcher(PassageStore.open(tmp_path / "data", "sets"), AnswerMatch.STRING)
-    np.testing.assert_array_equal(other.hits(np.array([[0]]), [["Tiber"]]), [[True]])

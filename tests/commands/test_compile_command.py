@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import pytest
 from small_world import gin
@@ -79,8 +80,29 @@ def test_what_cannot_be_compiled_is_reported_first(arguments, words, capsys, mon
     assert words in capsys.readouterr().err
 
 
-def no_room(*_, **__):
-    raise OutOfMemory(needed=40 * 2**30, available=15 * 2**30)
+SMALL_MEMORY = Memory(arguments=1, outputs=1, aliased=0, temporaries=0, program=0)
+LARGE_MEMORY = dataclasses.replace(SMALL_MEMORY, arguments=2**34)
+
+
+@pytest.fixture
+def compiler(monkeypatch, tmp_path):
+    """In place of the compiler: its answer, the batches it is given, and the command's report."""
+    stand_in = types.SimpleNamespace(answer=SMALL_MEMORY, batches=[])
+
+    def compile_step(step, *arguments, mesh, effort):
+        stand_in.batches.append(arguments[1])
+        if isinstance(stand_in.answer, Exception):
+            raise stand_in.answer
+        return CompiledStep(stand_in.answer, 1.0, 1.0, (), ())
+
+    monkeypatch.setattr(compile_module, "compile_step", compile_step)
+    stand_in.report = lambda: json.loads((tmp_path / "report.json").read_text())
+    return stand_in
+
+
+def on_four_chips(tmp_path, *arguments: str, small: tuple[str, ...] = SMALL) -> int:
+    where = ("--topology=v5e:2x2", f"--gin.compile_recipe.output_dir={tmp_path}")
+    return cli.run(["compile", *small, *where, *arguments])
 
 
 @pytest.mark.parametrize(
@@ -95,65 +117,40 @@ def no_room(*_, **__):
     ],
 )
 def test_a_recipe_that_does_not_fit_says_what_would(
-    arguments, words, absent, tmp_path, capsys, monkeypatch
+    arguments, words, absent, tmp_path, capsys, compiler
 ):
-    monkeypatch.setattr(compile_module, "compile_step", no_room)
-    arguments = [*arguments, f"--gin.compile_recipe.output_dir={tmp_path}"]
-    assert run("--topology=v5e:2x2", *arguments) == 2
+    compiler.answer = OutOfMemory(needed=40 * 2**30, available=15 * 2**30)
+    assert on_four_chips(tmp_path, *arguments) == 2
     shown = capsys.readouterr()
     assert "needs 40.00 GiB per device, and the chip leaves 15.00 GiB" in shown.err
     assert all(word in shown.err for word in ["MESH_FSDP", *words, "more chips"]), shown.err
     assert absent not in shown.err
     assert "does not fit, 40.00 of 15.00 GiB" in shown.out
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report == {"fits": False, "memory": {"peak": 40 * 2**30, "hbm": 15 * 2**30}}
-
-
-SMALL_MEMORY = Memory(arguments=1, outputs=1, aliased=0, temporaries=0, program=0)
-LARGE_MEMORY = dataclasses.replace(SMALL_MEMORY, arguments=2**34)
-
-
-def compiled(memory: Memory) -> CompiledStep:
-    return CompiledStep(memory, 1.0, 1.0, (), ())
-
-
-@pytest.fixture
-def given(monkeypatch):
-    """The batches that are compiled for."""
-    batches = []
-
-    def compile_step(step, *arguments, mesh, effort):
-        batches.append(arguments[1])
-        return compiled(SMALL_MEMORY)
-
-    monkeypatch.setattr(compile_module, "compile_step", compile_step)
-    return batches
+    memory = {"peak": 40 * 2**30, "hbm": 15 * 2**30}
+    assert compiler.report() == {"fits": False, "memory": memory}
 
 
 def test_a_training_step_that_compiles_and_does_not_fit_shows_its_figures(
-    tmp_path, capsys, monkeypatch
+    tmp_path, capsys, compiler
 ):
-    monkeypatch.setattr(compile_module, "compile_step", lambda *_, **__: compiled(LARGE_MEMORY))
-    assert run("--topology=v5e:2x2", f"--gin.compile_recipe.output_dir={tmp_path}") == 2
+    compiler.answer = LARGE_MEMORY
+    assert on_four_chips(tmp_path) == 2
     shown = capsys.readouterr()
     assert "the training step needs 16.00 GiB per device" in shown.err
-    assert "more chips, over which the batch is split" in shown.err
     assert "16.000 of 16 (100%)" in shown.out
-    training = json.loads((tmp_path / "report.json").read_text())
+    training = compiler.report()
     assert not training["fits"]
     assert training["memory"]["arguments"] == 2**34
 
 
-def test_axes_that_cannot_be_split_are_reported(tmp_path, capsys, monkeypatch):
+def test_axes_that_cannot_be_split_are_reported(tmp_path, capsys, compiler):
     """Two heads over four parts: when it starts, and in the report."""
-    monkeypatch.setattr(compile_module, "compile_step", lambda *_, **__: compiled(SMALL_MEMORY))
-    arguments = ("--topology=v5e:2x2", f"--gin.compile_recipe.output_dir={tmp_path}")
     told = "heads of 2 cannot be split over model = 4"
-    assert run(*arguments, "--gin.NUM_MODEL_PARTITIONS=4") == 0
+    assert on_four_chips(tmp_path, "--gin.NUM_MODEL_PARTITIONS=4") == 0
     shown = capsys.readouterr()
     assert told in shown.err
     assert told in shown.out
-    assert run(*arguments, "--gin.NUM_MODEL_PARTITIONS=2") == 0
+    assert on_four_chips(tmp_path, "--gin.NUM_MODEL_PARTITIONS=2") == 0
     assert "cannot be split" not in "".join(capsys.readouterr())
 
 
@@ -171,53 +168,45 @@ def test_axes_that_cannot_be_split_are_reported(tmp_path, capsys, monkeypatch):
         ),
     ],
 )
-def test_texts_of_known_lengths_are_in_groups(flags, tasks, tmp_path, capsys, given):
+def test_texts_of_known_lengths_are_in_groups(flags, tasks, tmp_path, capsys, compiler):
     """Queries of 8 tokens, passages of 16 in a bucket of 32: 3 in 9 positions are padding."""
     lengths = "{'query': {0: 8, 1: 8}, 'passage': {0: 16, 1: 16}}"
-    directory = f"--gin.compile_recipe.output_dir={tmp_path}"
     buckets = [f"--gin.TEXT_LENGTHS={lengths}", "--gin.TrainingConfig.length_buckets=(8, 32)"]
-    assert run("--topology=v5e:2x2", directory, *buckets, *flags) == 0
+    assert on_four_chips(tmp_path, *buckets, *flags) == 0
     groups = {
         task: [[each.ids.shape for each in side.groups] for side in (batch.queries, batch.passages)]
-        for task, batch in given[0].items()
+        for task, batch in compiler.batches[0].items()
     }
-    negatives = 1
-    assert groups == {
-        task: [[(size, 8)], [(size * (1 + negatives), 32)]] for task, size in tasks.items()
-    }
-    training = json.loads((tmp_path / "report.json").read_text())
+    # A hard negative for each query.
+    assert groups == {task: [[(size, 8)], [(2 * size, 32)]] for task, size in tasks.items()}
+    training = compiler.report()
     real, padded = 16 * 8 + 32 * 16, 16 * 8 + 32 * 32
     assert training["padding"] == pytest.approx(1 - real / padded)
     model = DualEncoderConfig(bert=BERT)
     flops = [model.training_flops(BatchShape(16, 8, 32, length)) for length in (16, 32)]
     estimate = training["roofline"]
-    assert estimate["mfu_of_real_tokens"] / estimate["mfu"] == pytest.approx(
-        flops[0] / flops[1], rel=1e-3
-    )
+    shares = estimate["mfu_of_real_tokens"] / estimate["mfu"]
+    assert shares == pytest.approx(flops[0] / flops[1], rel=1e-3)
     assert f"44.4% padding: {real} tokens in {padded:,} positions" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("documents", ["tokens", "embeddings"])
-def test_queries_with_documents_are_compiled(documents, tmp_path, given):
-    """What the step is given has K documents for each query."""
+def test_queries_with_documents_are_compiled(documents, tmp_path, compiler):
+    """What the step is given has K documents for each query, which cost what the formulas say."""
     model = [
         "--gin_file=models/bert_fusion.gin",
         "--gin.BertFusionConfig.decoder_layers=1",
         f"--gin.BertFusionConfig.documents={documents}",
     ]
-    arguments = ("--topology=v5e:2x2", f"--gin.compile_recipe.output_dir={tmp_path}", *model)
-    small = [flag for flag in SMALL if "ExpertConfig" not in flag]
-
-    def model_flops(count):
+    small = tuple(flag for flag in SMALL if "ExpertConfig" not in flag)
+    flops = []
+    for count in (3, 0):
         number = f"--gin.compile_recipe.documents={count}"
-        assert cli.run(["compile", *small, *arguments, number]) == 0
-        return json.loads((tmp_path / "report.json").read_text())["flops"]["model"]
-
-    flops = model_flops(3)
-    (batch,) = given[0].values()
+        assert on_four_chips(tmp_path, *model, number, small=small) == 0
+        flops.append(compiler.report()["flops"]["model"])
+    assert flops[0] > flops[1]
+    (batch,) = compiler.batches[0].values()
     each = {"tokens": (16, 3, 64), "embeddings": (16, 3, 128)}[documents]
     retrieved = batch.queries.documents
     assert (retrieved.ids if documents == "tokens" else retrieved).shape == each
     assert batch.queries.present.shape == (16, 3)
-    # Documents cost what the formulas say.
-    assert flops > model_flops(0)

@@ -23,7 +23,6 @@ from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import parameter_count
 from taser_jax.storage import checksums
-from taser_jax.storage.errors import ConfigError
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.state import TrainState
 
@@ -257,16 +256,6 @@ def test_the_prompt_of_the_task_is_written(tmp_path, task, text):
     directory = tmp_path / "out" / "sentence_transformers"
     settings = json.loads((directory / "config_sentence_transformers.json").read_text())
     assert settings["prompts"] == {"query": text.format(*PIECES), "document": ""}
-
-
-def test_an_unknown_format_is_refused_with_those_there_are(
-    capsys, tmp_path, model_dir, nothing_is_read
-):
-    message = refused(capsys, *arguments(model_dir, tmp_path / "out", ["gguf"]))
-    assert "'gguf' is no format" in message
-    assert "sentence_transformers, saved_model, stablehlo, onnx" in message
-    with pytest.raises(ConfigError, match="no format"):
-        export.export_model(model_dir=str(model_dir), output_dir=str(tmp_path), formats=[])
 
 
 def test_one_of_several_systems_must_be_named(capsys, tmp_path, exported, model_dir):

@@ -142,21 +142,13 @@ def test_words_of_a_tokenizer_json_alone_are_compared(checkpoint, tmp_path):
         check_words(source, tmp_path / "other")
 
 
-@pytest.mark.parametrize(
-    ("saved", "settings"),
-    [
-        ({}, {"strip_accents": False}),
-        ({}, {"tokenize_chinese_chars": False}),
-        ({"strip_accents": False}, {}),
-    ],
-)
-def test_texts_that_were_split_otherwise_are_refused(checkpoint, tmp_path, saved, settings):
-    vocabulary = WordPieceVocabulary(words_of(checkpoint), splitting=WordSplitting(**saved))
-    vocabulary.save(tmp_path / "vocabulary")
+@pytest.mark.parametrize("name", ["strip_accents", "tokenize_chinese_chars"])
+def test_texts_that_were_split_otherwise_are_refused(checkpoint, tmp_path, name):
     source = shutil.copytree(checkpoint, tmp_path / "bert")
-    (source / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    with pytest.raises(ConfigError, match=f"(?s)splits texts otherwise.*VOCABULARY={source}"):
-        check_words(source, tmp_path / "vocabulary")
+    (source / "tokenizer_config.json").write_text(json.dumps({name: False}), encoding="utf-8")
+    for one, other in ((source, checkpoint), (checkpoint, source)):
+        with pytest.raises(ConfigError, match=f"(?s)splits texts otherwise.*VOCABULARY={one}"):
+            check_words(one, other)
 
 
 def test_words_of_another_kind_are_refused(checkpoint, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import sys
 
 import numpy as np
 import pyarrow
@@ -14,6 +15,7 @@ from store_world import DIM, PASSAGES, TABLE, StoreWorld
 from test_export_command import make_model
 
 from taser_jax.assembly.model_directory import load_model
+from taser_jax.cli import main as cli
 from taser_jax.retrieval import embedding_files
 from taser_jax.retrieval.embeddings import Embeddings, write_embeddings
 
@@ -29,7 +31,7 @@ def exported(world: StoreWorld) -> pathlib.Path:
     return world.root / "out"
 
 
-def test_parquet_has_a_file_per_shard_and_the_collections_texts(exported, world):
+def test_parquet_has_a_file_per_shard_and_the_texts(exported, world):
     folder = exported / "embeddings" / "passages"
     names = sorted(path.name for path in folder.glob("*.parquet"))
     assert names == [f"{shard:05d}-of-00003.parquet" for shard in range(3)]
@@ -40,9 +42,6 @@ def test_parquet_has_a_file_per_shard_and_the_collections_texts(exported, world)
     for name in ("id", "title", "text"):
         assert table[name].to_pylist() == [getattr(passage, name) for passage in passages]
     np.testing.assert_array_equal(table["embedding"].to_pylist(), TABLE[:PASSAGES])
-
-
-def test_queries_have_their_texts_and_task(exported):
     table = pyarrow.parquet.read_table(exported / "embeddings" / "queries" / "nq.test.parquet")
     first = table.to_pylist()[0]
     assert (first["id"], first["text"], first["task"]) == ("q0", "question q0", "nq")
@@ -79,11 +78,6 @@ def test_faiss_finds_what_sorting_finds(tmp_path, world, capsys):
     assert ids == list(world.store.ids)
 
 
-def test_without_faiss_its_extra_is_named(tmp_path, world, capsys, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
-    assert "[faiss]'" in refused(capsys, *world.export(tmp_path, "faiss"))
-
-
 def test_a_killed_export_goes_on_at_the_next_shard(tmp_path, world, monkeypatch):
     write, calls = embedding_files._write_parquet, []
 
@@ -94,8 +88,6 @@ def test_a_killed_export_goes_on_at_the_next_shard(tmp_path, world, monkeypatch)
         write(path, blocks)
 
     monkeypatch.setattr(embedding_files, "_write_parquet", dies)
-    from taser_jax.cli import main as cli
-
     assert cli.run(world.export(tmp_path, "embeddings")) == 130
     first = tmp_path / "embeddings" / "passages" / "00000-of-00003.parquet"
     before = first.stat().st_mtime_ns
@@ -135,17 +127,20 @@ def test_embeddings_of_another_collection_are_refused(tmp_path, capsys, world, c
 
 
 @pytest.mark.parametrize(
-    ("formats", "words"),
+    ("formats", "more", "words"),
     [
-        (["embeddings"], "not all given"),
-        (["embeddings", "onnx"], "formats of a model and of embeddings"),
-        (["onnx"], "no model"),
-        (["milvus"], "'milvus' is no format"),
+        (["embeddings"], {"EMBEDDINGS_DIR": None}, "not all given"),
+        (["embeddings", "onnx"], {}, "formats of a model and of embeddings"),
+        (["onnx"], {}, "no model"),
+        (["milvus"], {}, "'milvus' is no format"),
+        (["gguf"], {}, "sentence_transformers, saved_model, stablehlo, onnx"),
+        (["vertex"], {"CODES": "int8"}, "int8 codes are for Parquet"),
+        (["faiss"], {}, "[faiss]'"),
     ],
 )
-def test_what_is_missing_is_named(tmp_path, capsys, formats, words):
-    where = gin(MODEL_DIR=None, EXPORT_DIR=tmp_path)
-    assert words in refused(capsys, "export", *formats, *where)
+def test_what_is_missing_is_named(tmp_path, capsys, world, monkeypatch, formats, more, words):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    assert words in refused(capsys, *world.export(tmp_path, *formats), *gin(**more))
 
 
 def _import(world: StoreWorld, source: pathlib.Path, output: pathlib.Path) -> list[str]:
@@ -221,32 +216,24 @@ def _with(rows: dict[int, object]) -> list[object]:
 
 
 @pytest.mark.parametrize(
-    ("embeddings", "ids", "words"),
+    ("embeddings", "ids", "queries", "words"),
     [
-        (_with({})[1:], {}, "id 'p39' is absent (1 in all)"),
-        (_with({}), {3: "p4"}, "id 'p4' is there more than once"),
-        (_with({}), {3: "x"}, "id 'x' is no passage of the collection"),
-        (_with({5: [1.0, 2.0]}), {}, "embeddings of 2, 16 numbers"),
-        (_with({5: [float("nan")] * DIM}), {}, "id 'p5' has NaN"),
+        (_with({})[1:], {}, None, "id 'p39' is absent (1 in all)"),
+        (_with({}), {3: "p4"}, None, "id 'p4' is there more than once"),
+        (_with({}), {3: "x"}, None, "id 'x' is no passage of the collection"),
+        (_with({5: [1.0, 2.0]}), {}, None, "embeddings of 2, 16 numbers"),
+        (_with({5: [float("nan")] * DIM}), {}, None, "id 'p5' has NaN"),
+        (_with({}), {}, (TABLE[:2, :8], ["q0", "q1"]), "8 dimensions, and passages 16"),
+        (_with({}), {}, (TABLE[:2], ["q1", "x"]), "id 'x' is no query of this split"),
     ],
 )
-def test_files_that_do_not_fit_are_refused(tmp_path, capsys, world, embeddings, ids, words):
+def test_files_that_do_not_fit_are_refused(
+    tmp_path, capsys, world, embeddings, ids, queries, words
+):
     names = [ids.get(row, f"p{row}") for row in range(len(embeddings))]
     source = _foreign(tmp_path / "f", embeddings, names)
-    assert words in refused(capsys, *_import(world, source, tmp_path / "e"))
-    assert not (tmp_path / "e" / "metadata.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("embeddings", "ids", "words"),
-    [
-        (TABLE[:2, :8], None, "8 dimensions, and passages 16"),
-        (TABLE[:2], ["q1", "x"], "id 'x' is no query of this split"),
-    ],
-)
-def test_queries_that_do_not_fit_are_refused(tmp_path, capsys, world, embeddings, ids, words):
-    source = _foreign(tmp_path / "f", TABLE[:PASSAGES].tolist())
-    _foreign_queries(source, embeddings.tolist(), ids)
+    if queries is not None:
+        _foreign_queries(source, queries[0].tolist(), queries[1])
     assert words in refused(capsys, *_import(world, source, tmp_path / "e"))
     assert not (tmp_path / "e" / "metadata.json").exists()
 
@@ -297,8 +284,3 @@ def test_codes_are_imported_with_the_normalization_that_they_have(
     lengths = np.linalg.norm(imported[:], axis=1)
     assert np.abs(lengths - 1).max() > 1e-3
     assert imported.metadata.normalization == normalization
-
-
-def test_codes_are_for_parquet(tmp_path, capsys, world):
-    message = refused(capsys, *world.export(tmp_path, "vertex"), "--gin.CODES=int8")
-    assert "int8 codes are for Parquet" in message
