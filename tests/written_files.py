@@ -58,6 +58,27 @@ def beir(
     return write_all(folder, {f"{name}{ending}": content for name, content in files.items()})
 
 
+def tsv(
+    folder: pathlib.Path,
+    passages: Mapping[str, str],
+    asked: Mapping[str, Mapping[str, tuple[str, str]]],
+) -> pathlib.Path:
+    """A folder in the layout that `taser init` names.
+
+    Args:
+        folder: the folder.
+        passages: id -> text.
+        asked: "task.split" -> id of a question -> its text and its passage.
+    """
+    texts = "".join(f"{id}\t{text}\t\n" for id, text in passages.items())
+    files: dict[str, Content] = {"passages.tsv": f"id\ttext\ttitle\n{texts}"}
+    for name, questions in asked.items():
+        lines = [(f"{id}\t{text}\n", f"{id}\t0\t{p}\t1\n") for id, (text, p) in questions.items()]
+        files[f"{name}.queries.tsv"] = "".join(question for question, _ in lines)
+        files[f"{name}.qrels.tsv"] = "".join(judgement for _, judgement in lines)
+    return write_all(folder, files)
+
+
 def kilt_mini(folder: pathlib.Path, *, queries: int) -> pathlib.Path:
     """A folder in kilt_mini's layout: thirty passages, and queries of fm2, each on one of them."""
     rows = "".join(f'{n}\t"text ""{n}"""\ttitle {n}\t{n}\t0\n' for n in range(30))

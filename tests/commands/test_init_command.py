@@ -5,51 +5,11 @@ import re
 
 import pytest
 import recipes
-from small_world import figures, gin, refused, succeed
+from small_world import gin, refused, succeed
 
 from taser_jax.cli import configuration
 from taser_jax.cli import main as cli
 from taser_jax.cli.command_table import COMMANDS, configurable_names, configurables_of, load
-from taser_jax.data.collections.store import list_tasks
-
-TOPICS = ("river", "castle", "violin", "comet", "glacier", "beetle", "harbour", "orchard")
-SPLITS = {"train": range(5), "validation": range(5, 6), "test": range(6, 8)}
-
-# What a user would change in the project's file, here so that it takes seconds.
-SMALLER = """
-VOCAB_SIZE = 150
-TASK_FEATURE_LENGTHS = {'query': 16, 'passage': 24}
-BertConfig.num_layers = 3
-BertConfig.embed_dim = 16
-BertConfig.num_heads = 2
-BertConfig.head_dim = 8
-BertConfig.mlp_dim = 32
-ValidationConfig.pool = None
-ValidationConfig.num_batches = 0
-BATCH_SIZE = 16
-TRAIN_STEPS = 3
-WARMUP_STEPS = 1
-"""
-
-
-def write_files(folder: pathlib.Path) -> None:
-    """Two tasks over 64 passages: each asks for the passage that has two words together."""
-    folder.mkdir()
-    lines = [
-        f"{a}-{b}\tThe {TOPICS[a]} lies beside a {TOPICS[b]} and is old.\t{TOPICS[a]} {TOPICS[b]}\n"
-        for a in range(8)
-        for b in range(8)
-    ]
-    (folder / "passages.tsv").write_text("id\ttext\ttitle\n" + "".join(lines))
-    for task, words in (("where", "where is the"), ("what", "what of the")):
-        for split, numbers in SPLITS.items():
-            pairs = [(a, b) for a in range(8) for b in numbers]
-            questions = [
-                f"{task}{a}{b}\t{words} {TOPICS[a]} with a {TOPICS[b]}\n" for a, b in pairs
-            ]
-            judgements = [f"{task}{a}{b}\t0\t{a}-{b}\t1\n" for a, b in pairs]
-            (folder / f"{task}.{split}.queries.tsv").write_text("".join(questions))
-            (folder / f"{task}.{split}.qrels.tsv").write_text("".join(judgements))
 
 
 @pytest.fixture
@@ -58,41 +18,6 @@ def project(tmp_path, monkeypatch) -> pathlib.Path:
     monkeypatch.chdir(tmp_path)
     succeed("init", "FAQ", *gin("init", tasks=["where", "what"]))
     return tmp_path
-
-
-def run(command: str, *arguments: str) -> None:
-    """A command with the project's file alone, and what only this run changes."""
-    succeed(*command.split(), "--gin_file=faq.gin", *arguments)
-
-
-@pytest.mark.release
-@pytest.mark.slow
-def test_from_files_to_a_table_with_one_gin_file(project, capsys):
-    write_files(project / "faq")
-    with open("faq.gin", "a") as file:
-        file.write(SMALLER)
-    run("prepare")
-    assert list_tasks("faq/data", "faq") == {task: list(SPLITS) for task in ("what", "where")}
-    run("tokenize", "--gin_import=faq_tasks")
-    for split in SPLITS:
-        run("bm25", *gin(SPLIT=split))
-    run("mine", *gin(RUNS_DIR="faq/bm25/runs"))
-    run("train", *gin(NEGATIVES_DIRS=["faq/negatives"]))
-    run("encode")
-    for split in ("validation", "test"):
-        run("search", *gin(SPLIT=split))
-    run("evaluate")
-    run("evaluate", *gin(RUNS_DIR="faq/bm25/runs", SYSTEM="BM25"))
-    run("hybrid")
-    run("ask", *gin(QUESTIONS=["where is the comet"]))
-    assert "? where is the comet" in capsys.readouterr().out
-    rows = {row["system"]: row for row in figures(project / "faq/results") if row["task"] == "what"}
-    assert rows.keys() == {"TASER", "BM25"}
-    assert float(rows["BM25"]["R@20"]) > 0.5
-    assert sorted(path.name for path in (project / "faq" / "hybrid").glob("*.trec")) == [
-        "what.test.trec",
-        "where.test.trec",
-    ]
 
 
 # Commands that need nothing else.

@@ -5,34 +5,16 @@ import json
 
 import pytest
 from small_world import TASKS, gin, refused, succeed
-from written_files import write_all
+from written_files import tsv
 
 from taser_jax.assembly.data import training_queries
 from taser_jax.commands.inputs import tasks_with
 from taser_jax.commands.prepare import drawn_by_hash
-from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.data.collections.store import list_tasks
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Query
-
-
-def test_plain_tsv(tmp_path):
-    (tmp_path / "p.tsv").write_text("7\tfirst text\tOne\n9\tsecond text\tTwo\n")
-    (tmp_path / "q.tsv").write_text("q1\tsecond?\n")
-    (tmp_path / "qrels.tsv").write_text("q1 0 9 1\n")
-    (tmp_path / "q.gin").write_text(
-        f"test/QuestionFiles.questions = '{tmp_path}/q.tsv'\n"
-        f"test/QuestionFiles.qrels = '{tmp_path}/qrels.tsv'\n"
-    )
-    succeed(
-        *("prepare", "--gin_file=runs/prepare.gin", f"--gin_file={tmp_path}/q.gin"),
-        *gin(DATA_DIR=tmp_path / "data", COLLECTION="t", PASSAGES=tmp_path / "p.tsv"),
-        "--gin.QUERIES={'lookup': {'test': @test/QuestionFiles()}}",
-    )
-    assert [p.title for p in PassageStore.open(tmp_path / "data", "t").iterate()] == ["One", "Two"]
-    queries = list(QuerySet.open(tmp_path / "data", "t", "lookup", "test"))
-    assert [(query.id, query.positives) for query in queries] == [("q1", (1,))]
 
 
 def test_a_misspelled_task_of_pydocs_is_refused(tmp_path, capsys):
@@ -46,21 +28,12 @@ def test_a_misspelled_task_of_pydocs_is_refused(tmp_path, capsys):
 def test_vocabulary_and_token_store(small_world):
     assert sorted(list_tasks(small_world.data_dir, "small")) == sorted(TASKS)
     vocabulary = load_vocabulary(small_world.root / "vocabulary")
-    store = TokenStore.open(small_world.token_store)
+    metadata = TokenStore.open(small_world.token_store).metadata
     assert vocabulary.size == 1000
-    assert store.metadata.vocabulary_fingerprint == vocabulary.fingerprint
-    assert load_vocabulary(store.vocabulary_directory).fingerprint == vocabulary.fingerprint
-    assert (store.metadata.query_length, store.metadata.passage_length) == (16, 32)
-    passages = PassageStore.open(small_world.data_dir, "small")
-    title, text = passages[5].title, passages[5].text
-    title_ids, text_ids = vocabulary.encode([title, text])
-    expected = [vocabulary.cls_id, *title_ids, vocabulary.sep_id, *text_ids][:31]
-    tokens = store.passages.tokens([5])
-    assert tokens.ids[0, :31].tolist()[: len(expected)] == expected
-    assert json.loads((small_world.token_store / "mixture.json").read_text())["weights"] == {
-        "summary": 1.0,
-        "code": 1.0,
-    }
+    assert metadata.vocabulary_fingerprint == vocabulary.fingerprint
+    assert (metadata.query_length, metadata.passage_length) == (16, 32)
+    weights = json.loads((small_world.token_store / "mixture.json").read_text())["weights"]
+    assert weights == {"summary": 1.0, "code": 1.0}
 
 
 def test_tasks_go_by_their_registered_names_too(small_world):
@@ -110,12 +83,10 @@ def test_tokenize_names_what_is_not_registered(small_world, tmp_path, capsys):
 
 
 def test_without_validation_each_command_says_how_to_get_it(tmp_path, capsys):
-    files = {"faq.passages.tsv": "".join(f"p{n}\ttext {n}\n" for n in range(40))}
-    for split, numbers in (("train", range(30)), ("test", range(30, 40))):
-        questions = "".join(f"q{n}\tquestion {n}\n" for n in numbers)
-        judged = "".join(f"q{n} 0 p{n} 1\n" for n in numbers)
-        files |= {f"faq.{split}.queries.tsv": questions, f"faq.{split}.qrels.tsv": judged}
-    write_all(tmp_path, files)
+    questions = {f"q{n}": (f"question {n}", f"p{n}") for n in range(40)}
+    splits = {"train": list(questions)[:30], "test": list(questions)[30:]}
+    asked = {f"faq.{split}": {id: questions[id] for id in ids} for split, ids in splits.items()}
+    tsv(tmp_path, {f"p{n}": f"text {n}" for n in range(40)}, asked)
     prepare = ["prepare", str(tmp_path), *gin(DATA_DIR=tmp_path / "data", COLLECTION="t")]
     succeed(*prepare)
     assert "no validation split of task faq; VALIDATION_SHARE=0.1" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""An installation without TensorFlow prepares, tokenises, trains, searches and answers."""
+"""An installation without TensorFlow runs a project: from files to a table and answers."""
 
 import json
 import os
@@ -9,20 +9,35 @@ import sys
 import jax
 import pytest
 import without_tensorflow
-from small_world import SmallWorld, gin
-from written_files import write_all
+from small_world import SmallWorld, figures, gin
+from written_files import tsv
 
 from taser_jax.data.token_store.store import TokenStore
 
 pytestmark = pytest.mark.slow
 
-TEXTS = ["the river", "a mountain", "one king", "his song"]
-SIZES = gin("BertConfig", embed_dim=32, num_layers=1, num_heads=2, head_dim=16, mlp_dim=64)
-SIZES += gin("BertConfig", dropout_rate=0.0, attention_dropout_rate=0.0)
+TOPICS = ("river", "castle", "violin", "comet", "glacier", "beetle", "harbour", "orchard")
+SPLITS = {"train": range(5), "validation": range(5, 6), "test": range(6, 8)}
+# What a user would change in the project's file, here so that it takes seconds.
+SMALLER = """
+VOCAB_SIZE = 150
+TASK_FEATURE_LENGTHS = {'query': 16, 'passage': 24}
+BertConfig.num_layers = 1
+BertConfig.embed_dim = 16
+BertConfig.num_heads = 2
+BertConfig.head_dim = 8
+BertConfig.mlp_dim = 32
+ExpertConfig.shared_per_specialized = 0
+ValidationConfig.pool = None
+ValidationConfig.num_batches = 0
+BATCH_SIZE = 16
+TRAIN_STEPS = 3
+WARMUP_STEPS = 1
+"""
 
 
 def run(folder: pathlib.Path, *commands: list[str]) -> subprocess.CompletedProcess[str]:
-    """Runs commands, the first of which may fail, in one process that has no TensorFlow."""
+    """Runs commands, the last of which may fail, in one process that has no TensorFlow."""
     return subprocess.run(
         [sys.executable, without_tensorflow.__file__, json.dumps(commands)],
         cwd=folder,
@@ -38,25 +53,33 @@ def run(folder: pathlib.Path, *commands: list[str]) -> subprocess.CompletedProce
     )
 
 
-@pytest.fixture
-def files(tmp_path: pathlib.Path) -> list[str]:
-    """Arguments of `taser prepare`: four passages, a query for each."""
-    passages = "".join(f"p{i}\t{text}\t\n" for i, text in enumerate(TEXTS))
-    files = {"passages.tsv": f"id\ttext\ttitle\n{passages}"}
-    for split in ("train", "test"):
-        queries = "".join(f"{split}{i}\twhere is {text}\n" for i, text in enumerate(TEXTS))
-        qrels = "".join(f"{split}{i}\t0\tp{i}\t1\n" for i in range(len(TEXTS)))
-        files |= {f"q.{split}.queries.tsv": queries, f"q.{split}.qrels.tsv": qrels}
-    write_all(tmp_path, files)
-    return [str(tmp_path), *gin(DATA_DIR=tmp_path / "data", COLLECTION="rivers")]
+def project(command: str, *arguments: str) -> list[str]:
+    """A command with the project's file alone, and what only this run changes."""
+    return [command, "--gin_file=faq.gin", "--gin_file=smaller.gin", *arguments]
 
 
-def test_from_files_to_an_answer(small_world: SmallWorld, files: list[str], tmp_path: pathlib.Path):
-    data = gin(DATA_DIR=tmp_path / "data", COLLECTION="rivers")
-    model = gin(MODEL_DIR=tmp_path / "model")
-    store = gin(TOKEN_STORE=tmp_path / "tokens")
-    embeddings = gin(EMBEDDINGS_DIR=tmp_path / "embeddings")
-    index, runs = gin(INDEX_DIR=tmp_path / "index"), gin(RUNS_DIR=tmp_path / "runs")
+def write_files(folder: pathlib.Path) -> None:
+    """Two tasks over 64 passages: each question asks for the passage that has two words."""
+    asked = {
+        f"{task}.{split}": {
+            f"{task}{a}{b}": (f"{words} {TOPICS[a]} with a {TOPICS[b]}", f"{a}-{b}")
+            for a in range(8)
+            for b in numbers
+        }
+        for task, words in (("where", "where is the"), ("what", "what of the"))
+        for split, numbers in SPLITS.items()
+    }
+    passages = {
+        f"{a}-{b}": f"The {first} lies beside a {second} and is old."
+        for a, first in enumerate(TOPICS)
+        for b, second in enumerate(TOPICS)
+    }
+    tsv(folder, passages, asked)
+
+
+def test_from_files_to_a_table_with_one_gin_file(small_world: SmallWorld, tmp_path: pathlib.Path):
+    write_files(tmp_path / "faq")
+    (tmp_path / "smaller.gin").write_text(SMALLER)
     small = [
         *("tokenize", *gin(DATA_DIR=small_world.data_dir)),
         *gin(VOCABULARY=small_world.root / "vocabulary"),
@@ -68,22 +91,18 @@ def test_from_files_to_an_answer(small_world: SmallWorld, files: list[str], tmp_
     )
     done = run(
         tmp_path,
-        ["prepare", *files],
-        [
-            *("tokenize", *gin(DATA_DIR=tmp_path / "data", VOCABULARY=tmp_path / "vocabulary")),
-            *gin(VOCAB_SIZE=64, MIXTURE_OR_TASK_NAME="rivers"),
-            *(*gin(TASK_FEATURE_LENGTHS={"query": 8, "passage": 8}), *store),
-        ],
-        [
-            *("train", "--gin_file=models/bert_tiny.gin", "--gin_file=models/dpr.gin", *SIZES),
-            *(*store, *model, *gin(TRAIN_STEPS=2, BATCH_SIZE=2, WARMUP_STEPS=1)),
-            *gin("TrainingConfig", validation=None),
-        ],
-        ["encode", *model, *store, *embeddings],
-        ["search", *data, *embeddings, *index, *runs, *gin(TOP_K=3)],
-        ["bm25", *data, *gin(BM25_INDEX_DIR=tmp_path / "bm25", BM25_RUNS_DIR=tmp_path / "found")],
-        ["evaluate", *data, *runs, *gin(EVAL_OUTPUT_DIR=tmp_path / "results", SYSTEM="DPR")],
-        ["ask", *data, *model, *index, *gin(QUESTIONS="['where is the river']")],
+        ["init", "FAQ", *gin("init", tasks=["where", "what"])],
+        project("prepare"),
+        project("tokenize", "--gin_import=faq_tasks"),
+        *(project("bm25", *gin(SPLIT=split)) for split in SPLITS),
+        project("mine", *gin(RUNS_DIR="faq/bm25/runs")),
+        project("train", *gin(NEGATIVES_DIRS=["faq/negatives"])),
+        project("encode"),
+        *(project("search", *gin(SPLIT=split)) for split in ("validation", "test")),
+        project("evaluate"),
+        project("evaluate", *gin(RUNS_DIR="faq/bm25/runs", SYSTEM="BM25")),
+        project("hybrid"),
+        project("ask", *gin(QUESTIONS=["where is the comet"])),
         [
             *(*small, *gin(TOKEN_STORE=tmp_path / "again")),
             *gin(MIXTURE_OR_TASK_NAME="small", MIXTURE_OR_TASK_MODULE="small_tasks"),
@@ -94,9 +113,14 @@ def test_from_files_to_an_answer(small_world: SmallWorld, files: list[str], tmp_
             *gin(MIXTURE_OR_TASK_NAME="own", MIXTURE_OR_TASK_MODULE="own_code"),
         ],
     )
-    assert "not installed (No module named 'seqio')\n  expected: both" in done.stderr
-    assert "[tensorflow]'\ntaser tokenize" in done.stderr, done.stderr
-    assert "? where is the river" in done.stdout
+    assert "not installed (No module named 'seqio')\n  expected: both" in done.stderr, done.stderr
+    assert "[tensorflow]'\ntaser tokenize" in done.stderr
+    assert "? where is the comet" in done.stdout
+    rows = {
+        row["system"]: row for row in figures(tmp_path / "faq/results") if row["task"] == "what"
+    }
+    assert rows.keys() == {"TASER", "BM25"}
+    assert float(rows["BM25"]["R@20"]) > 0.5
+    assert len(list((tmp_path / "faq/hybrid").glob("*.trec"))) == 2
     here = TokenStore.open(small_world.token_store).metadata
     assert TokenStore.open(tmp_path / "again").metadata == here
-    assert (tmp_path / "results" / "table.md").exists()
