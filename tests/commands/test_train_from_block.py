@@ -64,9 +64,10 @@ SHARED = ExpertConfig(
             {"train_from_block": 1, "model": dataclasses.replace(MODEL, experts=SHARED)},
             "blocks 1 are frozen; their router serves all",
         ),
+        ({"length_buckets": (8, 16)}, "bucket of 16 tokens.*at most the 12 positions"),
     ],
 )
-def test_what_cannot_be_frozen(changes, told, tiny_store_dir, tmp_path):
+def test_what_cannot_be_frozen_or_grouped(changes, told, tiny_store_dir, tmp_path):
     with pytest.raises(ConfigError, match=f"(?s){told}"):
         start(tiny_store_dir, tmp_path, **changes)
 
@@ -128,6 +129,30 @@ def test_cached_states_train_and_validate_as_tokens_do(changes, ragged_store_dir
     gone_on = metrics_of(ragged_store_dir, tmp_path / "states_of", loop=longer, **exact)
     assert gone_on[:3] == metrics
     assert {path: path.stat().st_mtime_ns for path in states_dir.rglob("states.npy")} == made
+
+
+@pytest.mark.release
+def test_metrics_of_length_buckets_are_those_of_full_padding(ragged_store_dir, tmp_path):
+    # Dropout draws by position in a batch's arrays.
+    options = {"model": tiny_training.model_config(), "train_from_block": 0}
+    plain, grouped = (
+        metrics_of(
+            ragged_store_dir,
+            tmp_path / f"{len(buckets)}",
+            multitask=EVERY_TASK,
+            length_buckets=buckets,
+            **options,
+        )
+        for buckets in ((), (5, 9))
+    )
+    facts = json.loads((tmp_path / "2" / "run.json").read_text())
+    assert " x 9, " in str(facts["length_groups"])
+    for before, after in zip(plain, grouped, strict=True):
+        for name in before:
+            if name.startswith("validation/") or "loss" in name or "mrr" in name:
+                assert after[name] == pytest.approx(before[name], rel=1e-5), name
+    assert "validation/nll" in grouped[-1]
+    assert grouped[-1]["train/padding"] < plain[-1]["train/padding"] - 0.05
 
 
 def test_states_of_something_else_are_refused(ragged_store_dir, tiny_store_dir, tmp_path):

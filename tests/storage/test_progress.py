@@ -6,6 +6,7 @@ import logging
 import os
 import pathlib
 import select
+import signal
 import subprocess
 import sys
 
@@ -126,7 +127,7 @@ def test_what_the_user_has_set_stays(set_up, monkeypatch):
 
 
 @pytest.mark.parametrize("unbuffered", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["plain", "unbuffered"])
-def test_lines_arrive_as_they_are_written_and_a_closed_pipe_ends_nothing(unbuffered, tmp_path):
+def test_lines_arrive_as_they_are_written_and_a_closed_terminal_ends_nothing(unbuffered, tmp_path):
     program = (
         "import pathlib; from taser_jax.storage import progress; progress.outlive_terminal(); "
         "progress.say('first'); input(); [progress.say('x' * 100_000) for _ in range(9)]; "
@@ -145,6 +146,8 @@ def test_lines_arrive_as_they_are_written_and_a_closed_pipe_ends_nothing(unbuffe
     arrived, _, _ = select.select([process.stderr], [], [], 60)
     assert arrived
     assert process.stderr.readline() == b"first\n"
+    # A terminal that is closed does both.
+    process.send_signal(signal.SIGHUP)
     process.stdout.close()
     process.stderr.close()
     process.stdin.write(b"go on\n")
