@@ -200,14 +200,9 @@ def test_every_figure_has_a_ceiling():
 
 
 @pytest.mark.parametrize("name", CEILINGS)
-def test_no_figure_is_above_its_ceiling(name):
+def test_each_figure_is_at_its_ceiling_or_little_below(name):
     figure, ceiling = figures().get(name, 0), CEILINGS[name]
     assert figure <= ceiling, f"{name}: {figure}, above {ceiling}; make something else smaller"
-
-
-@pytest.mark.parametrize("name", CEILINGS)
-def test_no_ceiling_is_far_above_its_figure(name):
-    figure, ceiling = figures().get(name, 0), CEILINGS[name]
     message = f"{name}: {figure}, more than 3% below {ceiling}; lower the ceiling in {__file__}"
     assert figure >= (1 - SLACK) * ceiling, message
 
