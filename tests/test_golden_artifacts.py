@@ -11,6 +11,7 @@ import shutil
 import numpy as np
 import pytest
 from small_world import gin, refused, succeed
+from written_files import run_of
 
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.token_store.negatives import read_negatives
@@ -37,23 +38,12 @@ def _rows(path: str) -> list[list[str]]:
         return list(csv.reader(file, delimiter="\t"))
 
 
-def _run(path: str) -> dict[str, list[tuple[str, float]]]:
-    """Query -> its passages with their scores, read line by line."""
-    ranked: dict[str, list[tuple[str, float]]] = {}
-    for line in pathlib.Path(path).read_text().splitlines():
-        query, _, passage, rank, score, _ = line.split()
-        ranked.setdefault(query, []).append((passage, float(score)))
-        assert int(rank) == len(ranked[query])
-    return ranked
-
-
 def _assert_same_run(path: str, golden: str) -> None:
-    run, expected = _run(path), _run(golden)
+    run, expected = run_of(path), run_of(golden)
     assert run.keys() == expected.keys()
-    for query, passages in expected.items():
-        assert [passage for passage, _ in run[query]] == [passage for passage, _ in passages]
-        scores = [[score for _, score in ranked] for ranked in (run[query], passages)]
-        np.testing.assert_allclose(*scores, atol=1e-6)
+    for query, scores in expected.items():
+        assert list(run[query]) == list(scores)
+        np.testing.assert_allclose(list(run[query].values()), list(scores.values()), atol=1e-6)
 
 
 def test_verify_finds_nothing_damaged_and_names_what_had_no_record(folder, capsys):
@@ -103,14 +93,14 @@ def test_the_token_store_has_its_texts():
 
 def test_negatives_are_the_rows_of_bm25s_run():
     store = PassageStore.open("data", "places")
-    lines = _run("runs/bm25-train/city.train.trec")
+    lines = run_of("runs/bm25-train/city.train.trec")
     negatives = read_negatives(
         "negatives", "city", "train", list(lines), collection_fingerprint=store.fingerprint
     )
     for (query, ranked), line in zip(lines.items(), negatives, strict=True):
-        others = [(passage, score) for passage, score in ranked if f"q-{passage}" != query][:3]
-        assert [store.ids[row] for row in line.rows] == [passage for passage, _ in others]
-        np.testing.assert_allclose(line.scores, [score for _, score in others])
+        others = {passage: score for passage, score in ranked.items() if f"q-{passage}" != query}
+        assert [store.ids[row] for row in line.rows] == list(others)[:3]
+        np.testing.assert_allclose(line.scores, list(others.values())[:3])
 
 
 def test_the_model_encodes_the_same_embeddings():
@@ -140,9 +130,9 @@ def test_an_index_finds_the_same_passages(kind):
 def test_a_retriever_finds_the_same_passages():
     retriever = Retriever.load("model", index_dir="exact", data_dir="data", collection="places")
     texts = dict(_rows("sources/city.test.tsv"))
-    for query, ranked in _run("runs/taser-test/city.test.trec").items():
+    for query, ranked in run_of("runs/taser-test/city.test.trec").items():
         (hits,) = retriever.search([texts[query]], k=10)
-        assert [hit.passage.id for hit in hits] == [passage for passage, _ in ranked]
+        assert [hit.passage.id for hit in hits] == list(ranked)
 
 
 def test_the_bm25_index_is_used_as_it_is():

@@ -31,6 +31,26 @@ def write_all(folder: pathlib.Path, files: Mapping[str, Content]) -> pathlib.Pat
     return folder
 
 
+def write_run(path: pathlib.Path, ranked: Mapping[str, Mapping[str, float]]) -> pathlib.Path:
+    """A run in TREC's format: query -> passage -> score, best first."""
+    lines = [
+        f"{query} Q0 {passage} {rank} {score} hand\n"
+        for query, scores in ranked.items()
+        for rank, (passage, score) in enumerate(scores.items(), start=1)
+    ]
+    return write(path, "".join(lines))
+
+
+def run_of(path: str | pathlib.Path) -> dict[str, dict[str, float]]:
+    """Query -> passage -> score of a run, best first, read line by line."""
+    ranked: dict[str, dict[str, float]] = {}
+    for line in pathlib.Path(path).read_text().splitlines():
+        query, _, passage, rank, score, _ = line.split()
+        ranked.setdefault(query, {})[passage] = float(score)
+        assert int(rank) == len(ranked[query])
+    return ranked
+
+
 def beir(
     folder: pathlib.Path,
     *,

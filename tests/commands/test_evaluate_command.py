@@ -10,6 +10,7 @@ import shutil
 import pytest
 from capitals import IDS, Capitals
 from small_world import gin, refused, succeed
+from written_files import write_run
 
 from taser_jax.commands.evaluate import EvaluationConfig, Judge
 from taser_jax.commands.search import hybrid
@@ -17,17 +18,6 @@ from taser_jax.data.collections.store import PassageStore, QuerySet, write_queri
 from taser_jax.retrieval.fusion import ChosenFor, HybridConfig
 from taser_jax.retrieval.runs import read_trec_run
 from taser_jax.storage.errors import ConfigError
-
-
-def _write_run(path: pathlib.Path, ranked: dict[str, dict[str, float]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        "".join(
-            f"{query} Q0 {passage} {rank} {score} hand\n"
-            for query, passages in ranked.items()
-            for rank, (passage, score) in enumerate(passages.items(), start=1)
-        )
-    )
 
 
 def _query_ids(capitals: Capitals, task: str, split: str = "test") -> list[str]:
@@ -47,8 +37,8 @@ def runs_dir(capitals, tmp_path) -> pathlib.Path:
         tiber: {"p5": 2.0, "p3": 1.0, "p7": 0.5},
         wheel: {"p7": 1.0},
     }
-    _write_run(tmp_path / "runs" / "capital.test.trec", runs)
-    _write_run(tmp_path / "runs" / "rivers.test.trec", {"r0": {"p7": 3, "p0": 2, "p1": 1}})
+    write_run(tmp_path / "runs" / "capital.test.trec", runs)
+    write_run(tmp_path / "runs" / "rivers.test.trec", {"r0": {"p7": 3, "p0": 2, "p1": 1}})
     return tmp_path / "runs"
 
 
@@ -61,7 +51,7 @@ def test_a_name_like_anothers_leaves_its_values_by_query(capitals, runs_dir, tmp
     (path,) = (tmp_path / "out" / "per_query").glob("*.csv")
     before = path.read_text()
     others = {id: {"p1": 1.0} for id in _query_ids(capitals, "rivers")}
-    _write_run(runs_dir / "rivers.test.trec", others)
+    write_run(runs_dir / "rivers.test.trec", others)
     message = refused(capsys, *arguments("by_hand"))
     assert "it has the result of system 'by hand', not of 'by_hand'" in message
     assert path.read_text() == before
@@ -77,7 +67,7 @@ def test_queries_without_results_are_counted_and_most_of_them_refused(
     succeed(*arguments("rivers"))
     told = "rivers.test.trec: 1 of 2 queries have no result and count as zero"
     assert told in capsys.readouterr().err
-    _write_run(runs_dir / "capital.test.trec", {_query_ids(capitals, "capital")[0]: {"p6": 3.0}})
+    write_run(runs_dir / "capital.test.trec", {_query_ids(capitals, "capital")[0]: {"p6": 3.0}})
     message = refused(capsys, *arguments("capital"))
     assert "capital.test.trec: 2 of 3 queries have no result" in message
     assert "results for at least 50% of them" in message
@@ -117,7 +107,7 @@ def test_by_qrels_a_missing_query_counts_as_zero(capitals, runs_dir, tmp_path):
     assert float(per_query["r0"]["nDCG@10"]) == pytest.approx(gain / ideal)
 
     # A second system joins the first in the table.
-    _write_run(tmp_path / "best" / "rivers.test.trec", {"r0": {"p1": 2, "p0": 1}, "r1": {"p5": 1}})
+    write_run(tmp_path / "best" / "rivers.test.trec", {"r0": {"p1": 2, "p0": 1}, "r1": {"p5": 1}})
     baseline = gin("SignificanceConfig", baseline="hand")
     succeed(*evaluate, *gin(RUNS_DIR=tmp_path / "best", SYSTEM="best"), *baseline)
     assert "Difference from hand" in (output / "table.md").read_text()
@@ -133,8 +123,8 @@ def test_hybrid_takes_alpha_from_development_data(capitals, tmp_path):
         # Bern's passage leads only where BM25's margin of 1 outweighs the dense margin of 1.25.
         dense = {bern: {"p0": 2.25, "p6": 1.0}, tiber: {"p5": 1.0}, wheel: {"p7": 1.0}}
         sparse = {bern: {"p6": 3.0, "p0": 2.0}, tiber: {"p5": 1.0}, wheel: {"p7": 1.0}}
-        _write_run(tmp_path / "dense" / f"capital.{split}.trec", dense)
-        _write_run(tmp_path / "sparse" / f"capital.{split}.trec", sparse)
+        write_run(tmp_path / "dense" / f"capital.{split}.trec", dense)
+        write_run(tmp_path / "sparse" / f"capital.{split}.trec", sparse)
     hybrid = [
         *("hybrid", *capitals.where, *gin(RUNS_DIR=tmp_path / "dense", TASKS=["capital"])),
         *gin(BM25_RUNS_DIR=tmp_path / "sparse"),
@@ -171,7 +161,7 @@ def test_each_task_may_have_an_alpha_of_its_own(capitals, tmp_path, capsys):
     }
     for kind, tasks in runs.items():
         for task, ranked in tasks.items():
-            _write_run(tmp_path / kind / f"{task}.test.trec", ranked)
+            write_run(tmp_path / kind / f"{task}.test.trec", ranked)
 
     def join(output: str, config: HybridConfig) -> dict[str, float]:
         return hybrid(
@@ -216,7 +206,7 @@ def test_each_task_may_have_an_alpha_of_its_own(capitals, tmp_path, capsys):
 def test_what_cannot_be_evaluated(capitals, runs_dir, capsys, monkeypatch, settings, words):
     monkeypatch.chdir(runs_dir.parent)
     (runs_dir.parent / "file").write_text("")
-    _write_run(runs_dir.parent / "foreign" / "rivers.test.trec", {"r0": {"p99": 1.0}})
+    write_run(runs_dir.parent / "foreign" / "rivers.test.trec", {"r0": {"p99": 1.0}})
     given = {"RUNS_DIR": "runs", "EVAL_OUTPUT_DIR": "out", "SYSTEM": "hand", "TASKS": ["rivers"]}
     message = refused(capsys, "evaluate", *capitals.where, *gin(**given | settings))
     assert all(each in message for each in words)

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 from small_world import figures, gin, refused, succeed
-from written_files import write, write_all
+from written_files import write_all, write_run
 
 from taser_jax.data.collections.store import QuerySet
 from taser_jax.data.prepare.receipts import gold_path
@@ -24,7 +24,7 @@ QUERIES = [
     ("q1", [[("8", 0)], [("9", 0)]]),
     ("q2", [[("9", 0)]]),
 ]
-RUN = {"q0": ["p0", "p1", "p3", "p2"], "q1": ["p3", "p0"]}
+RUN = {"q0": {"p0": 9, "p1": 8, "p3": 7, "p2": 6}, "q1": {"p3": 9, "p0": 8}}
 
 
 def _record(id: str, outputs: list[list[tuple[str, int]]]) -> dict:
@@ -51,13 +51,8 @@ def prepared(tmp_path) -> pathlib.Path:
     places = gin(DATA_DIR=tmp_path / "data", COLLECTION="k", PASSAGES="p.tsv", SOURCE_DIR=tmp_path)
     queries = gin(QUERIES={task: {"test": "q.jsonl"} for task in ("fever", "aida")})
     succeed("prepare", *places, *queries, *gin("PrepareOptions", page_gold_tasks=["aida"]))
-    lines = [
-        f"{query} Q0 {passage} {rank} {9 - rank} hand\n"
-        for query, passages in RUN.items()
-        for rank, passage in enumerate(passages, start=1)
-    ]
     for task in ("fever", "aida"):
-        write(tmp_path / "runs" / f"{task}.test.trec", "".join(lines))
+        write_run(tmp_path / "runs" / f"{task}.test.trec", RUN)
     return tmp_path
 
 

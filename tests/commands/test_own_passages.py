@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 from small_world import gin, refused, succeed
-from written_files import beir
+from written_files import beir, run_of
 
 CORPUS = {
     "pro1": "school uniforms save money for parents",
@@ -36,11 +36,7 @@ def _where(root: pathlib.Path) -> list[str]:
 
 
 def _found(runs_dir: pathlib.Path) -> dict[str, list[str]]:
-    ranked: dict[str, list[str]] = {}
-    for line in (runs_dir / "arguana.test.trec").read_text().splitlines():
-        query, _, passage, *_ = line.split()
-        ranked.setdefault(query, []).append(passage)
-    return ranked
+    return {query: list(scores) for query, scores in run_of(runs_dir / "arguana.test.trec").items()}
 
 
 def _first(root: pathlib.Path, runs_dir: pathlib.Path, output: pathlib.Path) -> float:

@@ -13,6 +13,7 @@ import pytest
 from small_world import gin, refused, succeed
 from store_world import DIM, PASSAGES, TABLE, StoreWorld
 from test_export_command import make_model
+from written_files import run_of
 
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.cli import main as cli
@@ -203,9 +204,8 @@ def test_others_embeddings_are_searched_without_their_model(tmp_path, world):
     succeed(*_import(world, source, tmp_path / "e"))
     succeed(*_search(world, tmp_path / "e", tmp_path))
     expected = np.argsort(-(TABLE[PASSAGES:] @ TABLE[:PASSAGES].T), axis=1)
-    runs = tmp_path / "runs"
-    lines = [line.split() for line in (runs / "nq.test.trec").read_text().splitlines()]
-    assert [line[2] for line in lines if line[0] == "q5"] == [f"p{row}" for row in expected[5, :10]]
+    run = run_of(tmp_path / "runs" / "nq.test.trec")
+    assert list(run["q5"]) == [f"p{row}" for row in expected[5, :10]]
 
 
 def _with(rows: dict[int, object]) -> list[object]:

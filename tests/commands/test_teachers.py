@@ -10,6 +10,7 @@ import pytest
 import tiny_training
 from capitals import IDS, Capitals
 from small_world import gin, refused, succeed
+from written_files import run_of, write_run
 
 from taser_jax.assembly.data import TrainingData, training_queries
 from taser_jax.commands.mine import embedding_scorer, run_scorer
@@ -31,11 +32,8 @@ def runs(capitals, tmp_path_factory) -> pathlib.Path:
     capitals.bm25(root / "bm25", SPLIT="train")
     queries = QuerySet.open(capitals.root / "data", "capitals", "capital", "train")
     france, italy = [query.id for query in queries]
-    (root / "hand").mkdir()
-    (root / "hand" / "capital.train.trec").write_text(
-        f"{france} Q0 p0 1 3.0 x\n{france} Q0 p1 2 2.5 x\n{france} Q0 p7 3 -1.0 x\n"
-        f"{italy} Q0 p4 1 0.5 x\n{italy} Q0 p3 2 0.25 x\n"
-    )
+    hand = {france: {"p0": 3.0, "p1": 2.5, "p7": -1.0}, italy: {"p4": 0.5, "p3": 0.25}}
+    write_run(root / "hand" / "capital.train.trec", hand)
     return root
 
 
@@ -44,15 +42,6 @@ def mine(capitals: Capitals, runs: pathlib.Path, output: pathlib.Path, **setting
         *("mine", *capitals.where),
         *gin(RUNS_DIR=runs / "bm25", NEGATIVES_DIR=output, TASKS=["capital"], **settings),
     ]
-
-
-def run_scores(directory: pathlib.Path) -> list[dict[str, float]]:
-    """Passage id -> score of each query, in the run's order of queries."""
-    scores: dict[str, dict[str, float]] = {}
-    for line in (directory / "capital.train.trec").read_text().splitlines():
-        query_id, _, passage, _, score, _ = line.split()
-        scores.setdefault(query_id, {})[passage] = float(score)
-    return list(scores.values())
 
 
 def lines_of(capitals: Capitals, directory: pathlib.Path):
@@ -64,7 +53,7 @@ def test_two_runs_by_weight(capitals, runs, tmp_path):
     """hand + 0.5 · BM25; p0 is the positive of France, p3 that of Italy."""
     teachers = {str(runs / "hand"): 1.0, str(runs / "bm25"): 0.5}
     succeed(*mine(capitals, runs, tmp_path / "scored", TEACHERS=teachers))
-    bm25 = run_scores(runs / "bm25")
+    bm25 = list(run_of(runs / "bm25" / "capital.train.trec").values())
     hand = [{"p0": 3.0, "p1": 2.5}, {"p4": 0.5, "p3": 0.25}]
     lowest = [-1.0, 0.25]
     for number, line in enumerate(lines_of(capitals, tmp_path / "scored")):
