@@ -74,8 +74,9 @@ def write_hits(
 
 def load_script(script: str) -> types.ModuleType:
     """A script, by its path in benchmarks/, as a module; it may import those beside it by name."""
-    if str(BENCHMARKS) not in sys.path:
-        sys.path.append(str(BENCHMARKS))
+    for folder in (BENCHMARKS, (BENCHMARKS / script).parent):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
     name = f"benchmark_{script.removesuffix('.py').replace('/', '_')}"
     spec = importlib.util.spec_from_file_location(name, BENCHMARKS / script)
     assert spec is not None

@@ -62,42 +62,35 @@ FLIP = {"kind": "flip", "last": 0, "verify": 0, "same": True, "restored": True, 
 
 
 @pytest.mark.parametrize(
-    ("line", "is_right"),
+    ("line", "is_trial", "is_right"),
     [
-        (KILL, True),
-        ({**KILL, "orphans": [".writer"]}, False),
-        ({**KILL, "verify": 2}, False),
-        ({**KILL, "kind": "full disk", "first": 2}, True),
-        ({**KILL, "kind": "none", "first": None, "same": False}, False),
-        (FLIP, True),
+        (KILL, True, True),
+        ({**KILL, "orphans": [".writer"]}, True, False),
+        ({**KILL, "verify": 2}, True, False),
+        ({**KILL, "kind": "none", "first": None, "same": False}, None, False),
+        # The fault did not come about.
+        ({**KILL, "first": 0}, False, None),
+        ({**KILL, "kind": "full disk", "first": 0}, False, None),
+        ({**KILL, "kind": "full disk", "first": 2}, True, True),
+        (FLIP, True, True),
         # Nobody has noticed: another answer, or the damaged file still there.
-        ({**FLIP, "same": False}, False),
-        ({**FLIP, "restored": False}, False),
+        ({**FLIP, "same": False}, True, False),
+        ({**FLIP, "restored": False}, True, False),
         # A refusal that names another file.
-        ({**FLIP, "last": 2, "same": False}, False),
-        ({**FLIP, "last": 2, "same": False, "named": True}, True),
+        ({**FLIP, "last": 2, "same": False}, True, False),
+        ({**FLIP, "last": 2, "same": False, "named": True}, True, True),
         # Found, but too late: the answer is another already.
-        ({**FLIP, "verify": 2, "named": True, "same": False}, False),
+        ({**FLIP, "verify": 2, "named": True, "same": False}, True, False),
     ],
 )
-def test_how_a_trial_is_judged(line, is_right):
-    assert load_script("faults.py").is_right(line) is is_right
-
-
-@pytest.mark.parametrize(
-    ("line", "is_trial"),
-    [
-        (KILL, True),
-        ({**KILL, "first": 0}, False),
-        ({**KILL, "kind": "full disk", "first": 0}, False),
-        ({**KILL, "kind": "full disk", "first": 2}, True),
-        (FLIP, True),
-    ],
-)
-def test_a_fault_that_did_not_come_about_is_no_trial(line, is_trial):
+def test_what_is_a_trial_and_how_it_is_judged(line, is_trial, is_right):
     faults = load_script("faults.py")
-    assert faults.counts(line) is is_trial
-    assert len(faults.table([{"first": None, "orphans": [], **line}]).splitlines()) == 2 + is_trial
+    if is_trial is not None:
+        assert faults.counts(line) is is_trial
+        rows = faults.table([{"first": None, "orphans": [], **line}]).splitlines()
+        assert len(rows) == 2 + is_trial
+    if is_right is not None:
+        assert faults.is_right(line) is is_right
 
 
 # A command that reads one artefact and writes another.

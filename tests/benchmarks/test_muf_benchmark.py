@@ -1,7 +1,6 @@
 """DPR-MUF on real questions: its command, its tables, and all of it on a few passages."""
 
 import csv
-import importlib
 import json
 import os
 import pathlib
@@ -11,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 from bert_checkpoints import write_with_vocabulary
-from script_calls import REPOSITORY, write_hits
+from script_calls import REPOSITORY, load_script, write_hits
 from written_files import beir, write
 
 from taser_jax.data.collections.store import QuerySet
@@ -143,26 +142,16 @@ def check_costs_and_figures(directory: pathlib.Path) -> None:
     }
 
 
-@pytest.fixture
-def scripts(monkeypatch: pytest.MonkeyPatch):
-    """Makes the benchmark's scripts modules."""
-    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks/muf"))
-    names = ("figures", "finished_run", "uncertainty")
-    yield [importlib.import_module(name) for name in ("figures", "uncertainty")]
-    for name in names:
-        sys.modules.pop(name, None)
-
-
-def test_risk_by_coverage_and_shared_queries_by_hand(scripts):
-    figures, _ = scripts
+def test_risk_by_coverage_and_shared_queries_by_hand():
+    figures = load_script("muf/figures.py")
     risk = figures.risk_coverage(np.array([0.2, 0.9, 0.5]), np.array([False, True, False]))
     np.testing.assert_allclose(risk, [0, 1 / 2, 2 / 3])
     weights = np.array([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3]])
     np.testing.assert_allclose(figures.effective_specialists(weights), [2, 1, 3])
 
 
-def test_areas_by_hand_and_by_loops_over_pairs(scripts):
-    _, uncertainty = scripts
+def test_areas_by_hand_and_by_loops_over_pairs():
+    uncertainty = load_script("muf/uncertainty.py")
     specialist = uncertainty.SpecialistUncertainty(
         "A",
         ("x",),

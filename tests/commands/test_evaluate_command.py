@@ -42,41 +42,35 @@ def runs_dir(capitals, tmp_path) -> pathlib.Path:
     return tmp_path / "runs"
 
 
-def test_a_name_like_anothers_leaves_its_values_by_query(capitals, runs_dir, tmp_path, capsys):
-    def arguments(system: str) -> tuple[str, ...]:
-        where = gin(RUNS_DIR=runs_dir, EVAL_OUTPUT_DIR=tmp_path / "out", SYSTEM=system)
-        return ("evaluate", *capitals.where, *where, *gin(TASKS=["rivers"]))
+def _evaluate(capitals, runs_dir, *, system: str = "hand", task: str = "rivers") -> list[str]:
+    where = gin(RUNS_DIR=runs_dir, EVAL_OUTPUT_DIR=runs_dir.parent / "out")
+    return ["evaluate", *capitals.where, *where, *gin(SYSTEM=system, TASKS=[task])]
 
-    succeed(*arguments("by hand"))
+
+def test_a_name_like_anothers_leaves_its_values_by_query(capitals, runs_dir, tmp_path, capsys):
+    succeed(*_evaluate(capitals, runs_dir, system="by hand"))
     (path,) = (tmp_path / "out" / "per_query").glob("*.csv")
     before = path.read_text()
     others = {id: {"p1": 1.0} for id in _query_ids(capitals, "rivers")}
     write_run(runs_dir / "rivers.test.trec", others)
-    message = refused(capsys, *arguments("by_hand"))
+    message = refused(capsys, *_evaluate(capitals, runs_dir, system="by_hand"))
     assert "it has the result of system 'by hand', not of 'by_hand'" in message
     assert path.read_text() == before
 
 
-def test_queries_without_results_are_counted_and_most_of_them_refused(
-    capitals, runs_dir, tmp_path, capsys
-):
-    def arguments(task: str) -> tuple[str, ...]:
-        where = gin(RUNS_DIR=runs_dir, EVAL_OUTPUT_DIR=tmp_path / "out", SYSTEM="hand")
-        return ("evaluate", *capitals.where, *where, *gin(TASKS=[task]))
-
-    succeed(*arguments("rivers"))
+def test_queries_without_results_are_counted_and_most_of_them_refused(capitals, runs_dir, capsys):
+    succeed(*_evaluate(capitals, runs_dir))
     told = "rivers.test.trec: 1 of 2 queries have no result and count as zero"
     assert told in capsys.readouterr().err
     write_run(runs_dir / "capital.test.trec", {_query_ids(capitals, "capital")[0]: {"p6": 3.0}})
-    message = refused(capsys, *arguments("capital"))
+    message = refused(capsys, *_evaluate(capitals, runs_dir, task="capital"))
     assert "capital.test.trec: 2 of 3 queries have no result" in message
     assert "results for at least 50% of them" in message
 
 
 def test_by_answers(capitals, runs_dir, tmp_path):
     succeed(
-        *("evaluate", *capitals.where, *gin(RUNS_DIR=runs_dir, EVAL_OUTPUT_DIR=tmp_path / "out")),
-        *gin(SYSTEM="hand", TASKS=["capital"]),
+        *_evaluate(capitals, runs_dir, task="capital"),
         *gin("EvaluationConfig", judge="answers", measures=["R@1", "R@2"]),
         *gin("evaluate", parameters=123),
         "--gin.evaluate.details={'wall time': '1 s'}",
@@ -93,8 +87,7 @@ def test_by_answers(capitals, runs_dir, tmp_path):
 
 def test_by_qrels_a_missing_query_counts_as_zero(capitals, runs_dir, tmp_path):
     output = tmp_path / "out"
-    evaluate = ["evaluate", *capitals.where, *gin(EVAL_OUTPUT_DIR=output, TASKS=["rivers"])]
-    succeed(*evaluate, *gin(RUNS_DIR=runs_dir, SYSTEM="hand"))
+    succeed(*_evaluate(capitals, runs_dir))
     # r0 finds p0 (grade 1) at rank 2 and p1 (grade 2) at rank 3; r1 finds nothing.
     gain = 1 / math.log2(3) + 2 / math.log2(4)
     ideal = 2 / math.log2(2) + 1 / math.log2(3)
@@ -109,7 +102,7 @@ def test_by_qrels_a_missing_query_counts_as_zero(capitals, runs_dir, tmp_path):
     # A second system joins the first in the table.
     write_run(tmp_path / "best" / "rivers.test.trec", {"r0": {"p1": 2, "p0": 1}, "r1": {"p5": 1}})
     baseline = gin("SignificanceConfig", baseline="hand")
-    succeed(*evaluate, *gin(RUNS_DIR=tmp_path / "best", SYSTEM="best"), *baseline)
+    succeed(*_evaluate(capitals, tmp_path / "best", system="best"), *baseline)
     assert "Difference from hand" in (output / "table.md").read_text()
     with open(output / "table.csv") as file:
         lines = {(line["system"], line["task"]): line for line in csv.DictReader(file)}
