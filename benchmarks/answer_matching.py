@@ -10,13 +10,10 @@ import argparse
 import ast
 import csv
 import gzip
-import importlib.metadata
-import json
-import os
-import platform
 import time
 
 import numpy as np
+from side_by_side import machine, show
 
 from taser_jax.evaluation.metrics import AnswerMatch, AnswerMatcher
 
@@ -24,14 +21,6 @@ from taser_jax.evaluation.metrics import AnswerMatch, AnswerMatcher
 def open_text(path: str):
     opener = gzip.open if path.endswith(".gz") else open
     return opener(path, "rt", encoding="utf-8", newline="")
-
-
-def cpu_model() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next(line.split(":")[1].strip() for line in file if "model name" in line)
-    except (OSError, StopIteration):
-        return platform.processor() or "unknown"
 
 
 def main() -> None:
@@ -59,24 +48,17 @@ def main() -> None:
         start = time.perf_counter()
         hits = matcher.hits(rows, answers)
         seconds[name] = time.perf_counter() - start
-    print(
-        json.dumps(
-            {
-                "benchmark": "answer_matching",
-                "match": arguments.match,
-                "checks": rows.size,
-                "distinct_passages": len(np.unique(rows)),
-                "mean_characters": round(float(np.mean([len(text) for text in texts]))),
-                "hits": int(hits.sum()),
-                "checks_per_second_cold": round(rows.size / seconds["cold"]),
-                "checks_per_second_warm": round(rows.size / seconds["warm"]),
-                "cpu": cpu_model(),
-                "cores": os.cpu_count(),
-                "python": platform.python_version(),
-                "versions": {name: importlib.metadata.version(name) for name in ("numpy", "regex")},
-            }
-        )
-    )
+    figure = {
+        "benchmark": "answer_matching",
+        "match": arguments.match,
+        "checks": rows.size,
+        "distinct_passages": len(np.unique(rows)),
+        "mean_characters": round(float(np.mean([len(text) for text in texts]))),
+        "hits": int(hits.sum()),
+        "checks_per_second_cold": round(rows.size / seconds["cold"]),
+        "checks_per_second_warm": round(rows.size / seconds["warm"]),
+    }
+    show(figure | machine("numpy", "regex"))
 
 
 if __name__ == "__main__":
