@@ -103,7 +103,6 @@ def training_config(
     checkpoint_period: int = 0,
     log_period: int = 1,
     learning_rate: float = 3e-3,
-    selection: Selection = Selection.NLL,
     validates: bool = True,
     batch_size: int = 8,
 ) -> TrainingConfig:
@@ -122,7 +121,7 @@ def training_config(
         ),
         batching=BatchingConfig(batch_size=batch_size),
         optimizer=OptimizerConfig(learning_rate=learning_rate, warmup_steps=2),
-        checkpoints=CheckpointConfig(selection=selection),
+        checkpoints=CheckpointConfig(selection=Selection.NLL),
         validation=validation if validates else None,
     )
 
