@@ -161,15 +161,6 @@ def test_too_many_requests_in_a_minute_are_made_again(stubs):
     assert stubs.run("tpu_vm.sh", *MADE, *TRAIN).returncode == 0
 
 
-def test_a_zone_without_the_chip_is_reported_in_the_words_of_gcloud(stubs):
-    said = f"{CREATE}NOT_FOUND: Accelerator type 'v4-32' is not available in zone us-central2-b"
-    stubs.answer(("describe", NOT_FOUND, 1), ("create", said, 1))
-    completed = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
-    assert completed.returncode == 2
-    assert said in completed.stderr
-    assert "accelerator-types list --zone=us-central2-b" in completed.stderr
-
-
 def ending(stubs: Stubs, *options: str, status: int = 0, label: str = MINE):
     stubs.answer(
         ("describe", node("READY", label), 0),
@@ -205,13 +196,6 @@ def test_a_tpu_that_others_made_is_left_alone(stubs):
     assert completed.returncode == 0
     assert stubs.asked("tpu-vm", "delete") == []
     assert "billed until you delete it (others made it)" in last_line(completed)
-
-
-def test_a_tpu_that_the_launcher_did_not_create_stays(stubs):
-    stubs.answer(("describe", node("READY"), 0), ("_host.sh", finished(), 0))
-    completed = stubs.run("tpu_vm.sh", *TPU, "--skip_install", *TRAIN)
-    assert "(the launcher did not create it)" in last_line(completed)
-    assert len(stubs.asked("tpu-vm", "describe")) == 2
 
 
 def test_a_deletion_that_fails_is_reported(stubs):

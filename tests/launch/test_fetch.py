@@ -61,13 +61,6 @@ def make_again(store: pathlib.Path) -> None:
     write(store / "metadata.json", b'{"fingerprint": "2"}')
 
 
-def test_a_store_made_again_in_the_same_size_is_copied_again(tmp_path, store):
-    fetch(store, tmp_path / "data")
-    make_again(store)
-    fetch(store, tmp_path / "data")
-    assert content(tmp_path / "data") == content(store)
-
-
 def test_a_file_newer_than_its_copy_is_copied_again(tmp_path, store):
     """Metadata of mined negatives say what they were mined from, not what was found."""
     fetch(store, tmp_path / "data")

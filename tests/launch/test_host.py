@@ -35,36 +35,45 @@ def host(tmp_path, program: str, *words: str) -> subprocess.Popen[str]:
     )
 
 
-def test_a_host_reports_its_status(tmp_path):
-    process = host(tmp_path, 'printf "%s|" "$@"; exit 75')
+def ended(process: subprocess.Popen[str]) -> tuple[str, int]:
+    """What it printed, and its status."""
     output, _ = process.communicate(timeout=120)
-    assert process.returncode == 75
+    return output, process.returncode
+
+
+def test_a_host_reports_its_status(tmp_path):
+    output, status = ended(host(tmp_path, 'printf "%s|" "$@"; exit 75'))
+    assert status == 75
     assert output.startswith("train|a b|--multihost|")
     assert "taser-status 75 on " in output
 
 
+STAYS = "trap 'echo saved; exit 75' TERM; echo ready; while true; do sleep 0.1; done"
+
+
 def test_a_host_that_must_stop_lets_taser_save(tmp_path):
-    saves = "trap 'sleep 1; echo saved; exit 75' TERM; echo ready; while true; do sleep 0.1; done"
-    process = host(tmp_path, saves)
-    assert process.stdout.readline() == "ready\n"
-    process.terminate()
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 75
-    assert output.splitlines()[0] == "saved"
+    """Its connection ends it, or a second one that is made for it."""
+    for ended_from_outside in (False, True):
+        process = host(tmp_path, STAYS)
+        assert process.stdout.readline() == "ready\n"
+        if ended_from_outside:
+            assert ended(host(tmp_path, STAYS, "--end"))[1] == 0
+        else:
+            process.terminate()
+        output, status = ended(process)
+        assert (output.splitlines()[0], status) == ("saved", 75)
 
 
 def test_what_an_earlier_attempt_left_is_ended_first(tmp_path):
-    stays = "trap 'echo ended; exit 75' TERM; echo ready; while true; do sleep 0.1; done"
-    left = host(tmp_path, stays)
+    left = host(tmp_path, STAYS)
     assert left.stdout.readline() == "ready\n"
     # Its connection is lost; taser goes on.
     left.kill()
     left.wait()
-    again = host(tmp_path, "exit 0")
-    output, _ = again.communicate(timeout=120)
-    assert again.returncode == 0
+    output, status = ended(host(tmp_path, "exit 0"))
+    assert status == 0
     assert "of an earlier attempt" in output
-    assert left.stdout.read() == "ended\n"
+    assert left.stdout.read() == "saved\n"
 
 
 GOES_ON = "echo ready; until [ -e more ]; do sleep 0.1; done; echo more; exit 3"
@@ -79,48 +88,33 @@ def test_a_command_goes_on_without_its_connection_and_is_followed_again(tmp_path
     again = host(tmp_path, GOES_ON, "--attach")
     assert again.stdout.readline() == "ready\n"
     (tmp_path / "more").touch()
-    output, _ = again.communicate(timeout=120)
-    assert again.returncode == 3
+    output, status = ended(again)
+    assert status == 3
     assert output.startswith("more\ntaser-status 3 on ")
     # What has ended says so once more.
-    last = host(tmp_path, GOES_ON, "--attach")
-    output, _ = last.communicate(timeout=120)
-    assert (output.splitlines()[:2], last.returncode) == (["ready", "more"], 3)
+    output, status = ended(host(tmp_path, GOES_ON, "--attach"))
+    assert (output.splitlines()[:2], status) == (["ready", "more"], 3)
 
 
 def test_a_host_that_was_started_anew_is_a_lost_one(tmp_path):
     """The process is gone and has left no status; or nothing was ever started."""
-    nothing = host(tmp_path, "exit 0", "--attach")
-    output, _ = nothing.communicate(timeout=120)
+    output, _ = ended(host(tmp_path, "exit 0", "--attach"))
     assert "no command was started" in output
     assert "taser-status 75 on " in output
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    (tmp_path / ".taser.pid").write_text(f"{ended.pid}\n")
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (tmp_path / ".taser.pid").write_text(f"{gone.pid}\n")
     (tmp_path / "taser.log").write_text("loss 1.0\n")
-    process = host(tmp_path, "exit 0", "--attach")
-    output, _ = process.communicate(timeout=120)
-    assert (output.splitlines()[0], process.returncode) == ("loss 1.0", 75)
+    output, status = ended(host(tmp_path, "exit 0", "--attach"))
+    assert (output.splitlines()[0], status) == ("loss 1.0", 75)
 
 
 def test_a_host_with_a_full_disk_says_so(tmp_path):
     (tmp_path / ".taser.pid.new").symlink_to("/dev/full")
-    process = host(tmp_path, "sleep 100")
-    printed, _ = process.communicate(timeout=20)
-    assert process.returncode == 2
+    printed, status = ended(host(tmp_path, "sleep 100"))
+    assert status == 2
     assert f"error: {tmp_path}: no file can be written; free some space" in printed
     assert "taser-status 2 on " in printed
-
-
-def test_what_runs_is_ended_from_outside(tmp_path):
-    saves = "trap 'echo saved; exit 75' TERM; echo ready; while true; do sleep 0.1; done"
-    process = host(tmp_path, saves)
-    assert process.stdout.readline() == "ready\n"
-    end = host(tmp_path, saves, "--end")
-    end.communicate(timeout=120)
-    assert end.returncode == 0
-    output, _ = process.communicate(timeout=120)
-    assert (output.splitlines()[0], process.returncode) == ("saved", 75)
 
 
 def environment(checkout: pathlib.Path, **programs: str) -> pathlib.Path:
@@ -222,14 +216,6 @@ def program(path: pathlib.Path, text: str) -> str:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return str(path)
-
-
-def test_an_environment_without_pip_is_made_again(checkout, tmp_path):
-    environment(checkout, python="exit 0")
-    made = program(tmp_path / "python3.11", MAKES_ONE)
-    completed = use_environment(checkout, tmp_path, PYTHON=made)
-    assert completed.returncode == 0, completed.stderr
-    assert completed.stdout.splitlines()[0] == "made"
 
 
 @pytest.mark.parametrize("failing", ["upgrade pip", "editable"])
