@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
-import dataclasses
+import itertools
 import os
 import pathlib
 import re
@@ -20,6 +20,8 @@ from typing import Any
 
 from _tables import AGAIN, FINISHED, MEND, TIMED_OUT, LaunchError, warn
 
+PIPES = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONNECTION_FAILED = 255
 # How often in a row a lost connection is made anew before the hosts count as lost, and the seconds
@@ -28,6 +30,11 @@ RECONNECTIONS, LASTED = 5, 60
 # Seconds that taser has to save at the end of --max_hours, and that all of it may take: a host that
 # hangs does not answer.
 SAVING, ENDING = 90, 150
+# Slurm reports the nodes that it has lost or taken back. It also calls a step CANCELLED whose other
+# processes it ends after a failure.
+LOST = (
+    r"(?i)(?:srun|slurmstepd): .*(?:node[ _]fail|preempt|allocation .*revoked|(due to time limit))"
+)
 HOST = "bash taser_jax/launch/_host.sh"
 UNPACK = "mkdir -p taser_jax && tar -xzf taser_jax.tgz -C taser_jax && "
 # Nothing else is meant for other machines.
@@ -71,44 +78,7 @@ def archive_checkout(archive: str) -> None:
         raise LaunchError("the checkout cannot be packed; see the message of tar")
 
 
-@dataclasses.dataclass
-class Report:
-    """What the hosts of one node said.
-
-    Attributes:
-        losses: what shows that a host is lost.
-        connection: status of the connection.
-        statuses: those that hosts reported of taser.
-        is_lost: whether a host was lost.
-        steps_per_second: the last one that training printed; 0: none.
-    """
-
-    losses: str | None = None
-    connection: int = 0
-    statuses: list[int] = dataclasses.field(default_factory=list)
-    is_lost: bool = False
-    steps_per_second: float = 0.0
-
-    def read(self, line: str) -> None:
-        """Takes what a line of output says."""
-        status = re.search(r"taser-status (\d+) on ", line)
-        if status:
-            self.statuses.append(int(status[1]))
-        if self.losses and re.search(self.losses, line):
-            self.is_lost = True
-        if self.losses and "DUE TO TIME LIMIT" in line:
-            self.statuses.append(TIMED_OUT)
-        rate = re.search(r"(\d+(?:\.\d+)?) ?(?:(step|it)/s|s/(?:step|it))", line)
-        if rate and float(rate[1]):
-            self.steps_per_second = float(rate[1]) if rate[2] else 1 / float(rate[1])
-
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether the connection was lost, and taser may still run."""
-        return not any(self.statuses) and outcome([self]) == AGAIN
-
-
-def outcome(reports: Sequence[Report]) -> int:
+def outcome(statuses: Sequence[int], connections: Sequence[int] = ()) -> int:
     """The status of an attempt.
 
     When one host is lost, the others fail with various statuses, so the order is: a problem to fix
@@ -118,18 +88,18 @@ def outcome(reports: Sequence[Report]) -> int:
 
     Example:
         Hosts that report 134 and 2 give 2; one that reports 0 while the other is silent gives 75.
+
+    Args:
+        statuses: those that hosts reported of taser.
+        connections: statuses of the connections to hosts.
     """
-    statuses = [status for report in reports for status in report.statuses]
-    connections = [report.connection for report in reports]
-    for end in (MEND, TIMED_OUT):
+    for end in (MEND, TIMED_OUT, AGAIN):
         if end in statuses:
             return end
-    failures = list(filter(None, statuses + connections))
-    is_lost = failures and any(report.is_lost for report in reports)
-    if is_lost or AGAIN in statuses or CONNECTION_FAILED in connections:
+    if CONNECTION_FAILED in connections:
         return AGAIN
     if not statuses:
-        return next(iter(failures), 1)
+        return next(filter(None, connections), 1)
     # Where every host that reported has finished, one may not have reported.
     return next(filter(None, statuses), AGAIN if any(connections) else FINISHED)
 
@@ -143,29 +113,24 @@ class Hosts:
     Args:
         options: of the command line.
         nodes: names of hosts, or of groups of hosts that one connection reaches.
-        needs: programs that must be here, and how to get them.
 
     Attributes:
         install: shell command for the folder `taser_jax` of a host.
         goes_on: whether the command outlives its connection.
-        end: what is said after the last attempt.
-        losses: what the output holds if a host is lost; None: its connection tells.
         retries: attempts after the first one.
         max_hours: after which the run is ended; 0: never.
         steps_per_second: the last one that training printed; 0: none.
     """
 
     install = ""
-    goes_on, end = True, "finished"
-    losses: str | None = None
+    goes_on = True
     send_words: Callable[[str, str, str], list[str]]
     connect_words: Callable[[str, str], list[str]]
 
-    def __init__(self, options: argparse.Namespace, nodes: list[str], **needs: str) -> None:
-        self.options, self.nodes, self.needs = options, nodes, needs
+    def __init__(self, options: argparse.Namespace, nodes: list[str]) -> None:
+        self.options, self.nodes = options, nodes
         self.archive = f"{options.scratch}/taser_jax.tgz"
-        self.retries = options.retries
-        self.max_hours = options.max_hours or 0
+        self.retries, self.max_hours = options.retries, options.max_hours or 0
         self.steps_per_second = 0.0
         self._are_reached = self._is_ending = False
         self._processes: list[subprocess.Popen[str]] = []
@@ -217,29 +182,25 @@ class Hosts:
     def farewell(self, status: int) -> None:
         """Deletes what is billed, or says what it costs."""
 
-    def commands(self) -> Iterator[str]:
-        """What is done if nothing fails, as a shell reads it."""
+    def steps(self) -> list[list[str]]:
+        """What is done if nothing fails, after the checkout is packed."""
         if self.options.attach:
-            yield from (shlex.join(self.attach_words(node)) for node in self.nodes)
-            return
-        if not self.options.skip_install:
-            yield shlex.join(["mkdir", "-p", self.options.scratch])
-            yield f"{shlex.join(FILES_OF_GIT)} |\n{shlex.join(packing(self.archive))}"
-        steps = self.creation()
-        for node in self.nodes:
-            steps += self.preparation(node)
-        yield from map(shlex.join, steps)
-        yield from (shlex.join(self.run_words(node)) for node in self.nodes)
+            return [self.attach_words(node) for node in self.nodes]
+        preparations = itertools.chain(*map(self.preparation, self.nodes))
+        return [*self.creation(), *preparations, *map(self.run_words, self.nodes)]
 
     def run(self) -> int:
         """Makes attempts until the command ends, or the launcher must; returns its status."""
         print("\n".join(f"# {line}" for line in self.plan()))
         if self.options.dry_run:
-            print("\n".join(self.commands()))
+            if not (self.options.skip_install or self.options.attach):
+                print(shlex.join(["mkdir", "-p", self.options.scratch]))
+                print(f"{shlex.join(FILES_OF_GIT)} |\n{shlex.join(packing(self.archive))}")
+            print("\n".join(map(shlex.join, self.steps())))
             return FINISHED
-        for program, fix in self.needs.items():
+        for program, *_ in self.steps():
             if shutil.which(program) is None:
-                raise LaunchError(f"{program} is not on the PATH\n  fix: {fix}")
+                raise LaunchError(f"{program} is not on the PATH\n  fix: install it")
         status = 1
         try:
             signal.setitimer(signal.ITIMER_REAL, self.max_hours * 3600)
@@ -250,7 +211,11 @@ class Hosts:
             status = error.status
         except SystemExit as stop:
             status = int(stop.code or 0)
-            self._stop(status)
+            if status == TIMED_OUT:
+                print(f"{self.max_hours:g} h are over: ending the run", file=sys.stderr)
+                self._on_all(self._end)
+            elif self.goes_on:
+                print("the command goes on where it began; follow it: --attach", file=sys.stderr)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             self.farewell(status)
@@ -260,7 +225,7 @@ class Hosts:
         for number in range(1, self.retries + 2):
             try:
                 self._attempt()
-                print(self.end)
+                print("finished")
                 return
             except LaunchError as end:
                 if end.status != AGAIN:
@@ -272,34 +237,29 @@ class Hosts:
 
     def _attempt(self) -> None:
         """Returns if the command has finished."""
-        if self.options.attach:
-            if not self.is_there():
-                raise LaunchError("the hosts are not there", AGAIN)
-        else:
+        if not self.options.attach:
             # First, since nothing is billed yet.
             if not (self.options.skip_install or os.path.exists(self.archive)):
                 archive_checkout(self.archive)
             self.make_ready()
-            self._settle(outcome([Report(statuses=self._on_all(self._prepare))]))
+            self._settle(outcome(self._on_all(self._prepare)))
             self._are_reached = True
+        elif not self.is_there():
+            raise LaunchError("the hosts are not there", AGAIN)
         reports = self._on_all(self.follow)
-        self.steps_per_second = max(report.steps_per_second for report in reports)
-        self._settle(outcome(reports))
+        statuses = [status for of_taser, _ in reports for status in of_taser]
+        self._settle(outcome(statuses, [connection for _, connection in reports]))
 
     def _settle(self, status: int) -> None:
         """Ends the attempt for a status that is not 0; hosts that are gone fail with any."""
-        if status == FINISHED:
-            return
         # gcloud has tried ten times to connect. Hosts that were reached before may be starting;
         # otherwise a key or a firewall is the likely cause.
         are_starting = self._are_reached and status == CONNECTION_FAILED
-        if are_starting or (status not in (MEND, AGAIN) and not self.is_there()):
-            status = AGAIN
-        reason = {
-            AGAIN: "preempted, or a host was lost",
-            MEND: "see the message of a host above; fix it and start again",
-        }.get(status, f"failed with status {status}; see the output above")
-        raise LaunchError(reason, status)
+        is_lost = status == AGAIN or are_starting
+        if is_lost or (status not in (FINISHED, MEND) and not self.is_there()):
+            raise LaunchError("preempted, or a host was lost", AGAIN)
+        if status != FINISHED:
+            raise LaunchError(f"failed with status {status}; see the output above", status)
 
     def _on_all(self, work: Callable[[str], Any]) -> list[Any]:
         with concurrent.futures.ThreadPoolExecutor(len(self.nodes)) as pool:
@@ -314,26 +274,30 @@ class Hosts:
         """Prepares a node; the status of the failing step."""
         return next(filter(None, map(self.show, self.preparation(node))), FINISHED)
 
-    def follow(self, node: str) -> Report:
-        """Runs the command on a node; after a lost connection, follows what runs on there."""
-        losses, is_begun = 0, bool(self.options.attach)
+    def follow(self, node: str) -> tuple[list[int], int]:
+        """Runs the command on a node; after a lost connection, follows what runs on there.
+
+        Returns:
+            Statuses that hosts reported of taser, and that of the last connection.
+        """
+        losses, words = 0, self.run_words(node)
+        if self.options.attach:
+            words = self.attach_words(node)
         while True:
-            report, begin = Report(self.losses), time.monotonic()
-            words = self.attach_words(node) if is_begun else self.run_words(node)
-            report.connection = self.show(words, report.read)
-            if not (self.goes_on and report.is_cut_off):
-                return report
+            statuses: list[int] = []
+            begin, connection = time.monotonic(), self.show(words, statuses)
+            is_cut_off = not any(statuses) and outcome(statuses, [connection]) == AGAIN
             losses = 1 if time.monotonic() - begin > LASTED else losses + 1
-            if losses > RECONNECTIONS or self._is_ending:
-                return report
+            if not (self.goes_on and is_cut_off) or losses > RECONNECTIONS or self._is_ending:
+                return statuses, connection
             print(f"the connection to {node} was lost; the command goes on there", file=sys.stderr)
             sleep(self.options.retry_seconds)
             if not self.is_there():
-                return report
-            is_begun = True
+                return statuses, connection
+            words = self.attach_words(node)
 
-    def show(self, words: Sequence[str], read: Callable[[str], None] = lambda line: None) -> int:
-        """Shows a command's output and errors as they come, and gives each line to `read`.
+    def show(self, words: Sequence[str], statuses: list[int] | None = None) -> int:
+        """Shows a command's output and errors as they come, and takes statuses of taser from it.
 
         The command runs in a process group of its own, which Ctrl-C does not reach.
 
@@ -341,13 +305,7 @@ class Hosts:
             The command's status.
         """
         process = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
+            words, **PIPES, text=True, errors="replace", start_new_session=True
         )
         self._processes.append(process)
         if self._is_ending:
@@ -356,9 +314,20 @@ class Hosts:
         for line in process.stdout or ():
             # On a line of its own, even if a host was cut off within a line.
             sys.stdout.write(line if line.endswith("\n") else line + "\n")
-            read(line)
+            if statuses is not None:
+                statuses += self._read(line)
         status = process.wait()
         return status if status >= 0 else 128 - status
+
+    def _read(self, line: str) -> Iterator[int]:
+        """Statuses of taser in a line of output, which may have a rate of steps, too."""
+        if status := re.search(r"taser-status (\d+) on ", line):
+            yield int(status[1])
+        if lost := re.search(LOST, line):
+            yield TIMED_OUT if lost[1] else AGAIN
+        rate = re.search(r"(\d+(?:\.\d+)?) ?(?:(step|it)/s|s/(?:step|it))", line)
+        if rate and float(rate[1]):
+            self.steps_per_second = float(rate[1]) if rate[2] else 1 / float(rate[1])
 
     def _end_processes(self) -> None:
         self._is_ending = True
@@ -366,14 +335,6 @@ class Hosts:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGTERM)
-
-    def _stop(self, status: int) -> None:
-        """Ends what runs at the end of --max_hours; otherwise says that it goes on."""
-        if status == TIMED_OUT:
-            print(f"{self.max_hours:g} h are over: ending the run", file=sys.stderr)
-            self._on_all(self._end)
-        elif self.goes_on:
-            print("the command goes on where it has begun; follow it: --attach", file=sys.stderr)
 
     def _end(self, node: str) -> None:
         words = self.connect_words(node, f"timeout {SAVING} {HOST} --end")

@@ -1,4 +1,7 @@
-"""TPU VMs and queued resources: creation, states, the plan, and what is billed at the end."""
+"""TPU VMs and queued resources: creation, states, the plan, and what is billed at the end.
+
+A TPU is deleted unasked if all that the command writes goes to buckets.
+"""
 
 from __future__ import annotations
 
@@ -6,48 +9,25 @@ import argparse
 import getpass
 import itertools
 import json
+import os
 import re
 import shlex
 import sys
+from collections.abc import Iterator, Sequence
 
 import _tables as tables
-from _hosts import Hosts, ask, sleep
-from _outputs import KeptError, outputs
-from _tables import OF_NEW_TPUS, LaunchError, Move, UsageError, flags
+from _hosts import ROOT, Hosts, ask, sleep
+from _tables import LaunchError, Move, flags
 
 # Marks what this launcher creates, so that it deletes nothing else. Labels allow few characters.
 LAUNCHED_BY = "taser_jax-" + re.sub("[^a-z0-9]", "-", getpass.getuser().lower())[:40]
-# How often a TPU VM is looked at that is neither ready nor gone.
-LOOKS = 30
 
-
-def _price_class(options: argparse.Namespace) -> str:
-    """Checks what a new TPU is to have; returns its class of price."""
-    for name in OF_NEW_TPUS.split():
-        if getattr(options, name) and not options.type:
-            raise UsageError(f"--{name} applies to a TPU that is created: give its --type")
-    if bool(options.network) != bool(options.subnetwork):
-        raise UsageError("--network and --subnetwork go together: there is no default for one")
-    chosen = [text for name, text in tables.PRICE_CLASSES.items() if getattr(options, name)]
-    if len(chosen) > 1:
-        raise UsageError("choose one of --spot, --reserved, --reservation and --max_run_duration")
-    return chosen[0].format(**vars(options)) if chosen else tables.ON_DEMAND
-
-
-def _unasked_deletion(options: argparse.Namespace) -> tuple[list[str], str]:
-    """What decides if --delete is not given.
-
-    Returns:
-        Addresses that must hold results before the TPU is deleted; why it stays, if it does.
-    """
-    if options.attach:
-        return [], "attached; give --delete=success to delete it"
-    if not options.type:
-        return [], "the launcher did not create it"
-    try:
-        return outputs(options.command, line_only=options.skip_install), ""
-    except KeptError as reason:
-        return [], str(reason)
+# The Gin file that `train` reads first, and lines of such files.
+FIRST, REQUIRED = "runs/train.gin", "%gin.REQUIRED"
+INCLUDE = re.compile(r"""^include\s+["'](.*)["']""", re.M)
+BINDING = re.compile(r"^([ \t]*)([\w./]+)[ \t]*=(.*)$", re.M)
+# A command line that names one of them expects results there.
+ALWAYS_OUTPUTS = ("MODEL_DIR", "OUTPUT_DIR")
 
 
 class Pod(Hosts):
@@ -72,48 +52,52 @@ class Pod(Hosts):
     def __init__(self, options: argparse.Namespace) -> None:
         self.name = options.name
         slices = [f"{self.name}-{number}" for number in range(options.slices)]
-        gcloud = "https://cloud.google.com/sdk/docs/install"
-        super().__init__(options, slices or [self.name], gcloud=gcloud)
-        self.tunnel = flags(options, "internal_ip")
-        if options.iap:
-            self.tunnel = ["--tunnel-through-iap"]
-        self.price_class = _price_class(options)
-        if options.type:
-            self.kind = tables.kind_of(options.type, options.version)
-            options.version = options.version or self.kind.runtime
-        self.price, self.price_text = tables.hourly_price(options, self.price_class)
+        super().__init__(options, slices or [self.name])
+        for option in tables.OF_NEW_TPUS:
+            if getattr(options, option) and not options.type:
+                options.refuse(f"--{option} applies to a TPU that is created: give its --type")
+        self.price_class = flags(options, "spot", "reserved", "reservation", "max_run_duration")
+        if len(self.price_class) > 1:
+            options.refuse(f"choose one of {' and '.join(self.price_class)}")
+        kind, self.chips = tables.kind_of(options.type or "")
+        if options.type and not (kind or options.version):
+            known = " ".join(f"{name}-N" for name in tables.KINDS)
+            options.refuse(f"--type={options.type}: known are {known}; for another give --version")
+        options.version = options.version or (kind and kind.runtime)
+        self.price, self.price_text = tables.hourly_price(options, not self.price_class)
         self.is_deleted_late = bool(options.type) and options.delete != "never"
         self.outputs: list[str] = []
         self.why_it_stays = "as you say"
         if not options.delete:
-            self.outputs, self.why_it_stays = _unasked_deletion(options)
+            self.why_it_stays = self._find_outputs()
             options.delete = "never" if self.why_it_stays else "success"
+
+    def _find_outputs(self) -> str:
+        """Finds what must be there before an unasked deletion; returns why the TPU stays, if so."""
+        if self.options.attach:
+            return "attached; give --delete=success to delete it"
+        if not self.options.type:
+            return "the launcher did not create it"
+        try:
+            self.outputs = outputs(self.options.command, line_only=self.options.skip_install)
+        except LaunchError as reason:
+            return str(reason)
+        return ""
 
     def plan(self) -> list[str]:
         options, place = self.options, f"{self.name} in {self.options.zone}"
         lines = [f"{place}: a TPU that exists; none is created"]
         if options.type:
-            slices, (kind, _, size) = len(self.nodes), options.type.rpartition("-")
-            chips = int(size) // self.kind.cores * slices
-            counted = f", {chips} chips" if kind in tables.KINDS else ""
-            quota, preemptible = self.kind.quota, options.spot or options.max_run_duration
+            slices = len(self.nodes)
             lines = [
-                f"{place}: {slices} TPU slice{'s' * (slices > 1)} of {options.type}{counted}, "
-                f"runtime {options.version}",
-                f"price: {self.price_class}",
-                f"cost: {self.price_text}",
-                f"quota: {quota}{'Preemptible' if preemptible else ''}PerProjectPerZoneForTPUAPI "
-                "or a similar one; yours: gcloud beta quotas info list "
-                "--service=tpu.googleapis.com "
-                f"--project={options.project or 'PROJECT'} --filter=quotaId:{quota}",
+                f"{place}: {slices} TPU slice{'s' * (slices > 1)} of {options.type}, "
+                f"{self.chips * slices or 'unknown'} chips, runtime {options.version}",
+                f"price: {' '.join(self.price_class) or 'on demand'}; {self.price_text}",
             ]
         lines += super().plan()
         if options.max_hours:
             deleted = " and the TPU is deleted, with what is on its disks" * self.is_deleted_late
-            lines.append(
-                f"time: after {options.max_hours:g} h the run ends{deleted}; "
-                "keep the launcher running"
-            )
+            lines.append(f"time: after {options.max_hours:g} h, while this runs, it ends{deleted}")
         there = "".join(f", if {address} is not empty" for address in self.outputs)
         when = {
             "always": "when the launcher ends, however it ends",
@@ -133,33 +117,35 @@ class Pod(Hosts):
         return ["gcloud", *alpha, "compute", "tpus", *request, *place]
 
     def send_words(self, node: str, file: str, name: str) -> list[str]:
-        return self.words("tpu-vm", "scp", file, f"{node}:{name}", "--worker=all", *self.tunnel)
+        return self.words("tpu-vm", "scp", file, f"{node}:{name}", "--worker=all", *self._tunnel())
 
     def connect_words(self, node: str, command: str) -> list[str]:
         # A connection that is dead is noticed.
-        settings = ("--worker=all", f"--command={command}", *self.tunnel)
+        settings = ("--worker=all", f"--command={command}", *self._tunnel())
         return self.words("tpu-vm", "ssh", node, *settings, "--ssh-flag=-oServerAliveInterval=30")
+
+    def _tunnel(self) -> list[str]:
+        if self.options.iap:
+            return ["--tunnel-through-iap"]
+        return flags(self.options, "internal_ip")
 
     def creation(self) -> list[list[str]]:
         options = self.options
         if not options.type:
             return []
-        nodes, runtime = [], f"--version={options.version}"
+        words = [f"--accelerator-type={options.type}", f"--version={options.version}"]
         if self.is_queued:
-            # gcloud wants a count of at least 2.
             nodes = [f"--node-count={options.slices}", f"--node-prefix={self.name}"]
+            # gcloud wants a count of at least 2.
             nodes = nodes if options.slices > 1 else [f"--node-id={self.nodes[0]}"]
-            runtime = f"--runtime-version={options.version}"
+            words = [*nodes, words[0], f"--runtime-version={options.version}"]
+        words += self.price_class
+        if options.max_run_duration:
+            words.append("--provisioning-model=flex-start")
+        if options.internal_ip:
+            words.append("--internal-ips")
         labels = ",".join(filter(None, [f"launcher={LAUNCHED_BY}", options.labels]))
-        words = [
-            *(*nodes, f"--accelerator-type={options.type}", runtime),
-            *flags(options, "spot", "reserved"),
-            *(["--provisioning-model=flex-start"] if options.max_run_duration else []),
-            *flags(options, "reservation", "max_run_duration", "network", "subnetwork"),
-            *(["--internal-ips"] if options.internal_ip else []),
-            *flags(options, "service_account", "data_disk"),
-            *(f"--labels={labels}", *options.gcloud),
-        ]
+        words += [f"--labels={labels}", *options.gcloud]
         return [self.words(self.resource, "create", self.name, *words)]
 
     def _deletion(self) -> list[str]:
@@ -205,36 +191,30 @@ class Pod(Hosts):
             return False
 
     def make_ready(self) -> None:
-        """Creates the TPU where --type allows it, and waits for it.
+        """Creates the TPU where --type allows it, and waits for it, however long.
 
-        A request waits in its queue however long, a TPU VM is looked at LOOKS times. What was taken
-        away is requested at once, and once.
+        What was taken away is requested at once, and once.
         """
         what = f"{'queued resource' if self.is_queued else 'TPU'} {self.name}"
         former, is_renewed = "", False
-        for looks in itertools.count():
+        while True:
             state, description = self._look()
             if state != former:
                 print(f"{what}: {state}")
             former, (move, _) = state, self._meaning(state)
             if move is Move.RUN:
                 return
-            if move is Move.LEAVE or not (self.options.type or move is Move.WAIT):
-                raise self._left(state, move)
-            if move is Move.WAIT and looks == LOOKS and not self.is_queued:
-                raise LaunchError(f"{what} is still {state}", tables.AGAIN)
-            if move in (Move.REPLACE, Move.FAILED):
-                if not self._is_ours(description):
-                    raise self._left(state, move)
-                self._request(self._deletion())
-            if move is Move.FAILED:
-                # Only a lack of capacity may change by itself.
-                why = json.dumps(description["state"])
-                print(f"{what} FAILED: {why}", file=sys.stderr)
-                raise tables.refusal(why, self.options.zone, f"{what}: FAILED, ")
-            if move is Move.REPLACE and is_renewed:
-                raise LaunchError(f"{what}: {state}", tables.AGAIN)
             if move is not Move.WAIT:
+                self._check(move, state, description)
+                if move is not Move.CREATE:
+                    self._request(self._deletion())
+                if move is Move.FAILED:
+                    # Only a lack of capacity may change by itself.
+                    why = json.dumps(description["state"])
+                    print(f"{what} FAILED: {why}", file=sys.stderr)
+                    raise tables.refusal(why, self.options.zone, f"{what}: FAILED, ")
+                if move is Move.REPLACE and is_renewed:
+                    raise LaunchError(f"{what}: {state}", tables.AGAIN)
                 is_renewed = is_renewed or move is Move.REPLACE
                 for words in self.creation():
                     self._request(words)
@@ -242,15 +222,15 @@ class Pod(Hosts):
                     return
             sleep(self.options.retry_seconds)
 
-    def _left(self, state: str, move: Move) -> LaunchError:
-        name, zone, fix = self.name, self.options.zone, "give --type=TYPE to create it"
-        if move is Move.LEAVE:
-            start = f"gcloud compute tpus tpu-vm start {name} --zone={zone}"
-            fix = f"{start}, or delete it so that it is created again"
-        elif move in (Move.REPLACE, Move.FAILED):
-            state = f"{state} and not this launcher's"
-            fix = f"give another --name, or delete it: {shlex.join(self._deletion())}"
-        return LaunchError(f"TPU {name} in {zone} is {state}, expected READY\n  fix: {fix}")
+    def _check(self, move: Move, state: str, description: dict) -> None:
+        """Checks that the launcher may create, or delete and create, what is in this state."""
+        may_be_made = move is Move.CREATE or (move is not Move.LEAVE and self._is_ours(description))
+        if not (self.options.type and may_be_made):
+            place, by_hand = f"{self.name} in {self.options.zone}", shlex.join(self._deletion())
+            raise LaunchError(
+                f"TPU {place} is {state}, expected READY, or a --type and none that others made\n"
+                f"  fix: start it, give another --name or a --type, or delete it: {by_hand}"
+            )
 
     def _is_ours(self, description: dict) -> bool:
         """Whether a launcher made it: nothing else is ever deleted."""
@@ -268,16 +248,14 @@ class Pod(Hosts):
         last = f"may still run and be billed; delete it: {by_hand}"
         try:
             state, description = self._look()
-            why_it_stays = self._delete(description, status) if state != "ABSENT" else ""
             if state == "ABSENT":
                 last = "does not exist; nothing is billed"
-            elif why_it_stays:
+            elif why_it_stays := self._delete(description, status):
                 last = f"is {state}{self._meaning(state)[1]} ({why_it_stays}): {by_hand}"
             else:
                 last = "was deleted; nothing is billed any more"
         except LaunchError:
-            # gcloud does not tell the state.
-            return
+            pass  # gcloud does not tell the state.
         finally:
             print(f"TPU {self.name} {last}", file=sys.stderr)
 
@@ -297,11 +275,9 @@ class Pod(Hosts):
             project = flags(self.options, "project")
             status, lines, errors = ask(["gcloud", "storage", "ls", address, *project, "--quiet"])
             sys.stderr.write(errors)
-            if status:
-                return f"gcloud found nothing in {address}, or could not look"
             # A folder made by hand is an object of that name.
-            if not set(lines.splitlines()) - {address, ""}:
-                return f"{address} is empty"
+            if status or not set(lines.splitlines()) - {address, ""}:
+                return f"gcloud found nothing in {address}, or could not look"
         try:
             self._request(self._deletion())
         except LaunchError:
@@ -325,5 +301,93 @@ class Slices(Pod):
 
     def __init__(self, options: argparse.Namespace) -> None:
         if options.slices == 1 and not (options.max_run_duration or options.attach):
-            raise UsageError("--slices is 1; for one slice use launch/tpu_vm.sh")
+            options.refuse("--slices is 1; for one slice use launch/tpu_vm.sh")
         super().__init__(options)
+
+
+def outputs(words: Sequence[str], *, line_only: bool) -> list[str]:
+    """Addresses of a command's outputs.
+
+    Example:
+        ["train", "--gin.MODEL_DIR=gs://bucket/taser"] writes to ["gs://bucket/taser"].
+
+    Args:
+        words: the command and its flags.
+        line_only: whether to leave out the files that the flags name.
+
+    Raises:
+        LaunchError: an output is not in a bucket, or the launcher cannot tell.
+    """
+    if words[0] != "train":
+        # The others open outputs as local paths: gs://BUCKET/x is to them a folder `gs:`.
+        raise LaunchError("of all commands only train writes to a bucket")
+    flags = list(_flags(words[1:]))
+    files = [value for flag, value in flags if flag == "--gin_file" and not line_only]
+    paths = [value.split(",") for flag, value in flags if flag == "--gin_search_paths"]
+    folders = ("", *itertools.chain(*paths), "gin_configs")
+    # Hosts get git's files alone, which are not all that lie here.
+    of_git = set(ask(["git", "-C", str(ROOT), "ls-files", "-z"])[1].split("\0"))
+
+    def read(path: str) -> str:
+        """A Gin file with the files that it includes in their places."""
+        for name in (os.path.normpath(os.path.join(folder, path)) for folder in folders):
+            if name in of_git:
+                text = (ROOT / name).read_text(encoding="utf-8-sig")
+                return INCLUDE.sub(lambda include: read(include[1]), text)
+        raise LaunchError(f"{path} is not in git, so hosts do not get it")
+
+    try:
+        text = "\n".join(map(read, (FIRST, *files)))
+    except (OSError, ValueError, RecursionError) as error:
+        raise LaunchError(f"its Gin files cannot be read: {error}") from error
+    line = _bindings("\n".join(value for flag, value in flags if flag == "--gin_bindings"))
+    bindings = {**_bindings(text), **line}
+    names = ("train.model_dir", *(name for name in ALWAYS_OUTPUTS if name in line))
+    return list(dict.fromkeys(_address(name, dict(bindings)) for name in names))
+
+
+def _flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Flags of Gin and their values; `--gin.NAME=VALUE` as `--gin_bindings`.
+
+    Example:
+        `--gin.MODEL_DIR gs://b` is ("--gin_bindings", "MODEL_DIR = gs://b").
+    """
+    rest = iter(words)
+    for word in rest:
+        flag, equals, value = word.partition("=")
+        value = value if equals or not flag.startswith("--gin") else next(rest, "")
+        if flag.startswith("--gin."):
+            flag, value = "--gin_bindings", f"{flag[len('--gin.') :]} = {value}"
+        yield flag, value
+
+
+def _bindings(text: str) -> dict[str, str]:
+    """Name -> value, as Gin text, the last one of each name.
+
+    Example:
+        `commands.train.train.model_dir` is `train.model_dir`, and `MODEL_DIR/macro.value` is
+        MODEL_DIR.
+    """
+    bindings = {}
+    for indent, name, value in BINDING.findall(text):
+        if indent:
+            raise LaunchError(
+                f"a Gin file has a block, with {name}, which the launcher cannot read"
+            )
+        name = re.sub(r"/(gin\.)?macro\.value$", "", name)
+        short = name if "/" in name else ".".join(name.split(".")[-2:])
+        bindings[short] = value.partition(" #")[0].strip()
+    return bindings
+
+
+def _address(name: str, bindings: dict[str, str]) -> str:
+    """The address in a bucket that a parameter or macro holds; takes bindings out as it goes."""
+    while (text := bindings.pop(name, REQUIRED)).startswith("%") and text != REQUIRED:
+        name = text[1:]
+    if text == REQUIRED:
+        raise LaunchError(f"{name} is neither on the command line nor in a Gin file that hosts get")
+    # A string of one piece, on the command line without quotes; another is not looked into.
+    literal = re.fullmatch(r"""(["']?)(gs://[^/\s"'\\][^\n"'\\]*)\1""", text)
+    if not literal:
+        raise LaunchError(f"{name} is {text}, which is not in a bucket")
+    return literal[2]

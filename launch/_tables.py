@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 FINISHED, MEND, TIMED_OUT, AGAIN = 0, 2, 124, 75
 
@@ -31,23 +31,17 @@ class LaunchError(Exception):
         self.status = status
 
 
-class UsageError(LaunchError):
-    """A command line that cannot be."""
-
-
 class Kind(NamedTuple):
     """A kind of TPU.
 
     Attributes:
         cores: TensorCores of a chip, where types count these; otherwise 1.
         runtime: the version of a new TPU VM.
-        quota: how its quotas' names begin.
         price: US dollars for a chip and an hour on demand; None: no source gives one.
     """
 
     cores: int
-    runtime: str | None
-    quota: str
+    runtime: str
     price: float | None = None
 
 
@@ -55,22 +49,13 @@ class Kind(NamedTuple):
 # which has them from Google's list. It has none of the other kinds.
 PRICES_OF = "February 2025"
 KINDS = {
-    "v2": Kind(2, "tpu-ubuntu2204-base", "TPUV2"),
-    "v3": Kind(2, "tpu-ubuntu2204-base", "TPUV3"),
-    "v4": Kind(2, "tpu-ubuntu2204-base", "TPUV4"),
-    "v5p": Kind(2, "v2-alpha-tpuv5", "TPUV5P", price=4.20),
-    "v5litepod": Kind(1, "v2-alpha-tpuv5-lite", "TPUV5sLitepod", price=1.20),
-    "v6e": Kind(1, "v2-alpha-tpuv6e", "TPUV6E"),
+    "v2": Kind(2, "tpu-ubuntu2204-base"),
+    "v3": Kind(2, "tpu-ubuntu2204-base"),
+    "v4": Kind(2, "tpu-ubuntu2204-base"),
+    "v5p": Kind(2, "v2-alpha-tpuv5", price=4.20),
+    "v5litepod": Kind(1, "v2-alpha-tpuv5-lite", price=1.20),
+    "v6e": Kind(1, "v2-alpha-tpuv6e"),
 }
-# Options that choose another class of prices.
-ON_DEMAND = "on demand"
-PRICE_CLASSES = {
-    "spot": "spot: may be preempted at any time",
-    "reserved": "reserved",
-    "reservation": "reserved: {reservation}",
-    "max_run_duration": "flex-start: each attempt is ended after {max_run_duration}",
-}
-
 
 # What a launcher does about a state. It deletes what FAILED, and the error decides; it stops where
 # it is to LEAVE something alone.
@@ -92,28 +77,17 @@ STATES = {
 # RESOURCE_EXHAUSTED, or code 8.
 ERRORS = (
     (r"per (?:minute|second)|rateLimitExceeded|RATE_LIMIT\w*", "too many requests", AGAIN),
-    (
-        r"(?:Quota(?: limit)? '[^']+' (?:has been )?(?:exceeded|exhausted)|[Qq]uota exceeded"
-        r"|[Ii]nsufficient (?:\w+ )*quota|QUOTA_EXCEEDED|IN_USE_ADDRESSES)[^\n]*",
-        "the project's quota is too small: {words}\n  fix: ask for more of it, or take another "
-        "--zone, --type or price; --spot has its own, --internal_ip needs no address",
-        MEND,
-    ),
-    (
-        r"RESOURCE_EXHAUSTED|[Nn]o more capacity|[Ii]nsufficient (?:\w+ )?capacity|STOCKOUT"
-        r"|\"code\": 8",
-        "no capacity",
-        AGAIN,
-    ),
-    (
-        r"UNAVAILABLE|INTERNAL|[Ii]nternal error|DEADLINE_EXCEEDED|ABORTED"
-        r"|\"code\": (?:4|10|13|14)"
-        r"|(?:[A-Za-z]*(?:[Cc]ode|[Ss]tatus|[Ee]rror)|HTTP)[\"=: (]*(?:429|50[0234])"
-        r"|timed out|[Cc]onnection (?:reset|refused|aborted)|name resolution",
-        "Google Cloud did not answer",
-        AGAIN,
-    ),
-)
+    (r"(?:Quota(?: limit)? '[^']+' (?:has been )?(?:exceeded|exhausted)|[Qq]uota exceeded"
+     r"|[Ii]nsufficient (?:\w+ )*quota|QUOTA_EXCEEDED|IN_USE_ADDRESSES)[^\n]*",
+     "the project's quota is too small: {words}\n  fix: ask for more of it, or take another "
+     "--zone, --type or price; --spot has its own, --internal_ip needs no address", MEND),
+    (r"RESOURCE_EXHAUSTED|[Nn]o more capacity|[Ii]nsufficient (?:\w+ )?capacity|STOCKOUT"
+     r"|\"code\": 8", "no capacity", AGAIN),
+    (r"UNAVAILABLE|INTERNAL|[Ii]nternal error|DEADLINE_EXCEEDED|ABORTED|\"code\": (?:4|10|13|14)"
+     r"|(?:[A-Za-z]*(?:[Cc]ode|[Ss]tatus|[Ee]rror)|HTTP)[\"=: (]*(?:429|50[0234])|timed out"
+     r"|[Cc]onnection (?:reset|refused|aborted)|name resolution", "Google Cloud did not answer",
+     AGAIN),
+)  # fmt: skip
 
 
 def refusal(report: str, zone: str, about: str = "") -> LaunchError:
@@ -133,57 +107,46 @@ def refusal(report: str, zone: str, about: str = "") -> LaunchError:
     )
 
 
-def kind_of(type_: str, version: str | None) -> Kind:
-    """The row of a type.
+def kind_of(type_: str) -> tuple[Kind | None, int]:
+    """The row of a type and the chips of a slice; None and 0 where they are not known.
 
-    Raises:
-        UsageError: a TPU VM of this type cannot be, or has no known runtime and is given none.
+    Example:
+        A slice of v4-32 has 16 chips.
     """
-    kind, _, size = type_.rpartition("-")
-    row = KINDS.get(kind, Kind(1, version, "TPU"))
-    if kind in ("tpu7x", "v7x"):
-        wrong = ": there are no TPU VMs of TPU7x; use launch/gke_xpk.sh"
-    elif not re.fullmatch("[a-z0-9]+-[1-9][0-9]*", type_):
-        wrong = ", expected KIND-SIZE, for example v5litepod-16"
-    elif not row.runtime:
-        names = " ".join(f"{name}-N" for name in KINDS)
-        wrong = f"; known are {names}. For another, give --version=RUNTIME"
-    elif int(size) % row.cores:
-        wrong = f", expected an even number of cores: {kind} has two to a chip"
-    else:
-        return row
-    raise UsageError(f"--type is '{type_}'{wrong}")
+    name, _, size = type_.rpartition("-")
+    kind = KINDS.get(name)
+    return kind, int(size) // kind.cores if kind and size.isdecimal() else 0
 
 
-def hourly_price(options: argparse.Namespace, price_class: str) -> tuple[float | None, str]:
+def hourly_price(options: argparse.Namespace, is_on_demand: bool) -> tuple[float | None, str]:
     """US dollars for an hour of all slices, and how they are known; None: they are not.
 
     Example:
         One slice of v5litepod-16 costs 16 x 1.20 = 19.20 dollars on demand.
     """
-    given, (kind, _, size) = options.price_per_hour, (options.type or "").rpartition("-")
-    if given:
-        return given, f"${given:.2f} an hour, as you say"
-    price = KINDS[kind].price if kind in KINDS else None
-    if price is None or not size.isdecimal():
-        return None, f"not known for {kind}; give --price_per_hour=DOLLARS"
-    total = price * int(size) / KINDS[kind].cores * (options.slices or 1)
+    if options.price_per_hour:
+        return options.price_per_hour, f"${options.price_per_hour:.2f} an hour, as you say"
+    kind, chips = kind_of(options.type or "")
+    if not (kind and kind.price and chips):
+        return None, f"not known for {options.type}; give --price_per_hour=DOLLARS"
+    total = kind.price * chips * (options.slices or 1)
     # The list has no other class; spot costs less, by zone and day.
-    return total if price_class == ON_DEMAND else None, (
+    return total if is_on_demand else None, (
         f"about ${total:.2f} an hour on demand, by the list price of {PRICES_OF} "
-        f"(${price:.2f} a chip); --price_per_hour replaces it"
+        f"(${kind.price:.2f} a chip); --price_per_hour replaces it"
     )
 
 
-def _checked(pattern: str, expected: str, make: Callable[[str], Any] = str) -> dict[str, Any]:
-    """An option with a value that fits a pattern."""
+def _positive(make: Callable[[str], float], default: float | None = None) -> dict[str, Any]:
+    """An option whose value is a number above 0."""
 
-    def read(value: str) -> Any:
-        if not re.fullmatch(pattern, value):
-            raise argparse.ArgumentTypeError(f"'{value}', expected {expected}")
-        return make(value)
+    def number(text: str) -> float:
+        value = make(text)
+        if not value > 0:
+            raise argparse.ArgumentTypeError(f"{text}, expected a positive number")
+        return value
 
-    return {"type": read}
+    return {"type": number, "default": default}
 
 
 def _variable(setting: str) -> str:
@@ -193,84 +156,61 @@ def _variable(setting: str) -> str:
         "HOME" is "HOME=/root".
     """
     name, equals, _ = setting.partition("=")
-    if not equals and name not in os.environ:
+    if not (equals or name in os.environ):
         raise argparse.ArgumentTypeError(f"no such variable here; give --env={name}=VALUE")
     return setting if equals else f"{name}={os.environ[name]}"
 
 
-def _count(default: int, least: int = 1) -> dict[str, Any]:
-    pattern = "[1-9][0-9]*" if least else "0|[1-9][0-9]*"
-    return {**_checked(pattern, f"a number of at least {least}", int), "default": default}
-
-
-TEXT = _checked("(?s).+", "a value")
-AMOUNT = _checked(r"(?=.*[1-9])\d+(\.\d+)?", "a positive number, such as 12.5", float)
-FLAG: dict[str, Any] = {"action": "store_true", "default": False}
-MANY: dict[str, Any] = {"action": "append", "default": []}
+TEXT: dict[str, Any] = {}
+FLAG: dict[str, Any] = {"action": "store_true"}
 REST: dict[str, Any] = {"nargs": argparse.REMAINDER, "default": []}
-# "KEY=VALUE" of letters that Google Cloud allows.
-_LABEL = "[a-z][-a-z0-9_]{0,62}=[-a-z0-9_]{0,63}"
-LABELS = _checked(
-    f"{_LABEL}(,{_LABEL})*",
-    "KEY=VALUE,... of lower-case letters, digits, - and _, each key from a letter on",
-)
-DELETE = _checked("always|success|never", "always, success or never")
-VARIABLES = {**_checked(r"(?s)[A-Za-z_]\w*(=.*)?", "NAME=VALUE or NAME", _variable), **MANY}
-HOSTS = _checked(r"[^,\s]+(,[^,\s]+)*", "names with commas between them")
-# xpk refuses longer names, but only after the image has been built.
-WORKLOAD = _checked(
-    "[a-z](?:[-a-z0-9]{0,38}[a-z0-9])?", "up to 40 lower-case letters, digits and dashes"
-)
-# Name -> (what it is, what stands for its value, its help).
-OPTIONS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "name": (TEXT, "NAME", "the TPU VM or queued resource; its slices are NAME-0, NAME-1, ..."),
-    "attach": (TEXT, "NAME", "follow what runs there: it goes on while no launcher is connected"),
-    "zone": (TEXT, "ZONE", "its zone"),
-    "project": (TEXT, "PROJECT", "its project (gcloud's own setting)"),
-    "type": (TEXT, "TYPE", "of one slice, such as v4-32; tpu_vm.sh creates a TPU only if given"),
-    "slices": (_count(0), "N", "number of slices"),
-    "max_run_duration": (TEXT, "TIME", "flex-start: waits for capacity, and ends after, say, 10h"),
-    "delete": (DELETE, "WHEN", "the launcher's TPU: success (after the command has finished), "
-               "always (also after failures), never; default: success for a model in a bucket"),
-    "data": (TEXT, "PLACE", "gs://... or a shared directory, copied to the folder `data` of hosts"),
-    "setup": (TEXT, "COMMAND", "shell command for each host before the run, such as a mount"),
-    "skip_install": (FLAG, "", "use the checkout that hosts have already, in ~/taser_jax"),
-    "env": (VARIABLES, "NAME[=VALUE]", "a variable for taser (by default as here); repeatable"),
-    "max_hours": (AMOUNT, "HOURS", "after which the run and the launcher's TPU end (status 124)"),
-    "retries": (_count(100, least=0), "N", "after a preemption, or without capacity (100)"),
-    "retry_seconds": (_count(60), "N", "pause before each, and between looks at a state (60)"),
-    "dry_run": (FLAG, "", "print the plan and the commands, run nothing"),
-    "internal_ip": (FLAG, "", "no external addresses; installing needs Cloud NAT"),
-    "iap": (FLAG, "", "ssh through Identity-Aware Proxy"),
-    "price_per_hour": (AMOUNT, "DOLLARS", "what all chips cost, if you know better than the table"),
-    "version": (TEXT, "VERSION", "of a new TPU's runtime (by its type, as launch/_tables.py says)"),
-    "spot": (FLAG, "", "cheaper; may be preempted at any time"),
-    "reserved": (FLAG, "", "uses the project's reservations"),
-    "reservation": (TEXT, "NAME", "uses this reservation"),
-    "network": (TEXT, "NETWORK", "of a new TPU, with --subnetwork"),
-    "subnetwork": (TEXT, "SUBNETWORK", "of a new TPU"),
-    "service_account": (TEXT, "EMAIL", "account of the hosts, for example to read a bucket"),
-    "labels": (LABELS, "KEY=VALUE,...", "of a new TPU"),
-    "data_disk": ({**TEXT, **MANY}, "source=DISK", "attached, not mounted; repeatable"),
-    "gcloud": (REST, "FLAGS", "flags for gcloud's create command, up to --"),
-    "hosts": (HOSTS, "HOST,...", "names for ssh; the first is host 0, which the others reach"),
-    "port": (_count(8476), "N", "port of host 0 for JAX's coordinator (8476)"),
-    "extra": (_checked("cuda|tpu", "cuda or tpu"), "EXTRA", "of the package to install (none)"),
-    "nodes": (_count(0), "N", "number of nodes; inside an allocation those of this step"),
-    "slurm": (REST, "FLAGS", "flags for srun, up to --"),
-    "cluster": (TEXT, "CLUSTER", "made by `xpk cluster create`"),
-    "workload": (WORKLOAD, "NAME", "new for each run"),
-    "image": (TEXT, "IMAGE", "built from this checkout and pushed; pods get it by its digest"),
-    "skip_build": (FLAG, "", "use the image that is in the registry: IMAGE@sha256:..."),
-    "grace_seconds": (_count(300), "N", "between SIGTERM and the end of a pod (300)"),
-    "xpk": (REST, "FLAGS", "flags for `xpk workload create`, up to --"),
+# `hosts.sh` has no name to attach to.
+ATTACH: dict[str, Any] = {"nargs": "?", "const": True}
+DELETE: dict[str, Any] = {"choices": ("success", "always", "never")}
+VARIABLES: dict[str, Any] = {"type": _variable, "action": "append", "default": []}
+# Name -> (what argparse needs, its help).
+OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "name": (TEXT, "the TPU VM or queued resource; its slices are NAME-0, NAME-1, ..."),
+    "attach": (ATTACH, "follow what runs there: it goes on while no launcher is connected"),
+    "zone": (TEXT, "its zone"),
+    "project": (TEXT, "its project (gcloud's own setting)"),
+    "type": (TEXT, "of one slice, such as v4-32; tpu_vm.sh creates a TPU only if given"),
+    "slices": (_positive(int), "number of slices"),
+    "max_run_duration": (TEXT, "flex-start: waits for capacity, and ends after, say, 10h"),
+    "delete": (DELETE, "success, always (after failures, too) or never; see docs/pods.md"),
+    "data": (TEXT, "gs://... or a shared directory, copied to the folder `data` of hosts"),
+    "setup": (TEXT, "shell command for each host before the run, such as a mount"),
+    "skip_install": (FLAG, "use the checkout that hosts have already, in ~/taser_jax"),
+    "env": (VARIABLES, "a variable for taser (by default as here); repeatable"),
+    "max_hours": (_positive(float), "after which the run and the launcher's TPU end (status 124)"),
+    "retries": ({"type": int, "default": 100}, "after a preemption, or without capacity (100)"),
+    "retry_seconds": (_positive(int, 60), "pause before each, and between looks at a state (60)"),
+    "dry_run": (FLAG, "print the plan and the commands, run nothing"),
+    "internal_ip": (FLAG, "no external addresses; installing needs Cloud NAT"),
+    "iap": (FLAG, "ssh through Identity-Aware Proxy"),
+    "price_per_hour": (_positive(float), "what all chips cost, if you know better than the table"),
+    "version": (TEXT, "of a new TPU's runtime (by its type, as launch/_tables.py says)"),
+    "spot": (FLAG, "cheaper; may be preempted at any time"),
+    "reserved": (FLAG, "uses the project's reservations"),
+    "reservation": (TEXT, "uses this reservation"),
+    "labels": (TEXT, "of a new TPU"),
+    "gcloud": (REST, "flags for gcloud's create command, up to --, such as --network=N"),
+    "hosts": (TEXT, "names for ssh; the first is host 0, which the others reach"),
+    "port": (_positive(int, 8476), "port of host 0 for JAX's coordinator (8476)"),
+    "extra": (TEXT, "of the package to install, such as cuda (none)"),
+    "nodes": (_positive(int), "number of nodes; inside an allocation those of this step"),
+    "slurm": (REST, "flags for srun, up to --"),
+    "cluster": (TEXT, "made by `xpk cluster create`"),
+    "workload": (TEXT, "new for each run"),
+    "image": (TEXT, "built from this checkout and pushed; pods get it by its digest"),
+    "skip_build": (FLAG, "use the image that is in the registry: IMAGE@sha256:..."),
+    "grace_seconds": (_positive(int, 300), "between SIGTERM and the end of a pod (300)"),
+    "xpk": (REST, "flags for `xpk workload create`, up to --"),
 }  # fmt: skip
-OF_NEW_TPUS = (
-    "version spot reserved reservation network subnetwork service_account labels data_disk gcloud"
-)
+OF_NEW_TPUS = ("version", "spot", "reserved", "reservation", "labels", "gcloud")
 _ALL = "env retries retry_seconds dry_run"
 _ON_HOSTS = f"attach data setup skip_install max_hours {_ALL}"
-_ON_TPU = f"project delete {_ON_HOSTS} internal_ip iap price_per_hour {OF_NEW_TPUS}"
+_ON_TPU = f"project delete {_ON_HOSTS} internal_ip iap price_per_hour {' '.join(OF_NEW_TPUS)}"
 _ON_GKE = "slices zone project data max_hours price_per_hour skip_build grace_seconds"
 # Name -> (options that each run needs, others).
 LAUNCHERS = {
@@ -282,62 +222,48 @@ LAUNCHERS = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message.removeprefix("argument "))
+def parse(launcher: str, about: str, words: Sequence[str]) -> argparse.Namespace:
+    """Options of all launchers by name, `command`, the words after the first `--`, and `refuse`.
 
-
-def parser_of(launcher: str, about: str) -> argparse.ArgumentParser:
-    """The parser of a launcher's options, of what stands before `--`."""
+    Raises:
+        SystemExit: --help, or an option is unknown, is missing, or has a value that cannot be.
+    """
     needed, others = (names.split() for names in LAUNCHERS[launcher])
-    usage = " ".join(f"--{name}={OPTIONS[name][1]}" for name in needed)
-    parser = _Parser(
-        usage=f"launch/{launcher}.sh {usage} [options] -- COMMAND [FLAGS...]",
+    parser = argparse.ArgumentParser(
+        prog=f"launch/{launcher}.sh",
+        usage=" ".join(["%(prog)s", *(f"--{name}=..." for name in needed)])
+        + " [options] -- COMMAND [FLAGS...]",
         description=about,
         epilog="COMMAND is a taser command; the launcher adds --multihost.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.set_defaults(**{name: kind.get("default") for name, (kind, *_) in OPTIONS.items()})
+    defaults = {name: kind.get("default") for name, (kind, _) in OPTIONS.items()}
+    parser.set_defaults(refuse=parser.error, **defaults)
     for name in (*needed, *others):
-        kind, value, text = OPTIONS[name]
-        # Hosts have names of their own: there is none to attach to.
-        kind = FLAG if (launcher, name) == ("hosts", "attach") else kind
-        shown: dict[str, Any] = {} if kind is FLAG else {"metavar": value}
-        parser.add_argument(f"--{name}", help=text, **kind, **shown)
-    return parser
-
-
-def parse(launcher: str, parser: argparse.ArgumentParser, words: Sequence[str]) -> Any:
-    """Options of all launchers by name, and `command`, the words after the first `--`.
-
-    Raises:
-        UsageError: an option is unknown, is missing, or has a value that cannot be.
-        SystemExit: --help.
-    """
-    needed, others = (names.split() for names in LAUNCHERS[launcher])
+        kind, text = OPTIONS[name]
+        parser.add_argument(f"--{name}", help=text, **kind)
     end = words.index("--") if "--" in words else len(words)
     options = parser.parse_args(words[:end])
     command = options.command = list(words[end + 1 :])
     if options.attach:
-        options.name, options.retries = options.attach, 0
+        options.retries = 0
+        options.name = options.name if options.attach is True else options.attach
     for name in needed:
         if not getattr(options, name) and not (options.attach and name == "type"):
-            raise UsageError(f"--{name} is missing")
-    if options.attach and command:
-        raise UsageError("--attach follows the command that runs; leave out another")
-    if not options.attach and not command:
-        raise UsageError("no command; for example: -- train --gin_file=runs/taser_base.gin")
+            parser.error(f"--{name} is missing")
+    if bool(options.attach) == bool(command):
+        parser.error("give a command, such as -- train --gin_file=runs/taser_base.gin, or --attach")
     if "--multihost" in command:
-        raise UsageError("leave out --multihost; it is added")
+        parser.error("leave out --multihost; it is added")
     if "project" in others:
         # The hosts share nothing but buckets.
         for word in command:
             if re.match("--gin.MODEL_DIR=(?!gs://)", word):
                 warn(f"{word} is on each host's own disk and is lost with the host; use gs://")
     # Slices are replicas of the mesh, unless the command says otherwise.
-    given = "MESH_REPLICA" in " ".join(command)
-    if options.slices > 1 and command[:1] == ["train"] and not given:
+    options.slices = options.slices or 0
+    if options.slices > 1 and command[:1] == ["train"] and "MESH_REPLICA" not in " ".join(command):
         command.append(f"--gin.MESH_REPLICA={options.slices}")
     if options.dry_run:
         # Secrets are not shown.
@@ -354,13 +280,7 @@ def flags(options: argparse.Namespace, *names: str) -> list[str]:
     """Options as the flags of another program.
 
     Example:
-        With --service_account=a@b, "service_account" is ["--service-account=a@b"].
+        With --max_run_duration=4h, "max_run_duration" is ["--max-run-duration=4h"].
     """
-    words = []
-    for name in names:
-        flag, value = f"--{name.replace('_', '-')}", getattr(options, name)
-        if value is True:
-            words.append(flag)
-        elif value:
-            words += [f"{flag}={each}" for each in (value if isinstance(value, list) else [value])]
-    return words
+    values = {f"--{name.replace('_', '-')}": getattr(options, name) for name in names}
+    return [flag if value is True else f"{flag}={value}" for flag, value in values.items() if value]

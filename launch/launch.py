@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import inspect
 import io
-import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -19,12 +19,12 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 import _tables as tables
-from _hosts import ROOT, Hosts, Report, ask
+from _hosts import ROOT, Hosts, ask
 from _pods import Pod, Slices
-from _tables import LaunchError, UsageError, flags, parse, parser_of, warn
+from _tables import LaunchError, flags, warn
 
 CONTAINER = "/taser_jax/launch/_container.sh"
-SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=20")
+SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=30")
 
 
 class _Machines(Hosts):
@@ -39,7 +39,7 @@ class _Machines(Hosts):
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
-        super().__init__(options, options.hosts.split(","), ssh="install OpenSSH")
+        super().__init__(options, options.hosts.split(","))
         extra = f"[{options.extra}]" if options.extra else ""
         self.install = f"cd taser_jax && . launch/_environment.sh && use_environment '{extra}'"
 
@@ -51,7 +51,7 @@ class _Machines(Hosts):
         return ["scp", *SSH_OPTIONS, "-q", file, f"{node}:{name}"]
 
     def connect_words(self, node: str, command: str) -> list[str]:
-        return ["ssh", *SSH_OPTIONS, "-o", "ServerAliveInterval=30", node, command]
+        return ["ssh", *SSH_OPTIONS, node, command]
 
     def variables(self, node: str) -> list[str]:
         return [
@@ -77,13 +77,10 @@ class _Slurm(Hosts):
     """
 
     goes_on = False
-    # Slurm reports the nodes that it has lost or taken back. It also calls a step CANCELLED whose
-    # other processes it ends after a failure.
-    losses = r"(?i)node[ _]fail|preempt|allocation .*revoked"
 
     def __init__(self, options: argparse.Namespace) -> None:
         options.skip_install = True
-        super().__init__(options, ["Slurm"], srun="run this on a node of the Slurm cluster")
+        super().__init__(options, ["Slurm"])
 
     def plan(self) -> list[str]:
         nodes = f"{self.options.nodes} nodes of a Slurm cluster, one process each"
@@ -91,20 +88,13 @@ class _Slurm(Hosts):
 
     def run_words(self, node: str) -> list[str]:
         options = self.options
-        # A process that fails ends the others, so that none waits for it. Each prints its status.
-        # Slurm sends SIGTERM to the shell alone, and a signal ends a `wait`.
-        script = (
-            '"$@" & taser=$!; trap "kill -TERM $taser" TERM; wait "$taser"; status=$?; '
-            'while kill -0 "$taser" 2>/dev/null; do wait "$taser"; status=$?; done; '
-            'echo "taser-status $status on $(hostname)"; exit $status'
-        )
+        # A process that fails ends the others, so that none waits for it. Slurm sends SIGTERM to
+        # the shell alone, which passes it on.
+        srun = ("srun", f"--nodes={options.nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1")
         environment = ["env", *options.env] if options.env else []
         taser = os.environ.get("TASER", str(ROOT / ".venv/bin/taser"))
-        return [
-            *("srun", f"--nodes={options.nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"),
-            *(*options.slurm, "bash", "-c", script, "taser", *environment, taser),
-            *(*options.command, "--multihost"),
-        ]
+        task = ("bash", str(ROOT / "launch/_task.sh"), *environment, taser)
+        return [*srun, *options.slurm, *task, *options.command, "--multihost"]
 
 
 class _Workload(Hosts):
@@ -116,22 +106,23 @@ class _Workload(Hosts):
         --gin.TOKEN_STORE=data
 
     Each restart copies --data again, since its pods are new, and --max_hours ends each start.
-    `train` gets --gin.MESH_REPLICA=N as launch/tpu_multislice.sh does.
+    `train` gets --gin.MESH_REPLICA=N as launch/tpu_multislice.sh does. The launcher ends when the
+    cluster has the workload.
     """
 
-    goes_on, end = False, "the cluster has the workload"
+    goes_on = False
 
     def __init__(self, options: argparse.Namespace) -> None:
         options.skip_install = options.skip_build
-        super().__init__(options, ["GKE"], xpk="pip install xpk")
+        super().__init__(options, ["GKE"])
+        # xpk refuses longer names, but only after the image has been built.
+        if not re.fullmatch("[a-z]([-a-z0-9]{0,38}[a-z0-9])?", options.workload):
+            options.refuse("--workload: expected up to 40 lower-case letters, digits and dashes")
         # The cluster does what launchers do elsewhere.
         self.retries = self.max_hours = 0
         self.image = options.image
         if not options.skip_build:
-            self.needs["docker"] = "install it, or build the image elsewhere and give --skip_build"
-            parent, slash, name = self.image.rpartition("/")
-            self.repository = parent + slash + name.partition(":")[0]
-            self.image = f"{self.repository}@sha256:DIGEST"
+            self.image = f"{self._repository()}@sha256:DIGEST"
         elif "@sha256:" not in self.image:
             warn(f"{self.image} may name another image at a restart; use IMAGE@sha256:DIGEST")
 
@@ -142,43 +133,29 @@ class _Workload(Hosts):
             f"workload {options.workload} on cluster {options.cluster}: {slices} "
             f"slice{'s' * (slices > 1)} of {options.type}, image {options.image}",
             "price: that of the cluster's nodes, or what --xpk asks for (--spot, "
-            f"--reservation=NAME, --flex); {tables.hourly_price(options, tables.ON_DEMAND)[1]}",
+            f"--reservation=NAME, --flex); {tables.hourly_price(options, True)[1]}",
             f"retries: {options.retries}, by the cluster; {options.grace_seconds} s to save before "
             "a pod ends",
             f"deletion: nodes are billed while the cluster has them. The workload's: {delete}",
         ]
 
-    def creation(self) -> list[list[str]]:
-        """Builds and pushes the image of this checkout, and asks for its digest."""
+    def preparation(self, node: str) -> list[list[str]]:
+        """Builds and pushes the image of this checkout."""
         if self.options.skip_build:
             return []
         folder, image = f"{self.options.scratch}/taser_jax", self.options.image
         recipe = ("--platform=linux/amd64", f"--file={folder}/launch/Dockerfile", f"--tag={image}")
-        return [
-            ["mkdir", "-p", folder],
-            ["tar", "-xzf", self.archive, "-C", folder],
-            ["docker", "build", *recipe, folder],
-            ["docker", "push", image],
-            ["docker", "image", "inspect", image],
-        ]
+        unpack = ["tar", "-xzf", self.archive, "-C", folder]
+        build = ["docker", "build", *recipe, folder]
+        return [["mkdir", "-p", folder], unpack, build, ["docker", "push", image]]
 
-    def make_ready(self) -> None:
+    def follow(self, node: str) -> tuple[list[int], int]:
         if not self.options.skip_build:
-            *steps, inspection = self.creation()
-            for words in steps:
-                status = subprocess.run(words).returncode
-                if status:
-                    raise LaunchError(f"{shlex.join(words)} failed with status {status}", status)
-            self.image = self._digest(inspection)
-
-    def preparation(self, node: str) -> list[list[str]]:
-        return []
-
-    def follow(self, node: str) -> Report:
+            self.image = self._digest()
         # No host reports: xpk ends when the cluster has the workload.
-        return Report(statuses=[self.show(self.run_words(node))])
+        return [self.show(self.run_words(node))], 0
 
-    def _digest(self, inspection: list[str]) -> str:
+    def _digest(self) -> str:
         """The name of the image by its digest: a tag may get another image between restarts.
 
         Example:
@@ -187,15 +164,20 @@ class _Workload(Hosts):
         Raises:
             LaunchError: docker does not know it.
         """
-        status, output, errors = ask(inspection)
-        for description in json.loads(output) if status == 0 else ():
-            for digest in description.get("RepoDigests") or ():
-                if digest.partition("@")[0] == self.repository:
-                    return digest
+        digests = "--format={{range .RepoDigests}}{{println .}}{{end}}"
+        _, output, errors = ask(["docker", "image", "inspect", digests, self.options.image])
+        for name in output.split():
+            if name.startswith(f"{self._repository()}@"):
+                return name
         raise LaunchError(
             f"docker has no digest of {self.options.image} after its push {errors.strip()}\n"
             "  fix: give --image=IMAGE@sha256:DIGEST and --skip_build"
         )
+
+    def _repository(self) -> str:
+        """The image's name without its tag: `host:5000/r/taser:1` is host:5000/r/taser."""
+        parent, slash, name = self.options.image.rpartition("/")
+        return parent + slash + name.partition(":")[0]
 
     def run_words(self, node: str) -> list[str]:
         options, settings = self.options, self.options.env
@@ -240,14 +222,12 @@ def main(words: Sequence[str]) -> int:
         # Under nohup, a terminal that closes ends nothing.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
-    parser = parser_of(name, inspect.cleandoc(FLOWS[name].__doc__ or ""))
     try:
-        options = parse(name, parser, words[1:])
+        options = tables.parse(name, inspect.cleandoc(FLOWS[name].__doc__ or ""), words[1:])
         with tempfile.TemporaryDirectory() as options.scratch:
             return FLOWS[name](options).run()
     except LaunchError as error:
-        usage = f"\n\n{parser.format_help()}" if isinstance(error, UsageError) else ""
-        print(f"error: {error}{usage}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.status
 
 

@@ -36,7 +36,8 @@ logger = logging.getLogger("taser")
 
 # Commands that do not coordinate hosts: each host would write the same files.
 _ONE_HOST = (
-    *("init", "prepare", "import", "ask", "export", "push", "quickstart", "compile", "plan"),
+    *("init", "prepare", "import", "ask", "serve", "export", "push", "verify"),
+    *("compare", "pipeline moma", "quickstart", "compile", "plan"),
 )
 
 

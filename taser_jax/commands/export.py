@@ -48,6 +48,8 @@ from taser_jax.storage.artifacts import check_empty, read_json, replacing
 from taser_jax.storage.errors import ConfigError, DataError, how_to_install
 from taser_jax.storage.progress import logger, phase
 
+# Seconds that a hub has for each answer to `taser push`.
+_ANSWER_SECONDS = 120.0
 _Export = Callable[[ExportSource, pathlib.Path], None]
 
 
@@ -288,6 +290,8 @@ def push(*, repo: str, export_dir: str, private: bool = True) -> str:
         fix = "`taser export sentence_transformers` writes one, into a folder of that name"
         raise ConfigError("no exported model", where=export_dir, fix=fix)
     api = huggingface_hub.HfApi()
+    # The library itself waits for ever.
+    huggingface_hub.get_session().timeout = _ANSWER_SECONDS
     with phase(f"push {repo}"):
         try:
             repo = api.create_repo(repo, private=private, exist_ok=True).repo_id

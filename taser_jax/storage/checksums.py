@@ -298,11 +298,22 @@ def _difference(now: Record, recorded: Record) -> str:
 
 
 def _walk(root: epath.Path) -> tuple[list[epath.Path], list[epath.Path]]:
-    """Below a directory, in order: the folders with a record, and all other files, none hidden."""
-    paths = []
-    for place, folders, names in root.walk():
+    """Below a directory, in order: the folders with a record, and all other files, none hidden.
+
+    Linked folders are followed.
+    """
+    paths: list[epath.Path] = []
+    seen: set[str] = set()
+    for place, folders, names in (
+        root.walk() if is_remote(root) else os.walk(root, followlinks=True)
+    ):
+        # A link may lead to a folder above it.
+        if os.path.realpath(place) in seen:
+            folders.clear()
+            continue
+        seen.add(os.path.realpath(place))
         folders[:] = [name for name in folders if not _is_hidden(name)]
-        paths += [place / name for name in names if not _is_hidden(name)]
+        paths += [epath.Path(place) / name for name in names if not _is_hidden(name)]
     paths.sort()
     records = [path.parent for path in paths if path.name == FILE]
     return records, [path for path in paths if path.name != FILE]

@@ -150,6 +150,7 @@ def test_a_defect_raises(toy):
         (["train", "--coordinator_timeout=soon"], "invalid int value: 'soon'"),
         (["ask", "--multihost"], "`taser ask` runs on one host"),
         (["prepare", "pydocs", "--multihost"], "runs on one host"),
+        (["compare", "my_beir", "--multihost"], "`taser compare` runs on one host"),
         (["train", "--gin.LERNING_RATE=1"], "macro LERNING_RATE is set"),
         (["train", "--gin_file=runs/taser_bse.gin"], "did you mean runs/taser_base.gin?"),
         (["train"], "--gin_file=models/taser.gin --gin.MODEL_DIR=..."),

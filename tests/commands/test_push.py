@@ -15,6 +15,7 @@ import pytest
 from huggingface_hub import constants
 from small_world import gin, succeed
 
+from taser_jax.commands import export
 from taser_jax.commands.export import push
 from taser_jax.storage.errors import ConfigError, DataError
 
@@ -135,6 +136,15 @@ def test_a_refusal_has_the_hubs_reason(hub, exported: pathlib.Path):
     hub.refuses = "no write access to us/taser"
     with pytest.raises(DataError, match=r"(?s)the hub did not take it.*us/taser.*hf auth login"):
         push(repo="us/taser", export_dir=str(exported))
+
+
+def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch, exported: pathlib.Path):
+    monkeypatch.setattr(export, "_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(DataError, match=r"(?s)the hub did not take it: .*timed out"):
+            push(repo="us/taser", export_dir=str(exported))
 
 
 @pytest.mark.parametrize("repo", ["us/taser", "a/b/c"])

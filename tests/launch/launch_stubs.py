@@ -27,8 +27,7 @@ NOT_FOUND = (
     "'projects/p/locations/us-central2-b/nodes/pod' was not found."
 )
 # What docker says of an image that was pushed, and under another name before.
-DIGESTS = ["other/taser@sha256:00", "r/taser@sha256:1234"]
-PUSHED = ("image inspect", json.dumps([{"RepoDigests": DIGESTS}]), 0)
+PUSHED = ("image inspect", "other/taser@sha256:00\nr/taser@sha256:1234\n", 0)
 DENIED = "ERROR: (gcloud.compute.tpus) PERMISSION_DENIED: The caller does not have permission."
 
 

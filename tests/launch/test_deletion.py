@@ -5,7 +5,7 @@ import pathlib
 import shutil
 import subprocess
 
-import _outputs
+import _pods
 import pytest
 from launch_stubs import LAUNCH, TPU, Stubs, finished, node
 
@@ -26,7 +26,6 @@ GIN_FILES = {
     "circle.gin": "MODEL_DIR = %PLACE\nPLACE = %MODEL_DIR\n",
     "endless.gin": "include 'endless.gin'\n",
     "block.gin": "train:\n  model_dir = 'model'\n",
-    "open.gin": "TASKS = [\n",
     "gin_configs/new.gin": "MODEL_DIR = 'model'\n",
     "folder/deep.gin": "MODEL_DIR = 'gs://bucket/of_a_folder'\n",
 }
@@ -51,7 +50,7 @@ def folder_of_files(tmp_path_factory) -> pathlib.Path:
 @pytest.fixture
 def files(folder_of_files, monkeypatch) -> None:
     """These files are those of the checkout that hosts get."""
-    monkeypatch.setattr(_outputs, "ROOT", folder_of_files)
+    monkeypatch.setattr(_pods, "ROOT", folder_of_files)
 
 
 def planned(stubs: Stubs, *options: str) -> str:
@@ -106,20 +105,20 @@ def test_a_tpu_is_deleted_if_the_model_is_in_a_bucket(stubs, flags, address):
         # Inputs say nothing about outputs.
         (
             train("--gin.MODEL_DIR=model", "--gin.TOKEN_STORE=gs://bucket/tokens"),
-            "MODEL_DIR is 'model', which is not in a bucket",
+            "MODEL_DIR is model, which is not in a bucket",
         ),
         (train("--gin.INITIAL_CHECKPOINT_PATH=gs://bucket/first"), "MODEL_DIR is neither"),
         (train("--gin.NEGATIVES_DIRS=['gs://bucket/n']"), "MODEL_DIR is neither"),
         # Nor do outputs of other commands.
         (train("--gin.OUTPUT_DIR=gs://bucket/results"), "MODEL_DIR is neither"),
-        (train(MODEL, "--gin.OUTPUT_DIR=results"), "OUTPUT_DIR is 'results', which is"),
+        (train(MODEL, "--gin.OUTPUT_DIR=results"), "OUTPUT_DIR is results, which is"),
         # The last one wins.
-        (train(MODEL, "--gin.MODEL_DIR=model"), "MODEL_DIR is 'model'"),
-        (train(MODEL, "--gin_bindings=MODEL_DIR=model"), "MODEL_DIR is 'model'"),
-        (train(MODEL, "--gin.train.model_dir=model"), "train.model_dir is 'model'"),
+        (train(MODEL, "--gin.MODEL_DIR=model"), "MODEL_DIR is model"),
+        (train(MODEL, "--gin_bindings=MODEL_DIR=model"), "MODEL_DIR is model"),
+        (train(MODEL, "--gin.train.model_dir=model"), "train.model_dir is model"),
         (train("--gin_file=disk.gin"), "MODEL_DIR is 'model'"),
         (train("--gin_file=bucket.gin", "--gin_file=disk.gin"), "MODEL_DIR is 'model'"),
-        (train("--gin_file=bucket.gin", "--gin.MODEL_DIR=model"), "MODEL_DIR is 'model'"),
+        (train("--gin_file=bucket.gin", "--gin.MODEL_DIR=model"), "MODEL_DIR is model"),
         # The parameter without its macro.
         (train(MODEL, "--gin_file=bypass.gin"), "train.model_dir is 'model'"),
         (train(MODEL, "--gin_file=qualified.gin"), "train.model_dir is 'model'"),
@@ -129,16 +128,16 @@ def test_a_tpu_is_deleted_if_the_model_is_in_a_bucket(stubs, flags, address):
         (train("--gin.MODEL_DIR=@place()"), "MODEL_DIR is @place()"),
         (train("--gin.MODEL_DIR=None"), "MODEL_DIR is None"),
         (train("--gin_file=circle.gin"), "is neither"),
-        (train("--gin_file=endless.gin", MODEL), "endless.gin includes itself"),
-        (train("--gin_file=block.gin", MODEL), "block.gin has `train :`"),
-        (train("--gin_file=open.gin", MODEL), "open.gin cannot be read"),
-        (train("--gin_file=mine.gin", MODEL), "mine.gin is not in the checkout that hosts get"),
-        (train("--gin_file=../outside.gin"), "../outside.gin is not in the checkout"),
-        (train("--gin_file=new.gin"), "new.gin is not in git, so hosts do not get it"),
+        (train("--gin_file=endless.gin", MODEL), "cannot be read: maximum recursion depth"),
+        (train("--gin_file=block.gin", MODEL), "a block, with model_dir, which the"),
+        (train("--gin_file=mine.gin", MODEL), "mine.gin is not in git, so hosts do not get it"),
+        (train("--gin_file=../outside.gin"), "../outside.gin is not in git"),
+        # Hosts find another file of this name.
+        (train("--gin_file=new.gin"), "MODEL_DIR is 'model'"),
         # Not buckets that were meant.
-        (train("--gin.MODEL_DIR=gs:/bucket/model"), "MODEL_DIR is 'gs:/bucket/model'"),
-        (train("--gin.MODEL_DIR=gs://"), "MODEL_DIR is 'gs://'"),
-        (train("--gin.MODEL_DIR=/mnt/gs://bucket"), "MODEL_DIR is '/mnt/gs://bucket'"),
+        (train("--gin.MODEL_DIR=gs:/bucket/model"), "MODEL_DIR is gs:/bucket/model"),
+        (train("--gin.MODEL_DIR=gs://"), "MODEL_DIR is gs://,"),
+        (train("--gin.MODEL_DIR=/mnt/gs://bucket"), "MODEL_DIR is /mnt/gs://bucket"),
         # These write to local paths, whatever they are given.
         (("--", "encode", MODEL, "--gin.EMBEDDINGS_DIR=gs://b/e"), "only train writes to a bucket"),
         (("--", "tokenize", "--gin.TOKEN_STORE=gs://b/tokens"), "only train writes to a bucket"),
@@ -207,9 +206,9 @@ def test_the_model_is_looked_for_before_the_deletion(stubs):
     [
         ("ERROR: (gcloud.storage.ls) One or more URLs matched no objects.", 1, "found nothing"),
         ("ERROR: (gcloud.storage.ls) HTTPError 403: no permission", 1, "or could not look"),
-        ("", 0, "gs://bucket/model/ is empty"),
+        ("", 0, "gcloud found nothing in gs://bucket/model/"),
         # A folder that the console has made.
-        ("gs://bucket/model/", 0, "gs://bucket/model/ is empty"),
+        ("gs://bucket/model/", 0, "found nothing in gs://bucket/model/"),
         # Listed in part.
         ("gs://bucket/model/checkpoint_1/", 1, "or could not look"),
     ],
@@ -235,7 +234,7 @@ def test_each_output_is_looked_for(stubs):
     command = train(MODEL, "--gin.OUTPUT_DIR=gs://bucket/o")
     result = stubs.run("tpu_vm.sh", *NEW, "--skip_install", *command)
     assert stubs.asked("tpu-vm", "delete") == []
-    assert "(gs://bucket/o/ is empty)" in result.stderr.splitlines()[-1]
+    assert "found nothing in gs://bucket/o/" in result.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("delete", ["success", "always"])

@@ -22,7 +22,7 @@ def test_one_image_is_built_pushed_and_run(stubs, checkout):
     assert build[:3] == ["build", "--platform=linux/amd64", f"--file={build[-1]}/launch/Dockerfile"]
     assert build[3] == "--tag=r/taser:1"
     assert push == ["push", "r/taser:1"]
-    assert inspect == ["image", "inspect", "r/taser:1"]
+    assert inspect[:2] == ["image", "inspect"]
     assert create[:6] == ["workload", "create", "--cluster=tpus", "--workload=taser-1",
                           "--tpu-type=v5litepod-64", "--num-slices=2"]  # fmt: skip
     assert {
@@ -67,7 +67,7 @@ def test_the_launcher_ends_as_its_first_failure_does(stubs, checkout, failing, c
     assert len(stubs.calls) == calls
 
 
-@pytest.mark.parametrize("answer", [("image inspect", "[]", 0), ("image inspect", "", 1)])
+@pytest.mark.parametrize("answer", [("image inspect", "", 0), ("image inspect", "", 1)])
 def test_an_image_without_a_digest_is_not_run(stubs, checkout, answer):
     stubs.answer(answer)
     completed = stubs.run("gke_xpk.sh", *XPK, *TRAIN, checkout=checkout)

@@ -77,7 +77,7 @@ def test_slurm_runs_one_process_for_each_node(stubs):
 def test_what_slurm_runs_on_a_node_prints_its_status(stubs):
     stubs.run("slurm.sh", *SLURM, *COMMAND)
     words = stubs.calls[0][3:]
-    program = [*words[:4], "bash", "-c", 'printf "%s|" "$@"; exit 75', "x", *words[5:]]
+    program = [*words[:2], "bash", "-c", 'printf "%s|" "$@"; exit 75', "x", *words[3:]]
     completed = subprocess.run(program, capture_output=True, text=True)
     assert completed.returncode == 75
     assert completed.stdout.startswith(f"{COMMAND[1]}|{COMMAND[2]}|--multihost|taser-status 75 on ")
@@ -88,7 +88,7 @@ def test_what_slurm_preempts_on_a_node_can_save(stubs):
     words = stubs.calls[0][3:]
     saves = "trap 'sleep 1; echo saved; exit 75' TERM; echo ready; while true; do sleep 0.1; done"
     process = subprocess.Popen(
-        [*words[:4], "bash", "-c", saves], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [*words[:2], "bash", "-c", saves], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     assert process.stdout.readline() == "ready\n"
     # The shell alone, as Slurm's cgroups do it.

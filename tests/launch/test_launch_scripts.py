@@ -48,7 +48,7 @@ def test_help(stubs, script):
         (
             "gke_xpk.sh",
             (*XPK, *TRAIN),
-            ["mkdir", "git", "tar", "mkdir", "tar", *["docker"] * 3, "xpk"],
+            ["mkdir", "git", "tar", "mkdir", "tar", *["docker"] * 2, "xpk"],
         ),
         ("gke_xpk.sh", (*XPK, "--skip_build", *TRAIN), ["xpk"]),
     ],
@@ -67,31 +67,25 @@ def test_a_dry_run_prints_commands_and_runs_none(stubs, script, arguments, progr
 
 
 OF_TPUS = [
-    ((), "no command; for example: -- train"),
+    ((), "give a command, such as -- train"),
     (("--nme=x", *TRAIN), "unrecognized arguments: --nme=x"),
-    (("--type=", *TRAIN), "--type: '', expected a value"),
-    (("train",), "unrecognized arguments: train"),
-    (("--retries=-1", *TRAIN), "--retries: '-1', expected a number"),
-    (("--retry_seconds=0", *TRAIN), "--retry_seconds: '0', expected a"),
+    (("--type", *TRAIN), "--type: expected one argument"),
+    (("--retries=two", *TRAIN), "--retries: invalid int value: 'two'"),
+    (("--retry_seconds=0", *TRAIN), "0, expected a positive number"),
     (("--spot", *TRAIN), "give its --type"),
     ((*TRAIN, "--multihost"), "leave out --multihost"),
-    (("--type=v9-8", *TRAIN), "--type is 'v9-8'; known are v2-N v3-N"),
-    (("--type=v5e-8", *TRAIN), "v5litepod-N v6e-N. For another, give --version=RUNTIME"),
-    (("--type=v4", *TRAIN), "expected KIND-SIZE"),
-    (("--type=v4-33", *TRAIN), "expected an even number of cores"),
-    (("--type=tpu7x-8", *TRAIN), "no TPU VMs of TPU7x; use launch/gke_xpk.sh"),
-    (("--type=v4-8", "--spot", "--reserved", *TRAIN), "choose one of --spot, --reserved"),
-    (("--type=v4-8", "--spot", "--reservation=r", *TRAIN), "choose one of --spot, --reserved"),
-    (("--type=v4-8", "--network=n", *TRAIN), "--network and --subnetwork go together"),
-    (("--type=v4-8", "--labels=Team=x", *TRAIN), "--labels: 'Team=x', expected KEY=VALUE"),
-    (("--type=v4-8", "--delete=maybe", *TRAIN), "expected always, success or never"),
-    (("--network=n", "--subnetwork=s", *TRAIN), "--network applies to a TPU that is created"),
+    (("--type=v5e-8", *TRAIN), "--type=v5e-8: known are v2-N v3-N"),
+    (("--type=tpu7x-8", *TRAIN), "v5litepod-N v6e-N; for another give --version"),
+    (
+        ("--type=v4-8", "--spot", "--reservation=r", *TRAIN),
+        "choose one of --spot and --reservation=r",
+    ),
+    (("--type=v4-8", "--delete=maybe", *TRAIN), "--delete: invalid choice: 'maybe'"),
     (("--gcloud", "--tags=x", *TRAIN), "--gcloud applies to a TPU that is created"),
     (("--max_run_duration=4h", *TRAIN), "unrecognized arguments: --max_run_duration=4h"),
-    (("--env=1A=b", *TRAIN), "--env: '1A=b', expected NAME=VALUE or NAME"),
     (("--env=NOT_SET", *TRAIN), "no such variable here; give --env=NOT_SET=VALUE"),
-    (("--max_hours=0", *TRAIN), "--max_hours: '0', expected a positive number"),
-    (("--price_per_hour=$5", *TRAIN), "--price_per_hour: '$5', expected a positive number"),
+    (("--max_hours=0", *TRAIN), "--max_hours: 0, expected a positive number"),
+    (("--price_per_hour=$5", *TRAIN), "--price_per_hour: invalid number value: '$5'"),
 ]
 
 
@@ -106,17 +100,17 @@ OF_TPUS = [
         ("gke_xpk.sh", (*XPK, "--workload=Taser_1", *TRAIN), "lower-case letters"),
         ("gke_xpk.sh", (*XPK, f"--workload={'t' * 41}", *TRAIN), "expected up to 40 lower-case"),
         ("gke_xpk.sh", (*XPK[:3], *TRAIN), "--image is missing"),
+        ("gke_xpk.sh", (*XPK, "--gcloud", *TRAIN), "unrecognized arguments: --gcloud"),
         ("hosts.sh", TRAIN, "--hosts is missing"),
-        ("hosts.sh", ("--hosts=a,,b", *TRAIN), "expected names with commas between them"),
-        ("hosts.sh", ("--hosts=a", "--extra=gpu", *TRAIN), "--extra: 'gpu', expected cuda or tpu"),
-        ("slurm.sh", ("--nodes=0", *TRAIN), "--nodes: '0', expected a number of at least 1"),
+        ("slurm.sh", TRAIN, "--nodes is missing"),
+        ("slurm.sh", ("--nodes=0", *TRAIN), "--nodes: 0, expected a positive number"),
         ("local.sh", ("--devices=0",), "--devices is '0', expected a number of at least 1"),
     ],
 )
 def test_wrong_arguments_are_reported_with_the_usage(stubs, script, arguments, words):
     completed = stubs.run(script, *arguments)
     assert completed.returncode == 2
-    assert words in completed.stderr.splitlines()[0]
+    assert words in completed.stderr
     assert "usage: launch/" in completed.stderr
     assert stubs.calls == []
 
@@ -193,7 +187,7 @@ def test_a_program_that_is_missing_is_named_before_anything_is_done(stubs, monke
     assert completed.returncode == 2
     assert completed.stderr.splitlines()[-2:] == [
         "error: gcloud is not on the PATH",
-        "  fix: https://cloud.google.com/sdk/docs/install",
+        "  fix: install it",
     ]
     assert stubs.calls == []
 

@@ -46,6 +46,8 @@ def test_a_lost_connection_is_made_anew_and_the_command_goes_on(stubs):
     assert result.stderr.count("the connection to pod was lost; the command goes on there") == 2
     assert "loss 0.9" in result.stdout
     assert stubs.sleeps == 2
+    # A connection that is dead is noticed.
+    assert "--ssh-flag=-oServerAliveInterval=30" in ssh(stubs)[0]
 
 
 def test_a_real_host_goes_on_while_its_connection_is_lost(stubs):
@@ -53,7 +55,8 @@ def test_a_real_host_goes_on_while_its_connection_is_lost(stubs):
     checkout = stubs.folder / "home" / "taser_jax"
     (checkout / ".venv" / "bin").mkdir(parents=True)
     (checkout / "launch").mkdir()
-    shutil.copy(LAUNCH / "_host.sh", checkout / "launch")
+    for name in ("_host.sh", "_task.sh"):
+        shutil.copy(LAUNCH / name, checkout / "launch")
     for path, text in (
         (
             checkout / ".venv" / "bin" / "taser",
@@ -75,12 +78,6 @@ def test_a_real_host_goes_on_while_its_connection_is_lost(stubs):
     first = "step 49 of train --gin.X=a b --multihost"
     assert lines == [first, first, "step 51"]
     assert result.stderr.count("the connection to a was lost") == 1
-
-
-def test_a_dead_connection_is_noticed(stubs):
-    stubs.answer(("describe", node("READY"), 0), ("_host.sh", finished(), 0))
-    stubs.run("tpu_vm.sh", *TPU, *SKIP, *TRAIN)
-    assert "--ssh-flag=-oServerAliveInterval=30" in ssh(stubs)[0]
 
 
 def test_a_tpu_that_is_gone_is_not_connected_to(stubs):
@@ -141,6 +138,7 @@ def test_nothing_to_follow(stubs):
     assert result.returncode == 75
     assert "the hosts are not there" in result.stderr
     assert stubs.run("tpu_vm.sh", "--attach=pod", TPU[1], *TRAIN).returncode == 2
+    assert "--name is missing" in stubs.run("tpu_vm.sh", "--attach", TPU[1]).stderr
 
 
 def test_variables_reach_hosts_and_no_dry_run(stubs, monkeypatch):
@@ -253,11 +251,14 @@ def test_the_end_of_waiting_for_capacity_is_max_hours_too(stubs):
     ("options", "words"),
     [
         # 16 chips at 1.20 dollars.
-        (("--type=v5litepod-16",), "cost: about $19.20 an hour on demand, by the list price of"),
+        (
+            ("--type=v5litepod-16",),
+            "price: on demand; about $19.20 an hour on demand, by the list price of",
+        ),
         # 4 chips at 4.20 dollars.
-        (("--type=v5p-8",), "cost: about $16.80 an hour"),
-        (("--type=v4-32",), "cost: not known for v4; give --price_per_hour=DOLLARS"),
-        (("--type=v4-32", "--price_per_hour=30"), "cost: $30.00 an hour, as you say"),
+        (("--type=v5p-8",), "price: on demand; about $16.80 an hour"),
+        (("--type=v4-32",), "price: on demand; not known for v4-32; give --price_per_hour=DOLLARS"),
+        (("--type=v4-32", "--price_per_hour=30"), "price: on demand; $30.00 an hour, as you say"),
     ],
 )
 def test_the_plan_has_the_price_of_an_hour(stubs, options, words):

@@ -158,6 +158,19 @@ def test_a_damaged_token_store_is_refused(tokens, name, damage, said):
         checksums.verify(directory=str(tokens.parent))
 
 
+def test_linked_folders_are_verified_too(tokens):
+    output = tokens.parent / "output"
+    output.mkdir()
+    (output / "tokens").symlink_to(tokens)
+    # One that leads back is not followed for ever.
+    (tokens / "vocabulary" / "up").symlink_to(output)
+    count = checksums.verify(directory=str(output))
+    assert count == checksums.verify(directory=str(tokens))
+    flip(tokens / "passages" / "ids.npy")
+    with pytest.raises(DataError, match=r"output/tokens/passages/ids\.npy: other bytes"):
+        checksums.verify(directory=str(output))
+
+
 @pytest.mark.parametrize("length", [5000, -4, 0])
 def test_impossible_lengths_are_named_also_where_nothing_is_recorded(tokens, length):
     (tokens / checksums.FILE).unlink()
