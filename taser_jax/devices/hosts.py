@@ -175,9 +175,7 @@ def _check_address(address: str, *, serves: bool) -> None:
     if not serves:
         return
     try:
-        dualstack = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if dualstack else socket.AF_INET
-        socket.create_server(("", int(port)), family=family, dualstack_ipv6=dualstack).close()
+        socket.create_server(("", int(port))).close()
     except OSError as error:
         problem = f"host 0 cannot listen on port {port} ({os.strerror(error.errno or 0)})"
         fix = "end the process of an earlier start, or use another port on all hosts"

@@ -7,7 +7,6 @@ libtpu describes a topology without a TPU.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib.util
 import math
 import os
@@ -20,7 +19,7 @@ from jax.experimental import mesh_utils, topologies
 from jax.sharding import AxisType, Mesh
 from jaxtyping import Array, Int, Shaped, UInt32
 
-from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.errors import ConfigError, did_you_mean
 
 _GIB = 2**30
 # Shapes of slices that TPU VMs offer, of chips with four and with six links; libtpu is queried for
@@ -409,7 +408,7 @@ def open_topology(name: str | None, *, num_slices: int = 1) -> Topology:
 
 def _unknown(name: str | None, *, reason: str | None = None) -> ConfigError:
     names = [f"{chip.name}:{shape}" for chip in CHIPS.values() for shape in _SHAPES[chip.num_links]]
-    nearest = difflib.get_close_matches(name or "", names, n=1, cutoff=0.4)
-    meant = f"did you mean {nearest[0]}? " if nearest else ""
+    meant = did_you_mean(name or "", names)
     problem = f"no topology {name!r}" + (f" ({reason})" if reason else "")
-    return ConfigError(problem, where="--topology", fix=f"{meant}TPU VMs have {', '.join(names)}")
+    fix = f"{f'{meant} ' if meant else ''}TPU VMs have {', '.join(names)}"
+    return ConfigError(problem, where="--topology", fix=fix)

@@ -166,12 +166,8 @@ def check_version(
     """
     written = value.get("format_version")
     if written != version:
-        raise error(
-            f"format version {written}",
-            where=os.fspath(where),
-            expected=f"format version {version}",
-            fix=fix,
-        )
+        expected = f"format version {version}"
+        raise error(f"format version {written}", where=os.fspath(where), expected=expected, fix=fix)
 
 
 def read_metadata(

@@ -185,13 +185,9 @@ def _warn(root: epath.Path, missing: Sequence[epath.Path]) -> None:
         _warned.add(os.fspath(root))
         logger.warning(
             "%s: %d files cannot be checked, since no %s has a line of them: %s",
-            *(root, len(missing), FILE, _listed(root, missing)),
+            *(root, len(missing), FILE),
+            ", ".join(os.path.relpath(path, root) for path in missing[:3]),
         )
-
-
-def _listed(root: epath.Path, paths: Sequence[epath.Path]) -> str:
-    names = [os.path.relpath(path, root) for path in paths[:3]]
-    return ", ".join([*names, *(["..."] if len(paths) > 3 else [])])
 
 
 def _check(folder: epath.Path, name: str, recorded: Sequence[Record], *, fix: str) -> None:
