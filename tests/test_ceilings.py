@@ -35,7 +35,7 @@ ROOMS = {
     "cli": 1_294,
     "commands": 4_766,
     "data": 5_945,
-    "devices": 1_078,
+    "devices": 1_075,
     "evaluation": 1_331,
     "interop": 2_762,
     "loose files": 396,

@@ -74,7 +74,7 @@ def test_what_an_earlier_attempt_left_is_ended_first(tmp_path):
     output, status = ended(host(tmp_path, "exit 0"))
     assert status == 0
     assert "of an earlier attempt" in output
-    assert left.stdout.read().startswith("ended\ntaser-status 75 on ")
+    assert left.stdout.read().startswith("saved\ntaser-status 75 on ")
 
 
 GOES_ON = "echo ready; until [ -e more ]; do sleep 0.1; done; echo more; exit 3"
