@@ -46,7 +46,7 @@ OWN_KINDS = {
 # What they write has a directory of its own, or none that others read.
 NOT_ARTEFACTS = {"init", "compile", "plan", "ask", "export", "verify", "serve", "push"}
 # The functions that write, of commands that do not always.
-WRITERS = {"memory": "add_memory", "prepare": "prepare_pydocs", "fuse": "fuse_specialists"}
+WRITERS = {"memory": "add_memory", "prepare": "prepare_pydocs"}
 
 
 @contextlib.contextmanager

@@ -92,72 +92,11 @@ class FusionRecord:
     own_passage_tasks: tuple[str, ...] = ()
 
 
-def fuse(
-    *,
-    specialists: Mapping[str, str],
-    data_dir: str,
-    collection: str,
-    output_dir: str,
-    lists_dir: str | None = None,
-    split: str = "test",
-    tasks: Sequence[str] | None = None,
-    domain: Domain = Domain.INCLUDED,
-    weighing: Weighing = Weighing(),
-    evaluation: EvaluationConfig = EvaluationConfig(),
-    bm25: AddedBm25 = AddedBm25(),
-    own_passage_tasks: Sequence[str] = (),
-) -> FusionSummary:
-    """Joins specialists' lists: score = Σ w·s / Σ w, absent passages at each list's minimum.
-
-    Each specialist's lists, temperature and confidences are computed once for all fusions, and
-    stored below `lists_dir`. `output_dir` receives lists/ (arrays, with the confidences), runs/
-    (TREC files), with BM25 also runs_bm25/, and fusion.json.
-
-    Args:
-        specialists: name -> folder of a model: embeddings/, index/, with more than one of them
-            ensemble/, and for `taser ask` model/.
-        data_dir: folder of collections.
-        collection: the collection, the same for all.
-        output_dir: the fusion's directory.
-        lists_dir: where each specialist's results are kept; None is `output_dir`/specialists.
-        split: split of the queries.
-        tasks: tasks to use; None means all that have the split.
-        domain: whether a task's own specialists take part.
-        weighing: depth of the lists, confidences, weights.
-        evaluation: the criterion for hits, which calibration and BM25's weight rest on.
-        bm25: runs of BM25 to add.
-        own_passage_tasks: tasks whose queries are also passages of the collection: the passage with
-            the query's id is excluded from its lists.
-
-    Returns:
-        Temperatures, weights of BM25, and the number of undecided queries.
-
-    Raises:
-        ConfigError: no specialist, none left for a task, one without an ensemble to be left out by,
-            or calibration on the reported split.
-        FingerprintError: an index, ensemble or specialist of another model or collection.
-    """
-    return fuse_specialists(
-        specialists={name: Specialist.of(folder) for name, folder in specialists.items()},
-        data_dir=data_dir,
-        collection=collection,
-        output_dir=output_dir,
-        lists_dir=lists_dir,
-        split=split,
-        tasks=tasks,
-        domain=domain,
-        weighing=weighing,
-        evaluation=evaluation,
-        bm25=bm25,
-        own_passage_tasks=own_passage_tasks,
-    )
-
-
 @writes("{output_dir}", kinds=[])
 @first_host_only
-def fuse_specialists(
+def fuse(
     *,
-    specialists: Mapping[str, Specialist],
+    specialists: Mapping[str, str | Specialist],
     data_dir: str,
     collection: str,
     output_dir: str,
@@ -173,11 +112,44 @@ def fuse_specialists(
     k: int = 100,
     tag: str = "muf",
 ) -> FusionSummary:
-    """As `fuse`, for specialists whose artefacts lie anywhere.
+    """Joins specialists' lists: score = Σ w·s / Σ w, absent passages at each list's minimum.
 
-    With an `oracle`, weights are searched for that put a relevant passage first (DPR-MUF's Bayesian
-    oracle). TREC files have `k` results per query, and `tag` as their last column.
+    Each specialist's lists, temperature and confidences are computed once for all fusions, and
+    stored below `lists_dir`. `output_dir` receives lists/ (arrays, with the confidences), runs/
+    (TREC files), with BM25 also runs_bm25/, and fusion.json.
+
+    Args:
+        specialists: name -> folder of a model: embeddings/, index/, with more than one of them
+            ensemble/, and for `taser ask` model/; or where these are.
+        data_dir: folder of collections.
+        collection: the collection, the same for all.
+        output_dir: the fusion's directory.
+        lists_dir: where each specialist's results are kept; None is `output_dir`/specialists.
+        split: split of the queries.
+        tasks: tasks to use; None means all that have the split.
+        domain: whether a task's own specialists take part.
+        weighing: depth of the lists, confidences, weights.
+        evaluation: the criterion for hits, which calibration and BM25's weight rest on.
+        bm25: runs of BM25 to add.
+        oracle: searches for weights that put a relevant passage first, in place of confidences
+            (DPR-MUF's Bayesian oracle); None weighs by confidence.
+        own_passage_tasks: tasks whose queries are also passages of the collection: the passage with
+            the query's id is excluded from its lists.
+        k: results per query in TREC files.
+        tag: their last column.
+
+    Returns:
+        Temperatures, weights of BM25, and the number of undecided queries.
+
+    Raises:
+        ConfigError: no specialist, none left for a task, one without an ensemble to be left out by,
+            or calibration on the reported split.
+        FingerprintError: an index, ensemble or specialist of another model or collection.
     """
+    specialists = {
+        name: Specialist.of(parts) if isinstance(parts, str) else parts
+        for name, parts in specialists.items()
+    }
     store = PassageStore.open(data_dir, collection)
     names = tasks_with(data_dir, collection, split=split, tasks=tasks)
     check_known(own_passage_tasks, list_tasks(data_dir, collection), where="OWN_PASSAGE_TASKS")

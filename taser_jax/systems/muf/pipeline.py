@@ -33,7 +33,7 @@ from taser_jax.storage.progress import logger
 from taser_jax.systems.muf import tables
 from taser_jax.systems.muf.ensemble import ensemble
 from taser_jax.systems.muf.ensemble_files import Ensemble, EnsembleTraining
-from taser_jax.systems.muf.fuse import AddedBm25, Domain, FusionSummary, fuse_specialists
+from taser_jax.systems.muf.fuse import AddedBm25, Domain, FusionSummary, fuse
 from taser_jax.systems.muf.oracle import BayesianConfig, Oracle
 from taser_jax.systems.muf.specialists import Specialist, Weighing
 
@@ -255,7 +255,7 @@ def _fuse_and_evaluate(
         "collection": collection,
         "tasks": tasks,
     }
-    summary = fuse_specialists(evaluation=evaluation, **shared, **options)
+    summary = fuse(evaluation=evaluation, **shared, **options)
     alphas = ", ".join(f"{task} {alpha:g}" for task, alpha in summary.alphas.items())
     for name, folder in folders.items():
         evaluate(

@@ -22,9 +22,8 @@ from taser_jax.storage.artifacts import split_path
 from taser_jax.storage.errors import ConfigError, FingerprintError
 from taser_jax.systems.muf.confidence import query_confidence
 from taser_jax.systems.muf.ensemble import ensemble
-from taser_jax.systems.muf.ensemble_files import Ensemble, EnsembleTraining
-from taser_jax.systems.muf.fuse import AddedBm25, Domain, fuse_specialists
-from taser_jax.systems.muf.members import EnsembleConfig
+from taser_jax.systems.muf.ensemble_files import Ensemble, EnsembleConfig, EnsembleTraining
+from taser_jax.systems.muf.fuse import AddedBm25, Domain, fuse
 from taser_jax.systems.muf.specialists import Specialist, Weighing
 
 DEPTH, K, MEMBERS, TEMPERATURES = 30, 20, 3, (0.1, 1.0, 10.0)
@@ -64,7 +63,7 @@ EQUAL = weighing(weighting=Weighting.EQUAL)
 
 def start(output_dir, small_world, specialists, **options):
     settings = {"weighing": weighing(), "k": 5}
-    return fuse_specialists(
+    return fuse(
         specialists=specialists,
         data_dir=str(small_world.data_dir),
         collection="small",
