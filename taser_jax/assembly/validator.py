@@ -31,8 +31,7 @@ from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, track
 from taser_jax.storage.records import DevelopmentSets
 from taser_jax.storage.typed_files import Checked, Natural, Positive
-from taser_jax.training.losses import contrastive_loss, positive_rank
-from taser_jax.training.objective import ObjectiveConfig
+from taser_jax.training.objective import ObjectiveConfig, contrastive_loss, positive_rank
 
 # Lists differ in length: no name, which would have to stand for one number in a call.
 Rows = Sequence[int] | Int[np.ndarray, " _"]
@@ -287,7 +286,8 @@ class Validator:
             return float(np.concatenate(by_task).mean())
         return float(np.mean([values.mean() for values in by_task]))
 
-    def _losses(self, task: str, params: PyTree) -> Float[np.ndarray, " batches"]:
+    def _losses(self, task: str, params: PyTree) -> Float[np.ndarray, " queries"]:
+        """For each query the mean loss of its batch: batches of tasks may differ in size."""
         stream = self._streams[task]
         batches = min(self._config.num_batches, stream.steps_per_epoch)
         drawn = [stream.rows(step) for step in range(batches)]
@@ -310,7 +310,7 @@ class Validator:
                 drawn, query_places.reshape(batches, -1), places.reshape(batches, -1), strict=True
             )
         ]
-        return np.array(losses, np.float64)
+        return np.repeat(np.array(losses, np.float64), stream.config.batch_size)
 
     def _ranks(
         self, tasks: Sequence[str], params: PyTree
