@@ -104,53 +104,6 @@ def encode_with_attention(
     return encoded.embeddings, attention
 
 
-@dataclasses.dataclass(frozen=True)
-class T5FusionConfig(T5DualEncoderConfig):
-    """A T5 dual encoder whose queries may come with documents from a memory.
-
-        q^a = Dec(Enc(q), Enc(d₁), …, Enc(d_K)),   d = Dec(Enc(d))
-
-    Segments are encoded separately, and cross-attention sees no order among them. Passages, and
-    queries without documents, are encoded as by ST5-EncDec. The paper prepends a [CLS] to the
-    encoder's input and reads it at the decoder; T5 has no such token, so the embedding is the
-    output for the decoder's start token.
-
-    Source: equations 2, 5 and 6 of the paper, which does not say whether both roles share a tower;
-        here they do by default.
-    """
-
-    kind: ClassVar[str] = "t5_fusion"
-    fuses: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.embedding is not T5Embedding.FIRST_DECODER_OUTPUT:
-            problem = f"embedding is {self.embedding.value}; the decoder attends to the documents"
-            fix = "set embedding=FIRST_DECODER_OUTPUT"
-            raise ConfigError(problem, where="T5FusionConfig", fix=fix)
-
-    def documents_shape(self, per_query: int, length: int) -> DocumentsShape:
-        """The shape of documents as tokens."""
-        return DocumentsShape(per_query, length)
-
-    def memory_flops(self, memory: DocumentsShape, *, query_length: int) -> int:
-        """FLOPs that documents add to a query: encoding them, and longer cross-attention."""
-        t5, length = self.t5, memory.length
-        encoder = sum(self.block_flops(length)[: t5.num_layers])
-        cross = 2 * 2 * t5.num_heads * t5.embed_dim * length
-        return memory.per_query * (encoder + cross * t5.num_decoder_layers)
-
-    def make_tower(self, frozen_blocks: int = 0) -> T5FusionTower:
-        """T5, which encodes documents too, and the projection."""
-        return T5FusionTower(
-            self.t5,
-            frozen_blocks,
-            embedding=self.embedding,
-            projection_dim=self.projection_dim,
-            normalization=self.normalization,
-        )
-
-
 class T5FusionTower(T5Tower):
     """T5 whose decoder attends to a query and its documents; it has the parameters of `T5Tower`."""
 
@@ -172,6 +125,44 @@ class T5FusionTower(T5Tower):
 
     def _states(self, texts: Tokens | States, *, train: bool) -> States:
         return States(self.encode(texts, train=train), jnp.asarray(texts.mask))
+
+
+@dataclasses.dataclass(frozen=True)
+class T5FusionConfig(T5DualEncoderConfig):
+    """A T5 dual encoder whose queries may come with documents from a memory.
+
+        q^a = Dec(Enc(q), Enc(d₁), …, Enc(d_K)),   d = Dec(Enc(d))
+
+    Segments are encoded separately, and cross-attention sees no order among them. Passages, and
+    queries without documents, are encoded as by ST5-EncDec. The paper prepends a [CLS] to the
+    encoder's input and reads it at the decoder; T5 has no such token, so the embedding is the
+    output for the decoder's start token.
+
+    Source: equations 2, 5 and 6 of the paper, which does not say whether both roles share a tower;
+        here they do by default.
+    """
+
+    kind: ClassVar[str] = "t5_fusion"
+    fuses: ClassVar[bool] = True
+    tower_class: ClassVar[type[T5Tower]] = T5FusionTower
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.embedding is not T5Embedding.FIRST_DECODER_OUTPUT:
+            problem = f"embedding is {self.embedding.value}; the decoder attends to the documents"
+            fix = "set embedding=FIRST_DECODER_OUTPUT"
+            raise ConfigError(problem, where="T5FusionConfig", fix=fix)
+
+    def documents_shape(self, per_query: int, length: int) -> DocumentsShape:
+        """The shape of documents as tokens."""
+        return DocumentsShape(per_query, length)
+
+    def memory_flops(self, memory: DocumentsShape, *, query_length: int) -> int:
+        """FLOPs that documents add to a query: encoding them, and longer cross-attention."""
+        t5, length = self.t5, memory.length
+        encoder = sum(self.block_flops(length)[: t5.num_layers])
+        cross = 2 * 2 * t5.num_heads * t5.embed_dim * length
+        return memory.per_query * (encoder + cross * t5.num_decoder_layers)
 
 
 class FusedStates(enum.Enum):

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, UInt32
 
 from taser_jax.devices.mesh import current_shard
 from taser_jax.models.stack import Remat, Scan
-from taser_jax.storage.errors import ConfigError, check_fields
+from taser_jax.storage.errors import check_fields
 from taser_jax.storage.typed_files import Checked
 
 Initializer = Callable[..., Any]
@@ -325,8 +325,6 @@ class Dropout(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Applies dropout in training."""
-        if not 0 <= self.rate < 1:
-            raise ConfigError(f"rate {self.rate}", where="dropout", expected="0 <= rate < 1")
         if self.deterministic or self.rate == 0:
             return x
         words = jax.random.key_data(self.make_rng("dropout")).ravel()[:_WORDS]

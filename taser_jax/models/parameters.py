@@ -29,11 +29,8 @@ _ANY_LENGTH = 1
 FORMAT_VERSION = 1
 _DEFAULT_KIND = DualEncoderConfig.kind
 _CONFIGS = (DualEncoderConfig, T5DualEncoderConfig, BertFusionConfig, T5FusionConfig)
-# Where a file has a field that no configuration has, (field, value), and the field after it.
-_CONSTANTS = (
-    (("experts",), ("pattern", None), "blocks"),
-    ((), ("tower_init", "copied"), "normalization"),
-)
+# What files say of towers' first weights; no configuration has the field, nor experts' `pattern`.
+_COPIED = "copied"
 _KINDS = {config.kind: config for config in _CONFIGS}
 # Fields that do not affect the embedding of a passage.
 _OF_QUERIES = ("towers", "query_tasks", "tower_init", "decoder_layers", "documents")
@@ -194,16 +191,17 @@ def _settings(config: ModelConfig) -> dict[str, Any]:
         fields.get(stack, {}).pop("scan", None)
     if fields.get("bert", {}).get("family") == Family.BERT.value:
         del fields["bert"]["family"], fields["bert"]["rotary"]
-    for names, constant, before in _CONSTANTS:
-        part = fields
-        for name in names:
-            part = part.get(name, {})
-        if before in part:
-            items = list(part.items())
-            items.insert(list(part).index(before), constant)
-            part.clear()
-            part.update(items)
-    return fields
+    if "experts" in fields:
+        fields["experts"] = _with_field(fields["experts"], "pattern", None, before="blocks")
+    return _with_field(fields, "tower_init", _COPIED, before="normalization")
+
+
+def _with_field(
+    fields: Mapping[str, Any], name: str, value: str | None, *, before: str
+) -> dict[str, Any]:
+    items = list(fields.items())
+    items.insert(list(fields).index(before), (name, value))
+    return dict(items)
 
 
 def passage_json(config: ModelConfig) -> str:
@@ -232,12 +230,12 @@ def config_from_json(text: str, *, where: str = "model.json") -> ModelConfig:
         raise ConfigError(f"{type(value).__name__}", where=where, expected="a JSON object")
     check_version(value, FORMAT_VERSION, where=where, fix=again, error=ConfigError)
     del value["format_version"]
-    for names, (field, constant), _ in _CONSTANTS:
-        part = value
-        for name in names:
-            part = part.get(name, {})
-        if isinstance(part, dict) and part.get(field) == constant:
-            part.pop(field, None)
+    for fields, name, constant in (
+        (value, "tower_init", _COPIED),
+        (value.get("experts"), "pattern", None),
+    ):
+        if isinstance(fields, dict) and fields.get(name) == constant:
+            fields.pop(name, None)
     kind = value.pop("kind", _DEFAULT_KIND)
     if not isinstance(kind, str) or kind not in _KINDS:
         problem = f"kind is {kind!r}, not one of {', '.join(_KINDS)}"

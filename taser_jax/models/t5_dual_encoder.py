@@ -33,6 +33,36 @@ class T5Embedding(enum.Enum):
     ENCODER_MEAN = "encoder_mean"
 
 
+class T5Tower(T5):
+    """T5, its pooling, and the projection (`projection_layer/kernel`)."""
+
+    embedding: T5Embedding = T5Embedding.FIRST_DECODER_OUTPUT
+    projection_dim: int | None = None
+    normalization: Normalization = Normalization.NONE
+
+    def setup(self) -> None:
+        """Creates T5 and the projection."""
+        super().setup()
+        if self.projection_dim is not None:
+            shape = (self.config.embed_dim, self.projection_dim)
+            self.projection_layer = Kernel(
+                shape, ("embed", None), nn.initializers.variance_scaling(1.0, "fan_in", "normal")
+            )
+
+    def __call__(
+        self, tokens: Tokens | States | Augmented, *, train: bool
+    ) -> Float[Array, "batch dim"]:
+        """Float32 embeddings."""
+        if self.embedding is T5Embedding.FIRST_DECODER_OUTPUT:
+            pooled = self.first_decoder_output(tokens, train=train).astype(jnp.float32)
+        else:
+            assert not isinstance(tokens, Augmented)
+            pooled = mean_over_tokens(self.encode(tokens, train=train), jnp.asarray(tokens.mask))
+        if self.projection_dim is not None:
+            pooled = pooled @ self.projection_layer()
+        return normalize(pooled, self.normalization)
+
+
 @dataclasses.dataclass(frozen=True)
 class T5DualEncoderConfig(ModelConfig):
     """Configuration of a T5 dual encoder.
@@ -49,9 +79,11 @@ class T5DualEncoderConfig(ModelConfig):
         embedding: which output is the embedding.
         projection_dim: output width of a linear map without bias; None for no map.
         normalization: normalisation of embeddings.
+        tower_class: the module of a tower.
     """
 
     kind: ClassVar[str] = "t5"
+    tower_class: ClassVar[type[T5Tower]] = T5Tower
 
     t5: T5Config = dataclasses.field(default_factory=T5Config)
     towers: Towers = Towers.TIED
@@ -126,7 +158,7 @@ class T5DualEncoderConfig(ModelConfig):
 
     def make_tower(self, frozen_blocks: int = 0) -> T5Tower:
         """T5, the choice of output, and the projection."""
-        return T5Tower(
+        return self.tower_class(
             self.t5,
             frozen_blocks,
             embedding=self.embedding,
@@ -157,33 +189,3 @@ class T5DualEncoderConfig(ModelConfig):
         """Every tower is a copy of one draw, at the scale of `T5Config.initialization`."""
         copies = dict.fromkeys(self.tower_names, params[self.tower_names[-1]])
         return rescale(copies, self.t5.initialization)
-
-
-class T5Tower(T5):
-    """T5, its pooling, and the projection (`projection_layer/kernel`)."""
-
-    embedding: T5Embedding = T5Embedding.FIRST_DECODER_OUTPUT
-    projection_dim: int | None = None
-    normalization: Normalization = Normalization.NONE
-
-    def setup(self) -> None:
-        """Creates T5 and the projection."""
-        super().setup()
-        if self.projection_dim is not None:
-            shape = (self.config.embed_dim, self.projection_dim)
-            self.projection_layer = Kernel(
-                shape, ("embed", None), nn.initializers.variance_scaling(1.0, "fan_in", "normal")
-            )
-
-    def __call__(
-        self, tokens: Tokens | States | Augmented, *, train: bool
-    ) -> Float[Array, "batch dim"]:
-        """Float32 embeddings."""
-        if self.embedding is T5Embedding.FIRST_DECODER_OUTPUT:
-            pooled = self.first_decoder_output(tokens, train=train).astype(jnp.float32)
-        else:
-            assert not isinstance(tokens, Augmented)
-            pooled = mean_over_tokens(self.encode(tokens, train=train), jnp.asarray(tokens.mask))
-        if self.projection_dim is not None:
-            pooled = pooled @ self.projection_layer()
-        return normalize(pooled, self.normalization)

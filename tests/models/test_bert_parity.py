@@ -12,7 +12,6 @@ from tiny_models import BLOCKS, NUM_HEADS, encode, random_params, tiny_bert, tin
 from taser_jax.models.batch import Role
 from taser_jax.models.bert import BertEncoder
 from taser_jax.models.bert_dual_encoder import Pooling
-from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import (
     ExpertConfig,
     GateSharing,
@@ -122,12 +121,3 @@ def test_training_with_four_experts_draws_within_the_roles_group(role, group):
         for i, row in enumerate(embeddings)
     ]
     assert set(drawn) == group
-
-
-def test_separate_towers_are_chosen_by_role():
-    model = tiny_model(towers=Towers.SEPARATE)
-    params, tokens = random_params(model), tiny_tokens()
-    for role, tower in ((Role.QUERY, "query_encoder"), (Role.PASSAGE, "passage_encoder")):
-        expected = np.stack([h[0] for h in oracle(params[tower], tokens, choose=0)])
-        embeddings = encode(model, params, tokens, role).embeddings
-        np.testing.assert_allclose(embeddings, expected, atol=1e-5, rtol=0)

@@ -51,18 +51,6 @@ def test_round_trip(config):
     assert config_from_json(config_to_json(config)) == config
 
 
-def test_the_file_says_everything_by_name():
-    value = json.loads(config_to_json(CONFIGS[2]))
-    assert value["format_version"] == 1
-    assert value["bert"]["attention"] == "cudnn"
-    assert value["experts"]["routing"] == "token"
-    assert value["experts"]["blocks"] == [2, 12]
-    assert value["towers"] == "tied"
-    value = json.loads(config_to_json(CONFIGS[5]))
-    assert (value["kind"], value["query_tasks"]) == ("t5", ["nq", "fever"])
-    assert value["t5"]["mlp_activations"] == ["gelu", "linear"]
-
-
 def test_a_berts_file_has_no_kind_and_no_tasks():
     """Embeddings carry a fingerprint of this text: it may not change for models that are there."""
     assert not {"kind", "query_tasks"} & json.loads(config_to_json(DualEncoderConfig())).keys()
@@ -94,14 +82,8 @@ def test_absent_fields_take_their_defaults():
             '{"format_version": 1, "experts": {"routing": "hard"}}',
             "field 'experts.routing'.*'deterministic', 'sequence', 'token'",
         ),
-        ('{"format_version": 1, "bert": {"embed_dim": "768"}}', "bert.embed_dim is .768."),
-        ('{"format_version": 1, "experts": {"num_experts": 3}}', "even number"),
         ('{"format_version": 1, "kind": "gpt"}', r"(?s)kind is 'gpt'.*one of bert, t5"),
         ('{"format_version": 1, "kind": "t5", "bert": {}}', "unknown fields: bert"),
-        (
-            '{"format_version": 1, "kind": "t5", "query_tasks": "nq"}',
-            "expected a list, got a string",
-        ),
     ],
 )
 def test_files_that_cannot_be_used(text, message):
@@ -118,16 +100,10 @@ SEPARATE = functools.partial(DualEncoderConfig, towers=Towers.SEPARATE)
     [
         (tiny_bert, {"dtype": "float16"}, "float32 or bfloat16"),
         (tiny_bert, {"dropout_rate": 1.0}, r"dropout_rate is 1\.0"),
-        (tiny_bert, {"num_heads": 0}, "num_heads is 0"),
-        (tiny_t5, {"num_decoder_layers": -1}, "num_decoder_layers is -1"),
         (tiny_t5, {"num_buckets": 7}, "num_buckets is 7"),
         (tiny_t5, {"max_distance": 2}, "max_distance is 2"),
         (tiny_t5, {"mlp_activations": ("silu", "linear")}, "(?s)mlp_activations.*'gelu', 'linear'"),
-        (tiny_t5, {"mlp_activations": ()}, "mlp_activations"),
         (ExpertConfig, {"num_experts": 3}, "even number"),
-        (ExpertConfig, {"num_experts": 0}, "1 or more"),
-        (ExpertConfig, {"temperature": 0.0}, "above 0"),
-        (ExpertConfig, {"shared_per_specialized": -1}, "0 "),
         (DualEncoderConfig, {"query_tasks": ("nq",)}, "query_tasks with tied towers"),
         (
             *(DualEncoderConfig, {"bert": BertConfig(num_layers=2), "experts": TWO_EXPERTS}),
@@ -136,7 +112,6 @@ SEPARATE = functools.partial(DualEncoderConfig, towers=Towers.SEPARATE)
         (SEPARATE, {"experts": TWO_EXPERTS}, "in separate towers, experts"),
         (SEPARATE, {"query_tasks": ("nq", "nq")}, "distinct task names"),
         (SEPARATE, {"query_tasks": ("nq/dev",)}, "without a slash"),
-        (T5DualEncoderConfig, {"projection_dim": 0}, "projection_dim is 0"),
         (
             *(T5DualEncoderConfig, {"t5": tiny_t5(num_decoder_layers=0)}),
             "(?s)num_decoder_layers is 0.*ENCODER_MEAN",
@@ -145,7 +120,6 @@ SEPARATE = functools.partial(DualEncoderConfig, towers=Towers.SEPARATE)
             *(T5FusionConfig, {"embedding": T5Embedding.ENCODER_MEAN}),
             "the decoder attends to the documents",
         ),
-        (BertFusionConfig, {"decoder_layers": 0}, "decoder_layers is 0"),
     ],
 )
 def test_configurations_that_cannot_be(make, changes, message):

@@ -2,7 +2,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import t5_oracle
 from tiny_models import (
     assert_close,
     encode,
@@ -15,10 +14,10 @@ from tiny_models import (
 
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner, leaves_by_path
-from taser_jax.models.batch import Normalization, Role
+from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, logical_axes, parameter_count
-from taser_jax.models.t5 import PositionBias, T5Config, T5Initialization
+from taser_jax.models.t5 import T5Config, T5Initialization
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.models.t5_layers import relative_position_bucket
 
@@ -58,22 +57,6 @@ def test_buckets_by_hand():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_equals_the_oracle(kind):
-    model = tiny_t5_model(t5=tiny_t5(**KINDS[kind]))
-    mean = tiny_t5_model(t5=tiny_t5(**KINDS[kind]), embedding=T5Embedding.ENCODER_MEAN)
-    params, tokens = random_params(model), tiny_tokens(length=17)
-    without_decoder = {"encoder": {**params["encoder"]}}
-    del without_decoder["encoder"]["decoder"]
-    decoded, averages = embeddings(model, params, tokens), embeddings(mean, without_decoder, tokens)
-    for row in range(len(decoded)):
-        ids = tokens.ids[row][tokens.mask[row]]
-        states = t5_oracle.encode(params["encoder"], ids, num_buckets=8, max_distance=12)
-        expected = t5_oracle.first_decoder_output(params["encoder"], states)
-        np.testing.assert_allclose(decoded[row], expected, atol=2e-5)
-        np.testing.assert_allclose(averages[row], states.mean(0), atol=2e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_rescaled_initialisation_gives_the_same_outputs(kind):
     standard, rescaled = (
         tiny_t5_model(t5=one_block(initialization=i, rms_norm_epsilon=1e-12, **KINDS[kind]))
@@ -99,32 +82,12 @@ def test_rescaled_initialisation_gives_the_same_outputs(kind):
 def test_dropout_acts_in_training_only_and_differs_by_key():
     model = tiny_t5_model(t5=one_block(dropout_rate=0.5))
     params = random_params(model)
-    plain = embeddings(model, params)
-
-    first, again, other = (
-        embeddings(model, params, train=True, rngs={"dropout": jax.random.key(i)})
-        for i in (1, 1, 2)
+    plain, first, other = (
+        embeddings(model, params, train=train, rngs={"dropout": jax.random.key(i)})
+        for i, train in ((1, False), (1, True), (2, True))
     )
-    np.testing.assert_array_equal(first, again)
     assert np.abs(first - plain).max() > 0.1
     assert np.abs(first - other).max() > 0.1
-    without_dropout = tiny_t5_model(t5=one_block(dropout_rate=0.0))
-    undropped = embeddings(without_dropout, params, train=True)
-    np.testing.assert_allclose(undropped, plain, atol=1e-6)
-
-
-def test_own_position_tables_equal_a_shared_one_where_they_are_equal():
-    shared, own = (tiny_t5_model(t5=tiny_t5(position_bias=p)) for p in PositionBias)
-    params = random_params(shared)["encoder"]
-    split = {**params}
-    for stack in ("encoder", "decoder"):
-        split[stack] = dict(params[stack])
-        table = split[stack].pop("relpos_bias")
-        for i in range(2):
-            split[stack][f"layers_{i}"] = {**split[stack][f"layers_{i}"], "relpos_bias": table}
-    np.testing.assert_allclose(
-        embeddings(own, {"encoder": split}), embeddings(shared, {"encoder": params}), atol=1e-6
-    )
 
 
 def test_parameters_have_t5x_names_and_logical_axes():
@@ -151,20 +114,6 @@ def test_parameters_have_t5x_names_and_logical_axes():
     assert gated["encoder"]["decoder"]["layers_0"]["mlp"].keys() == {"wi_0", "wi_1", "wo"}
     mean = abstract_params(tiny_t5_model(embedding=T5Embedding.ENCODER_MEAN))
     assert mean["encoder"].keys() == {"token_embedder", "encoder"}
-
-
-def test_projection_and_norm_by_hand():
-    plain = tiny_t5_model(embedding=T5Embedding.ENCODER_MEAN)
-    model = tiny_t5_model(
-        embedding=T5Embedding.ENCODER_MEAN, projection_dim=3, normalization=Normalization.L2
-    )
-    params = random_params(model)
-    without = {"encoder": {n: p for n, p in params["encoder"].items() if n != "projection_layer"}}
-    mean = np.asarray(encode(plain, without, tiny_tokens(), Role.QUERY).embeddings)
-    projected = mean @ np.asarray(params["encoder"]["projection_layer"]["kernel"])
-    expected = projected / np.linalg.norm(projected, axis=1, keepdims=True)
-    actual = encode(model, params, tiny_tokens(), Role.QUERY).embeddings
-    np.testing.assert_allclose(actual, expected, atol=2e-6)
 
 
 def test_sharded_equals_unsharded():
