@@ -31,10 +31,8 @@ from taser_jax.systems.muf.ensemble_files import (
     Ensemble,
     EnsembleBatches,
     EnsembleTraining,
-    SpecialistVectors,
-)
-from taser_jax.systems.muf.members import (
     MemberPlacement,
+    SpecialistVectors,
     init_ensemble_state,
     init_members,
     make_ensemble_eval,
