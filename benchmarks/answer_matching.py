@@ -42,7 +42,6 @@ def main() -> None:
     matcher = AnswerMatcher(
         lambda asked: [texts[row] for row in asked],
         match=AnswerMatch(arguments.match),
-        block_queries=1024,
     )
     for name in ("cold", "warm"):
         start = time.perf_counter()

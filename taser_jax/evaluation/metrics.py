@@ -58,6 +58,10 @@ _WITHOUT_CUTOFF = ("MRR", "nDCG", "MAP", "Rprec")
 _NEVER_CUT = ("Rprec",)
 # Queries passed to ir_measures at once: its dictionaries would need more memory than the run.
 _BLOCK = 1_000
+# Queries whose answers are matched between two fetches of passages.
+_BLOCK_QUERIES = 256
+# Tokenised passages in memory, about 0.3 GB of 100 words each, before those of one more block.
+_CACHED = 400_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -339,8 +343,7 @@ def _compiled(answers: Sequence[str]) -> Iterator[regex.Pattern[str]]:
 class AnswerMatcher:
     """Answer checks over whole runs, each passage fetched and tokenised once.
 
-    Tokenised passages are cached by row, up to `cache_bytes`; the oldest are dropped first. Besides
-    the cache, memory holds at most `block_queries` lists of passages.
+    Tokenised passages are cached by row; beyond some hundred thousand all are forgotten.
 
     Example:
         def text_of(rows):
@@ -351,8 +354,6 @@ class AnswerMatcher:
     Args:
         text_of: rows -> the passages' bodies, in the same order.
         match: how to match.
-        cache_bytes: memory for tokenised passages, in bytes.
-        block_queries: queries checked between two fetches of passages.
     """
 
     def __init__(
@@ -360,13 +361,9 @@ class AnswerMatcher:
         text_of: Callable[[Sequence[int]], list[str]],
         *,
         match: AnswerMatch = AnswerMatch.STRING,
-        cache_bytes: int = 512 * 2**20,
-        block_queries: int = 256,
     ) -> None:
         self._match, self._text_of = match, text_of
         self._cache: dict[int, str] = {}
-        self._cache_bytes, self._cached_bytes = cache_bytes, 0
-        self._block_queries = block_queries
 
     def hits(
         self, rows: Int[np.ndarray, "queries k"], answers: Sequence[Sequence[str]]
@@ -382,8 +379,8 @@ class AnswerMatcher:
         """
         hits = np.zeros(rows.shape, bool)
         with bar("answer match", total=len(rows), unit="query") as progress:
-            for start in range(0, len(rows), self._block_queries):
-                block = rows[start : start + self._block_queries]
+            for start in range(0, len(rows), _BLOCK_QUERIES):
+                block = rows[start : start + _BLOCK_QUERIES]
                 prepared = self._passages(np.unique(block))
                 for index, passage_rows in enumerate(block.tolist(), start):
                     of_query = _Answers.make(answers[index], self._match)
@@ -393,23 +390,13 @@ class AnswerMatcher:
                 progress.update(len(block))
         return hits
 
-    def _passages(self, rows: Int[np.ndarray, " rows"]) -> dict[int, str]:
-        """Prepared passages of distinct rows, from the cache or newly made; skips -1."""
-        retrieved = [row for row in rows.tolist() if row >= 0]
-        passages = {row: self._cache[row] for row in retrieved if row in self._cache}
-        missing = [row for row in retrieved if row not in passages]
+    def _passages(self, rows: Int[np.ndarray, " rows"]) -> Mapping[int, str]:
+        """Prepared passages, those of distinct rows at least; none of -1."""
+        if len(self._cache) > _CACHED:
+            self._cache.clear()
+        missing = [row for row in rows.tolist() if row >= 0 and row not in self._cache]
         if missing:
             form = _padded if self._match is AnswerMatch.STRING else _nfd
-            for row, text in zip(missing, self._text_of(missing), strict=True):
-                passages[row] = form(text)
-                self._remember(row, passages[row])
-        return passages
-
-    def _remember(self, row: int, prepared: str) -> None:
-        size = prepared.__sizeof__()
-        while self._cache and self._cached_bytes + size > self._cache_bytes:
-            oldest = next(iter(self._cache))
-            self._cached_bytes -= self._cache.pop(oldest).__sizeof__()
-        if size <= self._cache_bytes:
-            self._cache[row] = prepared
-            self._cached_bytes += size
+            texts = zip(missing, self._text_of(missing), strict=True)
+            self._cache.update((row, form(text)) for row, text in texts)
+        return self._cache

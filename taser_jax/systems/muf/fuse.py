@@ -146,16 +146,16 @@ def fuse(
             or calibration on the reported split.
         FingerprintError: an index, ensemble or specialist of another model or collection.
     """
-    specialists = {
-        name: Specialist.of(parts) if isinstance(parts, str) else parts
-        for name, parts in specialists.items()
+    parts = {
+        name: Specialist.of(place) if isinstance(place, str) else place
+        for name, place in specialists.items()
     }
     store = PassageStore.open(data_dir, collection)
     names = tasks_with(data_dir, collection, split=split, tasks=tasks)
     check_known(own_passage_tasks, list_tasks(data_dir, collection), where="OWN_PASSAGE_TASKS")
-    _check(specialists, weighing, split=split, bm25=bm25)
+    _check(parts, weighing, split=split, bm25=bm25)
     opened = open_specialists(
-        specialists,
+        parts,
         lists_dir or pathlib.Path(output_dir) / "specialists",
         data_dir=data_dir,
         store=store,
@@ -203,7 +203,7 @@ def fuse(
     temperatures = {name: specialist.temperature for name, specialist in weighed.items()}
     summary = FusionSummary(temperatures, alphas, undecided)
     own = tuple(own_passage_tasks)
-    record = FusionRecord(data_dir, collection, specialists, weighing, summary, own)
+    record = FusionRecord(data_dir, collection, parts, weighing, summary, own)
     write_json(pathlib.Path(output_dir) / FUSION_FILE, to_plain(record))
     return summary
 

@@ -4,7 +4,6 @@ import functools
 import unittest.mock
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -15,10 +14,8 @@ from taser_jax.systems.muf.ensemble_files import (
     EnsembleBatch,
     EnsembleConfig,
     MemberPlacement,
-    apply_member,
     init_ensemble_state,
     init_members,
-    make_ensemble_eval,
     make_ensemble_step,
 )
 
@@ -159,21 +156,6 @@ def test_the_step_moves_no_vectors_between_devices():
     # Metrics, whose mean is over members, and nothing with the shape of a layer or a vector.
     assert reduced
     assert not any("f32[3," in line or f",{DIM}]" in line for line in reduced), reduced
-
-
-def test_evaluation_judges_every_member_on_one_batch():
-    _, state, _ = program(1)
-    batch = jax.tree.map(lambda leaf: leaf[0], batches(1, 0))
-    losses = make_ensemble_eval(2)(state.params, batch)
-    assert losses.shape == (2,)
-    for member in range(2):
-        params = jax.tree.map(lambda leaf, member=member: leaf[member], state.params)
-        embeddings = np.asarray(apply_member(params, jnp.asarray(batch.queries)), np.float64)
-        logits = embeddings @ batch.passages.T
-        logits[batch.ignore] = -np.inf
-        gold = logits[np.arange(BATCH), batch.positive_index]
-        expected = np.mean(np.log(np.exp(logits - gold[:, None]).sum(axis=1)))
-        assert float(losses[member]) == pytest.approx(expected, rel=1e-5)
 
 
 def test_parameters_of_the_papers_ensemble():
