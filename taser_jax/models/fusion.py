@@ -144,7 +144,7 @@ class T5FusionConfig(T5DualEncoderConfig):
 
     kind: ClassVar[str] = "t5_fusion"
     fuses: ClassVar[bool] = True
-    tower_class: ClassVar[type[T5Tower]] = T5FusionTower
+    tower_class = T5FusionTower
 
     def __post_init__(self) -> None:
         super().__post_init__()

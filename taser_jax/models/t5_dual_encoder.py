@@ -83,7 +83,8 @@ class T5DualEncoderConfig(ModelConfig):
     """
 
     kind: ClassVar[str] = "t5"
-    tower_class: ClassVar[type[T5Tower]] = T5Tower
+    # Unannotated, since Gin would take an annotated class as one to configure.
+    tower_class = T5Tower
 
     t5: T5Config = dataclasses.field(default_factory=T5Config)
     towers: Towers = Towers.TIED
