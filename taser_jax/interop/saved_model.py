@@ -15,11 +15,7 @@ from tensorflow.compiler.tf2xla.python import xla
 
 from taser_jax.data.text.preprocessors import check_length, query_room
 from taser_jax.data.text.vocabularies import SentencePieceVocabulary, Vocabulary
-from taser_jax.data.text.wordpiece import (
-    MAX_WORD_CHARACTERS,
-    WordPieceVocabulary,
-    WordSplitting,
-)
+from taser_jax.data.text.wordpiece import MAX_WORD_CHARACTERS, WordPieceVocabulary
 from taser_jax.data.token_store.store import QueryNormalization, Titles
 from taser_jax.devices.partitioning import leaves_by_path
 from taser_jax.interop.export_source import CardTexts, ExportSource
@@ -194,7 +190,7 @@ class TextGraph(tf.Module):
             )
             self.encode = self._tokenizer.tokenize
         elif isinstance(vocabulary, WordPieceVocabulary):
-            self.encode = _wordpiece_graph(vocabulary.pieces, vocabulary.splitting)
+            self.encode = _wordpiece_graph(vocabulary)
         else:
             problem = "TensorFlow has no tokenizer for a tokenizer.json that is not BERT's"
             fix = "export as sentence_transformers, onnx or stablehlo"
@@ -272,29 +268,26 @@ def _ragged(values: tf.Tensor, counts: tf.Tensor) -> tf.RaggedTensor:
 
 
 def _wordpiece_graph(
-    pieces: Sequence[str], splitting: WordSplitting
+    vocabulary: WordPieceVocabulary,
 ) -> tf.types.experimental.GenericFunction:
     """Texts to ids, without special tokens: [texts] -> [texts, (pieces)], int32.
 
     Accents are removed before lower-casing, which never folds: ß stays ß, and Σ always becomes σ
     (the graph's lower-casing would make a final Σ ς).
-
-    Args:
-        pieces: the pieces in the order of their ids.
-        splitting: how texts become words.
     """
     tokenizer = tf_text.FastWordpieceTokenizer(
-        list(pieces),
+        list(vocabulary.pieces),
         token_out_type=tf.int32,
         unknown_token="[UNK]",
         no_pretokenization=True,
         # In bytes. BERT's limit is in characters and is applied here.
         max_bytes_per_word=4 * MAX_WORD_CHARACTERS,
     )
-    single = f"{_PUNCTUATION}|{_IDEOGRAPHS}" if splitting.split_ideographs else _PUNCTUATION
+    single = f"{_PUNCTUATION}|{_IDEOGRAPHS}"
 
     def ids_of(texts: tf.Tensor) -> tf.RaggedTensor:
-        words = tf_text.regex_split(_normalize(texts, splitting), f"{_DELIMITERS}|{single}", single)
+        shown = _normalize(texts, lower_case=vocabulary.lower_case)
+        words = tf_text.regex_split(shown, f"{_DELIMITERS}|{single}", single)
         characters = tf.strings.length(words.values, unit="UTF8_CHAR")
         short = tf.where(characters > MAX_WORD_CHARACTERS, "[UNK]", words.values)
         return tokenizer.tokenize(words.with_values(short)).merge_dims(1, 2)
@@ -303,15 +296,14 @@ def _wordpiece_graph(
     return tf.function(ids_of, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
 
 
-def _normalize(texts: tf.Tensor, splitting: WordSplitting) -> tf.Tensor:
+def _normalize(texts: tf.Tensor, *, lower_case: bool) -> tf.Tensor:
     # Control, format, private and replacement characters are removed; tabs and line ends
     # separate words.
     texts = tf.strings.regex_replace(texts, r"[^\P{C}\t\n\r]|\x{FFFD}", "")
     texts = tf.strings.regex_replace(texts, r"\p{Z}", " ")
-    if splitting.strips_accents:
+    if lower_case:
         texts = tf_text.normalize_utf8(texts, "NFD")
         texts = tf.strings.regex_replace(texts, r"\p{Mn}", "")
-    if splitting.lower_case:
         texts = tf.strings.regex_replace(texts, "Σ", "σ")
         texts = tf.strings.lower(texts, encoding="utf-8")
     return texts

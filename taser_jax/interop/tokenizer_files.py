@@ -84,8 +84,8 @@ def write_tokenizer(
         settings |= {
             "tokenizer_class": "PreTrainedTokenizerFast" if prompt else "BertTokenizer",
             "do_lower_case": vocabulary.lower_case,
-            "strip_accents": vocabulary.splitting.strip_accents,
-            "tokenize_chinese_chars": vocabulary.splitting.split_ideographs,
+            "strip_accents": None,
+            "tokenize_chinese_chars": True,
             **dict.fromkeys(_SPECIAL_TOKENS),
         }
         (output_dir / vocabulary.file).write_bytes(vocabulary.content)
@@ -108,7 +108,7 @@ def write_tokenizer(
 def _of_wordpiece(vocabulary: WordPieceVocabulary) -> tuple[tokenizers.Tokenizer, Special]:
     ids = {piece: i for i, piece in enumerate(vocabulary.pieces)}
     special = {role: names[0] for role, names in _SPECIAL_TOKENS.items() if names[0] in ids}
-    tokenizer = wordpiece_tokenizer(ids, vocabulary.splitting)
+    tokenizer = wordpiece_tokenizer(ids, lower_case=vocabulary.lower_case)
     tokenizer.add_special_tokens(sorted(special.values(), key=ids.__getitem__))
     return tokenizer, special
 

@@ -13,7 +13,8 @@ from safetensors.numpy import save
 from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.passages import read_passages
 from taser_jax.data.readers.questions import read_kilt, read_questions
-from taser_jax.data.text.wordpiece import WordSplitting, read_bert, wordpiece_tokenizer
+from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.text.wordpiece import wordpiece_tokenizer
 from taser_jax.interop.bert_formats import bert_config
 from taser_jax.interop.tensors import read_tensors
 from taser_jax.retrieval.runs import read_trec_run
@@ -49,7 +50,7 @@ MESH = b"""<?xml version="1.0"?><DescriptorRecordSet><DescriptorRecord><ConceptL
 TENSORS = save({"encoder.weight": np.ones((3, 4), np.float32), "b": np.zeros(2, np.int64)})
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b"]
 BERT = json.dumps(CONFIG).encode()
-TOKENIZER = wordpiece_tokenizer({word: i for i, word in enumerate(WORDS)}, WordSplitting())
+TOKENIZER = wordpiece_tokenizer({word: i for i, word in enumerate(WORDS)}, lower_case=True)
 RUN = b"q0 Q0 p0 1 2.5 t\nq0 Q0 p2 2 1.5 t\nq1 Q0 p1 1 0.5 t\n"
 
 Read = Callable[[pathlib.Path], object]
@@ -96,6 +97,6 @@ FORMATS: dict[str, tuple[str, bytes, Read]] = {
     "tokenizer.json": (
         "tokenizer.json",
         TOKENIZER.to_str().encode(),
-        lambda path: read_bert(path.parent),
+        lambda path: load_vocabulary(path.parent),
     ),
 }

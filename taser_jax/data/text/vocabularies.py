@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import msgspec
 import sentencepiece
@@ -23,16 +23,16 @@ from taser_jax.data.text.wordpiece import (
     SPECIAL_TOKENS,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
+    VOCAB_FILE,
     SavedVocabulary,
     WordPieceVocabulary,
-    WordSplitting,
     check_rows,
-    read_bert,
     read_bytes,
     read_vocab_txt,
     token_ids,
     tokenizer_of,
     whole,
+    wordpiece_tokenizer,
 )
 from taser_jax.storage import checksums
 from taser_jax.storage.artifacts import (
@@ -45,6 +45,7 @@ from taser_jax.storage.progress import phase, track
 from taser_jax.storage.typed_files import Natural, read_typed, typed
 
 MODEL_FILE = "sentencepiece.model"
+_ADDED_TOKENS_FILE = "added_tokens.json"
 _EXTRA_ID = re.compile(r"<extra_id_(\d+)>")
 T5_MODEL_FILE = "spiece.model"
 _MAX_ALPHABET = 1000
@@ -139,6 +140,7 @@ class VocabularyMetadata(msgspec.Struct):
     kind: Literal["wordpiece", "sentencepiece", "tokenizer_json"]
     fingerprint: str
     extra_ids: Natural = 0
+    lower_case: bool = True
 
 
 def read_metadata(directory: str) -> VocabularyMetadata:
@@ -206,23 +208,14 @@ class TokenizerJsonVocabulary(SavedVocabulary):
         return self._tokenizer.token_to_id(piece)
 
 
-def is_own_kind(path: str) -> bool:
-    """Whether a file exists and has other pieces or special tokens than BERT's tokenizers."""
-    try:
-        model = json.loads(epath.Path(path).read_text(encoding="utf-8"))["model"]
-        # MPNet has BERT's pieces after special tokens of its own.
-        is_bert = model["type"] == "WordPiece" and "[CLS]" in model["vocab"]
-        return not is_bert or model["vocab"].get("<s>") == 0
-    except (OSError, ValueError, LookupError, TypeError):
-        # Absent, or so damaged that the reader of BERT's says what is wrong.
-        return False
-
-
 Vocabulary = WordPieceVocabulary | SentencePieceVocabulary | TokenizerJsonVocabulary
 
 
-class _T5TokenizerConfig(TypedDict, total=False):
+class _TokenizerConfig(TypedDict, total=False):
     extra_ids: Natural
+    do_lower_case: bool
+    strip_accents: bool
+    tokenize_chinese_chars: bool
 
 
 def load_vocabulary(
@@ -236,8 +229,8 @@ def load_vocabulary(
     Args:
         path: a directory that `save` wrote, an encoder's or T5's checkpoint directory with a
             `tokenizer.json`, `vocab.txt` or `spiece.model`, one of the last two files itself, or
-            any SentencePiece `.model`. A `vocab.txt` is lower-cased unless a
-            `tokenizer_config.json` or `tokenizer.json` beside it says otherwise.
+            any SentencePiece `.model`. Texts for a `vocab.txt` are lower-cased unless a
+            `tokenizer_config.json` beside it says otherwise.
         extra_ids: for a SentencePiece `.model`: number of ids after its own, T5's `<extra_id_N>`.
             None: as saved, else as in the `tokenizer_config.json` beside it, else 0.
         rows: rows of the embedding table of the model that the ids are for, at least one per id.
@@ -245,7 +238,7 @@ def load_vocabulary(
     Raises:
         DataError: there is no vocabulary, it is damaged, or it has more ids than the weights beside
             it have rows, or than `rows`.
-        ConfigError: a tokenizer with an unsupported way of splitting words, or with added tokens.
+        ConfigError: a `vocab.txt` with added tokens or an unsupported way of splitting words.
         FingerprintError: the files are not the ones that were saved.
     """
     vocabulary = _load(os.fspath(path).rstrip("/"), extra_ids)
@@ -266,14 +259,14 @@ def _load(path: str, extra_ids: int | None) -> Vocabulary:
     if not epath.Path(path).is_dir():
         if path.endswith(".model"):
             return _load_model(path, extra_ids)
-        return read_bert(os.path.dirname(path) or ".", vocab_file=os.path.basename(path))
+        return _load_bert(os.path.dirname(path) or ".", path)
     if epath.Path(path, METADATA).exists():
         return _load_saved(path)
     if epath.Path(path, T5_MODEL_FILE).exists():
         return _load_model(f"{path}/{T5_MODEL_FILE}", extra_ids)
-    if is_own_kind(f"{path}/{TOKENIZER_FILE}"):
-        return TokenizerJsonVocabulary.from_file(f"{path}/{TOKENIZER_FILE}")
-    return read_bert(path)
+    if epath.Path(path, TOKENIZER_FILE).exists():
+        return _load_bert(path, f"{path}/{TOKENIZER_FILE}")
+    return _load_bert(path, f"{path}/{VOCAB_FILE}")
 
 
 def _load_saved(directory: str) -> Vocabulary:
@@ -282,8 +275,8 @@ def _load_saved(directory: str) -> Vocabulary:
     vocabulary: Vocabulary
     if metadata.kind == WordPieceVocabulary.kind:
         path = f"{directory}/{WordPieceVocabulary.file}"
-        splitting = read_typed(f"{directory}/{METADATA}", WordSplitting)
-        vocabulary = WordPieceVocabulary(read_vocab_txt(path), splitting=splitting, where=path)
+        pieces = read_vocab_txt(path)
+        vocabulary = WordPieceVocabulary(pieces, lower_case=metadata.lower_case, where=path)
     elif metadata.kind == SentencePieceVocabulary.kind:
         path = f"{directory}/{SentencePieceVocabulary.file}"
         vocabulary = SentencePieceVocabulary.from_file(path, extra_ids=metadata.extra_ids)
@@ -303,11 +296,74 @@ def _load_model(path: str, extra_ids: int | None) -> SentencePieceVocabulary:
     directory = os.path.dirname(path)
     if extra_ids is None:
         config_file = os.path.join(directory, TOKENIZER_CONFIG_FILE)
-        config = read_typed(config_file, _T5TokenizerConfig, absent=_T5TokenizerConfig())
+        config = read_typed(config_file, _TokenizerConfig, absent=_TokenizerConfig())
         extra_ids = config.get("extra_ids", 0)
     vocabulary = SentencePieceVocabulary.from_file(path, extra_ids=extra_ids)
     check_rows(directory, vocabulary.size, where=path)
     return vocabulary
+
+
+def _load_bert(directory: str, path: str) -> WordPieceVocabulary | TokenizerJsonVocabulary:
+    """The vocabulary of an encoder's `tokenizer.json`, or of a BERT's `vocab.txt`.
+
+    As in transformers, a `tokenizer_config.json` beside it decides on the casing of BERT's.
+
+    Raises:
+        ConfigError: BERT's pieces for texts that are split in another way than BERT's.
+    """
+    config_file = f"{directory}/{TOKENIZER_CONFIG_FILE}"
+    config = read_typed(config_file, _TokenizerConfig, absent=_TokenizerConfig())
+    lower_case = config.get("do_lower_case", True)
+    if path.endswith(TOKENIZER_FILE):
+        tokenizer = json.loads(tokenizer_of(read_bytes(path), path).to_str())
+        if not _is_berts(tokenizer):
+            return TokenizerJsonVocabulary.from_file(path)
+        lower_case = config.get("do_lower_case", tokenizer["normalizer"]["lowercase"])
+        ids = tokenizer["model"]["vocab"]
+        pieces = sorted(ids, key=ids.__getitem__)
+    else:
+        if epath.Path(directory, _ADDED_TOKENS_FILE).exists():
+            raise _other_splitting(f"{directory}/{_ADDED_TOKENS_FILE}", "added tokens")
+        pieces = read_vocab_txt(path)
+    if config.get("strip_accents", lower_case) != lower_case:
+        raise _other_splitting(config_file, f"strip_accents is not {lower_case}, the casing")
+    if not config.get("tokenize_chinese_chars", True):
+        raise _other_splitting(config_file, "tokenize_chinese_chars is false")
+    vocabulary = WordPieceVocabulary(pieces, lower_case=lower_case, where=path)
+    check_rows(directory, vocabulary.size, where=path)
+    return vocabulary
+
+
+def _other_splitting(where: str, problem: str) -> ConfigError:
+    return ConfigError(
+        f"{problem}: texts would not get the ids that the weights know",
+        where=where,
+        fix="write a tokenizer.json that has it, as transformers' save_pretrained does",
+    )
+
+
+def _is_berts(tokenizer: dict[str, Any]) -> bool:
+    """Whether a file of `tokenizers` splits texts into BERT's pieces, and has no other tokens."""
+    if tokenizer["model"]["type"] != "WordPiece":
+        return False
+    ids, normalizer = tokenizer["model"]["vocab"], tokenizer["normalizer"] or {}
+    lower_case = bool(normalizer.get("lowercase"))
+    berts = json.loads(wordpiece_tokenizer(ids, lower_case=lower_case).to_str())
+    if normalizer.get("strip_accents") == lower_case:
+        berts["normalizer"]["strip_accents"] = lower_case
+    return (
+        all(tokenizer[part] == berts[part] for part in ("model", "normalizer", "pre_tokenizer"))
+        # MPNet has BERT's pieces after special tokens of its own.
+        and ids.get("[PAD]") == 0
+        and {"[UNK]", "[CLS]", "[SEP]"} <= ids.keys()
+        and sorted(ids.values()) == list(range(len(ids)))
+        and all(
+            # Special tokens that are pieces are ordinary text inside texts.
+            ids.get(token["content"]) == token["id"]
+            and (token["special"] or token["content"] in SPECIAL_TOKENS)
+            for token in tokenizer["added_tokens"]
+        )
+    )
 
 
 def train_vocabulary(

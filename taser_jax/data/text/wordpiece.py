@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import json
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, TypedDict
 
 from etils import epath
 
@@ -16,7 +14,7 @@ from taser_jax.storage.artifacts import (
     replacing,
     write_json,
 )
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import DataError
 from taser_jax.storage.typed_files import Positive, read_typed
 
 if TYPE_CHECKING:
@@ -27,26 +25,9 @@ FORMAT_VERSION = 1
 VOCAB_FILE = "vocab.txt"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
-ADDED_TOKENS_FILE = "added_tokens.json"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_WORD_CHARACTERS = 100
 _BATCH = 1024
-# Our field -> its names in tokenizer_config.json and in tokenizer.json's normalizer.
-_SPLITTING = {
-    "lower_case": ("do_lower_case", "lowercase"),
-    "strip_accents": ("strip_accents", "strip_accents"),
-    "split_ideographs": ("tokenize_chinese_chars", "handle_chinese_chars"),
-}
-# Values that every BERT's tokenizer.json has; others are not supported.
-_FIXED = {
-    ("model", "type"): "WordPiece",
-    ("model", "unk_token"): "[UNK]",
-    ("model", "continuing_subword_prefix"): "##",
-    ("model", "max_input_chars_per_word"): MAX_WORD_CHARACTERS,
-    ("normalizer", "type"): "BertNormalizer",
-    ("normalizer", "clean_text"): True,
-    ("pre_tokenizer", "type"): "BertPreTokenizer",
-}
 
 
 class _WeightsConfig(TypedDict, total=False):
@@ -135,48 +116,6 @@ def check_rows(directory: str | os.PathLike[str], size: int, *, where: str) -> N
         )
 
 
-class _TokenizerConfig(TypedDict, total=False):
-    do_lower_case: bool
-    strip_accents: bool
-    tokenize_chinese_chars: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class WordSplitting:
-    """How BERT's texts become words, before words become pieces.
-
-    Attributes:
-        lower_case: whether letters are lower-cased.
-        strip_accents: whether combining marks are removed; None means only if letters are
-            lower-cased.
-        split_ideographs: whether each CJK ideograph is a word (`tokenize_chinese_chars`).
-    """
-
-    lower_case: bool = True
-    strip_accents: bool | None = None
-    split_ideographs: bool = True
-
-    @property
-    def strips_accents(self) -> bool:
-        """Whether combining marks are removed."""
-        return self.lower_case if self.strip_accents is None else self.strip_accents
-
-    @property
-    def unusual(self) -> dict[str, bool]:
-        """Settings that differ from those of BERT's cased and uncased tokenizers; empty for these.
-
-        Example:
-            >>> WordSplitting(lower_case=True, strip_accents=False).unusual
-            {'strip_accents': False}
-        """
-        unusual = {}
-        if self.strips_accents != self.lower_case:
-            unusual["strip_accents"] = self.strips_accents
-        if not self.split_ideographs:
-            unusual["split_ideographs"] = False
-        return unusual
-
-
 class WordPieceVocabulary(SavedVocabulary):
     """Splits text into BERT's word pieces.
 
@@ -192,7 +131,6 @@ class WordPieceVocabulary(SavedVocabulary):
     Args:
         pieces: the pieces in the order of their ids; "##" starts those that continue a word.
         lower_case: lower-case and strip accents, as BERT's uncased vocabularies require.
-        splitting: how texts become words; replaces `lower_case`.
         where: file that the pieces came from, for messages.
 
     Raises:
@@ -207,26 +145,18 @@ class WordPieceVocabulary(SavedVocabulary):
         pieces: Sequence[str],
         *,
         lower_case: bool = True,
-        splitting: WordSplitting | None = None,
         where: str = VOCAB_FILE,
     ) -> None:
         self.pieces = tuple(pieces)
-        self.splitting = splitting or WordSplitting(lower_case=lower_case)
+        self.lower_case = lower_case
         self._ids = piece_ids(self.pieces, where)
         self.cls_id, self.sep_id = self._ids["[CLS]"], self._ids["[SEP]"]
-        unusual = [f"{name} {value}" for name, value in self.splitting.unusual.items()]
         super().__init__(
             "".join(f"{piece}\n" for piece in self.pieces).encode("utf-8"),
             size=len(self.pieces),
-            deciding=[str(self.lower_case), *unusual, *self.pieces],
-            lower_case=self.lower_case,
-            **self.splitting.unusual,
+            deciding=[str(lower_case), *self.pieces],
+            lower_case=lower_case,
         )
-
-    @property
-    def lower_case(self) -> bool:
-        """Whether letters are lower-cased."""
-        return self.splitting.lower_case
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens. Lone surrogates become "?"."""
@@ -234,19 +164,19 @@ class WordPieceVocabulary(SavedVocabulary):
 
     @functools.cached_property
     def _tokenizer(self) -> tokenizers.Tokenizer:
-        return wordpiece_tokenizer(self._ids, self.splitting)
+        return wordpiece_tokenizer(self._ids, lower_case=self.lower_case)
 
     def id_of(self, piece: str) -> int | None:
         """Id of a piece by its name, such as "[unused1]"; None if there is no such piece."""
         return self._ids.get(piece)
 
 
-def wordpiece_tokenizer(ids: dict[str, int], splitting: WordSplitting) -> tokenizers.Tokenizer:
+def wordpiece_tokenizer(ids: dict[str, int], *, lower_case: bool) -> tokenizers.Tokenizer:
     """BERT's tokenizer in the `tokenizers` library, without special tokens.
 
     Args:
         ids: piece -> id.
-        splitting: how texts become words.
+        lower_case: whether letters are lower-cased, and lose their accents.
     """
     import tokenizers
     from tokenizers import decoders, models, normalizers, pre_tokenizers
@@ -254,90 +184,10 @@ def wordpiece_tokenizer(ids: dict[str, int], splitting: WordSplitting) -> tokeni
     tokenizer = tokenizers.Tokenizer(
         models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS)
     )
-    tokenizer.normalizer = normalizers.BertNormalizer(
-        lowercase=splitting.lower_case,
-        strip_accents=splitting.strip_accents,
-        handle_chinese_chars=splitting.split_ideographs,
-    )
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     return tokenizer
-
-
-def read_bert(
-    directory: str | os.PathLike[str], *, vocab_file: str | None = None
-) -> WordPieceVocabulary:
-    """Reads the tokenizer of a BERT from its `tokenizer.json`, or else from its `vocab.txt`.
-
-    As in transformers, a `tokenizer_config.json` beside it decides on casing, accents and
-    ideographs.
-
-    Args:
-        directory: local or `gs://`.
-        vocab_file: name of the file of pieces; None: as above.
-
-    Raises:
-        DataError: neither file exists, one is damaged, or there are more pieces than rows in the
-            table that `config.json` describes.
-        ConfigError: a tokenizer that splits words differently from BERT's, or has added tokens.
-    """
-    folder = epath.Path(directory)
-    path, tokenizer = folder / TOKENIZER_FILE, None
-    if path.exists():
-        tokenizer = _read_tokenizer(path)
-    elif (folder / ADDED_TOKENS_FILE).exists():
-        raise _added_tokens(folder / ADDED_TOKENS_FILE)
-    if tokenizer is None or vocab_file is not None:
-        path = folder / (vocab_file or VOCAB_FILE)
-        pieces = read_vocab_txt(path)
-    else:
-        ids = tokenizer["model"]["vocab"]
-        pieces = sorted(ids, key=ids.__getitem__)
-    config = read_typed(folder / TOKENIZER_CONFIG_FILE, _TokenizerConfig, absent=_TokenizerConfig())
-    normalizer: Mapping[str, Any] = tokenizer["normalizer"] if tokenizer else {}
-    splitting: dict[str, Any] = {}
-    for name, (in_config, in_normalizer) in _SPLITTING.items():
-        value = config.get(in_config, normalizer.get(in_normalizer))
-        splitting |= {} if value is None else {name: value}
-    vocabulary = WordPieceVocabulary(
-        pieces, splitting=WordSplitting(**splitting), where=os.fspath(path)
-    )
-    check_rows(folder, vocabulary.size, where=os.fspath(path))
-    return vocabulary
-
-
-def _read_tokenizer(path: epath.Path) -> dict[str, Any]:
-    """A tokenizer.json of BERT, with all of its fields.
-
-    Raises:
-        DataError: the file is damaged.
-        ConfigError: it describes a tokenizer of another kind, or one with added tokens.
-    """
-    tokenizer = json.loads(tokenizer_of(path.read_bytes(), os.fspath(path)).to_str())
-    for (part, name), value in _FIXED.items():
-        actual = (tokenizer[part] or {}).get(name)
-        if actual != value:
-            problem = f"{part}.{name} is {actual!r}, and {value!r} in BERT's tokenizers"
-            fix = "choose a checkpoint with a tokenizer of BERT"
-            raise ConfigError(problem, where=os.fspath(path), fix=fix)
-    ids = tokenizer["model"]["vocab"]
-    if sorted(ids.values()) != list(range(len(ids))):
-        where = f"{path}, field 'model.vocab'"
-        raise DataError(f"ids with gaps or repetitions, not 0 to {len(ids) - 1}", where=where)
-    for token in tokenizer["added_tokens"]:
-        # Special tokens that are pieces are ordinary text inside texts.
-        is_special = token["special"] or token["content"] in SPECIAL_TOKENS
-        if not is_special or ids.get(token["content"]) != token["id"]:
-            raise _added_tokens(f"{path}, field 'added_tokens'", f", such as {token['content']!r}")
-    return tokenizer
-
-
-def _added_tokens(where: object, example: str = "") -> ConfigError:
-    return ConfigError(
-        f"added tokens{example}: texts would not get the ids that the weights know",
-        where=str(where),
-        fix="choose a checkpoint whose added tokens are special pieces of its vocabulary",
-    )
 
 
 def read_vocab_txt(path: str | os.PathLike[str]) -> list[str]:

@@ -1,18 +1,13 @@
 """Tokenizer files of Hugging Face BERTs: one reader, with the ids of `tokenizers`, or a refusal."""
 
-import itertools
 import json
 import unicodedata
 
 import pytest
 import tokenizers
 
-from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.data.text.wordpiece import (
-    WordPieceVocabulary,
-    WordSplitting,
-    wordpiece_tokenizer,
-)
+from taser_jax.data.text.vocabularies import TokenizerJsonVocabulary, load_vocabulary
+from taser_jax.data.text.wordpiece import WordPieceVocabulary, wordpiece_tokenizer
 from taser_jax.storage.errors import ConfigError, DataError, TaserError
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused1]"]
@@ -39,9 +34,12 @@ def write(directory, *, tokenizer=None, config=None, words=PIECES, model_config=
     return directory
 
 
-def tokenizer_json(splitting=WordSplitting(), *, ids=IDS, **changes):
-    value = json.loads(wordpiece_tokenizer(dict(ids), splitting).to_str())
-    return value | {"added_tokens": SPECIAL} | changes
+def tokenizer_json(*, lower_case=True, added=(), **parts):
+    """A tokenizer.json of BERT, with changed fields of its parts."""
+    value = json.loads(wordpiece_tokenizer(dict(IDS), lower_case=lower_case).to_str())
+    around = {"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]}
+    changed = {name: value[name] | changes for name, changes in parts.items()}
+    return value | {"added_tokens": [*SPECIAL, *added], "post_processor": around} | changed
 
 
 def theirs(directory, texts):
@@ -50,36 +48,57 @@ def theirs(directory, texts):
     return [e.ids for e in tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
-SPLITTINGS = [
-    WordSplitting(*values)
-    for values in itertools.product([True, False], [None, True, False], [True, False])
-]
-
-
-@pytest.mark.parametrize("splitting", SPLITTINGS, ids=str)
-def test_every_setting_gives_the_ids_of_tokenizers(tmp_path, splitting):
-    write(tmp_path / "hf", tokenizer=tokenizer_json(splitting), words=None)
-    config = {"do_lower_case": splitting.lower_case, "strip_accents": splitting.strip_accents}
-    config["tokenize_chinese_chars"] = splitting.split_ideographs
-    write(tmp_path / "old", config=config)
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_each_casing_gives_the_ids_of_tokenizers(tmp_path, lower_case):
+    write(tmp_path / "hf", tokenizer=tokenizer_json(lower_case=lower_case), words=None)
+    write(tmp_path / "old", config={"do_lower_case": lower_case, "strip_accents": lower_case})
     expected = theirs(tmp_path / "hf", TEXTS)
     for name in ("hf", "old"):
         ours = load_vocabulary(tmp_path / name)
-        assert ours.encode(TEXTS) == expected
         ours.save(tmp_path / "saved")
-        again = load_vocabulary(tmp_path / "saved")
-        assert (again.encode(TEXTS), again.fingerprint) == (expected, ours.fingerprint)
-        assert again.splitting.unusual == splitting.unusual
+        for vocabulary in (ours, load_vocabulary(tmp_path / "saved")):
+            assert vocabulary.encode(TEXTS) == expected
+            usual = WordPieceVocabulary(PIECES, lower_case=lower_case)
+            assert vocabulary.fingerprint == usual.fingerprint
 
 
-def test_settings_change_ids_and_fingerprints_and_usual_ones_keep_theirs():
-    made = {s: WordPieceVocabulary(PIECES, splitting=s) for s in SPLITTINGS}
-    ids = {(v.fingerprint, str(v.encode(TEXTS))) for v in made.values()}
-    # Letters lower-cased or not, accents removed or not, ideographs split or not.
-    assert len(ids) == len({fingerprint for fingerprint, _ in ids}) == 8
-    usual = WordPieceVocabulary(PIECES, lower_case=False)
-    assert made[WordSplitting(False, None, True)].fingerprint == usual.fingerprint
-    assert made[WordSplitting(False, False, True)].fingerprint == usual.fingerprint
+ADDED = _FLAGS | {"id": 18, "content": "newword", "special": False}
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        tokenizer_json(normalizer={"strip_accents": False}),
+        tokenizer_json(normalizer={"handle_chinese_chars": False}),
+        tokenizer_json(normalizer={"clean_text": False}),
+        tokenizer_json(model={"unk_token": "[MASK]"}),
+        tokenizer_json(model={"vocab": {**IDS, "##é": 40}}),
+        tokenizer_json(added=[ADDED]),
+        tokenizer_json(added=[{**ADDED, "id": 6, "content": "new"}]),
+    ],
+)
+def test_tokenizers_of_other_settings_are_taken_as_they_are(tmp_path, tokenizer):
+    vocabulary = load_vocabulary(write(tmp_path, tokenizer=tokenizer))
+    assert isinstance(vocabulary, TokenizerJsonVocabulary)
+    assert vocabulary.encode(TEXTS) == theirs(tmp_path, TEXTS)
+    assert (vocabulary.cls_id, vocabulary.sep_id) == (2, 3)
+    ids = tokenizer["model"]["vocab"] | {t["content"]: t["id"] for t in tokenizer["added_tokens"]}
+    assert vocabulary.size == 1 + max(ids.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("added_tokens.json", {"newword": 18}, "added tokens"),
+        ("tokenizer_config.json", {"strip_accents": False}, "strip_accents is not True"),
+        ("tokenizer_config.json", {"tokenize_chinese_chars": False}, "tokenize_chinese_chars is"),
+    ],
+)
+def test_words_alone_of_other_settings_are_refused(tmp_path, name, content, message):
+    write(tmp_path)
+    (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"(?s){name}: {message}.*fix: write a tokenizer\.json"):
+        load_vocabulary(tmp_path)
 
 
 WHOLE_TEXTS = (
@@ -111,13 +130,12 @@ def test_the_graph_has_the_same_ids_but_for_few_characters():
 
     from taser_jax.interop.saved_model import TextGraph
 
-    for splitting in (SPLITTINGS[3], SPLITTINGS[8]):
-        vocabulary = WordPieceVocabulary(PIECES, splitting=splitting)
+    for lower_case in (True, False):
+        vocabulary = WordPieceVocabulary(PIECES, lower_case=lower_case)
         ids = TextGraph(vocabulary).encode(tf.constant(TEXTS)).to_list()
         assert ids == vocabulary.encode(TEXTS)
-    letters = WordPieceVocabulary(
-        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "ab", "##cd", "cd", "abcd"], splitting=splitting
-    )
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "ab", "##cd", "cd", "abcd"]
+    letters = WordPieceVocabulary(pieces, lower_case=False)
     texts = [f"ab{chr(c)}cd" for c in range(1, 0x3000)]
     graph = TextGraph(letters).encode(tf.constant([text.encode() for text in texts])).to_list()
     differing = [c for c, a, b in zip(texts, graph, letters.encode(texts), strict=True) if a != b]
@@ -135,37 +153,10 @@ def test_tokenizer_json_decides_on_words_and_tokenizer_config_on_splitting(tmp_p
     assert load_vocabulary(tmp_path).fingerprint == cased.fingerprint
 
 
-ADDED = _FLAGS | {"id": 18, "content": "newword", "special": False}
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "place"),
-    [
-        ("tokenizer.json", tokenizer_json(added_tokens=[*SPECIAL, ADDED]), "'added_tokens'"),
-        (
-            "tokenizer.json",
-            tokenizer_json(added_tokens=[{**ADDED, "special": True}]),
-            "'added_tokens'",
-        ),
-        (
-            "tokenizer.json",
-            tokenizer_json(added_tokens=[{**ADDED, "id": 6, "content": "new"}]),
-            "'added_tokens'",
-        ),
-        ("added_tokens.json", {"newword": 18}, r"added_tokens\.json"),
-    ],
-)
-def test_added_tokens_are_refused_with_file_and_field(tmp_path, name, content, place):
-    write(tmp_path)
-    (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(ConfigError, match=f"(?s){place}: added tokens"):
-        load_vocabulary(tmp_path)
-
-
 def test_special_tokens_among_the_pieces_are_no_added_ones(tmp_path):
     unused = _FLAGS | {"id": 5, "content": "[unused1]", "special": True}
-    write(tmp_path, tokenizer=tokenizer_json(added_tokens=[*SPECIAL, unused]), words=None)
-    assert load_vocabulary(tmp_path).size == len(PIECES)
+    write(tmp_path, tokenizer=tokenizer_json(added=[unused]), words=None)
+    assert isinstance(load_vocabulary(tmp_path), WordPieceVocabulary)
 
 
 def test_more_ids_than_rows_are_refused_and_more_rows_are_padding(tmp_path):
@@ -178,23 +169,9 @@ def test_more_ids_than_rows_are_refused_and_more_rows_are_padding(tmp_path):
         load_vocabulary(tmp_path, rows=16)
 
 
-@pytest.mark.parametrize(
-    ("part", "changes", "message"),
-    [
-        ("model", {"type": "BPE", "merges": []}, "0 special tokens around a text"),
-        ("model", {"type": "BPE"}, "not a tokenizer of"),
-        ("model", {"unk_token": "<unk>"}, r"model\.unk_token is '<unk>'"),
-        ("model", {"vocab": {**IDS, "[PAD]": 40}}, "gaps or repetitions"),
-        ("normalizer", {"type": "StripAccents"}, "normalizer.type is 'StripAccents'"),
-        ("normalizer", {"clean_text": False}, "clean_text is False"),
-        ("pre_tokenizer", {"type": "Whitespace"}, "pre_tokenizer.type is 'Whitespace'"),
-    ],
-)
-def test_other_and_damaged_tokenizers_are_refused(tmp_path, part, changes, message):
-    value = tokenizer_json()
-    value[part] |= changes
-    write(tmp_path, tokenizer=value, words=None)
-    with pytest.raises(TaserError, match=f"(?s)tokenizer.json.*{message}"):
+def test_a_damaged_tokenizer_is_refused(tmp_path):
+    write(tmp_path, tokenizer=tokenizer_json(model={"type": "BPE"}), words=None)
+    with pytest.raises(TaserError, match=r"(?s)tokenizer\.json.*not a tokenizer of"):
         load_vocabulary(tmp_path)
 
 
