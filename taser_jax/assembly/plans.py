@@ -14,7 +14,7 @@ from taser_jax.data.batches.every_task import (
     Stream,
     TaskBatchingConfig,
     TaskBatchStream,
-    step_batch_sizes,
+    task_batch_sizes,
 )
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.stream import (
@@ -288,7 +288,12 @@ def _every_task(
             "false_negatives": batching.false_negatives.value,
         }
     elif task_sizes:
-        sizes = step_batch_sizes(batching, task_sizes, num_devices=devices, num_chunks=num_chunks)
+        sizes = task_batch_sizes(
+            task_sizes,
+            total=batching.total,
+            temperature=batching.temperature,
+            multiple=devices * num_chunks,
+        )
         lengths = dict.fromkeys(sizes, query_length)
     else:
         problem = "no token store, and a batch of every task in each step"

@@ -16,7 +16,6 @@ from typing import overload
 
 import numpy as np
 from etils import epath
-from jaxtyping import Bool
 
 from taser_jax.storage.artifacts import is_remote, storage_errors
 from taser_jax.storage.errors import DataError
@@ -136,38 +135,6 @@ def normalized_content(title: str, text: str) -> str:
     """
     title, text = (" ".join(unicodedata.normalize("NFC", part).split()) for part in (title, text))
     return f"{title}\n{text}"
-
-
-class SeenTexts:
-    """Which strings came before, with about 8 bytes for each.
-
-    It stores only 64-bit hashes, in sorted runs that are merged as they grow, so 21 million ids
-    take 170 MB. Two different strings share a hash about once in 10^5 collections of that size, so
-    the caller must confirm.
-    """
-
-    def __init__(self) -> None:
-        self._runs: list[np.ndarray] = []
-
-    def add(self, texts: Sequence[str]) -> Bool[np.ndarray, " texts"]:
-        """Adds strings; whether each seems to be equal to one before it.
-
-        Example:
-            >>> SeenTexts().add(["a", "b", "a"]).tolist()
-            [False, False, True]
-        """
-        hashes = np.fromiter(map(text_hash, texts), np.uint64, len(texts))
-        block, first = np.unique(hashes, return_index=True)
-        repeated = np.ones(len(hashes), bool)
-        repeated[first] = False
-        for run in self._runs:
-            places = np.minimum(np.searchsorted(run, hashes), len(run) - 1)
-            repeated |= run[places] == hashes
-        if len(block):
-            self._runs.append(block)
-        while len(self._runs) > 1 and len(self._runs[-1]) >= len(self._runs[-2]):
-            self._runs[-2:] = [np.sort(np.concatenate(self._runs[-2:]))]
-        return repeated
 
 
 class HashIndex:

@@ -89,7 +89,7 @@ def test_they_are_found_when_files_are_prepared(tmp_path, capsys):
     prepare = ["prepare", str(tmp_path / "quiz")]
     prepare += gin(DATA_DIR=tmp_path / "data", BM25_INDEX_DIR=tmp_path / "bm25")
     # Without them, a question that has only answers can't be trained on.
-    assert "not one query is left for train" in refused(capsys, *prepare)
+    assert "there are no queries" in refused(capsys, *prepare)
     succeed(*prepare, *gin(BM25_POSITIVES={"quiz": "quiz_bm25"}))
     positives = {
         task: [query.positives for query in QuerySet.open(tmp_path / "data", "quiz", task, "train")]

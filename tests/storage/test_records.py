@@ -1,25 +1,13 @@
 import numpy as np
-import pytest
 from etils import epath
 
-from taser_jax.storage.records import HashIndex, SeenTexts, normalized_content, text_hash
+from taser_jax.storage.records import HashIndex, normalized_content, text_hash
 
 
 def test_hash_and_normal_form_are_fixed():
     # Written down: saved indexes are read by other processes and other machines.
     assert text_hash("12") == 0xE330C688E1097A6B
     assert normalized_content(" A  b", "c\n\td e\u0301") == "A b\nc d \u00e9"
-
-
-@pytest.mark.parametrize("block", [1, 3, 8, 1000])
-def test_seen_texts_agree_with_a_set(block):
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        texts = [str(n) for n in rng.choice(400, size=int(rng.integers(1, 60)))]
-        seen = SeenTexts()
-        parts = [seen.add(texts[at : at + block]) for at in range(0, len(texts), block)]
-        expected = [text in texts[:at] for at, text in enumerate(texts)]
-        assert np.concatenate(parts).tolist() == expected
 
 
 def test_hash_index_lists_every_row_of_a_hash(tmp_path):

@@ -293,7 +293,11 @@ def write_queries(
             examples_per_shard=_PASSAGES_PER_SHARD,
         )
         if not count:
-            raise DataError("there are no queries", where=where)
+            fix = (
+                "give a larger file, another share, or fewer splits; training queries need "
+                "positives, which BM25_POSITIVES finds for questions with answers"
+            )
+            raise DataError("there are no queries", where=where, fix=fix)
         metadata = {"name": "queries", "task": task, "split": split, "count": count}
         metadata["fingerprint"] = content.hex()
         metadata["collection_fingerprint"] = passages["fingerprint"]

@@ -6,7 +6,6 @@ import array
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 import logging
 import os
@@ -19,7 +18,6 @@ from jaxtyping import Int32
 from taser_jax.data.collections.store import (
     PassageStore,
     QuerySet,
-    checked_name,
     write_collection,
     write_queries,
 )
@@ -37,13 +35,11 @@ from taser_jax.data.prepare.receipts import (
 from taser_jax.data.prepare.splits import (
     VALIDATION,
     PrepareOptions,
-    QuestionFiles,
     QuestionSplit,
     Tasks,
-    by_task_and_split,
     check_former_splits,
     divide_by_positives,
-    named_splits,
+    question_splits,
 )
 from taser_jax.data.readers.fields import content_id, read_qrels
 from taser_jax.data.readers.located import LeftOut, LocatedPassage
@@ -110,15 +106,20 @@ def prepare(
     base = "" if directory is None else directory
     sources = {} if passages is None else _labelled(passages, "passages", base)
     label = next(iter(sources)) if len(sources) == 1 else ""
-    tasks = by_task_and_split(queries or {}, base, label)
+    splits = question_splits(
+        queries or {},
+        options,
+        base=base,
+        label=label,
+        passages=sources.values(),
+        unjudged_tasks=unjudged_tasks,
+    )
     for name, folder in _labelled(directories, "directories", base).items():
         detected = detect(folder, name)
-        clashing = sorted(tasks.keys() & detected.questions.keys())
-        if name in sources or clashing:
+        taken = {split.task for split in splits} & detected.questions.keys()
+        if name in sources or taken:
             raise ConfigError(
-                f"task {', '.join(clashing)} is in it and in another source"
-                if clashing
-                else f"the name {name!r} is taken by another source",
+                f"{', '.join(taken) or name} is a task or name of another source, too",
                 where=os.fspath(folder),
                 fix="rename the files, after which tasks are named, or give names: {name: folder}",
             )
@@ -127,12 +128,24 @@ def prepare(
             # Files of several folders may have one name.
             place = os.path.relpath(path, folder).replace(os.sep, ".")
             sources[label or f"{name}.{_label(place)}"] = path
-        tasks |= by_task_and_split(detected.questions, label=label)
+        splits += question_splits(
+            detected.questions,
+            options,
+            label=label,
+            passages=detected.passages,
+            unjudged_tasks=unjudged_tasks,
+        )
     if not sources:
         fix = "write `taser prepare DIRECTORY`, or set PASSAGES and QUERIES"
         raise ConfigError("neither a folder nor a file of passages is given", fix=fix)
-    options.check_tasks(tasks)
-    splits = _splits(tasks, sources, options, unjudged_tasks)
+    options.check_tasks(dict.fromkeys(split.task for split in splits))
+    for split in splits:
+        if split.files.passages and split.files.passages not in sources:
+            raise ConfigError(
+                f"no passage file is labelled {split.files.passages!r}",
+                where=f"task {split.task!r}, split {split.split!r}",
+                fix=f"take one of {', '.join(sources)}",
+            )
     return _prepare(data_dir, collection, sources, splits, options)
 
 
@@ -275,10 +288,9 @@ def _write_split(
                 gold[query.id] = json.dumps(record, ensure_ascii=False) + "\n"
             yield query
 
-    queries = _not_empty(mapped(), split)
-    parts: Mapping[str, Iterable[Query]] = {split.split: queries}
+    parts: Mapping[str, Iterable[Query]] = {split.split: mapped()}
     if validation_share:
-        parts = _carved(queries, split.task, validation_share)
+        parts = _carved(mapped(), split.task, validation_share)
     written = []
     for name, part in parts.items():
         written.append(write_queries(data_dir, collection, split.task, name, part))
@@ -288,22 +300,11 @@ def _write_split(
     return written
 
 
-def _not_empty(queries: Iterator[Query], split: QuestionSplit) -> Iterator[Query]:
-    first = next(queries, None)
-    if first is None:
-        raise DataError(
-            f"not one query is left for {split.split}",
-            where=os.fspath(split.files.questions),
-            fix="give a larger file, another share, or fewer splits; training queries need "
-            "positives, which BM25_POSITIVES finds for questions with answers",
-        )
-    return itertools.chain([first], queries)
-
-
 def _carved(queries: Iterable[Query], task: str, share: float) -> dict[str, list[Query]]:
     """A task's training and validation queries."""
     train, validation = divide_by_positives(list(queries), share=share)
-    if not train or not validation:
+    # Of no queries at all, the split that is written first is said to be empty.
+    if bool(train) != bool(validation):
         raise ConfigError(
             f"{len(validation)} of {len(train) + len(validation)} training queries become a "
             "validation split, where queries that share a positive stay together",
@@ -361,34 +362,6 @@ def _labelled(given: PassageFiles, where: str, base: FilePath = "") -> dict[str,
 def _label(path: FilePath) -> str:
     name = pathlib.PurePath(os.fspath(path)).name or pathlib.Path(os.fspath(path)).resolve().name
     return name.removesuffix(".gz").removesuffix(".tsv")
-
-
-def _splits(
-    tasks: Mapping[str, Mapping[str, QuestionFiles]],
-    sources: Mapping[str, FilePath],
-    options: PrepareOptions,
-    unjudged_tasks: Collection[str],
-) -> list[QuestionSplit]:
-    paths = {os.fspath(path) for path in sources.values()}
-    splits: dict[tuple[str, str], QuestionSplit] = {}
-    for task, named in tasks.items():
-        checked_name(task, "task")
-        for name, files in named.items():
-            where = f"task {task!r}, split {name!r}"
-            pairs = os.fspath(files.questions) in paths
-            if files.passages and files.passages not in sources:
-                problem = f"no passage file is labelled {files.passages!r}"
-                raise ConfigError(problem, where=where, fix=f"take one of {', '.join(sources)}")
-            sharing = named_splits(name, f"task {task!r}")
-            for split in sharing:
-                if (task, split) in splits:
-                    fix = "give each split once"
-                    raise ConfigError(f"split {split!r} twice", where=f"task {task!r}", fix=fix)
-                keeps = task in unjudged_tasks
-                splits[task, split] = QuestionSplit(
-                    task, split, sharing, files, options, pairs, keeps
-                )
-    return list(splits.values())
 
 
 def _digest(path: str) -> str:

@@ -14,7 +14,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from taser_jax.data.collections.store import SPLITS
 from taser_jax.data.files import numbered_lines
 from taser_jax.data.prepare.splits import WHOLE, QuestionFiles
-from taser_jax.data.readers.fields import Role, content_id, is_pair, read_records, roles_of
+from taser_jax.data.readers.fields import (
+    Role,
+    content_id,
+    is_judgement,
+    is_pair,
+    read_records,
+    roles_of,
+)
 from taser_jax.data.readers.located import LeftOut
 from taser_jax.data.readers.passages import passage_of, read_passages, text_files
 from taser_jax.storage.artifacts import FilePath
@@ -95,10 +102,9 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> DetectedFiles:
     roles: dict[str, _Role] = {}
     for path in _files(folder):
         is_of_trec = path.name.startswith(("topics", "qrels"))
-        if path.is_file() and (is_of_trec or path.name.removesuffix(".gz").endswith(_FILES)):
-            detected = _role(path)
-            if detected is not None:
-                roles[str(path)] = detected
+        is_data = is_of_trec or path.name.removesuffix(".gz").endswith(_FILES)
+        if path.is_file() and is_data and (role := _role(path)) is not None:
+            roles[str(path)] = role
     qrels = {_words(path): path for path, role in roles.items() if role is _Role.QRELS}
     judged = {
         file: QuestionFiles(file, qrels=qrels[_words(file)])
@@ -225,9 +231,16 @@ def _role(path: pathlib.Path) -> _Role | None:
         return None
     if name.endswith(".qa.csv"):
         return _Role.PAIRS
-    records = read_records(path)
-    if records is not None:
-        return _role_of_fields(name, next(records, (0, {}))[1])
+    try:
+        records = read_records(path)
+        if records is not None:
+            return _role_of_fields(name, next(records, (0, {}))[1])
+    except DataError as error:
+        # A program's settings, say: no array of records, nor one a line.
+        if not name.endswith(".json"):
+            raise
+        logger.warning("%s is left out: %s", path, error.problem)
+        return None
     lines = [line.rstrip("\r\n") for _, line in itertools.islice(numbered_lines(path), 2)]
     if lines[0].lstrip().lower().startswith(("<top", "<doc>")):
         return _Role.TOPICS if "<top" in lines[0].lower() else _Role.PASSAGES
@@ -245,7 +258,7 @@ def _role_of_fields(name: str, record: Mapping[str, object]) -> _Role | None:
     roles = roles_of(record)
     if {"input", "output"} <= record.keys():
         return _Role.KILT
-    if {Role.PASSAGE_ID, Role.RELEVANCE} <= roles.keys():
+    if is_judgement(record):
         return _Role.QRELS
     is_named = re.search("quer|question|topic", name) is not None
     if Role.QUESTION in roles:

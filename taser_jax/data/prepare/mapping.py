@@ -14,7 +14,6 @@ from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.prepare.splits import QuestionSplit
 from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.located import (
-    Context,
     Judgement,
     LeftOut,
     LocatedPassage,
@@ -23,7 +22,7 @@ from taser_jax.data.readers.located import (
     Span,
 )
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.records import HashIndex, Query, check_id, text_hash
+from taser_jax.storage.records import HashIndex, Passage, Query, check_id, text_hash
 
 WITHOUT_POSITIVE = "without a positive"
 MISSING_POSITIVES = "positives that are not in the collection"
@@ -73,7 +72,7 @@ class PassageResolver:
             )
         return rows.pop() if rows else None
 
-    def row_of_context(self, context: Context, *, label: str, where: str) -> int | None:
+    def row_of_context(self, context: Passage, *, label: str, where: str) -> int | None:
         """Row of a quoted passage, by id if that is certain, otherwise by title and text."""
         if context.id and (label or not self._rows_of_source):
             row = self.row_of_id(context.id, label=label, where=where)
@@ -305,7 +304,7 @@ class QuestionMapper:
                 rows.append(row)
         return tuple(dict.fromkeys(rows))
 
-    def _row(self, context: Context, where: str) -> int | None:
+    def _row(self, context: Passage, where: str) -> int | None:
         return self.resolver.row_of_context(context, label=self.split.files.passages, where=where)
 
     def _missing(self, what: str, where: str) -> None:

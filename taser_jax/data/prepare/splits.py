@@ -9,12 +9,12 @@ import collections
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import scipy.sparse.csgraph
 
-from taser_jax.data.collections.store import SPLITS, collection_directory, list_tasks
+from taser_jax.data.collections.store import SPLITS, checked_name, collection_directory, list_tasks
 from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.located import Question
 from taser_jax.data.readers.questions import read_questions
@@ -34,7 +34,7 @@ class QuestionFiles:
 
     Attributes:
         questions: of any format (`read_questions`).
-        qrels: judgements (TREC or BEIR columns), for queries whose file has none; they replace the
+        qrels: judgements (`read_qrels`), for queries whose file has none; they replace the
             positives in `questions`, and questions that are not judged are left out unless they
             have answers.
         passages: label of the passage file whose ids the questions and qrels use. Needed if several
@@ -95,7 +95,7 @@ class PrepareOptions(Checked):
             fix = "set validation_last = 0, or leave out split_groups and split_by_page"
             raise ConfigError(problem, where="PrepareOptions", fix=fix)
 
-    def check_tasks(self, tasks: Mapping[str, object]) -> None:
+    def check_tasks(self, tasks: Collection[str]) -> None:
         """Checks that the tasks that options name are tasks of the files.
 
         Raises:
@@ -117,39 +117,6 @@ class PrepareOptions(Checked):
 WHOLE = "+".join(SPLITS)
 Files = FilePath | QuestionFiles
 Tasks = Mapping[str, Files | Mapping[str, Files]]
-
-
-def by_task_and_split(
-    tasks: Tasks, base: FilePath = "", label: str = ""
-) -> dict[str, dict[str, QuestionFiles]]:
-    """Question files by task and split.
-
-    Example:
-        {"code": {"test": "b.tsv"}, "faq": "a.tsv"} gives {"code": {"test": QuestionFiles("b.tsv")},
-        "faq": {"train+validation+test": QuestionFiles("a.tsv")}}.
-
-    Args:
-        tasks: task -> split -> file, or task -> file of all three splits.
-        base: folder of relative paths; "" is the current one.
-        label: of the passages that files refer to, unless they name others.
-    """
-
-    def completed(files: Files) -> QuestionFiles:
-        if not isinstance(files, QuestionFiles):
-            files = QuestionFiles(files)
-        qrels = None if files.qrels is None else os.path.join(base, files.qrels)
-        questions = os.path.join(base, files.questions)
-        return QuestionFiles(questions, qrels, files.passages or label)
-
-    return {
-        task: {
-            split: completed(split_files)
-            for split, split_files in (
-                files if isinstance(files, Mapping) else {WHOLE: files}
-            ).items()
-        }
-        for task, files in tasks.items()
-    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,6 +198,61 @@ class QuestionSplit:
         return pages.pop()
 
 
+def question_splits(
+    tasks: Tasks,
+    options: PrepareOptions,
+    *,
+    base: FilePath = "",
+    label: str = "",
+    passages: Collection[FilePath] = (),
+    unjudged_tasks: Collection[str] = (),
+) -> list[QuestionSplit]:
+    """The questions of each task and split.
+
+    Args:
+        tasks: task -> split -> file, or task -> file of all three splits; a split may be several,
+            such as "train+validation".
+        options: how files are divided.
+        base: folder of relative paths; "" is the current one.
+        label: of the passages that files refer to, unless they name others.
+        passages: files whose passages are the collection's.
+        unjudged_tasks: tasks whose training questions stay without a positive.
+
+    Raises:
+        ConfigError: a task's name that no folder can have; an unknown or repeated split.
+    """
+    splits = []
+    for task, given in tasks.items():
+        checked_name(task, "task")
+        files_of_name = given if isinstance(given, Mapping) else {WHOLE: given}
+        names = [split for name in files_of_name for split in name.split("+")]
+        if len(set(names)) < len(names) or not set(names) <= set(SPLITS):
+            fix = f"give each of {', '.join(SPLITS)} at most once, or several joined by '+'"
+            raise ConfigError(f"splits {', '.join(files_of_name)}", where=f"task {task!r}", fix=fix)
+        for name, files in files_of_name.items():
+            if not isinstance(files, QuestionFiles):
+                files = QuestionFiles(files)
+            files = QuestionFiles(
+                os.path.join(base, files.questions),
+                None if files.qrels is None else os.path.join(base, files.qrels),
+                files.passages or label,
+            )
+            sharing = tuple(name.split("+"))
+            splits += [
+                QuestionSplit(
+                    task,
+                    split,
+                    sharing,
+                    files,
+                    options,
+                    pairs=files.questions in passages,
+                    keeps_unjudged=task in unjudged_tasks,
+                )
+                for split in sharing
+            ]
+    return splits
+
+
 def _sampled(
     read: Callable[[], Iterator[Question]], task: str, count: int | None
 ) -> Iterator[Question]:
@@ -248,19 +270,6 @@ def _without_last(questions: Iterable[Question], count: int) -> Iterator[Questio
         held.append(question)
         if len(held) > count:
             yield held.popleft()
-
-
-def named_splits(name: str, where: str) -> tuple[str, ...]:
-    """The splits in a name such as "train+validation".
-
-    Raises:
-        ConfigError: an unknown or repeated split.
-    """
-    splits = tuple(name.split("+"))
-    if len(set(splits)) < len(splits) or not set(splits) <= set(SPLITS):
-        fix = f"write one of {', '.join(SPLITS)}, or several joined by '+'"
-        raise ConfigError(f"split {name!r}", where=where, fix=fix)
-    return splits
 
 
 def check_former_splits(
@@ -301,8 +310,6 @@ def split_of(id: str, *, task: str, splits: Sequence[str], shares: Mapping[str, 
     if min(weights) <= 0:
         fix = f"give a share above 0 to each of {', '.join(splits)}"
         raise ConfigError(f"shares {dict(shares)}", where=f"task {task!r}", fix=fix)
-    if len(splits) == 1:
-        return splits[0]
     place = hash_share(f"{task}\t{id}") * sum(weights)
     for split, weight in zip(splits, weights, strict=True):
         if place < weight:

@@ -1,4 +1,4 @@
-"""Files of columns and of named fields: tables with and without a header, JSON, Parquet, qrels."""
+"""Records of files by the names of their fields: tables, JSON, Parquet; judgements."""
 
 from __future__ import annotations
 
@@ -13,14 +13,40 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import numpy as np
 
 from taser_jax.data.files import json_records, numbered_lines
-from taser_jax.data.readers.located import Context, Judgement, id_field
+from taser_jax.data.readers.located import Judgement
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.records import normalized_content, text_hash
+from taser_jax.storage.records import Passage, normalized_content, text_hash
 
 # A longer column means an unclosed quote that swallowed the following lines.
 _LONGEST_FIELD = 1 << 24
-QRELS_HEADERS = ("query-id\t", "query_id\t", "qid\t")
+
+
+def string_field(record: Mapping[str, object], name: str, where: str) -> str:
+    """The value of a required string field."""
+    value = record.get(name)
+    if not isinstance(value, str):
+        problem = f"no field {name!r}" if name not in record else f"found {value!r}, not a string"
+        raise DataError(problem, where=f"{where}, field {name!r}", fix="write a string")
+    return value
+
+
+def id_field(record: Mapping[str, object], name: str | None, where: str) -> str:
+    """The value of a field as a string (integers are converted); empty if there is none."""
+    value = None if name is None else record.get(name)
+    if isinstance(value, bool) or not isinstance(value, str | int | None):
+        where = f"{where}, field {name!r}"
+        raise DataError(f"found {value!r}", where=where, fix="write a string or an integer")
+    return "" if value is None else str(value)
+
+
+def string_list(value: object, where: str) -> tuple[str, ...]:
+    """A value that must be a list of strings; numbers in it are converted."""
+    items = value if isinstance(value, list | tuple) else None
+    if items is None or any(not isinstance(item, str | int | float) for item in items):
+        problem = f"found {repr(value)[:60]}, a {type(value).__name__}"
+        raise DataError(problem, where=where, fix="write a list of strings, such as ['Paris']")
+    return tuple(map(str, items))
 
 
 def plain_rows(path: FilePath) -> Iterator[tuple[int, list[str]]]:
@@ -80,81 +106,30 @@ def wrong_columns(where: str, count: int, expected: str) -> DataError:
     return DataError(f"{count} columns, not {expected}", where=where, fix=fix)
 
 
-def read_qrels(path: FilePath) -> Iterator[Judgement]:
-    """Relevance judgements in TREC's or BEIR's format.
-
-    TREC: query id, iteration (ignored), passage id, grade, separated by white space. BEIR: a
-    header starting with query-id (or query_id, qid), then query id, passage id and grade,
-    separated by tabs.
-
-    Args:
-        path: local or gs://, plain or `.gz`.
-
-    Yields:
-        Judgements in the file's order, those of grade 0 included.
-
-    Raises:
-        DataError: malformed input; names file:line, the field and the fix.
-    """
-    count = 4
-    for line, content in numbered_lines(path):
-        where = f"{os.fspath(path)}:{line}"
-        if line == 1 and content.startswith(QRELS_HEADERS):
-            count = 3
-            continue
-        if not content.strip():
-            continue
-        columns = content.rstrip("\r\n").split("\t") if count == 3 else content.split()
-        if len(columns) != count:
-            beir = "3, query id, passage id and grade, after a header"
-            trec = "4, query id, 0, passage id and grade"
-            raise wrong_columns(where, len(columns), f"{beir}, or TREC's {trec}")
-        query_id, passage_id, grade = columns[0], columns[-2], columns[-1]
-        try:
-            relevance = int(np.int32(grade))
-        except (ValueError, OverflowError) as error:
-            where = f"{where}, last column"
-            fix = "write an integer of 32 bits"
-            raise DataError(f"the grade is {grade!r}", where=where, fix=fix) from error
-        yield Judgement(where, query_id, passage_id, relevance)
-
-
 _DELIMITERS = "\t,;|"
 
 
 class Role(enum.Enum):
     """What a field holds; the value lists the names that it goes by, the usual one first."""
 
-    ID = ("id", "_id", "docid", "doc_id", "pid", "docno", "document_id", "qid", "question_id")
-    TITLE = ("title", "heading", "headline", "subject", "name")
-    TEXT = (
-        "text",
-        "passage",
-        "body",
-        "content",
-        "contents",
-        "document",
-        "abstract",
-        "context",
-        "definition",
-    )
-    PAGE = ("wikipedia_id", "page_id")
-    PARAGRAPH = ("paragraph_id",)
-    QUESTION = ("question", "query", "anchor", "claim")
-    ANSWERS = ("answers", "answer", "response")
-    POSITIVE = ("positive", "positives", "pos", "positive_passages", "positive_ctxs")
-    NEGATIVE = (
-        "negative",
-        "negatives",
-        "neg",
-        "hard_negatives",
-        "hard_negative",
-        "hard_negative_ctxs",
-    )
-    OTHER_NEGATIVE = ("negative_ctxs",)
-    QUERY_ID = ("query_id", "topic_id", "topic")
-    PASSAGE_ID = ("passage_id", "corpus_id")
-    RELEVANCE = ("relevance", "score", "grade", "label", "rel", "judgment")
+    ID = "id _id docid doc_id pid docno document_id"
+    TITLE = "title heading headline subject name"
+    TEXT = "text passage body content contents document abstract context definition"
+    PAGE = "wikipedia_id page_id"
+    PARAGRAPH = "paragraph_id"
+    QUESTION = "question query anchor claim"
+    ANSWERS = "answers answer response"
+    POSITIVE = "positive positives pos positive_passages positive_ctxs"
+    NEGATIVE = "negative negatives neg hard_negatives hard_negative hard_negative_ctxs"
+    OTHER_NEGATIVE = "negative_ctxs"
+    QUERY_ID = "query_id qid question_id topic_id topic"
+    PASSAGE_ID = "passage_id corpus_id"
+    RELEVANCE = "relevance score grade label rel judgment"
+
+    @property
+    def names(self) -> list[str]:
+        """The names, the usual one first."""
+        return self.value.split()
 
 
 def roles_of(names: Iterable[str]) -> dict[Role, list[str]]:
@@ -175,7 +150,7 @@ def _roles(names: tuple[str, ...]) -> dict[Role, list[str]]:
         plain = re.sub(r"[\s-]+", "_", name.strip().lower())
         plain = re.sub(r"(?<=[a-z])_?\d+$", "", plain)
         for role in Role:
-            if plain in role.value:
+            if plain in role.names:
                 names_of_role.setdefault(role, []).append(name)
     return names_of_role
 
@@ -185,10 +160,13 @@ def is_header(columns: Collection[str]) -> bool:
     return sum(map(len, roles_of(columns).values())) >= 2
 
 
-def first_of(record: Mapping[str, object], role: Role) -> str | None:
-    """The field of a role; the usual name goes first."""
-    names = roles_of(record).get(role)
-    return min(names, key=lambda name: name != role.value[0]) if names else None
+def first_of(record: Mapping[str, object], *roles: Role) -> str | None:
+    """The field of the first of these roles that a record has; the usual name goes first."""
+    names_of_role = roles_of(record)
+    for role in roles:
+        if names := names_of_role.get(role):
+            return min(names, key=lambda name: name != role.names[0])
+    return None
 
 
 def content_id(title: str, text: str) -> str:
@@ -196,7 +174,7 @@ def content_id(title: str, text: str) -> str:
     return f"{text_hash(normalized_content(title, text)):016x}"
 
 
-def quoted_passages(record: Mapping[str, object], role: Role, where: str) -> tuple[Context, ...]:
+def quoted_passages(record: Mapping[str, object], role: Role, where: str) -> tuple[Passage, ...]:
     """The passages that a record quotes in the fields of a role: texts, or {text, title}.
 
     Raises:
@@ -215,11 +193,11 @@ def quoted_passages(record: Mapping[str, object], role: Role, where: str) -> tup
                 title = str(record[field] or "")
             id = id_field(parts, "passage_id", at) or id_field(parts, "psg_id", at)
             if id or text.strip() or title.strip():
-                contexts.append(Context(title, text, id or content_id(title, text)))
+                contexts.append(Passage(id or content_id(title, text), text, title))
     return tuple(contexts)
 
 
-def positives(record: Mapping[str, object], where: str) -> tuple[Context, ...]:
+def positives(record: Mapping[str, object], where: str) -> tuple[Passage, ...]:
     """The passages that answer a record's question: its positives, or else its text or answer."""
     for role in (Role.POSITIVE, Role.TEXT, Role.ANSWERS):
         if contexts := quoted_passages(record, role, where):
@@ -238,6 +216,13 @@ def is_pair(names: Iterable[str]) -> bool:
     roles = roles_of(names)
     quoting = (Role.POSITIVE, Role.TEXT, Role.ANSWERS)
     return Role.QUESTION in roles and any(role in roles for role in quoting)
+
+
+def is_judgement(names: Iterable[str]) -> bool:
+    """Whether records of these fields judge passages by their ids."""
+    roles = roles_of(names).keys()
+    by_id = Role.PASSAGE_ID in roles or {Role.QUERY_ID, Role.ID} <= roles
+    return by_id and Role.RELEVANCE in roles and not roles & {Role.TEXT, Role.QUESTION}
 
 
 def is_json(path: FilePath) -> bool:
@@ -263,6 +248,53 @@ def read_records(path: FilePath) -> Iterator[tuple[int, dict[str, object]]] | No
         if is_header(header):
             return _table(path, delimiter)
     return None
+
+
+def read_qrels(path: FilePath) -> Iterator[Judgement]:
+    """Relevance judgements in TREC's columns, or in those that a header names, as in BEIR's files.
+
+    TREC: query id, iteration (ignored), passage id, grade, separated by white space.
+
+    Args:
+        path: local or gs://, plain or `.gz`.
+
+    Yields:
+        Judgements in the file's order, those of grade 0 included.
+
+    Raises:
+        DataError: malformed input; names file:line, the field and the fix.
+    """
+    for line, query_id, passage_id, grade in _judged(path):
+        where = f"{os.fspath(path)}:{line}"
+        try:
+            relevance = int(np.int32(grade))
+        except (ValueError, OverflowError) as error:
+            fix = "write an integer of 32 bits"
+            problem = f"the grade is {grade!r}"
+            raise DataError(problem, where=f"{where}, last column", fix=fix) from error
+        yield Judgement(where, query_id, passage_id, relevance)
+
+
+def _judged(path: FilePath) -> Iterator[tuple[int, str, str, str]]:
+    """Line, query, passage and grade."""
+    if (records := read_records(path)) is not None:
+        for line, record in records:
+            query = first_of(record, Role.QUERY_ID, Role.QUESTION)
+            passage = first_of(record, Role.PASSAGE_ID, Role.ID)
+            grade = first_of(record, Role.RELEVANCE)
+            if query is None or passage is None or grade is None:
+                problem = f"its columns are {', '.join(record)}"
+                fix = "name them query-id, corpus-id and score"
+                raise DataError(problem, where=f"{os.fspath(path)}:1", fix=fix)
+            yield line, str(record[query]), str(record[passage]), str(record[grade])
+        return
+    for line, content in numbered_lines(path):
+        columns = content.split()
+        if columns and len(columns) != 4:
+            expected = "TREC's 4, query id, 0, passage id and grade, nor named by a header"
+            raise wrong_columns(f"{os.fspath(path)}:{line}", len(columns), expected)
+        if columns:
+            yield line, columns[0], columns[2], columns[3]
 
 
 def _table(path: FilePath, delimiter: str) -> Iterator[tuple[int, dict[str, object]]]:

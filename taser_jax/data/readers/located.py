@@ -1,23 +1,19 @@
-"""Shared by the readers: records with their places, checks on fields, and what is left out."""
+"""What the readers yield: passages, questions and judgements with their places, or leave out."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
-from taser_jax.data.files import in_blocks
-from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.records import Passage, SeenTexts, check_id
+from taser_jax.storage.records import Passage
 
 # Paragraph and character in it. A whole paragraph ends at this character.
 Position = tuple[int, int]
 PARAGRAPH_END = (1 << 31) - 1
-_BLOCK = 1 << 14
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,21 +50,6 @@ class LocatedPassage:
     line: int
     passage: Passage
     span: Span | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Context:
-    """A passage quoted in a question file.
-
-    Attributes:
-        title: may be empty.
-        text: the body.
-        id: the passage's id in its collection, or a hash of its content if the file gives none.
-    """
-
-    title: str
-    text: str
-    id: str
 
 
 class Provenance(msgspec.Struct, frozen=True):
@@ -142,7 +123,7 @@ class Question:
         text: the question.
         id: empty if the file gives none.
         answers: strings or patterns.
-        positives: gold first.
+        positives: gold first; a passage's id is a hash of its content if the file gives none.
         hard_negatives: passages that look relevant but are not.
         outputs: the correct outputs with the places of the positives, in files of KILT's format.
         record: the original line of such a file, for writing it again.
@@ -152,8 +133,8 @@ class Question:
     text: str
     id: str = ""
     answers: tuple[str, ...] = ()
-    positives: tuple[Context, ...] = ()
-    hard_negatives: tuple[Context, ...] = ()
+    positives: tuple[Passage, ...] = ()
+    hard_negatives: tuple[Passage, ...] = ()
     outputs: tuple[Output, ...] = ()
     record: Mapping[str, object] | None = None
 
@@ -202,97 +183,3 @@ class LeftOut:
             raise error
         self.counts[kind] += 1
         self.lines.append(f"{error.where}: {error.problem}")
-
-
-def checked_passages(
-    path: FilePath, located: Callable[[], Iterator[LocatedPassage]], left_out: LeftOut
-) -> Iterator[LocatedPassage]:
-    """Passages of a file; leaves out those without any text, and repeated ones.
-
-    Args:
-        path: the file, for messages.
-        located: starts reading the file.
-        left_out: takes what is left out.
-
-    Yields:
-        Passages in the file's order. A title alone is a passage.
-
-    Raises:
-        DataError: no passage; an id that is empty or that run files cannot hold, or one that is
-            used for two different texts, with both lines.
-    """
-    seen = SeenTexts()
-    repeated: list[LocatedPassage] = []
-    block: list[LocatedPassage] = []
-    for block in in_blocks(located(), _BLOCK):
-        for read in block:
-            check_id(read.passage.id, where=f"{os.fspath(path)}:{read.line}, field 'id'")
-        repeats = seen.add([read.passage.id for read in block])
-        for read, is_repeated in zip(block, repeats, strict=True):
-            if is_repeated:
-                repeated.append(read)
-            elif read.passage.text.strip() or read.passage.title.strip():
-                yield read
-            else:
-                where = f"{os.fspath(path)}:{read.line}, field 'text'"
-                fix = "remove it, or leave out --strict, which skips it"
-                left_out.add("empty passages", DataError("it is empty", where=where, fix=fix))
-    if not block:
-        fix = (
-            "check that it is the right file; terms need a definition, MeSH's concepts a ScopeNote"
-        )
-        raise DataError("there is no passage in it", where=os.fspath(path), fix=fix)
-    if repeated:
-        _check_repeated(path, located, repeated, left_out)
-
-
-def _check_repeated(
-    path: FilePath,
-    located: Callable[[], Iterator[LocatedPassage]],
-    repeated: list[LocatedPassage],
-    left_out: LeftOut,
-) -> None:
-    # Reading again, for repeated ids only, avoids keeping every id and text in memory.
-    ids = {again.passage.id for again in repeated}
-    first: dict[str, LocatedPassage] = {}
-    for again in located():
-        if again.passage.id in ids:
-            first.setdefault(again.passage.id, again)
-    for again in repeated:
-        before = first[again.passage.id]
-        error = DataError(
-            f"the id {again.passage.id!r} was already used on line {before.line}",
-            where=f"{os.fspath(path)}:{again.line}, field 'id'",
-            fix="remove the duplicate or rename it",
-        )
-        # Equal lines: another id has the same 64-bit hash, which is as good as impossible.
-        if again.line == before.line or again.passage != before.passage:
-            raise error
-        left_out.add("repeated passages", error)
-
-
-def string_field(record: Mapping[str, object], name: str, where: str) -> str:
-    """The value of a required string field."""
-    value = record.get(name)
-    if not isinstance(value, str):
-        problem = f"no field {name!r}" if name not in record else f"found {value!r}, not a string"
-        raise DataError(problem, where=f"{where}, field {name!r}", fix="write a string")
-    return value
-
-
-def id_field(record: Mapping[str, object], name: str | None, where: str) -> str:
-    """The value of a field as a string (integers are converted); empty if there is none."""
-    value = None if name is None else record.get(name)
-    if isinstance(value, bool) or not isinstance(value, str | int | None):
-        where = f"{where}, field {name!r}"
-        raise DataError(f"found {value!r}", where=where, fix="write a string or an integer")
-    return "" if value is None else str(value)
-
-
-def string_list(value: object, where: str) -> tuple[str, ...]:
-    """A value that must be a list of strings; numbers in it are converted."""
-    items = value if isinstance(value, list | tuple) else None
-    if items is None or any(not isinstance(item, str | int | float) for item in items):
-        problem = f"found {repr(value)[:60]}, a {type(value).__name__}"
-        raise DataError(problem, where=where, fix="write a list of strings, such as ['Paris']")
-    return tuple(map(str, items))

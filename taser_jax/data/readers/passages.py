@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import html.parser
+import html
 import itertools
 import os
 import pathlib
@@ -16,15 +15,7 @@ import msgspec
 
 from taser_jax.data.files import json_records, numbered_lines
 from taser_jax.data.readers import fields
-from taser_jax.data.readers.located import (
-    PARAGRAPH_END,
-    LeftOut,
-    LocatedPassage,
-    Span,
-    checked_passages,
-    id_field,
-    string_field,
-)
+from taser_jax.data.readers.located import PARAGRAPH_END, LeftOut, LocatedPassage, Span
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage, check_id
@@ -36,6 +27,7 @@ PASSAGE_WORDS = 100
 _COMPARED = 100
 TEXT_SUFFIXES = (".txt", ".md", ".html", ".htm")
 _SECTION = "Section::::"
+_IDS = (fields.Role.ID, fields.Role.PASSAGE_ID)
 _FIX_PAGE = "write {wikipedia_id, wikipedia_title, text: [paragraph, ...]}"
 
 
@@ -73,11 +65,36 @@ def read_passages(
         Passages in the file's order, as they are read. A title alone is a passage.
 
     Raises:
-        DataError: malformed input, an id that run files cannot hold, or no passage; names
-            file:line, the field and the fix.
+        DataError: malformed input, an id that run files cannot hold or that two texts have, or no
+            passage; names file:line, the field and the fix.
     """
-    read = functools.partial(_located, path, words)
-    return checked_passages(path, read, left_out or LeftOut(strict=True))
+    left_out = left_out or LeftOut(strict=True)
+    # Hashes take less memory than texts.
+    content_of_id: dict[str, int] = {}
+    for read in _located(path, words):
+        passage, where = read.passage, f"{os.fspath(path)}:{read.line}, field"
+        check_id(passage.id, where=f"{where} 'id'")
+        content = content_of_id.get(passage.id)
+        if content is not None:
+            problem = f"the id {passage.id!r} was already used"
+            fix = "remove the duplicate or rename it"
+            error = DataError(problem, where=f"{where} 'id'", fix=fix)
+            if content != hash(passage):
+                raise error
+            left_out.add("repeated passages", error)
+            continue
+        content_of_id[passage.id] = hash(passage)
+        if passage.text.strip() or passage.title.strip():
+            yield read
+        else:
+            fix = "remove it, or leave out --strict, which skips it"
+            error = DataError("it is empty", where=f"{where} 'text'", fix=fix)
+            left_out.add("empty passages", error)
+    if not content_of_id:
+        fix = (
+            "check that it is the right file; terms need a definition, MeSH's concepts a ScopeNote"
+        )
+        raise DataError("there is no passage in it", where=os.fspath(path), fix=fix)
 
 
 def _located(path: FilePath, words: int) -> Iterator[LocatedPassage]:
@@ -105,7 +122,7 @@ def _of_records(
     if fields.is_pair(first[1]):
         yield from _of_pairs(path, located)
         return
-    has_ids = _id_name(first[1]) is not None
+    has_ids = fields.first_of(first[1], *_IDS) is not None
     for number, (line, record) in enumerate(located):
         if fields.is_undefined_term(record):
             continue
@@ -124,20 +141,15 @@ def passage_of(record: Mapping[str, object], where: str) -> Passage:
     Raises:
         DataError: no text, or a field that is no string.
     """
-    id = id_field(record, _id_name(record), where)
-    text = string_field(record, fields.first_of(record, fields.Role.TEXT) or "text", where)
+    id = fields.id_field(record, fields.first_of(record, *_IDS), where)
+    text = fields.string_field(record, fields.first_of(record, fields.Role.TEXT) or "text", where)
     page = _optional(record, fields.Role.PAGE, where) or _maillard(record)
     return Passage(id, text, _optional(record, fields.Role.TITLE, where), page.strip())
 
 
-def _id_name(record: Mapping[str, object]) -> str | None:
-    roles = (fields.Role.ID, fields.Role.PASSAGE_ID)
-    return next((name for role in roles if (name := fields.first_of(record, role))), None)
-
-
 def _optional(record: Mapping[str, object], role: fields.Role, where: str) -> str:
     name = fields.first_of(record, role)
-    return "" if name is None or record[name] is None else string_field(record, name, where)
+    return "" if name is None or record[name] is None else fields.string_field(record, name, where)
 
 
 def _maillard(record: Mapping[str, object]) -> str:
@@ -162,7 +174,7 @@ def _of_pairs(
         ):
             if context.id not in seen:
                 seen.add(context.id)
-                yield LocatedPassage(line, Passage(context.id, context.text, context.title))
+                yield LocatedPassage(line, context)
 
 
 class _KiltPage(msgspec.Struct):
@@ -290,23 +302,32 @@ def _of_texts(folder: pathlib.Path, words: int) -> Iterator[LocatedPassage]:
             yield LocatedPassage(1, Passage(f"{name}#{number}", text, title if text else "", name))
 
 
+_SILENT = r"(?is)<!--.*?(?:-->|\Z)|<(script|style|nav)\b.*?(?:</\1>|\Z)"
+_HTML_TITLE = r"(?is)<title\b[^>]*>(.*?)(?:</title>|\Z)"
+_HTML_HEADING = r"(?is)<h[1-6]\b[^>]*>(.*?)(?=</?h[1-6]|\Z)"
+_BLOCK = r"(?i)</?(?:p|div|li|tr|section|article|blockquote|pre|td|th|br|dt|dd|h[1-6])\b[^>]*>"
+_TAG = r"(?i)</?[a-z!?][^>]*>"
+
+
 def _title_and_paragraphs(path: pathlib.Path, content: str) -> tuple[str, list[str]]:
-    if path.suffix.lower() in (".html", ".htm"):
-        page = _Page()
-        page.feed(content)
-        page.close()
-        content, title = "".join(page.text), "".join(page.title or page.heading)
-    else:
+    suffix, heading = path.suffix.lower(), None
+    if suffix in (".html", ".htm"):
+        content = re.sub(_SILENT, " ", content)
+        heading = re.search(_HTML_TITLE, content) or re.search(_HTML_HEADING, content)
+    elif suffix == ".md":
         # In code "#" begins a comment.
         code = r"(?ms)^ *(```|~~~)[^`\n]*\n.*?(^ *\1|\Z)"
         prose = re.sub(code, lambda block: " " * len(block[0]), content)
         heading = re.search(r"(?m)^#{1,6}[ \t]+(.+?)\s*#*$", prose)
-        if path.suffix.lower() != ".md":
-            heading = None
-        title = heading[1] if heading else ""
-        # A title is no paragraph of its own.
-        if heading:
-            content = content[: heading.start()] + content[heading.end() :]
+    title = heading[1] if heading else ""
+    # A title is no paragraph of its own.
+    if heading:
+        content = content[: heading.start()] + content[heading.end() :]
+    if suffix in (".html", ".htm"):
+        title, content = (
+            html.unescape(re.sub(_TAG, "", re.sub(_BLOCK, "\n\n", part)))
+            for part in (title, content)
+        )
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", content)]
     return " ".join(title.split()) or path.stem, [part for part in paragraphs if part]
 
@@ -328,54 +349,8 @@ def _windows(paragraphs: list[str], words: int) -> list[str]:
     return [" ".join(window) for window in windows]
 
 
-class _Page(html.parser.HTMLParser):
-    """Collects a page's title, its first heading and its text, blocks as paragraphs."""
-
-    _SILENT = ("script", "style", "nav")
-    _BLOCKS = (
-        *("p", "div", "li", "tr", "section", "article", "blockquote", "pre"),
-        *("td", "th", "br", "dt", "dd"),
-    )
-    _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.title: list[str] = []
-        self.heading: list[str] = []
-        self.text: list[str] = []
-        self._open: list[str] = []
-        self._headings = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        del attrs
-        if tag in self._HEADINGS:
-            # Headings do not nest: one without an end tag ends here.
-            for heading in {*self._HEADINGS} & {*self._open}:
-                self.handle_endtag(heading)
-        if tag in (*self._SILENT, *self._HEADINGS, "title"):
-            self._open.append(tag)
-        if tag in (*self._BLOCKS, *self._HEADINGS):
-            self.text.append("\n\n")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in self._open:
-            while self._open.pop() != tag:
-                pass
-        self._headings += tag in self._HEADINGS
-        if tag in (*self._BLOCKS, *self._HEADINGS):
-            self.text.append("\n\n")
-
-    def handle_data(self, data: str) -> None:
-        if "title" in self._open:
-            self.title.append(data)
-        elif not self.title and not self._headings and {*self._HEADINGS} & {*self._open}:
-            self.heading.append(data)
-        elif not {*self._SILENT} & {*self._open}:
-            self.text.append(data)
-
-
 def _paragraph_span(text: str, where: str) -> Span:
     if not text.strip().isdecimal():
-        where = f"{where}, field {fields.Role.PARAGRAPH.value[0]!r}"
+        where = f"{where}, field {fields.Role.PARAGRAPH.value!r}"
         raise DataError(f"found {text!r}", where=where, fix="write a whole number")
     return Span((int(text), 0), (int(text), PARAGRAPH_END))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import csv
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -16,23 +15,13 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from taser_jax.data.files import json_records, numbered_lines
-from taser_jax.data.readers.fields import (
-    Role,
-    first_of,
-    is_json,
-    plain_rows,
-    positives,
-    quoted_passages,
-    read_records,
-    tagged_blocks,
-    wrong_columns,
-)
-from taser_jax.data.readers.located import Output, Question, id_field, string_field, string_list
+from taser_jax.data.readers import fields
+from taser_jax.data.readers.located import Output, Question
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.typed_files import typed
 
-_NO_LITERAL = (csv.Error, TypeError, ValueError, SyntaxError, MemoryError, RecursionError)
+_NO_LITERAL = (TypeError, ValueError, SyntaxError, MemoryError, RecursionError)
 _FIX_KILT = "write {id, input, output: [{answer, provenance: [{wikipedia_id, title, ...}]}]}"
 # The answers of fact checking; no passage contains them as answers.
 _VERDICTS = frozenset({"SUPPORTS", "REFUTES", "DISPUTED", "NOT ENOUGH INFO"})
@@ -73,7 +62,7 @@ def read_questions(path: FilePath, *, pairs: bool = False) -> Iterator[Question]
     name = os.fspath(path).removesuffix(".gz")
     if is_kilt(path):
         yield from read_kilt(path)
-    elif not name.endswith(".qa.csv") and (records := read_records(path)) is not None:
+    elif not name.endswith(".qa.csv") and (records := fields.read_records(path)) is not None:
         for line, record in records:
             yield _question(record, f"{os.fspath(path)}:{line}", pairs=pairs)
     elif name.endswith(".csv"):
@@ -86,7 +75,7 @@ def read_questions(path: FilePath, *, pairs: bool = False) -> Iterator[Question]
 
 def is_kilt(path: FilePath) -> bool:
     """Whether a file holds KILT's queries."""
-    return is_json(path) and "input" in next(json_records(path), (0, {}))[1]
+    return fields.is_json(path) and "input" in next(json_records(path), (0, {}))[1]
 
 
 class _KiltQuery(msgspec.Struct):
@@ -128,62 +117,57 @@ def read_kilt(path: FilePath) -> Iterator[Question]:
 
 def _topics(path: FilePath) -> Iterator[Question]:
     """TREC's topics; the title is the query, or else the description."""
-    for line, topic in tagged_blocks(path, "top"):
-        fields = {}
+    for line, topic in fields.tagged_blocks(path, "top"):
+        parts = {}
         for name, text in re.findall(r"(?is)<(num|title|desc)>([^<]*)", topic):
             said = re.sub(r"(?i)^\s*(number|topic|description):", "", text)
-            fields[name.lower()] = " ".join(said.split())
+            parts[name.lower()] = " ".join(said.split())
         where = f"{os.fspath(path)}:{line}"
-        text = _non_empty(fields.get("title") or fields.get("desc") or "", where)
-        yield Question(where=where, text=text, id=fields.get("num", ""))
+        text = _non_empty(parts.get("title") or parts.get("desc") or "", where)
+        yield Question(where=where, text=text, id=parts.get("num", ""))
 
 
 def _of_table(path: FilePath) -> Iterator[Question]:
-    for line, columns in plain_rows(path):
+    for line, columns in fields.plain_rows(path):
         where = f"{os.fspath(path)}:{line}"
         if len(columns) != 2:
-            raise wrong_columns(where, len(columns), "2: query id and text")
+            raise fields.wrong_columns(where, len(columns), "2: query id and text")
         yield Question(where=where, text=_non_empty(columns[1], where), id=columns[0])
 
 
 def _qa_csv(path: FilePath) -> Iterator[Question]:
-    for line, content in numbered_lines(path):
-        if not content.strip():
-            continue
+    for line, row in fields.quoted_rows(path):
         where = f"{os.fspath(path)}:{line}"
-        try:
-            text, literal = next(csv.reader([content.rstrip("\r\n")], delimiter="\t"))
-            answers = ast.literal_eval(literal.strip())
-        except _NO_LITERAL as error:
-            problem = f"found {content[:60]!r}, which is not a question and its answers"
-            fix = 'write the question, a tab and a Python or JSON list, such as ["Paris"]'
-            raise DataError(problem, where=f"{where}, field 'answers'", fix=fix) from error
-        yield Question(
-            where=where,
-            text=_non_empty(text, where),
-            answers=string_list(answers, f"{where}, field 'answers'"),
-        )
+        if len(row) != 2:
+            expected = '2: the question and a list of answers, such as ["Paris"]'
+            raise fields.wrong_columns(where, len(row), expected)
+        question, answers = row
+        yield _question({"question": question, "answers": answers}, where, pairs=False)
 
 
 def _question(record: Mapping[str, object], where: str, *, pairs: bool) -> Question:
-    name = first_of(record, Role.QUESTION) or first_of(record, Role.TEXT) or "question"
-    text = string_field(record, name, where)
-    id = first_of(record, Role.ID) or first_of(record, Role.QUERY_ID)
-    quoted = quoted_passages(record, Role.POSITIVE, where)
+    name = (
+        fields.first_of(record, fields.Role.QUESTION)
+        or fields.first_of(record, fields.Role.TEXT)
+        or "question"
+    )
+    text = fields.string_field(record, name, where)
+    id = fields.first_of(record, fields.Role.ID, fields.Role.QUERY_ID)
+    quoted = fields.quoted_passages(record, fields.Role.POSITIVE, where)
     return Question(
         where=where,
-        text=_non_empty(text, where) if first_of(record, Role.QUESTION) else text,
-        id=id_field(record, id, where),
+        text=_non_empty(text, where) if fields.first_of(record, fields.Role.QUESTION) else text,
+        id=fields.id_field(record, id, where),
         answers=_answers(record, where),
-        positives=positives(record, where) if pairs else quoted,
+        positives=fields.positives(record, where) if pairs else quoted,
         # As in DPR, a question without hard negatives falls back on its other negatives.
-        hard_negatives=quoted_passages(record, Role.NEGATIVE, where)
-        or quoted_passages(record, Role.OTHER_NEGATIVE, where),
+        hard_negatives=fields.quoted_passages(record, fields.Role.NEGATIVE, where)
+        or fields.quoted_passages(record, fields.Role.OTHER_NEGATIVE, where),
     )
 
 
 def _answers(record: Mapping[str, object], where: str) -> tuple[str, ...]:
-    name = first_of(record, Role.ANSWERS)
+    name = fields.first_of(record, fields.Role.ANSWERS)
     if name is None:
         return ()
     value = record[name]
@@ -194,7 +178,7 @@ def _answers(record: Mapping[str, object], where: str) -> tuple[str, ...]:
         # In a table's column a list is written as in DPR's .qa.csv.
         with contextlib.suppress(*_NO_LITERAL):
             value = ast.literal_eval(value.strip())
-    return string_list(value, f"{where}, field {name!r}")
+    return fields.string_list(value, f"{where}, field {name!r}")
 
 
 def _non_empty(text: str, where: str) -> str:

@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 import msgspec
 import sentencepiece
@@ -27,12 +27,12 @@ from taser_jax.data.text.wordpiece import (
     SavedVocabulary,
     WordPieceVocabulary,
     check_rows,
+    is_berts,
     read_bytes,
     read_vocab_txt,
     token_ids,
     tokenizer_of,
     whole,
-    wordpiece_tokenizer,
 )
 from taser_jax.storage import checksums
 from taser_jax.storage.artifacts import (
@@ -316,7 +316,7 @@ def _load_bert(directory: str, path: str) -> WordPieceVocabulary | TokenizerJson
     lower_case = config.get("do_lower_case", True)
     if path.endswith(TOKENIZER_FILE):
         tokenizer = json.loads(tokenizer_of(read_bytes(path), path).to_str())
-        if not _is_berts(tokenizer):
+        if not is_berts(tokenizer):
             return TokenizerJsonVocabulary.from_file(path)
         lower_case = config.get("do_lower_case", tokenizer["normalizer"]["lowercase"])
         ids = tokenizer["model"]["vocab"]
@@ -339,30 +339,6 @@ def _other_splitting(where: str, problem: str) -> ConfigError:
         f"{problem}: texts would not get the ids that the weights know",
         where=where,
         fix="write a tokenizer.json that has it, as transformers' save_pretrained does",
-    )
-
-
-def _is_berts(tokenizer: dict[str, Any]) -> bool:
-    """Whether a file of `tokenizers` splits texts into BERT's pieces, and has no other tokens."""
-    if tokenizer["model"]["type"] != "WordPiece":
-        return False
-    ids, normalizer = tokenizer["model"]["vocab"], tokenizer["normalizer"] or {}
-    lower_case = bool(normalizer.get("lowercase"))
-    berts = json.loads(wordpiece_tokenizer(ids, lower_case=lower_case).to_str())
-    if normalizer.get("strip_accents") == lower_case:
-        berts["normalizer"]["strip_accents"] = lower_case
-    return (
-        all(tokenizer[part] == berts[part] for part in ("model", "normalizer", "pre_tokenizer"))
-        # MPNet has BERT's pieces after special tokens of its own.
-        and ids.get("[PAD]") == 0
-        and {"[UNK]", "[CLS]", "[SEP]"} <= ids.keys()
-        and sorted(ids.values()) == list(range(len(ids)))
-        and all(
-            # Special tokens that are pieces are ordinary text inside texts.
-            ids.get(token["content"]) == token["id"]
-            and (token["special"] or token["content"] in SPECIAL_TOKENS)
-            for token in tokenizer["added_tokens"]
-        )
     )
 
 

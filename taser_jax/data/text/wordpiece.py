@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 from etils import epath
 
@@ -188,6 +189,30 @@ def wordpiece_tokenizer(ids: dict[str, int], *, lower_case: bool) -> tokenizers.
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     return tokenizer
+
+
+def is_berts(tokenizer: dict[str, Any]) -> bool:
+    """Whether a file of `tokenizers` splits texts into BERT's pieces, and has no other tokens."""
+    if tokenizer["model"]["type"] != "WordPiece":
+        return False
+    ids, normalizer = tokenizer["model"]["vocab"], tokenizer["normalizer"] or {}
+    lower_case = bool(normalizer.get("lowercase"))
+    berts = json.loads(wordpiece_tokenizer(ids, lower_case=lower_case).to_str())
+    if normalizer.get("strip_accents") == lower_case:
+        berts["normalizer"]["strip_accents"] = lower_case
+    return (
+        all(tokenizer[part] == berts[part] for part in ("model", "normalizer", "pre_tokenizer"))
+        # MPNet has BERT's pieces after special tokens of its own.
+        and ids.get("[PAD]") == 0
+        and {"[UNK]", "[CLS]", "[SEP]"} <= ids.keys()
+        and sorted(ids.values()) == list(range(len(ids)))
+        and all(
+            # Special tokens that are pieces are ordinary text inside texts.
+            ids.get(token["content"]) == token["id"]
+            and (token["special"] or token["content"] in SPECIAL_TOKENS)
+            for token in tokenizer["added_tokens"]
+        )
+    )
 
 
 def read_vocab_txt(path: str | os.PathLike[str]) -> list[str]:

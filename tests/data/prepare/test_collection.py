@@ -15,7 +15,7 @@ from taser_jax.data.prepare.mapping import (
     WITHOUT_POSITIVE,
 )
 from taser_jax.data.prepare.receipts import left_out_directory
-from taser_jax.data.prepare.splits import PrepareOptions, QuestionFiles, by_task_and_split
+from taser_jax.data.prepare.splits import PrepareOptions, QuestionFiles
 from taser_jax.storage.errors import ConfigError, DataError, StorageError
 
 PASSAGES = "id\ttext\ttitle\n1\tfirst\tA\n2\tsecond\tB\n3\tthird\t\n"
@@ -174,7 +174,7 @@ def test_a_positive_outside_the_collection(tmp_path, files):
     unanswered = {
         "nq": {"train": files(u__jsonl=[{"question": "q", "answers": ["a"]}])["u__jsonl"]}
     }
-    with pytest.raises(DataError, match=r"not one query is left for train(.|\n)*BM25_POSITIVES"):
+    with pytest.raises(DataError, match=r"there are no queries(.|\n)*BM25_POSITIVES"):
         _prepare(tmp_path, paths["p__tsv"], unanswered)
 
 
@@ -226,16 +226,6 @@ def test_inputs_are_checked_before_anything_is_built(tmp_path, files):
         prepare(data_dir=tmp_path / "file", collection="c", passages=paths["p__tsv"])
 
 
-def test_empty_passages_are_left_out_and_listed(tmp_path, files):
-    paths = files(p__tsv=PASSAGES + "4\t\t\n")
-    with pytest.raises(DataError, match=r"p\.tsv:5, field 'text': it is empty"):
-        _prepare(tmp_path, paths["p__tsv"], {}, strict=True)
-    prepared = _prepare(tmp_path, paths["p__tsv"], {})
-    assert (prepared.passages, prepared.left_out) == (3, {"empty passages": 1})
-    listed = (left_out_directory(tmp_path / "data", "c") / "passages.txt").read_text()
-    assert listed == f"{paths['p__tsv']}:5, field 'text': it is empty\n"
-
-
 def _beir(folder, prefix, documents):
     return beir(
         folder,
@@ -275,15 +265,7 @@ def test_tasks_and_labels_of_one_name_are_named_with_their_folders(tmp_path):
     with pytest.raises(ConfigError, match=r"directories: two have the same name: .*b/faq"):
         prepare(**arguments, directories=[first, second])
     tasks = {"faq": {"test": first / "queries.jsonl"}}
-    with pytest.raises(ConfigError, match=r"b/faq: task faq is in it and in another(.|\n)*rename"):
+    with pytest.raises(ConfigError, match=r"b/faq: faq is a task or name of another(.|\n)*rename"):
         prepare(**arguments, passages=first / "corpus.jsonl", queries=tasks, directories=second)
     splits = prepare(**arguments, directories={"first": first, "second": second}).splits
     assert [(split.task, split.queries) for split in splits] == [("first", 2), ("second", 2)]
-
-
-def test_files_by_task_and_split_below_a_folder():
-    files = {"code": {"test": QuestionFiles("b.tsv", qrels="r.tsv")}, "faq": "/a.tsv"}
-    assert by_task_and_split(files, "base") == {
-        "code": {"test": QuestionFiles("base/b.tsv", qrels="base/r.tsv")},
-        "faq": {"train+validation+test": QuestionFiles("/a.tsv")},
-    }

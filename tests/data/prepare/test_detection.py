@@ -60,7 +60,7 @@ def test_dpr(tmp_path):
         "nq-dev.qa.csv": "q?\t['a']\n",
         "trivia.test.jsonl": [DPR],
         "README.md": "text",
-        "scores.json": '{"a": 1}',
+        "scores.json": '{\n "a": 1\n}',
     }
     write_all(tmp_path, files)
     detected = detect(tmp_path)

@@ -89,19 +89,6 @@ def test_halves_of_characters_are_named(tmp_path, file, record, place):
     assert PassageStore.open(tmp_path / "whole" / "data", "c")[2].text == "\U0001f600"
 
 
-def test_halves_of_characters_in_nested_answers_are_named(tmp_path):
-    path = tmp_path / "t.json"
-    context = {"title": "T", "text": "x"}
-    records = [{"question": "q", "answers": ["a"], "positive_ctxs": [context, {**context}]}]
-    records.append(json.loads(json.dumps(records[0])))
-    records[1]["positive_ctxs"][1]["title"] = "\udfff"
-    path.write_text(json.dumps(records, indent=1))
-    with pytest.raises(
-        DataError, match=r"t\.json:\d+, field 'positive_ctxs\[1\]\.title': one half"
-    ):
-        list(read_questions(path))
-
-
 CONVERSIONS = {
     "Windows": lambda text: codecs.BOM_UTF8 + text.replace("\n", "\r\n").encode(),
     "no final newline": lambda text: text.removesuffix("\n").encode(),

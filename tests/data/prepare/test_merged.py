@@ -8,7 +8,6 @@ from taser_jax.data.prepare.collection import PassageMerger
 from taser_jax.data.prepare.collection import prepare as prepare_files
 from taser_jax.data.prepare.mapping import PassageResolver
 from taser_jax.data.prepare.splits import PrepareOptions
-from taser_jax.data.readers.located import Context
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage, text_hash
 
@@ -217,22 +216,10 @@ def test_contexts_go_by_content_unless_the_id_is_certain(tmp_path):
     _, _, resolver = _collection(
         tmp_path, a=_passages(("1", "x")), b=_passages(("1", "y"), ("2", "z"))
     )
-    assert resolver.row_of_context(Context("", "y", "1"), label="", where="") == 1
-    assert resolver.row_of_context(Context("", "y", "1"), label="a", where="") == 0
-    assert resolver.row_of_context(Context("", " z", "gone"), label="b", where="") == 2
-    assert resolver.row_of_context(Context("", "gone", "gone"), label="b", where="") is None
-
-
-def test_merging_a_file_with_itself_changes_nothing_but_aliases(tmp_path):
-    passages = [(str(n), f"text {n % 40}") for n in range(50)]
-    _, once, _ = _collection(tmp_path / "1", a=_passages(*passages[:40]))
-    _, twice, resolver = _collection(
-        tmp_path / "2", a=_passages(*passages[:40]), b=_passages(*passages)
-    )
-    assert list(once) == list(twice)
-    for number in range(50):
-        assert resolver.row_of_id(str(number), label="b", where="") == number % 40
-        assert twice.row_of(str(number)) == number % 40
+    assert resolver.row_of_context(Passage("1", "y", ""), label="", where="") == 1
+    assert resolver.row_of_context(Passage("1", "y", ""), label="a", where="") == 0
+    assert resolver.row_of_context(Passage("gone", " z", ""), label="b", where="") == 2
+    assert resolver.row_of_context(Passage("gone", "gone", ""), label="b", where="") is None
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ def test_the_last_queries_of_a_file_are_its_validation_split(tmp_path, name):
     assert (len(train), len(validation)) == (3, 5)
     in_order = sorted(train + validation, key=lambda id: int(id[1:]))
     assert train + validation == in_order
-    with pytest.raises(DataError, match="not one query is left for train"):
+    with pytest.raises(DataError, match="split 'train': there are no queries"):
         _prepare(tmp_path, files, validation_last=12)
 
 
@@ -289,9 +289,12 @@ def test_a_validation_share_has_its_own_gold(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"queries": {"t": {"dev": "q.jsonl"}}}, "split 'dev'"),
-        ({"queries": {"t": {"train+train": "q.jsonl"}}}, r"split 'train\+train'"),
-        ({"queries": {"t": {"train": "q.jsonl", "train+test": "q.jsonl"}}}, "'train' twice"),
+        ({"queries": {"t": {"dev": "q.jsonl"}}}, "splits dev"),
+        ({"queries": {"t": {"train+train": "q.jsonl"}}}, r"splits train\+train"),
+        (
+            {"queries": {"t": {"train": "q.jsonl", "train+test": "q.jsonl"}}},
+            "splits train, train",
+        ),
         ({"passages": None}, "neither a folder nor a file of passages is given"),
         (
             {"options": PrepareOptions(entity_tasks=("aida",))},

@@ -7,7 +7,7 @@ import random
 import pytest
 from written_files import write
 
-from taser_jax.data.readers import fields, located
+from taser_jax.data.readers import fields
 from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.located import PARAGRAPH_END, LeftOut, Span
 from taser_jax.data.readers.passages import chunk_page, read_passages
@@ -105,21 +105,12 @@ def test_what_is_empty_or_repeated_is_left_out_counted_and_listed(tmp_path):
     assert left_out.counts == {"empty passages": 1, "repeated passages": 1}
     assert left_out.lines == [
         f"{path}:3, field 'text': it is empty",
-        f"{path}:4, field 'id': the id '1' was already used on line 2",
+        f"{path}:4, field 'id': the id '1' was already used",
     ]
     with pytest.raises(DataError, match=r":3, field 'text'"):
         passages(path)
     path = write(tmp_path / "p.tsv", "1\ta\n1\ta\tT\n")
-    with pytest.raises(DataError, match="already used on line 1"):
-        passages(path, LeftOut())
-
-
-def test_a_repeated_id_is_found_across_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr(located, "_BLOCK", 8)
-    rows = [f"{n}\ttext\ttitle\n" for n in range(70)]
-    path = write(tmp_path / "p.tsv", "id\ttext\ttitle\n" + "".join(rows) + "5\tx\ty\n")
-    message = r"p\.tsv:72, field 'id': the id '5' was already used on line 7"
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=r":2, field 'id': the id '1' was already used"):
         passages(path, LeftOut())
 
 
@@ -134,6 +125,8 @@ def test_passages_are_streamed(tmp_path):
     [
         ("q1 0 d1 1\nq1 d2 1\n", r":2: 3 columns"),
         ("query-id\tcorpus-id\tscore\nq1\t0\td1\t1\n", r":2: 4 columns"),
+        ("query-id,corpus-id,rank\nq1,d1,1\n", r":1: its columns are query-id, corpus-id, rank"),
+        ("q1,0,d1,1\n", r":1: 1 columns, not TREC's 4(.|\n)*nor named by a header"),
         ("q1 0 d1 yes\n", r":1, last column: the grade is 'yes'"),
         (f"q1 0 d1 {10**30}\n", r":1, last column: the grade is '10{30}'(.|\n)*32 bits"),
     ],
@@ -141,6 +134,21 @@ def test_passages_are_streamed(tmp_path):
 def test_bad_qrels_name_the_line(tmp_path, content, message):
     with pytest.raises(DataError, match=r"qrels\.tsv" + message):
         list(read_qrels(write(tmp_path / "qrels.tsv", content)))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "q1 Q0 d1 2\nq2\t0\td2\t0\n\n",
+        "query-id\tcorpus-id\tscore\nq1\td1\t2\nq2\td2\t0\n",
+        "relevance;doc_id;qid\n2;d1;q1\n0;d2;q2\n",
+        "query,docno,label\nq1,d1,2\nq2,d2,0\n",
+    ],
+)
+def test_qrels_in_trecs_columns_or_by_a_header(tmp_path, content):
+    judged = read_qrels(write(tmp_path / "qrels.tsv", content))
+    triples = [(entry.query_id, entry.passage_id, entry.relevance) for entry in judged]
+    assert triples == [("q1", "d1", 2), ("q2", "d2", 0)]
 
 
 def test_windows_of_a_page_by_hand():
