@@ -12,7 +12,8 @@ from jaxtyping import Float64, Int
 
 from taser_jax.commands import inputs
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
-from taser_jax.data.token_store.negatives import TeacherLine, write_negatives
+from taser_jax.data.token_store.arrays import TeacherScores
+from taser_jax.data.token_store.negatives import write_negatives
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.evaluation.metrics import AnswerMatch, AnswerMatcher
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
@@ -149,7 +150,7 @@ def teacher_scores(
     queries: QuerySet,
     negatives: Sequence[Sequence[int]],
     store: PassageStore,
-) -> list[TeacherLine]:
+) -> list[TeacherScores]:
     """A teacher's scores of each query's positives and mined negatives.
 
     The score of a pair is Σ weight · score over the teachers: one model, an ensemble of several, or
@@ -188,11 +189,11 @@ def teacher_scores(
                 expected="finite scores",
                 fix="take a teacher whose training did not diverge",
             )
-        lines.append(TeacherLine(*np.split(scores, [len(query.positives)])))
+        lines.append(TeacherScores(*np.split(scores, [len(query.positives)])))
     return lines
 
 
-def share_of_positives_first(lines: Sequence[TeacherLine]) -> float:
+def share_of_positives_first(lines: Sequence[TeacherScores]) -> float:
     """Share of the queries with negatives whose best positive scores above all of them."""
     firsts = [
         line.positives.max() > line.negatives.max()

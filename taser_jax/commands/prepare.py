@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import hashlib
 import os
@@ -241,7 +240,7 @@ def _listed(left_out: Mapping[str, int]) -> str:
 
 def find_positives(
     data_dir: str, collection: str, options: Bm25Positives, *, depth: int = 100
-) -> Mapping[str, Mapping[str, int]]:
+) -> None:
     """Makes training sets of questions with answers: BM25's passages, by whether they contain one.
 
     Each question is searched together with its answers. Of the best passages, those that contain
@@ -256,9 +255,6 @@ def find_positives(
         collection: the collection.
         options: the tasks, and where BM25's index is.
         depth: number of the best passages that are considered for each question.
-
-    Returns:
-        Task that was written -> split -> questions dropped.
 
     Raises:
         ConfigError: an unknown task, one that would be written over itself, no answers, or no
@@ -280,7 +276,6 @@ def find_positives(
         config=options.config,
         fingerprints={"collection": store.fingerprint},
     )
-    dropped: dict[str, dict[str, int]] = collections.defaultdict(dict)
     for task, name in tasks.items():
         matching = AnswerMatch.REGEX if task in options.regex_tasks else AnswerMatch.STRING
         for split in splits_of[task]:
@@ -298,10 +293,8 @@ def find_positives(
             renamed = (dataclasses.replace(query, task=name) for query in divided)
             write_queries(data_dir, collection, name, split, renamed)
             write_left_out(data_dir, collection, split_path("", name, split, ".txt"), lost)
-            dropped[name][split] = len(lost)
             counts = f"{len(queries) - len(lost):,} questions, {len(lost):,} dropped without"
             logger.info("%s %s: %s a positive among BM25's first %d", name, split, counts, depth)
-    return dropped
 
 
 def _divided(

@@ -5,7 +5,6 @@ An index takes a few bytes per passage, on disk and in memory.
 
 from __future__ import annotations
 
-import array
 import dataclasses
 import enum
 import hashlib
@@ -17,14 +16,13 @@ from typing import overload
 import numpy as np
 from etils import epath
 
-from taser_jax.storage.artifacts import is_remote, storage_errors
+from taser_jax.storage.artifacts import is_remote
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.typed_files import Natural, read_typed
 
 # Categories of white space, line ends, control characters and lone surrogates.
 _SPLITTING = ("Cc", "Cs", "Zs", "Zl", "Zp")
 _IDS, _OFFSETS, _ALIASES = "ids.txt", "id_offsets.npy", "aliases.json"
-_IDS_BLOCK = 4096
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -213,6 +211,12 @@ class Ids(Sequence[str]):
             block = self._data[self._offsets[start] : self._offsets[stop]].tobytes()
             yield from block.decode("utf-8").split("\n")[:-1]
 
+    @staticmethod
+    def save(directory: epath.Path, data: bytearray, ends: Sequence[int]) -> None:
+        """Writes ids.txt, one id per line, and the offset of each line's end."""
+        (directory / _IDS).write_bytes(data)
+        save_array(directory / _OFFSETS, np.array([0, *ends], np.int64))
+
     @classmethod
     def open(cls, directory: epath.Path) -> Ids:
         """Opens ids.txt, memory-mapped if it is local."""
@@ -222,45 +226,6 @@ class Ids(Sequence[str]):
         else:
             data = np.frombuffer(path.read_bytes(), np.uint8)
         return cls(data, load_array(directory / _OFFSETS))
-
-
-class IdsWriter:
-    """Writes ids.txt in blocks and the offsets at the end.
-
-    Args:
-        directory: the directory to write to.
-    """
-
-    def __init__(self, directory: epath.Path) -> None:
-        self._directory = directory
-        self._file = (directory / _IDS).open("wb")
-        self._offsets = array.array("q", [0])
-        self._block: list[bytes] = []
-
-    def add(self, id: str) -> None:
-        """Writes one id, which must not contain a newline."""
-        line = id.encode("utf-8") + b"\n"
-        self._block.append(line)
-        self._offsets.append(self._offsets[-1] + len(line))
-        if len(self._block) >= _IDS_BLOCK:
-            self._flush()
-
-    def close(self) -> None:
-        """Completes both files."""
-        self._flush()
-        self._file.close()
-        save_array(self._directory / _OFFSETS, np.frombuffer(self._offsets, np.int64))
-
-    def abandon(self) -> None:
-        """Closes the file without completing it."""
-        self._block = []
-        self._file.close()
-
-    def _flush(self) -> None:
-        with storage_errors(self._directory):
-            self._file.write(b"".join(self._block))
-            self._file.flush()
-        self._block = []
 
 
 def save_aliases(directory: epath.Path, aliases: Mapping[str, int]) -> None:

@@ -16,7 +16,8 @@ from taser_jax.assembly.data import TrainingData, training_queries
 from taser_jax.commands.mine import embedding_scorer, run_scorer
 from taser_jax.commands.train import train
 from taser_jax.data.collections.store import QuerySet
-from taser_jax.data.token_store.negatives import TeacherLine, read_negatives, write_negatives
+from taser_jax.data.token_store.arrays import TeacherScores
+from taser_jax.data.token_store.negatives import read_negatives, write_negatives
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Tokens
 from taser_jax.retrieval.embeddings import Embeddings, write_embeddings
@@ -127,7 +128,7 @@ def teacher(tmp_path_factory, tiny_store_dir) -> pathlib.Path:
         lists = queries.positives, queries.hard_negatives
         for name, teacher in {
             "scored": [
-                TeacherLine(*(scores[number, rows[number]] for rows in lists))
+                TeacherScores(*(scores[number, rows[number]] for rows in lists))
                 for number in range(len(queries))
             ],
             "unscored": None,

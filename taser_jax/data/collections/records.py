@@ -33,7 +33,6 @@ from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import (
     HashIndex,
     Ids,
-    IdsWriter,
     Passage,
     Query,
     check_id,
@@ -206,13 +205,12 @@ class PassageIndexWriter:
     """Collects ids, hashes and the fingerprint of streamed passages.
 
     Args:
-        directory: where the index files go.
         where: the collection, for messages.
     """
 
-    def __init__(self, directory: epath.Path, where: str) -> None:
-        self._directory, self._where = directory, where
-        self._ids = IdsWriter(directory)
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._ids, self._id_ends = bytearray(), array.array("q")
         self._id_hashes, self._content_hashes = array.array("Q"), array.array("Q")
         self._fingerprint = Fingerprint()
 
@@ -226,7 +224,8 @@ class PassageIndexWriter:
         for passage in passages:
             check_id(passage.id, where=f"{self._where}, row {len(self._id_hashes)}, field 'id'")
             content = normalized_content(passage.title, passage.text)
-            self._ids.add(passage.id)
+            self._ids += f"{passage.id}\n".encode()
+            self._id_ends.append(len(self._ids))
             self._id_hashes.append(text_hash(passage.id))
             self._content_hashes.append(text_hash(content))
             example = {name: getattr(passage, name) for name in PASSAGE_FIELDS}
@@ -234,26 +233,22 @@ class PassageIndexWriter:
                 self._fingerprint.add(part)
             yield example
 
-    def close(self, aliases: Mapping[str, int]) -> None:
-        """Completes the files; `DataError` if an id occurs twice."""
+    def save(self, directory: epath.Path, aliases: Mapping[str, int]) -> None:
+        """Writes the files; `DataError` if an id occurs twice."""
         for alias, row in sorted(aliases.items()):
             self._fingerprint.add(alias).add(row)
-        save_aliases(self._directory, aliases)
-        self._ids.close()
-        ids = Ids.open(self._directory)
+        save_aliases(directory, aliases)
+        Ids.save(directory, self._ids, self._id_ends)
+        ids = Ids.open(directory)
         by_id = HashIndex.from_hashes(np.frombuffer(self._id_hashes, np.uint64))
         for first, second in by_id.repeated():
             if ids[first] == ids[second]:
                 problem = f"the id {ids[first]!r} is used twice, in rows {first} and {second}"
                 fix = "remove the duplicate or rename it"
                 raise DataError(problem, where=f"{self._where}, field 'id'", fix=fix)
-        by_id.save(self._directory, "id")
+        by_id.save(directory, "id")
         by_content = HashIndex.from_hashes(np.frombuffer(self._content_hashes, np.uint64))
-        by_content.save(self._directory, "content")
-
-    def abandon(self) -> None:
-        """Closes the open file without completing anything."""
-        self._ids.abandon()
+        by_content.save(directory, "content")
 
 
 def query_examples(

@@ -22,7 +22,13 @@ from taser_jax.data.collections.records import (
     query_examples,
     query_features,
 )
-from taser_jax.storage.artifacts import FilePath, Fingerprint, replacing, require_equal
+from taser_jax.storage.artifacts import (
+    FilePath,
+    Fingerprint,
+    replacing,
+    require_equal,
+    storage_errors,
+)
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import phase, track
 from taser_jax.storage.records import (
@@ -237,23 +243,20 @@ def write_collection(
     where = f"collection {collection!r}"
     with replacing(directory) as scratch:
         scratch.mkdir()
-        index = PassageIndexWriter(scratch, where)
-        try:
-            with phase(f"building {where}"):
-                count = record_dataset.write_records(
-                    scratch,
-                    index.examples(track(passages, collection, unit=" passages")),
-                    name="passages",
-                    features=passage_features(),
-                    description=f"Passages of {where}; the record's position is its row.",
-                    examples_per_shard=passages_per_shard,
-                )
-                if not count:
-                    raise DataError("there are no passages", where=where)
-                index.close(aliases or {})
-        except BaseException:
-            index.abandon()
-            raise
+        index = PassageIndexWriter(where)
+        with phase(f"building {where}"):
+            count = record_dataset.write_records(
+                scratch,
+                index.examples(track(passages, collection, unit=" passages")),
+                name="passages",
+                features=passage_features(),
+                description=f"Passages of {where}; the record's position is its row.",
+                examples_per_shard=passages_per_shard,
+            )
+            if not count:
+                raise DataError("there are no passages", where=where)
+            with storage_errors(scratch):
+                index.save(scratch, aliases or {})
         metadata = {"name": "passages", "collection": collection, "count": count}
         metadata["fingerprint"] = index.fingerprint
         record_dataset.finish(scratch, directory, metadata)

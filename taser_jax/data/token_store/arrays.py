@@ -72,11 +72,11 @@ class Ragged:
 
 @dataclasses.dataclass(frozen=True)
 class TeacherScores:
-    """A teacher's scores of queries' passages.
+    """A teacher's scores of the passages of a query, or of several queries end to end.
 
     Attributes:
-        positives: parallel to the values of `positives`.
-        negatives: parallel to the values of `hard_negatives`.
+        positives: parallel to the positives.
+        negatives: parallel to the hard negatives.
     """
 
     positives: Float32[np.ndarray, " positives"]

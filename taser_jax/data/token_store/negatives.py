@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Float32, Int32
 
+from taser_jax.data.token_store.arrays import TeacherScores
 from taser_jax.storage import artifacts
 from taser_jax.storage.checksums import check_file
 from taser_jax.storage.errors import DataError
@@ -45,19 +46,6 @@ class _Line(msgspec.Struct):
 
 
 @dataclasses.dataclass(frozen=True)
-class TeacherLine:
-    """A teacher's scores of one query's passages.
-
-    Attributes:
-        positives: parallel to the query's positives in the collection.
-        negatives: parallel to its rows in the file.
-    """
-
-    positives: Float32[np.ndarray, " positives"]
-    negatives: Float32[np.ndarray, " negatives"]
-
-
-@dataclasses.dataclass(frozen=True)
 class QueryNegatives:
     """One line: the hard negatives of a query.
 
@@ -71,7 +59,7 @@ class QueryNegatives:
     rows: Int32[np.ndarray, " negatives"]
     scores: Float32[np.ndarray, " negatives"]
     is_dropped: bool = False
-    teacher: TeacherLine | None = None
+    teacher: TeacherScores | None = None
 
 
 def write_negatives(
@@ -85,7 +73,7 @@ def write_negatives(
     metadata: Mapping[str, object],
     facts: Mapping[str, object] | None = None,
     dropped: Collection[str] = (),
-    teacher: Sequence[TeacherLine] | None = None,
+    teacher: Sequence[TeacherScores] | None = None,
 ) -> pathlib.Path:
     """Writes one task's split; complete or not at all.
 
@@ -214,7 +202,7 @@ def _parse(line: bytes, where: str) -> tuple[str, QueryNegatives]:
     if record.teacher is not None:
         gold, negatives = record.teacher.positives, record.teacher.negatives
         parallel.append(("teacher scores", negatives))
-        teacher = TeacherLine(np.asarray(gold, np.float32), np.asarray(negatives, np.float32))
+        teacher = TeacherScores(np.asarray(gold, np.float32), np.asarray(negatives, np.float32))
     for name, numbers in parallel:
         if len(numbers) != len(record.rows):
             counts = f"{len(numbers)} {name} of {len(record.rows)} rows"

@@ -193,20 +193,6 @@ def test_each_pass_is_a_permutation_filled_from_its_beginning(tmp_path, size):
     assert len(set(passes)) == 4, "each pass has an order of its own"
 
 
-def test_multi_set_batches_are_of_one_task_at_its_rate(toy):
-    store, tasks = toy
-    stream = BatchStream(store, tasks, CONFIG)
-    # nq ceil(50 / 8) = 7, trec ceil(13 / 8) * 3 = 6, webq ceil(21 / 8) = 3.
-    assert stream.batches_per_epoch == {"nq": 7, "trec": 6, "webq": 3}
-    epoch = [stream.rows(step).task for step in range(16)]
-    assert collections.Counter(epoch) == {"nq": 7, "trec": 6, "webq": 3}
-    assert epoch == [stream.task(step) for step in range(16)]
-    # trec's six batches are three passes: each shows every query.
-    trec = [stream.rows(step).query_rows for step in range(16) if epoch[step] == "trec"]
-    for first, second in zip(trec[::2], trec[1::2], strict=True):
-        assert set(first) | set(second) == set(range(13))
-
-
 def test_resuming_gives_the_same_batches(toy):
     store, tasks = toy
     stream = BatchStream(store, tasks, CONFIG)
@@ -249,10 +235,7 @@ def test_hosts_together_make_the_batch_of_one(toy, count):
 def test_a_hosts_parts_need_not_be_neighbours(toy):
     store, tasks = toy
     whole = BatchStream(store, tasks, CONFIG).batch(3)
-    ours = BatchStream(store, tasks, CONFIG, share=HostShare((1, 2), 4)).batch(3)
     theirs = BatchStream(store, tasks, CONFIG, share=HostShare((0, 3), 4)).batch(3)
-    np.testing.assert_array_equal(ours.query_rows, whole.query_rows[2:6])
-    np.testing.assert_array_equal(ours.positive_index, whole.positive_index[2:6])
     np.testing.assert_array_equal(theirs.query_rows, whole.query_rows[[0, 1, 6, 7]])
     np.testing.assert_array_equal(theirs.ignore, whole.ignore[[0, 1, 6, 7]])
     passages = whole.passages.ids.reshape(8, 4, -1)[[0, 1, 6, 7]]
@@ -271,14 +254,6 @@ def test_a_set_smaller_than_a_batch(tmp_path):
         assert rows.ignore[i, others].all()
     with pytest.raises(ConfigError, match=r"5 queries do not fill a batch of 8"):
         BatchStream(store, tasks, dataclasses.replace(config, false_negatives=FalseNegatives.KEEP))
-
-
-def test_without_hard_negatives(toy):
-    store, tasks = toy
-    rows = BatchStream(store, tasks, with_config(num_negatives=0)).rows(0)
-    assert rows.passage_rows.shape == (8,)
-    assert rows.positive_index.tolist() == list(range(8))
-    assert rows.random_negatives == 0
 
 
 def test_fingerprint_follows_data_and_configuration(toy):

@@ -1,9 +1,6 @@
 import dataclasses
 import logging
 import os
-import random
-import resource
-import signal
 
 import numpy as np
 import pytest
@@ -13,7 +10,7 @@ from taser_jax.data.collections import records
 from taser_jax.data.collections import store as collections
 from taser_jax.data.collections.store import PassageStore, QuerySet, write_collection, write_queries
 from taser_jax.storage.artifacts import Fingerprint
-from taser_jax.storage.errors import ConfigError, DataError, FingerprintError, StorageError
+from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 from taser_jax.storage.records import Passage, Query
 
 PASSAGES = [
@@ -221,22 +218,6 @@ def test_names_that_make_no_folder_are_refused(tmp_path):
         write_queries(tmp_path, "tiny", "nq", "dev", QUERIES)
     with pytest.raises(ConfigError, match="task name 'a/b'"):
         QuerySet.open(tmp_path, "tiny", "a/b", "train")
-
-
-def test_a_disk_that_fills_up_is_a_storage_error(tmp_path):
-    # A limit on file size makes write() fail in ArrayRecord as a full disk does.
-    words = random.Random(0)
-    passages = [Passage(str(n), str(words.random()) * 30) for n in range(3000)]
-    old_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    old_handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, old_limit[1]))
-        with pytest.raises(StorageError, match="could not write"):
-            _write(tmp_path, passages)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old_limit)
-        signal.signal(signal.SIGXFSZ, old_handler)
-    assert os.listdir(tmp_path / "tiny") == []
 
 
 def test_two_processes_write_the_same_bytes():

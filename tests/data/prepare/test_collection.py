@@ -11,7 +11,6 @@ from taser_jax.data.prepare.mapping import (
     CONTRADICTING,
     MISSING_NEGATIVES,
     MISSING_POSITIVES,
-    MISSING_QUERIES,
     WITHOUT_POSITIVE,
 )
 from taser_jax.data.prepare.receipts import left_out_directory
@@ -133,8 +132,6 @@ def test_an_id_of_several_files_needs_a_label(tmp_path, files):
         _prepare(tmp_path, [paths["a__tsv"], paths["b__tsv"]], {"t": {"test": unlabelled}})
     with pytest.raises(ConfigError, match="no passage file is labelled 'b'"):
         _prepare(tmp_path, {"x": paths["a__tsv"], "y": paths["b__tsv"]}, {"t": {"test": labelled}})
-    with pytest.raises(ConfigError, match="two have the same name"):
-        _prepare(tmp_path, [paths["a__tsv"], paths["a__tsv"]], {})
 
 
 def test_running_again_does_nothing_until_an_input_or_output_changes(tmp_path, files, monkeypatch):
@@ -233,29 +230,6 @@ def _beir(folder, prefix, documents):
         queries={f"{prefix}{n}": f"{n}?" for n in range(3)},
         test=[f"{prefix}0 1 1", f"{prefix}1 2 0"],
     )
-
-
-def test_beir_folders_share_a_collection(tmp_path):
-    first = _beir(tmp_path / "one", "a", {"1": "x", "2": "y"})
-    second = _beir(tmp_path / "two", "b", {"1": "y", "2": "z"})
-    prepared = prepare(
-        data_dir=tmp_path / "data", collection="c", directories={"one": first, "two": second}
-    )
-    assert (prepared.passages, prepared.merged, prepared.renamed) == (3, 1, 1)
-    # Only judged queries; a grade of 0 is no positive.
-    assert [(q.id, q.positives) for q in _queries(tmp_path, "one", "test")] == [
-        ("a0", (0,)),
-        ("a1", ()),
-    ]
-    assert [(q.id, q.positives) for q in _queries(tmp_path, "two", "test")] == [
-        ("b0", (1,)),
-        ("b1", ()),
-    ]
-    (first / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nzz\t1\t1\na0\t1\t1\n")
-    arguments = {"data_dir": tmp_path / "data", "collection": "c", "directories": [first, second]}
-    with pytest.raises(DataError, match=r"test\.tsv:2, field 'query-id': the query 'zz' is not in"):
-        prepare(**arguments, options=PrepareOptions(strict=True))
-    assert prepare(**arguments).splits[0].left_out == {MISSING_QUERIES: 1}
 
 
 def test_tasks_and_labels_of_one_name_are_named_with_their_folders(tmp_path):

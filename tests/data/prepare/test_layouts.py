@@ -106,8 +106,7 @@ def test_a_hugging_face_dataset(tmp_path, saved):
 
 
 def test_a_heading_stands_with_what_follows(tmp_path):
-    body = " ".join(f"word{n}" for n in range(12))
-    text = f"## Methods\n\n{body}"
+    text = "## Methods\n\n" + " ".join(f"word{n}" for n in range(12))
     _, store = _prepare(tmp_path, {"a.txt": text}, passage_words=11)
     assert [passage.text.split()[0] for passage in store] == ["##", "word9"]
 
@@ -220,6 +219,8 @@ def test_trecs_topics_and_judgements_are_test_queries(tmp_path, topics_file, qre
         ("2", QUESTIONS[2], (), ()),
     ]
     assert prepared.splits[0].left_out[MISSING_QUERIES] == 1
+    with pytest.raises(DataError, match=r":4, field 'query-id': the query '9' is not in"):
+        _prepare(tmp_path, {}, strict=True)
 
 
 def test_titles_longer_than_their_texts_are_refused(tmp_path):

@@ -59,18 +59,6 @@ def test_small_collection_is_complete(small):
     check_held_out(small)
 
 
-def test_the_walk_runs_the_code_of_its_caller(monkeypatch):
-    class Started(Exception):
-        pass
-
-    def popen(command, *, env, **_):
-        raise Started(env["PYTHONPATH"].split(os.pathsep)[0])
-
-    monkeypatch.setattr(objects.subprocess, "Popen", popen)
-    with pytest.raises(Started) as started:
-        build_pydocs(("json",))
-    source = pathlib.Path(str(started.value), *walk.__name__.split(".")).with_suffix(".py")
-    assert source.samefile(walk.__file__)
 
 
 def test_a_missing_package_is_reported():

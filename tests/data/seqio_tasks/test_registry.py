@@ -3,7 +3,6 @@ import runpy
 
 import pytest
 import seqio
-import tensorflow as tf
 
 from taser_jax.data.collections.store import write_collection, write_queries
 from taser_jax.data.seqio_tasks import registry as retrieval
@@ -59,18 +58,6 @@ def test_examples_of_a_task(data_dir, vocabulary):
     assert (last["query_id"], last["query_row"]) == (b"one1", 1)
     assert last["query_pretokenized"].decode() == "a’b "
     assert (last["positives"].tolist(), last["hard_negatives"].tolist()) == ([1, 5], [4])
-
-
-def test_query_preprocessors_run_on_text(data_dir, vocabulary):
-    def find(dataset: tf.data.Dataset) -> tf.data.Dataset:
-        return dataset.map(lambda example: {**example, "query": "find " + example["query"]})
-
-    retrieval.add_retrieval_task(
-        "toy_one", collection="toy", task="one", query_preprocessors=[find]
-    )
-    with use_data(data_dir=data_dir, vocabulary=vocabulary):
-        dataset = seqio.get_mixture_or_task("toy_one").get_dataset(None, split="train")
-        assert all(int(x["query"][1]) == PIECES.index("find") for x in dataset)
 
 
 def test_seqio_mixes_and_states_rates(data_dir, vocabulary):

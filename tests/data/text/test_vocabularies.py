@@ -66,13 +66,6 @@ def test_saved_directory_and_exported_graph_give_the_same_ids(tmp_path, kind):
     assert graph.encode(tf.constant(texts)).to_list() == ids[: len(texts)]
 
 
-def test_directory_of_a_bert_checkpoint(tmp_path, small):
-    (tmp_path / "vocab.txt").write_text("".join(f"{p}\n" for p in PIECES), encoding="utf-8")
-    assert load_vocabulary(tmp_path).fingerprint == small.fingerprint
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
-    assert load_vocabulary(tmp_path).lower_case is False
-
-
 def test_windows_line_ends_and_lone_surrogates(tmp_path, small):
     (tmp_path / "vocab.txt").write_bytes("".join(f"{p}\r\n" for p in PIECES).encode())
     assert load_vocabulary(tmp_path / "vocab.txt").pieces == small.pieces

@@ -3,12 +3,8 @@ import json
 import numpy as np
 import pytest
 
-from taser_jax.data.token_store.negatives import (
-    TeacherLine,
-    read_metadata,
-    read_negatives,
-    write_negatives,
-)
+from taser_jax.data.token_store.arrays import TeacherScores
+from taser_jax.data.token_store.negatives import read_metadata, read_negatives, write_negatives
 from taser_jax.storage.errors import DataError, FingerprintError
 
 METADATA = {"collection_fingerprint": "c0", "source": "bm25"}
@@ -66,8 +62,8 @@ def test_each_file_has_facts_of_its_own(tmp_path):
 
 def test_dropped_queries_and_teacher_scores_come_back(tmp_path):
     teacher = [
-        TeacherLine(np.array([2.0, 1.5], np.float32), np.array([0.25, -1.0], np.float32)),
-        TeacherLine(np.array([3.0], np.float32), np.zeros(0, np.float32)),
+        TeacherScores(np.array([2.0, 1.5], np.float32), np.array([0.25, -1.0], np.float32)),
+        TeacherScores(np.array([3.0], np.float32), np.zeros(0, np.float32)),
     ]
     path = write(
         tmp_path, rows=[[5, 3], []], scores=[[2.0, 1.0], []], dropped={"q1"}, teacher=teacher
