@@ -17,7 +17,12 @@ from taser_jax.data.seqio_tasks.retrieval_task import RetrievalMixture, use_data
 from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
 from taser_jax.data.text import vocabularies
 from taser_jax.data.text.preprocessors import Prompt, TaskPrompt
-from taser_jax.data.text.wordpiece import METADATA, VOCAB_FILE, WordPieceVocabulary
+from taser_jax.data.text.wordpiece import (
+    METADATA,
+    VOCAB_FILE,
+    WordPieceVocabulary,
+    train_vocabulary,
+)
 from taser_jax.data.token_store.store import Titles
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.interop.hub import EncoderSettings, read_encoder_settings
@@ -150,9 +155,7 @@ def _make_vocabulary(data_dir: str, collection: str, output_dir: str, *, size: i
         )
     with one_writer(output_dir), phase("train vocabulary"):
         check_kind(output_dir, [])
-        trained = vocabularies.train_vocabulary(
-            _texts(data_dir, collection), size=size, output_dir=output_dir
-        )
+        trained = train_vocabulary(_texts(data_dir, collection), size=size, output_dir=output_dir)
     logger.info("vocabulary: %d entries, fingerprint %s", trained.size, trained.fingerprint)
     return trained.fingerprint
 

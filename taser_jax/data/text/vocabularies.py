@@ -1,32 +1,25 @@
-"""Vocabularies, from text to token ids: those of other kinds than BERT's, loading, and training."""
+"""Vocabularies, from text to token ids: those of other kinds than BERT's, and loading."""
 
 from __future__ import annotations
 
-import collections
-import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal, TypedDict
 
 import msgspec
 import sentencepiece
-import tokenizers
 from etils import epath
-from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from taser_jax.data.text.wordpiece import (
     FORMAT_VERSION,
-    MAX_WORD_CHARACTERS,
     METADATA,
-    SPECIAL_TOKENS,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
     VOCAB_FILE,
     SavedVocabulary,
     WordPieceVocabulary,
-    check_rows,
     is_berts,
     read_bytes,
     read_vocab_txt,
@@ -41,15 +34,12 @@ from taser_jax.storage.artifacts import (
     require_equal,
 )
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.progress import phase, track
-from taser_jax.storage.typed_files import Natural, read_typed, typed
+from taser_jax.storage.typed_files import Natural, Positive, read_typed, typed
 
 MODEL_FILE = "sentencepiece.model"
 _ADDED_TOKENS_FILE = "added_tokens.json"
 _EXTRA_ID = re.compile(r"<extra_id_(\d+)>")
 T5_MODEL_FILE = "spiece.model"
-_MAX_ALPHABET = 1000
-_MIN_SIZE = 64
 
 
 class SentencePieceVocabulary(SavedVocabulary):
@@ -194,10 +184,8 @@ class TokenizerJsonVocabulary(SavedVocabulary):
 
     @classmethod
     def from_file(cls, path: str) -> TokenizerJsonVocabulary:
-        """Reads a `tokenizer.json`; refuses more ids than the weights beside it have rows."""
-        vocabulary = cls(read_bytes(path), where=path)
-        check_rows(os.path.dirname(path), vocabulary.size, where=path)
-        return vocabulary
+        """Reads a `tokenizer.json`."""
+        return cls(read_bytes(path), where=path)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens. Lone surrogates become "?"."""
@@ -209,6 +197,10 @@ class TokenizerJsonVocabulary(SavedVocabulary):
 
 
 Vocabulary = WordPieceVocabulary | SentencePieceVocabulary | TokenizerJsonVocabulary
+
+
+class _WeightsConfig(TypedDict, total=False):
+    vocab_size: Positive
 
 
 class _TokenizerConfig(TypedDict, total=False):
@@ -241,17 +233,29 @@ def load_vocabulary(
         ConfigError: a `vocab.txt` with added tokens or an unsupported way of splitting words.
         FingerprintError: the files are not the ones that were saved.
     """
-    vocabulary = _load(os.fspath(path).rstrip("/"), extra_ids)
+    where = os.fspath(path).rstrip("/")
+    vocabulary = _load(where, extra_ids)
     actual = vocabulary.extra_ids if isinstance(vocabulary, SentencePieceVocabulary) else 0
     if extra_ids is not None and actual != extra_ids:
         fix = "give the path of a SentencePiece .model itself, which takes any number, or none"
         problem = f"it has {actual} extra ids, requested were {extra_ids}"
-        raise DataError(problem, where=os.fspath(path), fix=fix)
-    if rows is not None and vocabulary.size > rows:
-        problem = f"the vocabulary has {vocabulary.size:,} ids"
-        expected = f"at most {rows:,}, the rows of the model's embedding table (vocab_size)"
-        fix = "give the vocabulary that the model was trained with"
-        raise DataError(problem, where=os.fspath(path), expected=expected, fix=fix)
+        raise DataError(problem, where=where, fix=fix)
+    config_file = epath.Path(where if epath.Path(where).is_dir() else os.path.dirname(where))
+    config_file /= "config.json"
+    config = read_typed(config_file, _WeightsConfig, absent=_WeightsConfig())
+    tables = {
+        f"the weights ({config_file}, field 'vocab_size')": config.get("vocab_size"),
+        "the model": rows,
+    }
+    for owner, table_rows in tables.items():
+        # More rows than ids are fine: tables are padded.
+        if table_rows is not None and vocabulary.size > table_rows:
+            raise DataError(
+                f"the vocabulary has {vocabulary.size:,} ids",
+                where=where,
+                expected=f"at most {table_rows:,}, the rows of the embedding table of {owner}",
+                fix="take the tokenizer's files and the weights from the same model",
+            )
     return vocabulary
 
 
@@ -298,9 +302,7 @@ def _load_model(path: str, extra_ids: int | None) -> SentencePieceVocabulary:
         config_file = os.path.join(directory, TOKENIZER_CONFIG_FILE)
         config = read_typed(config_file, _TokenizerConfig, absent=_TokenizerConfig())
         extra_ids = config.get("extra_ids", 0)
-    vocabulary = SentencePieceVocabulary.from_file(path, extra_ids=extra_ids)
-    check_rows(directory, vocabulary.size, where=path)
-    return vocabulary
+    return SentencePieceVocabulary.from_file(path, extra_ids=extra_ids)
 
 
 def _load_bert(directory: str, path: str) -> WordPieceVocabulary | TokenizerJsonVocabulary:
@@ -329,9 +331,7 @@ def _load_bert(directory: str, path: str) -> WordPieceVocabulary | TokenizerJson
         raise _other_splitting(config_file, f"strip_accents is not {lower_case}, the casing")
     if not config.get("tokenize_chinese_chars", True):
         raise _other_splitting(config_file, "tokenize_chinese_chars is false")
-    vocabulary = WordPieceVocabulary(pieces, lower_case=lower_case, where=path)
-    check_rows(directory, vocabulary.size, where=path)
-    return vocabulary
+    return WordPieceVocabulary(pieces, lower_case=lower_case, where=path)
 
 
 def _other_splitting(where: str, problem: str) -> ConfigError:
@@ -340,79 +340,3 @@ def _other_splitting(where: str, problem: str) -> ConfigError:
         where=where,
         fix="write a tokenizer.json that has it, as transformers' save_pretrained does",
     )
-
-
-def train_vocabulary(
-    texts: Iterable[str],
-    *,
-    size: int,
-    output_dir: str | os.PathLike[str],
-) -> WordPieceVocabulary:
-    """Trains a WordPiece vocabulary and saves it where `load_vocabulary` finds it.
-
-    Byte-pair merges by count (what `tokenizers` calls WordPiece training). Only counts of distinct
-    words are stored. The same texts give the same vocabulary, in any process.
-
-    The trainer numbers letters in the order in which a hash map yields words, and breaks ties
-    between merges by these numbers. To make the result deterministic, all letters, including those
-    that continue words, are numbered before it starts.
-
-    Args:
-        texts: texts to learn from; read once.
-        size: number of ids; few texts may give a smaller vocabulary.
-        output_dir: created if missing.
-
-    Returns:
-        The vocabulary, uncased, [PAD] = 0, [UNK] = 1, [CLS] = 2, [SEP] = 3, [MASK] = 4.
-
-    Raises:
-        ConfigError: too small a size.
-        DataError: no words in the texts.
-    """
-    if size < _MIN_SIZE:
-        raise ConfigError(f"size {size}", where="train_vocabulary", fix=f"give {_MIN_SIZE} or more")
-    counts = _count_words(track(texts, "reading texts", unit="text"))
-    if not counts:
-        raise DataError("no words in the texts", where="train_vocabulary")
-    letters: collections.Counter[str] = collections.Counter()
-    for word, count in counts.items():
-        for letter in word:
-            letters[letter] += count
-    # At most half of a small vocabulary goes to letters (each stands alone and as ##letter).
-    limit = min(_MAX_ALPHABET, size // 4)
-    alphabet = {c for c, _ in sorted(letters.items(), key=lambda item: (-item[1], item[0]))[:limit]}
-    continuing = {f"##{c}" for word in counts for c in word[1:] if c in alphabet}
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=size,
-        min_frequency=2,
-        special_tokens=[*SPECIAL_TOKENS, *sorted(continuing)],
-        initial_alphabet=sorted(alphabet),
-        limit_alphabet=len(alphabet),
-        show_progress=False,
-    )
-    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    with phase("learning word pieces"):
-        tokenizer.train_from_iterator(_repeat(counts), trainer)
-    ids = tokenizer.get_vocab()
-    vocabulary = WordPieceVocabulary(sorted(ids, key=ids.__getitem__))
-    vocabulary.save(os.fspath(output_dir))
-    return vocabulary
-
-
-def _count_words(texts: Iterable[str]) -> collections.Counter[str]:
-    normalizer = normalizers.BertNormalizer(lowercase=True)
-    splitter = pre_tokenizers.BertPreTokenizer()
-    counts: collections.Counter[str] = collections.Counter()
-    for text in texts:
-        words = splitter.pre_tokenize_str(normalizer.normalize_str(text))
-        counts.update(word for word, _ in words if len(word) <= MAX_WORD_CHARACTERS)
-    return counts
-
-
-def _repeat(counts: collections.Counter[str]) -> Iterator[str]:
-    """Repeats each word as often as it was counted, in texts of at most 1,000 words."""
-    for word in sorted(counts):
-        whole, rest = divmod(counts[word], 1000)
-        yield from itertools.repeat(f"{word} " * 1000, whole)
-        yield f"{word} " * rest

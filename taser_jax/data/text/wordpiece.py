@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import itertools
 import json
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from etils import epath
 
@@ -15,8 +17,8 @@ from taser_jax.storage.artifacts import (
     replacing,
     write_json,
 )
-from taser_jax.storage.errors import DataError
-from taser_jax.storage.typed_files import Positive, read_typed
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.progress import phase, track
 
 if TYPE_CHECKING:
     import tokenizers
@@ -28,11 +30,9 @@ TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_WORD_CHARACTERS = 100
+_MAX_ALPHABET = 1000
+_MIN_SIZE = 64
 _BATCH = 1024
-
-
-class _WeightsConfig(TypedDict, total=False):
-    vocab_size: Positive
 
 
 class SavedVocabulary:
@@ -90,31 +90,6 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
             "VOCAB_SIZE with which `taser tokenize` trains one"
         )
         raise DataError(f"cannot be read ({error})", where=os.fspath(path), fix=fix) from error
-
-
-def check_rows(directory: str | os.PathLike[str], size: int, *, where: str) -> None:
-    """Refuses a vocabulary with ids beyond the embedding table of the weights in the directory.
-
-    More rows than ids are fine: tables are padded.
-
-    Args:
-        directory: a directory that may have a `config.json`.
-        size: number of ids.
-        where: the vocabulary.
-
-    Raises:
-        DataError: naming both files and the field.
-    """
-    path = epath.Path(directory) / "config.json"
-    config = read_typed(path, _WeightsConfig, absent=_WeightsConfig())
-    if config.get("vocab_size", size) < size:
-        raise DataError(
-            f"the vocabulary has {size:,} ids",
-            where=where,
-            expected=f"at most {config['vocab_size']:,}, the rows of the embedding table ({path}, "
-            "field 'vocab_size')",
-            fix="take the tokenizer's files and the weights from the same model",
-        )
 
 
 class WordPieceVocabulary(SavedVocabulary):
@@ -269,3 +244,84 @@ def token_ids(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[lis
         encoded = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
         ids += [encoding.ids for encoding in encoded]
     return ids
+
+
+def train_vocabulary(
+    texts: Iterable[str],
+    *,
+    size: int,
+    output_dir: str | os.PathLike[str],
+) -> WordPieceVocabulary:
+    """Trains a WordPiece vocabulary and saves it where `load_vocabulary` finds it.
+
+    Byte-pair merges by count (what `tokenizers` calls WordPiece training). Only counts of distinct
+    words are stored. The same texts give the same vocabulary, in any process.
+
+    The trainer numbers letters in the order in which a hash map yields words, and breaks ties
+    between merges by these numbers. To make the result deterministic, all letters, including those
+    that continue words, are numbered before it starts.
+
+    Args:
+        texts: texts to learn from; read once.
+        size: number of ids; few texts may give a smaller vocabulary.
+        output_dir: created if missing.
+
+    Returns:
+        The vocabulary, uncased, [PAD] = 0, [UNK] = 1, [CLS] = 2, [SEP] = 3, [MASK] = 4.
+
+    Raises:
+        ConfigError: too small a size.
+        DataError: no words in the texts.
+    """
+    import tokenizers
+    from tokenizers import models, pre_tokenizers, trainers
+
+    if size < _MIN_SIZE:
+        raise ConfigError(f"size {size}", where="train_vocabulary", fix=f"give {_MIN_SIZE} or more")
+    counts = _count_words(track(texts, "reading texts", unit="text"))
+    if not counts:
+        raise DataError("no words in the texts", where="train_vocabulary")
+    letters: collections.Counter[str] = collections.Counter()
+    for word, count in counts.items():
+        for letter in word:
+            letters[letter] += count
+    # At most half of a small vocabulary goes to letters (each stands alone and as ##letter).
+    limit = min(_MAX_ALPHABET, size // 4)
+    alphabet = {c for c, _ in sorted(letters.items(), key=lambda item: (-item[1], item[0]))[:limit]}
+    continuing = {f"##{c}" for word in counts for c in word[1:] if c in alphabet}
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=2,
+        special_tokens=[*SPECIAL_TOKENS, *sorted(continuing)],
+        initial_alphabet=sorted(alphabet),
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    with phase("learning word pieces"):
+        tokenizer.train_from_iterator(_repeat(counts), trainer)
+    ids = tokenizer.get_vocab()
+    vocabulary = WordPieceVocabulary(sorted(ids, key=ids.__getitem__))
+    vocabulary.save(os.fspath(output_dir))
+    return vocabulary
+
+
+def _count_words(texts: Iterable[str]) -> collections.Counter[str]:
+    from tokenizers import normalizers, pre_tokenizers
+
+    normalizer = normalizers.BertNormalizer(lowercase=True)
+    splitter = pre_tokenizers.BertPreTokenizer()
+    counts: collections.Counter[str] = collections.Counter()
+    for text in texts:
+        words = splitter.pre_tokenize_str(normalizer.normalize_str(text))
+        counts.update(word for word, _ in words if len(word) <= MAX_WORD_CHARACTERS)
+    return counts
+
+
+def _repeat(counts: collections.Counter[str]) -> Iterator[str]:
+    """Repeats each word as often as it was counted, in texts of at most 1,000 words."""
+    for word in sorted(counts):
+        whole, rest = divmod(counts[word], 1000)
+        yield from itertools.repeat(f"{word} " * 1000, whole)
+        yield f"{word} " * rest

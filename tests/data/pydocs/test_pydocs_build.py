@@ -1,12 +1,11 @@
 import os
-import pathlib
 import re
 import subprocess
 import sys
 
 import pytest
 
-from taser_jax.data.pydocs import objects, walk
+from taser_jax.data.pydocs import walk
 from taser_jax.data.pydocs.build import TASKS, build_pydocs, find_leaks
 from taser_jax.data.pydocs.walk import module_names, standard_library_roots
 from taser_jax.storage.errors import DataError
@@ -57,8 +56,6 @@ def test_small_collection_is_complete(small):
     assert len(small.queries["lookup"]["train"]) > 100
     check_ids(small)
     check_held_out(small)
-
-
 
 
 def test_a_missing_package_is_reported():

@@ -10,9 +10,8 @@ from sentence_models import save_bert_pieces
 from taser_jax.data.text.vocabularies import (
     SentencePieceVocabulary,
     load_vocabulary,
-    train_vocabulary,
 )
-from taser_jax.data.text.wordpiece import WordPieceVocabulary
+from taser_jax.data.text.wordpiece import WordPieceVocabulary, train_vocabulary
 from taser_jax.interop.saved_model import TextGraph
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 
@@ -137,7 +136,7 @@ TEXTS = [
 
 _TRAIN = """
 import json, sys
-from taser_jax.data.text.vocabularies import train_vocabulary
+from taser_jax.data.text.wordpiece import train_vocabulary
 texts = json.load(open(sys.argv[1]))
 print(train_vocabulary(texts, size=90, output_dir=sys.argv[2]).fingerprint)
 """
