@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,7 +23,6 @@ from taser_jax.cli import configuration
 from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.passages import read_passages
 from taser_jax.data.readers.questions import read_kilt, read_questions
-from taser_jax.retrieval.runs import NO_ROW, Run, read_trec_run, write_trec_run
 from taser_jax.storage.records import Passage
 
 FEW, MANY = 15, 1000
@@ -231,32 +229,6 @@ def test_kilt_queries(records: list[dict]):
         assert [evidence.span and evidence.span.start[0] for evidence in query.provenance] == [
             evidence.get("start_paragraph_id") for evidence in places
         ]
-
-
-SCORES = st.floats(-(2.0**90), 2.0**90, width=32)
-
-
-@examples(st.dictionaries(ID, st.dictionaries(st.integers(0, 5), SCORES, max_size=4)), st.data())
-def test_runs_come_back_equal(lists: dict, data: st.DataObject):
-    ids = data.draw(st.lists(ANY_ID, min_size=6, max_size=6, unique=True))
-    k = max((len(results) for results in lists.values()), default=1)
-    rows = np.full((len(lists), k), NO_ROW, np.int32)
-    scores = np.full((len(lists), k), -np.inf, np.float32)
-    for i, results in enumerate(lists.values()):
-        ranked = sorted(results.items(), key=lambda item: (-item[1], item[0]))
-        rows[i, : len(ranked)] = [row for row, _ in ranked]
-        scores[i, : len(ranked)] = [score for _, score in ranked]
-    run = Run(list(lists), rows, scores)
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "x.trec"
-        write_trec_run(path, run, ids=ids)
-        if not path.read_bytes():
-            return
-        read_back = read_trec_run(path, ids.index, query_ids=run.query_ids)
-    width = read_back.rows.shape[1]
-    np.testing.assert_array_equal(read_back.rows, rows[:, :width])
-    np.testing.assert_array_equal(read_back.scores, scores[:, :width])
-    assert (rows[:, width:] == NO_ROW).all()
 
 
 def given_to_gin(*, value: object = "absent") -> object:

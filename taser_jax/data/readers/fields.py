@@ -218,11 +218,12 @@ def is_pair(names: Iterable[str]) -> bool:
     return Role.QUESTION in roles and any(role in roles for role in quoting)
 
 
-def is_judgement(names: Iterable[str]) -> bool:
+def is_judgement(names: Collection[str]) -> bool:
     """Whether records of these fields judge passages by their ids."""
     roles = roles_of(names).keys()
     by_id = Role.PASSAGE_ID in roles or {Role.QUERY_ID, Role.ID} <= roles
-    return by_id and Role.RELEVANCE in roles and not roles & {Role.TEXT, Role.QUESTION}
+    # With ranks or texts, scores are a system's.
+    return by_id and Role.RELEVANCE in roles and Role.TEXT not in roles and "rank" not in names
 
 
 def is_json(path: FilePath) -> bool:

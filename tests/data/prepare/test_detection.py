@@ -90,6 +90,9 @@ def test_tsv_with_and_without_a_task_in_the_names(tmp_path):
         "passages.tsv": PASSAGES,
         "faq.train.queries.tsv": "1\thow many 3\n",
         "faq.train.qrels.tsv": "1 0 p1 1\n",
+        "faq.dev.queries.csv": "id,text\n3,when\n",
+        "faq.dev.qrels.csv": "qid,doc_id,relevance\n3,p1,1\n",
+        "faq.dev.run.csv": "qid,doc_id,rank,score\n3,p1,1,0.5\n",
         "faq.test.queries.tsv": "2\twhat\n",
         "faq.test.qrels.tsv": "query-id\tcorpus-id\tscore\n2\tp1\t1\n",
         "unjudged.tsv": "3\twhy\n",
@@ -98,6 +101,7 @@ def test_tsv_with_and_without_a_task_in_the_names(tmp_path):
     assert _names(detected) == {
         "faq": {
             "train": ("faq.train.queries.tsv", "faq.train.qrels.tsv"),
+            "validation": ("faq.dev.queries.csv", "faq.dev.qrels.csv"),
             "test": ("faq.test.queries.tsv", "faq.test.qrels.tsv"),
         }
     }
