@@ -31,25 +31,25 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_658,
+    "assembly": 1_663,
     "cli": 1_295,
-    "commands": 4_772,
-    "data": 5_948,
+    "commands": 4_767,
+    "data": 5_751,
     "devices": 1_075,
     "evaluation": 1_298,
-    "interop": 2_762,
+    "interop": 2_758,
     "loose files": 396,
     "models": 2_353,
     "optim": 847,
     "retrieval": 2_182,
     "serving": 498,
-    "storage": 1_342,
+    "storage": 1_303,
     "systems": 3_087,
     "training": 1_332,
 }
 OTHERS = {
-    "lines of code": 30_845,
-    "percent of code that imports or raises": 14,
+    "lines of code": 30_605,
+    "percent of code that imports or raises": 13.9,
     "files": 186,
     "lines of the longest file": 620,
     "loose files": 3,
@@ -57,10 +57,10 @@ OTHERS = {
     "rooms on all floors": 25,
     "commands": 30,
     "fields that nothing binds": 39,
-    "Any in annotations": 108,
+    "Any in annotations": 106,
     "modules that train imports": 74,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_972,
+    "words of documentation": 34_992,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

@@ -17,12 +17,7 @@ from taser_jax.data.token_store.negatives import write_negatives
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.evaluation.metrics import AnswerMatch, AnswerMatcher
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
-from taser_jax.retrieval.mining import (
-    AnswerContaining,
-    Excluded,
-    MiningConfig,
-    mine_negatives,
-)
+from taser_jax.retrieval.mining import AnswerContaining, Excluded, MiningConfig, mine_negatives
 from taser_jax.retrieval.runs import NO_ROW, SearchResult, top_k
 from taser_jax.storage.artifacts import NEGATIVES, kind_of
 from taser_jax.storage.errors import ConfigError, DataError

@@ -19,10 +19,7 @@ from taser_jax.assembly.run_record import text_settings
 from taser_jax.commands.import_model import import_model
 from taser_jax.commands.train import train
 from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.data.text.wordpiece import (
-    WordPieceVocabulary,
-    wordpiece_tokenizer,
-)
+from taser_jax.data.text.wordpiece import WordPieceVocabulary, wordpiece_tokenizer
 from taser_jax.data.token_store.store import Titles, TokenStore
 from taser_jax.interop.pretrained import Pretrained, check_words, pretrained_bert
 from taser_jax.interop.tokenizer_files import write_tokenizer

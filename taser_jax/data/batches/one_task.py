@@ -12,13 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from taser_jax.data.batches import draws as sampling
-from taser_jax.data.batches.draws import (
-    Purpose,
-    Schedule,
-    ScoreTable,
-    generator,
-    task_number,
-)
+from taser_jax.data.batches.draws import Purpose, Schedule, ScoreTable, generator, task_number
 from taser_jax.data.batches.stream import (
     BatchingConfig,
     FalseNegatives,
@@ -32,13 +26,7 @@ from taser_jax.data.batches.stream import (
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import HostShare
-from taser_jax.models.batch import (
-    Augmented,
-    Batch,
-    Embedded,
-    EncoderInput,
-    TokenGroups,
-)
+from taser_jax.models.batch import Augmented, Batch, Embedded, EncoderInput, TokenGroups
 from taser_jax.storage.artifacts import fingerprint_json
 from taser_jax.storage.errors import ConfigError
 

@@ -15,12 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from jaxtyping import Int32
 
-from taser_jax.data.collections.store import (
-    PassageStore,
-    QuerySet,
-    write_collection,
-    write_queries,
-)
+from taser_jax.data.collections.store import PassageStore, QuerySet, write_collection, write_queries
 from taser_jax.data.files import file_digest
 from taser_jax.data.prepare.detection import detect
 from taser_jax.data.prepare.mapping import PageIndex, PassageResolver, QuestionMapper

@@ -151,9 +151,7 @@ def _refuse_twins(folder: pathlib.Path) -> None:
             )
 
 
-def given_passages(
-    source: PassageSource,
-) -> Iterator[Passage]:
+def given_passages(source: PassageSource) -> Iterator[Passage]:
     """Passages of a file or folder, of texts, records or a data frame, or passages as they are.
 
     A text or record without an id gets one from its content, so that equal ones are one passage.

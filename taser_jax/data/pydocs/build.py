@@ -174,11 +174,7 @@ def candidates(objects: Sequence[DocumentedObject]) -> list[Candidate]:
     Args:
         objects: all objects.
     """
-    return [
-        *_text_candidates(objects),
-        *_code_candidates(objects),
-        *_name_candidates(objects),
-    ]
+    return [*_text_candidates(objects), *_code_candidates(objects), *_name_candidates(objects)]
 
 
 def fair_questions(

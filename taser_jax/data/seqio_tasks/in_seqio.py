@@ -13,11 +13,7 @@ import seqio
 import tensorflow as tf
 
 from taser_jax.data.collections.store import SPLITS
-from taser_jax.data.seqio_tasks.retrieval_task import (
-    RetrievalMixture,
-    RetrievalTask,
-    data_in_use,
-)
+from taser_jax.data.seqio_tasks.retrieval_task import RetrievalMixture, RetrievalTask, data_in_use
 from taser_jax.data.text.preprocessors import normalize_queries, query_ids
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Query

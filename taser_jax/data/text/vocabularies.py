@@ -28,11 +28,7 @@ from taser_jax.data.text.wordpiece import (
     whole,
 )
 from taser_jax.storage import checksums
-from taser_jax.storage.artifacts import (
-    check_version,
-    read_json,
-    require_equal,
-)
+from taser_jax.storage.artifacts import check_version, read_json, require_equal
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.typed_files import Natural, Positive, read_typed, typed
 

@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from etils import epath
 
-from taser_jax.storage.artifacts import (
-    fingerprint,
-    replacing,
-    write_json,
-)
+from taser_jax.storage.artifacts import fingerprint, replacing, write_json
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import phase, track
 

@@ -15,11 +15,7 @@ from taser_jax.commands.pipelines import compare_parts
 from taser_jax.commands.pipelines.compare_parts import collection_name, file_sizes, fit_lengths
 from taser_jax.commands.pipelines.compare_plan import FittedLength, Plan
 from taser_jax.commands.train import TrainSummary
-from taser_jax.data.collections.store import (
-    collection_directory,
-    write_collection,
-    write_queries,
-)
+from taser_jax.data.collections.store import collection_directory, write_collection, write_queries
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.encoding import EncodeConfig

@@ -6,11 +6,7 @@ import pytest
 import tiny_training
 
 from taser_jax.data.batches.draws import queries_of
-from taser_jax.data.batches.every_task import (
-    TaskBatchingConfig,
-    TaskBatchStream,
-    task_batch_sizes,
-)
+from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream, task_batch_sizes
 from taser_jax.data.token_store.arrays import Ragged
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import HostShare

@@ -7,10 +7,7 @@ import pytest
 import tensorflow as tf
 from sentence_models import save_bert_pieces
 
-from taser_jax.data.text.vocabularies import (
-    SentencePieceVocabulary,
-    load_vocabulary,
-)
+from taser_jax.data.text.vocabularies import SentencePieceVocabulary, load_vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary, train_vocabulary
 from taser_jax.interop.saved_model import TextGraph
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
