@@ -307,6 +307,12 @@ def training_job(
         feature_lengths=inputs.feature_lengths or {},
     )
     validation_queries = read(SPLIT) if training.validation else {}
+    selection = training.checkpoints.selection.value
+    if training.validation and selection not in training.validation.metrics:
+        measured = ", ".join(training.validation.metrics) or "nothing"
+        problem = f"checkpoints are selected by {selection}, and validation measures {measured}"
+        fix = "select by what is measured, or set ValidationConfig.num_batches or its pool"
+        raise ConfigError(problem, where="CheckpointConfig.selection", fix=fix)
     if training.validation and store is not None:
         check_validated_tasks(validation_queries.keys(), training.validation)
     where = "validation queries of the token store"
@@ -326,7 +332,7 @@ def training_job(
         "passage_length": program.passage_length,
         "train_steps": training.loop.train_steps,
         "train_from_block": training.train_from_block,
-        "selection": training.checkpoints.selection.value,
+        "selection": selection,
         "jax": f"{jax.__version__} on {jax.devices()[0].device_kind}",
         **program.plan.facts,
     }

@@ -218,7 +218,7 @@ def frozen_texts(
         role=Role.PASSAGE,
     )
     rows, places = {}, {}
-    for task, split in dict.fromkeys((each.task, each.split) for each in queries):
+    for task, split in dict.fromkeys((each.task, each.split) for each in queries if len(each)):
         whole = store.queries(task, split)
         rows[task, split] = maker.rows(
             queries_directory(directory, task, split),

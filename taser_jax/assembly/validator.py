@@ -196,6 +196,12 @@ class ValidationConfig:
     tasks: tuple[str, ...] = ()
     sets: DevelopmentSets = DevelopmentSets.APART
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What is measured over all tasks."""
+        loss = () if not self.num_batches else ("nll",)
+        return loss if self.pool is None else (*loss, "average_rank", "mrr")
+
 
 _contrastive_loss = jax.jit(contrastive_loss, static_argnames="temperature")
 

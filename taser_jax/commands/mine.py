@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -19,7 +18,7 @@ from taser_jax.evaluation.metrics import AnswerMatch, AnswerMatcher
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
 from taser_jax.retrieval.mining import AnswerContaining, Excluded, MiningConfig, mine_negatives
 from taser_jax.retrieval.runs import NO_ROW, SearchResult, top_k
-from taser_jax.storage.artifacts import NEGATIVES, kind_of
+from taser_jax.storage.artifacts import NEGATIVES, kind_of, path_from
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.typed_files import to_plain
@@ -111,7 +110,7 @@ def mine(
             what = "the teacher scores the best positive of %.1f%% of queries above all negatives"
             logger.info(f"%s %s: {what}", task, split, 100 * first)
         # A pipeline's folder can be moved.
-        places = {os.path.relpath(name, output_dir): weight for name, weight in teachers.items()}
+        places = {path_from(output_dir, name): weight for name, weight in teachers.items()}
         write_negatives(
             output_dir,
             task,
@@ -121,7 +120,7 @@ def mine(
             scores=mined.scores,
             metadata={
                 "collection_fingerprint": store.fingerprint,
-                "source": os.path.relpath(runs_dir, output_dir),
+                "source": path_from(output_dir, runs_dir),
                 **({"teachers": places} if teachers else {}),
             },
             facts=facts,

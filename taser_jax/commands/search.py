@@ -94,7 +94,7 @@ def search(
     for task, queries in zip(names, encoded, strict=True):
         with phase(f"search of {task} {split}"):
             result = searcher.search(queries[:], k + (task in own_passage_tasks))
-        run = _best(result, queries.query_ids, store, task, k, own_passage_tasks)
+        run = best_run(result, queries.query_ids, store, task, k, own_passage_tasks)
         paths.append(inputs.run_path(output_dir, task, split))
         write_trec_run(paths[-1], run, ids=store.ids, tag=tag)
     return paths
@@ -145,13 +145,13 @@ def bm25(
         texts = {query.id: query.text for query in QuerySet.open(data_dir, collection, task, split)}
         with phase(f"BM25 search of {task} {split}"):
             result = sparse.search(list(texts.values()), k + (task in own_passage_tasks))
-        run = _best(result, list(texts), store, task, k, own_passage_tasks)
+        run = best_run(result, list(texts), store, task, k, own_passage_tasks)
         paths.append(inputs.run_path(output_dir, task, split))
         write_trec_run(paths[-1], run, ids=store.ids, tag="bm25")
     return paths
 
 
-def _best(
+def best_run(
     result: SearchResult,
     query_ids: Sequence[str],
     store: PassageStore,

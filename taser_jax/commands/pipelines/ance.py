@@ -15,7 +15,7 @@ from taser_jax.assembly.model_directory import selected_checkpoint
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.pipelines.retrieval_stages import BM25, RetrievalStages, Setting
 from taser_jax.commands.pipelines.stages import Stages
-from taser_jax.commands.pipelines.taser import begin_pipeline, check_depth, print_table
+from taser_jax.commands.pipelines.taser import check_depth, pipeline_records, print_table
 from taser_jax.commands.train import train
 from taser_jax.devices import hosts
 from taser_jax.evaluation.reports import ResultsTable
@@ -106,17 +106,17 @@ def pipeline_ance(
         problem = f"branch_after {branch_after}, warm_up_dir {warm_up_dir}"
         expected = "0, or the number of an episode of the run in warm_up_dir"
         raise ConfigError(problem, where="pipeline_ance", expected=expected)
-    begin_pipeline(setting.output_dir, config_text)
-    setting.open_tokens()
-    run = _AnceRun(setting, model, name, keep_embeddings)
-    numbered = list(number_episodes(episodes, after=branch_after))
-    if warm_up_dir is None:
-        before = run.warm_up()
-    else:
-        before = _finished(pathlib.Path(warm_up_dir), branch_after, setting.second_mining)
-    for episode in numbered:
-        before = run.episode(episode, before, is_last=episode is numbered[-1])
-    return print_table(setting, run.rows, by_task=setting.evaluation.measures[0])
+    with pipeline_records(setting.output_dir, config_text):
+        setting.open_tokens()
+        run = _AnceRun(setting, model, name, keep_embeddings)
+        numbered = list(number_episodes(episodes, after=branch_after))
+        if warm_up_dir is None:
+            before = run.warm_up()
+        else:
+            before = _finished(pathlib.Path(warm_up_dir), branch_after, setting.second_mining)
+        for episode in numbered:
+            before = run.episode(episode, before, is_last=episode is numbered[-1])
+        return print_table(setting, run.rows, by_task=setting.evaluation.measures[0])
 
 
 @dataclasses.dataclass

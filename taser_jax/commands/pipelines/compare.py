@@ -16,7 +16,7 @@ from taser_jax.commands.pipelines.compared_rows import UNTRAINED, ComparedRows
 from taser_jax.commands.pipelines.cross_validation import DEPTH, RANKED, choose_bm25
 from taser_jax.commands.pipelines.retrieval_stages import DEVELOPMENT, Setting, System
 from taser_jax.commands.pipelines.stages import Stages
-from taser_jax.commands.pipelines.taser import begin_pipeline
+from taser_jax.commands.pipelines.taser import pipeline_records
 from taser_jax.commands.tokenize import make_vocabulary, tokenize
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.prepare.made_queries import make_queries
@@ -27,7 +27,6 @@ from taser_jax.interop.hub import fetch, read_encoder_settings
 from taser_jax.interop.pretrained import Pretrained, pretrained_bert, pretrained_normalization
 from taser_jax.models.batch import Normalization
 from taser_jax.retrieval.bm25 import Bm25Config
-from taser_jax.storage.artifacts import write_text
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
 from taser_jax.storage.typed_files import PositiveNumber
@@ -58,7 +57,6 @@ def compare(
     feature_lengths: Mapping[str, int] | None = None,
     vocabulary_size: int = 8192,
     train_steps: int | None = None,
-    learning_rate: float | None = None,
     rounds: int | None = None,
     folds: int | None = None,
     config_text: str = "",
@@ -97,8 +95,8 @@ def compare(
             length or, from random weights, the 95th percentiles.
         vocabulary_size: entries of the vocabulary that is trained where nothing is pretrained.
         train_steps: steps of each training; None follows the number of distinct training queries,
-            as do the next three.
-        learning_rate: the highest of the schedule.
+            as do rounds and folds,
+            and the optimiser's rate and warm-up where they are 0.
         rounds: 2 trains again on mined negatives.
         folds: folds of cross-validation; 0 chooses on the validation queries.
         config_text: written to config.gin.
@@ -114,8 +112,13 @@ def compare(
     directories = [str(pathlib.Path(collections_by_name.as_folder(name))) for name in directories]
     names = systems.split(",") if isinstance(systems, str) else list(systems)
     compare_parts.check_systems(names, candidates)
-    fixed = {"steps": train_steps, "learning_rate": learning_rate, "rounds": rounds, "folds": folds}
-    fixed["frozen_blocks"] = setting.training.train_from_block or None
+    fixed = {
+        "steps": train_steps,
+        "learning_rate": setting.training.optimizer.learning_rate or None,
+        "rounds": rounds,
+        "folds": folds,
+        "frozen_blocks": setting.training.train_from_block or None,
+    }
     run = _Run(
         dataclasses.replace(setting, data_dir=str(pathlib.Path(setting.output_dir) / "data")),
         systems={ROWS.get(name, name): candidates[name] for name in names},
@@ -125,32 +128,33 @@ def compare(
         vocabulary_size=vocabulary_size,
         fixed={name: value for name, value in fixed.items() if value is not None},
     )
-    begin_pipeline(setting.output_dir, config_text)
-    run.splits = run.stages.run(
-        "prepare",
-        compare_parts.prepare_detected,
-        directories=list(directories),
-        sizes=compare_parts.file_sizes(directories, setting.output_dir),
-        validation_share=validation_share,
-        strict=strict,
-        **run.data,
-    )
-    if queries is not None:
-        run.make_queries(queries)
-    compare_parts.check_splits(run.splits, is_pretrained=pretrained is not None)
-    sides = run.tokenize(run.lengths)
-    run.decide_model(is_hurried=minutes is not None)
-    is_trained = any("train" in there for there in run.splits.values())
-    plan = run.plan(sides, minutes, memory) if is_trained else None
-    run.decide_bm25()
-    untrained = None if pretrained is None else compare_parts.untrained_system(run.systems)
-    rows = ComparedRows(
-        run.setting, run.systems, untrained, run.collection, run.splits, plan, run.whole
-    )
-    if not run.splits:
-        rows.index_only()
-        return None
-    return rows.compare()
+    with pipeline_records(setting.output_dir, config_text) as record:
+        run.splits = run.stages.run(
+            "prepare",
+            compare_parts.prepare_detected,
+            directories=list(directories),
+            sizes=compare_parts.file_sizes(directories, setting.output_dir),
+            validation_share=validation_share,
+            strict=strict,
+            **run.data,
+        )
+        if queries is not None:
+            run.make_queries(queries)
+        compare_parts.check_splits(run.splits, is_pretrained=pretrained is not None)
+        sides = run.tokenize(run.lengths)
+        run.decide_model(is_hurried=minutes is not None)
+        is_trained = any("train" in there for there in run.splits.values())
+        plan = run.plan(sides, minutes, memory) if is_trained else None
+        run.decide_bm25()
+        record("decided.gin", "\n".join(run.decisions))
+        untrained = None if pretrained is None else compare_parts.untrained_system(run.systems)
+        rows = ComparedRows(
+            run.setting, run.systems, untrained, run.collection, run.splits, plan, run.whole
+        )
+        if not run.splits:
+            rows.index_only()
+            return None
+        return rows.compare()
 
 
 @dataclasses.dataclass
@@ -171,7 +175,7 @@ class _Run:
         self.root = pathlib.Path(self.setting.output_dir)
         self.stages = Stages(self.root)
         self._buckets = self.setting.training.length_buckets
-        self._lines: list[str] = []
+        self.decisions: list[str] = []
 
     @property
     def data(self) -> dict[str, str]:
@@ -179,13 +183,12 @@ class _Run:
         return {"data_dir": self.setting.data_dir, "collection": self.collection}
 
     def _decide(self, reason: str, **settings: object) -> None:
-        """Logs a decision as Gin lines, and writes all so far."""
+        """Logs a decision as Gin lines."""
         lines = [f"{name.replace('__', '.')} = {value!r}" for name, value in settings.items()]
         logger.info("decided: %s", reason)
         for line in lines:
             logger.info("  %s", line)
-        self._lines += [f"# {reason[:1].upper()}{reason[1:]}.", *lines, ""]
-        write_text(self.root / "decided.gin", "\n".join(self._lines))
+        self.decisions += [f"# {reason[:1].upper()}{reason[1:]}.", *lines, ""]
 
     def make_queries(self, how: str) -> None:
         """Goes on with a collection of passages and the queries that were cut out of them."""
@@ -316,6 +319,7 @@ class _Run:
             candidates=candidates,
             measure=setting.hybrid_measure,
             evaluation=setting.evaluation,
+            own_passage_tasks=list(setting.own_passage_tasks),
             **self.data,
         )
         if best:

@@ -191,7 +191,7 @@ def planned(
     optimizer = dataclasses.replace(
         training.optimizer,
         learning_rate=chosen.learning_rate,
-        warmup_steps=max(1, chosen.steps // 10),
+        warmup_steps=training.optimizer.warmup_steps or max(1, chosen.steps // 10),
     )
     return dataclasses.replace(
         training,

@@ -142,6 +142,7 @@ class ComparedRows:
             output_dir=root,
             fold=number,
             folds=chosen.folds,
+            own_passage_tasks=list(setting.own_passage_tasks),
             **self._data,
         )
         steps = max(1, chosen.steps * (chosen.folds - 1) // chosen.folds)
@@ -175,6 +176,7 @@ class ComparedRows:
                 encode=setting.encode,
                 states_dir=setting.training.states_dir,
                 states_dtype=setting.training.states_dtype,
+                own_passage_tasks=list(setting.own_passage_tasks),
                 **self._data,
             )
         return root

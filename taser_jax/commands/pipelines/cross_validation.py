@@ -20,7 +20,7 @@ from taser_jax.commands.pipelines.compare_plan import (
     recommend,
     shrunk_alpha,
 )
-from taser_jax.commands.search import bm25, development_set
+from taser_jax.commands.search import best_run, bm25, development_set
 from taser_jax.data.batches.stream import TextSource
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.token_store.negatives import read_metadata, read_negatives, write_negatives
@@ -60,6 +60,7 @@ def hold_out(
     output_dir: str,
     fold: int,
     folds: int,
+    own_passage_tasks: Sequence[str] = (),
 ) -> list[str]:
     """Takes a fold's training queries out of the negatives, and makes the pool they are ranked in.
 
@@ -78,6 +79,7 @@ def hold_out(
         output_dir: receives `negatives/`, `NAME/` with a list for each name, and fold.json.
         fold: number of the fold, from 0.
         folds: number of folds.
+        own_passage_tasks: as for `taser search`.
 
     Returns:
         Tasks all of whose queries are in the fold.
@@ -106,27 +108,33 @@ def hold_out(
     pool = np.unique(np.concatenate([run.rows[:, :DEPTH].reshape(-1) for run in runs.values()]))
     pool = pool[pool != NO_ROW].astype(np.int64)
     for (name, task), run in runs.items():
+        k = run.rows.shape[1]
         if name in embeddings_dirs:
-            result = _ranked_by_embeddings(embeddings_dirs[name], task, run, pool)
+            count = k + (task in own_passage_tasks)
+            result = _ranked_by_embeddings(embeddings_dirs[name], task, run.query_ids, pool, count)
         else:
             is_in_pool = np.isin(run.rows, pool)
             rows = np.where(is_in_pool, run.rows, NO_ROW)
             scores = np.where(is_in_pool, run.scores, np.float32(-np.inf))
-            result = top_k(rows, scores, run.rows.shape[1])
-        cut = Run.of(run.query_ids, result)
+            result = top_k(rows, scores, k)
+        cut = best_run(result, run.query_ids, store, task, k, own_passage_tasks)
         write_trec_run(run_path(root / name, task, "train"), cut, ids=store.ids, tag=name)
     write_json(root / _FOLD, {"queries": ranked, "pool": pool.tolist()})
     return emptied
 
 
 def _ranked_by_embeddings(
-    directory: str, task: str, run: Run, pool: Int64[np.ndarray, " passages"]
+    directory: str,
+    task: str,
+    query_ids: Sequence[str],
+    pool: Int64[np.ndarray, " passages"],
+    k: int,
 ) -> SearchResult:
-    """The best of the pool for a run's queries, as many as the run has."""
+    """The best k of the pool for some training queries."""
     passages = Embeddings(directory)
     encoded = QueryEmbeddings.of_split(directory, task, "train", fingerprints=passages.fingerprints)
-    queries = encoded.take(_lines(encoded.query_ids, run.query_ids)).astype(np.float32)
-    return _best(queries, passages.take(pool).astype(np.float32), pool, run.rows.shape[1])
+    queries = encoded.take(_lines(encoded.query_ids, query_ids)).astype(np.float32)
+    return _best(queries, passages.take(pool).astype(np.float32), pool, k)
 
 
 def _best(
@@ -181,6 +189,7 @@ def rank_held_out(
     encode: EncodeConfig = EncodeConfig(),
     states_dir: str | None = None,
     states_dtype: EmbeddingDtype = EmbeddingDtype.BFLOAT16,
+    own_passage_tasks: Sequence[str] = (),
 ) -> None:
     """Ranks a fold's queries in its pool with the model that has not seen them.
 
@@ -195,6 +204,7 @@ def rank_held_out(
         encode: batches of encoding.
         states_dir: states of the blocks that were frozen in training; None computes from tokens.
         states_dtype: dtype of these states.
+        own_passage_tasks: as for `taser search`.
     """
     tokens, store = TokenStore.open(token_store), PassageStore.open(data_dir, collection)
     model = load_model(model_dir)
@@ -222,7 +232,8 @@ def rank_held_out(
             _lines(queries.query_ids, ids),
             config=config,
         )
-        ranked = Run.of(ids, _best(embeddings, passages, pool, k))
+        best = _best(embeddings, passages, pool, k + (task in own_passage_tasks))
+        ranked = best_run(best, ids, store, task, k, own_passage_tasks)
         path = run_path(output_dir, task, "train")
         write_trec_run(path, ranked, ids=store.ids, tag="held-out")
 
@@ -340,6 +351,7 @@ def choose_bm25(
     output_dir: str,
     measure: str,
     evaluation: EvaluationConfig = EvaluationConfig(),
+    own_passage_tasks: Sequence[str] = (),
 ) -> int:
     """The number of the BM25 parameters that rank labelled queries best.
 
@@ -353,6 +365,7 @@ def choose_bm25(
         output_dir: an index and runs of each.
         measure: what is compared.
         evaluation: the criterion for hits.
+        own_passage_tasks: as for `taser search`.
     """
     store = PassageStore.open(data_dir, collection)
     heads, judged = PassageHeads(store), dataclasses.replace(evaluation, measures=(measure,))
@@ -368,6 +381,7 @@ def choose_bm25(
                 index_dir=index,
                 split=split,
                 config=config,
+                own_passage_tasks=own_passage_tasks,
             )
             for task in tasks_with(data_dir, collection, split=split):
                 queries = QuerySet.open(data_dir, collection, task, split)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from taser_jax.assembly.data import TrainingData
 from taser_jax.commands.ask import ask
@@ -77,23 +78,23 @@ def pipeline_taser(
     check_untrained(setting, untrained_systems, systems, where="pipeline_taser.untrained_systems")
     _check_first_negatives(first_negatives, untrained_systems)
     check_depth(setting)
-    begin_pipeline(setting.output_dir, config_text)
-    store = setting.open_tokens()
-    _check_development(store)
-    sets = setting.tasks or [task for task, splits in store.tasks.items() if "train" in splits]
-    comparison = Comparison(
-        setting, first_negatives=tuple(first_negatives), keeps_first_negatives=len(sets) == 1
-    )
-    comparison.bm25()
-    order = [BM25]
-    for name, system in untrained_systems.items():
-        order.append(comparison.untrained(name, system))
-    for number in range(1, rounds + 1):
-        for name, system in systems.items():
-            order.append(comparison.round(name, system, number, is_last=number == rounds))
-    for name in hybrid_systems:
-        order.append(comparison.add_bm25(name, f"{file_name(name)}-{rounds}"))
-    return print_table(setting, order, by_task=setting.evaluation.measures[-1])
+    with pipeline_records(setting.output_dir, config_text):
+        store = setting.open_tokens()
+        _check_development(store)
+        sets = setting.tasks or [task for task, splits in store.tasks.items() if "train" in splits]
+        comparison = Comparison(
+            setting, first_negatives=tuple(first_negatives), keeps_first_negatives=len(sets) == 1
+        )
+        comparison.bm25()
+        order = [BM25]
+        for name, system in untrained_systems.items():
+            order.append(comparison.untrained(name, system))
+        for number in range(1, rounds + 1):
+            for name, system in systems.items():
+                order.append(comparison.round(name, system, number, is_last=number == rounds))
+        for name in hybrid_systems:
+            order.append(comparison.add_bm25(name, f"{file_name(name)}-{rounds}"))
+        return print_table(setting, order, by_task=setting.evaluation.measures[-1])
 
 
 class Comparison:
@@ -220,14 +221,34 @@ class Comparison:
         )
 
 
-def begin_pipeline(output_dir: FilePath, config_text: str) -> None:
-    """Makes a pipeline's folder, with its config.gin; its steps share compiled programs.
+@contextlib.contextmanager
+def pipeline_records(
+    output_dir: FilePath, config_text: str
+) -> Iterator[Callable[[str, str], None]]:
+    """Keeps config.gin and other texts in a pipeline's folder; its steps share compiled programs.
+
+    A run that is refused, as its settings differ from those of the stages that are there, leaves
+    their record alone: what is there already is replaced at the end.
+
+    Yields:
+        Takes the name and the text of a further file.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the folder cannot be written.
     """
-    write_text(pathlib.Path(output_dir) / "config.gin", config_text)
+    texts: dict[pathlib.Path, str] = {}
+
+    def record(name: str, text: str) -> None:
+        path = pathlib.Path(output_dir) / name
+        texts[path] = text
+        if not path.exists():
+            write_text(path, text)
+
+    record("config.gin", config_text)
     keep_compiled_programs(output_dir)
+    yield record
+    for path, text in texts.items():
+        write_text(path, text)
 
 
 def print_table(setting: Setting, rows: Sequence[str], *, by_task: str) -> ResultsTable:

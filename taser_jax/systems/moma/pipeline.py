@@ -12,7 +12,7 @@ from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.evaluate import write_table
 from taser_jax.commands.pipelines.ance import Episode, Episodes, number_episodes
 from taser_jax.commands.pipelines.retrieval_stages import BM25, RetrievalStages, Setting
-from taser_jax.commands.pipelines.taser import begin_pipeline, check_depth, print_table
+from taser_jax.commands.pipelines.taser import check_depth, pipeline_records, print_table
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.models.dual_encoder import ModelConfig
@@ -72,17 +72,17 @@ def pipeline_moma(
     check_depth(setting)
     if not model.fuses:
         raise model.no_fusion()
-    begin_pipeline(setting.output_dir, config_text)
-    setting.open_tokens()
-    run = MomaStages(setting, model, moma, name)
-    rows: list[str] = []
-    warmed = run.warm_up(rows)
-    numbered = list(number_episodes(episodes))
-    finished = {}
-    for kind in map(LookupTraining, moma.compared):
-        finished[kind] = _alternate(run, kind, warmed, numbered, lookup_training, rows)
-    _search_targets(run, finished)
-    return print_table(setting, rows, by_task=setting.evaluation.measures[0])
+    with pipeline_records(setting.output_dir, config_text):
+        setting.open_tokens()
+        run = MomaStages(setting, model, moma, name)
+        rows: list[str] = []
+        warmed = run.warm_up(rows)
+        numbered = list(number_episodes(episodes))
+        finished = {}
+        for kind in map(LookupTraining, moma.compared):
+            finished[kind] = _alternate(run, kind, warmed, numbered, lookup_training, rows)
+        _search_targets(run, finished)
+        return print_table(setting, rows, by_task=setting.evaluation.measures[0])
 
 
 def _alternate(

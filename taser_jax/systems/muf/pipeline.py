@@ -21,7 +21,7 @@ from taser_jax.commands.pipelines.retrieval_stages import (
     System,
     check_untrained,
 )
-from taser_jax.commands.pipelines.taser import begin_pipeline
+from taser_jax.commands.pipelines.taser import pipeline_records
 from taser_jax.commands.train import train
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
@@ -326,32 +326,32 @@ def pipeline_muf(
         joint, unseen = {**joint, **without}, dict(zip(specialists, without, strict=True))
     trained = {**specialists, **joint}
     check_untrained(setting, untrained, trained, where="pipeline_muf.untrained")
-    begin_pipeline(setting.output_dir, config_text)
-    run = MufStages(setting, fusion)
-    run.bm25()
-    for name, system in untrained.items():
-        run.untrained(name, system)
-    for name, system in trained.items():
-        run.model(name, system, with_ensemble=name in specialists)
-    fusions = run.fusions(specialists)
-    models = [*untrained, *joint]
-    for name in (*specialists, *models):
-        run.fuse(name, [name])
-    shown = tables.write_tables(
-        setting,
-        run.rows,
-        run.own(specialists),
-        specialists=list(specialists),
-        models=models,
-        fusions=fusions,
-        unseen=unseen,
-        sizes=fusion.sizes,
-        mixed=fusion.mixed,
-    )
-    for name, table in shown.items():
-        print(f"\n{table.to_text()}")
-        logger.info("table: %s (and .csv, .png)", f"{setting.output_dir}/{name}.md")
-    return shown
+    with pipeline_records(setting.output_dir, config_text):
+        run = MufStages(setting, fusion)
+        run.bm25()
+        for name, system in untrained.items():
+            run.untrained(name, system)
+        for name, system in trained.items():
+            run.model(name, system, with_ensemble=name in specialists)
+        fusions = run.fusions(specialists)
+        models = [*untrained, *joint]
+        for name in (*specialists, *models):
+            run.fuse(name, [name])
+        shown = tables.write_tables(
+            setting,
+            run.rows,
+            run.own(specialists),
+            specialists=list(specialists),
+            models=models,
+            fusions=fusions,
+            unseen=unseen,
+            sizes=fusion.sizes,
+            mixed=fusion.mixed,
+        )
+        for name, table in shown.items():
+            print(f"\n{table.to_text()}")
+            logger.info("table: %s (and .csv, .png)", f"{setting.output_dir}/{name}.md")
+        return shown
 
 
 def without_each(
