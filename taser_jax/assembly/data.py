@@ -122,6 +122,19 @@ def names_in_store(store: TokenStore, names: Sequence[str]) -> list[str]:
     return [name if name in store.tasks else registered.get(name, name) for name in names]
 
 
+def check_known(
+    names: Sequence[str], there: Iterable[str], *, where: str, what: str = "task"
+) -> None:
+    """Rejects tasks, or splits, that the data do not have.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    if unknown := sorted(set(names).difference(there)):
+        fix = f"name some of {', '.join(sorted(there)) or '(no queries)'}, or prepare it"
+        raise ConfigError(f"no {what} {', '.join(unknown)}", where=where, fix=fix)
+
+
 def query_sets(
     store: TokenStore,
     tasks: Sequence[str] | None,
@@ -140,23 +153,10 @@ def query_sets(
     Raises:
         ConfigError: a task or split that the token store does not have.
     """
-    splits_of = store.tasks
     tasks = None if tasks is None else names_in_store(store, tasks)
-    for what, asked, there, setting in (
-        ("task", tasks, list(splits_of), "TASKS"),
-        (
-            "split",
-            splits,
-            sorted({s for of_task in splits_of.values() for s in of_task}),
-            splits_setting,
-        ),
-    ):
-        unknown = [name for name in asked or () if name not in there]
-        if unknown:
-            problem = f"no {what} {unknown[0]!r}"
-            expected = f"some of {', '.join(there) or '(the store has no queries)'}"
-            fix = f"tokenize it, or correct {setting}"
-            raise ConfigError(problem, where=str(store.directory), expected=expected, fix=fix)
+    check_known(tasks or (), store.tasks, where="TASKS")
+    there = {split for of_task in store.tasks.values() for split in of_task}
+    check_known(splits or (), there, where=splits_setting, what="split")
     chosen = [
         store.queries(entry.task, entry.split)
         for entry in store.metadata.queries
@@ -309,20 +309,6 @@ def check_query_towers(config: ModelConfig, tasks: Iterable[str], *, where: str)
         problem = f"no query tower for {', '.join(missing)}"
         expected = f"tasks of query_tasks: {', '.join(config.query_tasks)}"
         fix = "name these tasks in query_tasks, or leave them out of TASKS"
-        raise ConfigError(problem, where=where, expected=expected, fix=fix)
-
-
-def check_buckets(buckets: Sequence[int], config: ModelConfig) -> None:
-    """Checks that texts of every bucket fit the model.
-
-    Raises:
-        ConfigError: a bucket longer than the position table.
-    """
-    if config.max_length is not None and max(buckets, default=0) > config.max_length:
-        problem = f"a bucket of {max(buckets)} tokens"
-        where = "TrainingConfig.length_buckets"
-        expected = f"at most the {config.max_length} positions of the model"
-        fix = "leave out longer buckets; the token store's length is always one"
         raise ConfigError(problem, where=where, expected=expected, fix=fix)
 
 

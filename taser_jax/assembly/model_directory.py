@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import pathlib
-import re
 import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
@@ -43,7 +42,7 @@ from taser_jax.storage.artifacts import (
 )
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import Natural, Positive, typed
-from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
+from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection, saved_steps
 from taser_jax.training.state import TrainState, parameter_table
 
 MODEL_FILE = "model.json"
@@ -162,23 +161,20 @@ def load_model(model_dir: FilePath, *, step: int | None = None) -> LoadedModel:
     shapes = placed(abstract_params(model), partitioner.replicated)
     params = checkpoints.restore_params(shapes, step=step)
     checkpoints.close()
-    return LoadedModel(
-        model=model,
-        params=params,
-        fingerprint=parameters_fingerprint(params, config_to_json(config)),
-        vocabulary_dir=_on_this_machine(epath.Path(model_dir) / VOCABULARY),
-        step=int(step or 0),
-        partitioner=partitioner,
-    )
+    vocabulary_dir = _on_this_machine(epath.Path(model_dir) / VOCABULARY)
+    return hold_model(model, params, vocabulary_dir=vocabulary_dir, step=int(step or 0))
 
 
-def hold_model(model: DualEncoder, params: PyTree, *, vocabulary_dir: FilePath) -> LoadedModel:
+def hold_model(
+    model: DualEncoder, params: PyTree, *, vocabulary_dir: FilePath, step: int = 0
+) -> LoadedModel:
     """Parameters from elsewhere, such as a pretrained checkpoint, copied to this host's devices.
 
     Args:
         model: the module.
         params: its parameters, NumPy or JAX arrays.
         vocabulary_dir: the vocabulary they belong to.
+        step: the checkpoint they came from.
     """
     partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.local_devices()))
     placed = jax.device_put(params, partitioner.replicated)
@@ -187,7 +183,7 @@ def hold_model(model: DualEncoder, params: PyTree, *, vocabulary_dir: FilePath) 
         params=placed,
         fingerprint=parameters_fingerprint(placed, config_to_json(model.config)),
         vocabulary_dir=pathlib.Path(vocabulary_dir),
-        step=0,
+        step=step,
         partitioner=partitioner,
     )
 
@@ -225,10 +221,7 @@ def checkpoint_steps(model_dir: FilePath) -> list[int]:
     Raises:
         ConfigError: there is none.
     """
-    names = (
-        re.fullmatch(r"checkpoint_(\d+)", path.name) for path in epath.Path(model_dir).iterdir()
-    )
-    steps = sorted(int(name.group(1)) for name in names if name)
+    steps = sorted(saved_steps(epath.Path(model_dir)))
     if not steps:
         raise _no_checkpoint(model_dir)
     return steps

@@ -105,7 +105,6 @@ def make_program(
     query_length, passage_length = data.lengths(store, feature_lengths)
     model = DualEncoder(data.fit_vocabulary(model_config, store), training.train_from_block)
     training = dataclasses.replace(training, optimizer=without_frozen(training, model.config))
-    data.check_buckets(training.length_buckets, model.config)
     data.check_query_towers(model.config, queries, where="train queries of the token store")
     plan = make_plan(
         training,

@@ -25,9 +25,6 @@ from taser_jax.storage.progress import logger
 from taser_jax.storage.typed_files import flatten
 from taser_jax.training.loop import MetricWriter
 
-Changes = Mapping[str, tuple[object, object]]
-"""Path of a setting -> (its former value, its value now)."""
-
 _UNSET = "unset"
 # Of these, none changes what a step computes, but for the schedule that follows the steps.
 _MAY_CHANGE = (
@@ -67,7 +64,7 @@ def settings_of(
 
 def check_settings(
     model_dir: FilePath, settings: Mapping[str, object], *, step: int, accept_changes: bool
-) -> Changes:
+) -> None:
     """Compares a run's settings with those that its newest checkpoint was trained with.
 
     Example:
@@ -83,9 +80,6 @@ def check_settings(
         settings: of this run, from `settings_of`.
         step: of the newest checkpoint.
         accept_changes: whether settings of training and data may differ; a model's never may.
-
-    Returns:
-        What differs and may; empty where no settings were kept.
 
     Raises:
         FingerprintError: naming every setting that may not change, old and new.
@@ -107,7 +101,6 @@ def check_settings(
         raise FingerprintError(problem, where=str(model_dir), expected=expected, fix=fix)
     if changes:
         logger.info("settings changed after step %d:%s", step, _listed(changes))
-    return changes
 
 
 def _changes(
@@ -133,7 +126,7 @@ def _changes(
     }
 
 
-def _listed(changes: Changes) -> str:
+def _listed(changes: Mapping[str, tuple[object, object]]) -> str:
     return "".join(f"\n    {name}: was {old}, now {new}" for name, (old, new) in changes.items())
 
 

@@ -6,13 +6,15 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
+from taser_jax.assembly.data import check_known
+from taser_jax.assembly.model_directory import embed
 from taser_jax.data.batches.draws import queries_of
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.stream import (
@@ -25,7 +27,7 @@ from taser_jax.data.batches.stream import (
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.partitioning import Partitioner
-from taser_jax.models.batch import Array, EncoderInput, Role, static_task
+from taser_jax.models.batch import Array, Role, static_task
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, track
@@ -383,10 +385,7 @@ def check_validated_tasks(tasks: Collection[str], config: ValidationConfig) -> N
             fix="run `taser prepare` with VALIDATION_SHARE=0.1, which makes one of training "
             "queries, or set TrainingConfig.validation=None",
         )
-    if unknown := sorted(set(config.tasks) - set(tasks)):
-        problem = f"no task {', '.join(unknown)} with a split {SPLIT!r}"
-        fix = f"name some of {', '.join(sorted(tasks))}, or none for all of them"
-        raise ConfigError(problem, where="ValidationConfig.tasks", fix=fix)
+    check_known(config.tasks, tasks, where="ValidationConfig.tasks")
 
 
 def _with_positives(queries: TokenizedQueries) -> TokenizedQueries:
@@ -411,10 +410,5 @@ def _usable(size: int, partitioner: Partitioner) -> int:
 # Validators of one model share what is compiled.
 @functools.lru_cache(maxsize=4)
 def _encoder(model: DualEncoder, replicated: jax.sharding.Sharding) -> Callable[..., jax.Array]:
-    def apply(params: PyTree, tokens: EncoderInput, *, role: Role, task: str | None) -> jax.Array:
-        encoded: Any = model.apply(
-            {"params": params}, tokens, role=role, task=task, method="encode"
-        )
-        return encoded.embeddings
-
-    return jax.jit(apply, out_shardings=replicated, static_argnames=("role", "task"))
+    encode = functools.partial(embed, model=model)
+    return jax.jit(encode, out_shardings=replicated, static_argnames=("role", "task"))

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from taser_jax.assembly.data import check_known
 from taser_jax.commands import inputs
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.prepare.receipts import gold_path
@@ -97,9 +98,9 @@ class EvaluationConfig:
         Raises:
             ConfigError: an unknown task.
         """
-        inputs.check_known(self.page_only_tasks, tasks, where="EvaluationConfig.page_only_tasks")
-        inputs.check_known(self.regex_tasks, tasks, where="EvaluationConfig.regex_tasks")
-        inputs.check_known(self.qrels_tasks, tasks, where="EvaluationConfig.qrels_tasks")
+        check_known(self.page_only_tasks, tasks, where="EvaluationConfig.page_only_tasks")
+        check_known(self.regex_tasks, tasks, where="EvaluationConfig.regex_tasks")
+        check_known(self.qrels_tasks, tasks, where="EvaluationConfig.qrels_tasks")
 
     def judge_of(self, task: str) -> Judge:
         """The criterion for a hit of a task's queries."""

@@ -77,17 +77,6 @@ def _in_collection(task: str, collection: str, there: Iterable[str]) -> str:
     return short if short in there else task
 
 
-def check_known(tasks: Sequence[str], there: Iterable[str], *, where: str) -> None:
-    """Rejects tasks that the collection does not have.
-
-    Raises:
-        ConfigError: naming both.
-    """
-    if unknown := sorted(set(tasks).difference(there)):
-        fix = f"name tasks of the collection: {', '.join(sorted(there))}"
-        raise ConfigError(f"no task {', '.join(unknown)}", where=where, fix=fix)
-
-
 def read_task_run(runs_dir: str | pathlib.Path, queries: QuerySet, store: PassageStore) -> Run:
     """The run of a query set, aligned with it; empty for queries without results."""
     path = run_path(runs_dir, queries.task, queries.split)

@@ -9,6 +9,7 @@ from types import MappingProxyType
 import numpy as np
 from jaxtyping import Float64, Int
 
+from taser_jax.assembly.data import check_known
 from taser_jax.commands import inputs
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.token_store.arrays import TeacherScores
@@ -68,7 +69,7 @@ def mine(
     """
     store = PassageStore.open(data_dir, collection)
     heads = inputs.PassageHeads(store)
-    inputs.check_known(regex_tasks, list_tasks(data_dir, collection), where="REGEX_TASKS")
+    check_known(regex_tasks, list_tasks(data_dir, collection), where="REGEX_TASKS")
     counts = {}
     for task in inputs.tasks_with(data_dir, collection, split=split, tasks=tasks):
         queries = list(queries_set := QuerySet.open(data_dir, collection, task, split))

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from taser_jax.assembly.data import check_known
 from taser_jax.commands import inputs
 from taser_jax.commands.evaluate import EvaluationConfig, judge_run
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
@@ -76,7 +77,7 @@ def search(
         problem = f"the tag is {tag!r}, and a run file's columns are separated by white space"
         raise ConfigError(problem, where="search.tag", fix="write one word")
     tasks_there = list_tasks(data_dir, collection)
-    inputs.check_known(own_passage_tasks, tasks_there, where="OWN_PASSAGE_TASKS")
+    check_known(own_passage_tasks, tasks_there, where="OWN_PASSAGE_TASKS")
     store = PassageStore.open(data_dir, collection)
     names = inputs.tasks_with(data_dir, collection, split=split, tasks=tasks)
     if not (pathlib.Path(index_dir) / METADATA).is_file():
@@ -132,7 +133,7 @@ def bm25(
         The run files.
     """
     tasks_there = list_tasks(data_dir, collection)
-    inputs.check_known(own_passage_tasks, tasks_there, where="OWN_PASSAGE_TASKS")
+    check_known(own_passage_tasks, tasks_there, where="OWN_PASSAGE_TASKS")
     store = PassageStore.open(data_dir, collection)
     sparse = Bm25Index.build(
         (title_and_text(passage) for passage in store.iterate()),

@@ -49,7 +49,7 @@ def check_whole(checkpoint: str | os.PathLike[str]) -> None:
     path = absolute_path(checkpoint)
     if not path.is_dir():
         return
-    before = max((step for step in _steps(path.parent) if step < _step(path)), default=None)
+    before = max((step for step in saved_steps(path.parent) if step < _step(path)), default=None)
     fix = (
         f"take the checkpoint before it, {PREFIX}_{before}: `taser train` resumes from it by "
         f"itself, other commands with step={before}"
@@ -83,7 +83,7 @@ def set_aside_damaged(model_dir: str | os.PathLike[str]) -> list[str]:
     """
     directory = absolute_path(model_dir)
     damaged: list[tuple[epath.Path, DataError]] = []
-    for step in sorted(_steps(directory), reverse=True):
+    for step in sorted(saved_steps(directory), reverse=True):
         try:
             check_whole(directory / f"{PREFIX}_{step}")
         except DataError as error:
@@ -109,7 +109,8 @@ def set_aside_damaged(model_dir: str | os.PathLike[str]) -> list[str]:
     return renamed
 
 
-def _steps(directory: epath.Path) -> list[int]:
+def saved_steps(directory: epath.Path) -> list[int]:
+    """Steps of the checkpoints in a directory, in any order."""
     names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
     return [int(match[1]) for name in names if (match := re.fullmatch(rf"{PREFIX}_(\d+)", name))]
 
@@ -131,7 +132,7 @@ def saved_params(checkpoint: str | os.PathLike[str]) -> PyTree:
         check_whole(path.parent)
     if not path.exists():
         fix = "check the path; a directory that ends in .orbax-checkpoint-tmp is unfinished"
-        if steps := _steps(path.parent):
+        if steps := saved_steps(path.parent):
             fix = f"name one of this model's checkpoints, such as {PREFIX}_{max(steps)}"
         raise ConfigError("no checkpoint here", where=str(checkpoint), fix=fix)
     with ocp.PyTreeCheckpointer() as reader:

@@ -105,8 +105,10 @@ def without_validation():
 )
 def test_steps_and_validation_may_change(model_dir, caplog, settings, changes):
     with caplog.at_level("INFO", logger="taser"):
-        assert check_settings(model_dir, settings, step=300, accept_changes=False) == changes
+        check_settings(model_dir, settings, step=300, accept_changes=False)
     assert ("after step 300:\n" in caplog.text) == bool(changes)
+    for name, (old, new) in changes.items():
+        assert f"{name}: was {old}, now {new}\n" in f"{caplog.text}\n"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +132,7 @@ def test_the_rest_is_refused_unless_accepted(model_dir, settings, named):
     assert named in message
     assert "train_steps" not in message
     assert "--gin.train.accept_changes=True" in message
-    assert len(check_settings(model_dir, settings, step=300, accept_changes=True)) == 2
+    check_settings(model_dir, settings, step=300, accept_changes=True)
 
 
 def test_another_model_is_never_accepted(model_dir):
@@ -141,4 +143,4 @@ def test_another_model_is_never_accepted(model_dir):
 
 
 def test_without_a_record_nothing_is_compared(tmp_path):
-    assert check_settings(tmp_path, SETTINGS, step=300, accept_changes=False) == {}
+    check_settings(tmp_path, SETTINGS, step=300, accept_changes=False)

@@ -22,7 +22,7 @@ def test_a_misspelled_task_of_pydocs_is_refused(tmp_path, capsys):
         capsys, "prepare", "pydocs", *gin(DATA_DIR=tmp_path / "data", TASKS=["code", "sumary"])
     )
     assert "no task sumary" in message
-    assert "name tasks of the collection: code, example" in message
+    assert "name some of code, example" in message
 
 
 def test_vocabulary_and_token_store(small_world):

@@ -10,12 +10,13 @@ from typing import Any
 
 import jax
 
+from taser_jax.assembly.data import check_known
 from taser_jax.assembly.model_directory import read_facts
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.encode import encode
 from taser_jax.commands.evaluate import EvaluationConfig, evaluate
 from taser_jax.commands.import_model import import_model
-from taser_jax.commands.inputs import check_collection, check_known
+from taser_jax.commands.inputs import check_collection
 from taser_jax.commands.mine import mine
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.search import bm25, index, search

@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from jaxtyping import Float
 
+from taser_jax.assembly.data import check_known
 from taser_jax.commands.ask import FUSION, Answer
 from taser_jax.commands.evaluate import EvaluationConfig
-from taser_jax.commands.inputs import PassageHeads, check_known, read_task_run, run_path, tasks_with
+from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
 from taser_jax.commands.search import development_set
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.devices.hosts import first_host_only, writes

@@ -284,8 +284,8 @@ def test_what_cannot_be_plugged_in_or_looked_up(world, mixture_dir, tmp_path):
     for wrong, words in (
         ({"k": 0}, "set DOCUMENTS to 1 to 60"),
         ({"k": 61}, "set DOCUMENTS to 1 to 60"),
-        ({"tasks": ["third"]}, r"(?s)no task 'third'.*some of first, second"),
-        ({"splits": ["test"]}, r"(?s)no split 'test'.*train, val.*augment.splits"),
+        ({"tasks": ["third"]}, r"(?s)no task third.*some of first, second"),
+        ({"splits": ["test"]}, r"(?s)augment.splits: no split test.*train, val"),
     ):
         with pytest.raises(ConfigError, match=words):
             look_up(world, mixture_dir, tmp_path / "documents", **wrong)
