@@ -225,9 +225,7 @@ COMMANDS: dict[str, Command] = dict(
             module="systems.moma.pipeline",
         ),
         _command(
-            "quickstart",
-            "compare BM25, MiniLM and TASER on pydocs",
-            module=f"{_PIPELINES}.taser",
+            "quickstart", "compare BM25, MiniLM and TASER on pydocs", module=f"{_PIPELINES}.taser"
         ),
     )
 )

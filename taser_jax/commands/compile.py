@@ -253,9 +253,8 @@ def plan_recipe(
 
     These are parameters on every device, parameters split over all devices, and products split over
     two. The recipe's own mesh stays unless another is more than 5% faster. Prints a table for each
-    topology with the Gin lines of its best row and, for several topologies, compares their steps,
-    chip-hours and prices. Nothing is run. Compiled reports are kept in `output_dir`; if
-    interrupted, rerun the command to resume.
+    topology with the Gin lines of its best row. Nothing is run. Compiled reports are kept in
+    `output_dir`; if interrupted, rerun the command to resume.
 
     Args:
         topologies: names separated by commas: v5e:2x4,v5p:2x2x1.
@@ -303,8 +302,6 @@ def plan_recipe(
             unfit += rows
     if not best:
         raise _nothing_fits(unfit, model, training)
-    if len(best) > 1:
-        print(_comparison(best))
     return best
 
 
@@ -371,25 +368,6 @@ def _compiled_row(
 
 def _gin_lines(row: PlanRow) -> list[str]:
     return [f"MESH_FSDP = {row.mesh.fsdp}", f"NUM_MODEL_PARTITIONS = {row.mesh.model}"]
-
-
-def _comparison(best: Sequence[PlanRow]) -> str:
-    def chip_hours(row: PlanRow) -> float:
-        return 1000 * (row.step_seconds or 0.0) * row.topology.num_chips / 3600
-
-    rows = [
-        (
-            row.topology.name,
-            row.topology.num_chips,
-            f"{1e3 * (row.step_seconds or 0.0):.2f}",
-            f"{chip_hours(row):.2f}",
-            row.dollars,
-            row.bound,
-        )
-        for row in sorted(best, key=chip_hours)
-    ]
-    head = ("topology", "chips", "ms a step", "chip-hours per 1,000 steps", "$", "bound by")
-    return markdown_table(head, rows)
 
 
 def _nothing_fits(

@@ -13,7 +13,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.evaluation.metrics import AnswerMatch, AnswerMatcher
 from taser_jax.retrieval.runs import NO_ROW, Run, read_trec_run
 from taser_jax.storage.artifacts import require_equal, split_path
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import ConfigError
 
 # Passages read at once.
 _BLOCK = 4096
@@ -86,16 +86,9 @@ def read_task_run(runs_dir: str | pathlib.Path, queries: QuerySet, store: Passag
     return read_trec_run(path, store.row_of, query_ids=[query.id for query in queries])
 
 
-def own_rows(store: PassageStore, task: str, query_ids: Sequence[str]) -> np.ndarray:
-    """Row of the passage with each query's id; -1 if there is none.
-
-    Raises:
-        DataError: no query has a passage's id.
-    """
+def own_rows(store: PassageStore, query_ids: Sequence[str]) -> np.ndarray:
+    """Row of the passage with each query's id; -1 if there is none."""
     rows = [store.find(query_id) for query_id in query_ids]
-    if all(row is None for row in rows):
-        problem = f"no query of task {task!r} has the id of a passage"
-        raise DataError(problem, where="OWN_PASSAGE_TASKS", fix="leave the task out")
     return np.array([NO_ROW if row is None else row for row in rows], np.int32)
 
 

@@ -101,15 +101,8 @@ def mine(
             what = "queries without negatives: training draws random passages for them"
             logger.info("%s %s: %d %s", task, split, count, what)
         teacher = None
-        facts = {
-            "mining": to_plain(task_config),
-            "statistics": dataclasses.asdict(mined.statistics),
-        }
         if teachers:
             teacher = teacher_scores(teachers, queries_set, mined.rows, store)
-            facts["positive_first"] = first = share_of_positives_first(teacher)
-            what = "the teacher scores the best positive of %.1f%% of queries above all negatives"
-            logger.info(f"%s %s: {what}", task, split, 100 * first)
         # A pipeline's folder can be moved.
         places = {path_from(output_dir, name): weight for name, weight in teachers.items()}
         write_negatives(
@@ -124,7 +117,10 @@ def mine(
                 "source": path_from(output_dir, runs_dir),
                 **({"teachers": places} if teachers else {}),
             },
-            facts=facts,
+            facts={
+                "mining": to_plain(task_config),
+                "statistics": dataclasses.asdict(mined.statistics),
+            },
             teacher=teacher,
         )
         counts[task] = mined.statistics.negatives
@@ -161,7 +157,7 @@ def teacher_scores(
 
     Raises:
         ConfigError: a directory that holds no teacher.
-        DataError: embeddings of other queries, or scores that are not finite.
+        DataError: embeddings of other queries.
     """
     lists = [
         np.array([*query.positives, *mined], np.int64)
@@ -173,29 +169,10 @@ def teacher_scores(
             score = _scorer(directory, queries, store)
             for number, rows in enumerate(lists):
                 totals[number] += weight * score(number, rows)
-    lines = []
-    for query, rows, total in zip(queries, lists, totals, strict=True):
-        scores = total.astype(np.float32)
-        if not np.isfinite(scores).all():
-            place = np.flatnonzero(~np.isfinite(scores))[0]
-            raise DataError(
-                f"score {scores[place]} of query {query.id!r} and passage row {rows[place]}",
-                where=f"{queries.task} {queries.split}",
-                expected="finite scores",
-                fix="take a teacher whose training did not diverge",
-            )
-        lines.append(TeacherScores(*np.split(scores, [len(query.positives)])))
-    return lines
-
-
-def share_of_positives_first(lines: Sequence[TeacherScores]) -> float:
-    """Share of the queries with negatives whose best positive scores above all of them."""
-    firsts = [
-        line.positives.max() > line.negatives.max()
-        for line in lines
-        if len(line.positives) and len(line.negatives)
+    return [
+        TeacherScores(*np.split(total.astype(np.float32), [len(query.positives)]))
+        for query, total in zip(queries, totals, strict=True)
     ]
-    return float(np.mean(firsts)) if firsts else 0.0
 
 
 def _scorer(directory: str, queries: QuerySet, store: PassageStore) -> Scorer:

@@ -162,7 +162,7 @@ def best_run(
 ) -> Run:
     """The first k results of each query; where queries are passages too, without its own."""
     if task in own_passage_tasks:
-        result = without_own(result, inputs.own_rows(store, task, query_ids), k)
+        result = without_own(result, inputs.own_rows(store, query_ids), k)
     return Run.of(query_ids, result)
 
 

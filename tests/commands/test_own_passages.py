@@ -83,10 +83,7 @@ def test_neither_does_a_model(root, small_world, compared, tmp_path):
     assert _found(tmp_path / "fused" / "runs") == without_own
 
 
-def test_refusals(root, tmp_path, capsys, small_world):
+def test_an_unknown_task_is_refused(root, tmp_path, capsys):
     places = gin(BM25_RUNS_DIR=tmp_path / "runs", BM25_INDEX_DIR=tmp_path / "index")
     unknown = gin(OWN_PASSAGE_TASKS=["arguanna"])
     assert "no task arguanna" in refused(capsys, "bm25", *_where(root), *places, *unknown)
-    small = gin(DATA_DIR=small_world.data_dir, COLLECTION="small", OWN_PASSAGE_TASKS=["code"])
-    message = refused(capsys, "bm25", *small, *places)
-    assert "no query of task 'code' has the id of a passage" in message

@@ -87,18 +87,6 @@ def test_meshes_divide_devices_and_heads(own, devices, heads, meshes):
     assert [(mesh.fsdp, mesh.model) for mesh in configs] == meshes
 
 
-def test_chips_are_compared(tmp_path, capsys, compiler):
-    compiler[1][:] = [report(seconds=0.4), *[report(seconds=0.5)] * 2, report(seconds=0.1)]
-    assert run(tmp_path, "--topologies=v5e:2x2,v5e:2x4") == 0
-    shown = capsys.readouterr().out
-    # 4 chips for 0.4 s and 8 chips for 0.1 s, 1,000 times.
-    table = shown.splitlines()[-4:]
-    assert table[2:] == [
-        "| v5e:2x4 | 8 | 100.00 | 0.22 | 0.27 | ICI |",
-        "| v5e:2x2 | 4 | 400.00 | 0.44 | 0.53 | ICI |",
-    ]
-
-
 @pytest.mark.parametrize(("other", "fsdp"), [(0.192, 4), (0.188, 1)])
 def test_the_recipes_own_mesh_stays_unless_another_is_faster_by_5_percent(
     tmp_path, capsys, compiler, other, fsdp

@@ -68,7 +68,6 @@ def test_two_runs_by_weight(capitals, runs, tmp_path):
         np.testing.assert_allclose(line.teacher.negatives, expected, rtol=1e-6)
         np.testing.assert_allclose(line.teacher.positives, [total(["p0", "p3"][number])], rtol=1e-6)
     metadata = json.loads((tmp_path / "scored" / "metadata.json").read_text())
-    assert 0 <= metadata["files"]["capital.train.jsonl"]["positive_first"] <= 1
     places = {os.path.relpath(name, tmp_path / "scored"): teachers[name] for name in teachers}
     assert metadata["teachers"] == places
 
@@ -97,8 +96,6 @@ def test_embeddings_give_inner_products(tmp_path):
     [
         ("{{'{empty}': 1.0}}", "no embeddings, and no run capital.train.trec"),
         ("hand", "mine.teachers = %TEACHERS: 'hand'"),
-        ("{{'{hand}': 1e39}}", "score inf of query"),
-        ("{{'{hand}': 1e39}}", "finite scores"),
     ],
 )
 def test_refusals(capitals, runs, tmp_path, capsys, teachers, words):

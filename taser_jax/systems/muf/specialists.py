@@ -182,7 +182,7 @@ class OpenSpecialist:
             with phase(f"{self.name}: search of {task} {split}"):
                 result = self.search(self.vectors(task, split), more=drops)
             if drops:
-                own = own_rows(self._store, task, queries.query_ids)
+                own = own_rows(self._store, queries.query_ids)
                 result = runs.without_own(result, own, self._weighing.depth)
             run = runs.Run.of(queries.query_ids, result)
             runs.QueryArrays.of_run(run, fingerprints=fingerprints).save(directory)

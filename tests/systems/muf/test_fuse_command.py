@@ -141,10 +141,8 @@ def test_a_second_fusion_searches_nothing_anew(fused, small_world, specialists, 
 
 
 def test_results_with_own_passages_are_not_taken_for_those_without(
-    small_world, specialists, tmp_path, monkeypatch
+    small_world, specialists, tmp_path
 ):
-    name = "taser_jax.systems.muf.specialists.own_rows"
-    monkeypatch.setattr(name, lambda store, task, ids: np.full(len(ids), -1, np.int32))
     only = {"tasks": ["code"]}
     own = {**only, "own_passage_tasks": ["code"]}
     start(tmp_path, small_world, specialists, **only)
