@@ -306,8 +306,9 @@ def training_job(
         feature_lengths=inputs.feature_lengths or {},
     )
     validation_queries = read(SPLIT) if training.validation else {}
-    selection = training.checkpoints.selection.value
-    if training.validation and selection not in training.validation.metrics:
+    selection, loop = training.checkpoints.selection.value, training.loop
+    several = loop.validates_first or 0 < loop.evaluation_period < loop.train_steps
+    if several and training.validation and selection not in training.validation.metrics:
         measured = ", ".join(training.validation.metrics) or "nothing"
         problem = f"checkpoints are selected by {selection}, and validation measures {measured}"
         fix = "select by what is measured, or set ValidationConfig.num_batches or its pool"

@@ -1,6 +1,7 @@
 """`taser mine` on passages and questions checked by hand."""
 
 import json
+import os
 import pathlib
 
 import pytest
@@ -56,13 +57,18 @@ def test_drop_leaves_out_positives_and_passages_with_an_answer(capitals, runs_di
 
 
 def test_queries_without_answers_are_judged_by_qrels(capitals, runs_dir, tmp_path):
+    """Into a folder below a link: ".." leads from where that link leads."""
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    (tmp_path / "linked").symlink_to(tmp_path / "far" / "away")
+    output = tmp_path / "linked" / "negatives"
     succeed(
         *("mine", *capitals.where),
-        *gin(RUNS_DIR=runs_dir, NEGATIVES_DIR=tmp_path, TASKS=["rivers"]),
+        *gin(RUNS_DIR=runs_dir, NEGATIVES_DIR=output, TASKS=["rivers"]),
         *gin("MiningConfig", answer_containing="drop"),
     )
     # "river in France": all that names France or a river, but p0 and p1, which are judged.
-    assert _mined(tmp_path, "rivers") == [{"p2", "p5"}, {"p1", "p3", "p4"}]
+    assert _mined(output, "rivers") == [{"p2", "p5"}, {"p1", "p3", "p4"}]
+    assert os.path.samefile(output / read_metadata(output)["source"], runs_dir)
 
 
 @pytest.mark.parametrize("round_of", ["first_mining", "second_mining"])

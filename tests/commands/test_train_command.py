@@ -159,6 +159,13 @@ def test_a_loss_that_is_not_finite_names_the_queries(trained, tiny_store_dir, tm
     checkpoints.close()
 
 
+def _without_loss():
+    """Ranks alone are measured, and of several checkpoints the one of the least loss is asked for."""
+    training = tiny_training.training_config(train_steps=2, evaluation_period=1)
+    validation = dataclasses.replace(training.validation, num_batches=0)
+    return dataclasses.replace(training, validation=validation)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -169,6 +176,7 @@ def test_a_loss_that_is_not_finite_names_the_queries(trained, tiny_store_dir, tm
             "multiple of 8",
         ),
         ({"initial_checkpoint": "nowhere/checkpoint_1"}, "no checkpoint here"),
+        ({"training": _without_loss()}, "by nll, and validation measures average_rank, mrr"),
     ],
 )
 def test_what_cannot_be_trained_is_reported_first(tmp_path, tiny_store_dir, options, words):

@@ -15,6 +15,7 @@ from taser_jax.assembly.plans import MultitaskTraining
 from taser_jax.assembly.text_sources import frozen_texts
 from taser_jax.commands.encode import encode
 from taser_jax.commands.train import train
+from taser_jax.data.batches.draws import queries_of
 from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.data.batches.stream import FalseNegatives
 from taser_jax.data.token_store.store import TokenStore
@@ -181,13 +182,15 @@ def test_towers_of_the_same_weights_share_states(ragged_store_dir, tmp_path):
     params = tiny_training.draw_params(tied, named_key(0, "init"))
     separate = tied.clone(config=dataclasses.replace(plain, towers=Towers.SEPARATE))
     copies = {name: params["encoder"] for name in separate.config.tower_names}
+    nothing = queries_of(store.queries("second", "validation"), np.zeros(0, np.int64))
     options = {
         "store": store,
-        "queries": [store.queries("first", "validation")],
+        "queries": [store.queries("first", "validation"), nothing],
         "dtype": EmbeddingDtype.FLOAT32,
     }
     made = frozen_texts(str(tmp_path), model=tied, params=params, **options)
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("states.npy")}
+    assert len(times) == 2, "an empty split has no states"
     shared = frozen_texts(str(tmp_path), model=separate, params=copies, **options)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("states.npy")} == times
     rows = np.arange(3)

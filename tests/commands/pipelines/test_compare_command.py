@@ -270,6 +270,7 @@ def test_every_argument_of_every_stage_counts(
     queries = [Query(id=f"{n}", text=f"{n}", task="hills") for n in range(40)]
     settings = tmp_path / "own.gin"
     lines = ["ObjectiveConfig.temperature = 0.1", "OptimizerConfig.weight_decay = 0.5"]
+    lines += ["OptimizerConfig.learning_rate = 3e-4", "OptimizerConfig.warmup_steps = 7"]
     lines += [
         "first/MiningConfig.depth = 20",
         *["TrainingConfig.train_from_block = 2"] * pretrained,
@@ -297,6 +298,8 @@ def test_every_argument_of_every_stage_counts(
         if "training.objective.temperature" in inputs:
             assert inputs["training.objective.temperature"] == 0.1
             assert inputs["training.optimizer.weight_decay"] == 0.5
+            assert inputs["training.optimizer.learning_rate"] == 3e-4
+            assert inputs["training.optimizer.warmup_steps"] == 7
             assert inputs["training.loop.validates_first"] == pretrained
             assert inputs["training.train_from_block"] == 2 * pretrained
     assert Stages(output).record("bm25-mine").inputs["config.depth"] == 20
@@ -328,5 +331,11 @@ def test_a_collection_without_queries_is_encoded_and_indexed(
     }
     left = json.loads((output / "retriever.json").read_text())
     assert left["model_dir"] == "pretrained-untrained/model"
+    # A run that is refused leaves the record of the one before.
+    records = [output / name for name in ("config.gin", "decided.gin")]
+    before = [path.read_text() for path in records]
+    lengths = "--gin.TASK_FEATURE_LENGTHS={'query': 8, 'passage': 8}"
+    assert "given" in refused(capsys, "compare", folder, f"--out={output}", pretrained, lengths)
+    assert [path.read_text() for path in records] == before
     tokenized = Stages(output).record("tokenize").inputs
     assert (tokenized["mixture_or_task"], tokenized["collection"]) == (None, "hills")

@@ -3,13 +3,19 @@
 import json
 import math
 import pathlib
+import types
 
 import numpy as np
 import pytest
 
 from taser_jax.commands.pipelines import cross_validation
 from taser_jax.commands.pipelines.compare_plan import fold_numbers
-from taser_jax.commands.pipelines.cross_validation import choose, choose_bm25, hold_out
+from taser_jax.commands.pipelines.cross_validation import (
+    choose,
+    choose_bm25,
+    hold_out,
+    rank_held_out,
+)
 from taser_jax.data.collections.store import PassageStore, write_collection, write_queries
 from taser_jax.data.token_store.negatives import read_negatives, write_negatives
 from taser_jax.retrieval.bm25 import Bm25Config
@@ -149,6 +155,48 @@ def test_a_task_of_few_queries_has_none_in_some_folds(data_dir, tmp_path):
         k=10,
     )
     assert chosen.queries == QUERIES + 1
+
+
+def test_no_list_has_the_querys_own_passage(data_dir, tmp_path, monkeypatch):
+    """Query pN is passage pN, too, which BM25 and embeddings would find first."""
+    ids, vectors = [f"p{n}" for n in range(QUERIES)], np.eye(20, dtype=np.float32)
+    queries = [Query(id, f"word{n} other", "own", (n + 1,)) for n, id in enumerate(ids)]
+    write_queries(data_dir, "toy", "own", "train", queries)
+    store = PassageStore.open(data_dir, "toy")
+    where = {"data_dir": data_dir, "collection": "toy", "own_passage_tasks": ["own"]}
+    grid = {"candidates": [Bm25Config()], "output_dir": str(tmp_path / "grid")}
+    choose_bm25(**where, **grid, splits=["train"], measure="nDCG@10")
+    metadata = {"collection_fingerprint": store.fingerprint, "source": "runs"}
+    lists = {"rows": [[19]] * QUERIES, "scores": [[1.0]] * QUERIES, "metadata": metadata}
+    write_negatives(tmp_path / "negatives", "own", "train", query_ids=ids, **lists)
+
+    encoded = types.SimpleNamespace(fingerprints={}, query_ids=ids, take=lambda rows: vectors[rows])
+    model = types.SimpleNamespace(encode_fn=lambda *_, **__: None, batch_multiple=1)
+    tokens = types.SimpleNamespace(queries=lambda *_: encoded, passages=None)
+    monkeypatch.setattr(cross_validation.Embeddings, "open", lambda _: encoded)
+    monkeypatch.setattr(cross_validation.QueryEmbeddings, "of_split", lambda *_, **__: encoded)
+    monkeypatch.setattr(cross_validation.TokenStore, "open", lambda _: tokens)
+    monkeypatch.setattr(cross_validation, "load_model", lambda _: model)
+    monkeypatch.setattr(cross_validation, "encode_rows", lambda _, __, rows, **___: vectors[rows])
+    runs, fold = str(tmp_path / "grid" / "0" / "runs"), tmp_path / "fold"
+    hold_out(
+        **where,
+        tasks=["own"],
+        runs_dirs={"bm25": runs, "dense": runs},
+        embeddings_dirs={"dense": "embeddings"},
+        negatives_dir=str(tmp_path / "negatives"),
+        output_dir=str(fold),
+        fold=0,
+        folds=2,
+    )
+    rank = {"model_dir": "model", "token_store": "tokens", "fold_dir": str(fold), "k": 3}
+    rank_held_out(**where, **rank, output_dir=str(fold / "trained"))
+    held = json.loads((fold / "fold.json").read_text())
+    assert {store.row_of(id) for id in held["queries"]["own"]} & set(held["pool"])
+    for folder in (pathlib.Path(runs), *(fold / name for name in ("bm25", "dense", "trained"))):
+        results = [line.split() for line in (folder / "own.train.trec").read_text().splitlines()]
+        assert results, folder
+        assert all(query != passage for query, _, passage, *_ in results), folder
 
 
 def choice(data_dir: str, tmp_path: pathlib.Path, trained: list[list[int]], split="validation"):
