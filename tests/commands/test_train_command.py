@@ -160,7 +160,7 @@ def test_a_loss_that_is_not_finite_names_the_queries(trained, tiny_store_dir, tm
 
 
 def _without_loss():
-    """Ranks alone are measured, and of several checkpoints the one of the least loss is asked for."""
+    """Ranks alone are measured, and the checkpoint of the least loss is asked for."""
     training = tiny_training.training_config(train_steps=2, evaluation_period=1)
     validation = dataclasses.replace(training.validation, num_batches=0)
     return dataclasses.replace(training, validation=validation)
