@@ -19,27 +19,11 @@ from jaxtyping import PyTree
 from taser_jax.data.token_store.store import QueryNormalization, Titles, TokenStore
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner, placed
+from taser_jax.models import parameters
 from taser_jax.models.batch import EncoderInput, Role, static_task
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
 from taser_jax.models.fusion import FUSION_PARTS
-from taser_jax.models.parameters import (
-    abstract_params,
-    config_from_json,
-    config_to_json,
-    logical_axes,
-    parameter_count,
-    parameters_fingerprint,
-    passage_json,
-)
-from taser_jax.storage import checksums
-from taser_jax.storage.artifacts import (
-    FilePath,
-    is_remote,
-    read_json,
-    require_equal,
-    write_bytes,
-    write_text,
-)
+from taser_jax.storage import artifacts, checksums
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import Natural, Positive, typed
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection, saved_steps
@@ -131,7 +115,7 @@ def passage_fingerprint(config: ModelConfig, params: PyTree) -> str:
     """Fingerprint of what encodes passages: models that differ on the query side alone share it."""
     tower = params[config.tower_name(Role.PASSAGE, None)]
     own = {name: part for name, part in tower.items() if name not in FUSION_PARTS}
-    return parameters_fingerprint(own, passage_json(config))
+    return parameters.parameters_fingerprint(own, parameters.passage_json(config))
 
 
 # At module level, so that one compiled program serves every task, split and round.
@@ -144,7 +128,7 @@ def embed(
     return encoded.embeddings
 
 
-def load_model(model_dir: FilePath, *, step: int | None = None) -> LoadedModel:
+def load_model(model_dir: artifacts.FilePath, *, step: int | None = None) -> LoadedModel:
     """Opens a model directory that `taser train` wrote.
 
     On several hosts all must call it, since checkpoints are restored together.
@@ -158,7 +142,7 @@ def load_model(model_dir: FilePath, *, step: int | None = None) -> LoadedModel:
     partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.local_devices()))
     checkpoints = _checkpoints(model_dir)
     step = checkpoints.best_step if step is None else step
-    shapes = placed(abstract_params(model), partitioner.replicated)
+    shapes = placed(parameters.abstract_params(model), partitioner.replicated)
     params = checkpoints.restore_params(shapes, step=step)
     checkpoints.close()
     vocabulary_dir = _on_this_machine(epath.Path(model_dir) / VOCABULARY)
@@ -166,7 +150,7 @@ def load_model(model_dir: FilePath, *, step: int | None = None) -> LoadedModel:
 
 
 def hold_model(
-    model: DualEncoder, params: PyTree, *, vocabulary_dir: FilePath, step: int = 0
+    model: DualEncoder, params: PyTree, *, vocabulary_dir: artifacts.FilePath, step: int = 0
 ) -> LoadedModel:
     """Parameters from elsewhere, such as a pretrained checkpoint, copied to this host's devices.
 
@@ -181,14 +165,16 @@ def hold_model(
     return LoadedModel(
         model=model,
         params=placed,
-        fingerprint=parameters_fingerprint(placed, config_to_json(model.config)),
+        fingerprint=parameters.parameters_fingerprint(
+            placed, parameters.config_to_json(model.config)
+        ),
         vocabulary_dir=pathlib.Path(vocabulary_dir),
         step=step,
         partitioner=partitioner,
     )
 
 
-def _checkpoints(model_dir: FilePath) -> Checkpoints:
+def _checkpoints(model_dir: artifacts.FilePath) -> Checkpoints:
     """A model directory's checkpoints, ranked by the measure its training selected by."""
     named = read_facts(model_dir).get("selection")
     selection = Selection(named or CheckpointConfig().selection.value)
@@ -196,7 +182,7 @@ def _checkpoints(model_dir: FilePath) -> Checkpoints:
     return Checkpoints(model_dir, config, cleans_up=False)
 
 
-def selected_checkpoint(model_dir: FilePath) -> epath.Path:
+def selected_checkpoint(model_dir: artifacts.FilePath) -> epath.Path:
     """The directory of the best checkpoint by validation, which commands take by default.
 
     Raises:
@@ -210,12 +196,12 @@ def selected_checkpoint(model_dir: FilePath) -> epath.Path:
     return checkpoint_path(model_dir, step)
 
 
-def checkpoint_path(model_dir: FilePath, step: int) -> epath.Path:
+def checkpoint_path(model_dir: artifacts.FilePath, step: int) -> epath.Path:
     """The directory of a step's checkpoint."""
     return epath.Path(model_dir) / f"checkpoint_{step}"
 
 
-def checkpoint_steps(model_dir: FilePath) -> list[int]:
+def checkpoint_steps(model_dir: artifacts.FilePath) -> list[int]:
     """Steps of all finished checkpoints, ascending.
 
     Raises:
@@ -227,13 +213,13 @@ def checkpoint_steps(model_dir: FilePath) -> list[int]:
     return steps
 
 
-def _no_checkpoint(model_dir: FilePath) -> ConfigError:
+def _no_checkpoint(model_dir: artifacts.FilePath) -> ConfigError:
     return ConfigError("no finished checkpoint", where=str(model_dir), fix="train the model first")
 
 
 def _on_this_machine(directory: epath.Path) -> pathlib.Path:
     """The directory, or a local copy of one in a bucket: vocabularies are read as local files."""
-    if not is_remote(directory):
+    if not artifacts.is_remote(directory):
         return pathlib.Path(directory)
     copy = pathlib.Path(tempfile.mkdtemp(prefix="taser-vocabulary-"))
     for source in directory.iterdir():
@@ -241,7 +227,7 @@ def _on_this_machine(directory: epath.Path) -> pathlib.Path:
     return copy
 
 
-def read_model_config(model_dir: FilePath) -> ModelConfig:
+def read_model_config(model_dir: artifacts.FilePath) -> ModelConfig:
     """The configuration in a model directory's model.json."""
     path = epath.Path(model_dir) / MODEL_FILE
     if not path.is_file():
@@ -251,18 +237,18 @@ def read_model_config(model_dir: FilePath) -> ModelConfig:
     checksums.check_directory(
         model_dir, fix=f"run `taser train` or `taser import` into {model_dir} again"
     )
-    return config_from_json(path.read_text(encoding="utf-8"), where=str(path))
+    return parameters.config_from_json(path.read_text(encoding="utf-8"), where=str(path))
 
 
-def check_vocabulary(directory: FilePath, tokens: TokenStore) -> None:
+def check_vocabulary(directory: artifacts.FilePath, tokens: TokenStore) -> None:
     """Refuses tokens of another vocabulary than the one in a model's `vocabulary` directory.
 
     Raises:
         FingerprintError: naming both.
     """
-    recorded = read_json(epath.Path(directory) / "vocabulary.json", absent={})
+    recorded = artifacts.read_json(epath.Path(directory) / "vocabulary.json", absent={})
     if "fingerprint" in recorded:
-        require_equal(
+        artifacts.require_equal(
             f"token store {tokens.directory}",
             {"vocabulary": tokens.metadata.vocabulary_fingerprint},
             {"vocabulary": recorded["fingerprint"]},
@@ -271,7 +257,7 @@ def check_vocabulary(directory: FilePath, tokens: TokenStore) -> None:
 
 
 def write_run_record(
-    model_dir: FilePath,
+    model_dir: artifacts.FilePath,
     *,
     model_config: ModelConfig,
     facts: Mapping[str, object],
@@ -292,23 +278,23 @@ def write_run_record(
     directory = epath.Path(model_dir)
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in (
-        (MODEL_FILE, config_to_json(model_config)),
+        (MODEL_FILE, parameters.config_to_json(model_config)),
         (CONFIG_FILE, config_text),
         ("model-info.txt", parameter_table + "\n"),
         (RUN_FILE, json.dumps(facts, indent=1) + "\n"),
     ):
-        write_text(directory / name, text)
+        artifacts.write_text(directory / name, text)
     if vocabulary is not None:
         for source in sorted(vocabulary.rglob("*")):
             # The copies get a record of their own.
             if source.is_file() and source.name != checksums.FILE:
                 target = directory / VOCABULARY / source.relative_to(vocabulary).as_posix()
                 target.parent.mkdir(parents=True, exist_ok=True)
-                write_bytes(target, source.read_bytes())
+                artifacts.write_bytes(target, source.read_bytes())
 
 
 def write_model(
-    model_dir: FilePath,
+    model_dir: artifacts.FilePath,
     model: DualEncoder,
     params: PyTree,
     *,
@@ -330,11 +316,11 @@ def write_model(
     state = TrainState(step=jax.numpy.zeros((), jax.numpy.int32), params=params, opt_state=())
     checkpoints.save(state, step=0, about={"pretrained": facts.get("pretrained")})
     checkpoints.close()
-    axes = logical_axes(model)
+    axes = parameters.logical_axes(model)
     write_run_record(
         model_dir,
         model_config=model.config,
-        facts={"parameters": f"{parameter_count(params):,}", **facts, "train_steps": 0},
+        facts={"parameters": f"{parameters.parameter_count(params):,}", **facts, "train_steps": 0},
         parameter_table=parameter_table(
             params, logical_axes=axes, shardings=partitioner.param_shardings(axes, params)
         ),
@@ -343,7 +329,7 @@ def write_model(
     )
 
 
-def read_facts(model_dir: FilePath) -> dict[str, Any]:
+def read_facts(model_dir: artifacts.FilePath) -> dict[str, Any]:
     """run.json without its settings; empty where a model was trained before it was written.
 
     Raises:
@@ -353,19 +339,19 @@ def read_facts(model_dir: FilePath) -> dict[str, Any]:
     return {name: fact for name, fact in facts.items() if fact is not None and name != "settings"}
 
 
-def read_settings(model_dir: FilePath) -> dict[str, object]:
+def read_settings(model_dir: artifacts.FilePath) -> dict[str, object]:
     """Every setting of a model's training by its path, from run.json; empty where none was kept."""
     return _read_run(model_dir).get("settings", {})
 
 
-def _read_run(model_dir: FilePath) -> dict[str, Any]:
+def _read_run(model_dir: artifacts.FilePath) -> dict[str, Any]:
     path, again = epath.Path(model_dir) / RUN_FILE, "copy it again from where the model was trained"
-    record = read_json(path, fix=again, absent={})
+    record = artifacts.read_json(path, fix=again, absent={})
     typed(record, RunFacts, where=os.fspath(path), fix=again)
     return record
 
 
-def read_config_text(model_dir: FilePath) -> str:
+def read_config_text(model_dir: artifacts.FilePath) -> str:
     """The Gin configuration that the model was trained with; empty where none was kept."""
     path = epath.Path(model_dir) / CONFIG_FILE
     return path.read_text(encoding="utf-8") if path.is_file() else ""

@@ -10,12 +10,7 @@ import numpy as np
 
 from taser_jax.assembly.data import with_mixture_rates
 from taser_jax.assembly.validator import ValidationConfig
-from taser_jax.data.batches.every_task import (
-    Stream,
-    TaskBatchingConfig,
-    TaskBatchStream,
-    task_batch_sizes,
-)
+from taser_jax.data.batches import every_task
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.stream import (
     BatchingConfig,
@@ -51,7 +46,7 @@ class MultitaskTraining:
         combiner: how the tasks' gradients become one.
     """
 
-    batching: TaskBatchingConfig = TaskBatchingConfig()
+    batching: every_task.TaskBatchingConfig = every_task.TaskBatchingConfig()
     combiner: MultitaskConfig = MultitaskConfig()
 
 
@@ -116,7 +111,7 @@ class BatchPlan:
 
     shapes: Mapping[str, BatchShape]
     tasks: tuple[str, ...] | None
-    stream: Stream | None
+    stream: every_task.Stream | None
     facts: Mapping[str, object]
 
     def abstract_batches(self) -> dict[str, Batch]:
@@ -265,7 +260,7 @@ def _every_task(
     facts: dict[str, object] = {}
     stream = None
     if store is not None:
-        stream = TaskBatchStream(
+        stream = every_task.TaskBatchStream(
             store,
             queries,
             batching,
@@ -288,7 +283,7 @@ def _every_task(
             "false_negatives": batching.false_negatives.value,
         }
     elif task_sizes:
-        sizes = task_batch_sizes(
+        sizes = every_task.task_batch_sizes(
             task_sizes,
             total=batching.total,
             temperature=batching.temperature,

@@ -34,14 +34,7 @@ from taser_jax.models.batch import EncoderInput, Role, States, Tokens, static_ta
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Params
 from taser_jax.retrieval.embeddings import EmbeddingDtype, queries_directory
 from taser_jax.retrieval.encoding import EncodeConfig, batches_by_length
-from taser_jax.storage.artifacts import (
-    FilePath,
-    Fingerprint,
-    fingerprint,
-    fingerprint_json,
-    follow_plan,
-    replacing,
-)
+from taser_jax.storage import artifacts
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import bar, logger
 from taser_jax.storage.typed_files import to_plain
@@ -111,7 +104,12 @@ class OpenQueryDocuments(Protocol):
     """Opens the documents that a system looked up."""
 
     def __call__(
-        self, directory: FilePath, *, per_query: int, config: ModelConfig, store: TokenStore
+        self,
+        directory: artifacts.FilePath,
+        *,
+        per_query: int,
+        config: ModelConfig,
+        store: TokenStore,
     ) -> QueryDocuments:
         """Checks that the model takes documents, and opens them.
 
@@ -167,8 +165,8 @@ QUERY_DOCUMENTS: Registered[OpenQueryDocuments] = Registered(
     "taser_jax.systems.moma.query_documents"
 )
 # A directory and the token store of the passages -> their embeddings.
-SHARED_EMBEDDINGS: Registered[Callable[[FilePath, TokenStore], SharedEmbeddings]] = Registered(
-    "taser_jax.systems.moma.memory"
+SHARED_EMBEDDINGS: Registered[Callable[[artifacts.FilePath, TokenStore], SharedEmbeddings]] = (
+    Registered("taser_jax.systems.moma.memory")
 )
 
 
@@ -225,7 +223,7 @@ def frozen_texts(
             whole,
             length=whole.ids.shape[1],
             # Of the tokens alone: other positives and negatives leave the states as they are.
-            fingerprint=fingerprint([whole.ids, whole.lengths]),
+            fingerprint=artifacts.fingerprint([whole.ids, whole.lengths]),
             role=Role.QUERY,
             task=task,
         )
@@ -311,7 +309,7 @@ class _Maker:
             "weights": self.fingerprint(self._model.config.tower_name(role, task)),
             "dtype": self._dtype.value,
         }
-        follow_plan(directory, plan)
+        artifacts.follow_plan(directory, plan)
         if not (directory / STATES).is_file():
             self._write(directory / STATES, texts, longest=length, role=role, task=task)
         return StateRows.open(directory, texts.lengths, length=length)
@@ -324,7 +322,9 @@ class _Maker:
         """
         config, blocks = self._model.config, self._model.frozen_blocks
         frozen = re.compile(config.frozen_parameters(blocks))
-        total = Fingerprint().add(fingerprint_json(to_plain(config.frozen_settings(blocks))))
+        total = artifacts.Fingerprint().add(
+            artifacts.fingerprint_json(to_plain(config.frozen_settings(blocks)))
+        )
         for path, leaf in jax.tree_util.tree_leaves_with_path({tower: self._params[tower]}):
             if frozen.fullmatch(parameter_path(path)):
                 total.add(parameter_path(path).partition("/")[2]).add(np.asarray(leaf))
@@ -344,7 +344,7 @@ class _Maker:
             batch_multiple=8 * self._partitioner.batch_devices, length_multiple=_LENGTH_MULTIPLE
         )
         shown = bar("states", total=int(ends[-1]), unit="token")
-        with replacing(path) as scratch, shown as done:
+        with artifacts.replacing(path) as scratch, shown as done:
             # Under a memory map a full disk would kill the process: the room is taken before.
             with open(scratch, "wb") as file:
                 os.posix_fallocate(file.fileno(), 0, bytes_ + _HEADER)

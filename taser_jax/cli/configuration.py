@@ -20,16 +20,8 @@ from typing import Any
 
 import gin
 
-from taser_jax.cli import command_table
+from taser_jax.cli import command_table, gin_files
 from taser_jax.cli.command_table import at_home, fits, fix_of, shown
-from taser_jax.cli.gin_files import (
-    MACRO,
-    GinReader,
-    packaged_macros,
-    read_files,
-    references,
-    without_default,
-)
 from taser_jax.storage.errors import ConfigError, did_you_mean
 from taser_jax.storage.typed_files import check_ranges
 
@@ -153,8 +145,8 @@ def _with_macro(parameter: str) -> str:
         scope
         for (_, selector), values in _all_bindings().items()
         if selector.split(".")[-1] == owner and name in values
-        for scope, kind in references(values[name])
-        if kind == MACRO
+        for scope, kind in gin_files.references(values[name])
+        if kind == gin_files.MACRO
     }
     return " = ".join([parameter, *(f"%{macro}" for macro in sorted(macros))])
 
@@ -199,10 +191,10 @@ def resolve(
     functions = [function, *([recipe_of] if recipe_of else [])]
     targets = [*functions, *command_table.configurables(*functions)]
     _register(targets)
-    needed = frozenset() if recipe_of else without_default(function)
-    make = functools.partial(GinReader, flags.search_paths, elsewhere, flags.imports)
+    needed = frozenset() if recipe_of else gin_files.without_default(function)
+    make = functools.partial(gin_files.GinReader, flags.search_paths, elsewhere, flags.imports)
     name = functions[-1].__name__
-    reader = read_files(make, flags.files, flags.defaults, function=name, needed=needed)
+    reader = gin_files.read_files(make, flags.files, flags.defaults, function=name, needed=needed)
     for setting, value in flags.bindings:
         reader.read_binding(setting, value)
     bindings = _all_bindings()
@@ -247,8 +239,8 @@ def _unused(bindings: _Bindings, reached: set[_Key], own: set[str]) -> tuple[str
         for (_, selector), values in bindings.items()
         if selector in own
         for value in values.values()
-        for scope, kind in references(value)
-        if kind == MACRO
+        for scope, kind in gin_files.references(value)
+        if kind == gin_files.MACRO
     }
     return tuple(
         sorted(
@@ -304,7 +296,7 @@ def _reachable(root: str, bindings: _Bindings) -> set[_Key]:
                 continue
             used.add(key)
             for value in bindings[key].values():
-                for scope, target in references(value):
+                for scope, target in gin_files.references(value):
                     calls.append((scope or active, target))
     return used
 
@@ -312,9 +304,9 @@ def _reachable(root: str, bindings: _Bindings) -> set[_Key]:
 def _check_macros(bindings: _Bindings, referenced: set[str], *, given: Collection[str]) -> None:
     """Rejects unknown macros, and macros of other commands on the command line."""
     leads_to = {
-        scope: [name for name, kind in references(values) if kind == MACRO]
+        scope: [name for name, kind in gin_files.references(values) if kind == gin_files.MACRO]
         for (scope, selector), values in bindings.items()
-        if selector == MACRO
+        if selector == gin_files.MACRO
     }
     try:
         bound = set(graphlib.TopologicalSorter(leads_to).static_order()) & leads_to.keys()
@@ -331,8 +323,8 @@ def _check_macros(bindings: _Bindings, referenced: set[str], *, given: Collectio
             fix=did_you_mean(name, bound) or f"set --gin.{name}=...",
         )
     # A project's file sets macros for all commands.
-    for name in sorted(bound - referenced - (packaged_macros() - set(given))):
-        usable = referenced if name in given else referenced | packaged_macros()
+    for name in sorted(bound - referenced - (gin_files.packaged_macros() - set(given))):
+        usable = referenced if name in given else referenced | gin_files.packaged_macros()
         raise ConfigError(
             f"macro {name} is set, but nothing refers to it",
             where=name,
@@ -352,12 +344,12 @@ def _check_pretrained(
     loads = any(target.__name__ == _WEIGHTS for target in targets)
     # A command may take the name itself.
     loaded = any(selector.split(".")[-1] == _WEIGHTS for _, selector in used) or any(
-        (_PRETRAINED, MACRO) in references(value)
+        (_PRETRAINED, gin_files.MACRO) in gin_files.references(value)
         for (_, selector), values in bindings.items()
         if selector.split(".")[-1] == command
         for value in values.values()
     )
-    if (_PRETRAINED, MACRO) in bindings and loads and not loaded:
+    if (_PRETRAINED, gin_files.MACRO) in bindings and loads and not loaded:
         raise ConfigError(
             f"{_PRETRAINED} is set, but nothing loads it: this would start from random weights",
             where=_PRETRAINED,
@@ -382,7 +374,7 @@ def _check_command_line(
                 and parts[2] in bindings[key]
             ]
         else:
-            hits = [key for key in used if key == (name, MACRO)]
+            hits = [key for key in used if key == (name, gin_files.MACRO)]
         if not hits:
             raise ConfigError(
                 f"`{command}` never uses {name}",
@@ -409,7 +401,7 @@ def _how_to_set(name: str) -> str:
 
 def _binding_name(key: _Key, parameter: str) -> str:
     scope, selector = key
-    if selector == MACRO:
+    if selector == gin_files.MACRO:
         return scope
     name = f"{selector.split('.')[-1]}.{parameter}"
     return f"{scope}/{name}" if scope else name

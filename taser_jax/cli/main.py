@@ -19,18 +19,7 @@ from taser_jax.cli import configuration
 from taser_jax.cli.command_line import Arguments, command_help, overview, parse
 from taser_jax.cli.command_table import GROUPS, load
 from taser_jax.cli.gin_files import show_gin
-from taser_jax.storage import progress, publishing
-from taser_jax.storage.errors import (
-    EXIT_HOST_LOST,
-    EXIT_INTERRUPTED,
-    EXIT_PREEMPTED,
-    EXIT_USER_ERROR,
-    ConfigError,
-    HostLostError,
-    Preempted,
-    TaserError,
-    storage_errors,
-)
+from taser_jax.storage import errors, progress, publishing
 
 logger = logging.getLogger("taser")
 
@@ -48,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         status = run(sys.argv[1:] if argv is None else list(argv))
     except KeyboardInterrupt:
-        status = EXIT_INTERRUPTED
+        status = errors.EXIT_INTERRUPTED
     except Exception:
         if _this_host():
             traceback.print_exc()
@@ -57,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Ctrl-C while Python ends would print a traceback that says nothing.
     signal.signal(signal.SIGINT, _end)
     _leave(status)
-    if status == EXIT_INTERRUPTED:
+    if status == errors.EXIT_INTERRUPTED:
         # Threads that still compute would crash as Python ends.
         sys.stdout.flush()
         _end()
@@ -72,7 +61,7 @@ def _interrupt(number: int, frame: types.FrameType | None) -> None:
 
 def _end(*_: object) -> None:
     # What is left unfinished, the next command removes.
-    os._exit(EXIT_INTERRUPTED)
+    os._exit(errors.EXIT_INTERRUPTED)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -103,7 +92,7 @@ def run(argv: Sequence[str]) -> int:
             return 0
         if arguments.multihost:
             if arguments.command.startswith(_ONE_HOST):
-                raise ConfigError(
+                raise errors.ConfigError(
                     f"`taser {arguments.command}` runs on one host",
                     where="--multihost",
                     fix="leave it out",
@@ -114,28 +103,28 @@ def run(argv: Sequence[str]) -> int:
         function = load(arguments.command)
         lost = hosts.naming_lost_hosts() if arguments.multihost else contextlib.nullcontext()
         # Commands name what they write; this is for the rest.
-        rest = storage_errors(f"taser {arguments.command}", doing="read or write")
+        rest = errors.storage_errors(f"taser {arguments.command}", doing="read or write")
         synced = publishing.syncing(arguments.is_synced)
         with synced, lost, rest:
             return _execute(function, arguments)
-    except TaserError as error:
+    except errors.TaserError as error:
         progress.say(f"error{_this_host()}: {_message(error)}")
-        return EXIT_USER_ERROR
-    except Preempted as error:
+        return errors.EXIT_USER_ERROR
+    except errors.Preempted as error:
         progress.say(f"preempted{_this_host()}: {_message(error)}; rerun the command to resume")
-        return EXIT_PREEMPTED
-    except HostLostError as error:
+        return errors.EXIT_PREEMPTED
+    except errors.HostLostError as error:
         progress.say(
             f"error{_this_host()}: {_message(error)}\n"
             "  expected: all hosts to work until the command ends\n"
             "  fix: read what the other hosts said last; if one was lost or killed, rerun the "
             "command on all hosts to resume"
         )
-        return EXIT_HOST_LOST
+        return errors.EXIT_HOST_LOST
     except KeyboardInterrupt as error:
         outcome = str(error) or "finished work is kept"
         progress.say(f"interrupted: {outcome}; rerun the command to resume")
-        return EXIT_INTERRUPTED
+        return errors.EXIT_INTERRUPTED
 
 
 def _leave(status: int) -> None:
@@ -160,7 +149,7 @@ def _execute(function: Callable[..., object], arguments: Arguments) -> int:
     has_dry_run = "dry_run" in inspect.signature(function).parameters
     try:
         if arguments.dry_run and not has_dry_run:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"`taser {arguments.command}` has no dry run",
                 where="--dry_run",
                 fix="leave it out",
@@ -168,11 +157,11 @@ def _execute(function: Callable[..., object], arguments: Arguments) -> int:
         resolved = configuration.resolve_command(
             arguments.command, arguments.flags, allow_unset=arguments.dry_run
         )
-    except ConfigError as error:
+    except errors.ConfigError as error:
         # The other hosts wait for this one's command line. They learn that it differs; here the
         # error itself says more.
         if arguments.multihost:
-            with contextlib.suppress(ConfigError):
+            with contextlib.suppress(errors.ConfigError):
                 _require_same_start(arguments, f"error: {error}")
         raise
     if arguments.multihost:

@@ -7,14 +7,9 @@ from collections.abc import Sequence
 
 import jax
 
+from taser_jax.assembly import text_sources
 from taser_jax.assembly.data import query_sets
 from taser_jax.assembly.model_directory import check_vocabulary, load_model, read_facts
-from taser_jax.assembly.text_sources import (
-    QUERY_DOCUMENTS,
-    SHARED_EMBEDDINGS,
-    QueryDocuments,
-    model_on_states,
-)
 from taser_jax.data.batches.stream import TextSource
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import keep_compiled_programs, wait_for_all, writes
@@ -85,14 +80,14 @@ def encode(
     }
     config = dataclasses.replace(config, batch_multiple=model.batch_multiple)
     states: TextSource | None = None
-    augmentation: QueryDocuments | None = None
+    augmentation: text_sources.QueryDocuments | None = None
     if augmentation_dir:
-        augmentation = QUERY_DOCUMENTS.get()(
+        augmentation = text_sources.QUERY_DOCUMENTS.get()(
             augmentation_dir, per_query=documents, config=model.model.config, store=store
         )
         states, queries = augmentation, [augmentation.renamed(split) for split in queries]
     if states_dir:
-        model, states = model_on_states(
+        model, states = text_sources.model_on_states(
             model,
             states_dir,
             blocks=read_facts(model_dir).get("train_from_block", frozen_blocks or 0),
@@ -105,7 +100,7 @@ def encode(
     passages: TokenRows = store.passages if states is None else states.passages
     with phase("encode passages"):
         if shared_embeddings:
-            shared = SHARED_EMBEDDINGS.get()(shared_embeddings, store)
+            shared = text_sources.SHARED_EMBEDDINGS.get()(shared_embeddings, store)
             passages = shared.encoded_by(model, config=config)
         encode_texts(
             model.encode_fn(Role.PASSAGE),

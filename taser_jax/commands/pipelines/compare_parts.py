@@ -16,13 +16,7 @@ import numpy as np
 from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.assembly.plans import TrainingConfig
-from taser_jax.commands.pipelines.compare_plan import (
-    ENOUGH_VALIDATION,
-    FittedLength,
-    Plan,
-    batch_tokens,
-    fit_length,
-)
+from taser_jax.commands.pipelines import compare_plan
 from taser_jax.commands.pipelines.retrieval_stages import System
 from taser_jax.commands.prepare import prepare_files
 from taser_jax.commands.train import train
@@ -141,7 +135,7 @@ def untrained_system(systems: Mapping[str, System]) -> System:
     )
 
 
-def with_trained_experts(model: ModelConfig, chosen: Plan) -> ModelConfig:
+def with_trained_experts(model: ModelConfig, chosen: compare_plan.Plan) -> ModelConfig:
     """The model with experts in trained blocks alone: one that is frozen is no expert.
 
     The frozen blocks are then those of the other systems, which share their states.
@@ -159,7 +153,7 @@ def with_trained_experts(model: ModelConfig, chosen: Plan) -> ModelConfig:
 
 def planned(
     training: TrainingConfig,
-    chosen: Plan,
+    chosen: compare_plan.Plan,
     *,
     num_chunks: int,
     states_dir: str | None,
@@ -182,7 +176,7 @@ def planned(
         filled(
             training.loop,
             evaluation_period=period,
-            patience=_PATIENCE if validation >= ENOUGH_VALIDATION else 0,
+            patience=_PATIENCE if validation >= compare_plan.ENOUGH_VALIDATION else 0,
         ),
         train_steps=chosen.steps,
         # Pretrained weights stay where no later checkpoint is better.
@@ -205,7 +199,11 @@ def planned(
 
 
 def chunks_that_fit(
-    model: ModelConfig, plan: Plan, *, sides: Mapping[str, FittedLength], gib: float
+    model: ModelConfig,
+    plan: compare_plan.Plan,
+    *,
+    sides: Mapping[str, compare_plan.FittedLength],
+    gib: float,
 ) -> int:
     """Chunks of a batch whose activations fit beside the rest of a training.
 
@@ -221,7 +219,7 @@ def chunks_that_fit(
     transformer = model.transformer
     floats = 8 * transformer.embed_dim + 3 * transformer.mlp_dim
     floats += 2 * transformer.num_heads * max(passage.tokens, sides["query"].tokens)
-    tokens = plan.batch_size * batch_tokens(sides["query"], passage)
+    tokens = plan.batch_size * compare_plan.batch_tokens(sides["query"], passage)
     activations = 4 * floats * tokens * (transformer.num_layers - plan.frozen_blocks) / 2**30
     fewest = min(activations / max(gib - _OTHER_GIB, 0.5), plan.batch_size)
     # All chunks are of the same size.
@@ -229,7 +227,9 @@ def chunks_that_fit(
     return next(size for size in divisors if size >= fewest)
 
 
-def measured_training(training: TrainingConfig, plan: Plan, num_chunks: int) -> TrainingConfig:
+def measured_training(
+    training: TrainingConfig, plan: compare_plan.Plan, num_chunks: int
+) -> TrainingConfig:
     """A few steps of a plan, without validation; frozen blocks are computed in every step."""
     few = dataclasses.replace(plan, steps=_MEASURED_STEPS)
     training = planned(
@@ -347,7 +347,7 @@ def fit_lengths(
     vocabulary: str,
     own_length: int | None,
     given: Mapping[str, int],
-) -> dict[str, FittedLength]:
+) -> dict[str, compare_plan.FittedLength]:
     """Lengths of queries and passages, from a sample of the texts.
 
     Args:
@@ -376,7 +376,7 @@ def fit_lengths(
         "passage": [len(ids) for ids in passage_ids(titles, bodies, words, None)],
     }
     return {
-        side: fit_length(
+        side: compare_plan.fit_length(
             [len(prompt) + length for length in lengths],
             longest=own_length or _LONGEST[side],
             given=given.get(side),

@@ -13,13 +13,7 @@ from taser_jax.assembly.model_directory import load_model, read_facts
 from taser_jax.assembly.text_sources import model_on_states
 from taser_jax.commands.evaluate import EvaluationConfig, judge_run
 from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
-from taser_jax.commands.pipelines.compare_plan import (
-    Choice,
-    fold_numbers,
-    paired_gain,
-    recommend,
-    shrunk_alpha,
-)
+from taser_jax.commands.pipelines import compare_plan
 from taser_jax.commands.search import best_run, bm25, development_set
 from taser_jax.data.batches.stream import TextSource
 from taser_jax.data.collections.store import PassageStore, QuerySet
@@ -27,17 +21,10 @@ from taser_jax.data.token_store.negatives import read_metadata, read_negatives, 
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
 from taser_jax.models.batch import Role
+from taser_jax.retrieval import fusion
 from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.embeddings import EmbeddingDtype, Embeddings, QueryEmbeddings
 from taser_jax.retrieval.encoding import EncodeConfig, TokenRows, encode_rows
-from taser_jax.retrieval.fusion import (
-    DevelopmentSet,
-    HybridConfig,
-    choose_alpha,
-    default_alpha,
-    fuse,
-)
-from taser_jax.retrieval.fusion import settle as settle_hybrid
 from taser_jax.retrieval.runs import NO_ROW, Run, SearchResult, top_k, write_trec_run
 from taser_jax.storage.artifacts import read_json, write_json
 from taser_jax.storage.progress import logger
@@ -89,7 +76,9 @@ def hold_out(
     ranked: dict[str, list[str]] = {}
     runs: dict[tuple[str, str], Run] = {}
     sets = [QuerySet.open(data_dir, collection, task, "train") for task in tasks]
-    numbers = fold_numbers([query.text for queries in sets for query in queries], folds)
+    numbers = compare_plan.fold_numbers(
+        [query.text for queries in sets for query in queries], folds
+    )
     ends = np.cumsum([len(queries) for queries in sets])
     emptied: list[str] = []
     for task, queries, end in zip(tasks, sets, ends, strict=True):
@@ -249,9 +238,9 @@ def choose(
     baseline: str,
     measure: str,
     k: int,
-    config: HybridConfig = HybridConfig(),
+    config: fusion.HybridConfig = fusion.HybridConfig(),
     evaluation: EvaluationConfig = EvaluationConfig(),
-) -> Choice:
+) -> compare_plan.Choice:
     """Compares candidates on queries that none of them was trained on: each alone and with BM25.
 
     Test queries decide nothing: α is then the default, by the widths of the lists alone.
@@ -278,7 +267,7 @@ def choose(
     values: dict[str, dict[str, Float64[np.ndarray, " queries"]]] = {}
     count = 0
     for name, directories in dense_dirs.items():
-        sets: dict[str, DevelopmentSet] = {}
+        sets: dict[str, fusion.DevelopmentSet] = {}
         for task in tasks:
             queries = QuerySet.open(data_dir, collection, task, split)
             parts = [
@@ -290,30 +279,30 @@ def choose(
             sets[task] = development_set(
                 dense, sparse, queries, heads, measure=measure, evaluation=evaluation
             )
-        settled = settle_hybrid(config, [(each.dense, each.sparse) for each in sets.values()])
-        default = default_alpha(settled)
+        settled = fusion.settle(config, [(each.dense, each.sparse) for each in sets.values()])
+        default = fusion.default_alpha(settled)
         if split == "test":
             alphas[name] = default
             continue
         count = sum(len(each.dense.query_ids) for each in sets.values())
-        best = choose_alpha(list(sets.values()), k=k, config=settled).alpha
-        alphas[name] = shrunk_alpha(best, default=default, queries=count)
+        best = fusion.choose_alpha(list(sets.values()), k=k, config=settled).alpha
+        alphas[name] = compare_plan.shrunk_alpha(best, default=default, queries=count)
         values[name] = {task: each.evaluate(each.dense) for task, each in sets.items()}
         values[f"{name} + BM25"] = {
             task: each.evaluate(
-                fuse(each.dense, each.sparse, alpha=alphas[name], k=k, config=settled)
+                fusion.fuse(each.dense, each.sparse, alpha=alphas[name], k=k, config=settled)
             )
             for task, each in sets.items()
         }
     gains = {
-        name: paired_gain(value, values[baseline])
+        name: compare_plan.paired_gain(value, values[baseline])
         for name, value in values.items()
         if name != baseline
     }
     for name, gain in gains.items():
         points = f"{100 * gain.mean:+.1f} points of {measure} against {baseline}"
         logger.info("%s: %s, ± %.1f", name, points, 100 * gain.error)
-    return Choice(recommend(gains, baseline), alphas, gains, count)
+    return compare_plan.Choice(compare_plan.recommend(gains, baseline), alphas, gains, count)
 
 
 def _lists(dense: str, sparse: str, queries: QuerySet, store: PassageStore) -> list[Run]:
@@ -387,5 +376,7 @@ def choose_bm25(
                 queries = QuerySet.open(data_dir, collection, task, split)
                 scores = judge_run(read_task_run(runs, queries, store), queries, heads, judged)
                 values[-1][f"{task}.{split}"] = scores.values[measure]
-    gains = {str(number): paired_gain(each, values[0]) for number, each in enumerate(values)}
-    return int(recommend(gains, "0"))
+    gains = {
+        str(number): compare_plan.paired_gain(each, values[0]) for number, each in enumerate(values)
+    }
+    return int(compare_plan.recommend(gains, "0"))

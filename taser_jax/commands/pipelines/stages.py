@@ -22,14 +22,7 @@ from etils import epath
 from taser_jax.commands.tokenize import collection_of
 from taser_jax.data.collections.store import SPLITS, collection_directory
 from taser_jax.devices.hosts import first_host_only, written_by
-from taser_jax.storage import checksums
-from taser_jax.storage.artifacts import (
-    METADATA,
-    check_version,
-    fingerprint_json,
-    read_json,
-    write_json,
-)
+from taser_jax.storage import artifacts, checksums
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.typed_files import parts_of, to_plain
@@ -135,9 +128,9 @@ class Stages:
     def record(self, name: str) -> StageRecord:
         """The record of a finished stage."""
         path = self._path(name)
-        values = read_json(path)
+        values = artifacts.read_json(path)
         again = "use a new directory, or the taser_jax version that wrote it"
-        check_version(values, FORMAT_VERSION, where=path, fix=again, error=ConfigError)
+        artifacts.check_version(values, FORMAT_VERSION, where=path, fix=again, error=ConfigError)
         del values["format_version"]
         return StageRecord(**values)
 
@@ -164,7 +157,7 @@ class Stages:
 
     def _write(self, record: StageRecord) -> StageRecord:
         content = {"format_version": FORMAT_VERSION, **dataclasses.asdict(record)}
-        write_json(self._path(record.name), content)
+        artifacts.write_json(self._path(record.name), content)
         return record
 
     def _plain(self, value: object) -> Any:
@@ -313,9 +306,9 @@ def artifact_fingerprint(path: epath.Path, splits: set[str]) -> str | None:
     if path.is_file():
         return checksums.crc(path)
     content: dict[str, object] = {}
-    for file in (path / METADATA, path / "vocabulary.json"):
+    for file in (path / artifacts.METADATA, path / "vocabulary.json"):
         if file.exists():
-            metadata = read_json(file)
+            metadata = artifacts.read_json(file)
             if "fingerprint" in metadata:
                 return metadata["fingerprint"]
             content = {"fingerprints": metadata.get("fingerprints")}
@@ -325,7 +318,7 @@ def artifact_fingerprint(path: epath.Path, splits: set[str]) -> str | None:
             # Metadata and reports have times, and query embeddings are added below passages'.
             if checkpoints or _counts(name, splits):
                 content[f"{directory.name}/{name}" if checkpoints else name] = recorded[-1:]
-    return fingerprint_json(content) if content else None
+    return artifacts.fingerprint_json(content) if content else None
 
 
 def _counts(name: str, splits: set[str]) -> bool:
@@ -339,10 +332,12 @@ def _collection_fingerprint(
 ) -> str | None:
     """Of a collection's passages, and of the queries of these tasks and splits."""
     content = {}
-    if (path / "passages" / METADATA).exists():
-        content["passages"] = read_json(path / "passages" / METADATA)["fingerprint"]
-    for metadata in path.glob(f"queries/*/*/{METADATA}"):
+    if (path / "passages" / artifacts.METADATA).exists():
+        content["passages"] = artifacts.read_json(path / "passages" / artifacts.METADATA)[
+            "fingerprint"
+        ]
+    for metadata in path.glob(f"queries/*/*/{artifacts.METADATA}"):
         task, split = metadata.parts[-3:-1]
         if split in splits and (tasks is None or task in tasks):
-            content[f"{task}.{split}"] = read_json(metadata)["fingerprint"]
-    return fingerprint_json(content) if content else None
+            content[f"{task}.{split}"] = artifacts.read_json(metadata)["fingerprint"]
+    return artifacts.fingerprint_json(content) if content else None
