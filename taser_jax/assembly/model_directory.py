@@ -183,17 +183,11 @@ def _checkpoints(model_dir: artifacts.FilePath) -> Checkpoints:
 
 
 def selected_checkpoint(model_dir: artifacts.FilePath) -> epath.Path:
-    """The directory of the best checkpoint by validation, which commands take by default.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The directory of the best checkpoint by validation, which commands take by default."""
     checkpoints = _checkpoints(model_dir)
     step = checkpoints.best_step
     checkpoints.close()
-    if step is None:
-        raise _no_checkpoint(model_dir)
-    return checkpoint_path(model_dir, step)
+    return checkpoint_path(model_dir, step or 0)
 
 
 def checkpoint_path(model_dir: artifacts.FilePath, step: int) -> epath.Path:
@@ -209,12 +203,9 @@ def checkpoint_steps(model_dir: artifacts.FilePath) -> list[int]:
     """
     steps = sorted(saved_steps(epath.Path(model_dir)))
     if not steps:
-        raise _no_checkpoint(model_dir)
+        fix = "train the model first"
+        raise ConfigError("no finished checkpoint", where=str(model_dir), fix=fix)
     return steps
-
-
-def _no_checkpoint(model_dir: artifacts.FilePath) -> ConfigError:
-    return ConfigError("no finished checkpoint", where=str(model_dir), fix="train the model first")
 
 
 def _on_this_machine(directory: epath.Path) -> pathlib.Path:

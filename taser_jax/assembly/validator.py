@@ -101,14 +101,8 @@ def select_pool(
 
     Returns:
         The pool, a pure function of the arguments.
-
-    Raises:
-        DataError: no question has a positive.
     """
     rows = np.asarray([i for i in range(len(positives)) if len(positives[i])], np.int64)
-    if not len(rows):
-        problem = f"none of {len(positives)} validation queries has a positive passage"
-        raise DataError(problem, where="validation pool", fix="prepare queries that have some")
     rng = np.random.default_rng([0, _POOL_PURPOSE])
     if len(rows) > config.max_queries:
         rows = np.sort(rng.choice(rows, config.max_queries, replace=False))
