@@ -50,7 +50,7 @@ class Program:
         plan: the batches of a step.
         params: shapes of the parameters.
         param_shardings: their shardings.
-        logical_axes: names of their axes.
+        parameter_table: every parameter with its shape, axes and sharding.
         copied_axes: which axes are replicated because the mesh cannot divide them, in words.
         optimizer: the optax chain.
         initialise: key -> parameters.
@@ -66,7 +66,7 @@ class Program:
     plan: BatchPlan
     params: Params
     param_shardings: Params
-    logical_axes: Params
+    parameter_table: str
     copied_axes: Sequence[str]
     optimizer: optax.GradientTransformationExtraArgs
     initialise: Callable[[jax.Array], Params]
@@ -153,7 +153,7 @@ def make_program(
         plan=plan,
         params=params,
         param_shardings=shardings,
-        logical_axes=axes,
+        parameter_table=parameter_table(params, logical_axes=axes, shardings=shardings),
         copied_axes=copied,
         optimizer=optimizer,
         initialise=initialise,
@@ -245,14 +245,6 @@ class TrainingJob:
     pretrained: Params | None
     augmentation: QueryDocuments | None
     facts: Mapping[str, object]
-
-    @property
-    def parameter_table(self) -> str:
-        """Every parameter with its shape, axes and sharding."""
-        program = self.program
-        return parameter_table(
-            program.params, logical_axes=program.logical_axes, shardings=program.param_shardings
-        )
 
 
 def training_job(

@@ -141,7 +141,7 @@ def _trace(job: TrainingJob) -> None:
     """Traces the step; prints parameters, and the memory of the state."""
     program = job.program
     jax.eval_shape(program.train_step, program.state, program.plan.abstract_batches())
-    print(job.parameter_table)
+    print(program.parameter_table)
     gib = sum(map(bytes_per_device, jax.tree.leaves(program.state))) / 2**30
     print(f"{gib:.2f} GiB per device of parameters and optimiser; `taser compile` has the rest")
 
@@ -171,7 +171,7 @@ def _run(
             model_dir,
             model_config=program.model.config,
             facts={**job.facts, "settings": settings},
-            parameter_table=job.parameter_table,
+            parameter_table=program.parameter_table,
             config_text=config_text,
             vocabulary=store.vocabulary_directory,
         )

@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import selected_checkpoint
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.pipelines.retrieval_stages import BM25, RetrievalStages, Setting
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.pipelines.taser import check_depth, pipeline_records, print_table
-from taser_jax.commands.train import train
 from taser_jax.devices import hosts
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.models.dual_encoder import ModelConfig
@@ -135,7 +133,6 @@ class _AnceRun:
     def __post_init__(self) -> None:
         self._root = pathlib.Path(self.setting.output_dir)
         self._retrieval = RetrievalStages(self.setting)
-        self._stages = self._retrieval.stages
 
     def warm_up(self) -> pathlib.Path:
         """BM25's negatives, a training on them, and its negatives for the first episode."""
@@ -143,16 +140,24 @@ class _AnceRun:
         self._retrieval.bm25(bm25_root, splits=("train", "test"))
         self._retrieval.mine("bm25", bm25_root, setting.first_mining)
         self.rows.append(self._retrieval.evaluate(BM25, bm25_root / "runs", parameters=None))
-        trained = self._train(WARM_UP, setting.training, negatives_dir=bm25_root / "negatives")
+        trained = self._retrieval.train(
+            WARM_UP,
+            self._root / WARM_UP / "model",
+            self.model,
+            setting.training,
+            negatives_dirs=[bm25_root / "negatives"],
+        )
         return self._retrieve(WARM_UP, trained, next_episode=1)
 
     def episode(self, episode: Episode, before: pathlib.Path, *, is_last: bool) -> pathlib.Path:
         """Trains on the negatives of the model before; mines for the next episode."""
-        trained = self._train(
+        trained = self._retrieval.train(
             episode.label,
+            self._root / episode.label / "model",
+            self.model,
             # A checkpoint has all parameters: pretrained weights are for the first training.
             dataclasses.replace(episode.training, pretrained=None),
-            negatives_dir=before / "negatives",
+            negatives_dirs=[before / "negatives"],
             initial_checkpoint=selected_checkpoint(before / "model"),
         )
         following = None if is_last else episode.number + 1
@@ -160,28 +165,6 @@ class _AnceRun:
         if not self.keep_embeddings and before.parent == self._root:
             _forget_embeddings(before)
         return root
-
-    def _train(
-        self,
-        label: str,
-        training: TrainingConfig,
-        *,
-        negatives_dir: pathlib.Path,
-        initial_checkpoint: str | None = None,
-    ) -> Mapping[str, object]:
-        return self._stages.run(
-            f"{label}-train",
-            train,
-            model_dir=self._root / label / "model",
-            data=TrainingData(
-                self.setting.token_store,
-                tasks=self.setting.tasks,
-                negatives_dirs=[str(negatives_dir)],
-            ),
-            model=self.model,
-            training=training,
-            initial_checkpoint=initial_checkpoint,
-        )
 
     def _retrieve(
         self, label: str, trained: Mapping[str, Any], *, next_episode: int | None

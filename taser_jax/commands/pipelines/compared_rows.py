@@ -7,7 +7,6 @@ import math
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from taser_jax.assembly.data import TrainingData
 from taser_jax.commands.export import export_model
 from taser_jax.commands.pipelines.compare_plan import Choice, Plan
 from taser_jax.commands.pipelines.cross_validation import choose, hold_out, rank_held_out
@@ -19,10 +18,8 @@ from taser_jax.commands.pipelines.retrieval_stages import (
     System,
     row_name,
 )
-from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.pipelines.taser import Comparison, answer, print_table
 from taser_jax.commands.tokenize import tokenize
-from taser_jax.commands.train import train
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
@@ -59,7 +56,8 @@ class ComparedRows:
 
     def __post_init__(self) -> None:
         self._root = pathlib.Path(self.setting.output_dir)
-        self._stages = Stages(self._root)
+        self._retrieval = RetrievalStages(self.setting)
+        self._stages = self._retrieval.stages
         self._data = {"data_dir": self.setting.data_dir, "collection": self.collection}
         self._comparison = Comparison(self.setting)
         # Row of a dense model -> its folder; of trained systems that of the last round.
@@ -153,17 +151,13 @@ class ComparedRows:
             tasks = system.tasks or setting.tasks
             if emptied:
                 tasks = [task for task in tasks or self._tasks("train") if task not in emptied]
-            self._stages.run(
-                f"fold-{number}-{label}-train",
-                train,
-                model_dir=model_dir,
-                data=TrainingData(
-                    setting.token_store,
-                    tasks=tasks,
-                    negatives_dirs=[str(root / "negatives")],
-                ),
-                model=system.model,
-                training=system.training(dataclasses.replace(setting.training, loop=loop)),
+            self._retrieval.train(
+                f"fold-{number}-{label}",
+                model_dir,
+                system.model,
+                system.training(dataclasses.replace(setting.training, loop=loop)),
+                tasks=tasks,
+                negatives_dirs=[root / "negatives"],
             )
             self._stages.run(
                 f"fold-{number}-{label}-rank",

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+from etils import epath
 
-from taser_jax.assembly.data import check_known
+from taser_jax.assembly.data import TrainingData, check_known
 from taser_jax.assembly.model_directory import read_facts
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.encode import encode
@@ -20,6 +21,7 @@ from taser_jax.commands.inputs import check_collection
 from taser_jax.commands.mine import mine
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.search import bm25, index, search
+from taser_jax.commands.train import train
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
@@ -188,6 +190,33 @@ class RetrievalStages:
             pretrained=pretrained,
             vocabulary=str(self.store.vocabulary_directory),
             feature_lengths={"query": tokens.query_length, "passage": tokens.passage_length},
+        )
+
+    def train(
+        self,
+        label: str,
+        model_dir: pathlib.Path,
+        model: ModelConfig,
+        training: TrainingConfig,
+        *,
+        negatives_dirs: Sequence[pathlib.Path],
+        tasks: Sequence[str] | None = None,
+        initial_checkpoint: epath.Path | None = None,
+    ) -> Any:
+        """Trains a model on the tasks, or on all that are searched; returns the summary."""
+        data = TrainingData(
+            self._setting.token_store,
+            tasks=tasks or self._setting.tasks,
+            negatives_dirs=list(map(str, negatives_dirs)),
+        )
+        return self.stages.run(
+            f"{label}-train",
+            train,
+            model_dir=model_dir,
+            data=data,
+            model=model,
+            training=training,
+            initial_checkpoint=initial_checkpoint,
         )
 
     def retrieve(

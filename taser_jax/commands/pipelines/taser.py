@@ -6,7 +6,6 @@ import contextlib
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from taser_jax.assembly.data import TrainingData
 from taser_jax.commands.ask import ask
 from taser_jax.commands.evaluate import write_table
 from taser_jax.commands.pipelines.retrieval_stages import (
@@ -22,7 +21,6 @@ from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.prepare import prepare_pydocs
 from taser_jax.commands.search import hybrid
 from taser_jax.commands.tokenize import make_vocabulary, tokenize
-from taser_jax.commands.train import train
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import keep_compiled_programs, writes
 from taser_jax.evaluation.reports import ResultsTable
@@ -157,17 +155,13 @@ class Comparison:
         if number > 1:
             mined = f"{file_name(name)}-{number - 1}"
             sources = ["bm25", mined] if self._keeps_first else [mined]
-        trained = self._stages.run(
-            f"{label}-train",
-            train,
-            model_dir=root / "model",
-            data=TrainingData(
-                setting.token_store,
-                tasks=system.tasks or setting.tasks,
-                negatives_dirs=[str(self._root / source / "negatives") for source in sources],
-            ),
-            model=system.model,
-            training=training,
+        trained = self._retrieval.train(
+            label,
+            root / "model",
+            system.model,
+            training,
+            tasks=system.tasks,
+            negatives_dirs=[self._root / source / "negatives" for source in sources],
         )
         masked = {"false negatives": training.batching.false_negatives.value}
         self._models[label] = trained["parameters"], masked

@@ -12,7 +12,13 @@ from stage_calls import check_every_argument, without_work
 from written_files import beir
 
 from taser_jax import Retriever
-from taser_jax.commands.pipelines import compare, compare_parts, compare_plan, compared_rows, taser
+from taser_jax.commands.pipelines import (
+    compare,
+    compare_parts,
+    compare_plan,
+    compared_rows,
+    retrieval_stages,
+)
 from taser_jax.commands.pipelines.cross_validation import rank_held_out
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.data.collections.store import QuerySet, list_tasks
@@ -97,8 +103,7 @@ def test_two_folders_to_a_retriever(tmp_path, monkeypatch, capsys):
     assert len(hits[0]) == 2
 
     finished = Stages(output).finished()
-    monkeypatch.setattr(compared_rows, "train", never(compared_rows.train))
-    monkeypatch.setattr(taser, "train", never(taser.train))
+    monkeypatch.setattr(retrieval_stages, "train", never(retrieval_stages.train))
     succeed(*arguments)
     # What training says comes before the table.
     assert printed.out.endswith(capsys.readouterr().out)

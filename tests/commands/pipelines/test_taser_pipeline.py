@@ -16,8 +16,8 @@ from taser_jax.data.collections.store import QuerySet
 from taser_jax.evaluation.results import read_per_query
 
 # Command -> the module that calls it.
-WORK = dict.fromkeys(("train", "hybrid"), taser) | dict.fromkeys(
-    ("bm25", "mine", "encode", "index", "search", "evaluate"), retrieval_stages
+WORK = {"hybrid": taser} | dict.fromkeys(
+    ("train", "bm25", "mine", "encode", "index", "search", "evaluate"), retrieval_stages
 )
 
 
