@@ -100,30 +100,6 @@ class QueryDocuments(TextSource, Protocol):
         """
 
 
-class OpenQueryDocuments(Protocol):
-    """Opens the documents that a system looked up."""
-
-    def __call__(
-        self,
-        directory: artifacts.FilePath,
-        *,
-        per_query: int,
-        config: ModelConfig,
-        store: TokenStore,
-    ) -> QueryDocuments:
-        """Checks that the model takes documents, and opens them.
-
-        Args:
-            directory: the documents of all splits.
-            per_query: documents fused with each query, K.
-            config: the model that fuses them.
-            store: the queries' token store.
-
-        Raises:
-            ConfigError: the model takes none, or fewer than one document per query.
-        """
-
-
 class SharedEmbeddings(Protocol):
     """A store's passages as embeddings that encodings and trainings of one tower share."""
 
@@ -161,7 +137,8 @@ class SharedEmbeddings(Protocol):
         """
 
 
-QUERY_DOCUMENTS: Registered[OpenQueryDocuments] = Registered(
+# Opens the documents that a system looked up, K per query, for the model that fuses them.
+QUERY_DOCUMENTS: Registered[Callable[..., QueryDocuments]] = Registered(
     "taser_jax.systems.moma.query_documents"
 )
 # A directory and the token store of the passages -> their embeddings.

@@ -201,40 +201,29 @@ class PlanRow:
         mesh: devices along each axis.
         peak: bytes on one device.
         fits: whether the chip has that much memory.
-        bound: what limits the step; empty if it does not fit.
-        step_seconds: lower bound of its time; None if it does not fit.
-        mfu: upper bound of its MFU; None if it does not fit.
-        real_mfu: the same of the work that is not padding; None where lengths are unknown, too.
+        roofline: of a report: bounds of the step's time and of its MFU; empty if it does not fit.
     """
 
     topology: Topology
     mesh: MeshConfig
     peak: int
-    fits: bool = False
-    bound: str = ""
-    step_seconds: float | None = None
-    mfu: float | None = None
-    real_mfu: float | None = None
-
-    @property
-    def dollars(self) -> str:
-        """Price of 1,000 steps; empty if unknown."""
-        price = self.topology.dollars_an_hour
-        if price is None or self.step_seconds is None:
-            return ""
-        return f"{1000 * self.step_seconds / 3600 * price:.2f}"
+    fits: bool
+    roofline: Mapping[str, Any]
 
     def cells(self) -> list[str]:
         """The row of the printed table."""
         _, data, fsdp, model = self.mesh.shape(len(self.topology.devices))
-        time = self.step_seconds
+        figures = [f"{data}, {fsdp}, {model}", f"{self.peak / 2**30:.2f}"]
+        if not self.fits:
+            return [*figures, "does not fit", *[""] * (len(_HEAD) - len(figures) - 1)]
+        seconds, price = self.roofline["step_seconds"], self.topology.dollars_an_hour
+        shares = (self.roofline[name] for name in ("mfu", "mfu_of_real_tokens"))
         return [
-            f"{data}, {fsdp}, {model}",
-            f"{self.peak / 2**30:.2f}",
-            self.bound if self.fits else "does not fit",
-            "" if time is None else f"{1e3 * time:.2f}",
-            *("" if share is None else f"{share:.0%}" for share in (self.mfu, self.real_mfu)),
-            self.dollars,
+            *figures,
+            self.roofline["bound"],
+            f"{1e3 * seconds:.2f}",
+            *("" if share is None else f"{share:.0%}" for share in shares),
+            "" if price is None else f"{1000 * seconds / 3600 * price:.2f}",
         ]
 
 
@@ -323,7 +312,7 @@ def _meshes(own: MeshConfig, topology: Topology, *, num_heads: int) -> list[Mesh
 def _judged_seconds(row: PlanRow, own: MeshConfig) -> float:
     """A step's time, by which rows are ordered."""
     is_own = (row.mesh.fsdp, row.mesh.model) == (own.fsdp, own.model)
-    return (1.0 if is_own else 1 + _WORTH_A_CHANGE) * (row.step_seconds or 0.0)
+    return (1.0 if is_own else 1 + _WORTH_A_CHANGE) * row.roofline.get("step_seconds", 0.0)
 
 
 def _compiled_row(
@@ -358,12 +347,8 @@ def _compiled_row(
             if not report.exists():
                 raise
     step = json.loads(report.read_text())
-    row = PlanRow(topology, mesh, peak=step["memory"]["peak"])
-    if not step["fits"]:
-        return row
-    time = {name: step["roofline"][name] for name in ("bound", "step_seconds", "mfu")}
-    real_mfu = step["roofline"]["mfu_of_real_tokens"]
-    return dataclasses.replace(row, fits=True, real_mfu=real_mfu, **time)
+    roofline = step["roofline"] if step["fits"] else {}
+    return PlanRow(topology, mesh, step["memory"]["peak"], step["fits"], roofline)
 
 
 def _gin_lines(row: PlanRow) -> list[str]:
