@@ -16,7 +16,12 @@ from taser_jax.commands.pipelines.cross_validation import (
     hold_out,
     rank_held_out,
 )
-from taser_jax.data.collections.store import PassageStore, write_collection, write_queries
+from taser_jax.data.collections.store import (
+    PassageStore,
+    QuerySet,
+    write_collection,
+    write_queries,
+)
 from taser_jax.data.token_store.negatives import read_negatives, write_negatives
 from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.fusion import DEFAULT_SHARE
@@ -52,35 +57,40 @@ def write_run(
     return directory
 
 
+def write_all_negatives(data_dir: str, root: pathlib.Path, rows: dict[str, list[list[int]]]) -> str:
+    """Negatives of the training queries of some tasks."""
+    store = PassageStore.open(data_dir, "toy")
+    for task, lines in rows.items():
+        queries = QuerySet.open(data_dir, "toy", task, "train")
+        write_negatives(
+            *(root, task, "train"),
+            query_ids=[query.id for query in queries],
+            rows=lines,
+            scores=[[1.0]] * len(lines),
+            metadata={"collection_fingerprint": store.fingerprint, "source": "runs"},
+        )
+    return str(root)
+
+
+def hold(data_dir: str, root: pathlib.Path, runs: dict[str, str], **options) -> list[str]:
+    """`hold_out` of task "words", or of others."""
+    given = {"data_dir": data_dir, "collection": "toy", "tasks": ["words"], "embeddings_dirs": {}}
+    return hold_out(**given | options, runs_dirs=runs, output_dir=str(root))
+
+
 def test_a_fold_is_held_out_of_negatives_and_ranked_in_its_pool(data_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(cross_validation, "DEPTH", 1)
     lists = [[n, (n + 1) % 20, 19] for n in range(QUERIES)]
     runs = write_run(data_dir, tmp_path / "runs", "train", lists)
     store = PassageStore.open(data_dir, "toy")
     ids = [f"train{n}" for n in range(QUERIES)]
-    write_negatives(
-        tmp_path / "negatives",
-        "words",
-        "train",
-        query_ids=ids,
-        rows=[[(n + 1) % 20] for n in range(QUERIES)],
-        scores=[[1.0]] * QUERIES,
-        metadata={"collection_fingerprint": store.fingerprint, "source": "runs"},
-    )
+    rows = {"words": [[(n + 1) % 20] for n in range(QUERIES)]}
+    negatives_dir = write_all_negatives(data_dir, tmp_path / "negatives", rows)
     seen: list[str] = []
     for fold in range(3):
         root = tmp_path / str(fold)
-        hold_out(
-            data_dir=data_dir,
-            collection="toy",
-            tasks=["words"],
-            runs_dirs={"bm25": str(runs)},
-            embeddings_dirs={},
-            negatives_dir=str(tmp_path / "negatives"),
-            output_dir=str(root),
-            fold=fold,
-            folds=3,
-        )
+        options = {"negatives_dir": negatives_dir, "fold": fold, "folds": 3}
+        hold(data_dir, root, {"bm25": str(runs)}, **options)
         fold_json = json.loads((root / "fold.json").read_text())
         held = fold_json["queries"]["words"]
         numbers = fold_numbers([f"word{n}" for n in range(QUERIES)], 3)
@@ -108,35 +118,15 @@ def test_a_task_of_few_queries_has_none_in_some_folds(data_dir, tmp_path):
     """Two tasks: one asks for what the other asks, and has fewer queries than there are folds."""
     write_queries(data_dir, "toy", "few", "train", [Query("few0", "word0", "few", positives=(0,))])
     store, tasks = PassageStore.open(data_dir, "toy"), ["words", "few"]
-    ids = {"words": [f"train{n}" for n in range(QUERIES)], "few": ["few0"]}
     runs = write_run(data_dir, tmp_path / "runs", "train", [[n, 19] for n in range(QUERIES)])
-    few = Run(ids["few"], np.array([[0, 19]], np.int32), np.array([[1.0, 0.5]], np.float32))
+    few = Run(["few0"], np.array([[0, 19]], np.int32), np.array([[1.0, 0.5]], np.float32))
     write_trec_run(runs / "few.train.trec", few, ids=store.ids)
-    for task in tasks:
-        write_negatives(
-            tmp_path / "negatives",
-            task,
-            "train",
-            query_ids=ids[task],
-            rows=[[19]] * len(ids[task]),
-            scores=[[1.0]] * len(ids[task]),
-            metadata={"collection_fingerprint": store.fingerprint, "source": "runs"},
-        )
+    rows = {"words": [[19]] * QUERIES, "few": [[19]]}
+    options = {"negatives_dir": write_all_negatives(data_dir, tmp_path / "negatives", rows)}
+    options |= {"tasks": tasks, "folds": 5}
     folds = [tmp_path / "folds" / str(fold) for fold in range(5)]
-    emptied = [
-        hold_out(
-            data_dir=data_dir,
-            collection="toy",
-            tasks=tasks,
-            runs_dirs={"bm25": str(runs), "dense": str(runs)},
-            embeddings_dirs={},
-            negatives_dir=str(tmp_path / "negatives"),
-            output_dir=str(root),
-            fold=fold,
-            folds=len(folds),
-        )
-        for fold, root in enumerate(folds)
-    ]
+    both = {"bm25": str(runs), "dense": str(runs)}
+    emptied = [hold(data_dir, root, both, fold=fold, **options) for fold, root in enumerate(folds)]
     # The other task must not be trained on the text that is ranked.
     held = [json.loads((root / "fold.json").read_text())["queries"] for root in folds]
     assert sorted(emptied) == [[], [], [], [], ["few"]]
@@ -166,9 +156,8 @@ def test_no_list_has_the_querys_own_passage(data_dir, tmp_path, monkeypatch):
     where = {"data_dir": data_dir, "collection": "toy", "own_passage_tasks": ["own"]}
     grid = {"candidates": [Bm25Config()], "output_dir": str(tmp_path / "grid")}
     choose_bm25(**where, **grid, splits=["train"], measure="nDCG@10")
-    metadata = {"collection_fingerprint": store.fingerprint, "source": "runs"}
-    lists = {"rows": [[19]] * QUERIES, "scores": [[1.0]] * QUERIES, "metadata": metadata}
-    write_negatives(tmp_path / "negatives", "own", "train", query_ids=ids, **lists)
+    rows = {"own": [[19]] * QUERIES}
+    negatives_dir = write_all_negatives(data_dir, tmp_path / "negatives", rows)
 
     encoded = types.SimpleNamespace(fingerprints={}, query_ids=ids, take=lambda rows: vectors[rows])
     model = types.SimpleNamespace(encode_fn=lambda *_, **__: None, batch_multiple=1)
@@ -179,16 +168,9 @@ def test_no_list_has_the_querys_own_passage(data_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(cross_validation, "load_model", lambda _: model)
     monkeypatch.setattr(cross_validation, "encode_rows", lambda _, __, rows, **___: vectors[rows])
     runs, fold = str(tmp_path / "grid" / "0" / "runs"), tmp_path / "fold"
-    hold_out(
-        **where,
-        tasks=["own"],
-        runs_dirs={"bm25": runs, "dense": runs},
-        embeddings_dirs={"dense": "embeddings"},
-        negatives_dir=str(tmp_path / "negatives"),
-        output_dir=str(fold),
-        fold=0,
-        folds=2,
-    )
+    options = {"tasks": ["own"], "own_passage_tasks": ["own"], "fold": 0, "folds": 2}
+    options |= {"negatives_dir": negatives_dir, "embeddings_dirs": {"dense": "embeddings"}}
+    hold(data_dir, fold, {"bm25": runs, "dense": runs}, **options)
     rank = {"model_dir": "model", "token_store": "tokens", "fold_dir": str(fold), "k": 3}
     rank_held_out(**where, **rank, output_dir=str(fold / "trained"))
     held = json.loads((fold / "fold.json").read_text())

@@ -88,23 +88,6 @@ def test_every_argument_of_every_stage_counts(small_world, tmp_path, monkeypatch
     check_every_argument(tmp_path, calls)
 
 
-def test_every_model_has_its_stages(compared):
-    stages = Stages(compared)
-    rounds = [f"{system}-{number}" for number in (1, 2) for system in ("dpr", "taser")]
-    steps = ("train", "encode", "index", "search-validation", "search-test")
-    expected = {"bm25-search", "bm25-mine", "bm25-evaluate", "taser-2-hybrid"}
-    expected |= {f"{name}-{step}" for name in rounds for step in steps}
-    # Nothing mines with the last round.
-    expected |= {
-        f"{name}-1-{step}" for name in ("dpr", "taser") for step in ("search-train", "mine")
-    }
-    assert {name for name in stages.finished() if not name.endswith("s-evaluate")} == expected | {
-        "taser-bm25-evaluate"
-    }
-    encoded = {name: stages.record(f"{name}-encode").outputs["model"] for name in rounds}
-    assert len(set(encoded.values())) == 4, "four trainings, four models"
-
-
 @pytest.mark.release
 def test_killed_in_several_stages_it_resumes_in_each_and_a_round_can_be_added(
     compared, small_world, tmp_path, monkeypatch
