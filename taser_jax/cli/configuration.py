@@ -109,7 +109,8 @@ def configurable(target: Callable[..., object]) -> Callable[..., object]:
 def _convert(value: Any, hint: Any, *, where: str) -> Any:
     """Converts a value to its type hint: values to enum members, lists to tuples; expands `~`."""
     value = at_home(value)
-    options = typing.get_args(hint) if _is_union(hint) else (hint,)
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    options = typing.get_args(hint) if is_union else (hint,)
     enums = [
         option for option in options if inspect.isclass(option) and issubclass(option, enum.Enum)
     ]
@@ -149,10 +150,6 @@ def _with_macro(parameter: str) -> str:
         if kind == gin_files.MACRO
     }
     return " = ".join([parameter, *(f"%{macro}" for macro in sorted(macros))])
-
-
-def _is_union(hint: object) -> bool:
-    return typing.get_origin(hint) in (typing.Union, types.UnionType)
 
 
 def resolve_command(name: str, flags: GinFlags, *, allow_unset: bool = False) -> Resolved:

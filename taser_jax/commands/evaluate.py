@@ -163,8 +163,15 @@ def evaluate(
         per_query = per_query_path(output_dir, system, task, split)
         write_per_query(per_query, evaluation)
         if config.judge_of(task) is Judge.KILT:
-            path = pathlib.Path(output_dir) / "kilt" / f"{per_query.stem}.jsonl"
-            write_kilt_predictions(path, run, queries, heads)
+            # In the format of KILT's own script, whose gold is `kilt.jsonl`.
+            kilt.write_predictions(
+                pathlib.Path(output_dir) / "kilt" / f"{per_query.stem}.jsonl",
+                run,
+                inputs={query.id: query.text for query in _gold(queries)},
+                pages_of=heads.pages,
+                titles_of=heads.titles,
+                ids=store.ids,
+            )
         evaluations[task] = evaluation
     results = {task: TaskResult.of(evaluation) for task, evaluation in evaluations.items()}
     result = SystemResult(
@@ -271,20 +278,6 @@ def judge_kilt(
         for name, scores in by_gold.values.items():
             values[name] = np.array([scores[place[id]] if id in place else 0.0 for id in gold])
     return metrics.Evaluation(tuple(gold), {name: values[name] for name in measures})
-
-
-def write_kilt_predictions(
-    path: pathlib.Path, run: Run, queries: QuerySet, heads: inputs.PassageHeads
-) -> None:
-    """Writes the run in the format of KILT's own script, whose gold is `kilt.jsonl`."""
-    kilt.write_predictions(
-        path,
-        run,
-        inputs={query.id: query.text for query in _gold(queries)},
-        pages_of=heads.pages,
-        titles_of=heads.titles,
-        ids=heads.store.ids,
-    )
 
 
 def _gold(queries: QuerySet) -> list[Question]:

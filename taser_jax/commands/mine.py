@@ -130,10 +130,7 @@ def mine(
 def _answers_among(
     answers: Sequence[Sequence[str]], matcher: AnswerMatcher
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    def contains_answer(queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        return matcher.hits(rows, [answers[query] for query in queries])
-
-    return contains_answer
+    return lambda queries, rows: matcher.hits(rows, [answers[query] for query in queries])
 
 
 def teacher_scores(

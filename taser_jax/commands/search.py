@@ -173,20 +173,18 @@ def index(
     embeddings_dir: str,
     index_dir: str,
     config: IndexConfig = IndexConfig(),
-    sample_split: str = "validation",
     tasks: Sequence[str] | None = None,
 ) -> str:
     """Builds an index; a finished one is checked and kept.
 
-    For an approximate index, prints the recall against exact search, measured on the split's
-    encoded queries, or on passages if there are none.
+    For an approximate index, prints the recall against exact search, measured on the encoded
+    validation queries, or on passages if there are none.
 
     Args:
         embeddings_dir: from `taser encode`.
         index_dir: where the index goes.
         config: exact (a pointer to the embeddings), ScaNN or FAISS.
-        sample_split: split whose queries measure the recall; not the one that is reported.
-        tasks: tasks whose queries measure it; None means all that have the split.
+        tasks: tasks whose queries measure the recall; None means all that have the split.
 
     Returns:
         The index's directory.
@@ -195,7 +193,7 @@ def index(
         FingerprintError: the directory holds an index of other embeddings, or the queries were
             encoded with another model than the passages.
     """
-    _build(embeddings_dir, index_dir, config=config, sample_split=sample_split, tasks=tasks)
+    _build(embeddings_dir, index_dir, config=config, tasks=tasks)
     return index_dir
 
 
@@ -204,12 +202,11 @@ def _build(
     index_dir: str,
     *,
     config: IndexConfig,
-    sample_split: str = "validation",
     tasks: Sequence[str] | None = None,
 ) -> None:
     queries = None
     if config.kind is not IndexKind.EXACT:
-        queries = _sample(embeddings_dir, split=sample_split, tasks=tasks, count=RECALL_QUERIES)
+        queries = _sample(embeddings_dir, split="validation", tasks=tasks, count=RECALL_QUERIES)
     with phase("build index"):
         build_index(
             embeddings_dir,
@@ -283,6 +280,13 @@ def hybrid(
     """
     store = PassageStore.open(data_dir, collection)
     names = inputs.tasks_with(data_dir, collection, split=split, tasks=tasks)
+
+    def both(queries: QuerySet) -> tuple[Run, Run]:
+        dense, sparse = (
+            inputs.read_task_run(runs_dir, queries, store) for runs_dir in (dense_dir, sparse_dir)
+        )
+        return dense, sparse
+
     if alpha is None:
         development = inputs.tasks_with(
             data_dir,
@@ -295,26 +299,14 @@ def hybrid(
         heads = inputs.PassageHeads(store)
         sets = {
             task: development_set(
-                inputs.read_task_run(dense_dir, queries, store),
-                inputs.read_task_run(sparse_dir, queries, store),
-                queries,
-                heads,
-                measure=measure,
-                evaluation=evaluation,
+                *both(queries), queries, heads, measure=measure, evaluation=evaluation
             )
             for task in development
             for queries in [QuerySet.open(data_dir, collection, task, development_split)]
         }
         config = _settled(config, [(runs.dense, runs.sparse) for runs in sets.values()])
         alphas = _choose(sets, names, measure=measure, k=k, config=config)
-    runs = {
-        task: (
-            inputs.read_task_run(dense_dir, queries, store),
-            inputs.read_task_run(sparse_dir, queries, store),
-        )
-        for task in names
-        for queries in [QuerySet.open(data_dir, collection, task, split)]
-    }
+    runs = {task: both(QuerySet.open(data_dir, collection, task, split)) for task in names}
     if alpha is not None:
         config = _settled(config, list(runs.values()))
         alphas = dict.fromkeys(names, alpha)

@@ -266,7 +266,6 @@ class RetrievalStages:
             exact_dir=root / "exact",
             index_dir=root / "index",
             config=setting.index,
-            sample_split=DEVELOPMENT,
             tasks=tasks,
         )
         # One stage per split: what is added later searches the last model's training queries, too.
