@@ -12,7 +12,7 @@ import numpy as np
 
 from taser_jax.assembly.model_directory import selected_checkpoint
 from taser_jax.assembly.plans import TrainingConfig
-from taser_jax.commands.pipelines.retrieval_stages import BM25, RetrievalStages, Setting
+from taser_jax.commands.pipelines.retrieval_stages import RetrievalStages, Setting
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.pipelines.taser import check_depth, pipeline_records, print_table
 from taser_jax.devices import hosts
@@ -136,16 +136,13 @@ class _AnceRun:
 
     def warm_up(self) -> pathlib.Path:
         """BM25's negatives, a training on them, and its negatives for the first episode."""
-        setting, bm25_root = self.setting, self._root / "bm25"
-        self._retrieval.bm25(bm25_root, splits=("train", "test"))
-        self._retrieval.mine("bm25", bm25_root, setting.first_mining)
-        self.rows.append(self._retrieval.evaluate(BM25, bm25_root / "runs", parameters=None))
+        self.rows.append(self._retrieval.bm25(("train", "test")))
         trained = self._retrieval.train(
             WARM_UP,
             self._root / WARM_UP / "model",
             self.model,
-            setting.training,
-            negatives_dirs=[bm25_root / "negatives"],
+            self.setting.training,
+            negatives_dirs=[self._root / "bm25" / "negatives"],
         )
         return self._retrieve(WARM_UP, trained, next_episode=1)
 

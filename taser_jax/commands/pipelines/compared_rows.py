@@ -11,7 +11,6 @@ from taser_jax.commands.export import export_model
 from taser_jax.commands.pipelines.compare_plan import Choice, Plan
 from taser_jax.commands.pipelines.cross_validation import choose, hold_out, rank_held_out
 from taser_jax.commands.pipelines.retrieval_stages import (
-    BM25,
     DEVELOPMENT,
     RetrievalStages,
     Setting,
@@ -56,10 +55,9 @@ class ComparedRows:
 
     def __post_init__(self) -> None:
         self._root = pathlib.Path(self.setting.output_dir)
-        self._retrieval = RetrievalStages(self.setting)
-        self._stages = self._retrieval.stages
         self._data = {"data_dir": self.setting.data_dir, "collection": self.collection}
         self._comparison = Comparison(self.setting)
+        self._stages = self._comparison.retrieval.stages
         # Row of a dense model -> its folder; of trained systems that of the last round.
         self._folders = {} if self.untrained is None else {UNTRAINED: file_name(UNTRAINED)}
         if self.chosen is not None:
@@ -76,8 +74,7 @@ class ComparedRows:
         """All rows, and the choice among them."""
         comparison, chosen = self._comparison, self.chosen
         splits = [split for split in ("test", DEVELOPMENT, "train") if self._tasks(split)]
-        comparison.bm25(splits)
-        order = [BM25]
+        order = [comparison.retrieval.bm25(splits)]
         if self.untrained is not None:
             order.append(comparison.untrained(UNTRAINED, self.untrained, splits))
         rounds = 0 if chosen is None else chosen.rounds
@@ -151,7 +148,7 @@ class ComparedRows:
             tasks = system.tasks or setting.tasks
             if emptied:
                 tasks = [task for task in tasks or self._tasks("train") if task not in emptied]
-            self._retrieval.train(
+            self._comparison.retrieval.train(
                 f"fold-{number}-{label}",
                 model_dir,
                 system.model,

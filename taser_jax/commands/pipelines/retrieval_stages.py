@@ -166,8 +166,9 @@ class RetrievalStages:
             "own_passage_tasks": list(setting.own_passage_tasks),
         }
 
-    def bm25(self, root: pathlib.Path, *, splits: Sequence[str]) -> None:
-        """BM25 runs of all splits below `root`."""
+    def bm25(self, splits: Sequence[str]) -> str:
+        """BM25's runs, negatives of training queries, and row; returns the row's name."""
+        root = pathlib.Path(self._setting.output_dir) / "bm25"
         self.stages.run(
             "bm25-search",
             _bm25_runs,
@@ -177,6 +178,9 @@ class RetrievalStages:
             config=self._setting.bm25,
             **self._searched,
         )
+        if "train" in splits:
+            self.mine("bm25", root, self._setting.first_mining)
+        return self.evaluate(BM25, root / "runs", parameters=None)
 
     def untrained(self, label: str, root: pathlib.Path, model: ModelConfig) -> int:
         """Imports the pretrained weights as `root`'s model; returns its number of parameters."""

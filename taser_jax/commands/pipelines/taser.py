@@ -83,8 +83,7 @@ def pipeline_taser(
         comparison = Comparison(
             setting, first_negatives=tuple(first_negatives), keeps_first_negatives=len(sets) == 1
         )
-        comparison.bm25()
-        order = [BM25]
+        order = [comparison.retrieval.bm25(("train", DEVELOPMENT, "test"))]
         for name, system in untrained_systems.items():
             order.append(comparison.untrained(name, system))
         for number in range(1, rounds + 1):
@@ -96,7 +95,11 @@ def pipeline_taser(
 
 
 class Comparison:
-    """The stages of one comparison, in terms of the commands they run."""
+    """The stages of one comparison, in terms of the commands they run.
+
+    Attributes:
+        retrieval: those around a training.
+    """
 
     def __init__(
         self,
@@ -108,18 +111,10 @@ class Comparison:
         self._setting = setting
         self._first_negatives, self._keeps_first = first_negatives, keeps_first_negatives
         self._root = pathlib.Path(setting.output_dir)
-        self._retrieval = RetrievalStages(setting)
-        self._stages = self._retrieval.stages
+        self.retrieval = RetrievalStages(setting)
+        self._stages = self.retrieval.stages
         # Folder of a model -> its parameters, and what a hybrid's row says of its training.
         self._models: dict[str, tuple[int, dict[str, str]]] = {}
-
-    def bm25(self, splits: Sequence[str] = ("train", DEVELOPMENT, "test")) -> None:
-        """BM25 runs of the splits, round-1 negatives of training queries, and BM25's row."""
-        root = self._root / "bm25"
-        self._retrieval.bm25(root, splits=splits)
-        if "train" in splits:
-            self._retrieval.mine("bm25", root, self._setting.first_mining)
-        self._retrieval.evaluate(BM25, root / "runs", parameters=None)
 
     def untrained(self, name: str, system: System, splits: Sequence[str] | None = None) -> str:
         """Encodes, indexes, searches and evaluates a pretrained model; returns its row's name.
@@ -128,18 +123,18 @@ class Comparison:
         """
         label = file_name(name)
         root = self._root / label
-        parameters = self._retrieval.untrained(label, root, system.model)
+        parameters = self.retrieval.untrained(label, root, system.model)
         self._models[label] = parameters, {}
         if splits is None:
             splits = (DEVELOPMENT, "test")
             splits = ("train", *splits) if name in self._first_negatives else splits
-        self._retrieval.retrieve(label, root, splits=splits, encoded=splits)
+        self.retrieval.retrieve(label, root, splits=splits, encoded=splits)
         if not splits:
             return name
         if name in self._first_negatives:
-            self._retrieval.mine(label, root, self._setting.second_mining)
+            self.retrieval.mine(label, root, self._setting.second_mining)
         details = {"training": "none"}
-        return self._retrieval.evaluate(name, root / "runs", parameters=parameters, details=details)
+        return self.retrieval.evaluate(name, root / "runs", parameters=parameters, details=details)
 
     def round(self, name: str, system: System, number: int, *, is_last: bool) -> str:
         """Trains, encodes, indexes, searches, mines and evaluates one round.
@@ -155,7 +150,7 @@ class Comparison:
         if number > 1:
             mined = f"{file_name(name)}-{number - 1}"
             sources = ["bm25", mined] if self._keeps_first else [mined]
-        trained = self._retrieval.train(
+        trained = self.retrieval.train(
             label,
             root / "model",
             system.model,
@@ -166,10 +161,10 @@ class Comparison:
         masked = {"false negatives": training.batching.false_negatives.value}
         self._models[label] = trained["parameters"], masked
         splits = (*(() if is_last else ("train",)), DEVELOPMENT, "test")
-        self._retrieval.retrieve(label, root, splits=splits, encoded=splits)
+        self.retrieval.retrieve(label, root, splits=splits, encoded=splits)
         if not is_last:
-            self._retrieval.mine(label, root, setting.second_mining)
-        return self._retrieval.evaluate(
+            self.retrieval.mine(label, root, setting.second_mining)
+        return self.retrieval.evaluate(
             row_name(name, number, self._first_negatives),
             root / "runs",
             parameters=trained["parameters"],
@@ -201,13 +196,13 @@ class Comparison:
             measure=setting.hybrid_measure,
             config=setting.hybrid,
             evaluation=setting.evaluation,
-            **self._retrieval.common,
+            **self.retrieval.common,
         )
         low, high = min(alphas.values()), max(alphas.values())
         shown = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
         parameters, details = self._models[label]
         alpha_shown = f"{shown} ({chosen_by})" if chosen_by else shown
-        return self._retrieval.evaluate(
+        return self.retrieval.evaluate(
             f"{name} + BM25",
             root / "runs",
             parameters=parameters,

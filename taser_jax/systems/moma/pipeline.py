@@ -11,7 +11,7 @@ from typing import Any
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.evaluate import write_table
 from taser_jax.commands.pipelines.ance import Episode, Episodes, number_episodes
-from taser_jax.commands.pipelines.retrieval_stages import BM25, RetrievalStages, Setting
+from taser_jax.commands.pipelines.retrieval_stages import RetrievalStages, Setting
 from taser_jax.commands.pipelines.taser import check_depth, pipeline_records, print_table
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
@@ -177,9 +177,7 @@ class _Target:
 
     def bm25(self) -> str:
         """BM25's row."""
-        root = self._root / "bm25"
-        self._retrieval.bm25(root, splits=("test",))
-        return self._retrieval.evaluate(BM25, root / "runs", parameters=None)
+        return self._retrieval.bm25(("test",))
 
     def look_up(self, lookup: Trained, memories: Mapping[str, str], folder: str) -> Documents:
         """The documents that a lookup finds for the target's queries in these memories."""

@@ -14,7 +14,6 @@ from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import load_model, selected_checkpoint
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.pipelines.retrieval_stages import (
-    BM25,
     RetrievalStages,
     Setting,
 )
@@ -150,17 +149,15 @@ class MomaStages:
 
     def warm_up(self, rows: list[str]) -> Trained:
         """A training on BM25's negatives, without documents; both components start from it."""
-        setting, bm25_root = self.setting, self.root / "bm25"
-        self._retrieval.bm25(bm25_root, splits=("train", "test"))
-        self._retrieval.mine("bm25", bm25_root, setting.first_mining)
-        rows.append(self._retrieval.evaluate(BM25, bm25_root / "runs", parameters=None))
+        setting = self.setting
+        rows.append(self._retrieval.bm25(("train", "test")))
         untrained = self.untrained()
         if untrained is not None:
             self.retrieve(untrained, rows, UNTRAINED.capitalize(), None, mined=False)
         trained = self._train(
             WARM_UP,
             setting.training,
-            TrainingData(setting.token_store, negatives_dirs=[str(bm25_root / "negatives")]),
+            TrainingData(setting.token_store, negatives_dirs=[f"{self.root}/bm25/negatives"]),
             tower_of=untrained,
         )
         self.retrieve(trained, rows, f"{self._name} ({WARM_UP}, no memory)", None)

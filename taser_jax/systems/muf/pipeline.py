@@ -14,7 +14,6 @@ from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.evaluate import EvaluationConfig, evaluate
 from taser_jax.commands.inputs import tasks_with
 from taser_jax.commands.pipelines.retrieval_stages import (
-    BM25,
     DEVELOPMENT,
     RetrievalStages,
     Setting,
@@ -105,10 +104,7 @@ class MufStages:
 
     def bm25(self) -> None:
         """BM25's runs, hard negatives and row."""
-        root = self._root / "bm25"
-        self._retrieval.bm25(root, splits=("train", DEVELOPMENT, tables.TEST))
-        self._retrieval.mine("bm25", root, self._setting.first_mining)
-        self._retrieval.evaluate(BM25, root / "runs", parameters=None)
+        self._retrieval.bm25(("train", DEVELOPMENT, tables.TEST))
 
     def model(self, name: str, system: System, *, with_ensemble: bool) -> None:
         """Trains, encodes and indexes a model, and a specialist's ensemble."""
