@@ -189,76 +189,79 @@ def make_plan(
         ConfigError: batches that the devices or chunks cannot share, or a batch of every task
             without a token store or task sizes.
     """
-    if training.objective.distillation is not None:
+    distils = training.objective.distillation is not None
+    if distils:
         for of_task in queries.values():
             require_scores(of_task.teacher)
-    if training.multitask is not None:
-        return _every_task(
-            training.multitask,
-            training,
+    multitask, devices = training.multitask, partitioner.batch_devices
+    batching = training.batching if multitask is None else multitask.batching
+    candidates = 1 + batching.num_negatives
+    padding = Padding(training.length_buckets, multiple=devices * training.num_chunks)
+    stream: every_task.Stream | None = None
+    facts: dict[str, object]
+    if multitask is not None:
+        stream, sizes, lengths, facts = _every_task(
+            multitask,
             query_length=query_length,
-            passage_length=passage_length,
             partitioner=partitioner,
+            padding=padding,
+            num_chunks=training.num_chunks,
             store=store,
             queries=queries,
             task_sizes=task_sizes or {},
-            text_lengths=text_lengths,
         )
-    batching, devices = training.batching, partitioner.batch_devices
-    padding = Padding(training.length_buckets, multiple=devices * training.num_chunks)
-    partitioner.check_batch_size(batching.batch_size)
-    check_chunks(batching.batch_size, training.num_chunks, num_shards=devices)
-    stream = None
-    if store is not None:
-        rated = with_mixture_rates(batching, store, queries)
-        stream = BatchStream(store, queries, rated, share=partitioner.host_share, padding=padding)
-    passages, scored = 1 + batching.num_negatives, training.objective.distillation is not None
-    shape = BatchShape(
-        batching.batch_size,
-        query_length,
-        batching.batch_size * passages,
-        passage_length,
-        memory=memory,
-        teacher_candidates=passages if scored else 0,
-    )
-    task = next(iter((*query_tasks, *queries, "any")))
-    layouts = (
-        _drawn_layouts({task: shape}, text_lengths, padding) if stream is None else stream.layouts
-    )
-    grouped = [_grouped(shape, layout) for layout in layouts.values()]
-    return BatchPlan(
-        shapes={task: max(grouped, key=lambda each: each.tokens, default=shape)},
-        tasks=None,
-        stream=stream,
-        facts={
-            "negatives_per_query": (
-                f"{shape.passages - 1} = {batching.batch_size} queries x {passages} passages - 1, "
-                f"{_devices()}"
-            ),
+    else:
+        size, task = training.batching.batch_size, next(iter((*query_tasks, *queries, "any")))
+        partitioner.check_batch_size(size)
+        check_chunks(size, training.num_chunks, num_shards=devices)
+        if store is not None:
+            rated = with_mixture_rates(training.batching, store, queries)
+            share = partitioner.host_share
+            stream = BatchStream(store, queries, rated, share=share, padding=padding)
+        sizes, lengths = {task: size}, {task: query_length}
+        counts = f"{size * candidates - 1} = {size} queries x {candidates} passages - 1"
+        facts = {
+            "negatives_per_query": f"{counts}, {_devices()}",
             "false_negatives": batching.false_negatives.value,
-            **_length_groups(layouts),
-        },
+        }
+    shapes = {
+        task: BatchShape(
+            sizes[task],
+            lengths[task],
+            sizes[task] * candidates,
+            passage_length,
+            memory=memory if multitask is None else None,
+            teacher_candidates=candidates if distils else 0,
+        )
+        for task in sizes
+    }
+    layouts = _drawn_layouts(shapes, text_lengths, padding) if stream is None else stream.layouts
+    if multitask is None and layouts:
+        of_any = [_grouped(shapes[task], layout) for layout in layouts.values()]
+        shapes = {task: max(of_any, key=lambda shape: shape.tokens)}
+    elif layouts:
+        shapes = {task: _grouped(shape, layouts[task]) for task, shape in shapes.items()}
+    return BatchPlan(
+        shapes=shapes,
+        tasks=None if multitask is None else tuple(sizes),
+        stream=stream,
+        facts={**facts, **_length_groups(layouts)},
     )
 
 
 def _every_task(
     multitask: MultitaskTraining,
-    training: TrainingConfig,
     *,
     query_length: int,
-    passage_length: int,
     partitioner: Partitioner,
+    padding: Padding,
+    num_chunks: int,
     store: TokenStore | None,
     queries: Mapping[str, TokenizedQueries],
     task_sizes: Mapping[str, int],
-    text_lengths: TextLengths | None,
-) -> BatchPlan:
+) -> tuple[every_task.Stream | None, Mapping[str, int], Mapping[str, int], dict[str, object]]:
+    """The batches of every task in a step: their stream, queries, tokens of a query, and facts."""
     batching, devices = multitask.batching, partitioner.batch_devices
-    candidates = 1 + batching.num_negatives
-    num_chunks, scored = training.num_chunks, training.objective.distillation is not None
-    padding = Padding(training.length_buckets, multiple=devices * num_chunks)
-    facts: dict[str, object] = {}
-    stream = None
     if store is not None:
         stream = every_task.TaskBatchStream(
             store,
@@ -269,46 +272,31 @@ def _every_task(
             share=partitioner.host_share,
             padding=padding,
         )
-        sizes, lengths = stream.batch_sizes, stream.query_lengths
-        combiner = multitask.combiner
+        sizes, combiner = stream.batch_sizes, multitask.combiner
         is_tsage = combiner.combiner is Combiner.TSAGE
-        facts = {
+        negatives = {task: size * (1 + batching.num_negatives) - 1 for task, size in sizes.items()}
+        facts: dict[str, object] = {
             "combiner": combiner.combiner.value,
             **({"tsage_beta": combiner.tsage.beta} if is_tsage else {}),
             "queries_per_step": f"{sum(sizes.values())}, {_devices()}",
             "batch_sizes": sizes,
-            "negatives_per_query": {t: size * candidates - 1 for t, size in sizes.items()},
+            "negatives_per_query": negatives,
             "hard_negatives_per_query": batching.num_negatives,
-            "padded_query_lengths": lengths,
+            "padded_query_lengths": stream.query_lengths,
             "false_negatives": batching.false_negatives.value,
         }
-    elif task_sizes:
-        sizes = every_task.task_batch_sizes(
-            task_sizes,
-            total=batching.total,
-            temperature=batching.temperature,
-            multiple=devices * num_chunks,
-        )
-        lengths = dict.fromkeys(sizes, query_length)
-    else:
+        return stream, sizes, stream.query_lengths, facts
+    if not task_sizes:
         problem = "no token store, and a batch of every task in each step"
         fix = "run `taser tokenize` first; for `taser compile`, set compile_recipe.task_sizes"
         raise ConfigError(problem, where="TOKEN_STORE", fix=fix)
-    shapes = {
-        task: BatchShape(
-            sizes[task],
-            lengths[task],
-            sizes[task] * candidates,
-            passage_length,
-            teacher_candidates=candidates if scored else 0,
-        )
-        for task in sizes
-    }
-    layouts = _drawn_layouts(shapes, text_lengths, padding) if stream is None else stream.layouts
-    if layouts:
-        shapes = {task: _grouped(shape, layouts[task]) for task, shape in shapes.items()}
-    facts |= _length_groups(layouts)
-    return BatchPlan(shapes=shapes, tasks=tuple(sizes), stream=stream, facts=facts)
+    sizes = every_task.task_batch_sizes(
+        task_sizes,
+        total=batching.total,
+        temperature=batching.temperature,
+        multiple=devices * num_chunks,
+    )
+    return None, sizes, dict.fromkeys(sizes, query_length), {}
 
 
 def _drawn_layouts(
