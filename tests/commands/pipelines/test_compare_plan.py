@@ -35,21 +35,20 @@ def test_the_95th_percentile_is_rounded_up_and_bounded():
     assert fit_length(counts, longest=64, given=8).tokens == 8
 
 
+QUERY = fit_length([10] * 20, longest=64)
+PASSAGE = fit_length([40] * 80 + [200] * 20, longest=256)
+
+
 def test_buckets_save_a_quarter_or_are_left_out():
-    query, passage = (
-        fit_length([10] * 20, longest=64),
-        fit_length([40] * 80 + [200] * 20, longest=256),
-    )
-    assert (query.tokens, passage.tokens) == (16, 208)
-    assert length_buckets(query, passage) == [16, 48]
-    assert length_buckets(query, query) == []
+    assert (QUERY.tokens, PASSAGE.tokens) == (16, 208)
+    assert length_buckets(QUERY, PASSAGE) == [16, 48]
+    assert length_buckets(QUERY, QUERY) == []
 
 
 def test_half_of_the_texts_are_padded_to_the_bucket_of_the_median():
-    short, long = fit_length([10] * 20, longest=64), fit_length([40] * 80 + [200] * 20, longest=256)
-    assert padded_length(short, [16, 48]) == 16
-    assert padded_length(long, [16, 48]) == (48 + 208) / 2
-    assert padded_length(long, []) == 208
+    assert padded_length(QUERY, [16, 48]) == 16
+    assert padded_length(PASSAGE, [16, 48]) == (48 + 208) / 2
+    assert padded_length(PASSAGE, []) == 208
 
 
 def test_nothing_is_cut_below_the_length_of_a_pretrained_model():
@@ -152,15 +151,11 @@ def test_a_budget_then_cuts_passages(minutes, steps, tokens, seconds):
 
 
 def test_passages_are_cut_to_quarters_of_their_length_and_cost_their_batches_tokens():
-    query, passage = (
-        fit_length([10] * 20, longest=64),
-        fit_length([40] * 80 + [200] * 20, longest=256),
-    )
     # A batch has a query of 16 tokens and two passages of (48 + 208) / 2; of 160 tokens at most,
     # (48 + 160) / 2, and so on: 48 is at most three quarters of 64.
-    shorter = shorter_passages(query, passage)
+    shorter = shorter_passages(QUERY, PASSAGE)
     assert shorter == pytest.approx({160: 224 / 272, 112: 176 / 272, 64: 128 / 272})
-    assert shorter_passages(query, query) == {}
+    assert shorter_passages(QUERY, QUERY) == {}
 
 
 def test_what_is_set_stays_as_it_is():
