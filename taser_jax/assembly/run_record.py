@@ -62,9 +62,7 @@ def settings_of(
     )
 
 
-def check_settings(
-    model_dir: FilePath, settings: Mapping[str, object], *, step: int, accept_changes: bool
-) -> None:
+def check_settings(model_dir: FilePath, settings: Mapping[str, object], *, step: int) -> None:
     """Compares a run's settings with those that its newest checkpoint was trained with.
 
     Example:
@@ -73,13 +71,12 @@ def check_settings(
             models/faq: settings differ from those that step 300 was trained with:
                 training.optimizer.learning_rate: was 2e-05, now 5e-05
               expected: the former settings; steps, periods, validation and mesh may change
-              fix: train into a new MODEL_DIR, ...
+              fix: go back to the former settings, ...
 
     Args:
         model_dir: the directory.
         settings: of this run, from `settings_of`.
         step: of the newest checkpoint.
-        accept_changes: whether settings of training and data may differ; a model's never may.
 
     Raises:
         FingerprintError: naming every setting that may not change, old and new.
@@ -87,17 +84,14 @@ def check_settings(
     former = read_settings(model_dir)
     # As JSON gives them back.
     changes = _changes(former, json.loads(json.dumps(dict(settings)))) if former else {}
-    refused = {
-        name: change
-        for name, change in changes.items()
-        if not (name.startswith(_MAY_CHANGE) or accept_changes) or name.startswith("model.")
-    }
+    refused = {name: changes[name] for name in changes if not name.startswith(_MAY_CHANGE)}
     if refused:
-        of_model = any(name.startswith("model.") for name in refused)
-        go_on = "" if of_model else ", or go on with --gin.train.accept_changes=True"
         problem = f"settings differ from those that step {step} was trained with:{_listed(refused)}"
         expected = "the former settings; steps, periods, validation and mesh may change"
-        fix = f"train into a new MODEL_DIR, go back to the former settings{go_on}"
+        fix = (
+            "go back to the former settings, or train into a new MODEL_DIR, from these parameters "
+            "with INITIAL_CHECKPOINT_PATH"
+        )
         raise FingerprintError(problem, where=str(model_dir), expected=expected, fix=fix)
     if changes:
         logger.info("settings changed after step %d:%s", step, _listed(changes))

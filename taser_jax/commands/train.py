@@ -72,7 +72,6 @@ def train(
     model: ModelConfig,
     training: TrainingConfig,
     initial_checkpoint: str | None = None,
-    accept_changes: bool = False,
     config_text: str = "",
     dry_run: bool = False,
 ) -> TrainSummary | None:
@@ -89,8 +88,6 @@ def train(
         training: optimiser, batches, objective and periods.
         initial_checkpoint: a `checkpoint_N` directory of taser_jax whose parameters to copy; a tied
             model's tower is copied into each of several.
-        accept_changes: resume even if settings or data differ from those of the checkpoint. Steps,
-            periods, validation and mesh may always change, a model's settings never.
         config_text: content of config.gin.
         dry_run: resolve the configuration, trace and print the step, but do not train.
 
@@ -115,16 +112,14 @@ def train(
         if dry_run:
             _trace(job)
             return None
-        unchecked = ("data", "seed") if accept_changes else ()
         hosts.first_host_only(set_aside_damaged)(model_dir)
-        checkpoints = Checkpoints(model_dir, training.checkpoints, unchecked=unchecked)
+        checkpoints = Checkpoints(model_dir, training.checkpoints)
         # Orbax's threads end here, also those of a run that is refused.
         with contextlib.closing(checkpoints):
             result = _run(
                 job,
                 epath.Path(model_dir),
                 checkpoints=checkpoints,
-                accept_changes=accept_changes,
                 config_text=config_text,
                 initial_checkpoint=initial_checkpoint,
                 shared_embeddings=data.shared_embeddings,
@@ -151,7 +146,6 @@ def _run(
     model_dir: epath.Path,
     *,
     checkpoints: Checkpoints,
-    accept_changes: bool,
     config_text: str,
     initial_checkpoint: str | None,
     shared_embeddings: str | None,
@@ -164,7 +158,7 @@ def _run(
     settings = settings_of(program.model.config, training, store=store, queries=job.queries)
     if resume_step:
         training.loop.check_done(resume_step)
-        check_settings(model_dir, settings, step=resume_step, accept_changes=accept_changes)
+        check_settings(model_dir, settings, step=resume_step)
         checkpoints.check(step=resume_step, about=about)
     if hosts.is_first():
         write_run_record(

@@ -7,7 +7,7 @@ import enum
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import jax
@@ -222,7 +222,6 @@ class Checkpoints:
     Args:
         model_dir: local directory or gs:// address; checkpoints lie in it as `checkpoint_N/`.
         config: which checkpoints are kept.
-        unchecked: facts that may differ from those a checkpoint was saved with.
         cleans_up: whether unfinished saves are removed; False to read, where one may be that of a
             training that is running.
     """
@@ -232,12 +231,10 @@ class Checkpoints:
         model_dir: str | os.PathLike[str],
         config: CheckpointConfig | None = None,
         *,
-        unchecked: Sequence[str] = (),
         cleans_up: bool = True,
     ) -> None:
         config = config or CheckpointConfig()
         self._config = config
-        self._unchecked = unchecked
         self._directory = absolute_path(model_dir)
         best = checkpoint_managers.BestN(
             get_metric_fn=self.ranking, n=1, keep_checkpoints_without_metrics=False
@@ -339,7 +336,7 @@ class Checkpoints:
         again = "use the taser_jax version that wrote it"
         check_version(saved, FORMAT_VERSION, where=where, fix=again, error=ConfigError)
         for name, value in about.items():
-            if name not in self._unchecked and saved.get(name) != value:
+            if saved.get(name) != value:
                 problem = f"{name} was {saved.get(name)!r} when this was saved, now {value!r}"
                 fix = "train into a new MODEL_DIR, or go back to the former settings"
                 raise FingerprintError(problem, where=where, fix=fix)

@@ -105,7 +105,7 @@ def without_validation():
 )
 def test_steps_and_validation_may_change(model_dir, caplog, settings, changes):
     with caplog.at_level("INFO", logger="taser"):
-        check_settings(model_dir, settings, step=300, accept_changes=False)
+        check_settings(model_dir, settings, step=300)
     assert ("after step 300:\n" in caplog.text) == bool(changes)
     for name, (old, new) in changes.items():
         assert f"{name}: was {old}, now {new}\n" in f"{caplog.text}\n"
@@ -115,6 +115,7 @@ def test_steps_and_validation_may_change(model_dir, caplog, settings, changes):
     ("settings", "named"),
     [
         (changed(training__optimizer__learning_rate=1e-3), "learning_rate: was 2e-05, now 0.001"),
+        (changed(model__bert__num_layers=3), "num_layers: was 2, now 3"),
         (changed(data__queries__faq="b2"), "data.queries.faq: was a1, now b2"),
         (changed(data__queries__news="c3"), "data.queries.news: was unset, now c3"),
         (
@@ -124,23 +125,14 @@ def test_steps_and_validation_may_change(model_dir, caplog, settings, changes):
         ),
     ],
 )
-def test_the_rest_is_refused_unless_accepted(model_dir, settings, named):
+def test_the_rest_is_refused(model_dir, settings, named):
     settings = settings | {"training.loop.train_steps": 400}
     with pytest.raises(FingerprintError) as refused:
-        check_settings(model_dir, settings, step=300, accept_changes=False)
+        check_settings(model_dir, settings, step=300)
     message = str(refused.value)
     assert named in message
     assert "train_steps" not in message
-    assert "--gin.train.accept_changes=True" in message
-    check_settings(model_dir, settings, step=300, accept_changes=True)
-
-
-def test_another_model_is_never_accepted(model_dir):
-    deeper = changed(model__bert__num_layers=3)
-    with pytest.raises(FingerprintError, match="num_layers: was 2, now 3") as refused:
-        check_settings(model_dir, deeper, step=300, accept_changes=True)
-    assert "accept_changes" not in str(refused.value)
 
 
 def test_without_a_record_nothing_is_compared(tmp_path):
-    check_settings(tmp_path, SETTINGS, step=300, accept_changes=False)
+    check_settings(tmp_path, SETTINGS, step=300)

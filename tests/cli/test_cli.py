@@ -269,8 +269,9 @@ def test_the_help_of_a_command_shows_its_options(capsys):
     assert "Trains a dual encoder" in printed
     assert "  TOKEN_STORE = required\n      tokens of passages and queries" in printed
     assert "  LEARNING_RATE = 2e-5\n      peak rate. (OptimizerConfig.learning_rate)" in printed
-    assert "  train.accept_changes = False\n" in printed
     assert "Without --gin_file it reads runs/train.gin." in printed
+    assert cli.run(["hybrid", "--help"]) == 0
+    assert "  hybrid.alpha = None\n" in capsys.readouterr().out
     assert cli.run(["prepare", "--help"]) == 0
     assert "  --strict  sets STRICT = True\n" in capsys.readouterr().out
     assert cli.run(["compile", "--help"]) == 0

@@ -31,12 +31,11 @@ FORMAT_VERSION = 2
 FINGERPRINT = ".fingerprint"
 # Arguments and fields with these names hold places of artefacts.
 _PLACE = re.compile(r".*_dirs?|.*_checkpoint|token_store|vocabulary|.*_embeddings")
-# What is printed, traced or accepted changes no result; embeddings shared by text are those that
+# What is printed or traced changes no result; embeddings shared by text are those that
 # encoding would give; queries that were not encoded are encoded when they are searched; what a row
 # says beside its figures, such as seconds, follows from the stages before it.
 NO_INPUTS = frozenset(
     (
-        "accept_changes",
         "checkpoint_minutes",
         "config_text",
         "details",
