@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from taser_jax.assembly.model_directory import selected_checkpoint
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.pipelines.retrieval_stages import RetrievalStages, Setting
-from taser_jax.commands.pipelines.stages import Stages
-from taser_jax.commands.pipelines.taser import check_depth, pipeline_records, print_table
+from taser_jax.commands.pipelines.stages import Stages, pipeline_records
+from taser_jax.commands.pipelines.taser import check_depth, print_table
+from taser_jax.commands.train import TrainSummary
 from taser_jax.devices import hosts
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.models.dual_encoder import ModelConfig
@@ -164,7 +164,7 @@ class _AnceRun:
         return root
 
     def _retrieve(
-        self, label: str, trained: Mapping[str, Any], *, next_episode: int | None
+        self, label: str, trained: TrainSummary, *, next_episode: int | None
     ) -> pathlib.Path:
         """Encodes, searches and evaluates; mines where an episode follows."""
         root = self._root / label
@@ -176,8 +176,8 @@ class _AnceRun:
         row = self._retrieval.evaluate(
             f"{self.name} ({label})",
             root / "runs",
-            parameters=trained["parameters"],
-            details={"training": f"{trained['seconds']:.0f} s"},
+            parameters=trained.parameters,
+            details={"training": f"{trained.seconds:.0f} s"},
         )
         self.rows.append(row)
         return root

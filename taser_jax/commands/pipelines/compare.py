@@ -15,8 +15,7 @@ from taser_jax.commands.pipelines import compare_parts, compare_plan
 from taser_jax.commands.pipelines.compared_rows import UNTRAINED, ComparedRows
 from taser_jax.commands.pipelines.cross_validation import DEPTH, RANKED, choose_bm25
 from taser_jax.commands.pipelines.retrieval_stages import DEVELOPMENT, Setting, System
-from taser_jax.commands.pipelines.stages import Stages
-from taser_jax.commands.pipelines.taser import pipeline_records
+from taser_jax.commands.pipelines.stages import Stages, pipeline_records
 from taser_jax.commands.tokenize import make_vocabulary, tokenize
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.prepare.made_queries import make_queries

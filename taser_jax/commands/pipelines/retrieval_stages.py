@@ -21,7 +21,7 @@ from taser_jax.commands.inputs import check_collection
 from taser_jax.commands.mine import mine
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.search import bm25, index, search
-from taser_jax.commands.train import train
+from taser_jax.commands.train import TrainSummary, train
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
@@ -206,14 +206,14 @@ class RetrievalStages:
         negatives_dirs: Sequence[pathlib.Path],
         tasks: Sequence[str] | None = None,
         initial_checkpoint: epath.Path | None = None,
-    ) -> Any:
-        """Trains a model on the tasks, or on all that are searched; returns the summary."""
+    ) -> TrainSummary:
+        """Trains a model on the tasks, or on all that are searched."""
         data = TrainingData(
             self._setting.token_store,
             tasks=tasks or self._setting.tasks,
             negatives_dirs=list(map(str, negatives_dirs)),
         )
-        return self.stages.run(
+        summary = self.stages.run(
             f"{label}-train",
             train,
             model_dir=model_dir,
@@ -222,6 +222,7 @@ class RetrievalStages:
             training=training,
             initial_checkpoint=initial_checkpoint,
         )
+        return TrainSummary(**summary)
 
     def retrieve(
         self,

@@ -8,20 +8,21 @@ What a stage depends on: the arguments of its function, and the fingerprints of 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import os
 import pathlib
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
 from taser_jax.commands.tokenize import collection_of
 from taser_jax.data.collections.store import SPLITS, collection_directory
-from taser_jax.devices.hosts import first_host_only, written_by
+from taser_jax.devices.hosts import first_host_only, keep_compiled_programs, written_by
 from taser_jax.storage import artifacts, checksums
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
@@ -170,6 +171,36 @@ class Stages:
         if isinstance(value, list | tuple):
             return [self._plain(part) for part in value]
         return to_plain(value)
+
+
+@contextlib.contextmanager
+def pipeline_records(
+    output_dir: artifacts.FilePath, config_text: str
+) -> Iterator[Callable[[str, str], None]]:
+    """Keeps config.gin and other texts in a pipeline's folder; its steps share compiled programs.
+
+    A run that is refused, as its settings differ from those of the stages that are there, leaves
+    their record alone: what is there already is replaced at the end.
+
+    Yields:
+        Takes the name and the text of a further file.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    texts: dict[pathlib.Path, str] = {}
+
+    def record(name: str, text: str) -> None:
+        path = pathlib.Path(output_dir) / name
+        texts[path] = text
+        if not path.exists():
+            artifacts.write_text(path, text)
+
+    record("config.gin", config_text)
+    keep_compiled_programs(output_dir)
+    yield record
+    for path, text in texts.items():
+        artifacts.write_text(path, text)
 
 
 def _with_strings(value: object) -> Any:

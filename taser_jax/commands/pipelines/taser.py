@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from taser_jax.commands.ask import ask
 from taser_jax.commands.evaluate import write_table
@@ -17,16 +16,16 @@ from taser_jax.commands.pipelines.retrieval_stages import (
     check_untrained,
     row_name,
 )
-from taser_jax.commands.pipelines.stages import Stages
+from taser_jax.commands.pipelines.stages import Stages, pipeline_records
 from taser_jax.commands.prepare import prepare_pydocs
 from taser_jax.commands.search import hybrid
 from taser_jax.commands.tokenize import make_vocabulary, tokenize
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.devices.hosts import keep_compiled_programs, writes
+from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.interop.hub import fetch
 from taser_jax.retriever_parts import RetrieverParts, write_parts
-from taser_jax.storage.artifacts import FilePath, file_name, write_text
+from taser_jax.storage.artifacts import file_name
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
 
@@ -159,7 +158,7 @@ class Comparison:
             negatives_dirs=[self._root / source / "negatives" for source in sources],
         )
         masked = {"false negatives": training.batching.false_negatives.value}
-        self._models[label] = trained["parameters"], masked
+        self._models[label] = trained.parameters, masked
         splits = (*(() if is_last else ("train",)), DEVELOPMENT, "test")
         self.retrieval.retrieve(label, root, splits=splits, encoded=splits)
         if not is_last:
@@ -167,8 +166,8 @@ class Comparison:
         return self.retrieval.evaluate(
             row_name(name, number, self._first_negatives),
             root / "runs",
-            parameters=trained["parameters"],
-            details={**masked, "training": f"{trained['seconds']:.0f} s"},
+            parameters=trained.parameters,
+            details={**masked, "training": f"{trained.seconds:.0f} s"},
         )
 
     def add_bm25(
@@ -208,36 +207,6 @@ class Comparison:
             parameters=parameters,
             details={**details, "alpha": alpha_shown},
         )
-
-
-@contextlib.contextmanager
-def pipeline_records(
-    output_dir: FilePath, config_text: str
-) -> Iterator[Callable[[str, str], None]]:
-    """Keeps config.gin and other texts in a pipeline's folder; its steps share compiled programs.
-
-    A run that is refused, as its settings differ from those of the stages that are there, leaves
-    their record alone: what is there already is replaced at the end.
-
-    Yields:
-        Takes the name and the text of a further file.
-
-    Raises:
-        StorageError: the folder cannot be written.
-    """
-    texts: dict[pathlib.Path, str] = {}
-
-    def record(name: str, text: str) -> None:
-        path = pathlib.Path(output_dir) / name
-        texts[path] = text
-        if not path.exists():
-            write_text(path, text)
-
-    record("config.gin", config_text)
-    keep_compiled_programs(output_dir)
-    yield record
-    for path, text in texts.items():
-        write_text(path, text)
 
 
 def print_table(setting: Setting, rows: Sequence[str], *, by_task: str) -> ResultsTable:

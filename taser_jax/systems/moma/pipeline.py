@@ -12,7 +12,8 @@ from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.evaluate import write_table
 from taser_jax.commands.pipelines.ance import Episode, Episodes, number_episodes
 from taser_jax.commands.pipelines.retrieval_stages import RetrievalStages, Setting
-from taser_jax.commands.pipelines.taser import check_depth, pipeline_records, print_table
+from taser_jax.commands.pipelines.stages import pipeline_records
+from taser_jax.commands.pipelines.taser import check_depth, print_table
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.models.dual_encoder import ModelConfig

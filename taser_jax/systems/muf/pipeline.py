@@ -20,7 +20,7 @@ from taser_jax.commands.pipelines.retrieval_stages import (
     System,
     check_untrained,
 )
-from taser_jax.commands.pipelines.taser import pipeline_records
+from taser_jax.commands.pipelines.stages import pipeline_records
 from taser_jax.commands.train import train
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
