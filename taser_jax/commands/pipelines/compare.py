@@ -94,8 +94,7 @@ def compare(
             length or, from random weights, the 95th percentiles.
         vocabulary_size: entries of the vocabulary that is trained where nothing is pretrained.
         train_steps: steps of each training; None follows the number of distinct training queries,
-            as do rounds and folds,
-            and the optimiser's rate and warm-up where they are 0.
+            as do rounds and folds, and the optimiser's rate and warm-up where they are 0.
         rounds: 2 trains again on mined negatives.
         folds: folds of cross-validation; 0 chooses on the validation queries.
         config_text: written to config.gin.

@@ -39,14 +39,6 @@ def test_a_finished_stage_is_not_run_again(tmp_path):
     assert record.seconds >= 0
 
 
-def test_what_a_row_says_beside_its_figures_is_no_input(tmp_path):
-    """The seconds of a training that was made again, for example."""
-    work = Counter()
-    for seconds in ("3 s", "4 s"):
-        Stages(tmp_path).run("evaluate", work, details={"training": seconds})
-    assert work.calls == 1
-
-
 @pytest.mark.parametrize(
     ("inputs", "named"),
     [
@@ -62,20 +54,6 @@ def test_other_inputs_are_named(tmp_path, inputs, named):
     with pytest.raises(ConfigError, match=rf"(?s)train\.json.*{named}"):
         stages.run("train", work, **inputs)
     assert work.calls == 1
-
-
-def test_a_stage_that_failed_runs_again(tmp_path):
-    def fail():
-        raise RuntimeError("killed")
-
-    stages = Stages(tmp_path)
-    with pytest.raises(RuntimeError):
-        stages.run("train", fail)
-    assert stages.finished() == set()
-    work = Counter()
-    stages.run("train", work)
-    assert work.calls == 1
-    assert stages.finished() == {"train"}
 
 
 def test_a_record_killed_while_written_is_no_record(tmp_path, monkeypatch):

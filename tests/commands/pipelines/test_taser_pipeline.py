@@ -119,16 +119,6 @@ def test_killed_in_several_stages_it_resumes_in_each_and_a_round_can_be_added(
     assert figures(output) == figures(compared)
 
 
-def test_run_again_when_done_it_only_prints_the_table(compared, small_world, monkeypatch, capsys):
-    before = (compared / "table.csv").read_bytes()
-    for name, module in WORK.items():
-        monkeypatch.setattr(module, name, never(getattr(module, name)))
-    succeed(*small_world.compare(compared))
-    printed = capsys.readouterr().out
-    assert all(row in printed for row in ROWS)
-    assert (compared / "table.csv").read_bytes() == before
-
-
 def test_a_finished_output_and_its_data_can_be_moved(compared, small_world, tmp_path, monkeypatch):
     output = tmp_path / "moved"
     shutil.copytree(compared, output)
