@@ -17,18 +17,9 @@ from taser_jax.data.prepare.receipts import gold_path
 from taser_jax.data.readers.located import Question
 from taser_jax.data.readers.questions import read_kilt
 from taser_jax.devices.hosts import first_host_only, writes
-from taser_jax.evaluation import kilt, metrics
+from taser_jax.evaluation import kilt, metrics, results
 from taser_jax.evaluation.metrics import AnswerMatch
 from taser_jax.evaluation.reports import ResultsTable
-from taser_jax.evaluation.results import (
-    SystemResult,
-    TaskResult,
-    check_system,
-    per_query_path,
-    read_results,
-    write_per_query,
-    write_result,
-)
 from taser_jax.evaluation.significance import SignificanceConfig, compare_with_baselines
 from taser_jax.retrieval.runs import NO_ROW, Run
 from taser_jax.storage.artifacts import FilePath
@@ -126,7 +117,7 @@ def evaluate(
     parameters: int | None = None,
     details: Mapping[str, str] | None = None,
     significance: SignificanceConfig | None = SignificanceConfig(),
-) -> SystemResult:
+) -> results.SystemResult:
     """Scores a system's runs and rebuilds the table of all systems in `output_dir`.
 
     Averages are over all queries of the split; a query missing from the run counts as zero.
@@ -152,7 +143,7 @@ def evaluate(
     heads = inputs.PassageHeads(store)
     config.check_tasks(list_tasks(data_dir, collection))
     # Before another system's values by query are replaced.
-    check_system(pathlib.Path(output_dir) / "results", system, split)
+    results.check_system(pathlib.Path(output_dir) / "results", system, split)
     evaluations = {}
     for task in inputs.tasks_with(data_dir, collection, split=split, tasks=tasks):
         queries = QuerySet.open(data_dir, collection, task, split)
@@ -160,8 +151,8 @@ def evaluate(
         check_complete(run, where=inputs.run_path(runs_dir, task, split))
         with phase(f"evaluate {system} on {task} {split}"):
             evaluation = judge_run(run, queries, heads, config)
-        per_query = per_query_path(output_dir, system, task, split)
-        write_per_query(per_query, evaluation)
+        per_query = results.per_query_path(output_dir, system, task, split)
+        results.write_per_query(per_query, evaluation)
         if config.judge_of(task) is Judge.KILT:
             # In the format of KILT's own script, whose gold is `kilt.jsonl`.
             kilt.write_predictions(
@@ -173,16 +164,15 @@ def evaluate(
                 ids=store.ids,
             )
         evaluations[task] = evaluation
-    results = {task: TaskResult.of(evaluation) for task, evaluation in evaluations.items()}
-    result = SystemResult(
+    result = results.SystemResult(
         system=system,
-        tasks=results,
+        tasks={task: results.TaskResult.of(evaluation) for task, evaluation in evaluations.items()},
         parameters=parameters,
         fingerprint=store.fingerprint,
         split=split,
         details=dict(details or {}),
     )
-    write_result(pathlib.Path(output_dir) / "results", result)
+    results.write_result(pathlib.Path(output_dir) / "results", result)
     # A measure of passages has no value if all of these tasks are judged by pages only.
     measures = [
         name
@@ -309,7 +299,7 @@ def write_table(
     Raises:
         DataError: no result, or rows of different queries.
     """
-    rows = read_results(pathlib.Path(output_dir) / "results", systems)
+    rows = results.read_results(pathlib.Path(output_dir) / "results", systems)
     table = ResultsTable.of(rows, by_task=by_task)
     if significance is not None:
         compared = compare_with_baselines(output_dir, rows, split=split, config=significance)

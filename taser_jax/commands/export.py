@@ -19,7 +19,7 @@ from taser_jax.assembly.model_directory import (
     read_facts,
     read_model_config,
 )
-from taser_jax.assembly.run_record import text_settings
+from taser_jax.assembly.run_record import TextSettings, text_settings
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.devices.hosts import writes
@@ -135,11 +135,8 @@ def export_model(
     _check_formats(chosen, config)
     load_vocabulary(pathlib.Path(model_dir) / VOCABULARY, rows=config.transformer.vocab_size)
     texts = text_settings(facts, task)
-    query_length = _length("query_length", query_length, texts.query_length, model_dir)
-    passage_length = _length(
-        "passage_length", passage_length, facts.get("passage_length"), model_dir
-    )
-    _check_positions(config, query_length=query_length, passage_length=passage_length)
+    query_length = _length("query_length", query_length, texts, config, model_dir)
+    passage_length = _length("passage_length", passage_length, texts, config, model_dir)
     measured = _metrics(results_dir, system)
     with phase("read the model"):
         model = load_model(model_dir, step=step)
@@ -226,22 +223,20 @@ def _check_formats(formats: Sequence[str], config: ModelConfig) -> None:
             check_packages()
 
 
-def _check_positions(config: ModelConfig, **lengths: int) -> None:
-    limit = config.max_length
-    for name, length in lengths.items():
-        if not 4 <= length <= (limit or length):
-            room = "4 or more" if limit is None else f"4 to {limit}, the rows of the position table"
-            problem = f"{name} is {length}, not {room}"
-            fix = f"--gin.export_model.{name}=..., as in training"
-            raise ConfigError(problem, where="taser export", fix=fix)
-
-
-def _length(name: str, given: int | None, recorded: object, model_dir: str) -> int:
-    length = recorded if given is None else given
-    if type(length) is not int:
+def _length(
+    name: str, given: int | None, texts: TextSettings, config: ModelConfig, model_dir: str
+) -> int:
+    """A given or recorded length that the model takes."""
+    length = getattr(texts, name) if given is None else given
+    limit, set_it = config.max_length, f"--gin.export_model.{name}=..."
+    if length is None:
         where = f"{pathlib.Path(model_dir) / RUN_FILE}, field {name!r}"
-        fix = f"--gin.export_model.{name}=..., as in the token store it was trained from"
+        fix = f"{set_it}, as in the token store it was trained from"
         raise ConfigError(f"{name} is not known", where=where, fix=fix)
+    if not 4 <= length <= (limit or length):
+        room = "4 or more" if limit is None else f"4 to {limit}, the rows of the position table"
+        problem = f"{name} is {length}, not {room}"
+        raise ConfigError(problem, where="taser export", fix=f"{set_it}, as in training")
     return length
 
 
