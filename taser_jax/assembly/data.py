@@ -12,6 +12,7 @@ import numpy as np
 from taser_jax.data.batches.draws import queries_of, rates_from_weights
 from taser_jax.data.batches.every_task import Stream
 from taser_jax.data.batches.stream import BatchingConfig, prefetch
+from taser_jax.data.collections.store import check_known
 from taser_jax.data.token_store.arrays import Ragged, TeacherScores, TokenizedQueries
 from taser_jax.data.token_store.negatives import QueryNegatives, negatives_path, read_negatives
 from taser_jax.data.token_store.store import TokenStore
@@ -120,19 +121,6 @@ def names_in_store(store: TokenStore, names: Sequence[str]) -> list[str]:
     path = store.directory / MIXTURE_FILE
     registered = read_typed(path, _MixtureFile, absent=_MixtureFile({})).registered
     return [name if name in store.tasks else registered.get(name, name) for name in names]
-
-
-def check_known(
-    names: Sequence[str], there: Iterable[str], *, where: str, what: str = "task"
-) -> None:
-    """Rejects tasks, or splits, that the data do not have.
-
-    Raises:
-        ConfigError: naming both.
-    """
-    if unknown := sorted(set(names).difference(there)):
-        fix = f"name some of {', '.join(sorted(there)) or '(no queries)'}, or prepare it"
-        raise ConfigError(f"no {what} {', '.join(unknown)}", where=where, fix=fix)
 
 
 def query_sets(

@@ -142,8 +142,8 @@ QUERY_DOCUMENTS: Registered[Callable[..., QueryDocuments]] = Registered(
     "taser_jax.systems.moma.query_documents"
 )
 # A directory and the token store of the passages -> their embeddings.
-SHARED_EMBEDDINGS: Registered[Callable[[artifacts.FilePath, TokenStore], SharedEmbeddings]] = (
-    Registered("taser_jax.systems.moma.memory")
+SHARED_EMBEDDINGS: Registered[Callable[..., SharedEmbeddings]] = Registered(
+    "taser_jax.systems.moma.memory"
 )
 
 

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
-from taser_jax.assembly.data import check_known
 from taser_jax.assembly.model_directory import embed
 from taser_jax.data.batches.draws import queries_of
 from taser_jax.data.batches.one_task import BatchStream
@@ -24,6 +23,7 @@ from taser_jax.data.batches.stream import (
     Texts,
     TextSource,
 )
+from taser_jax.data.collections.store import check_known
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.partitioning import Partitioner

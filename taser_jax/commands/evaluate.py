@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from taser_jax.assembly.data import check_known
 from taser_jax.commands import inputs
-from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.data.collections.store import PassageStore, QuerySet, check_known, list_tasks
 from taser_jax.data.prepare.receipts import gold_path
 from taser_jax.data.readers.located import Question
 from taser_jax.data.readers.questions import read_kilt

@@ -9,9 +9,8 @@ from types import MappingProxyType
 import numpy as np
 from jaxtyping import Float64, Int
 
-from taser_jax.assembly.data import check_known
 from taser_jax.commands import inputs
-from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.data.collections.store import PassageStore, QuerySet, check_known, list_tasks
 from taser_jax.data.token_store.arrays import TeacherScores
 from taser_jax.data.token_store.negatives import write_negatives
 from taser_jax.devices.hosts import first_host_only, writes

@@ -9,11 +9,11 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from taser_jax.assembly.data import check_known
 from taser_jax.commands.inputs import answer_matcher
 from taser_jax.data.collections.store import (
     PassageStore,
     QuerySet,
+    check_known,
     collection_directory,
     list_tasks,
     write_collection,

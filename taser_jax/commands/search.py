@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from taser_jax.assembly.data import check_known
 from taser_jax.commands import inputs
 from taser_jax.commands.evaluate import EvaluationConfig, judge_run
-from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.data.collections.store import PassageStore, QuerySet, check_known, list_tasks
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.retrieval import fusion
 from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from taser_jax.assembly.data import TrainingData, check_known
+from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import read_facts
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.encode import encode
@@ -22,7 +22,7 @@ from taser_jax.commands.mine import mine
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.search import bm25, index, search
 from taser_jax.commands.train import TrainSummary, train
-from taser_jax.data.collections.store import PassageStore
+from taser_jax.data.collections.store import PassageStore, check_known
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.significance import SignificanceConfig

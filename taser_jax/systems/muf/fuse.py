@@ -14,12 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from taser_jax.assembly.data import check_known
 from taser_jax.commands.ask import FUSION, Answer
 from taser_jax.commands.evaluate import EvaluationConfig
 from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
 from taser_jax.commands.search import development_set
-from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.data.collections.store import PassageStore, QuerySet, check_known, list_tasks
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.retrieval import fusion
 from taser_jax.retrieval.passages import Hit
