@@ -31,10 +31,10 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_663,
-    "cli": 1_295,
-    "commands": 4_767,
-    "data": 5_751,
+    "assembly": 1_580,
+    "cli": 1_273,
+    "commands": 4_678,
+    "data": 5_757,
     "devices": 1_075,
     "evaluation": 1_298,
     "interop": 2_758,
@@ -44,12 +44,12 @@ ROOMS = {
     "retrieval": 2_182,
     "serving": 498,
     "storage": 1_303,
-    "systems": 3_087,
-    "training": 1_332,
+    "systems": 3_079,
+    "training": 1_330,
 }
 OTHERS = {
-    "lines of code": 30_605,
-    "percent of code that imports or raises": 13.9,
+    "lines of code": 30_407,
+    "percent of code that imports or raises": 13.7,
     "files": 186,
     "lines of the longest file": 620,
     "loose files": 3,
@@ -57,10 +57,10 @@ OTHERS = {
     "rooms on all floors": 25,
     "commands": 30,
     "fields that nothing binds": 39,
-    "Any in annotations": 106,
-    "modules that train imports": 74,
+    "Any in annotations": 105,
+    "modules that train imports": 78,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_992,
+    "words of documentation": 34_977,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

@@ -65,10 +65,9 @@ SHARED = ExpertConfig(
             {"train_from_block": 1, "model": dataclasses.replace(MODEL, experts=SHARED)},
             "blocks 1 are frozen; their router serves all",
         ),
-        ({"length_buckets": (8, 16)}, "bucket of 16 tokens.*at most the 12 positions"),
     ],
 )
-def test_what_cannot_be_frozen_or_grouped(changes, told, tiny_store_dir, tmp_path):
+def test_what_cannot_be_frozen(changes, told, tiny_store_dir, tmp_path):
     with pytest.raises(ConfigError, match=f"(?s){told}"):
         start(tiny_store_dir, tmp_path, **changes)
 

@@ -162,7 +162,7 @@ def test_no_list_has_the_querys_own_passage(data_dir, tmp_path, monkeypatch):
     encoded = types.SimpleNamespace(fingerprints={}, query_ids=ids, take=lambda rows: vectors[rows])
     model = types.SimpleNamespace(encode_fn=lambda *_, **__: None, batch_multiple=1)
     tokens = types.SimpleNamespace(queries=lambda *_: encoded, passages=None)
-    monkeypatch.setattr(cross_validation.Embeddings, "open", lambda _: encoded)
+    monkeypatch.setattr(cross_validation, "Embeddings", lambda _: encoded)
     monkeypatch.setattr(cross_validation.QueryEmbeddings, "of_split", lambda *_, **__: encoded)
     monkeypatch.setattr(cross_validation.TokenStore, "open", lambda _: tokens)
     monkeypatch.setattr(cross_validation, "load_model", lambda _: model)
