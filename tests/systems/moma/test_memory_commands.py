@@ -18,7 +18,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.fusion import BertFusionConfig, FusedStates
-from taser_jax.retrieval.embeddings import QueryEmbeddings
+from taser_jax.retrieval.embeddings import EmbeddingDtype, QueryEmbeddings
 from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 from taser_jax.systems.moma import distillation
