@@ -32,7 +32,7 @@ import numpy as np
 from taser_jax.devices.compiler import CompilerEffort, compile_step
 from taser_jax.devices.mesh import open_topology
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
-from taser_jax.systems.muf.ensemble_files import (
+from taser_jax.systems.muf.members import (
     EnsembleBatch,
     EnsembleConfig,
     MemberPlacement,

@@ -61,7 +61,8 @@ from taser_jax.models.routing import (
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.storage.progress import track
 from taser_jax.training.loop import LoopConfig
-from taser_jax.training.objective import ObjectiveConfig, RoutingMeasure, RoutingRegularizer
+from taser_jax.training.losses import RoutingMeasure, RoutingRegularizer
+from taser_jax.training.objective import ObjectiveConfig
 from taser_jax.training.state import Params, named_key
 
 COLLAPSED = 0.95

@@ -24,7 +24,8 @@ from taser_jax.models.batch import Batch, States
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Params
 from taser_jax.models.parameters import abstract_params, init_params, logical_axes, parameter_count
 from taser_jax.optim import optimizers
-from taser_jax.optim.multitask import build_multitask_optimizer, reads_task_gradients
+from taser_jax.optim.median import MedianOver, check_median
+from taser_jax.optim.multitask import Combiner, build_multitask_optimizer, reads_task_gradients
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
 from taser_jax.training.multitask_step import TaskGradients, make_multitask_step
@@ -195,6 +196,10 @@ def _optimizer(
         chain = optimizers.build_optimizer(training.optimizer, params, total_steps=steps)
         return chain, TaskGradients.SUMMED
     combiner = training.multitask.combiner
+    if combiner.combiner is Combiner.TSAGE and combiner.tsage.median_over is MedianOver.ALL:
+        tokens = {task: shape.tokens for task, shape in plan.shapes.items()}
+        trainable = optimizers.trainable(training.optimizer, params)
+        check_median(params, tokens=tokens, trainable=trainable)
     chain = build_multitask_optimizer(
         combiner, training.optimizer, params, tasks=plan.tasks, total_steps=steps
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import hashlib
 from collections.abc import Callable, Sequence
 
 import flax.linen as nn
@@ -18,7 +19,7 @@ from taser_jax.models.batch import Batch
 from taser_jax.optim.task_gradients import Report, check_tasks
 from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.objective import Objective, StepMetrics
-from taser_jax.training.state import Params, TrainState, named_key, named_seed
+from taser_jax.training.state import Params, TrainState, named_key
 from taser_jax.training.step import (
     TaskResult,
     TrainStep,
@@ -82,13 +83,12 @@ def make_multitask_step(
         figures.
 
     Raises:
-        ConfigError: (when a step is traced) batches of other tasks.
+        ConfigError: (when a step is traced) batches of other tasks, or no combiner for stacked
+            gradients.
     """
     tasks = check_tasks(tasks)
     loss_fns = [
-        make_loss(
-            model, objective=objective, num_chunks=num_chunks, seed=named_seed(seed, f"task {task}")
-        )
+        make_loss(model, objective=objective, num_chunks=num_chunks, seed=task_seed(seed, task))
         for task in tasks
     ]
     param_shardings = None if state_shardings is None else state_shardings.params
@@ -123,6 +123,12 @@ def make_multitask_step(
     return TrainStep(
         train_step, query_tasks=model.query_tasks, tasks=tasks, state_shardings=state_shardings
     )
+
+
+def task_seed(seed: int, task: str) -> int:
+    """The seed of one task's dropout and routing draws; by name, so that order does not matter."""
+    digest = hashlib.sha256(f"{seed} task {task}".encode()).digest()
+    return int.from_bytes(digest[:4], "little") >> 1
 
 
 def _after(

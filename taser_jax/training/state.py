@@ -34,12 +34,6 @@ def named_key(seed: int, name: str) -> jax.Array:
     return jax.random.fold_in(jax.random.key(seed), int.from_bytes(digest[:4], "little"))
 
 
-def named_seed(seed: int, name: str) -> int:
-    """The seed of one task or member under one seed; by name, so that order does not matter."""
-    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-    return int.from_bytes(digest[:4], "little") >> 1
-
-
 Params: TypeAlias = PyTree
 """A nested dictionary of arrays, as Flax makes it."""
 

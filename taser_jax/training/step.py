@@ -129,6 +129,9 @@ def apply_gradients(
     Returns:
         The new state; `grad_norm`, `param_norm` (before the update), `skipped` (0 or 1),
         `skipped_in_a_row` and `skipped_total`; the combiner's report on this step.
+
+    Raises:
+        ConfigError: an update is not shaped as its parameter.
     """
     grad_norm = jnp.sqrt(jnp.sum(squared_norms))
     updates, opt_state = optax.with_extra_args_support(optimizer).update(
@@ -140,6 +143,7 @@ def apply_gradients(
         key=key,
         param_shardings=param_shardings,
     )
+    _check_updates(updates, state.params)
     report = find_report(opt_state)
     is_taken = jnp.isfinite(grad_norm) & jnp.all(jnp.isfinite(losses))
     if report is not None and report.usable is not None:
@@ -182,6 +186,14 @@ def _freeze(params: Params, trainable: PyTree[bool] | None) -> Params:
     return jax.tree.map(
         lambda leaf, trains: leaf if trains else jax.lax.stop_gradient(leaf), params, trainable
     )
+
+
+def _check_updates(updates: Params, params: Params) -> None:
+    for update, param in zip(jax.tree.leaves(updates), jax.tree.leaves(params), strict=True):
+        if update.shape != param.shape:
+            problem = f"an update of shape {update.shape} for a parameter of shape {param.shape}"
+            fix = "put a combiner first in the chain, as build_multitask_optimizer does"
+            raise ConfigError(problem, where="training step", fix=fix)
 
 
 StepFunction = Callable[

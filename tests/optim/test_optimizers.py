@@ -145,9 +145,21 @@ def test_linear_by_hand(settings, expected):
     np.testing.assert_allclose([schedule(i) for i in range(len(expected))], expected, rtol=1e-6)
 
 
-def test_a_warm_up_longer_than_the_run_is_refused():
-    with pytest.raises(ConfigError, match="5 warm-up steps in a run of 4"):
-        build_optimizer(OptimizerConfig(warmup_steps=5), random_params(), total_steps=4)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"clip_norm": 0.0},
+        {"weight_decay": -0.1},
+        {"expert_learning_rate_factor": -1.0},
+        {"warmup_steps": 5},
+        {"warmup_steps": -1},
+        {"learning_rate": -1.0},
+        {"floor": -0.1},
+    ],
+)
+def test_impossible_numbers(wrong):
+    with pytest.raises(ConfigError):
+        build_optimizer(OptimizerConfig(**wrong), random_params(), total_steps=4)
 
 
 def factors(params, *, decay):

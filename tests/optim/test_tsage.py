@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from task_problem import TASKS, TRAINABLE, flatten, run, steps, tree
 
-from taser_jax.optim.median import MedianOver
+from taser_jax.optim.median import MedianOver, check_median
 from taser_jax.optim.task_gradients import find_report
 from taser_jax.optim.tsage import (
     BiasCorrection,
@@ -18,6 +18,7 @@ from taser_jax.optim.tsage import (
     temperature_of,
     tsage,
 )
+from taser_jax.storage.errors import ConfigError
 
 PARAMS = tree(np.random.default_rng(9))
 QUICK = TSageConfig(beta=0.6, temperature=1.5, burn_in_share=0.2)
@@ -128,3 +129,30 @@ def test_temperatures_of_episodes():
     assert temperature_of(TSageConfig()) == 2
     infinite = TSageConfig(temperature_schedule=TemperatureSchedule.INFINITE)
     assert temperature_of(infinite) == math.inf
+
+
+def table_and_rest(*, vocabulary, rest, embed=4):
+    shapes = {"embeddings": {"token": {"embedding": (vocabulary, embed)}}, "wi": (rest,)}
+    return {"encoder": jax.tree.map(jnp.zeros, shapes, is_leaf=lambda s: isinstance(s, tuple))}
+
+
+def test_a_median_that_must_be_0_is_refused_before_anything_is_computed():
+    """100 rows of 4 and 199 others: the median is at place 299, that of 601 at place 300.
+
+    25 tokens, and a T5's start, leave 74 rows or 296 entries without a gradient; 24 leave 300.
+    """
+    params = table_and_rest(vocabulary=100, rest=199)
+    check_median(params, tokens={"nq": 25})
+    with pytest.raises(ConfigError, match=r"(?s)300 of 599 .*fever.*24 tokens.*nonzero"):
+        check_median(params, tokens={"nq": 60, "fever": 24})
+    check_median(table_and_rest(vocabulary=100, rest=201), tokens={"fever": 24})
+    frozen = {"encoder": {"embeddings": {"token": {"embedding": False}}, "wi": True}}
+    check_median(params, tokens={"fever": 1}, trainable=frozen)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"beta": 1.0}, {"temperature": 0.0}, {"burn_in_share": 1.5}, {"episode": -1}]
+)
+def test_impossible_numbers(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        TSageConfig(**wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import pathlib
 import subprocess
 import sys
@@ -11,8 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 from disks import no_room_beyond
+from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 from taser_jax.commands.train import restore_initial_params
@@ -281,11 +284,48 @@ def test_a_failed_save_ends_with_three_lines(tmp_path):
     assert [line.split(":")[0] for line in lines[1:]] == ["  expected", "  fix"]
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left"),
+        (ValueError("write 7: No space left on device [os_error_code='28']"), "No space left"),
+        (PermissionError(errno.EACCES, "Permission denied"), "a directory you may write to"),
+    ],
+)
+def test_the_operating_systems_refusals_are_reported(tmp_path, monkeypatch, error, words):
+    checkpoints = Checkpoints(tmp_path)
+
+    def refuse(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(ocp.CheckpointManager, "save", refuse)
+    with pytest.raises(StorageError, match=words) as caught:
+        checkpoints.save(make_state(), step=1, about=ABOUT)
+    assert all(part in str(caught.value) for part in (str(tmp_path), "fix:"))
+    checkpoints.close()
+
+
 def test_a_file_where_the_directory_should_be(tmp_path):
     (tmp_path / "model").write_text("not a directory")
     for place in ("model/below", "model"):
         with pytest.raises(StorageError, match="a directory you may write to"):
             Checkpoints(tmp_path / place)
+
+
+def test_addresses_of_buckets_stay_whole(monkeypatch):
+    """Path arithmetic must not fold gs:// into gs:/ as pathlib does."""
+    opened = []
+
+    class Manager:
+        def __init__(self, directory, **kwargs):
+            opened.append(directory)
+
+    monkeypatch.setattr(ocp, "CheckpointManager", Manager)
+    monkeypatch.setattr(epath.Path, "mkdir", lambda self, **kwargs: None, raising=False)
+    monkeypatch.setattr(type(epath.Path("gs://b/m")), "mkdir", lambda self, **kwargs: None)
+    checkpoints = Checkpoints("gs://bucket/model")
+    assert str(opened[0]) == "gs://bucket/model"
+    assert str(checkpoints._directory / "checkpoint_7") == "gs://bucket/model/checkpoint_7"
 
 
 DPR = ["query_encoder", "passage_encoder"]

@@ -7,7 +7,7 @@ from tiny_models import tiny_batch
 from taser_jax.models.batch import Role
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import check_chunks, encode_groups
-from taser_jax.training.objective import RoutingRegularizer, contrastive_loss, regularization
+from taser_jax.training.losses import RoutingRegularizer, contrastive_loss, regularization
 
 REGULARIZER = RoutingRegularizer(weight=0.5)
 

@@ -304,3 +304,9 @@ def test_rates_leave_out_compilation_and_validation(tmp_path):
         assert line["train/tokens_per_second"] == pytest.approx(10 * rate)
         assert line["train/padding"] == pytest.approx(1 - 10 / 40)
         assert line["train/model_flops_utilisation"] == pytest.approx(100 * rate / 1e6)
+
+
+@pytest.mark.parametrize("sizes", [{"train_steps": 0}, {"log_period": 0}, {"max_skipped_steps": 0}])
+def test_lengths_below_one_are_refused(sizes):
+    with pytest.raises(ConfigError, match="1 or more"):
+        loop.LoopConfig(**{"train_steps": 1} | sizes)

@@ -22,7 +22,8 @@ from taser_jax.models.parameters import init_params, parameter_count
 from taser_jax.models.routing import ExpertConfig, GateGradient, Routing
 from taser_jax.models.stack import Scan
 from taser_jax.training.batch_loss import make_loss
-from taser_jax.training.objective import ObjectiveConfig, RoutingRegularizer
+from taser_jax.training.losses import RoutingRegularizer
+from taser_jax.training.objective import ObjectiveConfig
 from taser_jax.training.step import make_train_step
 
 pytestmark = pytest.mark.slow

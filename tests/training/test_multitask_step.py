@@ -15,8 +15,8 @@ from taser_jax.optim.task_gradients import check_combined
 from taser_jax.optim.tsage import TSageConfig
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import make_loss
-from taser_jax.training.multitask_step import TaskGradients, make_multitask_step
-from taser_jax.training.state import TrainState, init_state, named_key, named_seed, state_shardings
+from taser_jax.training.multitask_step import TaskGradients, make_multitask_step, task_seed
+from taser_jax.training.state import TrainState, init_state, named_key, state_shardings
 from taser_jax.training.step import make_train_step
 
 # A router's noise is left to tell draws apart.
@@ -85,7 +85,7 @@ def test_the_combiner_gets_each_tasks_gradients_with_its_loss_and_the_steps_key(
     params = expected = fresh(optimizer).params
     rate = 0.1 * jax.random.uniform(jax.random.fold_in(named_key(3, "optimizer"), 0))
     for task in TASKS:
-        loss_fn = make_loss(MODEL, seed=named_seed(3, f"task {task}"))
+        loss_fn = make_loss(MODEL, seed=task_seed(3, task))
         objective = functools.partial(loss_fn, batch=BATCHES[task], step=jnp.int32(0), task=task)
         (loss, _), grads = jax.jit(jax.value_and_grad(objective, has_aux=True))(params)
         expected = jax.tree.map(lambda p, g, loss=loss: p - rate * loss * g, expected, grads)
@@ -95,7 +95,7 @@ def test_the_combiner_gets_each_tasks_gradients_with_its_loss_and_the_steps_key(
 
 
 def test_draws_depend_on_seed_task_and_step_alone():
-    assert len({named_seed(s, t) for s in (0, 1) for t in TASKS}) == 6
+    assert len({task_seed(s, t) for s in (0, 1) for t in TASKS}) == 6
     step = default_step()
 
     def losses(start):
@@ -185,6 +185,9 @@ def test_activations_are_one_tasks_at_a_time_and_flops_the_sum_of_the_tasks():
     assert tsage.memory_analysis().temp_size_in_bytes < 1.1 * single + 3 * 3 * params
 
 
-def test_batches_of_other_tasks_are_errors():
+def test_wrong_batches_and_optimisers_are_errors():
     with pytest.raises(ConfigError, match="one batch of each of nq, fever, wow"):
         default_step()(fresh(build()), {"nq": BATCHES["nq"]})
+    forgotten = optax.adam(0.1)
+    with pytest.raises(ConfigError, match="put a combiner first"):
+        make_multitask_step(MODEL, forgotten, tasks=TASKS)(fresh(forgotten), BATCHES)

@@ -13,7 +13,8 @@ from tiny_models import assert_close, tiny_batch
 from taser_jax.models.batch import Role
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import make_loss
-from taser_jax.training.objective import ObjectiveConfig, RoutingRegularizer, contrastive_loss
+from taser_jax.training.losses import RoutingRegularizer, contrastive_loss
+from taser_jax.training.objective import ObjectiveConfig
 from taser_jax.training.state import (
     SkippedSteps,
     TrainState,
@@ -134,6 +135,25 @@ def test_update_is_that_of_the_optimizer_on_the_gradient_of_the_loss():
     assert float(metrics["grad_norm"]) == pytest.approx(norm, rel=1e-5)
 
 
+def test_chunks_and_devices_do_not_change_a_step_without_noise():
+    def run(num_chunks, mesh=None):
+        state, batch = fresh(PLAIN), BATCH
+        if mesh is not None:
+            state = jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
+            batch = jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data")))
+        step = make_train_step(PLAIN, OPTIMIZER, num_chunks=num_chunks)
+        return step(state, {"toy": batch})
+
+    plain, plain_metrics = run(1)
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    sharded, metrics = run(2, mesh)
+    for name in ("loss", "grad_norm", "mean_rank"):
+        assert float(metrics[name]) == pytest.approx(float(plain_metrics[name]), rel=1e-5)
+    assert len(sharded.params["wi"]["kernel"].sharding.device_set) == 8
+    # Adam's first step is the sign of the gradient, so compare moments, not parameters.
+    assert_close(sharded.opt_state[0].mu, plain.opt_state[0].mu)
+
+
 def test_frozen_parameters_get_no_gradient():
     optimizer = optax.sgd(0.1)
     state = fresh(PLAIN, optimizer)
@@ -190,17 +210,31 @@ def test_a_state_is_born_sharded_with_its_moments():
     jax.tree.map(np.testing.assert_array_equal, state.params, fresh(PLAIN).params)
 
 
-def test_table_by_hand():
+PARAMS = {
+    "encoder": {
+        "wi": jax.ShapeDtypeStruct((768, 3072), np.float32),
+        "bias": jax.ShapeDtypeStruct((3,), np.float32),
+    }
+}
+AXES = {"encoder": {"wi": PartitionSpec("embed", "mlp"), "bias": PartitionSpec(None)}}
+
+
+def shardings():
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("fsdp", "model"))
-    spec = PartitionSpec("fsdp", "model")
-    lines = parameter_table(
-        {"wi": jax.ShapeDtypeStruct((768, 3072), np.float32)},
-        logical_axes={"wi": PartitionSpec("embed", "mlp")},
-        shardings={"wi": NamedSharding(mesh, spec)},
-    ).splitlines()
+    return {
+        "encoder": {
+            "wi": NamedSharding(mesh, PartitionSpec("fsdp", "model")),
+            "bias": NamedSharding(mesh, PartitionSpec()),
+        }
+    }
+
+
+def test_table_by_hand():
+    lines = parameter_table(PARAMS, logical_axes=AXES, shardings=shardings()).splitlines()
     assert [line.split() for line in lines] == [
         ["parameter", "shape", "axes", "sharding", "count"],
-        ["wi", "768", "x", "3072", "embed,", "mlp", "fsdp,", "model", "2,359,296"],
-        ["total", "2,359,296"],
+        ["encoder/bias", "3", "-", "3"],
+        ["encoder/wi", "768", "x", "3072", "embed,", "mlp", "fsdp,", "model", "2,359,296"],
+        ["total", "2,359,299"],
     ]
     assert len({len(line) for line in lines}) == 1

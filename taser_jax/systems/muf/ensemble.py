@@ -31,8 +31,10 @@ from taser_jax.systems.muf.ensemble_files import (
     Ensemble,
     EnsembleBatches,
     EnsembleTraining,
-    MemberPlacement,
     SpecialistVectors,
+)
+from taser_jax.systems.muf.members import (
+    MemberPlacement,
     init_ensemble_state,
     init_members,
     make_ensemble_eval,

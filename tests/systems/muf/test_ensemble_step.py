@@ -10,7 +10,8 @@ import pytest
 from tiny_models import assert_close
 
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
-from taser_jax.systems.muf.ensemble_files import (
+from taser_jax.storage.errors import ConfigError
+from taser_jax.systems.muf.members import (
     EnsembleBatch,
     EnsembleConfig,
     MemberPlacement,
@@ -176,3 +177,10 @@ def test_weights_are_drawn_as_pytorch_draws_them():
             assert np.abs(values).max() <= bound
             # A uniform distribution's standard deviation.
             assert values.std() == pytest.approx(bound / 3**0.5, rel=0.1)
+
+
+def test_an_ensemble_has_two_members_at_least():
+    with pytest.raises(ConfigError, match="two members or more"):
+        EnsembleConfig(members=1)
+    with pytest.raises(ConfigError, match="positive widths"):
+        EnsembleConfig(hidden_dims=(0,))
