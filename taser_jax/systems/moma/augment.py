@@ -27,13 +27,8 @@ from taser_jax.storage.artifacts import path_from, require_equal, split_path
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.systems.moma import query_documents
-from taser_jax.systems.moma.memory import (
-    AugmentedTexts,
-    EmbeddingsByText,
-    Mixture,
-    add_memory,
-    tower_fingerprints,
-)
+from taser_jax.systems.moma.memories import AugmentedTexts, Mixture
+from taser_jax.systems.moma.memory import EmbeddingsByText, add_memory, tower_fingerprints
 
 
 @writes("{output_dir}", kinds=[])

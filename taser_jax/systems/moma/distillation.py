@@ -28,7 +28,7 @@ from taser_jax.retrieval.embeddings import EmbeddingDtype
 from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.retrieval.runs import Run
 from taser_jax.storage.artifacts import FilePath, replacing
-from taser_jax.systems.moma.memory import SOURCE, Mixture
+from taser_jax.systems.moma.memories import SOURCE, Mixture
 from taser_jax.systems.moma.query_documents import Augmentation, document_attention, read_lookup
 
 _BLOCK = 4096

@@ -19,7 +19,7 @@ from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.systems.moma.augment import look_up
 from taser_jax.systems.moma.distillation import attention_by_task
-from taser_jax.systems.moma.memory import SOURCE
+from taser_jax.systems.moma.memories import SOURCE
 from taser_jax.systems.moma.stages import (
     UNTRAINED,
     Documents,

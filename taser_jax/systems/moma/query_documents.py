@@ -30,7 +30,8 @@ from taser_jax.retrieval.encoding import EncodeConfig, encode_rows
 from taser_jax.retrieval.runs import QueryArrays, is_finished
 from taser_jax.storage.artifacts import FilePath, fingerprint, require_equal, split_path
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.systems.moma.memory import AugmentedTexts, EmbeddingsByText, Mixture
+from taser_jax.systems.moma.memories import AugmentedTexts, Mixture
+from taser_jax.systems.moma.memory import EmbeddingsByText
 
 KIND = "documents of queries"
 # Among the fingerprints: where the mixture is, from the split's folder.

@@ -25,7 +25,8 @@ from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.storage.errors import ConfigError
 from taser_jax.systems.moma.augment import look_up
 from taser_jax.systems.moma.distillation import distil_queries
-from taser_jax.systems.moma.memory import SOURCE, encode_missing
+from taser_jax.systems.moma.memories import SOURCE
+from taser_jax.systems.moma.memory import encode_missing
 
 # Documents looked up for a query: 200 as in ANCE; the paper states no number.
 LOOKUP_DEPTH = 200

@@ -20,7 +20,7 @@ from taser_jax.systems.moma.distillation import (
     distil,
     write_joined_store,
 )
-from taser_jax.systems.moma.memory import Manifest, Memory, Mixture
+from taser_jax.systems.moma.memories import Manifest, Memory, Mixture
 
 # Two queries, six documents looked up, of which three are fused.
 ROWS = np.array([[7, 3, 5, 9, 1, 8], [2, 4, 6, -1, -1, -1]], np.int32)

@@ -23,10 +23,10 @@ from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 from taser_jax.systems.moma import distillation
 from taser_jax.systems.moma.augment import augment
+from taser_jax.systems.moma.memories import Mixture
 from taser_jax.systems.moma.memory import (
     EmbeddingsByText,
     MemoryAction,
-    Mixture,
     add_memory,
     memory,
     remove_memory,

@@ -8,7 +8,7 @@ from small_world import figures, gin, succeed
 from written_files import beir, write
 
 from taser_jax.assembly.model_directory import load_model
-from taser_jax.systems.moma.memory import Mixture
+from taser_jax.systems.moma.memories import Mixture
 
 
 def tokenize(data, vocabulary, tokens, **names):
