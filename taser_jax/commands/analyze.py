@@ -22,7 +22,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices import hosts
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner, parameter_path, placed
-from taser_jax.evaluation import specialty, specialty_report
+from taser_jax.evaluation import commitment, specialty, specialty_report
 from taser_jax.evaluation.reports import save_figure
 from taser_jax.models.batch import Batch
 from taser_jax.models.dual_encoder import DualEncoder
@@ -239,7 +239,7 @@ def _specialties(
     measures: specialty.Measures,
     batches: DeviceBatches,
     config: AnalysisConfig,
-) -> tuple[list[specialty_report.Specialties], dict[int, specialty.Sample]]:
+) -> tuple[list[specialty_report.Specialties], dict[int, commitment.Sample]]:
     """Counts and samples at every step of a model, all from the same batches."""
     specialties, samples = [], {}
     for step in model.steps:
@@ -268,14 +268,14 @@ def _specialties(
             # Fetched first: what else a CPU computes may keep fake devices from their collectives.
             leaves = jax.device_get(counts)
             samples[step] = sensitivities.sample
-            noise = specialty.noise_specialty(samples[step], temperature=config.temperature)
+            noise = commitment.noise_specialty(samples[step], temperature=config.temperature)
             specialties.append(specialty_report.Specialties(model.name, step, leaves, noise))
     return specialties, samples
 
 
 def _commitments(
-    model: AnalyzedModel, samples: Mapping[int, specialty.Sample], temperature: float
-) -> list[specialty.Commitment]:
+    model: AnalyzedModel, samples: Mapping[int, commitment.Sample], temperature: float
+) -> list[commitment.Commitment]:
     """Rates of T-SAGE's own averages from step to step; none for other trainings."""
     beta = model.facts.get("tsage_beta")
     if beta is None or len(model.steps) < 2:
@@ -284,10 +284,10 @@ def _commitments(
         averages = (
             (step, _saved_averages(model.checkpoint(step), model.params)) for step in model.steps
         )
-        return specialty.commitments(averages, samples, beta=beta, temperature=temperature)
+        return commitment.commitments(averages, samples, beta=beta, temperature=temperature)
 
 
-def _saved_averages(checkpoint: epath.Path, abstract_params: PyTree) -> specialty.Averages:
+def _saved_averages(checkpoint: epath.Path, abstract_params: PyTree) -> commitment.Averages:
     """The averages that T-SAGE took its weights from, as a checkpoint's optimiser state has them.
 
     Args:

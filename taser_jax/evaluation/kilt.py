@@ -23,6 +23,7 @@ from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.retrieval.runs import NO_ROW, Run, top_k
 from taser_jax.storage.artifacts import FilePath, replacing
 from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.progress import logger
 
 PAGE_MEASURES = ("PageRprec", "PageRecall@5")
 _WHERE = "evaluation by KILT's pages"
@@ -102,6 +103,7 @@ def evaluate_pages(
     if gold.keys().isdisjoint(pages):
         problem = f"none of the {len(gold)} queries to evaluate is among the run's {len(pages)}"
         raise DataError(problem, where=_WHERE, fix="take a run of the same task and split")
+    _warn_if_short(pages, gold, measures)
     values = {
         name: np.array([function(pages.get(id, ()), gold[id]) for id in gold], np.float64)
         for name, function in functions.items()
@@ -203,3 +205,19 @@ def _measure(name: str) -> Callable[[Sequence[str], EvidenceSets], float]:
         fix = "take PageRprec or PageRecall@k"
         raise ConfigError(f"unknown measure {name!r}", where="measures", fix=fix)
     return lambda pages, evidence: page_recall(pages, evidence, int(cutoff))
+
+
+def _warn_if_short(
+    pages: Mapping[str, Sequence[str]],
+    gold: Mapping[str, EvidenceSets],
+    measures: Sequence[str],
+) -> None:
+    deepest = max((int(name.partition("@")[2] or 0) for name in measures), default=0)
+    if short := sum(len(pages.get(query_id, ())) < deepest for query_id in gold):
+        logger.warning(
+            "%d of %d queries have fewer than %d pages: retrieve more passages for a comparable "
+            "recall",
+            short,
+            len(gold),
+            deepest,
+        )

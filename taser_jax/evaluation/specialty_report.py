@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from taser_jax.evaluation import specialty
+from taser_jax.evaluation.commitment import Commitment
 from taser_jax.evaluation.reports import markdown_table
 
 # Ten colours that colour-blind readers can distinguish.
@@ -61,9 +62,7 @@ class Findings:
     tasks: Sequence[str]
     temperature: float
     specialties: Sequence[Specialties] = ()
-    commitments: Mapping[str, Sequence[specialty.Commitment]] = dataclasses.field(
-        default_factory=dict
-    )
+    commitments: Mapping[str, Sequence[Commitment]] = dataclasses.field(default_factory=dict)
 
     @property
     def last(self) -> list[Specialties]:
@@ -155,7 +154,7 @@ def to_markdown(findings: Findings, *, measured: str) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def commitment_table(commitments: Mapping[str, Sequence[specialty.Commitment]]) -> str:
+def commitment_table(commitments: Mapping[str, Sequence[Commitment]]) -> str:
     """As the paper's Table 4: one line per pair of steps, with each model's rate and its noise."""
     cells = {
         (model, each.earlier_step, each.step): [

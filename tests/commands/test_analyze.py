@@ -25,7 +25,7 @@ from taser_jax.optim.multitask import Combiner, MultitaskConfig, build_multitask
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints
-from taser_jax.training.objective import contrastive_loss
+from taser_jax.training.losses import contrastive_loss
 from taser_jax.training.state import init_state
 
 pytestmark = pytest.mark.slow

@@ -107,10 +107,11 @@ def test_passages_count_as_their_pages_at_their_best_rank():
         ranked_pages(_run([(4, 1.0)]), _pages_of)
 
 
-def test_queries_without_results_count_as_zero():
+def test_queries_without_results_count_as_zero(caplog):
     evaluation = evaluate_pages({"q0": ["7"]}, {"q0": [{"7"}], "q1": [{"8"}], "q2": [None]})
     assert evaluation.query_ids == ("q0", "q1", "q2")
     assert evaluation.values["PageRprec"].tolist() == [1.0, 0.0, 0.0]
+    assert "3 of 3 queries have fewer than 5 pages" in caplog.text
 
 
 def test_what_cannot_be_evaluated():

@@ -1,6 +1,4 @@
-"""Sensitivities, specialty and commitment against float64 oracles, on one device and eight."""
-
-from __future__ import annotations
+"""Sensitivities and specialty against float64 oracles, on one device and eight."""
 
 import math
 
@@ -16,17 +14,14 @@ from taser_jax.evaluation.specialty import (
     NUM_BINS,
     SHARED_BINS,
     SPECIFIC_ENTROPY,
-    Commitment,
     Specialty,
     add_up,
-    commitments,
     count_leaf,
     entropy_edges,
     make_measures,
     most_sensitive_task,
-    noise_commitment,
-    noise_specialty,
     sampled_places,
+    sensitivity,
     specialty_of,
     task_entropy,
     total_sensitivities,
@@ -34,131 +29,9 @@ from taser_jax.evaluation.specialty import (
 from taser_jax.optim.median import MedianOver
 from taser_jax.storage.errors import DataError
 
-TEMPERATURE = 2.0
-# A batch whose median is 0.
-UNKNOWN = np.full((1, 3, 5), np.nan)
-
-RNG = np.random.default_rng(7)
-# Averages of heavy tails, of which the later ones keep a half.
-EARLIER = {task: quadratic.stiffness(RNG) for task in quadratic.TASKS}
-LATER = {
-    task: jax.tree.map(lambda new, old: (new + old) / 2, quadratic.stiffness(RNG), EARLIER[task])
-    for task in quadratic.TASKS
-}
-
-
-def committed(*averages, devices=1):
-    """Commitment over checkpoints of steps 40, 80, ..."""
-    placed = (
-        {
-            task: quadratic.put(jax.tree.map(lambda leaf: 3 * leaf, of_step[task]), devices)
-            for task in quadratic.TASKS
-        }
-        for of_step in averages
-    )
-    return commitments(
-        ((40 * number, of_step) for number, of_step in enumerate(placed, 1)),
-        {40 * number: UNKNOWN for number in range(1, len(averages) + 1)},
-        beta=0.9,
-        temperature=TEMPERATURE,
-    )
-
-
-def test_commitment_by_hand():
-    """Averages of five parameters; 0, 1, 2 and 4 are specific at first, and 0 and 2 stay."""
-    first = jnp.array([[9.0, 0, 0, 1, 9], [0, 9, 9, 1, 0]])
-    second = jnp.array([[9.0, 9, 0, 9, 2], [0, 0, 1, 0, 2]])
-    averages = [
-        (5, {"a": (first[0],), "b": (first[1],)}),
-        (9, {"a": (second[0],), "b": (second[1],)}),
-    ]
-    sample = np.full((2, 2, 100), 5.0)
-    (of_steps,) = commitments(averages, {9: sample}, beta=0.9, temperature=TEMPERATURE)
-    assert of_steps[:4] == (5, 9, 4, 2)
-    # Where all tasks are alike no parameter is specific.
-    assert np.isnan(of_steps.noise)
-    assert Commitment(5, 9, 4, 2).rate == 0.5
-    assert np.isnan(Commitment(5, 9, 0, 0).rate)
-
-
-def test_commitment_equals_a_float64_oracle_that_holds_everything():
-    owners, specific = [], []
-    for averages in (EARLIER, LATER):
-        values = 3 * np.stack([quadratic.flat(averages[task]) for task in quadratic.TASKS])
-        entropy, _ = quadratic.entropy(values, TEMPERATURE)
-        specific.append((entropy < 0.3) & (values.max(0) >= 0.1))
-        tied = (values == values.max(0)).sum(0) > 1
-        owners.append(np.where(tied, len(quadratic.TASKS), values.argmax(0)))
-    stay = specific[0] & (owners[0] == owners[1])
-    assert specific[0].sum() > 20
-    assert 0 < stay.sum() < specific[0].sum()
-    first, second = committed(EARLIER, LATER, LATER)
-    assert first == Commitment(40, 80, specific[0].sum(), stay.sum())
-    assert second == Commitment(80, 120, specific[1].sum(), specific[1].sum())
-    assert committed(EARLIER, LATER, devices=8) == [first]
-
-
-# At this temperature every entropy is 0: all parameters count as task-specific.
-ALL_SPECIFIC = 1e-3
-
-
-@pytest.mark.parametrize("steps", [(30, 32), (30, 60)])
-def test_normal_noise_of_two_tasks_commits_as_its_correlation_says(steps):
-    """P(same sign) of two normals with correlation ρ is ½ + arcsin(ρ)/π (Sheppard, 1899)."""
-    sample = np.random.default_rng(0).normal(10, 1, size=(32, 2, 10_000))
-    earlier, later = steps
-    for beta in (0.0, 0.6, 0.9):
-        noise = noise_commitment(sample, beta=beta, temperature=ALL_SPECIFIC, steps=steps)
-        shared = math.sqrt((1 - beta ** (2 * earlier)) / (1 - beta ** (2 * later)))
-        expected = 0.5 + math.asin(beta ** (later - earlier) * shared) / math.pi
-        assert noise.specific == pytest.approx(10_000, rel=0.02)
-        assert noise.rate == pytest.approx(expected, abs=0.016)
-
-
-def heavy_tails(batches):
-    """Few are task-specific, those with a spike; sizes of parameters differ, whatever the task."""
-    rng = np.random.default_rng(0)
-    values = np.exp(1.5 * rng.normal(size=(batches, 3, 1)) + rng.normal(size=(1, 1, 30_000)))
-    return values * np.exp(1.5 * rng.normal(size=(batches, 3, 30_000)))
-
-
-def specific(values):
-    entropy, _ = quadratic.entropy(values, TEMPERATURE)
-    return (entropy < SPECIFIC_ENTROPY) & (values.max(0) >= ACTIVATED), entropy
-
-
-def test_rates_of_heavy_tailed_noise_equal_a_float64_simulation():
-    rng, beta, values = np.random.default_rng(0), 0.9, heavy_tails(16)
-    noise = noise_commitment(values, beta=beta, temperature=TEMPERATURE, steps=(10, 16))
-    average, owners, marks = np.zeros((3, 30_000)), [], []
-    for step in range(1, 17):
-        drawn = values[rng.integers(16, size=30_000), :, np.arange(30_000)].T
-        average = beta * average + (1 - beta) * rng.permuted(drawn, axis=0)
-        if step in (10, 16):
-            owners.append(average.argmax(0))
-            marks.append(specific(average)[0])
-    assert noise.specific == pytest.approx(marks[0].sum(), rel=0.1)
-    assert noise.rate == pytest.approx((owners[0] == owners[1])[marks[0]].mean(), abs=0.03)
-    assert 0.5 < noise.rate < 0.95
-
-
-def test_specialty_of_noise_equals_a_float64_simulation_and_has_no_preference():
-    values = heavy_tails(4)
-    # Each parameter prefers task 1, which noise must not.
-    counts = noise_specialty(values * np.array([1.0, 9.0, 1.0])[:, None], temperature=TEMPERATURE)
-    drawn = values * np.array([1.0, 9.0, 1.0])[:, None]
-    mean = np.random.default_rng(1).permuted(drawn, axis=1).mean(axis=0)
-    is_specific, entropy = specific(mean)
-    assert counts.share(Specialty.SPECIFIC) == pytest.approx(is_specific.mean(), rel=0.05)
-    activated = mean.max(0) >= ACTIVATED
-    assert counts.mean_entropy == pytest.approx(entropy[activated].mean(), rel=0.05)
-    by_task = counts.specific_by_task()
-    assert by_task.max() < 1.1 * by_task.min()
-    assert noise_specialty(UNKNOWN, temperature=TEMPERATURE) is None
-
-
 PARAMS = quadratic.tree(np.random.default_rng(7))
 SILENT, SPECIFIC, SHARED = Specialty
+TEMPERATURE = 2.0
 
 
 def draw(seed=0, tasks=3):
@@ -317,6 +190,20 @@ def test_eight_devices_measure_what_one_does_and_keep_the_parameters_shardings()
     for tree in on_eight.totals.values():
         for name, leaf in tree.items():
             assert leaf.sharding.is_equivalent_to(placed[name].sharding, leaf.ndim)
+
+
+def test_it_is_the_first_order_change_of_the_loss_when_a_parameter_is_zeroed():
+    params = {"scale": jnp.float32(0.01), "bias": jnp.zeros(2)}
+
+    def loss(params, batch):
+        return batch * jnp.sin(params["scale"]) + jnp.sum(params["bias"])
+
+    sensitivities = sensitivity(loss, params, 3.0)
+    zeroed = loss({**params, "scale": 0.0}, 3.0)
+    assert float(sensitivities["scale"]) == pytest.approx(
+        float(loss(params, 3.0) - zeroed), rel=1e-3
+    )
+    assert not np.any(sensitivities["bias"])
 
 
 def test_gradients_that_are_not_finite_name_the_task():
