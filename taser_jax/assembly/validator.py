@@ -33,7 +33,8 @@ from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, track
 from taser_jax.storage.records import DevelopmentSets
 from taser_jax.storage.typed_files import Checked, Natural, Positive
-from taser_jax.training.objective import ObjectiveConfig, contrastive_loss, positive_rank
+from taser_jax.training.losses import contrastive_loss, positive_rank
+from taser_jax.training.objective import ObjectiveConfig
 
 # Lists differ in length: no name, which would have to stand for one number in a call.
 Rows = Sequence[int] | Int[np.ndarray, " _"]
