@@ -31,36 +31,36 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_580,
+    "assembly": 1_586,
     "cli": 1_273,
     "commands": 4_678,
     "data": 5_757,
     "devices": 1_075,
-    "evaluation": 1_298,
+    "evaluation": 1_321,
     "interop": 2_758,
     "loose files": 396,
     "models": 2_353,
-    "optim": 847,
+    "optim": 866,
     "retrieval": 2_182,
     "serving": 498,
     "storage": 1_303,
-    "systems": 3_079,
-    "training": 1_330,
+    "systems": 3_118,
+    "training": 1_360,
 }
 OTHERS = {
-    "lines of code": 30_407,
-    "percent of code that imports or raises": 13.7,
-    "files": 186,
-    "lines of the longest file": 620,
+    "lines of code": 30_524,
+    "percent of code that imports or raises": 13.8,
+    "files": 190,
+    "lines of the longest file": 419,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
     "commands": 30,
     "fields that nothing binds": 39,
     "Any in annotations": 105,
-    "modules that train imports": 78,
+    "modules that train imports": 79,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 35_223,
+    "words of documentation": 35_027,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
