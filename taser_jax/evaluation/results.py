@@ -165,14 +165,8 @@ def read_results(directory: FilePath, systems: Sequence[str] | None = None) -> l
 
 
 def per_query_path(directory: FilePath, system: str, task: str, split: str) -> pathlib.Path:
-    """The file of a system's values by query, below the directory of a table.
-
-    Example:
-        >>> per_query_path("out", "TASER 0.5", "nq", "test").name
-        'TASER_0%2E5.nq.test.csv'
-    """
-    parts = (part.replace(".", "%2E") for part in (system, task, split))
-    name = ".".join(parts).replace("/", "-").replace(" ", "_")
+    """The file of a system's values by query, below the directory of a table."""
+    name = f"{system}.{task}.{split}".replace("/", "-").replace(" ", "_")
     return pathlib.Path(directory) / "per_query" / f"{name}.csv"
 
 

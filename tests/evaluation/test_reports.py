@@ -13,7 +13,6 @@ from taser_jax.evaluation.reports import LEGEND, ResultsTable
 from taser_jax.evaluation.results import (
     SystemResult,
     TaskResult,
-    per_query_path,
     read_per_query,
     read_results,
     result_path,
@@ -213,14 +212,6 @@ def test_per_query_values_read_back_exactly(tmp_path):
     assert list(read_back.values) == list(values)
     for name in values:
         np.testing.assert_array_equal(read_back.values[name], values[name])
-
-
-def test_names_with_dots_have_files_of_their_own():
-    triples = (("A.b", "c", "test"), ("A", "b.c", "test"), ("A", "b", "c.test"))
-    assert len({per_query_path("out", *names) for names in triples}) == 3
-    assert per_query_path("out", "TASER + BM25", "nq/dev", "test").name == (
-        "TASER_+_BM25.nq-dev.test.csv"
-    )
 
 
 @pytest.mark.parametrize(
