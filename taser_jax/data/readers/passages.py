@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import html
+import html.parser
 import itertools
 import os
 import pathlib
@@ -302,32 +302,23 @@ def _of_texts(folder: pathlib.Path, words: int) -> Iterator[LocatedPassage]:
             yield LocatedPassage(1, Passage(f"{name}#{number}", text, title if text else "", name))
 
 
-_SILENT = r"(?is)<!--.*?(?:-->|\Z)|<(script|style|nav)\b.*?(?:</\1>|\Z)"
-_HTML_TITLE = r"(?is)<title\b[^>]*>(.*?)(?:</title>|\Z)"
-_HTML_HEADING = r"(?is)<h[1-6]\b[^>]*>(.*?)(?=</?h[1-6]|\Z)"
-_BLOCK = r"(?i)</?(?:p|div|li|tr|section|article|blockquote|pre|td|th|br|dt|dd|h[1-6])\b[^>]*>"
-_TAG = r"(?i)</?[a-z!?][^>]*>"
-
-
 def _title_and_paragraphs(path: pathlib.Path, content: str) -> tuple[str, list[str]]:
-    suffix, heading = path.suffix.lower(), None
-    if suffix in (".html", ".htm"):
-        content = re.sub(_SILENT, " ", content)
-        heading = re.search(_HTML_TITLE, content) or re.search(_HTML_HEADING, content)
-    elif suffix == ".md":
+    if path.suffix.lower() in (".html", ".htm"):
+        page = _Page()
+        page.feed(content)
+        page.close()
+        content, title = "".join(page.text), "".join(page.title or page.heading)
+    else:
         # In code "#" begins a comment.
         code = r"(?ms)^ *(```|~~~)[^`\n]*\n.*?(^ *\1|\Z)"
         prose = re.sub(code, lambda block: " " * len(block[0]), content)
         heading = re.search(r"(?m)^#{1,6}[ \t]+(.+?)\s*#*$", prose)
-    title = heading[1] if heading else ""
-    # A title is no paragraph of its own.
-    if heading:
-        content = content[: heading.start()] + content[heading.end() :]
-    if suffix in (".html", ".htm"):
-        title, content = (
-            html.unescape(re.sub(_TAG, "", re.sub(_BLOCK, "\n\n", part)))
-            for part in (title, content)
-        )
+        if path.suffix.lower() != ".md":
+            heading = None
+        title = heading[1] if heading else ""
+        # A title is no paragraph of its own.
+        if heading:
+            content = content[: heading.start()] + content[heading.end() :]
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", content)]
     return " ".join(title.split()) or path.stem, [part for part in paragraphs if part]
 
@@ -347,6 +338,52 @@ def _windows(paragraphs: list[str], words: int) -> list[str]:
             split = windows.pop() + split
         windows += [split[at : at + words] for at in range(0, len(split), words)]
     return [" ".join(window) for window in windows]
+
+
+class _Page(html.parser.HTMLParser):
+    """Collects a page's title, its first heading and its text, blocks as paragraphs."""
+
+    _SILENT = ("script", "style", "nav")
+    _BLOCKS = (
+        *("p", "div", "li", "tr", "section", "article", "blockquote", "pre"),
+        *("td", "th", "br", "dt", "dd"),
+    )
+    _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.title: list[str] = []
+        self.heading: list[str] = []
+        self.text: list[str] = []
+        self._open: list[str] = []
+        self._headings = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        del attrs
+        if tag in self._HEADINGS:
+            # Headings do not nest: one without an end tag ends here.
+            for heading in {*self._HEADINGS} & {*self._open}:
+                self.handle_endtag(heading)
+        if tag in (*self._SILENT, *self._HEADINGS, "title"):
+            self._open.append(tag)
+        if tag in (*self._BLOCKS, *self._HEADINGS):
+            self.text.append("\n\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._open:
+            while self._open.pop() != tag:
+                pass
+        self._headings += tag in self._HEADINGS
+        if tag in (*self._BLOCKS, *self._HEADINGS):
+            self.text.append("\n\n")
+
+    def handle_data(self, data: str) -> None:
+        if "title" in self._open:
+            self.title.append(data)
+        elif not self.title and not self._headings and {*self._HEADINGS} & {*self._open}:
+            self.heading.append(data)
+        elif not {*self._SILENT} & {*self._open}:
+            self.text.append(data)
 
 
 def _paragraph_span(text: str, where: str) -> Span:
