@@ -31,24 +31,24 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_586,
+    "assembly": 1_584,
     "cli": 1_273,
-    "commands": 4_678,
-    "data": 5_757,
+    "commands": 4_677,
+    "data": 5_781,
     "devices": 1_075,
-    "evaluation": 1_321,
+    "evaluation": 1_320,
     "interop": 2_758,
     "loose files": 396,
     "models": 2_353,
     "optim": 866,
     "retrieval": 2_182,
     "serving": 498,
-    "storage": 1_303,
+    "storage": 1_309,
     "systems": 3_118,
     "training": 1_360,
 }
 OTHERS = {
-    "lines of code": 30_524,
+    "lines of code": 30_550,
     "percent of code that imports or raises": 13.8,
     "files": 190,
     "lines of the longest file": 419,
@@ -58,7 +58,7 @@ OTHERS = {
     "commands": 30,
     "fields that nothing binds": 39,
     "Any in annotations": 105,
-    "modules that train imports": 79,
+    "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
     "words of documentation": 35_027,
 }

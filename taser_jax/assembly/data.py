@@ -12,14 +12,13 @@ import numpy as np
 from taser_jax.data.batches.draws import queries_of, rates_from_weights
 from taser_jax.data.batches.every_task import Stream
 from taser_jax.data.batches.stream import BatchingConfig, prefetch
-from taser_jax.data.collections.store import check_known
 from taser_jax.data.token_store.arrays import Ragged, TeacherScores, TokenizedQueries
 from taser_jax.data.token_store.negatives import QueryNegatives, negatives_path, read_negatives
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.batch import Batch
 from taser_jax.models.dual_encoder import ModelConfig
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import ConfigError, DataError, check_known
 from taser_jax.storage.progress import logger
 from taser_jax.storage.typed_files import read_typed
 

@@ -23,13 +23,12 @@ from taser_jax.data.batches.stream import (
     Texts,
     TextSource,
 )
-from taser_jax.data.collections.store import check_known
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.batch import Array, Role, static_task
 from taser_jax.models.dual_encoder import DualEncoder
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import ConfigError, DataError, check_known
 from taser_jax.storage.progress import logger, track
 from taser_jax.storage.records import DevelopmentSets
 from taser_jax.storage.typed_files import Checked, Natural, Positive

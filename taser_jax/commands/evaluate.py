@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from taser_jax.commands import inputs
-from taser_jax.data.collections.store import PassageStore, QuerySet, check_known, list_tasks
+from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.prepare.receipts import gold_path
 from taser_jax.data.readers.located import Question
 from taser_jax.data.readers.questions import read_kilt
@@ -22,7 +22,7 @@ from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.significance import SignificanceConfig, compare_with_baselines
 from taser_jax.retrieval.runs import NO_ROW, Run
 from taser_jax.storage.artifacts import FilePath
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import ConfigError, DataError, check_known
 from taser_jax.storage.progress import logger, phase
 
 # Share of the queries: a run with results for fewer is not of this split.

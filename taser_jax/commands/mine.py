@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float64, Int
 
 from taser_jax.commands import inputs
-from taser_jax.data.collections.store import PassageStore, QuerySet, check_known, list_tasks
+from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.token_store.arrays import TeacherScores
 from taser_jax.data.token_store.negatives import write_negatives
 from taser_jax.devices.hosts import first_host_only, writes
@@ -19,7 +19,7 @@ from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
 from taser_jax.retrieval.mining import AnswerContaining, Excluded, MiningConfig, mine_negatives
 from taser_jax.retrieval.runs import NO_ROW, SearchResult, top_k
 from taser_jax.storage.artifacts import NEGATIVES, kind_of, path_from
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import ConfigError, DataError, check_known
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.typed_files import to_plain
 

@@ -13,7 +13,6 @@ from taser_jax.commands.inputs import answer_matcher
 from taser_jax.data.collections.store import (
     PassageStore,
     QuerySet,
-    check_known,
     collection_directory,
     list_tasks,
     write_collection,
@@ -30,7 +29,7 @@ from taser_jax.interop import collections_by_name
 from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
 from taser_jax.retrieval.runs import NO_ROW, SearchResult
 from taser_jax.storage.artifacts import COLLECTION, FilePath, check_kind, split_path
-from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.errors import ConfigError, check_known
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.publishing import one_writer
 from taser_jax.storage.records import Query

@@ -10,7 +10,7 @@ import numpy as np
 
 from taser_jax.commands import inputs
 from taser_jax.commands.evaluate import EvaluationConfig, judge_run
-from taser_jax.data.collections.store import PassageStore, QuerySet, check_known, list_tasks
+from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.retrieval import fusion
 from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
@@ -20,7 +20,7 @@ from taser_jax.retrieval.index import INDEX_KINDS, IndexConfig, IndexKind, build
 from taser_jax.retrieval.runs import Run, SearchResult, without_own, write_trec_run
 from taser_jax.retrieval.scann import RECALL_QUERIES
 from taser_jax.storage.artifacts import METADATA, check_kind
-from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.errors import ConfigError, check_known
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.publishing import one_writer
 

@@ -77,6 +77,19 @@ def how_to_install(extra: str) -> str:
     return f"pip install 'taser_jax[{extra}]'"
 
 
+def check_known(
+    names: Iterable[str], there: Iterable[str], *, where: str, what: str = "task"
+) -> None:
+    """Rejects tasks, or splits, that the data do not have.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    if unknown := sorted(set(names).difference(there)):
+        fix = f"name some of {', '.join(sorted(there)) or '(no queries)'}, or prepare it"
+        raise ConfigError(f"no {what} {', '.join(unknown)}", where=where, fix=fix)
+
+
 def did_you_mean(name: str, choices: Iterable[str]) -> str | None:
     """Suggests the nearest choice; None if no choice is similar."""
     nearest = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)

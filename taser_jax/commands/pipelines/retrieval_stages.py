@@ -22,7 +22,7 @@ from taser_jax.commands.mine import mine
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.search import bm25, index, search
 from taser_jax.commands.train import TrainSummary, train
-from taser_jax.data.collections.store import PassageStore, check_known
+from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.significance import SignificanceConfig
@@ -34,7 +34,7 @@ from taser_jax.retrieval.fusion import HybridConfig
 from taser_jax.retrieval.index import IndexConfig
 from taser_jax.retrieval.mining import AnswerContaining, MiningConfig
 from taser_jax.storage.artifacts import file_name
-from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.errors import ConfigError, check_known
 from taser_jax.training.objective import ObjectiveConfig
 
 BM25 = "BM25"

@@ -212,19 +212,6 @@ def list_tasks(data_dir: FilePath, collection: str) -> dict[str, list[str]]:
     return {task: splits for task, splits in tasks.items() if splits}
 
 
-def check_known(
-    names: Sequence[str], there: Iterable[str], *, where: str, what: str = "task"
-) -> None:
-    """Rejects tasks, or splits, that the data do not have.
-
-    Raises:
-        ConfigError: naming both.
-    """
-    if unknown := sorted(set(names).difference(there)):
-        fix = f"name some of {', '.join(sorted(there)) or '(no queries)'}, or prepare it"
-        raise ConfigError(f"no {what} {', '.join(unknown)}", where=where, fix=fix)
-
-
 def write_collection(
     data_dir: FilePath,
     collection: str,

@@ -18,14 +18,14 @@ from taser_jax.commands.ask import FUSION, Answer
 from taser_jax.commands.evaluate import EvaluationConfig
 from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
 from taser_jax.commands.search import development_set
-from taser_jax.data.collections.store import PassageStore, QuerySet, check_known, list_tasks
+from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.retrieval import fusion
 from taser_jax.retrieval.passages import Hit
 from taser_jax.retrieval.runs import FUSED_LISTS, QueryArrays, Run, top_k, write_trec_run
 from taser_jax.retriever import Retriever
 from taser_jax.storage.artifacts import file_name, require_equal, split_path, write_json
-from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.errors import ConfigError, check_known
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.typed_files import read_typed, to_plain
 from taser_jax.systems.muf.oracle import Oracle, oracle_weights
