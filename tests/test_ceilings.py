@@ -31,10 +31,10 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_584,
+    "assembly": 1_581,
     "cli": 1_273,
     "commands": 4_677,
-    "data": 5_781,
+    "data": 5_796,
     "devices": 1_075,
     "evaluation": 1_320,
     "interop": 2_758,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_360,
 }
 OTHERS = {
-    "lines of code": 30_550,
+    "lines of code": 30_562,
     "percent of code that imports or raises": 13.8,
     "files": 190,
     "lines of the longest file": 419,

@@ -290,11 +290,8 @@ def _every_task(
         problem = "no token store, and a batch of every task in each step"
         fix = "run `taser tokenize` first; for `taser compile`, set compile_recipe.task_sizes"
         raise ConfigError(problem, where="TOKEN_STORE", fix=fix)
-    sizes = every_task.task_batch_sizes(
-        task_sizes,
-        total=batching.total,
-        temperature=batching.temperature,
-        multiple=devices * num_chunks,
+    sizes = every_task.step_batch_sizes(
+        batching, task_sizes, num_devices=devices, num_chunks=num_chunks
     )
     return None, sizes, dict.fromkeys(sizes, query_length), {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 import functools
 from collections.abc import Mapping
 
@@ -32,13 +33,23 @@ _LENGTH_MULTIPLE = 8
 _SEED_BITS = 32
 
 
+class BatchTotal(enum.Enum):
+    """Whether `total` counts a step's queries over all devices or on each device.
+
+    The paper has 120 in all; its code has 120 on each of its devices.
+    """
+
+    GLOBAL = "global"
+    PER_DEVICE = "per_device"
+
+
 @dataclasses.dataclass(frozen=True)
 class TaskBatchingConfig(Checked):
     """How a step's batches are drawn.
 
     Attributes:
-        total: queries of all tasks in a step, over all devices. The paper has 120; its code has 120
-            on each of its devices.
+        total: queries of all tasks in a step.
+        counted: whether `total` counts queries over all devices or on each.
         temperature: c of `task_batch_sizes`; 1 is proportional to the sizes of the sets, and larger
             values bring the tasks' shares closer together.
         num_negatives: hard negatives per query.
@@ -48,6 +59,7 @@ class TaskBatchingConfig(Checked):
     """
 
     total: int = 120
+    counted: BatchTotal = BatchTotal.GLOBAL
     temperature: float = 4.0
     num_negatives: Natural = 2
     false_negatives: FalseNegatives = FalseNegatives.MASK
@@ -111,6 +123,29 @@ def task_batch_sizes(
     return {task: int(1 + extra) * multiple for task, extra in zip(sizes, given, strict=True)}
 
 
+def step_batch_sizes(
+    config: TaskBatchingConfig, sizes: Mapping[str, int], *, num_devices: int, num_chunks: int
+) -> dict[str, int]:
+    """Queries of each task per step, which devices and chunks share equally.
+
+    Args:
+        config: the total.
+        sizes: task -> its training queries.
+        num_devices: devices that share a batch.
+        num_chunks: GradCache chunks of each task's batch.
+
+    Raises:
+        ConfigError: as `task_batch_sizes`.
+    """
+    per_device = config.counted is BatchTotal.PER_DEVICE
+    return task_batch_sizes(
+        sizes,
+        total=config.total * (num_devices if per_device else 1),
+        temperature=config.temperature,
+        multiple=num_devices * num_chunks,
+    )
+
+
 class TaskBatchStream:
     """One batch of each task at every step, the same on every host and after every restart.
 
@@ -144,11 +179,11 @@ class TaskBatchStream:
         padding: Padding = Padding(),
     ) -> None:
         self.config = config
-        self.batch_sizes = task_batch_sizes(
+        self.batch_sizes = step_batch_sizes(
+            config,
             {task: len(queries) for task, queries in tasks.items()},
-            total=config.total,
-            temperature=config.temperature,
-            multiple=num_devices * num_chunks,
+            num_devices=num_devices,
+            num_chunks=num_chunks,
         )
         self.query_lengths = {
             task: min(
