@@ -1,13 +1,70 @@
-"""What `taser train` leaves, to be compared bit for bit."""
+"""Runs the real `taser train` on the tiny store in a process of its own."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import pathlib
+import subprocess
+import sys
+from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import tiny_training
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class TinyCommand:
+    """`python -m taser_jax.cli.main train` with everything but MODEL_DIR settled.
+
+    Attributes:
+        folder: holds the Gin file and the compilation cache.
+        token_store: from `tiny_training.write_token_store`.
+        train_steps: TRAIN_STEPS.
+    """
+
+    folder: pathlib.Path
+    token_store: pathlib.Path
+    train_steps: int
+
+    def prepare(self) -> None:
+        (self.folder / "tiny.gin").write_text(tiny_training.GIN_FILE)
+
+    def start(
+        self, model_dir: pathlib.Path, *bindings: str, **streams: Any
+    ) -> subprocess.Popen[str]:
+        """Starts it; `streams` are further arguments of `subprocess.Popen`."""
+        cache = self.folder / "compiled"
+        environment = os.environ | {
+            "PYTHONPATH": str(REPOSITORY),
+            "JAX_PLATFORMS": "cpu",
+            "JAX_COMPILATION_CACHE_DIR": str(cache),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "taser_jax.cli.main", "train"),
+                f"--gin_file={self.folder / 'tiny.gin'}",
+                f"--gin.MODEL_DIR={model_dir}",
+                f"--gin.TOKEN_STORE={self.token_store}",
+                f"--gin.TRAIN_STEPS={self.train_steps}",
+                *bindings,
+            ],
+            env=environment,
+            cwd=self.folder,
+            text=True,
+            **{"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE} | streams,
+        )
+
+    def run(self, model_dir: pathlib.Path, *bindings: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(model_dir, *bindings)
+        _, errors = process.communicate(timeout=300)
+        return subprocess.CompletedProcess(process.args, process.returncode, "", errors)
 
 
 def final_state(model_dir: pathlib.Path, step: int) -> dict[str, np.ndarray]:

@@ -1,54 +1,44 @@
 """Killed at any step, also in the middle of a save, the same command gives the same bits."""
 
+import contextlib
+import fcntl
+import functools
 import json
 import os
 import pathlib
+import pty
+import signal
 import subprocess
-import sys
+import termios
 import time
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import tiny_command
-import tiny_training
-from small_world import gin
+
+from taser_jax.storage.errors import EXIT_PREEMPTED
 
 pytestmark = pytest.mark.slow
 
 STEPS = 60
-REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
 
-def start(model_dir: pathlib.Path, token_store: pathlib.Path) -> subprocess.Popen[str]:
-    """The real `taser train`; its Gin file and compiled programs lie beside the model."""
-    folder = model_dir.parent
-    (folder / "tiny.gin").write_text(tiny_training.GIN_FILE)
-    environment = os.environ | {
-        "PYTHONPATH": str(REPOSITORY),
-        "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "taser_jax.cli.main", "train"),
-            f"--gin_file={folder / 'tiny.gin'}",
-            *gin(MODEL_DIR=model_dir, TOKEN_STORE=token_store, TRAIN_STEPS=STEPS),
-        ],
-        env=environment,
-        cwd=folder,
-        text=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
+@pytest.fixture(scope="module")
+def command(tmp_path_factory, tiny_store_dir) -> tiny_command.TinyCommand:
+    folder = tmp_path_factory.mktemp("command")
+    command = tiny_command.TinyCommand(folder, tiny_store_dir, STEPS)
+    command.prepare()
+    return command
 
 
-def run(model_dir: pathlib.Path, token_store: pathlib.Path) -> str:
-    """Runs it to its end; what it said."""
-    process = start(model_dir, token_store)
-    _, told = process.communicate(timeout=300)
-    assert process.returncode == 0, told
-    return told
+@pytest.fixture(scope="module")
+def uninterrupted(command) -> pathlib.Path:
+    model_dir = command.folder / "uninterrupted"
+    done = command.run(model_dir)
+    assert done.returncode == 0, done.stderr
+    return model_dir
 
 
 def last_step_written(model_dir: pathlib.Path) -> int:
@@ -62,18 +52,29 @@ def last_step_written(model_dir: pathlib.Path) -> int:
     return 0
 
 
-def unfinished(model_dir: pathlib.Path) -> set[str]:
+def unfinished(model_dir: pathlib.Path) -> list[str]:
     names = os.listdir(model_dir) if model_dir.exists() else []
-    return {name for name in names if name.endswith(".orbax-checkpoint-tmp")}
+    return [name for name in names if name.endswith(".orbax-checkpoint-tmp")]
 
 
-def kill_when(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
-    """Kills it the moment a condition holds."""
+def has_reached(model_dir: pathlib.Path, step: int) -> bool:
+    return last_step_written(model_dir) >= step
+
+
+def is_saving(model_dir: pathlib.Path, before: set[str]) -> bool:
+    return bool(set(unfinished(model_dir)) - before)
+
+
+def signal_when(
+    process: subprocess.Popen[str], condition: Callable[[], bool], number: signal.Signals
+) -> int:
+    """Sends a signal the moment a condition holds; the exit code then."""
     while not condition():
-        assert process.poll() is None, f"ended before it was killed: {process.stderr.read()}"
+        assert process.poll() is None, f"ended before the signal: {process.stderr.read()}"
         time.sleep(0.0005)
-    process.kill()
+    process.send_signal(number)
     process.communicate(timeout=300)
+    return process.returncode
 
 
 def assert_same(model_dir: pathlib.Path, uninterrupted: pathlib.Path) -> None:
@@ -89,22 +90,106 @@ def assert_same(model_dir: pathlib.Path, uninterrupted: pathlib.Path) -> None:
     assert metrics == tiny_command.metrics_by_step(uninterrupted)
 
 
-def test_killed_again_and_again_also_in_the_middle_of_a_save(tmp_path, tiny_store_dir):
-    uninterrupted, model_dir = tmp_path / "uninterrupted", tmp_path / "killed"
-    run(uninterrupted, tiny_store_dir)
-    # Step 3 is before the first checkpoint.
-    kill_when(start(model_dir, tiny_store_dir), lambda: last_step_written(model_dir) >= 3)
-    kill_when(start(model_dir, tiny_store_dir), lambda: last_step_written(model_dir) >= 17)
+def test_training_learns_and_leaves_everything_in_its_directory(uninterrupted):
+    names = {path.name for path in uninterrupted.iterdir()}
+    assert names >= {
+        "config.gin",
+        "metrics.jsonl",
+        "model-info.txt",
+        "model.json",
+        "run.json",
+        "vocabulary",
+    }
+    assert not unfinished(uninterrupted)
+    metrics = tiny_command.metrics_by_step(uninterrupted)
+    last = np.mean([metrics[step]["train/loss"] for step in range(51, 61)])
+    assert last < metrics[1]["train/loss"] / 2
+    assert metrics[60]["validation/mrr"] > metrics[20]["validation/mrr"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "saves"),
+    [
+        pytest.param((17,), 1, id="a step and a save"),
+        # Step 3 is before the first checkpoint.
+        pytest.param((3, 17), 2, id="steps and saves", marks=pytest.mark.release),
+    ],
+)
+def test_killed_again_and_again_also_in_the_middle_of_a_save(command, uninterrupted, steps, saves):
+    model_dir = command.folder / f"killed-{saves}"
+    for step in steps:
+        process = command.start(model_dir)
+        reached = functools.partial(has_reached, model_dir, step)
+        assert signal_when(process, reached, signal.SIGKILL) == -signal.SIGKILL
+        assert not (model_dir / f"checkpoint_{STEPS}").exists()
+    in_a_save = 0
     for _ in range(6):
-        process = start(model_dir, tiny_store_dir)
+        process = command.start(model_dir)
         # Left by the kill before, until the new process has cleaned up.
-        before = unfinished(model_dir)
-        kill_when(process, lambda before=before: bool(unfinished(model_dir) - before))
+        before = set(unfinished(model_dir))
+        saving = functools.partial(is_saving, model_dir, before)
+        signal_when(process, saving, signal.SIGKILL)
         # Only a kill that left the save unfinished counts.
-        if unfinished(model_dir) - before:
+        in_a_save += is_saving(model_dir, before)
+        if in_a_save == saves:
             break
-    assert unfinished(model_dir) - before
+    assert in_a_save == saves
     assert not (model_dir / f"checkpoint_{STEPS}").exists()
-    assert "resuming after step" in run(model_dir, tiny_store_dir)
+    done = command.run(model_dir)
+    assert done.returncode == 0, done.stderr
+    assert "resuming after step" in done.stderr
     assert not unfinished(model_dir)
+    assert_same(model_dir, uninterrupted)
+
+
+@pytest.mark.release
+def test_sigterm_saves_and_exits_with_its_own_code(command, uninterrupted):
+    model_dir = command.folder / "preempted"
+    process = command.start(model_dir)
+    reached = functools.partial(has_reached, model_dir, 23)
+    code = signal_when(process, reached, signal.SIGTERM)
+    assert code == EXIT_PREEMPTED
+    saved = [path.name for path in model_dir.iterdir() if path.name.startswith("checkpoint_")]
+    newest = max(int(name.removeprefix("checkpoint_")) for name in saved)
+    assert 23 <= newest < STEPS
+    assert last_step_written(model_dir) == newest
+    done = command.run(model_dir)
+    assert done.returncode == 0, done.stderr
+    assert f"resuming after step {newest} of {STEPS}" in done.stderr
+    assert_same(model_dir, uninterrupted)
+
+
+def a_pipe() -> tuple[int, int, dict[str, Any]]:
+    """Its reading end, its writing end, and what a process that writes into it is started with."""
+    reading, writing = os.pipe()
+    return reading, writing, {"stdout": writing, "stderr": writing}
+
+
+def a_terminal() -> tuple[int, int, dict[str, Any]]:
+    """As `a_pipe`; the process leads the terminal's session, and gets SIGHUP when it is closed."""
+    reading, writing = pty.openpty()
+
+    def lead() -> None:
+        fcntl.ioctl(writing, termios.TIOCSCTTY, 0)
+
+    streams = {"stdin": writing, "stdout": writing, "stderr": writing}
+    return reading, writing, streams | {"start_new_session": True, "preexec_fn": lead}
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("make", [a_pipe, a_terminal])
+def test_a_closed_pipe_or_terminal_does_not_end_a_training(command, uninterrupted, make):
+    model_dir = command.folder / make.__name__
+    reading, writing, streams = make()
+    process = command.start(model_dir, **streams)
+    os.close(writing)
+    os.set_blocking(reading, False)
+    while not has_reached(model_dir, 7):
+        assert process.poll() is None
+        with contextlib.suppress(BlockingIOError):
+            # What nobody reads fills the pipe, and the training waits.
+            os.read(reading, 2**16)
+        time.sleep(0.0005)
+    os.close(reading)
+    assert process.wait(timeout=300) == 0
     assert_same(model_dir, uninterrupted)

@@ -6,7 +6,12 @@ import pytest
 import tiny_training
 
 from taser_jax.data.batches.draws import queries_of
-from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream, task_batch_sizes
+from taser_jax.data.batches.every_task import (
+    BatchTotal,
+    TaskBatchingConfig,
+    TaskBatchStream,
+    task_batch_sizes,
+)
 from taser_jax.data.token_store.arrays import Ragged
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import HostShare
@@ -150,6 +155,13 @@ def test_two_hosts_share_every_tasks_batch(store):
     for task, batch in whole.items():
         joined = np.concatenate([half[task].query_rows for half in halves])
         np.testing.assert_array_equal(joined, batch.query_rows)
+
+
+def test_total_per_device_and_devices_share_evenly(store):
+    config = TaskBatchingConfig(total=4, counted=BatchTotal.PER_DEVICE, num_negatives=1)
+    batches = stream(store, config=config, num_devices=8)
+    assert sum(batches.batch_sizes.values()) == 32
+    assert all(size % 8 == 0 for size in batches.batch_sizes.values())
 
 
 def test_queries_are_as_long_as_their_own_tasks_longest(store):
