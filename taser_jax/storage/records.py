@@ -215,7 +215,7 @@ class Ids(Sequence[str]):
     def save(directory: epath.Path, data: bytearray, ends: Sequence[int]) -> None:
         """Writes ids.txt, one id per line, and the offset of each line's end."""
         (directory / _IDS).write_bytes(data)
-        save_array(directory / _OFFSETS, np.array([0, *ends], np.int64))
+        save_array(directory / _OFFSETS, np.concatenate(([0], ends)).astype(np.int64))
 
     @classmethod
     def open(cls, directory: epath.Path) -> Ids:
