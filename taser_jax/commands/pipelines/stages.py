@@ -26,12 +26,12 @@ from taser_jax.devices.hosts import first_host_only, keep_compiled_programs, wri
 from taser_jax.storage import artifacts, checksums
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
-from taser_jax.storage.typed_files import parts_of, to_plain
+from taser_jax.storage.typed_files import flatten, parts_of, to_plain
 
 FORMAT_VERSION = 2
 FINGERPRINT = ".fingerprint"
-# Arguments and fields with these names hold places of artefacts.
-_PLACE = re.compile(r".*_dirs?|.*_checkpoint|token_store|vocabulary|.*_embeddings")
+# Arguments and fields with these names hold places of artefacts, and so does all below them.
+_PLACE = re.compile(r".*_dirs?|.*_checkpoint|token_store|vocabulary|.*_embeddings|memories")
 # What is printed or traced changes no result; embeddings shared by text are those that
 # encoding would give; queries that were not encoded are encoded when they are searched; what a row
 # says beside its figures, such as seconds, follows from the stages before it.
@@ -246,7 +246,7 @@ class _StageInputs:
         signature = inspect.signature(function)
         bound = signature.bind(**arguments)
         bound.apply_defaults()
-        self._given = dict(bound.arguments)
+        self._given = _with_strings(bound.arguments)
         for name, parameter in signature.parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 self._given |= self._given.pop(name)
@@ -260,25 +260,18 @@ class _StageInputs:
 
     def of_all(self) -> dict[str, object]:
         inputs: dict[str, object] = {}
-        for name, value in self._given.items():
-            inputs |= self._of(name, value, field=name)
-        return inputs
-
-    def _of(self, name: str, value: Any, *, field: str) -> dict[str, object]:
-        """One argument or field of it; `field` is its name without those of what holds it."""
-        if field in NO_INPUTS:
-            return {}
-        if is_place(field, value):
-            return self._of_place(name, os.fspath(value), field)
-        parts = parts_of(value)
-        places = value if isinstance(value, list | tuple) else ()
-        if is_list := any(is_place(field, part) for part in places):
-            parts = {str(number): part for number, part in enumerate(places)}
-        if parts is None:
-            return {name: to_plain(value)}
-        inputs: dict[str, object] = {}
-        for key, part in parts.items():
-            inputs |= self._of(f"{name}.{key}", part, field=field if is_list else key)
+        for name, value in flatten(**self._given).items():
+            fields = name.split(".")
+            if not NO_INPUTS.isdisjoint(fields):
+                continue
+            is_place = any(map(_PLACE.fullmatch, fields))
+            if is_place and isinstance(value, str):
+                inputs |= self._of_place(name, value, fields[-1])
+            elif is_place and isinstance(value, list) and value:
+                for number, place in enumerate(value):
+                    inputs |= self._of_place(f"{name}.{number}", place, fields[-1])
+            else:
+                inputs[name] = value
         return inputs
 
     def _of_place(self, name: str, place: str, field: str) -> dict[str, object]:
@@ -307,13 +300,6 @@ class _StageInputs:
         # Tokenising names tasks in the place of their collection.
         mixture = self._given.get("mixture_or_task")
         return collection_of(mixture, self._given.get("module")) if mixture else None
-
-
-def is_place(field: str, value: object) -> bool:
-    """Whether a value is a path: by its type, or a string by its field's name."""
-    if isinstance(value, os.PathLike):
-        return True
-    return isinstance(value, str) and _PLACE.fullmatch(field) is not None
 
 
 # Of what an artefact's directory has, no content.
