@@ -5,20 +5,19 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-import types
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
 
 from taser_jax.assembly.model_directory import LoadedModel, hold_model, load_model, read_facts
-from taser_jax.assembly.run_record import TextSettings, task_names, text_settings
+from taser_jax.assembly.run_record import TEXT_FACTS, task_names, text_settings
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.prepare.detection import PassageSource, given_passages
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.token_store.arrays import TokenArray
-from taser_jax.data.token_store.store import QuerySettings, Titles
+from taser_jax.data.token_store.store import Titles
 from taser_jax.interop.hub import fetch, read_encoder_settings, read_prompts
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.models.batch import Role
@@ -35,7 +34,6 @@ from taser_jax.retriever_parts import (
     open_sparse,
     query_multiple,
     read_parts,
-    text_facts,
     write_retriever,
 )
 from taser_jax.storage.artifacts import FilePath
@@ -61,10 +59,9 @@ class Retriever:
     Args:
         model: the dual encoder with its parameters.
         vocabulary: splits texts.
-        texts: how texts become its tokens.
+        facts: how texts become its tokens, as run.json has it (`text_settings`).
         collection: passages on disk; None begins with none.
-        task: task whose query encoder is used, where tasks have their own.
-        task_texts: texts of each task, where tasks differ; `for_task` takes them.
+        task: task whose prompt, length and query encoder are used, where tasks differ.
     """
 
     def __init__(
@@ -72,13 +69,12 @@ class Retriever:
         model: LoadedModel,
         vocabulary: Vocabulary,
         *,
-        texts: TextSettings,
+        facts: Mapping[str, object],
         collection: Collection | None = None,
         task: str | None = None,
-        task_texts: Mapping[str, TextSettings] = types.MappingProxyType({}),
     ) -> None:
-        self.model, self.vocabulary, self.texts = model, vocabulary, texts
-        self._task_texts = task_texts
+        self.model, self.vocabulary = model, vocabulary
+        self.facts, self.texts = facts, text_settings(facts, task)
         self._views: dict[str, Retriever] = {}
         self._encode_query = model.encode_fn(Role.QUERY, task=task)
         self._encode_passage = model.encode_fn(Role.PASSAGE)
@@ -129,13 +125,10 @@ class Retriever:
             fix = "name index_dir, data_dir and collection to search a collection on disk"
             raise ConfigError(problem, where="Retriever.load", fix=fix)
         facts = read_facts(model_dir)
-
-        def settings(name: str | None) -> TextSettings:
-            recorded = text_settings(facts, name)
-            length = query_length or recorded.query_length
-            return dataclasses.replace(recorded, query_length=length)
-
-        texts = settings(task)
+        if query_length is not None:
+            facts |= {"query_length": query_length, "query_lengths": None}
+        # A task that is needed is asked for before the model is read.
+        text_settings(facts, task)
         store = PassageStore.open(data_dir, collection) if data_dir and collection else None
         model = load_model(model_dir, step=step)
         passages = None
@@ -146,14 +139,7 @@ class Retriever:
         vocabulary = load_vocabulary(
             model.vocabulary_dir, rows=model.model.config.transformer.vocab_size
         )
-        return cls(
-            model,
-            vocabulary,
-            texts=texts,
-            collection=passages,
-            task=task,
-            task_texts={name: settings(name) for name in task_names(facts)},
-        )
+        return cls(model, vocabulary, facts=facts, collection=passages, task=task)
 
     @classmethod
     def from_pretrained(
@@ -185,23 +171,24 @@ class Retriever:
         settings = read_encoder_settings(directory)
         config = DualEncoderConfig(bert=bert)
         vocabulary = load_vocabulary(directory, rows=bert.vocab_size)
-        queries, titles, longest = QuerySettings(), Titles.INCLUDE, bert.max_length
-        passage_prompt: tuple[int, ...] = ()
+        facts: dict[str, object] = {}
+        longest = bert.max_length
         if settings is not None:
-            titles, longest = Titles.JOIN, min(settings.max_length or longest, longest)
+            longest = min(settings.max_length or longest, longest)
             config = dataclasses.replace(
                 config, pooling=settings.pooling, normalization=settings.normalization
             )
-            prompt, passage_prompt = read_prompts(directory, vocabulary)
-            queries = QuerySettings(prompt=prompt)
+            prompts = map(list, read_prompts(directory, vocabulary))
+            facts = dict(zip(("query_prompt", "passage_prompt"), prompts, strict=True))
+            facts["titles"] = Titles.JOIN.value
         module = DualEncoder(config)
         params = load_pretrained(directory, config=config, params=abstract_params(module))
         model = hold_model(module, params, vocabulary_dir=directory)
-        query_length, passage_length = (
-            min(length or longest, longest) for length in (query_length, passage_length)
-        )
-        texts = TextSettings(queries, query_length, passage_length, titles, passage_prompt)
-        return cls(model, vocabulary, texts=texts)
+        facts |= {
+            "query_length": min(query_length or longest, longest),
+            "passage_length": min(passage_length or longest, longest),
+        }
+        return cls(model, vocabulary, facts=facts)
 
     def __len__(self) -> int:
         """Number of passages."""
@@ -210,7 +197,7 @@ class Retriever:
     @property
     def tasks(self) -> tuple[str, ...]:
         """Tasks whose queries are tokenised in ways of their own; `for_task` takes them."""
-        return tuple(self._task_texts)
+        return task_names(self.facts)
 
     @property
     def query_length(self) -> int:
@@ -233,17 +220,11 @@ class Retriever:
         """
         if task is None:
             return self
-        if task not in self._task_texts:
-            names = ", ".join(self._task_texts) or "none: all queries are treated alike"
+        if task not in self.tasks:
+            names = ", ".join(self.tasks) or "none: all queries are treated alike"
             raise ConfigError(f"no task {task!r}", where="Retriever", fix=f"tasks: {names}")
         if task not in self._views:
-            view = Retriever(
-                self.model,
-                self.vocabulary,
-                texts=self._task_texts[task],
-                task=task,
-                task_texts=self._task_texts,
-            )
+            view = Retriever(self.model, self.vocabulary, facts=self.facts, task=task)
             view._passages = self._passages
             self._views[task] = view
         return self._views[task]
@@ -354,7 +335,7 @@ class Retriever:
             self.model,
             passages,
             passages.embeddings(self.encode_passages),
-            facts=text_facts(self.texts, self._task_texts),
+            facts={name: self.facts[name] for name in TEXT_FACTS if name in self.facts},
             vocabulary=self.vocabulary,
         )
 

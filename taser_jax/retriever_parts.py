@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from taser_jax.assembly.model_directory import VOCABULARY, LoadedModel, write_model
-from taser_jax.assembly.run_record import TextSettings, joined
 from taser_jax.data.collections.store import PassageStore, write_collection
 from taser_jax.data.text.vocabularies import Vocabulary
 from taser_jax.retrieval.bm25 import Bm25Index, title_and_text
@@ -102,33 +101,6 @@ def read_parts(directory: FilePath) -> RetrieverParts | None:
     return RetrieverParts(**folders, collection=parts.collection, alpha=parts.alpha)
 
 
-def text_facts(texts: TextSettings, task_texts: Mapping[str, TextSettings]) -> dict[str, object]:
-    """The fields of run.json from which a model's texts are read back.
-
-    Args:
-        texts: of all tasks, or of the one that was named.
-        task_texts: of each task, where tasks differ.
-    """
-    each = task_texts or {"": texts}
-    facts: dict[str, object] = {
-        "query_length": texts.query_length,
-        "passage_length": texts.passage_length,
-        "query_normalization": joined(
-            {task: of_task.queries.normalization.value for task, of_task in each.items()}
-        ),
-        "query_prompt": joined(
-            {task: list(of_task.queries.prompt) for task, of_task in each.items()}
-        ),
-        "passage_prompt": list(texts.passage_prompt),
-        "titles": texts.titles.value,
-    }
-    if task_texts:
-        facts["query_lengths"] = {
-            task: of_task.query_length for task, of_task in task_texts.items()
-        }
-    return facts
-
-
 def open_sparse(parts: RetrieverParts | None, store: PassageStore) -> Sparse | None:
     """BM25's index, where retriever.json names one."""
     if parts is None or parts.bm25_dir is None or parts.alpha is None:
@@ -153,7 +125,7 @@ def write_retriever(
         model: the model.
         passages: those that are searched.
         embeddings: of the same passages.
-        facts: how texts become tokens (`text_facts`).
+        facts: how texts become tokens, for run.json.
         vocabulary: the model's.
     """
     names = (str(root / name) for name in ("model", "index", "data", "bm25"))

@@ -204,7 +204,7 @@ def test_passages_of_every_form_are_the_same(trained, tmp_path):
     texts = ["a text", "another", "a text"]
     first, second, third = given_passages(texts)
     assert first == third != second
-    retriever = Retriever(trained.model, trained.vocabulary, texts=trained.texts)
+    retriever = Retriever(trained.model, trained.vocabulary, facts=trained.facts)
     retriever.add(texts)
     retriever.add(texts)
     assert len(retriever) == 2
@@ -220,7 +220,7 @@ def test_passages_of_every_form_are_the_same(trained, tmp_path):
     ],
 )
 def test_what_is_no_passage_is_refused(trained, source, message):
-    retriever = Retriever(trained.model, trained.vocabulary, texts=trained.texts)
+    retriever = Retriever(trained.model, trained.vocabulary, facts=trained.facts)
     with pytest.raises(TaserError, match=message):
         retriever.add(source)
     with pytest.raises(DataError, match="no passage 'x'"):
