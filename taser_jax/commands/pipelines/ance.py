@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -36,24 +36,6 @@ class Episodes(Checked):
 
     training: TrainingConfig
     count: Positive = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Episode:
-    """One episode.
-
-    Attributes:
-        number: from 1.
-        training: its training, with seeds of its own.
-    """
-
-    number: int
-    training: TrainingConfig
-
-    @property
-    def label(self) -> str:
-        """Its name in folders and stages."""
-        return f"episode-{self.number}"
 
 
 @hosts.writes("{setting.output_dir}", kinds=[])
@@ -107,13 +89,13 @@ def pipeline_ance(
     with pipeline_records(setting.output_dir, config_text):
         setting.open_tokens()
         run = _AnceRun(setting, model, name, keep_embeddings)
-        numbered = list(number_episodes(episodes, after=branch_after))
+        trainings = number_episodes(episodes, after=branch_after)
         if warm_up_dir is None:
             before = run.warm_up()
         else:
             before = _finished(pathlib.Path(warm_up_dir), branch_after, setting.second_mining)
-        for episode in numbered:
-            before = run.episode(episode, before, is_last=episode is numbered[-1])
+        for number, training in trainings.items():
+            before = run.episode(number, training, before, is_last=number == max(trainings))
         return print_table(setting, run.rows, by_task=setting.evaluation.measures[0])
 
 
@@ -146,19 +128,21 @@ class _AnceRun:
         )
         return self._retrieve(WARM_UP, trained, next_episode=1)
 
-    def episode(self, episode: Episode, before: pathlib.Path, *, is_last: bool) -> pathlib.Path:
+    def episode(
+        self, number: int, training: TrainingConfig, before: pathlib.Path, *, is_last: bool
+    ) -> pathlib.Path:
         """Trains on the negatives of the model before; mines for the next episode."""
+        label = f"episode-{number}"
         trained = self._retrieval.train(
-            episode.label,
-            self._root / episode.label / "model",
+            label,
+            self._root / label / "model",
             self.model,
             # A checkpoint has all parameters: pretrained weights are for the first training.
-            dataclasses.replace(episode.training, pretrained=None),
+            dataclasses.replace(training, pretrained=None),
             negatives_dirs=[before / "negatives"],
             initial_checkpoint=selected_checkpoint(before / "model"),
         )
-        following = None if is_last else episode.number + 1
-        root = self._retrieve(episode.label, trained, next_episode=following)
+        root = self._retrieve(label, trained, next_episode=None if is_last else number + 1)
         if not self.keep_embeddings and before.parent == self._root:
             _forget_embeddings(before)
         return root
@@ -183,8 +167,8 @@ class _AnceRun:
         return root
 
 
-def number_episodes(groups: Sequence[Episodes], *, after: int = 0) -> Iterator[Episode]:
-    """The episodes one by one.
+def number_episodes(groups: Sequence[Episodes], *, after: int = 0) -> dict[int, TrainingConfig]:
+    """The trainings of the episodes by their numbers, from 1, with seeds of their own.
 
     Steps start from 0 in every episode, and batches are a function of (seed, step). So each
     episode has seeds of its own, or it would train on the batches of the one before again.
@@ -197,11 +181,11 @@ def number_episodes(groups: Sequence[Episodes], *, after: int = 0) -> Iterator[E
         groups: groups of episodes, in order.
         after: number of episodes before these.
     """
-    number = after
-    for group in groups:
-        for _ in range(group.count):
-            number += 1
-            yield Episode(number, _of_episode(group.training, number))
+    trainings = [group.training for group in groups for _ in range(group.count)]
+    return {
+        number: _of_episode(training, number)
+        for number, training in enumerate(trainings, start=after + 1)
+    }
 
 
 def _of_episode(training: TrainingConfig, number: int) -> TrainingConfig:

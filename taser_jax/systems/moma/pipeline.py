@@ -10,7 +10,7 @@ from typing import Any
 
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.evaluate import write_table
-from taser_jax.commands.pipelines.ance import Episode, Episodes, number_episodes
+from taser_jax.commands.pipelines.ance import Episodes, number_episodes
 from taser_jax.commands.pipelines.retrieval_stages import RetrievalStages, Setting
 from taser_jax.commands.pipelines.stages import pipeline_records
 from taser_jax.commands.pipelines.taser import check_depth, print_table
@@ -78,10 +78,10 @@ def pipeline_moma(
         run = MomaStages(setting, model, moma, name)
         rows: list[str] = []
         warmed = run.warm_up(rows)
-        numbered = list(number_episodes(episodes))
+        trainings = number_episodes(episodes)
         finished = {}
         for kind in map(LookupTraining, moma.compared):
-            finished[kind] = _alternate(run, kind, warmed, numbered, lookup_training, rows)
+            finished[kind] = _alternate(run, kind, warmed, trainings, lookup_training, rows)
         _search_targets(run, finished)
         return print_table(setting, rows, by_task=setting.evaluation.measures[0])
 
@@ -90,20 +90,19 @@ def _alternate(
     run: MomaStages,
     kind: LookupTraining,
     warmed: Trained,
-    episodes: Sequence[Episode],
+    trainings: Mapping[int, TrainingConfig],
     lookup_training: TrainingConfig | None,
     rows: list[str],
 ) -> tuple[Trained, Trained | None]:
     """The last end retriever and lookup, from the warmed-up model; None without a lookup."""
     end, lookup = warmed, None if kind is LookupTraining.NONE else warmed
     documents = None if lookup is None else run.look_up(lookup)
-    for episode in episodes:
-        label = f"{kind.prefix}{episode.label}"
-        end = run.train_end(label, episode.training, end, documents)
+    for number, training in trainings.items():
+        label = f"{kind.prefix}episode-{number}"
+        end = run.train_end(label, training, end, documents)
         if kind is LookupTraining.LEARNED:
             assert lookup is not None
             assert documents is not None
-            training = episode.training
             if lookup_training is not None:
                 seed = training.batching.seed
                 batching = dataclasses.replace(lookup_training.batching, seed=seed)
@@ -113,8 +112,8 @@ def _alternate(
             joined = run.distil(label, end, documents)
             lookup = run.train_lookup(label, training, lookup, joined)
             documents = run.look_up(lookup)
-        row = f"{run.row(kind)} ({episode.label})"
-        run.retrieve(end, rows, row, documents, mined=episode is not episodes[-1])
+        row = f"{run.row(kind)} (episode-{number})"
+        run.retrieve(end, rows, row, documents, mined=number < len(trainings))
     return end, lookup
 
 
