@@ -62,7 +62,7 @@ def test_mining_drops_what_each_set_counts_as_an_answer(sets, tmp_path):
     assert _mined(tmp_path / "strings", "capital") == _mined(tmp_path / "both", "capital")
 
 
-def test_evaluation_judges_each_set_by_its_own_match_or_by_its_positives(sets, tmp_path):
+def test_evaluation_judges_each_set_by_its_own_match_or_by_its_positives(sets, tmp_path, capsys):
     evaluate = ["evaluate", *_where(sets), *gin(RUNS_DIR=sets / "runs", SYSTEM="BM25")]
     evaluate += gin(EVAL_OUTPUT_DIR=tmp_path) + gin("EvaluationConfig", judge="answers")
     evaluate += gin("EvaluationConfig", measures=["R@5"])
@@ -73,6 +73,9 @@ def test_evaluation_judges_each_set_by_its_own_match_or_by_its_positives(sets, t
         tasks = json.loads((tmp_path / "results" / "bm25.json").read_text())["tasks"]
         assert tasks["capital"]["metrics"]["R@5"] == 1.0
         assert tasks["trec"]["metrics"]["R@5"] == expected
+        said = capsys.readouterr().err
+        assert f"R@5 {(1 + expected) / 2:.4f} (macro: mean over 2 tasks)" in said
+        assert f"R@5 {(1 + expected) / 2:.4f} (micro: all queries pooled" in said
 
 
 def test_alpha_is_chosen_by_each_sets_own_match(sets, tmp_path, capsys):
