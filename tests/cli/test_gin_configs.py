@@ -1,7 +1,7 @@
 """Every packaged Gin file resolves for its command, and what has replaced former macros exists."""
 
 import dataclasses
-import pathlib
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -12,72 +12,70 @@ from taser_jax.cli.command_table import load
 from taser_jax.cli.gin_files import gin_directory
 from taser_jax.storage.errors import ConfigError
 
-RECIPES = {
-    "train": (
-        ("runs/taser_base.gin",),
-        ("runs/dpr_base.gin",),
-        ("runs/taser_base.gin", "models/bert_pretrained.gin"),
-        ("runs/train.gin", "models/bert_tiny.gin", "models/shared.gin"),
-        ("runs/train.gin", "models/modernbert_tiny.gin", "models/taser.gin"),
-        ("runs/taser_base.gin", "models/routing_regularizer.gin"),
-        ("runs/taser_base.gin", "models/taser_released.gin"),
-        ("runs/taser_base.gin", "models/teacher.gin"),
-        ("runs/train.gin", "models/t5_base.gin"),
-        ("runs/train.gin", "models/t5_1_1_base.gin"),
-        ("runs/train.gin", "models/sentence_t5.gin"),
-        ("runs/train.gin", "models/t5_base.gin", "models/t5_pretrained.gin"),
-        ("runs/train.gin", "models/t5_fusion.gin"),
-        ("runs/train.gin", "models/bert_fusion.gin"),
-        *(
-            ("runs/taser_base.gin", f"optim/{combiner}.gin")
-            for combiner in ("naive", "pcgrad", "cgd", "gradnorm", "tsage", "tsage_released")
-        ),
-    ),
-    "tokenize": (("runs/kilt_full_tokenize.gin",),),
-    "prepare": (
-        ("runs/kilt_mini_prepare.gin",),
-        ("runs/kilt_full_prepare.gin",),
-        ("runs/muf_mini_prepare.gin",),
-        ("runs/odqa_prepare.gin",),
-        ("runs/open_qa_prepare.gin",),
-    ),
-    "evaluate": (("runs/entity_questions.gin",),),
-    "pipeline taser": (
-        ("runs/open_qa.gin",),
-        ("runs/open_qa_pretrained.gin",),
-        ("runs/open_qa_pretrained.gin", "runs/taser_claims.gin"),
-        ("runs/odqa.gin",),
-        ("runs/yardstick.gin",),
-    ),
-    "pipeline muf": (("runs/muf_wiki.gin",), ("runs/muf_mini.gin",)),
-    "pipeline moma": (("runs/moma_mini.gin",), ("runs/moma_gate.gin",), ("runs/moma_base.gin",)),
-    "pipeline ance": (
-        ("runs/kilt_mini_ance.gin",),
-        ("runs/kilt_mini_ance.gin", "optim/tsage.gin", "runs/kilt_mini_tsage.gin"),
-        ("runs/taco_dr_kilt.gin",),
-        ("runs/pydocs_ance.gin", "optim/tsage.gin"),
-        *(
-            ("runs/kilt_mini_ance.gin", f"optim/{other}.gin")
-            for other in ("pcgrad", "cgd", "gradnorm")
-        ),
-    ),
-    "quickstart": (("runs/quickstart_scratch.gin",),),
-}
-PAIRS = sorted(
-    {(name, command.gin_files()) for name, command in command_table.COMMANDS.items()}
-    | {(name, files) for name, recipes in RECIPES.items() for files in recipes}
-)
-
 FILES = sorted(str(path.relative_to(gin_directory())) for path in gin_directory().rglob("*.gin"))
+# Command, and files that are read one after another.
+TOGETHER = [
+    *(
+        ("train", f"runs/taser_base.gin {beside}.gin")
+        for beside in (
+            *("models/bert_pretrained", "models/routing_regularizer", "models/taser_released"),
+            *("models/teacher", "optim/naive", "optim/pcgrad", "optim/cgd", "optim/gradnorm"),
+            *("optim/tsage", "optim/tsage_released"),
+        )
+    ),
+    *(
+        ("train", f"runs/train.gin {models}.gin")
+        for models in (
+            *("models/bert_tiny.gin models/shared", "models/modernbert_tiny.gin models/taser"),
+            *("models/t5_base", "models/t5_1_1_base", "models/sentence_t5", "models/t5_fusion"),
+            *("models/bert_fusion", "models/t5_base.gin models/t5_pretrained"),
+        )
+    ),
+    ("pipeline moma", "runs/moma_mini.gin"),
+    ("pipeline taser", "runs/open_qa_pretrained.gin runs/taser_claims.gin"),
+    ("pipeline ance", "runs/pydocs_ance.gin optim/tsage.gin"),
+    ("pipeline ance", "runs/kilt_mini_ance.gin optim/tsage.gin runs/kilt_mini_tsage.gin"),
+    *(
+        ("pipeline ance", f"runs/kilt_mini_ance.gin optim/{other}.gin")
+        for other in ("pcgrad", "cgd", "gradnorm")
+    ),
+]
+
+
+def _own_lines(file: str) -> list[str]:
+    return (gin_directory() / file).read_text(encoding="utf-8").splitlines()
+
+
+def _included(*gin_files: str) -> set[str]:
+    lines = itertools.chain.from_iterable(map(_own_lines, gin_files))
+    return {line.split("'")[1] for line in lines if line.startswith("include")}
 
 
 def _lines(*gin_files: str) -> Iterator[str]:
     """Lines of files and of what they include."""
     for file in gin_files:
-        for line in (gin_directory() / file).read_text(encoding="utf-8").splitlines():
+        for line in _own_lines(file):
             yield line
             if line.startswith("include"):
                 yield from _lines(line.split("'")[1])
+
+
+def _pairs() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each command with its files, each recipe by itself, and those that are read together."""
+    names = {command.function: name for name, command in command_table.COMMANDS.items()}
+    # The last two are read with another file alone.
+    parts = _included(*FILES) | {"runs/pydocs_ance.gin", "runs/taser_claims.gin"}
+    for name, command in command_table.COMMANDS.items():
+        parts.add(command.gin_file)
+        yield name, command.gin_files()
+    for file in FILES:
+        if file not in parts:
+            bound = {line.partition(".")[0] for line in _lines(file)}
+            yield from ((names[function], (file,)) for function in bound & names.keys())
+    yield from ((name, tuple(files.split())) for name, files in TOGETHER)
+
+
+PAIRS = sorted(set(_pairs()))
 
 
 @pytest.mark.parametrize(("name", "gin_files"), PAIRS)
@@ -98,14 +96,10 @@ def test_it_resolves(name, gin_files):
 
 
 def test_every_file_is_in_a_recipe_that_is_resolved():
-    resolved = {pathlib.PurePath(file) for _, files in PAIRS for file in files}
-    included = {
-        pathlib.PurePath(line.split("'")[1])
-        for _, files in PAIRS
-        for line in _lines(*files)
-        if line.startswith("include")
-    }
-    assert {pathlib.PurePath(file) for file in FILES} == resolved | included
+    resolved = {file for _, files in PAIRS for file in files}
+    while more := _included(*resolved) - resolved:
+        resolved |= more
+    assert set(FILES) == resolved
 
 
 def test_taser_base_is_short():

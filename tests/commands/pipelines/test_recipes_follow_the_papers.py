@@ -9,6 +9,8 @@ from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.assembly.validator import PoolConfig
 from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives, PositiveChoice
+from taser_jax.models.dual_encoder import DualEncoder
+from taser_jax.models.parameters import abstract_params, parameter_count
 from taser_jax.retrieval.bm25 import Possessives
 from taser_jax.retrieval.mining import AnswerContaining, Excluded
 from taser_jax.storage.records import DevelopmentSets
@@ -122,3 +124,11 @@ def test_selection_of_taco_dr_is_by_the_sum_of_the_tasks_losses():
     setting = recipes.value("pipeline ance", "setting", "runs/taco_dr_kilt.gin")
     assert setting.training.validation.sets is DevelopmentSets.APART
     assert setting.training.checkpoints.selection is Selection.NLL
+
+
+@pytest.mark.parametrize(
+    ("recipe", "total"), [("taser_base", 127_787_520), ("dpr_base", 217_783_296)]
+)
+def test_recipes_of_papers_have_their_parameter_counts(recipe, total):
+    model = DualEncoder(recipes.value("train", "model", f"runs/{recipe}.gin"))
+    assert parameter_count(abstract_params(model)) == total
