@@ -31,9 +31,8 @@ without a command:
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class Arguments:
-    """A parsed command line.
+class Arguments(argparse.Namespace):
+    """A parsed command line, with the flags of every command under their names.
 
     Attributes:
         command: a key of COMMANDS.
@@ -42,16 +41,16 @@ class Arguments:
         multihost: whether to join other hosts first.
         coordinator_timeout: seconds to wait for them.
         help: whether to print the command's help.
-        is_synced: whether files reach the disk before they replace others.
+        no_fsync: whether files replace others before they have reached the disk.
     """
 
     command: str
     flags: GinFlags
-    dry_run: bool = False
-    multihost: bool = False
-    coordinator_timeout: int = 300
-    help: bool = False
-    is_synced: bool = True
+    dry_run: bool
+    multihost: bool
+    coordinator_timeout: int
+    help: bool
+    no_fsync: bool
 
 
 class _Parser(argparse.ArgumentParser):
@@ -123,7 +122,7 @@ def _flags() -> _Parser:
     )
     flags.add_argument(
         "--coordinator_timeout",
-        default=Arguments.coordinator_timeout,
+        default=300,
         type=int,
         metavar="SECONDS",
         help="how long to wait for the other hosts (%(default)s)",
@@ -170,40 +169,32 @@ def parse(argv: Sequence[str]) -> Arguments:
     flags = _flags()
     for flag, macro in command.flags.items():
         flags.add_argument(
-            flag, dest="bindings", action="append", type=functools.partial(_bound, macro)
+            flag, dest="bindings", action="append", type=lambda value, macro=macro: (macro, value)
         )
     for flag, binding in command.switches.items():
         flags.add_argument(flag, dest="bindings", action="append_const", const=binding)
-    flagged, unknown = flags.parse_known_args([*_spelled_out(argv[len(words) :])])
-    files, bindings = flagged.gin_file, flagged.bindings
+    arguments, unknown = flags.parse_known_args(
+        [*_spelled_out(argv[len(words) :])], namespace=Arguments()
+    )
+    files, bindings = arguments.gin_file, arguments.bindings
     if given:
         bindings = [_argument(command, words, given), *bindings]
-    elif command.argument and not command.optional and not (flagged.help or bindings):
+    elif command.argument and not command.optional and not (arguments.help or bindings):
         word = "DIRECTORY" if command.many else "NAME"
         raise ConfigError(
             f"`taser {name}` needs a {word.lower()}", fix=f"write `taser {name} {word}`"
         )
     if unknown:
         raise ConfigError(f"unknown flag {unknown[0]!r}", fix=_nearest_flag(unknown[0], name))
-    return Arguments(
-        command=name,
-        flags=GinFlags(
-            files=command.gin_files(files),
-            defaults=(COMMANDS[command.recipe_of or name].gin_file,) if files else (),
-            bindings=tuple(bindings),
-            search_paths=tuple(flagged.gin_search_paths),
-            imports=tuple(flagged.gin_import),
-        ),
-        dry_run=flagged.dry_run,
-        multihost=flagged.multihost,
-        coordinator_timeout=flagged.coordinator_timeout,
-        is_synced=not flagged.no_fsync,
-        help=flagged.help,
+    arguments.command = name
+    arguments.flags = GinFlags(
+        files=command.gin_files(files),
+        defaults=(COMMANDS[command.recipe_of or name].gin_file,) if files else (),
+        bindings=tuple(bindings),
+        search_paths=tuple(arguments.gin_search_paths),
+        imports=tuple(arguments.gin_import),
     )
-
-
-def _bound(name: str, value: str) -> tuple[str, str]:
-    return name, value
+    return arguments
 
 
 def _argument(command: Command, words: Sequence[str], given: Sequence[str]) -> tuple[str, str]:

@@ -358,21 +358,11 @@ def _check_pretrained(
 def _check_command_line(
     given: Sequence[tuple[str, str]], bindings: _Bindings, used: set[_Key], command: str
 ) -> None:
-    reached = [_binding_name(key, parameter) for key in used for parameter in bindings[key]]
+    reached = {_binding_name(key, parameter) for key in used for parameter in bindings[key]}
     for name, value in given:
-        short = name.split("/")[-1].split(".")
-        if len(short) > 1:
-            parts = (name.rpartition("/")[0], short[-2], short[-1])
-            hits = [
-                key
-                for key in used
-                if key[0] == parts[0]
-                and key[1].split(".")[-1] == parts[1]
-                and parts[2] in bindings[key]
-            ]
-        else:
-            hits = [key for key in used if key == (name, gin_files.MACRO)]
-        if not hits:
+        scope, slash, selector = name.rpartition("/")
+        # Modules before a class's name may be left out.
+        if scope + slash + ".".join(selector.split(".")[-2:]) not in reached:
             raise ConfigError(
                 f"`{command}` never uses {name}",
                 where=f"--gin.{name}={value}",

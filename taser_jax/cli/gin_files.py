@@ -107,17 +107,12 @@ def show_gin(file: str | None = None) -> None:
         print(find_gin_file(file).read_text(encoding="utf-8"), end="")
         return
     here = sorted(path.name for path in pathlib.Path().glob("*.gin"))
-    print(listed([*here, *packaged()]), end="")
-
-
-def listed(names: Sequence[str]) -> str:
-    """Gin files with their first comments, as indented lines."""
-    width = max(map(len, names), default=0)
-    comments = (first_comment(find_gin_file(name).read_text(encoding="utf-8")) for name in names)
-    return "".join(
-        f"  {name:<{width}}  {textwrap.shorten(comment, WIDTH - width - 4, placeholder=' …')}\n"
-        for name, comment in zip(names, comments, strict=True)
-    )
+    names = [*here, *packaged()]
+    width = max(map(len, names))
+    for name in names:
+        comment = first_comment(find_gin_file(name).read_text(encoding="utf-8"))
+        shown = textwrap.shorten(comment, WIDTH - width - 4, placeholder=" …")
+        print(f"  {name:<{width}}  {shown}")
 
 
 def first_comment(text: str) -> str:

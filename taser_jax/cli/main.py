@@ -104,7 +104,7 @@ def run(argv: Sequence[str]) -> int:
         lost = hosts.naming_lost_hosts() if arguments.multihost else contextlib.nullcontext()
         # Commands name what they write; this is for the rest.
         rest = errors.storage_errors(f"taser {arguments.command}", doing="read or write")
-        synced = publishing.syncing(arguments.is_synced)
+        synced = publishing.syncing(not arguments.no_fsync)
         with synced, lost, rest:
             return _execute(function, arguments)
     except errors.TaserError as error:
