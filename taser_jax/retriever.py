@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from taser_jax.assembly.model_directory import LoadedModel, hold_model, load_model, read_facts
-from taser_jax.assembly.run_record import TEXT_FACTS, task_names, text_settings
+from taser_jax.assembly.run_record import task_names, text_settings
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.prepare.detection import PassageSource, given_passages
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
@@ -31,6 +31,7 @@ from taser_jax.retrieval.index import open_index
 from taser_jax.retrieval.passages import Collection, Hit, Passages
 from taser_jax.retriever_parts import (
     RETRIEVER_FILE,
+    TEXT_FACTS,
     open_sparse,
     query_multiple,
     read_parts,
@@ -111,19 +112,14 @@ class Retriever:
         """
         parts, model_dir = read_parts(directory), directory
         named = {"index_dir": index_dir, "data_dir": data_dir, "collection": collection}
-        missing = [name for name, value in named.items() if value is None]
+        given = [name for name, value in named.items() if value is not None]
+        if given and (parts is not None or len(given) < len(named)):
+            there = f"beside {RETRIEVER_FILE}, which has it" if parts else "without the others"
+            fix = "name index_dir, data_dir and collection of a model; retriever.json has them"
+            raise ConfigError(f"{', '.join(given)} {there}", where=str(directory), fix=fix)
         if parts is not None:
-            if len(missing) < len(named):
-                given = ", ".join(name for name in named if name not in missing)
-                problem = f"{given} beside {RETRIEVER_FILE}, which has it"
-                fix = f"leave that out, or load the model: {parts.model_dir}"
-                raise ConfigError(problem, where=str(directory), fix=fix)
-            index_dir, data_dir, collection = parts.index_dir, parts.data_dir, parts.collection
-            model_dir = parts.model_dir
-        elif missing and len(missing) < len(named):
-            problem = f"no {' and no '.join(missing)}"
-            fix = "name index_dir, data_dir and collection to search a collection on disk"
-            raise ConfigError(problem, where="Retriever.load", fix=fix)
+            model_dir, collection = parts.model_dir, parts.collection
+            index_dir, data_dir = parts.index_dir, parts.data_dir
         facts = read_facts(model_dir)
         if query_length is not None:
             facts |= {"query_length": query_length, "query_lengths": None}

@@ -35,6 +35,11 @@ _QUERY_MULTIPLE = 16
 _TOGETHER = 64
 _FIX = "run the command that wrote it again"
 _FOLDERS = {"model_dir", "index_dir", "data_dir", "bm25_dir"}
+# Of run.json, how texts become tokens.
+TEXT_FACTS = (
+    *("query_length", "query_lengths", "query_normalization", "query_prompt"),
+    *("passage_length", "passage_prompt", "titles"),
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -179,13 +179,6 @@ class TextSettings:
     passage_prompt: tuple[int, ...] = ()
 
 
-TEXT_FACTS = (
-    *("query_length", "query_lengths", "query_normalization", "query_prompt"),
-    *("passage_length", "passage_prompt", "titles"),
-)
-"""What `text_settings` reads."""
-
-
 def text_settings(facts: Mapping[str, Any], task: str | None) -> TextSettings:
     """How texts became tokens, from run.json; defaults for what it does not record.
 

@@ -144,9 +144,8 @@ class Server:
     async def _reload(self) -> None:
         # One after another: each reads what is on disk when its turn comes.
         async with self._reloading:
-            before = self._engine.loads
-            await self._loop.run_in_executor(None, self._engine.reload)
-            self._metrics.reloads.inc(self._engine.loads - before)
+            if await self._loop.run_in_executor(None, self._engine.reload):
+                self._metrics.reloads.inc()
 
     def _answered(
         self, handler: Callable[[Request], Awaitable[Response]]

@@ -220,23 +220,22 @@ class Engine:
     def __init__(self, load: Callable[[], Retriever], *, warm_batches: Sequence[int] = ()) -> None:
         self._load, self._warm_batches = load, warm_batches
         self._retriever = self._warmed()
-        self.loads = 1
 
     @property
     def retriever(self) -> Retriever:
         """The current one."""
         return self._retriever
 
-    def reload(self) -> None:
-        """Replaces the retriever by what is on disk; keeps it if that fails."""
+    def reload(self) -> bool:
+        """Replaces the retriever by what is on disk; keeps it, and says so, if that fails."""
         try:
             retriever = self._warmed()
         except Exception as error:
             logger.error("reload failed, the former model and index answer: %s", error)
-            return
+            return False
         self._retriever = retriever
-        self.loads += 1
         logger.info("reloaded: %s passages", f"{len(retriever):,}")
+        return True
 
     def compute(self, work: Work, texts: list[str]) -> list[Answer]:
         """Answers to one batch of texts."""
