@@ -90,6 +90,31 @@ def write_with_vocabulary(directory, vocabulary, *, num_layers):
     return directory
 
 
+def write_modules(
+    directory,
+    *,
+    kinds=("Transformer", "Pooling", "Normalize"),
+    package="sentence_transformers.models",
+    pooling=None,
+    max_length=128,
+    prompts=None,
+):
+    """The files by which sentence-transformers says how a model pools, normalises and prompts."""
+    modules = [
+        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"{package}.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+    (directory / "1_Pooling").mkdir()
+    for name, value in {
+        "modules.json": modules,
+        "1_Pooling/config.json": pooling or {"pooling_mode_mean_tokens": True},
+        "sentence_bert_config.json": {"max_seq_length": max_length},
+        "config_sentence_transformers.json": {"prompts": prompts or {}},
+    }.items():
+        (directory / name).write_text(json.dumps(value))
+    return directory
+
+
 # RoBERTa's, in its order.
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 

@@ -80,13 +80,13 @@ def how_to_install(extra: str) -> str:
 def check_known(
     names: Iterable[str], there: Iterable[str], *, where: str, what: str = "task"
 ) -> None:
-    """Rejects tasks, or splits, that the data do not have.
+    """Rejects tasks that the data do not have, or other names that are not there.
 
     Raises:
         ConfigError: naming both.
     """
     if unknown := sorted(set(names).difference(there)):
-        fix = f"name some of {', '.join(sorted(there)) or '(no queries)'}, or prepare it"
+        fix = f"name some of {', '.join(sorted(there)) or '(none)'}"
         raise ConfigError(f"no {what} {', '.join(unknown)}", where=where, fix=fix)
 
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from bert_checkpoints import write_modules
 
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.interop.hub import (
@@ -16,29 +17,12 @@ from taser_jax.models.batch import Normalization
 from taser_jax.models.bert_dual_encoder import Pooling
 from taser_jax.storage.errors import ConfigError, DataError
 
-OLD, NEW = "sentence_transformers.models", "sentence_transformers.sentence_transformer.modules"
-KINDS = ("Transformer", "Pooling", "Normalize")
+NEW = "sentence_transformers.sentence_transformer.modules"
 WITHOUT_PROMPTS = {"pooling_mode": "mean", "include_prompt": False}
 
 
-def write(directory, *, kinds=KINDS, package=OLD, pooling=None, prompts=None):
-    modules = [
-        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"{package}.{kind}"}
-        for i, kind in enumerate(kinds)
-    ]
-    (directory / "1_Pooling").mkdir()
-    for name, value in {
-        "modules.json": modules,
-        "1_Pooling/config.json": pooling or {"pooling_mode_mean_tokens": True},
-        "sentence_bert_config.json": {"max_seq_length": 128},
-        "config_sentence_transformers.json": {"prompts": prompts or {}},
-    }.items():
-        (directory / name).write_text(json.dumps(value))
-    return directory
-
-
 def test_pooling_norm_length_and_prompt(tmp_path):
-    write(tmp_path, prompts={"query": "query: ", "document": ""})
+    write_modules(tmp_path, prompts={"query": "query: ", "document": ""})
     assert read_encoder_settings(tmp_path) == EncoderSettings(
         pooling=Pooling.MEAN, normalization=Normalization.L2, max_length=128, query_prompt="query: "
     )
@@ -49,7 +33,7 @@ def test_pooling_norm_length_and_prompt(tmp_path):
     [{"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, {"pooling_mode": "cls"}],
 )
 def test_both_ways_to_name_the_pooling(tmp_path, pooling):
-    write(tmp_path, kinds=("Transformer", "Pooling"), package=NEW, pooling=pooling)
+    write_modules(tmp_path, kinds=("Transformer", "Pooling"), package=NEW, pooling=pooling)
     settings = read_encoder_settings(tmp_path)
     assert (settings.pooling, settings.normalization) == (Pooling.CLS, Normalization.NONE)
 
@@ -64,14 +48,14 @@ def test_both_ways_to_name_the_pooling(tmp_path, pooling):
     ],
 )
 def test_prompts_of_both_roles(tmp_path, prompts):
-    write(tmp_path, prompts={"query": "query: ", **prompts})
+    write_modules(tmp_path, prompts={"query": "query: ", **prompts})
     settings = read_encoder_settings(tmp_path)
     assert (settings.query_prompt, settings.passage_prompt) == ("query: ", "passage: ")
 
 
 def test_prompts_under_other_names_are_refused(tmp_path):
     """Which is that of queries is not for us to guess; an empty `query` says that none is."""
-    path = write(tmp_path) / "config_sentence_transformers.json"
+    path = write_modules(tmp_path) / "config_sentence_transformers.json"
     path.write_text(json.dumps({"prompts": {"s2p_query": "Instruct: ", "sts": "a "}}))
     message = r"(?s)sentence_transformers.json: prompts s2p_query, sts: none.*fix: .*`query`"
     with pytest.raises(ConfigError, match=message):
@@ -86,7 +70,7 @@ def test_a_prompt_of_the_tokenizer_is_before_the_texts_of_both_roles(tmp_path):
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "find", ":", "text"]
     vocabulary = WordPieceVocabulary(pieces)
     vocabulary.save(str(tmp_path / "words"))
-    write(tmp_path, prompts={"query": "find"})
+    write_modules(tmp_path, prompts={"query": "find"})
     write_tokenizer(tmp_path / "words", tmp_path, max_length=8, prompt=(6, 3))
     assert read_encoder_settings(tmp_path).template_prompt == (6, 3)
     assert read_prompts(tmp_path, vocabulary) == ((6, 3, 4), (6, 3))
@@ -120,10 +104,10 @@ def test_a_plain_checkpoint_says_nothing(tmp_path):
 )
 def test_what_a_dual_encoder_does_not_have_is_refused(tmp_path, wrong, message):
     with pytest.raises(ConfigError, match=message):
-        read_encoder_settings(write(tmp_path, **wrong))
+        read_encoder_settings(write_modules(tmp_path, **wrong))
 
 
 def test_damaged_modules_are_named(tmp_path):
-    (write(tmp_path) / "modules.json").write_text('[{"type": 3}]')
+    (write_modules(tmp_path) / "modules.json").write_text('[{"type": 3}]')
     with pytest.raises(DataError, match=r"modules\.json"):
         read_encoder_settings(tmp_path)

@@ -7,12 +7,12 @@ import functools
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
 from taser_jax.commands.pipelines import compare_parts, compare_plan
-from taser_jax.commands.pipelines.compared_rows import UNTRAINED, ComparedRows
+from taser_jax.commands.pipelines.compared_rows import ComparedRows
 from taser_jax.commands.pipelines.cross_validation import DEPTH, RANKED, choose_bm25
 from taser_jax.commands.pipelines.retrieval_stages import DEVELOPMENT, Setting, System
 from taser_jax.commands.pipelines.stages import Stages, pipeline_records
@@ -26,7 +26,7 @@ from taser_jax.interop.hub import fetch, read_encoder_settings
 from taser_jax.interop.pretrained import Pretrained, pretrained_bert, pretrained_normalization
 from taser_jax.models.batch import Normalization
 from taser_jax.retrieval.bm25 import Bm25Config
-from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.errors import ConfigError, check_known
 from taser_jax.storage.progress import logger
 from taser_jax.storage.typed_files import PositiveNumber
 
@@ -56,7 +56,7 @@ def compare(
     feature_lengths: Mapping[str, int] | None = None,
     vocabulary_size: int = 8192,
     train_steps: int | None = None,
-    rounds: int | None = None,
+    rounds: Literal[1, 2] | None = None,
     folds: int | None = None,
     config_text: str = "",
 ) -> ResultsTable | None:
@@ -109,7 +109,7 @@ def compare(
     # A folder's name may be completed with a slash when the command is run again.
     directories = [str(pathlib.Path(collections_by_name.as_folder(name))) for name in directories]
     names = systems.split(",") if isinstance(systems, str) else list(systems)
-    compare_parts.check_systems(names, candidates)
+    check_known(names, candidates, where="compare.systems", what="system")
     fixed = {
         "steps": train_steps,
         "learning_rate": setting.training.optimizer.learning_rate or None,
@@ -262,16 +262,11 @@ class _Run:
         passages = len(PassageStore.open(**self.data))
         depth = min(setting.k, passages)
         self._decide(f"{passages:,} passages: results per query", TOP_K=depth)
-        significance = setting.significance
-        if significance is not None and self.pretrained is not None:
-            baselines = (UNTRAINED, f"{UNTRAINED} + BM25")
-            significance = compare_parts.filled(significance, more_baselines=baselines)
         self.setting = dataclasses.replace(
             setting,
             k=depth,
             first_mining=compare_parts.filled(setting.first_mining, depth=depth),
             second_mining=compare_parts.filled(setting.second_mining, depth=depth),
-            significance=significance,
             training=dataclasses.replace(
                 training,
                 objective=objective,
@@ -343,7 +338,7 @@ class _Run:
             batch_size=training.batching.batch_size,
         )
         preferred = dataclasses.replace(preferred, **self.fixed)
-        compare_parts.check_counts(preferred.rounds, preferred.folds, queries=queries)
+        compare_parts.check_folds(preferred.folds, queries=queries)
         if memory is None:
             memory = 4.0 if jax.default_backend() == "cpu" else math.inf
         chunks = functools.partial(compare_parts.chunks_that_fit, model, sides=sides, gib=memory)

@@ -66,14 +66,6 @@ def filled(config: ConfigT, **values: object) -> ConfigT:
     return dataclasses.replace(config, **unset)  # type: ignore[type-var] # a dataclass
 
 
-def check_systems(names: Sequence[str], candidates: Mapping[str, System]) -> None:
-    """Refuses a system that is unknown or named twice, or none at all."""
-    unknown = sorted(set(names) - candidates.keys())
-    if unknown or not names or len(set(names)) < len(names):
-        problem = f"systems {', '.join(names) or 'none'}, not of {', '.join(candidates)}, each once"
-        raise ConfigError(problem, where="compare.systems", fix="write --systems=taser,dpr")
-
-
 def check_splits(splits: Mapping[str, Sequence[str]], *, is_pretrained: bool) -> None:
     """Refuses tasks without test queries, and a training from nothing or without validation."""
     untested = [task for task, there in splits.items() if "test" not in there]
@@ -103,10 +95,8 @@ def multiplies_bfloat16() -> bool:
     return jax.default_backend() == "cpu" and not _BFLOAT16.isdisjoint(words)
 
 
-def check_counts(rounds: int, folds: int, *, queries: int) -> None:
-    """Refuses more than two rounds, and folds that leave no queries to train on or to rank."""
-    if rounds not in (1, 2):
-        raise ConfigError(f"{rounds} rounds", where="ROUNDS", fix="set 1 or 2")
+def check_folds(folds: int, *, queries: int) -> None:
+    """Refuses folds that leave no queries to train on or to rank."""
     if folds and not 2 <= folds <= queries:
         problem = f"{folds} folds of {queries} distinct training queries"
         raise ConfigError(problem, where="FOLDS", fix="set 0, or 2 to the number of queries")

@@ -25,7 +25,7 @@ from taser_jax.retrieval import fusion
 from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.embeddings import EmbeddingDtype, Embeddings, QueryEmbeddings
 from taser_jax.retrieval.encoding import EncodeConfig, TokenRows, encode_rows
-from taser_jax.retrieval.runs import NO_ROW, Run, SearchResult, top_k, write_trec_run
+from taser_jax.retrieval.runs import NO_ROW, Run, SearchResult, read_trec_run, top_k, write_trec_run
 from taser_jax.storage.artifacts import read_json, write_json
 from taser_jax.storage.progress import logger
 
@@ -308,15 +308,11 @@ def choose(
 def _lists(dense: str, sparse: str, queries: QuerySet, store: PassageStore) -> list[Run]:
     """Both runs of the queries that a folder has: of a fold those that were ranked, if any."""
     fold = pathlib.Path(sparse).parent / _FOLD
-    ranked = read_json(fold)["queries"] if fold.exists() else None
-    if ranked is not None and queries.task not in ranked:
-        return []
-    runs = [read_task_run(folder, queries, store) for folder in (dense, sparse)]
-    if ranked is None:
-        return runs
-    ids = ranked[queries.task]
-    lines = _lines(runs[0].query_ids, ids)
-    return [Run(ids, run.rows[lines], run.scores[lines]) for run in runs]
+    if not fold.exists():
+        return [read_task_run(folder, queries, store) for folder in (dense, sparse)]
+    ids = read_json(fold)["queries"].get(queries.task, [])
+    paths = [run_path(folder, queries.task, queries.split) for folder in (dense, sparse)]
+    return [read_trec_run(path, store.row_of, query_ids=ids) for path in paths if ids]
 
 
 def _joined(runs: Sequence[Run]) -> Run:

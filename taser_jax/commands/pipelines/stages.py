@@ -26,7 +26,7 @@ from taser_jax.devices.hosts import first_host_only, keep_compiled_programs, wri
 from taser_jax.storage import artifacts, checksums
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
-from taser_jax.storage.typed_files import flatten, parts_of, to_plain
+from taser_jax.storage.typed_files import flatten, to_plain
 
 FORMAT_VERSION = 2
 FINGERPRINT = ".fingerprint"
@@ -106,8 +106,9 @@ class Stages:
             return record.outputs
         start = time.monotonic()
         with phase(name):
-            outputs = self._plain(function(**_with_strings(arguments)))
-        record = StageRecord(name, inputs, outputs, time.monotonic() - start)
+            outputs = function(**_with_strings(arguments))
+        plain = to_plain(_with_strings(outputs, root=self.directory))
+        record = StageRecord(name, inputs, plain, time.monotonic() - start)
         # All hosts return host 0's outputs: times, for example, differ.
         return first_host_only(self._write)(record).outputs
 
@@ -160,18 +161,6 @@ class Stages:
         artifacts.write_json(self._path(record.name), content)
         return record
 
-    def _plain(self, value: object) -> Any:
-        """Outputs as JSON values, with places relative to the directory."""
-        if isinstance(value, os.PathLike):
-            place = os.fspath(value)
-            return relative(place, self.directory) or place
-        parts = parts_of(value)
-        if parts is not None:
-            return {name: self._plain(part) for name, part in parts.items()}
-        if isinstance(value, list | tuple):
-            return [self._plain(part) for part in value]
-        return to_plain(value)
-
 
 @contextlib.contextmanager
 def pipeline_records(
@@ -203,13 +192,14 @@ def pipeline_records(
         artifacts.write_text(path, text)
 
 
-def _with_strings(value: object) -> Any:
-    """Arguments with paths as strings, which is what commands take."""
+def _with_strings(value: object, root: pathlib.Path | None = None) -> Any:
+    """Arguments or outputs with paths as strings; those below a root relative to it."""
     if isinstance(value, os.PathLike):
-        return os.fspath(value)
+        place = os.fspath(value)
+        return place if root is None else relative(place, root) or place
     if isinstance(value, Mapping):
-        return {name: _with_strings(part) for name, part in value.items()}
-    return [_with_strings(part) for part in value] if isinstance(value, list) else value
+        return {name: _with_strings(part, root) for name, part in value.items()}
+    return [_with_strings(part, root) for part in value] if isinstance(value, list) else value
 
 
 def stage_inputs(

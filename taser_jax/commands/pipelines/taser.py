@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from taser_jax.commands.ask import ask
 from taser_jax.commands.evaluate import write_table
@@ -26,7 +27,7 @@ from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.interop.hub import fetch
 from taser_jax.retriever_parts import RetrieverParts, write_parts
 from taser_jax.storage.artifacts import file_name
-from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.errors import ConfigError, check_known
 from taser_jax.storage.progress import logger
 
 COLLECTION = "pydocs"
@@ -40,7 +41,7 @@ def pipeline_taser(
     hybrid_systems: Sequence[str] = (),
     untrained_systems: Mapping[str, System] | None = None,
     first_negatives: Sequence[str] = (BM25,),
-    rounds: int = 2,
+    rounds: Literal[1, 2] = 2,
     config_text: str = "",
 ) -> ResultsTable:
     """Runs the paper's recipe for each system beside BM25, and prints one table.
@@ -71,9 +72,12 @@ def pipeline_taser(
         StorageError: the directory cannot be written.
     """
     untrained_systems = untrained_systems or {}
-    _check_systems(systems, hybrid_systems, rounds)
     check_untrained(setting, untrained_systems, systems, where="pipeline_taser.untrained_systems")
-    _check_first_negatives(first_negatives, untrained_systems)
+    for named, rows, parameter in (
+        (hybrid_systems, systems, "hybrid_systems"),
+        (first_negatives, (BM25, *untrained_systems), "first_negatives"),
+    ):
+        check_known(named, rows, where=f"pipeline_taser.{parameter}", what="system")
     check_depth(setting)
     with pipeline_records(setting.output_dir, config_text):
         store = setting.open_tokens()
@@ -257,33 +261,11 @@ def answer(
     return parts
 
 
-def _check_systems(
-    systems: Mapping[str, System], hybrid_systems: Sequence[str], rounds: int
-) -> None:
-    unknown = set(hybrid_systems) - systems.keys()
-    names = {file_name(name) for name in systems}
-    if unknown or rounds not in (1, 2) or not systems or len(names) < len(systems):
-        given = (
-            f"systems {', '.join(systems) or 'none'}; hybrid {', '.join(hybrid_systems) or 'none'}"
-        )
-        fix = "give systems of distinct names, hybrid ones among them, and one or two rounds"
-        raise ConfigError(f"{given}; {rounds} rounds", where="pipeline_taser", fix=fix)
-
-
 def _check_development(store: TokenStore) -> None:
     if not any(DEVELOPMENT in splits for splits in store.tasks.values()):
         problem = f"no task of collection {store.metadata.collection!r} has a validation split"
         fix = "run `taser prepare` with VALIDATION_SHARE=0.1, and `taser tokenize` again"
         raise ConfigError(problem, where=str(store.directory), fix=fix)
-
-
-def _check_first_negatives(names: Sequence[str], untrained_systems: Mapping[str, System]) -> None:
-    rows = (BM25, *untrained_systems)
-    unknown = sorted(set(names) - set(rows))
-    if unknown or not names:
-        problem = f"hard negatives of {', '.join(names) or 'nothing'}"
-        where = "pipeline_taser.first_negatives"
-        raise ConfigError(problem, where=where, expected=f"one or more of {', '.join(rows)}")
 
 
 def check_depth(setting: Setting) -> None:
@@ -307,7 +289,7 @@ def quickstart(
     questions: Sequence[str],
     untrained_systems: Mapping[str, System] | None = None,
     first_negatives: Sequence[str] = (BM25,),
-    rounds: int = 2,
+    rounds: Literal[1, 2] = 2,
     vocabulary: str | None = None,
     vocabulary_size: int = 8192,
     query_length: int = 32,

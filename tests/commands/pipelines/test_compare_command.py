@@ -6,10 +6,10 @@ import pathlib
 import random
 
 import pytest
-from bert_checkpoints import write_with_vocabulary
+from bert_checkpoints import write_modules, write_with_vocabulary
 from small_world import figures, never, refused, succeed
 from stage_calls import check_every_argument, without_work
-from written_files import beir
+from written_files import beir, write_all
 
 from taser_jax import Retriever
 from taser_jax.commands.pipelines import (
@@ -50,19 +50,7 @@ def _minilm_like(folder: pathlib.Path, *, num_layers: int = 3) -> str:
     pieces += [f"##{digit}" for digit in range(10)] + ["find", ":"]
     (folder / "words" / "vocab.txt").write_text("\n".join(pieces) + "\n")
     model = write_with_vocabulary(folder / "model", folder / "words", num_layers=num_layers)
-    modules = [
-        {"path": path, "type": f"sentence_transformers.models.{name}"}
-        for path, name in (("", "Transformer"), ("1_Pooling", "Pooling"), ("2", "Normalize"))
-    ]
-    (model / "1_Pooling").mkdir()
-    for name, value in (
-        ("modules.json", modules),
-        ("1_Pooling/config.json", {"pooling_mode_mean_tokens": True}),
-        ("sentence_bert_config.json", {"max_seq_length": 32}),
-        ("config_sentence_transformers.json", {"prompts": {"query": "find: "}}),
-    ):
-        (model / name).write_text(json.dumps(value))
-    return str(model)
+    return str(write_modules(model, max_length=32, prompts={"query": "find: "}))
 
 
 @pytest.mark.release
@@ -150,13 +138,11 @@ def test_without_training_queries_the_untrained_model_is_compared(tmp_path, caps
 @pytest.mark.release
 def test_queries_are_made_and_the_whole_passages_are_searched(tmp_path, capsys):
     draw = random.Random(1)
-    folder, output = tmp_path / "notes", tmp_path / "out"
-    folder.mkdir()
+    output, files = tmp_path / "out", {}
     for number in range(60):
-        sentences = [" ".join(draw.choices(WORDS, k=5)) + f" {number}." for _ in range(3)]
-        (folder / f"{number}.txt").write_text(
-            " ".join(sentence.capitalize() for sentence in sentences)
-        )
+        sentences = [" ".join(draw.choices(WORDS, k=5)).capitalize() for _ in range(3)]
+        files[f"{number}.txt"] = " ".join(f"{sentence} {number}." for sentence in sentences)
+    folder = write_all(tmp_path / "notes", files)
     succeed(
         *("compare", str(folder), f"--pretrained={_minilm_like(tmp_path / 'bert')}"),
         *(f"--out={output}", "--queries=make", "--gin.TRAIN_STEPS=2", "--gin.BATCH_SIZE=8"),
@@ -165,15 +151,7 @@ def test_queries_are_made_and_the_whole_passages_are_searched(tmp_path, capsys):
     assert "Recommended: " in capsys.readouterr().out
     retriever = Retriever.load(output)
     (hits,) = retriever.search(["river sea hill"], k=60, hybrid=retriever.has_hybrid)
-    texts = {hit.passage.text for hit in hits}
-    assert texts == {path.read_text() for path in folder.iterdir()}
-    with_own = _beir(tmp_path / "hills", 1)
-    own = f"--out={tmp_path / 'own'}"
-    problem = refused(capsys, "compare", with_own, own, "--queries=make")
-    assert "there are queries of hills" in problem
-    none = f"--out={tmp_path / 'none'}"
-    problem = refused(capsys, "compare", str(folder), none, "--queries=mine")
-    assert "write --queries=make" in problem
+    assert {hit.passage.text for hit in hits} == set(files.values())
 
 
 @pytest.mark.release
@@ -232,8 +210,13 @@ def test_bad_arguments(tmp_path, capsys):
     folder = _beir(tmp_path / "hills", 1)
     assert "taser compare DIRECTORY" in refused(capsys, "compare")
     output = f"--out={tmp_path / 'out'}"
-    assert "shared, taser, dpr" in refused(capsys, "compare", folder, output, "--systems=bert")
+    assert "dpr, shared, taser" in refused(capsys, "compare", folder, output, "--systems=bert")
     assert "the same name" in refused(capsys, "compare", folder, folder, f"{output}2")
+    problem = refused(capsys, "compare", folder, f"{output}5", "--queries=make")
+    assert "there are queries of hills" in problem
+    notes = write_all(tmp_path / "notes", {"a.txt": "A river.", "b.txt": "A sea."})
+    problem = refused(capsys, "compare", str(notes), f"{output}6", "--queries=mine")
+    assert "write --queries=make" in problem
     for budget in ("--memory=0", "--minutes=-1"):
         assert "expected: a number above 0" in refused(capsys, "compare", folder, output, budget)
     message = refused(capsys, "compare", folder, f"{output}4", "--gin.VALIDATION_SHARE=0.0")

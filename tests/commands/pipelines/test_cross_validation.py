@@ -214,17 +214,6 @@ def test_a_model_that_gains_everywhere_is_chosen(data_dir, tmp_path):
     assert set(chosen.alphas) == {"trained", "untrained"}
 
 
-def test_a_gain_on_one_query_is_chance(data_dir, tmp_path):
-    trained = [[0, 18], *([18, n] for n in range(1, QUERIES))]
-    chosen = choice(data_dir, tmp_path, trained)
-    gain, error = chosen.gains["trained"]
-    assert gain == pytest.approx((1 - 1 / math.log2(3)) / QUERIES)
-    assert error == pytest.approx(gain)
-    assert chosen.row == "untrained + BM25"
-    worse = choice(data_dir, tmp_path / "worse", [[18, 19]] * QUERIES)
-    assert worse.row == "untrained + BM25"
-
-
 def test_test_queries_choose_nothing_and_alpha_follows_the_widths_of_the_lists(data_dir, tmp_path):
     """The first list has cosines, the second is ten times as wide as BM25's."""
     best = [[n, 18] for n in range(QUERIES)]
