@@ -208,18 +208,8 @@ def test_each_figure_is_at_its_ceiling_or_little_below(name):
 
 
 def test_what_counts_as_code():
-    source = (
-        '"""A module."""\n'
-        "\n"
-        "x = 1  # one\n"
-        "# two\n"
-        "def f():\n"
-        '    """Long\n'
-        '    text."""\n'
-        "    return (\n"
-        "        x\n"
-        "    )\n"
-    )
+    source = '"""A module."""\n\nx = 1  # one\n# two\ndef f():\n    """Long\n    text."""\n'
+    source += "    return (\n        x\n    )\n"
     assert _code_lines(source, ast.parse(source)) == {3, 5, 8, 9, 10}
 
 

@@ -1,5 +1,8 @@
+"""Links, paths, commands and Python of all pages are there, and do what the page says."""
+
 import ast
 import importlib
+import inspect
 import pathlib
 import re
 import shlex
@@ -16,6 +19,7 @@ PAGES = sorted(
     {ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")}
     - {ROOT / "docs" / "commands.md"}
 )
+HUB_ID = '"sentence-transformers/all-MiniLM-L6-v2"'
 # Folders of the repository: a path in backquotes that starts with one of them is there.
 FOLDERS = ("taser_jax", "gin_configs", "tasks", "launch", "tests", "benchmarks", "docs")
 
@@ -84,10 +88,51 @@ def test_paths_in_backquotes_exist(page):
             assert (ROOT / path).exists(), f"{name(page)} names {text}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_python_blocks_are_python(page):
-    for _, content in blocks(page, "python"):
-        ast.parse(content)
+def test_calls_of_our_functions_on_all_pages_have_arguments_that_these_take():
+    calls = 0
+    for page in PAGES:
+        for _, block in blocks(page, "python"):
+            nodes = list(ast.walk(ast.parse(block)))
+            ours = {
+                name.name: getattr(importlib.import_module(str(node.module)), name.name)
+                for node in nodes
+                if isinstance(node, ast.ImportFrom) and str(node.module).startswith("taser_jax")
+                for name in node.names
+            }
+            for call in nodes:
+                if isinstance(call, ast.Call) and getattr(call.func, "id", None) in ours:
+                    names = dict.fromkeys(word.arg for word in call.keywords if word.arg)
+                    inspect.signature(ours[call.func.id]).bind(*call.args, **names)
+                    calls += 1
+    assert calls > 10
+
+
+def run_blocks(page, minilm, capsys):
+    """Runs a page's Python as it stands, from a directory of MiniLM; (code, lines printed)."""
+    names = {}
+    for _, block in blocks(page, "python"):
+        exec(compile(block.replace(HUB_ID, repr(str(minilm))), str(page), "exec"), names)
+        yield block, capsys.readouterr().out.splitlines()
+
+
+def test_python_example_of_the_readme(minilm, capsys):
+    block, printed = next(run_blocks(ROOT / "README.md", minilm, capsys))
+    assert block.count(HUB_ID) == 1
+    assert printed == [
+        "which river runs through the capital of France? -> Seine",
+        "what is Python? -> Python",
+    ]
+
+
+@pytest.mark.release
+def test_code_of_the_python_page(minilm, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    first, second = run_blocks(ROOT / "docs" / "python.md", minilm, capsys)
+    assert first[1][:1] == re.findall(r"# (\[\(.*)$", first[0], re.MULTILINE)
+    # Two blocks of MiniLM, one of them with a second feed-forward.
+    assert second[1][0].endswith("parameters")
+    assert len(second[1]) >= 4
+    assert (tmp_path / "model" / "config.gin").is_file()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
