@@ -189,9 +189,9 @@ def resolve(
     targets = [*functions, *command_table.configurables(*functions)]
     _register(targets)
     needed = frozenset() if recipe_of else gin_files.without_default(function)
-    make = functools.partial(gin_files.GinReader, flags.search_paths, elsewhere, flags.imports)
     name = functions[-1].__name__
-    reader = gin_files.read_files(make, flags.files, flags.defaults, function=name, needed=needed)
+    reader = gin_files.GinReader(flags.search_paths, elsewhere, flags.imports)
+    reader.read_files(flags.files, flags.defaults, function=name, needed=needed)
     for setting, value in flags.bindings:
         reader.read_binding(setting, value)
     bindings = _all_bindings()

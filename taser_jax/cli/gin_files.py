@@ -178,6 +178,43 @@ class GinReader:
         self._task_module: tuple[str, str] | None = None
         self.referenced: set[str] = set()
 
+    def read_files(
+        self,
+        files: Sequence[str],
+        defaults: Sequence[str],
+        *,
+        function: str,
+        needed: frozenset[str],
+    ) -> None:
+        """Reads the files, and the defaults before them unless they configure the whole function.
+
+        Example:
+            `ask.task = 'faq'` in a project's file is a setting beside the defaults; a recipe that
+            binds all that is needed stands for them.
+
+        Args:
+            files: files of the command line.
+            defaults: the command's default files.
+            function: the command's function.
+            needed: its parameters without a default.
+        """
+        self._read_all(files)
+        bound = {
+            parameter
+            for (_, selector), values in gin.config._CONFIG.items()
+            if selector.split(".")[-1] == function
+            for parameter in values
+        }
+        if defaults and not (bound and needed <= bound):
+            self._read_all([*defaults, *files])
+
+    def _read_all(self, paths: Sequence[str]) -> None:
+        """Reads files, with nothing bound before."""
+        gin.clear_config(clear_constants=False)
+        self._task_module, self.referenced = None, set()
+        for path in paths:
+            self.read_file(path)
+
     def read_file(self, path: str, included_by: tuple[str, ...] = ()) -> None:
         """Reads a file and its includes.
 
@@ -277,50 +314,6 @@ def without_default(function: Callable[..., object]) -> frozenset[str]:
         parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty
     )
     return frozenset(required) - FILLED_IN
-
-
-def read_files(
-    make_reader: Callable[[], GinReader],
-    files: Sequence[str],
-    defaults: Sequence[str],
-    *,
-    function: str,
-    needed: frozenset[str],
-) -> GinReader:
-    """Reads the files, and the defaults before them unless they configure the whole function.
-
-    Example:
-        `ask.task = 'faq'` in a project's file is a setting beside the defaults; a recipe that binds
-        all that is needed stands for them.
-
-    Args:
-        make_reader: makes what reads them.
-        files: files of the command line.
-        defaults: the command's default files.
-        function: the command's function.
-        needed: its parameters without a default.
-
-    Returns:
-        The reader, after the last file.
-    """
-
-    def read(paths: Sequence[str]) -> GinReader:
-        gin.clear_config(clear_constants=False)
-        reader = make_reader()
-        for path in paths:
-            reader.read_file(path)
-        return reader
-
-    reader = read(files)
-    bound = {
-        parameter
-        for (_, selector), values in gin.config._CONFIG.items()
-        if selector.split(".")[-1] == function
-        for parameter in values
-    }
-    if (bound and needed <= bound) or not defaults:
-        return reader
-    return read([*defaults, *files])
 
 
 def references(value: Any) -> Iterator[tuple[str, str]]:

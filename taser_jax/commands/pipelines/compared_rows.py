@@ -210,15 +210,12 @@ class ComparedRows:
         """Leaves retriever.json, prints what it finds, and exports the row's model."""
         if questions:
             print(f"\nTest queries, answered by {row}:")
-        parts = answer(
-            questions,
-            root=self._root,
-            folder=self._root / folder,
-            task=next(iter(self.splits), None),
-            bm25_dir=None if alpha is None else self._root / "bm25" / "index",
-            alpha=alpha,
-            **self._data,
-        )
+        model_dir, index_dir = (str(self._root / folder / name) for name in ("model", "index"))
+        parts = RetrieverParts(model_dir, index_dir, **self._data)
+        if alpha is not None:
+            bm25_dir = str(self._root / "bm25" / "index")
+            parts = dataclasses.replace(parts, bm25_dir=bm25_dir, alpha=alpha)
+        answer(questions, self._root, parts, task=next(iter(self.splits), None))
         if self.whole is not None:
             parts = self._index_whole(parts, self.whole)
         self._stages.run(

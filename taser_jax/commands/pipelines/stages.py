@@ -47,6 +47,9 @@ NO_INPUTS = frozenset(
     )
 )
 
+_Given = dict[str, Any]
+"""All arguments of a stage's function, by name."""
+
 
 @dataclasses.dataclass(frozen=True)
 class StageRecord:
@@ -223,73 +226,66 @@ def stage_inputs(
     Returns:
         Path of the setting -> JSON value.
     """
-    return _StageInputs(function, arguments, root).of_all()
+    given = _arguments(function, arguments)
+    written = {os.path.abspath(path) for path in written_by(function, given)}
+    inputs: dict[str, object] = {}
+    for name, value in flatten(**given).items():
+        fields = name.split(".")
+        if not NO_INPUTS.isdisjoint(fields):
+            continue
+        is_place = any(map(_PLACE.fullmatch, fields)) and isinstance(value, str | list)
+        if not value or not is_place:
+            inputs[name] = value
+            continue
+        places = {name: value}
+        if isinstance(value, list):
+            places = {f"{name}.{number}": place for number, place in enumerate(value)}
+        for key, place in places.items():
+            fingerprint = _fingerprint(place, fields[-1], given, written)
+            below = relative(place, root)
+            if fingerprint is not None:
+                inputs[f"{key}{FINGERPRINT}"] = fingerprint
+            if below is not None or fingerprint is None:
+                inputs[key] = place if below is None else below
+    return inputs
 
 
-class _StageInputs:
-    def __init__(
-        self,
-        function: Callable[..., object],
-        arguments: Mapping[str, object],
-        root: str | os.PathLike[str],
-    ) -> None:
-        signature = inspect.signature(function)
-        bound = signature.bind(**arguments)
-        bound.apply_defaults()
-        self._given = _with_strings(bound.arguments)
-        for name, parameter in signature.parameters.items():
-            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-                self._given |= self._given.pop(name)
-        self._root = root
-        self._written = {os.path.abspath(path) for path in written_by(function, self._given)}
-        # Artefacts of several splits are known by the files of those that the function reads.
-        self._splits: set[str] = set()
-        for name, value in self._given.items():
-            if name.endswith(("split", "splits")) and name not in NO_INPUTS:
-                self._splits |= {value} if isinstance(value, str) else set(value or ())
+def _arguments(function: Callable[..., object], arguments: Mapping[str, object]) -> _Given:
+    """All arguments of a call, with defaults, and with paths as strings."""
+    signature = inspect.signature(function)
+    bound = signature.bind(**arguments)
+    bound.apply_defaults()
+    given = _with_strings(bound.arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            given |= given.pop(name)
+    return given
 
-    def of_all(self) -> dict[str, object]:
-        inputs: dict[str, object] = {}
-        for name, value in flatten(**self._given).items():
-            fields = name.split(".")
-            if not NO_INPUTS.isdisjoint(fields):
-                continue
-            is_place = any(map(_PLACE.fullmatch, fields))
-            if is_place and isinstance(value, str):
-                inputs |= self._of_place(name, value, fields[-1])
-            elif is_place and isinstance(value, list) and value:
-                for number, place in enumerate(value):
-                    inputs |= self._of_place(f"{name}.{number}", place, fields[-1])
-            else:
-                inputs[name] = value
-        return inputs
 
-    def _of_place(self, name: str, place: str, field: str) -> dict[str, object]:
-        path, fingerprint, splits = epath.Path(place), None, self._splits or set(SPLITS)
-        collection = self._collection() if field == "data_dir" else None
-        if collection is not None:
-            path = collection_directory(place, collection[0])
-        if os.path.abspath(path) not in self._written:
-            fingerprint = (
-                artifact_fingerprint(path, splits)
-                if collection is None
-                else _collection_fingerprint(path, collection[1], splits)
-            )
-        inputs: dict[str, object] = (
-            {} if fingerprint is None else {f"{name}{FINGERPRINT}": fingerprint}
-        )
-        below = relative(place, self._root)
-        if below is not None or fingerprint is None:
-            inputs[name] = place if below is None else below
-        return inputs
+def _fingerprint(place: str, field: str, given: _Given, written: set[str]) -> str | None:
+    """Of the artefact at a place that a function reads; None of one that it writes, or of none."""
+    # Artefacts of several splits are known by the files of those that the function reads.
+    splits: set[str] = set()
+    for name, value in given.items():
+        if name.endswith(("split", "splits")) and name not in NO_INPUTS:
+            splits |= {value} if isinstance(value, str) else set(value or ())
+    collection, tasks = _collection(given) if field == "data_dir" else (None, None)
+    path = epath.Path(place) if collection is None else collection_directory(place, collection)
+    if os.path.abspath(path) in written:
+        return None
+    if collection is None:
+        return artifact_fingerprint(path, splits or set(SPLITS))
+    return _collection_fingerprint(path, tasks, splits or set(SPLITS))
 
-    def _collection(self) -> tuple[str, Sequence[str] | None] | None:
-        """The collection that the function reads, and which of its tasks; None is all of them."""
-        if collection := self._given.get("collection"):
-            return collection, self._given.get("tasks")
-        # Tokenising names tasks in the place of their collection.
-        mixture = self._given.get("mixture_or_task")
-        return collection_of(mixture, self._given.get("module")) if mixture else None
+
+def _collection(given: _Given) -> tuple[str | None, Sequence[str] | None]:
+    """The collection that a function reads, and which of its tasks; None is all of them."""
+    if collection := given.get("collection"):
+        return collection, given.get("tasks")
+    # Tokenising names tasks in the place of their collection.
+    mixture = given.get("mixture_or_task")
+    read = collection_of(mixture, given.get("module")) if mixture else None
+    return read or (None, None)
 
 
 # Of what an artefact's directory has, no content.

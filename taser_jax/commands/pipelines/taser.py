@@ -225,40 +225,19 @@ def print_table(setting: Setting, rows: Sequence[str], *, by_task: str) -> Resul
 
 
 def answer(
-    questions: Sequence[str],
-    *,
-    root: pathlib.Path,
-    folder: pathlib.Path,
-    data_dir: str,
-    collection: str,
-    task: str | None = None,
-    bm25_dir: pathlib.Path | None = None,
-    alpha: float | None = None,
-) -> RetrieverParts:
+    questions: Sequence[str], root: pathlib.Path, parts: RetrieverParts, *, task: str | None = None
+) -> None:
     """Leaves a retriever.json for `Retriever.load`, and prints what it finds.
 
     Args:
         questions: questions as typed.
         root: where retriever.json goes.
-        folder: the row's folder.
-        data_dir: folder of collections.
-        collection: the collection.
+        parts: a row's model and index, the collection, and BM25's index of a hybrid row.
         task: task whose prompt and length are used; None where tasks do not differ.
-        bm25_dir: BM25's index, of a hybrid row.
-        alpha: weight of its scores.
     """
-    parts = RetrieverParts(
-        model_dir=str(folder / "model"),
-        index_dir=str(folder / "index"),
-        data_dir=data_dir,
-        collection=collection,
-        bm25_dir=None if bm25_dir is None else str(bm25_dir),
-        alpha=alpha,
-    )
     write_parts(root, parts)
     if questions:
         ask(questions=questions, task=task, directory=str(root))
-    return parts
 
 
 def _check_development(store: TokenStore) -> None:
@@ -365,9 +344,9 @@ def quickstart(
     }
     dense = [row for row in table.results if row.system in folders]
     best = max(dense, key=lambda row: table.mean(row, table.measures[-1]) or 0.0).system
-    folder = root / folders[best]
+    model_dir, index_dir = (str(root / folders[best] / name) for name in ("model", "index"))
     print(f"\nThree questions, answered by {best}:")
-    answer(questions, root=root, folder=folder, data_dir=setting.data_dir, collection=COLLECTION)
+    answer(questions, root, RetrieverParts(model_dir, index_dir, setting.data_dir, COLLECTION))
     print(f"\nAll of it is under {root}: table.md, table.csv, table.png, runs, models, stages.")
     print(f"In Python: taser_jax.Retriever.load({str(root)!r}).search(['your question'])")
     return table
