@@ -1,4 +1,4 @@
-"""Every way a configuration can be wrong is an error that names the nearest right name."""
+"""Which binding wins, and that whatever is wrong is an error that names the right name."""
 
 import dataclasses
 import enum
@@ -13,6 +13,7 @@ from taser_jax.cli import configuration
 from taser_jax.cli.command_table import at_home, fits, fix_of, shown
 from taser_jax.cli.configuration import GinFlags
 from taser_jax.cli.gin_files import literal
+from taser_jax.interop.pretrained import Pretrained
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import Positive
 
@@ -57,8 +58,21 @@ SauceConfig.flavour = %FLAVOUR
 """
 
 
+FILES = {
+    "defaults": "PORTIONS = 3\ncook.portions = %PORTIONS\n",
+    "command": "PORTIONS = %gin.REQUIRED\ncook.portions = %PORTIONS\n",
+    "party": "PORTIONS = 6\nhot/cook.portions = 5\ncook.note = 'oat'\n",
+    "a": "include 'b.gin'\n",
+    "b": "include 'a.gin'\n",
+}
+
+
 @pytest.fixture
-def resolve(tmp_path):
+def resolve(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        (tmp_path / f"{name}.gin").write_text(text)
+
     def call(text=BASE, *bindings, files=(), allow_unset=False, search_paths=()):
         path = tmp_path / "base.gin"
         path.write_text(text)
@@ -165,6 +179,7 @@ def test_bare_strings(written, value):
         ("cook.note = 'unclosed", "DISH=pie", "base.gin", "fix:"),
         ("UNUSED = 1", "DISH=pie", "macro UNUSED is set, but nothing refers to it", "fix:"),
         ("A = %B\nB = %A\ncook.note = %A", "DISH=pie", "%A = %B = %A: macros that", "a value"),
+        ("include 'a.gin'", "DISH=pie", "a.gin > b.gin > a.gin: a Gin file includes itself", ""),
         ("include 'runs/trian.gin'", "DISH=pie", "no such Gin file", "mean runs/train.gin?"),
     ],
 )
@@ -227,6 +242,43 @@ def test_included_files_are_found_without_noise(resolve, tmp_path, monkeypatch, 
         resolved = resolve(text, "DISH=soup", search_paths=[tmp_path / "gin"])
     assert resolved.function()[1].flavour is Flavour.SALTY
     assert "Path not found" not in caplog.text + capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("recipe", "portions", "note"),
+    [
+        ("include 'defaults.gin'\nPORTIONS = 4", 4, ""),
+        # An include wins over the lines above it, and fills in what is required.
+        ("PORTIONS = 4\ninclude 'defaults.gin'", 3, ""),
+        ("include 'command.gin'\ninclude 'party.gin'", 6, "oat"),
+        # A scope's bindings are its own.
+        ("include 'defaults.gin'\nhot/cook.note = 'corn'\ninclude 'party.gin'", 6, "oat"),
+        # The macro is referred to, even if by a line that another replaces.
+        ("include 'defaults.gin'\ncook.portions = 5", 5, ""),
+    ],
+)
+def test_which_binding_wins(resolve, recipe, portions, note):
+    assert resolve(f"{BASE}{recipe}\n", "DISH=pie").function()[2:] == (portions, note)
+
+
+def bake(*, tin: Pretrained | str | None = None, minutes: int = 30):
+    return tin
+
+
+def test_pretrained_weights_that_nothing_loads_are_refused(tmp_path):
+    def resolve(text, *bindings):
+        (tmp_path / "bake.gin").write_text(text)
+        flags = GinFlags(files=(str(tmp_path / "bake.gin"),), bindings=bindings)
+        return configuration.resolve(bake, flags=flags).function()
+
+    weights = "PRETRAINED = 'bert'\nbake.tin = @Pretrained()\nPretrained.source = %PRETRAINED\n"
+    assert resolve(weights) == Pretrained("bert")
+    for text, bindings in (
+        (f"{weights}bake.tin = None\n", []),
+        ("bake.minutes = 5\n", [("PRETRAINED", "bert")]),
+    ):
+        with pytest.raises(ConfigError, match=r"nothing loads it: .* from random weights"):
+            resolve(text, *bindings)
 
 
 def plate(*, garnish: GarnishConfig):

@@ -5,6 +5,7 @@ import functools
 import shutil
 
 import pytest
+from bert_checkpoints import write_with_vocabulary
 from small_world import ROWS, TASKS, SmallWorld, figures, gin, never, refused, succeed
 from stage_calls import check_every_argument, without_work
 
@@ -55,6 +56,39 @@ def test_a_single_set_trains_on_p1_and_p2_in_the_end(
         inputs = Stages(tmp_path).record(stage).inputs
         trained_on = [inputs[name] for name in sorted(inputs) if "negatives_dirs." in name]
         assert trained_on == [f"{source}/negatives" for source in expected]
+
+
+@pytest.fixture
+def pretrained(small_world, tmp_path) -> list[str]:
+    """SQuAD + NQ's recipe on other data and from a tiny BERT, cut to one system."""
+    vocabulary = small_world.root / "vocabulary"
+    checkpoint = write_with_vocabulary(tmp_path / "bert", vocabulary, num_layers=1)
+    return [
+        *("pipeline", "taser", "--gin_file=runs/open_qa_pretrained.gin"),
+        *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=small_world.token_store),
+        *gin(OUTPUT_DIR=tmp_path / "pretrained", PRETRAINED=checkpoint, TASKS=["code"]),
+        *gin(TRAIN_STEPS=3, BATCH_SIZE=16, WARMUP_STEPS=1),
+        "--gin.pipeline_taser.systems={'Shared': @shared/System()}",
+        *gin("pipeline_taser", hybrid_systems=[], rounds=1),
+    ]
+
+
+def test_the_untrained_row_stands_beside_the_trained_one_and_gives_it_negatives(
+    pretrained, tmp_path, monkeypatch
+):
+    rows: list[str] = []
+    monkeypatch.setattr(taser, "print_table", lambda _, names, **__: rows.extend(names))
+    without_work(monkeypatch)
+    both = gin("pipeline_taser", first_negatives=["BM25", "Pretrained, untrained"])
+    succeed(*pretrained, *both)
+    trained = "Shared (negatives of BM25 and Pretrained, untrained)"
+    assert rows == ["BM25", "Pretrained, untrained", trained]
+    stages = Stages(tmp_path / "pretrained")
+    inputs = stages.record("shared-1-train").inputs
+    negatives = [inputs[f"data.negatives_dirs.{place}"] for place in (0, 1)]
+    assert negatives == ["bm25/negatives", "pretrained-untrained/negatives"]
+    imported = stages.record("pretrained-untrained-import").inputs
+    assert imported["pretrained.source"] == str(tmp_path / "bert")
 
 
 def test_every_argument_of_every_stage_counts(small_world, tmp_path, monkeypatch):
@@ -120,15 +154,25 @@ def test_changed_settings_are_refused(compared, small_world, capsys):
     assert "choose another directory" in message
 
 
-def test_refused_before_anything_is_done(small_world, tmp_path, capsys):
+def test_refused_before_anything_is_done(small_world, pretrained, tmp_path, capsys):
     output = tmp_path / "out"
+    untrained = "--gin.pipeline_taser.untrained_systems={'untrained': @taser/System()}"
     for bindings, words in (
         (gin("pipeline_taser", hybrid_systems=["TASR"]), "no system TASR"),
         (gin("pipeline_taser", rounds=3), "expected: Literal[1, 2]"),
         (gin(TOP_K=50), "mining considers the first 100"),
         (gin(TASKS=["sumary"]), "code, summary"),
+        ([untrained], "no pretrained weights"),
     ):
         assert words in refused(capsys, *small_world.compare(output, *bindings))
+    shared = gin("pipeline_taser", untrained_systems="{'shared': @untrained/System()}")
+    for bindings, words in (
+        (gin("TrainingConfig", pretrained=None), "PRETRAINED is set, but nothing loads it"),
+        (shared, "give each row its own name"),
+        (gin("pipeline_taser", first_negatives=["bm25"]), "no system bm25"),
+    ):
+        assert words in refused(capsys, *pretrained, *bindings)
+    assert not (tmp_path / "pretrained").exists()
     (tmp_path / "file").write_text("")
     message = refused(capsys, *small_world.compare(tmp_path / "file" / "out"))
     assert str(tmp_path / "file" / "out") in message
