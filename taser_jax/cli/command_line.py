@@ -169,7 +169,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     flags = _flags()
     for flag, macro in command.flags.items():
         flags.add_argument(
-            flag, dest="bindings", action="append", type=lambda value, macro=macro: (macro, value)
+            flag, dest="bindings", action="append", type=functools.partial(_bound, macro)
         )
     for flag, binding in command.switches.items():
         flags.add_argument(flag, dest="bindings", action="append_const", const=binding)
@@ -195,6 +195,10 @@ def parse(argv: Sequence[str]) -> Arguments:
         imports=tuple(arguments.gin_import),
     )
     return arguments
+
+
+def _bound(name: str, value: str) -> tuple[str, str]:
+    return name, value
 
 
 def _argument(command: Command, words: Sequence[str], given: Sequence[str]) -> tuple[str, str]:

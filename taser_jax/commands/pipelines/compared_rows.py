@@ -211,7 +211,7 @@ class ComparedRows:
         if questions:
             print(f"\nTest queries, answered by {row}:")
         model_dir, index_dir = (str(self._root / folder / name) for name in ("model", "index"))
-        parts = RetrieverParts(model_dir, index_dir, **self._data)
+        parts = RetrieverParts(model_dir, index_dir, self.setting.data_dir, self.collection)
         if alpha is not None:
             bm25_dir = str(self._root / "bm25" / "index")
             parts = dataclasses.replace(parts, bm25_dir=bm25_dir, alpha=alpha)
