@@ -43,19 +43,19 @@ def test_the_table_has_every_row_and_task(compared):
     assert all((f"| {row} |" in average) == (row != "BM25") for row in ROWS)
 
 
-@pytest.mark.parametrize(
-    ("bindings", "sources"), [([], ["taser-1"]), (["--gin.TASKS=['code']"], ["bm25", "taser-1"])]
-)
-def test_a_single_set_trains_on_p1_and_p2_in_the_end(
-    small_world, tmp_path, monkeypatch, bindings, sources
-):
+def trained_on(stages: Stages, stage: str) -> list[object]:
+    inputs = stages.record(stage).inputs
+    return [inputs[name] for name in sorted(inputs) if "negatives_dirs." in name]
+
+
+def test_a_single_set_trains_on_p1_and_p2_in_the_end(small_world, tmp_path, monkeypatch):
     monkeypatch.setattr(taser, "print_table", lambda *_, **__: None)
     without_work(monkeypatch)
-    succeed(*small_world.compare(tmp_path, "--gin.pipeline_taser.hybrid_systems=[]", *bindings))
-    for stage, expected in (("taser-1-train", ["bm25"]), ("taser-2-train", sources)):
-        inputs = Stages(tmp_path).record(stage).inputs
-        trained_on = [inputs[name] for name in sorted(inputs) if "negatives_dirs." in name]
-        assert trained_on == [f"{source}/negatives" for source in expected]
+    one_set = [*gin(TASKS=["code"]), *gin("pipeline_taser", hybrid_systems=[])]
+    succeed(*small_world.compare(tmp_path, *one_set))
+    assert trained_on(Stages(tmp_path), "taser-1-train") == ["bm25/negatives"]
+    both = ["bm25/negatives", "taser-1/negatives"]
+    assert trained_on(Stages(tmp_path), "taser-2-train") == both
 
 
 @pytest.fixture
@@ -84,9 +84,8 @@ def test_the_untrained_row_stands_beside_the_trained_one_and_gives_it_negatives(
     trained = "Shared (negatives of BM25 and Pretrained, untrained)"
     assert rows == ["BM25", "Pretrained, untrained", trained]
     stages = Stages(tmp_path / "pretrained")
-    inputs = stages.record("shared-1-train").inputs
-    negatives = [inputs[f"data.negatives_dirs.{place}"] for place in (0, 1)]
-    assert negatives == ["bm25/negatives", "pretrained-untrained/negatives"]
+    negatives = ["bm25/negatives", "pretrained-untrained/negatives"]
+    assert trained_on(stages, "shared-1-train") == negatives
     imported = stages.record("pretrained-untrained-import").inputs
     assert imported["pretrained.source"] == str(tmp_path / "bert")
 
@@ -98,6 +97,7 @@ def test_every_argument_of_every_stage_counts(small_world, tmp_path, monkeypatch
         calls = without_work(patched)
         succeed(*small_world.compare(tmp_path))
     assert len(calls) == 8
+    assert trained_on(Stages(tmp_path), "taser-2-train") == ["taser-1/negatives"]
     check_every_argument(tmp_path, calls)
 
 
