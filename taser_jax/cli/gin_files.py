@@ -31,8 +31,6 @@ MACRO = "gin.macro"
 TASK_MODULE = "MIXTURE_OR_TASK_MODULE"
 # Packages whose modules Gin files may import; importing a module runs its code.
 IMPORTABLE = ("taser_jax", "tasks")
-# Gin's dynamic registration, by which a file may name any function of any module.
-_DYNAMIC = "__gin__"
 # Parameters of commands that the command line fills in; no Gin file sets them.
 FILLED_IN = frozenset({"config_text", "dry_run"})
 # Columns of what is printed.
@@ -257,12 +255,6 @@ class GinReader:
         Raises:
             ConfigError: they may not, or there is no such module.
         """
-        if module.split(".")[0] == _DYNAMIC:
-            raise ConfigError(
-                "dynamic registration, by which a file may call any function of any module",
-                where=where,
-                fix="remove the line; `taser <command> --help` lists the names that can be set",
-            )
         self._check_importable(module, where)
         try:
             importlib.import_module(module)

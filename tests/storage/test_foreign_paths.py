@@ -139,7 +139,7 @@ def test_own_modules_may_be_imported(gin_file, capsys):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("from __gin__ import dynamic_registration", "dynamic registration"),
+        ("from __gin__ import dynamic_registration", "import of '__gin__.dynamic_registration'"),
         ("import taser_jax.no_such_module", "cannot import 'taser_jax.no_such_module'"),
         ("from os import system", "import of 'os.system'"),
     ],
