@@ -32,23 +32,23 @@ SLACK = 0.03
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
     "assembly": 1_581,
-    "cli": 1_273,
-    "commands": 4_677,
+    "cli": 1_246,
+    "commands": 4_597,
     "data": 5_796,
     "devices": 1_075,
     "evaluation": 1_320,
     "interop": 2_758,
-    "loose files": 396,
+    "loose files": 359,
     "models": 2_353,
     "optim": 866,
     "retrieval": 2_182,
-    "serving": 498,
+    "serving": 486,
     "storage": 1_309,
-    "systems": 3_118,
+    "systems": 3_117,
     "training": 1_360,
 }
 OTHERS = {
-    "lines of code": 30_562,
+    "lines of code": 30_405,
     "percent of code that imports or raises": 13.8,
     "files": 190,
     "lines of the longest file": 419,
@@ -57,10 +57,10 @@ OTHERS = {
     "rooms on all floors": 25,
     "commands": 30,
     "fields that nothing binds": 39,
-    "Any in annotations": 105,
+    "Any in annotations": 103,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_995,
+    "words of documentation": 35_029,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 

@@ -23,7 +23,7 @@ from taser_jax.retrieval.fusion import DEFAULT_SHARE
 from taser_jax.retrieval.passages import Collection, Passages
 from taser_jax.retrieval.runs import read_trec_run
 from taser_jax.retriever_parts import RETRIEVER_FILE, RetrieverParts, read_parts, write_parts
-from taser_jax.serving.engine import Engine, Operation, Work
+from taser_jax.serving.engine import Engine, Work
 from taser_jax.storage.errors import ConfigError, DataError, TaserError
 
 CAPITALS = [Passage(id=id, title=title, text=text) for id, (title, text) in PASSAGES.items()]
@@ -235,9 +235,9 @@ def test_bm25_and_its_weight_belong_together(parts, tmp_path):
 def test_an_engine_serves_a_retriever_of_the_disk(parts, hybrid_dir):
     engine = Engine(lambda: Retriever.load(hybrid_dir), warm_batches=(1, 4))
     questions = ["how is a list sorted", "read a file"]
-    work = Work(Operation.HYBRID_SEARCH, k=10)
+    work = Work("search", k=10, hybrid=True)
     assert engine.compute(work, questions) == engine.retriever.search(questions, k=10, hybrid=True)
-    passages = engine.compute(Work(Operation.PASSAGE_EMBEDDINGS), questions)
+    passages = engine.compute(Work("encode_passages"), questions)
     np.testing.assert_array_equal(passages, engine.retriever.encode_passages(questions))
     # A retriever that cannot be read is none.
     (hybrid_dir / RETRIEVER_FILE).write_text("{")

@@ -31,7 +31,6 @@ from taser_jax.serving.engine import (
     Engine,
     Limits,
     Metrics,
-    Operation,
     QueueFullError,
     Work,
     rounded_k,
@@ -213,8 +212,7 @@ class Server:
         hybrid = has_hybrid if asked.hybrid is None else asked.hybrid
         if hybrid and not has_hybrid:
             raise HTTPException(400, "no BM25 index beside the model: leave `hybrid` out")
-        operation = Operation.HYBRID_SEARCH if hybrid else Operation.SEARCH
-        work = Work(operation, asked.task, rounded_k(asked.k))
+        work = Work("search", asked.task, rounded_k(asked.k), hybrid)
         texts = _texts(asked.query)
         results = await self._batcher.submit(work, texts)
         seconds = time.monotonic() - start
@@ -236,10 +234,10 @@ class Server:
         dim = self._engine.retriever.model.model.config.embedding_dim
         if asked.dimensions not in (None, dim):
             raise HTTPException(400, f"`dimensions` is {asked.dimensions}; the model has {dim}")
-        is_passage = asked.model.endswith(_PASSAGES)
-        operation = Operation.PASSAGE_EMBEDDINGS if is_passage else Operation.QUERY_EMBEDDINGS
-        texts = _texts(asked.input)
-        embeddings = await self._batcher.submit(Work(operation), texts)
+        texts, work = _texts(asked.input), Work("encode_queries")
+        if asked.model.endswith(_PASSAGES):
+            work = Work("encode_passages")
+        embeddings = await self._batcher.submit(work, texts)
         tokens = sum(len(text.split()) for text in texts)
         return _json(
             {

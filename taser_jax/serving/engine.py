@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
-import enum
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -169,28 +169,21 @@ class Batcher:
         return batch
 
 
-class Operation(enum.Enum):
-    """What is asked of the model."""
-
-    SEARCH = "search"
-    HYBRID_SEARCH = "hybrid search"
-    QUERY_EMBEDDINGS = "query embeddings"
-    PASSAGE_EMBEDDINGS = "passage embeddings"
-
-
 @dataclasses.dataclass(frozen=True)
 class Work:
     """What requests must share to be computed together.
 
     Attributes:
-        operation: what is computed.
+        method: of the retriever.
         task: task whose prompt and query encoder are used; None where tasks do not differ.
-        k: passages per query, as `rounded_k` has them.
+        k: passages per query of a search, as `rounded_k` has them.
+        hybrid: whether a search adds BM25's scores.
     """
 
-    operation: Operation
+    method: Literal["search", "encode_queries", "encode_passages"]
     task: str | None = None
     k: int = 0
+    hybrid: bool = False
 
 
 def rounded_k(k: int) -> int:
@@ -240,14 +233,10 @@ class Engine:
     def compute(self, work: Work, texts: list[str]) -> list[Answer]:
         """Answers to one batch of texts."""
         retriever = self._retriever.for_task(work.task)
-        match work.operation:
-            case Operation.QUERY_EMBEDDINGS:
-                return list(retriever.encode_queries(texts))
-            case Operation.PASSAGE_EMBEDDINGS:
-                return list(retriever.encode_passages(texts))
-            case Operation.SEARCH | Operation.HYBRID_SEARCH:
-                hybrid = work.operation is Operation.HYBRID_SEARCH
-                return list(retriever.search(texts, k=work.k, hybrid=hybrid))
+        if work.method == "search":
+            return list(retriever.search(texts, k=work.k, hybrid=work.hybrid))
+        encode: Callable[[list[str]], np.ndarray] = getattr(retriever, work.method)
+        return list(encode(texts))
 
     def _warmed(self) -> Retriever:
         """The retriever on disk, with the shapes of its queries compiled."""
