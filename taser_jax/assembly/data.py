@@ -28,7 +28,6 @@ MIXTURE_FILE = "mixture.json"
 
 class _MixtureFile(msgspec.Struct):
     weights: dict[str, float]
-    registered: dict[str, str] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,14 +68,11 @@ def training_queries(
 
     Args:
         store: the token store.
-        task_names: tasks wanted, by their names in the store or in SeqIO's registry; None means all
-            that have the split.
+        task_names: tasks wanted; None means all that have the split.
         negatives_dirs: from `taser mine`; a directory without this task and split adds nothing.
         split: split of the queries.
     """
-    names = [task for task, splits in store.tasks.items() if split in splits]
-    if task_names:
-        names = names_in_store(store, task_names)
+    names = task_names or [task for task, splits in store.tasks.items() if split in splits]
     tasks = {}
     for name in names:
         if task_names and split != "train" and split not in store.tasks.get(name, ()):
@@ -111,17 +107,6 @@ def training_queries(
     return tasks
 
 
-def names_in_store(store: TokenStore, names: Sequence[str]) -> list[str]:
-    """Tasks by their names in a token store, also those given by their names in SeqIO's registry.
-
-    Example:
-        `docs_summary`, registered for task `summary` of collection `docs`, is `summary`.
-    """
-    path = store.directory / MIXTURE_FILE
-    registered = read_typed(path, _MixtureFile, absent=_MixtureFile({})).registered
-    return [name if name in store.tasks else registered.get(name, name) for name in names]
-
-
 def query_sets(
     store: TokenStore,
     tasks: Sequence[str] | None,
@@ -133,14 +118,13 @@ def query_sets(
 
     Args:
         store: the token store.
-        tasks: tasks wanted, by their names in the store or in SeqIO's registry; None means all.
+        tasks: tasks wanted; None means all.
         splits: splits wanted; None means all.
         splits_setting: the setting that names the splits, for messages.
 
     Raises:
         ConfigError: a task or split that the token store does not have.
     """
-    tasks = None if tasks is None else names_in_store(store, tasks)
     check_known(tasks or (), store.tasks, where="TASKS")
     there = {split for of_task in store.tasks.values() for split in of_task}
     check_known(splits or (), there, where=splits_setting, what="split")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -39,8 +39,7 @@ def tasks_with(
         data_dir: folder of collections.
         collection: its name.
         split: "train", "validation" or "test".
-        tasks: tasks wanted, by their own names or as they are registered, `<collection>_<task>`;
-            None means every task that has the split.
+        tasks: tasks wanted; None means every task that has the split.
         where: the setting that names the split, for messages.
         fix: what to do where it is missing; None means to take or prepare another.
 
@@ -48,8 +47,7 @@ def tasks_with(
         ConfigError: a task wanted does not exist or has no such split, or none has it.
     """
     splits_of = list_tasks(data_dir, collection)
-    tasks = [_in_collection(task, collection, splits_of) for task in tasks or ()]
-    for task in tasks:
+    for task in tasks or ():
         if task not in splits_of:
             fix = f"prepare it, or take one of {', '.join(sorted(splits_of))}"
             problem = f"no task {task!r} in collection {collection!r}"
@@ -58,23 +56,11 @@ def tasks_with(
             problem = f"task {task!r} has no split {split!r}"
             fix = fix or f"take one of {', '.join(splits_of[task])}, or prepare this one"
             raise ConfigError(problem, where=where, fix=fix)
-    with_split = tasks or sorted(task for task in splits_of if split in splits_of[task])
+    with_split = list(tasks or ()) or sorted(task for task in splits_of if split in splits_of[task])
     if not with_split:
         problem = f"no task of collection {collection!r} has a split {split!r}"
         raise ConfigError(problem, where=where, fix=fix or "prepare queries for it")
     return with_split
-
-
-def _in_collection(task: str, collection: str, there: Iterable[str]) -> str:
-    """A task by its name in the collection.
-
-    Example:
-        `docs_summary` and `docs.summary` are `summary` in collection `docs`.
-    """
-    if task in there:
-        return task
-    short = task.removeprefix(f"{collection}_").removeprefix(f"{collection}.")
-    return short if short in there else task
 
 
 def read_task_run(runs_dir: str | pathlib.Path, queries: QuerySet, store: PassageStore) -> Run:

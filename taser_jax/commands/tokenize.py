@@ -100,7 +100,6 @@ def tokenize(
             "format_version": 1,
             "mixture": mixture.name,
             "weights": weights,
-            "registered": {task.name: task.query_set for task in mixture.tasks},
         }
         write_json(pathlib.Path(output_dir) / MIXTURE_FILE, content)
     logger.info(

@@ -7,13 +7,10 @@ import pytest
 from small_world import TASKS, gin, refused, succeed
 from written_files import tsv
 
-from taser_jax.assembly.data import training_queries
-from taser_jax.commands.inputs import tasks_with
 from taser_jax.commands.prepare import drawn_by_hash
 from taser_jax.data.collections.store import list_tasks
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Query
 
 
@@ -34,20 +31,6 @@ def test_vocabulary_and_token_store(small_world):
     assert (metadata.query_length, metadata.passage_length) == (16, 32)
     weights = json.loads((small_world.token_store / "mixture.json").read_text())["weights"]
     assert weights == {"summary": 1.0, "code": 1.0}
-
-
-def test_tasks_go_by_their_registered_names_too(small_world):
-    store = TokenStore.open(small_world.token_store)
-    by_store = training_queries(store, task_names=["code"])
-    by_registry = training_queries(store, task_names=["small_code"])
-    assert list(by_registry) == list(by_store) == ["code"]
-    with pytest.raises(ConfigError, match="no task 'small_cod'"):
-        training_queries(store, task_names=["small_cod"])
-    names = ["small_summary", "small.code", "summary"]
-    tasks = tasks_with(str(small_world.data_dir), "small", split="train", tasks=names)
-    assert tasks == ["summary", "code", "summary"]
-    with pytest.raises(ConfigError, match="no task 'other_code'"):
-        tasks_with(str(small_world.data_dir), "small", split="train", tasks=["other_code"])
 
 
 def test_another_vocabulary_in_the_directory_is_refused(small_world, tmp_path, capsys):

@@ -8,9 +8,10 @@ import json
 import numpy as np
 import pytest
 
-from taser_jax.assembly.data import MIXTURE_FILE, names_in_store
+from taser_jax.assembly.data import MIXTURE_FILE, with_mixture_rates
 from taser_jax.assembly.model_directory import read_facts
 from taser_jax.assembly.run_record import text_settings
+from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.parameters import config_from_json
 from taser_jax.retrieval.embeddings import Embeddings
@@ -109,7 +110,7 @@ def test_a_mixtures_file(tmp_path):
     store.directory = tmp_path
     (tmp_path / MIXTURE_FILE).write_text('{"weights": {"a": "1"}}')
     with pytest.raises(DataError, match=r"field 'weights\[...\]'"):
-        names_in_store(store, ["a"])
+        with_mixture_rates(BatchingConfig(batch_size=1), store, {})
 
 
 @pytest.mark.parametrize("text", [DEEP, LONG, '{"format_version": 1, "kind": ["a"]}', "[]"])
