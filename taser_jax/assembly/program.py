@@ -49,8 +49,6 @@ class Program:
         passage_length: tokens per passage.
         partitioner: the devices.
         plan: the batches of a step.
-        params: shapes of the parameters.
-        param_shardings: their shardings.
         parameter_table: every parameter with its shape, axes and sharding.
         copied_axes: which axes are replicated because the mesh cannot divide them, in words.
         optimizer: the optax chain.
@@ -65,8 +63,6 @@ class Program:
     passage_length: int
     partitioner: Partitioner
     plan: BatchPlan
-    params: Params
-    param_shardings: Params
     parameter_table: str
     copied_axes: Sequence[str]
     optimizer: optax.GradientTransformationExtraArgs
@@ -152,8 +148,6 @@ def make_program(
         passage_length=passage_length,
         partitioner=partitioner,
         plan=plan,
-        params=params,
-        param_shardings=shardings,
         parameter_table=parameter_table(params, logical_axes=axes, shardings=shardings),
         copied_axes=copied,
         optimizer=optimizer,
@@ -319,11 +313,11 @@ def training_job(
         pretrained = read_pretrained(
             training.pretrained,
             config=program.model.config,
-            params=program.params,
+            params=program.state.params,
             vocabulary=None if store is None else store.vocabulary_directory,
         )
     facts = {
-        "parameters": f"{parameter_count(program.params):,}",
+        "parameters": f"{parameter_count(program.state.params):,}",
         "pretrained": training.pretrained and recorded_name(training.pretrained.source),
         "query_length": program.query_length,
         "passage_length": program.passage_length,

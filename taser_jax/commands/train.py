@@ -125,7 +125,7 @@ def train(
                 shared_embeddings=data.shared_embeddings,
             )
         return TrainSummary(
-            parameters=parameter_count(job.program.params),
+            parameters=parameter_count(job.program.state.params),
             validation=result.validation,
             steps_per_second=result.steps_per_second,
             seconds=time.monotonic() - begin,
@@ -173,9 +173,8 @@ def _run(
         key, initialise = named_key(training.seed, "init"), program.initialise
         if job.pretrained is not None:
             initialise = drawn_without(job.pretrained, initialise)
-        state = init_state(
-            initialise, program.optimizer, key, param_shardings=program.param_shardings
-        )
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, program.state.params)
+        state = init_state(initialise, program.optimizer, key, param_shardings=shardings)
         if not resume_step:
             state = _start(job, state, initial_checkpoint)
     params = state.params
