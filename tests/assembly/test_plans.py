@@ -1,12 +1,14 @@
 """The batches of a step that is compiled, beside those that a token store gives."""
 
 import dataclasses
+import re
 
 import jax
 import numpy as np
 import pytest
 import tiny_training
 
+from taser_jax.assembly.data import DeviceBatches
 from taser_jax.assembly.plans import MultitaskTraining, lengths_in, make_plan
 from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.data.token_store.store import TokenStore
@@ -39,6 +41,11 @@ def test_shapes_are_those_of_the_stores_batches(training, store):
         store=store,
         queries=queries,
     )
+    partitioner = Partitioner(make_mesh(training.mesh))
+    assert " x 9, " in str(plan.facts["length_groups"])
+    # What a loss that is not finite is told with.
+    told = DeviceBatches(plan.stream, queries, partitioner).describe(0)
+    assert re.search(r"task '(first|second)', queries '\1-train-\d+', ", told)
     batches = [plan.stream.batches(step) for step in range(8)]
     shapes = [[jax.tree.map(np.shape, batch) for batch in step.values()] for step in batches]
     planned = [jax.tree.map(np.shape, batch) for batch in plan.abstract_batches().values()]

@@ -29,7 +29,9 @@ def model_and_params():
     return model, tiny_training.draw_params(model, jax.random.key(0))
 
 
-def validate(model_and_params, store, *queries, false_negatives=FalseNegatives.MASK, **changes):
+def validate(
+    model_and_params, store, *queries, false_negatives=FalseNegatives.MASK, buckets=(), **changes
+):
     model, params = model_and_params
     partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.devices()[:2]))
     config = tiny_training.training_config(train_steps=1).validation
@@ -41,6 +43,7 @@ def validate(model_and_params, store, *queries, false_negatives=FalseNegatives.M
         objective=ObjectiveConfig(),
         partitioner=partitioner,
         false_negatives=false_negatives,
+        buckets=buckets,
     )
     with jax.set_mesh(partitioner.mesh):
         return validator(params)
@@ -57,6 +60,16 @@ def test_queries_without_a_positive_have_no_part(model_and_params, tiny_store_di
     metrics = validate(model_and_params, store, holed)
     assert metrics == validate(model_and_params, store, with_positive)
     assert metrics != validate(model_and_params, store, queries)
+
+
+def test_texts_in_buckets_of_lengths_are_judged_as_those_of_full_padding(
+    model_and_params, tmp_path
+):
+    store = tiny_training.write_token_store(tmp_path / "ragged", least_words=1)
+    queries = store.queries("first", "validation")
+    whole = validate(model_and_params, store, queries)
+    grouped = validate(model_and_params, store, queries, buckets=(5, 9))
+    assert grouped == pytest.approx(whole, rel=1e-5)
 
 
 def test_the_loss_counts_no_label_as_a_negative_unless_training_does(

@@ -3,14 +3,14 @@
 import json
 import pathlib
 
-import numpy as np
 import pytest
 from capitals import IDS, PASSAGES
 from small_world import gin, refused, succeed
 
 from taser_jax.commands.inputs import answer_matcher
-from taser_jax.data.collections.store import PassageStore
+from taser_jax.data.collections.store import PassageStore, write_collection, write_queries
 from taser_jax.evaluation.metrics import AnswerMatch
+from taser_jax.storage.records import Passage, Query
 
 # Of "capital", a string with a regular expression's signs in it; of "trec", a pattern.
 QUESTIONS = {
@@ -20,23 +20,22 @@ QUESTIONS = {
 REGEX = gin(REGEX_TASKS=["trec"])
 
 
+SPLITS = ("train", "validation", "test")
+
+
 @pytest.fixture(scope="module")
-def sets(capitals, tmp_path_factory) -> pathlib.Path:
-    """Data and BM25 runs of both sets, train and test alike."""
+def sets(tmp_path_factory) -> pathlib.Path:
+    """Data and BM25 runs of both sets, all splits alike."""
     root = tmp_path_factory.mktemp("sets")
-    files = {}
+    passages = [Passage(id, text, title) for id, (title, text) in PASSAGES.items()]
+    write_collection(root / "data", "sets", passages)
     for task, (question, answer, gold) in QUESTIONS.items():
-        title, text = PASSAGES[gold]
-        context = {"passage_id": gold, "title": title, "text": text}
-        record = {"question": question, "answers": [answer], "positive_ctxs": [context]}
-        (root / f"{task}.json").write_text(json.dumps([record]))
-        files[task] = dict.fromkeys(("train", "validation", "test"), str(root / f"{task}.json"))
-    where = gin(DATA_DIR=root / "data", COLLECTION="sets")
-    passages = gin(PASSAGES=capitals.root / "passages.tsv")
-    succeed("prepare", *where, *passages, f"--gin.QUERIES={files}")
-    for split in ("train", "validation", "test"):
+        query = Query("q", question, task, (IDS.index(gold),), answers=(answer,))
+        for split in SPLITS:
+            write_queries(root / "data", "sets", task, split, [query])
+    for split in SPLITS:
         places = gin(BM25_RUNS_DIR=root / "runs", BM25_INDEX_DIR=root / "index", SPLIT=split)
-        succeed("bm25", *where, *places)
+        succeed("bm25", *_where(root), *places)
     return root
 
 
@@ -103,5 +102,3 @@ def test_rows_of_a_pipeline_share_what_they_read(sets):
     # The store is opened anew for each row.
     assert answer_matcher(again, AnswerMatch.STRING) is matcher
     assert answer_matcher(again, AnswerMatch.REGEX) is not matcher
-    rows = np.array([[IDS.index("p5"), IDS.index("p1")]])
-    np.testing.assert_array_equal(matcher.hits(rows, [["Tiber"]]), [[True, False]])

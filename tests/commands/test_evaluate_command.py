@@ -1,11 +1,9 @@
 """`taser evaluate` and `taser hybrid` on runs written and scored by hand."""
 
 import csv
-import dataclasses
 import json
 import math
 import pathlib
-import shutil
 
 import pytest
 from capitals import IDS, Capitals
@@ -14,7 +12,7 @@ from written_files import write_run
 
 from taser_jax.commands.evaluate import EvaluationConfig, Judge
 from taser_jax.commands.search import hybrid
-from taser_jax.data.collections.store import PassageStore, QuerySet, write_queries
+from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.retrieval.fusion import ChosenFor, HybridConfig
 from taser_jax.retrieval.runs import read_trec_run
 from taser_jax.storage.errors import ConfigError
@@ -141,40 +139,31 @@ def test_hybrid_takes_alpha_from_development_data(capitals, tmp_path):
 
 
 def test_each_task_may_have_an_alpha_of_its_own(capitals, tmp_path, capsys):
-    """Bern needs 1.25 to lead, as above; the same question of another task is best without BM25."""
-    data_dir = tmp_path / "data"
-    shutil.copytree(capitals.root / "data", data_dir)
-    bern, *_ = QuerySet.open(data_dir, "capitals", "capital", "test")
-    [other] = [dataclasses.replace(bern, id="other", task="other")]
-    write_queries(data_dir, "capitals", "other", "test", [other])
-    p0_leads, p6_leads = {"p0": 2.25, "p6": 1.0}, {"p6": 3.0, "p0": 2.0}
-    runs = {
-        "dense": {"capital": {bern.id: p0_leads}, "other": {"other": p6_leads}},
-        "sparse": {"capital": {bern.id: p6_leads}, "other": {"other": {"p0": 9.0, "p6": 8.5}}},
-    }
-    for kind, tasks in runs.items():
-        for task, ranked in tasks.items():
-            write_run(tmp_path / kind / f"{task}.test.trec", ranked)
+    """Bern needs 1.25 to lead, as above; a river's passage leads without BM25."""
+    bern, *_ = _query_ids(capitals, "capital")
+    margins = {"dense": (2.25, 1.0, 3.0, 2.0), "sparse": (2.0, 3.0, 8.5, 9.0)}
+    for kind, (p0, p6, right, wrong) in margins.items():
+        write_run(tmp_path / kind / "capital.test.trec", {bern: {"p0": p0, "p6": p6}})
+        write_run(tmp_path / kind / "rivers.test.trec", {"r0": {"p1": right, "p6": wrong}})
 
     def join(output: str, config: HybridConfig) -> dict[str, float]:
         return hybrid(
             dense_dir=str(tmp_path / "dense"),
             sparse_dir=str(tmp_path / "sparse"),
-            data_dir=str(data_dir),
+            data_dir=str(capitals.root / "data"),
             collection="capitals",
             output_dir=str(tmp_path / output),
             development_split="test",
-            tasks=["capital", "other"],
             measure="R@1",
             config=config,
-            evaluation=EvaluationConfig(judge=Judge.ANSWERS),
+            evaluation=EvaluationConfig(judge=Judge.ANSWERS, qrels_tasks=("rivers",)),
         )
 
     each = join("each", HybridConfig(chosen_for=ChosenFor.EACH_TASK))
     # Both tasks' dense scores together are 1.5 times as wide as BM25's.
-    assert each == {"capital": 1.5, "other": 0.15}
+    assert each == {"capital": 1.5, "rivers": 0.15}
     # One for both: at 1.5 the first is won and the other kept, whose margin is 1 - 0.5 alpha.
-    assert join("all", HybridConfig()) == {"capital": 1.5, "other": 1.5}
+    assert join("all", HybridConfig()) == {"capital": 1.5, "rivers": 1.5}
     runs = gin(RUNS_DIR=tmp_path / "dense", BM25_RUNS_DIR=tmp_path / "sparse", TASKS=["rivers"])
     settings = gin("HybridConfig", chosen_for="each_task") + gin("hybrid", measure="R@1")
     joined = gin(HYBRID_RUNS_DIR=tmp_path / "joined")

@@ -18,7 +18,7 @@ from taser_jax.data.text.preprocessors import encode_queries
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.evaluation.results import SystemResult, TaskResult, write_result
 from taser_jax.interop import onnx, stablehlo
-from taser_jax.models.batch import Role, Tokens
+from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import parameter_count
@@ -118,23 +118,17 @@ def test_every_format_has_a_directory_a_card_and_facts(exported, model_dir):
                 assert bytes(model_dir.parent) not in path.read_bytes(), path
 
 
-@pytest.mark.parametrize("format", ["saved_model", "stablehlo"])
-def test_code_of_the_card_runs(exported, model_dir, format):
-    """For sentence-transformers that is tested where it is installed, in tests/interop."""
-    card = (exported / format / "README.md").read_text(encoding="utf-8")
+def test_code_of_the_card_runs(exported, model_dir):
+    """That of the other formats is run in tests/interop."""
+    card = (exported / "saved_model" / "README.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```$", card, re.MULTILINE | re.DOTALL)
     names: dict = {}
-    with contextlib.chdir(exported / format):
+    with contextlib.chdir(exported / "saved_model"):
         exec(code, names)
-    encode = load_model(model_dir).encode_fn(Role.QUERY)
-    if format == "saved_model":
-        questions = ["on which river lies Paris"]
-        tokens = encode_queries(questions, WordPieceVocabulary(PIECES), length=8)
-        np.testing.assert_allclose(names["query_embeddings"], encode(tokens), atol=1e-5)
-        assert names["scores"].shape == (1, 2)
-    else:
-        own = encode(Tokens(np.asarray(names["ids"]), np.asarray(names["mask"])))
-        np.testing.assert_allclose(names["embeddings"], own, atol=1e-5)
+    tokens = encode_queries(["on which river lies Paris"], WordPieceVocabulary(PIECES), length=8)
+    expected = load_model(model_dir).encode_fn(Role.QUERY)(tokens)
+    np.testing.assert_allclose(names["query_embeddings"], expected, atol=1e-5)
+    assert names["scores"].shape == (1, 2)
 
 
 def test_a_directory_that_is_not_empty_is_refused(capsys, tmp_path, model_dir, nothing_is_read):
@@ -245,17 +239,6 @@ def test_texts_are_as_in_the_training_of_the_task(capsys, tmp_path):
     assert (facts["query_normalization"], facts["query_prompt"]) == ("curly_apostrophe", [6])
     assert (facts["query_length"], facts["titles"]) == (7, "omit")
     assert "’ is replaced by '" in (directory / "README.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(("task", "text"), [("nq", "{6} {7} "), ("trex", "")])
-def test_the_prompt_of_the_task_is_written(tmp_path, task, text):
-    """As a text; special tokens are none, and the tokenizer adds them."""
-    make_model(tmp_path / "model", facts={**FACTS, "query_prompt": {"nq": [6, 7], "trex": [9, 3]}})
-    format = ["sentence_transformers"]
-    succeed(*arguments(tmp_path / "model", tmp_path / "out", format, task=f"'{task}'"))
-    directory = tmp_path / "out" / "sentence_transformers"
-    settings = json.loads((directory / "config_sentence_transformers.json").read_text())
-    assert settings["prompts"] == {"query": text.format(*PIECES), "document": ""}
 
 
 def test_one_of_several_systems_must_be_named(capsys, tmp_path, exported, model_dir):

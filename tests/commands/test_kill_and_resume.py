@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import tiny_command
 
@@ -88,23 +87,6 @@ def assert_same(model_dir: pathlib.Path, uninterrupted: pathlib.Path) -> None:
     metrics = tiny_command.metrics_by_step(model_dir)
     assert list(metrics) == list(range(1, STEPS + 1))
     assert metrics == tiny_command.metrics_by_step(uninterrupted)
-
-
-def test_training_learns_and_leaves_everything_in_its_directory(uninterrupted):
-    names = {path.name for path in uninterrupted.iterdir()}
-    assert names >= {
-        "config.gin",
-        "metrics.jsonl",
-        "model-info.txt",
-        "model.json",
-        "run.json",
-        "vocabulary",
-    }
-    assert not unfinished(uninterrupted)
-    metrics = tiny_command.metrics_by_step(uninterrupted)
-    last = np.mean([metrics[step]["train/loss"] for step in range(51, 61)])
-    assert last < metrics[1]["train/loss"] / 2
-    assert metrics[60]["validation/mrr"] > metrics[20]["validation/mrr"]
 
 
 @pytest.mark.parametrize(

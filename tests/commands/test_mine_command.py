@@ -7,7 +7,7 @@ import pathlib
 import pytest
 import recipes
 from capitals import IDS
-from small_world import gin, refused, succeed
+from small_world import gin, succeed
 
 from taser_jax.assembly.data import training_queries
 from taser_jax.commands.mine import mine
@@ -90,15 +90,18 @@ def test_compare_mines_no_positive(capitals, runs_dir, tmp_path, round_of):
     assert _mined(tmp_path, "rivers")[0] == {"p2", "p5"}
 
 
-def test_training_leaves_out_dropped_queries(small_world, tmp_path):
+def test_training_leaves_out_dropped_queries_and_refuses_rows_of_another_collection(
+    small_world, tmp_path
+):
     tokens = TokenStore.open(small_world.token_store)
     ids = tokens.queries("code", "train").query_ids
-    metadata = {"collection_fingerprint": tokens.metadata.collection_fingerprint, "source": "hand"}
+    own = tokens.metadata.collection_fingerprint
     rows = [[]] + [[1]] * (len(ids) - 1)
-    for name, lines, dropped in (
-        ("drop", rows, {ids[0]}),
-        ("random", rows, ()),
-        ("other", [[2]] * len(ids), ()),
+    for name, lines, dropped, collection in (
+        ("drop", rows, {ids[0]}, own),
+        ("random", rows, (), own),
+        ("other", [[2]] * len(ids), (), own),
+        ("foreign", rows, (), "another"),
     ):
         write_negatives(
             *(tmp_path / name, "code", "train"),
@@ -106,7 +109,7 @@ def test_training_leaves_out_dropped_queries(small_world, tmp_path):
             rows=lines,
             scores=[[0.5] * len(line) for line in lines],
             dropped=dropped,
-            metadata=metadata,
+            metadata={"collection_fingerprint": collection, "source": "hand"},
         )
 
     def read(*names: str) -> list[str]:
@@ -117,31 +120,5 @@ def test_training_leaves_out_dropped_queries(small_world, tmp_path):
     assert read("drop") == ids[1:]
     assert read("random") == ids
     assert read("drop", "other") == ids, "another directory has a negative for it"
-
-
-def test_refusals(capitals, runs_dir, tmp_path, capsys):
-    mine = ["mine", *capitals.where]
-    message = refused(capsys, *mine, *gin(RUNS_DIR=tmp_path, NEGATIVES_DIR=tmp_path / "n"))
-    assert "capital.train.trec" in message
-    assert "taser search" in message
-    given = gin(RUNS_DIR=runs_dir, NEGATIVES_DIR=tmp_path / "n")
-    assert "one of capital, rivers" in refused(capsys, *mine, *given, *gin(TASKS=["river"]))
-    (tmp_path / "capital.train.trec").write_text("nobody Q0 p0 1 1.0 x\n")
-    given = gin(RUNS_DIR=tmp_path, NEGATIVES_DIR=tmp_path / "n", TASKS=["capital"])
-    assert "capital.train.trec:1" in refused(capsys, *mine, *given)
-
-
-def test_training_refuses_negatives_of_another_collection(small_world, tmp_path):
-    tokens = TokenStore.open(small_world.token_store)
-    ids = tokens.queries("code", "train").query_ids
-    write_negatives(
-        *(tmp_path, "code", "train"),
-        query_ids=ids,
-        rows=[[1]] * len(ids),
-        scores=[[0.5]] * len(ids),
-        metadata={"collection_fingerprint": "another", "source": "by hand"},
-    )
-    with pytest.raises(FingerprintError) as caught:
-        training_queries(tokens, task_names=["code"], negatives_dirs=[str(tmp_path)])
-    assert "another" in str(caught.value)
-    assert tokens.metadata.collection_fingerprint in str(caught.value)
+    with pytest.raises(FingerprintError, match=f"(?s)another.*{own}"):
+        read("foreign")

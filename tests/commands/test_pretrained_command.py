@@ -46,6 +46,10 @@ def checkpoint(tmp_path_factory) -> pathlib.Path:
     return directory
 
 
+def words_of(checkpoint: pathlib.Path) -> list[str]:
+    return (checkpoint / "vocab.txt").read_text(encoding="utf-8").splitlines()
+
+
 def store_of(directory: pathlib.Path, vocabulary: WordPieceVocabulary) -> pathlib.Path:
     """The tiny token store with a real vocabulary."""
     tiny_training.write_token_store(directory)
@@ -120,44 +124,33 @@ def test_texts_of_another_vocabulary_are_refused(checkpoint, tmp_path):
         start(tmp_path / "model", store_of(tmp_path / "tokens", other), checkpoint)
 
 
-def words_of(checkpoint: pathlib.Path) -> list[str]:
-    return (checkpoint / "vocab.txt").read_text(encoding="utf-8").splitlines()
-
-
-def test_words_of_a_tokenizer_json_alone_are_compared(checkpoint, tmp_path):
-    """Today's transformers writes no vocab.txt."""
-    source = shutil.copytree(checkpoint, tmp_path / "bert")
+def test_other_words_or_another_splitting_are_refused(checkpoint, tmp_path):
+    """Of a vocab.txt, of a tokenizer.json alone, as transformers writes it today, and of pieces."""
     words = words_of(checkpoint)
+    alone, pieces = tmp_path / "alone", tmp_path / "pieces"
+    shutil.copytree(checkpoint, alone)
     ids = {word: i for i, word in enumerate(words)}
-    wordpiece_tokenizer(ids, lower_case=True).save(str(source / "tokenizer.json"))
-    (source / "vocab.txt").unlink()
-    check_words(source, checkpoint)
+    wordpiece_tokenizer(ids, lower_case=True).save(str(alone / "tokenizer.json"))
+    (alone / "vocab.txt").unlink()
     words[40], words[41] = words[41], words[40]
-    WordPieceVocabulary(words).save(tmp_path / "other")
-    with pytest.raises(ConfigError, match=r"(?s)has other pieces.*VOCABULARY=.*/bert"):
-        check_words(source, tmp_path / "other")
-
-
-def test_texts_that_were_split_otherwise_are_refused(checkpoint, tmp_path):
-    WordPieceVocabulary(words_of(checkpoint), lower_case=False).save(tmp_path / "vocabulary")
-    with pytest.raises(ConfigError, match=f"(?s)splits texts otherwise.*VOCABULARY={checkpoint}"):
-        check_words(checkpoint, tmp_path / "vocabulary")
-
-
-def test_words_of_another_kind_are_refused(checkpoint, tmp_path):
-    save_bert_pieces(tmp_path, words_of(checkpoint), 64)
-    message = r"vocabulary \({}\) has other pieces.* of the weights \({}\)"
-    with pytest.raises(ConfigError, match=message.format("sentencepiece", "wordpiece")):
-        check_words(checkpoint, tmp_path)
-    (tmp_path / "sentencepiece.model").rename(tmp_path / "spiece.model")
-    (tmp_path / "vocabulary.json").unlink()
-    with pytest.raises(ConfigError, match=message.format("wordpiece", "sentencepiece")):
-        check_words(tmp_path, checkpoint)
-    check_words(tmp_path, tmp_path)
-    other = tmp_path / "other"
-    save_bert_pieces(other, ["other words"] * 9, 64)
-    with pytest.raises(ConfigError, match=message.format("sentencepiece", "sentencepiece")):
-        check_words(tmp_path, other)
+    WordPieceVocabulary(words).save(tmp_path / "swapped")
+    WordPieceVocabulary(words_of(checkpoint), lower_case=False).save(tmp_path / "cased")
+    save_bert_pieces(tmp_path / "others", ["other words"] * 9, 64)
+    save_bert_pieces(pieces, words, 64)
+    (pieces / "sentencepiece.model").rename(pieces / "spiece.model")
+    (pieces / "vocabulary.json").unlink()
+    check_words(alone, checkpoint)
+    check_words(pieces, pieces)
+    for weights, used, kinds in (
+        (alone, tmp_path / "swapped", ("wordpiece", "wordpiece")),
+        (checkpoint, tmp_path / "cased", ("wordpiece", "wordpiece")),
+        (checkpoint, pieces, ("sentencepiece", "wordpiece")),
+        (pieces, checkpoint, ("wordpiece", "sentencepiece")),
+        (pieces, tmp_path / "others", ("sentencepiece", "sentencepiece")),
+    ):
+        message = r"(?s)vocabulary \({}\) has other pieces.* of the weights \({}\).*VOCABULARY={}"
+        with pytest.raises(ConfigError, match=message.format(*kinds, weights)):
+            check_words(weights, used)
 
 
 def test_import_train_and_retriever_refuse_alike(checkpoint, tmp_path):

@@ -92,20 +92,6 @@ def test_ask_wants_a_list_of_questions(small_world, compared, capsys, questions,
     assert fix in message
 
 
-def test_an_index_of_another_model_is_refused(small_world, compared, tmp_path, capsys):
-    wrong = compared / "taser-1" / "exact"
-    fingerprints = [
-        json.loads((compared / name / "exact" / "plan.json").read_text())["fingerprints"]["model"]
-        for name in ("taser-1", "taser-2")
-    ]
-    arguments = _search(small_world, compared / "taser-2" / "embeddings", wrong, tmp_path / "runs")
-    message = refused(capsys, "search", *arguments)
-    assert all(fingerprint in message for fingerprint in fingerprints)
-    assert "taser-2/embeddings/queries/code.test" in message
-    assert "fix: encode queries and passages with one model" in message
-    assert not (tmp_path / "runs").exists()
-
-
 def test_a_tag_of_two_words_is_refused(small_world, compared, tmp_path, capsys):
     """It would be two columns of a run file, which nothing could read."""
     root = compared / "taser-2"
@@ -146,21 +132,6 @@ def test_tokens_of_another_collection_or_vocabulary_are_refused(
         searched = _search(small_world, copied / "embeddings", copied / "index", tmp_path / "runs")
         assert f"{place} was made from collection another" in refused(capsys, "search", *searched)
     assert not (tmp_path / "runs").exists()
-
-
-def test_queries_that_are_not_encoded_are_refused_with_those_that_are(
-    small_world, compared, tmp_path, capsys
-):
-    root = compared / "taser-2"
-    ignored = shutil.ignore_patterns("code.test")
-    shutil.copytree(root / "embeddings", tmp_path / "e", ignore=ignored)
-    arguments = _search(small_world, tmp_path / "e", root / "index", tmp_path / "runs")
-    message = refused(capsys, "search", *arguments)
-    assert f"{tmp_path}/e/queries/code.test: no embeddings of task 'code', split 'test'" in message
-    # Nobody reads the last round's training queries, so the pipeline has not encoded them.
-    assert "code validation, summary test, summary validation" in message
-    assert "run `taser encode`" in message
-    succeed("search", *arguments, *gin(TASKS=["summary"]))
 
 
 def test_queries_of_every_task_and_split_are_encoded_unless_restricted(

@@ -32,7 +32,7 @@ def exported(world: StoreWorld) -> pathlib.Path:
     return world.root / "out"
 
 
-def test_parquet_has_a_file_per_shard_and_the_texts(exported, world):
+def test_parquet_has_a_file_per_shard_the_texts_and_what_a_reader_must_know(exported, world):
     folder = exported / "embeddings" / "passages"
     names = sorted(path.name for path in folder.glob("*.parquet"))
     assert names == [f"{shard:05d}-of-00003.parquet" for shard in range(3)]
@@ -47,9 +47,6 @@ def test_parquet_has_a_file_per_shard_and_the_texts(exported, world):
     first = table.to_pylist()[0]
     assert (first["id"], first["text"], first["task"]) == ("q0", "question q0", "nq")
     np.testing.assert_array_equal(table["embedding"].to_pylist(), TABLE[PASSAGES:])
-
-
-def test_metadata_says_what_a_reader_must_know(exported, world):
     facts = json.loads((exported / "embeddings" / "metadata.json").read_text())
     assert facts["fingerprints"] == {"model": "m1", "collection": world.store.fingerprint}
     expected = {"num_rows": PASSAGES, "dim": DIM, "dtype": "float32", "metric": "dot"}
@@ -186,24 +183,19 @@ def _foreign_queries(source: pathlib.Path, embeddings, ids=None) -> pathlib.Path
     return _foreign(source / "queries", embeddings, ids, name="nq.test")
 
 
-def test_embeddings_of_another_model_in_any_order(tmp_path, world):
+def test_embeddings_of_another_model_in_any_order_are_searched_without_it(tmp_path, world):
     doubles = TABLE[:PASSAGES].astype(np.float64)
     doubles /= np.linalg.norm(doubles, axis=1, keepdims=True)
     source = _foreign(tmp_path / "f", doubles.tolist())
+    _foreign_queries(source, TABLE[PASSAGES:].tolist())
     (source / "metadata.json").write_text('{"dtype": "float64", "made by": "another library"}')
     succeed(*_import(world, source, tmp_path / "e"))
     imported = Embeddings(tmp_path / "e")
     np.testing.assert_allclose(imported[:], doubles, atol=1e-7)
     assert imported.metadata.normalization == "l2"
     assert imported.fingerprints["collection"] == world.store.fingerprint
-
-
-def test_others_embeddings_are_searched_without_their_model(tmp_path, world):
-    source = _foreign(tmp_path / "f", TABLE[:PASSAGES].tolist())
-    _foreign_queries(source, TABLE[PASSAGES:].tolist())
-    succeed(*_import(world, source, tmp_path / "e"))
     succeed(*_search(world, tmp_path / "e", tmp_path))
-    expected = np.argsort(-(TABLE[PASSAGES:] @ TABLE[:PASSAGES].T), axis=1)
+    expected = np.argsort(-(TABLE[PASSAGES:] @ doubles.T), axis=1)
     run = run_of(tmp_path / "runs" / "nq.test.trec")
     assert list(run["q5"]) == [f"p{row}" for row in expected[5, :10]]
 

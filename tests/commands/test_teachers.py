@@ -104,32 +104,29 @@ def test_refusals(capitals, runs, tmp_path, capsys, teachers, words):
     assert not (tmp_path / "out").exists()
 
 
-class Encoder:
-    """A fixed random vector for each token id, summed over a text."""
-
-    TABLE = np.random.default_rng(3).normal(size=(96, 6)).astype(np.float32)
-
-    def __call__(self, tokens: Tokens) -> np.ndarray:
-        return (self.TABLE[tokens.ids] * tokens.mask[..., None]).sum(axis=1)
-
-
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory, tiny_store_dir) -> pathlib.Path:
-    """Negatives of the tiny store with another model's scores, and without."""
+    """Negatives of the tiny store with another model's scores, without, and with one too many."""
     root = tmp_path_factory.mktemp("teacher")
     store = TokenStore.open(tiny_store_dir)
-    passages = Encoder()(store.passages.tokens(np.arange(len(store))))
+    # A text is the sum of fixed random vectors of its tokens.
+    table = np.random.default_rng(3).normal(size=(96, 6)).astype(np.float32)
+
+    def encode(tokens: Tokens) -> np.ndarray:
+        return (table[tokens.ids] * tokens.mask[..., None]).sum(axis=1)
+
+    passages = encode(store.passages.tokens(np.arange(len(store))))
     for task in store.tasks:
         queries = store.queries(task, "train")
-        scores = Encoder()(queries.tokens(np.arange(len(queries)))) @ passages.T
+        scores = encode(queries.tokens(np.arange(len(queries)))) @ passages.T
         lists = queries.positives, queries.hard_negatives
-        for name, teacher in {
-            "scored": [
-                TeacherScores(*(scores[number, rows[number]] for rows in lists))
-                for number in range(len(queries))
-            ],
-            "unscored": None,
-        }.items():
+        scored = [
+            TeacherScores(*(scores[number, rows[number]] for rows in lists))
+            for number in range(len(queries))
+        ]
+        wrong = list(scored)
+        wrong[3] = TeacherScores(np.array([1.0, 2.0], np.float32), scored[3].negatives)
+        for name, teacher in (("scored", scored), ("unscored", None), ("wrong", wrong)):
             write_negatives(
                 *(root / name, task, "train"),
                 query_ids=queries.query_ids,
@@ -184,31 +181,17 @@ def test_a_missing_teacher_is_reported_before_anything_is_computed(
     assert not out.exists()
 
 
-def test_teacher_scores_of_other_positives_are_refused(teacher, tiny_store_dir, tmp_path):
+def test_teacher_scores_of_other_positives_are_refused(teacher, tiny_store_dir):
     store = TokenStore.open(tiny_store_dir)
-    path = teacher / "scored" / "first.train.jsonl"
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    records[3]["teacher"]["positives"] = [1.0, 2.0]
-    (tmp_path / "wrong").mkdir()
-    (tmp_path / "wrong" / "metadata.json").write_text(
-        (teacher / "scored" / "metadata.json").read_text()
-    )
-    wrong = tmp_path / "wrong" / "first.train.jsonl"
-    wrong.write_text("".join(json.dumps(record) + "\n" for record in records))
 
-    def read(*directories):
-        return training_queries(
-            store,
-            task_names=["first"],
-            negatives_dirs=[str(directory) for directory in directories],
-        )["first"]
+    def read(*names):
+        directories = [str(teacher / name) for name in names]
+        return training_queries(store, task_names=["first"], negatives_dirs=directories)["first"]
 
-    with pytest.raises(DataError, match=rf"of query {records[3]['query_id']!r}, of 2 positives"):
-        read(tmp_path / "wrong")
+    with pytest.raises(DataError, match="of query 'first-train-3', of 2 positives"):
+        read("wrong")
     with pytest.raises(DataError, match="1 of 2 directories have teacher scores"):
-        read(teacher / "scored", teacher / "unscored")
-    joined = read(teacher / "scored", teacher / "scored")
+        read("scored", "unscored")
+    joined = read("scored", "scored")
     assert len(joined.teacher.negatives) == len(joined.hard_negatives.values) == 64
-    np.testing.assert_array_equal(
-        joined.teacher.positives, read(teacher / "scored").teacher.positives
-    )
+    np.testing.assert_array_equal(joined.teacher.positives, read("scored").teacher.positives)

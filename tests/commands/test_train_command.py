@@ -4,8 +4,6 @@ import dataclasses
 import json
 import shutil
 
-import jax
-import numpy as np
 import pytest
 import tiny_training
 
@@ -14,9 +12,7 @@ from taser_jax.assembly.model_directory import load_model, read_settings
 from taser_jax.commands.train import train
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, parameter_count
-from taser_jax.optim.optimizers import OptimizerConfig
-from taser_jax.storage.errors import ConfigError, FingerprintError, NonFiniteLossError, StorageError
-from taser_jax.training.checkpoints import Checkpoints
+from taser_jax.storage.errors import ConfigError, FingerprintError, StorageError
 
 
 def start(model_dir, store_dir, *, training=None, model=None, fields=(), **options):
@@ -67,16 +63,7 @@ def test_it_learns_and_says_what_it_was(trained):
     assert (best.step, best.model.config) == (40, tiny_training.model_config())
 
 
-def test_a_finished_training_is_reported_again(trained, tiny_store_dir):
-    model_dir, summary = trained
-    again = start(model_dir, tiny_store_dir)
-    assert again.validation == pytest.approx(summary.validation)
-    assert again.steps_per_second == 0
-
-
 OTHER = {
-    "model": {"model": tiny_training.model_config(width=32)},
-    "rate": {"training": tiny_training.training_config(train_steps=40, learning_rate=0.1)},
     "fewer steps": {"training": tiny_training.training_config(train_steps=30)},
     "data": {},
 }
@@ -85,8 +72,6 @@ OTHER = {
 @pytest.mark.parametrize(
     ("what", "named"),
     [
-        ("model", "model.bert.embed_dim: was 16, now 32"),
-        ("rate", "training.optimizer.learning_rate: was 0.003, now 0.1"),
         ("data", "data.queries.first: was [0-9a-f]+, now [0-9a-f]+"),
         ("fewer steps", "newest checkpoint is of step 40"),
     ],
@@ -108,49 +93,11 @@ def test_another_configuration_is_refused_and_nothing_is_overwritten(
 def test_steps_and_periods_may_change_and_are_kept(trained, tiny_store_dir, tmp_path, caplog):
     model_dir = tmp_path / "model"
     shutil.copytree(trained[0], model_dir)
-
-    def train_on(steps, rate):
-        training = tiny_training.training_config(
-            train_steps=steps, learning_rate=rate, validates=False
-        )
-        start(model_dir, tiny_store_dir, training=training)
-
+    training = tiny_training.training_config(train_steps=41, validates=False)
     with caplog.at_level("INFO", logger="taser"):
-        train_on(41, 3e-3)
+        start(model_dir, tiny_store_dir, training=training)
     assert "after step 40:\n    training.loop.train_steps: was 40, now 41\n" in caplog.text
-    with pytest.raises(FingerprintError, match="learning_rate") as refused:
-        train_on(42, 0.1)
-    assert "train_steps" not in str(refused.value)
     assert read_settings(model_dir)["training.loop.train_steps"] == 41
-
-
-@pytest.mark.slow
-def test_a_loss_that_is_not_finite_names_the_queries(trained, tiny_store_dir, tmp_path):
-    training = tiny_training.training_config(train_steps=12, checkpoint_period=1, log_period=100)
-    # A rate that warms up to infinity: a few good steps, then none.
-    training = dataclasses.replace(
-        training,
-        loop=dataclasses.replace(training.loop, max_skipped_steps=3),
-        optimizer=OptimizerConfig(learning_rate=1e37, warmup_steps=4, clip_norm=None),
-    )
-    with pytest.raises(NonFiniteLossError) as error:
-        start(tmp_path / "model", tiny_store_dir, training=training)
-    told = str(error.value)
-    step = int(told.split(",")[0].removeprefix("step "))
-    assert "task 'first', queries 'first-train-" in told or "task 'second', queries" in told
-    assert step >= 1
-    checkpoints = Checkpoints(tmp_path / "model", training.checkpoints)
-    assert checkpoints.latest_step == step
-    shapes = abstract_params(DualEncoder(tiny_training.model_config()))
-    replicated = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    params = checkpoints.restore_params(
-        jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated), shapes
-        ),
-        step=step,
-    )
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
-    checkpoints.close()
 
 
 def _without_loss():

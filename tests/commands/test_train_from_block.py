@@ -131,30 +131,6 @@ def test_cached_states_train_and_validate_as_tokens_do(changes, ragged_store_dir
     assert {path: path.stat().st_mtime_ns for path in states_dir.rglob("states.npy")} == made
 
 
-@pytest.mark.release
-def test_metrics_of_length_buckets_are_those_of_full_padding(ragged_store_dir, tmp_path):
-    # Dropout draws by position in a batch's arrays.
-    options = {"model": tiny_training.model_config(), "train_from_block": 0}
-    plain, grouped = (
-        metrics_of(
-            ragged_store_dir,
-            tmp_path / f"{len(buckets)}",
-            multitask=EVERY_TASK,
-            length_buckets=buckets,
-            **options,
-        )
-        for buckets in ((), (5, 9))
-    )
-    facts = json.loads((tmp_path / "2" / "run.json").read_text())
-    assert " x 9, " in str(facts["length_groups"])
-    for before, after in zip(plain, grouped, strict=True):
-        for name in before:
-            if name.startswith("validation/") or "loss" in name or "mrr" in name:
-                assert after[name] == pytest.approx(before[name], rel=1e-5), name
-    assert "validation/nll" in grouped[-1]
-    assert grouped[-1]["train/padding"] < plain[-1]["train/padding"] - 0.05
-
-
 def test_states_of_something_else_are_refused(ragged_store_dir, tiny_store_dir, tmp_path):
     store, other = TokenStore.open(ragged_store_dir), TokenStore.open(tiny_store_dir)
     model = DualEncoder(MODEL, frozen_blocks=1)

@@ -164,13 +164,15 @@ def test_the_store_records_what_was_done_to_texts(settings, tmp_path):
         task="two",
         normalization=QueryNormalization.CURLY_APOSTROPHE,
         prompt=TaskPrompt(Prompt.NAME, name="b"),
+        query_length=5,
     )
     only = settings | {"mixture": "toy_two"}
     store = make(**only, output_dir=tmp_path / "tokens")
     recorded = {entry.task: (entry.normalization, entry.prompt) for entry in store.metadata.queries}
     prompt = (PIECES.index("b"), PIECES.index("[SEP]"))
     assert recorded == {"two": ("curly_apostrophe", prompt)}
-    assert store.queries("two", "train").ids[0, 1:3].tolist() == list(prompt)
+    queries = store.queries("two", "train")
+    assert (queries.ids[0, 1:3].tolist(), queries.ids.shape[1]) == (list(prompt), 5)
     assert store.metadata.titles == "include"
     assert store.metadata.passage_prompt == ()
 
