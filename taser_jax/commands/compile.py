@@ -235,15 +235,14 @@ def plan_recipe(
     feature_lengths: Mapping[str, int] | None = None,
     task_sizes: Mapping[str, int] | None = None,
     text_lengths: TextLengths | None = None,
-    compiler_effort: CompilerEffort = CompilerEffort.QUICK,
     output_dir: str = "plan",
 ) -> list[PlanRow]:
     """Compiles a recipe for three meshes of each topology: its own, and the usual others.
 
     These are parameters on every device, parameters split over all devices, and products split over
-    two. The recipe's own mesh stays unless another is more than 5% faster. Prints a table for each
-    topology with the Gin lines of its best row. Nothing is run. Compiled reports are kept in
-    `output_dir`; if interrupted, rerun the command to resume.
+    two, compiled with quick effort. The recipe's own mesh stays unless another is more than 5%
+    faster. Prints a table for each topology with the Gin lines of its best row. Nothing is run.
+    Compiled reports are kept in `output_dir`; if interrupted, rerun the command to resume.
 
     Args:
         topologies: names separated by commas: v5e:2x4,v5p:2x2x1.
@@ -252,7 +251,6 @@ def plan_recipe(
         feature_lengths: {"query": ..., "passage": ...}, tokens.
         task_sizes: task -> training queries, for recipes with a batch of every task.
         text_lengths: how long texts are, as `taser compile` takes it.
-        compiler_effort: quick, or full, as a training run gets.
         output_dir: where compiled reports are kept, by the fingerprint of recipe and mesh.
 
     Returns:
@@ -277,7 +275,6 @@ def plan_recipe(
                     model=model,
                     training=training,
                     options=options,
-                    effort=compiler_effort,
                     output=epath.Path(output_dir),
                 )
                 for mesh in _meshes(training.mesh, topology, num_heads=model.transformer.num_heads)
@@ -322,13 +319,12 @@ def _compiled_row(
     model: ModelConfig,
     training: TrainingConfig,
     options: Mapping[str, Any],
-    effort: CompilerEffort,
     output: epath.Path,
 ) -> PlanRow:
     """The compiler's figures, from `output` if they are there already."""
     training = dataclasses.replace(training, mesh=mesh)
     versions = {name: importlib.metadata.version(name) for name in ("jax", "libtpu")}
-    settings = flatten(model=model, training=training, topology=topology.name, effort=effort)
+    settings = flatten(model=model, training=training, topology=topology.name)
     folder = output / fingerprint_json({**settings, **versions, "options": options})[:16]
     report = folder / REPORT_JSON
     if not report.exists():
@@ -338,7 +334,7 @@ def _compiled_row(
                     topology=topology.name,
                     model=model,
                     training=training,
-                    compiler_effort=effort,
+                    compiler_effort=CompilerEffort.QUICK,
                     output_dir=str(folder),
                     **options,
                 )
