@@ -26,7 +26,6 @@ class Bucket(type(backend.os_backend)):
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
-        self.written: list[str] = []
 
     def local(self, path: Any) -> str:
         """The file of an address."""
@@ -37,8 +36,6 @@ class Bucket(type(backend.os_backend)):
     def open(self, path, mode):
         if mode.startswith("a"):
             raise NotImplementedError("objects cannot be appended to")
-        if mode.startswith("w"):
-            self.written.append(str(path))
         return super().open(self.local(path), mode)
 
     def walk(self, top, **options):

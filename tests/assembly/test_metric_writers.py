@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from etils import epath
 
 from taser_jax.assembly.run_record import JsonlWriter, make_writers
 
@@ -21,8 +22,9 @@ def read(path):
     return [(line["step"], line["train/loss"]) for line in lines]
 
 
-def test_lines_after_the_checkpoint_are_written_anew(tmp_path):
-    path = tmp_path / "model" / "metrics.jsonl"
+@pytest.mark.parametrize("place", ["", "gs://bucket"])
+def test_lines_after_the_checkpoint_are_written_anew(tmp_path, bucket, place):
+    path = epath.Path(f"{place or tmp_path}/model/metrics.jsonl")
     write(path, [1, 2, 3, 4])
     write(path, [3, 4, 5], resume_step=2, value=2.0)
     assert read(path) == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0)]

@@ -1,7 +1,6 @@
 """A model directory in a bucket: what is written beside the checkpoints, and read again."""
 
 import inspect
-import json
 import pathlib
 
 import pytest
@@ -9,7 +8,6 @@ import tiny_training
 
 from taser_jax.assembly import model_directory as models
 from taser_jax.assembly.data import TrainingData
-from taser_jax.assembly.run_record import JsonlWriter
 from taser_jax.commands import train
 from taser_jax.commands.encode import encode
 from taser_jax.commands.export import export_model
@@ -27,19 +25,6 @@ def test_other_commands_refuse_a_bucket(command):
     with pytest.raises(ConfigError, match="writes no buckets"):
         command(**required | {"output_dir": ADDRESS})
     assert not pathlib.Path("gs:").exists()
-
-
-def test_metrics_are_written_whole_and_resumed(bucket):
-    path = f"{ADDRESS}/metrics.jsonl"
-    writer = JsonlWriter(path)
-    for step in (1, 2, 3):
-        writer.write_scalars(step, {"train/loss": 1.0})
-    assert bucket.written == [path] * 3
-    resumed = JsonlWriter(path, resume_step=2)
-    resumed.write_scalars(3, {"train/loss": 2.0})
-    lines = (bucket.folder / "bucket/models/tiny/metrics.jsonl").read_text().splitlines()
-    logged = [json.loads(line) for line in lines]
-    assert [(line["step"], line["train/loss"]) for line in logged] == [(1, 1.0), (2, 1.0), (3, 2.0)]
 
 
 def test_a_model_is_trained_into_a_bucket_and_opened_from_it(
