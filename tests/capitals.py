@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping
 
 from small_world import gin, succeed
+
+from taser_jax.data.collections.store import write_collection, write_queries
+from taser_jax.storage.records import Passage, Query
 
 PASSAGES = {
     "p0": ("Paris", "Paris is the capital of France and lies on the Seine."),
@@ -23,12 +24,38 @@ PASSAGES = {
 IDS = list(PASSAGES)
 
 
+_ASKED = [
+    Query("bern", "capital of Switzerland", "capital", answers=("Bern",)),
+    Query("tiber", "on which river lies Rome", "capital", answers=("Tiber",)),
+    Query("wheel", "who invented the wheel", "capital", answers=("nobody knows",)),
+]
+_RIVERS = [
+    Query("r0", "river in France", "rivers", (1, 0), relevance=(2, 1)),
+    Query("r1", "river in Italy", "rivers", (5,)),
+]
+_TRAINING = [
+    Query(
+        country,
+        f"what is the capital of {country}",
+        "capital",
+        (gold,),
+        hard_negatives=(7,),
+        answers=(city,),
+    )
+    for country, city, gold in (("France", "Paris", 0), ("Italy", "Rome", 3))
+]
+QUERIES = {
+    "capital": {"train": _TRAINING, "validation": _ASKED, "test": _ASKED},
+    "rivers": {"train": _RIVERS, "test": _RIVERS},
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Capitals:
     """The collection "capitals" with task "capital", and qrels-only task "rivers".
 
     Attributes:
-        root: holds the source files and data/.
+        root: holds data/.
     """
 
     root: pathlib.Path
@@ -38,64 +65,15 @@ class Capitals:
         return gin(DATA_DIR=self.root / "data", COLLECTION="capitals")
 
     def make(self) -> None:
-        for name, writes in {
-            "passages.tsv": self._passages,
-            "train.json": self._training,
-            "test.qa.csv": self._questions,
-        }.items():
-            with open(self.root / name, "w", newline="") as file:
-                writes(file)
-        (self.root / "rivers.tsv").write_text("r0\triver in France\nr1\triver in Italy\n")
-        (self.root / "rivers.qrels").write_text("r0 0 p1 2\nr0 0 p0 1\nr0 0 p2 0\nr1 0 p5 1\n")
-        (self.root / "questions.gin").write_text(
-            f"rivers/QuestionFiles.questions = '{self.root}/rivers.tsv'\n"
-            f"rivers/QuestionFiles.qrels = '{self.root}/rivers.qrels'\n"
-        )
-        succeed("prepare", *self.prepare_arguments())
-
-    def prepare_arguments(self) -> list[str]:
-        capital = {"train": f"{self.root}/train.json", "validation": f"{self.root}/test.qa.csv"}
-        capital["test"] = f"{self.root}/test.qa.csv"
-        splits = ", ".join(f"'{split}': @rivers/QuestionFiles()" for split in ("train", "test"))
-        return [
-            "--gin_file=runs/prepare.gin",
-            f"--gin_file={self.root}/questions.gin",
-            *self.where,
-            *gin(PASSAGES=self.root / "passages.tsv"),
-            f"--gin.QUERIES={{'capital': {capital}, 'rivers': {{{splits}}}}}",
-        ]
+        passages = [Passage(id, text, title) for id, (title, text) in PASSAGES.items()]
+        write_collection(self.root / "data", "capitals", passages)
+        for task, splits in QUERIES.items():
+            for split, queries in splits.items():
+                write_queries(self.root / "data", "capitals", task, split, queries)
 
     def bm25(self, runs_dir: pathlib.Path, **more: object) -> None:
         index_dir = self.root / "bm25"
         succeed("bm25", *self.where, *gin(BM25_RUNS_DIR=runs_dir, BM25_INDEX_DIR=index_dir, **more))
-
-    def _passages(self, file) -> None:
-        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-        writer.writerow(["id", "text", "title"])
-        writer.writerows([id, text, title] for id, (title, text) in PASSAGES.items())
-
-    def _training(self, file) -> None:
-        def context(id: str) -> dict[str, str]:
-            title, text = PASSAGES[id]
-            return {"passage_id": id, "title": title, "text": text}
-
-        records = [
-            {
-                "question": f"what is the capital of {country}",
-                "answers": [capital],
-                "positive_ctxs": [context(positive)],
-                "negative_ctxs": [],
-                "hard_negative_ctxs": [context("p7")],
-            }
-            for country, capital, positive in (("France", "Paris", "p0"), ("Italy", "Rome", "p3"))
-        ]
-        json.dump(records, file)
-
-    def _questions(self, file) -> None:
-        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-        writer.writerow(["capital of Switzerland", '["Bern"]'])
-        writer.writerow(["on which river lies Rome", '["Tiber"]'])
-        writer.writerow(["who invented the wheel", '["nobody knows"]'])
 
 
 def mteb_task(

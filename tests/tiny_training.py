@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import pathlib
 import shutil
+import types
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
 from tiny_models import tiny_bert
 
+from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import VOCABULARY, write_model
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.assembly.validator import PoolConfig, ValidationConfig
+from taser_jax.commands.train import TrainSummary, train
 from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.writer import TokenStoreWriter
@@ -137,6 +142,25 @@ def write_untrained(
     params = draw_params(model, named_key(seed, "init"))
     partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.devices()[:1]))
     write_model(model_dir, model, params, facts={}, partitioner=partitioner)
+
+
+def start(
+    model_dir: pathlib.Path,
+    store_dir: pathlib.Path,
+    training: TrainingConfig,
+    *,
+    model: ModelConfig | None = None,
+    data: Mapping[str, Any] = types.MappingProxyType({}),
+    **options: Any,
+) -> TrainSummary:
+    """`taser train` of a tiny model; `data` are further fields of `TrainingData`."""
+    return train(
+        model_dir=str(model_dir),
+        data=TrainingData(str(store_dir), **data),
+        model=model or model_config(),
+        training=training,
+        **options,
+    )
 
 
 GIN_FILE = """\

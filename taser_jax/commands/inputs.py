@@ -13,7 +13,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.evaluation.metrics import AnswerMatch, AnswerMatcher
 from taser_jax.retrieval.runs import NO_ROW, Run, read_trec_run
 from taser_jax.storage.artifacts import require_equal, split_path
-from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.errors import ConfigError, check_known
 
 # Passages read at once.
 _BLOCK = 4096
@@ -47,11 +47,8 @@ def tasks_with(
         ConfigError: a task wanted does not exist or has no such split, or none has it.
     """
     splits_of = list_tasks(data_dir, collection)
+    check_known(tasks or (), splits_of, where="TASKS")
     for task in tasks or ():
-        if task not in splits_of:
-            fix = f"prepare it, or take one of {', '.join(sorted(splits_of))}"
-            problem = f"no task {task!r} in collection {collection!r}"
-            raise ConfigError(problem, where="TASKS", fix=fix)
         if split not in splits_of[task]:
             problem = f"task {task!r} has no split {split!r}"
             fix = fix or f"take one of {', '.join(splits_of[task])}, or prepare this one"

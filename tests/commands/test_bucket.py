@@ -7,7 +7,6 @@ import pytest
 import tiny_training
 
 from taser_jax.assembly import model_directory as models
-from taser_jax.assembly.data import TrainingData
 from taser_jax.commands import train
 from taser_jax.commands.encode import encode
 from taser_jax.commands.export import export_model
@@ -39,13 +38,8 @@ def test_a_model_is_trained_into_a_bucket_and_opened_from_it(
 
     monkeypatch.setattr(train, "Checkpoints", checkpoints)
     monkeypatch.setattr(models, "Checkpoints", checkpoints)
-    train.train(
-        model_dir=ADDRESS,
-        data=TrainingData(str(tiny_store_dir)),
-        model=tiny_training.model_config(),
-        training=tiny_training.training_config(train_steps=2, validates=False),
-        config_text="TRAIN_STEPS = 2\n",
-    )
+    training = tiny_training.training_config(train_steps=2, validates=False)
+    tiny_training.start(ADDRESS, tiny_store_dir, training, config_text="TRAIN_STEPS = 2\n")
     model = models.load_model(ADDRESS)
     assert opened == [ADDRESS, ADDRESS]
     assert model.step == 2

@@ -6,19 +6,12 @@ import runpy
 import types
 
 import pytest
+from test_compile_command import SMALL
 
 from taser_jax.cli import main as cli
 from taser_jax.commands import compile as plan
 from taser_jax.devices.mesh import PRICES, MeshConfig
 from taser_jax.storage.errors import ConfigError
-
-SMALL = (
-    *("--gin_file=runs/taser_base.gin", "--gin.BertConfig.num_layers=2"),
-    *("--gin.ExpertConfig.shared_per_specialized=1", "--gin.BertConfig.embed_dim=128"),
-    *("--gin.BertConfig.num_heads=2", "--gin.BertConfig.mlp_dim=256"),
-    *("--gin.BertConfig.vocab_size=512", "--gin.BATCH_SIZE=16"),
-    "--gin.TASK_FEATURE_LENGTHS={'query': 32, 'passage': 64}",
-)
 
 
 def run(directory, *arguments: str) -> int:

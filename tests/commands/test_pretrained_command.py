@@ -13,11 +13,9 @@ from bert_checkpoints import write_checkpoint
 from sentence_models import save_bert_pieces
 from small_world import gin, succeed
 
-from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.assembly.run_record import text_settings
 from taser_jax.commands.import_model import import_model
-from taser_jax.commands.train import train
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary, wordpiece_tokenizer
 from taser_jax.data.token_store.store import Titles, TokenStore
@@ -81,12 +79,8 @@ def training(checkpoint: pathlib.Path, **changes):
 
 
 def start(model_dir, store_dir, checkpoint, *, model=None, **changes):
-    train(
-        model_dir=str(model_dir),
-        data=TrainingData(str(store_dir)),
-        model=model or taser(checkpoint),
-        training=training(checkpoint, **changes),
-    )
+    config = training(checkpoint, **changes)
+    tiny_training.start(model_dir, store_dir, config, model=model or taser(checkpoint))
 
 
 def load_into(model_dir, checkpoint, **changes):

@@ -8,9 +8,7 @@ import pytest
 import tiny_training
 from tiny_models import assert_close, one_block
 
-from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import load_model
-from taser_jax.commands.train import train
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import ExpertConfig
@@ -31,13 +29,7 @@ def q_spec(config, tasks=TASKS):
 
 def start(model_dir, store, model, *, rate=3e-3, **options):
     training = tiny_training.training_config(train_steps=2, learning_rate=rate)
-    return train(
-        model_dir=str(model_dir),
-        data=TrainingData(str(store)),
-        model=model,
-        training=training,
-        **options,
-    )
+    return tiny_training.start(model_dir, store, training, model=model, **options)
 
 
 @pytest.mark.slow

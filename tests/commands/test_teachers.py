@@ -12,10 +12,8 @@ from capitals import IDS, Capitals
 from small_world import gin, refused, succeed
 from written_files import run_of, write_run
 
-from taser_jax.assembly.data import TrainingData, training_queries
+from taser_jax.assembly.data import training_queries
 from taser_jax.commands.mine import embedding_scorer, run_scorer
-from taser_jax.commands.train import train
-from taser_jax.data.collections.store import QuerySet
 from taser_jax.data.token_store.arrays import TeacherScores
 from taser_jax.data.token_store.negatives import read_negatives, write_negatives
 from taser_jax.data.token_store.store import TokenStore
@@ -31,9 +29,7 @@ def runs(capitals, tmp_path_factory) -> pathlib.Path:
     """BM25's run of task "capital", and a second run by hand."""
     root = tmp_path_factory.mktemp("score")
     capitals.bm25(root / "bm25", SPLIT="train")
-    queries = QuerySet.open(capitals.root / "data", "capitals", "capital", "train")
-    france, italy = [query.id for query in queries]
-    hand = {france: {"p0": 3.0, "p1": 2.5, "p7": -1.0}, italy: {"p4": 0.5, "p3": 0.25}}
+    hand = {"France": {"p0": 3.0, "p1": 2.5, "p7": -1.0}, "Italy": {"p4": 0.5, "p3": 0.25}}
     write_run(root / "hand" / "capital.train.trec", hand)
     return root
 
@@ -45,11 +41,6 @@ def mine(capitals: Capitals, runs: pathlib.Path, output: pathlib.Path, **setting
     ]
 
 
-def lines_of(capitals: Capitals, directory: pathlib.Path):
-    queries = QuerySet.open(capitals.root / "data", "capitals", "capital", "train")
-    return read_negatives(directory, "capital", "train", [query.id for query in queries])
-
-
 def test_two_runs_by_weight(capitals, runs, tmp_path):
     """hand + 0.5 · BM25; p0 is the positive of France, p3 that of Italy."""
     teachers = {str(runs / "hand"): 1.0, str(runs / "bm25"): 0.5}
@@ -57,7 +48,8 @@ def test_two_runs_by_weight(capitals, runs, tmp_path):
     bm25 = list(run_of(runs / "bm25" / "capital.train.trec").values())
     hand = [{"p0": 3.0, "p1": 2.5}, {"p4": 0.5, "p3": 0.25}]
     lowest = [-1.0, 0.25]
-    for number, line in enumerate(lines_of(capitals, tmp_path / "scored")):
+    lines = read_negatives(tmp_path / "scored", "capital", "train", ["France", "Italy"])
+    for number, line in enumerate(lines):
 
         def total(passage: str, number: int = number) -> float:
             own = hand[number].get(passage, lowest[number])
@@ -141,19 +133,12 @@ def teacher(tmp_path_factory, tiny_store_dir) -> pathlib.Path:
     return root
 
 
-def start(model_dir, store_dir, objective, *, negatives=None, **changes):
+def start(model_dir, store_dir, objective, *, negatives=None):
     training = dataclasses.replace(
         tiny_training.training_config(train_steps=20, validates=False), objective=objective
     )
-    train(
-        model_dir=str(model_dir),
-        data=TrainingData(
-            str(store_dir), negatives_dirs=() if negatives is None else (str(negatives),)
-        ),
-        model=tiny_training.model_config(),
-        training=training,
-        **changes,
-    )
+    data = {} if negatives is None else {"negatives_dirs": (str(negatives),)}
+    tiny_training.start(model_dir, store_dir, training, data=data)
     lines = (pathlib.Path(model_dir) / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 

@@ -7,22 +7,16 @@ import shutil
 import pytest
 import tiny_training
 
-from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import load_model, read_settings
-from taser_jax.commands.train import train
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, parameter_count
 from taser_jax.storage.errors import ConfigError, FingerprintError, StorageError
 
+TRAINING = tiny_training.training_config(train_steps=40, evaluation_period=20)
 
-def start(model_dir, store_dir, *, training=None, model=None, fields=(), **options):
-    return train(
-        model_dir=str(model_dir),
-        data=TrainingData(str(store_dir), **dict(fields)),
-        model=model or tiny_training.model_config(),
-        training=training or tiny_training.training_config(train_steps=40, evaluation_period=20),
-        **options,
-    )
+
+def start(model_dir, store_dir, *, training=TRAINING, **options):
+    return tiny_training.start(model_dir, store_dir, training, **options)
 
 
 @pytest.fixture(scope="module")
@@ -63,29 +57,17 @@ def test_it_learns_and_says_what_it_was(trained):
     assert (best.step, best.model.config) == (40, tiny_training.model_config())
 
 
-OTHER = {
-    "fewer steps": {"training": tiny_training.training_config(train_steps=30)},
-    "data": {},
-}
-
-
-@pytest.mark.parametrize(
-    ("what", "named"),
-    [
-        ("data", "data.queries.first: was [0-9a-f]+, now [0-9a-f]+"),
-        ("fewer steps", "newest checkpoint is of step 40"),
-    ],
-)
 def test_another_configuration_is_refused_and_nothing_is_overwritten(
-    trained, tiny_store_dir, tmp_path, what, named
+    trained, tiny_store_dir, tmp_path
 ):
     model_dir, _ = trained
     before = contents(model_dir)
-    if what == "data":
-        tiny_training.write_token_store(tmp_path / "other", seed=1)
-        tiny_store_dir = tmp_path / "other"
-    with pytest.raises((FingerprintError, ConfigError), match=named):
-        start(model_dir, tiny_store_dir, config_text="", **OTHER[what])
+    tiny_training.write_token_store(tmp_path / "other", seed=1)
+    with pytest.raises(FingerprintError, match=r"data\.queries\.first: was \w+, now \w+"):
+        start(model_dir, tmp_path / "other", config_text="")
+    fewer = tiny_training.training_config(train_steps=30)
+    with pytest.raises(ConfigError, match="newest checkpoint is of step 40"):
+        start(model_dir, tiny_store_dir, config_text="", training=fewer)
     assert contents(model_dir) == before
 
 
@@ -110,8 +92,8 @@ def _without_loss():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"fields": {"tasks": ["frist"]}}, "did you mean first"),
-        ({"fields": {"feature_lengths": {"query": 9, "passage": 16}}}, "query length is 8"),
+        ({"data": {"tasks": ["frist"]}}, "did you mean first"),
+        ({"data": {"feature_lengths": {"query": 9, "passage": 16}}}, "query length is 8"),
         (
             {"training": tiny_training.training_config(train_steps=1, batch_size=12)},
             "multiple of 8",

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 import tiny_training
 
-from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.assembly.plans import MultitaskTraining
 from taser_jax.assembly.text_sources import frozen_texts
 from taser_jax.commands.encode import encode
-from taser_jax.commands.train import train
 from taser_jax.data.batches.draws import queries_of
 from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.data.batches.stream import FalseNegatives
@@ -32,12 +30,8 @@ MODEL = tiny_training.model_config(dropout_rate=0.1).with_transformer(num_layers
 
 
 def start(store_dir, model_dir, *, model=MODEL, **changes):
-    return train(
-        model_dir=str(model_dir),
-        data=TrainingData(str(store_dir)),
-        model=model,
-        training=dataclasses.replace(TRAINING, **changes),
-    )
+    training = dataclasses.replace(TRAINING, **changes)
+    return tiny_training.start(model_dir, store_dir, training, model=model)
 
 
 @pytest.fixture(scope="module")

@@ -238,7 +238,7 @@ def test_what_does_not_belong_together_is_refused(small_world, specialists, tmp_
             {"split": "validation", "weighing": EQUAL, "bm25": AddedBm25("bm25")},
             "would choose what is then reported",
         ),
-        ({"tasks": ["nonsense"]}, "no task 'nonsense'"),
+        ({"tasks": ["nonsense"]}, "no task nonsense"),
         ({"first": {"ensemble_dir": None}}, "specialist 'summary' has no ensemble"),
         ({"first": {"members": 0}}, "0 members of an ensemble of 3"),
         (
