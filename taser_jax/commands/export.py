@@ -245,8 +245,7 @@ def _metrics(results_dir: str | None, system: str | None) -> dict[str, float]:
     if results_dir is None:
         return {}
     # `taser evaluate` puts them into a folder of its EVAL_OUTPUT_DIR.
-    inner = pathlib.Path(results_dir) / "results"
-    directory = inner if inner.is_dir() else results_dir
+    directory = pathlib.Path(results_dir) / "results"
     results = read_results(directory, None if system is None else [system])
     if len(results) > 1:
         names = ", ".join(repr(result.system) for result in results)

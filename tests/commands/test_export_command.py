@@ -87,7 +87,7 @@ def exported(model_dir):
     output_dir = model_dir.parent / "out"
     for system, value in (("DPR", 0.5), ("TASER", 0.75)):
         write_result(model_dir.parent / "results", result(system, value))
-    more = {"results_dir": model_dir.parent / "results", "system": "TASER"}
+    more = {"results_dir": model_dir.parent, "system": "TASER"}
     succeed(*arguments(model_dir, output_dir, **more))
     return output_dir
 
@@ -145,7 +145,7 @@ def test_the_same_export_again_is_left_as_it_is(capsys, exported, model_dir):
         return {str(path): path.stat().st_mtime_ns for path in exported.rglob("*")}
 
     before = state()
-    more = {"results_dir": model_dir.parent / "results", "system": "TASER"}
+    more = {"results_dir": model_dir.parent, "system": "TASER"}
     succeed(*arguments(model_dir, exported, **more))
     message = refused(capsys, *arguments(model_dir, exported, **more | {"system": "DPR"}))
     assert "there is something here already" in message
@@ -242,11 +242,9 @@ def test_texts_are_as_in_the_training_of_the_task(capsys, tmp_path):
 
 
 def test_one_of_several_systems_must_be_named(capsys, tmp_path, exported, model_dir):
-    # EVAL_OUTPUT_DIR, or the folder in it.
-    for results_dir in (model_dir.parent, model_dir.parent / "results"):
-        more = {"results_dir": results_dir}
-        message = refused(capsys, *arguments(model_dir, tmp_path / "out", **more))
-        assert "results of 2 systems, 'DPR', 'TASER'" in message
+    more = {"results_dir": model_dir.parent}
+    message = refused(capsys, *arguments(model_dir, tmp_path / "out", **more))
+    assert "results of 2 systems, 'DPR', 'TASER'" in message
 
 
 def test_an_export_that_fails_leaves_nothing(tmp_path, model_dir, monkeypatch):
