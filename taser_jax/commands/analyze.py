@@ -26,7 +26,7 @@ from taser_jax.evaluation import commitment, specialty, specialty_report
 from taser_jax.evaluation.reports import save_figure
 from taser_jax.models.batch import Batch
 from taser_jax.models.dual_encoder import DualEncoder
-from taser_jax.models.parameters import abstract_params, config_to_json, logical_axes
+from taser_jax.models.parameters import abstract_params, logical_axes
 from taser_jax.optim.median import MedianOver
 from taser_jax.storage.artifacts import write_json, write_text
 from taser_jax.storage.errors import ConfigError
@@ -113,7 +113,7 @@ def analyze(
         for name, directory in named.items()
     ]
     losses = {
-        model.configuration: _task_losses(
+        model.model: _task_losses(
             model.model, list(queries), objective=objective, num_chunks=num_chunks
         )
         for model in models
@@ -121,28 +121,25 @@ def analyze(
     # Batches that do not fit a model fail before any compute.
     _, first_batch = next(iter(batches.iterate(0, 1)))
     for model in models:
-        for task, loss in losses[model.configuration].items():
+        for task, loss in losses[model.model].items():
             jax.eval_shape(loss, model.params, first_batch[task])
     hosts.require_same({"data": stream.fingerprint, "settings": repr((config, model_dirs, steps))})
 
     # Models of one configuration share compiled programs.
     measures = {
-        configuration: specialty.make_measures(of_tasks, over=config.median_over)
-        for configuration, of_tasks in losses.items()
+        module: specialty.make_measures(of_tasks, over=config.median_over)
+        for module, of_tasks in losses.items()
     }
     findings = specialty_report.Findings(list(queries), config.temperature)
     with jax.set_mesh(partitioner.mesh):
         for model in models:
-            of_model = measures[model.configuration]
-            specialties, samples = _specialties(model, of_model, batches, config)
+            counted, samples = _specialties(model, measures[model.model], batches, config)
             committed = _commitments(model, samples, config.temperature)
+            of_model = {model.name: committed} if committed else {}
             findings = dataclasses.replace(
                 findings,
-                specialties=(*findings.specialties, *specialties),
-                commitments={
-                    **findings.commitments,
-                    **({model.name: committed} if committed else {}),
-                },
+                specialties=(*findings.specialties, *counted),
+                commitments={**findings.commitments, **of_model},
             )
             if hosts.is_first():
                 _write(findings, pathlib.Path(output_dir), _measured(stream, store, config))
@@ -157,10 +154,9 @@ class AnalyzedModel:
     Attributes:
         name: its name in tables and figures.
         directory: the model directory, from `taser train`.
-        model: the dual encoder.
+        model: the dual encoder; equal ones share compiled programs.
         params: shapes, dtypes and shardings of its parameters.
         steps: steps of the checkpoints to analyse, ascending.
-        configuration: its configuration as JSON; models with equal ones share compiled programs.
         facts: content of run.json.
     """
 
@@ -169,7 +165,6 @@ class AnalyzedModel:
     model: DualEncoder
     params: PyTree
     steps: tuple[int, ...]
-    configuration: str
     facts: Mapping[str, Any]
 
     def checkpoint(self, step: int) -> epath.Path:
@@ -202,7 +197,6 @@ def _open(
         model=model,
         params=placed(shapes, partitioner.param_shardings(logical_axes(model), shapes)),
         steps=_steps(directory, steps),
-        configuration=config_to_json(config),
         facts=model_directory.read_facts(directory),
     )
 

@@ -112,10 +112,10 @@ def compile_recipe(
                 effort=compiler_effort,
             )
     except OutOfMemory as error:
-        needed, available = error.needed, error.available
+        needed, available, fits = error.needed, error.available, False
         sizes = f"{needed / 2**30:.2f} of {available / 2**30:.2f} GiB per device"
+        text = f"training step on {target.name}: does not fit, {sizes}"
         facts = {"fits": False, "memory": {"peak": needed, "hbm": available}}
-        _show(f"training step on {target.name}: does not fit, {sizes}", facts, output_dir)
     else:
         shapes, config = program.plan.shapes.values(), program.model.config
         report = StepReport(
@@ -129,21 +129,9 @@ def compile_recipe(
             real=None if text_lengths is None else _real_work(program, text_lengths),
             copied=program.copied_axes,
         )
-        _show(str(report), report.as_json(), output_dir)
+        text, facts = str(report), report.as_json()
         # The compiler accepts programs that need more than the chip's published memory.
-        needed, available = compiled.memory.peak, target.chip.hbm_bytes
-        if report.fits:
-            return report
-    raise ConfigError(
-        f"the training step needs {needed / 2**30:.2f} GiB per device, and the chip leaves "
-        f"{available / 2**30:.2f} GiB to it",
-        where=target.name,
-        fix=what_would_fit(model, training),
-    )
-
-
-def _show(text: str, facts: Mapping[str, object], output_dir: str) -> None:
-    """Prints the report, and writes it where a directory is given."""
+        needed, available, fits = compiled.memory.peak, target.chip.hbm_bytes, report.fits
     print(f"{text}\n", flush=True)
     if output_dir:
         with storage_errors(output_dir):
@@ -151,6 +139,14 @@ def _show(text: str, facts: Mapping[str, object], output_dir: str) -> None:
             output.mkdir(parents=True, exist_ok=True)
             write_text(output / REPORT_TEXT, text + "\n")
             write_json(output / REPORT_JSON, facts)
+    if fits:
+        return report
+    raise ConfigError(
+        f"the training step needs {needed / 2**30:.2f} GiB per device, and the chip leaves "
+        f"{available / 2**30:.2f} GiB to it",
+        where=target.name,
+        fix=what_would_fit(model, training),
+    )
 
 
 def _real_work(program: Program, text_lengths: TextLengths) -> RealWork:

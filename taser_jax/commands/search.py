@@ -339,12 +339,9 @@ def development_set(
 def _settled(config: fusion.HybridConfig, lists: Sequence[tuple[Run, Run]]) -> fusion.HybridConfig:
     """The configuration with a normalisation: a choice by the scores is logged."""
     settled = fusion.settle(config, lists)
-    assert settled.normalization is not None
-    if config.normalization is None:
-        are_cosines = settled.normalization is fusion.ScoreNormalization.MIN_MAX
-        kind = "cosines" if are_cosines else "dot products"
+    if config.normalization is None and settled.normalization is not None:
         chosen = settled.normalization.value
-        logger.info("dense scores are %s: HybridConfig.normalization = %r", kind, chosen)
+        logger.info("by the dense scores, HybridConfig.normalization = %r", chosen)
     return settled
 
 
