@@ -31,9 +31,9 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_581,
+    "assembly": 1_569,
     "cli": 1_246,
-    "commands": 4_597,
+    "commands": 4_573,
     "data": 5_796,
     "devices": 1_075,
     "evaluation": 1_320,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_360,
 }
 OTHERS = {
-    "lines of code": 30_405,
+    "lines of code": 30_369,
     "percent of code that imports or raises": 13.8,
     "files": 190,
     "lines of the longest file": 419,

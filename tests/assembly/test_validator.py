@@ -218,13 +218,6 @@ def test_ranks_equal_a_sort_in_float64_whatever_the_block(block):
     np.testing.assert_array_equal(result, expected)
 
 
-def test_nan_embeddings_rank_last():
-    queries = np.full((2, 3), np.nan, np.float32)
-    passages = np.ones((4, 3), np.float32)
-    result = rank_in_pool(queries, passages, positive_index=np.array([0, 1]))
-    assert result.tolist() == [4, 4]
-
-
 def test_bad_input():
     with pytest.raises(ConfigError, match="max_queries is 0"):
         PoolConfig(max_queries=0)

@@ -54,14 +54,10 @@ def test_a_vocabulary_of_weights_is_never_replaced(tmp_path, capsys, name):
     assert [path.read_text() for path in (tmp_path / "bert").iterdir()] == ["precious"]
 
 
-def test_tokenize_names_what_is_not_registered(small_world, tmp_path, capsys):
-    arguments = [
-        "tokenize",
-        *gin(DATA_DIR=small_world.data_dir, VOCABULARY=small_world.root / "vocabulary"),
-        *gin(MIXTURE_OR_TASK_NAME="smal", TOKEN_STORE=tmp_path / "tokens"),
-    ]
-    assert "small" in refused(capsys, *arguments, *gin(MIXTURE_OR_TASK_MODULE="small_tasks"))
-    message = refused(capsys, *arguments, *gin(MIXTURE_OR_TASK_MODULE="no_such_tasks"))
+def test_tokenize_names_a_module_that_is_not_there(small_world, tmp_path, capsys):
+    where = gin(DATA_DIR=small_world.data_dir, VOCABULARY=small_world.root / "vocabulary")
+    where += gin(MIXTURE_OR_TASK_NAME="small", TOKEN_STORE=tmp_path / "tokens")
+    message = refused(capsys, "tokenize", *where, *gin(MIXTURE_OR_TASK_MODULE="no_such_tasks"))
     assert "cannot import 'no_such_tasks'" in message
 
 
