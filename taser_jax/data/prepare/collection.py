@@ -37,8 +37,7 @@ from taser_jax.data.prepare.splits import (
     question_splits,
 )
 from taser_jax.data.readers.fields import content_id, read_qrels
-from taser_jax.data.readers.located import LeftOut, LocatedPassage
-from taser_jax.data.readers.passages import read_passages, text_files
+from taser_jax.data.readers.passages import LeftOut, LocatedPassage, read_passages, text_files
 from taser_jax.data.readers.questions import is_kilt
 from taser_jax.storage.artifacts import FilePath, fingerprint_json, replacing, split_path
 from taser_jax.storage.errors import ConfigError, DataError

@@ -22,8 +22,7 @@ from taser_jax.data.readers.fields import (
     read_records,
     roles_of,
 )
-from taser_jax.data.readers.located import LeftOut
-from taser_jax.data.readers.passages import passage_of, read_passages, text_files
+from taser_jax.data.readers.passages import LeftOut, passage_of, read_passages, text_files
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage

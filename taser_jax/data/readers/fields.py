@@ -2,62 +2,72 @@
 
 from __future__ import annotations
 
-import collections
 import csv
+import dataclasses
 import enum
 import functools
+import itertools
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from taser_jax.data.files import json_records, numbered_lines
-from taser_jax.data.readers.located import Judgement
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage, normalized_content, text_hash
+from taser_jax.storage.typed_files import typed
 
+T = TypeVar("T")
+Record = Mapping[str, object]
 # A longer column means an unclosed quote that swallowed the following lines.
 _LONGEST_FIELD = 1 << 24
+_DELIMITERS = "\t,;|"
 
 
-def string_field(record: Mapping[str, object], name: str, where: str) -> str:
-    """The value of a required string field."""
-    value = record.get(name)
-    if not isinstance(value, str):
-        problem = f"no field {name!r}" if name not in record else f"found {value!r}, not a string"
-        raise DataError(problem, where=f"{where}, field {name!r}", fix="write a string")
-    return value
+@dataclasses.dataclass(frozen=True, slots=True)
+class Judgement:
+    """One line of a qrels file.
+
+    Attributes:
+        where: file:line it was read from.
+        query_id: the query.
+        passage_id: the judged passage.
+        relevance: grade; 0 and below mean not relevant.
+    """
+
+    where: str
+    query_id: str
+    passage_id: str
+    relevance: int
 
 
-def id_field(record: Mapping[str, object], name: str | None, where: str) -> str:
-    """The value of a field as a string (integers are converted); empty if there is none."""
-    value = None if name is None else record.get(name)
-    if isinstance(value, bool) or not isinstance(value, str | int | None):
-        where = f"{where}, field {name!r}"
-        raise DataError(f"found {value!r}", where=where, fix="write a string or an integer")
-    return "" if value is None else str(value)
+class _Quoted(msgspec.Struct):
+    """A passage that a record quotes: DPR's context, or a text alone."""
+
+    text: str = ""
+    title: str = ""
+    passage_id: str | int = ""
+    psg_id: str | int = ""
 
 
-def string_list(value: object, where: str) -> tuple[str, ...]:
-    """A value that must be a list of strings; numbers in it are converted."""
-    items = value if isinstance(value, list | tuple) else None
-    if items is None or any(not isinstance(item, str | int | float) for item in items):
-        problem = f"found {repr(value)[:60]}, a {type(value).__name__}"
-        raise DataError(problem, where=where, fix="write a list of strings, such as ['Paris']")
-    return tuple(map(str, items))
+def placed(path: FilePath, numbered: Iterable[tuple[int, T]]) -> Iterator[tuple[str, T]]:
+    """Yields (file:line, item) of (line number, item)."""
+    return ((f"{os.fspath(path)}:{line}", item) for line, item in numbered)
 
 
-def plain_rows(path: FilePath) -> Iterator[tuple[int, list[str]]]:
-    """Yields (line number, columns): tab-separated, a quote is an ordinary character."""
-    for line, content in numbered_lines(path):
+def plain_rows(path: FilePath) -> Iterator[tuple[str, list[str]]]:
+    """Yields (file:line, columns): tab-separated, a quote is an ordinary character."""
+    for where, content in placed(path, numbered_lines(path)):
         if content := content.rstrip("\r\n"):
-            yield line, content.split("\t")
+            yield where, content.split("\t")
 
 
-def quoted_rows(path: FilePath, delimiter: str = "\t") -> Iterator[tuple[int, list[str]]]:
-    """Yields (first line of a row, columns), with csv's double quotes.
+def quoted_rows(path: FilePath, delimiter: str = "\t") -> Iterator[tuple[str, list[str]]]:
+    """Yields (file:line of a row's beginning, columns), with csv's double quotes.
 
     A quoted column may span lines. A line whose quotes are not csv's is taken as it is.
 
@@ -65,35 +75,28 @@ def quoted_rows(path: FilePath, delimiter: str = "\t") -> Iterator[tuple[int, li
         A column `"a ""b"" c"` is `a "b" c`, and `"a" b`, which is none of csv's, is `"a" b`.
     """
     csv.field_size_limit(_LONGEST_FIELD)
-    lines = numbered_lines(path)
-    waiting: collections.deque[tuple[int, str]] = collections.deque()
-    taken: list[tuple[int, str]] = []
-
-    def contents() -> Iterator[str]:
-        while (numbered := waiting.popleft() if waiting else next(lines, None)) is not None:
-            taken.append(numbered)
-            yield numbered[1]
-
+    lines = placed(path, numbered_lines(path))
     while True:
-        taken.clear()
+        lines, start = itertools.tee(lines)
+        contents = (content for _, content in lines)
         try:
-            row = next(csv.reader(contents(), delimiter=delimiter, strict=True), None)
+            row = next(csv.reader(contents, delimiter=delimiter, strict=True), None)
         except csv.Error:
-            waiting.extendleft(reversed(taken[1:]))
-            row = taken[0][1].rstrip("\r\n").split(delimiter)
+            lines, start = itertools.tee(start)
+            row = next(lines)[1].rstrip("\r\n").split(delimiter)
         if row is None:
             return
         if row:
-            yield taken[0][0], row
+            yield next(start)[0], row
 
 
-def tagged_blocks(path: FilePath, tag: str) -> Iterator[tuple[int, str]]:
-    """Yields (first line, content) of each <tag>...</tag> of TREC, on lines of their own."""
-    start, lines = 0, list[str]()
-    for line, content in numbered_lines(path):
+def tagged_blocks(path: FilePath, tag: str) -> Iterator[tuple[str, str]]:
+    """Yields (file:line, content) of each <tag>...</tag> of TREC, on lines of their own."""
+    start, lines = "", list[str]()
+    for where, content in placed(path, numbered_lines(path)):
         word = content.strip().lower()
         if re.match(rf"<{tag}\b", word):
-            start, lines = line, []
+            start, lines = where, []
         elif word == f"</{tag}>":
             yield start, "".join(lines)
         else:
@@ -104,9 +107,6 @@ def wrong_columns(where: str, count: int, expected: str) -> DataError:
     """The error for a row of too few or too many columns."""
     fix = "check for a missing tab, tabs or newlines within a text, or a quote left open"
     return DataError(f"{count} columns, not {expected}", where=where, fix=fix)
-
-
-_DELIMITERS = "\t,;|"
 
 
 class Role(enum.Enum):
@@ -126,14 +126,9 @@ class Role(enum.Enum):
     PASSAGE_ID = "passage_id corpus_id"
     RELEVANCE = "relevance score grade label rel judgment"
 
-    @property
-    def names(self) -> list[str]:
-        """The names, the usual one first."""
-        return self.value.split()
-
 
 def roles_of(names: Iterable[str]) -> dict[Role, list[str]]:
-    """The fields of each role.
+    """The fields of each role, those of the usual name first.
 
     Example:
         >>> roles_of(["Query", "negative_1", "negative_2", "x"])[Role.NEGATIVE]
@@ -145,28 +140,33 @@ def roles_of(names: Iterable[str]) -> dict[Role, list[str]]:
 # Records of a file have few sets of fields.
 @functools.lru_cache(maxsize=1024)
 def _roles(names: tuple[str, ...]) -> dict[Role, list[str]]:
-    names_of_role: dict[Role, list[str]] = {}
-    for name in names:
-        plain = re.sub(r"[\s-]+", "_", name.strip().lower())
-        plain = re.sub(r"(?<=[a-z])_?\d+$", "", plain)
-        for role in Role:
-            if plain in role.names:
-                names_of_role.setdefault(role, []).append(name)
-    return names_of_role
+    plain = {name: re.sub(r"[\s-]+", "_", name.strip().lower()) for name in names}
+    plain = {name: re.sub(r"(?<=[a-z])_?\d+$", "", word) for name, word in plain.items()}
+    fields = {
+        role: [name for usual in role.value.split() for name in names if plain[name] == usual]
+        for role in Role
+    }
+    return {role: of_role for role, of_role in fields.items() if of_role}
 
 
-def is_header(columns: Collection[str]) -> bool:
-    """Whether a table's first row names its columns: two of them at least, by known names."""
-    return sum(map(len, roles_of(columns).values())) >= 2
-
-
-def first_of(record: Mapping[str, object], *roles: Role) -> str | None:
+def first_of(record: Record, *roles: Role) -> str | None:
     """The field of the first of these roles that a record has; the usual name goes first."""
     names_of_role = roles_of(record)
-    for role in roles:
-        if names := names_of_role.get(role):
-            return min(names, key=lambda name: name != role.names[0])
-    return None
+    return next((names_of_role[role][0] for role in roles if role in names_of_role), None)
+
+
+def string_of(record: Record, where: str, *roles: Role) -> str:
+    """The field of the first of these roles as a string, integers too; empty if there is none.
+
+    Raises:
+        DataError: another value; names the field and the fix.
+    """
+    name = first_of(record, *roles)
+    value = None if name is None else record[name]
+    if isinstance(value, bool) or not isinstance(value, str | int | None):
+        where = f"{where}, field {name!r}"
+        raise DataError(f"found {value!r}", where=where, fix="write a string or an integer")
+    return "" if value is None else str(value)
 
 
 def content_id(title: str, text: str) -> str:
@@ -174,30 +174,29 @@ def content_id(title: str, text: str) -> str:
     return f"{text_hash(normalized_content(title, text)):016x}"
 
 
-def quoted_passages(record: Mapping[str, object], role: Role, where: str) -> tuple[Passage, ...]:
+def quoted_passages(record: Record, role: Role, where: str) -> tuple[Passage, ...]:
     """The passages that a record quotes in the fields of a role: texts, or {text, title}.
 
     Raises:
         DataError: a value that is neither.
     """
+    fix = "write a text, a list of texts, or {text, title}"
     contexts = []
     for name in roles_of(record).get(role, ()):
-        value, at = record[name], f"{where}, field {name!r}"
-        for quoted in value if isinstance(value, list) else [value]:
-            parts = quoted if isinstance(quoted, dict) else {"text": quoted}
-            text, title = parts.get("text") or "", parts.get("title") or ""
-            if not isinstance(text, str) or not isinstance(title, str):
-                fix = "write a text, a list of texts, or {text, title}"
-                raise DataError(f"found {quoted!r}", where=at, fix=fix)
+        value: Any = record[name]
+        for content in value if isinstance(value, list) else [value]:
+            parts = content if isinstance(content, dict) else {"text": content}
+            quoted = typed(parts, _Quoted, where=f"{where}, field {name!r}", fix=fix)
+            text, title = quoted.text, quoted.title
             if role is Role.TEXT and (field := first_of(record, Role.TITLE)):
                 title = str(record[field] or "")
-            id = id_field(parts, "passage_id", at) or id_field(parts, "psg_id", at)
+            id = str(quoted.passage_id) or str(quoted.psg_id)
             if id or text.strip() or title.strip():
                 contexts.append(Passage(id or content_id(title, text), text, title))
     return tuple(contexts)
 
 
-def positives(record: Mapping[str, object], where: str) -> tuple[Passage, ...]:
+def positives(record: Record, where: str) -> tuple[Passage, ...]:
     """The passages that answer a record's question: its positives, or else its text or answer."""
     for role in (Role.POSITIVE, Role.TEXT, Role.ANSWERS):
         if contexts := quoted_passages(record, role, where):
@@ -205,7 +204,7 @@ def positives(record: Mapping[str, object], where: str) -> tuple[Passage, ...]:
     return ()
 
 
-def is_undefined_term(record: Mapping[str, object]) -> bool:
+def is_undefined_term(record: Record) -> bool:
     """Whether a record is a thesaurus's term without a definition, which says nothing."""
     is_term = "name" in record and first_of(record, Role.TEXT) in ("definition", None)
     return is_term and not str(record.get("definition") or "").strip()
@@ -231,8 +230,8 @@ def is_json(path: FilePath) -> bool:
     return os.fspath(path).removesuffix(".gz").endswith((".json", ".jsonl"))
 
 
-def read_records(path: FilePath) -> Iterator[tuple[int, dict[str, object]]] | None:
-    """Yields (line, field -> value) of JSON, Parquet, Arrow, or a table with a header; else None.
+def read_records(path: FilePath) -> Iterator[tuple[str, dict[str, object]]] | None:
+    """(file:line, field -> value) of JSON, Parquet, Arrow, or a table with a header; else None.
 
     Columns of a table are separated by tabs, commas, semicolons or bars, whichever makes the first
     row a header.
@@ -241,12 +240,13 @@ def read_records(path: FilePath) -> Iterator[tuple[int, dict[str, object]]] | No
         DataError: malformed input; names file:line and the fix.
     """
     if is_json(path):
-        return json_records(path)
+        return placed(path, json_records(path))
     if os.fspath(path).endswith((".parquet", ".arrow")):
-        return _arrow(path)
+        return placed(path, enumerate(_arrow(path), start=1))
     for delimiter in _DELIMITERS:
-        _, header = next(quoted_rows(path, delimiter), (0, []))
-        if is_header(header):
+        _, header = next(quoted_rows(path, delimiter), ("", []))
+        # A header has two names at least that are known.
+        if sum(map(len, roles_of(header).values())) >= 2:
             return _table(path, delimiter)
     return None
 
@@ -265,63 +265,55 @@ def read_qrels(path: FilePath) -> Iterator[Judgement]:
     Raises:
         DataError: malformed input; names file:line, the field and the fix.
     """
-    for line, query_id, passage_id, grade in _judged(path):
-        where = f"{os.fspath(path)}:{line}"
+    records = read_records(path)
+    for where, record in _trec_judgements(path) if records is None else records:
+        query = first_of(record, Role.QUERY_ID, Role.QUESTION)
+        passage = first_of(record, Role.PASSAGE_ID, Role.ID)
+        grade = first_of(record, Role.RELEVANCE)
+        if query is None or passage is None or grade is None:
+            problem = f"its columns are {', '.join(record)}"
+            fix = "name them query-id, corpus-id and score"
+            raise DataError(problem, where=where, fix=fix)
         try:
-            relevance = int(np.int32(grade))
+            relevance = int(np.int32(str(record[grade])))
         except (ValueError, OverflowError) as error:
             fix = "write an integer of 32 bits"
-            problem = f"the grade is {grade!r}"
-            raise DataError(problem, where=f"{where}, last column", fix=fix) from error
-        yield Judgement(where, query_id, passage_id, relevance)
+            problem = f"the grade is {record[grade]!r}"
+            raise DataError(problem, where=where, fix=fix) from error
+        yield Judgement(where, str(record[query]), str(record[passage]), relevance)
 
 
-def _judged(path: FilePath) -> Iterator[tuple[int, str, str, str]]:
-    """Line, query, passage and grade."""
-    if (records := read_records(path)) is not None:
-        for line, record in records:
-            query = first_of(record, Role.QUERY_ID, Role.QUESTION)
-            passage = first_of(record, Role.PASSAGE_ID, Role.ID)
-            grade = first_of(record, Role.RELEVANCE)
-            if query is None or passage is None or grade is None:
-                problem = f"its columns are {', '.join(record)}"
-                fix = "name them query-id, corpus-id and score"
-                raise DataError(problem, where=f"{os.fspath(path)}:1", fix=fix)
-            yield line, str(record[query]), str(record[passage]), str(record[grade])
-        return
-    for line, content in numbered_lines(path):
+def _trec_judgements(path: FilePath) -> Iterator[tuple[str, dict[str, object]]]:
+    for where, content in placed(path, numbered_lines(path)):
         columns = content.split()
         if columns and len(columns) != 4:
             expected = "TREC's 4, query id, 0, passage id and grade, nor named by a header"
-            raise wrong_columns(f"{os.fspath(path)}:{line}", len(columns), expected)
+            raise wrong_columns(where, len(columns), expected)
         if columns:
-            yield line, columns[0], columns[2], columns[3]
+            yield where, {"query-id": columns[0], "corpus-id": columns[2], "score": columns[3]}
 
 
-def _table(path: FilePath, delimiter: str) -> Iterator[tuple[int, dict[str, object]]]:
+def _table(path: FilePath, delimiter: str) -> Iterator[tuple[str, dict[str, object]]]:
     rows = quoted_rows(path, delimiter)
     header = [name.strip() for name in next(rows)[1]]
-    for line, row in rows:
+    for where, row in rows:
         if len(row) != len(header):
-            expected = f"{len(header)}: {', '.join(header)}"
-            raise wrong_columns(f"{os.fspath(path)}:{line}", len(row), expected)
-        yield line, dict(zip(header, row, strict=True))
+            raise wrong_columns(where, len(row), f"{len(header)}: {', '.join(header)}")
+        yield where, dict(zip(header, row, strict=True))
 
 
-def _arrow(path: FilePath) -> Iterator[tuple[int, dict[str, object]]]:
+def _arrow(path: FilePath) -> Iterator[dict[str, object]]:
     """Rows of a Parquet file, or of an Arrow file as Hugging Face's `datasets` writes it."""
     import pyarrow.parquet
 
+    batches: Iterable[Any]
     try:
-        rows = 0
         if os.fspath(path).endswith(".arrow"):
-            batches = iter(pyarrow.ipc.open_stream(pyarrow.memory_map(os.fspath(path))))
+            batches = pyarrow.ipc.open_stream(pyarrow.memory_map(os.fspath(path)))
         else:
             batches = pyarrow.parquet.ParquetFile(os.fspath(path)).iter_batches()
         for batch in batches:
-            for record in batch.to_pylist():
-                rows += 1
-                yield rows, record
+            yield from batch.to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
         fix = "copy the file again, or write it as JSON lines"
         raise DataError(f"no rows of Arrow: {error}", where=os.fspath(path), fix=fix) from error

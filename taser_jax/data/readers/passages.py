@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import html.parser
 import itertools
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
 import msgspec
 
-from taser_jax.data.files import json_records, numbered_lines
+from taser_jax.data.files import numbered_lines
 from taser_jax.data.readers import fields
-from taser_jax.data.readers.located import PARAGRAPH_END, LeftOut, LocatedPassage, Span
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage, check_id
@@ -29,6 +29,69 @@ TEXT_SUFFIXES = (".txt", ".md", ".html", ".htm")
 _SECTION = "Section::::"
 _IDS = (fields.Role.ID, fields.Role.PASSAGE_ID)
 _FIX_PAGE = "write {wikipedia_id, wikipedia_title, text: [paragraph, ...]}"
+# Paragraph and character in it. A whole paragraph ends at this character.
+Position = tuple[int, int]
+PARAGRAPH_END = (1 << 31) - 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of a page, from `start` up to but excluding `end`.
+
+    Attributes:
+        start: paragraph and character of the first character.
+        end: paragraph and character after the last one.
+    """
+
+    start: Position
+    end: Position
+
+    def overlaps(self, other: Span) -> bool:
+        """Whether the two spans share a character."""
+        return self.start < other.end and other.start < self.end
+
+    def whole_paragraphs(self) -> Span:
+        """The paragraphs that the span touches."""
+        return Span((self.start[0], 0), (self.end[0], PARAGRAPH_END))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LocatedPassage:
+    """A passage as read from its file.
+
+    Attributes:
+        where: file:line of its beginning.
+        passage: the passage.
+        span: its position in its page; None if the file does not give it.
+    """
+
+    where: str
+    passage: Passage
+    span: Span | None = None
+
+
+class LeftOut:
+    """What is left out of incomplete files: counted and listed, or refused.
+
+    Args:
+        strict: whether to refuse it.
+
+    Attributes:
+        counts: kind -> number.
+        lines: file, line and reason of each.
+    """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self._strict = strict
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.lines: list[str] = []
+
+    def add(self, kind: str, error: DataError) -> None:
+        """Counts and lists one case of a kind; raises the error if strict."""
+        if self._strict:
+            raise error
+        self.counts[kind] += 1
+        self.lines.append(f"{error.where}: {error.problem}")
 
 
 def read_passages(
@@ -72,7 +135,7 @@ def read_passages(
     # Hashes take less memory than texts.
     content_of_id: dict[str, int] = {}
     for read in _located(path, words):
-        passage, where = read.passage, f"{os.fspath(path)}:{read.line}, field"
+        passage, where = read.passage, f"{read.where}, field"
         check_id(passage.id, where=f"{where} 'id'")
         content = content_of_id.get(passage.id)
         if content is not None:
@@ -112,47 +175,50 @@ def _located(path: FilePath, words: int) -> Iterator[LocatedPassage]:
 
 
 def _of_records(
-    path: FilePath, records: Iterator[tuple[int, dict[str, object]]], words: int
+    path: FilePath, records: Iterator[tuple[str, dict[str, object]]], words: int
 ) -> Iterator[LocatedPassage]:
-    first = next(records, (0, {}))
-    if fields.is_json(path) and isinstance(first[1].get("text"), list):
-        yield from _of_pages(path, words)
-        return
+    first = next(records, ("", {}))
     located = itertools.chain([first] if first[1] else [], records)
+    if fields.is_json(path) and isinstance(first[1].get("text"), list):
+        yield from _of_pages(located, words)
+        return
     if fields.is_pair(first[1]):
-        yield from _of_pairs(path, located)
+        yield from _of_pairs(located)
         return
     has_ids = fields.first_of(first[1], *_IDS) is not None
-    for number, (line, record) in enumerate(located):
+    for number, (where, record) in enumerate(located):
         if fields.is_undefined_term(record):
             continue
-        where = f"{os.fspath(path)}:{line}"
         passage = passage_of(record, where)
         if not has_ids:
             passage = dataclasses.replace(passage, id=str(number))
-        paragraph = fields.first_of(record, fields.Role.PARAGRAPH)
-        span = _paragraph_span(str(record[paragraph]), where) if paragraph else None
-        yield LocatedPassage(line, passage, span)
+        span = None
+        if paragraph := fields.first_of(record, fields.Role.PARAGRAPH):
+            if not (text := str(record[paragraph]).strip()).isdecimal():
+                where = f"{where}, field {paragraph!r}"
+                raise DataError(f"found {text!r}", where=where, fix="write a whole number")
+            span = Span((int(text), 0), (int(text), PARAGRAPH_END))
+        yield LocatedPassage(where, passage, span)
 
 
-def passage_of(record: Mapping[str, object], where: str) -> Passage:
+def passage_of(record: fields.Record, where: str) -> Passage:
     """A record's id (empty where it has none), text, title and page, by the names of its fields.
 
     Raises:
         DataError: no text, or a field that is no string.
     """
-    id = fields.id_field(record, fields.first_of(record, *_IDS), where)
-    text = fields.string_field(record, fields.first_of(record, fields.Role.TEXT) or "text", where)
-    page = _optional(record, fields.Role.PAGE, where) or _maillard(record)
-    return Passage(id, text, _optional(record, fields.Role.TITLE, where), page.strip())
+    if fields.first_of(record, fields.Role.TEXT) is None:
+        fix = "name the field of the text text"
+        raise DataError("no field 'text'", where=f"{where}, field 'text'", fix=fix)
+    return Passage(
+        fields.string_of(record, where, *_IDS),
+        fields.string_of(record, where, fields.Role.TEXT),
+        fields.string_of(record, where, fields.Role.TITLE),
+        fields.string_of(record, where, fields.Role.PAGE).strip() or _maillard(record),
+    )
 
 
-def _optional(record: Mapping[str, object], role: fields.Role, where: str) -> str:
-    name = fields.first_of(record, role)
-    return "" if name is None or record[name] is None else fields.string_field(record, name, where)
-
-
-def _maillard(record: Mapping[str, object]) -> str:
+def _maillard(record: fields.Record) -> str:
     """The page of Maillard's six columns: the fourth, whatever its name, if it is a number."""
     values = list(record.values())
     if len(values) != 6 or list(record)[:3] != ["id", "text", "title"]:
@@ -162,41 +228,36 @@ def _maillard(record: Mapping[str, object]) -> str:
     return page if page.isdecimal() else ""
 
 
-def _of_pairs(
-    path: FilePath, records: Iterator[tuple[int, dict[str, object]]]
-) -> Iterator[LocatedPassage]:
+def _of_pairs(records: Iterator[tuple[str, dict[str, object]]]) -> Iterator[LocatedPassage]:
     seen = set()
-    for line, record in records:
-        where = f"{os.fspath(path)}:{line}"
+    for where, record in records:
         for context in (
             *fields.positives(record, where),
             *fields.quoted_passages(record, fields.Role.NEGATIVE, where),
         ):
             if context.id not in seen:
                 seen.add(context.id)
-                yield LocatedPassage(line, context)
+                yield LocatedPassage(where, context)
 
 
 class _KiltPage(msgspec.Struct):
     """One line of a knowledge source; KILT's first paragraph is the title."""
 
-    text: list[str]
+    wikipedia_id: str | int
     wikipedia_title: str
-    wikipedia_id: str | int | None = None
-    _id: str | int | None = None
+    text: list[str]
 
 
-def _of_pages(path: FilePath, words: int) -> Iterator[LocatedPassage]:
-    """The windows of each page (`chunk_page`) of a knowledge source."""
-    for line, record in json_records(path):
-        where = f"{os.fspath(path)}:{line}"
+def _of_pages(
+    records: Iterator[tuple[str, dict[str, object]]], words: int
+) -> Iterator[LocatedPassage]:
+    """The windows of each page (`chunk_page`) of a knowledge source, named after their page."""
+    for where, record in records:
         page = typed(record, _KiltPage, where=where, fix=_FIX_PAGE)
-        # Passages are named after their page.
-        id = page._id if page.wikipedia_id is None else page.wikipedia_id
-        check_id("" if id is None else str(id), where=f"{where}, field 'wikipedia_id'")
+        id = str(page.wikipedia_id)
         for number, (text, span) in enumerate(chunk_page(page.text, words=words)):
-            passage = Passage(f"{id}.{number}", text, page.wikipedia_title, str(id))
-            yield LocatedPassage(line, passage, span)
+            passage = Passage(f"{id}.{number}", text, page.wikipedia_title, id)
+            yield LocatedPassage(where, passage, span)
 
 
 def chunk_page(paragraphs: list[str], *, words: int) -> Iterator[tuple[str, Span]]:
@@ -228,28 +289,25 @@ def chunk_page(paragraphs: list[str], *, words: int) -> Iterator[tuple[str, Span
 def _of_columns(path: FilePath) -> Iterator[LocatedPassage]:
     rows = fields.plain_rows(path)
     compared = list(itertools.islice(rows, _COMPARED))
-    if sum(len(text) < len(title) for _, (_, text, title) in _threes(compared)) > len(compared) / 2:
+    longer = [row for _, row in compared if len(row) == 3 and len(row[1]) < len(row[2])]
+    if len(longer) > len(compared) / 2:
         problem = "its third column, the title, is longer than the second, the text"
         fix = "name the columns in a first line, such as id<tab>title<tab>text"
         raise DataError(problem, where=os.fspath(path), fix=fix)
-    for line, columns in itertools.chain(compared, rows):
+    for where, columns in itertools.chain(compared, rows):
         if len(columns) not in (2, 3):
             expected = "2 or 3: id, text and optionally title"
-            raise fields.wrong_columns(f"{os.fspath(path)}:{line}", len(columns), expected)
-        yield LocatedPassage(line, Passage(*columns))
-
-
-def _threes(rows: list[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
-    return ((line, columns) for line, columns in rows if len(columns) == 3)
+            raise fields.wrong_columns(where, len(columns), expected)
+        yield LocatedPassage(where, Passage(*columns))
 
 
 def _of_trec(path: FilePath) -> Iterator[LocatedPassage]:
     """Documents of TREC's SGML; the text is what is left without tags."""
-    for line, document in fields.tagged_blocks(path, "doc"):
+    for where, document in fields.tagged_blocks(path, "doc"):
         id = _tagged(document, "DOCNO")
         title = _tagged(document, "TITLE|HEADLINE|HEAD|TI")
         body = re.sub(r"(?is)<(DOCNO|TITLE|HEADLINE|HEAD|TI)>.*?</\1>|<[^>]*>", " ", document)
-        yield LocatedPassage(line, Passage(id, " ".join(body.split()), title))
+        yield LocatedPassage(where, Passage(id, " ".join(body.split()), title))
 
 
 def _tagged(document: str, names: str) -> str:
@@ -267,22 +325,22 @@ def _scope_notes(path: FilePath) -> Iterator[LocatedPassage]:
     """
     parser: XMLPullParser[Element] = XMLPullParser(["end"])
     parts = ("ConceptUI", "ScopeNote", "ConceptName/String")
-    line = 0
+    where = os.fspath(path)
     try:
-        for line, content in numbered_lines(path):
+        for where, content in fields.placed(path, numbered_lines(path)):
             parser.feed(content)
             for event in parser.read_events():
                 element = event[-1]
                 assert isinstance(element, Element)
                 if element.tag == "Concept" and element.find("ScopeNote") is not None:
                     texts = (" ".join((element.findtext(part) or "").split()) for part in parts)
-                    yield LocatedPassage(line, Passage(*texts))
+                    yield LocatedPassage(where, Passage(*texts))
                 # Millions of elements would fill the memory.
                 if element.tag in ("Concept", "DescriptorRecord", "QualifierRecord"):
                     element.clear()
         parser.close()
     except ParseError as error:
-        where, fix = f"{os.fspath(path)}:{line}", "download or copy the file again"
+        fix = "download or copy the file again"
         raise DataError(f"not complete XML: {error}", where=where, fix=fix) from error
 
 
@@ -299,25 +357,27 @@ def _of_texts(folder: pathlib.Path, words: int) -> Iterator[LocatedPassage]:
         name = re.sub(r"\s+", "_", path.relative_to(folder).as_posix())
         title, paragraphs = _title_and_paragraphs(path, content)
         for number, text in enumerate(_windows(paragraphs, words) or [""]):
-            yield LocatedPassage(1, Passage(f"{name}#{number}", text, title if text else "", name))
+            passage = Passage(f"{name}#{number}", text, title if text else "", name)
+            yield LocatedPassage(str(path), passage)
 
 
 def _title_and_paragraphs(path: pathlib.Path, content: str) -> tuple[str, list[str]]:
+    title = ""
     if path.suffix.lower() in (".html", ".htm"):
         page = _Page()
         page.feed(content)
         page.close()
-        content, title = "".join(page.text), "".join(page.title or page.heading)
-    else:
+        title = "".join(page.title).strip()
+        if not title and page.heading is not None:
+            title = "".join(page.blocks.pop(page.heading))
+        content = "\n\n".join("".join(block) for block in page.blocks)
+    elif path.suffix.lower() == ".md":
         # In code "#" begins a comment.
         code = r"(?ms)^ *(```|~~~)[^`\n]*\n.*?(^ *\1|\Z)"
         prose = re.sub(code, lambda block: " " * len(block[0]), content)
-        heading = re.search(r"(?m)^#{1,6}[ \t]+(.+?)\s*#*$", prose)
-        if path.suffix.lower() != ".md":
-            heading = None
-        title = heading[1] if heading else ""
-        # A title is no paragraph of its own.
-        if heading:
+        if heading := re.search(r"(?m)^#{1,6}[ \t]+(.+?)\s*#*$", prose):
+            # A title is no paragraph of its own.
+            title = heading[1]
             content = content[: heading.start()] + content[heading.end() :]
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", content)]
     return " ".join(title.split()) or path.stem, [part for part in paragraphs if part]
@@ -341,53 +401,42 @@ def _windows(paragraphs: list[str], words: int) -> list[str]:
 
 
 class _Page(html.parser.HTMLParser):
-    """Collects a page's title, its first heading and its text, blocks as paragraphs."""
+    """Collects a page's title and its blocks, and which block is the first heading."""
 
-    _SILENT = ("script", "style", "nav")
+    _ASIDE = ("title", "script", "style", "nav")
+    _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
     _BLOCKS = (
         *("p", "div", "li", "tr", "section", "article", "blockquote", "pre"),
         *("td", "th", "br", "dt", "dd"),
     )
-    _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 
     def __init__(self) -> None:
         super().__init__()
         self.title: list[str] = []
-        self.heading: list[str] = []
-        self.text: list[str] = []
-        self._open: list[str] = []
-        self._headings = 0
+        self.blocks: list[list[str]] = [[]]
+        self.heading: int | None = None
+        self._aside: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         del attrs
-        if tag in self._HEADINGS:
-            # Headings do not nest: one without an end tag ends here.
-            for heading in {*self._HEADINGS} & {*self._open}:
-                self.handle_endtag(heading)
-        if tag in (*self._SILENT, *self._HEADINGS, "title"):
-            self._open.append(tag)
-        if tag in (*self._BLOCKS, *self._HEADINGS):
-            self.text.append("\n\n")
+        if tag in self._ASIDE:
+            self._aside.append(tag)
+        elif tag in self._HEADINGS and self.heading is None and not self._aside:
+            self.heading = len(self.blocks)
+        self._end_block(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in self._open:
-            while self._open.pop() != tag:
+        if tag in self._aside:
+            while self._aside.pop() != tag:
                 pass
-        self._headings += tag in self._HEADINGS
+        self._end_block(tag)
+
+    def _end_block(self, tag: str) -> None:
         if tag in (*self._BLOCKS, *self._HEADINGS):
-            self.text.append("\n\n")
+            self.blocks.append([])
 
     def handle_data(self, data: str) -> None:
-        if "title" in self._open:
+        if "title" in self._aside:
             self.title.append(data)
-        elif not self.title and not self._headings and {*self._HEADINGS} & {*self._open}:
-            self.heading.append(data)
-        elif not {*self._SILENT} & {*self._open}:
-            self.text.append(data)
-
-
-def _paragraph_span(text: str, where: str) -> Span:
-    if not text.strip().isdecimal():
-        where = f"{where}, field {fields.Role.PARAGRAPH.value!r}"
-        raise DataError(f"found {text!r}", where=where, fix="write a whole number")
-    return Span((int(text), 0), (int(text), PARAGRAPH_END))
+        elif not self._aside:
+            self.blocks[-1].append(data)

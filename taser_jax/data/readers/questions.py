@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -16,15 +17,104 @@ import msgspec
 
 from taser_jax.data.files import json_records, numbered_lines
 from taser_jax.data.readers import fields
-from taser_jax.data.readers.located import Output, Question
+from taser_jax.data.readers.passages import PARAGRAPH_END, Span
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import Passage
 from taser_jax.storage.typed_files import typed
 
 _NO_LITERAL = (TypeError, ValueError, SyntaxError, MemoryError, RecursionError)
 _FIX_KILT = "write {id, input, output: [{answer, provenance: [{wikipedia_id, title, ...}]}]}"
 # The answers of fact checking; no passage contains them as answers.
 _VERDICTS = frozenset({"SUPPORTS", "REFUTES", "DISPUTED", "NOT ENOUGH INFO"})
+
+
+class Provenance(msgspec.Struct, frozen=True):
+    """The location of evidence for an answer, as KILT's files have it.
+
+    Attributes:
+        wikipedia_id: the page.
+        title: the page's title.
+        passage_id: id of the passage, if the file gives it (KILT's own files do not).
+        start_paragraph_id: the first paragraph; without it only the page is known.
+        end_paragraph_id: the last one.
+        start_character: in the first paragraph; KILT writes -1 where it is not known.
+        end_character: in the last one, after the evidence.
+    """
+
+    wikipedia_id: str | int | None = None
+    title: str | None = None
+    passage_id: str | int | None = None
+    start_paragraph_id: int | None = None
+    end_paragraph_id: int | None = None
+    start_character: int | None = None
+    end_character: int | None = None
+
+    @property
+    def page_id(self) -> str:
+        """The page; empty if the file has none."""
+        return "" if self.wikipedia_id is None else str(self.wikipedia_id).strip()
+
+    @property
+    def passage(self) -> str:
+        """The passage's id; empty if the file has none."""
+        return "" if self.passage_id is None else str(self.passage_id)
+
+    @property
+    def span(self) -> Span | None:
+        """The paragraphs, and the characters if they are known."""
+        places = (
+            *(self.start_paragraph_id, self.end_paragraph_id),
+            *(self.start_character, self.end_character),
+        )
+        first, last, start, end = (-1 if place is None else place for place in places)
+        if first < 0:
+            return None
+        last = first if last < 0 else last
+        span = Span((first, max(start, 0)), (last, PARAGRAPH_END if end < 0 else end))
+        return span if span.start < span.end else span.whole_paragraphs()
+
+
+class Output(msgspec.Struct, frozen=True):
+    """One correct output of a query of KILT's.
+
+    Attributes:
+        answer: the answer, or None if the output has only provenance.
+        provenance: the set of evidence for it; None if the field is absent.
+    """
+
+    answer: str | None = None
+    provenance: tuple[Provenance, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Question:
+    """A question as read from its file, before its passages are mapped to rows.
+
+    Attributes:
+        where: file:line it was read from.
+        text: the question.
+        id: empty if the file gives none.
+        answers: strings or patterns.
+        positives: gold first; a passage's id is a hash of its content if the file gives none.
+        hard_negatives: passages that look relevant but are not.
+        outputs: the correct outputs with the places of the positives, in files of KILT's format.
+        record: the original line of such a file, for writing it again.
+    """
+
+    where: str
+    text: str
+    id: str = ""
+    answers: tuple[str, ...] = ()
+    positives: tuple[Passage, ...] = ()
+    hard_negatives: tuple[Passage, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    record: Mapping[str, object] | None = None
+
+    @property
+    def provenance(self) -> tuple[Provenance, ...]:
+        """Places of all outputs."""
+        return tuple(place for output in self.outputs for place in output.provenance or ())
 
 
 def read_questions(path: FilePath, *, pairs: bool = False) -> Iterator[Question]:
@@ -63,14 +153,12 @@ def read_questions(path: FilePath, *, pairs: bool = False) -> Iterator[Question]
     if is_kilt(path):
         yield from read_kilt(path)
     elif not name.endswith(".qa.csv") and (records := fields.read_records(path)) is not None:
-        for line, record in records:
-            yield _question(record, f"{os.fspath(path)}:{line}", pairs=pairs)
-    elif name.endswith(".csv"):
-        yield from _qa_csv(path)
+        for where, record in records:
+            yield _question(record, where, pairs=pairs)
     elif next(numbered_lines(path), (0, ""))[1].lstrip().lower().startswith("<top"):
         yield from _topics(path)
     else:
-        yield from _of_table(path)
+        yield from _of_table(path, is_dpr=name.endswith(".csv"))
 
 
 def is_kilt(path: FilePath) -> bool:
@@ -98,16 +186,12 @@ def read_kilt(path: FilePath) -> Iterator[Question]:
     Raises:
         DataError: malformed input; names file:line, the field and the fix.
     """
-    for line, record in json_records(path):
-        where = f"{os.fspath(path)}:{line}"
+    for where, record in fields.placed(path, json_records(path)):
         query = typed(record, _KiltQuery, where=where, fix=_FIX_KILT)
-        if not query.input.strip():
-            where = f"{where}, field 'input'"
-            raise DataError("the input is empty", where=where, fix="remove the line")
         answers = dict.fromkeys(output.answer for output in query.output if output.answer)
         yield Question(
             where=where,
-            text=query.input,
+            text=_non_empty(query.input, "input", where),
             id=str(query.id),
             answers=tuple(answer for answer in answers if answer not in _VERDICTS),
             outputs=query.output,
@@ -117,47 +201,35 @@ def read_kilt(path: FilePath) -> Iterator[Question]:
 
 def _topics(path: FilePath) -> Iterator[Question]:
     """TREC's topics; the title is the query, or else the description."""
-    for line, topic in fields.tagged_blocks(path, "top"):
+    for where, topic in fields.tagged_blocks(path, "top"):
         parts = {}
         for name, text in re.findall(r"(?is)<(num|title|desc)>([^<]*)", topic):
             said = re.sub(r"(?i)^\s*(number|topic|description):", "", text)
             parts[name.lower()] = " ".join(said.split())
-        where = f"{os.fspath(path)}:{line}"
-        text = _non_empty(parts.get("title") or parts.get("desc") or "", where)
-        yield Question(where=where, text=text, id=parts.get("num", ""))
+        text = parts.get("title") or parts.get("desc", "")
+        yield _question({"id": parts.get("num"), "question": text}, where)
 
 
-def _of_table(path: FilePath) -> Iterator[Question]:
-    for line, columns in fields.plain_rows(path):
-        where = f"{os.fspath(path)}:{line}"
-        if len(columns) != 2:
-            raise fields.wrong_columns(where, len(columns), "2: query id and text")
-        yield Question(where=where, text=_non_empty(columns[1], where), id=columns[0])
-
-
-def _qa_csv(path: FilePath) -> Iterator[Question]:
-    for line, row in fields.quoted_rows(path):
-        where = f"{os.fspath(path)}:{line}"
+def _of_table(path: FilePath, *, is_dpr: bool) -> Iterator[Question]:
+    """Two columns without a header: id and text or, in DPR's way, question and answers."""
+    names, expected, rows = ("id", "question"), "query id and text", fields.plain_rows(path)
+    if is_dpr:
+        names, expected = ("question", "answers"), 'a question and answers, such as ["Paris"]'
+        rows = fields.quoted_rows(path)
+    for where, row in rows:
         if len(row) != 2:
-            expected = '2: the question and a list of answers, such as ["Paris"]'
-            raise fields.wrong_columns(where, len(row), expected)
-        question, answers = row
-        yield _question({"question": question, "answers": answers}, where, pairs=False)
+            raise fields.wrong_columns(where, len(row), f"2: {expected}")
+        yield _question(dict(zip(names, row, strict=True)), where)
 
 
-def _question(record: Mapping[str, object], where: str, *, pairs: bool) -> Question:
-    name = (
-        fields.first_of(record, fields.Role.QUESTION)
-        or fields.first_of(record, fields.Role.TEXT)
-        or "question"
-    )
-    text = fields.string_field(record, name, where)
-    id = fields.first_of(record, fields.Role.ID, fields.Role.QUERY_ID)
+def _question(record: fields.Record, where: str, *, pairs: bool = False) -> Question:
+    asked = (fields.Role.QUESTION, fields.Role.TEXT)
+    text = fields.string_of(record, where, *asked)
     quoted = fields.quoted_passages(record, fields.Role.POSITIVE, where)
     return Question(
         where=where,
-        text=_non_empty(text, where) if fields.first_of(record, fields.Role.QUESTION) else text,
-        id=fields.id_field(record, id, where),
+        text=_non_empty(text, fields.first_of(record, *asked) or "question", where),
+        id=fields.string_of(record, where, fields.Role.ID, fields.Role.QUERY_ID),
         answers=_answers(record, where),
         positives=fields.positives(record, where) if pairs else quoted,
         # As in DPR, a question without hard negatives falls back on its other negatives.
@@ -166,7 +238,7 @@ def _question(record: Mapping[str, object], where: str, *, pairs: bool) -> Quest
     )
 
 
-def _answers(record: Mapping[str, object], where: str) -> tuple[str, ...]:
+def _answers(record: fields.Record, where: str) -> tuple[str, ...]:
     name = fields.first_of(record, fields.Role.ANSWERS)
     if name is None:
         return ()
@@ -178,11 +250,12 @@ def _answers(record: Mapping[str, object], where: str) -> tuple[str, ...]:
         # In a table's column a list is written as in DPR's .qa.csv.
         with contextlib.suppress(*_NO_LITERAL):
             value = ast.literal_eval(value.strip())
-    return fields.string_list(value, f"{where}, field {name!r}")
+    where, fix = f"{where}, field {name!r}", "write a list of strings, such as ['Paris']"
+    return tuple(map(str, typed(value, list[str | int | float], where=where, fix=fix)))
 
 
-def _non_empty(text: str, where: str) -> str:
+def _non_empty(text: str, field: str, where: str) -> str:
     if not text.strip():
-        where = f"{where}, field 'question'"
+        where = f"{where}, field {field!r}"
         raise DataError("the question is empty", where=where, fix="remove it")
     return text

@@ -1,0 +1,338 @@
+"""Passages, questions and judgements of every format, and what is said of files that are wrong."""
+
+import itertools
+import json
+import random
+
+import pytest
+from written_files import write
+
+from taser_jax.data.readers import fields
+from taser_jax.data.readers.fields import content_id, read_qrels
+from taser_jax.data.readers.passages import (
+    PARAGRAPH_END,
+    LeftOut,
+    Span,
+    chunk_page,
+    read_passages,
+)
+from taser_jax.data.readers.questions import Question, read_kilt, read_questions
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import Passage
+
+
+def passages(path, left_out: LeftOut | None = None) -> list[Passage]:
+    return [located.passage for located in read_passages(path, left_out)]
+
+
+@pytest.mark.parametrize("name", ["psgs.tsv", "psgs.tsv.gz"])
+def test_a_header_brings_csv_quotes(tmp_path, name):
+    path = write(
+        tmp_path / name,
+        "id\ttext\ttitle\n"
+        '1\t"He said ""no"", and left."\tNo\n'
+        "2\tplain\t\n"
+        '3\t"two\nlines"\t"A ""B"""\n'
+        "4\tit's 5' 10\" tall\tBob\n"
+        '5\t"Yes" she said\t"open\n'
+        "6\tlast\tZ\n",
+    )
+    assert passages(path) == [
+        Passage("1", 'He said "no", and left.', "No"),
+        Passage("2", "plain", ""),
+        Passage("3", "two\nlines", 'A "B"'),
+        Passage("4", "it's 5' 10\" tall", "Bob"),
+        # No quotes of csv's: as they are.
+        Passage("5", '"Yes" she said', '"open'),
+        Passage("6", "last", "Z"),
+    ]
+    assert [located.where for located in read_passages(path)] == [
+        f"{path}:{line}" for line in (2, 3, 4, 6, 7, 8)
+    ]
+
+
+def test_columns_go_by_the_header_not_by_their_place(tmp_path):
+    path = write(
+        tmp_path / "p.tsv", "title\twikipedia_id\tparagraph_id\tid\ttext\nT\t9\t0\t1\tbody\n"
+    )
+    [located] = read_passages(path)
+    assert located.passage == Passage("1", "body", "T", page_id="9")
+    assert located.span == Span((0, 0), (0, PARAGRAPH_END))
+    maillard = write(tmp_path / "six.tsv", "id\ttext\ttitle\tpage\ta\tb\n0\tc\tT\t7\t\t\n")
+    [located] = read_passages(maillard)
+    assert (located.passage, located.span) == (Passage("0", "c", "T", "7"), None)
+    # Nor is any fourth field a page: made queries would all be of one.
+    record = {"id": "0", "text": "c", "title": "T", "lang": "en", "date": None, "source": "x"}
+    assert passages(write(tmp_path / "six.jsonl", [record])) == [Passage("0", "c", "T")]
+
+
+def test_a_field_beyond_all_measure_is_an_open_quote(tmp_path, monkeypatch):
+    monkeypatch.setattr(fields, "_LONGEST_FIELD", 200_000)
+    path = write(tmp_path / "p.tsv", 'id\ttext\ttitle\n1\t"' + "x" * 199_000 + '"\tb\n')
+    assert len(passages(path)[0].text) == 199_000
+    path = write(tmp_path / "p.tsv", 'id\ttext\ttitle\n1\t"' + "long line\n" * 30_000)
+    with pytest.raises(DataError, match=r"p\.tsv:2: 2 columns.*\n.*quote left open"):
+        passages(path)
+
+
+def test_what_is_empty_or_repeated_is_left_out_counted_and_listed(tmp_path):
+    content = "id\ttext\ttitle\n1\ta\tT\n2\t\t\n1\ta\tT\n3\t\tonly a title\n"
+    path, left_out = write(tmp_path / "p.tsv", content), LeftOut()
+    assert passages(path, left_out) == [Passage("1", "a", "T"), Passage("3", "", "only a title")]
+    assert left_out.counts == {"empty passages": 1, "repeated passages": 1}
+    assert left_out.lines == [
+        f"{path}:3, field 'text': it is empty",
+        f"{path}:4, field 'id': the id '1' was already used",
+    ]
+    path = write(tmp_path / "p.tsv", "1\ta\n1\ta\tT\n")
+    with pytest.raises(DataError, match=r":2, field 'id': the id '1' was already used"):
+        passages(path, LeftOut())
+
+
+def test_passages_are_streamed(tmp_path):
+    rows = "".join(f"{n}\ta\tb\n" for n in range(40_000))
+    path = write(tmp_path / "p.tsv", f"id\ttext\ttitle\n{rows}2\tbroken\n")
+    assert next(read_passages(path)).passage.id == "0"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "q1 Q0 d1 2\nq2\t0\td2\t0\n\n",
+        "query-id\tcorpus-id\tscore\nq1\td1\t2\nq2\td2\t0\n",
+        "relevance;doc_id;qid\n2;d1;q1\n0;d2;q2\n",
+        "query,docno,label\nq1,d1,2\nq2,d2,0\n",
+    ],
+)
+def test_qrels_in_trecs_columns_or_by_a_header(tmp_path, content):
+    judged = read_qrels(write(tmp_path / "qrels.tsv", content))
+    triples = [(entry.query_id, entry.passage_id, entry.relevance) for entry in judged]
+    assert triples == [("q1", "d1", 2), ("q2", "d2", 0)]
+
+
+def test_windows_of_a_page_by_hand():
+    page = [
+        "Bern\n",
+        "Bern is a city. It lies on the Aare.\n",
+        "Bears live there.\n",
+        "Section::::History.\n",
+        "Founded in 1191 by Duke B. of Zurich it grew. It burned.\n",
+        "",
+    ]
+    assert list(chunk_page(page, words=10)) == [
+        ("Bern is a city. It lies on the Aare. Bears", Span((1, 0), (2, 5))),
+        ("live there. Founded in 1191 by Duke B. of Zurich", Span((2, 6), (4, 36))),
+        ("it grew. It burned.", Span((4, 37), (4, 56))),
+    ]
+
+
+@pytest.mark.parametrize("limit", [1, 7, 30])
+def test_no_word_of_a_page_is_lost_or_repeated(limit):
+    rng = random.Random(limit)
+    paragraphs = [
+        "".join(rng.choice(["word ", "Name. ", "It's ", "(x) ", "1.5 "]) for _ in range(n))
+        for n in (0, 3, 40, 1, 25)
+    ]
+    page = ["T", *paragraphs[:3], "Section::::S", *paragraphs[3:]]
+    texts, spans = zip(*chunk_page(page, words=limit), strict=True)
+    assert " ".join(texts).split() == " ".join(paragraphs).split()
+    assert all(first.end <= second.start for first, second in itertools.pairwise(spans))
+    assert [len(text.split()) for text in texts[:-1]] == [limit] * (len(texts) - 1)
+
+
+PAGE = {"wikipedia_id": "7", "wikipedia_title": "Bern", "text": ["Bern\n", "A city.\n"]}
+
+
+def test_pages_of_a_knowledge_source_as_lines_or_an_array(tmp_path):
+    for content in ([PAGE], json.dumps([PAGE])):
+        path = write(tmp_path / "k.json", content)
+        assert passages(path) == [Passage("7.0", "A city.", "Bern", "7")]
+
+
+MESH = """<?xml version="1.0"?>
+<!DOCTYPE DescriptorRecordSet SYSTEM "desc2006.dtd">
+<DescriptorRecordSet><DescriptorRecord>
+ <DescriptorName><String>Temefos</String></DescriptorName>
+ <ConceptList>
+  <Concept PreferredConceptYN="Y"><ConceptUI>M2</ConceptUI>
+   <ConceptName><String>Temefos</String></ConceptName>
+   <ScopeNote>An organothiophosphate
+     insecticide &amp; larvicide.</ScopeNote>
+   <TermList><Term><TermUI>T1</TermUI><String>Abate</String></Term></TermList>
+  </Concept>
+  <Concept><ConceptUI>M3</ConceptUI><ConceptName><String>Abate</String></ConceptName></Concept>
+ </ConceptList>
+</DescriptorRecord></DescriptorRecordSet>
+"""
+TERMS = [
+    {"id": "DOID:3", "name": "unnamed"},
+    {"id": "DOID:4", "name": "disease", "definition": "A disposition.", "synonyms": ["x"]},
+    {"id": "DOID:5", "name": "undefined", "definition": ""},
+]
+
+
+def test_thesauri_give_scope_notes_and_defined_terms(tmp_path):
+    note = "An organothiophosphate insecticide & larvicide."
+    assert passages(write(tmp_path / "desc.xml.gz", MESH)) == [Passage("M2", note, "Temefos")]
+    defined = [Passage("DOID:4", "A disposition.", "disease")]
+    assert passages(write(tmp_path / "terms.jsonl", TERMS)) == defined
+
+
+ROW = {
+    "question": "who?",
+    "answers": ["Ada", 1815],
+    "positive_ctxs": [{"title": "Ada", "text": "She ...", "passage_id": 12, "score": 3.0}],
+    "negative_ctxs": [{"title": None, "text": "other"}],
+    "hard_negative_ctxs": [{"text": "near", "psg_id": "13"}],
+}
+
+
+@pytest.mark.parametrize("name", ["t.json.gz", "t.jsonl"])
+def test_training_rows_in_json_and_jsonl(tmp_path, name):
+    other = {"question": "when?", "answers": [], "positive_ctxs": [], "qid": 7}
+    rows = [ROW, other, {**other, "negative_ctxs": ROW["negative_ctxs"]}]
+    as_array = ".jsonl" not in name
+    path = write(tmp_path / name, json.dumps(rows, indent=4) if as_array else rows)
+    first, second, third = read_questions(path)
+    assert first == Question(
+        where=f"{path}:{2 if as_array else 1}",
+        text="who?",
+        answers=("Ada", "1815"),
+        positives=(Passage("12", "She ...", "Ada"),),
+        hard_negatives=(Passage("13", "near", ""),),
+    )
+    assert (second.id, second.positives, second.hard_negatives) == ("7", (), ())
+    # DPR's fallback; what has no id has one of its content.
+    assert third.hard_negatives == (Passage(content_id("", "other"), "other", ""),)
+
+
+def test_qa_csv_bare_and_in_pyserini_quotes(tmp_path):
+    path = write(
+        tmp_path / "q.qa.csv.gz",
+        "who?\t['Ada', \"O'Hara\"]\n"
+        'when?\t["1815"]\n'
+        'quoted?\t"[""5\' 10"", ""a \\""b\\""""]"\n'
+        'the "Charge" of?\t["Crimean War", "x\\\\s?y"]\n'
+        "none?\t[]\n",
+    )
+    assert [(q.text, q.answers, q.where.rpartition(":")[2]) for q in read_questions(path)] == [
+        ("who?", ("Ada", "O'Hara"), "1"),
+        ("when?", ("1815",), "2"),
+        ("quoted?", ("5' 10", 'a "b"'), "3"),
+        ('the "Charge" of?', ("Crimean War", "x\\s?y"), "4"),
+        ("none?", (), "5"),
+    ]
+    path = write(tmp_path / "q.csv", 'question,answers\nwho?,"[""Ada"", \'Lovelace\']"\nwhen?,[]\n')
+    answers = [(question.text, question.answers) for question in read_questions(path)]
+    assert answers == [("who?", ("Ada", "Lovelace")), ("when?", ())]
+
+
+GOLD = {"answer": "Bern", "provenance": [{"wikipedia_id": "7", "title": "Bern"}]}
+
+
+def _query(**fields) -> dict:
+    return {"id": "q1", "input": "capital?", "output": [GOLD], **fields}
+
+
+def test_a_query_with_every_kind_of_provenance(tmp_path):
+    place = {"start_paragraph_id": 2, "end_paragraph_id": 3}
+    record = _query(
+        output=[
+            {"answer": "Bern", "provenance": [{"wikipedia_id": "7", "title": "Bern", **place}]},
+            {
+                "provenance": [
+                    {"wikipedia_id": 8, **place, "start_character": 5, "end_character": 9},
+                    {"wikipedia_id": "8", **place, "start_character": -1, "end_character": -1},
+                    {"wikipedia_id": None, "passage_id": 12},
+                ]
+            },
+            {"answer": "the city of Bern"},
+            # Or P1 would drop the passages that contain the word "supports".
+            {"answer": "SUPPORTS"},
+        ]
+    )
+    path = write(tmp_path / "q.jsonl.gz", [record, {"id": 5, "input": "blind?"}])
+    query, blind = read_kilt(path)
+    assert (query.where, query.id, query.text) == (f"{path}:1", "q1", "capital?")
+    assert query.answers == ("Bern", "the city of Bern")
+    whole = Span((2, 0), (3, PARAGRAPH_END))
+    assert [(place.page_id, place.passage, place.span) for place in query.provenance] == [
+        ("7", "", whole),
+        ("8", "", Span((2, 5), (3, 9))),
+        ("8", "", whole),
+        ("", "12", None),
+    ]
+    assert [output.provenance is None for output in query.outputs] == [False, False, True, True]
+    assert query.record == record
+    assert (blind.id, blind.outputs) == ("5", ())
+    # An array is read as lines are.
+    array = write(tmp_path / "q.json", json.dumps([record], indent=1))
+    assert [entry.outputs for entry in read_questions(array)] == [query.outputs]
+
+
+HEADER = "id\ttext\ttitle\n1\ta\tb\n"
+PASSAGE = {"_id": "d1", "text": "first"}
+# Name and content of a file, and what is said of it.
+BAD_PASSAGES = [
+    ("p.tsv", f"{HEADER}2\tno title\n", ":3: 2 columns, not 3: id, text"),
+    ("p.tsv", f"{HEADER}2\t \t\n", ":3, field 'text': it is empty"),
+    ("p.tsv", f"{HEADER}\ta\tb\n", ":3, field 'id': the id is empty"),
+    ("p.tsv", "1\ta\tA\ttab\n", r":1: 4 columns, not 2 or 3(.|\n)*newlines within a text"),
+    ("p.tsv", "id\ttext\tparagraph_id\n1\ta\tx\n", ":2, field 'paragraph_id': found 'x'"),
+    ("p.tsv", "id\ttext\n", ": there is no passage in it"),
+    ("c.jsonl", [PASSAGE, {"text": "x"}], ":2, field 'id': the id is empty"),
+    ("c.jsonl", [PASSAGE, {"_id": "d9"}], ":2, field 'text': no field 'text'"),
+    ("c.jsonl", [PASSAGE, {**PASSAGE, "title": [3]}], r":2, field 'title': found \[3\]"),
+    ("c.jsonl", TERMS[:1], r": there is no passage(.|\n)*a definition"),
+    ("k.jsonl", [PAGE, {**PAGE, "wikipedia_id": None}], ":2: .*field 'wikipedia_id'"),
+    ("k.jsonl", [PAGE, {**PAGE, "text": "A city."}], ":2, field 'text': .* expected a list"),
+    ("desc.xml", MESH[:-40], ":14: not complete XML"),
+    ("desc.xml", "no xml", ":1: not complete XML"),
+    ("desc.xml", MESH.replace("ScopeNote", "Note"), r": there is no passage in it(.|\n)*a ScopeNote"),
+]
+BAD_QRELS = [
+    ("q1 0 d1 1\nq1 d2 1\n", ":2: 3 columns"),
+    ("query-id\tcorpus-id\tscore\nq1\t0\td1\t1\n", ":2: 4 columns"),
+    ("query-id,corpus-id,rank\nq1,d1,1\n", ":2: its columns are query-id, corpus-id, rank"),
+    ("q1,0,d1,1\n", r":1: 1 columns, not TREC's 4(.|\n)*nor named by a header"),
+    ("q1 0 d1 yes\n", ":1: the grade is 'yes'"),
+    (f"q1 0 d1 {10**30}\n", r":1: the grade is '10{30}'(.|\n)*32 bits"),
+]
+BAD_ROWS = [
+    ({"answers": "Ada"}, r"field 'answers': expected a list(.|\n)*fix: write a list"),
+    ({"answers": [["Ada"]]}, r"field 'answers', field '\[0\]'"),
+    ({"question": [3]}, r"field 'question': found \[3\]"),
+    ({"question": " "}, "field 'question': the question is empty"),
+    ({"positive_ctxs": [3]}, "field 'positive_ctxs', field 'text': text is 3"),
+    ({"positive_ctxs": [{"passage_id": [1]}]}, "field 'positive_ctxs', field 'passage_id'"),
+    ({"qid": True}, "field 'qid': found True"),
+    ({"qid": 1.0}, r"field 'qid': found 1.0\n  fix: write a string or an integer"),
+]
+BAD_QUESTIONS = [
+    ("q.qa.csv", "who?\tAda\n", ":1, field 'answers': expected a list"),
+    ("q.qa.csv", "who?\t[__import__('os').getcwd()]\n", ":1, field 'answers': expected a list"),
+    ("q.qa.csv", "who?\n", ":1: 1 columns, not 2: a question and answers"),
+    ("q.qa.csv", "\t['a']\n", ":1, field 'question': the question is empty"),
+    ("q.tsv", "q1 who?\n", ":1: 1 columns"),
+    ("q.tsv", "a\tb\nc\t \n", ":2, field 'question'"),
+    ("q.jsonl", [_query(output="Bern")], ":1, field 'output': .*: expected a list"),
+    ("q.jsonl", [_query(output=[{"provenance": [7]}])], r":1, .*output\[0\].provenance\[0\]"),
+    ("q.jsonl", [_query(input=" ")], ":1, field 'input': the question is empty"),
+]
+
+
+@pytest.mark.parametrize(
+    ("read", "name", "content", "message"),
+    [
+        *((read_passages, *bad) for bad in BAD_PASSAGES),
+        *((read_qrels, "qrels.tsv", *bad) for bad in BAD_QRELS),
+        *(
+            (read_questions, "t.jsonl", [ROW, {**ROW, **row}], f":2, {bad}")
+            for row, bad in BAD_ROWS
+        ),
+        *((read_questions, *bad) for bad in BAD_QUESTIONS),
+    ],
+)
+def test_a_bad_file_names_line_and_field(tmp_path, read, name, content, message):
+    with pytest.raises(DataError, match=name.replace(".", r"\.") + message):
+        list(read(write(tmp_path / name, content)))
