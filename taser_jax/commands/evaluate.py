@@ -12,7 +12,7 @@ import numpy as np
 
 from taser_jax.commands import inputs
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
-from taser_jax.data.prepare.receipts import gold_path
+from taser_jax.data.prepare.collection import gold_path
 from taser_jax.data.readers.questions import Question, read_kilt
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.evaluation import kilt, metrics, results

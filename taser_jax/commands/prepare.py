@@ -19,8 +19,12 @@ from taser_jax.data.collections.store import (
     write_queries,
 )
 from taser_jax.data.prepare import collection as preparation
-from taser_jax.data.prepare.collection import PassageFiles
-from taser_jax.data.prepare.receipts import PreparedCollection, left_out_directory, write_left_out
+from taser_jax.data.prepare.collection import (
+    PassageFiles,
+    PreparedCollection,
+    left_out_directory,
+    write_left_out,
+)
 from taser_jax.data.prepare.splits import PrepareOptions, Tasks
 from taser_jax.data.pydocs.build import TASKS, build_pydocs
 from taser_jax.devices.hosts import writes
@@ -207,14 +211,13 @@ def prepare_files(*, data_dir: FilePath, collection: str, **options: Any) -> Pre
 
 def _report(prepared: PreparedCollection, data_dir: FilePath) -> None:
     logger.info(
-        "%s: %s passages (%s duplicates merged, %s renamed%s), fingerprint %s%s",
+        "%s: %s passages (%s duplicates merged, %s renamed%s), fingerprint %s",
         prepared.collection,
         f"{prepared.passages:,}",
         f"{prepared.merged:,}",
         f"{prepared.renamed:,}",
         _listed(prepared.left_out),
         prepared.fingerprint,
-        ", reused" if prepared.reused else "",
     )
     for split in prepared.splits:
         counts = f"{split.queries:,} queries{_listed(split.left_out)}"

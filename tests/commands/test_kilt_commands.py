@@ -8,7 +8,7 @@ from small_world import figures, gin, refused, succeed
 from written_files import write_all, write_run
 
 from taser_jax.data.collections.store import QuerySet
-from taser_jax.data.prepare.receipts import gold_path
+from taser_jax.data.prepare.collection import gold_path
 
 PASSAGES = """\
 id\ttext\ttitle\twikipedia_id\tparagraph_id

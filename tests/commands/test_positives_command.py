@@ -5,7 +5,7 @@ from small_world import gin, refused, succeed
 
 from taser_jax.commands.prepare import Bm25Positives, find_positives
 from taser_jax.data.collections.store import QuerySet, write_collection, write_queries
-from taser_jax.data.prepare.receipts import left_out_directory
+from taser_jax.data.prepare.collection import left_out_directory
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Passage, Query
 

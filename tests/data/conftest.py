@@ -2,6 +2,9 @@
 
 import pytest
 
+from taser_jax.data.collections.store import QuerySet
+from taser_jax.data.prepare.collection import prepare
+from taser_jax.data.prepare.splits import PrepareOptions
 from taser_jax.data.seqio_tasks import registry
 
 
@@ -16,3 +19,27 @@ def empty_registries(monkeypatch):
     seqio.TaskRegistry._REGISTRY, seqio.MixtureRegistry._REGISTRY = {}, {}
     yield
     seqio.TaskRegistry._REGISTRY, seqio.MixtureRegistry._REGISTRY = before
+
+
+@pytest.fixture
+def prepare_here(tmp_path):
+    """Prepares tmp_path's files as its collection "c"; options are those of PrepareOptions."""
+
+    def prepare_files(passages=None, queries=None, directories=(), **options):
+        return prepare(
+            data_dir=tmp_path / "data",
+            collection="c",
+            passages=passages,
+            queries=queries,
+            directories=directories,
+            directory=tmp_path,
+            options=PrepareOptions(**options),
+        )
+
+    return prepare_files
+
+
+@pytest.fixture
+def queries_of(tmp_path):
+    """Queries of a task and split that `prepare_here` has written."""
+    return lambda task, split: list(QuerySet.open(tmp_path / "data", "c", task, split))

@@ -4,9 +4,8 @@ import os
 import pytest
 
 from taser_jax.data.collections.store import PassageStore, QuerySet
-from taser_jax.data.prepare.collection import prepare
+from taser_jax.data.prepare.collection import gold_path, prepare
 from taser_jax.data.prepare.mapping import MISSING_POSITIVES
-from taser_jax.data.prepare.receipts import gold_path
 from taser_jax.data.prepare.splits import PrepareOptions, QuestionFiles
 from taser_jax.data.readers.passages import read_passages
 from taser_jax.data.readers.questions import read_questions

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import dataclasses
-import functools
 import hashlib
 import json
 import logging
@@ -13,20 +12,13 @@ import pathlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
+from etils import epath
 from jaxtyping import Int32
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, write_collection, write_queries
-from taser_jax.data.files import file_digest
+from taser_jax.data.files import open_bytes
 from taser_jax.data.prepare.detection import detect
 from taser_jax.data.prepare.mapping import PageIndex, PassageResolver, QuestionMapper
-from taser_jax.data.prepare.receipts import (
-    PreparedCollection,
-    PreparedSplit,
-    already_prepared,
-    gold_path,
-    write_left_out,
-    write_receipt,
-)
 from taser_jax.data.prepare.splits import (
     VALIDATION,
     PrepareOptions,
@@ -37,19 +29,56 @@ from taser_jax.data.prepare.splits import (
     question_splits,
 )
 from taser_jax.data.readers.fields import content_id, read_qrels
-from taser_jax.data.readers.passages import LeftOut, LocatedPassage, read_passages, text_files
+from taser_jax.data.readers.passages import LeftOut, LocatedPassage, read_passages
 from taser_jax.data.readers.questions import is_kilt
-from taser_jax.storage.artifacts import FilePath, fingerprint_json, replacing, split_path
+from taser_jax.storage.artifacts import FilePath, replacing, split_path, write_text
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage, Query, check_id, hash_share, normalized_content
-from taser_jax.storage.typed_files import to_plain
 
-# Version of the output and receipt for the same files and options; a new one prepares them again.
-_FORMAT_VERSION = 4
 _DEFAULTS = PrepareOptions()
 
 PassageFiles = FilePath | Sequence[FilePath] | Mapping[str, FilePath]
 logger = logging.getLogger("taser")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PreparedSplit:
+    """Counts of one task and split.
+
+    Attributes:
+        task: its task.
+        split: "train", "validation" or "test".
+        queries: number written.
+        left_out: kind -> number of what its files lack.
+    """
+
+    task: str
+    split: str
+    queries: int
+    left_out: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PreparedCollection:
+    """A summary of what was prepared.
+
+    Attributes:
+        collection: its name.
+        passages: number written.
+        merged: passages skipped because their title and text occurred before.
+        renamed: passages whose id was taken, now written label:id.
+        left_out: kind -> number of passages left out.
+        fingerprint: fingerprint of the collection.
+        splits: the query sets.
+    """
+
+    collection: str
+    passages: int
+    merged: int
+    renamed: int
+    left_out: Mapping[str, int]
+    fingerprint: str
+    splits: tuple[PreparedSplit, ...]
 
 
 def prepare(
@@ -90,7 +119,7 @@ def prepare(
         unjudged_tasks: tasks whose training questions stay without a positive, to be found later.
 
     Returns:
-        Counts and fingerprints. The same call on the same files does nothing.
+        Counts, and the collection's fingerprint. The same files give equal bytes.
 
     Raises:
         ConfigError: no file, a task or label twice, options of other tasks.
@@ -151,9 +180,12 @@ def _prepare(
     options: PrepareOptions,
 ) -> PreparedCollection:
     """Writes passages as one collection, and questions as its query sets."""
-    inputs = _inputs_fingerprint(sources, splits, options)
-    if (done := already_prepared(data_dir, collection, inputs)) is not None:
-        return done
+    asked = [path for split in splits for path in (split.files.questions, split.files.qrels)]
+    for path in dict.fromkeys([*sources.values(), *filter(None, asked)]):
+        # A missing file is reported before any work is done.
+        if not os.path.isdir(path):
+            with open_bytes(path):
+                pass
     check_former_splits(data_dir, collection, splits, options)
     left_out, pages = LeftOut(strict=options.strict), PageIndex()
     has_pages = any(is_kilt(split.files.questions) for split in splits)
@@ -178,11 +210,11 @@ def _prepare(
         carves = split.split == "train" and split.task not in held_out
         share = options.validation_share if carves else 0.0
         for queries in _write_split(data_dir, collection, mapper, share):
-            counts = lacks.counts if queries.split == split.split else {}
-            written.append(PreparedSplit.of(queries, counts))
+            counts = +lacks.counts if queries.split == split.split else {}
+            written.append(PreparedSplit(split.task, queries.split, len(queries), counts))
         file = split_path("", split.task, split.split, ".txt")
         write_left_out(data_dir, collection, file, lacks.lines)
-    prepared = PreparedCollection(
+    return PreparedCollection(
         collection=collection,
         passages=len(store),
         merged=merger.merged,
@@ -191,7 +223,6 @@ def _prepare(
         fingerprint=store.fingerprint,
         splits=tuple(written),
     )
-    return write_receipt(data_dir, prepared, inputs=inputs)
 
 
 class PassageMerger:
@@ -358,26 +389,29 @@ def _label(path: FilePath) -> str:
     return name.removesuffix(".gz").removesuffix(".tsv")
 
 
-def _digest(path: str) -> str:
-    """A file's digest, or that of a folder's texts."""
-    if not os.path.isdir(path):
-        return file_digest(path)
-    return fingerprint_json(
-        [[str(file), file_digest(file)] for file in text_files(pathlib.Path(path))]
-    )
+def gold_path(queries: QuerySet) -> epath.Path:
+    """The official gold of a query set that was prepared from KILT's files."""
+    return queries.directory / "kilt.jsonl"
 
 
-def _inputs_fingerprint(
-    sources: Mapping[str, FilePath], splits: Sequence[QuestionSplit], options: PrepareOptions
-) -> str:
-    """Fingerprint of all inputs' bytes; reports a missing file before any work is done."""
-    digest = functools.cache(_digest)
-    described: list[object] = [_FORMAT_VERSION, to_plain(options)]
-    described += [[label, digest(os.fspath(path))] for label, path in sources.items()]
-    for split in splits:
-        files = split.files
-        paths = (files.questions, files.qrels)
-        contents = [None if path is None else digest(os.fspath(path)) for path in paths]
-        names = [split.task, split.split, *split.sharing, files.passages]
-        described.append([*names, split.keeps_unjudged, os.fspath(files.questions), *contents])
-    return fingerprint_json(described)
+def left_out_directory(data_dir: FilePath, collection: str) -> epath.Path:
+    """The lists of what was left out, one a query set; passages.txt is that of the passages."""
+    return epath.Path(data_dir) / collection / "left_out"
+
+
+def write_left_out(
+    data_dir: FilePath, collection: str, file: FilePath, lines: Sequence[str]
+) -> None:
+    """Lists what was left out: file, line and reason of each.
+
+    Args:
+        data_dir: folder of collections.
+        collection: its name.
+        file: "passages.txt", or task and split as `split_path` names them.
+        lines: the list; without any there is no file.
+    """
+    path = left_out_directory(data_dir, collection) / file
+    path.unlink(missing_ok=True)
+    if lines:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, "".join(f"{line}\n" for line in lines))

@@ -1,23 +1,20 @@
-import json
+"""Questions and judgements as rows of one collection: DPR's contexts, qrels, and what they lack."""
+
 import re
 
 import pytest
-from written_files import beir, write
+from written_files import beir, write_all
 
-from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
-from taser_jax.data.prepare import collection
-from taser_jax.data.prepare.collection import prepare
+from taser_jax.data.collections.store import PassageStore, list_tasks
+from taser_jax.data.prepare.collection import left_out_directory, prepare
 from taser_jax.data.prepare.mapping import (
     CONTRADICTING,
     MISSING_NEGATIVES,
     MISSING_POSITIVES,
     WITHOUT_POSITIVE,
 )
-from taser_jax.data.prepare.receipts import left_out_directory
 from taser_jax.data.prepare.splits import PrepareOptions, QuestionFiles
 from taser_jax.storage.errors import ConfigError, DataError, StorageError
-
-PASSAGES = "id\ttext\ttitle\n1\tfirst\tA\n2\tsecond\tB\n3\tthird\t\n"
 
 
 def _context(text, title="", **more):
@@ -40,39 +37,30 @@ TRAIN = [
         "negative_ctxs": [_context("second", "B")],
     },
 ]
+GONE = {**TRAIN[2], "positive_ctxs": [_context("gone", "T", passage_id="9")]}
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def files(tmp_path):
-    """Writes files by name, `a__qa_csv` for a.qa.csv, and returns their paths."""
-
-    def write_named(**contents):
-        return {
-            name: write(tmp_path / name.replace("__", ".").replace("_", "."), content)
-            for name, content in contents.items()
-        }
-
-    return write_named
-
-
-def _queries(tmp_path, task, split):
-    return list(QuerySet.open(tmp_path / "data", "c", task, split))
-
-
-def _prepare(tmp_path, passages, queries, **options):
-    return prepare(
-        data_dir=tmp_path / "data",
-        collection="c",
-        passages=passages,
-        queries=queries,
-        options=PrepareOptions(**options),
-    )
+    contents = {
+        "p.tsv": "id\ttext\ttitle\n1\tfirst\tA\n2\tsecond\tB\n3\tthird\t\n",
+        "other.tsv": "id\ttext\ttitle\n1\tsecond\tB\n2\tnew\tN\n",
+        "t.jsonl": TRAIN,
+        "gone.jsonl": [TRAIN[0], GONE],
+        "twice.jsonl": [{**TRAIN[0], "qid": "q"}, {**TRAIN[2], "qid": "q"}],
+        "bare.jsonl": [{"question": "q", "answers": ["a"]}],
+        "dev.qa.csv": "who?\t['Ada']\nwhen?\t['1815', \"'15\"]\nwhy?\t['so']\n",
+        "q.tsv": "x\tquery\n",
+        "merged.tsv": "x 0 2 1\n",
+        "twice.tsv": "x 0 1 1\nx 0 2 0\nx 0 1 2\nx 0 1 2\nx 0 2 1\n",
+        "foreign.tsv": "b1 0 1 1\n",
+    }
+    return write_all(tmp_path, contents)
 
 
-def test_dpr_training_rows_become_rows_of_the_collection(tmp_path, files):
-    paths = files(p__tsv=PASSAGES, t__jsonl=TRAIN)
-    prepared = _prepare(tmp_path, paths["p__tsv"], {"nq": {"train": paths["t__jsonl"]}})
-    first, last = _queries(tmp_path, "nq", "train")
+def test_dpr_training_rows_become_rows_of_the_collection(tmp_path, prepare_here, queries_of):
+    prepared = prepare_here("p.tsv", {"nq": {"train": "t.jsonl"}})
+    first, last = queries_of("nq", "train")
     assert (first.id, first.text, first.task, first.answers) == ("train-0", "by id?", "nq", ("x",))
     assert first.positives == (1, 0)
     assert first.hard_negatives == (2,)  # Without the positive and the unknown one.
@@ -80,145 +68,116 @@ def test_dpr_training_rows_become_rows_of_the_collection(tmp_path, files):
     assert last.hard_negatives == (1,)  # DPR's fallback to the other negatives.
     (split,) = prepared.splits
     assert (split.queries, split.left_out) == (2, {MISSING_NEGATIVES: 1, WITHOUT_POSITIVE: 1})
-    assert (prepared.passages, prepared.merged, prepared.reused) == (3, 0, False)
+    assert (prepared.passages, prepared.merged) == (3, 0)
     assert prepared.fingerprint == PassageStore.open(tmp_path / "data", "c").fingerprint
 
 
-def test_evaluation_questions_have_answers_and_positives(tmp_path, files):
-    paths = files(
-        p__tsv=PASSAGES,
-        dev__jsonl=[
-            {"id": id, "question": text, "answers": answers}
-            for id, text, answers in (
-                ("a1", "who?", ["Ada"]),
-                ("a2", "when?", ["1815", "'15"]),
-                ("a3", "why?", ["so"]),
-            )
-        ],
-        dev__qa_csv="who?\t['Ada']\nwhen?\t['1815', \"'15\"]\nwhy?\t['so']\n",
-        qrels__tsv="a1\t0\t3\t1\na2\t0\t1\t1\na2\t0\t2\t2\na1\t0\t1\t0\n",
-        t__jsonl=TRAIN,
-    )
-    dev = QuestionFiles(paths["dev__jsonl"], qrels=paths["qrels__tsv"])
-    tasks = {"nq": {"validation": dev, "test": paths["t__jsonl"]}}
-    tasks["qa"] = {"test": paths["dev__qa_csv"]}
-    prepared = _prepare(tmp_path, paths["p__tsv"], tasks)
-    queries = _queries(tmp_path, "nq", "validation")
-    assert [(q.id, q.positives, q.relevance, q.answers) for q in queries] == [
+def test_evaluation_questions_have_answers_and_positives(tmp_path, prepare_here, queries_of):
+    asked = {"a1": ("who?", ["Ada"]), "a2": ("when?", ["1815", "'15"]), "a3": ("why?", ["so"])}
+    dev = [{"id": id, "question": text, "answers": said} for id, (text, said) in asked.items()]
+    qrels = "a1\t0\t3\t1\na2\t0\t1\t1\na2\t0\t2\t2\na1\t0\t1\t0\n"
+    write_all(tmp_path, {"dev.jsonl": dev, "qrels.tsv": qrels})
+    judged = QuestionFiles("dev.jsonl", qrels="qrels.tsv")
+    tasks = {"nq": {"validation": judged, "test": "t.jsonl"}, "qa": {"test": "dev.qa.csv"}}
+    prepared = prepare_here("p.tsv", tasks)
+    assert [
+        (q.id, q.positives, q.relevance, q.answers) for q in queries_of("nq", "validation")
+    ] == [
         ("a1", (2,), (), ("Ada",)),
         ("a2", (1, 0), (2, 1), ("1815", "'15")),
         ("a3", (), (), ("so",)),
     ]
     # Kept without a positive: its answers can still be looked for.
-    assert [q.id for q in _queries(tmp_path, "nq", "test")] == ["test-0", "q7", "test-2"]
-    unnamed = _queries(tmp_path, "qa", "test")[0]
+    assert [q.id for q in queries_of("nq", "test")] == ["test-0", "q7", "test-2"]
+    unnamed = queries_of("qa", "test")[0]
     assert (unnamed.id, unnamed.positives, unnamed.answers) == ("test-0", (), ("Ada",))
     assert [split.left_out[WITHOUT_POSITIVE] for split in prepared.splits] == [1, 1, 3]
     assert list_tasks(tmp_path / "data", "c") == {"nq": ["validation", "test"], "qa": ["test"]}
 
 
-def test_an_id_of_several_files_needs_a_label(tmp_path, files):
-    paths = files(
-        a__tsv=PASSAGES,
-        b__tsv="id\ttext\ttitle\n1\tsecond\tB\n2\tnew\tN\n",
-        q__tsv="x\tquery\n",
-        qrels__tsv="x 0 2 1\n",
-    )
-    labelled = QuestionFiles(paths["q__tsv"], qrels=paths["qrels__tsv"], passages="b")
-    _prepare(tmp_path, [paths["a__tsv"], paths["b__tsv"]], {"t": {"test": labelled}})
-    assert _queries(tmp_path, "t", "test")[0].positives == (3,)
-    unlabelled = QuestionFiles(paths["q__tsv"], qrels=paths["qrels__tsv"])
-    with pytest.raises(DataError, match=r"qrels\.tsv:1: the passage id '2' means different"):
-        _prepare(tmp_path, [paths["a__tsv"], paths["b__tsv"]], {"t": {"test": unlabelled}})
-    with pytest.raises(ConfigError, match="no passage file is labelled 'b'"):
-        _prepare(tmp_path, {"x": paths["a__tsv"], "y": paths["b__tsv"]}, {"t": {"test": labelled}})
+def test_an_id_of_several_files_needs_a_label(prepare_here, queries_of):
+    labelled = {"t": {"test": QuestionFiles("q.tsv", qrels="merged.tsv", passages="other")}}
+    prepare_here(["p.tsv", "other.tsv"], labelled)
+    assert queries_of("t", "test")[0].positives == (3,)
+    unlabelled = {"t": {"test": QuestionFiles("q.tsv", qrels="merged.tsv")}}
+    with pytest.raises(DataError, match=r"merged\.tsv:1: the passage id '2' means different"):
+        prepare_here(["p.tsv", "other.tsv"], unlabelled)
+    with pytest.raises(ConfigError, match="no passage file is labelled 'other'"):
+        prepare_here({"x": "p.tsv", "y": "other.tsv"}, labelled)
 
 
-def test_running_again_does_nothing_until_an_input_or_output_changes(tmp_path, files, monkeypatch):
-    paths = files(p__tsv=PASSAGES, t__jsonl=TRAIN)
-    tasks = {"nq": {"train": paths["t__jsonl"]}}
-    first = _prepare(tmp_path, paths["p__tsv"], tasks)
-    with monkeypatch.context() as patched:
-        patched.setattr(collection, "write_collection", None)
-        again = _prepare(tmp_path, paths["p__tsv"], tasks)
-    assert again.reused
-    assert (again.splits, again.fingerprint) == (first.splits, first.fingerprint)
-
-    monkeypatch.setattr(collection, "_FORMAT_VERSION", 1)
-    assert not _prepare(tmp_path, paths["p__tsv"], tasks).reused
-    paths["t__jsonl"].write_text(json.dumps(TRAIN[0]) + "\n")
-    changed = _prepare(tmp_path, paths["p__tsv"], tasks)
-    assert (changed.splits[0].queries, changed.fingerprint) == (1, first.fingerprint)
-    (tmp_path / "data/c/queries/nq/train/metadata.json").unlink()
-    rebuilt = _prepare(tmp_path, paths["p__tsv"], tasks)
-    assert (rebuilt.splits, rebuilt.reused) == (changed.splits, False)
-
-
-def test_a_positive_outside_the_collection(tmp_path, files):
-    rows = [TRAIN[0], {**TRAIN[2], "positive_ctxs": [_context("gone", "T", passage_id="9")]}]
-    paths = files(p__tsv=PASSAGES, t__jsonl=rows)
-    tasks = {"nq": {"train": paths["t__jsonl"]}}
-    absent = "t.jsonl:2, positive 0: the positive (id '9', title 'T') is not in the"
+def test_a_positive_outside_the_collection(tmp_path, prepare_here):
+    tasks = {"nq": {"train": "gone.jsonl"}}
+    absent = "gone.jsonl:2, positive 0: the positive (id '9', title 'T') is not in the"
     with pytest.raises(DataError, match=rf"{re.escape(absent)}(.|\n)*fix: .*leave out --strict"):
-        _prepare(tmp_path, paths["p__tsv"], tasks, strict=True)
+        prepare_here("p.tsv", tasks, strict=True)
     assert list_tasks(tmp_path / "data", "c") == {}
-    (split,) = _prepare(tmp_path, paths["p__tsv"], tasks).splits
+    (split,) = prepare_here("p.tsv", tasks).splits
     counts = {MISSING_NEGATIVES: 1, MISSING_POSITIVES: 1, WITHOUT_POSITIVE: 1}
     assert (split.queries, split.left_out) == (1, counts)
     listed = (left_out_directory(tmp_path / "data", "c") / "nq.train.txt").read_text()
     assert absent in listed
-    assert "t.jsonl:2, question 'by content?': without a positive" in listed
-    unanswered = {
-        "nq": {"train": files(u__jsonl=[{"question": "q", "answers": ["a"]}])["u__jsonl"]}
-    }
+    assert "gone.jsonl:2, question 'by content?': without a positive" in listed
     with pytest.raises(DataError, match=r"there are no queries(.|\n)*BM25_POSITIVES"):
-        _prepare(tmp_path, paths["p__tsv"], unanswered)
+        prepare_here("p.tsv", {"nq": {"train": "bare.jsonl"}})
 
 
-def test_contradicting_judgements_count_once_with_the_highest_grade(tmp_path, files):
-    paths = files(
-        p__tsv=PASSAGES, q__tsv="a\tq\n", qrels__tsv="a 0 1 1\na 0 2 0\na 0 1 2\na 0 1 2\na 0 2 1\n"
-    )
-    tasks = {"t": {"test": QuestionFiles(paths["q__tsv"], qrels=paths["qrels__tsv"])}}
-    (split,) = _prepare(tmp_path, paths["p__tsv"], tasks).splits
-    [query] = _queries(tmp_path, "t", "test")
+def test_contradicting_judgements_count_once_with_the_highest_grade(prepare_here, queries_of):
+    tasks = {"t": {"test": QuestionFiles("q.tsv", qrels="twice.tsv")}}
+    (split,) = prepare_here("p.tsv", tasks).splits
+    [query] = queries_of("t", "test")
     assert (query.positives, query.relevance) == ((0, 1), (2, 1))
     assert split.left_out == {CONTRADICTING: 2}
-    with pytest.raises(DataError, match=r"qrels\.tsv:1: the grade 1, where another line has 2"):
-        _prepare(tmp_path, paths["p__tsv"], tasks, strict=True)
+    with pytest.raises(DataError, match=r"twice\.tsv:1: the grade 1, where another line has 2"):
+        prepare_here("p.tsv", tasks, strict=True)
 
 
-def test_bad_question_files_name_the_line(tmp_path, files):
-    paths = files(
-        p__tsv=PASSAGES,
-        twice__jsonl=[{**TRAIN[0], "qid": "q"}, {**TRAIN[2], "qid": "q"}],
-        q__tsv="a1\twho?\na2\twhen?\n",
-        foreign__tsv="b1 0 1 1\n",
-    )
-
-    def fails(match, split="test", **given):
-        tasks = {"nq": {split: QuestionFiles(**given)}}
-        with pytest.raises(DataError, match=match):
-            _prepare(tmp_path, paths["p__tsv"], tasks, strict=True)
-
-    fails(
-        r"twice\.jsonl:2, field 'id': the id 'q' was already used at .*twice\.jsonl:1",
-        questions=paths["twice__jsonl"],
-    )
-    dev = paths["q__tsv"]
-    fails(r"foreign\.tsv: not one of its 1", questions=dev, qrels=paths["foreign__tsv"])
+@pytest.mark.parametrize(
+    ("questions", "qrels", "message"),
+    [
+        ("twice.jsonl", None, r"jsonl:2, field 'id': the id 'q' was already used at .*jsonl:1"),
+        ("q.tsv", "foreign.tsv", r"foreign\.tsv: not one of its 1"),
+        ("none.jsonl", None, r"none\.jsonl: cannot be read"),
+    ],
+)
+def test_bad_question_files_are_named(tmp_path, prepare_here, questions, qrels, message):
+    with pytest.raises(DataError, match=message):
+        prepare_here("p.tsv", {"nq": {"test": QuestionFiles(questions, qrels=qrels)}})
+    # A file that is missing is reported before anything is built.
+    assert (tmp_path / "data").exists() == (questions != "none.jsonl")
 
 
-def test_inputs_are_checked_before_anything_is_built(tmp_path, files):
-    paths = files(p__tsv=PASSAGES)
-    with pytest.raises(DataError, match=r"gone\.jsonl: cannot be read"):
-        _prepare(tmp_path, paths["p__tsv"], {"nq": {"train": tmp_path / "gone.jsonl"}})
+def test_a_name_or_folder_that_cannot_be(tmp_path, prepare_here):
     with pytest.raises(ConfigError, match="task name 'my questions'"):
-        _prepare(tmp_path, paths["p__tsv"], {"my questions": {"train": paths["p__tsv"]}})
+        prepare_here("p.tsv", {"my questions": {"train": "p.tsv"}})
     assert not (tmp_path / "data").exists()
-    (tmp_path / "file").write_text("")
+    (tmp_path / "data").write_text("")
     with pytest.raises(StorageError):
-        prepare(data_dir=tmp_path / "file", collection="c", passages=paths["p__tsv"])
+        prepare_here("p.tsv")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"queries": {"t": {"dev": "q.tsv"}}}, "splits dev"),
+        ({"queries": {"t": {"train+train": "q.tsv"}}}, r"splits train\+train"),
+        ({"queries": {"t": {"train": "q.tsv", "train+test": "q.tsv"}}}, "splits train, train"),
+        ({"passages": None}, "neither a folder nor a file of passages is given"),
+        ({"entity_tasks": ("aida",)}, "entity_tasks: it names 'aida'; the tasks are t"),
+        ({"task_shares": {"t": {"train": 1.0}}}, "shares {'train': 1.0}"),
+        ({"distractors": 2.0}, "1 or less"),
+    ],
+)
+def test_settings_that_cannot_be(prepare_here, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        prepare_here(**{"passages": "p.tsv", "queries": {"t": "q.tsv"}, **arguments})
+
+
+def test_last_queries_and_groups_do_not_go_together():
+    with pytest.raises(ConfigError, match="validation_last, whose questions"):
+        PrepareOptions(validation_last=5, split_groups={"t": "^."})
+    with pytest.raises(ConfigError, match="validation_last is -1"):
+        PrepareOptions(validation_last=-1)
 
 
 def _beir(folder, prefix, documents):

@@ -142,9 +142,6 @@ def test_a_folder_of_text_files(tmp_path):
         "page.html#0": ("The title", "Head one & two three", "page.html"),
     }
     assert prepared.left_out == {"empty passages": 1}
-    assert _prepare(tmp_path, {}, passage_words=5)[0].reused
-    (tmp_path / "notes" / "a b.txt").write_text("new")
-    assert not _prepare(tmp_path, {}, passage_words=5)[0].reused
 
 
 def _pairs(*names: str) -> list[dict]:

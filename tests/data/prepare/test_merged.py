@@ -3,11 +3,9 @@
 import pytest
 from written_files import beir, write
 
-from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks, write_collection
+from taser_jax.data.collections.store import PassageStore, list_tasks, write_collection
 from taser_jax.data.prepare.collection import PassageMerger
-from taser_jax.data.prepare.collection import prepare as prepare_files
 from taser_jax.data.prepare.mapping import PassageResolver
-from taser_jax.data.prepare.splits import PrepareOptions
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage, text_hash
 
@@ -15,23 +13,22 @@ from taser_jax.storage.records import Passage, text_hash
 HALF = {"train": 0.5, "validation": 0.5}
 
 
+def record(id: str, text: str, *outputs: dict) -> dict:
+    return {"id": id, "input": text, "output": list(outputs)}
+
+
+def on_page(page: int, **answer: str) -> dict:
+    """An output whose evidence is the passage of the page's name."""
+    return {**answer, "provenance": [{"wikipedia_id": str(page), "passage_id": str(page)}]}
+
+
 @pytest.fixture
 def sources(tmp_path):
     """A KILT source of 30 passages, and a BEIR folder of 4 that has one of them and one's id."""
     kilt = "".join(f"{n}\ttext {n}\tpage {n}\t{n}\t1\n" for n in range(30))
     (tmp_path / "passages.tsv").write_text(f"id\ttext\ttitle\twikipedia_id\tparagraph_id\n{kilt}")
-    lines = [
-        {
-            "id": f"q{n}",
-            "input": f"question {n}",
-            "output": [
-                {"answer": "a", "provenance": [{"wikipedia_id": "3", "passage_id": "3"}]},
-                {"answer": "a", "provenance": [{"wikipedia_id": "29", "passage_id": "29"}]},
-                {"answer": "b"},
-            ],
-        }
-        for n in range(10)
-    ]
+    outputs = (on_page(3, answer="a"), on_page(29, answer="a"), {"answer": "b"})
+    lines = [record(f"q{n}", f"question {n}", *outputs) for n in range(10)]
     write(tmp_path / "set.jsonl.gz", lines)
     folder = beir(
         tmp_path / "beir",
@@ -50,35 +47,15 @@ def wiki(queries):
     return {"passages": {"wiki": "passages.tsv"}, "queries": queries}
 
 
-def prepare(tmp_path, sources, **options):
-    return prepare_files(
-        data_dir=tmp_path / "data",
-        collection="c",
-        **sources,
-        directory=tmp_path,
-        options=PrepareOptions(**options),
-    )
+def test_both_formats_become_one_collection(tmp_path, sources, prepare_here, queries_of):
+    def written():
+        files = (file for file in (tmp_path / "data").rglob("*") if file.is_file())
+        return {file: file.read_bytes() for file in files}
 
-
-def queries(tmp_path, task, split):
-    return list(QuerySet.open(tmp_path / "data", "c", task, split))
-
-
-def test_the_same_sources_give_equal_bytes(tmp_path, sources):
-    def prepared(name):
-        folder = tmp_path / name
-        options = PrepareOptions(task_shares={"set": HALF})
-        prepare_files(
-            data_dir=folder, collection="c", **sources, directory=tmp_path, options=options
-        )
-        files = (file for file in folder.rglob("*") if file.is_file())
-        return {str(file.relative_to(folder)): file.read_bytes() for file in files}
-
-    assert prepared("first") == prepared("second")
-
-
-def test_both_formats_become_one_collection(tmp_path, sources):
-    prepared = prepare(tmp_path, sources, task_shares={"set": HALF})
+    prepared = prepare_here(**sources, task_shares={"set": HALF})
+    first = written()
+    prepare_here(**sources, task_shares={"set": HALF})
+    assert written() == first
     store = PassageStore.open(tmp_path / "data", "c")
     # 30 and 4, of which one is there already and one's id is taken.
     assert (prepared.passages, prepared.merged, prepared.renamed) == (33, 1, 1)
@@ -87,44 +64,38 @@ def test_both_formats_become_one_collection(tmp_path, sources):
         "set": ["train", "validation"],
         "beir": ["train", "test"],
     }
-    for query in queries(tmp_path, "set", "train"):
+    for query in queries_of("set", "train"):
         assert (query.positives, query.answers) == ((3, 29), ("a", "b"))
-    for query in queries(tmp_path, "beir", "train"):
+    for query in queries_of("beir", "train"):
         assert (query.positives, query.relevance) == ((30, 31), (2, 1))
-    [test] = queries(tmp_path, "beir", "test")
+    [test] = queries_of("beir", "test")
     assert (test.id, test.positives) == ("held-out", (5,))
 
 
-def test_fewer_distractors_keep_every_positive_and_its_query(tmp_path, sources):
-    whole = prepare(tmp_path, sources, task_shares={"set": HALF})
-    few = prepare(tmp_path, sources, task_shares={"set": HALF}, distractors=0.0)
+def test_fewer_distractors_keep_every_positive_and_its_query(
+    tmp_path, sources, prepare_here, queries_of
+):
+    whole = prepare_here(**sources, task_shares={"set": HALF})
+    few = prepare_here(**sources, task_shares={"set": HALF}, distractors=0.0)
     store = PassageStore.open(tmp_path / "data", "c")
     # y has the text of 5, which is nobody's positive by that id: y stays under its own.
     assert list(store.ids) == ["3", "29", "x", "beir:3", "y"]
     assert [split.queries for split in few.splits] == [split.queries for split in whole.splits]
-    some = prepare(tmp_path, sources, task_shares={"set": HALF}, distractors=0.3)
+    some = prepare_here(**sources, task_shares={"set": HALF}, distractors=0.3)
     assert few.passages < some.passages < whole.passages
-    assert prepare(tmp_path, sources, task_shares={"set": HALF}, distractors=0.3).reused
 
 
 def dialogues(tmp_path):
     """40 queries of ten pages: page 0 has q0, q10, q20 and q30."""
-    lines = [
-        {
-            "id": f"q{n}",
-            "input": f"turn {n}",
-            "output": [{"provenance": [{"wikipedia_id": str(n % 10), "passage_id": str(n % 10)}]}],
-        }
-        for n in range(40)
-    ]
+    lines = [record(f"q{n}", f"turn {n}", on_page(n % 10)) for n in range(40)]
     write(tmp_path / "films.jsonl", lines)
     return wiki({"films": {"train+test": "films.jsonl"}})
 
 
-def test_queries_of_a_page_share_a_split(tmp_path, sources):
-    prepare(tmp_path, dialogues(tmp_path), split_by_page=("films",))
+def test_queries_of_a_page_share_a_split(tmp_path, sources, prepare_here, queries_of):
+    prepare_here(**dialogues(tmp_path), split_by_page=("films",))
     pages = {
-        split: {int(query.id[1:]) % 10 for query in queries(tmp_path, "films", split)}
+        split: {int(query.id[1:]) % 10 for query in queries_of("films", split)}
         for split in ("train", "test")
     }
     # By the hash of the page, with SHARES of 0.8 and 0.1.
@@ -132,45 +103,44 @@ def test_queries_of_a_page_share_a_split(tmp_path, sources):
     assert pages == {"train": trained, "test": {*range(10)} - trained}
     assert all(pages.values())
     # By their own ids, the queries of a page are on both sides.
-    prepare(tmp_path, dialogues(tmp_path))
-    tested = {int(query.id[1:]) % 10 for query in queries(tmp_path, "films", "test")}
-    assert tested & {int(query.id[1:]) % 10 for query in queries(tmp_path, "films", "train")}
+    prepare_here(**dialogues(tmp_path))
+    tested = {int(query.id[1:]) % 10 for query in queries_of("films", "test")}
+    assert tested & {int(query.id[1:]) % 10 for query in queries_of("films", "train")}
 
 
-def test_a_split_by_page_needs_one_page_for_each_query(tmp_path, sources):
+def test_a_split_by_page_needs_one_page_for_each_query(sources, prepare_here):
     with pytest.raises(DataError, match=r"set\.jsonl\.gz:1.*'q0' are on 2 pages"):
-        prepare(tmp_path, sources, split_by_page=("set",))
+        prepare_here(**sources, split_by_page=("set",))
     with pytest.raises(ConfigError, match=r"split_by_page.*'sett'"):
-        prepare(tmp_path, sources, split_by_page=("sett",))
+        prepare_here(**sources, split_by_page=("sett",))
 
 
-def test_a_sample_of_training_queries_keeps_its_positives_and_all_tests(tmp_path, sources):
+def test_a_sample_of_training_queries_keeps_its_positives_and_all_tests(
+    tmp_path, sources, prepare_here, queries_of
+):
     films = dialogues(tmp_path)
-    whole = prepare(tmp_path, films)
-    ids = {query.id for query in queries(tmp_path, "films", "train")}
-    tests = [query.id for query in queries(tmp_path, "films", "test")]
-    prepare(tmp_path, films, train_samples={"films": 2}, distractors=0.0)
-    sample = queries(tmp_path, "films", "train")
+    whole = prepare_here(**films)
+    ids = {query.id for query in queries_of("films", "train")}
+    tests = [query.id for query in queries_of("films", "test")]
+    prepare_here(**films, train_samples={"films": 2}, distractors=0.0)
+    sample = queries_of("films", "train")
     assert len(sample) == 2
     assert {query.id for query in sample} < ids
-    assert [query.id for query in queries(tmp_path, "films", "test")] == tests
+    assert [query.id for query in queries_of("films", "test")] == tests
     gold = {str(int(id[1:]) % 10) for id in [*(query.id for query in sample), *tests]}
     assert {*PassageStore.open(tmp_path / "data", "c").ids} == gold
     assert len(gold) < 10 < whole.passages
 
 
-def test_what_cannot_be_merged_is_refused(tmp_path, sources):
-    with pytest.raises(ConfigError, match="1 or less"):
-        prepare(tmp_path, sources, distractors=2.0)
+def test_what_cannot_be_merged_is_refused(tmp_path, sources, prepare_here, queries_of):
     proof = {"wikipedia_id": "3", "title": "P"}
-    line = {"id": "q", "input": "who", "output": [{"provenance": [proof]}]}
-    write(tmp_path / "bare.jsonl", [line])
+    write(tmp_path / "bare.jsonl", [record("q", "who", {"provenance": [proof]})])
     bare = {**sources, **wiki({"set": {"train": "bare.jsonl"}})}
     with pytest.raises(DataError, match=r"bare\.jsonl:1.*'P' has no passage_id"):
-        prepare(tmp_path, bare, distractors=0.5)
+        prepare_here(**bare, distractors=0.5)
     # Without it, its page's passages are gold.
-    prepare(tmp_path, bare)
-    assert [query.positives for query in queries(tmp_path, "set", "train")] == [(3,)]
+    prepare_here(**bare)
+    assert [query.positives for query in queries_of("set", "train")] == [(3,)]
 
 
 def _passages(*passages: tuple[str, str]) -> list[Passage]:
@@ -235,11 +205,11 @@ def test_an_id_that_stays_ambiguous_is_refused(tmp_path, first, second, message)
         _collection(tmp_path, a=_passages(*first), b=_passages(*second))
 
 
-def test_fewer_distractors_keep_positives_that_are_known_by_their_content(tmp_path):
+def test_fewer_distractors_keep_positives_that_are_known_by_their_content(tmp_path, prepare_here):
     rows = "".join(f"own{n}\ttext {n}\tt{n}\n" for n in range(20))
     write(tmp_path / "passages.tsv", f"id\ttext\ttitle\n{rows}")
     contexts = [{"title": f"t{n}", "text": f"text {n}", "passage_id": f"wiki:{n}"} for n in (3, 7)]
     write(tmp_path / "q.json", [{"question": "q?", "answers": [], "positive_ctxs": contexts}])
-    prepared = prepare(tmp_path, wiki({"t": {"train": "q.json"}}), distractors=0.0)
+    prepared = prepare_here(**wiki({"t": {"train": "q.json"}}), distractors=0.0)
     assert list(PassageStore.open(tmp_path / "data", "c").ids) == ["own3", "own7"]
     assert [(split.queries, split.left_out) for split in prepared.splits] == [(1, {})]

@@ -6,16 +6,15 @@ import pytest
 from written_files import write
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
-from taser_jax.data.prepare.collection import prepare
+from taser_jax.data.prepare.collection import gold_path
 from taser_jax.data.prepare.mapping import (
     MISSING_POSITIVES,
     WHOLE_PAGES,
     WITHOUT_POSITIVE,
     entity_input,
 )
-from taser_jax.data.prepare.receipts import gold_path
-from taser_jax.data.prepare.splits import PrepareOptions, sampled, split_of
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.data.prepare.splits import sampled, split_of
+from taser_jax.storage.errors import DataError
 
 PASSAGES = [
     # id, text, title, wikipedia_id, paragraph_id
@@ -26,11 +25,15 @@ PASSAGES = [
 ]
 
 
-def _passages(folder: pathlib.Path) -> pathlib.Path:
-    header = "id\ttext\ttitle\twikipedia_id\tparagraph_id\n"
+@pytest.fixture(autouse=True)
+def passages(tmp_path):
     rows = "".join("\t".join(map(str, row)) + "\n" for row in PASSAGES)
-    (folder / "p.tsv").write_text(header + rows)
-    return folder / "p.tsv"
+    write(tmp_path / "p.tsv", f"id\ttext\ttitle\twikipedia_id\tparagraph_id\n{rows}")
+
+
+@pytest.fixture
+def positives_of(queries_of):
+    return lambda task="t", split="test": {q.id: q.positives for q in queries_of(task, split)}
 
 
 def _query(id: str, *provenance: dict, **fields) -> dict:
@@ -42,27 +45,13 @@ def _query(id: str, *provenance: dict, **fields) -> dict:
     }
 
 
-def _queries(folder: pathlib.Path, *records: dict, name: str = "q.jsonl") -> pathlib.Path:
-    return write(folder / name, records)
+def _queries(folder: pathlib.Path, *records: dict, name: str = "q.jsonl") -> str:
+    return write(folder / name, records).name
 
 
 def _at(page: str, first: int | None = None, last: int | None = None, **fields) -> dict:
     place = {} if first is None else {"start_paragraph_id": first, "end_paragraph_id": last}
     return {"wikipedia_id": page, "title": "T", **place, **fields}
-
-
-def _prepare(folder: pathlib.Path, queries, **options):
-    return prepare(
-        data_dir=folder / "data",
-        collection="c",
-        passages=_passages(folder),
-        queries=queries,
-        options=PrepareOptions(**options),
-    )
-
-
-def _positives(folder: pathlib.Path, task: str = "t", split: str = "test") -> dict[str, tuple]:
-    return {q.id: q.positives for q in QuerySet.open(folder / "data", "c", task, split)}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +64,9 @@ def _positives(folder: pathlib.Path, task: str = "t", split: str = "test") -> di
         ),
     ],
 )
-def test_gold_by_id_by_paragraph_and_by_page(tmp_path, options, expected):
+def test_gold_by_id_by_paragraph_and_by_page(
+    tmp_path, options, expected, prepare_here, positives_of
+):
     path = _queries(
         tmp_path,
         _query("id", _at("7", 1, 1, passage_id="c")),
@@ -83,12 +74,12 @@ def test_gold_by_id_by_paragraph_and_by_page(tmp_path, options, expected):
         _query("both", _at("8", 0, 0), _at("7", 1, 2), _at("8", 0, 0)),
         _query("page", _at("7")),
     )
-    (split,) = _prepare(tmp_path, {"t": {"test": path}}, **options).splits
-    assert _positives(tmp_path) == expected
+    (split,) = prepare_here("p.tsv", {"t": {"test": path}}, **options).splits
+    assert positives_of() == expected
     assert split.left_out == ({} if options else {WHOLE_PAGES: 1})
 
 
-def test_characters_choose_among_the_chunks_of_a_paragraph(tmp_path):
+def test_characters_choose_among_the_chunks_of_a_paragraph(tmp_path, prepare_here, positives_of):
     page = {
         "wikipedia_id": "7",
         "wikipedia_title": "Bern",
@@ -103,21 +94,15 @@ def test_characters_choose_among_the_chunks_of_a_paragraph(tmp_path):
         _query("space", _at("7", 1, 1, start_character=15, end_character=16)),
         _query("heading", _at("7", 2, 2)),
     )
-    prepare(
-        data_dir=tmp_path / "data",
-        collection="c",
-        passages=_queries(tmp_path, page, name="k.json").name,
-        queries={"t": {"test": path.name}},
-        directory=tmp_path,
-        options=PrepareOptions(passage_words=4),
-    )
+    pages = _queries(tmp_path, page, name="k.json")
+    prepare_here(pages, {"t": {"test": path}}, passage_words=4)
     store = PassageStore.open(tmp_path / "data", "c")
     assert [(p.id, p.page_id, p.text) for p in store] == [
         ("7.0", "7", "Bern is a city."),
         ("7.1", "7", "It lies on Aare."),
         ("7.2", "7", "Bears live there."),
     ]
-    assert _positives(tmp_path) == {
+    assert positives_of() == {
         "first": (0,),
         "second": (1,),
         "cut": (0, 1),
@@ -126,35 +111,27 @@ def test_characters_choose_among_the_chunks_of_a_paragraph(tmp_path):
     }
 
 
-def test_official_gold_is_kept_line_by_line(tmp_path):
+def test_official_gold_is_kept_line_by_line(tmp_path, prepare_here):
     records = [
         _query("q0", _at("7")),
         {"id": 1, "input": "two?", "output": [{"answer": "x"}, {"answer": "y"}], "meta": {"é": 1}},
     ]
     path = _queries(tmp_path, *records)
-    first = _prepare(tmp_path, {"t": {"test": path}})
+    (split,) = prepare_here("p.tsv", {"t": {"test": path}}).splits
     queries = QuerySet.open(tmp_path / "data", "c", "t", "test")
     gold = [json.loads(line) for line in gold_path(queries).read_text().splitlines()]
     assert gold == [records[0], {**records[1], "id": "1"}]
     assert queries[1].answers == ("x", "y")
-    assert first.splits[0].left_out == {WITHOUT_POSITIVE: 1, WHOLE_PAGES: 1}
-    assert not first.reused
-    assert _prepare(tmp_path, {"t": {"test": path}}).reused
-    gold_path(queries).unlink()
-    # Recorded, it would be named as missing.
-    (gold_path(queries).parent / "checksums.txt").unlink()
-    assert not _prepare(tmp_path, {"t": {"test": path}}).reused
-    assert gold_path(queries).exists()
-    assert not _prepare(tmp_path, {"t": {"test": path}}, page_gold_tasks=("t",)).reused
+    assert split.left_out == {WITHOUT_POSITIVE: 1, WHOLE_PAGES: 1}
     # Nothing half-written is left.
     assert not list((tmp_path / "data").rglob("*partial*"))
 
 
-def test_one_file_is_parted_by_hash(tmp_path):
+def test_one_file_is_parted_by_hash(tmp_path, prepare_here, positives_of):
     ids = [f"talk{i}_{turn}" for i in range(60) for turn in range(3)]
     path = _queries(tmp_path, *(_query(id, _at("7")) for id in ids))
-    _prepare(
-        tmp_path,
+    prepare_here(
+        "p.tsv",
         {"single": path, "grouped": path, "two": {"train+validation": path, "test": path}},
         split_groups={"grouped": "^[^_]+"},
         train_samples={"two": 20},
@@ -163,7 +140,7 @@ def test_one_file_is_parted_by_hash(tmp_path):
         task: ["train", "validation", "test"] for task in ("grouped", "single", "two")
     }
     splits = {
-        task: {split: set(_positives(tmp_path, task, split)) for split in parts}
+        task: {split: set(positives_of(task, split)) for split in parts}
         for task, parts in list_tasks(tmp_path / "data", "c").items()
     }
     for task in ("single", "grouped"):
@@ -180,37 +157,26 @@ def test_one_file_is_parted_by_hash(tmp_path):
     assert splits["two"]["test"] == set(ids)
 
 
-def _ids(folder, split):
-    return [query.id for query in QuerySet.open(folder / "data", "c", "t", split)]
-
-
 @pytest.mark.parametrize("name", ["train+validation", "validation+train"])
-def test_the_last_queries_of_a_file_are_its_validation_split(tmp_path, name):
+def test_the_last_queries_of_a_file_are_its_validation_split(
+    tmp_path, name, prepare_here, positives_of
+):
     """TACO-DR: the last 500 training examples of each task."""
     path = _queries(tmp_path, *(_query(f"q{i}", _at("7")) for i in range(12)))
     other = _queries(tmp_path, _query("dev", _at("7")), name="dev.jsonl")
     files = {"t": {name: path, "test": other}}
-    first = _prepare(tmp_path, files, validation_last=5)
-    assert _ids(tmp_path, "train") == [f"q{i}" for i in range(7)]
-    assert _ids(tmp_path, "validation") == [f"q{i}" for i in range(7, 12)]
-    assert _ids(tmp_path, "test") == ["dev"]
+    prepare_here("p.tsv", files, validation_last=5)
+    assert list(positives_of("t", "train")) == [f"q{i}" for i in range(7)]
+    assert list(positives_of("t", "validation")) == [f"q{i}" for i in range(7, 12)]
+    assert list(positives_of("t", "test")) == ["dev"]
     # As for zsRE and T-REx: a sample of the file, of which the last 5 are parted off.
-    again = _prepare(tmp_path, files, validation_last=5, train_samples={"t": 8})
-    assert not first.reused
-    assert not again.reused
-    train, validation = _ids(tmp_path, "train"), _ids(tmp_path, "validation")
+    prepare_here("p.tsv", files, validation_last=5, train_samples={"t": 8})
+    train, validation = list(positives_of("t", "train")), list(positives_of("t", "validation"))
     assert (len(train), len(validation)) == (3, 5)
     in_order = sorted(train + validation, key=lambda id: int(id[1:]))
     assert train + validation == in_order
     with pytest.raises(DataError, match="split 'train': there are no queries"):
-        _prepare(tmp_path, files, validation_last=12)
-
-
-def test_last_queries_and_groups_do_not_go_together():
-    with pytest.raises(ConfigError, match="validation_last, whose questions"):
-        PrepareOptions(validation_last=5, split_groups={"t": "^."})
-    with pytest.raises(ConfigError, match="validation_last is -1"):
-        PrepareOptions(validation_last=-1)
+        prepare_here("p.tsv", files, validation_last=12)
 
 
 def test_shares_and_samples_are_what_was_asked_for():
@@ -231,7 +197,7 @@ def test_shares_and_samples_are_what_was_asked_for():
     assert sampled(ids, task="t", count=99) == set(ids)
 
 
-def test_inputs_with_a_marked_mention(tmp_path):
+def test_inputs_with_a_marked_mention(tmp_path, prepare_here):
     text = "one two three [START_ENT] Bern [END_ENT] and more"
     assert (
         entity_input(text, left_words=2, where="w")
@@ -244,7 +210,9 @@ def test_inputs_with_a_marked_mention(tmp_path):
             entity_input(bad, left_words=2, where="w")
     long = " ".join(f"w{n}" for n in range(70)) + " [START_ENT] Bern [END_ENT]"
     path = _queries(tmp_path, _query("q", _at("7"), input=long))
-    _prepare(tmp_path, {task: {"test": path} for task in ("aida", "wow")}, entity_tasks=("aida",))
+    prepare_here(
+        "p.tsv", {task: {"test": path} for task in ("aida", "wow")}, entity_tasks=("aida",)
+    )
     aida, wow = (QuerySet.open(tmp_path / "data", "c", task, "test") for task in ("aida", "wow"))
     assert (aida[0].text, wow[0].text) == (long[long.index("w6 ") :], long)
 
@@ -258,54 +226,29 @@ def test_inputs_with_a_marked_mention(tmp_path):
         (_at("7", passage_id="d"), r"field 'passage_id': passage 'd' is not of page '7'"),
     ],
 )
-def test_provenance_that_the_collection_lacks(tmp_path, provenance, message):
+def test_provenance_that_the_collection_lacks(tmp_path, provenance, message, prepare_here):
     tasks = {"t": {"test": _queries(tmp_path, _query("q", provenance))}}
     with pytest.raises(DataError, match=message):
-        _prepare(tmp_path, tasks, strict=True)
+        prepare_here("p.tsv", tasks, strict=True)
 
 
-def test_missing_pages_and_blind_queries_are_counted(tmp_path):
+def test_missing_pages_and_blind_queries_are_counted(tmp_path, prepare_here):
     blind = {"id": "blind", "input": "x?"}
     provenances = {"q0": [_at("99")], "q1": [_at("99"), _at("7", 1, 1)]}
     records = [_query(id, *places) for id, places in provenances.items()]
     path = _queries(tmp_path, *records, blind)
-    prepared = _prepare(tmp_path, {"t": {"train": path, "test": path}})
+    prepared = prepare_here("p.tsv", {"t": {"train": path, "test": path}})
     counts = [(split.split, split.queries, split.left_out) for split in prepared.splits]
     lacks = {MISSING_POSITIVES: 2, WITHOUT_POSITIVE: 2}
     assert counts == [("train", 1, lacks), ("test", 3, lacks)]
 
 
-def test_a_validation_share_has_its_own_gold(tmp_path):
+def test_a_validation_share_has_its_own_gold(tmp_path, prepare_here):
     path = _queries(
         tmp_path, *(_query(f"q{n}", _at("7", passage_id=id)) for n, id in enumerate("abcabc"))
     )
-    _prepare(tmp_path, {"t": {"train": path}}, validation_share=0.4)
+    prepare_here("p.tsv", {"t": {"train": path}}, validation_share=0.4)
     for split in ("train", "validation"):
         queries = QuerySet.open(tmp_path / "data", "c", "t", split)
         gold = [json.loads(line)["id"] for line in gold_path(queries).read_text().splitlines()]
         assert gold == [query.id for query in queries]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"queries": {"t": {"dev": "q.jsonl"}}}, "splits dev"),
-        ({"queries": {"t": {"train+train": "q.jsonl"}}}, r"splits train\+train"),
-        (
-            {"queries": {"t": {"train": "q.jsonl", "train+test": "q.jsonl"}}},
-            "splits train, train",
-        ),
-        ({"passages": None}, "neither a folder nor a file of passages is given"),
-        (
-            {"options": PrepareOptions(entity_tasks=("aida",))},
-            "entity_tasks: it names 'aida'; the tasks are t",
-        ),
-        ({"options": PrepareOptions(task_shares={"t": {"train": 1.0}})}, "shares {'train': 1.0}"),
-    ],
-)
-def test_settings_that_cannot_be(tmp_path, arguments, message):
-    _passages(tmp_path)
-    _queries(tmp_path, _query("q", _at("7")))
-    given = {"passages": "p.tsv", "queries": {"t": "q.jsonl"}, **arguments}
-    with pytest.raises(ConfigError, match=message):
-        prepare(data_dir=tmp_path / "data", collection="c", directory=tmp_path, **given)

@@ -1,16 +1,14 @@
 """A validation split carved out of the training queries, and what is listed of incomplete files."""
 
 import itertools
-import pathlib
 
 import pytest
 from written_files import beir
 
-from taser_jax.data.collections.store import QuerySet, list_tasks
-from taser_jax.data.prepare.collection import prepare
+from taser_jax.data.collections.store import list_tasks
+from taser_jax.data.prepare.collection import left_out_directory
 from taser_jax.data.prepare.mapping import WITHOUT_POSITIVE
-from taser_jax.data.prepare.receipts import left_out_directory
-from taser_jax.data.prepare.splits import PrepareOptions, divide_by_positives
+from taser_jax.data.prepare.splits import divide_by_positives
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Query
 
@@ -19,17 +17,23 @@ def _query(id: str, *positives: int) -> Query:
     return Query(id=id, text=id, task="t", positives=positives)
 
 
-def _beir(root: pathlib.Path, *, queries: int, splits: tuple[str, ...]) -> None:
-    """As many passages as queries; queries 0 and 1 share their passage, and the last has none."""
-    beir(
-        root,
-        corpus={f"d{n}": f"passage {n}" for n in range(queries)},
-        queries={f"q{n}": f"query q{n}" for n in range(queries)},
-        **{
-            split: [f"q{n} d{max(n, 1)} {int(n < queries - 1)}" for n in range(queries)]
-            for split in splits
-        },
-    )
+@pytest.fixture
+def prepared(tmp_path, prepare_here):
+    """Prepares as many passages as queries; 0 and 1 share their passage, and the last has none."""
+
+    def prepare_beir(queries: int, *splits: str, **options):
+        beir(
+            tmp_path / "beir",
+            corpus={f"d{n}": f"passage {n}" for n in range(queries)},
+            queries={f"q{n}": f"query q{n}" for n in range(queries)},
+            **{
+                split: [f"q{n} d{max(n, 1)} {int(n < queries - 1)}" for n in range(queries)]
+                for split in splits
+            },
+        )
+        return prepare_here(directories={"t": "beir"}, **options).splits
+
+    return prepare_beir
 
 
 def test_no_positive_is_on_both_sides():
@@ -55,63 +59,36 @@ def test_equal_positives_divide_two_tasks_alike():
     assert divide_by_positives([_query("none")], share=0.99) == ([_query("none")], [])
 
 
-def test_a_share_of_training_becomes_validation(tmp_path: pathlib.Path):
-    _beir(tmp_path / "beir", queries=60, splits=("train", "test"))
-    arguments = {"collection": "c", "directories": {"t": tmp_path / "beir"}}
-    prepare(data_dir=tmp_path / "whole", **arguments)
-    options = PrepareOptions(validation_share=0.3)
-    prepared = prepare(data_dir=tmp_path / "carved", options=options, **arguments)
+def test_a_share_of_training_becomes_validation(tmp_path, prepared, queries_of):
+    def ids(split):
+        return [query.id for query in queries_of("t", split)]
 
-    assert list_tasks(tmp_path / "whole", "c")["t"] == ["train", "test"]
-    assert list_tasks(tmp_path / "carved", "c")["t"] == ["train", "validation", "test"]
-    ids = {
-        name: [query.id for query in QuerySet.open(tmp_path / folder, "c", "t", split)]
-        for name, folder, split in [
-            ("whole", "whole", "train"),
-            ("train", "carved", "train"),
-            ("validation", "carved", "validation"),
-            ("test before", "whole", "test"),
-            ("test", "carved", "test"),
-        ]
-    }
-    assert sorted(ids["train"] + ids["validation"]) == sorted(ids["whole"])
-    assert ids["test"] == ids["test before"]
-    assert 5 < len(ids["validation"]) < 35
-    # Without the share, the validation queries that are left would be training queries, too.
-    with pytest.raises(
-        ConfigError, match=r"queries/t/validation: validation queries of an earlier"
-    ):
-        prepare(data_dir=tmp_path / "carved", **arguments)
+    prepared(60, "train", "test")
+    assert list_tasks(tmp_path / "data", "c")["t"] == ["train", "test"]
+    whole, test = ids("train"), ids("test")
+    splits = prepared(60, "train", "test", validation_share=0.3)
+    assert list_tasks(tmp_path / "data", "c")["t"] == ["train", "validation", "test"]
+    train, validation = ids("train"), ids("validation")
+    assert sorted(train + validation) == sorted(whole)
+    assert ids("test") == test
+    assert 5 < len(validation) < 35
     # q0 and q1 have one passage.
-    assert ("q0" in ids["train"]) == ("q1" in ids["train"])
-    counts = {split.split: split.left_out for split in prepared.splits}
-    assert counts == {
-        "train": {WITHOUT_POSITIVE: 1},
-        "validation": {},
-        "test": {WITHOUT_POSITIVE: 1},
-    }
-    listed = (left_out_directory(tmp_path / "carved", "c") / "t.train.txt").read_text()
+    assert ("q0" in train) == ("q1" in train)
+    lacks = {WITHOUT_POSITIVE: 1}
+    counts = {split.split: split.left_out for split in splits}
+    assert counts == {"train": lacks, "validation": {}, "test": lacks}
+    listed = (left_out_directory(tmp_path / "data", "c") / "t.train.txt").read_text()
     assert listed == f"{tmp_path}/beir/queries.jsonl:60, question 'query q59': without a positive\n"
+    # Without the share, the validation queries that are left would be training queries, too.
+    with pytest.raises(ConfigError, match="queries/t/validation: validation queries of an earlier"):
+        prepared(60, "train", "test")
 
 
-def test_a_validation_split_of_the_files_stays(tmp_path: pathlib.Path):
-    _beir(tmp_path / "beir", queries=20, splits=("train", "dev"))
-    options = PrepareOptions(validation_share=0.5)
-    prepared = prepare(
-        data_dir=tmp_path, collection="c", directories={"t": tmp_path / "beir"}, options=options
-    )
-    assert {split.split: split.queries for split in prepared.splits} == {
-        "train": 19,
-        "validation": 20,
-    }
+def test_a_validation_split_of_the_files_stays(prepared):
+    splits = prepared(20, "train", "dev", validation_share=0.5)
+    assert [(split.split, split.queries) for split in splits] == [("train", 19), ("validation", 20)]
 
 
-def test_a_share_that_leaves_one_side_empty(tmp_path: pathlib.Path):
-    _beir(tmp_path / "beir", queries=3, splits=("train",))
+def test_a_share_that_leaves_one_side_empty(prepared):
     with pytest.raises(ConfigError, match="0 of 2 training queries become"):
-        prepare(
-            data_dir=tmp_path,
-            collection="c",
-            directories={"t": tmp_path / "beir"},
-            options=PrepareOptions(validation_share=0.001),
-        )
+        prepared(3, "train", validation_share=0.001)

@@ -288,7 +288,11 @@ BAD_PASSAGES = [
     ("k.jsonl", [PAGE, {**PAGE, "text": "A city."}], ":2, field 'text': .* expected a list"),
     ("desc.xml", MESH[:-40], ":14: not complete XML"),
     ("desc.xml", "no xml", ":1: not complete XML"),
-    ("desc.xml", MESH.replace("ScopeNote", "Note"), r": there is no passage in it(.|\n)*a ScopeNote"),
+    (
+        "desc.xml",
+        MESH.replace("ScopeNote", "Note"),
+        r": there is no passage in it(.|\n)*a ScopeNote",
+    ),
 ]
 BAD_QRELS = [
     ("q1 0 d1 1\nq1 d2 1\n", ":2: 3 columns"),
