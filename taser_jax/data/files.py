@@ -6,7 +6,6 @@ import codecs
 import contextlib
 import errno
 import gzip
-import hashlib
 import io
 import itertools
 import json
@@ -44,19 +43,6 @@ def in_blocks(items: Iterable[T], size: int) -> Iterator[list[T]]:
     remaining = iter(items)
     while block := list(itertools.islice(remaining, size)):
         yield block
-
-
-def file_digest(path: FilePath) -> str:
-    """SHA-256 of a file's bytes as stored; `DataError` if it cannot be read."""
-    digest = hashlib.sha256()
-    check_regular(path)
-    try:
-        with epath.Path(path).open("rb") as stream:
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
-    except Exception as error:
-        raise _unreadable(path, error) from error
-    return digest.hexdigest()
 
 
 @contextlib.contextmanager

@@ -33,11 +33,10 @@ def test_numbered_lines_keeps_newlines_and_only_splits_at_line_feeds(tmp_path, n
         assert text.read() == "one\r\ntwo\u2028still two\nthrée"
 
 
-@pytest.mark.parametrize("read", [files.file_digest, lambda path: list(files.json_lines(path))])
-def test_a_pipe_is_refused_at_once(tmp_path, read):
+def test_a_pipe_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "a.jsonl")
     with pytest.raises(DataError, match=r"a\.jsonl: a pipe or a device"):
-        read(tmp_path / "a.jsonl")
+        list(files.json_lines(tmp_path / "a.jsonl"))
 
 
 class _LocalGFile:
@@ -71,12 +70,11 @@ def test_a_path_with_a_scheme_is_read_through_tensorflow(bucket, name):
     _write(bucket / name, content)
     path = f"gs://bucket/{name}"
     assert [record["a"] for _, record in files.json_records(path)] == [1, "é"]
-    assert files.file_digest(path) == files.file_digest(bucket / name)
     with pytest.raises(DataError, match=r"missing\.tsv: cannot be read: No such file"):
         list(files.numbered_lines("gs://bucket/missing.tsv"))
 
 
-@pytest.mark.parametrize("read", [files.numbered_lines, files.json_records, files.file_digest])
+@pytest.mark.parametrize("read", [files.numbered_lines, files.json_records])
 def test_a_missing_file_is_named(tmp_path, read):
     with pytest.raises(DataError, match=r"nowhere\.txt: cannot be read: No such file"):
         for _ in read(tmp_path / "nowhere.txt"):

@@ -1,12 +1,6 @@
-"""Generated files: valid ones come back as they were written.
-
-`launch/test.sh` takes a few examples of each; `--release` takes many. All are the same each time.
-"""
-
-from __future__ import annotations
+"""Generated files: valid ones come back as they were written."""
 
 import csv
-import functools
 import io
 import json
 import pathlib
@@ -15,7 +9,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -24,8 +17,6 @@ from taser_jax.data.readers.fields import read_qrels
 from taser_jax.data.readers.passages import read_passages
 from taser_jax.data.readers.questions import read_kilt, read_questions
 from taser_jax.storage.records import Passage
-
-FEW, MANY = 15, 1000
 
 ANY_TEXT = st.text(st.characters(codec="utf-8"), max_size=30)
 # A column of a file without quotes.
@@ -41,8 +32,8 @@ def with_words(texts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     return texts.filter(lambda text: bool(text.strip()))
 
 
-def unique(records: st.SearchStrategy, key: Callable, least: int = 1) -> st.SearchStrategy:
-    return st.lists(records, min_size=least, max_size=5, unique_by=key)
+def unique(records: st.SearchStrategy, key: Callable) -> st.SearchStrategy:
+    return st.lists(records, min_size=1, max_size=5, unique_by=key)
 
 
 def passages(text: st.SearchStrategy[str], ids: st.SearchStrategy[str] = ID) -> st.SearchStrategy:
@@ -50,27 +41,14 @@ def passages(text: st.SearchStrategy[str], ids: st.SearchStrategy[str] = ID) -> 
     return unique(any_passage, lambda passage: passage.id)
 
 
-def examples(*values: st.SearchStrategy) -> Callable[[Callable], Callable]:
-    """A test of few examples of these values, and one of many, for releases."""
-
-    def decorate(check: Callable) -> Callable:
-        @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.release)])
-        def test(count: int) -> None:
-            no_checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
-            # Hypothesis gives a test its settings once: each number of examples has its own.
-            repeated = settings(
-                max_examples=count,
-                derandomize=True,
-                database=None,
-                deadline=None,
-                suppress_health_check=no_checks,
-            )
-            repeated(given(*values)(functools.wraps(check)(lambda **drawn: check(**drawn))))()
-
-        test.__doc__ = check.__doc__
-        return test
-
-    return decorate
+# The same examples each time.
+PROPERTY = settings(
+    max_examples=100,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
 
 
 @contextmanager
@@ -92,7 +70,8 @@ def csv_text(rows: list[list[str]], line_end: str) -> str:
 LINE_ENDS = st.sampled_from(["\n", "\r\n"])
 
 
-@examples(passages(ANY_TEXT), LINE_ENDS)
+@PROPERTY
+@given(passages(ANY_TEXT), LINE_ENDS)
 def test_dpr_passages(corpus: list[Passage], line_end: str):
     rows = [["id", "text", "title"], *([entry.id, entry.text, entry.title] for entry in corpus)]
     with written(csv_text(rows, line_end)) as path:
@@ -112,7 +91,8 @@ QUESTION = st.fixed_dictionaries(
 STYLES = st.sampled_from([{}, {"ensure_ascii": False}, {"indent": 1}])
 
 
-@examples(st.lists(QUESTION, min_size=1, max_size=4), STYLES, st.booleans())
+@PROPERTY
+@given(st.lists(QUESTION, min_size=1, max_size=4), STYLES, st.booleans())
 def test_dpr_training_files(records: list[dict], style: dict, as_array: bool):
     if as_array:
         content = json.dumps(records, **style)
@@ -125,26 +105,29 @@ def test_dpr_training_files(records: list[dict], style: dict, as_array: bool):
         (record["question"], record["answers"]) for record in records
     ]
     for question, record in zip(questions, records, strict=True):
-        contexts = {"positive_ctxs": question.positives}
-        contexts["hard_negative_ctxs"] = question.hard_negatives
-        for name, values in contexts.items():
+        for name, contexts in (
+            ("positive_ctxs", question.positives),
+            ("hard_negative_ctxs", question.hard_negatives),
+        ):
             assert record[name] == [
                 {"title": context.title, "text": context.text, "passage_id": context.id}
-                for context in values
+                for context in contexts
             ]
     if not as_array:
         numbers = range(1, len(records) + 1)
         assert [q.where for q in questions] == [f"{path}:{number}" for number in numbers]
 
 
-@examples(st.lists(st.tuples(with_words(COLUMN), st.lists(ANY_TEXT)), min_size=1, max_size=4))
+@PROPERTY
+@given(st.lists(st.tuples(with_words(COLUMN), st.lists(ANY_TEXT)), min_size=1, max_size=4))
 def test_questions_as_qa_csv(questions: list[tuple[str, list[str]]]):
     content = csv_text([[text, repr(answers)] for text, answers in questions], "\n")
     with written(content, "x.qa.csv") as path:
         assert [(q.text, list(q.answers)) for q in read_questions(path)] == questions
 
 
-@examples(passages(ANY_TEXT, ids=ANY_ID), STYLES)
+@PROPERTY
+@given(passages(ANY_TEXT, ids=ANY_ID), STYLES)
 def test_beir_corpora_and_queries(corpus: list[Passage], style: dict):
     style = {name: value for name, value in style.items() if name != "indent"}
     records = [{"_id": entry.id, "title": entry.title, "text": entry.text} for entry in corpus]
@@ -158,7 +141,8 @@ def test_beir_corpora_and_queries(corpus: list[Passage], style: dict):
     ]
 
 
-@examples(passages(COLUMN.map(str.strip), ids=ANY_ID), st.booleans())
+@PROPERTY
+@given(passages(COLUMN.map(str.strip), ids=ANY_ID), st.booleans())
 def test_tsv_passages_and_queries(corpus: list[Passage], has_titles: bool):
     # A first line of these names is a header.
     corpus = [entry for entry in corpus if (entry.id, entry.text) != ("id", "text")] or [
@@ -179,7 +163,8 @@ def test_tsv_passages_and_queries(corpus: list[Passage], has_titles: bool):
     assert queries == [(entry.id, entry.text) for entry in corpus]
 
 
-@examples(
+@PROPERTY
+@given(
     st.lists(st.tuples(ID, ID, st.integers(-3, 2**31 - 1)), min_size=1, max_size=6), st.booleans()
 )
 def test_qrels(judgements: list[tuple[str, str, int]], as_beir: bool):
@@ -215,20 +200,17 @@ KILT = st.fixed_dictionaries(
 )
 
 
-@examples(unique(KILT, lambda record: record["id"]))
+@PROPERTY
+@given(unique(KILT, lambda record: record["id"]))
 def test_kilt_queries(records: list[dict]):
     with written("".join(json.dumps(record) + "\n" for record in records)) as path:
         queries = list(read_kilt(path))
-    assert [dict(query.record) for query in queries] == records
     for query, record in zip(queries, records, strict=True):
-        assert (query.id, query.text) == (record["id"], record["input"])
+        assert (query.record, query.id, query.text) == (record, record["id"], record["input"])
         places = [place for output in record["output"] for place in output["provenance"]]
-        assert [evidence.page_id for evidence in query.provenance] == [
-            evidence["wikipedia_id"] for evidence in places
-        ]
-        assert [evidence.span and evidence.span.start[0] for evidence in query.provenance] == [
-            evidence.get("start_paragraph_id") for evidence in places
-        ]
+        assert [
+            (place.page_id, place.span and place.span.start[0]) for place in query.provenance
+        ] == [(place["wikipedia_id"], place.get("start_paragraph_id")) for place in places]
 
 
 def given_to_gin(*, value: object = "absent") -> object:
@@ -246,7 +228,8 @@ LITERALS = st.recursive(
 )
 
 
-@examples(LITERALS, st.sampled_from(["", "  # a comment", "\n\n"]))
+@PROPERTY
+@given(LITERALS, st.sampled_from(["", "  # a comment", "\n\n"]))
 def test_gin_values(value: object, after: str):
     macro = f"VALUE = {value!r}{after}\ngiven_to_gin.value = %VALUE\n"
     for content in (f"given_to_gin.value = {value!r}{after}\n", macro):
