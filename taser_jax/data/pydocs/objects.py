@@ -68,11 +68,6 @@ class DocumentedObject:
     doc: ParsedDocstring
     body: str
 
-    @property
-    def leaf(self) -> str:
-        """The last part of its name."""
-        return self.name.rpartition(".")[2]
-
 
 def _child_records(roots: Sequence[str]) -> Iterator[dict[str, Any]]:
     source_root = str(pathlib.Path(walk.__file__).resolve().parents[3])
@@ -97,10 +92,6 @@ def _child_records(roots: Sequence[str]) -> Iterator[dict[str, Any]]:
     yield from map(json.loads, done.stdout.splitlines())
 
 
-def _canonical_order(name: str) -> tuple[int, int, str]:
-    return name.count("."), len(name), name
-
-
 def _merge(records: list[walk.WalkedObject]) -> Iterator[DocumentedObject]:
     """One object per distinct normalised docstring that at most a dozen objects share."""
     by_text: dict[tuple[str, ...], list[walk.WalkedObject]] = {}
@@ -110,7 +101,9 @@ def _merge(records: list[walk.WalkedObject]) -> Iterator[DocumentedObject]:
         if len(same) > _MAX_ALIASES:
             continue
         # Another package may re-export the object; the name is that of the original.
-        first = min(same, key=lambda r: (_package_rank(r["name"]), *_canonical_order(r["name"])))
+        first = min(
+            same, key=lambda r: (_package_rank(r["name"]), *walk.canonical_order(r["name"]))
+        )
         yield DocumentedObject(
             name=first["name"],
             names=tuple(sorted({name for record in same for name in record["names"]})),
@@ -307,7 +300,7 @@ def assign(objects: Sequence[DocumentedObject]) -> Assignment:
     same_text = list(similar_pairs(sets, _SAME_TEXT))
     by_leaf: dict[str, list[int]] = {}
     for index, item in enumerate(objects):
-        by_leaf.setdefault(item.leaf, []).append(index)
+        by_leaf.setdefault(item.name.rpartition(".")[2], []).append(index)
     same_leaf = [
         (i, j)
         for group in by_leaf.values()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -24,7 +25,7 @@ import tokenize
 import types
 import typing
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypedDict
 
 THIRD_PARTY = ("numpy", "jax", "flax", "optax")
@@ -139,10 +140,15 @@ def _member_function(member: Any) -> Any:
     return None
 
 
+def canonical_order(name: str) -> tuple[int, int, str]:
+    """Fewest dots, shortest, first by alphabet."""
+    return name.count("."), len(name), name
+
+
 def _canonical(item: _Found) -> str:
-    """`__module__.__qualname__` if public, else fewest dots, shortest, first by alphabet."""
+    """`__module__.__qualname__` if public, else the first in canonical order."""
     own = f"{getattr(item.value, '__module__', '')}.{getattr(item.value, '__qualname__', '')}"
-    return own if own in item.names else min(item.names, key=lambda n: (n.count("."), len(n), n))
+    return own if own in item.names else min(item.names, key=canonical_order)
 
 
 def _sorted_members(namespace: types.ModuleType | type) -> Iterator[tuple[str, object]]:
@@ -188,43 +194,40 @@ class _Walker:
                     pending.append(self.objects[id(value)])
 
 
-class _Sources:
-    """Bodies of functions, from one parse of each source file."""
+@functools.cache
+def _functions(path: str) -> dict[int, ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The functions of a source file by their first lines, which is parsed once."""
+    nodes: dict[int, ast.FunctionDef | ast.AsyncFunctionDef] = {}
+    with contextlib.suppress(OSError, SyntaxError, ValueError):
+        with tokenize.open(path) as file:
+            tree = ast.parse(file.read())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                nodes[min([node.lineno, *(d.lineno for d in node.decorator_list)])] = node
+    return nodes
 
-    def __init__(self) -> None:
-        self._files: dict[str, dict[int, ast.FunctionDef | ast.AsyncFunctionDef]] = {}
 
-    def _functions(self, path: str) -> dict[int, ast.FunctionDef | ast.AsyncFunctionDef]:
-        if path not in self._files:
-            nodes: dict[int, ast.FunctionDef | ast.AsyncFunctionDef] = {}
-            with contextlib.suppress(OSError, SyntaxError, ValueError):
-                with tokenize.open(path) as file:
-                    tree = ast.parse(file.read())
-                for node in ast.walk(tree):
-                    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                        nodes[min([node.lineno, *(d.lineno for d in node.decorator_list)])] = node
-            self._files[path] = nodes
-        return self._files[path]
-
-    def body(self, value: object, doc: str) -> str:
-        """The function's body without docstrings and comments; empty where there is none."""
-        function: Any = value.fget if isinstance(value, property) else value
-        with contextlib.suppress(ValueError):  # a cycle of wrappers
-            function = inspect.unwrap(function)
-        code = getattr(function, "__code__", None)
-        if not isinstance(code, types.CodeType):
-            return ""
-        node = self._functions(code.co_filename).get(code.co_firstlineno)
-        if node is None or node.name != code.co_name:
-            return ""
-        # A decorator may have set another docstring: then body and text do not belong together.
-        if ast.get_docstring(node) != inspect.cleandoc(doc):
-            return ""
-        statements = [s for s in node.body if not _is_string(s)]
-        for inner in (n for s in statements for n in ast.walk(s)):
-            if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                inner.body = [s for s in inner.body if not _is_string(s)] or [ast.Pass()]
-        return "\n".join(ast.unparse(s) for s in statements)
+def _body(value: object, doc: str) -> str:
+    """A function's body without docstrings and comments; empty where there is none."""
+    function: Any = value.fget if isinstance(value, property) else value
+    with contextlib.suppress(ValueError):  # a cycle of wrappers
+        function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, types.CodeType):
+        return ""
+    node = _functions(code.co_filename).get(code.co_firstlineno)
+    # A decorator may have set another docstring: then body and text do not belong together.
+    if (
+        node is None
+        or node.name != code.co_name
+        or ast.get_docstring(node) != inspect.cleandoc(doc)
+    ):
+        return ""
+    statements = [s for s in node.body if not _is_string(s)]
+    for inner in (n for s in statements for n in ast.walk(s)):
+        if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inner.body = [s for s in inner.body if not _is_string(s)] or [ast.Pass()]
+    return "\n".join(ast.unparse(s) for s in statements)
 
 
 def _is_string(statement: ast.stmt) -> bool:
@@ -244,8 +247,8 @@ class WalkedObject(TypedDict):
     body: str
 
 
-def walk(roots: list[str], emit: Callable[[dict[str, object]], None]) -> None:
-    """Imports the public modules below the roots and emits their documented objects."""
+def walk(roots: list[str]) -> Iterator[dict[str, object]]:
+    """Imports the public modules below the roots and yields their documented objects."""
     for name in _HIDDEN:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type] # None makes its import fail
     walker = _Walker()
@@ -253,11 +256,10 @@ def walk(roots: list[str], emit: Callable[[dict[str, object]], None]) -> None:
         try:
             module = importlib.import_module(name)
         except (Exception, SystemExit):
-            emit({"failed": name})
+            yield {"failed": name}
         else:
             walker.module(module, name)
     walker.classes()
-    sources = _Sources()
     for item in walker.objects.values():
         doc = _own_doc(item.value)
         if doc is None:
@@ -267,9 +269,9 @@ def walk(roots: list[str], emit: Callable[[dict[str, object]], None]) -> None:
             "name": _canonical(item),
             "names": sorted(item.names),
             "doc": inspect.cleandoc(doc),
-            "body": sources.body(item.value, doc) if has_body else "",
+            "body": _body(item.value, doc) if has_body else "",
         }
-        emit({"object": walked})
+        yield {"object": walked}
 
 
 def main(roots: list[str]) -> None:
@@ -278,12 +280,9 @@ def main(roots: list[str]) -> None:
     with os.fdopen(os.dup(1), "w", encoding="utf-8", errors="surrogatepass") as out:
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
-
-        def emit(record: dict[str, object]) -> None:
+        for record in walk(roots):
             out.write(json.dumps(record) + "\n")
             out.flush()
-
-        walk(roots, emit)
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+import functools
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from taser_jax.data.pydocs.build import TASKS, build_pydocs, find_leaks
 from taser_jax.data.pydocs.walk import module_names, standard_library_roots
 from taser_jax.storage.errors import DataError
 
+built = functools.cache(build_pydocs)
 SMALL = ("json", "statistics", "optax")
 CHECKSUM = (
     "from taser_jax.data.pydocs.build import build_pydocs;"
@@ -17,17 +19,7 @@ CHECKSUM = (
 )
 
 
-@pytest.fixture(scope="session")
-def small():
-    return build_pydocs(SMALL)
-
-
-@pytest.fixture(scope="session")
-def full():
-    return build_pydocs()
-
-
-def test_checksum_does_not_depend_on_process_hash_seed_or_environment(small, tmp_path):
+def test_checksum_does_not_depend_on_process_hash_seed_or_environment(tmp_path):
     environment = os.environ | {
         "PYTHONHASHSEED": "12345",
         "TZ": "Asia/Tokyo",
@@ -43,19 +35,7 @@ def test_checksum_does_not_depend_on_process_hash_seed_or_environment(small, tmp
         check=True,
         cwd=tmp_path,
     )
-    assert done.stdout == f"checksum {small.checksum}\n"
-
-
-def test_small_collection_is_complete(small):
-    names = {p.page_id for p in small.passages}
-    assert {"json.dumps", "statistics.median", "optax.adam"} <= names
-    assert set(small.versions) == {"python", "numpy", "jax", "flax", "optax"}
-    assert list(small.queries) == list(TASKS)
-    assert all(list(s) == ["train", "validation", "test"] for s in small.queries.values())
-    assert len(small.queries["code"]["train"]) > 30
-    assert len(small.queries["lookup"]["train"]) > 100
-    check_ids(small)
-    check_held_out(small)
+    assert done.stdout == f"checksum {built(SMALL).checksum}\n"
 
 
 def test_a_missing_package_is_reported():
@@ -73,43 +53,20 @@ def test_modules_with_side_effects_are_never_walked():
     assert not [n for n in module_names("optax") if "contrib" in n or "experimental" in n]
 
 
-def check_ids(collection):
-    ids = [p.id for p in collection.passages]
-    assert len(set(ids)) == len(ids)
-    assert not [i for i in ids if re.search(r"\s", i)]
-    for task, splits in collection.queries.items():
-        queries = [q for queries in splits.values() for q in queries]
-        assert len({q.id for q in queries}) == len(queries), task
-        for query in queries:
-            assert query.task == task
-            assert query.id.partition(":")[0] in collection.versions
-            assert query.text.strip()
-            assert not re.search(r"\s", query.id)
-            assert query.positives
-            assert len(set(query.positives)) == len(query.positives)
-            assert max(query.positives) < len(collection.passages)
-
-
-def check_held_out(collection):
-    trained = {
-        row
-        for splits in collection.queries.values()
-        for q in splits["train"]
-        for row in q.positives
-    }
-    pages = {collection.passages[row].page_id for row in trained}
-    held_out = {
-        collection.passages[row].page_id
-        for splits in collection.queries.values()
-        for q in (*splits["validation"], *splits["test"])
-        for row in q.positives
-    }
-    assert held_out
-    assert not pages & held_out
+def test_small_collection_is_complete():
+    small = built(SMALL)
+    names = {p.page_id for p in small.passages}
+    assert {"json.dumps", "statistics.median", "optax.adam"} <= names
+    assert set(small.versions) == {"python", "numpy", "jax", "flax", "optax"}
+    assert list(small.queries) == list(TASKS)
+    assert all(list(s) == ["train", "validation", "test"] for s in small.queries.values())
+    assert len(small.queries["code"]["train"]) > 30
+    assert len(small.queries["lookup"]["train"]) > 100
 
 
 @pytest.mark.release
-def test_full_collection_has_the_expected_size(full):
+def test_full_collection_has_the_expected_size():
+    full = built()
     assert 8_000 < len(full.passages) < 13_000
     train = {task: len(splits["train"]) for task, splits in full.queries.items()}
     test = {task: len(splits["test"]) for task, splits in full.queries.items()}
@@ -117,35 +74,58 @@ def test_full_collection_has_the_expected_size(full):
     assert min(train.values()) > 400
     assert min(test.values()) > 100
     assert {walk.package_of(passage.page_id) for passage in full.passages} == set(full.versions)
-    check_ids(full)
-    check_held_out(full)
     lengths = sorted(len(passage.text.split()) for passage in full.passages)
     assert lengths[9 * len(lengths) // 10] <= 110
 
 
-@pytest.mark.release
-def test_no_query_of_five_words_stands_in_a_passage(full):
-    queries = [
-        q
-        for task, splits in full.queries.items()
-        if task != "lookup"
-        for members in splits.values()
-        for q in members
-    ]
+@pytest.fixture(params=["small", pytest.param("full", marks=pytest.mark.release)])
+def collection(request):
+    return built(SMALL) if request.param == "small" else built()
+
+
+def _all_queries(collection, splits=("train", "validation", "test")):
+    return [q for of in collection.queries.values() for split in splits for q in of[split]]
+
+
+def test_ids_are_unique_and_positives_are_rows(collection):
+    ids = [p.id for p in collection.passages]
+    assert len(set(ids)) == len(ids)
+    assert not [i for i in ids if re.search(r"\s", i)]
+    queries = _all_queries(collection)
+    assert len({(query.task, query.id) for query in queries}) == len(queries)
+    for query in queries:
+        assert query.id.partition(":")[0] in collection.versions
+        assert query.text.strip()
+        assert not re.search(r"\s", query.id)
+        assert query.positives
+        assert len(set(query.positives)) == len(query.positives)
+        assert max(query.positives) < len(collection.passages)
+
+
+def test_no_page_of_a_held_out_query_is_trained_on(collection):
+    trained, held_out = (
+        {
+            collection.passages[row].page_id
+            for query in _all_queries(collection, splits)
+            for row in query.positives
+        }
+        for splits in (["train"], ["validation", "test"])
+    )
+    assert held_out
+    assert not trained & held_out
+
+
+def test_no_query_of_five_words_stands_in_a_passage(collection):
+    queries = [q for q in _all_queries(collection) if q.task != "lookup"]
     # Of a parameter neither the query nor its description alone.
-    texts = [q.text for q in queries] + [
-        q.text.partition(": ")[2] if q.task == "parameter" else q.text for q in queries
-    ]
-    assert find_leaks(texts, [f"{p.title} {p.text}" for p in full.passages]) == []
+    texts = [q.text for q in queries]
+    texts += [q.text.partition(": ")[2] for q in queries if q.task == "parameter"]
+    assert find_leaks(texts, [f"{p.title} {p.text}" for p in collection.passages]) == []
 
 
-@pytest.mark.release
-def test_nothing_of_the_machine_is_in_the_text(full):
-    texts = [p.text for p in full.passages] + [
-        q.text for s in full.queries.values() for members in s.values() for q in members
-    ]
-    addresses = re.compile(r" at 0x[0-9a-f]{6,}")
+def test_nothing_of_the_machine_is_in_the_text(collection):
+    texts = [entry.text for entry in (*collection.passages, *_all_queries(collection))]
     private = [os.path.expanduser("~"), sys.prefix, os.getcwd()]
     for text in texts:
-        assert not addresses.search(text), text
+        assert not re.search(r" at 0x[0-9a-f]{6,}", text), text
         assert not [p for p in private if len(p) > 1 and p in text], text
