@@ -29,7 +29,7 @@ from taser_jax.data.prepare.splits import PrepareOptions, Tasks
 from taser_jax.data.pydocs.build import TASKS, build_pydocs
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.metrics import AnswerMatch
-from taser_jax.interop import collections_by_name
+from taser_jax.interop.collections_by_name import as_folder
 from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
 from taser_jax.retrieval.runs import NO_ROW, SearchResult
 from taser_jax.storage.artifacts import COLLECTION, FilePath, check_kind, split_path
@@ -110,14 +110,21 @@ def prepare(
         ConfigError: no file, a task or label twice, options of other tasks, no name.
         DataError: malformed input; names file:line, the field and the fix.
     """
-    directories = collections_by_name.local(directories)
-    folders = [directories] if isinstance(directories, str | os.PathLike) else list(directories)
+    if isinstance(directories, str | os.PathLike):
+        directories = [directories]
+    if isinstance(directories, Mapping):
+        directories = {label: as_folder(name) for label, name in directories.items()}
+    else:
+        directories = [as_folder(name) for name in directories]
     if collection is None:
-        if len(folders) != 1:
-            fix = "name it: --gin.COLLECTION=NAME"
-            raise ConfigError(f"{len(folders)} folders and no name", where="COLLECTION", fix=fix)
-        collection = pathlib.Path(folders[0]).resolve().name
-    if folders == [PYDOCS] and not isinstance(directories, Mapping):
+        if len(directories) != 1:
+            problem, fix = (
+                f"{len(directories)} folders and no name",
+                "name it: --gin.COLLECTION=NAME",
+            )
+            raise ConfigError(problem, where="COLLECTION", fix=fix)
+        collection = pathlib.Path(next(iter(directories))).resolve().name
+    if directories == [PYDOCS]:
         prepare_pydocs(data_dir=data_dir, collection=collection, **vars(pydocs))
     else:
         prepare_files(

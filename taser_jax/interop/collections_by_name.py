@@ -14,7 +14,7 @@ import json
 import os
 import pathlib
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from taser_jax.interop.hub import first_line
@@ -28,14 +28,9 @@ _DEVELOPMENT = ("dev", "val", "valid", "validation")
 _SPLITS = {"train": "train", **dict.fromkeys(_DEVELOPMENT, "dev"), "test": "test"}
 
 
-# A split's name; its passages (id, title, text), queries (id, text) and judgements (query, passage,
-# grade).
-_Split = tuple[
-    str,
-    Iterable[tuple[str, str, str]],
-    Iterable[tuple[str, str]],
-    Iterable[tuple[str, str, int]],
-]
+# Name of a split; its passages and queries, in BEIR's form; query, passage and grade of judgements.
+_Record = dict[str, str]
+_Split = tuple[str, Iterable[_Record], Iterable[_Record], Iterable[tuple[str, str, int]]]
 
 
 def _write(splits: Iterable[_Split], folder: pathlib.Path) -> None:
@@ -44,41 +39,24 @@ def _write(splits: Iterable[_Split], folder: pathlib.Path) -> None:
     Raises:
         DataError: an id has two texts.
     """
-    passages: dict[str, dict[str, str]] = {}
-    queries: dict[str, dict[str, str]] = {}
+    records: dict[str, dict[str, _Record]] = {"corpus": {}, "queries": {}}
     qrels: dict[str, dict[tuple[str, str], int]] = {}
-    for split, texts, questions, judged in splits:
-        for id, title, text in texts:
-            _add(passages, {"_id": id, "title": title, "text": text})
-        for id, text in questions:
-            _add(queries, {"_id": id, "text": text})
+    for split, passages, queries, judged in splits:
+        for name, of_split in (("corpus", passages), ("queries", queries)):
+            for record in of_split:
+                id = record["_id"]
+                if records[name].setdefault(id, record) != record:
+                    raise DataError(f"{id!r} has two texts", where="splits", fix="name one split")
         qrels.setdefault(split, {}).update({(query, id): grade for query, id, grade in judged})
     (folder / "qrels").mkdir(parents=True)
-    for name, records in (("corpus", passages), ("queries", queries)):
+    for name, by_id in records.items():
         with open(folder / f"{name}.jsonl", "w", encoding="utf-8") as file:
-            for record in records.values():
+            for record in by_id.values():
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
     for split, grades in qrels.items():
         with open(folder / "qrels" / f"{split}.tsv", "w", encoding="utf-8") as file:
             file.write("query-id\tcorpus-id\tscore\n")
             file.writelines(f"{query}\t{id}\t{grade}\n" for (query, id), grade in grades.items())
-
-
-def _add(records: dict[str, dict[str, str]], record: dict[str, str]) -> None:
-    id = record["_id"]
-    if records.setdefault(id, record) != record:
-        raise DataError(f"{id!r} has two texts", where="splits", fix="name one split")
-
-
-def local(
-    names: FilePath | Sequence[FilePath] | Mapping[str, FilePath],
-) -> FilePath | Sequence[FilePath] | Mapping[str, FilePath]:
-    """`as_folder` of one name, of several, or of those that labels have."""
-    if isinstance(names, Mapping):
-        return {label: as_folder(name) for label, name in names.items()}
-    if isinstance(names, str | os.PathLike):
-        return as_folder(names)
-    return [as_folder(name) for name in names]
 
 
 def as_folder(name: FilePath) -> FilePath:
@@ -138,15 +116,12 @@ def _of_mteb(mteb: types.ModuleType, name: str) -> Iterator[_Split]:
             raise _unfit(name, "no relevant passages", "choose a task of type Retrieval")
         if data.get("top_ranked") or "instruction" in data["queries"].column_names:
             raise _unfit(name, "candidates or instructions", "choose a task of type Retrieval")
+        judged = data["relevant_docs"].items()
         yield (
             _SPLITS.get(split, "test"),
-            ((row["id"], row.get("title") or "", row["text"]) for row in data["corpus"]),
-            ((row["id"], row["text"]) for row in data["queries"]),
-            (
-                (query, passage, grade)
-                for query, judged in data["relevant_docs"].items()
-                for passage, grade in judged.items()
-            ),
+            (_passage(row["id"], row["text"], row.get("title")) for row in data["corpus"]),
+            ({"_id": row["id"], "text": row["text"]} for row in data["queries"]),
+            ((query, id, grade) for query, grades in judged for id, grade in grades.items()),
         )
 
 
@@ -164,12 +139,17 @@ def _of_ir_datasets(ir_datasets: types.ModuleType, name: str) -> Iterator[_Split
     if not splits:
         raise _unfit(name, "no judgements", f"choose one of its parts, such as {name}/test")
     for split, data in splits.items():
+        passages, queries = data.docs_iter(), data.queries_iter()
         yield (
             split,
-            ((doc.doc_id, getattr(doc, "title", ""), _text(doc)) for doc in data.docs_iter()),
-            ((query.query_id, _text(query)) for query in data.queries_iter()),
+            (_passage(doc.doc_id, _text(doc), getattr(doc, "title", "")) for doc in passages),
+            ({"_id": query.query_id, "text": _text(query)} for query in queries),
             ((judged.query_id, judged.doc_id, judged.relevance) for judged in data.qrels_iter()),
         )
+
+
+def _passage(id: str, text: str, title: str | None) -> _Record:
+    return {"_id": id, "title": title or "", "text": text}
 
 
 def _text(record: Any) -> str:

@@ -3,8 +3,7 @@
 import json
 import pathlib
 import sys
-import types
-from typing import NamedTuple
+from types import ModuleType, SimpleNamespace
 
 import capitals
 import pytest
@@ -20,46 +19,27 @@ QUERIES = {"q1": "a river", "q2": "a game"}
 GRADES = {"q1": {"d1": 2, "d3": 0}, "q2": {"d2": 1}}
 
 
-class Document(NamedTuple):
-    doc_id: str
-    title: str
-    text: str
-
-
-class Topic(NamedTuple):
-    """A query without a field `text`, as TREC's."""
-
-    query_id: str
-    title: str
-
-    def default_text(self) -> str:
-        return self.title
-
-
-class Judgement(NamedTuple):
-    query_id: str
-    doc_id: str
-    relevance: int
-
-
 class Data:
-    """As ir_datasets hands it out."""
+    """As ir_datasets hands it out; queries have no field `text`, as TREC's."""
 
-    def __init__(self, judged: dict[str, dict[str, int]]):
-        self._judged = judged
+    def __init__(self, judged: dict[str, dict[str, int]], more: str = ""):
+        self._judged, self._more = judged, more
 
     def has_qrels(self):
         return bool(self._judged)
 
     def docs_iter(self):
-        return (Document(id, title, text) for id, (title, text) in PASSAGES.items())
+        for id, (title, text) in PASSAGES.items():
+            yield SimpleNamespace(doc_id=id, title=title, text=text + self._more)
 
     def queries_iter(self):
-        return (Topic(id, text) for id, text in QUERIES.items() if id in self._judged)
+        for id in self._judged:
+            yield SimpleNamespace(query_id=id, default_text=lambda id=id: QUERIES[id])
 
     def qrels_iter(self):
         for query, grades in self._judged.items():
-            yield from (Judgement(query, passage, grade) for passage, grade in grades.items())
+            for id, grade in grades.items():
+                yield SimpleNamespace(query_id=query, doc_id=id, relevance=grade)
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +51,7 @@ def libraries(tmp_path, monkeypatch):
         "tiny/test": Data({"q1": GRADES["q1"]}),
         "bare": Data({}),
     }
-    ir_datasets = types.ModuleType("ir_datasets")
+    ir_datasets = ModuleType("ir_datasets")
     ir_datasets.load = datasets.__getitem__
     monkeypatch.setitem(sys.modules, "ir_datasets", ir_datasets)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -107,11 +87,7 @@ def test_one_split_of_ir_datasets_is_what_it_is_named(monkeypatch):
 
 
 def test_an_id_with_two_texts_is_refused(monkeypatch, tmp_path):
-    class Other(Data):
-        def docs_iter(self):
-            return (Document(id, title, f"{text} More.") for id, (title, text) in PASSAGES.items())
-
-    splits = {"tiny": Data({}), "tiny/train": Data(GRADES), "tiny/test": Other(GRADES)}
+    splits = {"tiny": Data({}), "tiny/train": Data(GRADES), "tiny/test": Data(GRADES, " More.")}
     monkeypatch.setattr(sys.modules["ir_datasets"], "load", splits.__getitem__)
     with pytest.raises(DataError, match="'d1' has two texts"):
         as_folder("ir_datasets:tiny")
@@ -141,25 +117,19 @@ def test_an_unknown_task_and_one_without_judgements_are_refused(tmp_path, monkey
         as_folder("mteb:Tinny")
     with pytest.raises(ConfigError, match="the task has no judgements"):
         as_folder("ir_datasets:bare")
-    assert not any(path.is_file() for path in (tmp_path / "cache").rglob("*"))
-
-
-def test_candidates_are_more_than_a_collection(monkeypatch):
     mteb_task(monkeypatch, top_ranked={"q1": ["d1"]})
     with pytest.raises(ConfigError, match="candidates or instructions"):
         as_folder("mteb:Tiny")
+    assert not any(path.is_file() for path in (tmp_path / "cache").rglob("*"))
 
 
-def test_a_library_that_cannot_read_says_why(monkeypatch):
+def test_a_library_that_cannot_read_or_is_absent_says_why(monkeypatch):
     def absent(name):
         raise OSError("name resolution failed\nand more")
 
     monkeypatch.setattr(sys.modules["ir_datasets"], "load", absent)
     with pytest.raises(DataError, match=r"could not read it: name resolution failed\n"):
         as_folder("ir_datasets:tiny")
-
-
-def test_an_absent_library_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ir_datasets", None)
     with pytest.raises(ConfigError, match=r"not installed(.|\n)*pip install"):
         as_folder("ir_datasets:tiny")
