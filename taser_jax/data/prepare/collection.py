@@ -138,25 +138,21 @@ def prepare(
         unjudged_tasks=unjudged_tasks,
     )
     for name, folder in _labelled(directories, "directories", base).items():
-        detected = detect(folder, name)
-        taken = {split.task for split in splits} & detected.questions.keys()
+        files, questions = detect(folder, name)
+        taken = {split.task for split in splits} & questions.keys()
         if name in sources or taken:
             raise ConfigError(
                 f"{', '.join(taken) or name} is a task or name of another source, too",
                 where=os.fspath(folder),
                 fix="rename the files, after which tasks are named, or give names: {name: folder}",
             )
-        label = name if len(detected.passages) == 1 else ""
-        for path in detected.passages:
+        label = name if len(files) == 1 else ""
+        for path in files:
             # Files of several folders may have one name.
             place = os.path.relpath(path, folder).replace(os.sep, ".")
             sources[label or f"{name}.{_label(place)}"] = path
         splits += question_splits(
-            detected.questions,
-            options,
-            label=label,
-            passages=detected.passages,
-            unjudged_tasks=unjudged_tasks,
+            questions, options, label=label, passages=files, unjudged_tasks=unjudged_tasks
         )
     if not sources:
         fix = "write `taser prepare DIRECTORY`, or set PASSAGES and QUERIES"
@@ -180,8 +176,10 @@ def _prepare(
     options: PrepareOptions,
 ) -> PreparedCollection:
     """Writes passages as one collection, and questions as its query sets."""
-    asked = [path for split in splits for path in (split.files.questions, split.files.qrels)]
-    for path in dict.fromkeys([*sources.values(), *filter(None, asked)]):
+    asked = [
+        path for split in splits for path in (split.files.questions, split.files.qrels) if path
+    ]
+    for path in dict.fromkeys([*sources.values(), *asked]):
         # A missing file is reported before any work is done.
         if not os.path.isdir(path):
             with open_bytes(path):

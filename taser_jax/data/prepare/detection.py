@@ -53,21 +53,9 @@ class _Role(enum.Enum):
     TOPICS = "TREC's topics"
 
 
-@dataclasses.dataclass(frozen=True)
-class DetectedFiles:
-    """The files of one folder, as `prepare` takes them.
-
-    Attributes:
-        passages: the file with the passages, those of pairs, or the folder itself if its text files
-            are the passages.
-        questions: task -> split -> files.
-    """
-
-    passages: tuple[str, ...]
-    questions: Mapping[str, Mapping[str, QuestionFiles]]
-
-
-def detect(directory: str | os.PathLike[str], name: str = "") -> DetectedFiles:
+def detect(
+    directory: str | os.PathLike[str], name: str = ""
+) -> tuple[tuple[str, ...], dict[str, dict[str, QuestionFiles]]]:
     """Detects the passages, tasks and splits of the files in a folder.
 
     BEIR's folders have corpus.jsonl, queries.jsonl and qrels/<split>.tsv. In others the fields of a
@@ -86,6 +74,10 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> DetectedFiles:
         directory: a local folder.
         name: the task of files without one; "" takes the folder's name.
 
+    Returns:
+        Files of passages: one, or those of pairs, or the folder itself if its text files are the
+        passages; and task -> split -> files of questions.
+
     Raises:
         ConfigError: no known format, or several files of passages; lists what was found.
     """
@@ -97,7 +89,7 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> DetectedFiles:
     name = name or folder.resolve().name
     corpus = _of_name(folder, "corpus.jsonl")
     if corpus is not None and (folder / "qrels").is_dir():
-        return DetectedFiles((corpus,), {name: _of_beir(folder)})
+        return (corpus,), {name: _of_beir(folder)}
     roles: dict[str, _Role] = {}
     for path in _files(folder):
         is_of_trec = path.name.startswith(("topics", "qrels"))
@@ -137,7 +129,7 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> DetectedFiles:
                 splits["test"] = splits.pop("validation")
             if "train" in splits and "validation" not in splits:
                 splits["train+validation"] = splits.pop("train")
-    return DetectedFiles(passages, files_of_task)
+    return passages, files_of_task
 
 
 def _refuse_twins(folder: pathlib.Path) -> None:
@@ -181,7 +173,7 @@ def given_passages(source: PassageSource) -> Iterator[Passage]:
             fix = "check the spelling; write [text] to add a text"
             raise ConfigError("no such file or folder", where=os.fspath(source), fix=fix)
         left_out = LeftOut()
-        for path in detect(source).passages if os.path.isdir(source) else (source,):
+        for path in detect(source)[0] if os.path.isdir(source) else (source,):
             yield from (entry.passage for entry in read_passages(path, left_out))
         for kind, count in left_out.counts.items():
             logger.warning("%s: %d %s are left out", os.fspath(source), count, kind)

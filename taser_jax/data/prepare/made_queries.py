@@ -27,16 +27,6 @@ _FEWEST_WORDS = 4
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[^\W\d_]|[\"'(])")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Made:
-    """A query, and what its passages are without it."""
-
-    id: str
-    text: str
-    page: str
-    passages: dict[int, Passage]
-
-
 def make_queries(*, data_dir: FilePath, collection: str, source: str) -> dict[str, list[str]]:
     """Writes a collection whose passages lack what became their queries, and these queries.
 
@@ -60,10 +50,10 @@ def make_queries(*, data_dir: FilePath, collection: str, source: str) -> dict[st
     """
     passages = list(PassageStore.open(data_dir, source))
     by_split: dict[str, list[Query]] = {split: [] for split in SPLITS}
-    for made in _made(passages):
-        split = split_of(made.page, task=TASK, splits=SPLITS, shares=SHARES)
-        by_split[split].append(Query(made.id, made.text, TASK, positives=tuple(made.passages)))
-        for row, passage in made.passages.items():
+    for page, query, changed in _made(passages):
+        split = split_of(page, task=TASK, splits=SPLITS, shares=SHARES)
+        by_split[split].append(query)
+        for row, passage in changed.items():
             passages[row] = passage
     if empty := [split for split, queries in by_split.items() if not queries]:
         raise DataError(
@@ -79,7 +69,8 @@ def make_queries(*, data_dir: FilePath, collection: str, source: str) -> dict[st
     return list_tasks(data_dir, collection)
 
 
-def _made(passages: Iterable[Passage]) -> Iterator[_Made]:
+def _made(passages: Iterable[Passage]) -> Iterator[tuple[str, Query, dict[int, Passage]]]:
+    """Yields a page, a query made of it, and row -> passage: the query's positives without it."""
     pages: dict[tuple[str, str], dict[int, Passage]] = collections.defaultdict(dict)
     for row, passage in enumerate(passages):
         pages[passage.page_id or passage.id, passage.title][row] = passage
@@ -87,13 +78,14 @@ def _made(passages: Iterable[Passage]) -> Iterator[_Made]:
         if title and hash_share(f"title\t{page}") < 0.5:
             without = {row: _without_title(passage) for row, passage in of_page.items()}
             if all(len(passage.text.split()) >= _FEWEST_WORDS for passage in without.values()):
-                yield _Made(f"title:{next(iter(of_page.values())).id}", title, page, without)
+                id = f"title:{next(iter(of_page.values())).id}"
+                yield page, Query(id, title, TASK, positives=tuple(without)), without
                 continue
         for row, passage in of_page.items():
             if (cut := _sentence(passage)) is not None:
                 sentence, rest = cut
-                left = {row: dataclasses.replace(passage, text=rest)}
-                yield _Made(f"sentence:{passage.id}", sentence, page, left)
+                query = Query(f"sentence:{passage.id}", sentence, TASK, positives=(row,))
+                yield page, query, {row: dataclasses.replace(passage, text=rest)}
 
 
 def _without_title(passage: Passage) -> Passage:

@@ -187,8 +187,13 @@ class QuestionSplit:
     def _group(self, question: Question) -> str:
         """What decides the question's split: its id, a part of it, or the page of its positives."""
         if self.task not in self.options.split_by_page:
-            pattern = self.options.split_groups.get(self.task)
-            return group_of(question.id, pattern, question.where)
+            # Without a pattern the whole id.
+            pattern = self.options.split_groups.get(self.task, "(?s).*")
+            if (match := re.search(pattern, question.id)) is not None:
+                return match.group()
+            problem = f"the pattern {pattern!r} does not match the id {question.id!r}"
+            fix = "correct the pattern in split_groups, or leave the task out of it"
+            raise DataError(problem, where=f"{question.where}, field 'id'", fix=fix)
         pages = {place.page_id for place in question.provenance}
         if len(pages) != 1:
             problem = f"the positives of {question.id!r} are on {len(pages)} pages"
@@ -315,26 +320,6 @@ def split_of(id: str, *, task: str, splits: Sequence[str], shares: Mapping[str, 
             return split
         place -= weight
     return splits[-1]
-
-
-def group_of(id: str, pattern: str | None, where: str) -> str:
-    """The part of an id that decides its split: the match of the pattern, or the whole id.
-
-    Example:
-        >>> group_of("talk7_3", "^[^_]+", "line 1")
-        'talk7'
-
-    Raises:
-        DataError: the pattern does not match.
-    """
-    if pattern is None:
-        return id
-    match = re.search(pattern, id)
-    if match is None:
-        problem = f"the pattern {pattern!r} does not match the id {id!r}"
-        fix = "correct the pattern in split_groups, or leave the task out of it"
-        raise DataError(problem, where=f"{where}, field 'id'", fix=fix)
-    return match.group()
 
 
 def sampled(ids: Iterable[str], *, task: str, count: int) -> frozenset[str]:

@@ -208,7 +208,7 @@ def passage_of(record: fields.Record, where: str) -> Passage:
         DataError: no text, or a field that is no string.
     """
     if fields.first_of(record, fields.Role.TEXT) is None:
-        fix = "name the field of the text text"
+        fix = "give every passage a field 'text'"
         raise DataError("no field 'text'", where=f"{where}, field 'text'", fix=fix)
     return Passage(
         fields.string_of(record, where, *_IDS),

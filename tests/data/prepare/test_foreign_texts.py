@@ -6,13 +6,11 @@ tracebacks.
 
 import codecs
 import json
-import pathlib
 
 import pytest
 from written_files import json_lines
 
-from taser_jax.data.collections.store import PassageStore, QuerySet, write_collection, write_queries
-from taser_jax.data.prepare.collection import prepare as prepare_files
+from taser_jax.data.collections.store import PassageStore, write_collection, write_queries
 from taser_jax.data.readers.passages import read_passages
 from taser_jax.data.readers.questions import read_questions
 from taser_jax.storage.errors import DataError
@@ -33,18 +31,19 @@ UNUSABLE = {
 }
 
 
-def beir_folder(root: pathlib.Path, convert=str.encode, **changed: str) -> pathlib.Path:
-    files = {"corpus.jsonl": json_lines(*CORPUS), "queries.jsonl": json_lines(*QUERIES)}
-    files |= {"qrels/test.tsv": QRELS} | changed
-    (root / "qrels").mkdir(parents=True)
-    for name, content in files.items():
-        (root / name).write_bytes(convert(content))
-    return root
+@pytest.fixture
+def prepare_beir(tmp_path, prepare_here):
+    """Prepares a folder of BEIR's, some of whose files are changed."""
 
+    def prepare(convert=str.encode, **changed: str):
+        files = {"corpus.jsonl": json_lines(*CORPUS), "queries.jsonl": json_lines(*QUERIES)}
+        (tmp_path / "beir" / "qrels").mkdir(parents=True, exist_ok=True)
+        for name, content in (files | {"qrels/test.tsv": QRELS} | changed).items():
+            (tmp_path / "beir" / name).write_bytes(convert(content))
+        prepare_here(directories={"t": "beir"})
+        return PassageStore.open(tmp_path / "data", "c")
 
-def prepare(root: pathlib.Path, **changed: str):
-    folder = beir_folder(root / "beir", **changed)
-    return prepare_files(data_dir=root / "data", collection="c", directories={"t": folder})
+    return prepare
 
 
 @pytest.mark.parametrize("character", UNUSABLE)
@@ -54,14 +53,13 @@ def test_an_id_that_run_files_cannot_hold_is_named(character):
         check_id(f"d{character}3", where="here")
 
 
-def test_an_id_that_run_files_cannot_hold_is_refused_where_it_comes_in(tmp_path):
+def test_an_id_that_run_files_cannot_hold_is_refused_where_it_comes_in(tmp_path, prepare_beir):
     passages = json_lines(*CORPUS, {"_id": "d 3", "text": "third"})
     with pytest.raises(DataError, match=r"corpus\.jsonl:3, field 'id': the id 'd 3' has a space"):
-        prepare(tmp_path / "passages", **{"corpus.jsonl": passages})
+        prepare_beir(**{"corpus.jsonl": passages})
     queries = json_lines(*QUERIES, {"_id": "q 2", "text": "two?"})
-    qrels = f"{QRELS}q 2\td2\t1\n"
     with pytest.raises(DataError, match=r"queries\.jsonl:2, field 'id': the id 'q 2' has a space"):
-        prepare(tmp_path / "queries", **{"queries.jsonl": queries, "qrels/test.tsv": qrels})
+        prepare_beir(**{"queries.jsonl": queries, "qrels/test.tsv": f"{QRELS}q 2\td2\t1\n"})
     with pytest.raises(DataError, match="has a space"):
         write_collection(tmp_path, "own", [Passage("1 ", "text")])
     write_collection(tmp_path, "own", [Passage("1", "text")])
@@ -77,16 +75,17 @@ def test_an_id_that_run_files_cannot_hold_is_refused_where_it_comes_in(tmp_path)
         ("queries.jsonl", {"_id": "q2", "text": "\ud800"}, "queries.jsonl:2, field 'text'"),
     ],
 )
-def test_halves_of_characters_are_named(tmp_path, file, record, place):
+def test_halves_of_characters_are_named(prepare_beir, file, record, place):
     before = {"corpus.jsonl": CORPUS, "queries.jsonl": QUERIES}[file]
     with pytest.raises(DataError, match=rf"{place}: one half of a character of two") as raised:
-        prepare(tmp_path, **{file: json_lines(*before, record)})
+        prepare_beir(**{file: json_lines(*before, record)})
     assert r"such as \ud800" in str(raised.value)
-    # Both halves are one character.
+
+
+def test_both_halves_are_one_character(prepare_beir):
     whole = json.dumps({"_id": "d3", "text": "\U0001f600"})
     assert r"\ud83d\ude00" in whole
-    prepare(tmp_path / "whole", **{"corpus.jsonl": json_lines(*CORPUS) + whole})
-    assert PassageStore.open(tmp_path / "whole" / "data", "c")[2].text == "\U0001f600"
+    assert prepare_beir(**{"corpus.jsonl": json_lines(*CORPUS) + whole})[2].text == "\U0001f600"
 
 
 CONVERSIONS = {
@@ -97,24 +96,16 @@ CONVERSIONS = {
 
 
 @pytest.mark.parametrize("name", CONVERSIONS)
-def test_files_as_editors_leave_them_are_the_same(tmp_path, name):
+def test_files_as_editors_leave_them_are_the_same(tmp_path, prepare_beir, queries_of, name):
     """With a tab in a title, which JSON may have."""
-    prepare(tmp_path)
-    plain = PassageStore.open(tmp_path / "data", "c")
-    assert plain[0].title == "One\tor 1"
-    folder = beir_folder(tmp_path / "other", CONVERSIONS[name])
-    prepare_files(data_dir=tmp_path / "o", collection="c", directories={"t": folder})
-    assert PassageStore.open(tmp_path / "o", "c").fingerprint == plain.fingerprint
-    queries, expected = (
-        list(QuerySet.open(tmp_path / data, "c", "t", "test")) for data in ("o", "data")
-    )
-    assert queries == expected
-    assert expected[0].positives == (0,)
+    plain, queries = prepare_beir(), queries_of("t", "test")
+    assert (plain[0].title, queries[0].positives) == ("One\tor 1", (0,))
+    assert prepare_beir(CONVERSIONS[name]).fingerprint == plain.fingerprint
+    assert queries_of("t", "test") == queries
     for content in ("id\ttext\ttitle\n1\tfirst\tOne\n", "1\tfirst\tOne\n"):
         (tmp_path / "p.tsv").write_bytes(CONVERSIONS[name](content))
-        assert [entry.passage for entry in read_passages(tmp_path / "p.tsv")] == [
-            Passage("1", "first", "One")
-        ]
+        [located] = read_passages(tmp_path / "p.tsv")
+        assert located.passage == Passage("1", "first", "One")
     for suffix, content in (("qa.csv", "who?\t['Ada']\n"), ("tsv", "q1\twho?\n")):
         (tmp_path / f"q.{suffix}").write_bytes(CONVERSIONS[name](content))
         assert [entry.text for entry in read_questions(tmp_path / f"q.{suffix}")] == ["who?"]

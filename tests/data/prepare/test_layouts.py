@@ -3,17 +3,14 @@
 import csv
 import io
 import logging
-import pathlib
 
 import pytest
 from written_files import write_all
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
-from taser_jax.data.prepare.collection import prepare
 from taser_jax.data.prepare.detection import given_passages
 from taser_jax.data.prepare.mapping import MISSING_QUERIES
-from taser_jax.data.prepare.splits import PrepareOptions
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage
 
 TITLES = ["Bern", "Aare", "Bears"]
@@ -27,60 +24,50 @@ def _table(rows: list[list[str]], delimiter: str = ",") -> str:
     return file.getvalue()
 
 
-def _prepare(root: pathlib.Path, files: dict, **options):
-    folder = write_all(root / "notes", files)
-    data, options = root / "data", PrepareOptions(**options)
-    prepared = prepare(data_dir=data, collection="c", directories=folder, options=options)
-    return prepared, PassageStore.open(data, "c")
+@pytest.fixture
+def prepare_notes(tmp_path, prepare_here):
+    """Prepares files as the folder "notes"."""
+
+    def prepare(files: dict, **options):
+        write_all(tmp_path / "notes", files)
+        prepared = prepare_here(directories="notes", **options)
+        return prepared, PassageStore.open(tmp_path / "data", "c")
+
+    return prepare
 
 
-def _table_of_passages(delimiter: str) -> str:
-    rows = zip(TITLES, TEXTS, "abc", strict=True)
-    return _table([["Title", "Content", "doc-id"], *map(list, rows)], delimiter)
+ROWS = [list(row) for row in zip(TITLES, TEXTS, "abc", strict=True)]
+TABLE = _table([["Title", "Content", "doc-id"], *ROWS])
+PASSAGES = {
+    "passages.csv": TABLE,
+    "export.csv": _table([["Title", "Content", "doc-id"], *ROWS], ";"),
+    "judged.tsv": _table([["Title", "Content", "passage_id"], *ROWS], "\t"),
+    "docs.jsonl": [dict(zip(("title", "contents", "docid"), row, strict=True)) for row in ROWS],
+    "docs.sgml": "".join(
+        f"<DOC>\n<DOCNO> {id} </DOCNO>\n<TITLE>{title}</TITLE>\n<TEXT>\n{text}\n</TEXT>\n</DOC>\n"
+        for title, text, id in ROWS
+    ),
+    "docs.parquet": "",
+}
 
 
-PASSAGES = [
-    {"passages.csv": _table_of_passages(",")},
-    {"export.csv": _table_of_passages(";")},
-    {"lone.tsv": _table_of_passages("\t")},
-    {"judged.tsv": _table_of_passages("\t").replace("doc-id", "passage_id")},
-    {
-        "docs.jsonl": [
-            {"docid": id, "title": title, "contents": text}
-            for id, title, text in zip("abc", TITLES, TEXTS, strict=True)
-        ]
-    },
-    {
-        "docs.sgml": "".join(
-            f"<DOC>\n<DOCNO> {id} </DOCNO>\n<TITLE>{title}</TITLE>\n<TEXT>\n{text}\n</TEXT>\n"
-            "</DOC>\n"
-            for id, title, text in zip("abc", TITLES, TEXTS, strict=True)
-        )
-    },
-]
+@pytest.mark.parametrize("name", PASSAGES)
+def test_passages_alone_by_the_names_of_their_fields(tmp_path, prepare_notes, name):
+    files = {name: PASSAGES[name]}
+    if name == "docs.parquet":
+        import pyarrow.parquet
 
-
-@pytest.mark.parametrize("files", PASSAGES, ids=lambda files: next(iter(files)))
-def test_passages_alone_by_the_names_of_their_fields(tmp_path, files):
-    prepared, store = _prepare(tmp_path, files)
-    passages = [(passage.id, passage.title, passage.text) for passage in store]
-    assert passages == list(zip("abc", TITLES, TEXTS, strict=True))
+        table = pyarrow.table({"doc_id": list("abc"), "heading": TITLES, "body": TEXTS})
+        (tmp_path / "notes").mkdir()
+        pyarrow.parquet.write_table(table, tmp_path / "notes" / name)
+        files = {}
+    prepared, store = prepare_notes(files)
+    assert [[passage.title, passage.text, passage.id] for passage in store] == ROWS
     assert prepared.splits == ()
 
 
-def test_a_lone_parquet_file(tmp_path):
-    import pyarrow.parquet
-
-    table = pyarrow.table({"doc_id": list("abc"), "heading": TITLES, "body": TEXTS})
-    (tmp_path / "notes").mkdir()
-    pyarrow.parquet.write_table(table, tmp_path / "notes" / "docs.parquet")
-    _, store = _prepare(tmp_path, {})
-    passages = [(passage.id, passage.title, passage.text) for passage in store]
-    assert passages == list(zip("abc", TITLES, TEXTS, strict=True))
-
-
 @pytest.mark.parametrize("saved", [True, False], ids=["save_to_disk", "cloned"])
-def test_a_hugging_face_dataset(tmp_path, saved):
+def test_a_hugging_face_dataset(tmp_path, saved, prepare_notes):
     import pyarrow.parquet
 
     folder = write_all(tmp_path / "notes", {"dataset_dict.json" if saved else "README.md": "{}"})
@@ -95,29 +82,29 @@ def test_a_hugging_face_dataset(tmp_path, saved):
                 writer.write_table(table)
         else:
             pyarrow.parquet.write_table(table, path)
-    _, store = _prepare(tmp_path, {})
+    _, store = prepare_notes({})
     assert sorted(passage.text for passage in store) == sorted(TEXTS)
     assert list_tasks(tmp_path / "data", "c") == {"notes": ["train", "test"]}
     (query,) = QuerySet.open(tmp_path / "data", "c", "notes", "test")
     assert (query.text, store[query.positives[0]].text) == (QUESTIONS[2], TEXTS[2])
     path.write_text("no rows")
     with pytest.raises(DataError, match=rf"{path.name}: no rows of Arrow"):
-        _prepare(tmp_path, {})
+        prepare_notes({})
 
 
-def test_a_heading_stands_with_what_follows(tmp_path):
+def test_a_heading_stands_with_what_follows(prepare_notes):
     text = "## Methods\n\n" + " ".join(f"word{n}" for n in range(12))
-    _, store = _prepare(tmp_path, {"a.txt": text}, passage_words=11)
+    _, store = prepare_notes({"a.txt": text}, passage_words=11)
     assert [passage.text.split()[0] for passage in store] == ["##", "word9"]
 
 
-def test_rows_without_ids_are_numbered(tmp_path):
-    rows = [list(row) for row in zip(TITLES, TEXTS, strict=True)]
-    _, store = _prepare(tmp_path, {"passages.csv": _table([["title", "text"], *rows])})
+def test_rows_without_ids_are_numbered(prepare_notes):
+    rows = [row[:2] for row in ROWS]
+    _, store = prepare_notes({"passages.csv": _table([["title", "text"], *rows])})
     assert list(store.ids) == ["0", "1", "2"]
 
 
-def test_a_folder_of_text_files(tmp_path):
+def test_a_folder_of_text_files(prepare_notes):
     long = " ".join(f"word{n}" for n in range(7))
     files = {
         "a b.txt": f"one two\n\nthree\n\n{long}\n",
@@ -128,7 +115,7 @@ def test_a_folder_of_text_files(tmp_path):
         "bare.html": "<h2>Only a heading</h2><p>text</p>",
         "empty.txt": "",
     }
-    prepared, store = _prepare(tmp_path, files, passage_words=5)
+    prepared, store = prepare_notes(files, passage_words=5)
     passages = {passage.id: (passage.title, passage.text, passage.page_id) for passage in store}
     assert passages == {
         "a_b.txt#0": ("a b", "one two three", "a_b.txt"),
@@ -150,20 +137,20 @@ def _pairs(*names: str) -> list[dict]:
     return [dict(zip(names, values, strict=False)) for values in columns]
 
 
-ROWS = [list(row) for row in zip(QUESTIONS, TEXTS, strict=True)]
+ASKED = [list(row) for row in zip(QUESTIONS, TEXTS, strict=True)]
 PAIRS = [
-    {"train.csv": _table([["anchor", "positive"], *ROWS])},
+    {"train.csv": _table([["anchor", "positive"], *ASKED])},
     {"train.jsonl": _pairs("query", "pos")},
-    {"faq.train.csv": _table([["Question", "Answer"], *ROWS])},
+    {"faq.train.csv": _table([["Question", "Answer"], *ASKED])},
     {"qa.train.jsonl": _pairs("question", "context")},
     {"triplets.train.jsonl": _pairs("anchor", "positive", "negative_1")},
 ]
 
 
 @pytest.mark.parametrize("files", PAIRS, ids=lambda files: next(iter(files)))
-def test_pairs_are_passages_and_queries(tmp_path, files):
+def test_pairs_are_passages_and_queries(tmp_path, files, prepare_notes):
     # Answers and pairs come without ids; a repeated passage is one.
-    prepared, store = _prepare(tmp_path, files)
+    prepared, store = prepare_notes(files)
     assert sorted(passage.text for passage in store) == sorted(TEXTS)
     queries = [
         query
@@ -180,10 +167,10 @@ def test_pairs_are_passages_and_queries(tmp_path, files):
     assert prepared.left_out == {}
 
 
-def test_pairs_of_several_splits_share_their_passages(tmp_path):
+def test_pairs_of_several_splits_share_their_passages(tmp_path, prepare_notes):
     records = _pairs("anchor", "positive")
     files = {"train.jsonl": records, "test.jsonl": records[:1]}
-    prepared, store = _prepare(tmp_path, files)
+    prepared, store = prepare_notes(files)
     assert (len(store), prepared.merged) == (3, 1)
     [query] = QuerySet.open(tmp_path / "data", "c", "notes", "test")
     assert store[query.positives[0]].text == TEXTS[0]
@@ -197,7 +184,9 @@ def test_pairs_of_several_splits_share_their_passages(tmp_path):
         ("topics.trec", "cran.qrels"),
     ],
 )
-def test_trecs_topics_and_judgements_are_test_queries(tmp_path, topics_file, qrels_file):
+def test_trecs_topics_and_judgements_are_test_queries(
+    tmp_path, topics_file, qrels_file, prepare_notes
+):
     topics = "".join(
         f"<top>\n<num> Number: {n}\n<title> {text}\n\n<desc> Description:\nmore\n</top>\n\n"
         for n, text in enumerate(QUESTIONS)
@@ -205,9 +194,9 @@ def test_trecs_topics_and_judgements_are_test_queries(tmp_path, topics_file, qre
     files = {
         topics_file: topics,
         qrels_file: "0 0 a 1\n1 0 b 2\n2 0 c 0\n9 0 a 1\n",
-        "docs.csv": _table_of_passages(","),
+        "docs.csv": TABLE,
     }
-    prepared, _ = _prepare(tmp_path, files)
+    prepared, _ = prepare_notes(files)
     assert list_tasks(tmp_path / "data", "c") == {"notes": ["test"]}
     queries = list(QuerySet.open(tmp_path / "data", "c", "notes", "test"))
     assert [(q.id, q.text, q.positives, q.relevance) for q in queries] == [
@@ -217,23 +206,23 @@ def test_trecs_topics_and_judgements_are_test_queries(tmp_path, topics_file, qre
     ]
     assert prepared.splits[0].left_out[MISSING_QUERIES] == 1
     with pytest.raises(DataError, match=r":4, field 'query-id': the query '9' is not in"):
-        _prepare(tmp_path, {}, strict=True)
+        prepare_notes({}, strict=True)
 
 
-def test_titles_longer_than_their_texts_are_refused(tmp_path):
-    rows = [list(row) for row in zip("abc", TITLES, TEXTS, strict=True)]
+def test_titles_longer_than_their_texts_are_refused(prepare_notes):
+    rows = [[id, title, text] for title, text, id in ROWS]
     with pytest.raises(DataError, match=r"third column, the title, is longer(.|\n)*a first line"):
-        _prepare(tmp_path, {"passages.tsv": _table(rows, "\t")})
+        prepare_notes({"passages.tsv": _table(rows, "\t")})
 
 
-def test_html_as_people_write_it(tmp_path):
+def test_html_as_people_write_it(prepare_notes):
     """Without end tags, with a bare "<", and with cells and lines that are no words of one."""
     page = "<HEAD><TITLE>T</TITLE><style>p {}</style><BODY><p>if 3 < 5 and 7 > 2<p>one<br>two"
     files = {
         "page.html": f"{page}<table><tr><td>Bern<td>Aare</table>",
         "open.html": "<h1>head</h1>" + "<h2>open " * 20_000,
     }
-    _, store = _prepare(tmp_path, files, passage_words=100_000)
+    _, store = prepare_notes(files, passage_words=100_000)
     texts = {passage.page_id: (passage.title, passage.text) for passage in store}
     assert texts["page.html"] == ("T", "if 3 < 5 and 7 > 2 one two Bern Aare")
     assert texts["open.html"] == ("head", " ".join(["open"] * 20_000))
@@ -246,11 +235,6 @@ def test_what_a_retriever_adds_skips_empty_and_repeated_passages_of_files(tmp_pa
         assert [(passage.id, passage.text) for passage in given_passages(path)] == [("1", "one")]
     assert "notes.tsv: 1 empty passages are left out" in caplog.text
     assert "notes.tsv: 1 repeated passages are left out" in caplog.text
-
-
-def test_a_folder_without_texts_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="found no file of text"):
-        _prepare(tmp_path, {"picture.png": "x"})
 
 
 @pytest.mark.parametrize("one", [{"id": "1", "text": "body"}, Passage("1", "body")])
