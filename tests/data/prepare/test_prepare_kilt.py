@@ -1,6 +1,5 @@
 import hashlib
 import json
-import pathlib
 
 import pytest
 from written_files import write
@@ -25,10 +24,17 @@ PASSAGES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def passages(tmp_path):
-    rows = "".join("\t".join(map(str, row)) + "\n" for row in PASSAGES)
-    write(tmp_path / "p.tsv", f"id\ttext\ttitle\twikipedia_id\tparagraph_id\n{rows}")
+@pytest.fixture
+def prepare_kilt(tmp_path, prepare_here):
+    """Prepares queries in q.jsonl, as the test set of task t if nothing else is said."""
+
+    def prepare(*records: dict, tasks=None, passages="p.tsv", **options):
+        rows = "".join("\t".join(map(str, row)) + "\n" for row in PASSAGES)
+        write(tmp_path / "p.tsv", f"id\ttext\ttitle\twikipedia_id\tparagraph_id\n{rows}")
+        write(tmp_path / "q.jsonl", records)
+        return prepare_here(passages, tasks or {"t": {"test": "q.jsonl"}}, **options).splits
+
+    return prepare
 
 
 @pytest.fixture
@@ -43,10 +49,6 @@ def _query(id: str, *provenance: dict, **fields) -> dict:
         "output": [{"answer": "x", "provenance": list(provenance)}],
         **fields,
     }
-
-
-def _queries(folder: pathlib.Path, *records: dict, name: str = "q.jsonl") -> str:
-    return write(folder / name, records).name
 
 
 def _at(page: str, first: int | None = None, last: int | None = None, **fields) -> dict:
@@ -64,38 +66,32 @@ def _at(page: str, first: int | None = None, last: int | None = None, **fields) 
         ),
     ],
 )
-def test_gold_by_id_by_paragraph_and_by_page(
-    tmp_path, options, expected, prepare_here, positives_of
-):
-    path = _queries(
-        tmp_path,
+def test_gold_by_id_by_paragraph_and_by_page(prepare_kilt, positives_of, options, expected):
+    (split,) = prepare_kilt(
         _query("id", _at("7", 1, 1, passage_id="c")),
         _query("par", _at("7", 1, 1)),
         _query("both", _at("8", 0, 0), _at("7", 1, 2), _at("8", 0, 0)),
         _query("page", _at("7")),
+        **options,
     )
-    (split,) = prepare_here("p.tsv", {"t": {"test": path}}, **options).splits
     assert positives_of() == expected
     assert split.left_out == ({} if options else {WHOLE_PAGES: 1})
 
 
-def test_characters_choose_among_the_chunks_of_a_paragraph(tmp_path, prepare_here, positives_of):
-    page = {
-        "wikipedia_id": "7",
-        "wikipedia_title": "Bern",
-        "text": ["Bern", "Bern is a city. It lies on Aare.", "Section::::X", "Bears live there."],
-    }
-    path = _queries(
-        tmp_path,
+def test_characters_choose_among_the_chunks_of_a_paragraph(tmp_path, prepare_kilt, positives_of):
+    paragraphs = ["Bern", "Bern is a city. It lies on Aare.", "Section::::X", "Bears live there."]
+    page = {"wikipedia_id": "7", "wikipedia_title": "Bern", "text": paragraphs}
+    write(tmp_path / "k.json", [page])
+    prepare_kilt(
         _query("first", _at("7", 1, 1, start_character=3, end_character=8)),
         _query("second", _at("7", 1, 1, start_character=16, end_character=20)),
         _query("cut", _at("7", 1, 1, start_character=10, end_character=17)),
         # Between the chunks of its paragraph: the paragraph's. A heading: the page's.
         _query("space", _at("7", 1, 1, start_character=15, end_character=16)),
         _query("heading", _at("7", 2, 2)),
+        passages="k.json",
+        passage_words=4,
     )
-    pages = _queries(tmp_path, page, name="k.json")
-    prepare_here(pages, {"t": {"test": path}}, passage_words=4)
     store = PassageStore.open(tmp_path / "data", "c")
     assert [(p.id, p.page_id, p.text) for p in store] == [
         ("7.0", "7", "Bern is a city."),
@@ -111,13 +107,12 @@ def test_characters_choose_among_the_chunks_of_a_paragraph(tmp_path, prepare_her
     }
 
 
-def test_official_gold_is_kept_line_by_line(tmp_path, prepare_here):
+def test_official_gold_is_kept_line_by_line(tmp_path, prepare_kilt):
     records = [
         _query("q0", _at("7")),
         {"id": 1, "input": "two?", "output": [{"answer": "x"}, {"answer": "y"}], "meta": {"é": 1}},
     ]
-    path = _queries(tmp_path, *records)
-    (split,) = prepare_here("p.tsv", {"t": {"test": path}}).splits
+    (split,) = prepare_kilt(*records)
     queries = QuerySet.open(tmp_path / "data", "c", "t", "test")
     gold = [json.loads(line) for line in gold_path(queries).read_text().splitlines()]
     assert gold == [records[0], {**records[1], "id": "1"}]
@@ -127,12 +122,12 @@ def test_official_gold_is_kept_line_by_line(tmp_path, prepare_here):
     assert not list((tmp_path / "data").rglob("*partial*"))
 
 
-def test_one_file_is_parted_by_hash(tmp_path, prepare_here, positives_of):
-    ids = [f"talk{i}_{turn}" for i in range(60) for turn in range(3)]
-    path = _queries(tmp_path, *(_query(id, _at("7")) for id in ids))
-    prepare_here(
-        "p.tsv",
-        {"single": path, "grouped": path, "two": {"train+validation": path, "test": path}},
+def test_one_file_is_parted_by_hash(tmp_path, prepare_kilt, positives_of):
+    ids, path = [f"talk{i}_{turn}" for i in range(60) for turn in range(3)], "q.jsonl"
+    tasks = {"single": path, "grouped": path, "two": {"train+validation": path, "test": path}}
+    prepare_kilt(
+        *(_query(id, _at("7")) for id in ids),
+        tasks=tasks,
         split_groups={"grouped": "^[^_]+"},
         train_samples={"two": 20},
     )
@@ -159,24 +154,24 @@ def test_one_file_is_parted_by_hash(tmp_path, prepare_here, positives_of):
 
 @pytest.mark.parametrize("name", ["train+validation", "validation+train"])
 def test_the_last_queries_of_a_file_are_its_validation_split(
-    tmp_path, name, prepare_here, positives_of
+    tmp_path, name, prepare_kilt, positives_of
 ):
     """TACO-DR: the last 500 training examples of each task."""
-    path = _queries(tmp_path, *(_query(f"q{i}", _at("7")) for i in range(12)))
-    other = _queries(tmp_path, _query("dev", _at("7")), name="dev.jsonl")
-    files = {"t": {name: path, "test": other}}
-    prepare_here("p.tsv", files, validation_last=5)
-    assert list(positives_of("t", "train")) == [f"q{i}" for i in range(7)]
-    assert list(positives_of("t", "validation")) == [f"q{i}" for i in range(7, 12)]
-    assert list(positives_of("t", "test")) == ["dev"]
+
+    def prepared(**options):
+        queries = (_query(f"q{i}", _at("7")) for i in range(12))
+        prepare_kilt(*queries, tasks={"t": {name: "q.jsonl", "test": "dev.jsonl"}}, **options)
+        return [list(positives_of("t", split)) for split in ("train", "validation", "test")]
+
+    write(tmp_path / "dev.jsonl", [_query("dev", _at("7"))])
+    ids = [f"q{i}" for i in range(12)]
+    assert prepared(validation_last=5) == [ids[:7], ids[7:], ["dev"]]
     # As for zsRE and T-REx: a sample of the file, of which the last 5 are parted off.
-    prepare_here("p.tsv", files, validation_last=5, train_samples={"t": 8})
-    train, validation = list(positives_of("t", "train")), list(positives_of("t", "validation"))
+    train, validation, _ = prepared(validation_last=5, train_samples={"t": 8})
     assert (len(train), len(validation)) == (3, 5)
-    in_order = sorted(train + validation, key=lambda id: int(id[1:]))
-    assert train + validation == in_order
+    assert train + validation == sorted(train + validation, key=ids.index)
     with pytest.raises(DataError, match="split 'train': there are no queries"):
-        prepare_here("p.tsv", files, validation_last=12)
+        prepared(validation_last=12)
 
 
 def test_shares_and_samples_are_what_was_asked_for():
@@ -197,7 +192,7 @@ def test_shares_and_samples_are_what_was_asked_for():
     assert sampled(ids, task="t", count=99) == set(ids)
 
 
-def test_inputs_with_a_marked_mention(tmp_path, prepare_here):
+def test_inputs_with_a_marked_mention(prepare_kilt, queries_of):
     text = "one two three [START_ENT] Bern [END_ENT] and more"
     assert (
         entity_input(text, left_words=2, where="w")
@@ -209,12 +204,10 @@ def test_inputs_with_a_marked_mention(tmp_path, prepare_here):
         with pytest.raises(DataError, match="w, field 'input'"):
             entity_input(bad, left_words=2, where="w")
     long = " ".join(f"w{n}" for n in range(70)) + " [START_ENT] Bern [END_ENT]"
-    path = _queries(tmp_path, _query("q", _at("7"), input=long))
-    prepare_here(
-        "p.tsv", {task: {"test": path} for task in ("aida", "wow")}, entity_tasks=("aida",)
-    )
-    aida, wow = (QuerySet.open(tmp_path / "data", "c", task, "test") for task in ("aida", "wow"))
-    assert (aida[0].text, wow[0].text) == (long[long.index("w6 ") :], long)
+    tasks = {task: {"test": "q.jsonl"} for task in ("aida", "wow")}
+    prepare_kilt(_query("q", _at("7"), input=long), tasks=tasks, entity_tasks=("aida",))
+    assert [query.text for query in queries_of("aida", "test")] == [long[long.index("w6 ") :]]
+    assert [query.text for query in queries_of("wow", "test")] == [long]
 
 
 @pytest.mark.parametrize(
@@ -226,28 +219,27 @@ def test_inputs_with_a_marked_mention(tmp_path, prepare_here):
         (_at("7", passage_id="d"), r"field 'passage_id': passage 'd' is not of page '7'"),
     ],
 )
-def test_provenance_that_the_collection_lacks(tmp_path, provenance, message, prepare_here):
-    tasks = {"t": {"test": _queries(tmp_path, _query("q", provenance))}}
+def test_provenance_that_the_collection_lacks(prepare_kilt, provenance, message):
     with pytest.raises(DataError, match=message):
-        prepare_here("p.tsv", tasks, strict=True)
+        prepare_kilt(_query("q", provenance), strict=True)
 
 
-def test_missing_pages_and_blind_queries_are_counted(tmp_path, prepare_here):
-    blind = {"id": "blind", "input": "x?"}
-    provenances = {"q0": [_at("99")], "q1": [_at("99"), _at("7", 1, 1)]}
-    records = [_query(id, *places) for id, places in provenances.items()]
-    path = _queries(tmp_path, *records, blind)
-    prepared = prepare_here("p.tsv", {"t": {"train": path, "test": path}})
-    counts = [(split.split, split.queries, split.left_out) for split in prepared.splits]
+def test_missing_pages_and_blind_queries_are_counted(prepare_kilt):
+    splits = prepare_kilt(
+        _query("q0", _at("99")),
+        _query("q1", _at("99"), _at("7", 1, 1)),
+        {"id": "blind", "input": "x?"},
+        tasks={"t": {"train": "q.jsonl", "test": "q.jsonl"}},
+    )
     lacks = {MISSING_POSITIVES: 2, WITHOUT_POSITIVE: 2}
+    counts = [(split.split, split.queries, split.left_out) for split in splits]
     assert counts == [("train", 1, lacks), ("test", 3, lacks)]
 
 
-def test_a_validation_share_has_its_own_gold(tmp_path, prepare_here):
-    path = _queries(
-        tmp_path, *(_query(f"q{n}", _at("7", passage_id=id)) for n, id in enumerate("abcabc"))
-    )
-    prepare_here("p.tsv", {"t": {"train": path}}, validation_share=0.4)
+def test_a_validation_share_has_its_own_gold(tmp_path, prepare_kilt):
+    places = [_at("7", passage_id=id) for id in "abcabc"]
+    queries = (_query(f"q{n}", place) for n, place in enumerate(places))
+    prepare_kilt(*queries, tasks={"t": {"train": "q.jsonl"}}, validation_share=0.4)
     for split in ("train", "validation"):
         queries = QuerySet.open(tmp_path / "data", "c", "t", split)
         gold = [json.loads(line)["id"] for line in gold_path(queries).read_text().splitlines()]
