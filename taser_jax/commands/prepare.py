@@ -118,11 +118,10 @@ def prepare(
         directories = [as_folder(name) for name in directories]
     if collection is None:
         if len(directories) != 1:
-            problem, fix = (
-                f"{len(directories)} folders and no name",
-                "name it: --gin.COLLECTION=NAME",
+            fix = "name it: --gin.COLLECTION=NAME"
+            raise ConfigError(
+                f"{len(directories)} folders and no name", where="COLLECTION", fix=fix
             )
-            raise ConfigError(problem, where="COLLECTION", fix=fix)
         collection = pathlib.Path(next(iter(directories))).resolve().name
     if directories == [PYDOCS]:
         prepare_pydocs(data_dir=data_dir, collection=collection, **vars(pydocs))
