@@ -11,6 +11,8 @@ import sys
 
 from etils import epath
 
+from taser_jax.storage.errors import EXIT_USER_ERROR, ConfigError, TaserError, storage_errors
+
 
 def fetch(source: epath.Path, target: pathlib.Path) -> int:
     """Copies files that are missing or have another size or time than their source; counts them."""
@@ -40,11 +42,16 @@ def _is_current(source: epath.Path, place: pathlib.Path) -> bool:
 
 def main(source: str, target: str) -> int:
     """Copies as the command line says; returns the exit status."""
-    if not epath.Path(source).is_dir():
-        print(f"error: {source}: not a directory that this host can read", file=sys.stderr)
-        print("  fix: correct the address, or give this host access", file=sys.stderr)
-        return 2
-    print(f"{fetch(epath.Path(source), pathlib.Path(target))} files copied from {source}")
+    try:
+        with storage_errors(target):
+            if not epath.Path(source).is_dir():
+                fix = "correct the address, or give this host access"
+                raise ConfigError("not a directory that this host can read", where=source, fix=fix)
+            copied = fetch(epath.Path(source), pathlib.Path(target))
+    except TaserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    print(f"{copied} files copied from {source}")
     return 0
 
 

@@ -74,13 +74,22 @@ def test_copying_that_was_cut_off_resumes(tmp_path, store):
     # Metadata and passages are copied first; queries cannot be.
     obstacle = data / "queries" / "qa" / "train" / "ids.npy.partial"
     obstacle.mkdir()
-    with pytest.raises(IsADirectoryError):
-        fetch(store, data)
+    assert fetch(store, data) == 2
     obstacle.rmdir()
     copied = (data / "passages" / "ids.npy").stat().st_mtime_ns
     assert fetch(store, data) == 0
     assert (data / "passages" / "ids.npy").stat().st_mtime_ns == copied
     assert content(data) == content(store)
+
+
+def test_a_full_disk_is_named(tmp_path, store, capsys):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "metadata.json.partial").symlink_to("/dev/full")
+    assert fetch(store, tmp_path / "data") == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith(f"error: {tmp_path / 'data'}: could not write: No space left")
+    assert told[2].startswith("  fix: free some space")
+    assert len(told) == 3
 
 
 def test_a_wrong_address_is_the_users_to_mend(tmp_path):
