@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import getpass
-import itertools
 import json
 import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import _tables as tables
 from _hosts import ROOT, Hosts, ask, sleep
@@ -69,20 +68,18 @@ class Pod(Hosts):
         self.outputs: list[str] = []
         self.why_it_stays = "as you say"
         if not options.delete:
-            self.why_it_stays = self._find_outputs()
-            options.delete = "never" if self.why_it_stays else "success"
+            try:
+                self.outputs, options.delete = self._find_outputs(), "success"
+            except LaunchError as reason:
+                self.why_it_stays, options.delete = str(reason), "never"
 
-    def _find_outputs(self) -> str:
-        """Finds what must be there before an unasked deletion; returns why the TPU stays, if so."""
+    def _find_outputs(self) -> list[str]:
+        """What must be there before an unasked deletion; the error says why the TPU stays."""
         if self.options.attach:
-            return "attached; give --delete=success to delete it"
+            raise LaunchError("attached; give --delete=success to delete it")
         if not self.options.type:
-            return "the launcher did not create it"
-        try:
-            self.outputs = outputs(self.options.command, line_only=self.options.skip_install)
-        except LaunchError as reason:
-            return str(reason)
-        return ""
+            raise LaunchError("the launcher did not create it")
+        return outputs(self.options.command, line_only=self.options.skip_install)
 
     def plan(self) -> list[str]:
         options, place = self.options, f"{self.name} in {self.options.zone}"
@@ -321,44 +318,39 @@ def outputs(words: Sequence[str], *, line_only: bool) -> list[str]:
     if words[0] != "train":
         # The others open outputs as local paths: gs://BUCKET/x is to them a folder `gs:`.
         raise LaunchError("of all commands only train writes to a bucket")
-    flags = list(_flags(words[1:]))
-    files = [value for flag, value in flags if flag == "--gin_file" and not line_only]
-    paths = [value.split(",") for flag, value in flags if flag == "--gin_search_paths"]
-    folders = ("", *itertools.chain(*paths), "gin_configs")
+    files, folders, line = [FIRST], [""], []
+    rest = iter(words[1:])
+    for word in rest:
+        flag, equals, value = word.partition("=")
+        value = value if equals or not flag.startswith("--gin") else next(rest, "")
+        if flag == "--gin_file" and not line_only:
+            files.append(value)
+        elif flag == "--gin_search_paths":
+            folders += value.split(",")
+        elif flag == "--gin_bindings":
+            line.append(value)
+        elif flag.startswith("--gin."):
+            line.append(f"{flag[len('--gin.') :]} = {value}")
     # Hosts get git's files alone, which are not all that lie here.
     of_git = set(ask(["git", "-C", str(ROOT), "ls-files", "-z"])[1].split("\0"))
 
     def read(path: str) -> str:
         """A Gin file with the files that it includes in their places."""
-        for name in (os.path.normpath(os.path.join(folder, path)) for folder in folders):
+        for folder in (*folders, "gin_configs"):
+            name = os.path.normpath(os.path.join(folder, path))
             if name in of_git:
                 text = (ROOT / name).read_text(encoding="utf-8-sig")
                 return INCLUDE.sub(lambda include: read(include[1]), text)
         raise LaunchError(f"{path} is not in git, so hosts do not get it")
 
     try:
-        text = "\n".join(map(read, (FIRST, *files)))
+        text = "\n".join(map(read, files))
     except (OSError, ValueError, RecursionError) as error:
         raise LaunchError(f"its Gin files cannot be read: {error}") from error
-    line = _bindings("\n".join(value for flag, value in flags if flag == "--gin_bindings"))
-    bindings = {**_bindings(text), **line}
-    names = ("train.model_dir", *(name for name in ALWAYS_OUTPUTS if name in line))
+    of_line = _bindings("\n".join(line))
+    bindings = {**_bindings(text), **of_line}
+    names = ("train.model_dir", *(name for name in ALWAYS_OUTPUTS if name in of_line))
     return list(dict.fromkeys(_address(name, dict(bindings)) for name in names))
-
-
-def _flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Flags of Gin and their values; `--gin.NAME=VALUE` as `--gin_bindings`.
-
-    Example:
-        `--gin.MODEL_DIR gs://b` is ("--gin_bindings", "MODEL_DIR = gs://b").
-    """
-    rest = iter(words)
-    for word in rest:
-        flag, equals, value = word.partition("=")
-        value = value if equals or not flag.startswith("--gin") else next(rest, "")
-        if flag.startswith("--gin."):
-            flag, value = "--gin_bindings", f"{flag[len('--gin.') :]} = {value}"
-        yield flag, value
 
 
 def _bindings(text: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ import enum
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 FINISHED, MEND, TIMED_OUT, AGAIN = 0, 2, 124, 75
@@ -137,18 +137,6 @@ def hourly_price(options: argparse.Namespace, is_on_demand: bool) -> tuple[float
     )
 
 
-def _positive(make: Callable[[str], float], default: float | None = None) -> dict[str, Any]:
-    """An option whose value is a number above 0."""
-
-    def number(text: str) -> float:
-        value = make(text)
-        if not value > 0:
-            raise argparse.ArgumentTypeError(f"{text}, expected a positive number")
-        return value
-
-    return {"type": number, "default": default}
-
-
 def _variable(setting: str) -> str:
     """NAME=VALUE, or NAME for its value on this machine.
 
@@ -163,6 +151,8 @@ def _variable(setting: str) -> str:
 
 TEXT: dict[str, Any] = {}
 FLAG: dict[str, Any] = {"action": "store_true"}
+COUNT: dict[str, Any] = {"type": int}
+NUMBER: dict[str, Any] = {"type": float}
 REST: dict[str, Any] = {"nargs": argparse.REMAINDER, "default": []}
 # `hosts.sh` has no name to attach to.
 ATTACH: dict[str, Any] = {"nargs": "?", "const": True}
@@ -175,20 +165,20 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "zone": (TEXT, "its zone"),
     "project": (TEXT, "its project (gcloud's own setting)"),
     "type": (TEXT, "of one slice, such as v4-32; tpu_vm.sh creates a TPU only if given"),
-    "slices": (_positive(int), "number of slices"),
+    "slices": (COUNT, "number of slices"),
     "max_run_duration": (TEXT, "flex-start: waits for capacity, and ends after, say, 10h"),
     "delete": (DELETE, "success, always (after failures, too) or never; see docs/pods.md"),
     "data": (TEXT, "gs://... or a shared directory, copied to the folder `data` of hosts"),
     "setup": (TEXT, "shell command for each host before the run, such as a mount"),
     "skip_install": (FLAG, "use the checkout that hosts have already, in ~/taser_jax"),
     "env": (VARIABLES, "a variable for taser (by default as here); repeatable"),
-    "max_hours": (_positive(float), "after which the run and the launcher's TPU end (status 124)"),
-    "retries": ({"type": int, "default": 100}, "after a preemption, or without capacity (100)"),
-    "retry_seconds": (_positive(int, 60), "pause before each, and between looks at a state (60)"),
+    "max_hours": (NUMBER, "after which the run and the launcher's TPU end (status 124)"),
+    "retries": (COUNT | {"default": 100}, "after a preemption, or without capacity (100)"),
+    "retry_seconds": (COUNT | {"default": 60}, "pause before each, and between two looks (60)"),
     "dry_run": (FLAG, "print the plan and the commands, run nothing"),
     "internal_ip": (FLAG, "no external addresses; installing needs Cloud NAT"),
     "iap": (FLAG, "ssh through Identity-Aware Proxy"),
-    "price_per_hour": (_positive(float), "what all chips cost, if you know better than the table"),
+    "price_per_hour": (NUMBER, "what all chips cost, if you know better than the table"),
     "version": (TEXT, "of a new TPU's runtime (by its type, as launch/_tables.py says)"),
     "spot": (FLAG, "cheaper; may be preempted at any time"),
     "reserved": (FLAG, "uses the project's reservations"),
@@ -196,15 +186,15 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "labels": (TEXT, "of a new TPU"),
     "gcloud": (REST, "flags for gcloud's create command, up to --, such as --network=N"),
     "hosts": (TEXT, "names for ssh; the first is host 0, which the others reach"),
-    "port": (_positive(int, 8476), "port of host 0 for JAX's coordinator (8476)"),
+    "port": (COUNT | {"default": 8476}, "port of host 0 for JAX's coordinator (8476)"),
     "extra": (TEXT, "of the package to install, such as cuda (none)"),
-    "nodes": (_positive(int), "number of nodes; inside an allocation those of this step"),
+    "nodes": (COUNT, "number of nodes; inside an allocation those of this step"),
     "slurm": (REST, "flags for srun, up to --"),
     "cluster": (TEXT, "made by `xpk cluster create`"),
     "workload": (TEXT, "new for each run"),
     "image": (TEXT, "built from this checkout and pushed; pods get it by its digest"),
     "skip_build": (FLAG, "use the image that is in the registry: IMAGE@sha256:..."),
-    "grace_seconds": (_positive(int, 300), "between SIGTERM and the end of a pod (300)"),
+    "grace_seconds": (COUNT | {"default": 300}, "between SIGTERM and the end of a pod (300)"),
     "xpk": (REST, "flags for `xpk workload create`, up to --"),
 }  # fmt: skip
 OF_NEW_TPUS = ("version", "spot", "reserved", "reservation", "labels", "gcloud")
@@ -246,6 +236,9 @@ def parse(launcher: str, about: str, words: Sequence[str]) -> argparse.Namespace
     end = words.index("--") if "--" in words else len(words)
     options = parser.parse_args(words[:end])
     command = options.command = list(words[end + 1 :])
+    for name, value in vars(options).items():
+        if type(value) in (int, float) and not value > 0 and name != "retries":
+            parser.error(f"--{name}: {value:g}, expected a positive number")
     if options.attach:
         options.retries = 0
         options.name = options.name if options.attach is True else options.attach

@@ -85,7 +85,7 @@ OF_TPUS = [
     (("--max_run_duration=4h", *TRAIN), "unrecognized arguments: --max_run_duration=4h"),
     (("--env=NOT_SET", *TRAIN), "no such variable here; give --env=NOT_SET=VALUE"),
     (("--max_hours=0", *TRAIN), "--max_hours: 0, expected a positive number"),
-    (("--price_per_hour=$5", *TRAIN), "--price_per_hour: invalid number value: '$5'"),
+    (("--price_per_hour=$5", *TRAIN), "--price_per_hour: invalid float value: '$5'"),
 ]
 
 
