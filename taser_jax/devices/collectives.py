@@ -38,7 +38,6 @@ class Collective:
         group_size: devices in a group.
         times: how often a step runs it: once, or once per iteration of the loops around it. A loop
             of unknown length counts as one iteration.
-        operation: its origin, by JAX's names.
         network: ICI, the links of a slice, or DCN, the data centre's, for what crosses slices.
     """
 
@@ -46,7 +45,6 @@ class Collective:
     num_bytes: int
     group_size: int
     times: int
-    operation: str
     network: str = ICI
 
     @property
@@ -159,7 +157,7 @@ def _between_slices(crossing: re.Match[str], *, num_slices: int, times: int) -> 
     assert first_array is not None
     kind = crossing.group(2).lower().replace("_", "-")
     num_bytes = _num_bytes(first_array.group())
-    return Collective(kind, num_bytes, num_slices, times, "between slices", DCN)
+    return Collective(kind, num_bytes, num_slices, times, DCN)
 
 
 def _collective(match: re.Match[str], line: str, *, num_devices: int, times: int) -> Collective:
@@ -170,8 +168,7 @@ def _collective(match: re.Match[str], line: str, *, num_devices: int, times: int
         num_bytes = _larger_part(types)
     elif kind == "reduce-scatter":
         num_bytes *= group_size
-    source = re.search(r'op_name="([^"]*)"', line)
-    return Collective(kind, num_bytes, group_size, times, source.group(1) if source else "")
+    return Collective(kind, num_bytes, group_size, times)
 
 
 def _num_bytes(types: str) -> int:

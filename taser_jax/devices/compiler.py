@@ -80,14 +80,12 @@ class MatrixProduct:
         precision: HIGHEST, HIGH or DEFAULT.
         flops: 2·(batch)·m·k·n, over all devices and all times.
         times: how often a step computes it.
-        operation: path of modules and functions that compute it.
     """
 
     dtype: str
     precision: str
     flops: int
     times: int
-    operation: str
 
     @property
     def passes(self) -> int:
@@ -268,5 +266,4 @@ def _product(equation: core.JaxprEqn, *, times: int, devices: int) -> MatrixProd
         precision=precision.name if named else "DEFAULT",
         flops=devices * times * 2 * shared * rows * columns,
         times=times,
-        operation=str(equation.source_info.name_stack),
     )

@@ -12,7 +12,6 @@ from taser_jax.devices.compiler import CompiledStep
 from taser_jax.devices.mesh import Topology
 
 _GIB, _MIB = 2**30, 2**20
-_SHOWN = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,22 +267,9 @@ def _arithmetic_lines(report: StepReport) -> list[str]:
             f"    the compiler counts loop bodies once; products count {report.loop_factor:.2f} "
             "times as much with all rounds, and the traffic is taken to"
         )
-    return [*lines, *_float32_lines(report)]
-
-
-def _float32_lines(report: StepReport) -> list[str]:
-    products = [each for each in report.compiled.products if each.dtype == "float32"]
-    if not products:
-        return ["  no float32 matrix products"]
-    share = sum(each.flops for each in products) / report.num_devices / report.executed_flops
-    return [
-        f"  {len(products)} float32 matrix products, {share:.2%} of the arithmetic; largest:",
-        *(
-            f"    {each.flops / report.num_devices / 1e9:10.3f} GFLOPs  {each.precision:<8} "
-            f"{each.operation or '(the loss)'}"
-            for each in sorted(products, key=lambda product: -product.flops)[:_SHOWN]
-        ),
-    ]
+    flops = [each.flops for each in compiled.products if each.dtype == "float32"]
+    share = sum(flops) / report.num_devices / report.executed_flops if flops else 0.0
+    return [*lines, f"  {len(flops)} float32 matrix products, {share:.2%} of the arithmetic"]
 
 
 def _collective_lines(collectives: Sequence[Collective]) -> list[str]:
@@ -297,12 +283,6 @@ def _collective_lines(collectives: Sequence[Collective]) -> list[str]:
             size += each.times * each.num_bytes / _MIB
             sent += each.link_bytes / _MIB
         lines.append(f"    {name:<33}{count:>8.0f}{size:>12.3f}{sent:>12.3f}")
-    lines.append("  largest")
-    for each in sorted(collectives, key=lambda each: -each.link_bytes)[:_SHOWN]:
-        lines.append(
-            f"    {each.num_bytes * each.times / _MIB:10.3f} MiB  {_name(each):<18} "
-            f"over {each.group_size}: {each.operation}"
-        )
     return lines
 
 

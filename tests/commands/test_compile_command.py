@@ -56,7 +56,6 @@ def test_a_small_recipe(tmp_path, capsys):
 
     # The loss alone multiplies in float32.
     assert "3 float32 matrix products" in shown
-    assert all("HIGHEST" in line for line in shown.splitlines() if " GFLOPs " in line)
 
 
 @pytest.mark.parametrize(

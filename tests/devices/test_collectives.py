@@ -57,9 +57,9 @@ GATHER = "f32[8]{0} all-gather"
     ],
 )
 def test_one_instruction(call, groups, num_bytes, group_size):
-    line = f'%r = {call}(%p), channel_id=1, {groups}, metadata={{op_name="jit(f)/add" id=1}}'
+    line = f"%r = {call}(%p), channel_id=1, {groups}"
     kind = call.rpartition(" ")[2].removesuffix("-start")
-    expected = Collective(kind, num_bytes, group_size, times=1, operation="jit(f)/add")
+    expected = Collective(kind, num_bytes, group_size, times=1)
     assert read_collectives(entry(line), num_devices=8) == [expected]
 
 
@@ -165,7 +165,7 @@ def test_loops_and_calls_multiply(text, times):
     ],
 )
 def test_bytes_that_leave_a_device(kind, sent):
-    each = Collective(kind=kind, num_bytes=800, group_size=4, times=2, operation="")
+    each = Collective(kind=kind, num_bytes=800, group_size=4, times=2)
     assert each.link_bytes == 2 * sent
 
 

@@ -128,7 +128,7 @@ MILLISECOND = {"flops": 197e9, "num_bytes": 819e6}
 
 
 def estimate(*, flops=0.0, num_bytes=0.0, sent=0.0):
-    collectives = [Collective("collective-permute", int(sent), 256, 1, "")]
+    collectives = [Collective("collective-permute", int(sent), 256, 1)]
     return roofline(
         V5E, flops=flops, model_flops=flops / 2, num_bytes=num_bytes, collectives=collectives
     )
@@ -155,13 +155,13 @@ def test_the_longest_decides(more, bound):
 
 @pytest.mark.parametrize(("group_size", "seconds"), [(256, 0.5e-3), (16, 2e-3)])
 def test_a_group_smaller_than_the_slice_has_one_link(group_size, seconds):
-    each = Collective("collective-permute", 10**8, group_size, 1, "")
+    each = Collective("collective-permute", 10**8, group_size, 1)
     times = roofline(V5E, flops=1.0, model_flops=1.0, num_bytes=1.0, collectives=[each])
     assert times.ici == pytest.approx(seconds)
 
 
 def test_slices_share_the_networks_bandwidth_of_their_hosts():
-    each = Collective("collective-permute", 3125 * 10**3, 2, 1, "", DCN)
+    each = Collective("collective-permute", 3125 * 10**3, 2, 1, DCN)
     crossing = roofline(V5E, flops=1.0, model_flops=1.0, num_bytes=1.0, collectives=[each])
     assert (crossing.dcn, crossing.ici) == pytest.approx((1e-3, 0.0))
     assert crossing.bound == "DCN"
