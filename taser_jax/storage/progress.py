@@ -9,10 +9,8 @@ import logging
 import os
 import pathlib
 import re
-import shutil
 import signal
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -175,36 +173,8 @@ def _has_accelerator() -> bool:
 
 
 def say(text: str) -> None:
-    """Writes lines to stderr, above a progress bar; a terminal's are wrapped at its width.
-
-    Args:
-        text: lines; the continuation of a wrapped line is indented by two columns.
-    """
-    if sys.stderr.isatty():
-        text = wrapped(text, width=shutil.get_terminal_size().columns)
+    """Writes lines to stderr, above a progress bar."""
     tqdm.auto.tqdm.write(text, file=sys.stderr)
-
-
-def wrapped(text: str, *, width: int) -> str:
-    """Wraps lines at `width` columns; longer words are kept whole.
-
-    Example:
-        >>> print(wrapped("  fix: choose another directory", width=20))
-          fix: choose
-            another
-            directory
-    """
-    lines = []
-    for line in text.split("\n"):
-        indent = " " * (len(line) - len(line.lstrip()) + 2)
-        lines += textwrap.wrap(
-            line,
-            width,
-            subsequent_indent=indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        ) or [""]
-    return "\n".join(lines)
 
 
 def plain(value: object) -> str:

@@ -38,29 +38,6 @@ def set_up(monkeypatch):
         logger.setLevel(level)
 
 
-ERROR = """\
-error: a.gin: MODEL not set
-  expected: a value
-  fix: write --gin.MODEL=... or name a file
-"""
-
-
-def test_lines_are_wrapped_in_a_terminal_and_whole_in_a_file(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
-    with contextlib.redirect_stderr(Terminal()) as terminal:
-        progress.say(ERROR.rstrip())
-    assert terminal.getvalue() == ERROR.replace("name a file", "name a\n    file")
-    with contextlib.redirect_stderr(io.StringIO()) as log_file:
-        progress.say(ERROR.rstrip())
-    assert log_file.getvalue() == ERROR
-
-
-def test_words_are_never_cut():
-    path = "a/very/long-path/of-a-file/with-hyphens.jsonl"
-    assert progress.wrapped(f"in {path}: x", width=20) == f"in\n  {path}:\n  x"
-    assert progress.wrapped("a\n\nb", width=9) == "a\n\nb"
-
-
 def test_log_lines_stand_above_a_bar(set_up, monkeypatch):
     monkeypatch.setattr(progress, "_DELAY", 0.0)
     set_up(verbose=False)
