@@ -6,6 +6,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
@@ -29,6 +30,14 @@ NOT_FOUND = (
 # What docker says of an image that was pushed, and under another name before.
 PUSHED = ("image inspect", "other/taser@sha256:00\nr/taser@sha256:1234\n", 0)
 DENIED = "ERROR: (gcloud.compute.tpus) PERMISSION_DENIED: The caller does not have permission."
+
+
+def program(path: pathlib.Path, text: str) -> str:
+    """Writes a small program of bash, and returns its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
 
 
 def _as_at_a_terminal() -> None:
@@ -74,24 +83,36 @@ class Stubs:
     def __init__(self, folder: pathlib.Path, capture: pytest.CaptureFixture[str]) -> None:
         self.folder = folder
         self._capture = capture
-        (folder / "bin").mkdir()
-        stub = f"#!{sys.executable} -S\n" + _STUB.format(folder=str(folder))
-        sleep = f'#!/bin/sh\necho "$1" >>{folder}/sleeps\n'
-        for name, text in (*((name, stub) for name in STUBBED), ("sleep", sleep)):
-            path = folder / "bin" / name
-            path.write_text(text)
-            path.chmod(0o755)
+        (folder / "stub.py").write_text(_STUB.format(folder=str(folder)))
+        for name in STUBBED:
+            program(folder / "bin" / name, f'exec {sys.executable} -S {folder}/stub.py "$@"')
+        program(folder / "bin" / "sleep", f'echo "$1" >>{folder}/sleeps')
         self.answer()
 
-    def answer(self, *answers: tuple[str, str, int]) -> None:
-        """Sets what calls are answered: (words the call holds, output, status)."""
-        (self.folder / "answers.json").write_text(json.dumps(answers))
+    def answer(self, *answers: tuple[str, str, int], states: Sequence[str] = ("READY",)) -> None:
+        """Sets what calls are answered; what is left out goes well.
+
+        Args:
+            answers: (words the call holds, output, status).
+            states: what gcloud says one after another of a TPU VM or queued resource: a state, all
+                that describes it, or an error.
+        """
+        described = []
+        for state in states:
+            for kind, describe in (("tpu-vm", node), ("queued-resources", queued)):
+                said = NOT_FOUND if state == "ABSENT" else state
+                said = said if said.startswith(("{", "ERROR")) else describe(said)
+                described.append((f"{kind} describe", said, int(said.startswith("ERROR"))))
+        if not any(words == "_host.sh" for words, _, _ in answers):
+            described.append(("_host.sh", finished(), 0))
+        (self.folder / "answers.json").write_text(json.dumps([*answers, *described]))
 
     def gcloud(self, description: str, *cases: str) -> None:
         """Makes another gcloud: what it says of a TPU, and what its `case` does otherwise."""
-        (self.folder / "bin" / "gcloud").write_text(
-            f'#!/bin/sh\necho "$*" >>{self.folder}/asked\n'
-            f"case \"$*\" in *describe*) echo '{description}';; {' '.join(cases)} esac\n"
+        program(
+            self.folder / "bin" / "gcloud",
+            f'echo "$*" >>{self.folder}/asked\n'
+            f"case \"$*\" in *describe*) echo '{description}';; {' '.join(cases)} esac",
         )
 
     @property

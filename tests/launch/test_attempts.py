@@ -6,7 +6,7 @@ import signal
 import subprocess
 
 import pytest
-from launch_stubs import DENIED, NOT_FOUND, SLICES, TPU, TRAIN, finished, node, queued
+from launch_stubs import DENIED, SLICES, TPU, TRAIN, finished, node, queued
 
 pytestmark = pytest.mark.slow
 
@@ -16,12 +16,9 @@ CREATE = "ERROR: (gcloud.compute.tpus.tpu-vm.create) "
 
 
 def test_after_a_preemption_the_tpu_is_made_again_and_the_same_command_run(stubs):
-    stubs.answer(
-        ("describe", node("READY"), 0), ("describe", node("PREEMPTED"), 0),
-        ("describe", node("READY"), 0),
-        ("_host.sh", "taser-status 75 on host-0\ntaser-status 134 on host-1", 1),
-        ("_host.sh", finished(), 0),
-    )  # fmt: skip
+    preempted = "taser-status 75 on host-0\ntaser-status 134 on host-1"
+    runs = (("_host.sh", preempted, 1), ("_host.sh", finished(), 0))
+    stubs.answer(*runs, states=["READY", "PREEMPTED", "READY"])
     options = (*TPU, "--type=v4-32", "--spot", "--skip_install")
     completed = stubs.run("tpu_vm.sh", *options, *TRAIN)
     assert completed.returncode == 0, completed.stderr
@@ -61,7 +58,7 @@ def test_after_a_preemption_the_tpu_is_made_again_and_the_same_command_run(stubs
     ],
 )
 def test_preemption_is_distinguished_from_failure(stubs, output, gcloud, states, status, attempts):
-    stubs.answer(*(("describe", node(state), 0) for state in states), ("_host.sh", output, gcloud))
+    stubs.answer(("_host.sh", output, gcloud), states=states)
     options = ("--retries=1", "--skip_install")
     completed = stubs.run("tpu_vm.sh", *TPU, *options, *TRAIN)
     assert completed.returncode == status, completed.stderr
@@ -71,7 +68,7 @@ def test_preemption_is_distinguished_from_failure(stubs, output, gcloud, states,
 
 
 def test_a_tpu_that_is_not_there(stubs):
-    stubs.answer(("describe", NOT_FOUND, 1))
+    stubs.answer(states=["ABSENT"])
     completed = stubs.run("tpu_vm.sh", *TPU, *TRAIN)
     assert completed.returncode == 2
     assert "TPU pod in us-central2-b is ABSENT, expected READY" in completed.stderr
@@ -79,11 +76,7 @@ def test_a_tpu_that_is_not_there(stubs):
 
 
 def test_slices_are_asked_for_waited_for_and_run_together(stubs, checkout):
-    stubs.answer(
-        ("describe", NOT_FOUND, 1), ("describe", queued("PROVISIONING"), 0),
-        ("describe", queued("ACTIVE"), 0),
-        ("_host.sh", finished(), 0),
-    )  # fmt: skip
+    stubs.answer(states=["ABSENT", "PROVISIONING", "ACTIVE"])
     completed = stubs.run("tpu_multislice.sh", *SLICES, *TRAIN, checkout=checkout)
     assert completed.returncode == 0, completed.stderr
     (create,) = stubs.asked("queued-resources", "create")
@@ -101,10 +94,7 @@ def test_slices_are_asked_for_waited_for_and_run_together(stubs, checkout):
 
 
 def test_one_slice_that_is_lost_stops_the_attempt(stubs):
-    stubs.answer(
-        ("describe", queued("ACTIVE"), 0),
-        ("ssh pod-0", finished(status=134), 1), ("ssh pod-1", "", 255),
-    )  # fmt: skip
+    stubs.answer(("ssh pod-0", finished(status=134), 1), ("ssh pod-1", "", 255))
     options = ("--skip_install", "--retries=1")
     completed = stubs.run("tpu_multislice.sh", *SLICES, *options, *TRAIN)
     assert completed.returncode == 75
@@ -120,13 +110,12 @@ def test_one_slice_that_is_lost_stops_the_attempt(stubs):
         f"{CREATE}INTERNAL: an internal error has occurred",
         f"{CREATE}HttpError 503: backend error",
         f"{CREATE}HTTPError 429: too many requests",
+        f"{CREATE}RESOURCE_EXHAUSTED: Quota exceeded for quota metric 'CreateNode' per minute",
     ],
 )
 def test_capacity_is_waited_for(stubs, error):
-    stubs.answer(
-        ("describe", NOT_FOUND, 1), ("tpu-vm create", error, 1), ("tpu-vm create", error, 1),
-        ("tpu-vm create", "Created", 0), ("_host.sh", finished(), 0),
-    )  # fmt: skip
+    create = "tpu-vm create"
+    stubs.answer((create, error, 1), (create, error, 1), (create, "", 0), states=["ABSENT"])
     completed = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
     assert completed.returncode == 0, completed.stderr
     assert error in completed.stderr
@@ -145,7 +134,7 @@ def test_capacity_is_waited_for(stubs, error):
 )
 @pytest.mark.parametrize("script", ["tpu_vm.sh", "tpu_multislice.sh"])
 def test_what_gcloud_refuses_is_not_asked_again(stubs, script, error):
-    stubs.answer(("describe", NOT_FOUND, 1), (" create", error, 1))
+    stubs.answer((" create", error, 1), states=["ABSENT"])
     slices = ("--slices=2",) if script == "tpu_multislice.sh" else ()
     completed = stubs.run(script, *MADE, *slices, *TRAIN)
     assert completed.returncode == 2
@@ -157,7 +146,7 @@ def test_what_gcloud_refuses_is_not_asked_again(stubs, script, error):
 
 @pytest.mark.parametrize("script", ["tpu_vm.sh", "tpu_multislice.sh"])
 def test_what_gcloud_says_in_place_of_a_state_is_shown(stubs, script):
-    stubs.answer(("describe", DENIED, 1))
+    stubs.answer(states=[DENIED])
     slices = ("--slices=2",) if script == "tpu_multislice.sh" else ()
     completed = stubs.run(script, *MADE, *slices, *TRAIN)
     assert completed.returncode == 2
@@ -167,10 +156,7 @@ def test_what_gcloud_says_in_place_of_a_state_is_shown(stubs, script):
 
 
 def test_a_state_that_is_not_to_be_had_for_now(stubs):
-    stubs.answer(
-        ("describe", "ERROR: (gcloud) UNAVAILABLE: try again", 1), ("describe", node("READY"), 0),
-        ("_host.sh", finished(), 0),
-    )  # fmt: skip
+    stubs.answer(states=["ERROR: (gcloud) UNAVAILABLE: try again", "READY"])
     completed = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
     assert completed.returncode == 0, completed.stderr
     assert "(attempt 1 of 3)" in completed.stderr
@@ -187,8 +173,7 @@ def test_a_state_that_is_not_to_be_had_for_now(stubs):
     ],
 )
 def test_hosts_that_cannot_be_prepared_stop_the_launcher(stubs, checkout, script, failing, code):
-    there = node("READY") if script == "tpu_vm.sh" else queued("ACTIVE")
-    stubs.answer(("describe", there, 0), (failing, "told why", code))
+    stubs.answer((failing, "told why", code))
     slices = ("--slices=2",) if script == "tpu_multislice.sh" else ()
     options = ("--type=v4-32", *slices, "--data=gs://bucket/tokens")
     completed = stubs.run(script, *TPU, *options, *TRAIN, checkout=checkout)
@@ -200,22 +185,17 @@ def test_hosts_that_cannot_be_prepared_stop_the_launcher(stubs, checkout, script
 
 
 def test_a_tpu_that_is_lost_while_it_is_prepared(stubs):
-    stubs.answer(
-        ("describe", node("READY"), 0), ("describe", node("PREEMPTED"), 0),
-        ("describe", node("READY"), 0),
-        ("_fetch.py", "", 1), ("_fetch.py", "", 0), ("_host.sh", finished(), 0),
-    )  # fmt: skip
+    fetches = (("_fetch.py", "", 1), ("_fetch.py", "", 0))
+    stubs.answer(*fetches, states=["READY", "PREEMPTED", "READY"])
     completed = stubs.run("tpu_vm.sh", *MADE, "--data=gs://bucket/tokens", *TRAIN)
     assert completed.returncode == 0, completed.stderr
     assert "preempted, or a host was lost (attempt 1 of 3)" in completed.stderr
 
 
 def test_hosts_that_were_reached_before_are_tried_again(stubs):
-    stubs.answer(
-        ("describe", node("READY"), 0),
-        ("_fetch.py", "", 0), ("_fetch.py", "", 255), ("_fetch.py", "", 0),
-        ("_host.sh", "taser-status 75 on a", 1), ("_host.sh", finished(), 0),
-    )  # fmt: skip
+    fetches = (("_fetch.py", "", status) for status in (0, 255, 0))
+    runs = (("_host.sh", "taser-status 75 on a", 1), ("_host.sh", finished(), 0))
+    stubs.answer(*fetches, *runs)
     completed = stubs.run("tpu_vm.sh", *MADE, "--data=gs://bucket/tokens", *TRAIN)
     assert completed.returncode == 0, completed.stderr
     assert "(attempt 2 of 3)" in completed.stderr
@@ -223,17 +203,14 @@ def test_hosts_that_were_reached_before_are_tried_again(stubs):
 
 @pytest.mark.parametrize("state", ["PREEMPTED", "TERMINATED"])
 def test_a_tpu_that_was_taken_away_is_made_anew(stubs, state):
-    stubs.answer(("describe", node(state), 0), ("_host.sh", finished(), 0))
+    stubs.answer(states=[state])
     assert stubs.run("tpu_vm.sh", *MADE, *TRAIN).returncode == 0
     assert len(stubs.asked("tpu-vm", "delete")) == len(stubs.asked("tpu-vm", "create")) == 1
 
 
 @pytest.mark.parametrize("state", ["CREATING", "STARTING", "REPAIRING", "MAINTENANCE"])
 def test_a_tpu_that_is_being_made_ready_is_waited_for(stubs, state):
-    stubs.answer(
-        ("describe", node(state), 0), ("describe", node(state), 0), ("describe", node("READY"), 0),
-        ("_host.sh", finished(), 0),
-    )  # fmt: skip
+    stubs.answer(states=[state, state, "READY"])
     completed = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
     assert completed.returncode == 0, completed.stderr
     assert completed.stdout.count(f"TPU pod: {state}\n") == 1
@@ -243,7 +220,7 @@ def test_a_tpu_that_is_being_made_ready_is_waited_for(stubs, state):
 
 @pytest.mark.parametrize("state", ["STOPPED", "HIDDEN", "UNKNOWN"])
 def test_a_tpu_with_a_disk_to_keep_is_left_alone(stubs, state):
-    stubs.answer(("describe", node(state), 0))
+    stubs.answer(states=[state])
     completed = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
     assert completed.returncode == 2
     assert f"TPU pod in us-central2-b is {state}, expected READY" in completed.stderr
@@ -254,10 +231,7 @@ def test_a_tpu_with_a_disk_to_keep_is_left_alone(stubs, state):
 def test_a_queued_resource_that_fails_counts_as_an_attempt(stubs):
     """It is looked at, deleted, and asked for anew after a pause if capacity was lacking."""
     failed = queued("FAILED", code=8, message="no more capacity in the zone")
-    stubs.answer(
-        *(("describe", answer, code) for answer, code in
-          [(failed, 0), (NOT_FOUND, 1), (failed, 0), (NOT_FOUND, 1), (failed, 0)]),
-    )  # fmt: skip
+    stubs.answer(states=[failed, "ABSENT", failed, "ABSENT", failed])
     completed = stubs.run("tpu_multislice.sh", *SLICES, *SKIP, *TRAIN)
     assert completed.returncode == 75
     assert "no more capacity in the zone" in completed.stderr
@@ -268,14 +242,10 @@ def test_a_queued_resource_that_fails_counts_as_an_attempt(stubs):
 
 
 @pytest.mark.parametrize(
-    ("states", "status", "deleted"),
-    [([queued("SUSPENDED"), queued("ACTIVE")], 0, 1), ([queued("SUSPENDED")], 75, 2)],
+    ("states", "status", "deleted"), [(["SUSPENDED", "ACTIVE"], 0, 1), (["SUSPENDED"], 75, 2)]
 )
 def test_slices_that_were_taken_away_are_asked_for_at_once_and_once(stubs, states, status, deleted):
-    stubs.answer(
-        *(("describe", state, 0) for state in states),
-        ("_host.sh", finished(), 0),
-    )  # fmt: skip
+    stubs.answer(states=states)
     options = ("--skip_install", "--retries=0")
     completed = stubs.run("tpu_multislice.sh", *SLICES, *options, *TRAIN)
     assert completed.returncode == status, completed.stderr
@@ -292,7 +262,7 @@ def test_slices_that_were_taken_away_are_asked_for_at_once_and_once(stubs, state
     ],
 )
 def test_what_others_made_is_not_made_anew(stubs, script, options, description):
-    stubs.answer(("describe", description, 0))
+    stubs.answer(states=[description])
     completed = stubs.run(script, *options, *TRAIN)
     assert completed.returncode == 2
     assert "none that others made\n  fix: start it, give another --name" in completed.stderr

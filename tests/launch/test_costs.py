@@ -3,7 +3,7 @@
 import signal
 
 import pytest
-from launch_stubs import MINE, NOT_FOUND, SLICES, TPU, TRAIN, Stubs, finished, node, queued
+from launch_stubs import MINE, SLICES, TPU, TRAIN, Stubs, finished, node, queued
 
 pytestmark = pytest.mark.slow
 
@@ -70,9 +70,7 @@ def test_flags_of_real_projects_reach_gcloud(stubs):
         *("--reserved", "--internal_ip"),
         *("--labels=team=search,stage=", "--gcloud", "--network=n", "--metadata=a=b c"),
     )
-    stubs.answer(
-        ("describe", NOT_FOUND, 1), ("create", "", 0), ("_host.sh", finished(), 0),
-    )  # fmt: skip
+    stubs.answer(states=["ABSENT"])
     completed = stubs.run("tpu_vm.sh", *MADE, *options, *TRAIN)
     assert completed.returncode == 0, completed.stderr
     (create,) = stubs.asked("tpu-vm", "create")
@@ -114,7 +112,7 @@ def test_a_reservation_and_iap_are_of_the_alpha_commands(stubs):
 @pytest.mark.parametrize("script", ["tpu_vm.sh", "tpu_multislice.sh"])
 def test_a_quota_of_any_kind_is_named_and_not_asked_for_again(stubs, script, said):
     slices = ("--slices=2",) if script == "tpu_multislice.sh" else ()
-    stubs.answer(("describe", NOT_FOUND, 1), (" create", CREATE + said, 1))
+    stubs.answer((" create", CREATE + said, 1), states=["ABSENT"])
     completed = stubs.run(script, *MADE, *slices, *TRAIN)
     assert completed.returncode == 2
     assert "the project's quota is too small: " in completed.stderr
@@ -136,7 +134,7 @@ def test_a_quota_of_any_kind_is_named_and_not_asked_for_again(stubs, script, sai
     ],
 )
 def test_a_queued_resource_that_failed_is_an_error_unless_capacity_lacked(stubs, error):
-    stubs.answer(("describe", queued("FAILED", **error), 0), ("describe", NOT_FOUND, 1))
+    stubs.answer(states=[queued("FAILED", **error), "ABSENT"])
     completed = stubs.run("tpu_multislice.sh", *SLICES, "--skip_install", *TRAIN)
     assert completed.returncode == 2
     assert "queued resource pod FAILED: {" in completed.stderr
@@ -147,20 +145,9 @@ def test_a_queued_resource_that_failed_is_an_error_unless_capacity_lacked(stubs,
     assert stubs.sleeps == 0
 
 
-def test_too_many_requests_in_a_minute_are_made_again(stubs):
-    said = "RESOURCE_EXHAUSTED: Quota exceeded for quota metric 'CreateNode requests' per minute"
-    stubs.answer(
-        ("describe", NOT_FOUND, 1), ("create", CREATE + said, 1), ("create", "", 0),
-        ("_host.sh", finished(), 0),
-    )  # fmt: skip
-    assert stubs.run("tpu_vm.sh", *MADE, *TRAIN).returncode == 0
-
-
 def ending(stubs: Stubs, *options: str, status: int = 0, label: str = MINE):
-    stubs.answer(
-        ("describe", node("READY", label), 0),
-        ("_host.sh", finished(status=status), int(status != 0)), ("storage ls", CHECKPOINT, 0),
-    )  # fmt: skip
+    run = ("_host.sh", finished(status=status), int(status != 0))
+    stubs.answer(run, ("storage ls", CHECKPOINT, 0), states=[node("READY", label)])
     return stubs.run("tpu_vm.sh", *MADE, *options, *TRAIN)
 
 
@@ -194,10 +181,8 @@ def test_a_tpu_that_others_made_is_left_alone(stubs):
 
 
 def test_a_deletion_that_fails_is_reported(stubs):
-    stubs.answer(
-        ("describe", node("READY"), 0), ("_host.sh", finished(), 0),
-        ("storage ls", CHECKPOINT, 0), (" delete ", "ERROR: (gcloud) PERMISSION_DENIED: no", 1),
-    )  # fmt: skip
+    refused = (" delete ", "ERROR: (gcloud) PERMISSION_DENIED: no", 1)
+    stubs.answer(("storage ls", CHECKPOINT, 0), refused)
     completed = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
     assert completed.returncode == 0
     assert "PERMISSION_DENIED" in completed.stderr
@@ -205,8 +190,7 @@ def test_a_deletion_that_fails_is_reported(stubs):
 
 
 def test_a_state_that_gcloud_does_not_tell_may_be_billed(stubs):
-    stubs.answer(("describe", node("READY"), 0), ("describe", "ERROR: (gcloud) UNAVAILABLE: x", 1),
-                 ("_host.sh", finished(), 0))  # fmt: skip
+    stubs.answer(states=["READY", "ERROR: (gcloud) UNAVAILABLE: x"])
     completed = stubs.run("tpu_vm.sh", *MADE, "--delete=never", *TRAIN)
     assert last_line(completed) == f"TPU pod may still run and be billed; delete it: {DELETE}"
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 
 import pytest
-from launch_stubs import LAUNCH, PUSHED, TRAIN, XPK
+from launch_stubs import LAUNCH, PUSHED, TRAIN, XPK, program
 
 pytestmark = pytest.mark.slow
 
@@ -93,11 +93,9 @@ def pod(tmp_path, *words: str, taser: str | None, fetch: int = 0) -> subprocess.
     root = tmp_path / "taser_jax"
     (root / "launch").mkdir(parents=True)
     shutil.copy(LAUNCH / "_container.sh", root / "launch")
-    (tmp_path / "bin").mkdir()
-    for name, text in (("taser", taser), ("python", f'echo "$@"; exit {fetch}')):
-        if text is not None:
-            (tmp_path / "bin" / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
-            (tmp_path / "bin" / name).chmod(0o755)
+    program(tmp_path / "bin" / "python", f'echo "$@"; exit {fetch}')
+    if taser is not None:
+        program(tmp_path / "bin" / "taser", taser)
     script = shlex.quote(str(root / "launch" / "_container.sh"))
     command = f"test -e {script} || exit 2; exec env A=1 bash {script} {shlex.join(words)}"
     return subprocess.Popen(

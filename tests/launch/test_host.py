@@ -9,26 +9,24 @@ import subprocess
 import sys
 
 import pytest
-from launch_stubs import LAUNCH, TPU, TRAIN
+from launch_stubs import LAUNCH, TPU, TRAIN, program
 
 pytestmark = pytest.mark.slow
 
 
-def host(tmp_path, program: str, *words: str) -> subprocess.Popen[str]:
+def host(tmp_path, text: str, *words: str) -> subprocess.Popen[str]:
     """Starts _host.sh in a checkout whose taser is a small program."""
     (tmp_path / "launch").mkdir(exist_ok=True)
     for name in ("_host.sh", "_task.sh"):
         shutil.copy(LAUNCH / name, tmp_path / "launch")
-    taser = tmp_path / "taser"
-    taser.write_text(f"#!/usr/bin/env bash\n{program}\n")
-    taser.chmod(0o755)
+    taser = program(tmp_path / "taser", text)
     return subprocess.Popen(
         [
             # A test run that ignores hang-ups (under nohup) must not hand that on.
             *("env", "--default-signal=HUP"),
             *("bash", str(tmp_path / "launch" / "_host.sh"), *(words or ("train", "a b"))),
         ],
-        env=os.environ | {"TASER": str(taser)},
+        env=os.environ | {"TASER": taser},
         stdout=subprocess.PIPE,
         text=True,
         # As sshd starts it.
@@ -121,7 +119,6 @@ def test_a_host_with_a_full_disk_says_so(tmp_path):
 def environment(checkout: pathlib.Path, **programs: str) -> pathlib.Path:
     """Puts small programs into a checkout's environment."""
     folder = checkout / ".venv" / "bin"
-    folder.mkdir(parents=True, exist_ok=True)
     for name, text in programs.items():
         program(folder / name, text)
     return folder
@@ -154,10 +151,8 @@ def test_what_installs_on_a_host_ends_as_its_steps_do(
     install = next(line for line in dry.stdout.splitlines() if "_install.sh" in line)
     (command,) = [word for word in shlex.split(install) if word.startswith("--command=")]
     home = tmp_path / "home"
-    uv_path = home / ".local" / "bin" / "uv"
-    uv_path.parent.mkdir(parents=True)
-    uv_path.write_text(f'#!/bin/sh\necho "$*" >>{home}/asked\nmkdir -p .venv\n{uv}\n')
-    uv_path.chmod(0o755)
+    asked = f'echo "$*" >>{home}/asked; mkdir -p .venv'
+    program(home / ".local" / "bin" / "uv", f"{asked}\n{uv}")
     if archive:
         names = ["launch", "setup.py", "pyproject.toml"]
         subprocess.run(["tar", "-czf", home / "taser_jax.tgz", *names], cwd=checkout, check=True)
@@ -186,7 +181,6 @@ def test_what_installs_on_a_host_ends_as_its_steps_do(
 
 
 def test_a_host_without_uv_installs_one_version_of_it(checkout, tmp_path):
-    (tmp_path / "bin").mkdir()
     program(tmp_path / "bin" / "python3", 'echo "$*"; exit 4')
     completed = subprocess.run(
         ["bash", str(checkout / "launch" / "_install.sh")],
@@ -211,12 +205,6 @@ def use_environment(
     return subprocess.run(
         ["bash", "-ec", script], env=inherited | path | variables, capture_output=True, text=True
     )
-
-
-def program(path: pathlib.Path, text: str) -> str:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
 
 
 @pytest.mark.parametrize("failing", ["upgrade pip", "editable"])

@@ -48,8 +48,6 @@ def test_hosts_are_installed_then_run_with_the_coordinator_and_their_number(stub
     [
         # Both were told to stop.
         ([("_host.sh", finished(1, status=75), 1)], 75, 4),
-        # A message to act on.
-        ([("_host.sh", finished(1, status=2), 2)], 2, 2),
         # A defect, and all hosts are there.
         ([("_host.sh", finished(1, status=1), 1)], 1, 2),
         # The same status, but a host is not there any more.

@@ -9,7 +9,7 @@ import sys
 import tarfile
 
 import pytest
-from launch_stubs import LAUNCH, PUSHED, SLICES, TPU, TRAIN, XPK, finished, node
+from launch_stubs import LAUNCH, PUSHED, SLICES, TPU, TRAIN, XPK
 
 pytestmark = pytest.mark.slow
 
@@ -133,7 +133,6 @@ def archived(stubs) -> set[str]:
 
 
 def test_a_pod_is_installed_and_run(stubs):
-    stubs.answer(("describe", node("READY"), 0), ("_host.sh", finished(), 0))
     completed = stubs.run("tpu_vm.sh", *TPU, "--project=p", *TRAIN)
     assert completed.returncode == 0, completed.stderr
     assert "loss 1.0" in completed.stdout
@@ -156,17 +155,7 @@ def test_a_mesh_that_is_given_stays(stubs):
     assert given in completed.stdout
 
 
-def test_data_are_copied_to_hosts_before_the_run(stubs):
-    stubs.answer(("describe", node("READY"), 0), ("_host.sh", finished(), 0))
-    completed = stubs.run("tpu_vm.sh", *TPU, "--skip_install", "--data=gs://bucket/tokens", *TRAIN)
-    assert completed.returncode == 0, completed.stderr
-    fetch, run = stubs.asked("tpu-vm", "ssh")
-    assert fetch[6].rstrip().endswith("_fetch.py gs://bucket/tokens data")
-    assert "_host.sh" in run[6]
-
-
 def test_only_what_belongs_to_the_checkout_is_sent(stubs, checkout, sent):
-    stubs.answer(("describe", node("READY"), 0), ("_host.sh", finished(), 0))
     assert stubs.run("tpu_vm.sh", *TPU, *TRAIN, checkout=checkout).returncode == 0
     assert archived(stubs) == sent
     stubs.answer(PUSHED)
@@ -203,7 +192,6 @@ def test_without_git_nothing_is_created_or_sent(stubs, checkout):
 
 
 def test_a_model_directory_that_dies_with_its_host_is_warned_of(stubs):
-    stubs.answer(("describe", node("READY"), 0), ("_host.sh", finished(), 0))
     arguments = ("--skip_install", "--", "train", "--gin.MODEL_DIR=model")
     completed = stubs.run("tpu_vm.sh", *TPU, *arguments)
     assert completed.returncode == 0

@@ -11,18 +11,7 @@ import time
 
 import _hosts
 import pytest
-from launch_stubs import (
-    LAUNCH,
-    MINE,
-    NOT_FOUND,
-    SLICES,
-    TPU,
-    TRAIN,
-    attaches,
-    finished,
-    node,
-    queued,
-)
+from launch_stubs import LAUNCH, MINE, SLICES, TPU, TRAIN, attaches, finished, node, program, queued
 
 pytestmark = pytest.mark.slow
 
@@ -35,11 +24,8 @@ def ssh(stubs) -> list[list[str]]:
 
 
 def test_a_lost_connection_is_made_anew_and_the_command_goes_on(stubs):
-    stubs.answer(
-        ("describe", node("READY"), 0),
-        ("--attach", "", 255), ("--attach", "loss 0.9\n" + finished(), 0),
-        ("_host.sh", "loss 1.0", 255),
-    )  # fmt: skip
+    attached = (("--attach", "", 255), ("--attach", "loss 0.9\n" + finished(), 0))
+    stubs.answer(*attached, ("_host.sh", "loss 1.0", 255))
     result = stubs.run("tpu_vm.sh", *TPU, *SKIP, *TRAIN)
     assert result.returncode == 0, result.stderr
     assert [attaches(call) for call in ssh(stubs)] == [False, True, True]
@@ -53,24 +39,17 @@ def test_a_lost_connection_is_made_anew_and_the_command_goes_on(stubs):
 def test_a_real_host_goes_on_while_its_connection_is_lost(stubs):
     """The first connection is cut after a second; taser waits until the second one is made."""
     checkout = stubs.folder / "home" / "taser_jax"
-    (checkout / ".venv" / "bin").mkdir(parents=True)
-    (checkout / "launch").mkdir()
+    (checkout / "launch").mkdir(parents=True)
     for name in ("_host.sh", "_task.sh"):
         shutil.copy(LAUNCH / name, checkout / "launch")
-    for path, text in (
-        (
-            checkout / ".venv" / "bin" / "taser",
-            'echo "step 49 of $*"; until [ -e again ]; do sleep 0.1; done; echo step 51',
-        ),
-        (
-            stubs.folder / "bin" / "ssh",
-            f"export PATH=/usr/bin:/bin; cd {stubs.folder}/home\n"
-            'case "$*" in *--attach) touch taser_jax/again; exec bash -c "${@: -1}";;\n'
-            '*_host.sh*) timeout --signal=HUP 1 bash -c "${@: -1}"; exit 255;; esac',
-        ),
-    ):
-        path.write_text(f"#!/usr/bin/env bash\n{text}\n")
-        path.chmod(0o755)
+    taser = 'echo "step 49 of $*"; until [ -e again ]; do sleep 0.1; done; echo step 51'
+    program(checkout / ".venv" / "bin" / "taser", taser)
+    program(
+        stubs.folder / "bin" / "ssh",
+        f"export PATH=/usr/bin:/bin; cd {stubs.folder}/home\n"
+        'case "$*" in *--attach) touch taser_jax/again; exec bash -c "${@: -1}";;\n'
+        '*_host.sh*) timeout --signal=HUP 1 bash -c "${@: -1}"; exit 255;; esac',
+    )
     result = stubs.run("hosts.sh", "--hosts=a", *SKIP, "--", "train", "--gin.X=a b")
     assert result.returncode == 0, result.stderr
     lines = [line for line in result.stdout.splitlines() if line.startswith("step")]
@@ -80,41 +59,31 @@ def test_a_real_host_goes_on_while_its_connection_is_lost(stubs):
     assert result.stderr.count("the connection to a was lost") == 1
 
 
-def test_a_tpu_that_is_gone_is_not_connected_to(stubs):
-    stubs.answer(
-        ("describe", node("READY"), 0), ("describe", node("PREEMPTED"), 0),
-        ("_host.sh", "loss 1.0", 255),
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("printed", "states", "connections"),
+    [
+        # The TPU is gone.
+        ("loss 1.0", ["READY", "PREEMPTED"], 1),
+        # One host says 134: the command is over on all.
+        (finished(1, status=134), ["READY"], 1),
+        # Connections are not made for ever.
+        ("", ["READY"], 6),
+    ],
+)
+def test_when_no_connection_is_made_anew(stubs, printed, states, connections):
+    stubs.answer(("_host.sh", printed, 255), states=states)
     result = stubs.run("tpu_vm.sh", *TPU, *SKIP, *TRAIN)
     assert result.returncode == 75
-    assert len(ssh(stubs)) == 1
-
-
-def test_a_host_that_failed_is_not_waited_for(stubs):
-    """One host says 134: the command is over on all."""
-    stubs.answer(("describe", node("READY"), 0), ("_host.sh", finished(1, status=134), 255))
-    result = stubs.run("tpu_vm.sh", *TPU, *SKIP, *TRAIN)
-    assert result.returncode == 75
-    assert len(ssh(stubs)) == 1
-
-
-def test_connections_are_not_made_for_ever(stubs):
-    stubs.answer(("describe", node("READY"), 0), ("_host.sh", "", 255))
-    result = stubs.run("tpu_vm.sh", *TPU, *SKIP, *TRAIN)
-    assert result.returncode == 75
-    assert [attaches(call) for call in ssh(stubs)] == [False, *[True] * 5]
+    assert [attaches(call) for call in ssh(stubs)] == [False, *[True] * (connections - 1)]
 
 
 @pytest.mark.parametrize(
-    ("script", "options", "there", "connections"),
-    [
-        ("tpu_vm.sh", (), node("READY"), 1),
-        ("tpu_multislice.sh", ("--slices=2",), queued("ACTIVE"), 2),
-    ],
+    ("script", "options", "connections"),
+    [("tpu_vm.sh", (), 1), ("tpu_multislice.sh", ("--slices=2",), 2)],
 )
 @pytest.mark.parametrize("status", [0, 1, 75])
-def test_what_runs_is_followed_again(stubs, script, options, there, connections, status):
-    stubs.answer(("describe", there, 0), ("_host.sh", finished(1, status), status))
+def test_what_runs_is_followed_again(stubs, script, options, connections, status):
+    stubs.answer(("_host.sh", finished(1, status), status))
     result = stubs.run(script, "--attach", "pod", "--zone=us-central2-b", *options)
     assert result.returncode == status, result.stderr
     assert len(ssh(stubs)) == connections
@@ -126,14 +95,14 @@ def test_what_runs_is_followed_again(stubs, script, options, there, connections,
 
 @pytest.mark.parametrize("label", [MINE, "taser_jax-somebody"])
 def test_what_is_followed_again_is_deleted_on_request(stubs, label):
-    stubs.answer(("describe", node("READY", label), 0), ("_host.sh", finished(), 0))
+    stubs.answer(states=[node("READY", label)])
     result = stubs.run("tpu_vm.sh", "--attach=pod", TPU[1], "--delete=success")
     assert result.returncode == 0, result.stderr
     assert len(stubs.asked("tpu-vm", "delete")) == (label == MINE)
 
 
 def test_nothing_to_follow(stubs):
-    stubs.answer(("describe", NOT_FOUND, 1))
+    stubs.answer(states=["ABSENT"])
     result = stubs.run("tpu_vm.sh", "--attach=pod", TPU[1])
     assert result.returncode == 75
     assert "the hosts are not there" in result.stderr
@@ -143,7 +112,6 @@ def test_nothing_to_follow(stubs):
 
 def test_variables_reach_hosts_and_no_dry_run(stubs, monkeypatch):
     monkeypatch.setenv("SECRET", "it's 1")
-    stubs.answer(("describe", node("READY"), 0), ("_host.sh", finished(), 0))
     options = (*SKIP, "--env=A=b c", "--env", "SECRET", "--env=EMPTY=")
     result = stubs.run("tpu_vm.sh", *TPU, *options, *TRAIN)
     assert result.returncode == 0, result.stderr
@@ -235,8 +203,8 @@ def test_under_nohup_a_closed_terminal_ends_nothing(stubs):
 
 
 def test_the_end_of_waiting_for_capacity_is_max_hours_too(stubs):
-    stubs.answer(("describe", NOT_FOUND, 1), ("create", "ERROR: no more capacity", 1))
-    (stubs.folder / "bin" / "sleep").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
+    stubs.answer(("create", "ERROR: no more capacity", 1), states=["ABSENT"])
+    program(stubs.folder / "bin" / "sleep", "exec tail -f /dev/null")
     options = ("--type=v4-32", *SKIP[:1], "--max_hours=0.0005")
     with stubs.start("tpu_vm.sh", *TPU, *options, *TRAIN, start_new_session=True) as launcher:
         try:
@@ -251,23 +219,19 @@ def test_the_end_of_waiting_for_capacity_is_max_hours_too(stubs):
     ("options", "words"),
     [
         # 16 chips at 1.20 dollars.
-        (
-            ("--type=v5litepod-16",),
-            "price: on demand; about $19.20 an hour on demand, by the list price of",
-        ),
+        (("--type=v5litepod-16",), "about $19.20 an hour on demand, by the list price of"),
         # 4 chips at 4.20 dollars.
-        (("--type=v5p-8",), "price: on demand; about $16.80 an hour"),
-        (("--type=v4-32",), "price: on demand; not known for v4-32; give --price_per_hour=DOLLARS"),
-        (("--type=v4-32", "--price_per_hour=30"), "price: on demand; $30.00 an hour, as you say"),
+        (("--type=v5p-8",), "about $16.80 an hour"),
+        (("--type=v4-32",), "not known for v4-32; give --price_per_hour=DOLLARS"),
+        (("--type=v4-32", "--price_per_hour=30"), "$30.00 an hour, as you say"),
+        # Of two slices each is paid for.
+        (("--type=v5litepod-64", "--slices=2"), "about $153.60 an hour"),
     ],
 )
 def test_the_plan_has_the_price_of_an_hour(stubs, options, words):
-    assert f"# {words}" in stubs.run("tpu_vm.sh", "--dry_run", *TPU, *options, *TRAIN).stdout
-
-
-def test_slices_are_paid_for_each(stubs):
-    options = (*TPU, "--type=v5litepod-64", "--slices=2", "--dry_run")
-    assert "about $153.60 an hour" in stubs.run("tpu_multislice.sh", *options, *TRAIN).stdout
+    script = "tpu_multislice.sh" if "--slices=2" in options else "tpu_vm.sh"
+    told = stubs.run(script, "--dry_run", *TPU, *options, *TRAIN).stdout
+    assert f"# price: on demand; {words}" in told
 
 
 @pytest.mark.parametrize(
@@ -287,7 +251,7 @@ def test_slices_are_paid_for_each(stubs):
 )
 def test_the_price_of_a_thousand_steps_is_printed_at_the_end(stubs, line, cost):
     answer = f"{line}\n{finished()}"
-    stubs.answer(("describe", node("READY"), 0), ("_host.sh", answer, 0))
+    stubs.answer(("_host.sh", answer, 0))
     result = stubs.run("tpu_vm.sh", *TPU, *SKIP, "--price_per_hour=36", *TRAIN)
     if cost:
         assert f"cost: about {cost}" in result.stdout
@@ -300,7 +264,7 @@ def test_the_price_of_a_thousand_steps_is_printed_at_the_end(stubs, line, cost):
 )
 def test_spot_does_not_cost_what_the_list_says(stubs, options, printed):
     answer = f"training: 9 of 10, 2.00step/s\n{finished()}"
-    stubs.answer(("describe", node("READY"), 0), ("_host.sh", answer, 0))
+    stubs.answer(("_host.sh", answer, 0))
     result = stubs.run("tpu_vm.sh", *TPU, "--type=v5p-8", *SKIP, *options, *TRAIN)
     assert ("for 1,000 steps" in result.stdout) == printed
 
