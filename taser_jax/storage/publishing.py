@@ -53,7 +53,7 @@ _COMMAND_LENGTH = 300
 # Seconds: a holder in a bucket renews its lock so often; one that has not for so long is dead; and
 # of two that came at once, both see the later one's after so long.
 _RENEWAL, _PATIENCE, _SETTLING = 15.0, 50.0, 1.0
-_held: dict[str, int] = {}
+_held: set[str] = set()
 
 
 @contextlib.contextmanager
@@ -230,18 +230,14 @@ def one_writer(directory: FilePath) -> Iterator[None]:
     remote = is_remote(directory)
     name = os.fspath(directory).rstrip("/") if remote else os.path.realpath(directory)
     if name in _held:
-        _held[name] += 1
-        try:
-            yield
-        finally:
-            _held[name] -= 1
+        yield
         return
     with _leased(epath.Path(name)) if remote else _locked(pathlib.Path(name)):
-        _held[name] = 1
+        _held.add(name)
         try:
             yield
         finally:
-            del _held[name]
+            _held.remove(name)
 
 
 @contextlib.contextmanager

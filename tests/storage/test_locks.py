@@ -202,7 +202,7 @@ def test_the_second_writer_of_a_bucket_is_refused(bucket, quick, monkeypatch):
             pass
         # As another process would, which holds nothing.
         with monkeypatch.context() as patch:
-            patch.setattr(publishing, "_held", {})
+            patch.setattr(publishing, "_held", set())
             with pytest.raises(
                 BusyError, match=f"{address}: being written by process {os.getpid()} "
             ):
@@ -354,10 +354,3 @@ def write_to(directory: pathlib.Path, name: str) -> None:
     }
     arguments |= {name: value for name, value in given.items() if name in arguments}
     function(**arguments)
-
-
-def test_the_command_line_refuses_the_second(held, capsys):
-    directory, pid = held
-    arguments = ["tokenize", f"--gin.TOKEN_STORE={directory}", "--gin.VOCABULARY=v"]
-    assert cli.run([*arguments, f"--gin.DATA_DIR={directory.parent}"]) == 2
-    assert f"process {pid} on " in capsys.readouterr().err
