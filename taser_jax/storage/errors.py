@@ -143,22 +143,13 @@ class ConfigError(TaserError):
 
 
 def check_fields(
-    config: object,
-    *names: str,
-    is_valid: Callable[[Any], bool],
-    expected: str,
-    fix: str | None = None,
+    config: object, name: str, *, is_valid: Callable[[Any], bool], expected: str
 ) -> None:
-    """Checks fields of a configuration.
-
-    Raises:
-        ConfigError: naming the first field whose value is not valid.
-    """
-    for name in names:
-        value = getattr(config, name)
-        if not is_valid(value):
-            where = type(config).__name__
-            raise ConfigError(f"{name} is {value!r}", where=where, expected=expected, fix=fix)
+    """Raises `ConfigError`, naming the field, where a configuration's value is not valid."""
+    value = getattr(config, name)
+    if not is_valid(value):
+        where = type(config).__name__
+        raise ConfigError(f"{name} is {value!r}", where=where, expected=expected)
 
 
 class FingerprintError(TaserError):
@@ -222,11 +213,11 @@ def storage_errors(path: str | os.PathLike[str], *, doing: str = "write") -> Ite
         # TensorStore's texts are long, and end with the system's.
         reason = str(error) if len(str(error)) <= _LONGEST_SHOWN else os.strerror(number or 0)
         if isinstance(error, OSError) and error.errno:
-            named = f" ({_shortened(error.filename)})" if error.filename else ""
+            named = f" ({error.filename})" if error.filename else ""
             reason = f"{error.strerror}{named}"
         expected, fix = _FIXES[number]
         raise StorageError(
-            f"could not {doing}: {reason}", where=_shortened(path), expected=expected, fix=fix
+            f"could not {doing}: {reason}", where=os.fspath(path), expected=expected, fix=fix
         ) from error
 
 
@@ -240,9 +231,3 @@ def _number(error: Exception) -> int | None:
     if "embedded null" in text:
         return errno.EISDIR
     return next((number for number in _FIXES if os.strerror(number).lower() in text.lower()), None)
-
-
-def _shortened(path: object) -> str:
-    text = str(path)
-    half = _LONGEST_SHOWN // 2
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:half]}...{text[-half:]}"

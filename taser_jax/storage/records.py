@@ -148,12 +148,9 @@ class HashIndex:
 
     def candidates(self, key: int) -> list[int]:
         """Rows with this hash, ascending; almost always none or one."""
-        start = int(np.searchsorted(self._hashes, np.uint64(key), side="left"))
-        rows = []
-        while start < len(self._hashes) and int(self._hashes[start]) == key:
-            rows.append(int(self._rows[start]))
-            start += 1
-        return sorted(rows)
+        start = np.searchsorted(self._hashes, np.uint64(key), side="left")
+        stop = np.searchsorted(self._hashes, np.uint64(key), side="right")
+        return sorted(self._rows[start:stop].tolist())
 
     @classmethod
     def from_hashes(cls, hashes: np.ndarray) -> HashIndex:

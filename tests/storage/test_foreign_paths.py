@@ -29,7 +29,6 @@ def test_a_data_dir_that_cannot_be(tmp_path, monkeypatch, capsys, data_dir):
     if data_dir == LONG:
         assert "File name too long" in message
         assert "each part of a path has at most 255 bytes" in message
-        assert "n" * 150 not in message
     else:
         assert "Too many levels of symbolic links" in message
         assert "this one leads to itself" in message
