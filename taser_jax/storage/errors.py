@@ -197,16 +197,12 @@ def storage_errors(path: str | os.PathLike[str], *, doing: str = "write") -> Ite
         yield
     except TaserError:
         raise
-    except Exception as raised:
+    except Exception as error:
         for pattern, problem, fix in _ABSENT:
-            if what := re.search(pattern, str(raised)):
+            if what := re.search(pattern, str(error)):
                 raise ConfigError(
                     problem.format(what[1]), where=os.fspath(path), fix=fix.format(what[1])
-                ) from raised
-        # Gin raises a copy without the number and the file.
-        error = raised
-        if isinstance(raised, OSError) and isinstance(raised.__context__, OSError):
-            error = raised if raised.errno else raised.__context__
+                ) from error
         number = _number(error)
         if number not in _FIXES:
             raise
