@@ -31,7 +31,7 @@ from side_by_side import in_turns, machine, show
 from taser_jax.assembly.text_sources import frozen_texts
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.stream import BatchingConfig, Padding
-from taser_jax.data.token_store.store import TokenStore
+from taser_jax.data.token_store.store import TokenStore, TokenStoreMetadata
 from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.models.batch import Batch
 from taser_jax.models.bert import BertConfig
@@ -70,8 +70,7 @@ def write_store(directory: pathlib.Path, arguments: argparse.Namespace) -> Token
         lengths = np.clip(median * rng.lognormal(0, 0.95, count), 3, longest).astype(int)
         return [rng.integers(5, _VOCAB, length).tolist() for length in lengths]
 
-    writer = TokenStoreWriter(
-        directory,
+    about = TokenStoreMetadata(
         collection="random words",
         collection_fingerprint="random words",
         vocabulary_fingerprint="random words",
@@ -79,6 +78,7 @@ def write_store(directory: pathlib.Path, arguments: argparse.Namespace) -> Token
         query_length=arguments.query_length,
         passage_length=arguments.passage_length,
     )
+    writer = TokenStoreWriter(directory, about)
     writer.write_passages(texts(50, arguments.passage_length), count=count)
     writer.write_queries(
         _TASK,

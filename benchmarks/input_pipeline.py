@@ -24,7 +24,7 @@ import numpy as np
 
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives, PositiveChoice, prefetch
-from taser_jax.data.token_store.store import TokenStore
+from taser_jax.data.token_store.store import TokenStore, TokenStoreMetadata
 from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner
@@ -34,8 +34,7 @@ from taser_jax.storage.progress import track
 def write_synthetic_store(directory: pathlib.Path, *, passages: int, queries: int) -> TokenStore:
     """Passages of 256 tokens, queries of 32 with up to 5 positives and 50 hard negatives."""
     rng = np.random.default_rng(0)
-    writer = TokenStoreWriter(
-        directory,
+    about = TokenStoreMetadata(
         collection="synthetic",
         collection_fingerprint="synthetic",
         vocabulary_fingerprint="synthetic",
@@ -43,6 +42,7 @@ def write_synthetic_store(directory: pathlib.Path, *, passages: int, queries: in
         query_length=32,
         passage_length=256,
     )
+    writer = TokenStoreWriter(directory, about)
     lengths = rng.integers(100, 257, passages)
     token_lists = (rng.integers(1, 30522, length) for length in lengths)
     writer.write_passages(track(token_lists, "passages", total=passages), count=passages)

@@ -18,7 +18,7 @@ from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.assembly.validator import PoolConfig, ValidationConfig
 from taser_jax.commands.train import TrainSummary, train
 from taser_jax.data.batches.stream import BatchingConfig
-from taser_jax.data.token_store.store import TokenStore
+from taser_jax.data.token_store.store import TokenStore, TokenStoreMetadata
 from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner
@@ -48,7 +48,7 @@ def store_writer(directory: pathlib.Path, **changes: object) -> TokenStoreWriter
         "query_length": QUERY_LENGTH,
         "passage_length": PASSAGE_LENGTH,
     }
-    return TokenStoreWriter(directory, **(settings | changes))
+    return TokenStoreWriter(directory, TokenStoreMetadata(**(settings | changes)))
 
 
 def write_token_store(

@@ -16,7 +16,7 @@ PROMPTED = QuerySettings(prompt=(7, 3))
 
 def recorded(directory, settings, *, lengths=types.MappingProxyType({}), titles=Titles.OMIT):
     """Facts of a run over one task for each of `settings`."""
-    writer = store_writer(directory, query_length=4, titles=titles)
+    writer = store_writer(directory, query_length=4, titles=titles.value)
     writer.write_passages([[2, 5, 3]], count=1)
     for task, setting in {**settings, "another": CURLY}.items():
         texts = {"query_ids": ["q"], "tokens": [[2, 5, 3]], "positives": [[0]]}

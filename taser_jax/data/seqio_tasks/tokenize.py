@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from taser_jax.data.collections.store import SPLITS, PassageStore, list_tasks
 from taser_jax.data.files import in_blocks
@@ -23,13 +23,13 @@ from taser_jax.data.token_store.store import (
     QuerySettings,
     Titles,
     TokenStore,
+    TokenStoreMetadata,
 )
 from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.storage import artifacts
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import phase, track
 from taser_jax.storage.records import Query
-from taser_jax.storage.typed_files import flatten
 
 INPUTS = "inputs.json"
 _BLOCK = 4096
@@ -111,17 +111,17 @@ def tokenize_collection(
         if reused is not None:
             return reused
         with artifacts.replacing(output_dir) as scratch:
-            writer = TokenStoreWriter(
-                scratch,
+            about = TokenStoreMetadata(
                 collection=collection,
                 collection_fingerprint=store.fingerprint,
                 vocabulary_fingerprint=vocabulary.fingerprint,
                 vocabulary_size=vocabulary.size,
                 query_length=query_length,
                 passage_length=passage_length,
-                titles=titles,
+                titles=titles.value,
                 passage_prompt=passage_prompt,
             )
+            writer = TokenStoreWriter(scratch, about)
             vocabulary.save(str(writer.vocabulary_directory))
             with phase(f"tokenising {mixture.name if mixture else collection}"):
                 count = len(store)
@@ -193,7 +193,7 @@ def _write_queries(writer: TokenStoreWriter, task: RetrievalTask, split: str, le
 
 
 def _reuse(
-    output_dir: pathlib.Path, inputs: Mapping[str, object], *, replace: bool
+    output_dir: pathlib.Path, inputs: dict[str, object], *, replace: bool
 ) -> TokenStore | None:
     """The finished store from these inputs, if it exists.
 
@@ -211,28 +211,17 @@ def _reuse(
     if former != inputs and replace:
         return None
     if former != inputs:
-        raise _another_store(output_dir, former, inputs)
+        names = [name for name in sorted(former | inputs) if former.get(name) != inputs.get(name)]
+        changes = (f"{name} {former.get(name)}, now {inputs.get(name)}" for name in names)
+        raise ConfigError(
+            f"another token store is here: {'; '.join(changes)}",
+            where=str(output_dir),
+            fix="choose another TOKEN_STORE, or set tokenize.replace=True: models trained on the "
+            "old store will not accept the new one",
+        )
     try:
         store = TokenStore.open(output_dir)
     except DataError:
         return None
     logger.info("token store %s: made from the same inputs, reused", output_dir)
     return store
-
-
-def _another_store(
-    directory: pathlib.Path, former: Mapping[str, object], inputs: Mapping[str, object]
-) -> ConfigError:
-    """The error that names the differences between the existing store and the requested one."""
-    old, new = flatten(store=former), flatten(store=inputs)
-    names = [name for name in sorted(old | new) if old.get(name) != new.get(name)]
-    changes = "; ".join(
-        f"{name.removeprefix('store.')} {old.get(name)}, now {new.get(name)}" for name in names[:4]
-    )
-    more = f"; and {len(names) - 4} more" if len(names) > 4 else ""
-    return ConfigError(
-        f"another token store is here: {changes}{more}",
-        where=str(directory),
-        fix="choose another TOKEN_STORE, or set tokenize.replace=True: models trained on the old "
-        "store will not accept the new one",
-    )

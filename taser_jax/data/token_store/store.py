@@ -19,8 +19,6 @@ import pathlib
 import urllib.parse
 from collections.abc import Sequence
 
-import numpy as np
-
 from taser_jax.data.token_store.arrays import Ragged, TokenArray, TokenizedQueries, load_array
 from taser_jax.storage.artifacts import METADATA, FilePath, check_version, read_json
 from taser_jax.storage.checksums import check_directory
@@ -113,9 +111,9 @@ class QueriesEntry:
     prompt: tuple[int, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenStoreMetadata:
-    """The content of `metadata.json`.
+    """The content of `metadata.json`; a writer fills in what it has written.
 
     Attributes:
         collection: name of the collection that was tokenised.
@@ -141,10 +139,10 @@ class TokenStoreMetadata:
     vocabulary_size: int
     query_length: int
     passage_length: int
-    num_passages: int
-    passages_fingerprint: str
-    queries: tuple[QueriesEntry, ...]
-    fingerprint: str
+    num_passages: int = 0
+    passages_fingerprint: str = ""
+    queries: tuple[QueriesEntry, ...] = ()
+    fingerprint: str = ""
     format_version: int = FORMAT_VERSION
     titles: str = Titles.INCLUDE.value
     passage_prompt: tuple[int, ...] = ()
@@ -237,11 +235,9 @@ def _read_metadata(directory: pathlib.Path) -> TokenStoreMetadata:
     metadata = typed(value, TokenStoreMetadata, where=str(path), fix=_REMAKE)
     if metadata.preprocessing_version != PREPROCESSING_VERSION:
         raise DataError(
-            f"texts became tokens by version {metadata.preprocessing_version} of their "
-            "preprocessing",
+            f"texts became tokens by version {metadata.preprocessing_version} of the code",
             where=f"{path}, field 'preprocessing_version'",
-            expected=f"version {PREPROCESSING_VERSION}: since version 2, blank and long titles "
-            "get the ids of Hugging Face's tokenizers",
+            expected=f"version {PREPROCESSING_VERSION}",
             fix=f"{_REMAKE} --gin.tokenize.replace=True",
         )
     return metadata
@@ -254,11 +250,6 @@ def _open_tokens(folder: pathlib.Path, count: int) -> TokenArray:
     if not len(array.ids) == len(array.lengths) == count:
         rows = f"{len(array.ids)} rows of ids and {len(array.lengths)} lengths, not {count} of each"
         raise DataError(rows, where=str(folder), fix=_REMAKE)
-    longest = array.ids.shape[1]
-    bad = np.flatnonzero((array.lengths < 1) | (array.lengths > longest))
-    if len(bad):
-        problem = f"row {bad[0]} has length {array.lengths[bad[0]]}, not 1 to {longest}"
-        raise DataError(problem, where=str(folder / "lengths.npy"), fix=_REMAKE)
     return array
 
 

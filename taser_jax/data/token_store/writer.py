@@ -6,7 +6,6 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries, id_dtype
 from taser_jax.data.token_store.store import (
     QueriesEntry,
     QuerySettings,
-    Titles,
     TokenStore,
     TokenStoreMetadata,
     queries_folder,
@@ -24,13 +22,19 @@ from taser_jax.storage import artifacts, checksums
 from taser_jax.storage.errors import DataError
 
 _BLOCK_ROWS = 4096
+# Fields of the metadata that enter the store's fingerprint as they are.
+_HEADER = (
+    *("collection", "collection_fingerprint", "vocabulary_fingerprint", "vocabulary_size"),
+    *("query_length", "passage_length"),
+)
 
 
 class TokenStoreWriter:
     """Writes a token store; after `finish`, `TokenStore.open` accepts it.
 
     Example:
-        writer = TokenStoreWriter(directory, collection="squad", ..., passage_length=256)
+        about = TokenStoreMetadata(collection="squad", ..., passage_length=256)
+        writer = TokenStoreWriter(directory, about)
         vocabulary.save(writer.vocabulary_directory)
         writer.write_passages(id_lists, count=len(passages))
         writer.write_queries("squad", "train", query_ids=..., tokens=..., positives=...)
@@ -38,39 +42,12 @@ class TokenStoreWriter:
 
     Args:
         directory: created if missing; no finished store, which `artifacts.replacing` replaces.
-        collection: see `TokenStoreMetadata` for this and the next arguments.
-        titles: whether passages have titles.
-        passage_prompt: token ids that were put before every passage.
+        metadata: what the store will be of; what is counted and fingerprinted is filled in.
     """
 
-    def __init__(
-        self,
-        directory: artifacts.FilePath,
-        *,
-        collection: str,
-        collection_fingerprint: str,
-        vocabulary_fingerprint: str,
-        vocabulary_size: int,
-        query_length: int,
-        passage_length: int,
-        titles: Titles = Titles.INCLUDE,
-        passage_prompt: tuple[int, ...] = (),
-    ) -> None:
+    def __init__(self, directory: artifacts.FilePath, metadata: TokenStoreMetadata) -> None:
         self.directory = pathlib.Path(directory)
-        self._header: dict[str, Any] = {
-            "collection": collection,
-            "collection_fingerprint": collection_fingerprint,
-            "vocabulary_fingerprint": vocabulary_fingerprint,
-            "vocabulary_size": vocabulary_size,
-            "query_length": query_length,
-            "passage_length": passage_length,
-        }
-        # Not part of the hashed header: the tokens already depend on it.
-        self._titles = titles.value
-        self._passage_prompt = passage_prompt
-        self._num_passages: int | None = None
-        self._passages_fingerprint = ""
-        self._entries: list[QueriesEntry] = []
+        self._metadata = dataclasses.replace(metadata, num_passages=0, queries=())
         if (self.directory / artifacts.METADATA).exists():
             # Whoever has it open would read other ids.
             artifacts.check_empty(self.directory)
@@ -95,7 +72,7 @@ class TokenStoreWriter:
             StorageError: the disk is full or the directory cannot be written.
         """
         folder = self.directory / "passages"
-        length, vocabulary_size = self._header["passage_length"], self._header["vocabulary_size"]
+        length, vocabulary_size = self._metadata.passage_length, self._metadata.vocabulary_size
         content = artifacts.Fingerprint()
         lengths = np.zeros(count, np.int32)
         done = 0
@@ -118,7 +95,9 @@ class TokenStoreWriter:
             np.save(folder / "lengths.npy", lengths)
         if done != count:
             raise DataError(f"{done} passages", where=str(folder), expected=f"{count}")
-        self._num_passages, self._passages_fingerprint = count, content.hex()
+        self._metadata = dataclasses.replace(
+            self._metadata, num_passages=count, passages_fingerprint=content.hex()
+        )
 
     def write_queries(
         self,
@@ -155,8 +134,8 @@ class TokenStoreWriter:
             tokens=tokens,
             positives=positives,
             hard_negatives=hard_negatives,
-            length=self._header["query_length"] if length is None else length,
-            vocabulary_size=self._header["vocabulary_size"],
+            length=self._metadata.query_length if length is None else length,
+            vocabulary_size=self._metadata.vocabulary_size,
         )
         folder = queries_folder(self.directory, task, split)
         arrays = {"ids": queries.ids, "lengths": queries.lengths}
@@ -177,7 +156,8 @@ class TokenStoreWriter:
             settings.normalization.value,
             settings.prompt,
         )
-        self._entries.append(entry)
+        entries = (*self._metadata.queries, entry)
+        self._metadata = dataclasses.replace(self._metadata, queries=entries)
 
     def finish(self) -> TokenStore:
         """Records checksums, writes `metadata.json` atomically and opens the store.
@@ -185,21 +165,16 @@ class TokenStoreWriter:
         Raises:
             DataError: no passages were written.
         """
-        if self._num_passages is None:
+        metadata = self._metadata
+        if not metadata.num_passages:
             raise DataError("no passages were written", where=str(self.directory))
+        # Not titles and prompts: the tokens already depend on them.
+        header = {name: getattr(metadata, name) for name in _HEADER}
         content = artifacts.fingerprint(
-            [json.dumps(self._header, sort_keys=True), self._passages_fingerprint]
-            + [entry.fingerprint for entry in self._entries]
+            [json.dumps(header, sort_keys=True), metadata.passages_fingerprint]
+            + [entry.fingerprint for entry in metadata.queries]
         )
-        metadata = TokenStoreMetadata(
-            **self._header,
-            num_passages=self._num_passages,
-            passages_fingerprint=self._passages_fingerprint,
-            queries=tuple(self._entries),
-            fingerprint=content,
-            titles=self._titles,
-            passage_prompt=self._passage_prompt,
-        )
+        metadata = dataclasses.replace(metadata, fingerprint=content)
         with artifacts.storage_errors(self.directory):
             checksums.seal(self.directory)
         artifacts.write_json(self.directory / artifacts.METADATA, dataclasses.asdict(metadata))

@@ -19,7 +19,6 @@ from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import (
     QueryNormalization,
     QuerySettings,
-    Titles,
     TokenStore,
 )
 from taser_jax.data.token_store.writer import TokenStoreWriter
@@ -107,18 +106,14 @@ def write_joined_store(
         )
         for entry in about.queries
     }
+    joined = dataclasses.replace(
+        about,
+        collection="memories",
+        collection_fingerprint=mixture.manifest.fingerprint,
+        passage_length=mixture.length,
+    )
     with replacing(directory) as scratch:
-        writer = TokenStoreWriter(
-            scratch,
-            collection="memories",
-            collection_fingerprint=mixture.manifest.fingerprint,
-            vocabulary_fingerprint=about.vocabulary_fingerprint,
-            vocabulary_size=about.vocabulary_size,
-            query_length=about.query_length,
-            passage_length=mixture.length,
-            titles=Titles(about.titles),
-            passage_prompt=about.passage_prompt,
-        )
+        writer = TokenStoreWriter(scratch, joined)
         shutil.copytree(
             source.vocabulary_directory, writer.vocabulary_directory, dirs_exist_ok=True
         )

@@ -8,7 +8,6 @@ from taser_jax.data.collections.store import write_collection
 from taser_jax.data.token_store.store import (
     QueryNormalization,
     QuerySettings,
-    Titles,
     TokenStore,
 )
 from taser_jax.retrieval.runs import Run, SearchResult
@@ -87,7 +86,7 @@ def test_the_lookup_trains_on_all_memories(mixture, tmp_path):
 def test_a_trained_lookup_knows_the_prompts_of_the_source(mixture, tmp_path):
     """`taser ask` puts them before typed questions."""
     settings = QuerySettings(QueryNormalization.CURLY_APOSTROPHE, (7, 3))
-    form = {"titles": Titles.JOIN, "passage_prompt": (9,)}
+    form = {"titles": "join", "passage_prompt": (9,)}
     writer = tiny_training.store_writer(tmp_path / "prompted", **form)
     writer.vocabulary_directory.mkdir(parents=True)
     writer.write_passages([[2, 9, 5, 3]], count=1)
