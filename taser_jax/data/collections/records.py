@@ -12,7 +12,7 @@ import array
 import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, Generic, TypedDict, TypeVar
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -45,8 +45,10 @@ from taser_jax.storage.typed_files import read_typed
 FORMAT_VERSION = 1
 # In the order of their fingerprint.
 PASSAGE_FIELDS = ("id", "text", "title", "page_id")
-_BATCH = 2048
+_BLOCK = 2048
+_PER_SHARD = 1 << 18
 logger = logging.getLogger("taser")
+R = TypeVar("R")
 
 
 class RecordMetadata(TypedDict, total=False):
@@ -62,8 +64,8 @@ class RecordMetadata(TypedDict, total=False):
     collection_fingerprint: str
 
 
-class RecordDataset:
-    """A published data set: metadata and records by row.
+class RecordDataset(Generic[R]):
+    """A published data set: records by row.
 
     Args:
         directory: its directory.
@@ -71,22 +73,43 @@ class RecordDataset:
 
     def __init__(self, directory: epath.Path) -> None:
         self.directory = directory
-        self.metadata = read_metadata(directory)
+        self._metadata = read_metadata(directory)
+        self.fingerprint = self._metadata["fingerprint"]
         builder = tfds.builder_from_directory(directory)
-        self._source = builder.as_data_source(split=self.metadata["name"])
+        self._source = builder.as_data_source(split=self._metadata["name"])
+
+    def _decoded(self, record: Mapping[str, Any]) -> R:
+        """A record of the source, whose text comes as bytes."""
+        raise NotImplementedError
 
     def __len__(self) -> int:
         return len(self._source)
 
-    def get_many(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Decoded records of the rows, in their order; text comes as bytes."""
+    def __getitem__(self, row: int) -> R:
+        return self.get_many([row])[0]
+
+    def __iter__(self) -> Iterator[R]:
+        return self.iterate()
+
+    def get_many(self, rows: Sequence[int]) -> list[R]:
+        """Records of the rows, in their order.
+
+        Raises:
+            IndexError: a row is negative or beyond the last.
+        """
         for row in rows:
             if not 0 <= row < len(self):
                 raise IndexError(f"row {row} of {self.directory}, which has {len(self)}")
         if len(rows) == 1:
             # Reading one record directly avoids the thread pool that reading many starts.
-            return [self._source[int(rows[0])]]
-        return list(self._source.__getitems__([int(row) for row in rows]))
+            return [self._decoded(self._source[int(rows[0])])]
+        return [*map(self._decoded, self._source.__getitems__([int(row) for row in rows]))]
+
+    def iterate(self, start: int = 0, stop: int | None = None) -> Iterator[R]:
+        """Records start, start + 1, ... stop - 1 (default: to the end), read as a stream."""
+        stop = len(self) if stop is None else min(stop, len(self))
+        for block in range(start, stop, _BLOCK):
+            yield from self.get_many(range(block, min(block + _BLOCK, stop)))
 
 
 def read_metadata(directory: epath.Path) -> RecordMetadata:
@@ -119,8 +142,7 @@ def write_records(
     *,
     name: str,
     features: tfds.features.FeaturesDict,
-    description: str,
-    examples_per_shard: int,
+    where: str,
 ) -> int:
     """Writes examples to ArrayRecord shards in order, holding a few thousand at a time.
 
@@ -129,8 +151,7 @@ def write_records(
         examples: one mapping of features per record.
         name: name of the data set and of its only split.
         features: TFDS features of one example.
-        description: for dataset_info.json.
-        examples_per_shard: maximum records per shard.
+        where: what they are of, for dataset_info.json.
 
     Returns:
         The number of examples written.
@@ -139,11 +160,14 @@ def write_records(
         name=name, version=tfds.core.Version("1.0.0"), data_dir=str(scratch), module_name=""
     )
     info = tfds.core.DatasetInfo(
-        builder=identity, features=features, description=description, disable_shuffling=True
+        builder=identity,
+        features=features,
+        description=f"{name.capitalize()} of {where}; the record's position is its row.",
+        disable_shuffling=True,
     )
     writer = tfds.core.SequentialWriter(
         ds_info=info,
-        max_examples_per_shard=examples_per_shard,
+        max_examples_per_shard=_PER_SHARD,
         file_format=tfds.core.FileFormat.ARRAY_RECORD.value,
     )
     # TFDS has no setting for it.
@@ -154,7 +178,7 @@ def write_records(
         writer.initialize_splits([name])
     try:
         # One call per batch: each call rewrites dataset_info.json.
-        for batch in in_blocks(examples, _BATCH):
+        for batch in in_blocks(examples, _BLOCK):
             with storage_errors(scratch):
                 writer.add_examples({name: batch})
             count += len(batch)
@@ -180,11 +204,6 @@ def finish(scratch: epath.Path, directory: epath.Path, metadata: Mapping[str, ob
         )
     write_json(scratch / METADATA, {"format_version": FORMAT_VERSION, **metadata})
     checksums.seal(scratch)
-
-
-def passage_features() -> tfds.features.FeaturesDict:
-    """TFDS features of a passage."""
-    return tfds.features.FeaturesDict({name: tfds.features.Text() for name in PASSAGE_FIELDS})
 
 
 def query_features() -> tfds.features.FeaturesDict:

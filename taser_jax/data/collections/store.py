@@ -9,18 +9,22 @@ Layout of a collection; each part appears whole:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import tensorflow_datasets as tfds
 from etils import epath
 
-from taser_jax.data.collections import records as record_dataset
 from taser_jax.data.collections.records import (
+    METADATA,
     PASSAGE_FIELDS,
     PassageIndexWriter,
-    passage_features,
+    RecordDataset,
+    finish,
     query_examples,
     query_features,
+    read_metadata,
+    write_records,
 )
 from taser_jax.storage.artifacts import (
     FilePath,
@@ -45,11 +49,9 @@ SPLITS = ("train", "validation", "test")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # Folders have this name, some with a suffix; file systems allow 255 bytes.
 _LONGEST_NAME = 200
-_BLOCK = 2048
-_PASSAGES_PER_SHARD = 1 << 18
 
 
-class PassageStore:
+class PassageStore(RecordDataset[Passage]):
     """The passages of a collection by row, the key in embeddings and indexes.
 
     Example:
@@ -62,10 +64,8 @@ class PassageStore:
     """
 
     def __init__(self, directory: epath.Path) -> None:
-        self.directory = directory
-        self._records = record_dataset.RecordDataset(directory)
-        self.name = self._records.metadata["collection"]
-        self.fingerprint = self._records.metadata["fingerprint"]
+        super().__init__(directory)
+        self.name = self._metadata["collection"]
         self.ids: Sequence[str] = Ids.open(directory)
         self._by_id = HashIndex.open(directory, "id")
         self._by_content = HashIndex.open(directory, "content")
@@ -84,31 +84,8 @@ class PassageStore:
         """
         return cls(_passages_directory(data_dir, collection))
 
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __getitem__(self, row: int) -> Passage:
-        return self.get_many([row])[0]
-
-    def __iter__(self) -> Iterator[Passage]:
-        return self.iterate()
-
-    def get_many(self, rows: Sequence[int]) -> list[Passage]:
-        """Passages of the rows, in their order.
-
-        Raises:
-            IndexError: a row is negative or beyond the last.
-        """
-        return [
-            Passage(**{name: record[name].decode() for name in PASSAGE_FIELDS})
-            for record in self._records.get_many(rows)
-        ]
-
-    def iterate(self, start: int = 0, stop: int | None = None) -> Iterator[Passage]:
-        """Passages start, start + 1, ... stop - 1 (default: to the end), read as a stream."""
-        stop = len(self) if stop is None else min(stop, len(self))
-        for block in range(start, stop, _BLOCK):
-            yield from self.get_many(range(block, min(block + _BLOCK, stop)))
+    def _decoded(self, record: Mapping[str, Any]) -> Passage:
+        return Passage(**{name: record[name].decode() for name in PASSAGE_FIELDS})
 
     def row_of(self, id: str) -> int:
         """Row of a passage by its id, or by the id of a duplicate merged into it.
@@ -141,7 +118,7 @@ class PassageStore:
         ]
 
 
-class QuerySet:
+class QuerySet(RecordDataset[Query]):
     """The queries of one task and split.
 
     Args:
@@ -149,13 +126,10 @@ class QuerySet:
     """
 
     def __init__(self, directory: epath.Path) -> None:
-        self.directory = directory
-        self._records = record_dataset.RecordDataset(directory)
-        metadata = self._records.metadata
-        self.task = metadata["task"]
-        self.split = metadata["split"]
-        self.fingerprint = metadata["fingerprint"]
-        self.collection_fingerprint = metadata["collection_fingerprint"]
+        super().__init__(directory)
+        self.task = self._metadata["task"]
+        self.split = self._metadata["split"]
+        self.collection_fingerprint = self._metadata["collection_fingerprint"]
 
     @classmethod
     def open(cls, data_dir: FilePath, collection: str, task: str, split: str) -> QuerySet:
@@ -168,7 +142,7 @@ class QuerySet:
         """
         directory = _queries_directory(data_dir, collection, task, split)
         queries = cls(directory)
-        passages = record_dataset.read_metadata(_passages_directory(data_dir, collection))
+        passages = read_metadata(_passages_directory(data_dir, collection))
         require_equal(
             str(directory),
             recorded={"collection": queries.collection_fingerprint},
@@ -177,18 +151,7 @@ class QuerySet:
         )
         return queries
 
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __getitem__(self, index: int) -> Query:
-        return self._to_query(self._records.get_many([index])[0])
-
-    def __iter__(self) -> Iterator[Query]:
-        for start in range(0, len(self), _BLOCK):
-            rows = range(start, min(start + _BLOCK, len(self)))
-            yield from map(self._to_query, self._records.get_many(rows))
-
-    def _to_query(self, record: Mapping[str, Any]) -> Query:
+    def _decoded(self, record: Mapping[str, Any]) -> Query:
         return Query(
             id=record["id"].decode(),
             text=record["text"].decode(),
@@ -206,7 +169,7 @@ def list_tasks(data_dir: FilePath, collection: str) -> dict[str, list[str]]:
     if not root.exists():
         return {}
     tasks = {
-        task.name: [split for split in SPLITS if (task / split / record_dataset.METADATA).exists()]
+        task.name: [split for split in SPLITS if (task / split / METADATA).exists()]
         for task in sorted(root.iterdir(), key=lambda path: path.name)
     }
     return {task: splits for task, splits in tasks.items() if splits}
@@ -218,7 +181,6 @@ def write_collection(
     passages: Iterable[Passage],
     *,
     aliases: Mapping[str, int] | None = None,
-    passages_per_shard: int = _PASSAGES_PER_SHARD,
 ) -> PassageStore:
     """Writes a collection as a stream; a passage's row is its position in `passages`.
 
@@ -230,7 +192,6 @@ def write_collection(
         collection: name of the new one.
         passages: the passages in row order.
         aliases: further ids -> rows, read after the last passage.
-        passages_per_shard: size of an ArrayRecord shard.
 
     Returns:
         The store, open.
@@ -242,16 +203,16 @@ def write_collection(
     directory = _passages_directory(data_dir, collection)
     where = f"collection {collection!r}"
     with replacing(directory) as scratch:
-        scratch.mkdir()
         index = PassageIndexWriter(where)
         with phase(f"building {where}"):
-            count = record_dataset.write_records(
+            count = write_records(
                 scratch,
                 index.examples(track(passages, collection, unit=" passages")),
                 name="passages",
-                features=passage_features(),
-                description=f"Passages of {where}; the record's position is its row.",
-                examples_per_shard=passages_per_shard,
+                features=tfds.features.FeaturesDict(
+                    {name: tfds.features.Text() for name in PASSAGE_FIELDS}
+                ),
+                where=where,
             )
             if not count:
                 raise DataError("there are no passages", where=where)
@@ -259,7 +220,7 @@ def write_collection(
                 index.save(scratch, aliases or {})
         metadata = {"name": "passages", "collection": collection, "count": count}
         metadata["fingerprint"] = index.fingerprint
-        record_dataset.finish(scratch, directory, metadata)
+        finish(scratch, directory, metadata)
     return PassageStore(directory)
 
 
@@ -283,17 +244,16 @@ def write_queries(
         StorageError: the disk is full or cannot be written.
     """
     directory = _queries_directory(data_dir, collection, task, split)
-    passages = record_dataset.read_metadata(_passages_directory(data_dir, collection))
+    passages = read_metadata(_passages_directory(data_dir, collection))
     where = f"collection {collection!r}, task {task!r}, split {split!r}"
     content = Fingerprint().add(passages["fingerprint"]).add(task).add(split)
     with replacing(directory) as scratch:
-        count = record_dataset.write_records(
+        count = write_records(
             scratch,
             query_examples(queries, content, count=passages["count"], where=where),
             name="queries",
             features=query_features(),
-            description=f"Queries of {where}.",
-            examples_per_shard=_PASSAGES_PER_SHARD,
+            where=where,
         )
         if not count:
             fix = (
@@ -304,7 +264,7 @@ def write_queries(
         metadata = {"name": "queries", "task": task, "split": split, "count": count}
         metadata["fingerprint"] = content.hex()
         metadata["collection_fingerprint"] = passages["fingerprint"]
-        record_dataset.finish(scratch, directory, metadata)
+        finish(scratch, directory, metadata)
     return QuerySet(directory)
 
 

@@ -54,9 +54,10 @@ def test_what_is_written_is_read_by_row_and_id(tmp_path):
             store[row]
 
 
-def test_rows_run_on_across_shards(tmp_path):
+def test_rows_run_on_across_shards(tmp_path, monkeypatch):
     passages = _many(5000)
-    store = _write(tmp_path, passages, passages_per_shard=700)
+    monkeypatch.setattr(records, "_PER_SHARD", 700)
+    store = _write(tmp_path, passages)
     # The files are a data set of TFDS.
     builder = tfds.builder_from_directory(tmp_path / "tiny" / "passages")
     assert builder.info.splits["passages"].num_shards == 8
@@ -91,9 +92,11 @@ def test_building_is_a_stream(tmp_path):
     assert most < 3000
 
 
-def test_the_fingerprint_follows_content_and_order_only(tmp_path):
+def test_the_fingerprint_follows_content_and_order_only(tmp_path, monkeypatch):
     fingerprint = _write(tmp_path / "0").fingerprint
-    assert _write(tmp_path / "1", passages_per_shard=1).fingerprint == fingerprint
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "_PER_SHARD", 1)
+        assert _write(tmp_path / "1").fingerprint == fingerprint
     others = [
         PASSAGES[::-1],
         PASSAGES[:3],
