@@ -26,7 +26,6 @@ from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger
 
 PAGE_MEASURES = ("PageRprec", "PageRecall@5")
-_WHERE = "evaluation by KILT's pages"
 
 # The pages that each correct output needs; None for an output without evidence.
 EvidenceSets = Sequence[Collection[str] | None]
@@ -93,17 +92,17 @@ def evaluate_pages(
 
     Raises:
         ConfigError: an unknown measure.
-        DataError: no gold, no evidence, or no query in common.
+        DataError: no gold, or no evidence.
     """
     functions = {name: _measure(name) for name in measures}
     if not any(evidence for sets in gold.values() for evidence in sets):
         problem = f"none of {len(gold)} queries has a gold page"
         fix = "evaluate a split with outputs; KILT's test sets are scored by its server"
-        raise DataError(problem, where=_WHERE, fix=fix)
-    if gold.keys().isdisjoint(pages):
-        problem = f"none of the {len(gold)} queries to evaluate is among the run's {len(pages)}"
-        raise DataError(problem, where=_WHERE, fix="take a run of the same task and split")
-    _warn_if_short(pages, gold, measures)
+        raise DataError(problem, where="evaluation by KILT's pages", fix=fix)
+    deepest = max((int(name.partition("@")[2] or 0) for name in measures), default=0)
+    if short := sum(len(pages.get(query_id, ())) < deepest for query_id in gold):
+        counts = f"{short} of {len(gold)} queries have fewer than {deepest} pages"
+        logger.warning("%s: retrieve more passages for a comparable recall", counts)
     values = {
         name: np.array([function(pages.get(id, ()), gold[id]) for id in gold], np.float64)
         for name, function in functions.items()
@@ -205,19 +204,3 @@ def _measure(name: str) -> Callable[[Sequence[str], EvidenceSets], float]:
         fix = "take PageRprec or PageRecall@k"
         raise ConfigError(f"unknown measure {name!r}", where="measures", fix=fix)
     return lambda pages, evidence: page_recall(pages, evidence, int(cutoff))
-
-
-def _warn_if_short(
-    pages: Mapping[str, Sequence[str]],
-    gold: Mapping[str, EvidenceSets],
-    measures: Sequence[str],
-) -> None:
-    deepest = max((int(name.partition("@")[2] or 0) for name in measures), default=0)
-    if short := sum(len(pages.get(query_id, ())) < deepest for query_id in gold):
-        logger.warning(
-            "%d of %d queries have fewer than %d pages: retrieve more passages for a comparable "
-            "recall",
-            short,
-            len(gold),
-            deepest,
-        )

@@ -21,11 +21,12 @@ evaluation script, on which every published "top-k accuracy" of open-domain retr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import ir_measures
 import numpy as np
@@ -308,36 +309,16 @@ def _nfd(text: str) -> str:
     return unicodedata.normalize("NFD", text)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Answers:
-    """One question's answers, ready for matching in prepared passages."""
-
-    strings: tuple[str, ...] = ()
-    patterns: tuple[regex.Pattern[str], ...] = ()
-    everything: bool = False
-
-    @classmethod
-    def make(cls, answers: Sequence[str], match: AnswerMatch) -> _Answers:
-        if match is AnswerMatch.REGEX:
-            return cls(patterns=tuple(_compiled(answers)))
+def _answer_test(answers: Sequence[str], match: AnswerMatch) -> Callable[[str], bool]:
+    """Whether a prepared passage contains one of a question's answers."""
+    if match is AnswerMatch.STRING:
         padded = [_padded(answer) for answer in answers]
-        strings = tuple(answer for answer in padded if not answer.isspace())
-        return cls(strings=strings, everything=len(strings) < len(padded))
-
-    def in_passage(self, prepared: str) -> bool:
-        return (
-            self.everything
-            or any(string in prepared for string in self.strings)
-            or any(pattern.search(prepared) for pattern in self.patterns)
-        )
-
-
-def _compiled(answers: Sequence[str]) -> Iterator[regex.Pattern[str]]:
+        return lambda passage: any(answer.isspace() or answer in passage for answer in padded)
+    patterns = []
     for answer in answers:
-        try:
-            yield regex.compile(_nfd(answer), _REGEX_FLAGS)
-        except (regex.error, RecursionError, OverflowError):
-            continue
+        with contextlib.suppress(regex.error, RecursionError, OverflowError):
+            patterns.append(regex.compile(_nfd(answer), _REGEX_FLAGS))
+    return lambda passage: any(pattern.search(passage) for pattern in patterns)
 
 
 class AnswerMatcher:
@@ -383,10 +364,8 @@ class AnswerMatcher:
                 block = rows[start : start + _BLOCK_QUERIES]
                 prepared = self._passages(np.unique(block))
                 for index, passage_rows in enumerate(block.tolist(), start):
-                    of_query = _Answers.make(answers[index], self._match)
-                    hits[index] = [
-                        row >= 0 and of_query.in_passage(prepared[row]) for row in passage_rows
-                    ]
+                    is_in = _answer_test(answers[index], self._match)
+                    hits[index] = [row >= 0 and is_in(prepared[row]) for row in passage_rows]
                 progress.update(len(block))
         return hits
 
