@@ -29,8 +29,7 @@ _CHUNK = 1 << 20
 # If a text is merely cut off, json reports an error at most this close to its end: no literal or
 # escape is longer.
 _CUT_LITERAL = 16
-_WHITE_SPACE = " \t\r\n"
-_BETWEEN_VALUES = _WHITE_SPACE + ",["
+_BETWEEN_VALUES = " \t\r\n,["
 
 
 def in_blocks(items: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -176,60 +175,41 @@ def _json_array(path: FilePath) -> Iterator[tuple[int, dict[str, object]]]:
     decoder = json.JSONDecoder()
     buffer, position, line = "", 0, 1
     at_end = False
-    between = ""  # The text since the last value: white space, commas, at first the bracket.
     with open_text(path) as text:
         while True:
             start = position
             while position < len(buffer) and buffer[position] in _BETWEEN_VALUES:
                 position += 1
-            between += buffer[start:position].strip(_WHITE_SPACE)
             line += buffer.count("\n", start, position)
-            if position == len(buffer):
-                if at_end:
-                    raise _cut_short(path, line)
-                buffer, position, at_end = _refill(text, "")
-                continue
-            if buffer[position] == "]":
+            if buffer[position : position + 1] == "]":
                 return
+            where = f"{os.fspath(path)}:{line}"
             try:
                 value, stop = decoder.raw_decode(buffer, position)
             except json.JSONDecodeError as error:
-                cut = error.msg.startswith("Unterminated string") or (
+                is_cut = error.msg.startswith("Unterminated string") or (
                     error.pos >= len(buffer) - _CUT_LITERAL
                 )
-                if cut and not at_end:
-                    if len(buffer) - position > LONGEST_LINE:
-                        raise line_too_long(path, line) from error
-                    buffer, position, at_end = _refill(text, buffer[position:])
-                    continue
-                if cut:
-                    raise _cut_short(path, line) from error
-                at = line + buffer.count("\n", position, error.pos)
-                raise _malformed_json(path, at, error) from error
+                if not is_cut:
+                    at = line + buffer.count("\n", position, error.pos)
+                    raise _malformed_json(path, at, error) from error
+                if at_end:
+                    fix = "the file is truncated: copy or download it again"
+                    raise DataError("the JSON array is not closed", where=where, fix=fix) from error
+                unparsed = buffer[position:]
+                if len(unparsed) > LONGEST_LINE:
+                    raise line_too_long(path, line) from error
+                # Growing by at least the retained length keeps parsing a huge value linear.
+                size = max(_CHUNK, len(unparsed))
+                more = text.read(size, size)
+                buffer, position, at_end = unparsed + more, 0, not more
+                continue
             except (ValueError, RecursionError) as error:
                 raise _malformed_json(path, line, error) from error
-            if between not in ("[", ","):
-                problem = f"found {between!r} between two values, not one comma"
-                fix = "write the file again with a JSON library"
-                raise DataError(problem, where=f"{os.fspath(path)}:{line}", fix=fix)
-            where = f"{os.fspath(path)}:{line}"
             check_text(value, written=buffer[position:stop], where=where)
             yield line, _as_object(path, line, value)
-            between = ""
             line += buffer.count("\n", position, stop)
             position = stop
-
-
-def _refill(text: codecs.StreamReader, unparsed: str) -> tuple[str, int, bool]:
-    # Growing by at least the retained length keeps the parsing of one huge value linear.
-    size = max(_CHUNK, len(unparsed))
-    more = text.read(size, size)
-    return unparsed + more, 0, not more
-
-
-def _cut_short(path: FilePath, line: int) -> DataError:
-    where, fix = f"{os.fspath(path)}:{line}", "the file is truncated: copy or download it again"
-    return DataError("the JSON array is not closed", where=where, fix=fix)
 
 
 def _first_character(path: FilePath) -> str:
