@@ -41,19 +41,6 @@ def task_number(task: str) -> int:
     return zlib.crc32(task.encode("utf-8"))
 
 
-@dataclasses.dataclass(frozen=True)
-class Turn:
-    """One step's position in the schedule.
-
-    Attributes:
-        task: the task of the batch.
-        batch: number of earlier batches of that task, over all epochs.
-    """
-
-    task: str
-    batch: int
-
-
 class Schedule:
     """The order of data sets: a pure function of (seed, step).
 
@@ -98,15 +85,15 @@ class Schedule:
         # steps of the epoch.
         self._order = functools.lru_cache(maxsize=2)(self._make_order)
 
-    def turn(self, step: int) -> Turn:
-        """The task of a step and the number of its batch."""
+    def turn(self, step: int) -> tuple[str, int]:
+        """The task of a step, and the number of its earlier batches, over all epochs."""
         if step < 0:
             raise ConfigError(f"step {step}", expected="0 or more")
         epoch, at = divmod(step, self.steps_per_epoch)
         tasks, occurrences = self._order(epoch)
         task = self.tasks[tasks[at]]
         before = epoch * self.batches_per_epoch[task]
-        return Turn(task, before + int(occurrences[at]))
+        return task, before + int(occurrences[at])
 
     def _make_order(
         self, epoch: int

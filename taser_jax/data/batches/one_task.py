@@ -42,15 +42,12 @@ class StepRows:
         query_rows: rows of the task's query set. [batch]
         passages: rows of the store: each query's positive, then its negatives.
         excluded: rows that do not count as negatives of each query, beside its positive here.
-        random_negatives: number of negatives drawn from the whole store, because queries had too
-            few hard negatives.
     """
 
     task: str
     query_rows: Int[np.ndarray, " batch"]
     passages: Int[np.ndarray, "batch passages_per_query"]
     excluded: Ragged
-    random_negatives: int
 
     @property
     def passage_rows(self) -> Int[np.ndarray, " passages"]:
@@ -204,18 +201,18 @@ class BatchStream:
 
     def task(self, step: int) -> str:
         """The task of a step's batch."""
-        return self._schedule.turn(step).task
+        return self._schedule.turn(step)[0]
 
     def rows(self, step: int) -> StepRows:
         """The global batch of a step, as rows."""
-        turn = self._schedule.turn(step)
-        queries = self._query_rows(turn.task, turn.batch)
-        positives = sampling.take(self._tasks[turn.task].positives, queries)
+        task, batch = self._schedule.turn(step)
+        queries = self._query_rows(task, batch)
+        positives = sampling.take(self._tasks[task].positives, queries)
         if self.config.positives is PositiveChoice.FIRST:
             chosen = positives.values[positives.offsets[:-1], None]
         else:
             chosen, _ = sampling.choose(positives, 1, self._generator(Purpose.POSITIVE, step))
-        pools = sampling.take(self._pools[turn.task], queries)
+        pools = sampling.take(self._pools[task], queries)
         rng = self._generator(Purpose.HARD_NEGATIVE, step)
         negatives, exist = sampling.choose(pools, self.config.num_negatives, rng)
         if not exist.all():
@@ -225,7 +222,7 @@ class BatchStream:
         excluded = positives
         if self.config.false_negatives is FalseNegatives.KEEP:
             excluded = Ragged(np.zeros(len(queries) + 1, np.int64), np.zeros(0, np.int32))
-        return StepRows(turn.task, queries, passages, excluded, int((~exist).sum()))
+        return StepRows(task, queries, passages, excluded)
 
     def query_rows(self, step: int) -> dict[str, Int[np.ndarray, " batch"]]:
         """Rows of the queries in the global batch, by task."""

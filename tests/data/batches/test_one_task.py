@@ -9,7 +9,7 @@ from tiny_training import store_writer
 
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives, PositiveChoice
-from taser_jax.data.token_store.arrays import Ragged
+from taser_jax.data.token_store.arrays import Ragged, TeacherScores
 from taser_jax.devices.mesh import HostShare
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 
@@ -51,7 +51,6 @@ def toy(tmp_path_factory):
     return write_store(tmp_path_factory.mktemp("store"), tasks)
 
 
-# By default, no label is a negative, and each of a query's positives is trained on.
 CONFIG = BatchingConfig(batch_size=8, num_negatives=3, rates={"trec": 3.0})
 
 
@@ -83,7 +82,6 @@ def test_which_of_a_querys_own_positives_may_be_its_hard_negatives(changes, allo
         rows = stream.rows(step)
         place = rows.query_rows.tolist().index(0)
         drawn.add(int(rows.passage_rows[2 * place + 1]))
-        assert rows.random_negatives == 0
     assert drawn == allowed
 
 
@@ -96,7 +94,6 @@ def test_golden_by_hand(tmp_path):
     rows = BatchStream(store, tasks, config).rows(0)
     at = {int(query): place for place, query in enumerate(rows.query_rows)}
     assert sorted(at) == [0, 1, 2]
-    assert rows.random_negatives == 0
     assert rows.positive_index.tolist() == [0, 2, 4]
     pairs = rows.passage_rows.reshape(3, 2)
     assert pairs[at[0]].tolist() == [5, 20]
@@ -106,55 +103,40 @@ def test_golden_by_hand(tmp_path):
     expected[at[0], 2 * at[1]] = True  # 7 is another positive of query 0
     expected[at[0], 2 * at[2]] = True  # 5 again, as query 2's positive
     expected[at[2], 2 * at[0]] = True  # 5 again, as query 0's positive
-    np.testing.assert_array_equal(rows.ignore, expected)
-
+    np.testing.assert_array_equal(BatchStream(store, tasks, config).batch(0).ignore, expected)
     unmasked = dataclasses.replace(config, false_negatives=FalseNegatives.KEEP)
-    assert not BatchStream(store, tasks, unmasked).rows(0).ignore.any()
+    assert not BatchStream(store, tasks, unmasked).batch(0).ignore.any()
 
 
-def test_ignore_against_brute_force(toy):
-    store, tasks = toy
-    stream = BatchStream(store, tasks, CONFIG)
-    seen = 0
-    for step in range(stream.steps_per_epoch * 3):
-        rows = stream.rows(step)
-        expected = np.zeros((8, 32), bool)
-        for i, query in enumerate(rows.query_rows):
-            positives = set(tasks[rows.task].positives[query].tolist())
-            for column, passage in enumerate(rows.passage_rows):
-                expected[i, column] = passage in positives and column != rows.positive_index[i]
-        np.testing.assert_array_equal(rows.ignore, expected)
-        seen += expected.sum()
-    assert seen > 100
-
-
-def test_passages_are_what_they_are_said_to_be(toy):
-    store, tasks = toy
-    stream = BatchStream(store, tasks, CONFIG)
-    filled = 0
-    for step in range(stream.steps_per_epoch * 2):
-        rows = stream.rows(step)
-        queries = tasks[rows.task]
-        for i, query in enumerate(rows.query_rows):
-            positive, *negatives = rows.passage_rows.reshape(8, 4)[i].tolist()
-            positives = set(queries.positives[query].tolist())
-            pool = set(queries.hard_negatives[query].tolist()) - positives
-            assert positive in positives
-            assert rows.passage_rows[rows.positive_index[i]] == positive
-            assert len(set(negatives)) == 3
-            assert not positives & set(negatives)
-            from_pool = min(3, len(pool))
-            assert set(negatives[:from_pool]) <= pool
-            assert not pool & set(negatives) - set(negatives[:from_pool])
-            filled += 3 - from_pool
-        assert rows.random_negatives == filled
-        filled = 0
-
-
-def test_short_pools_are_logged(toy, caplog):
+def test_rows_and_ignore_against_brute_force(toy, caplog):
+    """By default, no label is a negative, and each of a query's positives is trained on."""
     store, tasks = toy
     with caplog.at_level(logging.INFO, logger="taser"):
-        BatchStream(store, tasks, CONFIG)
+        stream = BatchStream(store, tasks, CONFIG)
+    seen, trained_on = 0, {task: set() for task in tasks}
+    for step in range(stream.steps_per_epoch * 3):
+        rows, batch = stream.rows(step), stream.batch(step)
+        queries = tasks[rows.task]
+        expected = np.zeros((8, 32), bool)
+        for i, query in enumerate(rows.query_rows):
+            positives = set(queries.positives[query].tolist())
+            for column, passage in enumerate(rows.passage_rows):
+                expected[i, column] = passage in positives and column != rows.positive_index[i]
+            positive, *negatives = rows.passage_rows.reshape(8, 4)[i].tolist()
+            assert rows.passage_rows[rows.positive_index[i]] == positive
+            trained_on[rows.task].add((query, positive))
+            pool = set(queries.hard_negatives[query].tolist()) - positives
+            assert positive in positives
+            assert len(set(negatives)) == 3
+            assert not positives & set(negatives)
+            # Random passages take the place of those that the pool lacks.
+            from_pool = min(3, len(pool))
+            assert set(negatives[:from_pool]) <= pool
+            assert not pool & set(negatives[from_pool:])
+        np.testing.assert_array_equal(batch.ignore, expected)
+        seen += expected.sum()
+    assert seen > 100
+    assert len(trained_on["trec"]) > 13
     pairs = zip(tasks["nq"].hard_negatives, tasks["nq"].positives, strict=True)
     short = sum(len(np.setdiff1d(pool, positives)) < 3 for pool, positives in pairs)
     assert f"nq: {short} of 50 queries lack hard negatives (3 each are drawn)" in caplog.text
@@ -210,48 +192,42 @@ def test_tokens_are_the_rows_tokens(toy):
     rows, batch = stream.rows(5), stream.batch(5)
     np.testing.assert_array_equal(batch.query_rows, rows.query_rows)
     np.testing.assert_array_equal(batch.passage_rows, rows.passage_rows)
-    np.testing.assert_array_equal(batch.ignore, rows.ignore)
     np.testing.assert_array_equal(batch.queries.ids[:, 0], 100 + rows.query_rows)
     np.testing.assert_array_equal(batch.passages.ids[:, 0], 1 + rows.passage_rows)
     np.testing.assert_array_equal(batch.passages.mask.sum(axis=1), rows.passage_rows % 3 + 1)
 
 
-@pytest.mark.parametrize("count", [2, 4, 8])
-def test_hosts_together_make_the_batch_of_one(toy, count):
+@pytest.mark.parametrize("parts", [[(0,), (1,)], [(0, 3), (1, 2)], [(0,), (1,), (2,), (3,)]])
+def test_hosts_together_make_the_batch_of_one(toy, parts):
+    """A host's parts need not be neighbours."""
     store, tasks = toy
     whole = BatchStream(store, tasks, CONFIG)
-    hosts = [
-        BatchStream(store, tasks, CONFIG, share=HostShare((index,), count))
-        for index in range(count)
-    ]
+    count = sum(map(len, parts))
+    hosts = [BatchStream(store, tasks, CONFIG, share=HostShare(part, count)) for part in parts]
     assert {host.fingerprint for host in hosts} == {whole.fingerprint}
+    order = np.argsort(np.concatenate(parts))
     for step in (0, 3, 17):
-        parts = [host.batch(step) for host in hosts]
-        assert parts[0].ignore.shape == (8 // count, 32)
-        joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-        assert same(joined, whole.batch(step))
+        made = [host.batch(step) for host in hosts]
+        assert made[0].ignore.shape == (8 // len(parts), 32)
 
+        def joined(*leaves):
+            of_parts = np.concatenate([np.split(a, len(parts[0])) for a in leaves])
+            return np.concatenate(of_parts[order])
 
-def test_a_hosts_parts_need_not_be_neighbours(toy):
-    store, tasks = toy
-    whole = BatchStream(store, tasks, CONFIG).batch(3)
-    theirs = BatchStream(store, tasks, CONFIG, share=HostShare((0, 3), 4)).batch(3)
-    np.testing.assert_array_equal(theirs.query_rows, whole.query_rows[[0, 1, 6, 7]])
-    np.testing.assert_array_equal(theirs.ignore, whole.ignore[[0, 1, 6, 7]])
-    passages = whole.passages.ids.reshape(8, 4, -1)[[0, 1, 6, 7]]
-    np.testing.assert_array_equal(theirs.passages.ids, passages.reshape(16, -1))
+        assert same(jax.tree.map(joined, *made), whole.batch(step))
 
 
 def test_a_set_smaller_than_a_batch(tmp_path):
     store, tasks = write_store(tmp_path, {"t": random_task(5, 3)})
     config = with_config(rates={})
-    rows = BatchStream(store, tasks, config).rows(0)
+    stream = BatchStream(store, tasks, config)
+    rows, ignore = stream.rows(0), stream.batch(0).ignore
     assert collections.Counter(rows.query_rows.tolist()).most_common(1)[0][1] == 2
     # A query's copy brings the query's positives: none of them counts as a negative.
     for i, query in enumerate(rows.query_rows):
         copies = np.flatnonzero(rows.query_rows == query)
         others = rows.positive_index[copies[copies != i]]
-        assert rows.ignore[i, others].all()
+        assert ignore[i, others].all()
     with pytest.raises(ConfigError, match=r"5 queries do not fill a batch of 8"):
         BatchStream(store, tasks, dataclasses.replace(config, false_negatives=FalseNegatives.KEEP))
 
@@ -259,9 +235,13 @@ def test_a_set_smaller_than_a_batch(tmp_path):
 def test_fingerprint_follows_data_and_configuration(toy):
     store, tasks = toy
     base = BatchStream(store, tasks, CONFIG).fingerprint
-    mined = tasks | {"nq": tasks["nq"].with_hard_negatives(Ragged.from_lists([[1]] * 50))}
+    other, scores = Ragged.from_lists([[1]] * 50), np.zeros(50, np.float32)
+    mined, louder = (TeacherScores(tasks["nq"].positives.values, scores + n) for n in (0, 1))
     others = [
-        BatchStream(store, mined, CONFIG).fingerprint,
+        BatchStream(store, tasks | {"nq": nq}, CONFIG).fingerprint
+        for nq in (tasks["nq"].with_hard_negatives(other, by) for by in (None, mined, louder))
+    ]
+    others += [
         BatchStream(store, {"nq": tasks["nq"]}, with_config(rates={})).fingerprint,
     ]
     for change in (
@@ -273,7 +253,7 @@ def test_fingerprint_follows_data_and_configuration(toy):
         {"rates": {}},
     ):
         others.append(BatchStream(store, tasks, with_config(**change)).fingerprint)
-    assert len({base, *others}) == 9
+    assert len({base, *others}) == 11
     assert BatchStream(store, dict(reversed(tasks.items())), CONFIG).fingerprint == base
 
 

@@ -25,9 +25,9 @@ def test_every_epoch_has_each_task_at_its_rate_and_counts_its_batches_on():
     batches = collections.defaultdict(list)
     for epoch in range(5):
         turns = [schedule.turn(epoch * 14 + at) for at in range(14)]
-        assert collections.Counter(turn.task for turn in turns) == schedule.batches_per_epoch
-        for turn in turns:
-            batches[turn.task].append(turn.batch)
+        assert collections.Counter(task for task, _ in turns) == schedule.batches_per_epoch
+        for task, batch in turns:
+            batches[task].append(batch)
     assert all(numbers == list(range(len(numbers))) for numbers in batches.values())
 
 
@@ -37,7 +37,7 @@ def test_is_a_function_of_seed_and_step():
     reordered = Schedule(sizes, batch_size=10, rates={"nq": 0.55, "trec": 4})
     assert [reordered.turn(step) for step in reversed(range(60))] == turns[::-1]
     assert [make(seed=1).turn(step) for step in range(60)] != turns
-    tasks = [turn.task for turn in turns]
+    tasks = [task for task, _ in turns]
     assert tasks[:14] != tasks[14:28], "each epoch has an order of its own"
 
 

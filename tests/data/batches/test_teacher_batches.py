@@ -103,19 +103,6 @@ def test_some_of_the_queries_keep_their_scores(store, tasks):
     check_positives(batch, subset)
 
 
-def test_the_teacher_is_part_of_the_fingerprint(store, tasks):
-    queries = tasks["first"]
-    louder = TeacherScores(queries.teacher.positives + 1, queries.teacher.negatives)
-    others = [
-        BatchStream(store, {"first": queries}, CONFIG),
-        BatchStream(store, {"first": queries.with_hard_negatives(queries.hard_negatives)}, CONFIG),
-        BatchStream(
-            store, {"first": queries.with_hard_negatives(queries.hard_negatives, louder)}, CONFIG
-        ),
-    ]
-    assert len({stream.fingerprint for stream in others}) == 3
-
-
 def test_the_abstract_batch_has_the_shapes_of_a_batch(store, tasks):
     batch = BatchStream(store, tasks, CONFIG).batch(0)
     shape = BatchShape(
