@@ -165,10 +165,11 @@ def json_records(path: FilePath) -> Iterator[tuple[int, dict[str, object]]]:
     The first character decides which of the two it is. An array is read as a stream: memory holds
     about one object, not the file.
     """
-    if _first_character(path) == "[":
-        yield from _json_array(path)
-    else:
-        yield from json_lines(path)
+    with open_text(path) as text:
+        start = text.read(4096, 4096).lstrip()
+    if not start:
+        raise _empty(path)
+    yield from _json_array(path) if start[0] == "[" else json_lines(path)
 
 
 def _json_array(path: FilePath) -> Iterator[tuple[int, dict[str, object]]]:
@@ -210,14 +211,6 @@ def _json_array(path: FilePath) -> Iterator[tuple[int, dict[str, object]]]:
             yield line, _as_object(path, line, value)
             line += buffer.count("\n", position, stop)
             position = stop
-
-
-def _first_character(path: FilePath) -> str:
-    with open_text(path) as text:
-        while chunk := text.read(4096, 4096):
-            if stripped := chunk.lstrip():
-                return stripped[0]
-    raise _empty(path)
 
 
 def _as_object(path: FilePath, line: int, value: object) -> dict[str, object]:

@@ -186,29 +186,21 @@ def read_per_query(path: FilePath) -> Evaluation:
     """Reads what `write_per_query` wrote, for comparisons of systems.
 
     Raises:
-        DataError: another kind of file, or a line that does not match the header; names the line.
+        DataError: another kind of file, or a line that does not match the header.
     """
     again = "run `taser evaluate` again"
     check_file(path, fix=again)
-    query_ids, lines = [], []
     with open(path, encoding="utf-8", newline="") as file:
-        reader = csv.reader(file)
-        header = next(reader, [])
+        header, *lines = [*csv.reader(file)] or [[]]
+    try:
         if header[:1] != ["query_id"]:
-            problem = f"header {header}, not query_id and the measures"
-            raise DataError(problem, where=f"{path}:1", fix=again)
-        for line in reader:
-            where = f"{path}:{reader.line_num}"
-            if len(line) != len(header):
-                problem = f"{len(line)} columns, not {len(header)}"
-                raise DataError(problem, where=where, fix=again)
-            query_ids.append(line[0])
-            try:
-                lines.append([float(value) for value in line[1:]])
-            except ValueError as error:
-                raise DataError(str(error), where=where, fix=again) from error
-    values = np.array(lines, np.float64).reshape(len(lines), len(header) - 1)
-    return Evaluation(tuple(query_ids), dict(zip(header[1:], values.T.copy(), strict=True)))
+            raise ValueError(f"header {header}")
+        values = np.array([line[1:] for line in lines], np.float64)
+        values = values.reshape(len(lines), len(header) - 1)
+    except ValueError as error:
+        raise DataError(f"not values by query ({error})", where=str(path), fix=again) from error
+    query_ids = tuple(line[0] for line in lines)
+    return Evaluation(query_ids, dict(zip(header[1:], values.T.copy(), strict=True)))
 
 
 def _load(path: pathlib.Path) -> SystemResult:

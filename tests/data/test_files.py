@@ -102,18 +102,11 @@ def test_bytes_that_are_not_utf8_are_named_with_their_line(tmp_path):
         list(files.json_records(array))
 
 
-def test_a_truncated_gzip_yields_its_good_lines_then_says_so(tmp_path):
-    whole = gzip.compress(os.urandom(1000).hex().encode() * 20)
+@pytest.mark.parametrize("content", [gzip.compress(b"fine\n" * 9999)[:-20], b"not gzip at all\n"])
+def test_a_damaged_gzip_is_named(tmp_path, content):
     path = tmp_path / "cut.txt.gz"
-    path.write_bytes(whole[: len(whole) // 2])
+    path.write_bytes(content)
     with pytest.raises(DataError, match=r"cut\.txt\.gz: the gzip stream is damaged or truncated"):
-        list(files.numbered_lines(path))
-
-
-def test_a_gz_name_on_plain_text_is_an_error(tmp_path):
-    path = tmp_path / "plain.txt.gz"
-    path.write_bytes(b"not gzip at all\n")
-    with pytest.raises(DataError, match="the gzip stream is damaged"):
         list(files.numbered_lines(path))
 
 

