@@ -131,11 +131,7 @@ def test_every_row_is_tested_on_the_tasks_it_shares(rows, tmp_path):
     effect = comparisons.queries["TASER", "nq", "R@1"]
     by_hand = rows["TASER"]["nq"].values["R@1"].mean() - rows["BM25"]["nq"].values["R@1"].mean()
     assert effect.difference == pytest.approx(by_hand)
-    # Another draw of the same distribution: the ends of an interval vary by its resampling alone.
-    both = ({"nq": rows[name]["nq"]} for name in ("TASER", "BM25"))
-    again = bootstrap_over_tasks(*both, ["R@1"], resamples=9_000)[0]["nq"]["R@1"]
-    assert effect.low == pytest.approx(again.low, abs=0.005)
-    assert effect.high == pytest.approx(again.high, abs=0.005)
+    assert effect.low < by_hand < effect.high
     reversed_rows = compared(tmp_path, baseline="TASER")
     assert reversed_rows.queries["BM25", "nq", "R@1"].difference == pytest.approx(-by_hand)
 
@@ -159,8 +155,10 @@ def test_the_table_shows_difference_interval_and_p(rows, tmp_path):
     assert markdown.index("Difference from BM25") < markdown.index("Difference from TASER")
     points = [f"{-100 * value:+.1f}" for value in (effect.difference, effect.high, effect.low)]
     assert f"| BM25 | {points[0]} [{points[1]}, {points[2]}] p < 0.001 |" in markdown
+    (tmp_path / "table.png").unlink()
     write_table(tmp_path, significance=None)
     assert "Difference" not in (tmp_path / "table.md").read_text()
+    assert not (tmp_path / "table.png").exists()
 
 
 def test_the_plot_draws_differences_and_intervals_of_averages(rows, tmp_path):
@@ -175,11 +173,6 @@ def test_the_plot_draws_differences_and_intervals_of_averages(rows, tmp_path):
     # Rows are BM25, the model of one task, TASER.
     assert of_bm25.lines[0].get_xydata().tolist() == [[100 * effect.difference, 2]]
     assert of_taser.lines[0].get_xdata() == pytest.approx([-100 * effect.difference])
-
-
-def test_a_table_without_comparisons_has_no_plot(rows, tmp_path):
-    write_table(tmp_path, significance=None)
-    assert {path.name for path in tmp_path.glob("table.*")} == {"table.md", "table.csv"}
 
 
 def test_rows_of_other_queries_are_refused_by_name(rows, tmp_path):

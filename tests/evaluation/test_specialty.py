@@ -1,5 +1,6 @@
 """Sensitivities and specialty against float64 oracles, on one device and eight."""
 
+import functools
 import math
 
 import jax
@@ -12,7 +13,6 @@ from taser_jax.evaluation.specialty import (
     ACTIVATED,
     BINS_PER_MEDIAN,
     NUM_BINS,
-    SHARED_BINS,
     SPECIFIC_ENTROPY,
     Specialty,
     add_up,
@@ -116,15 +116,9 @@ def test_everything_equals_a_float64_oracle(temperature):
 
 
 def test_eight_devices_count_what_one_counts():
-    on_one, on_eight = count(draw()), count(draw(), devices=8)
-    for name in quadratic.SHAPES:
-        for field, mine, its in zip(
-            on_one[name]._fields, on_one[name], on_eight[name], strict=True
-        ):
-            if field.endswith("_sum"):
-                np.testing.assert_allclose(its, mine, rtol=1e-5, err_msg=name)
-            else:
-                np.testing.assert_array_equal(its, mine, err_msg=f"{name} {field}")
+    # Counts are too small to differ by this and not be equal; sums of entropies round.
+    same = functools.partial(np.testing.assert_allclose, rtol=1e-5)
+    jax.tree.map(same, count(draw(), devices=8), count(draw()))
 
 
 def test_no_device_gets_more_than_its_part_of_a_leaf():
@@ -135,13 +129,6 @@ def test_no_device_gets_more_than_its_part_of_a_leaf():
     assert "all-reduce" in text
     assert "all-gather" not in text
     assert "24,16]" not in text
-
-
-def test_the_bound_of_specific_is_an_edge():
-    edges = entropy_edges(8)
-    assert len(edges) == SHARED_BINS + 2
-    assert edges[:2].tolist() == [0, 0.3]
-    assert edges[-1] == pytest.approx(math.log(8))
 
 
 def test_counts_of_leaves_beyond_two_billion_add_up():

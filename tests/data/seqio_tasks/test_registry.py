@@ -48,9 +48,11 @@ def test_examples_of_a_task(data_dir, vocabulary):
     )
     with use_data(data_dir=data_dir, vocabulary=vocabulary):
         task = seqio.get_mixture_or_task("toy_one")
-        examples = list(task.get_dataset({"query": 5}, split="train", shuffle=False))
+        dataset = task.get_dataset({"query": 5}, split="train", shuffle=False)
         assert task.num_input_examples("train") == 3
         assert tuple(task.splits) == ("train",)
+    # The data set outlives the context that it was made in.
+    examples = list(dataset)
     a, b, quote = PIECES.index("a"), PIECES.index("b"), PIECES.index("'")
     token_ids = [example["query"].numpy().tolist() for example in examples]
     assert token_ids == [[2, a, quote, 3], [2, a, quote, b, 3], [2, a, quote, b, 3]]
@@ -90,6 +92,12 @@ def test_names_that_are_not_registered():
         retrieval.find_mixture("toy_mixtrue")
     with pytest.raises(ConfigError, match="did you mean toy_one"):
         retrieval.find_mixture("toy_on").weights()
+    with pytest.raises(ConfigError, match=r"(?s)mixture 'toy': no .*'toy_on'.*mean toy_one"):
+        retrieval.add_retrieval_mixture("toy", ["toy_one", ("toy_on", 1.0)])
+    with pytest.raises(ConfigError, match="no task"):
+        retrieval.add_retrieval_mixture("toy", [])
+    with pytest.raises(ConfigError, match="4 tokens or more"):
+        retrieval.add_retrieval_task("toy_two", collection="toy", query_length=3)
 
 
 def test_a_name_is_registered_once():

@@ -3,7 +3,6 @@ import json
 import numpy as np
 import pytest
 import seqio
-import tensorflow as tf
 
 from taser_jax.data.collections.store import write_collection, write_queries
 from taser_jax.data.seqio_tasks import registry as retrieval
@@ -116,16 +115,6 @@ def test_what_is_no_store_is_not_replaced(settings, tmp_path):
     assert [path.name for path in tmp_path.rglob("*")] == ["tokens", ".git"]
 
 
-def test_a_store_of_an_older_preprocessing_is_named(settings, tmp_path, monkeypatch):
-    only = settings | {"mixture": "toy_two", "output_dir": tmp_path / "tokens"}
-    with monkeypatch.context() as patch:
-        patch.setattr(tokenize, "PREPROCESSING_VERSION", 1)
-        make(**only)
-    with pytest.raises(ConfigError, match="another token store is here: preprocessing_version 1"):
-        make(**only)
-    assert make(**only, replace=True).metadata.preprocessing_version == 2
-
-
 def test_a_changed_preprocessor_is_noticed(settings, tmp_path):
     def register(prompt: str) -> None:
         retrieval.remove("toy_two")
@@ -154,27 +143,6 @@ def test_other_passages_and_an_open_vocabulary(settings, tmp_path, titles):
     assert store.metadata.titles == titles.value
     assert store.tasks == {"one": ["train", "test"]}
     assert json.loads((tmp_path / tokenize.INPUTS).read_text())["mixture_or_task"] == "toy_one"
-
-
-def test_the_store_records_what_was_done_to_texts(settings, tmp_path):
-    retrieval.remove("toy_two")
-    retrieval.add_retrieval_task(
-        "toy_two",
-        collection="toy",
-        task="two",
-        normalization=QueryNormalization.CURLY_APOSTROPHE,
-        prompt=TaskPrompt(Prompt.NAME, name="b"),
-        query_length=5,
-    )
-    only = settings | {"mixture": "toy_two"}
-    store = make(**only, output_dir=tmp_path / "tokens")
-    recorded = {entry.task: (entry.normalization, entry.prompt) for entry in store.metadata.queries}
-    prompt = (PIECES.index("b"), PIECES.index("[SEP]"))
-    assert recorded == {"two": ("curly_apostrophe", prompt)}
-    queries = store.queries("two", "train")
-    assert (queries.ids[0, 1:3].tolist(), queries.ids.shape[1]) == (list(prompt), 5)
-    assert store.metadata.titles == "include"
-    assert store.metadata.passage_prompt == ()
 
 
 def test_a_prompt_before_passages(settings, tmp_path):
@@ -206,16 +174,6 @@ def test_bad_settings_are_reported_before_any_work(settings, tmp_path, change, e
     with pytest.raises(error, match=message):
         make(**settings | change, output_dir=tmp_path / "tokens")
     assert not (tmp_path / "tokens").exists()
-
-
-def test_data_set_outlives_the_context_it_was_made_in(settings):
-    vocabulary = load_vocabulary(settings["vocabulary"])
-    with use_data(data_dir=settings["data_dir"], vocabulary=vocabulary):
-        dataset = seqio.get_mixture_or_task("toy_two").get_dataset(
-            {"query": 6}, split="train", shuffle=False
-        )
-    assert dataset.element_spec["query"] == tf.TensorSpec([None], tf.int32)
-    assert len(list(dataset)) == 5
 
 
 ODD = ["a b c", "d’e ab", "", "h " * 40, "é e\u0301", "\U0001f600 a", "𐐀a"]

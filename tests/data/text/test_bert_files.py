@@ -125,7 +125,7 @@ def test_every_character_has_the_id_that_tokenizers_gives(tmp_path, lower_case):
     assert len({tuple(ids) for ids in ours}) >= 4
 
 
-def test_the_graph_has_the_same_ids_but_for_few_characters():
+def test_the_graph_has_the_same_ids_in_either_casing():
     import tensorflow as tf
 
     from taser_jax.interop.saved_model import TextGraph
@@ -134,12 +134,6 @@ def test_the_graph_has_the_same_ids_but_for_few_characters():
         vocabulary = WordPieceVocabulary(PIECES, lower_case=lower_case)
         ids = TextGraph(vocabulary).encode(tf.constant(TEXTS)).to_list()
         assert ids == vocabulary.encode(TEXTS)
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "ab", "##cd", "cd", "abcd"]
-    letters = WordPieceVocabulary(pieces, lower_case=False)
-    texts = [f"ab{chr(c)}cd" for c in range(1, 0x3000)]
-    graph = TextGraph(letters).encode(tf.constant([text.encode() for text in texts])).to_list()
-    differing = [c for c, a, b in zip(texts, graph, letters.encode(texts), strict=True) if a != b]
-    assert len(differing) < 150
 
 
 def test_tokenizer_json_decides_on_words_and_tokenizer_config_on_splitting(tmp_path):

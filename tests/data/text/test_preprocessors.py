@@ -15,7 +15,6 @@ from taser_jax.data.text.preprocessors import (
 from taser_jax.data.text.vocabularies import Vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.data.token_store.store import QuerySettings
-from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Passage
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -144,8 +143,3 @@ def test_eager_tokens_are_padded_and_masked(vocabulary):
         [CLS, *ids("c"), SEP] + [0] * 4,
     ]
     assert encode_queries([], vocabulary, length=7).ids.shape == (0, 7)
-
-
-def test_too_short_a_length_is_refused(vocabulary):
-    with pytest.raises(ConfigError, match="length 3"):
-        encode_queries(["a"], vocabulary, length=3)

@@ -11,6 +11,7 @@ from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
 from taser_jax.data.text.preprocessors import Family, Prompt, TaskPrompt, query_ids
 from taser_jax.data.text.vocabularies import SentencePieceVocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
+from taser_jax.data.token_store.store import QueryNormalization
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Passage, Query
 
@@ -54,11 +55,7 @@ def test_name_marker_and_nothing(vocabulary):
 
 
 def test_pieces_by_name_in_both_kinds_of_vocabulary(vocabulary):
-    assert (vocabulary.id_of("nq"), vocabulary.id_of("[SEP]"), vocabulary.id_of("x")) == (
-        4,
-        3,
-        None,
-    )
+    assert [vocabulary.id_of(piece) for piece in ("nq", "[SEP]", "x")] == [4, 3, None]
     model = t5_model(["a b c nq", "b c a nq"] * 5, 16, user_defined_symbols=["<extra_id_1>"])
     t5 = SentencePieceVocabulary(model)
     assert (t5.id_of("</s>"), t5.id_of("<pad>"), t5.id_of("<extra_id_2>")) == (1, 0, None)
@@ -93,8 +90,10 @@ def test_a_prompt_that_eats_the_whole_length(vocabulary, data_dir, tmp_path):
 
 
 def test_each_task_has_its_own_length_and_prompt_in_a_token_store(vocabulary, data_dir, tmp_path):
-    name = TaskPrompt(Prompt.NAME, name="NQ")
-    retrieval.add_retrieval_task("t_short", collection="toy", task="short", prompt=name)
+    name, curly = TaskPrompt(Prompt.NAME, name="NQ"), QueryNormalization.CURLY_APOSTROPHE
+    retrieval.add_retrieval_task(
+        "t_short", collection="toy", task="short", prompt=name, normalization=curly
+    )
     retrieval.add_retrieval_task("t_long", collection="toy", task="long", query_length=12)
     retrieval.add_retrieval_mixture("t", ["t_short", ("t_long", 2.0)])
     store = _tokenize("t", vocabulary, data_dir, tmp_path, query_length=6)
@@ -102,8 +101,11 @@ def test_each_task_has_its_own_length_and_prompt_in_a_token_store(vocabulary, da
     assert short.ids.tolist() == [[CLS, NQ, SEP, A, B, SEP]] * 2
     assert (long.ids.shape, np.sum(long.mask, 1).tolist()) == ((2, 12), [5, 12])
     assert long.ids[1].tolist() == [CLS, *[A, B, C] * 3, A, SEP]
-    lengths = {entry.task: entry.length for entry in store.metadata.queries}
-    assert lengths == {"short": 6, "long": 12}
+    recorded = {
+        entry.task: (entry.length, entry.normalization, entry.prompt)
+        for entry in store.metadata.queries
+    }
+    assert recorded == {"short": (6, curly.value, (NQ, SEP)), "long": (12, "none", ())}
 
     # Another length or prompt of one task is another store.
     first = store.metadata.fingerprint
@@ -126,17 +128,6 @@ def _tokenize(name, vocabulary, data_dir, tmp_path, *, query_length):
         output_dir=tmp_path / "tokens",
         replace=True,
     )
-
-
-def test_mixtures_of_tasks_that_are_not_registered():
-    retrieval.add_retrieval_task("toy_one", collection="toy", task="one")
-    with pytest.raises(ConfigError, match="mixture 'toy': no mixture or task 'toy_on' is") as error:
-        retrieval.add_retrieval_mixture("toy", ["toy_one", ("toy_on", 1.0)])
-    assert error.match("did you mean toy_one")
-    with pytest.raises(ConfigError, match="no task"):
-        retrieval.add_retrieval_mixture("toy", [])
-    with pytest.raises(ConfigError, match="4 tokens or more"):
-        retrieval.add_retrieval_task("toy_two", collection="toy", query_length=3)
 
 
 @pytest.mark.parametrize("module", ["kilt", "kilt_mini"])

@@ -11,7 +11,7 @@ from taser_jax.data.text.preprocessors import passage_ids, query_ids
 from taser_jax.data.text.vocabularies import TokenizerJsonVocabulary, load_vocabulary
 from taser_jax.interop.saved_model import TextGraph
 from taser_jax.interop.tokenizer_files import write_tokenizer
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import ConfigError
 
 TEXTS = ["The cats sat on the mat.", "", " été  x²", "a </s> in a text", "cats on the mat " * 9]
 
@@ -38,18 +38,8 @@ def xlm_roberta():
 
 def mpnet():
     # BERT's own special tokens are ordinary pieces, as in microsoft/mpnet-base.
-    pieces = [
-        *SPECIAL,
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        *"abcdefghijklmnopqrstuvwxyz./<>",
-        "the",
-        "cat",
-        "##s",
-        "on",
-    ]
+    pieces = [*SPECIAL, "[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz./<>"]
+    pieces += ["the", "cat", "##s", "on"]
     ids = {piece: id for id, piece in enumerate(pieces)}
     tokenizer = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
@@ -103,10 +93,6 @@ def test_what_is_saved_comes_back(tokenizer, tmp_path):
     again = load_vocabulary(tmp_path / "saved")
     assert again.fingerprint == vocabulary.fingerprint
     assert again.encode(TEXTS) == vocabulary.encode(TEXTS)
-    path = tmp_path / "saved" / "tokenizer.json"
-    path.write_text(path.read_text(encoding="utf-8") + "\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"tokenizer\.json: damaged"):
-        load_vocabulary(tmp_path / "saved")
 
 
 def test_transformers_reads_what_is_written(tokenizer, tmp_path):
@@ -132,9 +118,6 @@ def test_transformers_reads_what_is_written(tokenizer, tmp_path):
 def test_what_is_refused(tokenizer, tmp_path):
     with pytest.raises(ConfigError, match="TensorFlow has no tokenizer"):
         TextGraph(load_vocabulary(tmp_path))
-    (tmp_path / "config.json").write_text('{"vocab_size": 9}', encoding="utf-8")
-    with pytest.raises(DataError, match="at most 9"):
-        load_vocabulary(tmp_path)
     value = json.loads(tokenizer.to_str()) | {"post_processor": None}
     (tmp_path / "tokenizer.json").write_text(json.dumps(value), encoding="utf-8")
     with pytest.raises(ConfigError, match="0 special tokens around a text"):
