@@ -30,6 +30,7 @@ from taser_jax.storage import artifacts
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import phase, track
 from taser_jax.storage.records import Query
+from taser_jax.storage.typed_files import flatten
 
 INPUTS = "inputs.json"
 _BLOCK = 4096
@@ -211,8 +212,9 @@ def _reuse(
     if former != inputs and replace:
         return None
     if former != inputs:
-        names = [name for name in sorted(former | inputs) if former.get(name) != inputs.get(name)]
-        changes = (f"{name} {former.get(name)}, now {inputs.get(name)}" for name in names)
+        old, new = flatten(**former), flatten(**inputs)
+        names = [name for name in sorted(old | new) if old.get(name) != new.get(name)]
+        changes = (f"{name} {old.get(name)}, now {new.get(name)}" for name in names)
         raise ConfigError(
             f"another token store is here: {'; '.join(changes)}",
             where=str(output_dir),

@@ -91,7 +91,7 @@ def test_same_inputs_are_not_tokenised_again(settings, tmp_path):
     shorter = settings | {"passage_length": 12, "replace": True}
     with pytest.raises(
         ConfigError,
-        match=r"(?s)another token store is here: lengths .*16}, now .*12}.*another TOKEN_STORE",
+        match=r"(?s)another token store is here: lengths\.passage 16, now 12.*another TOKEN_STORE",
     ):
         make(**shorter | {"replace": False}, **output)
     cased = WordPieceVocabulary(PIECES, lower_case=False)
