@@ -164,7 +164,7 @@ def main() -> None:
             "cpu_seconds": statistics.median(variant_times.cpu),
             "ratio": statistics.median(variant_times.wall) / statistics.median(first.wall),
             "cpu_ratio": statistics.median(variant_times.cpu) / statistics.median(first.cpu),
-            "padding": 1 - tokens / batch.shape.tokens,
+            "padding": 1 - tokens / batch.tokens,
         })  # fmt: skip
 
 

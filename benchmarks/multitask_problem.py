@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import optax
 
-from taser_jax.models.batch import Batch, BatchShape, Tokens
+from taser_jax.models.batch import Batch, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
@@ -125,12 +125,7 @@ class Problem:
 
     def training_flops(self) -> float:
         """Model FLOPs of a step: three forward passes of every task's texts."""
-        return sum(
-            self.config.training_flops(
-                BatchShape(*batch.queries.ids.shape, *batch.passages.ids.shape)
-            )
-            for batch in self.batches.values()
-        )
+        return sum(map(self.config.training_flops, self.batches.values()))
 
     def about(self) -> dict[str, Any]:
         """What every printed line says of the problem."""

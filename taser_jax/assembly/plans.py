@@ -25,7 +25,14 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import MeshConfig
 from taser_jax.devices.partitioning import Partitioner
 from taser_jax.interop.pretrained import Pretrained
-from taser_jax.models.batch import Batch, BatchShape, DocumentsShape, TextsShape
+from taser_jax.models.batch import (
+    Batch,
+    DocumentsShape,
+    TextsShape,
+    abstract_batch,
+    in_groups,
+    sizes_of,
+)
 from taser_jax.optim.multitask import Combiner, MultitaskConfig
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.retrieval.embeddings import EmbeddingDtype
@@ -100,35 +107,29 @@ class BatchPlan:
     """The batches of a training's steps.
 
     Attributes:
-        shapes: task -> shape of its batch in a step, in groups where lengths are known. Where each
-            step has a batch of one task, chosen by a schedule, one entry represents all tasks: the
-            one with most tokens.
+        batches: task -> shapes and dtypes of its batch in a step, in groups where lengths are
+            known. Where each step has a batch of one task, chosen by a schedule, one entry
+            represents all tasks: the one with most tokens.
         tasks: the tasks of every step, in the order of the task axis; None if each step has one
             task.
         stream: the batches; None without a token store.
         facts: a description of the batches for run.json.
     """
 
-    shapes: Mapping[str, BatchShape]
+    batches: Mapping[str, Batch]
     tasks: tuple[str, ...] | None
     stream: every_task.Stream | None
     facts: Mapping[str, object]
 
-    def abstract_batches(self) -> dict[str, Batch]:
-        """Shapes and dtypes of a step's batches."""
-        return {task: shape.abstract() for task, shape in self.shapes.items()}
-
-    def real_shapes(self, text_lengths: TextLengths) -> dict[str, BatchShape]:
-        """The same batches with typical texts, each in as many columns as it has tokens."""
+    def with_real_lengths(self, text_lengths: TextLengths) -> dict[str, Batch]:
+        """The same batches of typical texts, each in as many columns as it has tokens."""
         return {
-            task: dataclasses.replace(
-                shape,
-                query_groups=_typical(text_lengths["query"], shape.queries, shape.query_length),
-                passage_groups=_typical(
-                    text_lengths["passage"], shape.passages, shape.passage_length
-                ),
+            task: in_groups(
+                batch,
+                _typical(text_lengths["query"], sizes_of(batch.queries)),
+                _typical(text_lengths["passage"], sizes_of(batch.passages)),
             )
-            for task, shape in self.shapes.items()
+            for task, batch in self.batches.items()
         }
 
 
@@ -150,7 +151,8 @@ def lengths_in(store: TokenStore, queries: Mapping[str, TokenizedQueries]) -> Te
     }
 
 
-def _typical(quantiles: LengthQuantiles, texts: int, longest: int) -> tuple[TextsShape, ...]:
+def _typical(quantiles: LengthQuantiles, groups: Sequence[TextsShape]) -> tuple[TextsShape, ...]:
+    texts, longest = sum(count for count, _ in groups), max(length for _, length in groups)
     lengths = lengths_at(quantiles, (np.arange(texts) + 0.5) / texts)
     tokens, counts = np.unique(np.minimum(lengths, longest), return_counts=True)
     return tuple(zip(counts.tolist(), tokens.tolist(), strict=True))
@@ -224,25 +226,23 @@ def make_plan(
             "negatives_per_query": f"{counts}, {_devices()}",
             "false_negatives": batching.false_negatives.value,
         }
-    shapes = {
-        task: BatchShape(
-            sizes[task],
-            lengths[task],
-            sizes[task] * candidates,
-            passage_length,
+    batches = {
+        task: abstract_batch(
+            (sizes[task], lengths[task]),
+            (sizes[task] * candidates, passage_length),
             memory=memory if multitask is None else None,
             teacher_candidates=candidates if distils else 0,
         )
         for task in sizes
     }
-    layouts = _drawn_layouts(shapes, text_lengths, padding) if stream is None else stream.layouts
+    layouts = _drawn_layouts(batches, text_lengths, padding) if stream is None else stream.layouts
     if multitask is None and layouts:
-        of_any = [_grouped(shapes[task], layout) for layout in layouts.values()]
-        shapes = {task: max(of_any, key=lambda shape: shape.tokens)}
+        of_any = [_grouped(batches[task], layout) for layout in layouts.values()]
+        batches = {task: max(of_any, key=lambda batch: batch.tokens)}
     elif layouts:
-        shapes = {task: _grouped(shape, layouts[task]) for task, shape in shapes.items()}
+        batches = {task: _grouped(batch, layouts[task]) for task, batch in batches.items()}
     return BatchPlan(
-        shapes=shapes,
+        batches=batches,
         tasks=None if multitask is None else tuple(sizes),
         stream=stream,
         facts={**facts, **_length_groups(layouts)},
@@ -297,7 +297,7 @@ def _every_task(
 
 
 def _drawn_layouts(
-    shapes: Mapping[str, BatchShape], text_lengths: TextLengths | None, padding: Padding
+    batches: Mapping[str, Batch], text_lengths: TextLengths | None, padding: Padding
 ) -> dict[str, tuple[Layout, Layout]]:
     """Groups as those of a token store whose texts are that long; none without buckets."""
     if text_lengths is None or not padding.buckets:
@@ -309,17 +309,16 @@ def _drawn_layouts(
 
     return {
         task: (
-            layout("query", shape.queries, shape.query_length),
-            layout("passage", shape.passages, shape.passage_length),
+            layout("query", *sizes_of(batch.queries)[0]),
+            layout("passage", *sizes_of(batch.passages)[0]),
         )
-        for task, shape in shapes.items()
+        for task, batch in batches.items()
     }
 
 
-def _grouped(shape: BatchShape, layout: tuple[Layout, Layout]) -> BatchShape:
+def _grouped(batch: Batch, layout: tuple[Layout, Layout]) -> Batch:
     """The batch in the groups of its queries and of its passages."""
-    queries, passages = layout
-    return dataclasses.replace(shape, query_groups=queries.groups, passage_groups=passages.groups)
+    return in_groups(batch, *(side.groups for side in layout))
 
 
 def _length_groups(layouts: Mapping[str, tuple[Layout, Layout]]) -> dict[str, object]:

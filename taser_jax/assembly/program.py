@@ -191,7 +191,7 @@ def _optimizer(
         return chain, TaskGradients.SUMMED
     combiner = training.multitask.combiner
     if combiner.combiner is Combiner.TSAGE and combiner.tsage.median_over is MedianOver.ALL:
-        tokens = {task: shape.tokens for task, shape in plan.shapes.items()}
+        tokens = {task: batch.tokens for task, batch in plan.batches.items()}
         trainable = optimizers.trainable(training.optimizer, params)
         check_median(params, tokens=tokens, trainable=trainable)
     chain = build_multitask_optimizer(
@@ -208,7 +208,7 @@ def step_cost(program: Program) -> StepCost:
     def flops(batches: Mapping[str, Batch]) -> float:
         return sum(
             model.config.training_flops(
-                batch.shape,
+                batch,
                 frozen_blocks=model.frozen_blocks,
                 has_states=any(isinstance(texts, States) for texts in batch.texts),
             )
@@ -216,7 +216,7 @@ def step_cost(program: Program) -> StepCost:
         )
 
     def positions(batches: Mapping[str, Batch]) -> int:
-        return sum(batch.shape.tokens for batch in batches.values())
+        return sum(batch.tokens for batch in batches.values())
 
     return StepCost(flops, positions, peak_flops())
 

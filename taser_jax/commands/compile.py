@@ -101,7 +101,7 @@ def compile_recipe(
         partitioner.mesh.size,
         compiler_effort.value,
     )
-    batches = placed(program.plan.abstract_batches(), partitioner.batch_sharding)
+    batches = placed(dict(program.plan.batches), partitioner.batch_sharding)
     try:
         with phase("compile the training step"):
             compiled = compile_step(
@@ -117,15 +117,15 @@ def compile_recipe(
         text = f"training step on {target.name}: does not fit, {sizes}"
         facts = {"fits": False, "memory": {"peak": needed, "hbm": available}}
     else:
-        shapes, config = program.plan.shapes.values(), program.model.config
+        planned, config = program.plan.batches.values(), program.model.config
         report = StepReport(
-            about=f"{sum(shape.queries for shape in shapes)} queries and "
-            f"{sum(shape.passages for shape in shapes)} passages over "
+            about=f"{sum(len(batch.query_rows) for batch in planned)} queries and "
+            f"{sum(len(batch.passage_rows) for batch in planned)} passages over "
             f"{partitioner.batch_devices} parts",
             topology=target,
             mesh=dict(partitioner.mesh.shape),
             compiled=compiled,
-            model_flops=sum(map(config.training_flops, shapes)) / partitioner.mesh.size,
+            model_flops=sum(map(config.training_flops, planned)) / partitioner.mesh.size,
             real=None if text_lengths is None else _real_work(program, text_lengths),
             copied=program.copied_axes,
         )
@@ -151,11 +151,11 @@ def compile_recipe(
 
 def _real_work(program: Program, text_lengths: TextLengths) -> RealWork:
     """What a step computes of typical texts."""
-    config, padded = program.model.config, program.plan.shapes.values()
-    real = program.plan.real_shapes(text_lengths).values()
+    config, padded = program.model.config, program.plan.batches.values()
+    real = program.plan.with_real_lengths(text_lengths).values()
     return RealWork(
-        tokens=sum(shape.tokens for shape in real),
-        padded_tokens=sum(shape.tokens for shape in padded),
+        tokens=sum(batch.tokens for batch in real),
+        padded_tokens=sum(batch.tokens for batch in padded),
         share=sum(map(config.training_flops, real)) / sum(map(config.training_flops, padded)),
     )
 

@@ -135,7 +135,7 @@ def train(
 def _trace(job: TrainingJob) -> None:
     """Traces the step; prints parameters, and the memory of the state."""
     program = job.program
-    jax.eval_shape(program.train_step, program.state, program.plan.abstract_batches())
+    jax.eval_shape(program.train_step, program.state, dict(program.plan.batches))
     print(program.parameter_table)
     gib = sum(map(bytes_per_device, jax.tree.leaves(program.state))) / 2**30
     print(f"{gib:.2f} GiB per device of parameters and optimiser; `taser compile` has the rest")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, no_type_check
 
 import jax
@@ -192,35 +191,27 @@ class Batch:
         return [*groups_of(self.queries), *groups_of(self.passages)]
 
     @property
-    def shape(self) -> BatchShape:
-        """Sizes of the arrays, over all devices where they are on these."""
-        (query_groups, (num_queries, query_length)), (passage_groups, (num_passages, length)) = (
-            _sizes(side) for side in (self.queries, self.passages)
-        )
+    def sides(self) -> tuple[TextsShape, ...]:
+        """(texts, length) of queries and of passages, or of all their groups."""
+        return sizes_of(self.queries) + sizes_of(self.passages)
+
+    @property
+    def memory(self) -> DocumentsShape | None:
+        """The documents of queries that a memory augments; None without."""
         first = groups_of(self.queries)[0]
-        return BatchShape(
-            num_queries,
-            query_length,
-            num_passages,
-            length,
-            query_groups=query_groups,
-            passage_groups=passage_groups,
-            memory=_documents_shape(first) if isinstance(first, Augmented) else None,
-        )
+        if not isinstance(first, Augmented):
+            return None
+        per_query, documents = first.present.shape[1], first.documents
+        if isinstance(documents, Tokens | States):
+            return DocumentsShape(per_query, documents.mask.shape[2])
+        return DocumentsShape(per_query, 1, documents.shape[2])
 
-
-def _sizes(side: EncoderInput | TokenGroups) -> tuple[tuple[TextsShape, ...], TextsShape]:
-    """(texts, length) of each group, none without groups, and of all texts together."""
-    groups = tuple((len(each.mask), each.mask.shape[1]) for each in groups_of(side))
-    whole = sum(rows for rows, _ in groups), max(length for _, length in groups)
-    return groups if isinstance(side, TokenGroups) else (), whole
-
-
-def _documents_shape(texts: Augmented) -> DocumentsShape:
-    per_query, documents = texts.present.shape[1], texts.documents
-    if isinstance(documents, Tokens | States):
-        return DocumentsShape(per_query, documents.mask.shape[2])
-    return DocumentsShape(per_query, 1, documents.shape[2])
+    @property
+    def tokens(self) -> int:
+        """Tokens of all texts, padding included; documents that come as embeddings have none."""
+        memory, queries = self.memory, len(self.query_rows)
+        documents = 0 if memory is None or memory.dim else memory.per_query * memory.length
+        return sum(count * length for count, length in self.sides) + queries * documents
 
 
 def groups_of(
@@ -228,6 +219,11 @@ def groups_of(
 ) -> tuple[EncoderInput, ...]:
     """The arrays of one side."""
     return texts.groups if isinstance(texts, TokenGroups) else (texts,)
+
+
+def sizes_of(texts: EncoderInput | TokenGroups) -> tuple[TextsShape, ...]:
+    """(texts, length) of one side, or of each of its groups."""
+    return tuple(each.mask.shape for each in groups_of(texts))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,85 +241,66 @@ class DocumentsShape:
     dim: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class BatchShape:
-    """Sizes of a batch's arrays, over all devices.
+def abstract_batch(
+    queries: TextsShape,
+    passages: TextsShape,
+    *,
+    memory: DocumentsShape | None = None,
+    teacher_candidates: int = 0,
+) -> Batch:
+    """Shapes and dtypes of a batch's arrays, over all devices, as `jax.jit(...).lower` takes them.
 
-    Attributes:
-        queries: queries in the batch.
-        query_length: tokens of each, padding included.
-        passages: positives and hard negatives.
-        passage_length: tokens of each, padding included.
+    Args:
+        queries: number of queries, and tokens of each with padding.
+        passages: the same of positives and hard negatives.
+        memory: documents of queries that a memory augments.
         teacher_candidates: passages of a query that a teacher scores; 0 without such scores.
-        query_groups: (queries, length) of each group, where they are padded in groups.
-        passage_groups: the same of passages.
-        memory: documents of queries that a memory augments; None without.
     """
+    count = queries[0]
+    return Batch(
+        queries=_abstract_texts(queries, memory),
+        passages=_abstract_texts(passages),
+        positive_index=_abstract(np.int32, count),
+        ignore=_abstract(np.bool_, count, passages[0]),
+        query_rows=_abstract(np.int32, count),
+        passage_rows=_abstract(np.int32, passages[0]),
+        teacher_scores=_abstract(np.float32, count, teacher_candidates)
+        if teacher_candidates
+        else None,
+    )
 
-    queries: int
-    query_length: int
-    passages: int
-    passage_length: int
-    teacher_candidates: int = 0
-    query_groups: tuple[TextsShape, ...] = ()
-    passage_groups: tuple[TextsShape, ...] = ()
-    memory: DocumentsShape | None = None
 
-    @property
-    def sides(self) -> tuple[TextsShape, ...]:
-        """(texts, length) of queries and of passages, or of all their groups."""
-        return (
-            *(self.query_groups or ((self.queries, self.query_length),)),
-            *(self.passage_groups or ((self.passages, self.passage_length),)),
-        )
+def in_groups(batch: Batch, queries: Iterable[TextsShape], passages: Iterable[TextsShape]) -> Batch:
+    """An abstract batch with the same texts in groups of (texts, length)."""
+    of_queries = tuple(_abstract_texts(group, batch.memory) for group in queries)
+    of_passages = tuple(map(_abstract_texts, passages))
+    return dataclasses.replace(
+        batch,
+        queries=TokenGroups(of_queries, place=batch.query_rows),
+        passages=TokenGroups(of_passages, place=batch.passage_rows),
+    )
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of all texts, padding included; documents that come as embeddings have none."""
-        memory = self.memory
-        documents = 0 if memory is None or memory.dim else memory.per_query * memory.length
-        return sum(count * length for count, length in self.sides) + self.queries * documents
 
-    def abstract(self) -> Batch:
-        """Shapes and dtypes of the arrays, as `jax.jit(...).lower` takes them."""
+def _abstract_texts(shape: TextsShape, memory: DocumentsShape | None = None) -> Tokens | Augmented:
+    texts = _abstract_tokens(*shape)
+    if memory is None:
+        return texts
+    each = (shape[0], memory.per_query)
+    documents = (
+        _abstract(np.float32, *each, memory.dim)
+        if memory.dim
+        else _abstract_tokens(*each, memory.length)
+    )
+    return Augmented(texts, documents, _abstract(np.bool_, *each))
 
-        # Any: what stands in the batch's fields is no array.
-        def array(dtype: type, *shape: int) -> Any:
-            return jax.ShapeDtypeStruct(shape, dtype)
 
-        def tokens(*shape: int) -> Tokens:
-            return Tokens(array(np.int32, *shape), array(np.bool_, *shape))
+def _abstract_tokens(*shape: int) -> Tokens:
+    return Tokens(_abstract(np.int32, *shape), _abstract(np.bool_, *shape))
 
-        def augmented(count: int, length: int) -> Tokens | Augmented:
-            memory = self.memory
-            if memory is None:
-                return tokens(count, length)
-            each = (count, memory.per_query)
-            documents = (
-                array(np.float32, *each, memory.dim) if memory.dim else tokens(*each, memory.length)
-            )
-            return Augmented(tokens(count, length), documents, array(np.bool_, *each))
 
-        def grouped(groups: Iterable[EncoderInput], count: int) -> TokenGroups:
-            return TokenGroups(tuple(groups), array(np.int32, count))
-
-        queries: Tokens | Augmented | TokenGroups = augmented(self.queries, self.query_length)
-        if self.query_groups:
-            queries = grouped(itertools.starmap(augmented, self.query_groups), self.queries)
-        passages: Tokens | TokenGroups = tokens(self.passages, self.passage_length)
-        if self.passage_groups:
-            passages = grouped(itertools.starmap(tokens, self.passage_groups), self.passages)
-        return Batch(
-            queries=queries,
-            passages=passages,
-            positive_index=array(np.int32, self.queries),
-            ignore=array(np.bool_, self.queries, self.passages),
-            query_rows=array(np.int32, self.queries),
-            passage_rows=array(np.int32, self.passages),
-            teacher_scores=array(np.float32, self.queries, self.teacher_candidates)
-            if self.teacher_candidates
-            else None,
-        )
+# Any: what stands in the batch's fields is no array.
+def _abstract(dtype: type, *shape: int) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 @no_type_check
@@ -369,13 +346,3 @@ class Encoded:
 
     embeddings: Float[jax.Array, "batch dim"]
     routing: RoutingStatistics | None
-
-
-def static_task(query_tasks: Sequence[str], task: str | None) -> str | None:
-    """The task's name as `encode` takes it: None where one program serves all tasks.
-
-    Args:
-        query_tasks: the model's tasks with a query encoder of their own.
-        task: the queries' task.
-    """
-    return task if query_tasks else None

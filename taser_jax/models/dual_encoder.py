@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PyTree
 
 from taser_jax.models.batch import (
     Augmented,
-    BatchShape,
+    Batch,
     DocumentsShape,
     Embedded,
     Encoded,
@@ -23,6 +23,7 @@ from taser_jax.models.batch import (
     Role,
     States,
     Tokens,
+    sizes_of,
 )
 from taser_jax.models.layers import TransformerConfig
 from taser_jax.storage.errors import ConfigError
@@ -241,7 +242,7 @@ class ModelConfig(Checked, abc.ABC):
         return batch_size * (sum(self.block_flops(length)) + added)
 
     def training_flops(
-        self, shape: BatchShape, *, frozen_blocks: int = 0, has_states: bool = False
+        self, batch: Batch, *, frozen_blocks: int = 0, has_states: bool = False
     ) -> int:
         """Model FLOPs of a training step: three forward passes (the backward pass costs two).
 
@@ -249,19 +250,20 @@ class ModelConfig(Checked, abc.ABC):
         count. The score matrix of queries x passages is included.
 
         Args:
-            shape: the batch.
+            batch: its arrays, or their shapes.
             frozen_blocks: number of first blocks, which have no backward pass.
             has_states: whether their output is read from disk, so that they have no forward pass
                 either.
         """
-        flops = 3 * 2 * shape.queries * shape.passages * self.embedding_dim
-        for size, length in shape.sides:
+        flops = 3 * 2 * len(batch.query_rows) * len(batch.passage_rows) * self.embedding_dim
+        for size, length in batch.sides:
             blocks = self.block_flops(length)
             below, above = sum(blocks[:frozen_blocks]), sum(blocks[frozen_blocks:])
             flops += size * (3 * above + (0 if has_states else below))
-        if shape.memory is not None:
-            added = self.memory_flops(shape.memory, query_length=shape.query_length)
-            flops += 3 * shape.queries * added
+        if batch.memory is not None:
+            longest = max(length for _, length in sizes_of(batch.queries))
+            added = self.memory_flops(batch.memory, query_length=longest)
+            flops += 3 * len(batch.query_rows) * added
         return flops
 
 

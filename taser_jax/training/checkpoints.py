@@ -162,12 +162,6 @@ def restore_params_from(checkpoint: str | os.PathLike[str], *, abstract_params: 
     return restored["params"]
 
 
-def state_dict(state: TrainState) -> dict[str, PyTree]:
-    """The fields of a state that are saved, which are those that are not None."""
-    fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-    return {name: value for name, value in fields.items() if value is not None}
-
-
 class Selection(enum.Enum):
     """The validation metric that decides which checkpoint is best."""
 
@@ -301,7 +295,7 @@ class Checkpoints:
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(state_dict(state)),
+                    state=ocp.args.StandardSave(vars(state)),
                     about=ocp.args.JsonSave({"format_version": FORMAT_VERSION, **about}),
                 ),
                 metrics=dict(metrics) if metrics else None,
@@ -363,7 +357,7 @@ class Checkpoints:
         try:
             restored = self._manager.restore(
                 step,
-                args=ocp.args.Composite(state=ocp.args.StandardRestore(state_dict(abstract_state))),
+                args=ocp.args.Composite(state=ocp.args.StandardRestore(vars(abstract_state))),
             )["state"]
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(

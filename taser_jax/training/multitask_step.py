@@ -83,8 +83,7 @@ def make_multitask_step(
         figures.
 
     Raises:
-        ConfigError: (when a step is traced) batches of other tasks, or no combiner for stacked
-            gradients.
+        ConfigError: (when a step is called) batches of other tasks.
     """
     tasks = check_tasks(tasks)
     loss_fns = [

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from taser_jax.models.batch import Batch, static_task
+from taser_jax.models.batch import Batch
 from taser_jax.optim.task_gradients import Report, find_report
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import Loss, make_loss
@@ -129,9 +129,6 @@ def apply_gradients(
     Returns:
         The new state; `grad_norm`, `param_norm` (before the update), `skipped` (0 or 1),
         `skipped_in_a_row` and `skipped_total`; the combiner's report on this step.
-
-    Raises:
-        ConfigError: an update is not shaped as its parameter.
     """
     grad_norm = jnp.sqrt(jnp.sum(squared_norms))
     updates, opt_state = optax.with_extra_args_support(optimizer).update(
@@ -143,7 +140,6 @@ def apply_gradients(
         key=key,
         param_shardings=param_shardings,
     )
-    _check_updates(updates, state.params)
     report = find_report(opt_state)
     is_taken = jnp.isfinite(grad_norm) & jnp.all(jnp.isfinite(losses))
     if report is not None and report.usable is not None:
@@ -186,14 +182,6 @@ def _freeze(params: Params, trainable: PyTree[bool] | None) -> Params:
     return jax.tree.map(
         lambda leaf, trains: leaf if trains else jax.lax.stop_gradient(leaf), params, trainable
     )
-
-
-def _check_updates(updates: Params, params: Params) -> None:
-    for update, param in zip(jax.tree.leaves(updates), jax.tree.leaves(params), strict=True):
-        if update.shape != param.shape:
-            problem = f"an update of shape {update.shape} for a parameter of shape {param.shape}"
-            fix = "put a combiner first in the chain, as build_multitask_optimizer does"
-            raise ConfigError(problem, where="training step", fix=fix)
 
 
 StepFunction = Callable[
@@ -239,10 +227,6 @@ class TrainStep:
         """Traces the step for shapes, as `jax.jit`'s `trace`."""
         return self._jitted.trace(state, *self._split(batches))
 
-    def lower(self, state: TrainState, batches: Mapping[str, Batch]) -> jax.stages.Lowered:
-        """Lowers the step for shapes, as `jax.jit`'s `lower`."""
-        return self.trace(state, batches).lower()
-
     @property
     def compilations(self) -> int:
         """Number of compiled programs: one for each shape of a step's batches."""
@@ -259,5 +243,6 @@ class TrainStep:
                 where="training step",
                 fix="draw from every task in every step, or from one",
             )
-        names = tuple(static_task(self._query_tasks, task) for task in tasks)
+        # The task is part of what is compiled only where it has a query tower.
+        names = tuple(task if self._query_tasks else None for task in tasks)
         return tuple(batches[task] for task in tasks), names

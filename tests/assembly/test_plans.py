@@ -48,11 +48,11 @@ def test_shapes_are_those_of_the_stores_batches(training, store):
     assert re.search(r"task '(first|second)', queries '\1-train-\d+', ", told)
     batches = [plan.stream.batches(step) for step in range(8)]
     shapes = [[jax.tree.map(np.shape, batch) for batch in step.values()] for step in batches]
-    planned = [jax.tree.map(np.shape, batch) for batch in plan.abstract_batches().values()]
+    planned = [jax.tree.map(np.shape, batch) for batch in plan.batches.values()]
     assert planned in shapes
     # No batch has more tokens than what is planned; typical texts have as many as real ones.
-    positions = [sum(batch.shape.tokens for batch in step.values()) for step in batches]
-    assert max(positions) == sum(shape.tokens for shape in plan.shapes.values())
-    texts = plan.real_shapes(lengths_in(store, queries)).values()
+    positions = [sum(batch.tokens for batch in step.values()) for step in batches]
+    assert max(positions) == sum(batch.tokens for batch in plan.batches.values())
+    texts = plan.with_real_lengths(lengths_in(store, queries)).values()
     real = [sum(each.mask.sum() for b in step.values() for each in b.texts) for step in batches]
-    assert sum(shape.tokens for shape in texts) == pytest.approx(np.mean(real), rel=0.1)
+    assert sum(batch.tokens for batch in texts) == pytest.approx(np.mean(real), rel=0.1)

@@ -10,7 +10,7 @@ from small_world import gin
 from taser_jax.cli import main as cli
 from taser_jax.commands import compile as compile_module
 from taser_jax.devices.compiler import CompiledStep, Memory, OutOfMemory
-from taser_jax.models.batch import BatchShape
+from taser_jax.models.batch import abstract_batch
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 
@@ -41,9 +41,9 @@ def test_a_small_recipe(tmp_path, capsys):
     assert 0 < training["memory"]["peak"] < training["memory"]["hbm"] == 16 * 2**30
 
     # What is traced is what the formulas say, on each of four devices.
-    shape = BatchShape(queries=16, query_length=32, passages=32, passage_length=64)
+    batch = abstract_batch((16, 32), (32, 64))
     flops = training["flops"]
-    assert flops["model"] == DualEncoderConfig(bert=BERT).training_flops(shape) / 4
+    assert flops["model"] == DualEncoderConfig(bert=BERT).training_flops(batch) / 4
     assert flops["matrix_products"] == flops["model"]
     assert flops["model"] == pytest.approx(flops["compiler"], rel=0.5)
 
@@ -174,7 +174,7 @@ def test_texts_of_known_lengths_are_in_groups(flags, tasks, tmp_path, capsys, co
     real, padded = 16 * 8 + 32 * 16, 16 * 8 + 32 * 32
     assert training["padding"] == pytest.approx(1 - real / padded)
     model = DualEncoderConfig(bert=BERT)
-    flops = [model.training_flops(BatchShape(16, 8, 32, length)) for length in (16, 32)]
+    flops = [model.training_flops(abstract_batch((16, 8), (32, length))) for length in (16, 32)]
     estimate = training["roofline"]
     shares = estimate["mfu_of_real_tokens"] / estimate["mfu"]
     assert shares == pytest.approx(flops[0] / flops[1], rel=1e-3)

@@ -12,7 +12,7 @@ from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.stream import BatchingConfig, Layout, Padding, drawn_lengths, lengths_at
 from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.devices.mesh import HostShare
-from taser_jax.models.batch import TokenGroups, Tokens
+from taser_jax.models.batch import TokenGroups, Tokens, abstract_batch, in_groups, sizes_of
 from taser_jax.storage.errors import ConfigError
 
 QUERY_LENGTH, PASSAGE_LENGTH = 12, 64
@@ -105,15 +105,17 @@ def test_batches_are_those_of_full_padding(store):
     for step in range(64):
         expected, batch = plain.batch(step), grouped.batch(step)
         fits.append(isinstance(batch.passages, TokenGroups))
-        shapes.add(batch.shape.sides)
+        shapes.add(batch.sides)
         if not fits[-1]:
             assert_same(batch.passages, expected.passages)
             continue
         assert_same(restored(batch.queries, expected.queries.ids.shape[1]), expected.queries)
         assert_same(restored(batch.passages, PASSAGE_LENGTH), expected.passages)
-        assert batch.shape.tokens < 0.75 * expected.shape.tokens
+        assert batch.tokens < 0.75 * expected.tokens
         # What is compiled without data has the arrays of what is trained on.
-        assert jax.tree.map(shape_of, batch.shape.abstract()) == jax.tree.map(shape_of, batch)
+        abstract = abstract_batch(*expected.sides)
+        planned = in_groups(abstract, sizes_of(batch.queries), sizes_of(batch.passages))
+        assert jax.tree.map(shape_of, planned) == jax.tree.map(shape_of, batch)
         without = [dataclasses.replace(b, queries=0, passages=0) for b in (batch, expected)]
         jax.tree.map(np.testing.assert_array_equal, *without)
     # The first steps decide the groups; later ones that do not fit are padded in full.
@@ -148,7 +150,7 @@ def test_every_tasks_batch_is_grouped_or_none_is(store):
     shapes = set()
     for step in range(64):
         expected, batches = plain.batches(step), grouped.batches(step)
-        shapes.add(tuple(batch.shape.sides for batch in batches.values()))
+        shapes.add(tuple(batch.sides for batch in batches.values()))
         kinds = {
             type(text) for batch in batches.values() for text in (batch.queries, batch.passages)
         }

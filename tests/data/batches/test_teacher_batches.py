@@ -14,7 +14,7 @@ from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.data.token_store.arrays import Ragged, TeacherScores
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.models.batch import BatchShape
+from taser_jax.models.batch import abstract_batch
 
 
 def score(task, query_id, row):
@@ -105,9 +105,8 @@ def test_some_of_the_queries_keep_their_scores(store, tasks):
 
 def test_the_abstract_batch_has_the_shapes_of_a_batch(store, tasks):
     batch = BatchStream(store, tasks, CONFIG).batch(0)
-    shape = BatchShape(
-        8, tiny_training.QUERY_LENGTH, 32, tiny_training.PASSAGE_LENGTH, teacher_candidates=4
-    )
+    queries, passages = (8, tiny_training.QUERY_LENGTH), (32, tiny_training.PASSAGE_LENGTH)
+    planned = abstract_batch(queries, passages, teacher_candidates=4)
     shapes = jax.tree.map(lambda leaf: (leaf.shape, np.dtype(leaf.dtype)), batch)
-    abstract = jax.tree.map(lambda leaf: (leaf.shape, np.dtype(leaf.dtype)), shape.abstract())
+    abstract = jax.tree.map(lambda leaf: (leaf.shape, np.dtype(leaf.dtype)), planned)
     assert shapes == abstract
