@@ -228,7 +228,7 @@ def read_model_config(model_dir: artifacts.FilePath) -> ModelConfig:
     checksums.check_directory(
         model_dir, fix=f"run `taser train` or `taser import` into {model_dir} again"
     )
-    return parameters.config_from_json(path.read_text(encoding="utf-8"), where=str(path))
+    return parameters.read_config(path)
 
 
 def check_vocabulary(directory: artifacts.FilePath, tokens: TokenStore) -> None:

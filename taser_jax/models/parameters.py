@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,9 +22,9 @@ from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Params
 from taser_jax.models.fusion import BertFusionConfig, T5FusionConfig
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
-from taser_jax.storage.artifacts import Fingerprint, check_version
+from taser_jax.storage.artifacts import FilePath, Fingerprint, check_version
 from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.typed_files import to_plain, typed
+from taser_jax.storage.typed_files import read_json, to_plain, typed
 
 _ANY_LENGTH = 1
 FORMAT_VERSION = 1
@@ -210,24 +211,15 @@ def passage_json(config: ModelConfig) -> str:
     return json.dumps({"kind": config.kind.removesuffix("_fusion"), **fields}, sort_keys=True)
 
 
-def config_from_json(text: str, *, where: str = "model.json") -> ModelConfig:
-    """Reads what `config_to_json` wrote. Absent fields take their defaults.
-
-    Args:
-        text: the JSON.
-        where: the file's name, for messages.
+def read_config(path: FilePath) -> ModelConfig:
+    """Reads a file of what `config_to_json` wrote. Absent fields take their defaults.
 
     Raises:
-        ConfigError: malformed JSON, another format version, an unknown kind, field or enum value,
-            or a value of the wrong type.
+        DataError: malformed JSON, a value of the wrong type, or an unknown enum value.
+        ConfigError: another format version, or an unknown kind or field.
     """
     again = "read it with the version of taser_jax that wrote it, or train again"
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"not JSON: {error}", where=where, fix=again) from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{type(value).__name__}", where=where, expected="a JSON object")
+    where, value = os.fspath(path), read_json(path, fix=again)
     check_version(value, FORMAT_VERSION, where=where, fix=again, error=ConfigError)
     del value["format_version"]
     for fields, name, constant in (

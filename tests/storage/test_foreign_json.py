@@ -13,7 +13,7 @@ from taser_jax.assembly.model_directory import read_facts
 from taser_jax.assembly.run_record import text_settings
 from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.models.parameters import config_from_json
+from taser_jax.models.parameters import read_config
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.index import open_index
 from taser_jax.storage.artifacts import write_json
@@ -44,8 +44,6 @@ def test_what_python_does_not_parse_is_named(tmp_path, text):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(DataError, match=r"a\.json: not JSON"):
         read_json(tmp_path / "a.json")
-    with pytest.raises(TaserError, match="not JSON"):
-        config_from_json(text)
 
 
 def test_a_byte_order_mark_is_taken(tmp_path):
@@ -113,7 +111,8 @@ def test_a_mixtures_file(tmp_path):
         with_mixture_rates(BatchingConfig(batch_size=1), store, {})
 
 
-@pytest.mark.parametrize("text", [DEEP, LONG, '{"format_version": 1, "kind": ["a"]}', "[]"])
-def test_a_models_file(text):
+@pytest.mark.parametrize("text", ['{"format_version": 1, "kind": ["a"]}', "[]"])
+def test_a_models_file(tmp_path, text):
+    (tmp_path / "model.json").write_text(text)
     with pytest.raises(TaserError, match=r"model\.json"):
-        config_from_json(text)
+        read_config(tmp_path / "model.json")
