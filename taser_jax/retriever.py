@@ -26,7 +26,6 @@ from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params
 from taser_jax.retrieval.encoding import EncodeConfig, EncodeFn, encode_rows
-from taser_jax.retrieval.exact import search_devices
 from taser_jax.retrieval.index import open_index
 from taser_jax.retrieval.passages import Collection, Hit, Passages
 from taser_jax.retriever_parts import (
@@ -130,7 +129,7 @@ class Retriever:
         passages = None
         if store is not None and index_dir is not None:
             prints = {"model": model.fingerprint, "collection": store.fingerprint}
-            searcher = open_index(index_dir, fingerprints=prints, devices=search_devices())
+            searcher = open_index(index_dir, fingerprints=prints)
             passages = Collection(store, searcher, open_sparse(parts, store))
         vocabulary = load_vocabulary(
             model.vocabulary_dir, rows=model.model.config.transformer.vocab_size

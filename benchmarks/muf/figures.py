@@ -60,7 +60,7 @@ def figures(run: FinishedRun) -> dict[str, Figure]:
             {
                 task: weights_of(
                     np.stack([w[name][task] for name in w], axis=1), run.weighing.fusion
-                ).values
+                )
                 for task in tasks
             }
         ),
@@ -200,7 +200,7 @@ def examples_figure(run: FinishedRun, tasks: Sequence[str]) -> Figure:
     axes = figure.subplots(len(rows), len(tasks), squeeze=False, sharey=True)
     for of_row, row in zip(axes, rows, strict=True):
         for axis, task in zip(of_row, tasks, strict=True):
-            weights = weights_of(run.confidences(row, task).arrays["confidence"][:EXAMPLES]).values
+            weights = weights_of(run.confidences(row, task).arrays["confidence"][:EXAMPLES])
             below = np.zeros(len(weights))
             for name, column in zip(run.specialists, weights.T, strict=True):
                 axis.bar(np.arange(len(weights)), column, bottom=below, label=name)

@@ -10,12 +10,12 @@ import jax
 from taser_jax.assembly import text_sources
 from taser_jax.assembly.data import query_sets
 from taser_jax.assembly.model_directory import check_vocabulary, load_model, read_facts
-from taser_jax.data.batches.stream import TextSource
+from taser_jax.data.batches.stream import Texts, TextSource
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import keep_compiled_programs, wait_for_all, writes
 from taser_jax.models.batch import Role
 from taser_jax.retrieval.embeddings import EmbeddingDtype, Embeddings
-from taser_jax.retrieval.encoding import EncodeConfig, TokenRows, encode_queries, encode_texts
+from taser_jax.retrieval.encoding import EncodeConfig, encode_queries, encode_texts
 from taser_jax.storage.progress import phase
 
 
@@ -97,7 +97,7 @@ def encode(
             augmentation=augmentation,
         )
     hosts = jax.process_count()
-    passages: TokenRows = store.passages if states is None else states.passages
+    passages: Texts = store.passages if states is None else states.passages
     with phase("encode passages"):
         if shared_embeddings:
             shared = text_sources.SHARED_EMBEDDINGS.get()(shared_embeddings, store)

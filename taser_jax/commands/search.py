@@ -15,7 +15,6 @@ from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.retrieval import fusion
 from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings, encoded_splits
-from taser_jax.retrieval.exact import search_devices
 from taser_jax.retrieval.index import INDEX_KINDS, IndexConfig, IndexKind, build_index, open_index
 from taser_jax.retrieval.runs import Run, SearchResult, without_own, write_trec_run
 from taser_jax.retrieval.scann import RECALL_QUERIES
@@ -83,9 +82,7 @@ def search(
         with one_writer(index_dir):
             check_kind(index_dir, INDEX_KINDS)
             _build(embeddings_dir, index_dir, config=config)
-    searcher = open_index(
-        index_dir, fingerprints={"collection": store.fingerprint}, devices=search_devices()
-    )
+    searcher = open_index(index_dir, fingerprints={"collection": store.fingerprint})
     encoded = [
         QueryEmbeddings.of_split(embeddings_dir, task, split, fingerprints=searcher.fingerprints)
         for task in names
@@ -207,13 +204,7 @@ def _build(
     if config.kind is not IndexKind.EXACT:
         queries = _sample(embeddings_dir, split="validation", tasks=tasks, count=RECALL_QUERIES)
     with phase("build index"):
-        build_index(
-            embeddings_dir,
-            index_dir,
-            config=config,
-            sample_queries=queries,
-            devices=search_devices(),
-        )
+        build_index(embeddings_dir, index_dir, config=config, sample_queries=queries)
 
 
 def _sample(

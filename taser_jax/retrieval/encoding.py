@@ -8,13 +8,13 @@ import pathlib
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol, runtime_checkable
 
 import jax
 import ml_dtypes
 import numpy as np
-from jaxtyping import Float32, Int
+from jaxtyping import Float32
 
+from taser_jax.data.batches.stream import Texts
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.models.batch import EncoderInput, Normalization
 from taser_jax.retrieval.embeddings import (
@@ -40,18 +40,6 @@ _IN_FLIGHT = 2
 _CPU_BATCH_TOKENS = 2048
 _BATCH_TOKENS = 16384
 EncodeFn = Callable[[EncoderInput], jax.typing.ArrayLike]
-
-
-@runtime_checkable
-class TokenRows(Protocol):
-    """Token access: a `TokenStore`'s `passages`, or one split of its queries."""
-
-    @property
-    def lengths(self) -> Int[np.ndarray, " texts"]:
-        """Real tokens of each text."""
-
-    def tokens(self, rows: np.ndarray) -> EncoderInput:
-        """Tokens of the given rows, or their states, padded at the end to one length."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +85,7 @@ class EncodeConfig(Checked):
 
 def encode_texts(
     encode_fn: EncodeFn,
-    tokens: TokenRows,
+    tokens: Texts,
     directory: artifacts.FilePath,
     *,
     fingerprints: Mapping[str, str],
@@ -185,7 +173,7 @@ def encode_texts(
 
 def encode_rows(
     encode_fn: EncodeFn,
-    tokens: TokenRows,
+    tokens: Texts,
     rows: np.ndarray,
     *,
     config: EncodeConfig,
@@ -265,7 +253,7 @@ def encode_queries(
     embeddings_dir: FilePath,
     *,
     fingerprints: Mapping[str, str],
-    states: TokenRows | None = None,
+    states: Texts | None = None,
     config: EncodeConfig | None = None,
     process_index: int = 0,
     process_count: int = 1,

@@ -120,7 +120,8 @@ class ExactSearcher:
 
     Args:
         embeddings: passage embeddings, float32 or bfloat16.
-        devices: devices that share each block of passages; default: the first one only.
+        devices: devices that share each block of passages; default: all of this host's
+            accelerators. A CPU's devices share the same cores: NumPy and one of them search there.
         fingerprints: those of the embeddings.
         query_block: queries scored at once; scores take query_block·passage_block·4 bytes.
         passage_block: passages scored at once on each device.
@@ -141,7 +142,9 @@ class ExactSearcher:
         self.fingerprints = fingerprints
         self.embeddings, self._query_block = embeddings, query_block
         self._on_host = devices is None and jax.default_backend() == "cpu"
-        self._mesh = Mesh(np.array(devices or jax.devices()[:1]), (_AXIS,))
+        if devices is None:
+            devices = jax.local_devices()[:1] if self._on_host else jax.local_devices()
+        self._mesh = Mesh(np.array(devices), (_AXIS,))
         num_passages, dim = embeddings.shape
         num_devices = self._mesh.size
         share = min(passage_block, -(-num_passages // num_devices))
@@ -389,11 +392,3 @@ def grouped_top_k(
     values, positions = jax.lax.top_k(candidates.reshape(scores.shape[0], -1), k)
     group = jnp.take_along_axis(chosen, positions // _GROUP, axis=1)
     return values, group * _GROUP + positions % _GROUP
-
-
-def search_devices() -> list[jax.Device] | None:
-    """Devices of exact search: all of this host's accelerators; None, the first, on CPU.
-
-    A CPU's devices share the same cores, so splitting a product among them gains nothing.
-    """
-    return None if jax.default_backend() == "cpu" else jax.local_devices()

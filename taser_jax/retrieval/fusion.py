@@ -57,23 +57,10 @@ class FusionConfig(Checked):
     power: PositiveNumber = 1.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Weights:
-    """Each query's weights, which add up to 1.
-
-    Attributes:
-        values: one line per query.
-        undecided: queries whose confidences are all 0; their lists weigh the same.
-    """
-
-    values: Float[np.ndarray, "queries specialists"]
-    undecided: int
-
-
 def weights_of(
     confidence: Float[np.ndarray, "queries specialists"], config: FusionConfig = FusionConfig()
-) -> Weights:
-    """Weights of each query's lists.
+) -> Float[np.ndarray, "queries specialists"]:
+    """Weights of each query's lists, which add up to 1; equal ones where all confidences are 0.
 
     Example:
         Confidences (.9, .3) are weights (.75, .25); with γ = 2 (.9, .1).
@@ -85,10 +72,10 @@ def weights_of(
     confidence = np.asarray(confidence, np.float64)
     count = confidence.shape[1]
     if config.weighting is Weighting.EQUAL:
-        return Weights(np.full(confidence.shape, 1 / count), 0)
-    decided = confidence.max(axis=1) > 0
-    raw = np.where(decided[:, None], confidence**config.power, 1.0)
-    return Weights(raw / raw.sum(axis=1, keepdims=True), int((~decided).sum()))
+        return np.full(confidence.shape, 1 / count)
+    is_decided = confidence.max(axis=1, keepdims=True) > 0
+    raw = np.where(is_decided, confidence**config.power, 1.0)
+    return raw / raw.sum(axis=1, keepdims=True)
 
 
 def fuse_runs(

@@ -11,10 +11,9 @@ import enum
 import importlib.util
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import Float
 
@@ -297,7 +296,6 @@ def build_index(
     *,
     config: IndexConfig | None = None,
     sample_queries: Float[np.ndarray, "queries dim"] | None = None,
-    devices: Sequence[jax.Device] | None = None,
 ) -> Searcher:
     """Builds an index of finished embeddings, or opens a finished one.
 
@@ -308,7 +306,6 @@ def build_index(
         index_dir: where the index goes.
         config: kind and sizes.
         sample_queries: query embeddings that a library's recall is measured on.
-        devices: devices of exact search; default: the first.
 
     Raises:
         DataError: the embeddings are not finished, or some are not finite.
@@ -334,14 +331,11 @@ def build_index(
         check_finite(embeddings[start : start + _BLOCK], start, what="passage")
     artifacts.follow_plan(index_dir, plan)
     artifacts.write_json(pathlib.Path(index_dir) / artifacts.METADATA, plan)
-    return open_index(index_dir, devices=devices)
+    return open_index(index_dir)
 
 
 def open_index(
-    index_dir: artifacts.FilePath,
-    *,
-    fingerprints: Mapping[str, str] | None = None,
-    devices: Sequence[jax.Device] | None = None,
+    index_dir: artifacts.FilePath, *, fingerprints: Mapping[str, str] | None = None
 ) -> Searcher:
     """Opens an index of any kind.
 
@@ -349,7 +343,6 @@ def open_index(
         index_dir: where `build_index` put it.
         fingerprints: {"model": ..., "collection": ...}, the model and collection that it must have
             been built from.
-        devices: devices of exact search; default: the first.
 
     Raises:
         ConfigError: it is of a library that is not installed.
@@ -371,7 +364,6 @@ def open_index(
     embeddings = Embeddings(directory / metadata.embeddings, fingerprints=metadata.fingerprints)
     fingerprints = embeddings.fingerprints
     if metadata.dim is None:
-        return ExactSearcher(embeddings, devices=devices, fingerprints=fingerprints)
+        return ExactSearcher(embeddings, fingerprints=fingerprints)
     passages = TruncatedEmbeddings(embeddings, metadata.dim)
-    searcher = ExactSearcher(passages, devices=devices, fingerprints=fingerprints)
-    return TruncatedSearcher(searcher, passages)
+    return TruncatedSearcher(ExactSearcher(passages, fingerprints=fingerprints), passages)

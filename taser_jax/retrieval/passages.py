@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.retrieval.bm25 import Bm25Index, title_and_text
-from taser_jax.retrieval.exact import ExactSearcher, Searcher, search_devices
+from taser_jax.retrieval.exact import ExactSearcher, Searcher
 from taser_jax.retrieval.fusion import HybridConfig, default_alpha, fuse, settle
 from taser_jax.retrieval.runs import NO_ROW, Run, SearchResult, merge
 from taser_jax.storage.errors import ConfigError
@@ -137,8 +137,7 @@ class Passages:
 
     def _keep(self, added: dict[str, Passage], embeddings: np.ndarray) -> None:
         self._added, self._embeddings, self._bm25 = added, embeddings, None
-        devices = search_devices()
-        self._searcher = ExactSearcher(embeddings, devices=devices) if added else None
+        self._searcher = ExactSearcher(embeddings) if added else None
 
     def embeddings(
         self, encode: Callable[[Sequence[Passage]], np.ndarray]

@@ -5,27 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 
-from taser_jax.retrieval.fusion import (
-    SHARES,
-    DevelopmentSet,
-    FusionConfig,
-    HybridConfig,
-    ScoreNormalization,
-    Weighting,
-    choose_alpha,
-    fuse,
-    fuse_runs,
-    settle,
-    weights_of,
-)
+from taser_jax.retrieval import fusion
 from taser_jax.retrieval.runs import Run, top_k
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import DevelopmentSets
 
 # TASER, appendix D: 0.5 to 2 in steps of 0.1.
 PAPER = tuple(i / 10 for i in range(5, 21))
-MIN_MAX = HybridConfig(normalization=ScoreNormalization.MIN_MAX)
-PLAIN = HybridConfig(normalization=ScoreNormalization.NONE, alphas=PAPER)
+MIN_MAX = fusion.HybridConfig(normalization=fusion.ScoreNormalization.MIN_MAX)
+PLAIN = fusion.HybridConfig(normalization=fusion.ScoreNormalization.NONE, alphas=PAPER)
 
 
 def run(lists, names=None):
@@ -59,32 +47,31 @@ def random_lists(rng, queries, size):
 
 
 def test_specialists_by_hand():
-    weights = weights_of(np.array([[0.9, 0.3]]))
-    np.testing.assert_allclose(weights.values, [[0.75, 0.25]])
+    weights = fusion.weights_of(np.array([[0.9, 0.3]]))
+    np.testing.assert_allclose(weights, [[0.75, 0.25]])
     lists = [run([{7: 3, 4: 1}]), run([{4: 6, 9: 2}])]
-    fused = fuse_runs(lists, weights.values, FusionConfig(k=5))
+    fused = fusion.fuse_runs(lists, weights, fusion.FusionConfig(k=5))
     assert listed(fused) == [(7, 2.75), (4, 2.25), (9, 1.25)]
 
 
 def test_weights_by_hand():
     w = np.array([[0.9, 0.3], [0.0, 0.0], [0.2, 0.6]])
-    squared = weights_of(w, FusionConfig(power=2.0))
-    np.testing.assert_allclose(squared.values, [[0.9, 0.1], [0.5, 0.5], [0.1, 0.9]])
-    assert squared.undecided == 1
-    equal = weights_of(w, FusionConfig(weighting=Weighting.EQUAL))
-    assert equal.values.tolist() == [[0.5, 0.5]] * 3
+    squared = fusion.weights_of(w, fusion.FusionConfig(power=2.0))
+    np.testing.assert_allclose(squared, [[0.9, 0.1], [0.5, 0.5], [0.1, 0.9]])
+    equal = fusion.weights_of(w, fusion.FusionConfig(weighting=fusion.Weighting.EQUAL))
+    assert equal.tolist() == [[0.5, 0.5]] * 3
 
 
-@pytest.mark.parametrize("normalization", ScoreNormalization)
+@pytest.mark.parametrize("normalization", fusion.ScoreNormalization)
 @pytest.mark.parametrize(("depth", "k"), [(9, 14), (100, 50), (15, 3)])
 def test_equals_dictionaries(normalization, depth, k):
     rng = np.random.default_rng(0)
     sizes, queries = (12, 20, 30), 200
     lists = [random_lists(rng, queries, size) for size in sizes]
     weights = rng.integers(1, 9, (queries, 3)) / 8
-    config = FusionConfig(depth=depth, k=k)
+    config = fusion.FusionConfig(depth=depth, k=k)
     runs = [run(by_query) for by_query in lists]
-    fused = fuse_runs(runs, weights, config, normalization=normalization)
+    fused = fusion.fuse_runs(runs, weights, config, normalization=normalization)
     for line in range(queries):
         best = [
             dict(sorted(by_query[line].items(), key=lambda item: (-item[1], item[0]))[:depth])
@@ -94,7 +81,7 @@ def test_equals_dictionaries(normalization, depth, k):
         def score(scored, row):
             low, high = (min(scored.values()), max(scored.values())) if scored else (0.0, 1.0)
             value = scored.get(row, low)
-            if normalization is ScoreNormalization.MIN_MAX:
+            if normalization is fusion.ScoreNormalization.MIN_MAX:
                 return (value - (low + high) / 2) / (high - low) if high > low else 0.0
             return value
 
@@ -112,25 +99,25 @@ def test_equals_dictionaries(normalization, depth, k):
 def test_bad_input():
     lists = [run([{1: 1.0}]), run([{2: 1.0}], ["other"])]
     with pytest.raises(DataError, match="2 queries are in one run only, 'other' say"):
-        fuse_runs(lists, np.ones((1, 2)), FusionConfig())
+        fusion.fuse_runs(lists, np.ones((1, 2)), fusion.FusionConfig())
 
 
 def test_hybrid_by_hand():
     dense, sparse = run([{7: 3, 4: 1}]), run([{4: 6, 9: 2}])
-    assert listed(fuse(dense, sparse, alpha=0.5, k=5)) == [(4, 4.0), (7, 4.0), (9, 2.0)]
-    assert listed(fuse(dense, sparse, alpha=1.0, k=2)) == [(4, 7.0), (7, 5.0)]
+    assert listed(fusion.fuse(dense, sparse, alpha=0.5, k=5)) == [(4, 4.0), (7, 4.0), (9, 2.0)]
+    assert listed(fusion.fuse(dense, sparse, alpha=1.0, k=2)) == [(4, 7.0), (7, 5.0)]
 
 
 def test_min_max_by_hand():
     # dense 3, 1 -> +0.5, -0.5 (missing -0.5); sparse 6, 2 -> +0.5, -0.5 (missing -0.5).
     dense, sparse = run([{7: 3, 4: 1}]), run([{4: 6, 9: 2}])
-    fused = listed(fuse(dense, sparse, alpha=0.5, k=5, config=MIN_MAX))
+    fused = listed(fusion.fuse(dense, sparse, alpha=0.5, k=5, config=MIN_MAX))
     assert fused == [(7, 0.25), (4, -0.25), (9, -0.75)]
 
 
 def test_queries_are_matched_by_id():
     dense, sparse = run([{1: 1.0}, {2: 1.0}], ["a", "b"]), run([{2: 5.0}, {1: 5.0}], ["b", "a"])
-    fused = fuse(dense, sparse, alpha=1.0, k=1)
+    fused = fusion.fuse(dense, sparse, alpha=1.0, k=1)
     assert (fused.query_ids, fused.rows.tolist()) == (["a", "b"], [[1], [2]])
 
 
@@ -143,32 +130,32 @@ def development_set(dense_lead, sparse_lead, queries=1):
     """score(0) - score(1) = dense_lead - α·sparse_lead, of so many queries."""
     ids = [f"q{i}" for i in range(queries)]
     dense = run([{0: dense_lead, 1: 0.0}] * queries, ids)
-    return DevelopmentSet(dense, run([{0: 0.0, 1: sparse_lead}] * queries, ids), gold_first)
+    return fusion.DevelopmentSet(dense, run([{0: 0.0, 1: sparse_lead}] * queries, ids), gold_first)
 
 
 def test_alpha_by_the_mean_over_tasks_or_over_all_queries():
     """One query wants α of at least 1.6, three of another set one below 1."""
     few, many = development_set(-1.55, -1.0), development_set(0.95, 1.0, queries=3)
     both = [few, few, many]
-    apart = choose_alpha(both, k=1, config=PLAIN)
+    apart = fusion.choose_alpha(both, k=1, config=PLAIN)
     expected = [(float(a <= 0.9) + 2 * (a >= 1.6)) / 3 for a in PAPER]
     np.testing.assert_allclose(apart.metric, expected)
     assert (apart.alpha, apart.alphas) == (1.6, PAPER)
     config = dataclasses.replace(PLAIN, sets=DevelopmentSets.COMBINED)
-    combined = choose_alpha(both, k=1, config=config)
+    combined = fusion.choose_alpha(both, k=1, config=config)
     assert (combined.alpha, combined.metric[0]) == (0.5, pytest.approx(3 / 5))
 
 
 def test_cosines_are_brought_to_one_range_and_dot_products_are_not():
     sparse = run([{0: 30.0, 1: 10.0}, {}])
     cosines = run([{0: -0.2, 1: 0.9}, {2: 1.0}])
-    settled = settle(HybridConfig(), [(cosines, sparse)])
-    assert settled.normalization is ScoreNormalization.MIN_MAX
-    assert settled.alphas == SHARES
+    settled = fusion.settle(fusion.HybridConfig(), [(cosines, sparse)])
+    assert settled.normalization is fusion.ScoreNormalization.MIN_MAX
+    assert settled.alphas == fusion.SHARES
     # One score above 1 in any set, and none is a cosine: widths 1.6 and 0, and twice 20 and 0.
     products = run([{0: -0.2, 1: 1.4}, {2: 1.0}])
-    settled = settle(HybridConfig(), [(cosines, sparse), (products, sparse)])
-    assert settled.normalization is ScoreNormalization.NONE
+    settled = fusion.settle(fusion.HybridConfig(), [(cosines, sparse), (products, sparse)])
+    assert settled.normalization is fusion.ScoreNormalization.NONE
     assert (settled.alphas[0], settled.alphas[-1]) == (
         pytest.approx(0.1 * 2.7 / 40, rel=0.05),
         pytest.approx(3 * 2.7 / 40, rel=0.05),
@@ -182,7 +169,9 @@ def test_the_candidates_follow_the_scale_of_the_scores():
     sparse = run([{1: 4.0, 0: 2.0}, {2: 6.0, 1: 2.0}])
 
     near, far = (
-        choose_alpha([DevelopmentSet(d, sparse, lambda fused: fused.rows[:, 0] == 1.0)], k=3)
+        fusion.choose_alpha(
+            [fusion.DevelopmentSet(d, sparse, lambda fused: fused.rows[:, 0] == 1.0)], k=3
+        )
         for d in (dense, wide)
     )
     np.testing.assert_allclose(np.array(far.alphas), 100 * np.array(near.alphas), rtol=1e-6)
@@ -192,11 +181,11 @@ def test_the_candidates_follow_the_scale_of_the_scores():
 
 def test_what_is_set_is_not_decided():
     cosines, sparse = run([{0: 0.5, 1: 0.1}]), run([{0: 9.0}])
-    config = HybridConfig(normalization=ScoreNormalization.NONE, alphas=(0.25,))
-    assert settle(config, [(cosines, sparse)]) == config
-    assert listed(fuse(cosines, sparse, alpha=1.0, k=1, config=config))[0] == (0, 9.5)
+    config = fusion.HybridConfig(normalization=fusion.ScoreNormalization.NONE, alphas=(0.25,))
+    assert fusion.settle(config, [(cosines, sparse)]) == config
+    assert listed(fusion.fuse(cosines, sparse, alpha=1.0, k=1, config=config))[0] == (0, 9.5)
     # Lists of one score have no width: the candidates stay as they are.
     single = run([{0: 5.0}])
-    assert settle(HybridConfig(), [(single, sparse)]).alphas == SHARES
+    assert fusion.settle(fusion.HybridConfig(), [(single, sparse)]).alphas == fusion.SHARES
     with pytest.raises(ConfigError, match=r"alphas is \(\)"):
-        HybridConfig(alphas=())
+        fusion.HybridConfig(alphas=())

@@ -15,7 +15,7 @@ from taser_jax.commands.evaluate import EvaluationConfig, judge_run
 from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
 from taser_jax.commands.pipelines import compare_plan
 from taser_jax.commands.search import best_run, bm25, development_set
-from taser_jax.data.batches.stream import TextSource
+from taser_jax.data.batches.stream import Texts, TextSource
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.token_store.negatives import read_metadata, read_negatives, write_negatives
 from taser_jax.data.token_store.store import TokenStore
@@ -24,7 +24,7 @@ from taser_jax.models.batch import Role
 from taser_jax.retrieval import fusion
 from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.embeddings import EmbeddingDtype, Embeddings, QueryEmbeddings
-from taser_jax.retrieval.encoding import EncodeConfig, TokenRows, encode_rows
+from taser_jax.retrieval.encoding import EncodeConfig, encode_rows
 from taser_jax.retrieval.runs import NO_ROW, Run, SearchResult, read_trec_run, top_k, write_trec_run
 from taser_jax.storage.artifacts import read_json, write_json
 from taser_jax.storage.progress import logger
@@ -211,7 +211,7 @@ def rank_held_out(
             store=tokens,
             queries=list(splits.values()),
         )
-    texts: TokenRows = tokens.passages if states is None else states.passages
+    texts: Texts = tokens.passages if states is None else states.passages
     passages = encode_rows(model.encode_fn(Role.PASSAGE), texts, pool, config=config)
     for task, ids in fold["queries"].items():
         queries = splits[task]

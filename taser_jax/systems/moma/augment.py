@@ -20,7 +20,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.models.batch import Role
 from taser_jax.retrieval.encoding import EncodeConfig, encode_rows
-from taser_jax.retrieval.exact import ExactSearcher, search_devices
+from taser_jax.retrieval.exact import ExactSearcher
 from taser_jax.retrieval.runs import NO_ROW, QueryArrays, SearchResult
 from taser_jax.retriever import Retriever
 from taser_jax.storage.artifacts import path_from, require_equal, split_path
@@ -75,7 +75,7 @@ def augment(
     fix = "add the memories with this model, to a directory of their own"
     require_equal(f"memories {memory_dir}", mixture.manifest.fingerprints, tower, fix)
     check_documents(k, len(mixture))
-    searcher = ExactSearcher(EmbeddingsByText.of_mixture(mixture), devices=search_devices())
+    searcher = ExactSearcher(EmbeddingsByText.of_mixture(mixture))
     counts = {}
     for queries in query_sets(store, tasks, splits, splits_setting="augment.splits"):
         own = split_path(output_dir, queries.task, queries.split)
@@ -243,7 +243,7 @@ def ask_augmented(
         {"model": lookup.model.passage_fingerprint},
         "name the model that they were added with as LOOKUP_DIR",
     )
-    searcher = ExactSearcher(EmbeddingsByText.of_mixture(mixture), devices=search_devices())
+    searcher = ExactSearcher(EmbeddingsByText.of_mixture(mixture))
     result = searcher.search(lookup.encode_queries(questions), documents)
     texts = AugmentedTexts(
         retriever.query_tokens(questions),

@@ -231,14 +231,14 @@ def join(
         columns = [specialist.confidence(task, split) for specialist in specialists.values()]
         confidences = np.stack(columns, axis=1)
     weights = fusion.weights_of(confidences, config)
-    fused = fusion.fuse_runs(runs, weights.values, config)
+    fused = fusion.fuse_runs(runs, weights, config)
     arrays = {"rows": fused.rows, "scores": fused.scores, "confidence": confidences}
     prints = {name: specialist.passages.fingerprints for name, specialist in specialists.items()}
     fingerprints = {f"model of {name}": of_model["model"] for name, of_model in prints.items()}
     fingerprints["collection"] = next(iter(prints.values()))["collection"]
     fingerprints["config"] = str(to_plain(config))
     fused_lists = QueryArrays(FUSED_LISTS, query_ids, arrays, fingerprints, tuple(specialists))
-    return fused_lists, weights.undecided
+    return fused_lists, int((confidences.max(axis=1) == 0).sum())
 
 
 def _choose_alpha(
@@ -369,7 +369,7 @@ def ask_fused(
         else:
             columns.append(np.ones(len(ids), np.float32))
     confidences = np.stack(columns, axis=1)
-    weights = fusion.weights_of(confidences, weighing.fusion).values
+    weights = fusion.weights_of(confidences, weighing.fusion)
     fused = fusion.fuse_runs(runs, weights, dataclasses.replace(weighing.fusion, k=k))
     answers = []
     for rows, scores, of_query in zip(fused.rows, fused.scores, confidences, strict=True):

@@ -18,7 +18,7 @@ from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.evaluation.metrics import AnswerMatch
 from taser_jax.retrieval import runs
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
-from taser_jax.retrieval.exact import Searcher, search_devices
+from taser_jax.retrieval.exact import Searcher
 from taser_jax.retrieval.fusion import FusionConfig
 from taser_jax.retrieval.index import open_index
 from taser_jax.storage import artifacts
@@ -155,11 +155,8 @@ class OpenSpecialist:
 
     @functools.cached_property
     def _searcher(self) -> Searcher:
-        return open_index(
-            self._specialist.index_dir,
-            fingerprints={"collection": self._store.fingerprint},
-            devices=search_devices(),
-        )
+        fingerprints = {"collection": self._store.fingerprint}
+        return open_index(self._specialist.index_dir, fingerprints=fingerprints)
 
     def queries(self, task: str, split: str) -> QueryEmbeddings:
         """Its embeddings of a task's queries."""

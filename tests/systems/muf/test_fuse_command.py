@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -17,13 +18,13 @@ from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
 from taser_jax.retrieval.exact import ExactSearcher
 from taser_jax.retrieval.fusion import FusionConfig, HybridConfig, Weighting, fuse_runs, weights_of
-from taser_jax.retrieval.runs import FUSED_LISTS, LISTS, QueryArrays, top_k
+from taser_jax.retrieval.runs import FUSED_LISTS, LISTS, QueryArrays, Run, top_k
 from taser_jax.storage.artifacts import split_path
 from taser_jax.storage.errors import ConfigError, FingerprintError
 from taser_jax.systems.muf.confidence import query_confidence
 from taser_jax.systems.muf.ensemble import ensemble
 from taser_jax.systems.muf.ensemble_files import Ensemble, EnsembleConfig, EnsembleTraining
-from taser_jax.systems.muf.fuse import AddedBm25, Domain, fuse
+from taser_jax.systems.muf.fuse import AddedBm25, Domain, fuse, join
 from taser_jax.systems.muf.specialists import Specialist, Weighing
 
 DEPTH, K, MEMBERS, TEMPERATURES = 30, 20, 3, (0.1, 1.0, 10.0)
@@ -115,7 +116,7 @@ def test_lists_are_weighed_by_each_specialists_confidence(fused, small_world, sp
         for place, (name, specialist) in enumerate(specialists.items()):
             expected = confidence_of(specialist, task, runs[place], summary.temperatures[name])
             np.testing.assert_allclose(arrays.arrays["confidence"][:, place], expected, atol=1e-4)
-        weights = weights_of(arrays.arrays["confidence"]).values
+        weights = weights_of(arrays.arrays["confidence"])
         expected = fuse_runs(runs, weights, FusionConfig(depth=DEPTH, k=DEPTH))
         np.testing.assert_array_equal(arrays.run.rows, expected.rows)
         queries = QuerySet.open(small_world.data_dir, "small", task, "test")
@@ -212,6 +213,18 @@ def test_bm25_is_added_with_a_weight_for_each_task(fused, small_world, specialis
     assert summary.alphas.keys() == {"summary", "code"}
     assert set(summary.alphas.values()) <= {0.5, 50.0}
     assert (tmp_path / "out" / "runs_bm25" / "code.test.trec").exists()
+
+
+def test_queries_without_any_confidence_are_counted():
+    run = Run(["q1", "q2"], np.array([[3], [4]], np.int32), np.ones((2, 1), np.float32))
+    specialist = types.SimpleNamespace(
+        lists=lambda task, split: run,
+        confidence=lambda task, split: np.array([0.0, 0.5], np.float32),
+        passages=types.SimpleNamespace(fingerprints={"model": "m", "collection": "c"}),
+    )
+    fused, undecided = join({"a": specialist, "b": specialist}, "nq", "test", FusionConfig(k=1))
+    assert undecided == 1
+    np.testing.assert_array_equal(fused.run.rows, run.rows)
 
 
 def test_what_does_not_belong_together_is_refused(small_world, specialists, tmp_path):
