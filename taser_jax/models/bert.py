@@ -9,26 +9,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from taser_jax.models import routing
+from taser_jax.models import layers, routing
 from taser_jax.models.batch import Role, RoutingStatistics, States, Tokens
 from taser_jax.models.bert_config import BertConfig
 from taser_jax.models.bert_layers import FeedForward, SelfAttention
-from taser_jax.models.layers import (
-    Affine,
-    Dropout,
-    Initializer,
-    LayerNormParameters,
-    layer_norm,
-    mean_over_tokens,
-    parameter,
-)
-from taser_jax.models.routing import (
-    ExpertConfig,
-    GateSharing,
-    RouterInput,
-    Routing,
-    SequenceSummary,
-)
 from taser_jax.models.stack import BlockCall, Scan, by_remat, run_blocks, split_over_batch
 from taser_jax.models.t5_layers import RelativePositionBias
 from taser_jax.storage.errors import ConfigError
@@ -68,7 +52,7 @@ class Embeddings(nn.Module):
         if config.traits.segments:
             hidden += self._table("type", config.type_vocab_size, None)[0]
         hidden = _normalized(hidden, config, "layer_norm")
-        dropout = Dropout(config.dropout_rate, deterministic=self.deterministic)
+        dropout = layers.Dropout(config.dropout_rate, deterministic=self.deterministic)
         return dropout(hidden.astype(config.dtype))
 
     def _table(self, name: str, rows: int, axis: str | None) -> Float[Array, "rows embed"]:
@@ -80,8 +64,8 @@ def _normalized(
 ) -> Float[Array, "*batch embed"]:
     """The layer normalisation of this name, inside a compact method."""
     has_bias = config.traits.norm_biases
-    scale, bias = LayerNormParameters((config.embed_dim,), ("embed",), has_bias, name=name)()
-    return layer_norm(hidden, scale, bias, epsilon=config.layer_norm_epsilon)
+    scale, bias = layers.LayerNormParameters((config.embed_dim,), ("embed",), has_bias, name=name)()
+    return layers.layer_norm(hidden, scale, bias, epsilon=config.layer_norm_epsilon)
 
 
 class Table(nn.Module):
@@ -90,13 +74,13 @@ class Table(nn.Module):
     rows: int
     embed_dim: int
     row_axis: str | None
-    table_init: Initializer
+    table_init: layers.Initializer
 
     @nn.compact
     def __call__(self) -> Float[Array, "rows embed"]:
         """Returns the table."""
         shape, axes = (self.rows, self.embed_dim), (self.row_axis, "embed")
-        return parameter(self, "embedding", self.table_init, shape, axes)
+        return layers.parameter(self, "embedding", self.table_init, shape, axes)
 
 
 class Block(nn.Module):
@@ -115,7 +99,7 @@ class Block(nn.Module):
     config: BertConfig
     theta: float | None
     normalizes_input: bool
-    experts: ExpertConfig | None
+    experts: routing.ExpertConfig | None
     first_expert: int
     deterministic: bool
     output: EncoderOutput
@@ -167,7 +151,7 @@ class Block(nn.Module):
                 return feed_forward(attended, expert=first), None
             return feed_forward(attended, first_expert=first, gates=group_gates), None
 
-        if self.experts.router_input is RouterInput.BLOCK_INPUT:
+        if self.experts.router_input is routing.RouterInput.BLOCK_INPUT:
             router_input = block_input
         else:
             router_input = attended
@@ -193,7 +177,7 @@ class Block(nn.Module):
             theta=self.theta,
             name="attention",
         )
-        dropout = Dropout(config.dropout_rate, deterministic=self.deterministic)
+        dropout = layers.Dropout(config.dropout_rate, deterministic=self.deterministic)
         name = "attention_layer_norm"
         if self.normalizes_input:
             keys = _normalized(keys, config, name)
@@ -209,9 +193,9 @@ class Block(nn.Module):
     ) -> tuple[Float[Array, "batch positions experts"], RoutingStatistics]:
         experts = self.experts
         assert experts is not None
-        if experts.routing is Routing.SEQUENCE:
-            if experts.sequence_summary is SequenceSummary.MEAN:
-                inputs = mean_over_tokens(inputs, mask)[:, None]
+        if experts.routing is routing.Routing.SEQUENCE:
+            if experts.sequence_summary is routing.SequenceSummary.MEAN:
+                inputs = layers.mean_over_tokens(inputs, mask)[:, None]
             inputs, mask = inputs[:, :1], mask[:, :1]
         kernel, bias = shared_router or router_parameters(self.config, experts)
         logits = routing.router_logits(inputs, kernel, bias)
@@ -228,10 +212,10 @@ class Block(nn.Module):
 _BLOCKS = by_remat(Block)
 
 
-def router_parameters(config: BertConfig, experts: ExpertConfig) -> tuple[Array, Array]:
+def router_parameters(config: BertConfig, experts: routing.ExpertConfig) -> tuple[Array, Array]:
     """Kernel A (normal, 0.02) and bias c (zero) of a router, inside a compact method."""
     shape, kernel_init = (config.embed_dim, experts.num_experts), _ROUTER_INIT
-    return Affine(shape, ("embed", "expert"), (0,), kernel_init, name="router")()
+    return layers.Affine(shape, ("embed", "expert"), (0,), kernel_init, name="router")()
 
 
 class BertEncoder(nn.Module):
@@ -249,7 +233,7 @@ class BertEncoder(nn.Module):
     """
 
     config: BertConfig
-    experts: ExpertConfig = ExpertConfig()
+    experts: routing.ExpertConfig = routing.ExpertConfig()
     frozen_blocks: int = 0
 
     @nn.compact
@@ -284,7 +268,7 @@ class BertEncoder(nn.Module):
             raise ConfigError(problem, where="BertEncoder", fix=fix)
         specialized = experts.specialized_blocks(config.num_layers)
         shared_router = None
-        if experts.learned and experts.gate_sharing is GateSharing.SHARED:
+        if experts.learned and experts.gate_sharing is routing.GateSharing.SHARED:
             shared_router = router_parameters(config, experts)
         group_gates = self._group_gates(role, mask, train=train)
         frozen, last = self.frozen_blocks, config.num_layers
@@ -368,7 +352,7 @@ class BertEncoder(nn.Module):
 
 
 def block_output(
-    config: BertConfig, experts: ExpertConfig, block: int, output: EncoderOutput
+    config: BertConfig, experts: routing.ExpertConfig, block: int, output: EncoderOutput
 ) -> EncoderOutput:
     """Positions that a block (numbered from 1) must compute if the encoder returns `output`."""
     specialized = block in experts.specialized_blocks(config.num_layers)

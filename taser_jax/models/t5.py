@@ -14,21 +14,12 @@ from jax.tree_util import KeyPath
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 from msgspec import Meta
 
+from taser_jax.models import t5_layers
 from taser_jax.models.batch import Augmented, States, Tokens
 from taser_jax.models.bert import Table
 from taser_jax.models.dual_encoder import Params
 from taser_jax.models.layers import Dropout, TransformerConfig
 from taser_jax.models.stack import BlockCall, Remat, Scan, by_remat, run_blocks, split_over_batch
-from taser_jax.models.t5_layers import (
-    ATTENTION,
-    MLP_ACTIVATIONS,
-    FeedForward,
-    FirstCrossAttention,
-    FirstSelfAttention,
-    RelativePositionBias,
-    RmsNorm,
-    SelfAttention,
-)
 from taser_jax.storage.errors import check_fields
 from taser_jax.storage.typed_files import Natural, Positive, Rate
 
@@ -122,7 +113,7 @@ class T5Config(TransformerConfig):
         check_fields(
             self,
             "mlp_activations",
-            is_valid=lambda names: bool(names) and set(names) <= set(MLP_ACTIVATIONS),
+            is_valid=lambda names: bool(names) and set(names) <= set(t5_layers.MLP_ACTIVATIONS),
             expected=" or ".join(map(str, _FEED_FORWARDS)),
         )
 
@@ -160,15 +151,15 @@ class EncoderLayer(nn.Module):
         if position_bias is None:
             position_bias = _relative_positions(config)(hidden.shape[1])
         dropout = Dropout(config.dropout_rate, deterministic=self.deterministic)
-        normalised = RmsNorm(config.rms_norm_epsilon, name="pre_attention_layer_norm")(hidden)
-        attention = SelfAttention(
+        norm = t5_layers.RmsNorm(config.rms_norm_epsilon, name="pre_attention_layer_norm")
+        attention = t5_layers.SelfAttention(
             config.num_heads,
             config.head_dim,
             config.dropout_rate,
             self.deterministic,
             name="attention",
         )
-        hidden += dropout(attention(normalised, mask=mask, position_bias=position_bias))
+        hidden += dropout(attention(norm(hidden), mask=mask, position_bias=position_bias))
         return hidden + _feed_forward(config, hidden, dropout), None
 
 
@@ -176,14 +167,14 @@ def _feed_forward(
     config: T5Config, hidden: Float[Array, "*batch embed"], dropout: Dropout
 ) -> Float[Array, "*batch embed"]:
     """Norm, feed-forward and dropout, inside a compact method."""
-    feed_forward = FeedForward(
+    feed_forward = t5_layers.FeedForward(
         mlp_dim=config.mlp_dim,
         activations=config.mlp_activations,
         dropout_rate=config.dropout_rate,
         deterministic=bool(dropout.deterministic),
         name="mlp",
     )
-    norm = RmsNorm(config.rms_norm_epsilon, name="pre_mlp_layer_norm")
+    norm = t5_layers.RmsNorm(config.rms_norm_epsilon, name="pre_mlp_layer_norm")
     return dropout(feed_forward(norm(hidden)))
 
 
@@ -206,10 +197,10 @@ class DecoderLayer(nn.Module):
             _relative_positions(config)(1)
         dropout = Dropout(config.dropout_rate, deterministic=self.deterministic)
         sizes = (config.num_heads, config.head_dim, config.dropout_rate, self.deterministic)
-        norm = RmsNorm(config.rms_norm_epsilon, name="pre_self_attention_layer_norm")
-        hidden += dropout(FirstSelfAttention(*sizes, name="self_attention")(norm(hidden)))
-        norm = RmsNorm(config.rms_norm_epsilon, name="pre_cross_attention_layer_norm")
-        attention = FirstCrossAttention(*sizes, name="encoder_decoder_attention")
+        norm = t5_layers.RmsNorm(config.rms_norm_epsilon, name="pre_self_attention_layer_norm")
+        hidden += dropout(t5_layers.FirstSelfAttention(*sizes, name="self_attention")(norm(hidden)))
+        norm = t5_layers.RmsNorm(config.rms_norm_epsilon, name="pre_cross_attention_layer_norm")
+        attention = t5_layers.FirstCrossAttention(*sizes, name="encoder_decoder_attention")
         hidden += dropout(attention(norm(hidden), encoded, mask=mask))
         return hidden + _feed_forward(config, hidden, dropout), None
 
@@ -261,7 +252,7 @@ class Encoder(nn.Module):
         )
         if blocks.stop < config.num_layers:
             return hidden
-        return dropout(RmsNorm(config.rms_norm_epsilon, name="encoder_norm")(hidden))
+        return dropout(t5_layers.RmsNorm(config.rms_norm_epsilon, name="encoder_norm")(hidden))
 
 
 class Decoder(nn.Module):
@@ -286,16 +277,16 @@ class Decoder(nn.Module):
             _relative_positions(config)(1)
         layer = _DECODER_LAYERS[config.remat](config, deterministic=not train, parent=None)
         # A loop would lose what its blocks sow.
-        sows = self.is_mutable_collection(ATTENTION)
+        sows = self.is_mutable_collection(t5_layers.ATTENTION)
         is_scanned = train and config.scan is Scan.BLOCKS and not sows
         calls = [BlockCall(layer, (encoded, mask))] * config.num_decoder_layers
         hidden = split_over_batch(dropout(hidden))
         hidden, _ = run_blocks(self, 0, calls, hidden, frozen=0, scanned=is_scanned)
-        return dropout(RmsNorm(config.rms_norm_epsilon, name="decoder_norm")(hidden))
+        return dropout(t5_layers.RmsNorm(config.rms_norm_epsilon, name="decoder_norm")(hidden))
 
 
-def _relative_positions(config: T5Config) -> RelativePositionBias:
-    return RelativePositionBias(
+def _relative_positions(config: T5Config) -> t5_layers.RelativePositionBias:
+    return t5_layers.RelativePositionBias(
         config.num_heads, config.num_buckets, config.max_distance, name="relpos_bias"
     )
 

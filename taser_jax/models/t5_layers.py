@@ -17,17 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from taser_jax.models.layers import (
-    Activation,
-    Dropout,
-    Initializer,
-    activate,
-    float32_einsum,
-    masked_scores,
-    parameter,
-    rows_product,
-    softmax_mean,
-)
+from taser_jax.models import layers
 
 # Collection of the masked scores that decoders sow.
 ATTENTION = "attention"
@@ -38,8 +28,8 @@ _POSITION_INIT = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
 
 # T5X's names of the activations in a feed-forward. T5's GELU is the tanh approximation.
 MLP_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "relu": lambda x: activate(x, Activation.RELU),
-    "gelu": lambda x: activate(x, Activation.GELU_TANH),
+    "relu": lambda x: layers.activate(x, layers.Activation.RELU),
+    "gelu": lambda x: layers.activate(x, layers.Activation.GELU_TANH),
     "linear": lambda x: x,
 }
 
@@ -56,7 +46,7 @@ class Kernel(nn.Module):
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
-    kernel_init: Initializer
+    kernel_init: layers.Initializer
     inputs: int = 1
 
     @nn.compact
@@ -69,7 +59,7 @@ class Kernel(nn.Module):
         ) -> jax.Array:
             return self.kernel_init(key, flat, dtype).reshape(shape)
 
-        return parameter(self, "kernel", initialize, self.shape, self.axes)
+        return layers.parameter(self, "kernel", initialize, self.shape, self.axes)
 
 
 class RmsNorm(nn.Module):
@@ -80,7 +70,7 @@ class RmsNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*batch embed"]) -> Float[Array, "*batch embed"]:
         """Normalises the last axis."""
-        scale = parameter(self, "scale", nn.initializers.ones, x.shape[-1:], ("embed",))
+        scale = layers.parameter(self, "scale", nn.initializers.ones, x.shape[-1:], ("embed",))
         wide = x.astype(jnp.float32)
         mean_square = jnp.square(wide).mean(-1, keepdims=True)
         return (wide * jax.lax.rsqrt(mean_square + self.epsilon) * scale).astype(x.dtype)
@@ -120,7 +110,7 @@ class RelativePositionBias(nn.Module):
     def __call__(self, length: int) -> Float[Array, "heads length length"]:
         """Bias of each query (axis 1) and key (axis 2), float32."""
         shape = (self.num_heads, self.num_buckets)
-        table = parameter(self, "rel_embedding", _POSITION_INIT, shape, ("heads", None))
+        table = layers.parameter(self, "rel_embedding", _POSITION_INIT, shape, ("heads", None))
         buckets = relative_position_bucket(
             np.arange(1 - length, length),
             num_buckets=self.num_buckets,
@@ -134,7 +124,7 @@ class RelativePositionBias(nn.Module):
         return rows.reshape(self.num_heads, length, 2 * length - 1)[:, :, length - 1 :]
 
 
-def _query_init(head_dim: int) -> Initializer:
+def _query_init(head_dim: int) -> layers.Initializer:
     def initialize(
         key: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike
     ) -> jax.Array:
@@ -164,7 +154,7 @@ class _Projections(nn.Module):
         return Kernel(shape, axes, _ATTENTION_INIT, inputs=2, name="out")()
 
     def _dropout(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        return Dropout(self.dropout_rate, deterministic=self.deterministic)(x)
+        return layers.Dropout(self.dropout_rate, deterministic=self.deterministic)(x)
 
 
 class SelfAttention(_Projections):
@@ -184,17 +174,17 @@ class SelfAttention(_Projections):
 
         def heads(name: str) -> Float[Array, "batch heads length kv"]:
             kernel = self._heads_kernel(name, embed).reshape(embed, joined)
-            split = rows_product(hidden, kernel)
+            split = layers.rows_product(hidden, kernel)
             split = split.reshape(*hidden.shape[:2], self.num_heads, self.head_dim)
             return jnp.swapaxes(split, 1, 2)
 
         query, key, value = heads("query"), heads("key"), heads("value")
-        scores = float32_einsum("bhqd,bhkd->bhqk", query, key)
-        scores = masked_scores(scores + position_bias, mask)
-        attended = softmax_mean(scores, value, dropout=self._dropout)
+        scores = layers.float32_einsum("bhqd,bhkd->bhqk", query, key)
+        scores = layers.masked_scores(scores + position_bias, mask)
+        attended = layers.softmax_mean(scores, value, dropout=self._dropout)
         attended = jnp.swapaxes(attended, 1, 2).reshape(*hidden.shape[:2], joined)
         kernel = self._out_kernel(embed).reshape(joined, embed)
-        return rows_product(attended, kernel)
+        return layers.rows_product(attended, kernel)
 
 
 class FirstSelfAttention(_Projections):
@@ -239,7 +229,7 @@ class FirstCrossAttention(_Projections):
         value_kernel = self._heads_kernel("value", encoded.shape[-1]).astype(dtype)
         query = jnp.einsum("be,ehd->bhd", hidden, query_kernel)
         query = jnp.einsum("bhd,ehd->bhe", query, key_kernel)
-        scores = masked_scores(float32_einsum("bhe,ble->bhl", query, encoded), mask)
+        scores = layers.masked_scores(layers.float32_einsum("bhe,ble->bhl", query, encoded), mask)
         # Stored only if the caller asks for this collection, as MoMA's FidAtt does.
         self.sow(ATTENTION, "scores", scores)
         probabilities = jax.nn.softmax(scores, axis=-1)
@@ -271,11 +261,11 @@ class FeedForward(nn.Module):
         for i, activation in enumerate(self.activations):
             name = "wi" if len(self.activations) == 1 else f"wi_{i}"
             kernel = self._kernel(name, (embed, self.mlp_dim), ("embed", "mlp"))
-            parts.append(MLP_ACTIVATIONS[activation](rows_product(x, kernel)))
+            parts.append(MLP_ACTIVATIONS[activation](layers.rows_product(x, kernel)))
         inner = functools.reduce(operator.mul, parts)
-        inner = Dropout(self.dropout_rate, deterministic=self.deterministic)(inner)
+        inner = layers.Dropout(self.dropout_rate, deterministic=self.deterministic)(inner)
         kernel = self._kernel("wo", (self.mlp_dim, embed), ("mlp", "embed"))
-        return rows_product(inner, kernel)
+        return layers.rows_product(inner, kernel)
 
     def _kernel(
         self, name: str, shape: tuple[int, int], axes: tuple[str, str]

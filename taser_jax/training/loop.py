@@ -15,16 +15,9 @@ import jax
 from taser_jax.storage import progress
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import Checked, Natural, NaturalNumber, Positive
+from taser_jax.training import watch
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.state import Params, TrainState
-from taser_jax.training.watch import (
-    Meter,
-    SkipWatch,
-    StepCost,
-    agree_to_save,
-    agree_to_stop,
-    catch_signals,
-)
 
 logger = logging.getLogger("taser")
 
@@ -128,7 +121,7 @@ def train(
     checkpoints: Checkpoints,
     config: LoopConfig,
     about: Mapping[str, object],
-    cost: StepCost,
+    cost: watch.StepCost,
     validate: Callable[[Params], dict[str, float]] | None = None,
     writers: Sequence[MetricWriter] = (),
 ) -> TrainResult:
@@ -177,16 +170,16 @@ def train(
             checkpoints.wait()
     best = _best(checkpoints)
     last_step = step if config.has_ended(step, best[1]) else config.train_steps
-    meter = Meter(cost)
+    meter = watch.Meter(cost)
     seconds = 60 * config.checkpoint_minutes or math.inf
     saved_at = time.monotonic()
-    skips = SkipWatch(
+    skips = watch.SkipWatch(
         allowed=min(config.max_skipped_steps, config.train_steps), describe=batches.describe
     )
     iterator = batches.iterate(step, last_step)
     with (
         contextlib.ExitStack() as at_end,
-        catch_signals() as stop,
+        watch.catch_signals() as stop,
         _finish_saving(checkpoints),
         progress.bar("train", total=config.train_steps, initial=step, unit="step") as bar,
     ):
@@ -204,7 +197,7 @@ def train(
             # Without, the metrics at hand are those of a checkpoint that was resumed from.
             validates = validate is not None and config.validates_after(step)
             logs = config.saves_after(step) or _divides(config.log_period, step)
-            saves = config.saves_after(step) or agree_to_save(saved_at + seconds, logs=logs)
+            saves = config.saves_after(step) or watch.agree_to_save(saved_at + seconds, logs=logs)
             if logs:
                 skips.check()
                 scalars = {name: float(value) for name, value in metrics.items()} | meter.read()
@@ -230,7 +223,7 @@ def train(
                     logger.info("training: no validation is better than after step %d", best[1])
                     break
             # After validation, so that no checkpoint lacks the metrics an undisturbed run gives it.
-            if agree_to_stop(stop, step):
+            if watch.agree_to_stop(stop, step):
                 skips.check()
                 began = time.monotonic()
                 checkpoints.save(state, step=step, about=about)

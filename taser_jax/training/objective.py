@@ -17,14 +17,7 @@ from taser_jax.models.dual_encoder import normalize
 from taser_jax.models.routing import expert_shares, logit_offset, logit_spread
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import Checked, NaturalNumber, PositiveNumber
-from taser_jax.training.losses import (
-    RoutingMeasure,
-    RoutingRegularizer,
-    query_to_passage_loss,
-    regularization,
-    routing_measure,
-    similarities,
-)
+from taser_jax.training import losses
 
 T = TypeVar("T")
 
@@ -196,7 +189,7 @@ class ObjectiveConfig(Checked):
     RANGE_FIX: ClassVar[str] = "temperature 1.0 and label_weight 1.0 are DPR's and TASER's"
 
     temperature: PositiveNumber = 1.0
-    regularizer: RoutingRegularizer | None = None
+    regularizer: losses.RoutingRegularizer | None = None
     label_weight: NaturalNumber = 1.0
     distillation: Distillation | None = None
     matryoshka_dims: tuple[int, ...] = ()
@@ -277,7 +270,7 @@ class ObjectiveConfig(Checked):
         if queries.routing is not None and passages.routing is not None:
             metrics |= _routing_metrics(queries.routing, passages.routing)
             if self.regularizer is not None:
-                term = regularization(self.regularizer, queries.routing, passages.routing)
+                term = losses.regularization(self.regularizer, queries.routing, passages.routing)
                 loss, metrics["regularization"] = loss + term, term
         elif self.regularizer is not None:
             problem = "a routing regulariser is set, but the model has no learned routing"
@@ -293,9 +286,9 @@ class ObjectiveConfig(Checked):
         ignore: Bool[Array, "queries passages"],
     ) -> tuple[jax.Array, StepMetrics]:
         """The labels' and the teacher's terms."""
-        logits = similarities(queries, passages, temperature=self.temperature)
+        logits = losses.similarities(queries, passages, temperature=self.temperature)
         positive_index = jnp.asarray(batch.positive_index)
-        result = query_to_passage_loss(logits, positive_index=positive_index, ignore=ignore)
+        result = losses.query_to_passage_loss(logits, positive_index=positive_index, ignore=ignore)
         rank = result.rank.astype(jnp.float32)
         metrics = {
             "nll": result.loss,
@@ -314,9 +307,11 @@ def _routing_metrics(queries: RoutingStatistics, passages: RoutingStatistics) ->
     sides = {"query": queries, "passage": passages}
     both = queries + passages
     metrics = {
-        "routing/entropy": routing_measure(RoutingMeasure.PER_INPUT, queries, passages),
-        "routing/mutual_information": routing_measure(
-            RoutingMeasure.INFORMATION, queries, passages
+        "routing/entropy": losses.routing_measure(
+            losses.RoutingMeasure.PER_INPUT, queries, passages
+        ),
+        "routing/mutual_information": losses.routing_measure(
+            losses.RoutingMeasure.INFORMATION, queries, passages
         ),
         "routing/logit_offset": jnp.mean(logit_offset(both)),
         "routing/logit_spread": jnp.mean(logit_spread(both)),

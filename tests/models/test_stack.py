@@ -5,17 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_models
 from jax.sharding import PartitionSpec
-from tiny_models import (
-    assert_close,
-    encode,
-    random_params,
-    tiny_bert,
-    tiny_model,
-    tiny_t5,
-    tiny_t5_model,
-    tiny_tokens,
-)
 
 from taser_jax.devices.collectives import read_collectives
 from taser_jax.devices.mesh import MeshConfig, make_mesh
@@ -102,9 +93,9 @@ def test_blocks_run_in_order_with_their_own_parameters_and_draws(scanned):
 
 def bert_of(num_layers, *, num_experts=2, blocks=(2, 4), pooling=Pooling.MEAN, **fixed):
     def build(**option):
-        bert = tiny_bert(num_layers=num_layers, **fixed, **option)
+        bert = tiny_models.tiny_bert(num_layers=num_layers, **fixed, **option)
         experts = {"num_experts": num_experts, "blocks": blocks}
-        return tiny_model(bert=bert, experts=experts, pooling=pooling)
+        return tiny_models.tiny_model(bert=bert, experts=experts, pooling=pooling)
 
     return build
 
@@ -112,7 +103,9 @@ def bert_of(num_layers, *, num_experts=2, blocks=(2, 4), pooling=Pooling.MEAN, *
 def t5_of(num_layers, **fixed):
     def build(**option):
         sizes = {"num_layers": num_layers, "num_decoder_layers": num_layers}
-        return tiny_t5_model(t5=tiny_t5(**{"dropout_rate": 0.0} | sizes | fixed | option))
+        return tiny_models.tiny_t5_model(
+            t5=tiny_models.tiny_t5(**{"dropout_rate": 0.0} | sizes | fixed | option)
+        )
 
     return build
 
@@ -138,16 +131,18 @@ PER_LAYER = {"remat": Remat.BLOCK, "position_bias": "per_layer"}
 )
 def test_neither_a_loop_nor_rematerialisation_changes_outputs_or_gradients(build, option, values):
     models = [build(**{option: value}) for value in values]
-    params = random_params(models[0])
+    params = tiny_models.random_params(models[0])
 
     def outputs_and_gradients(model):
         def total(params):
-            encoded = encode(model, params, tiny_tokens(), Role.QUERY, train=True, rngs=RNGS)
+            encoded = tiny_models.encode(
+                model, params, tiny_models.tiny_tokens(), Role.QUERY, train=True, rngs=RNGS
+            )
             return encoded.embeddings[:, 0].sum(), encoded
 
         return jax.jit(jax.grad(total, has_aux=True))(params)
 
-    assert_close(*map(outputs_and_gradients, models), atol=2e-5)
+    tiny_models.assert_close(*map(outputs_and_gradients, models), atol=2e-5)
 
 
 RNG = np.random.default_rng(0)

@@ -7,18 +7,10 @@ import numpy as np
 import pytest
 
 from taser_jax.retrieval import bm25
-from taser_jax.retrieval.bm25 import (
-    Bm25Config,
-    Bm25Index,
-    Possessives,
-    Stemming,
-    Stopwords,
-    title_and_text,
-)
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 from taser_jax.storage.records import Passage
 
-PLAIN = Bm25Config(stemming=Stemming.NONE, stopwords=Stopwords.NONE)
+PLAIN = bm25.Bm25Config(stemming=bm25.Stemming.NONE, stopwords=bm25.Stopwords.NONE)
 
 
 def oracle(passages, query, k1, b):
@@ -37,10 +29,10 @@ def oracle(passages, query, k1, b):
 
 
 def test_by_hand(tmp_path):
-    assert title_and_text(Passage(id="1", title="cat", text="sat")) == "cat sat"
+    assert bm25.title_and_text(Passage(id="1", title="cat", text="sat")) == "cat sat"
     # Two passages of two words; "cat" is in one: idf = ln(1 + 1.5/1.5) = ln 2, tf = 1, mean
     # length, so the score is ln 2 / (1 + 0.9).
-    index = Bm25Index.build(["cat sat", "dog sat"], tmp_path / "index", config=PLAIN)
+    index = bm25.Bm25Index.build(["cat sat", "dog sat"], tmp_path / "index", config=PLAIN)
     hits = index.search(["cat"], 2)
     assert hits.rows.tolist() == [[0, -1]]
     assert hits.scores[0, 0] == pytest.approx(math.log(2) / 1.9, rel=1e-6)
@@ -53,8 +45,10 @@ def test_equals_the_formula_with_ties_by_row(tmp_path):
     passages = [" ".join(rng.choice(words, rng.integers(1, 12))) for _ in range(200)]
     passages += passages[:50]  # exact ties
     queries = [" ".join(rng.choice([*words, "unknown"], 4)) for _ in range(30)]
-    index = Bm25Index.build(
-        passages, tmp_path / "index", config=Bm25Config(k1=1.2, b=0.7, stemming=Stemming.NONE)
+    index = bm25.Bm25Index.build(
+        passages,
+        tmp_path / "index",
+        config=bm25.Bm25Config(k1=1.2, b=0.7, stemming=bm25.Stemming.NONE),
     )
     for k in (5, 40, 300):
         hits = index.search(queries, k)
@@ -76,34 +70,34 @@ def test_equals_the_formula_with_ties_by_row(tmp_path):
 def test_a_possessive_is_its_word(tmp_path):
     """Lucene's English analyser: "Newton's" is "newton", and 's matches nothing."""
     texts = ["Newton's laws", "Ohm\u2019s law", "the laws of thermodynamics", "it is class s"]
-    index = Bm25Index.build(texts, tmp_path / "index")
+    index = bm25.Bm25Index.build(texts, tmp_path / "index")
     queries = ["newton", "OHM'S", "dog's", "s"]
     assert index.search(queries, 1).rows.tolist() == [[0], [1], [-1], [3]]
     # Lengths count it no more, either: both passages are one word long.
-    twice = Bm25Index.build(["dog's", "dog", "cat"], tmp_path / "twice")
+    twice = bm25.Bm25Index.build(["dog's", "dog", "cat"], tmp_path / "twice")
     scores = twice.search(["dog"], 2).scores[0]
     assert scores[0] == scores[1]
     # As a word of its own it was a term, stemmed to nothing, that possessives share.
-    split = Bm25Config(possessives=Possessives.SPLIT)
-    index = Bm25Index.build(texts, tmp_path / "split", config=split)
+    split = bm25.Bm25Config(possessives=bm25.Possessives.SPLIT)
+    index = bm25.Bm25Index.build(texts, tmp_path / "split", config=split)
     assert set(index.search(["dog's"], 3).rows[0].tolist()) == {0, 1, 3}
     with pytest.raises(FingerprintError, match=r"Possessives\.SPLIT"):
-        Bm25Index.build(texts, tmp_path / "split")
+        bm25.Bm25Index.build(texts, tmp_path / "split")
 
 
 def test_stems_and_stopwords(tmp_path):
     texts = ["The cats were running", "a dog"]
     texts.insert(0, "")  # Passages without words keep their rows.
-    stemmed = Bm25Index.build(texts, tmp_path / "stemmed")
+    stemmed = bm25.Bm25Index.build(texts, tmp_path / "stemmed")
     assert stemmed.search(["CAT run", "the a"], 1).rows.tolist() == [[1], [-1]]
-    plain = Bm25Index.build(texts, tmp_path / "plain", config=PLAIN)
+    plain = bm25.Bm25Index.build(texts, tmp_path / "plain", config=PLAIN)
     assert plain.search(["CAT run", "the a"], 2).rows.tolist() == [[-1, -1], [2, 1]]
 
 
-@pytest.mark.parametrize("config", [Bm25Config(), PLAIN])
+@pytest.mark.parametrize("config", [bm25.Bm25Config(), PLAIN])
 def test_words_of_queries_are_forgotten(tmp_path, monkeypatch, config):
     monkeypatch.setattr(bm25, "_REMEMBERED", 3)
-    index = Bm25Index.build(["cats", "a dog"], tmp_path / "index", config=config)
+    index = bm25.Bm25Index.build(["cats", "a dog"], tmp_path / "index", config=config)
     for number in range(9):
         assert index.search([f"cats x{number}", "dog"], 1).rows.tolist() == [[0], [1]]
         assert len(index._tokenizer.word_to_stem) <= 3
@@ -111,14 +105,14 @@ def test_words_of_queries_are_forgotten(tmp_path, monkeypatch, config):
 
 def test_opened_equals_built_and_is_not_built_again(tmp_path):
     fingerprints = {"collection": "abc"}
-    built = Bm25Index.build(["one two", "two"], tmp_path / "index", fingerprints=fingerprints)
+    built = bm25.Bm25Index.build(["one two", "two"], tmp_path / "index", fingerprints=fingerprints)
 
     def unreadable():
         raise AssertionError("the texts were read again")
         yield ""
 
-    again = Bm25Index.build(unreadable(), tmp_path / "index", fingerprints=fingerprints)
-    opened = Bm25Index(tmp_path / "index", fingerprints=fingerprints)
+    again = bm25.Bm25Index.build(unreadable(), tmp_path / "index", fingerprints=fingerprints)
+    opened = bm25.Bm25Index(tmp_path / "index", fingerprints=fingerprints)
     for index in (again, opened):
         assert index.config == built.config
         np.testing.assert_array_equal(
@@ -127,17 +121,17 @@ def test_opened_equals_built_and_is_not_built_again(tmp_path):
 
 
 def test_another_collection_or_configuration_is_refused(tmp_path):
-    Bm25Index.build(["one"], tmp_path / "index", fingerprints={"collection": "abc"})
+    bm25.Bm25Index.build(["one"], tmp_path / "index", fingerprints={"collection": "abc"})
     with pytest.raises(FingerprintError, match="collection abc"):
-        Bm25Index(tmp_path / "index", fingerprints={"collection": "def"})
+        bm25.Bm25Index(tmp_path / "index", fingerprints={"collection": "def"})
     with pytest.raises(FingerprintError, match=r"k1=0.9"):
-        Bm25Index.build(["one"], tmp_path / "index", config=Bm25Config(k1=2.0))
+        bm25.Bm25Index.build(["one"], tmp_path / "index", config=bm25.Bm25Config(k1=2.0))
 
 
 def test_bad_input(tmp_path):
     with pytest.raises(DataError, match="2 passages without a single word"):
-        Bm25Index.build(["", "!"], tmp_path / "index")
+        bm25.Bm25Index.build(["", "!"], tmp_path / "index")
     with pytest.raises(DataError, match="no finished bm25 index"):
-        Bm25Index(tmp_path / "index")
+        bm25.Bm25Index(tmp_path / "index")
     with pytest.raises(ConfigError, match="k is 0"):
-        Bm25Index.build(["word"], tmp_path / "index").search(["word"], 0)
+        bm25.Bm25Index.build(["word"], tmp_path / "index").search(["word"], 0)

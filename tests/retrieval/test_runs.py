@@ -5,15 +5,7 @@ import gzip
 import numpy as np
 import pytest
 
-from taser_jax.retrieval.runs import (
-    Run,
-    SearchResult,
-    merge,
-    read_trec_run,
-    top_k,
-    without_own,
-    write_trec_run,
-)
+from taser_jax.retrieval import runs
 from taser_jax.storage.errors import DataError
 
 IDS = [f"p{row}" for row in range(1000)]
@@ -21,14 +13,14 @@ ROW_OF = {id: row for row, id in enumerate(IDS)}.__getitem__
 
 
 def result(rows, scores):
-    return SearchResult(np.array(rows, np.int32), np.array(scores, np.float32))
+    return runs.SearchResult(np.array(rows, np.int32), np.array(scores, np.float32))
 
 
 def test_top_k_by_hand():
     nan, inf = np.nan, np.inf
     rows = np.array([[7, 4, 2, 7, -1], [3, 3, -1, -1, 0]])
     scores = np.array([[1.0, 3.0, 3.0, 2.0, 9.0], [nan, -inf, 1.0, 2.0, -1.0]])
-    best = top_k(rows, scores, 4)
+    best = runs.top_k(rows, scores, 4)
     assert best.rows.tolist() == [[2, 4, 7, -1], [0, -1, -1, -1]]
     assert best.scores.tolist() == [[3.0, 3.0, 2.0, -inf], [-1.0, -inf, -inf, -inf]]
     assert best.rows.dtype == np.int32
@@ -38,7 +30,7 @@ def test_top_k_by_hand():
 def test_merge_equals_plain_python_and_ignores_order_of_lists():
     rng = np.random.default_rng(0)
     results = [result(rng.integers(-1, 12, (20, 9)), rng.integers(0, 4, (20, 9))) for _ in range(3)]
-    merged = merge(results, 7)
+    merged = runs.merge(results, 7)
     for line in range(20):
         best = {}
         for hits in results:
@@ -51,7 +43,7 @@ def test_merge_equals_plain_python_and_ignores_order_of_lists():
         expected += [(-1, -np.inf)] * (7 - len(expected))
         pairs = list(zip(merged.rows[line].tolist(), merged.scores[line].tolist(), strict=True))
         assert pairs == expected
-    other_order = merge(results[::-1], 7)
+    other_order = runs.merge(results[::-1], 7)
     np.testing.assert_array_equal(merged.rows, other_order.rows)
 
 
@@ -59,7 +51,7 @@ def test_a_query_without_its_own_row_keeps_as_many_results():
     ranked = result(
         [[7, 4, 2], [5, 3, 1], [6, -1, -1]], [[3, 2, 1], [3, 2, 1], [1, -np.inf, -np.inf]]
     )
-    hits = without_own(ranked, np.array([4, -1, 6], np.int32), 2)
+    hits = runs.without_own(ranked, np.array([4, -1, 6], np.int32), 2)
     assert hits.rows.tolist() == [[7, 2], [5, 3], [-1, -1]]
     assert hits.scores.tolist() == [[3, 1], [3, 2], [-np.inf, -np.inf]]
 
@@ -67,12 +59,12 @@ def test_a_query_without_its_own_row_keeps_as_many_results():
 def test_queries_without_any_result_read_back(tmp_path):
     """BM25 finds nothing for queries in another language."""
     path = tmp_path / "run.trec"
-    without = Run.of(["a", "b"], result([[-1], [-1]], [[-np.inf], [-np.inf]]))
-    write_trec_run(path, without, ids=IDS)
-    run = read_trec_run(path, ROW_OF, query_ids=["a", "b"])
+    without = runs.Run.of(["a", "b"], result([[-1], [-1]], [[-np.inf], [-np.inf]]))
+    runs.write_trec_run(path, without, ids=IDS)
+    run = runs.read_trec_run(path, ROW_OF, query_ids=["a", "b"])
     assert (run.query_ids, run.rows.shape) == (["a", "b"], (2, 0))
     with pytest.raises(DataError, match="the file is empty"):
-        read_trec_run(path, ROW_OF)
+        runs.read_trec_run(path, ROW_OF)
 
 
 @pytest.mark.parametrize("name", ["run.trec", "run.trec.gz"])
@@ -83,29 +75,29 @@ def test_scores_read_back_bit_for_bit(tmp_path, name):
     scores = bits.view(np.float32).copy()
     scores[~np.isfinite(scores)] = 1.0
     rows = np.stack([rng.permutation(1000)[:50] for _ in range(40)])
-    run = Run.of([f"q{i}" for i in range(40)], top_k(rows, scores, 50))
-    write_trec_run(tmp_path / "run.trec", run, ids=IDS, tag="test")
+    run = runs.Run.of([f"q{i}" for i in range(40)], runs.top_k(rows, scores, 50))
+    runs.write_trec_run(tmp_path / "run.trec", run, ids=IDS, tag="test")
     with gzip.open(tmp_path / "run.trec.gz", "wb") as file:
         file.write((tmp_path / "run.trec").read_bytes())
-    back = read_trec_run(tmp_path / name, ROW_OF)
+    back = runs.read_trec_run(tmp_path / name, ROW_OF)
     assert back.query_ids == run.query_ids
     np.testing.assert_array_equal(back.rows, run.rows)
     np.testing.assert_array_equal(back.scores.view(np.uint32), run.scores.view(np.uint32))
 
 
 def test_missing_results_are_not_written(tmp_path):
-    run = Run.of(["a", "b"], result([[3, -1], [-1, -1]], [[0.1, -np.inf], [-np.inf, -np.inf]]))
-    write_trec_run(tmp_path / "run", run, ids=IDS)
+    run = runs.Run.of(["a", "b"], result([[3, -1], [-1, -1]], [[0.1, -np.inf], [-np.inf, -np.inf]]))
+    runs.write_trec_run(tmp_path / "run", run, ids=IDS)
     assert (tmp_path / "run").read_text() == "a Q0 p3 1 0.1 taser\n"
-    back = read_trec_run(tmp_path / "run", ROW_OF, query_ids=["b", "a"])
+    back = runs.read_trec_run(tmp_path / "run", ROW_OF, query_ids=["b", "a"])
     assert back.rows.tolist() == [[-1], [3]]
     with pytest.raises(DataError, match="run:1: query 'a'"):
-        read_trec_run(tmp_path / "run", ROW_OF, query_ids=["b"])
+        runs.read_trec_run(tmp_path / "run", ROW_OF, query_ids=["b"])
 
 
 def test_order_is_by_score_then_row_whatever_the_ranks_say(tmp_path):
     (tmp_path / "run").write_text("q Q0 p9 1 1.0 t\nq Q0 p2 2 1.0 t\nq\tQ0\tp5 3 2.5 t\n")
-    assert read_trec_run(tmp_path / "run", ROW_OF).rows.tolist() == [[5, 2, 9]]
+    assert runs.read_trec_run(tmp_path / "run", ROW_OF).rows.tolist() == [[5, 2, 9]]
 
 
 @pytest.mark.parametrize(
@@ -121,4 +113,4 @@ def test_malformed_run_line_is_named(tmp_path, line, message):
     path = tmp_path / "run"
     path.write_text(f"q Q0 p0 1 2.0 t\n{line}\n")
     with pytest.raises(DataError, match=rf"run:2: {message}"):
-        read_trec_run(path, ROW_OF)
+        runs.read_trec_run(path, ROW_OF)
