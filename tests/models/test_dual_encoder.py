@@ -1,4 +1,3 @@
-import dataclasses
 import re
 
 import jax
@@ -94,14 +93,6 @@ def gradients(model, params, tokens, role, task=None):
         return encode(model, params, tokens, role, task=task).embeddings[:, 0].sum()
 
     return jax.jit(jax.grad(total))(params)
-
-
-def test_a_role_trains_its_own_expert_only():
-    model = tiny_model(experts={"num_experts": 2})
-    gradient = gradients(model, random_params(model), tiny_tokens(), Role.PASSAGE)
-    for leaf in jax.tree.leaves(gradient["encoder"]["layers_1"]["experts"]):
-        assert not leaf[0].any()
-        assert leaf[1].any()
 
 
 PADDED = {
@@ -223,21 +214,6 @@ def test_normalising_zeros_keeps_values_and_gradients_finite():
 TASKS = {"towers": Towers.SEPARATE, "query_tasks": ("nq", "fever")}
 TOWERS = ("query_encoder_nq", "query_encoder_fever", "passage_encoder")
 Q_SPEC = DualEncoderConfig(bert=tiny_bert(num_layers=1), **TASKS)
-LEARNED = ExpertConfig(num_experts=2, routing=Routing.SEQUENCE, blocks=(1,))
-
-
-@pytest.mark.parametrize("experts", [ExpertConfig(), LEARNED])
-def test_copies_of_one_tower_embed_as_the_tied_model_does(experts):
-    config = DualEncoderConfig(bert=tiny_bert(num_layers=1), experts=experts, pooling=Pooling.MEAN)
-    tied = DualEncoder(config)
-    model = DualEncoder(dataclasses.replace(config, **TASKS))
-    encoder = random_params(tied)["encoder"]
-    copies = dict.fromkeys(TOWERS, encoder)
-    for role in Role:
-        for task in ("nq", "fever"):
-            encoded = encode(model, copies, tiny_tokens(), role, task=task)
-            expected = encode(tied, {"encoder": encoder}, tiny_tokens(), role)
-            jax.tree.map(np.testing.assert_array_equal, encoded, expected)
 
 
 def test_a_tasks_queries_train_their_own_tower_and_passages_one():

@@ -6,7 +6,10 @@ import pytest
 from tiny_models import bert_fusion
 
 from taser_jax.devices.partitioning import leaves_by_path
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig
+from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params
+from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
 from taser_jax.optim.optimizers import (
     OptimizerConfig,
     Update,
@@ -177,6 +180,17 @@ def test_towers_decay_apart_and_a_router_has_the_depth_of_its_place():
         assert factor_of[f"{name}/layers_0/router"] == 0.5**4
         # Shared by all blocks: two thirds of three layers.
         assert factor_of[f"{name}/router"] == 0.5**3
+
+
+def test_layer_decay_of_bert_base_is_what_tasers_code_logs():
+    experts = ExpertConfig(num_experts=2, routing=Routing.SEQUENCE, gate_sharing=GateSharing.SHARED)
+    model = DualEncoder(DualEncoderConfig(experts=experts))
+    factor_of = factors(abstract_params(model), decay=0.8)
+    logged = {"embeddings/token/embedding": 0.044, "layers_0/mlp/wi/kernel": 0.055}
+    logged |= {"layers_11/experts/wi/kernel": 0.64, "router/kernel": 0.262}
+    of_those = {path: factor_of[f"encoder/{path}"] for path in logged}
+    assert of_those == pytest.approx(logged, abs=5e-4)
+    assert max(factor_of.values()) < 1
 
 
 def test_a_decoder_of_documents_lies_above_bert():

@@ -25,7 +25,6 @@ from taser_jax.training.checkpoints import (
     CheckpointConfig,
     Checkpoints,
     Selection,
-    restore_params_from,
 )
 from taser_jax.training.state import TrainState
 
@@ -99,14 +98,6 @@ def test_what_is_kept(tmp_path, config, metrics, remaining, best):
     checkpoints.close()
 
 
-def test_the_best_of_a_former_process_is_still_the_best(tmp_path):
-    save_all(tmp_path, CheckpointConfig(), {1: METRICS[2], 2: METRICS[1]}).close()
-    checkpoints = save_all(tmp_path, CheckpointConfig(), {3: METRICS[3], 4: METRICS[4]})
-    assert steps_in(tmp_path) == [1, 4]
-    assert checkpoints.best_step == 1
-    checkpoints.close()
-
-
 def test_saved_values_are_of_the_step_though_its_buffers_are_donated_at_once(tmp_path):
     """Training overwrites the buffers of a state whose save has only begun."""
     size = 1 << 20
@@ -152,10 +143,6 @@ def test_another_optimiser_or_shape_is_named(saved):
         saved.restore(abstract(other), step=1, about=ABOUT)
     with pytest.raises(ConfigError, match=r"(?s)encoder/kernel has shape \(16, 4\).*\(8, 4\)"):
         saved.restore_params(abstract(make_state(size=8).params))
-    missing = abstract(state.params)
-    del missing["encoder"]["bias"]
-    with pytest.raises(ConfigError, match="encoder/bias"):
-        saved.restore_params(missing)
 
 
 def test_a_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
@@ -166,14 +153,6 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="format version 99"):
         checkpoints.restore(abstract(make_state()), step=1, about=ABOUT)
     checkpoints.close()
-
-
-def test_saving_a_step_twice_keeps_the_first(saved):
-    saved.save(make_state(7), step=1, about=ABOUT)
-    saved.wait()
-    restored = saved.restore(abstract(make_state()), step=1, about=ABOUT)
-    np.testing.assert_array_equal(restored.params["encoder"]["bias"], np.ones(4))
-    assert saved.metrics(1) == {"nll": 1.0}
 
 
 def test_parameters_alone_are_the_best_ones(tmp_path):
@@ -190,9 +169,6 @@ def test_an_empty_directory_has_no_checkpoint(tmp_path):
     assert checkpoints.best_step is None
     with pytest.raises(ConfigError, match="no finished checkpoint"):
         checkpoints.restore_params(abstract(make_state().params))
-    for restore in (restore_params_from, restore_initial_params):
-        with pytest.raises(ConfigError, match="no checkpoint here"):
-            restore(tmp_path / "checkpoint_3", abstract_params={})
     checkpoints.close()
 
 
@@ -284,24 +260,15 @@ def test_a_failed_save_ends_with_three_lines(tmp_path):
     assert [line.split(":")[0] for line in lines[1:]] == ["  expected", "  fix"]
 
 
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device"), "No space left"),
-        (ValueError("write 7: No space left on device [os_error_code='28']"), "No space left"),
-        (PermissionError(errno.EACCES, "Permission denied"), "a directory you may write to"),
-    ],
-)
-def test_the_operating_systems_refusals_are_reported(tmp_path, monkeypatch, error, words):
+def test_a_refusal_of_the_operating_system_is_reported(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path)
 
     def refuse(*args, **kwargs):
-        raise error
+        raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(ocp.CheckpointManager, "save", refuse)
-    with pytest.raises(StorageError, match=words) as caught:
+    with pytest.raises(StorageError, match=f"(?s){tmp_path}.*a directory you may write to"):
         checkpoints.save(make_state(), step=1, about=ABOUT)
-    assert all(part in str(caught.value) for part in (str(tmp_path), "fix:"))
     checkpoints.close()
 
 

@@ -1,109 +1,67 @@
+"""Chunks: the gradients of one pass, each row in its place, and less memory."""
+
 import jax
 import jax.numpy as jnp
 import pytest
 from tiny_encoder import TinyEncoder, init
-from tiny_models import tiny_batch
+from tiny_models import assert_close, tiny_batch
 
-from taser_jax.models.batch import Role
 from taser_jax.storage.errors import ConfigError
-from taser_jax.training.batch_loss import check_chunks, encode_groups
-from taser_jax.training.losses import RoutingRegularizer, contrastive_loss, regularization
+from taser_jax.training import batch_loss
+from taser_jax.training.losses import RoutingRegularizer
+from taser_jax.training.objective import ObjectiveConfig
 
-REGULARIZER = RoutingRegularizer(weight=0.5)
+MODEL = TinyEncoder()
+OBJECTIVE = ObjectiveConfig(regularizer=RoutingRegularizer(weight=0.5))
 
 
-def encoder(model, role):
-    def encode(params, tokens, key):
-        dropout, routing = jax.random.split(key)
-        out = model.apply(
-            {"params": params},
-            tokens,
-            role=role,
-            train=True,
-            rngs={"dropout": dropout, "routing": routing},
-            method="encode",
+def loss_of(num_chunks, model=MODEL, batch=None):
+    loss = batch_loss.make_loss(model, objective=OBJECTIVE, num_chunks=num_chunks)
+    batch = batch or tiny_batch(16)
+    return lambda params, step: loss(params, batch, step=step)[0]
+
+
+def one_after_another(encode, params, groups, keys, *, num_chunks):
+    """`encode_groups` of one group, with the same keys, but no scan and no rematerialisation."""
+    (tokens,), (key,) = groups, keys
+    if num_chunks == 1:
+        rows, sums = encode(params, tokens, key)
+        return [rows], sums
+    chunks = [
+        encode(
+            params,
+            jax.tree.map(lambda array, c=c: array[c::num_chunks], tokens),
+            jax.random.fold_in(key, c),
         )
-        return out.embeddings, out.routing
-
-    return encode
-
-
-def loss_with(model, encode_batch):
-    def loss(params, batch, key):
-        sides = [(Role.QUERY, batch.queries), (Role.PASSAGE, batch.passages)]
-        (q, q_sums), (p, p_sums) = [
-            encode_batch(encoder(model, role), params, tokens, jax.random.fold_in(key, index))
-            for index, (role, tokens) in enumerate(sides)
-        ]
-        nll = contrastive_loss(q, p, positive_index=jnp.asarray(batch.positive_index)).loss
-        return nll + regularization(REGULARIZER, q_sums, p_sums)
-
-    return loss
-
-
-def cached(num_chunks):
-    def encode_batch(encode, params, tokens, key):
-        (rows,), sums = encode_groups(encode, params, [tokens], [key], num_chunks=num_chunks)
-        return rows, sums
-
-    return encode_batch
-
-
-def direct(num_chunks):
-    """The same chunks and keys without scan and without rematerialisation."""
-
-    def encode_batch(encode, params, tokens, key):
-        n = len(tokens.ids)
-        outputs = []
-        for c in range(num_chunks):
-            chunk = jax.tree.map(lambda array, c=c: array[c::num_chunks], tokens)
-            outputs.append(encode(params, chunk, jax.random.fold_in(key, c)))
-        rows = jnp.zeros((n, outputs[0][0].shape[1]))
-        for c, (embeddings, _) in enumerate(outputs):
-            rows = rows.at[c::num_chunks].set(embeddings)
-        return rows, jax.tree.map(lambda *leaves: sum(leaves), *[sums for _, sums in outputs])
-
-    return encode_batch
-
-
-def max_relative_difference(a, b):
-    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(b))
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return max(float(jnp.abs(x - y).max()) for x, y in pairs) / scale
+        for c in range(num_chunks)
+    ]
+    parts, sums = zip(*chunks, strict=True)
+    rows = jnp.stack(parts, axis=1).reshape(len(tokens.ids), -1)
+    return [rows], jax.tree.map(lambda *leaves: sum(leaves), *sums)
 
 
 @pytest.fixture(scope="module")
-def problem():
-    model = TinyEncoder()
-    params = jax.jit(init, static_argnums=0)(model, jax.random.key(0))
-    return model, params, tiny_batch(16), jax.random.key(1)
+def params():
+    return jax.jit(init, static_argnums=0)(MODEL, jax.random.key(0))
 
 
-def test_gradients_are_exact_with_dropout_and_routing_noise(problem):
-    model, params, batch, key = problem
-    num_chunks = 2
-    in_chunks = jax.jit(jax.value_and_grad(loss_with(model, cached(num_chunks))))
-    loss, gradient = in_chunks(params, batch, key)
-    expected_loss, expected = jax.jit(jax.value_and_grad(loss_with(model, direct(num_chunks))))(
-        params, batch, key
-    )
-    assert float(loss) == pytest.approx(float(expected_loss), rel=1e-6)
-    assert max_relative_difference(gradient, expected) < 1e-6
+def test_gradients_are_exact_with_dropout_and_routing_noise(params, monkeypatch):
+    in_chunks = jax.jit(jax.value_and_grad(loss_of(2)))
+    loss, gradient = in_chunks(params, 0)
+    assert float(in_chunks(params, 1)[0]) != float(loss)
     assert float(jnp.abs(gradient["router"]["kernel"]).max()) > 1e-4
-    assert float(in_chunks(params, batch, jax.random.key(2))[0]) != float(loss)
+    monkeypatch.setattr(batch_loss, "encode_groups", one_after_another)
+    expected = jax.jit(jax.value_and_grad(loss_of(2)))(params, 0)
+    assert_close((loss, gradient), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_one_chunk_is_the_plain_step(problem):
-    model, params, batch, key = problem
+def test_one_chunk_is_the_plain_step(params, monkeypatch):
+    def program(num_chunks):
+        return str(jax.make_jaxpr(jax.grad(loss_of(num_chunks)))(params, 0))
 
-    def plain(encode, params, tokens, key):
-        return encode(params, tokens, key)
-
-    programs = [
-        str(jax.make_jaxpr(jax.grad(loss_with(model, encode_batch)))(params, batch, key))
-        for encode_batch in (cached(1), plain, cached(2))
-    ]
-    assert programs[0] == programs[1] != programs[2]
+    one_chunk, two_chunks = program(1), program(2)
+    monkeypatch.setattr(batch_loss, "encode_groups", one_after_another)
+    assert one_chunk == program(1) != two_chunks
 
 
 def test_rows_of_a_chunk_and_their_order():
@@ -113,7 +71,7 @@ def test_rows_of_a_chunk_and_their_order():
         jax.debug.callback(lambda rows: seen.append(rows.tolist()), inputs, ordered=True)
         return inputs * params, inputs.sum()
 
-    (rows,), total = encode_groups(
+    (rows,), total = batch_loss.encode_groups(
         encode, jnp.float32(10.0), [jnp.arange(6.0)], [jax.random.key(0)], num_chunks=2
     )
     jax.effects_barrier()
@@ -122,31 +80,23 @@ def test_rows_of_a_chunk_and_their_order():
     assert total == 15
 
 
-WIDE = TinyEncoder(dim=32, hidden=512, dropout=0.0)
-
-
-def compiled_step(num_chunks):
-    params = jax.eval_shape(lambda key: init(WIDE, key), jax.random.key(0))
-    batch = tiny_batch(64, length=16)
-    step = jax.jit(jax.grad(loss_with(WIDE, cached(num_chunks))))
-    return step.lower(params, batch, jax.random.key(0)).compile()
-
-
-def temporary_bytes(compiled):
-    return compiled.memory_analysis().temp_size_in_bytes
-
-
 @pytest.mark.slow
 def test_memory_falls_with_the_number_of_chunks():
-    assert temporary_bytes(compiled_step(8)) < 0.25 * temporary_bytes(compiled_step(1))
+    wide, batch = TinyEncoder(dim=32, hidden=512, dropout=0.0), tiny_batch(64, length=16)
+    shapes = jax.eval_shape(lambda key: init(wide, key), jax.random.key(0))
+
+    def temporary_bytes(num_chunks):
+        step = jax.jit(jax.grad(loss_of(num_chunks, wide, batch)))
+        return step.lower(shapes, 0).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporary_bytes(8) < 0.25 * temporary_bytes(1)
 
 
-def test_chunks_must_divide(problem):
-    model, params, batch, key = problem
+def test_chunks_must_divide(params):
     with pytest.raises(ConfigError, match="16 rows in 3 chunks"):
-        loss_with(model, cached(3))(params, batch, key)
+        loss_of(3)(params, jnp.int32(0))
     with pytest.raises(ConfigError, match="0 chunks"):
-        check_chunks(16, 0)
-    check_chunks(16, 2, num_shards=8)
+        batch_loss.check_chunks(16, 0)
+    batch_loss.check_chunks(16, 2, num_shards=8)
     with pytest.raises(ConfigError, match="16 rows in 4 chunks on 8 devices"):
-        check_chunks(16, 4, num_shards=8)
+        batch_loss.check_chunks(16, 4, num_shards=8)

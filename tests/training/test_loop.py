@@ -143,17 +143,6 @@ def test_stopping_and_resuming_equals_not_stopping(tmp_path, stop):
     assert losses == [(line["step"], line["train/loss"]) for line in lines_of(tmp_path / "whole")]
 
 
-def test_a_finished_training_does_nothing_and_remembers_its_validation(tmp_path):
-    config = loop.LoopConfig(train_steps=4)
-    first = run(tmp_path, config, validate=lambda params: {"nll": 0.5})
-    batches = ToyBatches()
-    again = run(tmp_path, config, batches=batches, validate=lambda params: pytest.fail("validated"))
-    assert batches.asked == []
-    assert again.validation == {"nll": 0.5}
-    assert again.steps_per_second == 0.0
-    assert float(again.state.params["weight"]) == float(first.state.params["weight"])
-
-
 def test_a_run_that_no_longer_validates_does_not_save_the_metrics_that_it_found(tmp_path):
     config = loop.LoopConfig(train_steps=4, evaluation_period=2, patience=2)
     losses = iter([0.5, 0.6])
@@ -304,9 +293,3 @@ def test_rates_leave_out_compilation_and_validation(tmp_path):
         assert line["train/tokens_per_second"] == pytest.approx(10 * rate)
         assert line["train/padding"] == pytest.approx(1 - 10 / 40)
         assert line["train/model_flops_utilisation"] == pytest.approx(100 * rate / 1e6)
-
-
-@pytest.mark.parametrize("sizes", [{"train_steps": 0}, {"log_period": 0}, {"max_skipped_steps": 0}])
-def test_lengths_below_one_are_refused(sizes):
-    with pytest.raises(ConfigError, match="1 or more"):
-        loop.LoopConfig(**{"train_steps": 1} | sizes)

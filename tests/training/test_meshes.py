@@ -9,21 +9,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from tiny_encoder import BERT, adamw, on_mesh
+from tiny_encoder import BERT
 from tiny_models import assert_close, tiny_batch
 
 from taser_jax.data.batches.stream import Layout, Padding
 from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.devices.collectives import read_collectives
 from taser_jax.devices.mesh import HostShare, MeshConfig, make_mesh
+from taser_jax.devices.partitioning import Partitioner
+from taser_jax.models import parameters
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import DualEncoder
-from taser_jax.models.parameters import init_params, parameter_count
 from taser_jax.models.routing import ExpertConfig, GateGradient, Routing
 from taser_jax.models.stack import Scan
+from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.losses import RoutingRegularizer
 from taser_jax.training.objective import ObjectiveConfig
+from taser_jax.training.state import init_state
 from taser_jax.training.step import make_train_step
 
 pytestmark = pytest.mark.slow
@@ -36,8 +39,16 @@ BATCHES = [tiny_batch(16, length=8, seed=number) for number in range(3)]
 
 
 def losses(config, num_devices, model=MODEL, batches=BATCHES):
-    optimizer = adamw(model)
-    partitioner, state, shardings = on_mesh(model, optimizer, config, num_devices)
+    params = parameters.abstract_params(model)
+    optimizer = build_optimizer(OptimizerConfig(learning_rate=3e-3), params, total_steps=10)
+    partitioner = Partitioner(make_mesh(config, devices=jax.devices()[:num_devices]))
+    state = init_state(
+        functools.partial(parameters.init_params, model),
+        optimizer,
+        jax.random.key(0),
+        param_shardings=partitioner.param_shardings(parameters.logical_axes(model), params),
+    )
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     step = make_train_step(model, optimizer, state_shardings=shardings)
     measured = []
     with jax.set_mesh(partitioner.mesh):
@@ -89,7 +100,7 @@ def test_losses_of_blocks_in_one_loop_do_not_depend_on_the_mesh():
 
 
 def initial(model):
-    return jax.jit(functools.partial(init_params, model))(jax.random.key(0))
+    return jax.jit(functools.partial(parameters.init_params, model))(jax.random.key(0))
 
 
 def gradient(model, *, num_chunks=2, regularizer=None):
@@ -213,6 +224,6 @@ def test_devices_exchange_the_gradients_of_all_groups_once():
         return sum(each.num_bytes for each in reduced) // 4
 
     once = exchanged(batch)
-    assert parameter_count(params) < once
+    assert parameters.parameter_count(params) < once
     # Embeddings in the order of the groups are put into that of the texts.
     assert exchanged(groups) < 1.05 * (once + embeddings)

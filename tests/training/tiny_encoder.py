@@ -1,19 +1,12 @@
 """Small encoders, one of them with dropout and a noisy router; batches and states for them."""
 
-import functools
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from tiny_models import one_block, tiny_bert
 
-from taser_jax.devices.mesh import MeshConfig, make_mesh
-from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.batch import Encoded, Role, RoutingStatistics, Tokens
-from taser_jax.models.parameters import abstract_params, init_params, logical_axes
-from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
-from taser_jax.training.state import init_state
 
 BERT = tiny_bert(num_layers=1)
 T5 = one_block(dropout_rate=0.0)
@@ -28,24 +21,6 @@ def contrastive_oracle(scores, positive, ignore=None):
         losses.append(np.log(np.exp(line[counted]).sum()) - line[positive[i]])
         ranks.append(1 + sorted(counted, key=lambda j: (-line[j], j)).index(positive[i]))
     return np.array(losses), np.array(ranks)
-
-
-def adamw(model, **changes):
-    config = OptimizerConfig(**{"learning_rate": 3e-3} | changes)
-    return build_optimizer(config, abstract_params(model), total_steps=10)
-
-
-def on_mesh(model, optimizer, config=None, num_devices=8):
-    """A partitioner over some devices, the model's first state there, and its shardings."""
-    mesh = make_mesh(config or MeshConfig(), devices=jax.devices()[:num_devices])
-    partitioner = Partitioner(mesh)
-    state = init_state(
-        functools.partial(init_params, model),
-        optimizer,
-        jax.random.key(0),
-        param_shardings=partitioner.param_shardings(logical_axes(model), abstract_params(model)),
-    )
-    return partitioner, state, jax.tree.map(lambda leaf: leaf.sharding, state)
 
 
 class TinyEncoder(nn.Module):
