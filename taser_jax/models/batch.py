@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 from collections.abc import Iterable
 from typing import Any, no_type_check
 
@@ -223,7 +224,7 @@ def groups_of(
 
 def sizes_of(texts: EncoderInput | TokenGroups) -> tuple[TextsShape, ...]:
     """(texts, length) of one side, or of each of its groups."""
-    return tuple(each.mask.shape for each in groups_of(texts))
+    return tuple((each.mask.shape[0], each.mask.shape[1]) for each in groups_of(texts))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,8 +259,8 @@ def abstract_batch(
     """
     count = queries[0]
     return Batch(
-        queries=_abstract_texts(queries, memory),
-        passages=_abstract_texts(passages),
+        queries=_abstract_queries(queries, memory),
+        passages=_abstract_tokens(*passages),
         positive_index=_abstract(np.int32, count),
         ignore=_abstract(np.bool_, count, passages[0]),
         query_rows=_abstract(np.int32, count),
@@ -272,8 +273,8 @@ def abstract_batch(
 
 def in_groups(batch: Batch, queries: Iterable[TextsShape], passages: Iterable[TextsShape]) -> Batch:
     """An abstract batch with the same texts in groups of (texts, length)."""
-    of_queries = tuple(_abstract_texts(group, batch.memory) for group in queries)
-    of_passages = tuple(map(_abstract_texts, passages))
+    of_queries = tuple(_abstract_queries(group, batch.memory) for group in queries)
+    of_passages = tuple(itertools.starmap(_abstract_tokens, passages))
     return dataclasses.replace(
         batch,
         queries=TokenGroups(of_queries, place=batch.query_rows),
@@ -281,7 +282,7 @@ def in_groups(batch: Batch, queries: Iterable[TextsShape], passages: Iterable[Te
     )
 
 
-def _abstract_texts(shape: TextsShape, memory: DocumentsShape | None = None) -> Tokens | Augmented:
+def _abstract_queries(shape: TextsShape, memory: DocumentsShape | None) -> Tokens | Augmented:
     texts = _abstract_tokens(*shape)
     if memory is None:
         return texts

@@ -198,7 +198,8 @@ class Block(nn.Module):
                 inputs = layers.mean_over_tokens(inputs, mask)[:, None]
             inputs, mask = inputs[:, :1], mask[:, :1]
         kernel, bias = shared_router or router_parameters(self.config, experts)
-        logits = routing.router_logits(inputs, kernel, bias)
+        # A·u + c in float32 (Equation 3).
+        logits = inputs.astype(jnp.float32) @ kernel + bias
         gates = routing.straight_through_gates(
             logits,
             noise_key=None if self.deterministic else self.make_rng("routing"),

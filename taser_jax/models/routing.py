@@ -149,15 +149,6 @@ class ExpertConfig(Checked):
         return self.learned and (self.routing is Routing.TOKEN or by_mean)
 
 
-def router_logits(
-    inputs: Float[Array, "batch positions embed"],
-    kernel: Float[Array, "embed experts"],
-    bias: Float[Array, " experts"],
-) -> Float[Array, "batch positions experts"]:
-    """A·u + c in float32 (Eq. 3)."""
-    return inputs.astype(jnp.float32) @ kernel + bias
-
-
 def straight_through_gates(
     logits: Float[Array, "batch positions experts"],
     *,

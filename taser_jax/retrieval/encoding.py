@@ -151,11 +151,11 @@ def encode_texts(
         for shard in todo:
             rows, update = np.arange(*bounds[shard]), progress.update
             array = encode_rows(encode_fn, tokens, rows, config=config, update=update)
-            with (
-                artifacts.replacing(paths[shard]) as scratch,
-                open(scratch, "wb") as file,
-            ):
-                np.save(file, _as_stored(array, config.dtype))
+            if config.dtype is EmbeddingDtype.BFLOAT16:
+                # np.save does not support it: the bits are stored, and the type in the metadata.
+                array = array.astype(ml_dtypes.bfloat16).view(np.uint16)
+            with artifacts.replacing(paths[shard]) as scratch, open(scratch, "wb") as file:
+                np.save(file, array)
     seconds = time.monotonic() - began
 
     if not all(path.exists() for path in paths):
@@ -291,10 +291,3 @@ def encode_queries(
         process_count=process_count,
         attached={QUERY_IDS: queries.query_ids},
     )
-
-
-def _as_stored(array: np.ndarray, dtype: EmbeddingDtype) -> np.ndarray:
-    # np.save does not support bfloat16: its bits are stored as uint16, its type in the metadata.
-    if dtype is EmbeddingDtype.BFLOAT16:
-        return array.astype(ml_dtypes.bfloat16).view(np.uint16)
-    return array

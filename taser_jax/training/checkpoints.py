@@ -169,11 +169,6 @@ class Selection(enum.Enum):
     AVERAGE_RANK = "average_rank"
     MRR = "mrr"
 
-    @property
-    def larger_is_better(self) -> bool:
-        """MRR is better when larger; negative log-likelihood and rank when smaller."""
-        return self is Selection.MRR
-
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig(Checked):
@@ -254,7 +249,8 @@ class Checkpoints:
         value = metrics.get(self._config.selection.value, math.nan)
         if math.isnan(value):
             return -math.inf
-        return value if self._config.selection.larger_is_better else -value
+        # Negative log-likelihood and rank are better when smaller.
+        return value if self._config.selection is Selection.MRR else -value
 
     @property
     def latest_step(self) -> int | None:
@@ -264,9 +260,8 @@ class Checkpoints:
     @property
     def best_step(self) -> int | None:
         """Step of the best checkpoint that has metrics; the newest where none has any."""
-        metrics = {step: self.metrics(step) for step in self._manager.all_steps()}
-        ranked = [(self.ranking(judged), step) for step, judged in metrics.items() if judged]
-        return max(ranked)[1] if ranked else self.latest_step
+        best = self._manager.best_step()
+        return self.latest_step if best is None else best
 
     def metrics(self, step: int) -> dict[str, float]:
         """Validation metrics that a checkpoint was saved with; empty where there were none."""

@@ -50,10 +50,6 @@ class SkippedSteps(NamedTuple):
     total: PyTree
 
 
-def _none_skipped() -> SkippedSteps:
-    return SkippedSteps(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
@@ -71,7 +67,9 @@ class TrainState:
     step: PyTree
     params: PyTree
     opt_state: PyTree
-    skipped: SkippedSteps = dataclasses.field(default_factory=_none_skipped)
+    skipped: SkippedSteps = dataclasses.field(
+        default_factory=lambda: SkippedSteps(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+    )
 
 
 def init_state(

@@ -227,6 +227,10 @@ class TrainStep:
         """Traces the step for shapes, as `jax.jit`'s `trace`."""
         return self._jitted.trace(state, *self._split(batches))
 
+    def lower(self, state: TrainState, batches: Mapping[str, Batch]) -> jax.stages.Lowered:
+        """Lowers the step for shapes, as `jax.jit`'s `lower`."""
+        return self.trace(state, batches).lower()
+
     @property
     def compilations(self) -> int:
         """Number of compiled programs: one for each shape of a step's batches."""

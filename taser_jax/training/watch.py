@@ -182,21 +182,18 @@ class Stop:
     """A signal that asks training to save and stop.
 
     Attributes:
+        is_asked: whether a signal has arrived.
         error: raised once everything is saved.
     """
 
     def __init__(self) -> None:
+        self.is_asked = False
         self.error: type[BaseException] = Preempted
-        self._asked = threading.Event()
         self._interrupted_at: float | None = None
-
-    def is_asked(self) -> bool:
-        """Whether a signal has arrived."""
-        return self._asked.is_set()
 
     def terminate(self, number: int, frame: FrameType | None) -> None:
         """SIGTERM: training saves and stops; rerunning the command resumes it."""
-        self._asked.set()
+        self.is_asked = True
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
         """SIGINT, Ctrl-C: the first stops after the step and a save, a later one without it.
@@ -207,7 +204,7 @@ class Stop:
         if self._interrupted_at is None:
             self._interrupted_at = now
             self.error = KeyboardInterrupt
-            self._asked.set()
+            self.is_asked = True
             logger.info("training: saving after this step; press Ctrl-C again to stop without it")
         elif now > self._interrupted_at + _BOUNCE_SECONDS:
             # A third one would interrupt the save that the second lets end.
@@ -231,7 +228,7 @@ def agree_to_save(due: float, *, logs: bool) -> bool:
 def agree_to_stop(stop: Stop, step: int) -> bool:
     """True on every host once any of them received SIGTERM."""
     if jax.process_count() == 1:
-        return stop.is_asked()
+        return stop.is_asked
     return multihost_utils.reached_preemption_sync_point(step)
 
 
