@@ -103,7 +103,7 @@ class Training:
         self.state = problem.state(method)
         self.state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self.state.opt_state))
         start = time.perf_counter()
-        self.compiled = problem.step(method).trace(self.state, batches).lower().compile()
+        self.compiled = problem.step(method).lower(self.state, batches).compile()
         self.compile_seconds = time.perf_counter() - start
         self.passes: list[float] = []
         self()

@@ -149,7 +149,7 @@ def our_variant(name: str, arguments: argparse.Namespace, batch: Batch) -> Varia
     state = init_state(initialise, optimizer, jax.random.key(0))
     step = make_train_step(model, optimizer, num_chunks=chunks)
     start = time.perf_counter()
-    compiled = step.trace(state, {"nq": batch}).lower().compile()
+    compiled = step.lower(state, {"nq": batch}).compile()
     compile_seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()
     box = [state]

@@ -77,11 +77,6 @@ def test_files_of_berts_have_constants_that_fingerprints_include(read):
         read(json.dumps(value))
 
 
-def test_absent_fields_take_their_defaults(read):
-    text = '{"format_version": 1, "bert": {"dropout_rate": 0}, "experts": {}}'
-    assert read(text) == DualEncoderConfig(bert=BertConfig(dropout_rate=0.0))
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

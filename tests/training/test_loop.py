@@ -205,23 +205,6 @@ def test_ctrl_c_saves_and_a_later_one_does_not_wait(tmp_path, monkeypatch):
         run(tmp_path / "saved before", config, batches=twice())
 
 
-@pytest.mark.parametrize(("bad_step", "log_period"), [(5, 1), (7, 100), (8, 100)])
-def test_a_loss_that_is_not_finite_stops_and_names_the_batch(tmp_path, bad_step, log_period):
-    config = loop.LoopConfig(
-        train_steps=9, checkpoint_period=4, log_period=log_period, max_skipped_steps=1
-    )
-    batches = ToyBatches()
-    named = f"step {bad_step}, task 'toy', query 'q{bad_step}'"
-    with pytest.raises(NonFiniteLossError, match=named):
-        run(tmp_path, config, batches=batches, train_step=nan_at(bad_step))
-    assert batches.closed
-    last_good = bad_step - bad_step % 4
-    assert steps_saved(tmp_path)[-1] == last_good
-    resumed = run(tmp_path, loop.LoopConfig(train_steps=last_good))
-    weight = weight_without(steps=last_good)
-    assert float(resumed.state.params["weight"]) == pytest.approx(weight, rel=1e-6)
-
-
 def weight_without(*skipped: int, steps: int) -> float:
     weight = 1.0
     for step in sorted(set(range(steps)) - set(skipped)):

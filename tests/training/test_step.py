@@ -170,27 +170,13 @@ def test_a_state_is_born_sharded_with_its_moments():
     jax.tree.map(np.testing.assert_array_equal, state.params, fresh(PLAIN).params)
 
 
-PARAMS = {
-    "encoder": {
-        "wi": jax.ShapeDtypeStruct((768, 3072), np.float32),
-        "bias": jax.ShapeDtypeStruct((3,), np.float32),
-    }
-}
-AXES = {"encoder": {"wi": PartitionSpec("embed", "mlp"), "bias": PartitionSpec(None)}}
-
-
-def shardings():
-    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("fsdp", "model"))
-    return {
-        "encoder": {
-            "wi": NamedSharding(mesh, PartitionSpec("fsdp", "model")),
-            "bias": NamedSharding(mesh, PartitionSpec()),
-        }
-    }
-
-
 def test_table_by_hand():
-    lines = parameter_table(PARAMS, logical_axes=AXES, shardings=shardings()).splitlines()
+    params = {"encoder": {"wi": np.zeros((768, 3072)), "bias": np.zeros(3)}}
+    axes = {"encoder": {"wi": PartitionSpec("embed", "mlp"), "bias": PartitionSpec(None)}}
+    specs = {"encoder": {"wi": PartitionSpec("fsdp", "model"), "bias": PartitionSpec()}}
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("fsdp", "model"))
+    shardings = jax.tree.map(functools.partial(NamedSharding, mesh), specs)
+    lines = parameter_table(params, logical_axes=axes, shardings=shardings).splitlines()
     assert [line.split() for line in lines] == [
         ["parameter", "shape", "axes", "sharding", "count"],
         ["encoder/bias", "3", "-", "3"],
