@@ -25,16 +25,12 @@ from taser_jax.training.loop import LoopConfig
 
 
 def test_damaged_checkpoints_are_named_with_the_one_before(tmp_path):
-    state = toy_loop.initial_state()
-    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep_latest=3))
-    for step in (1, 2, 3):
-        checkpoints.save(state, step=step, about=toy_loop.ABOUT)
-    checkpoints.close()
+    toy_loop.run(tmp_path, LoopConfig(train_steps=3, checkpoint_period=1))
     assert checksums.verify(directory=str(tmp_path)) > 15
     for step, name in ((3, "state/manifest.ocdbt"), (2, "state/_METADATA")):
         (tmp_path / f"checkpoint_{step}" / name).unlink()
         with pytest.raises(DataError, match=rf"(?s){name}: .*missing.*checkpoint_{step - 1}"):
-            restore_params_from(tmp_path / f"checkpoint_{step}", abstract_params=state.params)
+            restore_params_from(tmp_path / f"checkpoint_{step}", abstract_params={})
     # Also where nothing was recorded.
     (tmp_path / "checkpoint_3" / checksums.FILE).unlink()
     with pytest.raises(DataError, match=r"(?s)manifest\.ocdbt: missing.*checkpoint_2"):
