@@ -203,15 +203,20 @@ class RetrievalStages:
         model: ModelConfig,
         training: TrainingConfig,
         *,
-        negatives_dirs: Sequence[pathlib.Path],
+        negatives_dirs: Sequence[pathlib.Path] = (),
         tasks: Sequence[str] | None = None,
         initial_checkpoint: epath.Path | None = None,
+        **inputs: Any,
     ) -> TrainSummary:
-        """Trains a model on the tasks, or on all that are searched."""
+        """Trains a model on the tasks, or on all that are searched.
+
+        `inputs` are further fields of `TrainingData`.
+        """
+        inputs = {"token_store": self._setting.token_store, **inputs}
         data = TrainingData(
-            self._setting.token_store,
             tasks=tasks or self._setting.tasks,
             negatives_dirs=list(map(str, negatives_dirs)),
+            **inputs,
         )
         summary = self.stages.run(
             f"{label}-train",

@@ -6,7 +6,6 @@ import dataclasses
 import pathlib
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Float32, Int
@@ -54,8 +53,7 @@ def distil(
     attention: Float32[np.ndarray, "queries documents"],
     *,
     learned: int,
-    negatives: int,
-    seed: int = 0,
+    negatives: int = LOOKUP_NEGATIVES,
 ) -> Distilled:
     """Positives D^s+ ∪ top N of D^a by attention, and negatives from the other documents found.
 
@@ -67,11 +65,10 @@ def distil(
         lookup: what the lookup model found, deeper than the documents that were fused.
         attention: attention to the first K of them.
         learned: N, at most K.
-        negatives: number of negatives drawn per query.
-        seed: seed of the draw.
+        negatives: number of negatives drawn per query; the paper states none.
     """
     count = attention.shape[1]
-    rng = np.random.default_rng([0xD157, seed])
+    rng = np.random.default_rng([0xD157, 0])
     scores = np.where(lookup.rows[:, :count] >= 0, attention, -np.inf)
     order = np.argsort(-scores, axis=1, kind="stable")[:, :learned]
     attended = np.take_along_axis(lookup.rows, order, axis=1)
@@ -139,7 +136,6 @@ def attention_shares(
     attention: Float[np.ndarray, "queries segments"],
     *,
     gold: Sequence[Int[np.ndarray, " relevant"]],
-    source: str,
 ) -> dict[str, object]:
     """Figure 2's numbers: by memory, its share of attention and of documents; gold found.
 
@@ -147,8 +143,8 @@ def attention_shares(
         mixture: the memories.
         rows: documents of each query, of which the first K are attended to.
         attention: to the query's own tokens, then to the K documents.
-        gold: relevant documents of each query.
-        source: their memory, which is split into "<source>, relevant" and "<source>, other".
+        gold: relevant documents of each query; their memory is split into "source, relevant" and
+            "source, other".
 
     Returns:
         "attention" and "documents", each by memory and summing to 1 (the query's own segment is
@@ -158,10 +154,10 @@ def attention_shares(
     present = documents >= 0
     memory, _ = mixture.places(documents[present])
     relevant = np.array([np.isin(line, own) for line, own in zip(documents, gold, strict=True)])
-    is_gold = (memory == mixture.names.index(source)) & relevant[present]
+    is_gold = (memory == mixture.names.index(SOURCE)) & relevant[present]
     memory = np.where(is_gold, len(mixture.names), memory)
-    names = [f"{name}, other" if name == source else name for name in mixture.names]
-    names.append(f"{source}, relevant")
+    names = [f"{name}, other" if name == SOURCE else name for name in mixture.names]
+    names.append(f"{SOURCE}, relevant")
 
     def shares(values: Float[np.ndarray, " documents"]) -> dict[str, float]:
         totals = np.bincount(memory, weights=values, minlength=len(names))
@@ -174,51 +170,38 @@ def attention_shares(
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class Attended:
-    """What an end retriever attends to, for one task's queries.
-
-    Attributes:
-        shares: from `attention_shares`, with the task's name.
-        queries: the queries.
-        gold: their relevant documents, as rows of the mixture.
-        attention: to each query's own tokens, then to its documents.
-    """
-
-    shares: dict[str, object]
-    queries: TokenizedQueries
-    gold: list[Int[np.ndarray, " positives"]]
-    attention: Float32[np.ndarray, "queries segments"]
-
-
-def attention_by_task(
+@writes("{output_dir}")
+def distil_queries(
     *,
+    output_dir: str,
+    token_store: str,
     model_dir: str,
     memory_dir: str,
     augmentation_dir: str,
     documents: int,
-    config: EncodeConfig,
-    token_store: str,
     tasks: Sequence[str],
-    split: str,
-    source: str,
+    learned: int,
+    config: EncodeConfig = EncodeConfig(),
     states_dir: str | None = None,
     states_dtype: EmbeddingDtype = EmbeddingDtype.FLOAT32,
-) -> dict[str, Attended]:
-    """What an end retriever attends to, for each task of a split.
+) -> dict[str, list[dict[str, object]]]:
+    """Writes what the lookup trains on: the training queries distilled, the others with their gold.
 
     Args:
+        output_dir: of the joined store.
+        token_store: the source's.
         model_dir: the end retriever.
         memory_dir: the mixture.
         augmentation_dir: its documents of the queries.
-        documents: how many of a query's documents are read.
+        documents: how many of a query's documents the end retriever reads.
+        tasks: the queries' tasks.
+        learned: N, the most attended documents, which become positives.
         config: batches of encoding.
-        token_store: has the queries.
-        tasks: theirs.
-        split: theirs.
-        source: the memory that their positives are of.
         states_dir: states of the blocks that were frozen in training; None encodes tokens.
         states_dtype: dtype of these states.
+
+    Returns:
+        "attention": `attention_shares` of each task, with its name.
     """
     mixture, model = Mixture.open(memory_dir), load_model(model_dir)
     store = TokenStore.open(token_store)
@@ -226,11 +209,14 @@ def attention_by_task(
         augmentation_dir, per_query=documents, config=model.model.config, store=store
     )
     texts: TextSource = augmentation
-    asked = [
-        store.queries(entry.task, split)
-        for entry in store.metadata.queries
-        if entry.split == split and entry.task in tasks
-    ]
+    by_split = {
+        split: [
+            store.queries(entry.task, split)
+            for entry in store.metadata.queries
+            if entry.split == split and entry.task in tasks
+        ]
+        for split in (DEVELOPMENT, "train")
+    }
     if states_dir:
         model, texts = model_on_states(
             model,
@@ -238,72 +224,25 @@ def attention_by_task(
             blocks=read_facts(model_dir).get("train_from_block", 0),
             dtype=states_dtype,
             store=store,
-            queries=asked,
+            queries=by_split["train"],
             augmentation=augmentation,
         )
-    attended = {}
-    for queries in asked:
-        gold = mixture.gold(source, queries.positives)
-        lookup = read_lookup(augmentation_dir, queries.task, split).run
+    joined, shares = {}, []
+    for queries in by_split[DEVELOPMENT]:
+        gold = mixture.gold(SOURCE, queries.positives)
+        none = [np.zeros(0, np.int64)] * len(gold)
+        joined[queries.task, DEVELOPMENT] = queries, Distilled(gold, none)
+    for queries in by_split["train"]:
+        gold = mixture.gold(SOURCE, queries.positives)
+        lookup = read_lookup(augmentation_dir, queries.task, "train").run
         of_queries = texts.of_queries(queries)
         attention = document_attention(model, of_queries, task=queries.task, config=config)
-        shares = attention_shares(mixture, lookup.rows, attention, gold=gold, source=source)
-        attended[queries.task] = Attended({"task": queries.task} | shares, queries, gold, attention)
-    return attended
-
-
-@writes("{output_dir}")
-def distil_queries(
-    *,
-    output_dir: str,
-    token_store: str,
-    memory_dir: str,
-    augmentation_dir: str,
-    tasks: Sequence[str],
-    learned: int,
-    negatives: int = LOOKUP_NEGATIVES,
-    **options: Any,
-) -> dict[str, Any]:
-    """Writes what the lookup trains on: the training queries distilled, the others with their gold.
-
-    Args:
-        output_dir: of the joined store.
-        token_store: the source's.
-        memory_dir: the mixture.
-        augmentation_dir: its documents of the queries.
-        tasks: the queries' tasks.
-        learned: N, the most attended documents, which become positives.
-        negatives: of each query; the paper states no number.
-        options: further arguments of `attention_by_task`.
-
-    Returns:
-        "attention": `attention_shares` of each task.
-    """
-    mixture, store = Mixture.open(memory_dir), TokenStore.open(token_store)
-    joined: dict[tuple[str, str], Any] = {}
-    for entry in store.metadata.queries:
-        if entry.split == DEVELOPMENT and entry.task in tasks:
-            queries = store.queries(entry.task, entry.split)
-            gold = mixture.gold(SOURCE, queries.positives)
-            distilled = Distilled(gold, [np.zeros(0, int)] * len(gold))
-            joined[entry.task, entry.split] = queries, distilled
-    attended = attention_by_task(
-        memory_dir=memory_dir,
-        augmentation_dir=augmentation_dir,
-        token_store=token_store,
-        source=SOURCE,
-        tasks=tasks,
-        split="train",
-        **options,
-    )
-    for task, of_task in attended.items():
-        lookup = read_lookup(augmentation_dir, task, "train").run
-        distilled = distil(
-            of_task.gold, lookup, of_task.attention[:, 1:], learned=learned, negatives=negatives
-        )
-        joined[task, "train"] = of_task.queries, distilled
+        of_task = attention_shares(mixture, lookup.rows, attention, gold=gold)
+        shares.append({"task": queries.task} | of_task)
+        distilled = distil(gold, lookup, attention[:, 1:], learned=learned)
+        joined[queries.task, "train"] = queries, distilled
     write_joined_store(pathlib.Path(output_dir), mixture, store, joined)
-    return {"attention": [of_task.shares for of_task in attended.values()]}
+    return {"attention": shares}
 
 
 def _token_lists(mixture: Mixture) -> Iterator[list[int]]:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.evaluate import write_table
@@ -18,7 +15,6 @@ from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.systems.moma.augment import look_up
-from taser_jax.systems.moma.distillation import attention_by_task
 from taser_jax.systems.moma.memories import SOURCE
 from taser_jax.systems.moma.stages import (
     UNTRAINED,
@@ -27,6 +23,7 @@ from taser_jax.systems.moma.stages import (
     MomaConfig,
     MomaStages,
     Trained,
+    with_own_states,
 )
 
 
@@ -133,7 +130,7 @@ def _search_targets(
     untrained = run.untrained()
     for name, path in run.moma.targets.items():
         target = _Target(run, name, path)
-        rows = [target.bm25()]
+        rows = [target.retrieval.bm25(("test",))]
         if untrained is not None:
             rows.append(target.search(UNTRAINED.capitalize(), untrained, None))
         for kind, (end, lookup) in finished.items():
@@ -149,41 +146,39 @@ def _search_targets(
                 rows.append(target.search(f"{row} without target", end, documents))
             documents = target.look_up(lookup, swapped, "documents")
             rows.append(target.search(row, end, documents))
-            if kind is LookupTraining.LEARNED:
-                target.attend(end, documents)
-        target.write(rows)
+        write_table(
+            target.root,
+            systems=rows,
+            by_task=run.setting.evaluation.measures[0],
+            significance=run.setting.significance,
+        )
 
 
 class _Target:
-    """One target's stages and folder."""
+    """One target's stages and folder.
+
+    Attributes:
+        root: the folder.
+        retrieval: its stages.
+    """
 
     def __init__(self, run: MomaStages, name: str, path: str) -> None:
-        self._run, self._name, self._path = run, name, path
-        self._root = run.root / "targets" / name
-        training = run.setting.training
-        if training.states_dir is not None:
-            own_states = str(pathlib.Path(training.states_dir) / "targets" / name)
-            training = dataclasses.replace(training, states_dir=own_states)
-        self._setting = dataclasses.replace(
+        self._run, self._path, self.root = run, path, run.root / "targets" / name
+        setting = dataclasses.replace(
             run.setting,
-            training=training,
-            output_dir=str(self._root),
+            training=with_own_states(run.setting.training, f"targets/{name}"),
+            output_dir=str(self.root),
             token_store=path,
             tasks=None,
             own_passage_tasks=(),
         )
-        self._retrieval = RetrievalStages(self._setting)
-        self._stages = self._retrieval.stages
-
-    def bm25(self) -> str:
-        """BM25's row."""
-        return self._retrieval.bm25(("test",))
+        self.retrieval = RetrievalStages(setting)
 
     def look_up(self, lookup: Trained, memories: Mapping[str, str], folder: str) -> Documents:
         """The documents that a lookup finds for the target's queries in these memories."""
-        root = self._root / f"{lookup.label}-{folder}"
+        root = self.root / f"{lookup.label}-{folder}"
         documents = Documents(root / "memories", root / "documents")
-        self._stages.run(
+        self.retrieval.stages.run(
             root.name,
             look_up,
             **self._run.mixture(lookup, memories),
@@ -198,42 +193,13 @@ class _Target:
     def search(self, row: str, end: Trained, documents: Documents | None) -> str:
         """The row of an end retriever, with or without documents."""
         label = end.label if documents is None else f"{end.label}-{documents.directory.parent.name}"
-        self._retrieval.retrieve(
+        root = self.root / label
+        self.retrieval.retrieve(
             label,
-            self._root / label,
+            root,
             splits=("test",),
             encoded=("test",),
             model_dir=end.directory,
-            documents={
-                **self._run.options(documents),
-                "shared_embeddings": self._run.shared_embeddings(end),
-            },
+            documents=self._run.read_with(end, documents),
         )
-        return self._retrieval.evaluate(row, self._root / label / "runs", parameters=end.parameters)
-
-    def attend(self, end: Trained, documents: Documents) -> None:
-        """Records how the memories share the attention of the target's queries."""
-        self._stages.run(
-            f"{end.label}-attention",
-            _attention,
-            **self._run.attended(end, documents, self._setting.training),
-            token_store=self._path,
-            tasks=list(self._retrieval.store.tasks),
-            split="test",
-            source=self._name,
-        )
-
-    def write(self, rows: list[str]) -> None:
-        """The target's table."""
-        write_table(
-            self._root,
-            systems=rows,
-            by_task=self._setting.evaluation.measures[0],
-            significance=self._setting.significance,
-        )
-
-
-@functools.wraps(attention_by_task)
-def _attention(**options: Any) -> dict[str, object]:
-    attended = attention_by_task(**options).values()
-    return {"attention": [of_task.shares for of_task in attended]}
+        return self.retrieval.evaluate(row, root / "runs", parameters=end.parameters)

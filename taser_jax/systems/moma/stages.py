@@ -10,23 +10,17 @@ from typing import Any
 
 from etils import epath
 
-from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.model_directory import load_model, selected_checkpoint
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.pipelines.retrieval_stages import (
     RetrievalStages,
     Setting,
 )
-from taser_jax.commands.train import TrainSummary, train
-from taser_jax.data.token_store.store import TokenStore
-from taser_jax.devices.hosts import writes
 from taser_jax.models.dual_encoder import ModelConfig
-from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.storage.errors import ConfigError
 from taser_jax.systems.moma.augment import look_up
 from taser_jax.systems.moma.distillation import distil_queries
 from taser_jax.systems.moma.memories import SOURCE
-from taser_jax.systems.moma.memory import encode_missing
 
 # Documents looked up for a query: 200 as in ANCE; the paper states no number.
 LOOKUP_DEPTH = 200
@@ -150,17 +144,12 @@ class MomaStages:
 
     def warm_up(self, rows: list[str]) -> Trained:
         """A training on BM25's negatives, without documents; both components start from it."""
-        setting = self.setting
         rows.append(self._retrieval.bm25(("train", "test")))
         untrained = self.untrained()
         if untrained is not None:
             self.retrieve(untrained, rows, UNTRAINED.capitalize(), None, mined=False)
-        trained = self._train(
-            WARM_UP,
-            setting.training,
-            TrainingData(setting.token_store, negatives_dirs=[f"{self.root}/bm25/negatives"]),
-            tower_of=untrained,
-        )
+        negatives = self.root / "bm25" / "negatives"
+        trained = self._train(WARM_UP, self.setting.training, untrained, negatives_dirs=[negatives])
         self.retrieve(trained, rows, f"{self._name} ({WARM_UP}, no memory)", None)
         return trained
 
@@ -218,66 +207,49 @@ class MomaStages:
         self, label: str, training: TrainingConfig, before: Trained, documents: Documents | None
     ) -> Trained:
         """f_t, from f_t−1's checkpoint and negatives, with documents (equations 7 and 8)."""
+        negatives = before.directory.parent / "negatives"
         return self._train(
-            label,
-            training,
-            TrainingData(
-                self.setting.token_store,
-                negatives_dirs=[str(before.directory.parent / "negatives")],
-                **self.options(documents),
-            ),
-            before=before,
+            label, training, before, negatives_dirs=[negatives], **self.options(documents)
         )
 
     def options(self, documents: Documents | None) -> dict[str, Any]:
-        """Arguments of `TrainingData` and `encode` that name the queries' documents."""
+        """Fields of `TrainingData` and arguments of `encode` that name the queries' documents."""
         if documents is None:
             return {}
         return {"augmentation_dir": str(documents.directory), "documents": self.moma.documents}
 
+    def read_with(self, end: Trained, documents: Documents | None) -> dict[str, object]:
+        """Arguments of `encode`: an end retriever's documents and its passages' embeddings."""
+        return {**self.options(documents), "shared_embeddings": self.shared_embeddings(end)}
+
     def distil(self, label: str, end: Trained, documents: Documents) -> pathlib.Path:
         """The lookup's training data: gold and most attended documents (equations 10 to 12)."""
-        moma, directory = self.moma, self.root / label / "joined"
+        setting, directory = self.setting, self.root / label / "joined"
+        training = setting.training
         self._stages.run(
             f"{label}-distil",
             distil_queries,
-            **self.attended(end, documents, self.setting.training),
-            token_store=self.setting.token_store,
             output_dir=directory,
-            tasks=self.setting.tasks or list(self._retrieval.store.tasks),
-            learned=moma.learned_positives,
+            token_store=setting.token_store,
+            model_dir=end.directory,
+            memory_dir=documents.memory_dir,
+            augmentation_dir=documents.directory,
+            documents=self.moma.documents,
+            tasks=setting.tasks or list(self._retrieval.store.tasks),
+            learned=self.moma.learned_positives,
+            config=setting.encode,
+            states_dir=training.states_dir if training.train_from_block else None,
+            states_dtype=training.states_dtype,
         )
         return directory
-
-    def attended(
-        self, end: Trained, documents: Documents, training: TrainingConfig
-    ) -> dict[str, object]:
-        """Arguments of `attention_by_task` that name the retriever and its queries' documents.
-
-        Args:
-            end: the retriever.
-            documents: its documents of the queries.
-            training: where states of frozen blocks of the queries' token store are.
-        """
-        return {
-            "states_dir": training.states_dir if training.train_from_block else None,
-            "states_dtype": training.states_dtype,
-            "model_dir": end.directory,
-            "memory_dir": documents.memory_dir,
-            "augmentation_dir": documents.directory,
-            "documents": self.moma.documents,
-            "config": self.setting.encode,
-        }
 
     def train_lookup(
         self, label: str, training: TrainingConfig, before: Trained, joined: pathlib.Path
     ) -> Trained:
         """f_a,t, from f_a,t−1, on the joined store."""
-        if training.states_dir is not None:
-            # Joined stores have the same texts in every episode, and not those of the source.
-            own_states = str(pathlib.Path(training.states_dir) / "joined")
-            training = dataclasses.replace(training, states_dir=own_states)
-        return self._train(f"{label}-lookup", training, TrainingData(str(joined)), before=before)
+        # Joined stores have the same texts in every episode, and not those of the source.
+        training = with_own_states(training, "joined")
+        return self._train(f"{label}-lookup", training, before, token_store=str(joined))
 
     def retrieve(
         self,
@@ -294,56 +266,34 @@ class MomaStages:
             end.label,
             root,
             splits=("train", "test") if mined else ("test",),
-            documents={**self.options(documents), "shared_embeddings": self.shared_embeddings(end)},
+            documents=self.read_with(end, documents),
         )
         if mined:
             self._retrieval.mine(end.label, root, self.setting.second_mining)
         rows.append(self._retrieval.evaluate(row, root / "runs", parameters=end.parameters))
 
     def _train(
-        self,
-        label: str,
-        training: TrainingConfig,
-        data: TrainingData,
-        *,
-        before: Trained | None = None,
-        tower_of: Trained | None = None,
+        self, label: str, training: TrainingConfig, before: Trained | None, **inputs: Any
     ) -> Trained:
-        directory, tower, checkpoint = self.root / label / "model", None, None
-        if before is not None:
+        """From a trained model's checkpoint, or from the pretrained weights where there is none.
+
+        Where passages are frozen, look-ups and retrieval have encoded them by then.
+        """
+        directory, checkpoint = self.root / label / "model", None
+        if before is not None and before.label != UNTRAINED:
             checkpoint = selected_checkpoint(before.directory)
             training = dataclasses.replace(training, pretrained=None)
-        data = dataclasses.replace(data, tasks=self.setting.tasks)
         if self.moma.frozen_passages:
-            tower = before or tower_of
-            assert tower is not None
-            shared = str(self.shared_embeddings(tower))
-            data = dataclasses.replace(data, shared_embeddings=shared)
-        trained = self._stages.run(
-            f"{label}-train",
-            _train,
-            tower_dir=None if tower is None else tower.directory,
-            config=self.setting.encode,
-            model_dir=directory,
-            data=data,
-            model=self._model,
-            training=training,
-            initial_checkpoint=checkpoint,
+            assert before is not None
+            inputs["shared_embeddings"] = str(self.shared_embeddings(before))
+        summary = self._retrieval.train(
+            label, directory, self._model, training, initial_checkpoint=checkpoint, **inputs
         )
-        return Trained(label, directory, trained["parameters"])
+        return Trained(label, directory, summary.parameters)
 
 
-@writes("{model_dir}")
-def _train(
-    *,
-    tower_dir: str | None,
-    config: EncodeConfig,
-    model_dir: str,
-    data: TrainingData,
-    **options: Any,
-) -> TrainSummary | None:
-    """Trains, with passages that a frozen tower has encoded where there is one."""
-    if tower_dir is not None and data.shared_embeddings is not None:
-        tower, store = load_model(tower_dir), TokenStore.open(data.token_store)
-        encode_missing(data.shared_embeddings, tower, store, config=config)
-    return train(model_dir=model_dir, data=data, **options)
+def with_own_states(training: TrainingConfig, name: str) -> TrainingConfig:
+    """A training on other texts, whose states of frozen blocks have a folder of their own."""
+    if training.states_dir is None:
+        return training
+    return dataclasses.replace(training, states_dir=str(pathlib.Path(training.states_dir) / name))

@@ -9,7 +9,6 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from taser_jax.assembly.data import TrainingData
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.evaluate import EvaluationConfig, evaluate
 from taser_jax.commands.inputs import tasks_with
@@ -21,7 +20,6 @@ from taser_jax.commands.pipelines.retrieval_stages import (
     check_untrained,
 )
 from taser_jax.commands.pipelines.stages import pipeline_records
-from taser_jax.commands.train import train
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.results import read_results
@@ -110,18 +108,9 @@ class MufStages:
         """Trains, encodes and indexes a model, and a specialist's ensemble."""
         label, setting = file_name(name), self._setting
         root, training = self._root / label, system.training(setting.training)
-        shared: dict[str, Any] = {
-            "token_store": setting.token_store,
-            "tasks": list(system.tasks or self._tasks),
-            "negatives_dirs": [str(self._root / "bm25" / "negatives")],
-        }
-        trained = self._stages.run(
-            f"{label}-train",
-            train,
-            model_dir=root / "model",
-            data=TrainingData(**shared),
-            model=system.model,
-            training=training,
+        tasks, negatives = list(system.tasks or self._tasks), self._root / "bm25" / "negatives"
+        trained = self._retrieval.train(
+            label, root / "model", system.model, training, negatives_dirs=[negatives], tasks=tasks
         )
         self._retrieval.retrieve(label, root, splits=())
         specialist, member_parameters = Specialist.of(str(root)), 0
@@ -132,11 +121,13 @@ class MufStages:
                 embeddings_dir=specialist.embeddings_dir,
                 output_dir=root / "ensemble",
                 training=self._fusion.ensemble,
-                **shared,
+                token_store=setting.token_store,
+                tasks=tasks,
+                negatives_dirs=[str(negatives)],
             )
             specialist = dataclasses.replace(specialist, ensemble_dir=str(root / "ensemble"))
             member_parameters = Ensemble.open(str(root / "ensemble")).member_parameters
-        self._models[name] = _Model(specialist, trained["parameters"], member_parameters)
+        self._models[name] = _Model(specialist, trained.parameters, member_parameters)
 
     def untrained(self, name: str, system: System) -> None:
         """Imports, encodes and indexes a model with its pretrained weights."""

@@ -48,13 +48,12 @@ def mixture(tmp_path):
 
 
 def test_positives_are_gold_and_most_attended_and_negatives_the_rest():
-    distilled = distil(GOLD, LOOKUP, ATTENTION, learned=2, negatives=10)
+    distilled = distil(GOLD, LOOKUP, ATTENTION, learned=2)
     assert [rows.tolist() for rows in distilled.positives] == [[5, 3], [11, 12, 6, 2]]
     assert [sorted(rows.tolist()) for rows in distilled.negatives] == [[1, 7, 8, 9], [4]]
-    few = distil(GOLD, LOOKUP, ATTENTION, learned=0, negatives=2, seed=1)
+    few, again = (distil(GOLD, LOOKUP, ATTENTION, learned=0, negatives=2) for _ in range(2))
     assert [rows.tolist() for rows in few.positives] == [[5], [11, 12]]
     assert [len(rows) for rows in few.negatives] == [2, 2]
-    again = distil(GOLD, LOOKUP, ATTENTION, learned=0, negatives=2, seed=1)
     for drawn, redrawn in zip(few.negatives, again.negatives, strict=True):
         np.testing.assert_array_equal(drawn, redrawn)
 
@@ -68,7 +67,7 @@ def test_the_lookup_trains_on_all_memories(mixture, tmp_path):
         np.tile(np.array([50, 51, 52, 53], np.int32), (16, 1)),
         np.zeros((16, 4), np.float32),
     )
-    data = distil(gold, lookup, np.ones((16, 2), np.float32), learned=1, negatives=5)
+    data = distil(gold, lookup, np.ones((16, 2), np.float32), learned=1)
     key = queries.task, queries.split
     joined = write_joined_store(tmp_path / "joined", mixture, source, {key: (queries, data)})
     assert len(joined) == 60
@@ -104,7 +103,7 @@ def test_attention_is_shared_among_memories(mixture):
     rows = np.array([[0, 1, 50, 2], [55, 56, -1, -1]], np.int32)
     attention = np.array([[9.0, 0.2, 0.1, 0.3], [9.0, 0.3, 0.1, 0.0]], np.float32)
     gold = [np.array([1]), np.array([0])]
-    split = attention_shares(mixture, rows, attention, gold=gold, source="source")
+    split = attention_shares(mixture, rows, attention, gold=gold)
     # One of the first query's three documents of the source is relevant, none of the second's.
     assert split["attention"] == pytest.approx(
         {"source, other": 0.2, "more": 0.7, "source, relevant": 0.1}

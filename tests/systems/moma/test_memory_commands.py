@@ -19,7 +19,6 @@ from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.fusion import BertFusionConfig, FusedStates
 from taser_jax.retrieval.embeddings import EmbeddingDtype, QueryEmbeddings
-from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 from taser_jax.systems.moma import distillation
 from taser_jax.systems.moma.augment import augment
@@ -211,23 +210,27 @@ def test_attention_to_cached_states_is_that_to_tokens(world, mixture_dir, tmp_pa
     tiny_training.write_untrained(model_dir, fusion(bert=bert, towers=Towers.TIED), world.stores[0])
     monkeypatch.setattr(distillation, "read_facts", lambda _: {"train_from_block": 2})
     look_up(world, mixture_dir, documents, k=3)
-    on_tokens, on_states = (
-        distillation.attention_by_task(
+    shares, stores = [], []
+    for states_dir in (None, str(tmp_path / "states")):
+        stores.append(str(tmp_path / f"joined-{states_dir is None}"))
+        outputs = distillation.distil_queries(
+            output_dir=stores[-1],
+            token_store=world.stores[0],
             model_dir=str(model_dir),
             memory_dir=mixture_dir,
             augmentation_dir=documents,
             documents=3,
-            config=EncodeConfig(),
-            token_store=world.stores[0],
             tasks=["first"],
-            split="train",
-            source="source",
+            learned=1,
             states_dir=states_dir,
-        )["first"]
-        for states_dir in (None, str(tmp_path / "states"))
-    )
-    np.testing.assert_allclose(on_states.attention, on_tokens.attention, rtol=1e-4, atol=1e-6)
-    assert len(on_states.gold) == len(on_states.queries) > 0
+        )
+        shares += outputs["attention"]
+    on_tokens, on_states = shares
+    assert on_tokens["task"] == "first"
+    assert on_states["attention"] == pytest.approx(on_tokens["attention"], abs=1e-5)
+    of_tokens, of_states = (TokenStore.open(store).queries("first", "train") for store in stores)
+    assert len(of_states) > 0
+    assert [*map(list, of_states.positives)] == [*map(list, of_tokens.positives)]
     [folder] = (tmp_path / "states" / "documents").iterdir()
     assert (folder / "states.npy").exists()
     # Towers that are no copies of each other, as after training both.
