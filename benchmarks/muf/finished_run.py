@@ -18,12 +18,7 @@ from taser_jax.storage.artifacts import file_name, read_json, split_path
 from taser_jax.storage.typed_files import typed
 from taser_jax.systems.muf.ensemble_files import Ensemble
 from taser_jax.systems.muf.fuse import FUSION_FILE
-from taser_jax.systems.muf.specialists import (
-    OpenSpecialist,
-    Specialist,
-    Weighing,
-    open_specialists,
-)
+from taser_jax.systems.muf.specialists import OpenSpecialist, Specialist, Weighing
 from taser_jax.systems.muf.tables import MUF, TEST
 
 
@@ -90,23 +85,20 @@ class FinishedRun:
             members: the first members alone; None means all.
         """
         temperatures: Mapping[str, float] = self._fusion["summary"]["temperatures"]
-        specialists = {
-            name: dataclasses.replace(
-                typed(plain, Specialist, where=name),
-                temperature=temperatures[name],
-                members=members,
+        store = PassageStore.open(self._fusion["data_dir"], self._fusion["collection"])
+        return {
+            name: OpenSpecialist(
+                name,
+                dataclasses.replace(typed(plain, Specialist, where=name), members=members),
+                self.directory / "specialists" / file_name(name),
+                data_dir=self._fusion["data_dir"],
+                store=store,
+                weighing=dataclasses.replace(self.weighing, temperatures=(temperatures[name],)),
+                evaluation=EvaluationConfig(),
+                own_passage_tasks=self._fusion.get("own_passage_tasks", ()),
             )
             for name, plain in self._fusion["specialists"].items()
         }
-        return open_specialists(
-            specialists,
-            self.directory / "specialists",
-            data_dir=self._fusion["data_dir"],
-            store=PassageStore.open(self._fusion["data_dir"], self._fusion["collection"]),
-            weighing=self.weighing,
-            evaluation=EvaluationConfig(),
-            own_passage_tasks=self._fusion.get("own_passage_tasks", ()),
-        )
 
     def confidences(self, row: str, task: str) -> QueryArrays:
         """A fusion's lists of a task's queries, with the specialists' confidences."""

@@ -48,7 +48,6 @@ CLAIMS = {
         ("MUF without the domain", "Joint without the domain"),
         ("MUF without the domain", "Single, best other"),
         ("MUF without the domain", "Single, worst"),
-        ("MUF, T = 1000", "Equal weights"),
         # Of other_weights.py.
         ("Weights by margin", "Equal weights"),
         ("Weights by classifier", "Equal weights"),

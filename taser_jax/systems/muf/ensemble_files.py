@@ -215,7 +215,7 @@ class Ensemble:
         if not 2 <= members <= self.config.members:
             title = f"{members} members of an ensemble of {self.config.members}"
             fix = f"take 2 to {self.config.members}, or train a larger ensemble"
-            raise ConfigError(title, where="Specialist.members", fix=fix)
+            raise ConfigError(title, where="fuse.members", fix=fix)
         params = jax.tree.map(lambda leaf: leaf[:members], self.params)
         total = artifacts.fingerprint_json([self.fingerprints["ensemble"], members])
         return dataclasses.replace(

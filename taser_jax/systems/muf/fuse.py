@@ -9,7 +9,7 @@ import dataclasses
 import enum
 import functools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -28,7 +28,7 @@ from taser_jax.storage.artifacts import file_name, require_equal, split_path, wr
 from taser_jax.storage.errors import ConfigError, check_known
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.typed_files import read_typed, to_plain
-from taser_jax.systems.muf.oracle import Oracle, oracle_weights
+from taser_jax.systems.muf.oracle import BayesianConfig, oracle_weights
 from taser_jax.systems.muf.specialists import (
     VALIDATION,
     OpenSpecialist,
@@ -72,12 +72,10 @@ class FusionSummary:
     Attributes:
         temperatures: specialist -> T; without those whose confidence was not needed.
         alphas: task -> weight of BM25; empty where none was added.
-        undecided: queries for which every specialist's confidence is 0.
     """
 
     temperatures: Mapping[str, float]
     alphas: Mapping[str, float]
-    undecided: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +94,7 @@ class FusionRecord:
 @first_host_only
 def fuse(
     *,
-    specialists: Mapping[str, str | Specialist],
+    specialists: Mapping[str, str],
     data_dir: str,
     collection: str,
     output_dir: str,
@@ -107,7 +105,8 @@ def fuse(
     weighing: Weighing = Weighing(),
     evaluation: EvaluationConfig = EvaluationConfig(),
     bm25: AddedBm25 = AddedBm25(),
-    oracle: Oracle | None = None,
+    members: int | None = None,
+    oracle: BayesianConfig | None = None,
     own_passage_tasks: Sequence[str] = (),
     k: int = 100,
     tag: str = "muf",
@@ -120,7 +119,7 @@ def fuse(
 
     Args:
         specialists: name -> folder of a model: embeddings/, index/, with more than one of them
-            ensemble/, and for `taser ask` model/; or where these are.
+            ensemble/, and for `taser ask` model/.
         data_dir: folder of collections.
         collection: the collection, the same for all.
         output_dir: the fusion's directory.
@@ -131,29 +130,28 @@ def fuse(
         weighing: depth of the lists, confidences, weights.
         evaluation: the criterion for hits, which calibration and BM25's weight rest on.
         bm25: runs of BM25 to add.
+        members: how many members of each ensemble weigh, from the first on; None means all.
         oracle: searches for weights that put a relevant passage first, in place of confidences
-            (DPR-MUF's Bayesian oracle); None weighs by confidence.
+            (DPR-MUF's Bayesian oracle), from the list of the first specialist that was trained on
+            the task; None weighs by confidence.
         own_passage_tasks: tasks whose queries are also passages of the collection: the passage with
             the query's id is excluded from its lists.
         k: results per query in TREC files.
         tag: their last column.
 
     Returns:
-        Temperatures, weights of BM25, and the number of undecided queries.
+        Temperatures, and weights of BM25.
 
     Raises:
         ConfigError: no specialist, none left for a task, one without an ensemble to be left out by,
             or calibration on the reported split.
         FingerprintError: an index, ensemble or specialist of another model or collection.
     """
-    parts = {
-        name: Specialist.of(place) if isinstance(place, str) else place
-        for name, place in specialists.items()
-    }
+    parts = {name: Specialist.of(folder, members) for name, folder in specialists.items()}
     store = PassageStore.open(data_dir, collection)
     names = tasks_with(data_dir, collection, split=split, tasks=tasks)
     check_known(own_passage_tasks, list_tasks(data_dir, collection), where="OWN_PASSAGE_TASKS")
-    _check(parts, weighing, split=split, bm25=bm25)
+    _check(specialists, weighing, split=split, bm25=bm25)
     opened = open_specialists(
         parts,
         lists_dir or pathlib.Path(output_dir) / "specialists",
@@ -164,7 +162,7 @@ def fuse(
         own_passage_tasks=own_passage_tasks,
     )
     chosen = {task: _of_task(opened, task, domain) for task in names}
-    undecided, alphas = 0, {}
+    alphas = {}
 
     def write(folder: str, task: str, run: Run, *, tag: str) -> None:
         best = Run.of(run.query_ids, top_k(run.rows, run.scores, k))
@@ -178,14 +176,13 @@ def fuse(
                 oracle_weights,
                 queries=queries,
                 store=store,
-                own=list(chosen[task]).index(oracle.own[task]),
+                own=_own(chosen[task].values(), task),
                 config=weighing.fusion,
-                search=oracle.search,
+                search=oracle,
                 evaluation=evaluation,
             )
         with phase(f"fuse {task} {split}"):
-            arrays, count = join(chosen[task], task, split, weighing.fusion, weigh=weigh)
-        undecided += count
+            arrays = join(chosen[task], task, split, weighing.fusion, weigh=weigh)
         arrays.save(split_path(pathlib.Path(output_dir) / "lists", task, split))
         write("runs", task, arrays.run, tag=tag)
         if bm25.runs_dir is not None:
@@ -195,13 +192,10 @@ def fuse(
             sparse = read_task_run(bm25.runs_dir, queries, store)
             added = fusion.fuse(arrays.run, sparse, alpha=alphas[task], k=k, config=settled)
             write("runs_bm25", task, added, tag=f"{tag}-bm25")
-    if undecided:
-        what = "%d queries: every specialist has confidence 0; their lists get equal weights"
-        logger.warning(what, undecided)
     weighs = weighing.fusion.weighting is not fusion.Weighting.EQUAL and len(opened) > 1
     weighed = opened if weighs else {}
     temperatures = {name: specialist.temperature for name, specialist in weighed.items()}
-    summary = FusionSummary(temperatures, alphas, undecided)
+    summary = FusionSummary(temperatures, alphas)
     own = tuple(own_passage_tasks)
     record = FusionRecord(data_dir, collection, parts, weighing, summary, own)
     write_json(pathlib.Path(output_dir) / FUSION_FILE, to_plain(record))
@@ -215,8 +209,8 @@ def join(
     config: fusion.FusionConfig,
     *,
     weigh: Callable[[Sequence[Run]], Float[np.ndarray, "queries specialists"]] | None = None,
-) -> tuple[QueryArrays, int]:
-    """Fused lists of a task's queries with their confidences, and the number of undecided queries.
+) -> QueryArrays:
+    """Fused lists of a task's queries, with their confidences.
 
     A single specialist's lists are taken as they are. Neither they nor equal weights need
     ensembles. `weigh` gives weights in place of confidences.
@@ -230,15 +224,16 @@ def join(
     else:
         columns = [specialist.confidence(task, split) for specialist in specialists.values()]
         confidences = np.stack(columns, axis=1)
-    weights = fusion.weights_of(confidences, config)
-    fused = fusion.fuse_runs(runs, weights, config)
+    if undecided := int((confidences.max(axis=1) <= 0).sum()):
+        what = "%s %s: every specialist has confidence 0 in %d queries; their lists weigh the same"
+        logger.warning(what, task, split, undecided)
+    fused = fusion.fuse_runs(runs, fusion.weights_of(confidences, config), config)
     arrays = {"rows": fused.rows, "scores": fused.scores, "confidence": confidences}
     prints = {name: specialist.passages.fingerprints for name, specialist in specialists.items()}
     fingerprints = {f"model of {name}": of_model["model"] for name, of_model in prints.items()}
     fingerprints["collection"] = next(iter(prints.values()))["collection"]
     fingerprints["config"] = str(to_plain(config))
-    fused_lists = QueryArrays(FUSED_LISTS, query_ids, arrays, fingerprints, tuple(specialists))
-    return fused_lists, int((confidences.max(axis=1) == 0).sum())
+    return QueryArrays(FUSED_LISTS, query_ids, arrays, fingerprints, tuple(specialists))
 
 
 def _choose_alpha(
@@ -252,7 +247,7 @@ def _choose_alpha(
 ) -> fusion.HybridConfig:
     """How BM25 is added to a task's lists, with one α: the best on its development queries."""
     assert bm25.runs_dir is not None
-    developed, _ = join(specialists, queries.task, VALIDATION, weighing.fusion)
+    developed = join(specialists, queries.task, VALIDATION, weighing.fusion)
     sparse = read_task_run(bm25.runs_dir, queries, store)
     with phase(f"choose alpha for {queries.task}"):
         development = development_set(
@@ -268,20 +263,23 @@ def _choose_alpha(
     return dataclasses.replace(settled, alphas=(alpha,))
 
 
+def _own(specialists: Iterable[OpenSpecialist], task: str) -> int:
+    """Number of the first specialist that was trained on a task; 0 where none was."""
+    ensembles = enumerate(specialist.ensemble for specialist in specialists)
+    return next((place for place, own in ensembles if own and task in own.tasks), 0)
+
+
 def _of_task(
     opened: Mapping[str, OpenSpecialist], task: str, domain: Domain
 ) -> dict[str, OpenSpecialist]:
     """The specialists that take part in fusing a task's queries."""
     if domain is Domain.INCLUDED:
         return dict(opened)
-    others = {}
-    for name, specialist in opened.items():
-        if specialist.ensemble is None:
-            title = f"what specialist {name!r} was trained on is not known: it has no ensemble"
-            fix = "run `taser ensemble` for it, or set it to 'included'"
-            raise ConfigError(title, where="fuse.domain", fix=fix)
-        if task not in specialist.ensemble.tasks:
-            others[name] = specialist
+    others = {
+        name: specialist
+        for name, specialist in opened.items()
+        if task not in specialist.members.tasks
+    }
     if not others:
         title = f"every specialist was trained on {task!r}"
         fix = "add specialists of other tasks, or set it to 'included'"
@@ -290,7 +288,7 @@ def _of_task(
 
 
 def _check(
-    specialists: Mapping[str, Specialist], weighing: Weighing, *, split: str, bm25: AddedBm25
+    specialists: Mapping[str, str], weighing: Weighing, *, split: str, bm25: AddedBm25
 ) -> None:
     names = {file_name(name) for name in specialists}
     if not specialists or len(names) < len(specialists):
@@ -301,11 +299,10 @@ def _check(
         weighing.fusion.weighting is not fusion.Weighting.EQUAL
         and len(specialists) > 1
         and len(weighing.temperatures) > 1
-        and any(specialist.temperature is None for specialist in specialists.values())
     )
     if split == VALIDATION and (calibrates or bm25.runs_dir is not None):
         title = f"queries of {split!r} would choose what is then reported on them"
-        fix = "fuse another split, or give each specialist a temperature and add no BM25"
+        fix = "fuse another split, or give one of Weighing.temperatures and add no BM25"
         raise ConfigError(title, where="SPLIT", fix=fix)
 
 

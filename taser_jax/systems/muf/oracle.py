@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -55,19 +55,6 @@ class BayesianConfig:
             title = f"{self.initial} of {self.evaluations} evaluations are random"
             fix = "set fewer random ones than evaluations"
             raise ConfigError(title, where="BayesianConfig", fix=fix)
-
-
-@dataclasses.dataclass(frozen=True)
-class Oracle:
-    """Weights that are searched for, in place of confidences.
-
-    Attributes:
-        own: task -> its specialist, from whose list alone the search starts.
-        search: how long it takes.
-    """
-
-    own: Mapping[str, str]
-    search: BayesianConfig = BayesianConfig()
 
 
 def oracle_weights(

@@ -31,8 +31,8 @@ from taser_jax.systems.muf import tables
 from taser_jax.systems.muf.ensemble import ensemble
 from taser_jax.systems.muf.ensemble_files import Ensemble, EnsembleTraining
 from taser_jax.systems.muf.fuse import AddedBm25, Domain, FusionSummary, fuse
-from taser_jax.systems.muf.oracle import BayesianConfig, Oracle
-from taser_jax.systems.muf.specialists import Specialist, Weighing
+from taser_jax.systems.muf.oracle import BayesianConfig
+from taser_jax.systems.muf.specialists import Weighing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Fusion:
         sizes: numbers of members that further rows fuse with, for the curve over sizes (the
             paper's figure 2); the first members of each ensemble.
         left_out: a specialist that further rows do without, as the paper's do without SQuAD.
-        mixed: the mixes of queries; None leaves their table out.
+        mixed: the mixes of queries.
         oracle: how the Bayesian oracle of the mixes searches; None leaves its row out.
     """
 
@@ -53,15 +53,15 @@ class Fusion:
     weighing: Weighing = Weighing()
     sizes: tuple[int, ...] = ()
     left_out: str | None = None
-    mixed: tables.MixedConfig | None = tables.MixedConfig()
+    mixed: tables.MixedConfig = tables.MixedConfig()
     oracle: BayesianConfig | None = BayesianConfig()
 
 
 @dataclasses.dataclass(frozen=True)
 class _Model:
-    """A trained model: its files, its parameters, and those of a member of its ensemble."""
+    """A trained model: its folder, its parameters, and those of a member of its ensemble."""
 
-    specialist: Specialist
+    root: pathlib.Path
     parameters: int
     member_parameters: int = 0
 
@@ -113,21 +113,20 @@ class MufStages:
             label, root / "model", system.model, training, negatives_dirs=[negatives], tasks=tasks
         )
         self._retrieval.retrieve(label, root, splits=())
-        specialist, member_parameters = Specialist.of(str(root)), 0
+        member_parameters = 0
         if with_ensemble:
             self._stages.run(
                 f"{label}-ensemble",
                 _ensemble,
-                embeddings_dir=specialist.embeddings_dir,
+                embeddings_dir=root / "embeddings",
                 output_dir=root / "ensemble",
                 training=self._fusion.ensemble,
                 token_store=setting.token_store,
                 tasks=tasks,
                 negatives_dirs=[str(negatives)],
             )
-            specialist = dataclasses.replace(specialist, ensemble_dir=str(root / "ensemble"))
             member_parameters = Ensemble.open(str(root / "ensemble")).member_parameters
-        self._models[name] = _Model(specialist, trained.parameters, member_parameters)
+        self._models[name] = _Model(root, trained.parameters, member_parameters)
 
     def untrained(self, name: str, system: System) -> None:
         """Imports, encodes and indexes a model with its pretrained weights."""
@@ -135,7 +134,7 @@ class MufStages:
         root = self._root / label
         parameters = self._retrieval.untrained(label, root, system.model)
         self._retrieval.retrieve(label, root, splits=())
-        self._models[name] = _Model(Specialist.of(str(root)), parameters)
+        self._models[name] = _Model(root, parameters)
 
     def fusions(self, specialists: Mapping[str, System]) -> list[str]:
         """Runs all fusions; returns their rows, without those of sizes and of the oracle."""
@@ -149,13 +148,12 @@ class MufStages:
         equal = dataclasses.replace(fusion.weighing.fusion, weighting=Weighting.EQUAL)
         weighing = dataclasses.replace(fusion.weighing, fusion=equal)
         self.fuse(tables.EQUAL, singles, weighing=weighing)
-        self.fuse(tables.LITERAL, singles, temperature=tables.LITERAL_TEMPERATURE)
         for size in fusion.sizes:
             self.fuse(tables.of_size(size), singles, members=size)
-        if fusion.mixed is not None and fusion.oracle is not None:
-            oracle = Oracle(self.own(specialists), fusion.oracle)
-            self.fuse(tables.BAYESIAN, singles, oracle=oracle)
-        return [*rows, tables.WITHOUT_DOMAIN, tables.EQUAL, tables.LITERAL]
+        if fusion.oracle is not None:
+            tasks = list(self.own(specialists))
+            self.fuse(tables.BAYESIAN, singles, oracle=fusion.oracle, tasks=tasks)
+        return [*rows, tables.WITHOUT_DOMAIN, tables.EQUAL]
 
     def own(self, specialists: Mapping[str, System]) -> dict[str, str]:
         """Task -> its specialist; the first of several."""
@@ -172,43 +170,45 @@ class MufStages:
         *,
         domain: Domain = Domain.INCLUDED,
         weighing: Weighing | None = None,
-        oracle: Oracle | None = None,
-        **change: Any,
+        members: int | None = None,
+        oracle: BayesianConfig | None = None,
+        tasks: Sequence[str] | None = None,
     ) -> None:
-        """Fuses models' lists and evaluates them, alone and with BM25.
+        """Fuses models' lists and evaluates them, alone and, without an oracle, with BM25.
 
         A single model's lists are taken as they are. Stage and folder depend on the models, so that
-        a specialist can be added to a finished run. `change` sets fields of every specialist: its
-        temperature, its members.
+        a specialist can be added to a finished run.
         """
         setting = self._setting
         label = f"{file_name(row)}-{fingerprint_json(list(names))[:6]}"
-        root = self._root / "fusions" / label
+        root, tasks = self._root / "fusions" / label, tasks or self._tasks
         fusing = self._fusing | ({} if weighing is None else {"weighing": weighing})
-        folders, tasks = {row: "runs", tables.with_bm25(row): "runs_bm25"}, self._tasks
-        bm25 = AddedBm25(str(self._root / "bm25" / "runs"), setting.hybrid, setting.hybrid_measure)
-        if oracle is not None:
-            # Of the lists alone, for the mixes.
-            folders, tasks, bm25 = {row: "runs"}, list(oracle.own), AddedBm25()
-        models = [self._models[name] for name in names]
+        folders, bm25 = {row: "runs"}, AddedBm25()
+        if oracle is None:
+            folders[tables.with_bm25(row)] = "runs_bm25"
+            runs_dir = str(self._root / "bm25" / "runs")
+            bm25 = AddedBm25(runs_dir, setting.hybrid, setting.hybrid_measure)
+        models = {name: self._models[name] for name in names}
         weighs = len(names) > 1 and fusing["weighing"].fusion.weighting is not Weighting.EQUAL
-        members = change.get("members", self._fusion.ensemble.model.members) if weighs else 0
-        parameters = sum(model.parameters + members * model.member_parameters for model in models)
+        count = (members or self._fusion.ensemble.model.members) if weighs else 0
+        parameters = sum(
+            model.parameters + count * model.member_parameters for model in models.values()
+        )
+        read = ("embeddings", "exact", "ensemble")
         self._stages.run(
             f"{label}-fuse",
             _fuse_and_evaluate,
             folders=folders,
             parameters=parameters,
-            specialists={
-                name: dataclasses.replace(model.specialist, **change)
-                for name, model in zip(names, models, strict=True)
-            },
+            read=[model.root / part for model in models.values() for part in read],
+            specialists={name: model.root for name, model in models.items()},
             output_dir=root,
             split=tables.TEST,
             tasks=tasks,
             tag=file_name(row),
             domain=domain,
             bm25=bm25,
+            members=members,
             oracle=oracle,
             **fusing,
         )
@@ -228,6 +228,7 @@ def _fuse_and_evaluate(
     *,
     folders: Mapping[str, str],
     parameters: int,
+    read: Sequence[str],
     output_dir: str,
     data_dir: str,
     collection: str,
@@ -235,7 +236,12 @@ def _fuse_and_evaluate(
     evaluation: EvaluationConfig,
     **options: Any,
 ) -> FusionSummary:
-    """Fuses and evaluates; `folders` are row -> folder of its runs."""
+    """Fuses and evaluates.
+
+    `folders` are row -> folder of its runs; on what the specialists' folders hold, `read`, the
+    stage depends.
+    """
+    del read
     shared: dict[str, Any] = {
         "output_dir": output_dir,
         "data_dir": data_dir,
@@ -298,7 +304,7 @@ def pipeline_muf(
         config_text: written to config.gin.
 
     Returns:
-        The tables: "domains", "bm25" and, where there are mixes or sizes, "mixed" and "sizes".
+        The tables: "domains", "bm25", "mixed" and, where there are sizes, "sizes".
 
     Raises:
         ConfigError: names, tasks or steps that do not fit, or another run's directory.

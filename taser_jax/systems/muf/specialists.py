@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Float32
@@ -36,33 +36,28 @@ from taser_jax.systems.muf.ensemble_files import Ensemble
 # The split whose queries choose temperatures.
 VALIDATION = "validation"
 _TEMPERATURE = "temperature.json"
-_RANGES = "temperatures are one or more positive numbers; the paper has .001, .002, ..., .010"
 
 
 @dataclasses.dataclass(frozen=True)
-class Specialist(Checked):
-    """A trained model that takes part in fusion.
+class Specialist:
+    """The files of a trained model that takes part in fusion.
 
     Attributes:
         embeddings_dir: its passages' and queries' embeddings, from `taser encode`.
         index_dir: their index.
         ensemble_dir: from `taser ensemble`; None for a model whose lists are never weighted.
-        temperature: temperature of its members' softmaxes; None chooses one by calibration.
-        members: how many of its members are used, from the first on; None means all.
         model_dir: the model; only `taser ask`, which encodes questions, reads it.
+        members: how many of its ensemble's members are used, from the first on; None means all.
     """
-
-    RANGE_FIX: ClassVar[str] = _RANGES
 
     embeddings_dir: str
     index_dir: str
     ensemble_dir: str | None = None
-    temperature: PositiveNumber | None = None
-    members: int | None = None
     model_dir: str | None = None
+    members: int | None = None
 
     @classmethod
-    def of(cls, folder: str) -> Specialist:
+    def of(cls, folder: str, members: int | None = None) -> Specialist:
         """The specialist of a folder with embeddings/, index/, ensemble/ and model/.
 
         Of a pipeline's folder, exact/ is the index; ensemble/ and model/ may be absent.
@@ -72,7 +67,7 @@ class Specialist(Checked):
             str(root / name) if (root / name).exists() else None for name in ("ensemble", "model")
         )
         index = "exact" if (root / "exact").exists() else "index"
-        return cls(str(root / "embeddings"), str(root / index), ensemble, model_dir=model)
+        return cls(str(root / "embeddings"), str(root / index), ensemble, model, members)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +81,9 @@ class Weighing(Checked):
             scores of another scale than BERT-base's need others. One alone is T for all.
     """
 
-    RANGE_FIX: ClassVar[str] = _RANGES
+    RANGE_FIX: ClassVar[str] = (
+        "temperatures are one or more positive numbers; the paper has .001, .002, ..., .010"
+    )
 
     fusion: FusionConfig = FusionConfig()
     k: Positive = 1000
@@ -98,6 +95,7 @@ class Weighing(Checked):
         return max(self.fusion.depth, self.k)
 
 
+@dataclasses.dataclass
 class OpenSpecialist:
     """A specialist over one collection; results are kept in `directory` and reused.
 
@@ -106,9 +104,9 @@ class OpenSpecialist:
                                                          temperature and k
         <directory>/temperature.json              the chosen one, with the curve
 
-    Args:
+    Attributes:
         name: for messages.
-        specialist: where its files are.
+        files: where its files are.
         directory: where its results are stored.
         data_dir: folder of collections.
         store: the collection.
@@ -120,48 +118,40 @@ class OpenSpecialist:
         FingerprintError: index, embeddings or ensemble are of another model or collection.
     """
 
-    def __init__(
-        self,
-        name: str,
-        specialist: Specialist,
-        directory: artifacts.FilePath,
-        *,
-        data_dir: str,
-        store: PassageStore,
-        weighing: Weighing,
-        evaluation: EvaluationConfig,
-        own_passage_tasks: Sequence[str] = (),
-    ) -> None:
-        self._own_passage_tasks = own_passage_tasks
-        self.name, self._directory = name, pathlib.Path(directory)
-        self._specialist, self._store, self._data_dir = specialist, store, data_dir
-        self._weighing, self._evaluation = weighing, evaluation
+    name: str
+    files: Specialist
+    directory: pathlib.Path
+    data_dir: str
+    store: PassageStore
+    weighing: Weighing
+    evaluation: EvaluationConfig
+    own_passage_tasks: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        files, self.ensemble = self.files, None
         self.passages = Embeddings(
-            specialist.embeddings_dir, fingerprints={"collection": store.fingerprint}
+            files.embeddings_dir, fingerprints={"collection": self.store.fingerprint}
         )
         artifacts.require_equal(
-            f"index {specialist.index_dir}",
+            f"index {files.index_dir}",
             self._searcher.fingerprints,
             self.passages.fingerprints,
             "search this model's embeddings with an INDEX_DIR of their own, or correct it",
         )
-        self.ensemble = None
-        if specialist.ensemble_dir is not None:
-            ensemble = Ensemble.open(
-                specialist.ensemble_dir, fingerprints=self.passages.fingerprints
-            )
-            members = specialist.members
-            self.ensemble = ensemble if members is None else ensemble.first(members)
+        if files.ensemble_dir is not None:
+            ensemble = Ensemble.open(files.ensemble_dir, fingerprints=self.passages.fingerprints)
+            self.ensemble = ensemble if files.members is None else ensemble.first(files.members)
 
     @functools.cached_property
     def _searcher(self) -> Searcher:
-        fingerprints = {"collection": self._store.fingerprint}
-        return open_index(self._specialist.index_dir, fingerprints=fingerprints)
+        return open_index(
+            self.files.index_dir, fingerprints={"collection": self.store.fingerprint}
+        )
 
     def queries(self, task: str, split: str) -> QueryEmbeddings:
         """Its embeddings of a task's queries."""
         return QueryEmbeddings.of_split(
-            self._specialist.embeddings_dir, task, split, fingerprints=self.passages.fingerprints
+            self.files.embeddings_dir, task, split, fingerprints=self.passages.fingerprints
         )
 
     def vectors(self, task: str, split: str) -> Float32[np.ndarray, "queries dim"]:
@@ -172,15 +162,15 @@ class OpenSpecialist:
     def lists(self, task: str, split: str) -> runs.Run:
         """Its list for each query; searched once."""
         queries = self.queries(task, split)
-        directory = artifacts.split_path(self._directory / "lists", task, split)
-        drops = task in self._own_passage_tasks
+        directory = artifacts.split_path(self.directory / "lists", task, split)
+        drops = task in self.own_passage_tasks
         fingerprints = self._list_fingerprints(queries, task)
         if not runs.is_finished(directory):
             with phase(f"{self.name}: search of {task} {split}"):
                 result = self.search(self.vectors(task, split), more=drops)
             if drops:
-                own = own_rows(self._store, queries.query_ids)
-                result = runs.without_own(result, own, self._weighing.depth)
+                own = own_rows(self.store, queries.query_ids)
+                result = runs.without_own(result, own, self.weighing.depth)
             run = runs.Run.of(queries.query_ids, result)
             runs.QueryArrays.of_run(run, fingerprints=fingerprints).save(directory)
         return runs.QueryArrays.open(directory, runs.LISTS, fingerprints=fingerprints).run
@@ -189,7 +179,7 @@ class OpenSpecialist:
         self, vectors: Float[np.ndarray, "queries dim"], *, more: int = 0
     ) -> runs.SearchResult:
         """Its list for each query embedding, with `more` further results."""
-        return self._searcher.search(vectors, self._weighing.depth + more)
+        return self._searcher.search(vectors, self.weighing.depth + more)
 
     def confidences(
         self,
@@ -197,33 +187,25 @@ class OpenSpecialist:
         result: runs.SearchResult,
         temperatures: Sequence[float],
     ) -> Float32[np.ndarray, "temperatures queries"]:
-        """Its confidence in these lists, at every temperature.
-
-        Raises:
-            ConfigError: it has no ensemble.
-        """
+        """Its confidence in these lists, at every temperature."""
         return query_confidence(
-            self._members.embed,
+            self.members.embed,
             vectors,
             self.passages.take,
             result,
             temperatures=temperatures,
-            k=self._weighing.k,
+            k=self.weighing.k,
         )
 
     def confidence(self, task: str, split: str) -> Float32[np.ndarray, " queries"]:
-        """Its confidence w in each query's list; computed once.
-
-        Raises:
-            ConfigError: it has no ensemble.
-        """
+        """Its confidence w in each query's list; computed once."""
         queries = self.queries(task, split)
         settings = {
-            "ensemble": self._members.fingerprints["ensemble"],
+            "ensemble": self.members.fingerprints["ensemble"],
             "temperature": str(self.temperature),
-            "confidence": f"k {self._weighing.k}",
+            "confidence": f"k {self.weighing.k}",
         }
-        root = self._directory / "confidence" / artifacts.fingerprint_json(settings)[:8]
+        root = self.directory / "confidence" / artifacts.fingerprint_json(settings)[:8]
         directory = artifacts.split_path(root, task, split)
         fingerprints = {**self._list_fingerprints(queries, task), **settings}
         if not runs.is_finished(directory):
@@ -238,22 +220,20 @@ class OpenSpecialist:
 
     @functools.cached_property
     def temperature(self) -> float:
-        """T: as given, or the candidate with the lowest ECE on its own validation queries.
+        """T: the only one, or the candidate with the lowest ECE on its own validation queries.
 
         Raises:
             ConfigError: several candidates, and none of its tasks has validation queries.
         """
-        if self._specialist.temperature is not None:
-            return self._specialist.temperature
-        if len(self._weighing.temperatures) == 1:
-            return self._weighing.temperatures[0]
-        members = self._specialist.members
-        path = self._directory / (f"temperature-{members}.json" if members else _TEMPERATURE)
-        judged = dict.fromkeys(map(self._judged, self._members.tasks))
+        if len(self.weighing.temperatures) == 1:
+            return self.weighing.temperatures[0]
+        members = self.files.members
+        path = self.directory / (f"temperature-{members}.json" if members else _TEMPERATURE)
+        judged = dict.fromkeys(map(self._judged, self.members.tasks))
         basis = {
-            "ensemble": self._members.fingerprints["ensemble"],
-            "grid": str(self._weighing.temperatures),
-            "judge": f"{', '.join(judged)}, k {self._weighing.k}",
+            "ensemble": self.members.fingerprints["ensemble"],
+            "grid": str(self.weighing.temperatures),
+            "judge": f"{', '.join(judged)}, k {self.weighing.k}",
         }
         if not path.exists():
             with phase(f"{self.name}: calibration"):
@@ -266,26 +246,33 @@ class OpenSpecialist:
         return float(saved["temperature"])
 
     @property
-    def _members(self) -> Ensemble:
+    def members(self) -> Ensemble:
+        """Its ensemble, which weighs its lists and knows what it was trained on.
+
+        Raises:
+            ConfigError: it has none.
+        """
         if self.ensemble is None:
             title = f"specialist {self.name!r} has no ensemble that weighs its lists"
-            fix = "run `taser ensemble` for it, or set FusionConfig.weighting to 'equal'"
-            raise ConfigError(title, where="Specialist.ensemble_dir", fix=fix)
+            fix = (
+                "run `taser ensemble` for it; only weighting='equal' with its own domain needs none"
+            )
+            raise ConfigError(title, where="SPECIALISTS", fix=fix)
         return self.ensemble
 
     def _list_fingerprints(self, queries: QueryEmbeddings, task: str) -> Mapping[str, str]:
         # One that all lists have, since a name that only one side has is not compared.
-        depth = str(self._weighing.depth)
-        if task in self._own_passage_tasks:
+        depth = str(self.weighing.depth)
+        if task in self.own_passage_tasks:
             depth += ", own passages left out"
         return {**queries.fingerprints, "depth": depth}
 
     def _judged(self, task: str) -> str:
         """What decides which of a task's validation queries are right."""
-        judge = self._evaluation.judge_of(task)
-        is_regex = self._evaluation.match_of(task) is AnswerMatch.REGEX
+        judge = self.evaluation.judge_of(task)
+        is_regex = self.evaluation.match_of(task) is AnswerMatch.REGEX
         regex = " by regex" if is_regex and judge is Judge.ANSWERS else ""
-        own = " without own passages" if task in self._own_passage_tasks else ""
+        own = " without own passages" if task in self.own_passage_tasks else ""
         return f"{judge.value}{regex}{own}"
 
     def _own_confidences(
@@ -296,19 +283,19 @@ class OpenSpecialist:
 
     def _calibrate(self) -> TemperatureChoice:
         """ECE over the validation queries of the tasks that the specialist was trained on."""
-        grid, split = self._weighing.temperatures, VALIDATION
-        splits = list_tasks(self._data_dir, self._store.name)
-        tasks = [task for task in self._members.tasks if split in splits.get(task, ())]
+        grid, split = self.weighing.temperatures, VALIDATION
+        splits = list_tasks(self.data_dir, self.store.name)
+        tasks = [task for task in self.members.tasks if split in splits.get(task, ())]
         if not tasks:
-            title = f"there are no {split} queries of {', '.join(self._members.tasks)}"
-            fix = "give the specialist a temperature, or prepare that split"
+            title = f"there are no {split} queries of {', '.join(self.members.tasks)}"
+            fix = "give one temperature in Weighing.temperatures, or prepare that split"
             raise ConfigError(title, where=f"calibration of {self.name}", fix=fix)
-        judged = dataclasses.replace(self._evaluation, measures=("R@1",), page_only_tasks=())
+        judged = dataclasses.replace(self.evaluation, measures=("R@1",), page_only_tasks=())
         confidences, correct = [], []
         for task in tasks:
-            queries = QuerySet.open(self._data_dir, self._store.name, task, split)
+            queries = QuerySet.open(self.data_dir, self.store.name, task, split)
             run = self.lists(task, split)
-            evaluation = judge_run(run, queries, PassageHeads(self._store), judged)
+            evaluation = judge_run(run, queries, PassageHeads(self.store), judged)
             right = dict(zip(evaluation.query_ids, evaluation.values["R@1"], strict=True))
             lines = [line for line, query_id in enumerate(run.query_ids) if query_id in right]
             confidences.append(self._own_confidences(task, split, grid)[:, lines])
@@ -322,28 +309,18 @@ class OpenSpecialist:
 
 
 def open_specialists(
-    specialists: Mapping[str, Specialist],
-    root: artifacts.FilePath,
-    *,
-    data_dir: str,
-    store: PassageStore,
-    weighing: Weighing,
-    evaluation: EvaluationConfig,
-    own_passage_tasks: Sequence[str] = (),
+    specialists: Mapping[str, Specialist], root: artifacts.FilePath, **shared: Any
 ) -> dict[str, OpenSpecialist]:
-    """Opens specialists, each with a folder of its own below `root` for its results."""
+    """Opens specialists, each with a folder of its own below `root` for its results.
+
+    Args:
+        specialists: name -> its files.
+        root: the folder of folders.
+        shared: further attributes of `OpenSpecialist`, the same for all.
+    """
     return {
-        name: OpenSpecialist(
-            name,
-            specialist,
-            pathlib.Path(root) / artifacts.file_name(name),
-            data_dir=data_dir,
-            store=store,
-            weighing=weighing,
-            evaluation=evaluation,
-            own_passage_tasks=own_passage_tasks,
-        )
-        for name, specialist in specialists.items()
+        name: OpenSpecialist(name, files, pathlib.Path(root, artifacts.file_name(name)), **shared)
+        for name, files in specialists.items()
     }
 
 

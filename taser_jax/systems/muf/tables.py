@@ -32,11 +32,9 @@ MUF, OWN, WORST, ORACLE = "MUF", "Single, own domain", "Single, worst", "Oracle 
 OTHER, UNSEEN = "Single, best other", "Joint without the domain"
 BAYESIAN = "Oracle Bayesian"
 WITHOUT_DOMAIN, EQUAL = "MUF without the domain", "Equal weights"
-# The paper's inverse temperature of 1e-3, to the letter: every w is about 1.
-LITERAL, LITERAL_TEMPERATURE = "MUF, T = 1000", 1000.0
 # Rows that are no model's: no model may have their names.
 OTHER_ROWS = (
-    *(MUF, OWN, WORST, ORACLE, OTHER, UNSEEN, BAYESIAN, WITHOUT_DOMAIN, EQUAL, LITERAL),
+    *(MUF, OWN, WORST, ORACLE, OTHER, UNSEEN, BAYESIAN, WITHOUT_DOMAIN, EQUAL),
     BM25,
 )
 TEST = "test"
@@ -77,7 +75,7 @@ def write_tables(
     fusions: Sequence[str],
     unseen: Mapping[str, str],
     sizes: Sequence[int],
-    mixed: MixedConfig | None,
+    mixed: MixedConfig,
 ) -> dict[str, ResultsTable]:
     """The paper's tables 2 to 4, from the rows' values by query.
 
@@ -91,10 +89,10 @@ def write_tables(
         fusions: fusions among them, those of `sizes` aside.
         unseen: specialist -> the joint model that has not seen its tasks; may be empty.
         sizes: numbers of members, for the table of sizes.
-        mixed: the mixes of queries; None leaves their table out.
+        mixed: the mixes of queries.
 
     Returns:
-        Name -> table: "domains", "bm25" and, where asked for, "sizes" and "mixed".
+        Name -> table: "domains", "bm25", "mixed" and, where asked for, "sizes".
     """
     directory, measure = pathlib.Path(setting.output_dir), setting.hybrid_measure
     singles = {name: values[name] for name in specialists}
@@ -112,7 +110,7 @@ def write_tables(
     for name, row in {**combined, with_bm25(OWN): pick(joined, own)}.items():
         write_row(directory, name, row, split=TEST)
     shown = [*models, *fusions]
-    added = [row for row in (OWN, *shown) if row not in (WITHOUT_DOMAIN, EQUAL, LITERAL)]
+    added = [row for row in (OWN, *shown) if row not in (WITHOUT_DOMAIN, EQUAL)]
     if unseen:
         added.insert(1, UNSEEN)
     tables = {
@@ -122,17 +120,16 @@ def write_tables(
     if sizes:
         sized = [*map(of_size, sizes), MUF]
         tables["sizes"] = _table(setting, directory, "sizes", sized)
-    if mixed is not None:
-        # Of tasks that have a specialist: the indicator knows one for each.
-        counts = {task: singles[name][task].num_queries for task, name in own.items()}
-        draws = draw_mixes(counts, mixed)
-        mixable = {**singles, **{name: values[name] for name in shown}}
-        mixable[ORACLE] = pick(singles, own)
-        if BAYESIAN in values:
-            mixable[BAYESIAN] = values[BAYESIAN]
-        for name, row in mixable.items():
-            write_row(directory / "mixed", name, mix(row, draws), split=TEST)
-        tables["mixed"] = _table(setting, directory / "mixed", "mixed", list(mixable))
+    # Of tasks that have a specialist: the indicator knows one for each.
+    counts = {task: singles[name][task].num_queries for task, name in own.items()}
+    draws = draw_mixes(counts, mixed)
+    mixable = {**singles, **{name: values[name] for name in shown}}
+    mixable[ORACLE] = pick(singles, own)
+    if BAYESIAN in values:
+        mixable[BAYESIAN] = values[BAYESIAN]
+    for name, row in mixable.items():
+        write_row(directory / "mixed", name, mix(row, draws), split=TEST)
+    tables["mixed"] = _table(setting, directory / "mixed", "mixed", list(mixable))
     return tables
 
 

@@ -4,16 +4,11 @@ import numpy as np
 import pytest
 
 from taser_jax.evaluation.metrics import Evaluation
-from taser_jax.evaluation.results import read_results
 from taser_jax.storage.errors import ConfigError
 from taser_jax.systems.muf.tables import (
     MixedConfig,
     draw_mixes,
     mix,
-    pick,
-    read_row,
-    worst_of,
-    write_row,
 )
 
 
@@ -26,18 +21,6 @@ ROWS = {
     "A": {"x": evaluation("x", [1, 1, 0, 1]), "y": evaluation("y", [0, 0])},
     "B": {"x": evaluation("x", [0, 0, 1, 0]), "y": evaluation("y", [0, 1])},
 }
-
-
-def test_rows_put_together_are_written_as_if_they_had_been_evaluated(tmp_path):
-    assert worst_of(ROWS, "R@1") == {"x": "B", "y": "A"}
-    write_row(tmp_path, "Own", pick(ROWS, {"x": "A", "y": "B"}), split="test")
-    [result] = read_results(tmp_path / "results")
-    assert {task: averages.metrics["R@1"] for task, averages in result.tasks.items()} == {
-        "x": 0.75,
-        "y": 0.5,
-    }
-    again = read_row(tmp_path, "Own", ["x", "y"], split="test")
-    assert again["x"].values["R@1"].tolist() == [1, 1, 0, 1]
 
 
 def test_mixes_have_equal_shares_without_repetition():
