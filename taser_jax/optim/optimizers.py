@@ -14,7 +14,13 @@ from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from taser_jax.devices.partitioning import Rules, assign, leaves_by_path, parameter_path
 from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.typed_files import Checked, Natural, NaturalNumber, PositiveNumber
+from taser_jax.storage.typed_files import (
+    Checked,
+    Natural,
+    NaturalNumber,
+    PositiveNumber,
+    PositiveShare,
+)
 
 # A decoder that fuses documents lies above the encoder, although it has layers of its own.
 _ENCODER = r"(?!(?:.*/)?fusion/)(?:.*/)?"
@@ -41,15 +47,11 @@ def layer_factors(params: PyTree, *, decay: float) -> PyTree[float]:
         ConfigError: there is no "layers_<i>", or the parameters are a T5's, for which no paper has
             depths.
     """
-    where = "OptimizerConfig.layer_decay"
-    if not 0 < decay <= 1:
-        fix = "take a number above 0 and at most 1 (TASER's is 0.8); None turns it off"
-        raise ConfigError(f"layer decay {decay}", where=where, fix=fix)
     names = list(leaves_by_path(params))
     numbers = [int(match[1]) for name in names if (match := _LAYER.fullmatch(name))]
     if not numbers or any("token_embedder" in name for name in names):
         problem = 'no parameter lies in a layer of BERT, "layers_<i>/..."'
-        raise ConfigError(problem, where=where, fix="set it to None")
+        raise ConfigError(problem, where="OptimizerConfig.layer_decay", fix="set it to None")
     num_layers = max(numbers) + 1
 
     def factor(path: jax.tree_util.KeyPath, _: object) -> float:
@@ -104,7 +106,7 @@ class OptimizerConfig(Checked):
     floor: NaturalNumber = 1e-7
     weight_decay: NaturalNumber = 0.0
     clip_norm: PositiveNumber | None = 2.0
-    layer_decay: float | None = None
+    layer_decay: PositiveShare | None = None
     expert_learning_rate_factor: NaturalNumber = 1.0
     updates: Rules[Update] | None = None
 
@@ -207,8 +209,6 @@ def learning_rate_factors(config: OptimizerConfig, params: PyTree) -> PyTree[flo
 
 def _scale_each(factors: PyTree) -> optax.GradientTransformation:
     """Multiplies each update by its own constant."""
-    if all(factor == 1.0 for factor in jax.tree.leaves(factors)):
-        return optax.identity()
     return optax.stateless(lambda updates, params: jax.tree.map(operator.mul, updates, factors))
 
 

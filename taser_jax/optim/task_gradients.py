@@ -19,13 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
-from jax.tree_util import KeyPath
-from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
-from taser_jax.devices.partitioning import parameter_path
-from taser_jax.storage.errors import ConfigError
-
-_WHERE = "multi-task optimiser"
 _ROW = 512
 
 
@@ -57,18 +52,6 @@ def find_report(opt_state: PyTree) -> Report | None:
     return next((leaf for leaf in leaves if isinstance(leaf, Report)), None)
 
 
-def check_tasks(tasks: Sequence[str]) -> tuple[str, ...]:
-    """The tasks as a tuple, in the order of the task axis.
-
-    Raises:
-        ConfigError: there is no task, or one is named twice.
-    """
-    if not tasks or len(set(tasks)) != len(tasks):
-        problem = f"tasks {list(tasks)}: none, or one that is named twice"
-        raise ConfigError(problem, where=_WHERE, fix="name each task of the mixture once")
-    return tuple(tasks)
-
-
 def keep_trainable(tree: PyTree, trainable: PyTree[bool] | None) -> PyTree:
     """The tree with each frozen parameter replaced by `optax.MaskedNode`, which has no leaves."""
     if trainable is None:
@@ -85,29 +68,6 @@ def with_frozen(gradients: PyTree, params: PyTree) -> PyTree:
         return jnp.zeros_like(param) if isinstance(gradient, optax.MaskedNode) else gradient
 
     return jax.tree.map(of_leaf, params, gradients)
-
-
-def check_combined() -> optax.GradientTransformation:
-    """A transformation that raises an error unless gradients have the parameters' shapes.
-
-    Without it, gradients without a task axis or a chain without a combiner would broadcast: Adam's
-    moments, and then the parameters, would silently change their shapes.
-    """
-
-    def check(path: KeyPath, gradient: ArrayLike, param: ArrayLike) -> None:
-        shapes = jnp.shape(gradient), jnp.shape(param)
-        if shapes[0] != shapes[1]:
-            problem = f"gradient of {parameter_path(path)} has shape {shapes[0]}, not {shapes[1]}"
-            fix = (
-                "put a combiner first in the chain, and give it the stacked gradients of the tasks"
-            )
-            raise ConfigError(problem, where=_WHERE, fix=fix)
-
-    def check_all(updates: PyTree, params: PyTree) -> PyTree:
-        jax.tree_util.tree_map_with_path(check, updates, params)
-        return updates
-
-    return optax.stateless(check_all)
 
 
 def gram_matrix(leaves: Sequence[Float[Array, "task ..."]]) -> Float[Array, "task task"]:

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, PyTree
 
 from taser_jax.models.batch import Batch
-from taser_jax.optim.task_gradients import Report, check_tasks
+from taser_jax.optim.task_gradients import Report
 from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.objective import Objective, StepMetrics
 from taser_jax.training.state import Params, TrainState, named_key
@@ -85,7 +85,7 @@ def make_multitask_step(
     Raises:
         ConfigError: (when a step is called) batches of other tasks.
     """
-    tasks = check_tasks(tasks)
+    tasks = tuple(tasks)
     loss_fns = [
         make_loss(model, objective=objective, num_chunks=num_chunks, seed=task_seed(seed, task))
         for task in tasks

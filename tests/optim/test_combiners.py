@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from task_problem import (
     COMBINERS,
@@ -19,8 +18,6 @@ from task_problem import (
 )
 from tiny_models import assert_close
 
-from taser_jax.assembly.plans import MultitaskTraining, TrainingConfig
-from taser_jax.cli import configuration
 from taser_jax.optim.multitask import (
     Combiner,
     MultitaskConfig,
@@ -32,8 +29,7 @@ from taser_jax.optim.multitask import (
     visiting_orders,
 )
 from taser_jax.optim.optimizers import build_optimizer
-from taser_jax.optim.task_gradients import Reduction, check_combined
-from taser_jax.storage.errors import ConfigError
+from taser_jax.optim.task_gradients import Reduction
 
 PARAMS = tree(np.random.default_rng(9))
 
@@ -250,34 +246,3 @@ def test_neither_devices_nor_the_order_of_tasks_change_anything(combiner):
     for expected, *others in zip(whole, sharded, moved, strict=True):
         for combined in others:
             np.testing.assert_allclose(flatten(combined), flatten(expected), rtol=1e-5, atol=1e-6)
-
-
-def test_a_task_axis_that_no_combiner_removed_is_an_error():
-    [(stacked, _)] = steps(1)
-    chain = optax.chain(check_combined(), optax.adam(0.1))
-    with pytest.raises(ConfigError, match=r"bias has shape \(3, 16\), not \(16,\)"):
-        chain.update(stacked, chain.init(PARAMS), PARAMS)
-
-
-def test_tasks_must_be_named_once():
-    for tasks in ((), ("a", "a")):
-        with pytest.raises(ConfigError, match="named twice"):
-            build_combiner(MultitaskConfig(), tasks=tasks, total_steps=1)
-
-
-def take(training: MultitaskTraining, whole: TrainingConfig | None = None) -> MultitaskTraining:
-    """What a command does with the Gin files."""
-    return training
-
-
-@pytest.mark.parametrize("combiner", Combiner)
-def test_the_gin_file_of_every_combiner_is_its_defaults(combiner, tmp_path):
-    command = tmp_path / "take.gin"
-    command.write_text(
-        f"include 'optim/{combiner.value}.gin'\n"
-        "RANDOM_SEED = 0\ntake.training = @MultitaskTraining()\n"
-    )
-    flags = configuration.GinFlags(files=(str(command),))
-    resolved = configuration.resolve(take, flags=flags)
-    assert resolved.unused == ("TrainingConfig.multitask",)
-    assert resolved.function() == MultitaskTraining(combiner=MultitaskConfig(combiner))

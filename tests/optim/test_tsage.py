@@ -148,11 +148,3 @@ def test_a_median_that_must_be_0_is_refused_before_anything_is_computed():
     check_median(table_and_rest(vocabulary=100, rest=201), tokens={"fever": 24})
     frozen = {"encoder": {"embeddings": {"token": {"embedding": False}}, "wi": True}}
     check_median(params, tokens={"fever": 1}, trainable=frozen)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"beta": 1.0}, {"temperature": 0.0}, {"burn_in_share": 1.5}, {"episode": -1}]
-)
-def test_impossible_numbers(wrong):
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        TSageConfig(**wrong)
