@@ -212,8 +212,8 @@ class RetrievalStages:
 
         `inputs` are further fields of `TrainingData`.
         """
-        inputs = {"token_store": self._setting.token_store, **inputs}
         data = TrainingData(
+            inputs.pop("token_store", self._setting.token_store),
             tasks=tasks or self._setting.tasks,
             negatives_dirs=list(map(str, negatives_dirs)),
             **inputs,

@@ -24,8 +24,8 @@ from taser_jax.retrieval.exact import ExactSearcher
 from taser_jax.retrieval.runs import NO_ROW, QueryArrays, SearchResult
 from taser_jax.retriever import Retriever
 from taser_jax.storage.artifacts import path_from, require_equal, split_path
-from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.progress import logger, phase
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import phase
 from taser_jax.systems.moma import query_documents
 from taser_jax.systems.moma.memories import AugmentedTexts, Mixture
 from taser_jax.systems.moma.memory import EmbeddingsByText, add_memory, tower_fingerprints
@@ -47,8 +47,6 @@ def augment(
 ) -> dict[str, int]:
     """Looks up the K best documents of each query in a mixture, by one exact search (equation 4).
 
-    Splits that the same model has already looked up in the same mixture are reused.
-
     Args:
         memory_dir: the mixture, from `taser memory add` with this model.
         token_store: the queries' tokens.
@@ -62,7 +60,7 @@ def augment(
         config: sizes of batches.
 
     Returns:
-        Queries, by task and split; 0 where they were reused.
+        Queries, by task and split.
 
     Raises:
         ConfigError: k below 1 or above the mixture, or an unknown task, split or memory.
@@ -87,10 +85,6 @@ def augment(
             "query_model": model.fingerprint,
             "settings": json.dumps([k, without_gold_of]),
         }
-        counts[name] = 0
-        if _is_done(output_dir, queries, prints):
-            logger.info("%s: looked up before", name)
-            continue
         with phase(f"augment {name}"):
             gold = None
             if without_gold_of is not None and queries.split == "train":
@@ -126,25 +120,19 @@ def look_up(
         config: batches and shards of encoding.
         options: further arguments of `augment`.
     """
+    shared = {"model_dir": model_dir, "memory_dir": memory_dir}
     encoded = {
         name: add_memory(
             name=name,
             token_store=path,
-            model_dir=model_dir,
-            memory_dir=memory_dir,
             shared_embeddings=shared_embeddings,
             config=config,
+            **shared,
         )["encoded"]
         for name, path in memories.items()
     }
-    augment(
-        memory_dir=memory_dir,
-        model_dir=model_dir,
-        output_dir=output_dir,
-        k=min(k, len(Mixture.open(memory_dir))),
-        config=config,
-        **options,
-    )
+    k = min(k, len(Mixture.open(memory_dir)))
+    augment(output_dir=output_dir, k=k, config=config, **shared, **options)
     return {"encoded": encoded}
 
 
@@ -158,14 +146,6 @@ def check_documents(count: int, available: int) -> None:
         title = f"{count} documents per query of a mixture of {available}"
         fix = f"set DOCUMENTS to 1 to {available}"
         raise ConfigError(title, where="DOCUMENTS", fix=fix)
-
-
-def _is_done(output_dir: str, queries: TokenizedQueries, prints: dict[str, str]) -> bool:
-    try:
-        looked_up = query_documents.read_lookup(output_dir, queries.task, queries.split)
-    except DataError:
-        return False
-    return looked_up.fingerprints == prints
 
 
 def _look_up(

@@ -274,18 +274,10 @@ def memory(
         ConfigError: a name, a token store or a model is missing, or there is no such memory.
         DataError: listing without a mixture.
     """
-    required = {
-        MemoryAction.ADD: {"NAME": name, "TOKEN_STORE": token_store, "MODEL_DIR": model_dir},
-        MemoryAction.REMOVE: {"NAME": name},
-        MemoryAction.LIST: {},
-    }
-    if missing := [macro for macro, value in required[action].items() if not value]:
-        fix = f"give --gin.{missing[0]}=..."
-        raise ConfigError(f"{missing[0]} is missing", where=f"taser memory {action.value}", fix=fix)
     if action is MemoryAction.ADD:
-        assert name is not None
-        assert token_store is not None
-        assert model_dir is not None
+        name, token_store, model_dir = _given(
+            action, NAME=name, TOKEN_STORE=token_store, MODEL_DIR=model_dir
+        )
         add_memory(
             name=name,
             token_store=token_store,
@@ -294,7 +286,7 @@ def memory(
             config=config,
         )
     elif action is MemoryAction.REMOVE:
-        assert name is not None
+        [name] = _given(action, NAME=name)
         if not remove_memory(name=name, memory_dir=memory_dir).memories:
             return []
     mixture = Mixture.open(memory_dir)
@@ -302,6 +294,19 @@ def memory(
         print(f"{each.name}: {each.documents:,} documents of collection {each.collection}")
     print(f"together {len(mixture):,} different documents")
     return mixture.names
+
+
+def _given(action: MemoryAction, **values: str | None) -> list[str]:
+    """The values that an action needs, by macro.
+
+    Raises:
+        ConfigError: one is missing.
+    """
+    for macro, value in values.items():
+        if not value:
+            where, fix = f"taser memory {action.value}", f"give --gin.{macro}=..."
+            raise ConfigError(f"{macro} is missing", where=where, fix=fix)
+    return [value for value in values.values() if value]
 
 
 @writes("{memory_dir}", kinds=[MEMORIES])

@@ -12,10 +12,7 @@ from etils import epath
 
 from taser_jax.assembly.model_directory import load_model, selected_checkpoint
 from taser_jax.assembly.plans import TrainingConfig
-from taser_jax.commands.pipelines.retrieval_stages import (
-    RetrievalStages,
-    Setting,
-)
+from taser_jax.commands.pipelines.retrieval_stages import RetrievalStages, Setting
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.storage.errors import ConfigError
 from taser_jax.systems.moma.augment import look_up
