@@ -1,11 +1,10 @@
 """The claims of docs/claims.md, a line each, and their figure: the beginning of docs/results.md.
 
     python benchmarks/opening.py benchmarks/results --figure docs/images/claims.png
-    python benchmarks/opening.py TITLE=OUTPUT_DIR [PATH ...] --figure PNG
 
-reads claims.json files alone: that of an OUTPUT_DIR, a file itself, or all below a folder such as
-benchmarks/results/NAME/claims.json, where finished benchmarks are published (docs/development.md).
-A file without a TITLE has its folder's name. Claims of no file are listed as not run yet.
+reads the claims.json files below folders alone: of an OUTPUT_DIR, or benchmarks/results, where
+finished benchmarks are published (docs/development.md). A file has its folder's name. Claims of no
+file are listed as not run yet.
 """
 
 from __future__ import annotations
@@ -28,28 +27,19 @@ Titled = tuple[str, Finding]
 def main() -> None:
     """Prints the table and writes the figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("outputs", nargs="+", metavar="[TITLE=]PATH")
+    parser.add_argument("outputs", nargs="+", metavar="FOLDER", type=pathlib.Path)
     parser.add_argument("--figure", type=pathlib.Path, required=True)
     arguments = parser.parse_args()
     findings: list[Titled] = []
     for output in arguments.outputs:
-        title, _, path = output.rpartition("=")
-        files = claim_files(pathlib.Path(path))
+        files = sorted(output.rglob("claims.json"))
         if not files:
-            parser.error(f"no claims.json in {path} or below it: give a benchmark's OUTPUT_DIR")
+            parser.error(f"no claims.json in {output} or below it: give a benchmark's OUTPUT_DIR")
         for file in files:
-            name = title or file.resolve().parent.name
+            name = file.resolve().parent.name
             findings += [(name, finding) for finding in read_json(file) if finding.headline]
     print(markdown(findings))
     plot(findings).savefig(arguments.figure, dpi=120, bbox_inches="tight")
-
-
-def claim_files(path: pathlib.Path) -> list[pathlib.Path]:
-    """The file itself, a folder's own, or all below it."""
-    own = path / "claims.json"
-    if path.is_file() or own.is_file():
-        return [path if path.is_file() else own]
-    return sorted(path.rglob("claims.json"))
 
 
 def markdown(findings: Sequence[Titled]) -> str:

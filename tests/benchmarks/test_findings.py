@@ -3,14 +3,13 @@
 import dataclasses
 import json
 import re
-import subprocess
 import sys
 from types import ModuleType
 
 import numpy as np
 import pytest
 from scipy import stats
-from script_calls import BENCHMARKS, REPOSITORY, load_script
+from script_calls import REPOSITORY, load_script
 
 from taser_jax.evaluation.metrics import Evaluation
 
@@ -187,32 +186,21 @@ def findings(claims) -> list:
     ]
 
 
-def test_the_file_has_what_is_said_of_each_claim(claims, tmp_path):
-    written = findings(claims)
-    claims.write_json(written, tmp_path / "claims.json")
-    assert claims.read_json(tmp_path / "claims.json") == written
-    entries = json.loads((tmp_path / "claims.json").read_text())
-    assert entries[0]["text"] == "A hybrid is ahead of both its parts"
-    assert entries[0]["over_seeds"] == {"low": 75.0, "high": 75.0, "p_value": 0.0}
-    assert (entries[1]["number"], entries[1]["headline"]) == (None, False)
-    assert entries[2]["over_seeds"] is None
-
-
-def opening(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, BENCHMARKS / "opening.py", *map(str, arguments)]
-    environment = {"PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-
-
-def test_the_eleven_lines_come_from_the_files_alone(claims, tmp_path):
+def test_the_eleven_lines_come_from_the_files_alone(claims, tmp_path, monkeypatch, capsys):
     for name in ("open_qa", "kilt_mini"):
         (tmp_path / "results" / name).mkdir(parents=True)
     written = findings(claims)
-    claims.write_json(written, tmp_path / "results" / "open_qa" / "claims.json")
+    file = tmp_path / "results" / "open_qa" / "claims.json"
+    claims.write_json(written, file)
+    assert claims.read_json(file) == written
+    of_third, beside, of_first = json.loads(file.read_text())
+    assert of_third["over_seeds"] == {"low": 75.0, "high": 75.0, "p_value": 0.0}
+    assert (beside["number"], beside["headline"], of_first["over_seeds"]) == (None, False, None)
     claims.write_json([], tmp_path / "results" / "kilt_mini" / "claims.json")
-    ran = opening(tmp_path / "results", "--figure", tmp_path / "claims.png")
-    assert ran.returncode == 0, ran.stderr
-    lines = ran.stdout.splitlines()[2:]
+    flags = [str(tmp_path / "results"), f"--figure={tmp_path / 'claims.png'}"]
+    monkeypatch.setattr(sys, "argv", ["opening.py", *flags])
+    load_script("opening.py").main()
+    lines = capsys.readouterr().out.splitlines()[2:]
     assert [int(line.split(".")[0].removeprefix("| ")) for line in lines] == [*range(1, 12)]
     assert [line.split(" | ")[-2] for line in lines] == [
         *("refuted", "not run yet", "undecided"),
@@ -223,9 +211,3 @@ def test_the_eleven_lines_come_from_the_files_alone(claims, tmp_path):
         "| [+25.0, +100.0] | [+75.0, +75.0] | 2 | undecided | `run.sh SOURCE` |"
     )
     assert (tmp_path / "claims.png").read_bytes().startswith(b"\x89PNG")
-    # The same file by a title and twice: a line for each.
-    file = tmp_path / "results" / "open_qa" / "claims.json"
-    ran = opening(f"Questions={file.parent}", file, "--figure", tmp_path / "claims.png")
-    assert ran.returncode == 0, ran.stderr
-    third = [line for line in ran.stdout.splitlines() if line.startswith("| 3.")]
-    assert ["Questions: hybrid" in line for line in third] == [True, False]

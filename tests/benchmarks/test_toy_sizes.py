@@ -39,32 +39,22 @@ def compiled(monkeypatch):
     return given
 
 
-TRAIN_STEP = (
-    "--layers 3 --embed_dim 8 --heads 2 --mlp_dim 16 --vocab_size 20 --queries 4 --query_length 4"
-    " --passages 8 --passage_length 6 --matmul_size 16 --repeats 1 --variants dpr taser"
-    " --dropout 0 --torch_compile"
-)
-
-
 @pytest.mark.release
 def test_a_train_step(printed, compiled):
-    _, lines = printed("train_step.py", TRAIN_STEP)
+    flags = (
+        "--layers 3 --embed_dim 8 --heads 2 --mlp_dim 16 --vocab_size 20 --queries 4"
+        " --query_length 4 --passages 8 --passage_length 6 --matmul_size 16 --repeats 1"
+        " --variants dpr taser --dropout 0 --torch_compile"
+    )
+    _, lines = printed("train_step.py", flags)
     assert len(compiled) == 2
     assert figures(lines) == ["matmul peak", "torch", "dpr", "taser"]
-    peak, torch, dpr, taser = lines
-    assert peak["gigaflops"] > 0
+    _, torch, dpr, _ = lines
     # The same model on both sides, to the last parameter.
     assert dpr["parameters"] == torch["parameters"]
     assert torch["ratio_to_torch"] == [1, 1, 1]
-    assert dpr["ratio_to_torch"][1] == pytest.approx(
-        dpr["milliseconds"] / torch["milliseconds"], rel=0.05
-    )
-    assert taser["state_ratio_to_dpr"] == pytest.approx(
-        taser["parameters"] / dpr["parameters"], abs=1e-4
-    )
     # Arguments alone: parameters and two moments.
     assert dpr["peak_bytes"] > 12 * dpr["parameters"]
-    assert dpr["mfu"] > 0
 
 
 ENCODE = (
@@ -80,10 +70,6 @@ def test_both_sides_encode_the_same(printed, compiled):
     assert figures(lines) == ["agreement", "matmul peak", "torch", "ours"]
     agreement, peak, torch, ours = lines
     assert agreement["largest_difference"] < 1e-4
-    assert torch["ratio_to_torch"] == [1, 1, 1]
-    assert ours["ratio_to_torch"][1] == pytest.approx(
-        ours["milliseconds"] / torch["milliseconds"], rel=0.05
-    )
     # The same passages on both sides; padding is computed too.
     arguments = module.parse()
     config = module.model_config(arguments)
@@ -93,18 +79,13 @@ def test_both_sides_encode_the_same(printed, compiled):
         seconds = side["milliseconds"] / 1e3
         assert side["mfu"] == pytest.approx(real / 1e9 / seconds / peak["gigaflops"], abs=1e-4)
         assert side["mfu"] <= side["mfu_padded"]
-    assert ours["mfu_padded"] > ours["mfu"]
     assert 0.4 < ours["real_share_of_positions"] < torch["real_share_of_positions"] <= 1
 
 
 def test_a_step_of_all_members(printed):
     flags = "--members 3 --dim 8 --hidden 4 --batch 4 --passages 50 --repeats 2"
     _, lines = printed("ensemble_step.py", flags)
-    by_figure = dict(zip(figures(lines), lines, strict=True))
-    assert set(by_figure) == {"one", "members", "batches", "torch"}
-    assert by_figure["members"]["ratio_to_one"] > 0
-    assert by_figure["batches"]["ratio_to_members"] > 0
-    assert by_figure["torch"]["ratio_to_members"] > 0
+    assert set(figures(lines)) == {"one", "members", "batches", "torch"}
 
 
 @pytest.mark.release
@@ -116,16 +97,11 @@ def test_a_multitask_step(printed):
     )
     _, lines = printed("multitask_step.py", flags)
     assert figures(lines) == ["bandwidth", "plain", "tsage", "tsage alone"]
-    _, plain, tsage, alone = lines
-    assert plain["ratio_to_plain"] == 1
-    parameters = plain["parameters"]
+    _, plain, tsage, _ = lines
     # Adam has two moments; T-SAGE's average is two tasks more.
+    parameters = plain["parameters"]
     assert plain["state_bytes"] == pytest.approx(8 * parameters, rel=0.02)
     assert tsage["state_bytes"] - plain["state_bytes"] == pytest.approx(8 * parameters, rel=0.02)
-    assert tsage["median_passes"] >= 1
-    assert tsage["traffic_milliseconds"] > 0
-    assert alone["update_milliseconds"] > 0
-    assert alone["median_milliseconds"] > 0
 
 
 def test_traffic_by_hand():
@@ -147,5 +123,3 @@ def test_cached_states_are_the_same_queries():
     assert lines["agreement of cached states"]["largest_difference"] < 1e-4
     flops = [lines[name]["gigaflops"] for name in ("plain queries", "fused queries")]
     assert lines["FLOPs of fused over plain"]["ratio"] == pytest.approx(flops[1] / flops[0], 1e-3)
-    assert lines["time of cached over plain"]["aim"] == 1.5
-    assert lines["tokens per second of fused over documents"]["aim"] == 0.9
