@@ -93,18 +93,6 @@ def test_one_pair_by_hand(claims):
     assert (finding.seeds, finding.verdict, finding.tasks) == (1, "undecided", {"nq": 25.0})
 
 
-def test_seeds_are_averaged_before_queries_are_drawn(claims):
-    """The same four queries under two seeds, not eight queries."""
-    pair = claims.Pair("a over b", row((1, 0, 0, 0), (0, 0, 0, 1)), row(NOTHING, NOTHING))
-    [finding] = claims.find([claims.Claim("a is ahead", [pair])], "R@20", command="run.sh")
-    # Half a hit on two of four queries: none is drawn with P = 1 / 16, four with the same.
-    interval = finding.over_queries
-    assert (finding.effect, interval.low, interval.high) == (25.0, 0.0, 50.0)
-    assert finding.over_queries.p_value == pytest.approx(2 / 16, abs=0.015)
-    # Both seeds gain the same.
-    assert finding.over_seeds == claims.Interval(25.0, 25.0, 0.0)
-
-
 def test_the_mean_of_pairs_averages_each_querys_differences(claims):
     pairs = [
         claims.Pair("a", row((1, 1, 0, 0), (1, 0, 0, 0)), row(NOTHING, NOTHING)),

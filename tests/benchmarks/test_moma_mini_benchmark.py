@@ -98,7 +98,7 @@ def test_claim_9_is_about_its_four_targets_and_the_table_about_all(tmp_path):
     # Four targets gain 50 points, the fifth loses 10.
     assert effects == {9: (True, pytest.approx(50.0)), None: (False, pytest.approx(38.0))}
     text = (tmp_path / "moma.md").read_text()
-    assert "| MoMA | 70.0 | 70.0 | 70.0 | 70.0 | 10.0 | 58.0 |" in text
+    assert "| MoMA | 70.0 | 70.0 | 70.0 | 10.0 | 70.0 | 58.0 |" in text
     assert "| MoMA over No memory | +38.0 |" in text
     assert "squad: source, other: 25.0 of attention" in text
     assert "60.0 of queries have a relevant document" in text
