@@ -67,12 +67,11 @@ class EmbeddingsByText:
     def __init__(self, directory: FilePath, hashes: UInt64[np.ndarray, " texts"]) -> None:
         self._parts, encoded = _parts(directory)
         self._starts = np.cumsum([0, *map(len, self._parts)])
-        order = np.argsort(encoded, kind="stable")
-        at = np.minimum(np.searchsorted(encoded[order], hashes), max(len(encoded) - 1, 0))
-        self._places = order[at] if len(encoded) else at
-        if not len(encoded) or (encoded[self._places] != hashes).any():
+        if not np.isin(hashes, encoded).all():
             fix = "run `taser memory add` again; it encodes what is missing"
             raise DataError("documents without an embedding", where=str(directory), fix=fix)
+        order = np.argsort(encoded, kind="stable")
+        self._places = order[np.searchsorted(encoded[order], hashes)]
         self.shape: tuple[int, int] = (len(hashes), self._parts[0].shape[1])
 
     @classmethod

@@ -220,12 +220,11 @@ def draw_mixes(
     """
     tasks = list(config.tasks or sizes)
     share, rest = divmod(config.queries, max(len(tasks), 1))
-    unknown = [task for task in tasks if task not in sizes]
-    small = [task for task in tasks if sizes.get(task, 0) < share]
-    if not tasks or unknown or rest or small:
-        shown = ", ".join(f"{task} {sizes.get(task, 'unknown')}" for task in unknown + small)
-        title = f"{config.sets} mixes of {config.queries} queries from {len(tasks)} tasks"
-        title += f"; there are of {shown}" if shown else ""
+    if not tasks or rest or any(sizes.get(task, 0) < share for task in tasks):
+        shown = ", ".join(f"{task} {sizes.get(task, 'unknown')}" for task in tasks)
+        title = (
+            f"{config.sets} mixes of {config.queries} queries; there are of {shown or 'no task'}"
+        )
         fix = "take equal shares of known tasks, none larger than its task"
         raise ConfigError(title, where="MixedConfig", fix=fix)
 
