@@ -3,11 +3,12 @@
 import gzip
 import json
 import pathlib
-import re
 import sys
 
 import pytest
-from script_calls import REPOSITORY, load_script, run_script, write_hits
+from bert_checkpoints import write_with_vocabulary
+from script_calls import load_script, run_script, write_hits
+from small_world import figures, gin, succeed
 
 pytestmark = pytest.mark.slow
 
@@ -103,7 +104,22 @@ def test_from_pretrained_weights_level_with_dpr_is_enough(tmp_path, monkeypatch)
     assert findings[0]["command"].endswith("claims.sh SOURCE_DIR OUTPUT_DIR PRETRAINED")
 
 
-def test_rows_are_those_of_the_recipe():
-    recipe = (REPOSITORY / "gin_configs" / "runs" / "taser_claims.gin").read_text()
-    systems = set(re.findall(r"'(.+)': @\w+/System\(\)", recipe))
-    assert {"DPR", "TASER Det-R", *load_script("open_qa/claims.py").LEARNED} < systems
+@pytest.mark.release
+def test_its_recipe_trains_every_router(small_world, tmp_path, monkeypatch):
+    vocabulary = small_world.root / "vocabulary"
+    checkpoint = write_with_vocabulary(tmp_path / "minilm", vocabulary, num_layers=3)
+    output = tmp_path / "out" / "seed-0"
+    succeed(
+        *("pipeline", "taser", "--gin_file=runs/open_qa_pretrained.gin"),
+        "--gin_file=runs/taser_claims.gin",
+        *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=small_world.token_store, TASKS=["code"]),
+        *gin(OUTPUT_DIR=output, PRETRAINED=checkpoint, TRAIN_STEPS=1, WARMUP_STEPS=0),
+        *gin(BATCH_SIZE=16, EVAL_PERIOD=0, CHECKPOINT_PERIOD=100),
+        *gin("EvaluationConfig", judge="qrels"),
+        "--gin.pipeline_taser.rounds=1",
+    )
+    rows = [row["system"] for row in figures(output) if row["task"] == "average"]
+    systems = ("DPR", "Shared", "TASER Det-R")
+    systems += ("TASER Seq-R", "TASER Seq-R, token mean", "TASER Tok-R")
+    assert rows[2:8] == [f"{system} (BM25 negatives)" for system in systems]
+    assert "(c) TASER Det-R + BM25 over BM25" in claims_of(tmp_path, monkeypatch)

@@ -13,6 +13,8 @@ from bert_checkpoints import write_with_vocabulary
 from script_calls import REPOSITORY, load_script, write_hits
 from written_files import beir, write
 
+from taser_jax.data.collections.store import QuerySet
+
 pytestmark = pytest.mark.slow
 
 TASKS = ("squad", "nq_qed", "medquad", "fewrel", "cmu_dog")
@@ -100,10 +102,23 @@ def test_all_of_it_on_a_few_questions(tmp_path: pathlib.Path):
     assert "| MUF without the domain over Joint without the domain |" in text
     claims = json.loads((tmp_path / "out" / "claims.json").read_text())
     assert {claim["number"] for claim in claims} == {5, 6, None}
+    # A film is the page of its passages: none is in two splits.
+    films = {
+        split: {
+            row // 6
+            for query in QuerySet.open(tmp_path / "out" / "data", "muf_mini", "cmu_dog", split)
+            for row in query.positives
+        }
+        for split in ("train", "validation", "test")
+    }
+    assert all(films.values())
+    assert sum(map(len, films.values())) == len(set.union(*films.values())) == 10
     other = [sys.executable, REPOSITORY / "benchmarks/muf/other_weights.py", tmp_path / "out"]
     printed = subprocess.run(other, check=True, capture_output=True, text=True).stdout
     assert "| Weights by margin over Equal weights |" in printed
     assert "| Weights by classifier over Equal weights |" in printed
+    judged = (tmp_path / "out" / "seed-0" / "domains.csv").read_text()
+    assert all(f",{task}," in judged for task in TASKS)
 
 
 def check_costs_and_figures(directory: pathlib.Path) -> None:

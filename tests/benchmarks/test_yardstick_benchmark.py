@@ -2,14 +2,16 @@
 
 import json
 import pathlib
-import re
 
 import pytest
-from script_calls import REPOSITORY, run_script, write_hits
+from bert_checkpoints import write_with_vocabulary
+from script_calls import run_script, write_hits
+from small_world import SmallWorld, figures, gin, succeed
 from written_files import beir
 
-from taser_jax.commands.pipelines.retrieval_stages import row_name
+from taser_jax.assembly.model_directory import load_model
 from taser_jax.evaluation.results import SystemResult, TaskResult, write_result
+from taser_jax.models.parameters import parameter_count
 
 pytestmark = pytest.mark.slow
 
@@ -114,8 +116,28 @@ def test_claim_11_is_about_the_worst_task(tmp_path: pathlib.Path):
     )
 
 
-def test_rows_are_those_of_the_recipe():
-    recipe = (REPOSITORY / "gin_configs" / "runs" / "yardstick.gin").read_text()
-    systems = re.findall(r"'(\w+)': @\w+/System\(\)", recipe)
-    rows = [row_name(name, 1, ["BM25", "MiniLM, untrained"]) for name in systems]
-    assert rows == [TASER, "Shared (negatives of BM25 and MiniLM, untrained)"]
+@pytest.mark.release
+def test_its_recipe_trains_both_models_from_the_pretrained_one(
+    small_world: SmallWorld, tmp_path: pathlib.Path
+):
+    vocabulary = small_world.root / "vocabulary"
+    checkpoint = write_with_vocabulary(tmp_path / "minilm", vocabulary, num_layers=6)
+    succeed(
+        *("pipeline", "taser", "--gin_file=runs/yardstick.gin"),
+        *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=small_world.token_store),
+        *gin(OUTPUT_DIR=tmp_path / "out", PRETRAINED=checkpoint, TRAIN_STEPS=1, WARMUP_STEPS=0),
+        # Its rates are of other tasks, and its buckets of longer passages.
+        *gin("TrainingConfig", length_buckets=[16], states_dir=str(tmp_path / "states")),
+        *gin(BATCH_SIZE=16),
+        *gin("BatchingConfig", rates={}),
+    )
+    assert [row["system"] for row in figures(tmp_path / "out") if row["task"] == "average"] == [
+        *("BM25", "MiniLM, untrained"),
+        *(TASER, "Shared (negatives of BM25 and MiniLM, untrained)"),
+        *("Shared + BM25", "TASER + BM25"),
+    ]
+    shared, taser = (
+        parameter_count(load_model(tmp_path / "out" / system / "model").params)
+        for system in ("shared-1", "taser-1")
+    )
+    assert taser > shared

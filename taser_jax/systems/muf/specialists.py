@@ -144,9 +144,7 @@ class OpenSpecialist:
 
     @functools.cached_property
     def _searcher(self) -> Searcher:
-        return open_index(
-            self.files.index_dir, fingerprints={"collection": self.store.fingerprint}
-        )
+        return open_index(self.files.index_dir, fingerprints={"collection": self.store.fingerprint})
 
     def queries(self, task: str, split: str) -> QueryEmbeddings:
         """Its embeddings of a task's queries."""

@@ -18,7 +18,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.fusion import BertFusionConfig, FusedStates
-from taser_jax.retrieval.embeddings import QueryEmbeddings
+from taser_jax.retrieval.embeddings import EmbeddingDtype, QueryEmbeddings
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 from taser_jax.systems.moma import distillation
 from taser_jax.systems.moma.augment import augment
@@ -242,6 +242,28 @@ def test_attention_to_cached_states_is_that_to_tokens(world, mixture_dir, tmp_pa
     data = TrainingData(world.stores[0], augmentation_dir=documents, documents=3)
     with pytest.raises(ConfigError, match="whose frozen blocks are its own"):
         train(model_dir=str(tmp_path / "x"), data=data, model=fusion(bert=bert), training=training)
+
+
+@pytest.mark.release
+@pytest.mark.slow
+def test_documents_as_cached_states_train_and_encode_as_tokens_do(world, mixture_dir, tmp_path):
+    documents, states_dir = str(tmp_path / "documents"), str(tmp_path / "states")
+    look_up(world, mixture_dir, documents, k=3)
+    bert = dataclasses.replace(tiny_training.model_config().bert, num_layers=2)
+    model = fusion(bert=bert, towers=Towers.TIED)
+    frozen = dataclasses.replace(
+        tiny_training.training_config(train_steps=3, evaluation_period=3), train_from_block=1
+    )
+    about = {"token_store": world.stores[0], "augmentation_dir": documents, "documents": 3}
+    queries = []
+    for states in ({}, {"states_dir": states_dir, "states_dtype": EmbeddingDtype.FLOAT32}):
+        model_dir, output_dir = (str(tmp_path / f"{part}-{len(states)}") for part in "me")
+        training = dataclasses.replace(frozen, **states)
+        train(model_dir=model_dir, data=TrainingData(**about), model=model, training=training)
+        encode(model_dir=model_dir, output_dir=output_dir, tasks=["first"], **states, **about)
+        encoded = QueryEmbeddings.of_split(output_dir, "first", "validation")
+        queries.append(encoded[:])
+    np.testing.assert_allclose(*queries, atol=1e-5)
 
 
 @pytest.mark.parametrize(
