@@ -24,9 +24,9 @@ def one_long_line(path: str) -> Callable[[pathlib.Path], None]:
 def eight_bits(directory: pathlib.Path) -> None:
     """A checkpoint whose only tensor has floats of 8 bits."""
     bert()(directory)
-    header = {"w": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}
+    header = {"w": {"dtype": "F8_E4M3", "shape": [2048], "data_offsets": [0, 2048]}}
     text = json.dumps(header).encode()
-    content = struct.pack("<Q", len(text)) + text + bytes(4)
+    content = struct.pack("<Q", len(text)) + text + bytes(2048)
     (directory / "bert" / "model.safetensors").write_bytes(content)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import field
 
-from taser_jax.interop.tensors import Kind, read_config
+from taser_jax.interop.tensors import Kind, Layers, read_config
 from taser_jax.models.bert_config import BertConfig, Family, RotaryConfig
 from taser_jax.models.layers import Activation
 from taser_jax.storage.errors import ConfigError
@@ -44,7 +44,7 @@ class _Bert(msgspec.Struct, kw_only=True):
 
     vocab_size: Positive
     embed_dim: Positive = field(name="hidden_size")
-    num_layers: Positive = field(name="num_hidden_layers")
+    num_layers: Layers = field(name="num_hidden_layers")
     num_heads: Positive = field(name="num_attention_heads")
     mlp_dim: Positive = field(name="intermediate_size")
     max_length: Positive = field(name="max_position_embeddings")
@@ -58,7 +58,7 @@ class _Bert(msgspec.Struct, kw_only=True):
 
 class _DistilBert(_Bert, kw_only=True):
     embed_dim: Positive = field(name="dim")
-    num_layers: Positive = field(name="n_layers")
+    num_layers: Layers = field(name="n_layers")
     num_heads: Positive = field(name="n_heads")
     mlp_dim: Positive = field(name="hidden_dim")
     activation: str = field(name="activation", default="gelu")
@@ -94,7 +94,7 @@ class _NomicBertOfHub(_Bert, kw_only=True):
     """With the names of GPT-2, for the code in the model's own repository."""
 
     embed_dim: Positive = field(name="n_embd")
-    num_layers: Positive = field(name="n_layer")
+    num_layers: Layers = field(name="n_layer")
     num_heads: Positive = field(name="n_head")
     mlp_dim: Positive = field(name="n_inner")
     max_length: Positive = field(name="n_positions")

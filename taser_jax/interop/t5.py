@@ -14,6 +14,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from taser_jax.interop.tensors import (
+    Layers,
     Leaf,
     Path,
     leaves_of,
@@ -176,7 +177,7 @@ class _File(msgspec.Struct, kw_only=True):
 
     vocab_size: Positive
     embed_dim: Positive = msgspec.field(name="d_model")
-    num_layers: Positive
+    num_layers: Layers
     num_heads: Positive
     head_dim: Positive = msgspec.field(name="d_kv")
     mlp_dim: Positive = msgspec.field(name="d_ff")

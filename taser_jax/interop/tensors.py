@@ -11,6 +11,7 @@ import math
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,8 @@ PYTORCH = "pytorch_model.bin"
 _LISTED = 5
 _FIX_DIRECTORY = "give the directory that the model's save_pretrained wrote"
 
+# Of a config.json: more would be traced for hours before anything else is noticed.
+Layers = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Tensors = dict[str, np.ndarray]
 Path = tuple[str, ...]
 

@@ -113,6 +113,7 @@ def test_an_old_config_without_model_type(tmp_path):
     ("text", "message"),
     [
         (json.dumps(CONFIG | {"layer_norm_eps": 0}), "field 'layer_norm_eps.*above 0"),
+        (json.dumps(CONFIG | {"num_hidden_layers": 10**5}), "num_hidden_layers.*, 1000 or less"),
         (json.dumps({k: v for k, v in CONFIG.items() if k != "vocab_size"}), "required field"),
     ],
 )
