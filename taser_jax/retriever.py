@@ -19,7 +19,7 @@ from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.data.token_store.store import Titles
 from taser_jax.interop.hub import fetch, read_encoder_settings, read_prompts
-from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
+from taser_jax.interop.pretrained import Pretrained, pretrained_bert, read_pretrained
 from taser_jax.models.batch import Role
 from taser_jax.models.bert_config import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
@@ -177,7 +177,8 @@ class Retriever:
             facts = dict(zip(("query_prompt", "passage_prompt"), prompts, strict=True))
             facts["titles"] = Titles.JOIN.value
         module = DualEncoder(config)
-        params = load_pretrained(directory, config=config, params=abstract_params(module))
+        weights = Pretrained(str(directory))
+        params = read_pretrained(weights, config=config, params=abstract_params(module))
         model = hold_model(module, params, vocabulary_dir=directory)
         facts |= {
             "query_length": min(query_length or longest, longest),

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 
 import jax
 import numpy as np
-from flax.traverse_util import flatten_dict
-from jax.tree_util import KeyPath
 
 from taser_jax.interop.bert_formats import FORMATS
 from taser_jax.interop.tensors import (
@@ -28,15 +26,13 @@ from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertEncoder
 from taser_jax.models.bert_config import BertConfig, Family
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.dual_encoder import Params, Towers
-from taser_jax.models.fusion import FUSION_PARTS
+from taser_jax.models.dual_encoder import Params
 from taser_jax.storage.errors import ConfigError
 
 # Frequencies of rotary positions, which some checkpoints have.
 _BUFFER = re.compile(r".*\.inv_freq")
 # Sizes that the shapes of arrays show.
 _SHAPING = ("vocab_size", "embed_dim", "mlp_dim", "num_heads", "max_length", "type_vocab_size")
-_PASSAGE_TOWER = "passage_encoder"
 
 
 def encoder_from_tensors(
@@ -151,59 +147,6 @@ def plain_encoder(
     tower = params[config.tower_name(role, task)]
     expert, _ = config.experts.group(role)
     return {name: _plain_block(block, expert) for name, block in tower.items()}
-
-
-def from_plain_encoders(
-    query: Params, passage: Params, *, config: DualEncoderConfig, params: Params
-) -> Params:
-    """A dual encoder built from two plain BERTs: the inverse of `plain_encoder`.
-
-    Separate towers get one each; the query towers of all tasks get the same one. For a tied encoder
-    the two must be equal, except in the feed-forwards of Det-R's specialised blocks: there every
-    expert of a role's group is a copy of that role's feed-forward. Experts of a learned router are
-    all copies of one feed-forward.
-
-    Args:
-        query: parameters of the plain encoder of queries, of the dual encoder's sizes.
-        passage: parameters of the plain encoder of passages.
-        config: configuration of the dual encoder.
-        params: parameters of the dual encoder; its routers and its decoder over documents are kept.
-
-    Returns:
-        NumPy parameters, except those kept from `params`.
-
-    Raises:
-        ConfigError: a tied parameter differs between the two.
-    """
-    plain = {Role.QUERY: flatten_dict(query), Role.PASSAGE: flatten_dict(passage)}
-
-    def tied(path: tuple[str, ...]) -> np.ndarray:
-        value = plain[Role.QUERY][path]
-        if query is not passage and not np.array_equal(value, plain[Role.PASSAGE][path]):
-            problem = f"{'/'.join(path)} of the query encoder is not the passage encoder's"
-            fix = "use towers=SEPARATE, or specialise the blocks that differ"
-            raise ConfigError(problem, where="passage_source", fix=fix)
-        return value
-
-    def choose(key_path: KeyPath, leaf: jax.Array) -> jax.Array | np.ndarray:
-        tower, *rest = (str(key.key) for key in key_path)
-        if "router" in rest or rest[0] in FUSION_PARTS:
-            return leaf
-        path = tuple("mlp" if key == "experts" else key for key in rest)
-        by_role = config.experts.num_experts > 1 and not config.experts.learned
-        if config.towers is Towers.SEPARATE:
-            role = Role.PASSAGE if tower == _PASSAGE_TOWER else Role.QUERY
-            values = [plain[role][path]]
-        elif "experts" in rest and by_role:
-            values = [plain[Role.QUERY][path], plain[Role.PASSAGE][path]]
-        else:
-            values = [tied(path)]
-        # A separate array for every parameter: towers and experts diverge in training.
-        if "experts" in rest:
-            return np.repeat(np.stack(values), config.experts.num_experts // len(values), axis=0)
-        return np.array(values[0])
-
-    return jax.tree_util.tree_map_with_path(choose, params)
 
 
 def _plain_block(block: Params, expert: int) -> Params:

@@ -6,24 +6,27 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
+from jax.tree_util import KeyPath
 
-from taser_jax.interop.bert import encoder_from_tensors, from_plain_encoders
+from taser_jax.interop.bert import encoder_from_tensors
 from taser_jax.interop.bert_formats import bert_config
 from taser_jax.interop.hub import fetch, read_encoder_settings, read_projection
 from taser_jax.interop.t5 import t5_config, t5_from_t5x, t5_from_tensors, t5x_t5_config
 from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x
-from taser_jax.interop.tensors import CONFIG_FILE, check_room, check_sizes, read_tensors
+from taser_jax.interop.tensors import CONFIG_FILE, Path, check_room, check_sizes, read_tensors
 from taser_jax.models.batch import Normalization, Role
 from taser_jax.models.bert_config import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import ModelConfig, Params, Towers
 from taser_jax.models.layers import SIZES
 from taser_jax.models.parameters import check_same_parameters
+from taser_jax.models.routing import ExpertConfig
 from taser_jax.models.t5 import T5Config, rescale
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.storage.errors import ConfigError
@@ -34,7 +37,10 @@ if TYPE_CHECKING:
     from taser_jax.data.text.vocabularies import Vocabulary
 
 Source = str | os.PathLike[str]
+Config = TypeVar("Config", BertConfig, T5Config)
 
+# Of training, never of a checkpoint.
+_NUMERICS = ("dropout_rate", "dtype", "remat", "scan")
 # Fields that must be equal for the weights to have the same meaning.
 _T5_MUST_MATCH = (*SIZES, "num_decoder_layers", "mlp_activations", "num_buckets", "position_bias")
 _PROJECTION = "projection_layer"
@@ -66,15 +72,8 @@ def pretrained_bert(
     directory = fetch(source)
     config = bert_config(directory)
     check_room(directory, config)
-    return dataclasses.replace(
-        _first_blocks(config, num_layers, where=str(source)),
-        dropout_rate=numerics.dropout_rate,
-        attention_dropout_rate=numerics.attention_dropout_rate,
-        dtype=numerics.dtype,
-        remat=numerics.remat,
-        scan=numerics.scan,
-        attention=numerics.attention,
-    )
+    sizes = _first_blocks(config, num_layers, where=str(source))
+    return _with_numerics(sizes, numerics, "attention_dropout_rate", "attention")
 
 
 @builds
@@ -89,52 +88,6 @@ def pretrained_normalization(source: Source) -> Normalization:
     """The normalisation that a checkpoint's modules.json names; NONE without a modules.json."""
     settings = read_encoder_settings(fetch(source))
     return Normalization.NONE if settings is None else settings.normalization
-
-
-def load_pretrained(
-    source: Source,
-    *,
-    config: DualEncoderConfig,
-    params: Params,
-    num_layers: int | None = None,
-    passage_source: Source | None = None,
-) -> Params:
-    """A dual encoder that starts from a pretrained BERT.
-
-    Every tower is a copy of it, and every expert an exact copy of its block's feed-forward with the
-    output LayerNorm (TASER, section 3.3). Routers keep their initial values.
-
-    Args:
-        source: a Hugging Face directory, or an id on its hub.
-        config: configuration of the dual encoder; its sizes must be the checkpoint's.
-        params: initial parameters of the dual encoder.
-        num_layers: as given to `pretrained_bert`.
-        passage_source: another checkpoint for passages, if queries and passages have their own,
-            as in exports with one encoder per role.
-
-    Returns:
-        NumPy parameters of the same tree, with the routers of `params`.
-
-    Raises:
-        DataError: a source does not exist or is damaged.
-        ConfigError: the dual encoder's sizes are not the checkpoint's.
-    """
-    query = passage = _read(source, config.bert, num_layers)
-    if passage_source is not None:
-        passage = _read(passage_source, config.bert, num_layers)
-    return from_plain_encoders(query, passage, config=config, params=params)
-
-
-def _read(source: Source, config: BertConfig, num_layers: int | None) -> Params:
-    directory = fetch(source)
-    where = str(directory)
-    sizes = _first_blocks(bert_config(directory), num_layers, where=where)
-    fix = (
-        "take the sizes from the checkpoint, bert = pretrained_bert(source), whose num_layers "
-        "keeps its first blocks only, and tokenize with its own vocabulary"
-    )
-    check_sizes(sizes, config, names=_MUST_MATCH, where=where, fix=fix)
-    return encoder_from_tensors(read_tensors(directory), sizes, where=where)
 
 
 def _first_blocks(checkpoint: BertConfig, num_layers: int | None, *, where: str) -> BertConfig:
@@ -161,84 +114,17 @@ def pretrained_t5(source: Source, *, numerics: T5Config = T5Config()) -> T5Confi
         ConfigError: another architecture.
     """
     directory = fetch(source)
-    return dataclasses.replace(
-        _t5_sizes(directory, _t5x_tree(directory)),
-        dropout_rate=numerics.dropout_rate,
-        dtype=numerics.dtype,
-        remat=numerics.remat,
-        scan=numerics.scan,
-        initialization=numerics.initialization,
-    )
+    sizes = _t5_sizes(directory, _t5x_tree(directory))
+    return _with_numerics(sizes, numerics, "initialization")
 
 
-def load_pretrained_t5(
-    source: Source, *, config: T5DualEncoderConfig, params: Params, tree: Params | None = None
-) -> Params:
-    """A T5 dual encoder that starts from a pretrained T5: every tower is a copy of it.
-
-    Weights are rescaled as `config.t5.initialization` says. A projection comes from a T5X dual
-    encoder or a sentence-transformers directory that has one, otherwise it keeps its initial
-    values.
-
-    Args:
-        source: a Hugging Face directory, an id on its hub, or a T5X checkpoint.
-        config: configuration of the dual encoder; its sizes must be the checkpoint's.
-        params: initial parameters of the dual encoder.
-        tree: content of the T5X checkpoint, where it has been read.
-
-    Returns:
-        NumPy parameters of the same tree, with those projections of `params` that are kept.
-
-    Raises:
-        DataError: the source does not exist or is damaged.
-        ConfigError: the dual encoder's sizes are not the checkpoint's; the message has both.
-    """
-    directory = fetch(source)
-    where = str(directory)
-    if tree is None:
-        tree = _t5x_tree(directory)
-    model, sizes = config.t5, _t5_sizes(directory, tree)
-    if config.embedding is T5Embedding.ENCODER_MEAN:
-        model = dataclasses.replace(model, num_decoder_layers=0)
-    if not model.num_decoder_layers:
-        sizes = dataclasses.replace(sizes, num_decoder_layers=0)
-    fix = (
-        "take the sizes from the checkpoint, t5 = pretrained_t5(source), and tokenize with its own "
-        "vocabulary"
-    )
-    check_sizes(sizes, model, names=_T5_MUST_MATCH, where=where, fix=fix)
-    if tree is None:
-        t5 = t5_from_tensors(read_tensors(directory), model, where=where)
-        projection = read_projection(directory)
-    else:
-        t5 = t5_from_t5x(tree, model, where=where)
-        kernel = tree.get(_PROJECTION, {}).get("kernel")
-        projection = None if kernel is None else np.asarray(kernel, np.float32)
-    t5 = rescale(t5, model.initialization)
-    if config.projection_dim is None and projection is not None:
-        width = projection.shape[1]
-        logger.warning(
-            "%s: its projection to %d dimensions is left out; projection_dim=%d takes it along",
-            *(where, width, width),
-        )
-    towers = {}
-    for name in config.tower_names:
-        towers[name] = dict(t5)
-        if config.projection_dim is not None:
-            # Of `params` as it is, since it may be abstract.
-            kernel = params[name][_PROJECTION]["kernel"] if projection is None else projection
-            expected = (model.embed_dim, config.projection_dim)
-            if kernel.shape != expected:
-                problem = f"{_PROJECTION}/kernel has shape {tuple(kernel.shape)}, not {expected}"
-                fix = f"set projection_dim={kernel.shape[1]}"
-                raise ConfigError(problem, where=where, fix=fix)
-            towers[name][_PROJECTION] = {"kernel": kernel}
-    return towers
+def _with_numerics(sizes: Config, numerics: Config, *names: str) -> Config:
+    values = {name: getattr(numerics, name) for name in (*_NUMERICS, *names)}
+    return dataclasses.replace(sizes, **values)
 
 
-def _t5x_tree(source: Source) -> Params | None:
-    """Parameters of a T5X checkpoint; None for other sources."""
-    directory = pathlib.Path(fetch(source))
+def _t5x_tree(directory: pathlib.Path) -> Params | None:
+    """Parameters of a T5X checkpoint; None for other directories."""
     is_t5x = is_t5x_checkpoint(directory) and not (directory / CONFIG_FILE).is_file()
     return read_t5x(directory) if is_t5x else None
 
@@ -269,9 +155,18 @@ class Pretrained:
 
 
 def read_pretrained(
-    pretrained: Pretrained, *, config: ModelConfig, params: Params, vocabulary: pathlib.Path | None
+    pretrained: Pretrained,
+    *,
+    config: ModelConfig,
+    params: Params,
+    vocabulary: pathlib.Path | None = None,
 ) -> Params:
     """Reads pretrained weights into the shape of a model.
+
+    Every tower is a copy of them, and every expert an exact copy of its block's feed-forward with
+    the output LayerNorm (TASER, section 3.3). A T5's weights are rescaled as its `initialization`
+    says; a projection comes from a T5X dual encoder or a sentence-transformers directory that has
+    one.
 
     Args:
         pretrained: where they lie, and which blocks are taken.
@@ -281,44 +176,128 @@ def read_pretrained(
 
     Returns:
         NumPy arrays where the checkpoint has the parameter, the leaf of `params` elsewhere
-        (routers, a fusion's decoder).
+        (routers, a fusion's decoder, a projection).
 
     Raises:
         ConfigError: sizes or vocabularies differ; the message has both.
         DataError: missing or damaged files.
     """
     # Asks a hub once.
-    source, passage_source = fetch(pretrained.source), None
-    if pretrained.passage_source is not None:
-        passage_source = fetch(pretrained.passage_source)
-    for directory in (source, passage_source):
-        if vocabulary is not None and directory is not None:
+    names = (pretrained.source, pretrained.passage_source)
+    directories = [fetch(name) for name in names if name is not None]
+    if vocabulary is not None:
+        for directory in directories:
             check_words(directory, vocabulary)
     with phase(f"read {pretrained.source}"):
-        tree = _t5x_tree(source)
-        if tree is not None and set(tree) == set(config.tower_names):
-            # Of a dual encoder that T5X trained (`t5x_model`).
-            fix = "set the model that T5X trained"
-            check_same_parameters(tree, params, where=str(source), fix=fix)
-            return tree
-        if isinstance(config, DualEncoderConfig):
-            return load_pretrained(
-                source,
-                config=config,
-                params=params,
-                num_layers=pretrained.num_layers,
-                passage_source=passage_source,
-            )
-        assert isinstance(config, T5DualEncoderConfig)
-        loaded = load_pretrained_t5(source, config=config, params=params, tree=tree)
-        if passage_source is None:
-            return loaded
-        passage = load_pretrained_t5(passage_source, config=config, params=params)
-    name = config.tower_name(Role.PASSAGE, None)
-    equal = jax.tree.map(np.array_equal, loaded[name], passage[name])
-    if config.towers is Towers.TIED and not all(jax.tree.leaves(equal)):
-        raise ConfigError("two encoders", where="passage_source", fix="use towers=SEPARATE")
-    return {**loaded, name: passage[name]}
+        encoders: list[Params] = []
+        for directory in directories:
+            tree = _t5x_tree(directory)
+            if tree is not None and set(tree) == set(config.tower_names):
+                # Of a dual encoder that T5X trained (`t5x_model`).
+                fix = "set the model that T5X trained"
+                check_same_parameters(tree, params, where=str(directory), fix=fix)
+                return tree
+            if isinstance(config, DualEncoderConfig):
+                encoders.append(_read_bert(directory, config.bert, pretrained.num_layers))
+            else:
+                assert isinstance(config, T5DualEncoderConfig)
+                encoders.append(_read_t5(directory, config, tree))
+        return from_plain_encoders(encoders[0], encoders[-1], config=config, params=params)
+
+
+def _read_bert(directory: pathlib.Path, config: BertConfig, num_layers: int | None) -> Params:
+    where = str(directory)
+    sizes = _first_blocks(bert_config(directory), num_layers, where=where)
+    fix = (
+        "take the sizes from the checkpoint, bert = pretrained_bert(source), whose num_layers "
+        "keeps its first blocks only, and tokenize with its own vocabulary"
+    )
+    check_sizes(sizes, config, names=_MUST_MATCH, where=where, fix=fix)
+    return encoder_from_tensors(read_tensors(directory), sizes, where=where)
+
+
+def _read_t5(directory: pathlib.Path, config: T5DualEncoderConfig, tree: Params | None) -> Params:
+    """A T5 with its projection, from files of Hugging Face or a T5X checkpoint's tree."""
+    where = str(directory)
+    model, sizes = config.t5, _t5_sizes(directory, tree)
+    if config.embedding is T5Embedding.ENCODER_MEAN:
+        model = dataclasses.replace(model, num_decoder_layers=0)
+    if not model.num_decoder_layers:
+        sizes = dataclasses.replace(sizes, num_decoder_layers=0)
+    fix = (
+        "take the sizes from the checkpoint, t5 = pretrained_t5(source), and tokenize with its own "
+        "vocabulary"
+    )
+    check_sizes(sizes, model, names=_T5_MUST_MATCH, where=where, fix=fix)
+    if tree is None:
+        t5 = t5_from_tensors(read_tensors(directory), model, where=where)
+        projection = read_projection(directory)
+    else:
+        t5 = t5_from_t5x(tree, model, where=where)
+        projection = tree.get(_PROJECTION, {}).get("kernel")
+    t5 = rescale(t5, model.initialization)
+    if projection is None:
+        return t5
+    expected = (model.embed_dim, config.projection_dim)
+    if projection.shape != expected:
+        problem = f"{_PROJECTION}/kernel has shape {projection.shape}, not {expected}"
+        fix = f"set projection_dim={projection.shape[1]}"
+        raise ConfigError(problem, where=where, fix=fix)
+    return {**t5, _PROJECTION: {"kernel": np.asarray(projection, np.float32)}}
+
+
+def from_plain_encoders(
+    query: Params, passage: Params, *, config: ModelConfig, params: Params
+) -> Params:
+    """A dual encoder built from two plain encoders: the inverse of `bert.plain_encoder`.
+
+    Separate towers get one each; the query towers of all tasks get the same one. For a tied encoder
+    the two must be equal, except in the feed-forwards of Det-R's specialised blocks: there every
+    expert of a role's group is a copy of that role's feed-forward. Experts of a learned router are
+    all copies of one feed-forward.
+
+    Args:
+        query: parameters of the plain encoder of queries, of the dual encoder's sizes.
+        passage: parameters of the plain encoder of passages.
+        config: configuration of the dual encoder.
+        params: parameters of the dual encoder; those that plain encoders lack are kept.
+
+    Returns:
+        NumPy parameters, except those kept from `params`.
+
+    Raises:
+        ConfigError: a tied parameter differs between the two.
+    """
+    plain = {Role.QUERY: flatten_dict(query), Role.PASSAGE: flatten_dict(passage)}
+    experts = config.experts if isinstance(config, DualEncoderConfig) else ExpertConfig()
+    by_role = experts.num_experts > 1 and not experts.learned
+    passage_tower = config.tower_name(Role.PASSAGE, None)
+
+    def tied(path: Path) -> np.ndarray:
+        value = plain[Role.QUERY][path]
+        if query is not passage and not np.array_equal(value, plain[Role.PASSAGE][path]):
+            problem = f"{'/'.join(path)} of the query encoder is not the passage encoder's"
+            fix = "use towers=SEPARATE, or specialise the blocks that differ"
+            raise ConfigError(problem, where="passage_source", fix=fix)
+        return value
+
+    def choose(key_path: KeyPath, leaf: jax.Array) -> jax.Array | np.ndarray:
+        tower, *rest = (str(key.key) for key in key_path)
+        path = tuple("mlp" if key == "experts" else key for key in rest)
+        if path not in plain[Role.QUERY]:
+            return leaf
+        if config.towers is Towers.SEPARATE:
+            values = [plain[Role.PASSAGE if tower == passage_tower else Role.QUERY][path]]
+        elif "experts" in rest and by_role:
+            values = [plain[Role.QUERY][path], plain[Role.PASSAGE][path]]
+        else:
+            values = [tied(path)]
+        # A separate array for every parameter: towers and experts diverge in training.
+        if "experts" in rest:
+            return np.repeat(np.stack(values), experts.num_experts // len(values), axis=0)
+        return np.array(values[0])
+
+    return jax.tree_util.tree_map_with_path(choose, params)
 
 
 def drawn_without(

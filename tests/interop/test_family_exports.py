@@ -19,7 +19,7 @@ from taser_jax.data.text.preprocessors import encode_queries
 from taser_jax.data.text.vocabularies import TokenizerJsonVocabulary
 from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop.hub import read_encoder_settings
-from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
+from taser_jax.interop.pretrained import Pretrained, pretrained_bert, read_pretrained
 from taser_jax.interop.sentence_transformers import export_sentence_transformers
 from taser_jax.interop.stablehlo import lower_encoder
 from taser_jax.models.batch import Role, Tokens
@@ -87,7 +87,6 @@ def test_there_and_back(tmp_path, family, sentence_transformer):
     found_settings = read_encoder_settings(output / "query")
     assert found_settings.pooling is pooling
     assert pretrained_bert(output / "query", numerics=config.bert) == config.bert
-    again = load_pretrained(
-        output / "query", config=config, params=source.params, passage_source=output / "passage"
-    )
+    weights = Pretrained(str(output / "query"), passage_source=str(output / "passage"))
+    again = read_pretrained(weights, config=config, params=source.params)
     jax.tree.map(np.testing.assert_array_equal, again, source.params)

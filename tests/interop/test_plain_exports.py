@@ -28,7 +28,7 @@ from taser_jax.data.text.preprocessors import passage_ids
 from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop import onnx, sentence_transformers
 from taser_jax.interop.export_source import ExportSource, write_card
-from taser_jax.interop.pretrained import load_pretrained
+from taser_jax.interop.pretrained import Pretrained, read_pretrained
 from taser_jax.models.batch import Normalization, Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.routing import Routing
@@ -128,11 +128,11 @@ def test_each_path_is_a_model_by_itself(exported, sentence_transformer):
 
 def test_import_of_the_export_gives_back_the_same_parameters(exported):
     params = exported.source.params
-    imported = load_pretrained(
-        exported.paths[0][0],
+    query, *passage = (str(directory) for directory, _ in exported.paths)
+    imported = read_pretrained(
+        Pretrained(query, passage_source=passage[0] if passage else None),
         config=exported.source.config,
         params=jax.tree.map(np.zeros_like, params),
-        passage_source=exported.paths[-1][0] if len(exported.paths) > 1 else None,
     )
     jax.tree.map(np.testing.assert_array_equal, imported, params)
     # Weights are written once.

@@ -1,3 +1,5 @@
+"""Pretrained BERTs as towers and experts of dual encoders, and plain encoders out of them again."""
+
 import dataclasses
 
 import jax
@@ -6,31 +8,46 @@ import pytest
 from bert_checkpoints import random_tensors, write_checkpoint, write_config
 from tiny_models import encode, random_params, tiny_tokens
 
-from taser_jax.interop.bert import encoder_from_tensors
+from taser_jax.interop.bert import encoder_from_tensors, plain_encoder
 from taser_jax.interop.bert_formats import bert_config
-from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
+from taser_jax.interop.pretrained import (
+    Pretrained,
+    from_plain_encoders,
+    pretrained_bert,
+    read_pretrained,
+)
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig
-from taser_jax.models.bert_dual_encoder import DualEncoderConfig
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.bert_layers import AttentionKernel
 from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.layers import Activation
-from taser_jax.models.routing import ExpertConfig, Routing
+from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
 from taser_jax.models.stack import Remat
 from taser_jax.storage.errors import ConfigError, DataError
 
-EXPERTS = ExpertConfig(num_experts=2)
+SYSTEMS = {
+    "shared": {},
+    "taser": {"experts": ExpertConfig(num_experts=2)},
+    "taser of 4": {"experts": ExpertConfig(num_experts=4, blocks=(1, 4))},
+    "dpr": {"towers": Towers.SEPARATE},
+    "a query tower a task": {"towers": Towers.SEPARATE, "query_tasks": ("nq", "fever")},
+}
 
 
-def loaded(source, config, **kwargs):
+def loaded(source, config, **weights):
     params = random_params(DualEncoder(config))
-    return load_pretrained(source, config=config, params=params, **kwargs)
+    return read_pretrained(Pretrained(str(source), **weights), config=config, params=params)
 
 
-def embed(config, params, role):
+def embed(config, params, role, task=None):
     texts = tiny_tokens(length=12)
     tokens = Tokens(texts.ids % config.bert.vocab_size, texts.mask)
-    return encode(DualEncoder(config), params, tokens, role).embeddings
+    return encode(DualEncoder(config), params, tokens, role, task).embeddings
+
+
+def same(params, expected):
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +56,14 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def plain(checkpoint):
-    return encoder_from_tensors(random_tensors(), bert_config(checkpoint), where="x")
+def shared(checkpoint):
+    # The mean over tokens, so that every hidden state counts.
+    return DualEncoderConfig(bert=bert_config(checkpoint), pooling=Pooling.MEAN)
+
+
+@pytest.fixture(scope="module")
+def plain(shared):
+    return encoder_from_tensors(random_tensors(), shared.bert, where="x")
 
 
 def test_sizes_come_from_the_checkpoint(checkpoint):
@@ -49,75 +72,92 @@ def test_sizes_come_from_the_checkpoint(checkpoint):
     config = pretrained_bert(str(checkpoint), numerics=BertConfig(embed_dim=8, **numerics))
     sizes = {"vocab_size": 40, "embed_dim": 16, "num_layers": 4, "num_heads": 2, "head_dim": 8}
     assert config == BertConfig(mlp_dim=24, max_length=12, **sizes, **numerics)
-    assert pretrained_bert(checkpoint, num_layers=3).num_layers == 3
+    with pytest.raises(ConfigError, match="5 layers of a checkpoint of 4"):
+        pretrained_bert(checkpoint, num_layers=5)
 
 
-def test_shared_taser_and_dpr_start_with_exactly_the_plain_embeddings(checkpoint, plain):
-    shared = DualEncoderConfig(bert=bert_config(checkpoint))
-    expected = embed(shared, {"encoder": plain}, Role.QUERY)
-    for changes in (
-        {},
-        {"experts": EXPERTS},
-        {"experts": ExpertConfig(num_experts=4, blocks=(1, 4))},
-        {"towers": Towers.SEPARATE},
-    ):
-        config = dataclasses.replace(shared, **changes)
-        params = loaded(checkpoint, config)
-        for role in Role:
-            np.testing.assert_array_equal(embed(config, params, role), expected)
-
-
-def test_learned_routing_starts_with_the_plain_embeddings(checkpoint, plain):
-    shared = DualEncoderConfig(bert=bert_config(checkpoint))
-    expected = embed(shared, {"encoder": plain}, Role.QUERY)
-    config = dataclasses.replace(shared, experts=ExpertConfig(num_experts=3, routing=Routing.TOKEN))
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_each_system_starts_with_exactly_the_plain_embeddings(checkpoint, shared, plain, system):
+    config = dataclasses.replace(shared, **SYSTEMS[system])
     params = loaded(checkpoint, config)
+    task = "fever" if config.query_tasks else None
+    for role in Role:
+        expected = embed(shared, {"encoder": plain}, role)
+        np.testing.assert_array_equal(embed(config, params, role, task), expected)
+
+
+def test_learned_routing_starts_with_the_plain_embeddings_and_drawn_routers(
+    checkpoint, shared, plain
+):
+    experts = ExpertConfig(
+        num_experts=3, routing=Routing.TOKEN, gate_sharing=GateSharing.SHARED, blocks=(2, 3)
+    )
+    config = dataclasses.replace(shared, experts=experts)
+    params = loaded(checkpoint, config)
+    expected = embed(shared, {"encoder": plain}, Role.QUERY)
     np.testing.assert_allclose(embed(config, params, Role.QUERY), expected, rtol=1e-4, atol=1e-5)
+    drawn = random_params(DualEncoder(config))
+    same(params["encoder"]["router"], drawn["encoder"]["router"])
 
 
 def test_the_first_layers_alone(checkpoint, plain):
     config = DualEncoderConfig(bert=pretrained_bert(checkpoint, num_layers=2))
     params = loaded(checkpoint, config, num_layers=2)["encoder"]
-    jax.tree.map(np.testing.assert_array_equal, params["layers_1"], plain["layers_1"])
+    same(params["layers_1"], plain["layers_1"])
 
 
-def test_two_checkpoints_one_a_role(checkpoint, plain, tmp_path):
-    other, _ = write_checkpoint(tmp_path, tensors=random_tensors(5))
-    config = DualEncoderConfig(bert=bert_config(checkpoint), towers=Towers.SEPARATE)
-    params = loaded(checkpoint, config, passage_source=other)
-    jax.tree.map(np.testing.assert_array_equal, params["query_encoder"], plain)
-    expected = encoder_from_tensors(random_tensors(5), config.bert, where="x")
-    jax.tree.map(np.testing.assert_array_equal, params["passage_encoder"], expected)
-    tied = dataclasses.replace(config, towers=Towers.TIED)
-    with pytest.raises(ConfigError, match="is not the passage encoder's"):
-        loaded(checkpoint, tied, passage_source=other)
+@pytest.mark.parametrize("system", list(SYSTEMS)[1:])
+def test_a_path_taken_out_gives_the_same_embeddings_and_returns(shared, system):
+    config = dataclasses.replace(shared, **SYSTEMS[system])
+    model, task = DualEncoder(config), "fever" if config.query_tasks else None
+    params = random_params(model)
+    query, passage = (plain_encoder(params, config, role, task=task) for role in Role)
+    embeddings = {}
+    for role, path in ((Role.QUERY, query), (Role.PASSAGE, passage)):
+        embeddings[role] = embed(shared, {"encoder": path}, role)
+        np.testing.assert_array_equal(embeddings[role], embed(config, params, role, task))
+    assert not np.allclose(*embeddings.values())
+    again = from_plain_encoders(query, passage, config=config, params=random_params(model, 5))
+    for role, path in ((Role.QUERY, query), (Role.PASSAGE, passage)):
+        for name in config.query_tasks or (None,):
+            same(plain_encoder(again, config, role, task=name), path)
+    if config.query_tasks:
+        with pytest.raises(ConfigError, match="without a task"):
+            plain_encoder(params, config, Role.QUERY)
+    if system == "taser of 4":
+        copies = [each["layers_0"]["mlp"] for each in (query, query, passage, passage)]
+        experts = again["encoder"]["layers_0"]["experts"]
+        same(experts, jax.tree.map(lambda *leaves: np.stack(leaves), *copies))
+
+
+def test_two_checkpoints_one_a_role(checkpoint, shared, plain, tmp_path):
+    other, tensors = write_checkpoint(tmp_path, tensors=random_tensors(5))
+    separate = dataclasses.replace(shared, towers=Towers.SEPARATE)
+    params = loaded(checkpoint, separate, passage_source=str(other))
+    passage = encoder_from_tensors(tensors, shared.bert, where="x")
+    same(params, {"query_encoder": plain, "passage_encoder": passage})
+    message = "embeddings/.* of the query encoder is not the passage encoder's"
+    with pytest.raises(ConfigError, match=message):
+        loaded(checkpoint, shared, passage_source=str(other))
 
 
 @pytest.mark.parametrize(
     ("changes", "stored", "expected"),
     [
-        ({"vocab_size": 44}, "vocab_size 40", "vocab_size 44"),
         ({"embed_dim": 32, "head_dim": 16}, "embed_dim 16, head_dim 8", "embed_dim 32, head_dim"),
         ({"activation": Activation.RELU}, "activation gelu", "activation relu"),
     ],
 )
-def test_a_mismatch_says_both_numbers(checkpoint, changes, stored, expected):
-    bert = dataclasses.replace(bert_config(checkpoint), **changes)
-    config = DualEncoderConfig(bert=bert)
+def test_a_mismatch_says_both_numbers(checkpoint, shared, changes, stored, expected):
+    config = dataclasses.replace(shared, bert=dataclasses.replace(shared.bert, **changes))
     message = f"(?s)the checkpoint has {stored}.*the model {expected}.*fix: .*pretrained_bert"
     # Told from config.json alone: neither weights nor drawn parameters are looked at.
     with pytest.raises(ConfigError, match=message):
-        load_pretrained(checkpoint, config=config, params=None)
+        read_pretrained(Pretrained(str(checkpoint)), config=config, params=None)
 
 
-def test_blocks_that_are_not_there(checkpoint):
-    with pytest.raises(ConfigError, match="5 layers of a checkpoint of 4"):
-        pretrained_bert(checkpoint, num_layers=5)
-
-
-@pytest.mark.parametrize("size", ["num_hidden_layers", "vocab_size"])
-def test_sizes_that_would_fill_the_memory_are_refused_before_a_model_is_made(tmp_path, size):
+def test_sizes_that_would_fill_the_memory_are_refused_before_a_model_is_made(tmp_path):
     directory, _ = write_checkpoint(tmp_path)
-    write_config(directory, **{size: 10**12})
+    write_config(directory, vocab_size=10**12)
     with pytest.raises(DataError, match=r"config.json: sizes of [\d,]+ numbers or more, and weig"):
         pretrained_bert(directory)

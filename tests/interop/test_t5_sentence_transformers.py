@@ -15,7 +15,7 @@ from taser_jax.data.text.preprocessors import passage_ids, query_ids
 from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop.export_source import check_exported
 from taser_jax.interop.hub import read_projection
-from taser_jax.interop.pretrained import load_pretrained_t5, pretrained_t5
+from taser_jax.interop.pretrained import Pretrained, pretrained_t5, read_pretrained
 from taser_jax.interop.sentence_transformers import export_sentence_transformers
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.batch import Normalization, Role
@@ -125,16 +125,8 @@ def test_what_was_exported_returns_bit_for_bit(vocabulary, tmp_path, changes):
     config = dataclasses.replace(source.config, t5=pretrained_t5(directory))
     assert config.t5.num_decoder_layers == source.config.t5.num_decoder_layers
     drawn = jax.tree.map(np.zeros_like, source.params)
-    again = load_pretrained_t5(directory, config=config, params=drawn)
+    again = read_pretrained(Pretrained(str(directory)), config=config, params=drawn)
     jax.tree.map(np.testing.assert_array_equal, again, source.params)
-
-
-def test_a_projection_that_is_left_out_is_said(vocabulary, tmp_path, caplog):
-    source = t5_source(tmp_path, vocabulary, projection_dim=5)
-    directory = exported(source, tmp_path / "out")
-    config = dataclasses.replace(source.config, projection_dim=None)
-    load_pretrained_t5(directory, config=config, params={})
-    assert "its projection to 5 dimensions is left out; projection_dim=5" in caplog.text
 
 
 def test_a_projection_that_is_more_than_a_kernel_is_refused(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hugging_face_parity import hidden_states, relative_error
 
-from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
+from taser_jax.interop.pretrained import Pretrained, pretrained_bert, read_pretrained
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params
@@ -21,7 +21,7 @@ GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "bert_minilm.npz"
 def test_hidden_states_are_hugging_faces():
     config = DualEncoderConfig(bert=pretrained_bert(SOURCE))
     abstract = abstract_params(DualEncoder(config))
-    params = load_pretrained(SOURCE, config=config, params=abstract)
+    params = read_pretrained(Pretrained(str(SOURCE)), config=config, params=abstract)
     golden = np.load(GOLDEN)
     mask = np.arange(512) < golden["lengths"][:, None]
     assert golden["lengths"].max() == golden["ids"].shape[1] == 512

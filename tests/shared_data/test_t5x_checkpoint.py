@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from taser_jax.interop.pretrained import load_pretrained_t5, pretrained_t5
+from taser_jax.interop.pretrained import Pretrained, pretrained_t5, read_pretrained
 from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x
 from taser_jax.models.batch import Normalization, Role, Tokens
 from taser_jax.models.dual_encoder import DualEncoder
@@ -38,7 +38,8 @@ def test_golden_embeddings(directory):
         normalization=Normalization.L2,
     )
     model = DualEncoder(config)
-    params = load_pretrained_t5(directory, config=config, params=abstract_params(model))
+    weights = Pretrained(str(directory))
+    params = read_pretrained(weights, config=config, params=abstract_params(model))
     assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, abstract_params(model))
     ids = [[71, 1712, 1566, 1, 0, 0, 0, 0], [8, 3, 9, 10, 11, 12, 13, 1]]
     tokens = Tokens(np.array(ids, np.int32), np.array(ids) > 0)
