@@ -166,13 +166,7 @@ class DualEncoderModel(models.BaseModel):
 
     def _batch(self, batch: Mapping[str, jnp.ndarray]) -> Batch:
         size, length = batch["queries"].shape[0], self._passage_length
-        if batch["passages"].shape[1] % length:
-            raise ConfigError(
-                f"passages of {batch['passages'].shape[1]} ids, which {length} do not divide",
-                where="DualEncoderModel.passage_length",
-                fix="set it to the length of 'targets', and 'negative_targets' to a multiple of it",
-            )
-        passages = batch["passages"].reshape(-1, length)
+        passages = batch["passages"].reshape(size, -1, length).reshape(-1, length)
         positive_index = jnp.arange(size) * (len(passages) // size)
         # A passage that is a query's positive again is no negative of it.
         is_equal = (passages[positive_index][:, None] == passages).all(-1)
