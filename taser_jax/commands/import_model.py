@@ -18,7 +18,7 @@ from taser_jax.assembly.model_directory import (
     write_model,
 )
 from taser_jax.data.collections.store import PassageStore, QuerySet
-from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
+from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import Titles
 from taser_jax.devices.hosts import writes
 from taser_jax.devices.mesh import MeshConfig, make_mesh
@@ -71,16 +71,22 @@ def import_model(
         DataError: missing or damaged files.
     """
     directory = pathlib.Path(model_dir)
+    sources = [fetch(pretrained.source)]
+    if pretrained.passage_source is not None:
+        sources.append(fetch(pretrained.passage_source))
     # Another model's vocabulary is refused before anything is allocated.
-    words = load_vocabulary(
-        vocabulary or fetch(pretrained.source), rows=model.transformer.vocab_size
-    )
-    facts = {
+    words = load_vocabulary(vocabulary or sources[0], rows=model.transformer.vocab_size)
+    facts: dict[str, object] = {
         "pretrained": recorded_name(pretrained.source),
         "query_length": feature_lengths["query"],
         "passage_length": feature_lengths["passage"],
-        **_texts(pretrained, words),
     }
+    # How a sentence-transformers model, or that of each role, takes texts.
+    (query, _), (_, passage) = (read_prompts(sources[place], words) for place in (0, -1))
+    prompts = {"query_prompt": query, "passage_prompt": passage}
+    facts |= {name: list(ids) for name, ids in prompts.items() if ids}
+    if (sources[0] / MODULES_FILE).is_file():
+        facts["titles"] = Titles.JOIN.value
     module = DualEncoder(model)
     if _is_here(directory, model, facts, config_text):
         logger.info("%s: the same import is here already", model_dir)
@@ -120,18 +126,6 @@ def _is_here(
     return facts.items() <= read_facts(directory).items() and config_text == read_config_text(
         directory
     )
-
-
-def _texts(pretrained: Pretrained, vocabulary: Vocabulary) -> dict[str, object]:
-    """How a sentence-transformers model, or that of each role, takes texts: prompts and titles."""
-    query, passage = read_prompts(fetch(pretrained.source), vocabulary)
-    if pretrained.passage_source is not None:
-        _, passage = read_prompts(fetch(pretrained.passage_source), vocabulary)
-    prompts = {"query_prompt": query, "passage_prompt": passage}
-    facts: dict[str, object] = {name: list(ids) for name, ids in prompts.items() if ids}
-    if (fetch(pretrained.source) / MODULES_FILE).is_file():
-        facts["titles"] = Titles.JOIN.value
-    return facts
 
 
 @writes("{output_dir}", kinds=[])

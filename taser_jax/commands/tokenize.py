@@ -25,7 +25,7 @@ from taser_jax.data.text.wordpiece import (
 )
 from taser_jax.data.token_store.store import Titles
 from taser_jax.devices.hosts import first_host_only, writes
-from taser_jax.interop.hub import EncoderSettings, read_encoder_settings
+from taser_jax.interop.hub import MODULES_FILE, prompt_texts, template_prompt
 from taser_jax.storage.artifacts import TOKEN_STORE, check_kind, write_json
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
@@ -173,14 +173,13 @@ def _mixture(name: str, module: str | None, data_dir: str, vocabulary: str) -> R
         import_tasks(module)
     elif name not in names() and list_tasks(data_dir, name):
         directory = pathlib.Path(vocabulary)
-        settings = read_encoder_settings(directory) if directory.is_dir() else None
-        if settings is None:
+        if not (directory / MODULES_FILE).is_file():
             return mixture_of_collection(data_dir, name)
         # Of a sentence-transformers model: its prompts, and titles as it is trained with.
-        before = _template_text(settings, directory)
+        before = _template_text(directory)
         prompt, passage_prompt = (
             TaskPrompt(Prompt.TEXT, text=before + text) if before + text else TaskPrompt()
-            for text in (settings.query_prompt, settings.passage_prompt)
+            for text in prompt_texts(directory)
         )
         return mixture_of_collection(
             data_dir, name, prompt=prompt, titles=Titles.JOIN, passage_prompt=passage_prompt
@@ -188,21 +187,21 @@ def _mixture(name: str, module: str | None, data_dir: str, vocabulary: str) -> R
     return find_mixture(name)
 
 
-def _template_text(settings: EncoderSettings, directory: pathlib.Path) -> str:
+def _template_text(directory: pathlib.Path) -> str:
     """The prompt of a tokenizer as a text.
 
     Raises:
         ConfigError: no text has its ids.
     """
-    if not settings.template_prompt:
+    ids = template_prompt(directory)
+    if not ids:
         return ""
     from taser_jax.interop.export_source import prompt_text
 
-    text = prompt_text(settings.template_prompt, vocabularies.load_vocabulary(directory))
+    text = prompt_text(ids, vocabularies.load_vocabulary(directory))
     if text is None:
         raise ConfigError(
-            f"its tokenizer puts the ids {list(settings.template_prompt)} before every text, which "
-            "no text has",
+            f"its tokenizer puts the ids {list(ids)} before every text, which no text has",
             where=str(directory),
             fix="register the task with its prompt: TaskPrompt(Prompt.NAME, ...) in a module of "
             "MIXTURE_OR_TASK_MODULE",

@@ -161,23 +161,17 @@ class _Tokenizer(msgspec.Struct):
 
 @dataclasses.dataclass(frozen=True)
 class EncoderSettings:
-    """How token states become an embedding, and the limits and prompt of texts.
+    """How token states become an embedding, and the limit of texts; `read_prompts` has prompts.
 
     Attributes:
         pooling: how token states become one vector.
         normalization: normalisation of that vector.
         max_length: maximum tokens per text; None if not recorded.
-        query_prompt: text put before every query.
-        passage_prompt: text put before every passage.
-        template_prompt: ids that the tokenizer puts before every text, of either role.
     """
 
     pooling: Pooling
     normalization: Normalization
     max_length: int | None = None
-    query_prompt: str = ""
-    passage_prompt: str = ""
-    template_prompt: tuple[int, ...] = ()
 
 
 def read_encoder_settings(directory: pathlib.Path) -> EncoderSettings | None:
@@ -206,9 +200,8 @@ def read_encoder_settings(directory: pathlib.Path) -> EncoderSettings | None:
         raise ConfigError(problem, where=str(modules_path), fix="take a model without other layers")
     pooling_path = directory / modules["Pooling"].path / "config.json"
     pooling = _pooling(pooling_path)
-    query_prompt, passage_prompt = _prompt_texts(directory)
     leaves_prompts = read_json(pooling_path).get("include_prompt") is False
-    if leaves_prompts and pooling is Pooling.MEAN and (query_prompt or passage_prompt):
+    if leaves_prompts and pooling is Pooling.MEAN and any(prompt_texts(directory)):
         problem = "a mean that leaves the tokens of prompts out (include_prompt is false)"
         fix = "take a model whose mean is over all tokens"
         raise ConfigError(problem, where=str(pooling_path), fix=fix)
@@ -217,9 +210,6 @@ def read_encoder_settings(directory: pathlib.Path) -> EncoderSettings | None:
         pooling=pooling,
         normalization=Normalization.L2 if "Normalize" in modules else Normalization.NONE,
         max_length=sizes.max_seq_length,
-        query_prompt=query_prompt,
-        passage_prompt=passage_prompt,
-        template_prompt=_template_prompt(directory / "tokenizer.json"),
     )
 
 
@@ -262,12 +252,12 @@ def read_prompts(
     Raises:
         DataError: a file is damaged.
     """
-    template = _template_prompt(directory / "tokenizer.json")
-    query, passage = vocabulary.encode(_prompt_texts(directory))
+    template = template_prompt(directory)
+    query, passage = vocabulary.encode(prompt_texts(directory))
     return (*template, *query), (*template, *passage)
 
 
-def _prompt_texts(directory: pathlib.Path) -> tuple[str, str]:
+def prompt_texts(directory: pathlib.Path) -> tuple[str, str]:
     """What sentence-transformers puts before queries and before passages.
 
     Raises:
@@ -286,7 +276,9 @@ def _prompt_texts(directory: pathlib.Path) -> tuple[str, str]:
     return query, passage
 
 
-def _template_prompt(path: pathlib.Path) -> tuple[int, ...]:
+def template_prompt(directory: pathlib.Path) -> tuple[int, ...]:
+    """Ids that a tokenizer of ours puts before every text, of either role."""
+    path = directory / "tokenizer.json"
     # Most tokenizers have none, and some have many megabytes.
     if not path.is_file() or TEMPLATE_PROMPT.encode() not in path.read_bytes():
         return ()

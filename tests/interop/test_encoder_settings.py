@@ -1,6 +1,5 @@
 """What modules.json and the files beside it say of an encoder."""
 
-import dataclasses
 import json
 
 import pytest
@@ -9,9 +8,11 @@ from bert_checkpoints import write_modules
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.interop.hub import (
     EncoderSettings,
+    prompt_texts,
     read_encoder_settings,
     read_prompts,
     recorded_name,
+    template_prompt,
 )
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.batch import Normalization
@@ -27,8 +28,8 @@ def test_pooling_norm_and_length(tmp_path):
     write_modules(
         tmp_path, kinds=("Transformer", "Pooling"), package=NEW, pooling={"pooling_mode": "cls"}
     )
-    expected = EncoderSettings(pooling=Pooling.CLS, normalization=Normalization.NONE)
-    assert read_encoder_settings(tmp_path) == dataclasses.replace(expected, max_length=128)
+    expected = EncoderSettings(Pooling.CLS, Normalization.NONE, max_length=128)
+    assert read_encoder_settings(tmp_path) == expected
 
 
 @pytest.mark.parametrize(
@@ -46,9 +47,8 @@ def test_prompts_of_both_roles(tmp_path, prompts):
         pooling=Pooling.MEAN,
         normalization=Normalization.L2,
         max_length=128,
-        query_prompt="query: ",
-        passage_prompt="passage: ",
     )
+    assert prompt_texts(tmp_path) == ("query: ", "passage: ")
 
 
 def test_prompts_under_other_names_are_refused(tmp_path):
@@ -57,10 +57,9 @@ def test_prompts_under_other_names_are_refused(tmp_path):
     path.write_text(json.dumps({"prompts": {"s2p_query": "Instruct: ", "sts": "a "}}))
     message = r"(?s)sentence_transformers.json: prompts s2p_query, sts: none.*fix: .*`query`"
     with pytest.raises(ConfigError, match=message):
-        read_encoder_settings(tmp_path)
+        prompt_texts(tmp_path)
     path.write_text(json.dumps({"prompts": {"sts": "a ", "query": ""}}))
-    settings = read_encoder_settings(tmp_path)
-    assert (settings.query_prompt, settings.passage_prompt) == ("", "")
+    assert prompt_texts(tmp_path) == ("", "")
 
 
 def test_a_prompt_of_the_tokenizer_is_before_the_texts_of_both_roles(tmp_path):
@@ -70,7 +69,7 @@ def test_a_prompt_of_the_tokenizer_is_before_the_texts_of_both_roles(tmp_path):
     vocabulary.save(str(tmp_path / "words"))
     write_modules(tmp_path, prompts={"query": "find"})
     write_tokenizer(tmp_path / "words", tmp_path, max_length=8, prompt=(6, 3))
-    assert read_encoder_settings(tmp_path).template_prompt == (6, 3)
+    assert template_prompt(tmp_path) == (6, 3)
     assert read_prompts(tmp_path, vocabulary) == ((6, 3, 4), (6, 3))
     write_tokenizer(tmp_path / "words", tmp_path, max_length=8)
     assert read_prompts(tmp_path, vocabulary) == ((4,), ())
