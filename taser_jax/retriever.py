@@ -176,8 +176,7 @@ class Retriever:
             prompts = map(list, read_prompts(directory, vocabulary))
             facts = dict(zip(("query_prompt", "passage_prompt"), prompts, strict=True))
             facts["titles"] = Titles.JOIN.value
-        module = DualEncoder(config)
-        weights = Pretrained(str(directory))
+        module, weights = DualEncoder(config), Pretrained(str(directory))
         params = read_pretrained(weights, config=config, params=abstract_params(module))
         model = hold_model(module, params, vocabulary_dir=directory)
         facts |= {

@@ -7,7 +7,8 @@ import importlib
 import importlib.util
 import json
 import pathlib
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Sequence
 
 import jax
 
@@ -27,7 +28,6 @@ from taser_jax.evaluation.results import read_results
 from taser_jax.interop.export_source import (
     CARD,
     METADATA,
-    CardTexts,
     ExportSource,
     check_exported,
     metadata,
@@ -50,7 +50,6 @@ from taser_jax.storage.progress import logger, phase
 
 # Seconds that a hub has for each answer to `taser push`.
 _ANSWER_SECONDS = 120.0
-_Export = Callable[[ExportSource, pathlib.Path], None]
 
 
 # Modules of `interop` that write a model.
@@ -132,7 +131,7 @@ def export_model(
     config = read_model_config(model_dir)
     facts = read_facts(model_dir)
     check_exported(config, task)
-    _check_formats(chosen, config)
+    exporters = {format: _exporter(format, config) for format in chosen}
     load_vocabulary(pathlib.Path(model_dir) / VOCABULARY, rows=config.transformer.vocab_size)
     texts = text_settings(facts, task)
     query_length = _length("query_length", query_length, texts, config, model_dir)
@@ -163,23 +162,28 @@ def export_model(
             continue
         with phase(f"export {format}"), replacing(directory) as scratch:
             scratch.mkdir()
-            export, card_texts = _exporter(format)
-            export(source, pathlib.Path(scratch))
-            write_card(source, pathlib.Path(scratch), card_texts(source))
+            exporter = exporters[format]
+            getattr(exporter, f"export_{format}")(source, pathlib.Path(scratch))
+            write_card(source, pathlib.Path(scratch), exporter.card_texts(source))
             checksums.seal(scratch)
         logger.info("%s: %s", format, directory)
     return directories
 
 
-def _exporter(format: str) -> tuple[_Export, Callable[[ExportSource], CardTexts]]:
-    """A format's writer and card, imported on demand: each needs other packages."""
+def _exporter(format: str, config: ModelConfig) -> types.ModuleType:
+    """A format's module, imported on demand, since each needs other packages.
+
+    Raises:
+        ConfigError: the format cannot hold the model, or its packages are absent.
+    """
     try:
         module = importlib.import_module(f"taser_jax.interop.{format}")
     except ImportError as error:
-        # The others' packages were checked before.
         problem, fix = f"TensorFlow is not installed ({error})", how_to_install("tensorflow")
         raise ConfigError(problem, where=f"format {format!r}", fix=fix) from error
-    return getattr(module, f"export_{format}"), module.card_texts
+    if hasattr(module, "check"):
+        module.check(config)
+    return module
 
 
 def _formats(formats: Sequence[str]) -> list[str]:
@@ -207,20 +211,6 @@ def _is_there(source: ExportSource, format: str, directory: pathlib.Path) -> boo
     if written and written != json.loads(json.dumps(metadata(source, format))):
         check_empty(directory)
     return bool(written)
-
-
-def _check_formats(formats: Sequence[str], config: ModelConfig) -> None:
-    for format in formats:
-        if format == "sentence_transformers":
-            from taser_jax.interop.sentence_transformers import check_exportable
-
-            check_exportable(config)
-        if format == "onnx":
-            from taser_jax.interop.onnx import check_packages
-            from taser_jax.interop.sentence_transformers import check_plain
-
-            check_plain(config, format=format)
-            check_packages()
 
 
 def _length(

@@ -6,10 +6,14 @@ import importlib.util
 import pathlib
 import tempfile
 import warnings
+from collections.abc import Mapping
 
+from taser_jax.interop import sentence_transformers
 from taser_jax.interop.export_source import PASSAGE_INPUTS, CardTexts, ExportSource
-from taser_jax.interop.sentence_transformers import check_plain, plain_paths, write_model
+from taser_jax.interop.sentence_transformers import plain_paths, write_model
 from taser_jax.interop.tokenizer_files import write_tokenizer
+from taser_jax.models.batch import Role
+from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.storage.errors import ConfigError, how_to_install
 
 MODEL = "model.onnx"
@@ -19,12 +23,13 @@ _PACKAGES = ("torch", "sentence_transformers", "onnx", "onnxscript")
 _OPSET = 18
 
 
-def check_packages() -> None:
-    """Checks, before anything is computed, that the exporter is installed.
+def check(config: ModelConfig) -> None:
+    """Refuses, before anything is computed, models that are no plain BERTs.
 
     Raises:
-        ConfigError: naming the missing packages and the extra that installs them.
+        ConfigError: another model, or missing packages, with the extra that installs them.
     """
+    sentence_transformers.check(config, format=_FORMAT)
     absent = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if absent:
         problem = f"PyTorch's exporter needs {', '.join(absent)}"
@@ -43,12 +48,9 @@ def export_onnx(source: ExportSource, output_dir: pathlib.Path) -> None:
         output_dir: an empty directory.
 
     Raises:
-        ConfigError: learned routing, heads that BertModel cannot have, or a missing package.
-        DataError: the vocabulary is missing or not a WordPiece vocabulary.
+        DataError: the vocabulary is missing.
     """
-    config = check_plain(source.config, format=_FORMAT)
-    prompt = source.query_settings.prompt or source.passage_prompt
-    for name, role in plain_paths(config, prompt=prompt).items():
+    for name, role in _paths(source).items():
         directory = output_dir / name
         directory.mkdir(exist_ok=True)
         write_tokenizer(
@@ -58,22 +60,25 @@ def export_onnx(source: ExportSource, output_dir: pathlib.Path) -> None:
             prompt=source.prompt(role),
         )
         with tempfile.TemporaryDirectory() as scratch:
-            write_model(source, config, role, pathlib.Path(scratch), serves_both=False)
+            write_model(source, role, pathlib.Path(scratch), serves_both=False)
             _export(pathlib.Path(scratch), directory / MODEL)
+
+
+def _paths(source: ExportSource) -> Mapping[str, Role]:
+    prompt = source.query_settings.prompt or source.passage_prompt
+    return plain_paths(source.config, prompt=prompt)
 
 
 def card_texts(source: ExportSource) -> CardTexts:
     """This format's texts for the model card."""
-    config = check_plain(source.config, format=_FORMAT)
-    prompt = source.query_settings.prompt or source.passage_prompt
-    directories = list(plain_paths(config, prompt=prompt))
+    directories = list(_paths(source))
     form, example = PASSAGE_INPUTS[source.titles]
     names = " and ".join(f"`{name}/`" for name in directories if name) or "this directory"
     contents = (
         f"{names} has `{MODEL}` and the tokenizer's files. The inputs are `input_ids` and "
         "`attention_mask` (int64, [batch, length]; both sizes are dynamic); the output "
-        f"`{OUTPUT}` (float32, [batch, {config.bert.embed_dim}]) is pooled and ready to score. A "
-        f"passage is {form}.\n"
+        f"`{OUTPUT}` (float32, [batch, {source.config.embedding_dim}]) is pooled and ready to "
+        f"score. A passage is {form}.\n"
     )
     query, passage = (directories * 2)[:2]
     code = f"""

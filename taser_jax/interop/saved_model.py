@@ -67,11 +67,15 @@ def export_saved_model(source: ExportSource, output_dir: pathlib.Path) -> None:
     module = tf.Module()
     module.params = unflatten_dict(variables, sep="/")
     module.texts = TextGraph(vocabulary)
+    queries, passages = _text_functions(source, tuple(variables.values()), module.texts)
+    text = tf.TensorSpec([None], tf.string)
+    encode_query = tf.function(queries, input_signature=[text], autograph=False)
+    encode_passage = tf.function(passages, input_signature=[text, text], autograph=False)
     signatures = {
-        f"encode_{role.value}": _signature(source, tuple(variables.values()), module.texts, role)
-        for role in Role
+        "encode_query": encode_query,
+        "serving_default": encode_query,
+        "encode_passage": encode_passage,
     }
-    signatures["serving_default"] = signatures["encode_query"]
     tf.saved_model.save(module, str(output_dir), signatures=signatures)
 
 
@@ -100,22 +104,16 @@ scores = tf.matmul(query_embeddings, passage_embeddings, transpose_b=True)
     return CardTexts("saved_model", contents, code, ("tensorflow",))
 
 
-def _signature(
-    source: ExportSource,
-    variables: Sequence[tf.Variable],
-    graph: TextGraph,
-    role: Role,
-) -> tf.types.experimental.ConcreteFunction:
-    """Texts -> {"embedding": [batch, dim]} of one role, as a concrete function."""
-    length = source.length(role)
-    embed = _embed_fn(source, variables, role, length)
-    strings = tf.TensorSpec([None], tf.string)
+def _text_functions(
+    source: ExportSource, variables: Sequence[tf.Variable], graph: TextGraph
+) -> tuple[Callable[..., dict[str, tf.Tensor]], Callable[..., dict[str, tf.Tensor]]]:
+    """Queries -> {"embedding": [batch, dim]}, and the same of titles and texts."""
+    embed_query, embed_passage = (_embed_fn(source, variables, role) for role in Role)
 
     def encode_query(queries: tf.Tensor) -> dict[str, tf.Tensor]:
         settings = source.query_settings
         queries = normalize_queries(queries, settings.normalization)
-        ids = graph.query_ids(queries, length, prompt=settings.prompt)
-        return embed(ids)
+        return embed_query(graph.query_ids(queries, source.query_length, prompt=settings.prompt))
 
     def encode_passage(titles: tf.Tensor, texts: tf.Tensor) -> dict[str, tf.Tensor]:
         message = "titles and texts differ in number: a passage without a title has an empty one"
@@ -128,19 +126,16 @@ def _signature(
         if source.titles is not Titles.INCLUDE:
             titles = tf.zeros_like(titles)
         prompt = source.passage_prompt
-        return embed(graph.passage_ids(titles, texts, length, prompt=prompt))
+        return embed_passage(graph.passage_ids(titles, texts, source.passage_length, prompt=prompt))
 
-    encode, inputs = {
-        Role.QUERY: (encode_query, [strings]),
-        Role.PASSAGE: (encode_passage, [strings, strings]),
-    }[role]
-    return tf.function(encode, input_signature=inputs, autograph=False).get_concrete_function()
+    return encode_query, encode_passage
 
 
 def _embed_fn(
-    source: ExportSource, variables: Sequence[tf.Variable], role: Role, length: int
+    source: ExportSource, variables: Sequence[tf.Variable], role: Role
 ) -> Callable[[tf.RaggedTensor], dict[str, tf.Tensor]]:
     """Ids -> {"embedding": [batch, dim]}; variables in JAX's order of the parameters."""
+    length = source.length(role)
     program = lower_encoder(source.config, role, length=length, task=source.task)
     (embeddings,) = program.out_avals
 

@@ -56,7 +56,7 @@ _QUERY = "query"
 PlainConfig = DualEncoderConfig | T5DualEncoderConfig
 
 
-def plain_paths(config: PlainConfig, *, prompt: Sequence[int] = ()) -> Mapping[str, Role]:
+def plain_paths(config: ModelConfig, *, prompt: Sequence[int] = ()) -> Mapping[str, Role]:
     """Sub-directory -> role, for every plain encoder that a dual encoder is made of.
 
     If the tokenizer adds a prompt to one role's texts, each role needs a tokenizer of its own.
@@ -73,20 +73,19 @@ def plain_paths(config: PlainConfig, *, prompt: Sequence[int] = ()) -> Mapping[s
     return {role.value: role for role in Role}
 
 
-def check_plain(config: ModelConfig, *, format: str) -> DualEncoderConfig:
-    """Refuses, before anything is computed, models that are not plain BERTs.
+def check(config: ModelConfig, *, format: str = _FORMAT) -> None:
+    """Refuses, before anything is computed, models that a format of plain encoders cannot have.
 
     Args:
         config: the dual encoder.
-        format: the requested format, for the message.
-
-    Returns:
-        The same configuration: a BERT's.
+        format: the requested format: this one, which has T5's too, or another of plain BERTs.
 
     Raises:
         ConfigError: another architecture, learned routing, or heads that BertModel cannot have.
     """
     where = "export_model.formats"
+    if isinstance(config, T5DualEncoderConfig) and format == _FORMAT:
+        return
     if not isinstance(config, DualEncoderConfig):
         name = type(config).__name__.removesuffix("DualEncoderConfig")
         problem = f"{format!r} is a format of BERTs, and this model is a {name}"
@@ -99,18 +98,6 @@ def check_plain(config: ModelConfig, *, format: str) -> DualEncoderConfig:
             fix="export it as saved_model or stablehlo, which include the router",
         )
     config_to_json(config.bert)
-    return config
-
-
-def check_exportable(config: ModelConfig) -> PlainConfig:
-    """Refuses, before anything is computed, models that this format cannot have.
-
-    Raises:
-        ConfigError: learned routing, heads that BertModel cannot have, or queries with documents.
-    """
-    if isinstance(config, T5DualEncoderConfig):
-        return config
-    return check_plain(config, format=_FORMAT)
 
 
 def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path) -> None:
@@ -127,20 +114,20 @@ def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path)
         output_dir: an empty directory.
 
     Raises:
-        ConfigError: learned routing, heads that BertModel cannot have, queries with documents, or
-            a vocabulary that such an encoder does not have.
+        ConfigError: a vocabulary that such an encoder does not have.
         DataError: the vocabulary is missing.
     """
     config, paths = _paths(source)
     for name, role in paths.items():
-        write_model(source, config, role, output_dir / name, serves_both=len(paths) == 1)
+        write_model(source, role, output_dir / name, serves_both=len(paths) == 1)
     if len(paths) > 1:
         _write_router(config, output_dir, _prompts(source))
         _write_code(config, output_dir)
 
 
 def _paths(source: ExportSource) -> tuple[PlainConfig, Mapping[str, Role]]:
-    config = check_exportable(source.config)
+    config = source.config
+    assert isinstance(config, PlainConfig)
     prompt = ids_before_queries(source) or source.passage_prompt
     return config, plain_paths(config, prompt=prompt)
 
@@ -182,22 +169,18 @@ scores = model.similarity(query_embeddings, passage_embeddings)  # dot products
 
 
 def write_model(
-    source: ExportSource,
-    config: PlainConfig,
-    role: Role,
-    directory: pathlib.Path,
-    *,
-    serves_both: bool,
+    source: ExportSource, role: Role, directory: pathlib.Path, *, serves_both: bool
 ) -> None:
     """Writes a sentence-transformers model: encoder, pooling, projection and normalisation.
 
     Args:
-        source: what to export.
-        config: its configuration, of plain encoders.
+        source: what to export, made of plain encoders.
         role: the role of its texts.
         directory: where to write.
         serves_both: whether the model encodes the other role's texts, too.
     """
+    config = source.config
+    assert isinstance(config, PlainConfig)
     directory.mkdir(exist_ok=True)
     length = source.length(role)
     prompt = ids_before_queries(source) if role is Role.QUERY else source.passage_prompt

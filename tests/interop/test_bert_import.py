@@ -72,11 +72,6 @@ def test_a_nomic_bert_with_local_attention_cannot_leave():
         config_to_json(dataclasses.replace(TINY, family=Family.NOMIC_BERT))
 
 
-def test_heads_that_bert_cannot_have():
-    with pytest.raises(ConfigError, match="2 heads of 6 with embed_dim 16"):
-        config_to_json(dataclasses.replace(TINY, head_dim=6))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -215,4 +215,4 @@ def test_what_is_no_plain_bert_is_refused_with_the_formats_that_can(tmp_path):
         (tiny(tmp_path, bert={"head_dim": 4}), "heads x head_dim"),
     ):
         with pytest.raises(ConfigError, match=message):
-            sentence_transformers.check_plain(config, format="onnx")
+            onnx.check(config)

@@ -7,21 +7,19 @@ import jax
 import numpy as np
 import pytest
 import tensorflow as tf
-from exported_programs import saved_model_params
-from sentence_models import save_bert_pieces
+from flax.traverse_util import unflatten_dict
 from tiny_source import (
     DETERMINISTIC,
-    DPR,
     PIECES,
     TEXTS,
     TITLES,
     embed_passages,
     embed_queries,
+    t5_source,
+    t5_vocabulary,
     tiny_source,
 )
-from tiny_t5_source import t5_source, t5_vocabulary
 
-from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, Titles
 from taser_jax.interop.saved_model import export_saved_model
 from taser_jax.models.batch import Role
@@ -31,15 +29,6 @@ from taser_jax.models.routing import Routing
 
 pytestmark = pytest.mark.slow
 
-MODELS = {
-    "seq_r": {
-        "experts": {"num_experts": 3, "routing": Routing.SEQUENCE},
-        "pooling": Pooling.MEAN,
-        "texts": {"titles": Titles.JOIN},
-    },
-    "dpr": {"experts": DPR, "towers": Towers.SEPARATE, "kind": "sentencepiece"},
-    "t5": {"towers": Towers.SEPARATE, "query_tasks": ("nq", "fever"), "kind": "t5"},
-}
 # TensorFlow and its tokenizer ops alone. (TensorFlow itself may import jax.)
 LOADER = """
 import json, sys
@@ -64,17 +53,8 @@ assert not foreign, foreign
 """
 
 
-def exported(directory, *, kind="wordpiece", texts=None, **changes):
-    if kind == "sentencepiece":
-        words = "undoing the city in france is a café, paris: quick brown foxes jump lazy dogs"
-        save_bert_pieces(directory / "trained", [words] * 4, 64)
-        changes["vocabulary"] = load_vocabulary(directory / "trained")
-    if kind == "t5":
-        source = t5_source(directory, t5_vocabulary(), **changes)
-    else:
-        source = tiny_source(directory, **changes)
-    source = dataclasses.replace(source, **(texts or {}))
-    output_dir = directory / "saved_model"
+def exported(directory, source, **texts):
+    source, output_dir = dataclasses.replace(source, **texts), directory / "saved_model"
     output_dir.mkdir()
     export_saved_model(source, output_dir)
     return source, output_dir
@@ -90,24 +70,8 @@ def run(directory, role, *texts):
 
 @pytest.fixture(scope="module")
 def det_r(tmp_path_factory):
-    return exported(tmp_path_factory.mktemp("det_r"), experts=DETERMINISTIC)
-
-
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory):
-    """Parameters that outweigh the graph, bfloat16, texts that are not taken as they are."""
-    prompt = (PIECES.index("the"),)
-    queries = QuerySettings(QueryNormalization.CURLY_APOSTROPHE, prompt)
-    return exported(
-        tmp_path_factory.mktemp("wide"),
-        experts=DETERMINISTIC,
-        bert={"mlp_dim": 24 * 64, "dtype": "bfloat16"},
-        texts={
-            "query_settings": queries,
-            "titles": Titles.OMIT,
-            "passage_prompt": (PIECES.index("city"),),
-        },
-    )
+    directory = tmp_path_factory.mktemp("det_r")
+    return exported(directory, tiny_source(directory, experts=DETERMINISTIC))
 
 
 def test_a_process_with_tensorflow_alone_gives_our_embeddings(det_r, tmp_path):
@@ -137,17 +101,14 @@ def test_a_process_with_tensorflow_alone_gives_our_embeddings(det_r, tmp_path):
     assert np.abs(by_passage[0] - embed_passages(source, [""], TEXTS[:1])).max() > 0.1
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_learned_routing_joined_titles_separate_towers_sentencepiece_and_t5(tmp_path, name):
-    source, directory = exported(tmp_path, **MODELS[name])
-    np.testing.assert_allclose(
-        run(directory, Role.QUERY, TEXTS), embed_queries(source, TEXTS), rtol=1e-5, atol=1e-5
-    )
-    embeddings = run(directory, Role.PASSAGE, TITLES, TEXTS)
-    expected = embed_passages(source, TITLES, TEXTS, source.titles)
-    np.testing.assert_allclose(embeddings, expected, rtol=1e-5, atol=1e-5)
-    if source.titles is Titles.JOIN:
-        assert np.abs(embeddings - embed_passages(source, TITLES, TEXTS)).max() > 1e-3
+def test_t5_with_separate_towers(tmp_path):
+    towers = {"towers": Towers.SEPARATE, "query_tasks": ("nq", "fever")}
+    source, directory = exported(tmp_path, t5_source(tmp_path, t5_vocabulary(), **towers))
+    for embeddings, expected in (
+        (run(directory, Role.QUERY, TEXTS), embed_queries(source, TEXTS)),
+        (run(directory, Role.PASSAGE, TITLES, TEXTS), embed_passages(source, TITLES, TEXTS)),
+    ):
+        np.testing.assert_allclose(embeddings, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_titles_and_texts_of_different_number_are_refused(det_r):
@@ -157,25 +118,37 @@ def test_titles_and_texts_of_different_number_are_refused(det_r):
 
 def test_parameters_lie_there_once_and_come_back_bit_for_bit(det_r):
     source, directory = det_r
-    params = saved_model_params(directory)
+    # TensorFlow's own reader of what lies below `params`.
+    prefix, suffix = "params/", "/.ATTRIBUTES/VARIABLE_VALUE"
+    reader = tf.train.load_checkpoint(str(directory / "variables" / "variables"))
+    names = [n for n in reader.get_variable_to_shape_map() if n.startswith(prefix)]
+    variables = {n.removeprefix(prefix).removesuffix(suffix): reader.get_tensor(n) for n in names}
+    params = unflatten_dict(variables, sep="/")
     jax.tree.map(np.testing.assert_array_equal, params, source.params)
     assert jax.tree.structure(params) == jax.tree.structure(source.params)
     assert b"taser_jax/models" not in (directory / "saved_model.pb").read_bytes(), "local paths"
 
 
-def test_bfloat16_activations_and_texts_as_in_training(wide):
-    source, directory = wide
+@pytest.mark.parametrize("titles", [Titles.JOIN, Titles.OMIT])
+def test_learned_routing_and_texts_as_in_training(tmp_path, titles):
+    experts = {"num_experts": 3, "routing": Routing.SEQUENCE}
+    settings = QuerySettings(QueryNormalization.CURLY_APOSTROPHE, (PIECES.index("the"),))
+    source, directory = exported(
+        tmp_path,
+        tiny_source(tmp_path, experts=experts, pooling=Pooling.MEAN),
+        query_settings=settings,
+        passage_prompt=(PIECES.index("city"),),
+        titles=titles,
+    )
     queries = run(directory, Role.QUERY, ["’", "city’"])
     expected = embed_queries(source, ["the '", "the city'"])
+    np.testing.assert_allclose(queries, expected, rtol=1e-5, atol=1e-5)
     # The first keeps its curly apostrophe here, the second has no prompt.
     other = embed_queries(source, ["the ’", "city'"])
-    scale = np.abs(expected).max()
-    np.testing.assert_allclose(queries, expected, atol=0.05 * scale)
-    assert (np.abs(queries - other).max(axis=1) > 0.1 * scale).all()
+    assert (np.abs(queries - other).max(axis=1) > 1e-3).all()
     passages = run(directory, Role.PASSAGE, TITLES, TEXTS)
-    expected = embed_passages(source, [""] * len(TEXTS), TEXTS)
-    np.testing.assert_allclose(passages, expected, atol=0.05 * np.abs(expected).max())
+    expected = embed_passages(source, TITLES, TEXTS, titles)
+    np.testing.assert_allclose(passages, expected, rtol=1e-5, atol=1e-5)
     unprompted = dataclasses.replace(source, passage_prompt=())
-    other = embed_passages(unprompted, [""] * len(TEXTS), TEXTS)
-    assert (np.abs(passages - other).max(axis=1) > 0.1 * scale).all()
-    assert queries.dtype == np.float32
+    for other in (embed_passages(source, TITLES, TEXTS), embed_passages(unprompted, TITLES, TEXTS)):
+        assert np.abs(passages - other).max() > 1e-3
