@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 from taser_jax.interop import sentence_transformers
 from taser_jax.interop.export_source import PASSAGE_INPUTS, CardTexts, ExportSource
-from taser_jax.interop.sentence_transformers import plain_paths, write_model
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import ModelConfig
@@ -60,13 +59,14 @@ def export_onnx(source: ExportSource, output_dir: pathlib.Path) -> None:
             prompt=source.prompt(role),
         )
         with tempfile.TemporaryDirectory() as scratch:
-            write_model(source, role, pathlib.Path(scratch), serves_both=False)
-            _export(pathlib.Path(scratch), directory / MODEL)
+            model = pathlib.Path(scratch)
+            sentence_transformers.write_model(source, role, model, serves_both=False)
+            _export(model, directory / MODEL)
 
 
 def _paths(source: ExportSource) -> Mapping[str, Role]:
     prompt = source.query_settings.prompt or source.passage_prompt
-    return plain_paths(source.config, prompt=prompt)
+    return sentence_transformers.plain_paths(source.config, prompt=prompt)
 
 
 def card_texts(source: ExportSource) -> CardTexts:

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
-from jax.tree_util import KeyPath
 
 from taser_jax.interop.bert import encoder_from_tensors
 from taser_jax.interop.bert_formats import bert_config
@@ -281,7 +280,7 @@ def from_plain_encoders(
             raise ConfigError(problem, where="passage_source", fix=fix)
         return value
 
-    def choose(key_path: KeyPath, leaf: jax.Array) -> jax.Array | np.ndarray:
+    def choose(key_path: jax.tree_util.KeyPath, leaf: jax.Array) -> jax.Array | np.ndarray:
         tower, *rest = (str(key.key) for key in key_path)
         path = tuple("mlp" if key == "experts" else key for key in rest)
         if path not in plain[Role.QUERY]:
