@@ -69,7 +69,7 @@ prompts() {
 tsage() {
   tokenize pydocs taser_jax.tasks.pydocs
   ance naive pydocs runs/pydocs_ance.gin
-  local rows="t-sage-2.0 t-sage-0.5 t-sage-0.25 per-task pcgrad cgd gradnorm"
+  local rows="t-sage-2.0 t-sage-0.5 t-sage-0.25 per-task beta-0.999 pcgrad cgd gradnorm"
   if [ "$seed" != "$first_seed" ]; then
     rows="t-sage-$(python "$here/table.py" --best "$output_dir/tsage" t-sage- nDCG@10) per-task"
   fi
@@ -82,6 +82,11 @@ tsage() {
         ance "$row" pydocs runs/pydocs_ance.gin --gin_file=optim/tsage.gin "${branch[@]}" \
           --gin.TSageConfig.temperature="${row#t-sage-}"
         if [ "$seed" = "$first_seed" ]; then validate "$row" episode-2 pydocs None nDCG@10; fi ;;
+      # The cause that docs/claims.md names: sensitivities averaged over more steps.
+      beta-*)
+        ance "$row" pydocs runs/pydocs_ance.gin --gin_file=optim/tsage.gin "${branch[@]}" \
+          --gin.TSageConfig.temperature="$(python "$here/table.py" --best "$output_dir/tsage" t-sage- nDCG@10)" \
+          --gin.TSageConfig.beta="${row#beta-}" ;;
       per-task)
         for task in $tasks; do
           ance "per-task-$task" pydocs runs/pydocs_ance.gin "${branch[@]}" --gin.TASKS="['$task']" \
