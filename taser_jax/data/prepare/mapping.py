@@ -18,6 +18,7 @@ from taser_jax.data.readers.questions import Provenance, Question
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import HashIndex, Passage, Query, check_id, text_hash
 
+EMPTY_QUESTIONS = "empty questions"
 WITHOUT_POSITIVE = "without a positive"
 MISSING_POSITIVES = "positives that are not in the collection"
 MISSING_NEGATIVES = "hard negatives that are not in the collection"
@@ -178,6 +179,11 @@ class QuestionMapper:
                 fix = "remove the duplicate or rename it"
                 raise DataError(problem, where=f"{question.where}, field 'id'", fix=fix)
             where_of_id[id] = question.where
+            if not question.text.strip():
+                fix = "write the question, or leave out --strict"
+                empty = DataError("the question is empty", where=question.where, fix=fix)
+                self.left_out.add(EMPTY_QUESTIONS, empty)
+                continue
             if judgements is None:
                 positives = self._positives(question)
                 relevance: tuple[int, ...] = ()

@@ -191,7 +191,7 @@ def read_kilt(path: FilePath) -> Iterator[Question]:
         answers = dict.fromkeys(output.answer for output in query.output if output.answer)
         yield Question(
             where=where,
-            text=_non_empty(query.input, "input", where),
+            text=query.input,
             id=str(query.id),
             answers=tuple(answer for answer in answers if answer not in _VERDICTS),
             outputs=query.output,
@@ -224,11 +224,13 @@ def _of_table(path: FilePath, *, is_dpr: bool) -> Iterator[Question]:
 
 def _question(record: fields.Record, where: str, *, pairs: bool = False) -> Question:
     asked = (fields.Role.QUESTION, fields.Role.TEXT)
-    text = fields.string_of(record, where, *asked)
+    if fields.first_of(record, *asked) is None:
+        fix = "give every question a field 'question'"
+        raise DataError("no field 'question'", where=f"{where}, field 'question'", fix=fix)
     quoted = fields.quoted_passages(record, fields.Role.POSITIVE, where)
     return Question(
         where=where,
-        text=_non_empty(text, fields.first_of(record, *asked) or "question", where),
+        text=fields.string_of(record, where, *asked),
         id=fields.string_of(record, where, fields.Role.ID, fields.Role.QUERY_ID),
         answers=_answers(record, where),
         positives=fields.positives(record, where) if pairs else quoted,
@@ -252,10 +254,3 @@ def _answers(record: fields.Record, where: str) -> tuple[str, ...]:
             value = ast.literal_eval(value.strip())
     where, fix = f"{where}, field {name!r}", "write a list of strings, such as ['Paris']"
     return tuple(map(str, typed(value, list[str | int | float], where=where, fix=fix)))
-
-
-def _non_empty(text: str, field: str, where: str) -> str:
-    if not text.strip():
-        where = f"{where}, field {field!r}"
-        raise DataError("the question is empty", where=where, fix="remove it")
-    return text

@@ -9,7 +9,7 @@ from written_files import write_all
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.prepare.detection import given_passages
-from taser_jax.data.prepare.mapping import MISSING_QUERIES
+from taser_jax.data.prepare.mapping import EMPTY_QUESTIONS, MISSING_QUERIES
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage
 
@@ -206,6 +206,24 @@ def test_trecs_topics_and_judgements_are_test_queries(
     ]
     assert prepared.splits[0].left_out[MISSING_QUERIES] == 1
     with pytest.raises(DataError, match=r":4, field 'query-id': the query '9' is not in"):
+        prepare_notes({}, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("notes.test.queries.csv", "id,question,answers\n0,who?,Ada\n1, ,Bob\n"),
+        ("notes.test.queries.tsv", "0\twho?\n1\t \n"),
+        ("notes.test.queries.jsonl", '{"_id": "0", "text": "who?"}\n{"_id": "1", "text": ""}\n'),
+    ],
+)
+def test_empty_questions_are_left_out(tmp_path, file, content, prepare_notes):
+    prepared, _ = prepare_notes({file: content, "docs.csv": TABLE})
+    (split,) = prepared.splits
+    queries = QuerySet.open(tmp_path / "data", "c", split.task, "test")
+    assert [query.text for query in queries] == ["who?"]
+    assert split.left_out[EMPTY_QUESTIONS] == 1
+    with pytest.raises(DataError, match=r":[23]: the question is empty"):
         prepare_notes({}, strict=True)
 
 

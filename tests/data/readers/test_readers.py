@@ -306,7 +306,6 @@ BAD_ROWS = [
     ({"answers": "Ada"}, r"field 'answers': expected a list(.|\n)*fix: write a list"),
     ({"answers": [["Ada"]]}, r"field 'answers', field '\[0\]'"),
     ({"question": [3]}, r"field 'question': found \[3\]"),
-    ({"question": " "}, "field 'question': the question is empty"),
     ({"positive_ctxs": [3]}, "field 'positive_ctxs', field 'text': text is 3"),
     ({"positive_ctxs": [{"passage_id": [1]}]}, "field 'positive_ctxs', field 'passage_id'"),
     ({"qid": True}, "field 'qid': found True"),
@@ -316,12 +315,10 @@ BAD_QUESTIONS = [
     ("q.qa.csv", "who?\tAda\n", ":1, field 'answers': expected a list"),
     ("q.qa.csv", "who?\t[__import__('os').getcwd()]\n", ":1, field 'answers': expected a list"),
     ("q.qa.csv", "who?\n", ":1: 1 columns, not 2: a question and answers"),
-    ("q.qa.csv", "\t['a']\n", ":1, field 'question': the question is empty"),
     ("q.tsv", "q1 who?\n", ":1: 1 columns"),
-    ("q.tsv", "a\tb\nc\t \n", ":2, field 'question'"),
     ("q.jsonl", [_query(output="Bern")], ":1, field 'output': .*: expected a list"),
     ("q.jsonl", [_query(output=[{"provenance": [7]}])], r":1, .*output\[0\].provenance\[0\]"),
-    ("q.jsonl", [_query(input=" ")], ":1, field 'input': the question is empty"),
+    ("q.jsonl", [{"id": "1", "answers": ["Ada"]}], ":1, field 'question': no field 'question'"),
 ]
 
 
