@@ -212,13 +212,14 @@ def test_trecs_topics_and_judgements_are_test_queries(
 @pytest.mark.parametrize(
     ("file", "content"),
     [
-        ("notes.test.queries.csv", "id,question,answers\n0,who?,Ada\n1, ,Bob\n"),
+        ("notes.test.queries.csv", "id,question\n0,who?\n1, \n"),
         ("notes.test.queries.tsv", "0\twho?\n1\t \n"),
         ("notes.test.queries.jsonl", '{"_id": "0", "text": "who?"}\n{"_id": "1", "text": ""}\n'),
     ],
 )
 def test_empty_questions_are_left_out(tmp_path, file, content, prepare_notes):
-    prepared, _ = prepare_notes({file: content, "docs.csv": TABLE})
+    qrels = {"notes.test.qrels.tsv": "0 0 a 1\n1 0 b 1\n"}
+    prepared, _ = prepare_notes({file: content, "docs.csv": TABLE, **qrels})
     (split,) = prepared.splits
     queries = QuerySet.open(tmp_path / "data", "c", split.task, "test")
     assert [query.text for query in queries] == ["who?"]
