@@ -51,7 +51,7 @@ OTHERS = {
     "lines of code": 29_622,
     "percent of code that imports or raises": 13.9,
     "files": 188,
-    "lines of the longest file": 442,
+    "lines of the longest file": 419,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,

@@ -26,6 +26,9 @@ Record = Mapping[str, object]
 # A longer column means an unclosed quote that swallowed the following lines.
 _LONGEST_FIELD = 1 << 24
 _DELIMITERS = "\t,;|"
+# Paragraph and character in it. A whole paragraph ends at this character.
+Position = tuple[int, int]
+PARAGRAPH_END = (1 << 31) - 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,6 +46,27 @@ class Judgement:
     query_id: str
     passage_id: str
     relevance: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of a page, from `start` up to but excluding `end`.
+
+    Attributes:
+        start: paragraph and character of the first character.
+        end: paragraph and character after the last one.
+    """
+
+    start: Position
+    end: Position
+
+    def overlaps(self, other: Span) -> bool:
+        """Whether the two spans share a character."""
+        return self.start < other.end and other.start < self.end
+
+    def whole_paragraphs(self) -> Span:
+        """The paragraphs that the span touches."""
+        return Span((self.start[0], 0), (self.end[0], PARAGRAPH_END))
 
 
 class _Quoted(msgspec.Struct):

@@ -16,6 +16,7 @@ import msgspec
 
 from taser_jax.data.files import numbered_lines
 from taser_jax.data.readers import fields
+from taser_jax.data.readers.fields import PARAGRAPH_END, Span
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage, check_id
@@ -29,30 +30,6 @@ TEXT_SUFFIXES = (".txt", ".md", ".html", ".htm")
 _SECTION = "Section::::"
 _IDS = (fields.Role.ID, fields.Role.PASSAGE_ID)
 _FIX_PAGE = "write {wikipedia_id, wikipedia_title, text: [paragraph, ...]}"
-# Paragraph and character in it. A whole paragraph ends at this character.
-Position = tuple[int, int]
-PARAGRAPH_END = (1 << 31) - 1
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Span:
-    """A piece of a page, from `start` up to but excluding `end`.
-
-    Attributes:
-        start: paragraph and character of the first character.
-        end: paragraph and character after the last one.
-    """
-
-    start: Position
-    end: Position
-
-    def overlaps(self, other: Span) -> bool:
-        """Whether the two spans share a character."""
-        return self.start < other.end and other.start < self.end
-
-    def whole_paragraphs(self) -> Span:
-        """The paragraphs that the span touches."""
-        return Span((self.start[0], 0), (self.end[0], PARAGRAPH_END))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import msgspec
 
 from taser_jax.data.files import json_records, numbered_lines
 from taser_jax.data.readers import fields
-from taser_jax.data.readers.passages import PARAGRAPH_END, Span
+from taser_jax.data.readers.fields import PARAGRAPH_END, Span
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage
