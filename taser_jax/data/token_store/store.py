@@ -19,6 +19,8 @@ import pathlib
 import urllib.parse
 from collections.abc import Sequence
 
+import numpy as np
+
 from taser_jax.data.token_store.arrays import Ragged, TokenArray, TokenizedQueries, load_array
 from taser_jax.storage.artifacts import METADATA, FilePath, check_version, read_json
 from taser_jax.storage.checksums import check_directory
@@ -250,6 +252,11 @@ def _open_tokens(folder: pathlib.Path, count: int) -> TokenArray:
     if not len(array.ids) == len(array.lengths) == count:
         rows = f"{len(array.ids)} rows of ids and {len(array.lengths)} lengths, not {count} of each"
         raise DataError(rows, where=str(folder), fix=_REMAKE)
+    longest = array.ids.shape[1]
+    bad = np.flatnonzero((array.lengths < 1) | (array.lengths > longest))
+    if len(bad):
+        problem = f"row {bad[0]} has length {array.lengths[bad[0]]}, not 1 to {longest}"
+        raise DataError(problem, where=str(folder / "lengths.npy"), fix=_REMAKE)
     return array
 
 
