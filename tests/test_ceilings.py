@@ -34,7 +34,7 @@ ROOMS = {
     "assembly": 1_570,
     "cli": 1_246,
     "commands": 4_560,
-    "data": 5_561,
+    "data": 5_571,
     "devices": 1_053,
     "evaluation": 1_281,
     "interop": 2_681,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_332,
 }
 OTHERS = {
-    "lines of code": 29_622,
+    "lines of code": 29_632,
     "percent of code that imports or raises": 13.9,
     "files": 188,
     "lines of the longest file": 419,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 101,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 35_029,
+    "words of documentation": 35_000,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
