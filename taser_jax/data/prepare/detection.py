@@ -75,8 +75,8 @@ def detect(
         name: the task of files without one; "" takes the folder's name.
 
     Returns:
-        Files of passages: one, or those of pairs, or the folder itself if its text files are the
-        passages; and task -> split -> files of questions.
+        The files of passages (one, or those of pairs, or the folder itself if its text files are
+        the passages), and task -> split -> files of questions.
 
     Raises:
         ConfigError: no known format, or several files of passages; lists what was found.
