@@ -102,7 +102,11 @@ def test_bytes_that_are_not_utf8_are_named_with_their_line(tmp_path):
         list(files.json_records(array))
 
 
-@pytest.mark.parametrize("content", [gzip.compress(b"fine\n" * 9999)[:-20], b"not gzip at all\n"])
+@pytest.mark.parametrize(
+    "content",
+    [gzip.compress(b"fine\n" * 9999)[:-20], b"not gzip at all\n"],
+    ids=["cut", "plain"],
+)
 def test_a_damaged_gzip_is_named(tmp_path, content):
     path = tmp_path / "cut.txt.gz"
     path.write_bytes(content)
