@@ -33,7 +33,7 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_570,
     "cli": 1_246,
-    "commands": 4_560,
+    "commands": 4_571,
     "data": 5_571,
     "devices": 1_053,
     "evaluation": 1_281,
@@ -44,11 +44,11 @@ ROOMS = {
     "retrieval": 2_161,
     "serving": 486,
     "storage": 1_274,
-    "systems": 2_927,
+    "systems": 2_933,
     "training": 1_332,
 }
 OTHERS = {
-    "lines of code": 29_632,
+    "lines of code": 29_649,
     "percent of code that imports or raises": 13.9,
     "files": 188,
     "lines of the longest file": 419,

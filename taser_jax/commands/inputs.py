@@ -75,6 +75,24 @@ def own_rows(store: PassageStore, query_ids: Sequence[str]) -> np.ndarray:
     return np.array([NO_ROW if row is None else row for row in rows], np.int32)
 
 
+def check_own_passages(
+    own_passage_tasks: Sequence[str], store: PassageStore, data_dir: str, collection: str
+) -> None:
+    """Refuses a task that does not exist, or none of whose queries has the id of a passage.
+
+    Raises:
+        ConfigError: naming the task.
+    """
+    splits_of = list_tasks(data_dir, collection)
+    check_known(own_passage_tasks, splits_of, where="OWN_PASSAGE_TASKS")
+    for task in own_passage_tasks:
+        sets = (QuerySet.open(data_dir, collection, task, split) for split in splits_of[task])
+        if all(store.find(query.id) is None for queries in sets for query in queries):
+            problem = f"no query of task {task!r} has the id of a passage"
+            fix = "leave the task out: its queries are no passages, or have other ids"
+            raise ConfigError(problem, where="OWN_PASSAGE_TASKS", fix=fix)
+
+
 def answer_matcher(store: PassageStore, match: AnswerMatch) -> AnswerMatcher:
     """Looks answers up in the passages of a store.
 

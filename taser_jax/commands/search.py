@@ -10,7 +10,7 @@ import numpy as np
 
 from taser_jax.commands import inputs
 from taser_jax.commands.evaluate import EvaluationConfig, judge_run
-from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.retrieval import fusion
 from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
@@ -19,7 +19,7 @@ from taser_jax.retrieval.index import INDEX_KINDS, IndexConfig, IndexKind, build
 from taser_jax.retrieval.runs import Run, SearchResult, without_own, write_trec_run
 from taser_jax.retrieval.scann import RECALL_QUERIES
 from taser_jax.storage.artifacts import METADATA, check_kind
-from taser_jax.storage.errors import ConfigError, check_known
+from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.publishing import one_writer
 
@@ -74,9 +74,8 @@ def search(
     if tag.split() != [tag]:
         problem = f"the tag is {tag!r}, and a run file's columns are separated by white space"
         raise ConfigError(problem, where="search.tag", fix="write one word")
-    tasks_there = list_tasks(data_dir, collection)
-    check_known(own_passage_tasks, tasks_there, where="OWN_PASSAGE_TASKS")
     store = PassageStore.open(data_dir, collection)
+    inputs.check_own_passages(own_passage_tasks, store, data_dir, collection)
     names = inputs.tasks_with(data_dir, collection, split=split, tasks=tasks)
     if not (pathlib.Path(index_dir) / METADATA).is_file():
         with one_writer(index_dir):
@@ -128,9 +127,8 @@ def bm25(
     Returns:
         The run files.
     """
-    tasks_there = list_tasks(data_dir, collection)
-    check_known(own_passage_tasks, tasks_there, where="OWN_PASSAGE_TASKS")
     store = PassageStore.open(data_dir, collection)
+    inputs.check_own_passages(own_passage_tasks, store, data_dir, collection)
     sparse = Bm25Index.build(
         (title_and_text(passage) for passage in store.iterate()),
         index_dir,

@@ -66,7 +66,10 @@ def test_neither_does_a_model(root, small_world, compared, tmp_path):
         assert passages == [passage for passage in every[query] if passage != query]
 
 
-def test_an_unknown_task_is_refused(root, tmp_path, capsys):
+def test_tasks_without_own_passages_are_refused(root, small_world, tmp_path, capsys):
     places = gin(BM25_RUNS_DIR=tmp_path / "runs", BM25_INDEX_DIR=tmp_path / "index")
     unknown = gin(OWN_PASSAGE_TASKS=["arguanna"])
     assert "no task arguanna" in refused(capsys, "bm25", *_where(root), *places, *unknown)
+    others = gin(DATA_DIR=small_world.data_dir, COLLECTION="small", OWN_PASSAGE_TASKS=["code"])
+    message = "no query of task 'code' has the id of a passage"
+    assert message in refused(capsys, "bm25", *others, *places)

@@ -17,7 +17,7 @@ from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.encode import encode
 from taser_jax.commands.evaluate import EvaluationConfig, evaluate
 from taser_jax.commands.import_model import import_model
-from taser_jax.commands.inputs import check_collection
+from taser_jax.commands.inputs import check_collection, check_own_passages
 from taser_jax.commands.mine import mine
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.search import bm25, index, search
@@ -34,7 +34,7 @@ from taser_jax.retrieval.fusion import HybridConfig
 from taser_jax.retrieval.index import IndexConfig
 from taser_jax.retrieval.mining import AnswerContaining, MiningConfig
 from taser_jax.storage.artifacts import file_name
-from taser_jax.storage.errors import ConfigError, check_known
+from taser_jax.storage.errors import ConfigError
 from taser_jax.training.objective import ObjectiveConfig
 
 BM25 = "BM25"
@@ -113,13 +113,15 @@ class Setting:
         """The token store, of this very collection, with the tasks that settings name.
 
         Raises:
-            ConfigError: a setting names an unknown task.
+            ConfigError: a setting names an unknown task, or one whose queries are no passages.
             FingerprintError: the collection is another version.
         """
         store = TokenStore.open(self.token_store)
-        check_collection(store, PassageStore.open(self.data_dir, store.metadata.collection))
+        collection = store.metadata.collection
+        passages = PassageStore.open(self.data_dir, collection)
+        check_collection(store, passages)
         self.evaluation.check_tasks(store.tasks)
-        check_known(self.own_passage_tasks, store.tasks, where="OWN_PASSAGE_TASKS")
+        check_own_passages(self.own_passage_tasks, passages, self.data_dir, collection)
         return store
 
 

@@ -16,16 +16,22 @@ from jaxtyping import Float
 
 from taser_jax.commands.ask import FUSION, Answer
 from taser_jax.commands.evaluate import EvaluationConfig
-from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
+from taser_jax.commands.inputs import (
+    PassageHeads,
+    check_own_passages,
+    read_task_run,
+    run_path,
+    tasks_with,
+)
 from taser_jax.commands.search import development_set
-from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.retrieval import fusion
 from taser_jax.retrieval.passages import Hit
 from taser_jax.retrieval.runs import FUSED_LISTS, QueryArrays, Run, top_k, write_trec_run
 from taser_jax.retriever import Retriever
 from taser_jax.storage.artifacts import file_name, require_equal, split_path, write_json
-from taser_jax.storage.errors import ConfigError, check_known
+from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.typed_files import read_typed, to_plain
 from taser_jax.systems.muf.oracle import BayesianConfig, oracle_weights
@@ -150,7 +156,7 @@ def fuse(
     parts = {name: Specialist.of(folder, members) for name, folder in specialists.items()}
     store = PassageStore.open(data_dir, collection)
     names = tasks_with(data_dir, collection, split=split, tasks=tasks)
-    check_known(own_passage_tasks, list_tasks(data_dir, collection), where="OWN_PASSAGE_TASKS")
+    check_own_passages(own_passage_tasks, store, data_dir, collection)
     _check(specialists, weighing, split=split, bm25=bm25)
     opened = open_specialists(
         parts,

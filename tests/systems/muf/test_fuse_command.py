@@ -152,8 +152,10 @@ def test_a_second_fusion_searches_nothing_anew(fused, small_world, specialists, 
 
 
 def test_results_with_own_passages_are_not_taken_for_those_without(
-    small_world, specialists, tmp_path
+    small_world, specialists, tmp_path, monkeypatch
 ):
+    # Its queries are no passages.
+    monkeypatch.setattr("taser_jax.systems.muf.fuse.check_own_passages", lambda *_: None)
     only = {"tasks": ["code"]}
     own = {**only, "own_passage_tasks": ["code"]}
     start(tmp_path, small_world, specialists, **only)
