@@ -148,8 +148,7 @@ def model(options: argparse.Namespace) -> DualEncoderConfig:
 def teach(stages: RetrievalStages, options: argparse.Namespace) -> None:
     """The untrained model's and BM25's rows, and hard negatives with the scores of both."""
     root = options.out / "untrained"
-    stages.bm25(root / "bm25", splits=("train", "test"))
-    stages.evaluate("BM25", root / "bm25" / "runs", parameters=None)
+    stages.bm25(("train", "test"))
     stages.untrained("untrained", root, model(options))
     stages.retrieve("untrained", root, splits=("test",))
     stages.evaluate("untrained", root / "runs", parameters=None)

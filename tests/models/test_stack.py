@@ -21,6 +21,7 @@ from taser_jax.models.stack import (
     run_blocks,
     split_over_batch,
 )
+from taser_jax.models.t5 import PositionBias
 
 RNGS = {"dropout": jax.random.key(0), "routing": jax.random.key(1)}
 
@@ -113,7 +114,7 @@ def t5_of(num_layers, **fixed):
 SLOW, RELEASE = pytest.mark.slow, pytest.mark.release
 DROPOUT = {"dropout_rate": 0.1, "attention_dropout_rate": 0.1}
 DRAWN = {"num_experts": 4, "blocks": (1,), "pooling": Pooling.CLS, **DROPOUT}
-PER_LAYER = {"remat": Remat.BLOCK, "position_bias": "per_layer"}
+PER_LAYER = {"remat": Remat.BLOCK, "position_bias": PositionBias.PER_LAYER}
 
 
 @pytest.mark.parametrize(

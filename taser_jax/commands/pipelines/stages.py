@@ -51,6 +51,10 @@ _Given = dict[str, Any]
 """All arguments of a stage's function, by name."""
 
 
+class _Place(str):
+    """A path among a stage's arguments, whatever its name."""
+
+
 @dataclasses.dataclass(frozen=True)
 class StageRecord:
     """The inputs and outputs of a finished stage.
@@ -110,10 +114,15 @@ class Stages:
         start = time.monotonic()
         with phase(name):
             outputs = function(**_with_strings(arguments))
-        plain = to_plain(_with_strings(outputs, root=self.directory))
+        plain = to_plain(
+            _with_strings(outputs, lambda path: relative(path, self.directory) or os.fspath(path))
+        )
         record = StageRecord(name, inputs, plain, time.monotonic() - start)
         # All hosts return host 0's outputs: times, for example, differ.
         return first_host_only(self._write)(record).outputs
+
+    def _in_directory(self, path: os.PathLike[str]) -> str:
+        return relative(os.fspath(path), self.directory) or os.fspath(path)
 
     def _begin(
         self, name: str, function: Callable[..., object], arguments: Mapping[str, object]
@@ -195,14 +204,13 @@ def pipeline_records(
         artifacts.write_text(path, text)
 
 
-def _with_strings(value: object, root: pathlib.Path | None = None) -> Any:
-    """Arguments or outputs with paths as strings; those below a root relative to it."""
+def _with_strings(value: object, of_path: Callable[[Any], str] = os.fspath) -> Any:
+    """Arguments or outputs with paths as strings, which is what commands take."""
     if isinstance(value, os.PathLike):
-        place = os.fspath(value)
-        return place if root is None else relative(place, root) or place
+        return of_path(value)
     if isinstance(value, Mapping):
-        return {name: _with_strings(part, root) for name, part in value.items()}
-    return [_with_strings(part, root) for part in value] if isinstance(value, list) else value
+        return {name: _with_strings(part, of_path) for name, part in value.items()}
+    return [_with_strings(part, of_path) for part in value] if isinstance(value, list) else value
 
 
 def stage_inputs(
@@ -233,13 +241,13 @@ def stage_inputs(
         fields = name.split(".")
         if not NO_INPUTS.isdisjoint(fields):
             continue
-        is_place = any(map(_PLACE.fullmatch, fields)) and isinstance(value, str | list)
-        if not value or not is_place:
-            inputs[name] = value
-            continue
-        places = {name: value}
+        places = {name: value} if isinstance(value, str) else {}
         if isinstance(value, list):
             places = {f"{name}.{number}": place for number, place in enumerate(value)}
+        is_named = any(map(_PLACE.fullmatch, fields))
+        if not value or not (is_named or any(isinstance(p, _Place) for p in places.values())):
+            inputs[name] = value
+            continue
         for key, place in places.items():
             fingerprint = _fingerprint(place, fields[-1], given, written)
             below = relative(place, root)
@@ -251,11 +259,11 @@ def stage_inputs(
 
 
 def _arguments(function: Callable[..., object], arguments: Mapping[str, object]) -> _Given:
-    """All arguments of a call, with defaults, and with paths as strings."""
+    """All arguments of a call, with defaults, and with paths as places."""
     signature = inspect.signature(function)
     bound = signature.bind(**arguments)
     bound.apply_defaults()
-    given = _with_strings(bound.arguments)
+    given = _with_strings(bound.arguments, lambda path: _Place(os.fspath(path)))
     for name, parameter in signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             given |= given.pop(name)
