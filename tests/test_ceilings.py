@@ -33,7 +33,7 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_570,
     "cli": 1_246,
-    "commands": 4_571,
+    "commands": 4_575,
     "data": 5_571,
     "devices": 1_053,
     "evaluation": 1_281,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_332,
 }
 OTHERS = {
-    "lines of code": 29_649,
+    "lines of code": 29_653,
     "percent of code that imports or raises": 13.9,
     "files": 188,
     "lines of the longest file": 419,
@@ -57,7 +57,7 @@ OTHERS = {
     "rooms on all floors": 25,
     "commands": 30,
     "fields that nothing binds": 31,
-    "Any in annotations": 101,
+    "Any in annotations": 102,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
     "words of documentation": 34_998,
