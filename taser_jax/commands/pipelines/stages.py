@@ -114,9 +114,7 @@ class Stages:
         start = time.monotonic()
         with phase(name):
             outputs = function(**_with_strings(arguments))
-        plain = to_plain(
-            _with_strings(outputs, lambda path: relative(path, self.directory) or os.fspath(path))
-        )
+        plain = to_plain(_with_strings(outputs, self._in_directory))
         record = StageRecord(name, inputs, plain, time.monotonic() - start)
         # All hosts return host 0's outputs: times, for example, differ.
         return first_host_only(self._write)(record).outputs
