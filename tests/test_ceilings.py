@@ -39,7 +39,7 @@ ROOMS = {
     "evaluation": 1_281,
     "interop": 2_681,
     "loose files": 358,
-    "models": 2_291,
+    "models": 2_293,
     "optim": 841,
     "retrieval": 2_161,
     "serving": 486,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_332,
 }
 OTHERS = {
-    "lines of code": 29_651,
+    "lines of code": 29_653,
     "percent of code that imports or raises": 13.9,
     "files": 188,
     "lines of the longest file": 419,

@@ -20,7 +20,7 @@ from taser_jax.data.token_store.store import QueryNormalization, Titles, TokenSt
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner, placed
 from taser_jax.models import parameters
-from taser_jax.models.batch import EncoderInput, Role
+from taser_jax.models.batch import EncoderInput, Role, static_task
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
 from taser_jax.models.fusion import FUSION_PARTS
 from taser_jax.storage import artifacts, checksums
@@ -89,7 +89,7 @@ class LoadedModel:
 
     def encode_fn(self, role: Role, *, task: str | None = None) -> EncodeFn:
         """Tokens -> float32 embeddings on the devices, [batch, dim]; any batch size."""
-        static = task if self.model.query_tasks else None
+        static = static_task(self.model.query_tasks, task)
 
         def encode(tokens: EncoderInput) -> jax.Array:
             count = len(tokens.mask)

@@ -30,7 +30,7 @@ from taser_jax.data.token_store.arrays import (
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner, parameter_path
-from taser_jax.models.batch import EncoderInput, Role, States, Tokens
+from taser_jax.models.batch import EncoderInput, Role, States, Tokens, static_task
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Params
 from taser_jax.retrieval.embeddings import EmbeddingDtype, queries_directory
 from taser_jax.retrieval.encoding import EncodeConfig, batches_by_length
@@ -316,7 +316,7 @@ class _Maker:
         bytes_ = int(ends[-1]) * width * dtype.itemsize
         logger.info("%s: %.2f GiB, states of %s tokens", path, bytes_ / _GIB, f"{ends[-1]:,}")
         stored = np.uint16 if self._dtype is EmbeddingDtype.BFLOAT16 else np.float32
-        states_of = self._encoder(role, task if self._model.query_tasks else None)
+        states_of = self._encoder(role, static_task(self._model.query_tasks, task))
         encoding = EncodeConfig(
             batch_multiple=8 * self._partitioner.batch_devices, length_multiple=_LENGTH_MULTIPLE
         )

@@ -26,7 +26,7 @@ from taser_jax.data.batches.stream import (
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.partitioning import Partitioner
-from taser_jax.models.batch import Array, Role
+from taser_jax.models.batch import Array, Role, static_task
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.storage.errors import ConfigError, DataError, check_known
 from taser_jax.storage.progress import logger, track
@@ -346,7 +346,7 @@ class Validator:
         self, role: Role, params: PyTree, texts: Texts, rows: np.ndarray, *, task: str | None = None
     ) -> np.ndarray:
         """Embeddings of rows, in blocks of similar length whose parts the hosts prepare."""
-        name = task if self._query_tasks else None
+        name = static_task(self._query_tasks, task)
         size = self._config.batch_size * 2
         size += -size % self._partitioner.batch_devices
         mine = self._partitioner.host_share.rows(size)

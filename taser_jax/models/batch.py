@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, no_type_check
 
 import jax
@@ -347,3 +347,13 @@ class Encoded:
 
     embeddings: Float[jax.Array, "batch dim"]
     routing: RoutingStatistics | None
+
+
+def static_task(query_tasks: Sequence[str], task: str | None) -> str | None:
+    """The task's name as `encode` takes it: None where one program serves all tasks.
+
+    Args:
+        query_tasks: the model's tasks with a query encoder of their own.
+        task: the queries' task.
+    """
+    return task if query_tasks else None

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from taser_jax.models.batch import Batch
+from taser_jax.models.batch import Batch, static_task
 from taser_jax.optim.task_gradients import Report, find_report
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import Loss, make_loss
@@ -247,6 +247,5 @@ class TrainStep:
                 where="training step",
                 fix="draw from every task in every step, or from one",
             )
-        # The task is part of what is compiled only where it has a query tower.
-        names = tuple(task if self._query_tasks else None for task in tasks)
+        names = tuple(static_task(self._query_tasks, task) for task in tasks)
         return tuple(batches[task] for task in tasks), names

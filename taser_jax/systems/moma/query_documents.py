@@ -23,7 +23,7 @@ from taser_jax.assembly.text_sources import QUERY_DOCUMENTS, DocumentStates
 from taser_jax.data.batches.stream import Texts
 from taser_jax.data.token_store.arrays import CachedStates, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.models.batch import Augmented, EncoderInput
+from taser_jax.models.batch import Augmented, EncoderInput, static_task
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Params
 from taser_jax.models.fusion import BertFusionConfig, FusedStates, encode_with_attention
 from taser_jax.retrieval.encoding import EncodeConfig, encode_rows
@@ -162,7 +162,7 @@ def document_attention(
         config: sizes of batches.
     """
     devices = dataclasses.replace(config, batch_multiple=model.batch_multiple)
-    static = task if model.model.query_tasks else None
+    static = static_task(model.model.query_tasks, task)
 
     def attend(batch: EncoderInput) -> jax.Array:
         return _attention(model.params, model.put(batch), model=model.model, task=static)
