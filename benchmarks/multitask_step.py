@@ -99,7 +99,8 @@ class Training:
     """A compiled step and the state it continues from."""
 
     def __init__(self, problem: Problem, method: str, batches: Any) -> None:
-        self.batches = batches
+        # Moving a dictionary to the device has sorted it; the step takes tasks in the problem's order.
+        self.batches = tuple(batches[task] for task in problem.batches)
         self.state = problem.state(method)
         self.state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self.state.opt_state))
         start = time.perf_counter()
@@ -112,7 +113,7 @@ class Training:
 
     def __call__(self) -> Any:
         """One step."""
-        self.state, metrics = self.compiled(self.state, tuple(self.batches.values()))
+        self.state, metrics = self.compiled(self.state, self.batches)
         jax.block_until_ready(self.state)
         assert not metrics["skipped"]
         self.passes.append(float(metrics.get("median_passes", 0)))
