@@ -147,7 +147,9 @@ class ExactSearcher:
         self._mesh = Mesh(np.array(devices), (_AXIS,))
         num_passages, dim = embeddings.shape
         num_devices = self._mesh.size
-        share = min(passage_block, -(-num_passages // num_devices))
+        # Of equal size: padding is scored, too, and a last block of its own size would have most.
+        num_blocks = -(-num_passages // (passage_block * num_devices))
+        share = -(-num_passages // (num_blocks * num_devices))
         unit = _SLICE if self._on_host and share > _SLICE else _GROUP
         self._block = -(-share // unit) * unit * num_devices
         self._num_blocks = -(-num_passages // self._block)
