@@ -99,7 +99,7 @@ class Training:
     """A compiled step and the state it continues from."""
 
     def __init__(self, problem: Problem, method: str, batches: Any) -> None:
-        # Moving a dictionary to the device has sorted it; the step takes tasks in the problem's order.
+        # device_put sorts a dictionary; the compiled step takes the tasks in their own order.
         self.batches = tuple(batches[task] for task in problem.batches)
         self.state = problem.state(method)
         self.state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self.state.opt_state))
