@@ -41,14 +41,14 @@ ROOMS = {
     "loose files": 358,
     "models": 2_293,
     "optim": 841,
-    "retrieval": 2_161,
+    "retrieval": 2_162,
     "serving": 486,
     "storage": 1_274,
     "systems": 2_933,
     "training": 1_332,
 }
 OTHERS = {
-    "lines of code": 29_653,
+    "lines of code": 29_654,
     "percent of code that imports or raises": 13.9,
     "files": 188,
     "lines of the longest file": 419,
