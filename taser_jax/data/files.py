@@ -126,6 +126,12 @@ def numbered_lines(path: FilePath) -> Iterator[tuple[int, str]]:
         raise _empty(path)
 
 
+def first_lines(path: FilePath, count: int = 1) -> list[str]:
+    """The first lines that are not blank, without their newlines; errors as of `numbered_lines`."""
+    lines = (line.rstrip("\r\n") for _, line in numbered_lines(path) if line.strip())
+    return list(itertools.islice(lines, count))
+
+
 def _lines(stream: IO[bytes]) -> Iterator[bytes]:
     """Lines; at most one byte more than the limit is read of each."""
     if not isinstance(stream, io.BufferedIOBase):

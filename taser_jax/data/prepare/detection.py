@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import itertools
 import logging
 import os
 import pathlib
@@ -12,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from taser_jax.data.collections.store import SPLITS
-from taser_jax.data.files import numbered_lines
+from taser_jax.data.files import first_lines
 from taser_jax.data.prepare.splits import WHOLE, QuestionFiles
 from taser_jax.data.readers.fields import (
     Role,
@@ -109,6 +108,11 @@ def detect(
     if _Role.PASSAGES not in roles.values() and not judged:
         # Without judgements a table of id and text is what there is to search.
         roles |= {file: _Role.PASSAGES for file in roles if roles[file] is _Role.QUERIES}
+    used = judged.keys() | {questions.qrels for questions in judged.values()}
+    for file in sorted(roles.keys() - used):
+        if roles[file] in (_Role.QRELS, _Role.QUERIES, _Role.TOPICS):
+            other = "queries" if roles[file] is _Role.QRELS else "judgements"
+            logger.warning("%s is left out: no %s have its task and split", file, other)
     quoting = (_Role.KILT, _Role.PAIRS)
     questions = judged | {file: QuestionFiles(file) for file in roles if roles[file] in quoting}
     passages = tuple(path for path, role in roles.items() if role is _Role.PASSAGES)
@@ -119,9 +123,7 @@ def detect(
     if not passages or (len(passages) > 1 and roles[passages[0]] is _Role.PASSAGES):
         described = [f"{pathlib.Path(path).name}: {role.value}" for path, role in roles.items()]
         raise _unknown(folder, described)
-    files_of_task = _by_task(
-        questions, name, {path for path in roles if roles[path] is _Role.TOPICS}
-    )
+    files_of_task = _by_task(questions, name, topics)
     if _Role.KILT in roles.values():
         # KILT publishes gold for train and dev alone: dev is the test set, train has both others.
         for splits in files_of_task.values():
@@ -230,7 +232,7 @@ def _role(path: pathlib.Path) -> _Role | None:
             raise
         logger.warning("%s is left out: %s", path, error.problem)
         return None
-    lines = [line.rstrip("\r\n") for _, line in itertools.islice(numbered_lines(path), 2)]
+    lines = first_lines(path, 2) or [""]
     if lines[0].lstrip().lower().startswith(("<top", "<doc>")):
         return _Role.TOPICS if "<top" in lines[0].lower() else _Role.PASSAGES
     columns = lines[-1].split("\t")

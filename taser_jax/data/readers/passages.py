@@ -14,7 +14,7 @@ from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
 import msgspec
 
-from taser_jax.data.files import numbered_lines
+from taser_jax.data.files import first_lines, numbered_lines
 from taser_jax.data.readers import fields
 from taser_jax.data.readers.fields import PARAGRAPH_END, Span
 from taser_jax.storage.artifacts import FilePath
@@ -131,9 +131,7 @@ def read_passages(
             error = DataError("it is empty", where=f"{where} 'text'", fix=fix)
             left_out.add("empty passages", error)
     if not content_of_id:
-        fix = (
-            "check that it is the right file; terms need a definition, MeSH's concepts a ScopeNote"
-        )
+        fix = "check that it is the file; terms need a definition, MeSH's concepts a ScopeNote"
         raise DataError("there is no passage in it", where=os.fspath(path), fix=fix)
 
 
@@ -143,7 +141,7 @@ def _located(path: FilePath, words: int) -> Iterator[LocatedPassage]:
         yield from _of_texts(pathlib.Path(path), words)
     elif (records := fields.read_records(path)) is not None:
         yield from _of_records(path, records, words)
-    elif next(numbered_lines(path), (0, ""))[1].strip().upper() == "<DOC>":
+    elif [line.strip().upper() for line in first_lines(path)] == ["<DOC>"]:
         yield from _of_trec(path)
     elif name.endswith(".xml"):
         yield from _scope_notes(path)
@@ -393,6 +391,10 @@ class _Page(html.parser.HTMLParser):
         self.blocks: list[list[str]] = [[]]
         self.heading: int | None = None
         self._aside: list[str] = []
+
+    def parse_marked_section(self, i: int, report: bool = True) -> int:
+        # As browsers do it; Python's refuses unknown names.
+        return self.parse_bogus_comment(i, report)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         del attrs

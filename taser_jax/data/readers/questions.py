@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from taser_jax.data.files import json_records, numbered_lines
+from taser_jax.data.files import first_lines, json_records
 from taser_jax.data.readers import fields
 from taser_jax.data.readers.fields import PARAGRAPH_END, Span
 from taser_jax.storage.artifacts import FilePath
@@ -155,7 +155,7 @@ def read_questions(path: FilePath, *, pairs: bool = False) -> Iterator[Question]
     elif not name.endswith(".qa.csv") and (records := fields.read_records(path)) is not None:
         for where, record in records:
             yield _question(record, where, pairs=pairs)
-    elif next(numbered_lines(path), (0, ""))[1].lstrip().lower().startswith("<top"):
+    elif any(line.lstrip().lower().startswith("<top") for line in first_lines(path)):
         yield from _topics(path)
     else:
         yield from _of_table(path, is_dpr=name.endswith(".csv"))

@@ -1,6 +1,7 @@
 """Formats of folders, from the names and first lines of their files."""
 
 import json
+import logging
 import os
 
 import pytest
@@ -129,3 +130,12 @@ def test_what_is_not_recognised_is_listed(tmp_path, files, message):
         write_all(tmp_path / "folder", files)
     with pytest.raises(ConfigError, match=message):
         detect(tmp_path / "folder")
+
+
+def test_queries_and_judgements_alone_are_named(tmp_path, caplog):
+    files = {"passages.tsv": PASSAGES, "faq.train.queries.tsv": "1\twhy\n"}
+    folder = write_all(tmp_path / "folder", files | {"faq.test.qrels.tsv": "1 0 p1 1\n"})
+    with caplog.at_level(logging.WARNING, logger="taser"):
+        assert detect(folder)[1] == {}
+    assert "faq.train.queries.tsv is left out: no judgements" in caplog.text
+    assert "faq.test.qrels.tsv is left out: no queries" in caplog.text

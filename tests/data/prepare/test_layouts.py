@@ -43,7 +43,8 @@ PASSAGES = {
     "export.csv": _table([["Title", "Content", "doc-id"], *ROWS], ";"),
     "judged.tsv": _table([["Title", "Content", "passage_id"], *ROWS], "\t"),
     "docs.jsonl": [dict(zip(("title", "contents", "docid"), row, strict=True)) for row in ROWS],
-    "docs.sgml": "".join(
+    "docs.sgml": "\n"
+    + "".join(
         f"<DOC>\n<DOCNO> {id} </DOCNO>\n<TITLE>{title}</TITLE>\n<TEXT>\n{text}\n</TEXT>\n</DOC>\n"
         for title, text, id in ROWS
     ),
@@ -187,7 +188,8 @@ def test_pairs_of_several_splits_share_their_passages(tmp_path, prepare_notes):
 def test_trecs_topics_and_judgements_are_test_queries(
     tmp_path, topics_file, qrels_file, prepare_notes
 ):
-    topics = "".join(
+    # Some of TREC's files begin with an empty line.
+    topics = "\n" + "".join(
         f"<top>\n<num> Number: {n}\n<title> {text}\n\n<desc> Description:\nmore\n</top>\n\n"
         for n, text in enumerate(QUESTIONS)
     )
@@ -235,15 +237,17 @@ def test_titles_longer_than_their_texts_are_refused(prepare_notes):
 
 
 def test_html_as_people_write_it(prepare_notes):
-    """Without end tags, with a bare "<", and with cells and lines that are no words of one."""
+    """Without end tags, with a bare "<" or "<![", and with cells that are no words of one."""
     page = "<HEAD><TITLE>T</TITLE><style>p {}</style><BODY><p>if 3 < 5 and 7 > 2<p>one<br>two"
     files = {
         "page.html": f"{page}<table><tr><td>Bern<td>Aare</table>",
+        "word.html": "<p><![if !x]>one<![endif]> <![y>two",
         "open.html": "<h1>head</h1>" + "<h2>open " * 20_000,
     }
     _, store = prepare_notes(files, passage_words=100_000)
     texts = {passage.page_id: (passage.title, passage.text) for passage in store}
     assert texts["page.html"] == ("T", "if 3 < 5 and 7 > 2 one two Bern Aare")
+    assert texts["word.html"] == ("word", "one two")
     assert texts["open.html"] == ("head", " ".join(["open"] * 20_000))
 
 
