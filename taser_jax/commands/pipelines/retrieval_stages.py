@@ -362,7 +362,7 @@ def _encode_and_search(
 def check_untrained(
     setting: Setting, untrained: Mapping[str, System], trained: Mapping[str, System], *, where: str
 ) -> None:
-    """Refuses untrained models without pretrained weights, on several hosts, or of a taken name."""
+    """Refuses untrained models without pretrained weights or on several hosts, and equal names."""
     if untrained and setting.training.pretrained is None:
         problem = f"{', '.join(untrained)}: untrained, and no pretrained weights"
         fix = "set PRETRAINED, or leave the untrained systems out"
@@ -370,7 +370,7 @@ def check_untrained(
     if untrained and jax.process_count() > 1:
         fix = "leave them out, and evaluate the imported model by itself: one host imports it"
         raise ConfigError(f"untrained systems on {jax.process_count()} hosts", where=where, fix=fix)
-    shared = {file_name(name) for name in untrained} & {file_name(name) for name in trained}
-    if shared:
-        problem = f"the name {', '.join(sorted(shared))} is a trained and an untrained system's"
-        raise ConfigError(problem, where=where, fix="give each row its own name")
+    folders = [file_name(name) for name in (*untrained, *trained)]
+    if len(set(folders)) < len(folders):
+        problem = f"systems would be in the folders {', '.join(folders)}"
+        raise ConfigError(problem, where=where.split(".")[0], fix="give each row its own name")

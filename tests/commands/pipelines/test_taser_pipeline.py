@@ -163,6 +163,10 @@ def test_refused_before_anything_is_done(small_world, pretrained, tmp_path, caps
         (gin(TOP_K=50), "mining considers the first 100"),
         (gin(TASKS=["sumary"]), "code, summary"),
         ([untrained], "no pretrained weights"),
+        (
+            gin("pipeline_taser", systems="{'A 1': @taser/System(), 'a-1': @dpr/System()}"),
+            "folders a-1, a-1",
+        ),
     ):
         assert words in refused(capsys, *small_world.compare(output, *bindings))
     shared = gin("pipeline_taser", untrained_systems="{'shared': @untrained/System()}")
