@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import json
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 from registered_claims import REGISTERED
 from scipy import stats
@@ -316,24 +316,12 @@ def interval_text(interval: Interval | None) -> str:
 
 def write_json(findings: Sequence[Finding], path: pathlib.Path) -> None:
     """claims.json, a list of findings."""
-    entries = [dataclasses.asdict(finding) for finding in findings]
-    path.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(findings), indent=1) + b"\n")
 
 
 def read_json(path: pathlib.Path) -> list[Finding]:
     """What `write_json` wrote."""
-    entries = json.loads(path.read_text(encoding="utf-8"))
-    return [
-        Finding(
-            **entry
-            | {
-                "over_queries": Interval(**entry["over_queries"]),
-                "over_seeds": entry["over_seeds"] and Interval(**entry["over_seeds"]),
-                "verdict": Verdict(entry["verdict"]),
-            }
-        )
-        for entry in entries
-    ]
+    return msgspec.json.decode(path.read_bytes(), type=list[Finding])
 
 
 def _finding(claim: Claim, measure: str, command: str) -> Finding:
