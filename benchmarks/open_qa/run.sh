@@ -6,7 +6,7 @@
 #
 # SOURCE_DIR has squad/, nq_qed/ and kilt_mini/ (DPR's formats). Options go to
 # `taser pipeline taser` (runs/open_qa.gin), for example --gin.TRAIN_STEPS=20.
-# STAGES=data stops before training: OUTPUT_DIR/token_store is what device.py takes.
+# STAGES=data stops before training, after OUTPUT_DIR/token_store.
 # PASSAGE_LENGTH (64): tokens of a passage that encoders see.
 # COMPARISON (comparison): the folder in OUTPUT_DIR that the pipeline writes to.
 # PRETRAINED=DIR starts from a Hugging Face model, with its vocabulary (runs/open_qa_pretrained.gin).

@@ -180,7 +180,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     if given:
         bindings = [_argument(command, words, given), *bindings]
     elif command.argument and not command.optional and not (arguments.help or bindings):
-        word = "DIRECTORY" if command.many else "NAME"
+        word = "DIRECTORY" if command.many else command.argument.rpartition(".")[2].upper()
         raise ConfigError(
             f"`taser {name}` needs a {word.lower()}", fix=f"write `taser {name} {word}`"
         )

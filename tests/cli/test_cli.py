@@ -116,6 +116,7 @@ def test_a_second_interrupt_ends_at_once_without_a_traceback():
         (["pipeline"], "did you mean `taser pipeline"),
         (["pipeline", "tazer"], "did you mean `taser pipeline taser`?"),
         (["prepare"], "DATA_DIR not set"),
+        (["verify"], "write `taser verify DIRECTORY`"),
         (["zzz"], "run `taser --help`"),
         (["train", "now"], "no command 'train now'"),
         (["--gin_file=a.gin"], "no command ''"),
