@@ -276,7 +276,7 @@ def from_plain_encoders(
         value = plain[Role.QUERY][path]
         if query is not passage and not np.array_equal(value, plain[Role.PASSAGE][path]):
             problem = f"{'/'.join(path)} of the query encoder is not the passage encoder's"
-            fix = "use towers=SEPARATE, or specialise the blocks that differ"
+            fix = "set towers='separate', or specialise the blocks that differ"
             raise ConfigError(problem, where="passage_source", fix=fix)
         return value
 

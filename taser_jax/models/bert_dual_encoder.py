@@ -70,7 +70,7 @@ class DualEncoderConfig(ModelConfig):
         by_role = self.experts.routing is Routing.DETERMINISTIC
         if self.towers is Towers.SEPARATE and self.experts.num_experts > 1 and by_role:
             problem = "in separate towers, experts chosen by role would leave half of them unused"
-            fix = "set towers=TIED (TASER) or num_experts=1 (DPR)"
+            fix = "set towers='tied' (TASER) or num_experts=1 (DPR)"
             raise ConfigError(problem, where="DualEncoderConfig", fix=fix)
         self.experts.specialized_blocks(self.bert.num_layers)
 

@@ -101,7 +101,7 @@ class ModelConfig(Checked, abc.ABC):
         where = type(self).__name__
         if self.query_tasks and self.towers is Towers.TIED:
             problem = f"{len(self.query_tasks)} query_tasks with tied towers"
-            fix = "set towers=SEPARATE for a query tower per task, or no query_tasks"
+            fix = "set towers='separate' for a query tower per task, or no query_tasks"
             raise ConfigError(problem, where=where, fix=fix)
         names = set(self.query_tasks)
         is_text = isinstance(self.query_tasks, str)

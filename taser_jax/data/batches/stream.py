@@ -111,7 +111,7 @@ def check_queries(
             f"{len(queries)} queries do not fill a batch of {config.batch_size}",
             where=where,
             fix=f"set batch_size to {len(queries)} or less, leave out the task, or set "
-            "false_negatives to MASK, which excludes a query's copies from its loss",
+            "false_negatives to 'mask', which excludes a query's copies from its loss",
         )
 
 
