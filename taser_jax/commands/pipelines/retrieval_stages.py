@@ -133,12 +133,17 @@ def row_name(system: str, number: int, first_negatives: Sequence[str] = (BM25,))
         ('Shared (BM25 negatives)', 'Shared (mined negatives)')
         >>> row_name("Shared", 1, ["BM25", "MiniLM, untrained"])
         'Shared (negatives of BM25 and MiniLM, untrained)'
+        >>> row_name("Shared", 1, [])
+        'Shared (random negatives)'
     """
     if number > 1:
         return f"{system} (mined negatives)"
     if tuple(first_negatives) == (BM25,):
         return f"{system} (BM25 negatives)"
-    return f"{system} (negatives of {' and '.join(first_negatives)})"
+    sources = (
+        f"negatives of {' and '.join(first_negatives)}" if first_negatives else "random negatives"
+    )
+    return f"{system} ({sources})"
 
 
 class RetrievalStages:
