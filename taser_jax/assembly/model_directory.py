@@ -223,7 +223,7 @@ def read_model_config(model_dir: artifacts.FilePath) -> ModelConfig:
     path = epath.Path(model_dir) / MODEL_FILE
     if not path.is_file():
         expected = "a directory that `taser train` wrote"
-        fix = "train the model first, or correct MODEL_DIR"
+        fix = "train the model first, or correct the path"
         raise ConfigError("no model here", where=str(path), expected=expected, fix=fix)
     checksums.check_directory(
         model_dir, fix=f"run `taser train` or `taser import` into {model_dir} again"

@@ -16,6 +16,7 @@ from taser_jax.data.prepare.splits import WHOLE, QuestionFiles
 from taser_jax.data.readers.fields import (
     Role,
     content_id,
+    first_shard,
     is_judgement,
     is_pair,
     read_records,
@@ -24,7 +25,7 @@ from taser_jax.data.readers.fields import (
 from taser_jax.data.readers.passages import LeftOut, passage_of, read_passages, text_files
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.records import Passage
+from taser_jax.storage.records import Passage, check_id
 
 logger = logging.getLogger("taser")
 PassageSource = FilePath | Iterable[Passage | str | Mapping[str, object]]
@@ -187,14 +188,18 @@ def given_passages(source: PassageSource) -> Iterator[Passage]:
         if not isinstance(record, Passage):
             fix = "write a text, a dictionary or a Passage"
             raise DataError(f"found {entry!r}", where=f"passage {number}", fix=fix)
-        yield dataclasses.replace(record, id=record.id or content_id(record.title, record.text))
+        id = check_id(record.id or content_id(record.title, record.text), where=f"passage {number}")
+        yield dataclasses.replace(record, id=id)
 
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
     """The files of a folder, or the tables of a Hugging Face dataset."""
     if any((folder / name).exists() for name in ("dataset_dict.json", "dataset_info.json")):
-        return sorted(folder.rglob("*.arrow"))
-    return sorted(folder.glob("data/*.parquet")) or sorted(folder.iterdir())
+        tables = folder.rglob("*.arrow")
+    else:
+        tables = folder.glob("data/*.parquet")
+    # Further shards are read with the first.
+    return sorted(set(map(first_shard, tables))) or sorted(folder.iterdir())
 
 
 def _of_beir(folder: pathlib.Path) -> dict[str, QuestionFiles]:

@@ -8,6 +8,7 @@ import enum
 import functools
 import itertools
 import os
+import pathlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -326,18 +327,37 @@ def _table(path: FilePath, delimiter: str) -> Iterator[tuple[str, dict[str, obje
         yield where, dict(zip(header, row, strict=True))
 
 
+# Of a file that is one of several: "-00000-of-00003".
+_SHARD = re.compile(r"-\d{5}(?=-of-\d{5}$)")
+
+
+def first_shard(path: pathlib.Path) -> pathlib.Path:
+    """The first of the files that a table is divided into; otherwise the file itself.
+
+    Example:
+        train-00001-of-00002.parquet goes with train-00000-of-00002.parquet.
+    """
+    return path.with_stem(_SHARD.sub("-00000", path.stem))
+
+
 def _arrow(path: FilePath) -> Iterator[dict[str, object]]:
-    """Rows of a Parquet file, or of an Arrow file as Hugging Face's `datasets` writes it."""
+    """Rows of a Parquet file, or of an Arrow file as Hugging Face's `datasets` writes it.
+
+    A first shard stands for all.
+    """
     import pyarrow.parquet
 
-    batches: Iterable[Any]
-    try:
-        if os.fspath(path).endswith(".arrow"):
-            batches = pyarrow.ipc.open_stream(pyarrow.memory_map(os.fspath(path)))
-        else:
-            batches = pyarrow.parquet.ParquetFile(os.fspath(path)).iter_batches()
-        for batch in batches:
-            yield from batch.to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
-        fix = "copy the file again, or write it as JSON lines"
-        raise DataError(f"no rows of Arrow: {error}", where=os.fspath(path), fix=fix) from error
+    file = pathlib.Path(path)
+    shards = [each for each in sorted(file.parent.glob("*")) if first_shard(each) == file]
+    for shard in map(os.fspath, shards or [file]):
+        batches: Iterable[Any]
+        try:
+            if shard.endswith(".arrow"):
+                batches = pyarrow.ipc.open_stream(pyarrow.memory_map(shard))
+            else:
+                batches = pyarrow.parquet.ParquetFile(shard).iter_batches()
+            for batch in batches:
+                yield from batch.to_pylist()
+        except (OSError, pyarrow.ArrowException) as error:
+            fix = "copy the file again, or write it as JSON lines"
+            raise DataError(f"no rows of Arrow: {error}", where=shard, fix=fix) from error

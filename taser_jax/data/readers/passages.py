@@ -114,8 +114,7 @@ def read_passages(
     for read in _located(path, words):
         passage, where = read.passage, f"{read.where}, field"
         check_id(passage.id, where=f"{where} 'id'")
-        content = content_of_id.get(passage.id)
-        if content is not None:
+        if (content := content_of_id.get(passage.id)) is not None:
             problem = f"the id {passage.id!r} was already used"
             fix = "remove the duplicate or rename it"
             error = DataError(problem, where=f"{where} 'id'", fix=fix)

@@ -72,11 +72,12 @@ def test_a_hugging_face_dataset(tmp_path, saved, prepare_notes):
     import pyarrow.parquet
 
     folder = write_all(tmp_path / "notes", {"dataset_dict.json" if saved else "README.md": "{}"})
-    for split, rows in (("train", slice(0, 2)), ("test", slice(2, 3))):
-        table = pyarrow.table({"anchor": QUESTIONS[rows], "positive": TEXTS[rows]})
-        path = folder / "data" / f"{split}-00000-of-00001.parquet"
+    shards = ("train", "00000-of-00002"), ("train", "00001-of-00002"), ("test", "00000-of-00001")
+    for row, (split, shard) in enumerate(shards):
+        table = pyarrow.table({"anchor": [QUESTIONS[row]], "positive": [TEXTS[row]]})
+        path = folder / "data" / f"{split}-{shard}.parquet"
         if saved:
-            path = folder / split / "data-00000-of-00001.arrow"
+            path = folder / split / f"data-{shard}.arrow"
         path.parent.mkdir(exist_ok=True)
         if saved:
             with pyarrow.ipc.new_stream(path, table.schema) as writer:
@@ -265,3 +266,8 @@ def test_one_passage_is_not_taken_for_several(one):
     assert [passage.text for passage in given_passages([one])] == ["body"]
     with pytest.raises(DataError, match=r"passages: found one (dict|Passage)(.|\n)*\[passage\]"):
         list(given_passages(one))
+
+
+def test_an_id_that_cannot_be_saved_is_not_taken():
+    with pytest.raises(DataError, match="passage 1: the id 'a b' has a space"):
+        list(given_passages([Passage("a", "body"), Passage("a b", "body")]))
