@@ -34,7 +34,7 @@ ROOMS = {
     "assembly": 1_570,
     "cli": 1_246,
     "commands": 4_576,
-    "data": 5_576,
+    "data": 5_586,
     "devices": 1_053,
     "evaluation": 1_281,
     "interop": 2_681,
@@ -48,10 +48,10 @@ ROOMS = {
     "training": 1_332,
 }
 OTHERS = {
-    "lines of code": 29_662,
+    "lines of code": 29_672,
     "percent of code that imports or raises": 13.9,
     "files": 188,
-    "lines of the longest file": 421,
+    "lines of the longest file": 420,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
