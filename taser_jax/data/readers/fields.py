@@ -320,7 +320,12 @@ def _trec_judgements(path: FilePath) -> Iterator[tuple[str, dict[str, object]]]:
 
 def _table(path: FilePath, delimiter: str) -> Iterator[tuple[str, dict[str, object]]]:
     rows = quoted_rows(path, delimiter)
-    header = [name.strip() for name in next(rows)[1]]
+    where, header = next(rows)
+    header = [name.strip() for name in header]
+    # Spreadsheets write empty columns, too.
+    if len(names := list(filter(None, header))) > len(set(names)):
+        problem = f"two columns have one name: {', '.join(names)}"
+        raise DataError(problem, where=where, fix="rename or remove one of them")
     for where, row in rows:
         if len(row) != len(header):
             raise wrong_columns(where, len(row), f"{len(header)}: {', '.join(header)}")

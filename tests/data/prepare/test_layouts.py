@@ -271,3 +271,13 @@ def test_one_passage_is_not_taken_for_several(one):
 def test_an_id_that_cannot_be_saved_is_not_taken():
     with pytest.raises(DataError, match="passage 1: the id 'a b' has a space"):
         list(given_passages([Passage("a", "body"), Passage("a b", "body")]))
+
+
+def test_a_column_name_that_stands_twice_is_refused(prepare_notes):
+    rows = [["a", "b", "c"]]
+    with pytest.raises(
+        DataError, match=r"passages.csv:1.*two columns have one name: id, text, text"
+    ):
+        prepare_notes({"passages.csv": _table([["id", "text", "text"], *rows])})
+    _, store = prepare_notes({"passages.csv": _table([["id", "text", "", ""], [*"ab", "", ""]])})
+    assert [passage.text for passage in store] == ["b"]
