@@ -6,6 +6,7 @@ import dataclasses
 import ipaddress
 import os
 import pathlib
+import socket
 import textwrap
 from collections.abc import Callable, Sequence
 
@@ -167,8 +168,8 @@ def serve(*, directory: str, options: ServeOptions = ServeOptions()) -> None:
         options: where it listens, and how it computes.
 
     Raises:
-        ConfigError: an address that others reach without a token, no retriever there, or the extra
-            `serve` is not installed.
+        ConfigError: an address that others reach without a token or that is taken, no retriever
+            there, or the extra `serve` is not installed.
     """
     token = os.environ.get(TOKEN) or None
     if token is None and not _is_loopback(options.host):
@@ -184,6 +185,13 @@ def serve(*, directory: str, options: ServeOptions = ServeOptions()) -> None:
         raise ConfigError(
             f"{error.name} is not installed", where="taser serve", fix=how_to_install("serve")
         ) from None
+    try:
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        socket.create_server((options.host, options.port), family=family).close()
+    except (OSError, OverflowError) as error:
+        problem, where = f"{options.host}, port {options.port}: {error}", "taser serve"
+        fix = "stop what listens there, or choose another PORT"
+        raise ConfigError(problem, where=where, fix=fix) from None
     keep_compiled_programs(directory)
     place = pathlib.Path(directory)
     engine = Engine(lambda: _served(place), warm_batches=powers_of_two(options.max_batch))

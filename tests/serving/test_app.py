@@ -18,6 +18,7 @@ import uvicorn
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from taser_jax.commands.ask import ServeOptions, serve
 from taser_jax.retrieval.passages import Hit
 from taser_jax.serving.app import Server
 from taser_jax.serving.engine import Engine, Limits, rounded_k
@@ -352,3 +353,10 @@ def test_what_was_accepted_is_answered_when_the_server_ends():
 @pytest.mark.parametrize(("k", "rounded"), [(1, 10), (10, 10), (11, 20), (100, 160)])
 def test_few_different_depths_are_searched(k, rounded):
     assert rounded_k(k) == rounded
+
+
+def test_a_port_that_is_taken_is_named_before_anything_is_read(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"port {port}: .*in use"):
+            serve(directory=str(tmp_path), options=ServeOptions(port=port))
