@@ -33,7 +33,7 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_570,
     "cli": 1_246,
-    "commands": 4_576,
+    "commands": 4_584,
     "data": 5_590,
     "devices": 1_053,
     "evaluation": 1_281,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_332,
 }
 OTHERS = {
-    "lines of code": 29_676,
+    "lines of code": 29_684,
     "percent of code that imports or raises": 13.9,
     "files": 188,
     "lines of the longest file": 420,
