@@ -84,7 +84,7 @@ def check_id(id: str, *, where: str) -> str:
         "split at them"
     )
     if not id:
-        raise DataError("the id is empty", where=where, expected=expected)
+        raise DataError("the id is empty", where=where, fix="write an id")
     # Most ids: one pass in C.
     if id.isprintable() and " " not in id:
         return id

@@ -215,7 +215,7 @@ def write_collection(
                 where=where,
             )
             if not count:
-                raise DataError("there are no passages", where=where)
+                raise DataError("there are no passages", where=where, fix="check its source files")
             with storage_errors(scratch):
                 index.save(scratch, aliases or {})
         metadata = {"name": "passages", "collection": collection, "count": count}
