@@ -140,10 +140,9 @@ def row_name(system: str, number: int, first_negatives: Sequence[str] = (BM25,))
         return f"{system} (mined negatives)"
     if tuple(first_negatives) == (BM25,):
         return f"{system} (BM25 negatives)"
-    sources = (
-        f"negatives of {' and '.join(first_negatives)}" if first_negatives else "random negatives"
-    )
-    return f"{system} ({sources})"
+    if not first_negatives:
+        return f"{system} (random negatives)"
+    return f"{system} (negatives of {' and '.join(first_negatives)})"
 
 
 class RetrievalStages:

@@ -14,6 +14,7 @@ from taser_jax.data.collections.store import SPLITS
 from taser_jax.data.files import first_lines
 from taser_jax.data.prepare.splits import WHOLE, QuestionFiles
 from taser_jax.data.readers.fields import (
+    SHARD,
     Role,
     content_id,
     first_shard,
@@ -34,7 +35,6 @@ _FILES = (*_TABLES, ".sgml", ".xml", ".qrels", ".trec")
 _SPLIT_WORDS = {"train": "train", "dev": "validation", "valid": "validation"} | {
     split: split for split in SPLITS
 }
-_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 # Words of file names that are not part of a task's name.
 _OTHER_WORDS = {
     *("queries", "questions", "query", "qa", "kilt", "dpr", "biencoder", "qrels", "data"),
@@ -270,7 +270,7 @@ def _words(path: str) -> tuple[str, str]:
     A shard of a Hugging Face dataset may have its split in its folder's name.
     """
     file = pathlib.Path(path)
-    stem, shards = re.subn(_SHARD, "", file.name.split(".gz")[0].rpartition(".")[0])
+    stem, shards = re.subn(SHARD, "", file.name.split(".gz")[0].rpartition(".")[0])
     stem = f"{file.parent.name}.{stem}" if shards and file.parent.name in SPLITS else stem
     words = [word for word in re.split(r"[.\-]", stem.removesuffix(".qa")) if word]
     split = next((_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS), "")

@@ -332,8 +332,8 @@ def _table(path: FilePath, delimiter: str) -> Iterator[tuple[str, dict[str, obje
         yield where, dict(zip(header, row, strict=True))
 
 
-# Of a file that is one of several: "-00000-of-00003".
-_SHARD = re.compile(r"-\d{5}(?=-of-\d{5}$)")
+# Ends the name of a file that is one of several: "-00000-of-00003".
+SHARD = re.compile(r"-\d{5}(-of-\d{5})$")
 
 
 def first_shard(path: pathlib.Path) -> pathlib.Path:
@@ -342,7 +342,7 @@ def first_shard(path: pathlib.Path) -> pathlib.Path:
     Example:
         train-00001-of-00002.parquet goes with train-00000-of-00002.parquet.
     """
-    return path.with_stem(_SHARD.sub("-00000", path.stem))
+    return path.with_stem(SHARD.sub(r"-00000\1", path.stem))
 
 
 def _arrow(path: FilePath) -> Iterator[dict[str, object]]:
