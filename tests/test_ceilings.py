@@ -33,7 +33,7 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_570,
     "cli": 1_246,
-    "commands": 4_584,
+    "commands": 4_583,
     "data": 5_590,
     "devices": 1_053,
     "evaluation": 1_281,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_332,
 }
 OTHERS = {
-    "lines of code": 29_684,
+    "lines of code": 29_683,
     "percent of code that imports or raises": 13.9,
     "files": 188,
     "lines of the longest file": 420,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 102,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_997,
+    "words of documentation": 34_995,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
