@@ -5,9 +5,10 @@
 
 A cell is a set with so many of its training queries, drawn by the hash of their ids; smaller draws
 are parts of larger ones. Each becomes a BEIR folder, and one `taser compare`. A cell that is
-finished leaves OUT/cells/SET-SIZE.json and is not run again; rerun the command to resume. A row is
-nDCG@10 of the recommended row minus that of the untrained model with BM25 on the test queries, with
-its 95% interval by a bootstrap over queries. OUT/claims.json and OUT/table.md hold all rows.
+finished leaves OUT/cells/SET-SIZE.json, with its table (.md) and what was decided (.gin), and is
+not run again; rerun the command to resume. A row is nDCG@10 of the recommended row minus that of
+the untrained model with BM25 on the test queries, with its 95% interval by a bootstrap over
+queries. OUT/claims.json and OUT/table.md hold all rows.
 
 The sets' text is not part of the repository. DIR/beir/NAME holds BEIR folders; DIR/kilt_mini holds
 passages.tsv, passage_sources.tsv and KILT's JSON lines. pydocs is built from what is installed.
@@ -270,21 +271,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--passages", type=int, default=8000, help="beside all positives")
     parser.add_argument("flags", nargs="*", help="further flags of `taser compare`, after --")
     options = parser.parse_args(arguments)
+    sizes = options.sizes.split(",")
     for name in options.sets.split(","):
         data: Data | None = None
-        for size in options.sizes.split(","):
+        for size in sizes:
             path = options.out / "cells" / f"{name}-{size}.json"
             if path.exists():
                 continue
             data = data or read_set(options.data, name, train=options.train, test=options.test)
             count = None if size == "all" else int(size)
-            if count is not None and len(data.queries["train"]) < count:
-                print(f"{name}: {len(data.queries['train'])} training queries, not {size}")
+            queries = len(data.queries["train"])
+            # "all" of a set with exactly 500 queries is the cell of 500.
+            if queries < (count or 0) or (size == "all" and str(queries) in sizes):
+                print(f"{name}: {queries} training queries; no cell of {size}")
                 continue
             root = options.out / "work" / f"{name}-{size}"
             row = run_cell(data, root, size=count, options=options)
             write_json(path, row)
             shutil.copy(root / "results" / "table.md", path.with_suffix(".md"))
+            shutil.copy(root / "results" / "decided.gin", path.with_suffix(".gin"))
             # Models, states and embeddings of a cell take a gigabyte.
             shutil.rmtree(root)
             print(f"{name}-{size}: {100 * row['difference']:+.1f} points", flush=True)

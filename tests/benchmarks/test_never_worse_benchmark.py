@@ -62,6 +62,7 @@ def test_a_finished_cell_is_not_run_again(never_worse, kilt_mini, tmp_path, monk
     def run_cell(data: Any, root: pathlib.Path, *, size: int | None, options: Any) -> dict:
         (root / "results").mkdir(parents=True)
         (root / "results" / "table.md").write_text("table")
+        (root / "results" / "decided.gin").write_text(f"TRAIN_STEPS = {size}")
         runs.append(size)
         return {
             "counts": {"train": 4, "test": 5, "passages": 24},
@@ -73,12 +74,18 @@ def test_a_finished_cell_is_not_run_again(never_worse, kilt_mini, tmp_path, monk
         }
 
     monkeypatch.setattr(never_worse, "run_cell", run_cell)
-    arguments = [f"--data={kilt_mini.parent}", f"--out={tmp_path}", "--sets=fm2", "--sizes=4,500"]
-    monkeypatch.setattr(never_worse, "SIZES", ("4", "500"))
+    arguments = [f"--data={kilt_mini.parent}", f"--out={tmp_path}", "--sets=fm2"]
+    monkeypatch.setattr(never_worse, "SIZES", ("4", "500", "all"))
+    data = never_worse.read_set(kilt_mini.parent, "fm2", train=4, test=99)
+    monkeypatch.setattr(never_worse, "read_set", lambda *_, **__: data)
+    arguments += ["--sizes=4,500,all"]
     never_worse.main(arguments)
-    assert "not 500" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "no cell of 500" in output
+    assert "no cell of all" in output
     never_worse.main(arguments)
     assert runs == [4]
+    assert (tmp_path / "cells" / "fm2-4.gin").read_text() == "TRAIN_STEPS = 4"
     assert "| fm2 | 4 | TASER + BM25 | 25.0 | 50.0 | +1.0 [-2.0, +4.0] |" in (
         (tmp_path / "table.md").read_text()
     )
