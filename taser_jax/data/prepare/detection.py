@@ -24,6 +24,7 @@ from taser_jax.data.readers.fields import (
     roles_of,
 )
 from taser_jax.data.readers.passages import LeftOut, passage_of, read_passages, text_files
+from taser_jax.data.readers.questions import topic_tag
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage, check_id
@@ -237,9 +238,11 @@ def _role(path: pathlib.Path) -> _Role | None:
             raise
         logger.warning("%s is left out: %s", path, error.problem)
         return None
+    if topic_tag(path):
+        return _Role.TOPICS
     lines = first_lines(path, 2) or [""]
-    if lines[0].lstrip().lower().startswith(("<top", "<doc>")):
-        return _Role.TOPICS if "<top" in lines[0].lower() else _Role.PASSAGES
+    if lines[0].lstrip().lower().startswith("<doc>"):
+        return _Role.PASSAGES
     columns = lines[-1].split("\t")
     if re.fullmatch(r"\S+\s+\S+\s+\S+\s+-?\d+", lines[0]) and lines[0].count("\t") != 1:
         return _Role.QRELS

@@ -12,6 +12,7 @@ import pathlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
+from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
 import msgspec
 import numpy as np
@@ -126,6 +127,34 @@ def tagged_blocks(path: FilePath, tag: str) -> Iterator[tuple[str, str]]:
             yield start, "".join(lines)
         else:
             lines.append(content)
+
+
+def xml_elements(path: FilePath, *tags: str) -> Iterator[tuple[str, Element]]:
+    """Yields (file:line of its end, element) of these tags; what has been read is emptied.
+
+    Raises:
+        DataError: XML that is malformed or cut off, or that declares entities, which a few lines
+            can make as large as the memory.
+    """
+    parser: XMLPullParser[Element] = XMLPullParser(["end"])
+    where = os.fspath(path)
+    try:
+        for where, content in placed(path, numbered_lines(path)):
+            if "<!ENTITY" in content:
+                fix = "write what they stand for in their places, and remove <!ENTITY ...>"
+                raise DataError("it declares entities", where=where, fix=fix)
+            parser.feed(content)
+            for event in parser.read_events():
+                element = event[-1]
+                assert isinstance(element, Element)
+                if element.tag in tags:
+                    yield where, element
+                    # Millions of elements would fill the memory.
+                    element.clear()
+        parser.close()
+    except ParseError as error:
+        fix = "correct it (& in a text is &amp;), or copy the file again"
+        raise DataError(f"not complete XML: {error}", where=where, fix=fix) from error
 
 
 def wrong_columns(where: str, count: int, expected: str) -> DataError:

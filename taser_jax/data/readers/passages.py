@@ -10,7 +10,6 @@ import os
 import pathlib
 import re
 from collections.abc import Iterator
-from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
 import msgspec
 
@@ -297,25 +296,12 @@ def _scope_notes(path: FilePath) -> Iterator[LocatedPassage]:
         </ConceptName><ScopeNote>An ionophorous ...</ScopeNote></Concept> is the passage M0000001
         with title "Calcimycin".
     """
-    parser: XMLPullParser[Element] = XMLPullParser(["end"])
     parts = ("ConceptUI", "ScopeNote", "ConceptName/String")
-    where = os.fspath(path)
-    try:
-        for where, content in fields.placed(path, numbered_lines(path)):
-            parser.feed(content)
-            for event in parser.read_events():
-                element = event[-1]
-                assert isinstance(element, Element)
-                if element.tag == "Concept" and element.find("ScopeNote") is not None:
-                    texts = (" ".join((element.findtext(part) or "").split()) for part in parts)
-                    yield LocatedPassage(where, Passage(*texts))
-                # Millions of elements would fill the memory.
-                if element.tag in ("Concept", "DescriptorRecord", "QualifierRecord"):
-                    element.clear()
-        parser.close()
-    except ParseError as error:
-        fix = "download or copy the file again"
-        raise DataError(f"not complete XML: {error}", where=where, fix=fix) from error
+    tags = ("Concept", "DescriptorRecord", "QualifierRecord")
+    for where, element in fields.xml_elements(path, *tags):
+        if element.find("ScopeNote") is not None:
+            texts = (" ".join((element.findtext(part) or "").split()) for part in parts)
+            yield LocatedPassage(where, Passage(*texts))
 
 
 def text_files(folder: pathlib.Path) -> list[pathlib.Path]:

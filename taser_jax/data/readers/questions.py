@@ -28,6 +28,10 @@ _FIX_KILT = "write {id, input, output: [{answer, provenance: [{wikipedia_id, tit
 # The answers of fact checking; no passage contains them as answers.
 _VERDICTS = frozenset({"SUPPORTS", "REFUTES", "DISPUTED", "NOT ENOUGH INFO"})
 
+# Parts of TREC's topics that may be their number, and what is asked; "" is the whole topic.
+_NUMBERS = ("num", "number", "id", "identifier")
+_ASKED = ("title", "query", "question", "description", "desc", "summary", "note", "")
+
 
 class Provenance(msgspec.Struct, frozen=True):
     """The location of evidence for an answer, as KILT's files have it.
@@ -132,7 +136,8 @@ def read_questions(path: FilePath, *, pairs: bool = False) -> Iterator[Question]
     `.csv`, in DPR's way without a header: the question, a tab, and a Python list literal of
     answers, either bare or in quotes with the inner quotes doubled.
 
-    TREC's topics, <top> with <num> and <title>.
+    TREC's topics, <top> with <num> and <title>, or XML of <topic number="1">: the title or query,
+    or else the question, description, summary or note, or else all words.
 
     Other names: a table of id and text, separated by tabs.
 
@@ -155,8 +160,8 @@ def read_questions(path: FilePath, *, pairs: bool = False) -> Iterator[Question]
     elif not name.endswith(".qa.csv") and (records := fields.read_records(path)) is not None:
         for where, record in records:
             yield _question(record, where, pairs=pairs)
-    elif any(line.lstrip().lower().startswith("<top") for line in first_lines(path)):
-        yield from _topics(path)
+    elif tag := topic_tag(path):
+        yield from _topics(path, tag)
     else:
         yield from _of_table(path, is_dpr=name.endswith(".csv"))
 
@@ -199,15 +204,34 @@ def read_kilt(path: FilePath) -> Iterator[Question]:
         )
 
 
-def _topics(path: FilePath) -> Iterator[Question]:
-    """TREC's topics; the title is the query, or else the description."""
+def topic_tag(path: FilePath) -> str:
+    """The tag of each topic in a file of TREC's: top in SGML, topic in XML; else empty."""
+    start = "\n".join(first_lines(path, 20))
+    match = re.match(r"(?i)(<[^>]*>[\s\]>]*)*?<(top|topic)\b", start.lstrip())
+    return match[2] if match else ""
+
+
+def _topics(path: FilePath, tag: str) -> Iterator[Question]:
+    read = _sgml_topics(path) if tag.lower() == "top" else _xml_topics(path, tag)
+    for where, parts in read:
+        id, text = (next(filter(None, map(parts.get, of)), "") for of in (_NUMBERS, _ASKED))
+        yield _question({"id": id, "question": text}, where)
+
+
+def _sgml_topics(path: FilePath) -> Iterator[tuple[str, dict[str, str]]]:
     for where, topic in fields.tagged_blocks(path, "top"):
         parts = {}
         for name, text in re.findall(r"(?is)<(num|title|desc)>([^<]*)", topic):
             said = re.sub(r"(?i)^\s*(number|topic|description):", "", text)
             parts[name.lower()] = " ".join(said.split())
-        text = parts.get("title") or parts.get("desc", "")
-        yield _question({"id": parts.get("num"), "question": text}, where)
+        yield where, parts
+
+
+def _xml_topics(path: FilePath, tag: str) -> Iterator[tuple[str, dict[str, str]]]:
+    for where, topic in fields.xml_elements(path, tag):
+        texts = {part.tag.lower(): part for part in topic} | {"": topic}
+        words = {name: " ".join(part.itertext()).split() for name, part in texts.items()}
+        yield where, topic.attrib | {name: " ".join(text) for name, text in words.items()}
 
 
 def _of_table(path: FilePath, *, is_dpr: bool) -> Iterator[Question]:

@@ -178,22 +178,30 @@ def test_pairs_of_several_splits_share_their_passages(tmp_path, prepare_notes):
     assert store[query.positives[0]].text == TEXTS[0]
 
 
+# Some of TREC's files begin with an empty line.
+SGML = "\n" + "".join(
+    f"<top>\n<num> Number: {n}\n<title> {text}\n\n<desc> Description:\nmore\n</top>\n\n"
+    for n, text in enumerate(QUESTIONS)
+)
+XML_TOPICS = "".join(
+    f'<topic number="{n}">\n<query>{text}</query>\n<question>more</question>\n</topic>\n'
+    for n, text in enumerate(QUESTIONS)
+)
+XML = f'<?xml version="1.0"?>\n<topics task="COVIDSearch">\n{XML_TOPICS}</topics>\n'
+
+
 @pytest.mark.parametrize(
-    ("topics_file", "qrels_file"),
+    ("topics_file", "topics", "qrels_file"),
     [
-        ("topics.txt", "qrels.txt"),
-        ("topics.301-450", "qrels.trec8.adhoc"),
-        ("topics.trec", "cran.qrels"),
+        ("topics.txt", SGML, "qrels.txt"),
+        ("topics.301-450", SGML, "qrels.trec8.adhoc"),
+        ("topics.trec", SGML, "cran.qrels"),
+        ("topics.xml", XML, "qrels.txt"),
     ],
 )
 def test_trecs_topics_and_judgements_are_test_queries(
-    tmp_path, topics_file, qrels_file, prepare_notes
+    tmp_path, topics_file, topics, qrels_file, prepare_notes
 ):
-    # Some of TREC's files begin with an empty line.
-    topics = "\n" + "".join(
-        f"<top>\n<num> Number: {n}\n<title> {text}\n\n<desc> Description:\nmore\n</top>\n\n"
-        for n, text in enumerate(QUESTIONS)
-    )
     files = {
         topics_file: topics,
         qrels_file: "0 0 a 1\n1 0 b 2\n2 0 c 0\n9 0 a 1\n",
