@@ -34,7 +34,7 @@ ROOMS = {
     "assembly": 1_570,
     "cli": 1_246,
     "commands": 4_583,
-    "data": 5_590,
+    "data": 5_615,
     "devices": 1_053,
     "evaluation": 1_281,
     "interop": 2_681,
@@ -48,10 +48,10 @@ ROOMS = {
     "training": 1_332,
 }
 OTHERS = {
-    "lines of code": 29_683,
+    "lines of code": 29_708,
     "percent of code that imports or raises": 13.9,
     "files": 188,
-    "lines of the longest file": 420,
+    "lines of the longest file": 415,
     "loose files": 3,
     "rooms at the top": 14,
     "rooms on all floors": 25,
