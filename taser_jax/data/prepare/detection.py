@@ -15,11 +15,10 @@ from taser_jax.data.files import first_lines
 from taser_jax.data.prepare.splits import WHOLE, QuestionFiles
 from taser_jax.data.readers.fields import (
     SHARD,
+    Record,
     Role,
     content_id,
     first_shard,
-    is_judgement,
-    is_pair,
     read_records,
     roles_of,
 )
@@ -185,7 +184,7 @@ def given_passages(source: PassageSource) -> Iterator[Passage]:
     for number, entry in enumerate(source):
         record = {"text": entry} if isinstance(entry, str) else entry
         if isinstance(record, Mapping):
-            record = passage_of(record, f"passage {number}")
+            record = passage_of(Record(f"passage {number}", record))
         if not isinstance(record, Passage):
             fix = "write a text, a dictionary or a Passage"
             raise DataError(f"found {entry!r}", where=f"passage {number}", fix=fix)
@@ -231,7 +230,7 @@ def _role(path: pathlib.Path) -> _Role | None:
     try:
         records = read_records(path)
         if records is not None:
-            return _role_of_fields(name, next(records, (0, {}))[1])
+            return _role_of_fields(name, next(records, Record("", {})))
     except DataError as error:
         # A program's settings, say: no array of records, nor one a line.
         if not name.endswith(".json"):
@@ -253,15 +252,18 @@ def _role(path: pathlib.Path) -> _Role | None:
     return _Role.PASSAGES if has_title else _Role.QUERIES
 
 
-def _role_of_fields(name: str, record: Mapping[str, object]) -> _Role | None:
-    roles = roles_of(record)
-    if {"input", "output"} <= record.keys():
+def _role_of_fields(name: str, record: Record) -> _Role | None:
+    roles = roles_of(tuple(record.values))
+    if {"input", "output"} <= record.values.keys():
         return _Role.KILT
-    if is_judgement(record):
+    by_id = Role.PASSAGE_ID in roles or {Role.QUERY_ID, Role.ID} <= roles.keys()
+    # With ranks or texts, scores are a system's.
+    is_graded = Role.RELEVANCE in roles and "rank" not in record.values
+    if by_id and is_graded and Role.TEXT not in roles:
         return _Role.QRELS
     is_named = re.search("quer|question|topic", name) is not None
     if Role.QUESTION in roles:
-        return _Role.QUERIES if is_named and not is_pair(record) else _Role.PAIRS
+        return _Role.QUERIES if is_named and not record.is_pair() else _Role.PAIRS
     if Role.TEXT in roles:
         return _Role.QUERIES if is_named else _Role.PASSAGES
     return None

@@ -10,8 +10,8 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
 import msgspec
@@ -23,8 +23,6 @@ from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage, normalized_content, text_hash
 from taser_jax.storage.typed_files import typed
 
-T = TypeVar("T")
-Record = Mapping[str, object]
 # A longer column means an unclosed quote that swallowed the following lines.
 _LONGEST_FIELD = 1 << 24
 _DELIMITERS = "\t,;|"
@@ -71,25 +69,17 @@ class Span:
         return Span((self.start[0], 0), (self.end[0], PARAGRAPH_END))
 
 
-class _Quoted(msgspec.Struct):
-    """A passage that a record quotes: DPR's context, or a text alone."""
-
-    text: str = ""
-    title: str = ""
-    passage_id: str | int = ""
-    psg_id: str | int = ""
+def lines_of(path: FilePath) -> Iterator[tuple[str, str]]:
+    """Yields (file:line, line)."""
+    return ((f"{os.fspath(path)}:{number}", line) for number, line in numbered_lines(path))
 
 
-def placed(path: FilePath, numbered: Iterable[tuple[int, T]]) -> Iterator[tuple[str, T]]:
-    """Yields (file:line, item) of (line number, item)."""
-    return ((f"{os.fspath(path)}:{line}", item) for line, item in numbered)
-
-
-def plain_rows(path: FilePath) -> Iterator[tuple[str, list[str]]]:
-    """Yields (file:line, columns): tab-separated, a quote is an ordinary character."""
-    for where, content in placed(path, numbered_lines(path)):
-        if content := content.rstrip("\r\n"):
-            yield where, content.split("\t")
+def plain_rows(path: FilePath, delimiter: str | None = "\t") -> Iterator[tuple[str, list[str]]]:
+    """Yields (file:line, columns); a quote is an ordinary character, None any white space."""
+    for where, line in lines_of(path):
+        columns = line.rstrip("\r\n").split(delimiter)
+        if columns not in ([], [""]):
+            yield where, columns
 
 
 def quoted_rows(path: FilePath, delimiter: str = "\t") -> Iterator[tuple[str, list[str]]]:
@@ -101,7 +91,7 @@ def quoted_rows(path: FilePath, delimiter: str = "\t") -> Iterator[tuple[str, li
         A column `"a ""b"" c"` is `a "b" c`, and `"a" b`, which is none of csv's, is `"a" b`.
     """
     csv.field_size_limit(_LONGEST_FIELD)
-    lines = placed(path, numbered_lines(path))
+    lines = lines_of(path)
     while True:
         lines, start = itertools.tee(lines)
         contents = (content for _, content in lines)
@@ -119,7 +109,7 @@ def quoted_rows(path: FilePath, delimiter: str = "\t") -> Iterator[tuple[str, li
 def tagged_blocks(path: FilePath, tag: str) -> Iterator[tuple[str, str]]:
     """Yields (file:line, content) of each <tag>...</tag> of TREC, on lines of their own."""
     start, lines = "", list[str]()
-    for where, content in placed(path, numbered_lines(path)):
+    for where, content in lines_of(path):
         word = content.strip().lower()
         if re.match(rf"<{tag}\b", word):
             start, lines = where, []
@@ -139,7 +129,7 @@ def xml_elements(path: FilePath, *tags: str) -> Iterator[tuple[str, Element]]:
     parser: XMLPullParser[Element] = XMLPullParser(["end"])
     where = os.fspath(path)
     try:
-        for where, content in placed(path, numbered_lines(path)):
+        for where, content in lines_of(path):
             if "<!ENTITY" in content:
                 fix = "write what they stand for in their places, and remove <!ENTITY ...>"
                 raise DataError("it declares entities", where=where, fix=fix)
@@ -155,12 +145,6 @@ def xml_elements(path: FilePath, *tags: str) -> Iterator[tuple[str, Element]]:
     except ParseError as error:
         fix = "correct it (& in a text is &amp;), or copy the file again"
         raise DataError(f"not complete XML: {error}", where=where, fix=fix) from error
-
-
-def wrong_columns(where: str, count: int, expected: str) -> DataError:
-    """The error for a row of too few or too many columns."""
-    fix = "check for a missing tab, tabs or newlines within a text, or a quote left open"
-    return DataError(f"{count} columns, not {expected}", where=where, fix=fix)
 
 
 class Role(enum.Enum):
@@ -181,19 +165,19 @@ class Role(enum.Enum):
     RELEVANCE = "relevance score grade label rel judgment"
 
 
-def roles_of(names: Iterable[str]) -> dict[Role, list[str]]:
-    """The fields of each role, those of the usual name first.
-
-    Example:
-        >>> roles_of(["Query", "negative_1", "negative_2", "x"])[Role.NEGATIVE]
-        ['negative_1', 'negative_2']
-    """
-    return _roles(tuple(names))
+# Of records that quote the passages of their questions.
+_ANSWERING = (Role.POSITIVE, Role.TEXT, Role.ANSWERS)
 
 
 # Records of a file have few sets of fields.
 @functools.lru_cache(maxsize=1024)
-def _roles(names: tuple[str, ...]) -> dict[Role, list[str]]:
+def roles_of(names: tuple[str, ...]) -> Mapping[Role, list[str]]:
+    """The fields of each role, those of the usual name first.
+
+    Example:
+        >>> roles_of(("Query", "negative_1", "negative_2", "x"))[Role.NEGATIVE]
+        ['negative_1', 'negative_2']
+    """
     plain = {name: re.sub(r"[\s-]+", "_", name.strip().lower()) for name in names}
     plain = {name: re.sub(r"(?<=[a-z])_?\d+$", "", word) for name, word in plain.items()}
     fields = {
@@ -203,80 +187,85 @@ def _roles(names: tuple[str, ...]) -> dict[Role, list[str]]:
     return {role: of_role for role, of_role in fields.items() if of_role}
 
 
-def first_of(record: Record, *roles: Role) -> str | None:
-    """The field of the first of these roles that a record has; the usual name goes first."""
-    names_of_role = roles_of(record)
-    return next((names_of_role[role][0] for role in roles if role in names_of_role), None)
-
-
-def string_of(record: Record, where: str, *roles: Role) -> str:
-    """The field of the first of these roles as a string, integers too; empty if there is none.
-
-    Raises:
-        DataError: another value; names the field and the fix.
-    """
-    name = first_of(record, *roles)
-    value = None if name is None else record[name]
-    if isinstance(value, bool) or not isinstance(value, str | int | None):
-        where = f"{where}, field {name!r}"
-        raise DataError(f"found {value!r}", where=where, fix="write a string or an integer")
-    return "" if value is None else str(value)
-
-
 def content_id(title: str, text: str) -> str:
     """An id made of the content, so that equal passages without ids are one."""
     return f"{text_hash(normalized_content(title, text)):016x}"
 
 
-def quoted_passages(record: Record, role: Role, where: str) -> tuple[Passage, ...]:
-    """The passages that a record quotes in the fields of a role: texts, or {text, title}.
+class _Quoted(msgspec.Struct):
+    """A passage that a record quotes: DPR's context, or a text alone."""
 
-    Raises:
-        DataError: a value that is neither.
+    text: str = ""
+    title: str = ""
+    passage_id: str | int = ""
+    psg_id: str | int = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Record:
+    """One row or object of a file, whose fields go by their roles.
+
+    Attributes:
+        where: file:line of its beginning.
+        values: field -> value.
     """
-    fix = "write a text, a list of texts, or {text, title}"
-    contexts = []
-    for name in roles_of(record).get(role, ()):
-        value: Any = record[name]
-        for content in value if isinstance(value, list) else [value]:
-            parts = content if isinstance(content, dict) else {"text": content}
-            quoted = typed(parts, _Quoted, where=f"{where}, field {name!r}", fix=fix)
-            text, title = quoted.text, quoted.title
-            if role is Role.TEXT and (field := first_of(record, Role.TITLE)):
-                title = str(record[field] or "")
-            id = str(quoted.passage_id) or str(quoted.psg_id)
-            if id or text.strip() or title.strip():
-                contexts.append(Passage(id or content_id(title, text), text, title))
-    return tuple(contexts)
 
+    where: str
+    values: Mapping[str, object]
 
-def positives(record: Record, where: str) -> tuple[Passage, ...]:
-    """The passages that answer a record's question: its positives, or else its text or answer."""
-    for role in (Role.POSITIVE, Role.TEXT, Role.ANSWERS):
-        if contexts := quoted_passages(record, role, where):
-            return contexts
-    return ()
+    def first(self, *roles: Role) -> str | None:
+        """The field of the first of these roles that there is; the usual name goes first."""
+        fields = roles_of(tuple(self.values))
+        return next((fields[role][0] for role in roles if role in fields), None)
 
+    def place(self, field: str) -> str:
+        """file:line and field, for messages."""
+        return f"{self.where}, field {field!r}"
 
-def is_undefined_term(record: Record) -> bool:
-    """Whether a record is a thesaurus's term without a definition, which says nothing."""
-    is_term = "name" in record and first_of(record, Role.TEXT) in ("definition", None)
-    return is_term and not str(record.get("definition") or "").strip()
+    def string(self, *roles: Role, required: str = "") -> str:
+        """The field of the first of these roles as a string, integers too; empty if there is none.
 
+        Raises:
+            DataError: another value, or none, where a field is `required` by its usual name.
+        """
+        field = self.first(*roles)
+        if field is None and required:
+            fix = f"give every record a field {required!r}"
+            raise DataError(f"no field {required!r}", where=self.place(required), fix=fix)
+        value = None if field is None else self.values[field]
+        if isinstance(value, bool) or not isinstance(value, str | int | None):
+            fix = "write a string or an integer"
+            raise DataError(f"found {value!r}", where=self.place(field or ""), fix=fix)
+        return "" if value is None else str(value)
 
-def is_pair(names: Iterable[str]) -> bool:
-    """Whether records of these fields quote the passages of their questions."""
-    roles = roles_of(names)
-    quoting = (Role.POSITIVE, Role.TEXT, Role.ANSWERS)
-    return Role.QUESTION in roles and any(role in roles for role in quoting)
+    def passages(self, role: Role) -> tuple[Passage, ...]:
+        """The passages that the fields of a role quote: texts, or {text, title}.
 
+        Raises:
+            DataError: a value that is neither.
+        """
+        fix = "write a text, a list of texts, or {text, title}"
+        contexts = []
+        for field in roles_of(tuple(self.values)).get(role, ()):
+            value: Any = self.values[field]
+            for content in value if isinstance(value, list) else [value]:
+                parts = content if isinstance(content, dict) else {"text": content}
+                quoted = typed(parts, _Quoted, where=self.place(field), fix=fix)
+                text, title = quoted.text, quoted.title
+                if role is Role.TEXT and (titled := self.first(Role.TITLE)):
+                    title = str(self.values[titled] or "")
+                id = str(quoted.passage_id) or str(quoted.psg_id)
+                if id or text.strip() or title.strip():
+                    contexts.append(Passage(id or content_id(title, text), text, title))
+        return tuple(contexts)
 
-def is_judgement(names: Collection[str]) -> bool:
-    """Whether records of these fields judge passages by their ids."""
-    roles = roles_of(names).keys()
-    by_id = Role.PASSAGE_ID in roles or {Role.QUERY_ID, Role.ID} <= roles
-    # With ranks or texts, scores are a system's.
-    return by_id and Role.RELEVANCE in roles and Role.TEXT not in roles and "rank" not in names
+    def positives(self) -> tuple[Passage, ...]:
+        """The passages that answer its question: its positives, or else its text or answer."""
+        return next(filter(None, map(self.passages, _ANSWERING)), ())
+
+    def is_pair(self) -> bool:
+        """Whether it has a question and quotes a passage that answers it."""
+        return None not in (self.first(Role.QUESTION), self.first(*_ANSWERING))
 
 
 def is_json(path: FilePath) -> bool:
@@ -284,8 +273,17 @@ def is_json(path: FilePath) -> bool:
     return os.fspath(path).removesuffix(".gz").endswith((".json", ".jsonl"))
 
 
-def read_records(path: FilePath) -> Iterator[tuple[str, dict[str, object]]] | None:
-    """(file:line, field -> value) of JSON, Parquet, Arrow, or a table with a header; else None.
+def read_json(path: FilePath) -> Iterator[Record]:
+    """Records of JSON lines, or of an array."""
+    return _placed(path, json_records(path))
+
+
+def _placed(path: FilePath, numbered: Iterable[tuple[int, dict[str, object]]]) -> Iterator[Record]:
+    return (Record(f"{os.fspath(path)}:{number}", values) for number, values in numbered)
+
+
+def read_records(path: FilePath) -> Iterator[Record] | None:
+    """Records of JSON, Parquet, Arrow, or a table with a header; None of another file.
 
     Columns of a table are separated by tabs, commas, semicolons or bars, whichever makes the first
     row a header.
@@ -294,15 +292,36 @@ def read_records(path: FilePath) -> Iterator[tuple[str, dict[str, object]]] | No
         DataError: malformed input; names file:line and the fix.
     """
     if is_json(path):
-        return placed(path, json_records(path))
+        return read_json(path)
     if os.fspath(path).endswith((".parquet", ".arrow")):
-        return placed(path, enumerate(_arrow(path), start=1))
+        return _placed(path, enumerate(_arrow(path), start=1))
     for delimiter in _DELIMITERS:
-        _, header = next(quoted_rows(path, delimiter), ("", []))
+        rows = quoted_rows(path, delimiter)
+        where, header = next(rows, ("", []))
+        names = [name.strip() for name in header]
         # A header has two names at least that are known.
-        if sum(map(len, roles_of(header).values())) >= 2:
-            return _table(path, delimiter)
+        if sum(map(len, roles_of(tuple(names)).values())) >= 2:
+            # Spreadsheets write empty columns, too.
+            if len(filled := list(filter(None, names))) > len(set(filled)):
+                problem = f"two columns have one name: {', '.join(filled)}"
+                raise DataError(problem, where=where, fix="rename or remove one of them")
+            return named(rows, names, f"{len(names)}: {', '.join(names)}")
     return None
+
+
+def named(
+    rows: Iterable[tuple[str, list[str]]], names: Sequence[str], expected: str, *, optional: int = 0
+) -> Iterator[Record]:
+    """Rows as records of these fields, of which the last may be absent where they are optional.
+
+    Raises:
+        DataError: a row of too few or too many columns; says what is expected.
+    """
+    for where, row in rows:
+        if not len(names) - optional <= len(row) <= len(names):
+            fix = "check for a missing tab, tabs or newlines within a text, or a quote left open"
+            raise DataError(f"{len(row)} columns, not {expected}", where=where, fix=fix)
+        yield Record(where, dict(zip(names, row, strict=False)))
 
 
 def read_qrels(path: FilePath) -> Iterator[Judgement]:
@@ -320,45 +339,26 @@ def read_qrels(path: FilePath) -> Iterator[Judgement]:
         DataError: malformed input; names file:line, the field and the fix.
     """
     records = read_records(path)
-    for where, record in _trec_judgements(path) if records is None else records:
-        query = first_of(record, Role.QUERY_ID, Role.QUESTION)
-        passage = first_of(record, Role.PASSAGE_ID, Role.ID)
-        grade = first_of(record, Role.RELEVANCE)
+    if records is None:
+        names = ("query-id", "iteration", "corpus-id", "score")
+        expected = "TREC's 4, query id, 0, passage id and grade, nor named by a header"
+        records = named(plain_rows(path, None), names, expected)
+    for record in records:
+        query = record.first(Role.QUERY_ID, Role.QUESTION)
+        passage = record.first(Role.PASSAGE_ID, Role.ID)
+        grade = record.first(Role.RELEVANCE)
+        values, where = record.values, record.where
         if query is None or passage is None or grade is None:
-            problem = f"its columns are {', '.join(record)}"
+            problem = f"its columns are {', '.join(values)}"
             fix = "name them query-id, corpus-id and score"
             raise DataError(problem, where=where, fix=fix)
         try:
-            relevance = int(np.int32(str(record[grade])))
+            relevance = int(np.int32(str(values[grade])))
         except (ValueError, OverflowError) as error:
             fix = "write an integer of 32 bits"
-            problem = f"the grade is {record[grade]!r}"
+            problem = f"the grade is {values[grade]!r}"
             raise DataError(problem, where=where, fix=fix) from error
-        yield Judgement(where, str(record[query]), str(record[passage]), relevance)
-
-
-def _trec_judgements(path: FilePath) -> Iterator[tuple[str, dict[str, object]]]:
-    for where, content in placed(path, numbered_lines(path)):
-        columns = content.split()
-        if columns and len(columns) != 4:
-            expected = "TREC's 4, query id, 0, passage id and grade, nor named by a header"
-            raise wrong_columns(where, len(columns), expected)
-        if columns:
-            yield where, {"query-id": columns[0], "corpus-id": columns[2], "score": columns[3]}
-
-
-def _table(path: FilePath, delimiter: str) -> Iterator[tuple[str, dict[str, object]]]:
-    rows = quoted_rows(path, delimiter)
-    where, header = next(rows)
-    header = [name.strip() for name in header]
-    # Spreadsheets write empty columns, too.
-    if len(names := list(filter(None, header))) > len(set(names)):
-        problem = f"two columns have one name: {', '.join(names)}"
-        raise DataError(problem, where=where, fix="rename or remove one of them")
-    for where, row in rows:
-        if len(row) != len(header):
-            raise wrong_columns(where, len(row), f"{len(header)}: {', '.join(header)}")
-        yield where, dict(zip(header, row, strict=True))
+        yield Judgement(where, str(values[query]), str(values[passage]), relevance)
 
 
 # Ends the name of a file that is one of several: "-00000-of-00003".

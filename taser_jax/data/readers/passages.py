@@ -9,13 +9,13 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from taser_jax.data.files import first_lines, numbered_lines
 from taser_jax.data.readers import fields
-from taser_jax.data.readers.fields import PARAGRAPH_END, Span
+from taser_jax.data.readers.fields import PARAGRAPH_END, Record, Role, Span
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage, check_id
@@ -27,7 +27,7 @@ PASSAGE_WORDS = 100
 _COMPARED = 100
 TEXT_SUFFIXES = (".txt", ".md", ".html", ".htm")
 _SECTION = "Section::::"
-_IDS = (fields.Role.ID, fields.Role.PASSAGE_ID)
+_IDS = (Role.ID, Role.PASSAGE_ID)
 _FIX_PAGE = "write {wikipedia_id, wikipedia_title, text: [paragraph, ...]}"
 
 
@@ -144,73 +144,71 @@ def _located(path: FilePath, words: int) -> Iterator[LocatedPassage]:
     elif name.endswith(".xml"):
         yield from _scope_notes(path)
     else:
-        yield from _of_columns(path)
+        for row in _columns(path):
+            yield LocatedPassage(row.where, Passage(*map(str, row.values.values())))
 
 
-def _of_records(
-    path: FilePath, records: Iterator[tuple[str, dict[str, object]]], words: int
-) -> Iterator[LocatedPassage]:
-    first = next(records, ("", {}))
-    located = itertools.chain([first] if first[1] else [], records)
-    if fields.is_json(path) and isinstance(first[1].get("text"), list):
-        yield from _of_pages(located, words)
+def _of_records(path: FilePath, records: Iterator[Record], words: int) -> Iterator[LocatedPassage]:
+    if (first := next(records, None)) is None:
         return
-    if fields.is_pair(first[1]):
-        yield from _of_pairs(located)
+    records = itertools.chain([first], records)
+    if fields.is_json(path) and isinstance(first.values.get("text"), list):
+        yield from _of_pages(records, words)
         return
-    has_ids = fields.first_of(first[1], *_IDS) is not None
-    for number, (where, record) in enumerate(located):
-        if fields.is_undefined_term(record):
-            continue
-        passage = passage_of(record, where)
-        if not has_ids:
-            passage = dataclasses.replace(passage, id=str(number))
-        span = None
-        if paragraph := fields.first_of(record, fields.Role.PARAGRAPH):
-            if not (text := str(record[paragraph]).strip()).isdecimal():
-                where = f"{where}, field {paragraph!r}"
-                raise DataError(f"found {text!r}", where=where, fix="write a whole number")
-            span = Span((int(text), 0), (int(text), PARAGRAPH_END))
-        yield LocatedPassage(where, passage, span)
+    if first.is_pair():
+        yield from _of_pairs(records)
+        return
+    has_ids = first.first(*_IDS) is not None
+    for number, record in enumerate(records):
+        if not _is_undefined_term(record):
+            passage = passage_of(record)
+            if not has_ids:
+                passage = dataclasses.replace(passage, id=str(number))
+            yield LocatedPassage(record.where, passage, _paragraph(record))
 
 
-def passage_of(record: fields.Record, where: str) -> Passage:
+def _is_undefined_term(record: Record) -> bool:
+    """Whether a record is a thesaurus's term without a definition, which says nothing."""
+    is_term = "name" in record.values and record.first(Role.TEXT) in ("definition", None)
+    return is_term and not str(record.values.get("definition") or "").strip()
+
+
+def _paragraph(record: Record) -> Span | None:
+    if (field := record.first(Role.PARAGRAPH)) is None:
+        return None
+    if not (text := str(record.values[field]).strip()).isdecimal():
+        fix = "write a whole number"
+        raise DataError(f"found {text!r}", where=record.place(field), fix=fix)
+    return Span((int(text), 0), (int(text), PARAGRAPH_END))
+
+
+def passage_of(record: Record) -> Passage:
     """A record's id (empty where it has none), text, title and page, by the names of its fields.
 
     Raises:
         DataError: no text, or a field that is no string.
     """
-    if fields.first_of(record, fields.Role.TEXT) is None:
-        fix = "give every passage a field 'text'"
-        raise DataError("no field 'text'", where=f"{where}, field 'text'", fix=fix)
-    return Passage(
-        fields.string_of(record, where, *_IDS),
-        fields.string_of(record, where, fields.Role.TEXT),
-        fields.string_of(record, where, fields.Role.TITLE),
-        fields.string_of(record, where, fields.Role.PAGE).strip() or _maillard(record),
-    )
+    text = record.string(Role.TEXT, required="text")
+    page = record.string(Role.PAGE).strip() or _maillard(record.values)
+    return Passage(record.string(*_IDS), text, record.string(Role.TITLE), page)
 
 
-def _maillard(record: fields.Record) -> str:
+def _maillard(values: Mapping[str, object]) -> str:
     """The page of Maillard's six columns: the fourth, whatever its name, if it is a number."""
-    values = list(record.values())
-    if len(values) != 6 or list(record)[:3] != ["id", "text", "title"]:
+    if len(values) != 6 or list(values)[:3] != ["id", "text", "title"]:
         return ""
     # Other people's fourth field is a language, say: no page that passages share.
-    page = str(values[3]).strip()
+    page = str(list(values.values())[3]).strip()
     return page if page.isdecimal() else ""
 
 
-def _of_pairs(records: Iterator[tuple[str, dict[str, object]]]) -> Iterator[LocatedPassage]:
+def _of_pairs(records: Iterator[Record]) -> Iterator[LocatedPassage]:
     seen = set()
-    for where, record in records:
-        for context in (
-            *fields.positives(record, where),
-            *fields.quoted_passages(record, fields.Role.NEGATIVE, where),
-        ):
+    for record in records:
+        for context in (*record.positives(), *record.passages(Role.NEGATIVE)):
             if context.id not in seen:
                 seen.add(context.id)
-                yield LocatedPassage(where, context)
+                yield LocatedPassage(record.where, context)
 
 
 class _KiltPage(msgspec.Struct):
@@ -221,16 +219,14 @@ class _KiltPage(msgspec.Struct):
     text: list[str]
 
 
-def _of_pages(
-    records: Iterator[tuple[str, dict[str, object]]], words: int
-) -> Iterator[LocatedPassage]:
+def _of_pages(records: Iterator[Record], words: int) -> Iterator[LocatedPassage]:
     """The windows of each page (`chunk_page`) of a knowledge source, named after their page."""
-    for where, record in records:
-        page = typed(record, _KiltPage, where=where, fix=_FIX_PAGE)
+    for record in records:
+        page = typed(record.values, _KiltPage, where=record.where, fix=_FIX_PAGE)
         id = str(page.wikipedia_id)
         for number, (text, span) in enumerate(chunk_page(page.text, words=words)):
             passage = Passage(f"{id}.{number}", text, page.wikipedia_title, id)
-            yield LocatedPassage(where, passage, span)
+            yield LocatedPassage(record.where, passage, span)
 
 
 def chunk_page(paragraphs: list[str], *, words: int) -> Iterator[tuple[str, Span]]:
@@ -259,19 +255,17 @@ def chunk_page(paragraphs: list[str], *, words: int) -> Iterator[tuple[str, Span
         yield text, Span(window[0][1], window[-1][2])
 
 
-def _of_columns(path: FilePath) -> Iterator[LocatedPassage]:
-    rows = fields.plain_rows(path)
+def _columns(path: FilePath) -> Iterator[Record]:
+    """Rows of a table without a header, unless its second column seems to be the title."""
+    expected = "2 or 3: id, text and optionally title"
+    rows = fields.named(fields.plain_rows(path), ("id", "text", "title"), expected, optional=1)
     compared = list(itertools.islice(rows, _COMPARED))
-    longer = [row for _, row in compared if len(row) == 3 and len(row[1]) < len(row[2])]
+    longer = [row for row in compared if len(row.string(Role.TEXT)) < len(row.string(Role.TITLE))]
     if len(longer) > len(compared) / 2:
         problem = "its third column, the title, is longer than the second, the text"
         fix = "name the columns in a first line, such as id<tab>title<tab>text"
         raise DataError(problem, where=os.fspath(path), fix=fix)
-    for where, columns in itertools.chain(compared, rows):
-        if len(columns) not in (2, 3):
-            expected = "2 or 3: id, text and optionally title"
-            raise fields.wrong_columns(where, len(columns), expected)
-        yield LocatedPassage(where, Passage(*columns))
+    return itertools.chain(compared, rows)
 
 
 def _of_trec(path: FilePath) -> Iterator[LocatedPassage]:

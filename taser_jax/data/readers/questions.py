@@ -17,9 +17,8 @@ import msgspec
 
 from taser_jax.data.files import first_lines, json_records
 from taser_jax.data.readers import fields
-from taser_jax.data.readers.fields import PARAGRAPH_END, Span
+from taser_jax.data.readers.fields import PARAGRAPH_END, Record, Role, Span
 from taser_jax.storage.artifacts import FilePath
-from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage
 from taser_jax.storage.typed_files import typed
 
@@ -154,16 +153,22 @@ def read_questions(path: FilePath, *, pairs: bool = False) -> Iterator[Question]
     Raises:
         DataError: malformed input; names file:line, the field and the fix.
     """
-    name = os.fspath(path).removesuffix(".gz")
     if is_kilt(path):
         yield from read_kilt(path)
-    elif not name.endswith(".qa.csv") and (records := fields.read_records(path)) is not None:
-        for where, record in records:
-            yield _question(record, where, pairs=pairs)
-    elif tag := topic_tag(path):
-        yield from _topics(path, tag)
     else:
-        yield from _of_table(path, is_dpr=name.endswith(".csv"))
+        yield from (_question(record, pairs=pairs) for record in _records(path))
+
+
+def _records(path: FilePath) -> Iterator[Record]:
+    name = os.fspath(path).removesuffix(".gz")
+    if not name.endswith(".qa.csv") and (records := fields.read_records(path)) is not None:
+        return records
+    if tag := topic_tag(path):
+        return _topics(path, tag)
+    if name.endswith(".csv"):
+        expected = '2: a question and answers, such as ["Paris"]'
+        return fields.named(fields.quoted_rows(path), ("question", "answers"), expected)
+    return fields.named(fields.plain_rows(path), ("id", "question"), "2: query id and text")
 
 
 def is_kilt(path: FilePath) -> bool:
@@ -191,16 +196,16 @@ def read_kilt(path: FilePath) -> Iterator[Question]:
     Raises:
         DataError: malformed input; names file:line, the field and the fix.
     """
-    for where, record in fields.placed(path, json_records(path)):
-        query = typed(record, _KiltQuery, where=where, fix=_FIX_KILT)
+    for record in fields.read_json(path):
+        query = typed(record.values, _KiltQuery, where=record.where, fix=_FIX_KILT)
         answers = dict.fromkeys(output.answer for output in query.output if output.answer)
         yield Question(
-            where=where,
+            where=record.where,
             text=query.input,
             id=str(query.id),
             answers=tuple(answer for answer in answers if answer not in _VERDICTS),
             outputs=query.output,
-            record=record,
+            record=record.values,
         )
 
 
@@ -211,70 +216,53 @@ def topic_tag(path: FilePath) -> str:
     return match[2] if match else ""
 
 
-def _topics(path: FilePath, tag: str) -> Iterator[Question]:
-    read = _sgml_topics(path) if tag.lower() == "top" else _xml_topics(path, tag)
-    for where, parts in read:
-        id, text = (next(filter(None, map(parts.get, of)), "") for of in (_NUMBERS, _ASKED))
-        yield _question({"id": id, "question": text}, where)
+def _topics(path: FilePath, tag: str) -> Iterator[Record]:
+    for topic in _sgml_topics(path) if tag.lower() == "top" else _xml_topics(path, tag):
+        id, text = (next(filter(None, map(topic.values.get, of)), "") for of in (_NUMBERS, _ASKED))
+        yield Record(topic.where, {"id": id, "question": text})
 
 
-def _sgml_topics(path: FilePath) -> Iterator[tuple[str, dict[str, str]]]:
+def _sgml_topics(path: FilePath) -> Iterator[Record]:
     for where, topic in fields.tagged_blocks(path, "top"):
         parts = {}
         for name, text in re.findall(r"(?is)<(num|title|desc)>([^<]*)", topic):
             said = re.sub(r"(?i)^\s*(number|topic|description):", "", text)
             parts[name.lower()] = " ".join(said.split())
-        yield where, parts
+        yield Record(where, parts)
 
 
-def _xml_topics(path: FilePath, tag: str) -> Iterator[tuple[str, dict[str, str]]]:
+def _xml_topics(path: FilePath, tag: str) -> Iterator[Record]:
     for where, topic in fields.xml_elements(path, tag):
         texts = {part.tag.lower(): part for part in topic} | {"": topic}
         words = {name: " ".join(part.itertext()).split() for name, part in texts.items()}
-        yield where, topic.attrib | {name: " ".join(text) for name, text in words.items()}
+        yield Record(where, topic.attrib | {name: " ".join(text) for name, text in words.items()})
 
 
-def _of_table(path: FilePath, *, is_dpr: bool) -> Iterator[Question]:
-    """Two columns without a header: id and text or, in DPR's way, question and answers."""
-    names, expected, rows = ("id", "question"), "query id and text", fields.plain_rows(path)
-    if is_dpr:
-        names, expected = ("question", "answers"), 'a question and answers, such as ["Paris"]'
-        rows = fields.quoted_rows(path)
-    for where, row in rows:
-        if len(row) != 2:
-            raise fields.wrong_columns(where, len(row), f"2: {expected}")
-        yield _question(dict(zip(names, row, strict=True)), where)
-
-
-def _question(record: fields.Record, where: str, *, pairs: bool = False) -> Question:
-    asked = (fields.Role.QUESTION, fields.Role.TEXT)
-    if fields.first_of(record, *asked) is None:
-        fix = "give every question a field 'question'"
-        raise DataError("no field 'question'", where=f"{where}, field 'question'", fix=fix)
-    quoted = fields.quoted_passages(record, fields.Role.POSITIVE, where)
+def _question(record: Record, *, pairs: bool = False) -> Question:
     return Question(
-        where=where,
-        text=fields.string_of(record, where, *asked),
-        id=fields.string_of(record, where, fields.Role.ID, fields.Role.QUERY_ID),
-        answers=_answers(record, where),
-        positives=fields.positives(record, where) if pairs else quoted,
+        where=record.where,
+        text=record.string(Role.QUESTION, Role.TEXT, required="question"),
+        id=record.string(Role.ID, Role.QUERY_ID),
+        answers=_answers(record),
+        positives=record.positives() if pairs else record.passages(Role.POSITIVE),
         # As in DPR, a question without hard negatives falls back on its other negatives.
-        hard_negatives=fields.quoted_passages(record, fields.Role.NEGATIVE, where)
-        or fields.quoted_passages(record, fields.Role.OTHER_NEGATIVE, where),
+        hard_negatives=record.passages(Role.NEGATIVE) or record.passages(Role.OTHER_NEGATIVE),
     )
 
 
-def _answers(record: fields.Record, where: str) -> tuple[str, ...]:
-    name = fields.first_of(record, fields.Role.ANSWERS)
-    if name is None:
+def _answers(record: Record) -> tuple[str, ...]:
+    field = record.first(Role.ANSWERS)
+    if field is None:
         return ()
-    value = record[name]
+    value = record.values[field]
     # One answer may stand alone, a list of them may not.
-    if isinstance(value, str) and name != "answers":
+    if isinstance(value, str) and field != "answers":
         return (value,) if value.strip() else ()
     if isinstance(value, str) and value.lstrip().startswith("["):
         # In a table's column a list is written as in DPR's .qa.csv.
         with contextlib.suppress(*_NO_LITERAL):
             value = ast.literal_eval(value.strip())
-    where, fix = f"{where}, field {name!r}", "write a list of strings, such as ['Paris']"
-    return tuple(map(str, typed(value, list[str | int | float], where=where, fix=fix)))
+    fix = "write a list of strings, such as ['Paris']"
+    return tuple(
+        map(str, typed(value, list[str | int | float], where=record.place(field), fix=fix))
+    )
