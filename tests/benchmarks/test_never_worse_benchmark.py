@@ -23,7 +23,7 @@ def kilt_mini(tmp_path: pathlib.Path) -> pathlib.Path:
 
 def written(never_worse: Any, folder: pathlib.Path, data: Any, size: int | None) -> dict[str, set]:
     counts = never_worse.write_cell(data, folder, size=size, passages=24)
-    assert detect(folder)[0] == (str(folder / "corpus.jsonl"),)
+    assert detect(folder).passages == (str(folder / "corpus.jsonl"),)
     ids_by_part = {
         name: {line.split("\t")[0] for line in path.read_text().splitlines()[1:]}
         for name in ("train", "test")

@@ -129,42 +129,39 @@ def prepare(
     base = "" if directory is None else directory
     sources = {} if passages is None else _labelled(passages, "passages", base)
     label = next(iter(sources)) if len(sources) == 1 else ""
-    splits = question_splits(
-        queries or {},
-        options,
-        base=base,
-        label=label,
-        passages=sources.values(),
-        unjudged_tasks=unjudged_tasks,
-    )
+    splits = question_splits(queries or {}, options, base=base, label=label)
     for name, folder in _labelled(directories, "directories", base).items():
-        files, questions = detect(folder, name)
-        taken = {split.task for split in splits} & questions.keys()
+        found = detect(folder, name)
+        taken = {split.task for split in splits} & found.tasks.keys()
         if name in sources or taken:
             raise ConfigError(
                 f"{', '.join(taken) or name} is a task or name of another source, too",
                 where=os.fspath(folder),
                 fix="rename the files, after which tasks are named, or give names: {name: folder}",
             )
-        label = name if len(files) == 1 else ""
-        for path in files:
+        label = name if len(found.passages) == 1 else ""
+        for path in found.passages:
             # Files of several folders may have one name.
             place = os.path.relpath(path, folder).replace(os.sep, ".")
             sources[label or f"{name}.{_label(place)}"] = path
-        splits += question_splits(
-            questions, options, label=label, passages=files, unjudged_tasks=unjudged_tasks
-        )
+        splits += question_splits(found.tasks, options, label=label)
     if not sources:
         fix = "write `taser prepare DIRECTORY`, or set PASSAGES and QUERIES"
         raise ConfigError("neither a folder nor a file of passages is given", fix=fix)
     options.check_tasks(dict.fromkeys(split.task for split in splits))
     for split in splits:
         if split.files.passages and split.files.passages not in sources:
-            raise ConfigError(
-                f"no passage file is labelled {split.files.passages!r}",
-                where=f"task {split.task!r}, split {split.split!r}",
-                fix=f"take one of {', '.join(sources)}",
-            )
+            problem = f"no passage file is labelled {split.files.passages!r}"
+            where = f"task {split.task!r}, split {split.split!r}"
+            raise ConfigError(problem, where=where, fix=f"take one of {', '.join(sources)}")
+    splits = [
+        dataclasses.replace(
+            split,
+            pairs=split.files.questions in sources.values(),
+            keeps_unjudged=split.task in unjudged_tasks,
+        )
+        for split in splits
+    ]
     return _prepare(data_dir, collection, sources, splits, options)
 
 

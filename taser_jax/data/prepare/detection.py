@@ -30,8 +30,10 @@ from taser_jax.storage.records import Passage, check_id
 
 logger = logging.getLogger("taser")
 PassageSource = FilePath | Iterable[Passage | str | Mapping[str, object]]
-_TABLES = (".json", ".jsonl", ".tsv", ".csv", ".txt", ".parquet", ".arrow")
-_FILES = (*_TABLES, ".sgml", ".xml", ".qrels", ".trec")
+_FILES = (
+    *(".json", ".jsonl", ".tsv", ".csv", ".txt", ".parquet", ".arrow"),
+    *(".sgml", ".xml", ".qrels", ".trec"),
+)
 _SPLIT_WORDS = {"train": "train", "dev": "validation", "valid": "validation"} | {
     split: split for split in SPLITS
 }
@@ -53,9 +55,29 @@ class _Role(enum.Enum):
     TOPICS = "TREC's topics"
 
 
-def detect(
-    directory: str | os.PathLike[str], name: str = ""
-) -> tuple[tuple[str, ...], dict[str, dict[str, QuestionFiles]]]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Name:
+    """Task and split in a file's name; an empty string for each that it does not have."""
+
+    task: str
+    split: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Detected:
+    """What the files of a folder are.
+
+    Attributes:
+        passages: the file of passages, or those of pairs, or the folder itself if its text files
+            are the passages.
+        tasks: task -> split -> files of questions.
+    """
+
+    passages: tuple[str, ...]
+    tasks: dict[str, dict[str, QuestionFiles]]
+
+
+def detect(directory: str | os.PathLike[str], name: str = "") -> Detected:
     """Detects the passages, tasks and splits of the files in a folder.
 
     BEIR's folders have corpus.jsonl, queries.jsonl and qrels/<split>.tsv. In others the fields of a
@@ -74,10 +96,6 @@ def detect(
         directory: a local folder.
         name: the task of files without one; "" takes the folder's name.
 
-    Returns:
-        The files of passages (one, or those of pairs, or the folder itself if its text files are
-        the passages), and task -> split -> files of questions.
-
     Raises:
         ConfigError: no known format, or several files of passages; lists what was found.
     """
@@ -89,60 +107,57 @@ def detect(
     name = name or folder.resolve().name
     corpus = _of_name(folder, "corpus.jsonl")
     if corpus is not None and (folder / "qrels").is_dir():
-        return (corpus,), {name: _of_beir(folder)}
-    roles: dict[str, _Role] = {}
+        return Detected((corpus,), {name: _of_beir(folder)})
+    files: dict[_Role, list[str]] = {role: [] for role in _Role}
     for path in _files(folder):
-        is_of_trec = path.name.startswith(("topics", "qrels"))
-        is_data = is_of_trec or path.name.removesuffix(".gz").endswith(_FILES)
-        if path.is_file() and is_data and (role := _role(path)) is not None:
-            roles[str(path)] = role
-    qrels = {_words(path): path for path, role in roles.items() if role is _Role.QRELS}
+        if (found := _role(path)) is not None:
+            files[found].append(str(path))
+    qrels = {_name_of(file): file for file in files[_Role.QRELS]}
     judged = {
-        file: QuestionFiles(file, qrels=qrels[_words(file)])
-        for file, role in roles.items()
-        if role in (_Role.QUERIES, _Role.TOPICS) and _words(file) in qrels
+        file: QuestionFiles(file, qrels=qrels[_name_of(file)])
+        for file in (*files[_Role.QUERIES], *files[_Role.TOPICS])
+        if _name_of(file) in qrels
     }
-    topics = [file for file, role in roles.items() if role is _Role.TOPICS]
-    if len(topics) == len(qrels) == 1:
+    if len(files[_Role.TOPICS]) == len(qrels) == 1:
         # Of TREC's files the names say little.
-        judged[topics[0]] = QuestionFiles(topics[0], qrels=next(iter(qrels.values())))
-    if _Role.PASSAGES not in roles.values() and not judged:
+        [topics] = files[_Role.TOPICS]
+        judged[topics] = QuestionFiles(topics, qrels=next(iter(qrels.values())))
+    if not files[_Role.PASSAGES] and not judged:
         # Without judgements a table of id and text is what there is to search.
-        roles |= {file: _Role.PASSAGES for file in roles if roles[file] is _Role.QUERIES}
+        files[_Role.PASSAGES], files[_Role.QUERIES] = files[_Role.QUERIES], []
     used = judged.keys() | {questions.qrels for questions in judged.values()}
-    for file in sorted(roles.keys() - used):
-        if roles[file] in (_Role.QRELS, _Role.QUERIES, _Role.TOPICS):
-            other = "queries" if roles[file] is _Role.QRELS else "judgements"
-            logger.warning("%s is left out: no %s have its task and split", file, other)
-    quoting = (_Role.KILT, _Role.PAIRS)
-    questions = judged | {file: QuestionFiles(file) for file in roles if roles[file] in quoting}
-    passages = tuple(path for path, role in roles.items() if role is _Role.PASSAGES)
+    for role in (_Role.QRELS, _Role.QUERIES, _Role.TOPICS):
+        other = "queries" if role is _Role.QRELS else "judgements"
+        for file in files[role]:
+            if file not in used:
+                logger.warning("%s is left out: no %s have its task and split", file, other)
+    passages = files[_Role.PASSAGES]
     if not passages and not judged:
-        passages = tuple(path for path, role in roles.items() if role is _Role.PAIRS)
-        if not passages and text_files(folder):
-            passages = (str(folder),)
-    if not passages or (len(passages) > 1 and roles[passages[0]] is _Role.PASSAGES):
-        described = [f"{pathlib.Path(path).name}: {role.value}" for path, role in roles.items()]
+        passages = files[_Role.PAIRS] or ([str(folder)] if text_files(folder) else [])
+    if not passages or len(files[_Role.PASSAGES]) > 1:
+        described = [
+            f"{pathlib.Path(file).name}: {role.value}"
+            for role, of_role in files.items()
+            for file in of_role
+        ]
         raise _unknown(folder, described)
-    files_of_task = _by_task(questions, name, topics)
-    if _Role.KILT in roles.values():
+    quoting = {file: QuestionFiles(file) for file in (*files[_Role.KILT], *files[_Role.PAIRS])}
+    tasks = _by_task(judged | quoting, name, files[_Role.TOPICS])
+    if files[_Role.KILT]:
         # KILT publishes gold for train and dev alone: dev is the test set, train has both others.
-        for splits in files_of_task.values():
+        for splits in tasks.values():
             if "validation" in splits and "test" not in splits:
                 splits["test"] = splits.pop("validation")
             if "train" in splits and "validation" not in splits:
                 splits["train+validation"] = splits.pop("train")
-    return passages, files_of_task
+    return Detected(tuple(passages), tasks)
 
 
 def _refuse_twins(folder: pathlib.Path) -> None:
     for packed in (*folder.glob("*.gz"), *folder.glob("qrels/*.gz")):
         if packed.with_suffix("").exists():
-            raise ConfigError(
-                f"{packed.with_suffix('').name} and {packed.name} may contradict each other",
-                where=os.fspath(packed.parent),
-                fix="delete one of them",
-            )
+            problem = f"{packed.stem} and {packed.name} may contradict each other"
+            raise ConfigError(problem, where=os.fspath(packed.parent), fix="delete one of them")
 
 
 def given_passages(source: PassageSource) -> Iterator[Passage]:
@@ -176,7 +191,7 @@ def given_passages(source: PassageSource) -> Iterator[Passage]:
             fix = "check the spelling; write [text] to add a text"
             raise ConfigError("no such file or folder", where=os.fspath(source), fix=fix)
         left_out = LeftOut()
-        for path in detect(source)[0] if os.path.isdir(source) else (source,):
+        for path in detect(source).passages if os.path.isdir(source) else (source,):
             yield from (entry.passage for entry in read_passages(path, left_out))
         for kind, count in left_out.counts.items():
             logger.warning("%s: %d %s are left out", os.fspath(source), count, kind)
@@ -205,14 +220,13 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
 def _of_beir(folder: pathlib.Path) -> dict[str, QuestionFiles]:
     """Split -> the queries judged in it; layout as published with Thakur et al., 2021."""
     queries = _of_name(folder, "queries.jsonl")
-    files_of_split = {}
-    for name, split in (("train", "train"), ("dev", "validation"), ("test", "test")):
-        qrels = _of_name(folder / "qrels", f"{name}.tsv")
-        if queries and qrels:
-            files_of_split[split] = QuestionFiles(queries, qrels=qrels)
-    if not files_of_split:
+    splits = {}
+    for name in ("train", "dev", "test"):
+        if queries and (qrels := _of_name(folder / "qrels", f"{name}.tsv")):
+            splits[_SPLIT_WORDS[name]] = QuestionFiles(queries, qrels=qrels)
+    if not splits:
         raise _unknown(folder, ["corpus.jsonl, but no queries.jsonl with judgements in qrels/"])
-    return files_of_split
+    return splits
 
 
 def _of_name(folder: pathlib.Path, name: str) -> str | None:
@@ -223,13 +237,13 @@ def _of_name(folder: pathlib.Path, name: str) -> str | None:
 def _role(path: pathlib.Path) -> _Role | None:
     """The role of a file by its name and first lines; None if it has none of these roles."""
     name = path.name.removesuffix(".gz")
-    if not path.stat().st_size:
+    is_data = name.endswith(_FILES) or name.startswith(("topics", "qrels"))
+    if not is_data or not path.is_file() or not path.stat().st_size:
         return None
     if name.endswith(".qa.csv"):
         return _Role.PAIRS
     try:
-        records = read_records(path)
-        if records is not None:
+        if (records := read_records(path)) is not None:
             return _role_of_fields(name, next(records, Record("", {})))
     except DataError as error:
         # A program's settings, say: no array of records, nor one a line.
@@ -269,34 +283,31 @@ def _role_of_fields(name: str, record: Record) -> _Role | None:
     return None
 
 
-def _words(path: str) -> tuple[str, str]:
-    """Task and split in a file's name; an empty string for each that it does not have.
-
-    A shard of a Hugging Face dataset may have its split in its folder's name.
-    """
+def _name_of(path: str) -> _Name:
+    """A shard of a Hugging Face dataset may have its split in its folder's name."""
     file = pathlib.Path(path)
     stem, shards = re.subn(SHARD, "", file.name.split(".gz")[0].rpartition(".")[0])
     stem = f"{file.parent.name}.{stem}" if shards and file.parent.name in SPLITS else stem
     words = [word for word in re.split(r"[.\-]", stem.removesuffix(".qa")) if word]
     split = next((_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS), "")
     task = [word for word in words if word not in _SPLIT_WORDS and word not in _OTHER_WORDS]
-    return "-".join(task), split
+    return _Name("-".join(task), split)
 
 
 def _by_task(
     files: Mapping[str, QuestionFiles], name: str, topics: Collection[str]
 ) -> dict[str, dict[str, QuestionFiles]]:
-    files_of_task: dict[str, dict[str, QuestionFiles]] = {}
+    tasks: dict[str, dict[str, QuestionFiles]] = {}
     for path, questions in files.items():
-        task, split = _words(path)
-        splits = files_of_task.setdefault(task or name, {})
-        split = split or ("test" if path in topics else WHOLE)
-        if split in splits:
-            problem = f"{splits[split].questions} and {path} are both {split}"
+        named = _name_of(path)
+        task = named.task or name
+        split = named.split or ("test" if path in topics else WHOLE)
+        other = tasks.setdefault(task, {}).setdefault(split, questions)
+        if other is not questions:
+            problem = f"{other.questions} and {path} are both {split}"
             fix = "name one after another task or split, as in faq.test.queries.tsv"
-            raise ConfigError(problem, where=f"task {task or name!r}", fix=fix)
-        splits[split] = questions
-    return files_of_task
+            raise ConfigError(problem, where=f"task {task!r}", fix=fix)
+    return tasks
 
 
 def _unknown(folder: pathlib.Path, described: Sequence[str]) -> ConfigError:

@@ -208,8 +208,6 @@ def question_splits(
     *,
     base: FilePath = "",
     label: str = "",
-    passages: Collection[FilePath] = (),
-    unjudged_tasks: Collection[str] = (),
 ) -> list[QuestionSplit]:
     """The questions of each task and split.
 
@@ -219,8 +217,6 @@ def question_splits(
         options: how files are divided.
         base: folder of relative paths; "" is the current one.
         label: of the passages that files refer to, unless they name others.
-        passages: files whose passages are the collection's.
-        unjudged_tasks: tasks whose training questions stay without a positive.
 
     Raises:
         ConfigError: a task's name that no folder can have; an unknown or repeated split.
@@ -242,18 +238,7 @@ def question_splits(
                 files.passages or label,
             )
             sharing = tuple(name.split("+"))
-            splits += [
-                QuestionSplit(
-                    task,
-                    split,
-                    sharing,
-                    files,
-                    options,
-                    pairs=files.questions in passages,
-                    keeps_unjudged=task in unjudged_tasks,
-                )
-                for split in sharing
-            ]
+            splits += [QuestionSplit(task, split, sharing, files, options) for split in sharing]
     return splits
 
 

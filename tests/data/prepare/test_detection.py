@@ -90,13 +90,13 @@ TABLES = {
 )
 def test_formats_by_names_and_first_lines(tmp_path, files, passages, questions):
     folder = write_all(tmp_path / "folder", files)
-    detected, splits_of_task = detect(folder)
-    assert detected == (str(folder / passages),)
+    detected = detect(folder)
+    assert detected.passages == (str(folder / passages),)
     assert {
         f"{task}.{split}": " ".join(
             os.path.relpath(path, folder) for path in (asked.questions, asked.qrels) if path
         )
-        for task, splits in splits_of_task.items()
+        for task, splits in detected.tasks.items()
         for split, asked in splits.items()
     } == questions
 
@@ -136,6 +136,6 @@ def test_queries_and_judgements_alone_are_named(tmp_path, caplog):
     files = {"passages.tsv": PASSAGES, "faq.train.queries.tsv": "1\twhy\n"}
     folder = write_all(tmp_path / "folder", files | {"faq.test.qrels.tsv": "1 0 p1 1\n"})
     with caplog.at_level(logging.WARNING, logger="taser"):
-        assert detect(folder)[1] == {}
+        assert detect(folder).tasks == {}
     assert "faq.train.queries.tsv is left out: no judgements" in caplog.text
     assert "faq.test.qrels.tsv is left out: no queries" in caplog.text
