@@ -181,8 +181,8 @@ class QuestionMapper:
             where_of_id[id] = question.where
             if not question.text.strip():
                 fix = "write the question, or leave out --strict"
-                empty = DataError("the question is empty", where=question.where, fix=fix)
-                self.left_out.add(EMPTY_QUESTIONS, empty)
+                problem = "the question is empty"
+                self.left_out.add(EMPTY_QUESTIONS, problem, where=question.where, fix=fix)
                 continue
             if judgements is None:
                 positives = self._positives(question)
@@ -234,7 +234,7 @@ class QuestionMapper:
             absent = f"the query {id!r} is not in {questions}"
             where = f"{judgements[id][0].where}, field 'query-id'"
             fix = "correct the id, or leave out --strict"
-            self.left_out.add(MISSING_QUERIES, DataError(absent, where=where, fix=fix))
+            self.left_out.add(MISSING_QUERIES, absent, where=where, fix=fix)
 
     def _positives(self, question: Question) -> tuple[int, ...]:
         rows: dict[int, None] = {}
@@ -288,8 +288,7 @@ class QuestionMapper:
                 if highest > judgement.relevance:
                     problem = f"the grade {judgement.relevance}, where another line has {highest}"
                     fix = "leave one of them"
-                    error = DataError(problem, where=judgement.where, fix=fix)
-                    self.left_out.add(CONTRADICTING, error)
+                    self.left_out.add(CONTRADICTING, problem, where=judgement.where, fix=fix)
         positive = {row: grade for row, grade in grades.items() if grade > 0}
         relevance = tuple(positive.values())
         return tuple(positive), () if set(relevance) <= {1} else relevance
@@ -308,12 +307,9 @@ class QuestionMapper:
         return self.resolver.row_of_context(context, label=self.split.files.passages, where=where)
 
     def _missing(self, what: str, where: str) -> None:
-        error = DataError(
-            f"{what} is not in the collection",
-            where=where,
-            fix="give the passage file that the questions were made from, or leave out --strict",
-        )
-        self.left_out.add(MISSING_POSITIVES, error)
+        fix = "give the passage file that the questions were made from, or leave out --strict"
+        problem = f"{what} is not in the collection"
+        self.left_out.add(MISSING_POSITIVES, problem, where=where, fix=fix)
 
 
 def entity_input(text: str, *, left_words: int, where: str) -> str:

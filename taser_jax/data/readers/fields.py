@@ -93,17 +93,16 @@ def quoted_rows(path: FilePath, delimiter: str = "\t") -> Iterator[tuple[str, li
     csv.field_size_limit(_LONGEST_FIELD)
     lines = lines_of(path)
     while True:
-        lines, start = itertools.tee(lines)
-        contents = (content for _, content in lines)
-        try:
-            row = next(csv.reader(contents, delimiter=delimiter, strict=True), None)
-        except csv.Error:
-            lines, start = itertools.tee(start)
-            row = next(lines)[1].rstrip("\r\n").split(delimiter)
-        if row is None:
+        lines, following = itertools.tee(lines)
+        if (start := next(following, None)) is None:
             return
+        where, line = start
+        try:
+            row = next(csv.reader((each for _, each in lines), delimiter=delimiter, strict=True))
+        except csv.Error:
+            row, lines = line.rstrip("\r\n").split(delimiter), following
         if row:
-            yield next(start)[0], row
+            yield where, row
 
 
 def tagged_blocks(path: FilePath, tag: str) -> Iterator[tuple[str, str]]:

@@ -62,12 +62,12 @@ class LeftOut:
         self.counts: collections.Counter[str] = collections.Counter()
         self.lines: list[str] = []
 
-    def add(self, kind: str, error: DataError) -> None:
-        """Counts and lists one case of a kind; raises the error if strict."""
+    def add(self, kind: str, problem: str, *, where: str, fix: str) -> None:
+        """Counts and lists one case of a kind, or refuses it."""
         if self._strict:
-            raise error
+            raise DataError(problem, where=where, fix=fix)
         self.counts[kind] += 1
-        self.lines.append(f"{error.where}: {error.problem}")
+        self.lines.append(f"{where}: {problem}")
 
 
 def read_passages(
@@ -111,23 +111,22 @@ def read_passages(
     # Hashes take less memory than texts.
     content_of_id: dict[str, int] = {}
     for read in _located(path, words):
-        passage, where = read.passage, f"{read.where}, field"
-        check_id(passage.id, where=f"{where} 'id'")
+        passage, where = read.passage, f"{read.where}, field 'id'"
+        check_id(passage.id, where=where)
         if (content := content_of_id.get(passage.id)) is not None:
             problem = f"the id {passage.id!r} was already used"
             fix = "remove the duplicate or rename it"
-            error = DataError(problem, where=f"{where} 'id'", fix=fix)
             if content != hash(passage):
-                raise error
-            left_out.add("repeated passages", error)
+                raise DataError(problem, where=where, fix=fix)
+            left_out.add("repeated passages", problem, where=where, fix=fix)
             continue
         content_of_id[passage.id] = hash(passage)
         if passage.text.strip() or passage.title.strip():
             yield read
         else:
+            where = f"{read.where}, field 'text'"
             fix = "remove it, or leave out --strict, which skips it"
-            error = DataError("it is empty", where=f"{where} 'text'", fix=fix)
-            left_out.add("empty passages", error)
+            left_out.add("empty passages", "it is empty", where=where, fix=fix)
     if not content_of_id:
         fix = "check that it is the file; terms need a definition, MeSH's concepts a ScopeNote"
         raise DataError("there is no passage in it", where=os.fspath(path), fix=fix)
@@ -357,12 +356,9 @@ def _windows(paragraphs: list[str], words: int) -> list[str]:
 class _Page(html.parser.HTMLParser):
     """Collects a page's title and its blocks, and which block is the first heading."""
 
-    _ASIDE = ("title", "script", "style", "nav")
-    _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
-    _BLOCKS = (
-        *("p", "div", "li", "tr", "section", "article", "blockquote", "pre"),
-        *("td", "th", "br", "dt", "dd"),
-    )
+    _ASIDE = "title|script|style|nav"
+    _HEADING = "h[1-6]"
+    _BLOCK = f"p|div|li|tr|section|article|blockquote|pre|td|th|br|dt|dd|{_HEADING}"
 
     def __init__(self) -> None:
         super().__init__()
@@ -377,9 +373,9 @@ class _Page(html.parser.HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         del attrs
-        if tag in self._ASIDE:
+        if re.fullmatch(self._ASIDE, tag):
             self._aside.append(tag)
-        elif tag in self._HEADINGS and self.heading is None and not self._aside:
+        elif self.heading is None and not self._aside and re.fullmatch(self._HEADING, tag):
             self.heading = len(self.blocks)
         self._end_block(tag)
 
@@ -390,7 +386,7 @@ class _Page(html.parser.HTMLParser):
         self._end_block(tag)
 
     def _end_block(self, tag: str) -> None:
-        if tag in (*self._BLOCKS, *self._HEADINGS):
+        if re.fullmatch(self._BLOCK, tag):
             self.blocks.append([])
 
     def handle_data(self, data: str) -> None:

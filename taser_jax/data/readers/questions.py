@@ -66,15 +66,15 @@ class Provenance(msgspec.Struct, frozen=True):
     @property
     def span(self) -> Span | None:
         """The paragraphs, and the characters if they are known."""
-        places = (
-            *(self.start_paragraph_id, self.end_paragraph_id),
-            *(self.start_character, self.end_character),
-        )
-        first, last, start, end = (-1 if place is None else place for place in places)
-        if first < 0:
+
+        def known(place: int | None, otherwise: int) -> int:
+            return otherwise if place is None or place < 0 else place
+
+        if (first := known(self.start_paragraph_id, -1)) < 0:
             return None
-        last = first if last < 0 else last
-        span = Span((first, max(start, 0)), (last, PARAGRAPH_END if end < 0 else end))
+        last = known(self.end_paragraph_id, first)
+        end = known(self.end_character, PARAGRAPH_END)
+        span = Span((first, known(self.start_character, 0)), (last, end))
         return span if span.start < span.end else span.whole_paragraphs()
 
 
