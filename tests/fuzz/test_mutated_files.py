@@ -48,6 +48,8 @@ MESH = """<?xml version="1.0"?><DescriptorRecordSet><DescriptorRecord><ConceptLi
 <ConceptUI>M1</ConceptUI><ConceptName><String>Oslo</String></ConceptName>
 <ScopeNote>The capital.</ScopeNote></Concept></ConceptList></DescriptorRecord>
 </DescriptorRecordSet>"""
+TOPICS = """<?xml version="1.0"?><topics task="t"><topic number="1"><query>capital</query>
+<question>the capital of Norway</question></topic></topics>"""
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b"]
 TOKENIZER = wordpiece_tokenizer({word: i for i, word in enumerate(WORDS)}, lower_case=True)
 TENSORS = save({"encoder.weight": np.ones((3, 4), np.float32), "b": np.zeros(2, np.int64)})
@@ -64,6 +66,7 @@ FORMATS = {
     "tsv passages": ("p.tsv", rows(("1", "text", "T"), ("2", "b", "")), read_passages),
     "qrels": ("q.tsv", "q1 0 p1 1\nq2 0 p2 0\n", read_qrels),
     "mesh": ("m.xml", MESH, read_passages),
+    "topics": ("t.xml", TOPICS, read_questions),
     "run": ("t.trec", RUN, lambda path: [read_trec_run(path, ROWS.__getitem__)]),
     "safetensors": ("model.safetensors", TENSORS, lambda path: [read_tensors(path.parent)]),
     "config.json": ("config.json", json.dumps(CONFIG), lambda path: [bert_config(path.parent)]),

@@ -260,9 +260,7 @@ class QuestionMapper:
             return self.pages.rows(page)
         if provenance.passage:
             at = f"{where}, field 'passage_id'"
-            row = self.resolver.row_of_id(
-                provenance.passage, label=self.split.files.passages, where=at
-            )
+            row = self._row_of_id(provenance.passage, at)
             if row is None:
                 self._missing(f"the passage {provenance.passage!r}", at)
                 return []
@@ -278,9 +276,7 @@ class QuestionMapper:
     def _judged(self, judgements: Sequence[Judgement]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         grades: dict[int, int] = {}
         for judgement in sorted(judgements, key=lambda judged: -judged.relevance):
-            row = self.resolver.row_of_id(
-                judgement.passage_id, label=self.split.files.passages, where=judgement.where
-            )
+            row = self._row_of_id(judgement.passage_id, judgement.where)
             if row is None and judgement.relevance > 0:
                 self._missing(f"the positive (id {judgement.passage_id!r})", judgement.where)
             elif row is not None:
@@ -302,6 +298,9 @@ class QuestionMapper:
             elif row not in positives:
                 rows.append(row)
         return tuple(dict.fromkeys(rows))
+
+    def _row_of_id(self, id: str, where: str) -> int | None:
+        return self.resolver.row_of_id(id, label=self.split.files.passages, where=where)
 
     def _row(self, context: Passage, where: str) -> int | None:
         return self.resolver.row_of_context(context, label=self.split.files.passages, where=where)
