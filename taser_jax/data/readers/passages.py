@@ -320,9 +320,7 @@ def _title_and_paragraphs(path: pathlib.Path, content: str) -> tuple[str, list[s
         page = _Page()
         page.feed(content)
         page.close()
-        title = "".join(page.title).strip()
-        if not title and page.heading is not None:
-            title = "".join(page.blocks.pop(page.heading))
+        title = "".join(page.title)
         content = "\n\n".join("".join(block) for block in page.blocks)
     elif path.suffix.lower() == ".md":
         # In code "#" begins a comment.
@@ -354,17 +352,17 @@ def _windows(paragraphs: list[str], words: int) -> list[str]:
 
 
 class _Page(html.parser.HTMLParser):
-    """Collects a page's title and its blocks, and which block is the first heading."""
+    """Collects a page's title, or else its first heading, and its blocks."""
 
-    _ASIDE = "title|script|style|nav"
+    _ASIDE = "title|script|style|nav|svg"
     _HEADING = "h[1-6]"
     _BLOCK = f"p|div|li|tr|section|article|blockquote|pre|td|th|br|dt|dd|{_HEADING}"
 
     def __init__(self) -> None:
         super().__init__()
         self.title: list[str] = []
-        self.blocks: list[list[str]] = [[]]
-        self.heading: int | None = None
+        self._block: list[str] = []
+        self.blocks = [self._block]
         self._aside: list[str] = []
 
     def parse_marked_section(self, i: int, report: bool = True) -> int:
@@ -375,9 +373,10 @@ class _Page(html.parser.HTMLParser):
         del attrs
         if re.fullmatch(self._ASIDE, tag):
             self._aside.append(tag)
-        elif self.heading is None and not self._aside and re.fullmatch(self._HEADING, tag):
-            self.heading = len(self.blocks)
         self._end_block(tag)
+        is_heading = not self._aside and re.fullmatch(self._HEADING, tag)
+        if is_heading and not "".join(self.title).strip():
+            self._block = self.title
 
     def handle_endtag(self, tag: str) -> None:
         if tag in self._aside:
@@ -387,10 +386,12 @@ class _Page(html.parser.HTMLParser):
 
     def _end_block(self, tag: str) -> None:
         if re.fullmatch(self._BLOCK, tag):
-            self.blocks.append([])
+            self._block = []
+            self.blocks.append(self._block)
 
     def handle_data(self, data: str) -> None:
-        if "title" in self._aside:
+        # A picture may have a title, too.
+        if self._aside == ["title"]:
             self.title.append(data)
         elif not self._aside:
-            self.blocks[-1].append(data)
+            self._block.append(data)

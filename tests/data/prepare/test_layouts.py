@@ -252,11 +252,13 @@ def test_html_as_people_write_it(prepare_notes):
         "page.html": f"{page}<table><tr><td>Bern<td>Aare</table>",
         "word.html": "<p><![if !x]>one<![endif]> <![y>two",
         "open.html": "<h1>head</h1>" + "<h2>open " * 20_000,
+        "icon.html": "<title>Page</title>a<svg><title>Search</title><text>b</text></svg> c",
     }
     _, store = prepare_notes(files, passage_words=100_000)
     texts = {passage.page_id: (passage.title, passage.text) for passage in store}
     assert texts["page.html"] == ("T", "if 3 < 5 and 7 > 2 one two Bern Aare")
     assert texts["word.html"] == ("word", "one two")
+    assert texts["icon.html"] == ("Page", "a c")
     assert texts["open.html"] == ("head", " ".join(["open"] * 20_000))
 
 
