@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
-import itertools
 import os
 import pathlib
 import re
@@ -18,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from _tables import AGAIN, FINISHED, MEND, TIMED_OUT, LaunchError, warn
+from _tables import AGAIN, FINISHED, MEND, TIMED_OUT, LaunchError, parse, warn
 
 PIPES = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 
@@ -37,6 +36,7 @@ LOST = (
 )
 HOST = "bash taser_jax/launch/_host.sh"
 UNPACK = "mkdir -p taser_jax && tar -xzf taser_jax.tgz -C taser_jax && "
+FETCH = "cd taser_jax && .venv/bin/python launch/_fetch.py {} data"
 # Nothing else is meant for other machines.
 FILES_OF_GIT = ["git", "-C", str(ROOT), "ls-files", "-z"]
 
@@ -104,41 +104,47 @@ def outcome(statuses: Sequence[int], connections: Sequence[int] = ()) -> int:
     return next(filter(None, statuses), AGAIN if any(connections) else FINISHED)
 
 
-class Hosts:
+class Hosts(argparse.Namespace):
     """Machines that run one command together, again after a preemption; each kind is a launcher.
 
-    Those that are connected to have `send_words`, which copy a file to the home folder of each host
-    of a node, and `connect_words`, which run a shell command there.
+    Options of the command line are attributes. Machines that are connected to have `send_words`,
+    which copy a file to the home folder of each host of a target, and `connect_words`, which run a
+    shell command there.
 
     Args:
-        options: of the command line.
-        nodes: names of hosts, or of groups of hosts that one connection reaches.
+        script: the launcher's, for its usage.
+        words: the command line.
 
     Attributes:
+        needed: names of the options that each run needs.
+        others: names of its other options.
         install: shell command for the folder `taser_jax` of a host.
         goes_on: whether the command outlives its connection.
+        targets: names of hosts, or of groups of hosts that one connection reaches.
         retries: attempts after the first one.
         max_hours: after which the run is ended; 0: never.
         steps_per_second: the last one that training printed; 0: none.
     """
 
-    install = ""
+    needed = others = install = ""
     goes_on = True
+    targets: Sequence[str] = ("all",)
+    # Options that some launchers lack.
+    attach = data = name = setup = skip_install = None
+    max_hours = slices = 0
     send_words: Callable[[str, str, str], list[str]]
     connect_words: Callable[[str, str], list[str]]
 
-    def __init__(self, options: argparse.Namespace, nodes: list[str]) -> None:
-        self.options, self.nodes = options, nodes
-        self.archive = f"{options.scratch}/taser_jax.tgz"
-        self.retries, self.max_hours = options.retries, options.max_hours or 0
+    def __init__(self, script: str, words: Sequence[str]) -> None:
+        parse(self, script, words)
         self.steps_per_second = 0.0
         self._are_reached = self._is_ending = False
         self._processes: list[subprocess.Popen[str]] = []
 
     def plan(self) -> list[str]:
         """What the launcher will do."""
-        options, reasons = self.options, "after a preemption or a lost host, or without capacity"
-        return [f"retries: {options.retries}, {reasons}, {options.retry_seconds} s apart"]
+        reasons = "after a preemption or a lost host, or without capacity"
+        return [f"retries: {self.retries}, {reasons}, {self.retry_seconds} s apart"]
 
     def creation(self) -> list[list[str]]:
         """Creates what is not there."""
@@ -153,22 +159,19 @@ class Hosts:
 
     def preparation(self, node: str) -> list[list[str]]:
         """Installs the checkout, runs --setup and copies --data."""
-        options, steps = self.options, []
-        if not options.skip_install:
+        steps, commands = [], [self.setup]
+        if not self.skip_install:
             steps.append(self.send_words(node, self.archive, "taser_jax.tgz"))
-            steps.append(self.connect_words(node, UNPACK + self.install))
-        if options.setup:
-            steps.append(self.connect_words(node, options.setup))
-        if options.data:
-            fetch = f".venv/bin/python launch/_fetch.py {shlex.quote(options.data)} data"
-            steps.append(self.connect_words(node, f"cd taser_jax && {fetch}"))
-        return steps
+            commands.insert(0, UNPACK + self.install)
+        if self.data:
+            commands.append(FETCH.format(shlex.quote(self.data)))
+        return steps + [self.connect_words(node, command) for command in commands if command]
 
     def run_words(self, node: str) -> list[str]:
         """Starts taser on each host of a node."""
-        settings = (each.split("=", 1) for each in self.variables(node) + self.options.env)
+        settings = (each.split("=", 1) for each in self.variables(node) + self.env)
         assignments = [f"{name}={shlex.quote(value)}" for name, value in settings]
-        command = [*assignments, HOST, shlex.join(self.options.command)]
+        command = [*assignments, HOST, shlex.join(self.command)]
         return self.connect_words(node, " ".join(command))
 
     def attach_words(self, node: str) -> list[str]:
@@ -184,31 +187,29 @@ class Hosts:
 
     def steps(self) -> list[list[str]]:
         """What is done if nothing fails, after the checkout is packed."""
-        if self.options.attach:
-            return [self.attach_words(node) for node in self.nodes]
-        preparations = itertools.chain(*map(self.preparation, self.nodes))
-        return [*self.creation(), *preparations, *map(self.run_words, self.nodes)]
+        if self.attach:
+            return [self.attach_words(node) for node in self.targets]
+        preparations = [words for node in self.targets for words in self.preparation(node)]
+        return [*self.creation(), *preparations, *map(self.run_words, self.targets)]
 
     def run(self) -> int:
         """Makes attempts until the command ends, or the launcher must; returns its status."""
+        self.archive = f"{self.scratch}/taser_jax.tgz"
         print("\n".join(f"# {line}" for line in self.plan()))
-        if self.options.dry_run:
-            if not (self.options.skip_install or self.options.attach):
-                print(shlex.join(["mkdir", "-p", self.options.scratch]))
+        if self.dry_run:
+            if not (self.skip_install or self.attach):
+                print(shlex.join(["mkdir", "-p", self.scratch]))
                 print(f"{shlex.join(FILES_OF_GIT)} |\n{shlex.join(packing(self.archive))}")
             print("\n".join(map(shlex.join, self.steps())))
             return FINISHED
         for program, *_ in self.steps():
             if shutil.which(program) is None:
-                raise LaunchError(f"{program} is not on the PATH\n  fix: install it")
+                print(f"error: {program} is not on the PATH\n  fix: install it", file=sys.stderr)
+                return MEND
         status = 1
         try:
             signal.setitimer(signal.ITIMER_REAL, self.max_hours * 3600)
-            self._repeat()
-            status = FINISHED
-        except LaunchError as error:
-            print(f"error: {error}", file=sys.stderr)
-            status = error.status
+            status = self._repeat()
         except SystemExit as stop:
             status = int(stop.code or 0)
             if status == TIMED_OUT:
@@ -221,25 +222,27 @@ class Hosts:
             self.farewell(status)
         return status
 
-    def _repeat(self) -> None:
+    def _repeat(self) -> int:
         for number in range(1, self.retries + 2):
             try:
                 self._attempt()
                 print("finished")
-                return
+                return FINISHED
             except LaunchError as end:
                 if end.status != AGAIN:
-                    raise
+                    print(f"error: {end}", file=sys.stderr)
+                    return end.status
                 print(f"{end} (attempt {number} of {self.retries + 1})", file=sys.stderr)
             if number <= self.retries:
-                sleep(self.options.retry_seconds)
-        raise LaunchError("no retries are left; rerun the command to resume", AGAIN)
+                sleep(self.retry_seconds)
+        print("error: no retries are left; rerun the command to resume", file=sys.stderr)
+        return AGAIN
 
     def _attempt(self) -> None:
         """Returns if the command has finished."""
-        if not self.options.attach:
+        if not self.attach:
             # First, since nothing is billed yet.
-            if not (self.options.skip_install or os.path.exists(self.archive)):
+            if not (self.skip_install or os.path.exists(self.archive)):
                 archive_checkout(self.archive)
             self.make_ready()
             self._settle(outcome(self._on_all(self._prepare)))
@@ -254,17 +257,16 @@ class Hosts:
         """Ends the attempt for a status that is not 0; hosts that are gone fail with any."""
         # gcloud has tried ten times to connect. Hosts that were reached before may be starting;
         # otherwise a key or a firewall is the likely cause.
-        are_starting = self._are_reached and status == CONNECTION_FAILED
-        is_lost = status == AGAIN or are_starting
+        is_lost = status == AGAIN or (self._are_reached and status == CONNECTION_FAILED)
         if is_lost or (status not in (FINISHED, MEND) and not self.is_there()):
             raise LaunchError("preempted, or a host was lost", AGAIN)
         if status != FINISHED:
             raise LaunchError(f"failed with status {status}; see the output above", status)
 
     def _on_all(self, work: Callable[[str], Any]) -> list[Any]:
-        with concurrent.futures.ThreadPoolExecutor(len(self.nodes)) as pool:
+        with concurrent.futures.ThreadPoolExecutor(len(self.targets)) as pool:
             try:
-                return list(pool.map(work, self.nodes))
+                return list(pool.map(work, self.targets))
             except BaseException:
                 # Ctrl-C, or the end of --max_hours: threads end with what they follow.
                 self._end_processes()
@@ -280,9 +282,8 @@ class Hosts:
         Returns:
             Statuses that hosts reported of taser, and that of the last connection.
         """
-        losses, words = 0, self.run_words(node)
-        if self.options.attach:
-            words = self.attach_words(node)
+        losses = 0
+        words = self.attach_words(node) if self.attach else self.run_words(node)
         while True:
             statuses: list[int] = []
             begin, connection = time.monotonic(), self.show(words, statuses)
@@ -291,7 +292,7 @@ class Hosts:
             if not (self.goes_on and is_cut_off) or losses > RECONNECTIONS or self._is_ending:
                 return statuses, connection
             print(f"the connection to {node} was lost; the command goes on there", file=sys.stderr)
-            sleep(self.options.retry_seconds)
+            sleep(self.retry_seconds)
             if not self.is_there():
                 return statuses, connection
             words = self.attach_words(node)
@@ -304,9 +305,7 @@ class Hosts:
         Returns:
             The command's status.
         """
-        process = subprocess.Popen(
-            words, **PIPES, text=True, errors="replace", start_new_session=True
-        )
+        process = subprocess.Popen(words, **PIPES, errors="replace", start_new_session=True)
         self._processes.append(process)
         if self._is_ending:
             # It began while the others were ended.

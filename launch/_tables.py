@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import enum
+import inspect
 import os
 import re
 import sys
@@ -49,9 +50,7 @@ class Kind(NamedTuple):
 # which has them from Google's list. It has none of the other kinds.
 PRICES_OF = "February 2025"
 KINDS = {
-    "v2": Kind(2, "tpu-ubuntu2204-base"),
-    "v3": Kind(2, "tpu-ubuntu2204-base"),
-    "v4": Kind(2, "tpu-ubuntu2204-base"),
+    **dict.fromkeys(["v2", "v3", "v4"], Kind(2, "tpu-ubuntu2204-base")),
     "v5p": Kind(2, "v2-alpha-tpuv5", price=4.20),
     "v5litepod": Kind(1, "v2-alpha-tpuv5-lite", price=1.20),
     "v6e": Kind(1, "v2-alpha-tpuv6e"),
@@ -74,7 +73,7 @@ STATES = {
 }
 # Errors that Google Cloud reports: what its report holds as words of their own, what they mean, and
 # whether a later attempt may succeed. The first that fits counts: reports of quotas also say
-# RESOURCE_EXHAUSTED, or code 8.
+# RESOURCE_EXHAUSTED, or code 8. The last one fits all.
 ERRORS = (
     (r"per (?:minute|second)|rateLimitExceeded|RATE_LIMIT\w*", "too many requests", AGAIN),
     (r"(?:Quota(?: limit)? '[^']+' (?:has been )?(?:exceeded|exhausted)|[Qq]uota exceeded"
@@ -87,6 +86,9 @@ ERRORS = (
      r"|(?:[A-Za-z]*(?:[Cc]ode|[Ss]tatus|[Ee]rror)|HTTP)[\"=: (]*(?:429|50[0234])|timed out"
      r"|[Cc]onnection (?:reset|refused|aborted)|name resolution", "Google Cloud did not answer",
      AGAIN),
+    (r"\w*", "gcloud refused: see its message above, fix it and start again\n  types of this zone: "
+     "gcloud compute tpus tpu-vm accelerator-types list --zone={zone}; runtimes: versions list",
+     MEND),
 )  # fmt: skip
 
 
@@ -96,15 +98,10 @@ def refusal(report: str, zone: str, about: str = "") -> LaunchError:
     Example:
         After "Quota 'IN_USE_ADDRESSES' exceeded. Limit: 8" somebody must act.
     """
-    for pattern, meaning, status in ERRORS:
-        words = re.search(rf"(?<!\w)(?:{pattern})(?!\w)", report)
-        if words:
-            return LaunchError(about + meaning.format(words=words.group().strip(' "')), status)
-    types = f"gcloud compute tpus tpu-vm accelerator-types list --zone={zone}"
-    return LaunchError(
-        f"{about}gcloud refused: see its message above, fix it and start again\n"
-        f"  types of this zone: {types}; runtimes: versions list"
-    )
+    rows = ((re.search(rf"(?<!\w)(?:{row[0]})(?!\w)", report), *row[1:]) for row in ERRORS)
+    words, meaning, status = next(row for row in rows if row[0])
+    text = meaning.format(words=words.group().strip(' "'), zone=zone)
+    return LaunchError(about + text, status)
 
 
 def kind_of(type_: str) -> tuple[Kind | None, int]:
@@ -198,70 +195,55 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "xpk": (REST, "flags for `xpk workload create`, up to --"),
 }  # fmt: skip
 OF_NEW_TPUS = ("version", "spot", "reserved", "reservation", "labels", "gcloud")
-_ALL = "env retries retry_seconds dry_run"
-_ON_HOSTS = f"attach data setup skip_install max_hours {_ALL}"
-_ON_TPU = f"project delete {_ON_HOSTS} internal_ip iap price_per_hour {' '.join(OF_NEW_TPUS)}"
-_ON_GKE = "slices zone project data max_hours price_per_hour skip_build grace_seconds"
-# Name -> (options that each run needs, others).
-LAUNCHERS = {
-    "tpu_vm": ("name zone", f"type {_ON_TPU}"),
-    "tpu_multislice": ("name zone type slices", f"max_run_duration {_ON_TPU}"),
-    "hosts": ("hosts", f"port extra {_ON_HOSTS}"),
-    "slurm": ("nodes", f"slurm {_ALL}"),
-    "gke_xpk": ("cluster workload type image", f"{_ON_GKE} xpk env retries dry_run"),
-}
+# Options that several launchers have.
+ONCE = "env retries dry_run"
+ALL = "env retries retry_seconds dry_run"
+ON_HOSTS = f"attach data setup skip_install max_hours {ALL}"
+ON_TPUS = f"project delete {ON_HOSTS} internal_ip iap price_per_hour {' '.join(OF_NEW_TPUS)}"
 
 
-def parse(launcher: str, about: str, words: Sequence[str]) -> argparse.Namespace:
-    """Options of all launchers by name, `command`, the words after the first `--`, and `refuse`.
+def parse(launcher: Any, script: str, words: Sequence[str]) -> None:
+    """Gives a launcher its options, `command`, the words after the first `--`, and `refuse`.
 
     Raises:
         SystemExit: --help, or an option is unknown, is missing, or has a value that cannot be.
     """
-    needed, others = (names.split() for names in LAUNCHERS[launcher])
+    needed = launcher.needed.split()
+    usage = " ".join([script, *(f"--{name}=..." for name in needed)])
     parser = argparse.ArgumentParser(
-        prog=f"launch/{launcher}.sh",
-        usage=" ".join(["%(prog)s", *(f"--{name}=..." for name in needed)])
-        + " [options] -- COMMAND [FLAGS...]",
-        description=about,
+        prog=script,
+        usage=f"{usage} [options] -- COMMAND [FLAGS...]",
+        description=inspect.cleandoc(launcher.__doc__),
         epilog="COMMAND is a taser command; the launcher adds --multihost.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    defaults = {name: kind.get("default") for name, (kind, _) in OPTIONS.items()}
-    parser.set_defaults(refuse=parser.error, **defaults)
-    for name in (*needed, *others):
+    launcher.refuse = parser.error
+    for name in (*needed, *launcher.others.split()):
         kind, text = OPTIONS[name]
         parser.add_argument(f"--{name}", help=text, **kind)
     end = words.index("--") if "--" in words else len(words)
-    options = parser.parse_args(words[:end])
-    command = options.command = list(words[end + 1 :])
-    for name, value in vars(options).items():
+    parser.parse_args(words[:end], launcher)
+    command = launcher.command = list(words[end + 1 :])
+    for name, value in vars(launcher).items():
         if type(value) in (int, float) and not value > 0 and name != "retries":
             parser.error(f"--{name}: {value:g}, expected a positive number")
-    if options.attach:
-        options.retries = 0
-        options.name = options.name if options.attach is True else options.attach
+    if launcher.attach:
+        launcher.retries = 0
+        launcher.name = launcher.name if launcher.attach is True else launcher.attach
     for name in needed:
-        if not getattr(options, name) and not (options.attach and name == "type"):
+        if not getattr(launcher, name) and not (launcher.attach and name == "type"):
             parser.error(f"--{name} is missing")
-    if bool(options.attach) == bool(command):
+    if bool(launcher.attach) == bool(command):
         parser.error("give a command, such as -- train --gin_file=runs/taser_base.gin, or --attach")
     if "--multihost" in command:
         parser.error("leave out --multihost; it is added")
-    if "project" in others:
-        # The hosts share nothing but buckets.
-        for word in command:
-            if re.match("--gin.MODEL_DIR=(?!gs://)", word):
-                warn(f"{word} is on each host's own disk and is lost with the host; use gs://")
     # Slices are replicas of the mesh, unless the command says otherwise.
-    options.slices = options.slices or 0
-    if options.slices > 1 and command[:1] == ["train"] and "MESH_REPLICA" not in " ".join(command):
-        command.append(f"--gin.MESH_REPLICA={options.slices}")
-    if options.dry_run:
+    if launcher.slices > 1 and command[:1] == ["train"] and "MESH_REPLICA" not in " ".join(command):
+        command.append(f"--gin.MESH_REPLICA={launcher.slices}")
+    if launcher.dry_run:
         # Secrets are not shown.
-        options.env = [f"{setting.partition('=')[0]}=..." for setting in options.env]
-    return options
+        launcher.env = [f"{setting.partition('=')[0]}=..." for setting in launcher.env]
 
 
 def warn(text: str) -> None:

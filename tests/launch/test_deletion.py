@@ -4,7 +4,7 @@ import pathlib
 import shutil
 import subprocess
 
-import _pods
+import launch
 import pytest
 from launch_stubs import LAUNCH, TPU, Stubs
 
@@ -49,7 +49,7 @@ def folder_of_files(tmp_path_factory) -> pathlib.Path:
 @pytest.fixture
 def files(folder_of_files, monkeypatch) -> None:
     """These files are those of the checkout that hosts get."""
-    monkeypatch.setattr(_pods, "ROOT", folder_of_files)
+    monkeypatch.setattr(launch, "ROOT", folder_of_files)
 
 
 def planned(stubs: Stubs, *options: str) -> str:
