@@ -6,7 +6,6 @@ usage: python launch/_fetch.py gs://BUCKET/tokens data
 from __future__ import annotations
 
 import os
-import pathlib
 import sys
 
 from etils import epath
@@ -14,7 +13,7 @@ from etils import epath
 from taser_jax.storage.errors import EXIT_USER_ERROR, ConfigError, TaserError, storage_errors
 
 
-def fetch(source: epath.Path, target: pathlib.Path) -> int:
+def fetch(source: epath.Path, target: epath.Path) -> int:
     """Copies files that are missing or have another size or time than their source; counts them."""
     target.mkdir(parents=True, exist_ok=True)
     copied = 0
@@ -22,7 +21,7 @@ def fetch(source: epath.Path, target: pathlib.Path) -> int:
         place = target / path.name
         if path.is_dir():
             copied += fetch(path, place)
-        elif not _is_current(path, place):
+        elif not (place.exists() and _version(path) == _version(place)):
             # Under another name until complete: an interrupted copy is made again.
             partial, time = place.with_name(f"{place.name}.partial"), path.stat().mtime
             path.copy(partial, overwrite=True)
@@ -32,12 +31,10 @@ def fetch(source: epath.Path, target: pathlib.Path) -> int:
     return copied
 
 
-def _is_current(source: epath.Path, place: pathlib.Path) -> bool:
-    if not place.exists():
-        return False
-    there, here = source.stat(), place.stat()
-    # Buckets truncate times to whole seconds.
-    return (there.length, int(there.mtime)) == (here.st_size, int(here.st_mtime))
+def _version(path: epath.Path) -> tuple[int, int]:
+    """Size and time; buckets truncate times to whole seconds."""
+    found = path.stat()
+    return found.length, int(found.mtime)
 
 
 def main(source: str, target: str) -> int:
@@ -47,7 +44,7 @@ def main(source: str, target: str) -> int:
             if not epath.Path(source).is_dir():
                 fix = "correct the address, or give this host access"
                 raise ConfigError("not a directory that this host can read", where=source, fix=fix)
-            copied = fetch(epath.Path(source), pathlib.Path(target))
+            copied = fetch(epath.Path(source), epath.Path(target))
     except TaserError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from _tables import AGAIN, FINISHED, MEND, TIMED_OUT, LaunchError, parse, warn
+from _tables import AGAIN, FINISHED, MEND, NOT_GIVEN, TIMED_OUT, LaunchError, parse, warn
 
 PIPES = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 
@@ -31,9 +31,7 @@ RECONNECTIONS, LASTED = 5, 60
 SAVING, ENDING = 90, 150
 # Slurm reports the nodes that it has lost or taken back. It also calls a step CANCELLED whose other
 # processes it ends after a failure.
-LOST = (
-    r"(?i)(?:srun|slurmstepd): .*(?:node[ _]fail|preempt|allocation .*revoked|(due to time limit))"
-)
+LOST = r"(?:srun|slurmstepd): .*(?:node[ _]fail|preempt|allocation .*revoked|(due to time limit))"
 HOST = "bash taser_jax/launch/_host.sh"
 UNPACK = "mkdir -p taser_jax && tar -xzf taser_jax.tgz -C taser_jax && "
 FETCH = "cd taser_jax && .venv/bin/python launch/_fetch.py {} data"
@@ -107,9 +105,9 @@ def outcome(statuses: Sequence[int], connections: Sequence[int] = ()) -> int:
 class Hosts(argparse.Namespace):
     """Machines that run one command together, again after a preemption; each kind is a launcher.
 
-    Options of the command line are attributes. Machines that are connected to have `send_words`,
-    which copy a file to the home folder of each host of a target, and `connect_words`, which run a
-    shell command there.
+    Options of the command line are attributes, so none has the name of a method. Machines that are
+    connected to have `send_words`, which copy a file to the home folder of each host of a target,
+    and `connect_words`, which run a shell command there.
 
     Args:
         script: the launcher's, for its usage.
@@ -129,11 +127,10 @@ class Hosts(argparse.Namespace):
     needed = others = install = ""
     goes_on = True
     targets: Sequence[str] = ("all",)
+    retries: int
     # Options that some launchers lack.
-    attach = data = name = setup = skip_install = None
+    attach = data = name = setup = skip_install = NOT_GIVEN
     max_hours = slices = 0
-    send_words: Callable[[str, str, str], list[str]]
-    connect_words: Callable[[str, str], list[str]]
 
     def __init__(self, script: str, words: Sequence[str]) -> None:
         parse(self, script, words)
@@ -322,7 +319,7 @@ class Hosts(argparse.Namespace):
         """Statuses of taser in a line of output, which may have a rate of steps, too."""
         if status := re.search(r"taser-status (\d+) on ", line):
             yield int(status[1])
-        if lost := re.search(LOST, line):
+        if lost := re.search(LOST, line, re.IGNORECASE):
             yield TIMED_OUT if lost[1] else AGAIN
         rate = re.search(r"(\d+(?:\.\d+)?) ?(?:(step|it)/s|s/(?:step|it))", line)
         if rate and float(rate[1]):

@@ -98,9 +98,9 @@ def refusal(report: str, zone: str, about: str = "") -> LaunchError:
     Example:
         After "Quota 'IN_USE_ADDRESSES' exceeded. Limit: 8" somebody must act.
     """
-    rows = ((re.search(rf"(?<!\w)(?:{row[0]})(?!\w)", report), *row[1:]) for row in ERRORS)
+    rows = ((re.findall(rf"(?<!\w)(?:{row[0]})(?!\w)", report), *row[1:]) for row in ERRORS)
     words, meaning, status = next(row for row in rows if row[0])
-    text = meaning.format(words=words.group().strip(' "'), zone=zone)
+    text = meaning.format(words=words[0].strip(' "'), zone=zone)
     return LaunchError(about + text, status)
 
 
@@ -195,11 +195,13 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "xpk": (REST, "flags for `xpk workload create`, up to --"),
 }  # fmt: skip
 OF_NEW_TPUS = ("version", "spot", "reserved", "reservation", "labels", "gcloud")
+NOT_GIVEN: Any = None
 # Options that several launchers have.
 ONCE = "env retries dry_run"
 ALL = "env retries retry_seconds dry_run"
 ON_HOSTS = f"attach data setup skip_install max_hours {ALL}"
 ON_TPUS = f"project delete {ON_HOSTS} internal_ip iap price_per_hour {' '.join(OF_NEW_TPUS)}"
+ON_GKE = f"slices zone project data max_hours price_per_hour skip_build grace_seconds xpk {ONCE}"
 
 
 def parse(launcher: Any, script: str, words: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import _tables as tables
 from _hosts import ROOT, Hosts, ask, sleep
-from _tables import ALL, ON_HOSTS, ON_TPUS, ONCE, LaunchError, Move, flags, warn
+from _tables import ALL, ON_GKE, ON_HOSTS, ON_TPUS, LaunchError, Move, flags, warn
 
 CONTAINER = "/taser_jax/launch/_container.sh"
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=30")
@@ -51,7 +51,7 @@ class _Pod(Hosts):
 
     needed, others = "name zone", f"type {ON_TPUS}"
     install = "bash taser_jax/launch/_install.sh"
-    resource, is_queued, force, max_run_duration = "tpu-vm", False, [], None
+    resource, is_queued, max_run_duration = "tpu-vm", False, tables.NOT_GIVEN
 
     def __init__(self, script: str, words: Sequence[str]) -> None:
         super().__init__(script, words)
@@ -72,18 +72,19 @@ class _Pod(Hosts):
         if self.type and not (kind or self.version):
             known = " ".join(f"{name}-N" for name in tables.KINDS)
             self.refuse(f"--type={self.type}: known are {known}; for another give --version")
-        self.version = self.version or (kind and kind.runtime)
+        self.runtime = self.version or (kind and kind.runtime)
         self.price, self.price_text = tables.hourly_price(self, not self.price_class)
         self.tunnel = ["--tunnel-through-iap"] if self.iap else flags(self, "internal_ip")
-        self.deletion = self.words(self.resource, "delete", self.name, *self.force)
+        force = ["--force"] * self.is_queued
+        self.deletion = self.words(self.resource, "delete", self.name, *force)
         self.by_hand = shlex.join(self.deletion)
         self.is_deleted_late = bool(self.type) and self.delete != "never"
-        self.outputs, self.why_it_stays = [], "as you say"
+        self.outputs, self.deleted, self.why_it_stays = [], self.delete, "as you say"
         if not self.delete:
             try:
-                self.outputs, self.delete = _outputs(self), "success"
+                self.outputs, self.deleted = _outputs(self), "success"
             except LaunchError as reason:
-                self.why_it_stays, self.delete = str(reason), "never"
+                self.why_it_stays, self.deleted = str(reason), "never"
 
     def plan(self) -> list[str]:
         place, slices = f"{self.name} in {self.zone}", len(self.targets)
@@ -91,7 +92,7 @@ class _Pod(Hosts):
         if self.type:
             lines = [
                 f"{place}: {slices} TPU slice{'s' * (slices > 1)} of {self.type}, "
-                f"{self.chips * slices or 'unknown'} chips, runtime {self.version}",
+                f"{self.chips * slices or 'unknown'} chips, runtime {self.runtime}",
                 f"price: {' '.join(self.price_class) or 'on demand'}; {self.price_text}",
             ]
         lines += super().plan()
@@ -104,8 +105,8 @@ class _Pod(Hosts):
             "success": f"after the command has finished{there}; "
             "after a failure or Ctrl-C the TPU stays and is billed",
             "never": f"never ({self.why_it_stays}): the TPU stays and is billed",
-        }[self.delete]
-        return [*lines, f"deletion (--delete={self.delete}): {when}. By hand: {self.by_hand}"]
+        }[self.deleted]
+        return [*lines, f"deletion (--delete={self.deleted}): {when}. By hand: {self.by_hand}"]
 
     def words(self, *request: str) -> list[str]:
         """A gcloud command."""
@@ -125,13 +126,12 @@ class _Pod(Hosts):
     def creation(self) -> list[list[str]]:
         if not self.type:
             return []
-        kind, runtime = f"--accelerator-type={self.type}", f"version={self.version}"
-        words = [kind, f"--{runtime}"]
+        words = [f"--accelerator-type={self.type}", f"--version={self.runtime}"]
         if self.is_queued:
             several = [f"--node-count={self.slices}", f"--node-prefix={self.name}"]
             # gcloud wants a count of at least 2.
             nodes = several if self.slices > 1 else [f"--node-id={self.targets[0]}"]
-            words = [*nodes, kind, f"--runtime-{runtime}"]
+            words = [*nodes, words[0], f"--runtime-version={self.runtime}"]
         flex_start = ["--provisioning-model=flex-start"] * bool(self.max_run_duration)
         addresses = ["--internal-ips"] * bool(self.internal_ip)
         labels = ",".join(filter(None, [f"launcher={LAUNCHED_BY}", self.labels]))
@@ -241,7 +241,7 @@ class _Pod(Hosts):
 
     def _delete(self, is_ours: bool, status: int) -> str:
         """Deletes the TPU, or returns why it stays."""
-        delete, is_finished = self.delete, status == tables.FINISHED
+        delete, is_finished = self.deleted, status == tables.FINISHED
         if not (status == tables.TIMED_OUT and self.is_deleted_late):
             if delete == "never":
                 return self.why_it_stays
@@ -278,7 +278,7 @@ class _Slices(_Pod):
     """
 
     needed, others = "name zone type slices", f"max_run_duration {ON_TPUS}"
-    resource, is_queued, force = "queued-resources", True, ["--force"]
+    resource, is_queued = "queued-resources", True
 
 
 class _Machines(Hosts):
@@ -362,10 +362,7 @@ class _Workload(Hosts):
     cluster has the workload.
     """
 
-    needed = "cluster workload type image"
-    others = (
-        f"slices zone project data max_hours price_per_hour skip_build grace_seconds xpk {ONCE}"
-    )
+    needed, others = "cluster workload type image", ON_GKE
     goes_on, slices = False, 1
 
     def __init__(self, script: str, words: Sequence[str]) -> None:
@@ -422,11 +419,9 @@ class _Workload(Hosts):
         return [self.show(self.run_words(node))], 0
 
     def run_words(self, node: str) -> list[str]:
-        settings = self.env
-        if self.hours:
-            # Its status, 124, is not one that xpk restarts.
-            kill = f"--kill-after={self.grace_seconds}"
-            settings = [*settings, "timeout", kill, f"{self.hours:g}h"]
+        # The status of `timeout`, 124, is not one that xpk restarts.
+        limit = ["timeout", f"--kill-after={self.grace_seconds}", f"{self.hours:g}h"]
+        settings = [*self.env, *(limit if self.hours else [])]
         pod = ["bash", CONTAINER, self.data or "", *self.command, "--multihost"]
         # A missing program would end the shell with 127, for which xpk would restart it.
         start = f"test -e {CONTAINER} || exit 2; {shlex.join(['exec', 'env', *settings, *pod])}"

@@ -4,9 +4,8 @@ import pathlib
 import shutil
 import subprocess
 
-import launch
 import pytest
-from launch_stubs import LAUNCH, TPU, Stubs
+from launch_stubs import LAUNCH, TPU, Stubs, launch
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import sys
 import tarfile
 
 import pytest
-from launch_stubs import LAUNCH, PUSHED, SLICES, TPU, TRAIN, XPK
+from launch_stubs import LAUNCH, PUSHED, SLICES, TPU, TRAIN, XPK, launch
 
 pytestmark = pytest.mark.slow
 
@@ -64,6 +64,12 @@ def test_a_dry_run_prints_commands_and_runs_none(stubs, script, arguments, progr
     # A shell reads them back.
     check = subprocess.run(["bash", "-n"], input=completed.stdout, text=True, capture_output=True)
     assert check.returncode == 0, check.stderr
+
+
+@pytest.mark.parametrize("flow", launch.FLOWS.values())
+def test_options_become_attributes_and_none_takes_the_place_of_a_method(flow):
+    options = f"{flow.needed} {flow.others}".split()
+    assert [name for name in options if callable(getattr(flow, name, None))] == []
 
 
 OF_TPUS = [
