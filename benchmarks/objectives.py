@@ -1,14 +1,12 @@
-"""What a teacher's scores and Matryoshka dimensions change: trainings that differ in nothing else.
+"""What Matryoshka dimensions change: trainings that differ in nothing else.
 
     python benchmarks/objectives.py --data=DIR --out=DIR --pretrained=minilm [--set=scifact]
         [--seeds=0,1,2] [--steps=100] [--train=1000] [--test=500] [--passages=4000]
 
-Three trainings a seed, of the last block, on the same batches of 16 queries with three of BM25's
-hard negatives each: on labels; on labels and the KL divergence from a teacher, which is the
-untrained model with BM25; and Matryoshka, the sum of the losses on the first 64, 128 and all
-dimensions. An option helps if the interval of its nDCG@10 over labels alone, over queries, lies
-above zero: the teacher's with all dimensions, Matryoshka's with 64, to which both are cut. What
-Matryoshka costs with all dimensions stands beside it.
+Two trainings a seed, of the last block, on the same batches of 16 queries with three of BM25's
+hard negatives each: on labels; and Matryoshka, the sum of the losses on the first 64, 128 and all
+dimensions. It helps if the interval of its nDCG@10 over labels alone, over queries, lies above
+zero with 64 dimensions, to which both are cut. What it costs with all dimensions stands beside it.
 
 DIR and the sets are those of benchmarks/never_worse.py. A finished stage is not run again. Writes
 OUT/claims.json and OUT/claims.md.
@@ -42,16 +40,15 @@ from taser_jax.retrieval.index import IndexConfig
 from taser_jax.retrieval.mining import MiningConfig
 from taser_jax.storage.artifacts import file_name
 from taser_jax.training.loop import LoopConfig
-from taser_jax.training.objective import Distillation, ObjectiveConfig
+from taser_jax.training.objective import ObjectiveConfig
 
 MEASURES = ("nDCG@10", "R@20")
 BATCH_SIZE, NEGATIVES = 16, 3
 FEW = 64
 LENGTHS = {"query": 32, "passage": 96}
-# BM25's weight beside cosines, and what divides both in the softmax that the student follows.
-ALPHA, TEMPERATURE = 0.03, 0.05
-LABELS, TEACHER, MATRYOSHKA = "labels", "labels and teacher", "Matryoshka"
-ROWS = (LABELS, TEACHER, MATRYOSHKA)
+TEMPERATURE = 0.05
+LABELS, MATRYOSHKA = "labels", "Matryoshka"
+ROWS = (LABELS, MATRYOSHKA)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -68,8 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--passages", type=int, default=4000, help="beside all positives")
     options = parser.parse_args(arguments)
     prepare(options)
-    first = RetrievalStages(setting(options, options.out / "untrained", seed=0, objective=LABELS))
-    teach(first, options)
+    untrained(options)
     for seed in options.seeds.split(","):
         for name in ROWS:
             run(name, int(seed), options)
@@ -132,7 +128,6 @@ def objective_of(row: str, dim: int) -> ObjectiveConfig:
     """A row's objective, for a model with so many dimensions."""
     return ObjectiveConfig(
         temperature=TEMPERATURE,
-        distillation=Distillation(temperature=TEMPERATURE) if row == TEACHER else None,
         matryoshka_dims=(FEW, 2 * FEW, dim) if row == MATRYOSHKA else (),
     )
 
@@ -145,9 +140,10 @@ def model(options: argparse.Namespace) -> DualEncoderConfig:
     return weights
 
 
-def teach(stages: RetrievalStages, options: argparse.Namespace) -> None:
-    """The untrained model's and BM25's rows, and hard negatives with the scores of both."""
+def untrained(options: argparse.Namespace) -> None:
+    """The untrained model's and BM25's rows, and BM25's hard negatives."""
     root = options.out / "untrained"
+    stages = RetrievalStages(setting(options, root, seed=0, objective=LABELS))
     stages.bm25(("train", "test"))
     stages.untrained("untrained", root, model(options))
     stages.retrieve("untrained", root, splits=("test",))
@@ -158,7 +154,6 @@ def teach(stages: RetrievalStages, options: argparse.Namespace) -> None:
         runs_dir=root / "bm25" / "runs",
         output_dir=root / "negatives",
         config=MiningConfig(count=NEGATIVES),
-        teachers={str(root / "embeddings"): 1.0, str(root / "bm25" / "runs"): ALPHA},
         **stages.common,
     )
 
@@ -204,7 +199,7 @@ def report(options: argparse.Namespace) -> None:
     seeds = {int(seed): options.out / f"seed-{seed}" for seed in options.seeds.split(",")}
     for name in (*ROWS, *map(cut, ROWS)):
         rows[name] = {seed: read_row(folder, name) for seed, folder in seeds.items()}
-    pairs = [(LABELS, "untrained"), (TEACHER, LABELS), (MATRYOSHKA, LABELS)]
+    pairs = [(LABELS, "untrained"), (MATRYOSHKA, LABELS)]
     pairs += [(cut(MATRYOSHKA), cut(LABELS)), (cut(LABELS), LABELS)]
     claims = [over(first, second, rows) for first, second in pairs]
     findings, blocks = [], []

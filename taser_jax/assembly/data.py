@@ -12,13 +12,13 @@ import numpy as np
 from taser_jax.data.batches.draws import queries_of, rates_from_weights
 from taser_jax.data.batches.every_task import Stream
 from taser_jax.data.batches.stream import BatchingConfig, prefetch
-from taser_jax.data.token_store.arrays import Ragged, TeacherScores, TokenizedQueries
+from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
 from taser_jax.data.token_store.negatives import QueryNegatives, negatives_path, read_negatives
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.batch import Batch
 from taser_jax.models.dual_encoder import ModelConfig
-from taser_jax.storage.errors import ConfigError, DataError, check_known
+from taser_jax.storage.errors import ConfigError, check_known
 from taser_jax.storage.progress import logger
 from taser_jax.storage.typed_files import read_typed
 
@@ -94,8 +94,7 @@ def training_queries(
             joined = Ragged.from_lists(
                 np.concatenate([negatives.rows for negatives in line]) for line in lines
             )
-            where = ", ".join(negatives_dirs)
-            queries = queries.with_hard_negatives(joined, _teacher_scores(queries, lines, where))
+            queries = queries.with_hard_negatives(joined)
             if split == "train":
                 queries = _without_dropped(queries, lines)
         elif negatives_dirs and split == "train":
@@ -134,31 +133,6 @@ def query_sets(
         if (tasks is None or entry.task in tasks) and (splits is None or entry.split in splits)
     ]
     return [queries for queries in chosen if len(queries)]
-
-
-def _teacher_scores(
-    queries: TokenizedQueries, lines: Sequence[Sequence[QueryNegatives]], where: str
-) -> TeacherScores | None:
-    """A teacher's scores, if all directories have them."""
-    positives, negatives = [], []
-    for number, line in enumerate(lines):
-        scores = [each.teacher for each in line if each.teacher is not None]
-        if not scores:
-            return None
-        count = queries.positives.lengths[number]
-        if len(scores) < len(line) or any(len(each.positives) != count for each in scores):
-            counts = ", ".join(str(len(each.positives)) for each in scores)
-            raise DataError(
-                f"{len(scores)} of {len(line)} directories have teacher scores of query "
-                f"{queries.query_ids[number]!r}, of {counts} positives",
-                where=f"{where}, task {queries.task!r}",
-                expected=f"of its {count} positives, in every directory",
-                fix="mine all directories with the same TEACHERS, or with none",
-            )
-        positives.append(scores[0].positives)
-        negatives += [each.negatives for each in scores]
-    empty = np.zeros(0, np.float32)
-    return TeacherScores(np.concatenate([empty, *positives]), np.concatenate([empty, *negatives]))
 
 
 def _without_dropped(

@@ -41,7 +41,7 @@ from taser_jax.storage.typed_files import Checked, Seed
 from taser_jax.training.batch_loss import check_chunks
 from taser_jax.training.checkpoints import CheckpointConfig
 from taser_jax.training.loop import LoopConfig
-from taser_jax.training.objective import ObjectiveConfig, require_scores
+from taser_jax.training.objective import ObjectiveConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class TrainingConfig(Checked):
         loop: steps and periods.
         batching: how batches are drawn.
         optimizer: AdamW, schedule, decay, freezing.
-        objective: what is minimised: labels, a teacher, Matryoshka dimensions, routing.
+        objective: what is minimised: labels, Matryoshka dimensions, routing.
         checkpoints: what is kept, and which checkpoint counts as best.
         validation: how checkpoints are judged; None validates nothing.
         mesh: devices along each mesh axis.
@@ -191,10 +191,6 @@ def make_plan(
         ConfigError: batches that the devices or chunks cannot share, or a batch of every task
             without a token store or task sizes.
     """
-    distils = training.objective.distillation is not None
-    if distils:
-        for of_task in queries.values():
-            require_scores(of_task.teacher)
     multitask, devices = training.multitask, partitioner.batch_devices
     batching = training.batching if multitask is None else multitask.batching
     candidates = 1 + batching.num_negatives
@@ -231,7 +227,6 @@ def make_plan(
             (sizes[task], lengths[task]),
             (sizes[task] * candidates, passage_length),
             memory=memory if multitask is None else None,
-            teacher_candidates=candidates if distils else 0,
         )
         for task in sizes
     }

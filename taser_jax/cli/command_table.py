@@ -160,7 +160,7 @@ COMMANDS: dict[str, Command] = dict(
             "combine the lists of specialists, weighted by their confidence",
             module="systems.muf.fuse",
         ),
-        _command("mine", "mine hard negatives, with a teacher's scores"),
+        _command("mine", "mine hard negatives"),
         _command("evaluate", "evaluate runs"),
         _command("analyze", "measure which parameters serve which task"),
         _command(

@@ -174,8 +174,6 @@ class Batch:
             its positives, or the same passage again); never True at the positive. [batch, passages]
         query_rows: row of each query in its task's query set. [batch]
         passage_rows: row of each passage in the store. [batch·(1+N)]
-        teacher_scores: a teacher's scores of each query's positive and hard negatives, NaN where it
-            has none; None without a teacher. [batch, 1+N], float32
     """
 
     queries: Tokens | States | Augmented | TokenGroups
@@ -184,7 +182,6 @@ class Batch:
     ignore: Bool[Array, "batch columns"]
     query_rows: Int[Array, " batch"]
     passage_rows: Int[Array, " all_passages"]
-    teacher_scores: Float[Array, "batch candidates"] | None = None
 
     @property
     def texts(self) -> list[EncoderInput]:
@@ -243,11 +240,7 @@ class DocumentsShape:
 
 
 def abstract_batch(
-    queries: TextsShape,
-    passages: TextsShape,
-    *,
-    memory: DocumentsShape | None = None,
-    teacher_candidates: int = 0,
+    queries: TextsShape, passages: TextsShape, *, memory: DocumentsShape | None = None
 ) -> Batch:
     """Shapes and dtypes of a batch's arrays, over all devices, as `jax.jit(...).lower` takes them.
 
@@ -255,7 +248,6 @@ def abstract_batch(
         queries: number of queries, and tokens of each with padding.
         passages: the same of positives and hard negatives.
         memory: documents of queries that a memory augments.
-        teacher_candidates: passages of a query that a teacher scores; 0 without such scores.
     """
     count = queries[0]
     return Batch(
@@ -265,9 +257,6 @@ def abstract_batch(
         ignore=_abstract(np.bool_, count, passages[0]),
         query_rows=_abstract(np.int32, count),
         passage_rows=_abstract(np.int32, passages[0]),
-        teacher_scores=_abstract(np.float32, count, teacher_candidates)
-        if teacher_candidates
-        else None,
     )
 
 

@@ -34,7 +34,6 @@ def test_rows_differ_in_their_objective_alone(places, tmp_path, monkeypatch, cap
     assert {finding["seeds"] for finding in findings[1:]} == {1, 2}
     assert [finding["rows"] for finding in findings if finding["measure"] == "R@20"] == [
         "labels over untrained",
-        "labels and teacher over labels",
         "Matryoshka over labels",
         "Matryoshka, 4 dimensions over labels, 4 dimensions",
         "labels, 4 dimensions over labels",
@@ -43,7 +42,7 @@ def test_rows_differ_in_their_objective_alone(places, tmp_path, monkeypatch, cap
         name: json.loads((tmp_path / "out" / "seed-1" / name / "model" / "run.json").read_text())[
             "settings"
         ]
-        for name in ("labels", "labels-and-teacher", "matryoshka")
+        for name in ("labels", "matryoshka")
     }
     for name, own in settings.items():
         differing = {key for key in own if own[key] != settings["labels"].get(key)}

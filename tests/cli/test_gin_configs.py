@@ -19,7 +19,7 @@ TOGETHER = [
         ("train", f"runs/taser_base.gin {beside}.gin")
         for beside in (
             *("models/bert_pretrained", "models/routing_regularizer", "models/taser_released"),
-            *("models/teacher", "optim/naive", "optim/pcgrad", "optim/cgd", "optim/gradnorm"),
+            *("optim/naive", "optim/pcgrad", "optim/cgd", "optim/gradnorm"),
             *("optim/tsage", "optim/tsage_released"),
         )
     ),

@@ -11,6 +11,7 @@ from taser_jax.assembly.model_directory import load_model, read_settings
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, parameter_count
 from taser_jax.storage.errors import ConfigError, FingerprintError, StorageError
+from taser_jax.training.objective import ObjectiveConfig
 
 TRAINING = tiny_training.training_config(train_steps=40, evaluation_period=20)
 
@@ -89,6 +90,10 @@ def _without_loss():
     return dataclasses.replace(training, validation=validation)
 
 
+def _too_wide():
+    return dataclasses.replace(TRAINING, objective=ObjectiveConfig(matryoshka_dims=(8, 32)))
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -99,6 +104,7 @@ def _without_loss():
             "multiple of 8",
         ),
         ({"initial_checkpoint": "nowhere/checkpoint_1"}, "no checkpoint here"),
+        ({"training": _too_wide()}, "of a model with 16 dimensions"),
         ({"training": _without_loss()}, "by nll, and validation measures average_rank, mrr"),
     ],
 )

@@ -163,9 +163,9 @@ def test_folders_are_not_published(text, expected):
 
 def test_no_folder_of_this_machine_is_in_either_file(source, tmp_path):
     kept = {"updates": r"layers_\d+/.*", "note": 'it\'s\n"quoted"', "steps": 32}
-    paths = {"pretrained": "/home/someone/weights/minilm", "teachers": {"a": ["/home/someone/b"]}}
+    paths = {"pretrained": "/home/someone/weights/minilm", "memories": {"a": ["/home/someone/b"]}}
     moved = dataclasses.replace(source, facts=kept | paths)
     write_card(moved, tmp_path, TEXTS)
     written = json.loads((tmp_path / "export.json").read_text())["training"]
-    assert written == kept | {"pretrained": "minilm", "teachers": {"a": ["b"]}}
+    assert written == kept | {"pretrained": "minilm", "memories": {"a": ["b"]}}
     assert "someone" not in (tmp_path / "README.md").read_text()

@@ -14,9 +14,9 @@ import zlib
 from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int
+from jaxtyping import Bool, Int
 
-from taser_jax.data.token_store.arrays import Ragged, TeacherScores, TokenizedQueries
+from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
 from taser_jax.storage.artifacts import fingerprint
 from taser_jax.storage.errors import ConfigError, did_you_mean
 
@@ -148,28 +148,15 @@ def _check_rates(rates: Mapping[str, float], tasks: Mapping[str, int]) -> None:
 
 def take(lists: Ragged, rows: Int[np.ndarray, " queries"]) -> Ragged:
     """The lists of the given rows, packed again."""
-    offsets, at = _places(lists, rows)
-    return Ragged(offsets, lists.values[at])
-
-
-def _places(
-    lists: Ragged, rows: Int[np.ndarray, " queries"]
-) -> tuple[Int[np.ndarray, " offsets"], Int[np.ndarray, " total"]]:
-    """Offsets of the packed lists of the given rows, and the places of their values."""
     starts, lengths = lists.offsets[rows], lists.offsets[rows + 1] - lists.offsets[rows]
     offsets = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    return offsets, np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+    at = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+    return Ragged(offsets, lists.values[at])
 
 
 def queries_of(queries: TokenizedQueries, rows: Int[np.ndarray, " kept"]) -> TokenizedQueries:
     """The given queries, in the order of the rows, with their own fingerprint."""
-    teacher = queries.teacher
-    if teacher is not None:
-        teacher = TeacherScores(
-            positives=teacher.positives[_places(queries.positives, rows)[1]],
-            negatives=teacher.negatives[_places(queries.hard_negatives, rows)[1]],
-        )
     return dataclasses.replace(
         queries,
         ids=queries.ids[rows],
@@ -178,7 +165,6 @@ def queries_of(queries: TokenizedQueries, rows: Int[np.ndarray, " kept"]) -> Tok
         hard_negatives=take(queries.hard_negatives, rows),
         query_ids=[queries.query_ids[row] for row in rows],
         fingerprint=fingerprint([queries.fingerprint, rows]),
-        teacher=teacher,
     )
 
 
@@ -296,33 +282,3 @@ def occurs(
     within = np.arange(copies.sum()) - np.repeat(np.cumsum(copies) - copies, copies)
     is_in_list[queries, order[np.repeat(first, copies) + within]] = True
     return is_in_list
-
-
-class ScoreTable:
-    """A teacher's scores of the queries' positives and hard negatives, by (query, passage).
-
-    Args:
-        queries: queries with a teacher's scores.
-        num_rows: number of passages of the store.
-    """
-
-    def __init__(self, queries: TokenizedQueries, num_rows: int) -> None:
-        assert queries.teacher is not None
-        self._num_rows = num_rows
-        pairs = np.concatenate(
-            [keys(lists, num_rows) for lists in (queries.positives, queries.hard_negatives)]
-        )
-        scores = np.concatenate([queries.teacher.positives, queries.teacher.negatives])
-        self._pairs, first = np.unique(pairs, return_index=True)
-        self._scores = scores[first]
-
-    def look_up(
-        self,
-        queries: Int[np.ndarray, " batch"],
-        passages: Int[np.ndarray, "batch candidates"],
-    ) -> Float32[np.ndarray, "batch candidates"]:
-        """Scores of each query's passages; NaN where the teacher has none."""
-        pairs = queries.astype(np.int64)[:, None] * self._num_rows + passages
-        place = np.minimum(np.searchsorted(self._pairs, pairs), len(self._pairs) - 1)
-        is_scored = self._pairs[place] == pairs
-        return np.where(is_scored, self._scores[place], np.nan).astype(np.float32)

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from taser_jax.data.batches import draws as sampling
-from taser_jax.data.batches.draws import Purpose, Schedule, ScoreTable, generator, task_number
+from taser_jax.data.batches.draws import Purpose, Schedule, generator, task_number
 from taser_jax.data.batches.stream import (
     BatchingConfig,
     FalseNegatives,
@@ -133,11 +133,6 @@ class BatchStream:
                 queries.hard_negatives, _never_negative(queries, config), len(store)
             )
             for task, queries in tasks.items()
-        }
-        self._scores = {
-            task: ScoreTable(queries, len(store))
-            for task, queries in tasks.items()
-            if queries.teacher is not None
         }
         for task, pools in self._pools.items():
             if short := int((pools.lengths < config.num_negatives).sum()):
@@ -288,7 +283,6 @@ class BatchStream:
         # Only queries have documents, and only passages come embedded.
         assert not isinstance(texts[0], Embedded)
         assert not isinstance(texts[1], Augmented)
-        scores = self._scores.get(rows.task)
         return Batch(
             queries=texts[0],
             passages=texts[1],
@@ -296,9 +290,6 @@ class BatchStream:
             ignore=rows.ignored_by(share),
             query_rows=query_rows,
             passage_rows=passage_rows,
-            teacher_scores=None
-            if scores is None
-            else scores.look_up(query_rows, rows.passages[share]),
         )
 
     def _lengths(self, step: int) -> tuple[np.ndarray, np.ndarray]:

@@ -18,7 +18,7 @@ from typing import Literal
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Float, Float32, Int
+from jaxtyping import Float, Int
 
 from taser_jax.models.batch import States, Tokens
 from taser_jax.storage.artifacts import ARRAY_ERRORS, FilePath, fingerprint
@@ -71,19 +71,6 @@ class Ragged:
 
 
 @dataclasses.dataclass(frozen=True)
-class TeacherScores:
-    """A teacher's scores of the passages of a query, or of several queries end to end.
-
-    Attributes:
-        positives: parallel to the positives.
-        negatives: parallel to the hard negatives.
-    """
-
-    positives: Float32[np.ndarray, " positives"]
-    negatives: Float32[np.ndarray, " negatives"]
-
-
-@dataclasses.dataclass(frozen=True)
 class TokenArray:
     """Token ids of many texts, padded at the end to one length.
 
@@ -127,7 +114,6 @@ class TokenizedQueries:
         split: "train", "validation" or "test".
         fingerprint: fingerprint of all of the above.
         collection_fingerprint: that of the rows' collection; empty if unknown.
-        teacher: a teacher's scores of positives and hard negatives; None without.
     """
 
     ids: Int[np.ndarray, "queries length"]
@@ -139,7 +125,6 @@ class TokenizedQueries:
     split: str
     fingerprint: str
     collection_fingerprint: str = ""
-    teacher: TeacherScores | None = None
 
     @classmethod
     def from_lists(
@@ -183,22 +168,14 @@ class TokenizedQueries:
         """Ids and mask of the given queries. Shape [rows, query_length]."""
         return TokenArray(self.ids, self.lengths).tokens(rows)
 
-    def with_hard_negatives(
-        self, hard_negatives: Ragged, teacher: TeacherScores | None = None
-    ) -> TokenizedQueries:
+    def with_hard_negatives(self, hard_negatives: Ragged) -> TokenizedQueries:
         """The same queries with other hard negatives, such as mined ones, and a new fingerprint.
 
         Args:
             hard_negatives: a list for each query.
-            teacher: a teacher's scores of the positives and of these hard negatives.
         """
-        parts: list[str | np.ndarray] = [self.fingerprint]
-        parts += [hard_negatives.offsets, hard_negatives.values]
-        if teacher is not None:
-            parts += [teacher.positives, teacher.negatives]
-        return dataclasses.replace(
-            self, hard_negatives=hard_negatives, teacher=teacher, fingerprint=fingerprint(parts)
-        )
+        content = fingerprint([self.fingerprint, hard_negatives.offsets, hard_negatives.values])
+        return dataclasses.replace(self, hard_negatives=hard_negatives, fingerprint=content)
 
 
 def load_array(

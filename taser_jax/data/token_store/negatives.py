@@ -2,11 +2,7 @@
 
 A directory has `<task>.<split>.jsonl`, lines {"query_id": str, "rows": [int], "scores": [float]}
 with the best passage first, and `metadata.json`, which records their sources and the counts of each
-file. A line may also have
-
-    "dropped": true                                     training leaves out the query
-    "teacher": {"positives": [float], "negatives": [float]}   a teacher's scores of the query's
-                                                        positives, in their order, and of `rows`
+file. A line with "dropped": true has a query that training leaves out.
 """
 
 from __future__ import annotations
@@ -21,20 +17,14 @@ import msgspec
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from taser_jax.data.token_store.arrays import TeacherScores
 from taser_jax.storage import artifacts
 from taser_jax.storage.checksums import check_file
 from taser_jax.storage.errors import DataError
 
 FORMAT_VERSION = 2
-_REMAKE = "mine them again with `taser mine` to a new directory, with TEACHERS for scores"
+_REMAKE = "mine them again with `taser mine` to a new directory"
 _FILES = "files"
 _Row = Annotated[int, msgspec.Meta(ge=0, le=np.iinfo(np.int32).max)]
-
-
-class _Teacher(msgspec.Struct):
-    positives: list[float]
-    negatives: list[float]
 
 
 class _Line(msgspec.Struct):
@@ -42,7 +32,6 @@ class _Line(msgspec.Struct):
     rows: list[_Row]
     scores: list[float]
     dropped: bool = False
-    teacher: _Teacher | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +42,11 @@ class QueryNegatives:
         rows: rows of the passage store, best first.
         scores: the scores they were mined by, parallel to the rows.
         is_dropped: whether training leaves out the query because it has no negative.
-        teacher: a teacher's scores; None where the file has none.
     """
 
     rows: Int32[np.ndarray, " negatives"]
     scores: Float32[np.ndarray, " negatives"]
     is_dropped: bool = False
-    teacher: TeacherScores | None = None
 
 
 def write_negatives(
@@ -73,7 +60,6 @@ def write_negatives(
     metadata: Mapping[str, object],
     facts: Mapping[str, object] | None = None,
     dropped: Collection[str] = (),
-    teacher: Sequence[TeacherScores] | None = None,
 ) -> pathlib.Path:
     """Writes one task's split; complete or not at all.
 
@@ -88,7 +74,6 @@ def write_negatives(
             `source`.
         facts: facts about this file, such as counts; stored in `metadata.json` under its name.
         dropped: ids of the queries that training leaves out.
-        teacher: a teacher's scores of each query, whose rows then have no -1.
 
     Returns:
         The file written.
@@ -100,7 +85,7 @@ def write_negatives(
     directory = pathlib.Path(directory)
     lines = []
     listed = zip(query_ids, map(np.asarray, rows), map(np.asarray, scores), strict=True)
-    for number, (query_id, query_rows, query_scores) in enumerate(listed):
+    for query_id, query_rows, query_scores in listed:
         has_result = query_rows >= 0
         record: dict[str, object] = {
             "query_id": query_id,
@@ -109,12 +94,6 @@ def write_negatives(
         }
         if query_id in dropped:
             record["dropped"] = True
-        if teacher is not None:
-            line = teacher[number]
-            record["teacher"] = {
-                "positives": line.positives.tolist(),
-                "negatives": line.negatives.tolist(),
-            }
         lines.append(json.dumps(record) + "\n")
     path = negatives_path(directory, task, split)
     _write_metadata(directory, metadata, {path.name: dict(facts or {})})
@@ -154,8 +133,7 @@ def read_negatives(
         collection_fingerprint: that of the collection to use them with; None skips the check.
 
     Raises:
-        DataError: a malformed line, a repeated query, none of `query_ids` in the file, or a
-            teacher's scores of some queries only.
+        DataError: a malformed line, a repeated query, or none of `query_ids` in the file.
         FingerprintError: mined from another collection.
     """
     metadata = read_metadata(directory)
@@ -182,15 +160,7 @@ def read_negatives(
         absent = f"none of the {len(query_ids)} queries is here, such as {query_ids[0]!r}"
         raise DataError(absent, where=str(path), fix=_REMAKE)
     empty = QueryNegatives(np.zeros(0, np.int32), np.zeros(0, np.float32))
-    lines = [line_of_query.get(query_id, empty) for query_id in query_ids]
-    unscored = [
-        query_id for query_id, line in zip(query_ids, lines, strict=True) if line.teacher is None
-    ]
-    if 0 < len(unscored) < len(lines):
-        counts = f"{len(unscored)} of {len(lines)} queries"
-        problem = f"{counts} have no teacher scores, such as {unscored[0]!r}"
-        raise DataError(problem, where=str(path), fix=_REMAKE)
-    return lines
+    return [line_of_query.get(query_id, empty) for query_id in query_ids]
 
 
 def _parse(line: bytes, where: str) -> tuple[str, QueryNegatives]:
@@ -198,17 +168,11 @@ def _parse(line: bytes, where: str) -> tuple[str, QueryNegatives]:
         record = msgspec.json.decode(line, type=_Line)
     except msgspec.MsgspecError as error:
         raise DataError(f"not a line of negatives ({error})", where=where, fix=_REMAKE) from error
-    parallel, teacher = [("scores", record.scores)], None
-    if record.teacher is not None:
-        gold, negatives = record.teacher.positives, record.teacher.negatives
-        parallel.append(("teacher scores", negatives))
-        teacher = TeacherScores(np.asarray(gold, np.float32), np.asarray(negatives, np.float32))
-    for name, numbers in parallel:
-        if len(numbers) != len(record.rows):
-            counts = f"{len(numbers)} {name} of {len(record.rows)} rows"
-            raise DataError(counts, where=f"{where}, query {record.query_id!r}", fix=_REMAKE)
+    if len(record.scores) != len(record.rows):
+        counts = f"{len(record.scores)} scores of {len(record.rows)} rows"
+        raise DataError(counts, where=f"{where}, query {record.query_id!r}", fix=_REMAKE)
     rows, scores = np.asarray(record.rows, np.int32), np.asarray(record.scores, np.float32)
-    return record.query_id, QueryNegatives(rows, scores, record.dropped, teacher)
+    return record.query_id, QueryNegatives(rows, scores, record.dropped)
 
 
 def _write_metadata(

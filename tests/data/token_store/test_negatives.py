@@ -3,7 +3,6 @@ import json
 import numpy as np
 import pytest
 
-from taser_jax.data.token_store.arrays import TeacherScores
 from taser_jax.data.token_store.negatives import read_metadata, read_negatives, write_negatives
 from taser_jax.storage.errors import DataError, FingerprintError
 
@@ -37,7 +36,7 @@ def test_reads_aligned_with_the_queries(tmp_path):
         tmp_path, "squad", "train", ["q1", "unseen", "q0"], collection_fingerprint="c0"
     )
     assert [line.rows.tolist() for line in lines] == [[7], [], [5, 3]]
-    assert not any(line.is_dropped or line.teacher for line in lines)
+    assert not any(line.is_dropped for line in lines)
 
 
 def test_kinds_do_not_mix(tmp_path):
@@ -60,34 +59,25 @@ def test_each_file_has_facts_of_its_own(tmp_path):
     assert read_negatives(tmp_path, "squad", "train", ["q1"])[0].rows.tolist() == [7]
 
 
-def test_dropped_queries_and_teacher_scores_come_back(tmp_path):
-    teacher = [
-        TeacherScores(np.array([2.0, 1.5], np.float32), np.array([0.25, -1.0], np.float32)),
-        TeacherScores(np.array([3.0], np.float32), np.zeros(0, np.float32)),
-    ]
-    path = write(
-        tmp_path, rows=[[5, 3], []], scores=[[2.0, 1.0], []], dropped={"q1"}, teacher=teacher
-    )
+def test_dropped_queries_come_back(tmp_path):
+    path = write(tmp_path, rows=[[5, 3], []], scores=[[2.0, 1.0], []], dropped={"q1"})
     assert json.loads(path.read_text().splitlines()[1]) == {
         "query_id": "q1",
         "rows": [],
         "scores": [],
         "dropped": True,
-        "teacher": {"positives": [3.0], "negatives": []},
     }
     second, first = read_negatives(tmp_path, "squad", "train", ["q1", "q0"])
     assert (first.is_dropped, second.is_dropped) == (False, True)
-    assert first.teacher.positives.tolist() == [2.0, 1.5]
-    assert first.teacher.negatives.tolist() == [0.25, -1.0]
-    assert second.teacher.positives.tolist() == [3.0]
-    with pytest.raises(
-        DataError, match=r"1 of 2 queries have no teacher scores, such as 'q9'(.|\n)*TEACHERS"
-    ):
-        read_negatives(tmp_path, "squad", "train", ["q0", "q9"])
 
 
-def scored(rows, teacher):
-    return f'{{"query_id": "q2", "rows": {rows}, "scores": {rows}, "teacher": {teacher}}}'
+def test_fields_of_another_version_are_skipped(tmp_path):
+    path = write(tmp_path, metadata=METADATA | {"teachers": {"bm25": 1.0}})
+    line = {"query_id": "q0", "rows": [5], "scores": [2.0]}
+    path.write_text(json.dumps(line | {"teacher": {"positives": [1.5], "negatives": [0.25]}}))
+    (tmp_path / "checksums.txt").unlink()
+    [read] = read_negatives(tmp_path, "squad", "train", ["q0"], collection_fingerprint="c0")
+    assert (read.rows.tolist(), read.scores.tolist(), read.is_dropped) == ([5], [2.0], False)
 
 
 @pytest.mark.parametrize(
@@ -98,9 +88,8 @@ def scored(rows, teacher):
         ('{"query_id": "q2", "rows": [-1], "scores": [1]}', r">= 0 - at `\$.rows\[0\]`"),
         ('{"query_id": "q1", "rows": [], "scores": []}', "'q1' is repeated"),
         ('{"query_id": "q2", "rows": [1], "scores": []}', "query 'q2': 0 scores of 1 rows"),
-        (scored("[1]", '{"positives": [], "negatives": []}'), "0 teacher scores of 1 rows"),
-        (scored("[1]", '{"positives": [], "negatives": [1e999]}'), "out of range"),
-        (scored("[]", '{"positives": ["1"], "negatives": []}'), r"at `\$.teacher.positives\[0\]`"),
+        ('{"query_id": "q2", "rows": [1], "scores": [1e999]}', "out of range"),
+        ('{"query_id": "q2", "rows": [1], "scores": ["1"]}', r"at `\$.scores\[0\]`"),
     ],
 )
 def test_bad_lines_are_named(tmp_path, line, message):
