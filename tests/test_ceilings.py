@@ -31,24 +31,24 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_570,
+    "assembly": 1_542,
     "cli": 1_246,
-    "commands": 4_583,
-    "data": 5_563,
+    "commands": 4_517,
+    "data": 5_485,
     "devices": 1_053,
     "evaluation": 1_281,
     "interop": 2_681,
     "loose files": 358,
-    "models": 2_293,
+    "models": 2_285,
     "optim": 841,
     "retrieval": 2_162,
     "serving": 486,
     "storage": 1_274,
     "systems": 2_933,
-    "training": 1_332,
+    "training": 1_261,
 }
 OTHERS = {
-    "lines of code": 29_656,
+    "lines of code": 29_405,
     "percent of code that imports or raises": 13.9,
     "files": 188,
     "lines of the longest file": 415,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 102,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_995,
+    "words of documentation": 34_829,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
