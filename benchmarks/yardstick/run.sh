@@ -42,7 +42,7 @@ if [ "$split" != test ]; then
     evaluate "$system (negatives of BM25 and MiniLM, untrained)" "${system,,}-1"
   done
 fi
-python "$here/table.py" "$results" "$output_dir/yardstick${SPLIT:+-$SPLIT}.md"
+python "$here/table.py" "$results" "$output_dir/yardstick${SPLIT:+-$SPLIT}.md" "$@"
 for model in "$comparison"/{shared,taser}-1/model; do
   echo "model: $model"
 done

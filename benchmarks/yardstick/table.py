@@ -1,6 +1,6 @@
 """The yardstick's table: R@20 by task and on average, beside what it is to reach.
 
-    python benchmarks/yardstick/table.py RESULTS_DIR TABLE_MD
+    python benchmarks/yardstick/table.py RESULTS_DIR TABLE_MD [FLAGS OF run.sh]
 
 reads a comparison's results/ and, where they are, the values by test query beside it; writes
 TABLE_MD and prints it, and with values by query writes claims.json beside it.
@@ -59,7 +59,7 @@ TARGETS = {
 
 def main() -> None:
     """Writes and prints the table."""
-    if len(sys.argv) != 3:
+    if len(sys.argv) < 3:
         print(__doc__, file=sys.stderr)
         sys.exit(2)
     by_system = {result.system: result for result in read_results(sys.argv[1])}
@@ -67,7 +67,8 @@ def main() -> None:
     table = pathlib.Path(sys.argv[2])
     comparison = pathlib.Path(sys.argv[1]).parent
     if any(comparison.glob("per_query/*.test.csv")):
-        findings = find(all_claims(comparison), MEASURE, command=COMMAND)
+        command = " ".join([COMMAND, *sys.argv[3:]])
+        findings = find(all_claims(comparison), MEASURE, command=command)
         text += f"\n{markdown(findings)}"
         write_json(findings, table.with_name("claims.json"))
     table.write_text(text, encoding="utf-8")
