@@ -78,47 +78,35 @@ class _Parser(argparse.ArgumentParser):
 def _flags() -> _Parser:
     """Flags of every command."""
     flags = _Parser()
-    flags.add_argument(
-        "--gin_file",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="Gin file; may be given several times, later files win",
+    switch = functools.partial(flags.add_argument, action="store_true")
+    several = functools.partial(flags.add_argument, action="append", default=[])
+    several(
+        "--gin_file", metavar="FILE", help="Gin file; may be given several times, later files win"
     )
-    flags.add_argument(
+    several(
         "--gin_bindings",
         dest="bindings",
-        action="append",
-        default=[],
         type=_binding,
         metavar="NAME=VALUE",
         help="sets a macro or a parameter; also --gin.NAME=VALUE; strings need no quotes",
     )
-    flags.add_argument(
+    several(
         "--gin_search_paths",
         action="extend",
-        default=[],
         type=lambda value: value.split(","),
         metavar="A,B",
         help="further folders to search for Gin files",
     )
-    flags.add_argument(
+    several(
         "--gin_import",
-        action="append",
-        default=[],
         metavar="MODULE",
         help="module, or package of modules, that Gin files may import; importing runs its code",
     )
-    flags.add_argument(
-        "--dry_run",
-        "--dry-run",
-        action="store_true",
-        help="validate and describe the run without starting it (train)",
+    switch(
+        "--dry_run", "--dry-run", help="validate and describe the run without starting it (train)"
     )
-    flags.add_argument(
-        "--multihost",
-        action="store_true",
-        help="join the other hosts first (TPU pods); every host runs this command",
+    switch(
+        "--multihost", help="join the other hosts first (TPU pods); every host runs this command"
     )
     flags.add_argument(
         "--coordinator_timeout",
@@ -127,20 +115,12 @@ def _flags() -> _Parser:
         metavar="SECONDS",
         help="how long to wait for the other hosts (%(default)s)",
     )
-    flags.add_argument(
+    switch(
         "--no_fsync",
-        action="store_true",
         help="do not wait for the disk: faster, and a power cut may cost what was just written",
     )
-    flags.add_argument(
-        "-v",
-        "--verbose",
-        action="store_true",
-        help="show what TensorFlow, XLA and libtpu write as well",
-    )
-    flags.add_argument(
-        "-h", "--help", action="store_true", help="show what the command does and what can be set"
-    )
+    switch("-v", "--verbose", help="show what TensorFlow, XLA and libtpu write as well")
+    switch("-h", "--help", help="show what the command does and what can be set")
     return flags
 
 

@@ -143,11 +143,10 @@ def _with_macro(parameter: str) -> str:
     """`Owner.parameter`, and the macro that sets it."""
     owner, name = parameter.split(".")
     macros = {
-        scope
+        macro
         for (_, selector), values in _all_bindings().items()
         if selector.split(".")[-1] == owner and name in values
-        for scope, kind in gin_files.references(values[name])
-        if kind == gin_files.MACRO
+        for macro in gin_files.macros(values[name])
     }
     return " = ".join([parameter, *(f"%{macro}" for macro in sorted(macros))])
 
@@ -231,14 +230,8 @@ def _text(reached: set[_Key]) -> str:
 
 def _unused(bindings: _Bindings, reached: set[_Key], own: set[str]) -> tuple[str, ...]:
     """Bindings of the command's own objects that it does not reach, and their macros."""
-    macros = {
-        scope
-        for (_, selector), values in bindings.items()
-        if selector in own
-        for value in values.values()
-        for scope, kind in gin_files.references(value)
-        if kind == gin_files.MACRO
-    }
+    own_values = [values for (_, selector), values in bindings.items() if selector in own]
+    macros = gin_files.macros(own_values)
     return tuple(
         sorted(
             _binding_name(key, parameter)
@@ -301,7 +294,7 @@ def _reachable(root: str, bindings: _Bindings) -> set[_Key]:
 def _check_macros(bindings: _Bindings, referenced: set[str], *, given: Collection[str]) -> None:
     """Rejects unknown macros, and macros of other commands on the command line."""
     leads_to = {
-        scope: [name for name, kind in gin_files.references(values) if kind == gin_files.MACRO]
+        scope: gin_files.macros(values)
         for (scope, selector), values in bindings.items()
         if selector == gin_files.MACRO
     }
@@ -341,10 +334,9 @@ def _check_pretrained(
     loads = any(target.__name__ == _WEIGHTS for target in targets)
     # A command may take the name itself.
     loaded = any(selector.split(".")[-1] == _WEIGHTS for _, selector in used) or any(
-        (_PRETRAINED, gin_files.MACRO) in gin_files.references(value)
+        _PRETRAINED in gin_files.macros(values)
         for (_, selector), values in bindings.items()
         if selector.split(".")[-1] == command
-        for value in values.values()
     )
     if (_PRETRAINED, gin_files.MACRO) in bindings and loads and not loaded:
         raise ConfigError(

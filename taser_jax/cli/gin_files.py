@@ -50,12 +50,11 @@ def find_gin_file(path: str, search_paths: Sequence[str] = ()) -> pathlib.Path:
     Raises:
         ConfigError: there is none; suggests the nearest.
     """
-    packaged = gin_directory()
-    for folder in ("", *search_paths, str(packaged)):
+    for folder in ("", *search_paths, str(gin_directory())):
         file = pathlib.Path(folder).expanduser() / os.path.expanduser(path)
         if file.is_file():
             return file
-    names = sorted(str(file.relative_to(packaged)) for file in packaged.rglob("*.gin"))
+    names = packaged()
     raise ConfigError(
         "no such Gin file",
         where=path,
@@ -296,7 +295,7 @@ class GinReader:
             is_of_file = value is not None and not files[0].startswith("--gin.")
             where = f"{files[-1]}:{location.line_num}"
             self._task_module = (value, where) if is_of_file else None
-        self.referenced |= {scope for scope, kind in references(value) if kind == MACRO}
+        self.referenced |= macros(value)
 
 
 def without_default(function: Callable[..., object]) -> frozenset[str]:
@@ -312,6 +311,11 @@ def references(value: Any) -> Iterator[tuple[str, str]]:
     """(scope, selector) of every reference inside a value; a macro's scope is its name."""
     for reference in gin.config.iterate_references({"value": value}):
         yield reference.config_key
+
+
+def macros(value: Any) -> set[str]:
+    """Names of the macros that a value refers to."""
+    return {scope for scope, kind in references(value) if kind == MACRO}
 
 
 @functools.cache
@@ -378,9 +382,8 @@ def _readable(error: Exception, *, where: str) -> ConfigError:
 
 def _known_parameters() -> dict[str, list[str]]:
     """Configurable name -> its parameters, for those registered with Gin."""
-    configurables = {}
-    for selector, entry in gin.config._REGISTRY.items():
-        if selector.startswith("gin."):
-            continue
-        configurables[selector.split(".")[-1]] = list(inspect.signature(entry.wrapped).parameters)
-    return configurables
+    return {
+        selector.split(".")[-1]: list(inspect.signature(entry.wrapped).parameters)
+        for selector, entry in gin.config._REGISTRY.items()
+        if not selector.startswith("gin.")
+    }

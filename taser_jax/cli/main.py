@@ -146,7 +146,8 @@ def _message(error: Exception) -> str:
 
 
 def _execute(function: Callable[..., object], arguments: Arguments) -> int:
-    has_dry_run = "dry_run" in inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
+    has_dry_run = "dry_run" in parameters
     try:
         if arguments.dry_run and not has_dry_run:
             raise errors.ConfigError(
@@ -171,7 +172,6 @@ def _execute(function: Callable[..., object], arguments: Arguments) -> int:
     if resolved.unset:
         logger.info("still to be set: %s", ", ".join(resolved.unset))
     keywords: dict[str, Any] = {"dry_run": arguments.dry_run} if has_dry_run else {}
-    parameters = inspect.signature(function).parameters
     if "config_text" in parameters:
         keywords["config_text"] = resolved.text
     resolved.function(**keywords)
