@@ -32,7 +32,7 @@ SLACK = 0.03
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
     "assembly": 1_542,
-    "cli": 1_246,
+    "cli": 1_218,
     "commands": 4_517,
     "data": 5_485,
     "devices": 1_053,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_261,
 }
 OTHERS = {
-    "lines of code": 29_405,
+    "lines of code": 29_377,
     "percent of code that imports or raises": 13.9,
     "files": 188,
     "lines of the longest file": 415,

@@ -313,7 +313,7 @@ def references(value: Any) -> Iterator[tuple[str, str]]:
         yield reference.config_key
 
 
-def macros(value: Any) -> set[str]:
+def macros(value: object) -> set[str]:
     """Names of the macros that a value refers to."""
     return {scope for scope, kind in references(value) if kind == MACRO}
 

@@ -282,9 +282,15 @@ def plan_recipe(
             print("\n".join(_gin_lines(rows[0])) + "\n", flush=True)
         else:
             unfit += rows
-    if not best:
-        raise _nothing_fits(unfit, model, training)
-    return best
+    if best:
+        return best
+    least = min(unfit, key=lambda row: row.peak)
+    raise ConfigError(
+        f"nothing fits; nearest is {', '.join(_gin_lines(least))}, with "
+        f"{least.peak / 2**30:.2f} GiB per device on {least.topology.name}",
+        where=", ".join(dict.fromkeys(row.topology.name for row in unfit)),
+        fix=what_would_fit(model, training),
+    )
 
 
 def _meshes(own: MeshConfig, topology: Topology, *, num_heads: int) -> list[MeshConfig]:
@@ -345,15 +351,3 @@ def _compiled_row(
 
 def _gin_lines(row: PlanRow) -> list[str]:
     return [f"MESH_FSDP = {row.mesh.fsdp}", f"NUM_MODEL_PARTITIONS = {row.mesh.model}"]
-
-
-def _nothing_fits(
-    rows: Sequence[PlanRow], model: ModelConfig, training: TrainingConfig
-) -> ConfigError:
-    least = min(rows, key=lambda row: row.peak)
-    return ConfigError(
-        f"nothing fits; nearest is {', '.join(_gin_lines(least))}, with "
-        f"{least.peak / 2**30:.2f} GiB per device on {least.topology.name}",
-        where=", ".join(dict.fromkeys(row.topology.name for row in rows)),
-        fix=what_would_fit(model, training),
-    )

@@ -11,6 +11,7 @@ import numpy as np
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.evaluation.metrics import AnswerMatch, AnswerMatcher
+from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
 from taser_jax.retrieval.runs import NO_ROW, Run, read_trec_run
 from taser_jax.storage.artifacts import require_equal, split_path
 from taser_jax.storage.errors import ConfigError, check_known
@@ -67,6 +68,13 @@ def read_task_run(runs_dir: str | pathlib.Path, queries: QuerySet, store: Passag
         fix = f"run `taser search` or `taser bm25` first, with --gin.SPLIT={queries.split}"
         raise ConfigError("no run of this task and split here", where=str(path), fix=fix)
     return read_trec_run(path, store.row_of, query_ids=[query.id for query in queries])
+
+
+def open_bm25(store: PassageStore, index_dir: str | pathlib.Path, config: Bm25Config) -> Bm25Index:
+    """BM25's index of a collection's titles and texts; built where there is none."""
+    prints = {"collection": store.fingerprint}
+    texts = map(title_and_text, store.iterate())
+    return Bm25Index.build(texts, index_dir, config=config, fingerprints=prints)
 
 
 def own_rows(store: PassageStore, query_ids: Sequence[str]) -> np.ndarray:

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from taser_jax.commands.inputs import answer_matcher
+from taser_jax.commands.inputs import answer_matcher, open_bm25
 from taser_jax.data.collections.store import (
     PassageStore,
     QuerySet,
@@ -30,7 +30,7 @@ from taser_jax.data.pydocs.build import TASKS, build_pydocs
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.metrics import AnswerMatch
 from taser_jax.interop.collections_by_name import as_folder
-from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
+from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.runs import NO_ROW, SearchResult
 from taser_jax.storage.artifacts import COLLECTION, FilePath, check_kind, split_path
 from taser_jax.storage.errors import ConfigError, check_known
@@ -279,12 +279,7 @@ def find_positives(
         fix = "give each a new name of its own: {'webq': 'webq_bm25'}"
         raise ConfigError(f"tasks {dict(tasks)}", where=where, fix=fix)
     store = PassageStore.open(data_dir, collection)
-    index = Bm25Index.build(
-        (title_and_text(passage) for passage in store.iterate()),
-        options.index_dir,
-        config=options.config,
-        fingerprints={"collection": store.fingerprint},
-    )
+    index = open_bm25(store, options.index_dir, options.config)
     for task, name in tasks.items():
         matching = AnswerMatch.REGEX if task in options.regex_tasks else AnswerMatch.STRING
         for split in splits_of[task]:

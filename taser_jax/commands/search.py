@@ -13,7 +13,7 @@ from taser_jax.commands.evaluate import EvaluationConfig, judge_run
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.retrieval import fusion
-from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
+from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings, encoded_splits
 from taser_jax.retrieval.index import INDEX_KINDS, IndexConfig, IndexKind, build_index, open_index
 from taser_jax.retrieval.runs import Run, SearchResult, without_own, write_trec_run
@@ -129,12 +129,7 @@ def bm25(
     """
     store = PassageStore.open(data_dir, collection)
     inputs.check_own_passages(own_passage_tasks, store, data_dir, collection)
-    sparse = Bm25Index.build(
-        (title_and_text(passage) for passage in store.iterate()),
-        index_dir,
-        config=config,
-        fingerprints={"collection": store.fingerprint},
-    )
+    sparse = inputs.open_bm25(store, index_dir, config)
     paths = []
     for task in inputs.tasks_with(data_dir, collection, split=split, tasks=tasks):
         texts = {query.id: query.text for query in QuerySet.open(data_dir, collection, task, split)}
@@ -200,22 +195,21 @@ def _build(
 ) -> None:
     queries = None
     if config.kind is not IndexKind.EXACT:
-        queries = _sample(embeddings_dir, split="validation", tasks=tasks, count=RECALL_QUERIES)
+        queries = _sample(embeddings_dir, tasks)
     with phase("build index"):
         build_index(embeddings_dir, index_dir, config=config, sample_queries=queries)
 
 
-def _sample(
-    embeddings_dir: str, *, split: str, tasks: Sequence[str] | None, count: int
-) -> np.ndarray | None:
-    """Embeddings of some queries, equally many per task; None where no task has the split."""
+def _sample(embeddings_dir: str, tasks: Sequence[str] | None) -> np.ndarray | None:
+    """Embeddings of some validation queries, equally many per task; None where there are none."""
+    split = "validation"
     encoded = [task for task, encoded in encoded_splits(embeddings_dir) if encoded == split]
     names = encoded if tasks is None else [task for task in tasks if task in encoded]
     if not names:
         logger.info("no %s queries: recall is measured on passages", split)
         return None
     passages = Embeddings(embeddings_dir).fingerprints
-    share = -(-count // len(names))
+    share = -(-RECALL_QUERIES // len(names))
     parts = []
     for task in names:
         queries = QueryEmbeddings.of_split(embeddings_dir, task, split, fingerprints=passages)
@@ -270,10 +264,8 @@ def hybrid(
     names = inputs.tasks_with(data_dir, collection, split=split, tasks=tasks)
 
     def both(queries: QuerySet) -> tuple[Run, Run]:
-        dense, sparse = (
-            inputs.read_task_run(runs_dir, queries, store) for runs_dir in (dense_dir, sparse_dir)
-        )
-        return dense, sparse
+        dense = inputs.read_task_run(dense_dir, queries, store)
+        return dense, inputs.read_task_run(sparse_dir, queries, store)
 
     if alpha is None:
         development = inputs.tasks_with(

@@ -96,11 +96,7 @@ def tokenize(
         ):
             trained = [task for task, there in store.tasks.items() if "train" in there]
             weights = mixture.weights(trained=trained)
-        content = {
-            "format_version": 1,
-            "mixture": mixture.name,
-            "weights": weights,
-        }
+        content = {"format_version": 1, "mixture": mixture.name, "weights": weights}
         write_json(pathlib.Path(output_dir) / MIXTURE_FILE, content)
     logger.info(
         "token store: %s passages, %s query sets, fingerprint %s",

@@ -255,14 +255,13 @@ def _validator(job: TrainingJob, store: TokenStore, states: TextSource | None) -
 
 def _start(job: TrainingJob, state: TrainState, initial_checkpoint: str | None) -> TrainState:
     """The initial state of a new run: drawn, or from the configured checkpoint."""
+    params = state.params
     if initial_checkpoint:
         abstract = job.program.state.params
         params = restore_initial_params(initial_checkpoint, abstract_params=abstract)
-        return dataclasses.replace(state, params=params)
-    if job.pretrained is not None:
-        params = place_pretrained(job.pretrained, params=state.params)
-        return dataclasses.replace(state, params=params)
-    return state
+    elif job.pretrained is not None:
+        params = place_pretrained(job.pretrained, params=params)
+    return dataclasses.replace(state, params=params)
 
 
 def restore_initial_params(

@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 from taser_jax.commands.export import export_model
+from taser_jax.commands.inputs import open_bm25
 from taser_jax.commands.pipelines.compare_plan import Choice, Plan
 from taser_jax.commands.pipelines.cross_validation import choose, hold_out, rank_held_out
 from taser_jax.commands.pipelines.retrieval_stages import (
@@ -23,7 +24,7 @@ from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
-from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
+from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retriever_parts import RetrieverParts, write_parts
 from taser_jax.storage.artifacts import file_name, write_json
 from taser_jax.storage.progress import logger
@@ -266,6 +267,4 @@ class ComparedRows:
 
 @writes("{index_dir}")
 def _index_bm25(*, data_dir: str, collection: str, index_dir: str, config: Bm25Config) -> None:
-    store = PassageStore.open(data_dir, collection)
-    prints = {"collection": store.fingerprint}
-    Bm25Index.build(map(title_and_text, store), index_dir, config=config, fingerprints=prints)
+    open_bm25(PassageStore.open(data_dir, collection), index_dir, config)

@@ -36,15 +36,10 @@ _PLACE = re.compile(r".*_dirs?|.*_checkpoint|token_store|vocabulary|.*_embedding
 # encoding would give; queries that were not encoded are encoded when they are searched; what a row
 # says beside its figures, such as seconds, follows from the stages before it.
 NO_INPUTS = frozenset(
-    (
-        "checkpoint_minutes",
-        "config_text",
-        "details",
-        "dry_run",
-        "log_period",
-        "query_splits",
-        "shared_embeddings",
-    )
+    {
+        *("checkpoint_minutes", "config_text", "details", "dry_run", "log_period"),
+        *("query_splits", "shared_embeddings"),
+    }
 )
 
 _Given = dict[str, Any]
@@ -340,10 +335,9 @@ def _collection_fingerprint(
 ) -> str | None:
     """Of a collection's passages, and of the queries of these tasks and splits."""
     content = {}
-    if (path / "passages" / artifacts.METADATA).exists():
-        content["passages"] = artifacts.read_json(path / "passages" / artifacts.METADATA)[
-            "fingerprint"
-        ]
+    passages = path / "passages" / artifacts.METADATA
+    if passages.exists():
+        content["passages"] = artifacts.read_json(passages)["fingerprint"]
     for metadata in path.glob(f"queries/*/*/{artifacts.METADATA}"):
         task, split = metadata.parts[-3:-1]
         if split in splits and (tasks is None or task in tasks):

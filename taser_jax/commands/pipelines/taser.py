@@ -21,7 +21,6 @@ from taser_jax.commands.pipelines.stages import Stages, pipeline_records
 from taser_jax.commands.prepare import prepare_pydocs
 from taser_jax.commands.search import hybrid
 from taser_jax.commands.tokenize import make_vocabulary, tokenize
-from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.interop.hub import fetch
@@ -81,7 +80,10 @@ def pipeline_taser(
     check_depth(setting)
     with pipeline_records(setting.output_dir, config_text):
         store = setting.open_tokens()
-        _check_development(store)
+        if not any(DEVELOPMENT in splits for splits in store.tasks.values()):
+            problem = f"no task of collection {store.metadata.collection!r} has a validation split"
+            fix = "run `taser prepare` with VALIDATION_SHARE=0.1, and `taser tokenize` again"
+            raise ConfigError(problem, where=str(store.directory), fix=fix)
         sets = setting.tasks or [task for task, splits in store.tasks.items() if "train" in splits]
         comparison = Comparison(
             setting, first_negatives=tuple(first_negatives), keeps_first_negatives=len(sets) == 1
@@ -238,13 +240,6 @@ def answer(
     write_parts(root, parts)
     if questions:
         ask(questions=questions, task=task, directory=str(root))
-
-
-def _check_development(store: TokenStore) -> None:
-    if not any(DEVELOPMENT in splits for splits in store.tasks.values()):
-        problem = f"no task of collection {store.metadata.collection!r} has a validation split"
-        fix = "run `taser prepare` with VALIDATION_SHARE=0.1, and `taser tokenize` again"
-        raise ConfigError(problem, where=str(store.directory), fix=fix)
 
 
 def check_depth(setting: Setting) -> None:
