@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float, Float32, Int, Num
 
+from taser_jax.data.token_store.arrays import load_array
 from taser_jax.storage import artifacts
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.typed_files import Natural, Positive, read_typed
@@ -144,12 +145,8 @@ def shard_bounds(num_rows: int, shard_rows: int) -> list[tuple[int, int]]:
 
 
 def _open_shard(path: pathlib.Path, shape: tuple[int, int], dtype: EmbeddingDtype) -> np.ndarray:
-    try:
-        stored = np.load(path, mmap_mode="r")
-    except artifacts.ARRAY_ERRORS as error:
-        problem = f"missing or damaged shard: {error}"
-        fix = "delete the file if it is there, and metadata.json, then encode again"
-        raise DataError(problem, where=str(path), fix=fix) from error
+    fix = "delete the file if it is there, and metadata.json, then encode again"
+    stored = load_array(path, fix=fix, mmap_mode="r")
     if stored.shape != shape:
         problem = f"a shard of shape {stored.shape}, not {shape}"
         raise DataError(problem, where=str(path), fix="encode again, into another directory")

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int
 
 from taser_jax.data.token_store.arrays import Ragged
-from taser_jax.retrieval.runs import NO_ROW, SearchResult, top_k
+from taser_jax.retrieval.runs import NO_ROW, SearchResult, among, top_k
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import bar
 from taser_jax.storage.typed_files import Checked, Positive, Seed, Share
@@ -196,7 +196,8 @@ def mine_negatives(
             block = queries[start : start + _BLOCK]
             whole = top_k(result.rows[block], result.scores[block], result.rows.shape[1])
             of_block = [np.asarray(positives[query], np.int64) for query in block.tolist()]
-            positive_scores.append(_positive_scores(whole, of_block))
+            of_positives = np.where(among(whole.rows, of_block), whole.scores, np.float32(-np.inf))
+            positive_scores.append(of_positives.max(axis=1, initial=-np.inf))
             depth = slice(None, config.depth)
             ranked = SearchResult(whole.rows[:, depth], whole.scores[:, depth])
             candidates = ranked.rows != NO_ROW
@@ -234,20 +235,6 @@ def mine_negatives(
 _Rows = Int[np.ndarray, "_"]
 
 
-def _positive_scores(
-    ranked: SearchResult, positives: Sequence[_Rows]
-) -> Float32[np.ndarray, " queries"]:
-    """The best score of each query's positives in the run; -inf where it has none of them."""
-    is_positive = np.stack(
-        [np.isin(rows, own) for rows, own in zip(ranked.rows, positives, strict=True)]
-    )
-    return (
-        np.where(is_positive, ranked.scores, -np.inf)
-        .max(axis=1, initial=-np.inf)
-        .astype(np.float32)
-    )
-
-
 def _reasons(
     ranked: SearchResult,
     positives: Sequence[_Rows],
@@ -257,12 +244,12 @@ def _reasons(
     pages_of: PagesOf | None,
 ) -> Iterator[tuple[Reason, Bool[np.ndarray, "queries depth"]]]:
     """Reasons that need no texts, each with the rows that it excludes."""
-    pairs = list(zip(ranked.rows, positives, strict=True))
     last = 1 if config.excluded is Excluded.GOLD else None
-    yield Reason.POSITIVE, np.stack([np.isin(rows, own[:last]) for rows, own in pairs])
+    yield Reason.POSITIVE, among(ranked.rows, [own[:last] for own in positives])
     if config.excluded is Excluded.PAGES:
         assert pages_of is not None
-        yield Reason.PAGE, np.stack([_on_pages_of(own, rows, pages_of) for rows, own in pairs])
+        pairs = zip(positives, ranked.rows, strict=True)
+        yield Reason.PAGE, np.stack([_on_pages_of(own, rows, pages_of) for own, rows in pairs])
     if config.relative_margin is not None:
         # For an unranked positive, 0 · inf would be NaN.
         size = np.where(np.isneginf(positive_scores), 0, np.abs(positive_scores))

@@ -11,10 +11,10 @@ import functools
 import math
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float32, Int32
+from jaxtyping import Bool, Float32, Int32
 
 from taser_jax.data.files import numbered_lines
 from taser_jax.storage import artifacts
@@ -100,6 +100,13 @@ def top_k(rows: np.ndarray, scores: np.ndarray, k: int) -> SearchResult:
         np.pad(np.where(rows == last, NO_ROW, rows).astype(np.int32), padding, constant_values=-1),
         np.pad(scores, padding, constant_values=-np.inf),
     )
+
+
+def among(
+    rows: Int32[np.ndarray, "queries k"], own: Iterable[np.ndarray | Sequence[int]]
+) -> Bool[np.ndarray, "queries k"]:
+    """Which rows are among their query's `own`, such as its positives."""
+    return np.stack([np.isin(line, of_query) for line, of_query in zip(rows, own, strict=True)])
 
 
 def without_own(result: SearchResult, own: Int32[np.ndarray, " queries"], k: int) -> SearchResult:
@@ -246,12 +253,6 @@ class QueryArrays:
     fingerprints: Mapping[str, str]
     columns: tuple[str, ...] = ()
 
-    @classmethod
-    def of_run(cls, run: Run, *, fingerprints: Mapping[str, str]) -> QueryArrays:
-        """A run's rows and scores."""
-        arrays = {"rows": run.rows, "scores": run.scores}
-        return cls(LISTS, run.query_ids, arrays, fingerprints)
-
     @property
     def run(self) -> Run:
         """The lists."""
@@ -260,11 +261,7 @@ class QueryArrays:
     def save(self, directory: artifacts.FilePath) -> None:
         """Writes the artefact, its metadata last."""
         directory = pathlib.Path(directory)
-        with (
-            artifacts.replacing(directory / _ARRAYS) as scratch,
-            open(scratch, "wb") as file,
-        ):
-            np.savez(file, allow_pickle=False, **self.arrays)
+        write_arrays(directory / _ARRAYS, self.arrays)
         artifacts.write_json(directory / _QUERY_IDS, self.query_ids)
         metadata = {"kind": self.kind, "format_version": _VERSION, "columns": list(self.columns)}
         artifacts.write_json(
@@ -295,14 +292,28 @@ class QueryArrays:
         metadata = artifacts.read_metadata(
             directory, kind, _VERSION, _Metadata, fingerprints=fingerprints, fix=again
         )
-        try:
-            with np.load(directory / _ARRAYS) as file:
-                arrays = {name: file[name] for name in file.files}
-        except artifacts.ARRAY_ERRORS as error:
-            problem = f"missing or damaged: {error}"
-            raise DataError(problem, where=str(directory), fix=again) from error
+        arrays = read_arrays(directory / _ARRAYS, fix=again)
         query_ids = read_typed(directory / _QUERY_IDS, list[str], fix=again)
         return cls(kind, query_ids, arrays, metadata.fingerprints, metadata.columns)
+
+
+def write_arrays(path: artifacts.FilePath, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes named arrays into one file."""
+    with artifacts.replacing(path) as scratch, open(scratch, "wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+
+
+def read_arrays(path: artifacts.FilePath, *, fix: str) -> dict[str, np.ndarray]:
+    """What `write_arrays` wrote.
+
+    Raises:
+        DataError: it is missing or damaged.
+    """
+    try:
+        with np.load(path) as arrays:
+            return dict(arrays)
+    except artifacts.ARRAY_ERRORS as error:
+        raise DataError(f"missing or damaged: {error}", where=str(path), fix=fix) from error
 
 
 def is_finished(directory: artifacts.FilePath) -> bool:

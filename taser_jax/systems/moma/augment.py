@@ -9,19 +9,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int
+from jaxtyping import Float32
 
 from taser_jax.assembly.data import query_sets
 from taser_jax.assembly.model_directory import LoadedModel, check_vocabulary, load_model
 from taser_jax.commands.ask import MEMORIES, Answer
 from taser_jax.data.collections.store import PassageStore
-from taser_jax.data.token_store.arrays import TokenizedQueries
+from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.models.batch import Role
 from taser_jax.retrieval.encoding import EncodeConfig, encode_rows
 from taser_jax.retrieval.exact import ExactSearcher
-from taser_jax.retrieval.runs import NO_ROW, QueryArrays, SearchResult
+from taser_jax.retrieval.runs import NO_ROW, QueryArrays, SearchResult, among
 from taser_jax.retriever import Retriever
 from taser_jax.storage.artifacts import path_from, require_equal, split_path
 from taser_jax.storage.errors import ConfigError
@@ -154,7 +154,7 @@ def _look_up(
     searcher: ExactSearcher,
     *,
     k: int,
-    gold: Sequence[Int[np.ndarray, " positives"]] | None,
+    gold: Ragged | None,
     config: EncodeConfig,
 ) -> SearchResult:
     """The best K documents of each query, without its `gold`."""
@@ -163,9 +163,9 @@ def _look_up(
     embeddings = encode_rows(encode, queries, np.arange(len(queries)), config=config)
     if gold is None:
         return searcher.search(embeddings, k)
-    deeper = max(map(len, gold), default=0)
+    deeper = int(gold.lengths.max(initial=0))
     result = searcher.search(embeddings, min(k + deeper, searcher.embeddings.shape[0]))
-    is_gold = np.array([np.isin(line, own) for line, own in zip(result.rows, gold, strict=True)])
+    is_gold = among(result.rows, gold)
     order = np.argsort(is_gold, axis=1, kind="stable")[:, :k]
     rows, scores, is_gold = (
         np.take_along_axis(array, order, axis=1) for array in (result.rows, result.scores, is_gold)

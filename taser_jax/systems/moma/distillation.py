@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Float, Float32, Int
@@ -14,17 +14,13 @@ from taser_jax.assembly.model_directory import load_model, read_facts
 from taser_jax.assembly.text_sources import model_on_states
 from taser_jax.commands.pipelines.retrieval_stages import DEVELOPMENT
 from taser_jax.data.batches.stream import TextSource
-from taser_jax.data.token_store.arrays import TokenizedQueries
-from taser_jax.data.token_store.store import (
-    QueryNormalization,
-    QuerySettings,
-    TokenStore,
-)
+from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
+from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, TokenStore
 from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.devices.hosts import writes
 from taser_jax.retrieval.embeddings import EmbeddingDtype
 from taser_jax.retrieval.encoding import EncodeConfig
-from taser_jax.retrieval.runs import Run
+from taser_jax.retrieval.runs import Run, among
 from taser_jax.storage.artifacts import FilePath, replacing
 from taser_jax.systems.moma.memories import SOURCE, Mixture
 from taser_jax.systems.moma.query_documents import Augmentation, document_attention, read_lookup
@@ -34,27 +30,14 @@ _BLOCK = 4096
 LOOKUP_NEGATIVES = 30
 
 
-@dataclasses.dataclass(frozen=True)
-class Distilled:
-    """Training data of the lookup model, for the queries of one split.
-
-    Attributes:
-        positives: documents of the mixture, the source's gold first.
-        negatives: documents that the lookup found and that are no positives.
-    """
-
-    positives: list[Int[np.ndarray, " positives"]]
-    negatives: list[Int[np.ndarray, " negatives"]]
-
-
 def distil(
-    gold: Sequence[Int[np.ndarray, " positives"]],
+    gold: Iterable[Int[np.ndarray, " positives"]],
     lookup: Run,
     attention: Float32[np.ndarray, "queries documents"],
     *,
     learned: int,
     negatives: int = LOOKUP_NEGATIVES,
-) -> Distilled:
+) -> tuple[Ragged, Ragged]:
     """Positives D^s+ ∪ top N of D^a by attention, and negatives from the other documents found.
 
     Equations 10 to 12 of MoMA. A document with the same text as a positive has the same row in the
@@ -66,27 +49,30 @@ def distil(
         attention: attention to the first K of them.
         learned: N, at most K.
         negatives: number of negatives drawn per query; the paper states none.
+
+    Returns:
+        Positives of each query, gold first, and negatives, as rows of the mixture.
     """
     count = attention.shape[1]
     rng = np.random.default_rng([0xD157, 0])
     scores = np.where(lookup.rows[:, :count] >= 0, attention, -np.inf)
     order = np.argsort(-scores, axis=1, kind="stable")[:, :learned]
     attended = np.take_along_axis(lookup.rows, order, axis=1)
-    distilled = Distilled([], [])
+    positives, drawn = [], []
     for own, best, candidates in zip(gold, attended, lookup.rows, strict=True):
         joined = np.array([*own, *best[best >= 0]], np.int64)
         _, first = np.unique(joined, return_index=True)
-        distilled.positives.append(joined[np.sort(first)])
+        positives.append(joined[np.sort(first)])
         rest = candidates[(candidates >= 0) & ~np.isin(candidates, joined)]
-        distilled.negatives.append(rng.permutation(rest)[:negatives])
-    return distilled
+        drawn.append(rng.permutation(rest)[:negatives])
+    return Ragged.from_lists(positives), Ragged.from_lists(drawn)
 
 
 def write_joined_store(
     directory: FilePath,
     mixture: Mixture,
     source: TokenStore,
-    queries: Mapping[tuple[str, str], tuple[TokenizedQueries, Distilled]],
+    queries: Sequence[TokenizedQueries],
 ) -> TokenStore:
     """A token store of all memories, with the source's queries: what the lookup model trains on.
 
@@ -94,7 +80,7 @@ def write_joined_store(
         directory: where it goes.
         mixture: the memories, whose documents become its passages.
         source: the token store whose vocabulary, lengths, titles and prompts it takes.
-        queries: (task, split) -> queries with their positives and negatives in the mixture.
+        queries: query sets whose positives and negatives are rows of the mixture.
     """
     about = source.metadata
     settings = {
@@ -115,16 +101,16 @@ def write_joined_store(
             source.vocabulary_directory, writer.vocabulary_directory, dirs_exist_ok=True
         )
         writer.write_passages(_token_lists(mixture), count=len(mixture))
-        for (task, split), (own, distilled) in queries.items():
+        for own in queries:
             writer.write_queries(
-                task,
-                split,
+                own.task,
+                own.split,
                 query_ids=own.query_ids,
                 tokens=[ids[:n].tolist() for ids, n in zip(own.ids, own.lengths, strict=True)],
-                positives=[rows.tolist() for rows in distilled.positives],
-                hard_negatives=[rows.tolist() for rows in distilled.negatives],
+                positives=[rows.tolist() for rows in own.positives],
+                hard_negatives=[rows.tolist() for rows in own.hard_negatives],
                 length=own.ids.shape[1],
-                settings=settings[task, split],
+                settings=settings[own.task, own.split],
             )
         writer.finish()
     return TokenStore.open(directory)
@@ -135,7 +121,7 @@ def attention_shares(
     rows: Int[np.ndarray, "queries depth"],
     attention: Float[np.ndarray, "queries segments"],
     *,
-    gold: Sequence[Int[np.ndarray, " relevant"]],
+    gold: Iterable[Int[np.ndarray, " relevant"]],
 ) -> dict[str, object]:
     """Figure 2's numbers: by memory, its share of attention and of documents; gold found.
 
@@ -153,7 +139,7 @@ def attention_shares(
     documents, weights = rows[:, : attention.shape[1] - 1], attention[:, 1:]
     present = documents >= 0
     memory, _ = mixture.places(documents[present])
-    relevant = np.array([np.isin(line, own) for line, own in zip(documents, gold, strict=True)])
+    relevant = among(documents, gold)
     is_gold = (memory == mixture.names.index(SOURCE)) & relevant[present]
     memory = np.where(is_gold, len(mixture.names), memory)
     names = [f"{name}, other" if name == SOURCE else name for name in mixture.names]
@@ -227,11 +213,11 @@ def distil_queries(
             queries=by_split["train"],
             augmentation=augmentation,
         )
-    joined, shares = {}, []
+    joined, shares = [], []
     for queries in by_split[DEVELOPMENT]:
         gold = mixture.gold(SOURCE, queries.positives)
-        none = [np.zeros(0, np.int64)] * len(gold)
-        joined[queries.task, DEVELOPMENT] = queries, Distilled(gold, none)
+        none = Ragged.from_lists([[]] * len(gold))
+        joined.append(dataclasses.replace(queries, positives=gold, hard_negatives=none))
     for queries in by_split["train"]:
         gold = mixture.gold(SOURCE, queries.positives)
         lookup = read_lookup(augmentation_dir, queries.task, "train").run
@@ -239,8 +225,8 @@ def distil_queries(
         attention = document_attention(model, of_queries, task=queries.task, config=config)
         of_task = attention_shares(mixture, lookup.rows, attention, gold=gold)
         shares.append({"task": queries.task} | of_task)
-        distilled = distil(gold, lookup, attention[:, 1:], learned=learned)
-        joined[queries.task, "train"] = queries, distilled
+        found, drawn = distil(gold, lookup, attention[:, 1:], learned=learned)
+        joined.append(dataclasses.replace(queries, positives=found, hard_negatives=drawn))
     write_joined_store(pathlib.Path(output_dir), mixture, store, joined)
     return {"attention": shares}
 

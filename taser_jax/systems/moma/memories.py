@@ -193,12 +193,7 @@ class Mixture:
         memory = np.searchsorted(self._starts, texts, side="right") - 1
         return memory, texts - self._starts[memory]
 
-    def documents_of(self, name: str) -> Int[np.ndarray, " texts"]:
-        """The row in the mixture of each text of a memory."""
-        number = self.names.index(name)
-        return self._document[self._starts[number] : self._starts[number + 1]]
-
-    def gold(self, source: str, positives: Ragged) -> list[Int[np.ndarray, " positives"]]:
+    def gold(self, source: str, positives: Ragged) -> Ragged:
         """Each query's positives, rows of the memory `source`, as rows of the mixture.
 
         Raises:
@@ -207,8 +202,8 @@ class Mixture:
         if source not in self.names:
             fix = f"name the memory of the queries' positives: {', '.join(self.names)}"
             raise ConfigError(f"there is no memory {source!r}", where="without_gold_of", fix=fix)
-        documents = self.documents_of(source)
-        return [documents[rows] for rows in positives]
+        first = self._starts[self.names.index(source)]
+        return dataclasses.replace(positives, values=self._document[first + positives.values])
 
     def tokens(self, rows: Int[np.ndarray, " rows"]) -> Tokens:
         """Ids and mask of documents, padded to `length`."""

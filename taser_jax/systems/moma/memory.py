@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import pathlib
+import types
 from collections.abc import Mapping
 
 import jax
@@ -59,13 +60,20 @@ class EmbeddingsByText:
     Args:
         directory: the directory that `encode_missing` wrote.
         hashes: hashes of the texts, from `text_hashes`.
+        fingerprints: what the embeddings must be of, from `tower_fingerprints`.
 
     Raises:
         DataError: a text was not encoded.
+        FingerprintError: the embeddings are of another tower.
     """
 
-    def __init__(self, directory: FilePath, hashes: UInt64[np.ndarray, " texts"]) -> None:
-        self._parts, encoded = _parts(directory)
+    def __init__(
+        self,
+        directory: FilePath,
+        hashes: UInt64[np.ndarray, " texts"],
+        fingerprints: Mapping[str, str] = types.MappingProxyType({}),
+    ) -> None:
+        self._parts, encoded = _parts(directory, fingerprints)
         self._starts = np.cumsum([0, *map(len, self._parts)])
         if not np.isin(hashes, encoded).all():
             fix = "run `taser memory add` again; it encodes what is missing"
@@ -111,8 +119,8 @@ class EmbeddedPassages:
     """
 
     def __init__(self, directory: FilePath, store: TokenStore, *, tower: str) -> None:
-        _check_parts(directory, tower_fingerprints(tower, store))
-        self._embeddings = EmbeddingsByText(directory, text_hashes(store.passages))
+        fingerprints, hashes = tower_fingerprints(tower, store), text_hashes(store.passages)
+        self._embeddings = EmbeddingsByText(directory, hashes, fingerprints)
         self.lengths: Int[np.ndarray, " texts"] = store.passages.lengths
 
     def tokens(self, rows: Int[np.ndarray, " rows"]) -> Embedded:
@@ -191,7 +199,8 @@ def encode_missing(
     """
     texts, fingerprints = store.passages, tower_fingerprints(model.passage_fingerprint, store)
     hashes, first = np.unique(text_hashes(texts), return_index=True)
-    is_new = ~np.isin(hashes, _check_parts(directory, fingerprints))
+    _, encoded = _parts(directory, fingerprints)
+    is_new = ~np.isin(hashes, encoded)
     if not is_new.any():
         return 0
     rows = np.sort(first[is_new])
@@ -217,22 +226,16 @@ def tower_fingerprints(tower: str, store: TokenStore) -> dict[str, str]:
     return {"model": tower, "vocabulary": store.metadata.vocabulary_fingerprint}
 
 
-def _check_parts(
+def _parts(
     directory: FilePath, fingerprints: Mapping[str, str]
-) -> UInt64[np.ndarray, " texts"]:
-    """Hashes of the embedded texts, after checking that all embeddings are of this tower."""
-    parts, hashes = _parts(directory)
-    for part in parts:
-        fix = "keep each passage tower's embeddings in a directory of their own"
-        require_equal(f"embeddings by text {directory}", part.fingerprints, fingerprints, fix)
-    return hashes
-
-
-def _parts(directory: FilePath) -> tuple[list[Embeddings], UInt64[np.ndarray, " texts"]]:
-    """All finished embeddings, and the hash of each of their rows."""
+) -> tuple[list[Embeddings], UInt64[np.ndarray, " texts"]]:
+    """All finished embeddings, which must be of this tower, and the hash of each of their rows."""
     folders = [path.parent for path in sorted(pathlib.Path(directory).glob(f"*/{METADATA}"))]
     hashes = [np.load(folder / _HASHES) for folder in folders]
     parts = [Embeddings(folder) for folder in folders]
+    for part in parts:
+        fix = "keep each passage tower's embeddings in a directory of their own"
+        require_equal(f"embeddings by text {directory}", part.fingerprints, fingerprints, fix)
     return parts, np.concatenate([np.zeros(0, np.uint64), *hashes])
 
 
@@ -274,19 +277,11 @@ def memory(
         DataError: listing without a mixture.
     """
     if action is MemoryAction.ADD:
-        name, token_store, model_dir = _given(
-            action, NAME=name, TOKEN_STORE=token_store, MODEL_DIR=model_dir
-        )
-        add_memory(
-            name=name,
-            token_store=token_store,
-            model_dir=model_dir,
-            memory_dir=memory_dir,
-            config=config,
-        )
+        given = _given(action, name=name, token_store=token_store, model_dir=model_dir)
+        add_memory(**given, memory_dir=memory_dir, config=config)
     elif action is MemoryAction.REMOVE:
-        [name] = _given(action, NAME=name)
-        if not remove_memory(name=name, memory_dir=memory_dir).memories:
+        others = remove_memory(**_given(action, name=name), memory_dir=memory_dir)
+        if not others.memories:
             return []
     mixture = Mixture.open(memory_dir)
     for each in mixture.manifest.memories:
@@ -295,17 +290,17 @@ def memory(
     return mixture.names
 
 
-def _given(action: MemoryAction, **values: str | None) -> list[str]:
-    """The values that an action needs, by macro.
+def _given(action: MemoryAction, **values: str | None) -> dict[str, str]:
+    """The arguments that an action needs.
 
     Raises:
         ConfigError: one is missing.
     """
-    for macro, value in values.items():
+    for name, value in values.items():
         if not value:
-            where, fix = f"taser memory {action.value}", f"give --gin.{macro}=..."
-            raise ConfigError(f"{macro} is missing", where=where, fix=fix)
-    return [value for value in values.values() if value]
+            where, fix = f"taser memory {action.value}", f"give --gin.{name.upper()}=..."
+            raise ConfigError(f"{name.upper()} is missing", where=where, fix=fix)
+    return {name: value for name, value in values.items() if value}
 
 
 @writes("{memory_dir}", kinds=[MEMORIES])

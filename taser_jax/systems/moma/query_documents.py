@@ -117,11 +117,7 @@ class Augmentation:
             fix = "augment the token store's queries again, into another directory"
             raise DataError(title, where=where, fix=fix)
         rows = rows[[line_of[query_id] for query_id in queries.query_ids], : self.per_query]
-        if self.of_documents is None or _reads_embeddings(self.config):
-            reader = document_reader(self.config, mixture)
-        else:
-            fingerprint = mixture.manifest.fingerprint
-            reader = self.of_documents(mixture, mixture.length, fingerprint).tokens
+        reader = document_reader(self.config, mixture, self.of_documents)
         own = queries if self.states is None else self.states.of_queries(queries)
         return AugmentedTexts(own, rows, reader)
 
@@ -135,14 +131,14 @@ class Augmentation:
         return dataclasses.replace(queries, fingerprint=content)
 
 
-def _reads_embeddings(config: ModelConfig) -> bool:
-    return isinstance(config, BertFusionConfig) and config.documents is FusedStates.EMBEDDINGS
-
-
-def document_reader(config: ModelConfig, mixture: Mixture) -> Callable[[np.ndarray], Any]:
-    """Rows of a mixture -> documents as a model fuses them: tokens, or embeddings."""
-    if _reads_embeddings(config):
+def document_reader(
+    config: ModelConfig, mixture: Mixture, states: DocumentStates | None = None
+) -> Callable[[np.ndarray], Any]:
+    """Rows of a mixture -> documents as a model fuses them: tokens, or states, or embeddings."""
+    if isinstance(config, BertFusionConfig) and config.documents is FusedStates.EMBEDDINGS:
         return EmbeddingsByText.of_mixture(mixture).take
+    if states is not None:
+        return states(mixture, mixture.length, mixture.manifest.fingerprint).tokens
     return mixture.tokens
 
 
@@ -167,8 +163,7 @@ def document_attention(
     def attend(batch: EncoderInput) -> jax.Array:
         return _attention(model.params, model.put(batch), model=model.model, task=static)
 
-    attention = encode_rows(attend, texts, np.arange(len(texts.lengths)), config=devices)
-    return attention
+    return encode_rows(attend, texts, np.arange(len(texts.lengths)), config=devices)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "task"))

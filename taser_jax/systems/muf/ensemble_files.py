@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -19,6 +20,7 @@ from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
+from taser_jax.retrieval.runs import read_arrays, write_arrays
 from taser_jax.storage import artifacts
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.typed_files import Checked, Positive, Seed
@@ -160,7 +162,8 @@ class EnsembleBatches:
 
     def iterate(self, start_step: int, stop_step: int) -> Iterator[tuple[int, EnsembleBatch]]:
         """Batches on the devices, for steps start_step .. stop_step - 1."""
-        return prefetch(self._make, start_step, stop_step, self._put)
+        make = functools.partial(self._vectors.batch, self._streams)
+        return prefetch(make, start_step, stop_step, self._put)
 
     def describe(self, step: int) -> str:
         """Task and first query ids of the first member's batch."""
@@ -168,9 +171,6 @@ class EnsembleBatches:
         ids = self._vectors.tokenized[rows.task].query_ids
         shown = ", ".join(repr(ids[row]) for row in rows.query_rows[:4])
         return f"the first member's task {rows.task!r}, queries {shown}, ..."
-
-    def _make(self, step: int) -> EnsembleBatch:
-        return self._vectors.batch(self._streams, step)
 
     def _put(self, batch: EnsembleBatch) -> EnsembleBatch:
         def put(array: np.ndarray) -> jax.Array:
@@ -233,9 +233,7 @@ class Ensemble:
             facts: facts about its training; JSON-able.
         """
         directory = pathlib.Path(directory)
-        arrays = flatten_dict(self.params, sep="/")
-        with artifacts.replacing(directory / _MEMBERS) as scratch, open(scratch, "wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
+        write_arrays(directory / _MEMBERS, flatten_dict(self.params, sep="/"))
         artifacts.write_json(
             directory / artifacts.METADATA,
             {
@@ -267,12 +265,8 @@ class Ensemble:
         metadata = artifacts.read_metadata(
             directory, KIND, _VERSION, _Metadata, fingerprints=fingerprints, fix=fix
         )
-        path = pathlib.Path(directory) / _MEMBERS
-        try:
-            with np.load(path) as arrays:
-                params = unflatten_dict(dict(arrays), sep="/")
-        except artifacts.ARRAY_ERRORS as error:
-            fix = "run `taser ensemble` again: it writes them from its checkpoints"
-            raise DataError(f"missing or damaged: {error}", where=str(path), fix=fix) from error
+        fix = "run `taser ensemble` again: it writes them from its checkpoints"
+        arrays = read_arrays(pathlib.Path(directory) / _MEMBERS, fix=fix)
+        params = unflatten_dict(arrays, sep="/")
         config = EnsembleConfig(metadata.members, metadata.hidden_dims)
         return cls(config, params, metadata.fingerprints, metadata.tasks)

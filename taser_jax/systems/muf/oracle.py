@@ -21,7 +21,7 @@ from taser_jax.commands.evaluate import EvaluationConfig, Judge
 from taser_jax.commands.inputs import answer_matcher
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.retrieval.fusion import FusionConfig, aligned, candidate_scores
-from taser_jax.retrieval.runs import Run
+from taser_jax.retrieval.runs import Run, among
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.state import named_key
 
@@ -100,8 +100,7 @@ def oracle_weights(
         if evaluation.judge_of(queries.task) is Judge.ANSWERS:
             hits = matcher.hits(rows, [query.answers for query in block])
         else:
-            judged = zip(rows, block, strict=True)
-            hits = np.stack([np.isin(line, query.positives) for line, query in judged])
+            hits = among(rows, [query.positives for query in block])
         own_alone = np.eye(len(runs), dtype=np.float32)[own]
         best = best_weights(
             scores.astype(np.float32), exists, hits, own_alone, first=start, config=search

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -160,18 +160,16 @@ class OpenSpecialist:
     def lists(self, task: str, split: str) -> runs.Run:
         """Its list for each query; searched once."""
         queries = self.queries(task, split)
-        directory = artifacts.split_path(self.directory / "lists", task, split)
         drops = task in self.own_passage_tasks
-        fingerprints = self._list_fingerprints(queries, task)
-        if not runs.is_finished(directory):
-            with phase(f"{self.name}: search of {task} {split}"):
-                result = self.search(self.vectors(task, split), more=drops)
+
+        def search() -> dict[str, np.ndarray]:
+            result = self.search(self.vectors(task, split), more=drops)
             if drops:
                 own = own_rows(self.store, queries.query_ids)
                 result = runs.without_own(result, own, self.weighing.depth)
-            run = runs.Run.of(queries.query_ids, result)
-            runs.QueryArrays.of_run(run, fingerprints=fingerprints).save(directory)
-        return runs.QueryArrays.open(directory, runs.LISTS, fingerprints=fingerprints).run
+            return {"rows": result.rows, "scores": result.scores}
+
+        return self._computed_once(runs.LISTS, "lists", task, split, {}, search).run
 
     def search(
         self, vectors: Float[np.ndarray, "queries dim"], *, more: int = 0
@@ -197,23 +195,17 @@ class OpenSpecialist:
 
     def confidence(self, task: str, split: str) -> Float32[np.ndarray, " queries"]:
         """Its confidence w in each query's list; computed once."""
-        queries = self.queries(task, split)
         settings = {
             "ensemble": self.members.fingerprints["ensemble"],
             "temperature": str(self.temperature),
             "confidence": f"k {self.weighing.k}",
         }
-        root = self.directory / "confidence" / artifacts.fingerprint_json(settings)[:8]
-        directory = artifacts.split_path(root, task, split)
-        fingerprints = {**self._list_fingerprints(queries, task), **settings}
-        if not runs.is_finished(directory):
-            with phase(f"{self.name}: confidence of {task} {split}"):
-                confidences = self._own_confidences(task, split, (self.temperature,))[0]
-            arrays = {"confidence": confidences}
-            runs.QueryArrays(runs.CONFIDENCE, queries.query_ids, arrays, fingerprints).save(
-                directory
-            )
-        saved = runs.QueryArrays.open(directory, runs.CONFIDENCE, fingerprints=fingerprints)
+        folder = f"confidence/{artifacts.fingerprint_json(settings)[:8]}"
+
+        def confidences() -> dict[str, np.ndarray]:
+            return {"confidence": self._own_confidences(task, split, (self.temperature,))[0]}
+
+        saved = self._computed_once(runs.CONFIDENCE, folder, task, split, settings, confidences)
         return saved.arrays["confidence"]
 
     @functools.cached_property
@@ -236,7 +228,10 @@ class OpenSpecialist:
         if not path.exists():
             with phase(f"{self.name}: calibration"):
                 choice = self._calibrate()
-            artifacts.write_json(path, {**_as_json(choice), "basis": basis})
+            curve = dict(vars(choice))
+            table = vars(curve.pop("reliability"))
+            by_bin = {name: values.tolist() for name, values in table.items()}
+            artifacts.write_json(path, {**curve, **by_bin, "basis": basis})
         saved = artifacts.read_json(path)
         artifacts.require_equal(
             str(path), saved["basis"], basis, f"delete {path} to calibrate again"
@@ -258,12 +253,28 @@ class OpenSpecialist:
             raise ConfigError(title, where="SPECIALISTS", fix=fix)
         return self.ensemble
 
-    def _list_fingerprints(self, queries: QueryEmbeddings, task: str) -> Mapping[str, str]:
-        # One that all lists have, since a name that only one side has is not compared.
+    def _computed_once(
+        self,
+        kind: str,
+        folder: str,
+        task: str,
+        split: str,
+        settings: Mapping[str, str],
+        compute: Callable[[], dict[str, np.ndarray]],
+    ) -> runs.QueryArrays:
+        """Arrays of a task's queries, from `directory` where they are there already."""
+        queries = self.queries(task, split)
+        # One that all have, since a name that only one side has is not compared.
         depth = str(self.weighing.depth)
         if task in self.own_passage_tasks:
             depth += ", own passages left out"
-        return {**queries.fingerprints, "depth": depth}
+        fingerprints = {**queries.fingerprints, "depth": depth, **settings}
+        directory = artifacts.split_path(self.directory / folder, task, split)
+        if not runs.is_finished(directory):
+            with phase(f"{self.name}: {kind} of {task} {split}"):
+                arrays = compute()
+            runs.QueryArrays(kind, queries.query_ids, arrays, fingerprints).save(directory)
+        return runs.QueryArrays.open(directory, kind, fingerprints=fingerprints)
 
     def _judged(self, task: str) -> str:
         """What decides which of a task's validation queries are right."""
@@ -319,16 +330,4 @@ def open_specialists(
     return {
         name: OpenSpecialist(name, files, pathlib.Path(root, artifacts.file_name(name)), **shared)
         for name, files in specialists.items()
-    }
-
-
-def _as_json(choice: TemperatureChoice) -> dict[str, object]:
-    table = choice.reliability
-    return {
-        "temperature": choice.temperature,
-        "temperatures": list(choice.temperatures),
-        "errors": list(choice.errors),
-        "count": table.count.tolist(),
-        "confidence": table.confidence.tolist(),
-        "accuracy": table.accuracy.tolist(),
     }

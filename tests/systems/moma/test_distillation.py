@@ -1,24 +1,17 @@
 """What a lookup learns from attention: positives, negatives, and the store it trains on."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tiny_training
 
 from taser_jax.data.collections.store import write_collection
-from taser_jax.data.token_store.store import (
-    QueryNormalization,
-    QuerySettings,
-    TokenStore,
-)
+from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, TokenStore
 from taser_jax.retrieval.runs import Run, SearchResult
 from taser_jax.storage.records import Passage
 from taser_jax.systems.moma.augment import documents_shown
-from taser_jax.systems.moma.distillation import (
-    Distilled,
-    attention_shares,
-    distil,
-    write_joined_store,
-)
+from taser_jax.systems.moma.distillation import attention_shares, distil, write_joined_store
 from taser_jax.systems.moma.memories import Manifest, Memory, Mixture
 
 # Two queries, six documents looked up, of which three are fused.
@@ -30,32 +23,24 @@ GOLD = [np.array([5]), np.array([11, 12])]
 
 @pytest.fixture
 def mixture(tmp_path):
-    stores = {}
+    memories = []
     for name, passages in (("source", 48), ("more", 60)):
         store = tiny_training.write_token_store(tmp_path / name, num_passages=passages)
-        stores[name] = store
-    memories = tuple(
-        Memory(
-            name,
-            str(token_store.directory),
-            "tiny",
-            token_store.metadata.passages_fingerprint,
-            len(token_store),
-        )
-        for name, token_store in stores.items()
-    )
-    return Mixture(Manifest({}, memories, str(tmp_path / "parts")))
+        content = store.metadata.passages_fingerprint
+        memories.append(Memory(name, str(store.directory), "tiny", content, len(store)))
+    return Mixture(Manifest({}, tuple(memories), str(tmp_path / "parts")))
 
 
 def test_positives_are_gold_and_most_attended_and_negatives_the_rest():
-    distilled = distil(GOLD, LOOKUP, ATTENTION, learned=2)
-    assert [rows.tolist() for rows in distilled.positives] == [[5, 3], [11, 12, 6, 2]]
-    assert [sorted(rows.tolist()) for rows in distilled.negatives] == [[1, 7, 8, 9], [4]]
-    few, again = (distil(GOLD, LOOKUP, ATTENTION, learned=0, negatives=2) for _ in range(2))
-    assert [rows.tolist() for rows in few.positives] == [[5], [11, 12]]
-    assert [len(rows) for rows in few.negatives] == [2, 2]
-    for drawn, redrawn in zip(few.negatives, again.negatives, strict=True):
-        np.testing.assert_array_equal(drawn, redrawn)
+    positives, negatives = distil(GOLD, LOOKUP, ATTENTION, learned=2)
+    assert [rows.tolist() for rows in positives] == [[5, 3], [11, 12, 6, 2]]
+    assert [sorted(rows.tolist()) for rows in negatives] == [[1, 7, 8, 9], [4]]
+    (gold, few), (_, again) = (
+        distil(GOLD, LOOKUP, ATTENTION, learned=0, negatives=2) for _ in range(2)
+    )
+    assert [rows.tolist() for rows in gold] == [[5], [11, 12]]
+    assert few.lengths.tolist() == [2, 2]
+    np.testing.assert_array_equal(few.values, again.values)
 
 
 def test_the_lookup_trains_on_all_memories(mixture, tmp_path):
@@ -67,15 +52,15 @@ def test_the_lookup_trains_on_all_memories(mixture, tmp_path):
         np.tile(np.array([50, 51, 52, 53], np.int32), (16, 1)),
         np.zeros((16, 4), np.float32),
     )
-    data = distil(gold, lookup, np.ones((16, 2), np.float32), learned=1)
-    key = queries.task, queries.split
-    joined = write_joined_store(tmp_path / "joined", mixture, source, {key: (queries, data)})
+    positives, negatives = distil(gold, lookup, np.ones((16, 2), np.float32), learned=1)
+    data = dataclasses.replace(queries, positives=positives, hard_negatives=negatives)
+    joined = write_joined_store(tmp_path / "joined", mixture, source, [data])
     assert len(joined) == 60
     rows = np.array([0, 47, 59])
     np.testing.assert_array_equal(
         joined.passages.tokens(rows).ids, mixture.stores[1].passages.tokens(rows).ids
     )
-    read = TokenStore.open(tmp_path / "joined").queries(*key)
+    read = TokenStore.open(tmp_path / "joined").queries(queries.task, queries.split)
     np.testing.assert_array_equal(read.ids, queries.ids)
     assert read.query_ids == queries.query_ids
     assert read.positives[0].tolist() == [queries.positives[0][0], 50]
@@ -92,8 +77,8 @@ def test_a_trained_lookup_knows_the_prompts_of_the_source(mixture, tmp_path):
     texts = {"query_ids": ["q"], "tokens": [[2, 7, 3, 5, 3]], "positives": [[0]]}
     writer.write_queries("first", "train", **texts, settings=settings)
     source = writer.finish()
-    split = {("first", "train"): (source.queries("first", "train"), Distilled(GOLD[:1], GOLD[:1]))}
-    about = write_joined_store(tmp_path / "joined", mixture, source, split).metadata
+    queries = [source.queries("first", "train")]
+    about = write_joined_store(tmp_path / "joined", mixture, source, queries).metadata
     assert (about.titles, about.passage_prompt) == ("join", (9,))
     [entry] = about.queries
     assert (entry.normalization, entry.prompt) == ("curly_apostrophe", (7, 3))
