@@ -34,10 +34,7 @@ from taser_jax.retrieval.embeddings import (
     split_of,
     write_embeddings,
 )
-from taser_jax.retrieval.exact import (
-    ExactSearcher,
-    measure_recall,
-)
+from taser_jax.retrieval.exact import ExactSearcher, measure_recall
 from taser_jax.retrieval.runs import SearchResult, top_k
 from taser_jax.retrieval.scann import RECALL_QUERIES
 from taser_jax.storage import artifacts, checksums
@@ -131,7 +128,14 @@ def export_embeddings(
 def _print_recall(
     embeddings: Embeddings, encoded: Sequence[QueryEmbeddings], coding: Coding
 ) -> dict[str, float]:
-    """Measures what codes cost on some of all queries; without any, on passages."""
+    """Measures what codes cost on some of all queries; without any, on passages.
+
+    Binary search takes the signs of queries, int8 takes them whole.
+
+    Returns:
+        Shares of the exact top 20. "alone": of the best by codes; "rescored": of the four times as
+        many best by codes, ordered again by whole embeddings.
+    """
     sources: Sequence[Embeddings] = encoded or [embeddings]
     share = -(-RECALL_QUERIES // len(sources))
     samples = [
@@ -139,7 +143,18 @@ def _print_recall(
         for source in sources
     ]
     queries = np.concatenate(samples).astype(np.float32)
-    recall = recall_of_codes(embeddings, queries, coding, k=_RECALL_K)
+    exact = ExactSearcher(embeddings).search(queries, _RECALL_K)
+    asked = coding.decode(coding.encode(queries)) if coding.codes is Codes.BINARY else queries
+    by_codes = ExactSearcher(_Coded(embeddings, coding)).search(asked, _RESCORED * _RECALL_K)
+    # Scores as exact search has them, by which ties are counted.
+    scores = np.full(by_codes.rows.shape, -np.inf, np.float32)
+    for query, rows in enumerate(by_codes.rows):
+        there = rows >= 0
+        passages = embeddings.take(rows[there]).astype(np.float32)
+        scores[query, there] = passages @ queries[query]
+    alone = SearchResult(by_codes.rows[:, :_RECALL_K], scores[:, :_RECALL_K])
+    rescored = top_k(by_codes.rows, scores, _RECALL_K)
+    recall = {"alone": measure_recall(alone, exact), "rescored": measure_recall(rescored, exact)}
     logger.info(
         f"{coding.codes.value} codes: recall@{_RECALL_K} {recall['alone']:.4f} against exact "
         f"search, {recall['rescored']:.4f} with the first {_RESCORED * _RECALL_K} scored again by "
@@ -153,7 +168,7 @@ def _blocks(
     store: PassageStore,
     start: int,
     stop: int,
-    coding: Coding = Coding(),
+    coding: Coding,
 ) -> Iterator[pyarrow.Table]:
     with bar("export", total=stop - start, unit="passage") as progress:
         for first in range(start, stop, _BLOCK):
@@ -343,35 +358,3 @@ class _Coded:
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         return self.coding.decode(self.coding.encode(self.whole[rows]))
-
-
-def recall_of_codes(
-    embeddings: Embeddings, queries: Float32[np.ndarray, "queries dim"], coding: Coding, *, k: int
-) -> dict[str, float]:
-    """Share of the exact top k that codes find.
-
-    Args:
-        embeddings: the passages'.
-        queries: embeddings of queries; binary search takes their signs, int8 takes them whole.
-        coding: the passages' coding.
-        k: results per query.
-
-    Returns:
-        "alone": of the k best by codes; "rescored": of the 4k best by codes, ordered again by whole
-        embeddings.
-    """
-    exact = ExactSearcher(embeddings).search(queries, k)
-    asked = coding.decode(coding.encode(queries)) if coding.codes is Codes.BINARY else queries
-    by_codes = ExactSearcher(_Coded(embeddings, coding)).search(asked, _RESCORED * k)
-    # Scores as exact search has them, by which ties are counted.
-    scores = np.full(by_codes.rows.shape, -np.inf, np.float32)
-    for query, rows in enumerate(by_codes.rows):
-        there = rows >= 0
-        passages = embeddings.take(rows[there]).astype(np.float32)
-        scores[query, there] = passages @ queries[query]
-    alone = SearchResult(by_codes.rows[:, :k], scores[:, :k])
-    rescored = top_k(by_codes.rows, scores, k)
-    return {
-        "alone": measure_recall(alone, exact),
-        "rescored": measure_recall(rescored, exact),
-    }

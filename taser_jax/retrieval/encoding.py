@@ -90,7 +90,7 @@ def encode_texts(
     *,
     fingerprints: Mapping[str, str],
     kind: str = Embeddings.KIND,
-    config: EncodeConfig | None = None,
+    config: EncodeConfig = EncodeConfig(),
     process_index: int = 0,
     process_count: int = 1,
     attached: Mapping[str, object] = types.MappingProxyType({}),
@@ -122,8 +122,7 @@ def encode_texts(
         DataError: no texts, or the model returned a non-finite number.
         StorageError: the directory cannot be written.
     """
-    config, directory = config or EncodeConfig(), pathlib.Path(directory)
-    lengths = np.asarray(tokens.lengths)
+    directory, lengths = pathlib.Path(directory), np.asarray(tokens.lengths)
     if not len(lengths):
         raise DataError("no texts to encode", where=str(directory))
     plan = {
@@ -254,7 +253,7 @@ def encode_queries(
     *,
     fingerprints: Mapping[str, str],
     states: Texts | None = None,
-    config: EncodeConfig | None = None,
+    config: EncodeConfig = EncodeConfig(),
     process_index: int = 0,
     process_count: int = 1,
 ) -> bool:
@@ -286,7 +285,7 @@ def encode_queries(
         queries_directory(embeddings_dir, queries.task, queries.split),
         kind=QueryEmbeddings.KIND,
         fingerprints={**fingerprints, "queries": queries.fingerprint},
-        config=dataclasses.replace(config or EncodeConfig(), dtype=EmbeddingDtype.FLOAT32),
+        config=dataclasses.replace(config, dtype=EmbeddingDtype.FLOAT32),
         process_index=process_index,
         process_count=process_count,
         attached={QUERY_IDS: queries.query_ids},

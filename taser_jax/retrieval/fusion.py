@@ -56,6 +56,10 @@ class FusionConfig(Checked):
     weighting: Weighting = Weighting.CONFIDENCE
     power: PositiveNumber = 1.0
 
+    def weighs(self, lists: int) -> bool:
+        """Whether so many lists are weighed by confidence."""
+        return lists > 1 and self.weighting is not Weighting.EQUAL
+
 
 def weights_of(
     confidence: Float[np.ndarray, "queries specialists"], config: FusionConfig = FusionConfig()

@@ -31,11 +31,10 @@ from taser_jax.retrieval.runs import SearchResult
 from taser_jax.retrieval.scann import KIND as SCANN_KIND
 from taser_jax.retrieval.scann import (
     REBUILD,
-    RECALL_QUERIES,
     ScannConfig,
     ScannSearcher,
     build_scann,
-    some_passages,
+    recall_queries,
 )
 from taser_jax.storage import artifacts, checksums
 from taser_jax.storage.errors import ConfigError, DataError, how_to_install
@@ -227,12 +226,11 @@ def build_faiss(
     artifacts.write_json(directory / artifacts.METADATA, plan)
     searcher = FaissSearcher(directory)
     if config.lists:
-        queries = some_passages(embeddings) if sample_queries is None else sample_queries
-        queries, k = queries[:RECALL_QUERIES].astype(np.float32), min(_RECALL_K, count)
+        (queries, what), k = recall_queries(embeddings, sample_queries), min(_RECALL_K, count)
         exact = ExactSearcher(embeddings).search(queries, k)
         recall = measure_recall(searcher.search(queries, k), exact)
-        message = "FAISS: recall@%d %.4f against exact search (%d queries)"
-        logger.info(message, k, recall, len(queries))
+        message = "FAISS: recall@%d %.4f against exact search (%d %s)"
+        logger.info(message, k, recall, len(queries), what)
     return searcher
 
 
@@ -294,7 +292,7 @@ def build_index(
     embeddings_dir: artifacts.FilePath,
     index_dir: artifacts.FilePath,
     *,
-    config: IndexConfig | None = None,
+    config: IndexConfig = IndexConfig(),
     sample_queries: Float[np.ndarray, "queries dim"] | None = None,
 ) -> Searcher:
     """Builds an index of finished embeddings, or opens a finished one.
@@ -311,7 +309,6 @@ def build_index(
         DataError: the embeddings are not finished, or some are not finite.
         FingerprintError: the directory holds an index of other embeddings or another config.
     """
-    config = config or IndexConfig()
     embeddings = Embeddings(embeddings_dir)
     fingerprints = embeddings.fingerprints
     given: dict[str, Any] = {"fingerprints": fingerprints, "sample_queries": sample_queries}

@@ -262,7 +262,7 @@ def build_scann(
     directory: artifacts.FilePath,
     *,
     fingerprints: Mapping[str, str],
-    config: ScannConfig | None = None,
+    config: ScannConfig = ScannConfig(),
     sample_queries: Float[np.ndarray, "queries dim"] | None = None,
 ) -> ScannSearcher:
     """Builds an index shard by shard, or opens a finished one.
@@ -280,8 +280,7 @@ def build_scann(
         FingerprintError: the directory holds an index of other embeddings or another config.
         StorageError: the directory cannot be written.
     """
-    config, directory = config or ScannConfig(), pathlib.Path(directory)
-    num_passages, dim = embeddings.shape
+    directory, (num_passages, dim) = pathlib.Path(directory), embeddings.shape
     if not num_passages:
         raise ConfigError("no passages", where=str(directory), fix="encode one at least")
     plan = {
@@ -313,10 +312,7 @@ def build_scann(
         del rows, built
 
     shards = _Shards(directory, bounds)
-    if sample_queries is not None and len(sample_queries):
-        queries, measured_on = sample_queries, "queries"
-    else:
-        queries, measured_on = some_passages(embeddings), "passages"
+    queries, measured_on = recall_queries(embeddings, sample_queries)
     effort = _choose_effort(embeddings, shards, config, queries)
     artifacts.write_json(
         directory / artifacts.METADATA,
@@ -325,12 +321,18 @@ def build_scann(
     return ScannSearcher(directory)
 
 
-def some_passages(embeddings: EmbeddingRows) -> Float[np.ndarray, "queries dim"]:
-    """Passages at random, by which recall is measured where there are no queries."""
-    rows = np.random.default_rng([_SEED, embeddings.shape[0]]).integers(
-        0, embeddings.shape[0], RECALL_QUERIES
-    )
-    return np.concatenate([np.asarray(embeddings[row : row + 1]) for row in rows.tolist()])
+def recall_queries(
+    embeddings: EmbeddingRows, queries: Float[np.ndarray, "queries dim"] | None
+) -> tuple[Float[np.ndarray, "sampled dim"], str]:
+    """What recall is measured on: some queries or, without any, passages; and which they are."""
+    source, what = embeddings, "passages"
+    if queries is not None and len(queries):
+        source, what = queries, "queries"
+    count = source.shape[0]
+    rng = np.random.default_rng([_SEED, count])
+    chosen = rng.permutation(count)[:RECALL_QUERIES].tolist()
+    rows = [np.asarray(source[row : row + 1]) for row in chosen]
+    return np.concatenate(rows).astype(np.float32), what
 
 
 def _choose_effort(
@@ -340,9 +342,6 @@ def _choose_effort(
     queries: np.ndarray,
 ) -> SearchEffort:
     """The least effort that reaches the recall target."""
-    rng = np.random.default_rng([_SEED, len(queries)])
-    chosen = rng.permutation(len(queries))[:RECALL_QUERIES]
-    queries = np.asarray(queries)[chosen].astype(np.float32)
     k = min(config.recall_k, embeddings.shape[0])
     exact = ExactSearcher(embeddings).search(queries, k)
 

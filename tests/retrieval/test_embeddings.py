@@ -143,7 +143,7 @@ def test_other_model_or_collection_is_refused(tokens, tmp_path):
         encode(tokens, tmp_path / "e", config=EncodeConfig(shard_rows=50))
 
 
-def test_nan_names_the_row_and_nothing_is_kept(tokens, tmp_path):
+def test_nan_names_the_row_and_nothing_is_kept_and_no_texts_are_refused(tokens, tmp_path):
     def broken(batch):
         bad = (batch.ids == tokens.ids[17, : batch.ids.shape[1]]).all(axis=1)
         return np.where(bad[:, None], np.nan, Encoder()(batch))
@@ -151,9 +151,6 @@ def test_nan_names_the_row_and_nothing_is_kept(tokens, tmp_path):
     with pytest.raises(DataError, match="row 17: the model's embedding has NaN"):
         encode(tokens, tmp_path / "e", broken)
     assert not list((tmp_path / "e").glob("*.npy*"))
-
-
-def test_no_passages(tmp_path):
     nothing = TokenArray(ids=np.zeros((0, 4), np.int32), lengths=np.zeros(0, np.int32))
     with pytest.raises(DataError, match="no texts"):
         encode(nothing, tmp_path / "e")

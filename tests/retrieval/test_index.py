@@ -31,6 +31,7 @@ RNG = np.random.default_rng(0)
 # The first dimensions decide little of the whole norm, so that normalising again matters.
 TABLE = (RNG.standard_normal((300, 8)) * ([1.0] * 3 + [4.0] * 5)).astype(np.float32)
 QUERIES = RNG.standard_normal((20, 8)).astype(np.float32)
+RANKED = np.argsort(-(QUERIES @ TABLE.T), axis=1, kind="stable")
 
 
 def write(directory, model="m1", normalization="none"):
@@ -44,11 +45,10 @@ def test_built_and_opened_find_the_same(tmp_path, kind):
     built = build_index(embeddings, tmp_path / "index", config=config)
     again = build_index(embeddings, tmp_path / "index", config=config)
     opened = open_index(tmp_path / "index", fingerprints={"model": "m1", "collection": "c1"})
-    expected = np.argsort(-(QUERIES @ TABLE.T), axis=1, kind="stable")[:, :7]
     for searcher in (built, again, opened):
         assert isinstance(searcher, Searcher)
         assert isinstance(searcher, LIBRARIES.get(kind, ExactSearcher))
-        np.testing.assert_array_equal(searcher.search(QUERIES, 7).rows, expected)
+        np.testing.assert_array_equal(searcher.search(QUERIES, 7).rows, RANKED[:, :7])
 
 
 @pytest.mark.parametrize("kind", LIBRARIES)
@@ -63,15 +63,14 @@ def test_without_its_library_its_extra_is_named_at_once(tmp_path, monkeypatch, k
 
 @pytest.mark.needs("faiss")
 def test_faiss_reads_as_many_lists_as_are_probed(tmp_path, caplog):
-    embeddings = write(tmp_path / "embeddings")
-    exact, recalls = np.argsort(-(QUERIES @ TABLE.T), axis=1, kind="stable")[:, :7], []
+    embeddings, recalls = write(tmp_path / "embeddings"), []
     for probes in (1, 8):
         faiss = FaissConfig(lists=8, probes=probes)
         config = IndexConfig(kind=IndexKind.FAISS, faiss=faiss)
         with caplog.at_level("INFO", logger="taser"):
             built = build_index(embeddings, tmp_path / str(probes), config=config)
         rows = built.search(QUERIES, 7).rows
-        shared = [np.isin(*pair).mean() for pair in zip(exact, rows, strict=True)]
+        shared = [np.isin(*pair).mean() for pair in zip(RANKED[:, :7], rows, strict=True)]
         recalls.append(float(np.mean(shared)))
     # All eight lists are all passages.
     assert recalls[0] < recalls[1] == 1.0
@@ -155,8 +154,8 @@ def test_the_first_dimensions_are_searched_as_cut_vectors(normalization, dim, tm
     expected = np.argsort(-scores, axis=1)[:, :5]
     np.testing.assert_array_equal(hits.rows, expected)
     np.testing.assert_allclose(hits.scores, np.take_along_axis(scores, expected, axis=1), rtol=1e-5)
-    whole = np.argsort(-(QUERIES @ TABLE.T), axis=1)[:, :5]
-    assert np.array_equal(hits.rows, whole) == (dim == 8 and normalization is Normalization.NONE)
+    is_whole = dim == 8 and normalization is Normalization.NONE
+    assert np.array_equal(hits.rows, RANKED[:, :5]) == is_whole
 
 
 def test_what_cannot_be_cut_is_refused(tmp_path):

@@ -164,29 +164,17 @@ def test_samples_are_uniform():
     np.testing.assert_allclose(counts[1:], 6000 / 9, atol=115)
 
 
-PAGES = {8: "a", 3: "b", 5: "b", 4: "c", 9: "c", 1: "d", 2: "e", 6: "e", 7: "f", 0: "f"}
-
-
-def pages_of(rows):
-    return [PAGES[row] for row in rows]
-
-
-def test_passages_of_a_positives_page_are_left_out():
-    """Query 0 has positives on pages b and c: of 8 3 5 4 only 8 is on another one."""
-    config = MiningConfig(depth=4, count=9, excluded=Excluded.PAGES)
-    mined = mine_negatives(RESULT, [[3, 4], [1], [7]], config=config, pages_of=pages_of)
-    assert mined.rows == [[8], [], [2, 6]]
-    # Query 0 loses 3, 4 and then 5; query 1 its positive; query 2 its positive 7 and then 0.
+def test_passages_of_a_positives_page_are_left_out_and_pages_must_be_known():
+    """Query 0 has positives on pages 0 and 1: of 8 3 5 4 only 8 is on another one."""
+    options = {"config": MiningConfig(depth=4, count=9, excluded=Excluded.PAGES)}
+    positives = [[3, 4], [1], [7]]
+    mined = mine_negatives(RESULT, positives, pages_of=four_a_page, **options)
+    assert mined.rows == [[8], [], [2, 0]]
+    # Query 0 loses 3, 4 and then 5; query 1 its positive; query 2 its positive 7 and then 6.
     assert mined.statistics.left_out[Reason.POSITIVE] == 2 + 1 + 1
     assert mined.statistics.left_out[Reason.PAGE] == 1 + 0 + 1
-
-
-def test_pages_must_be_known_to_be_left_out():
-    config = MiningConfig(depth=4, excluded=Excluded.PAGES)
     with pytest.raises(ConfigError, match="pages are to be left out"):
-        mine_negatives(
-            RESULT, [[3, 4], [1], [7]], config=config, pages_of=lambda rows: [""] * len(rows)
-        )
+        mine_negatives(RESULT, positives, pages_of=lambda rows: [""] * len(rows), **options)
 
 
 # Powers of two, so that margins are exact: positive 3 scores 4, and 1 scores 1 at rank 4.

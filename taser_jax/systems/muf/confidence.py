@@ -196,9 +196,7 @@ class TemperatureChoice:
 
 
 def reliability(
-    confidence: Float[np.ndarray, " queries"],
-    correct: Bool[np.ndarray, " queries"],
-    bins: int = BINS,
+    confidence: Float[np.ndarray, " queries"], correct: Bool[np.ndarray, " queries"]
 ) -> Reliability:
     """Mean confidence and accuracy in equal bins of confidence.
 
@@ -209,7 +207,6 @@ def reliability(
     Args:
         confidence: between 0 and 1.
         correct: whether the specialist's first passage is right.
-        bins: number of bins.
 
     Raises:
         DataError: no query.
@@ -219,14 +216,14 @@ def reliability(
         fix = "calibrate on a task that has a validation split, or set a temperature"
         raise DataError("there are no validation queries", where="calibration", fix=fix)
     # float32 confidences of .2 are .200000003: they belong to (.1, .2] all the same.
-    edges = np.arange(1, bins) / bins
+    edges = np.arange(1, BINS) / BINS
     place = np.searchsorted(edges, np.round(confidence, 6), side="left")
-    count = np.bincount(place, minlength=bins)
+    count = np.bincount(place, minlength=BINS)
     filled = np.maximum(count, 1)
     return Reliability(
         count,
-        np.bincount(place, confidence, bins) / filled,
-        np.bincount(place, np.asarray(correct, np.float64), bins) / filled,
+        np.bincount(place, confidence, BINS) / filled,
+        np.bincount(place, np.asarray(correct, np.float64), BINS) / filled,
     )
 
 

@@ -17,12 +17,7 @@ from taser_jax.devices import hosts
 from taser_jax.devices.mesh import peak_flops
 from taser_jax.models.parameters import parameters_fingerprint
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
-from taser_jax.storage.artifacts import (
-    fingerprint_json,
-    follow_plan,
-    storage_errors,
-    write_text,
-)
+from taser_jax.storage.artifacts import fingerprint_json, follow_plan, storage_errors, write_text
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
 from taser_jax.storage.typed_files import to_plain
@@ -104,7 +99,7 @@ def ensemble(
     hosts.require_same(about)
     with storage_errors(output_dir):
         hosts.first_host_only(follow_plan)(output_dir, {"kind": "ensemble", **about})
-        hosts.first_host_only(_write_config)(output_dir, config_text)
+        hosts.first_host_only(write_text)(epath.Path(output_dir) / "config.gin", config_text)
     model, batching, validation = training.model, training.batching, read(split=_VALIDATION)
     placement = MemberPlacement.over(jax.devices(), model.members)
     steps, dim = training.epochs * stream.steps_per_epoch, vectors.passages.shape[1]
@@ -199,7 +194,3 @@ def _restored(
     )
     restored = checkpoints.restore_params(placed, step=step)
     return jax.tree.map(lambda leaf: np.asarray(leaf)[: placement.members], restored)
-
-
-def _write_config(output_dir: str, config_text: str) -> None:
-    write_text(epath.Path(output_dir) / "config.gin", config_text)

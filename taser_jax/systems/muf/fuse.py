@@ -198,8 +198,7 @@ def fuse(
             sparse = read_task_run(bm25.runs_dir, queries, store)
             added = fusion.fuse(arrays.run, sparse, alpha=alphas[task], k=k, config=settled)
             write("runs_bm25", task, added, tag=f"{tag}-bm25")
-    weighs = weighing.fusion.weighting is not fusion.Weighting.EQUAL and len(opened) > 1
-    weighed = opened if weighs else {}
+    weighed = opened if weighing.fusion.weighs(len(opened)) else {}
     temperatures = {name: specialist.temperature for name, specialist in weighed.items()}
     summary = FusionSummary(temperatures, alphas)
     own = tuple(own_passage_tasks)
@@ -225,11 +224,11 @@ def join(
     query_ids = runs[0].query_ids
     if weigh is not None:
         confidences = weigh(runs)
-    elif config.weighting is fusion.Weighting.EQUAL or len(runs) == 1:
-        confidences = np.ones((len(query_ids), len(runs)), np.float32)
-    else:
+    elif config.weighs(len(runs)):
         columns = [specialist.confidence(task, split) for specialist in specialists.values()]
         confidences = np.stack(columns, axis=1)
+    else:
+        confidences = np.ones((len(query_ids), len(runs)), np.float32)
     if undecided := int((confidences.max(axis=1) <= 0).sum()):
         what = "%s %s: every specialist has confidence 0 in %d queries; their lists weigh the same"
         logger.warning(what, task, split, undecided)
@@ -301,11 +300,7 @@ def _check(
         title = f"the specialists are {', '.join(specialists) or 'none'}"
         fix = "give at least one, and names that differ in letters or digits"
         raise ConfigError(title, where="SPECIALISTS", fix=fix)
-    calibrates = (
-        weighing.fusion.weighting is not fusion.Weighting.EQUAL
-        and len(specialists) > 1
-        and len(weighing.temperatures) > 1
-    )
+    calibrates = weighing.fusion.weighs(len(specialists)) and len(weighing.temperatures) > 1
     if split == VALIDATION and (calibrates or bm25.runs_dir is not None):
         title = f"queries of {split!r} would choose what is then reported on them"
         fix = "fuse another split, or give one of Weighing.temperatures and add no BM25"

@@ -189,8 +189,9 @@ class MufStages:
             runs_dir = str(self._root / "bm25" / "runs")
             bm25 = AddedBm25(runs_dir, setting.hybrid, setting.hybrid_measure)
         models = {name: self._models[name] for name in names}
-        weighs = len(names) > 1 and fusing["weighing"].fusion.weighting is not Weighting.EQUAL
-        count = (members or self._fusion.ensemble.model.members) if weighs else 0
+        count = members or self._fusion.ensemble.model.members
+        if not fusing["weighing"].fusion.weighs(len(names)):
+            count = 0
         parameters = sum(
             model.parameters + count * model.member_parameters for model in models.values()
         )

@@ -89,10 +89,9 @@ def fused(small_world, specialists, tmp_path_factory):
     return output_dir, start(output_dir, small_world, specialists)
 
 
-def lists_of(output_dir, name, task, split="test"):
-    return QueryArrays.open(
-        split_path(output_dir / "specialists" / name / "lists", task, split), LISTS
-    )
+def list_of(output_dir, name, task):
+    path = split_path(output_dir / "specialists" / name / "lists", task, "test")
+    return QueryArrays.open(path, LISTS).run
 
 
 def fused_lists(output_dir, task):
@@ -121,7 +120,7 @@ def test_lists_are_weighed_by_each_specialists_confidence(fused, small_world, sp
         assert saved["errors"][TEMPERATURES.index(temperature)] == min(saved["errors"])
     for task in ("summary", "code"):
         arrays = fused_lists(output_dir, task)
-        runs = [lists_of(output_dir, name, task).run for name in specialists]
+        runs = [list_of(output_dir, name, task) for name in specialists]
         assert arrays.columns == tuple(specialists)
         for place, (name, folder) in enumerate(specialists.items()):
             expected = confidence_of(folder, task, runs[place], summary.temperatures[name])
@@ -184,7 +183,7 @@ def test_one_specialist_is_its_own_list_and_needs_no_ensemble(small_world, speci
     alone = {"joint": put_together(tmp_path / "joint", specialists["code"], ensemble=None)}
     start(tmp_path, small_world, alone)
     arrays = fused_lists(tmp_path, "summary")
-    own = lists_of(tmp_path, "joint", "summary").run
+    own = list_of(tmp_path, "joint", "summary")
     np.testing.assert_array_equal(arrays.run.rows, own.rows)
     np.testing.assert_allclose(arrays.run.scores, own.scores)
 
@@ -196,7 +195,7 @@ def test_without_the_domain_a_task_is_left_to_the_others(fused, small_world, spe
     for task, other in (("summary", "code"), ("code", "summary")):
         arrays = fused_lists(tmp_path, task)
         assert arrays.columns == (other,)
-        own = lists_of(output_dir, other, task).run
+        own = list_of(output_dir, other, task)
         np.testing.assert_array_equal(arrays.run.rows, own.rows)
 
 

@@ -5,11 +5,7 @@ import pytest
 
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.storage.errors import ConfigError
-from taser_jax.systems.muf.tables import (
-    MixedConfig,
-    draw_mixes,
-    mix,
-)
+from taser_jax.systems.muf.tables import MixedConfig, draw_mixes, mix
 
 
 def evaluation(task, values):
