@@ -41,14 +41,14 @@ ROOMS = {
     "loose files": 358,
     "models": 2_285,
     "optim": 841,
-    "retrieval": 2_162,
+    "retrieval": 2_136,
     "serving": 486,
     "storage": 1_274,
-    "systems": 2_933,
+    "systems": 2_892,
     "training": 1_261,
 }
 OTHERS = {
-    "lines of code": 29_350,
+    "lines of code": 29_283,
     "percent of code that imports or raises": 13.9,
     "files": 188,
     "lines of the longest file": 415,
