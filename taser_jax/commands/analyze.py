@@ -171,10 +171,6 @@ class AnalyzedModel:
         """The directory of a step's checkpoint."""
         return model_directory.checkpoint_path(self.directory, step)
 
-    def restore(self, step: int) -> PyTree:
-        """The parameters at a step, on the devices."""
-        return restore_params_from(self.checkpoint(step), abstract_params=self.params)
-
 
 def _open(
     name: str,
@@ -237,6 +233,7 @@ def _specialties(
     """Counts and samples at every step of a model, all from the same batches."""
     specialties, samples = [], {}
     for step in model.steps:
+        checkpoint = model.checkpoint(step)
         with phase(f"{model.name}, step {step}: sensitivities"):
             drawn = track(
                 (batch for _, batch in batches.iterate(0, config.num_batches)),
@@ -245,9 +242,9 @@ def _specialties(
             )
             sensitivities = specialty.total_sensitivities(
                 measures,
-                model.restore(step),
+                restore_params_from(checkpoint, abstract_params=model.params),
                 drawn,
-                checkpoint=str(model.checkpoint(step)),
+                checkpoint=str(checkpoint),
                 over=config.median_over,
             )
             counts = {

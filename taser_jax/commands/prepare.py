@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import os
 import pathlib
@@ -216,30 +217,20 @@ def prepare_files(*, data_dir: FilePath, collection: str, **options: Any) -> Pre
 
 
 def _report(prepared: PreparedCollection, data_dir: FilePath) -> None:
-    logger.info(
-        "%s: %s passages (%s duplicates merged, %s renamed%s), fingerprint %s",
-        prepared.collection,
-        f"{prepared.passages:,}",
-        f"{prepared.merged:,}",
-        f"{prepared.renamed:,}",
-        _listed(prepared.left_out),
-        prepared.fingerprint,
-    )
+    say = functools.partial(logger.info, "%s: %s", prepared.collection)
+    changed = f"{prepared.merged:,} duplicates merged, {prepared.renamed:,} renamed"
+    changed += _listed(prepared.left_out)
+    say(f"{prepared.passages:,} passages ({changed}), fingerprint {prepared.fingerprint}")
     for split in prepared.splits:
         counts = f"{split.queries:,} queries{_listed(split.left_out)}"
-        logger.info("%s: task %s, %s: %s", prepared.collection, split.task, split.split, counts)
+        say(f"task {split.task}, {split.split}: {counts}")
     if prepared.left_out or any(split.left_out for split in prepared.splits):
-        listed = left_out_directory(data_dir, prepared.collection)
-        logger.info("%s: listed with file and line in %s", prepared.collection, listed)
+        say(f"listed with file and line in {left_out_directory(data_dir, prepared.collection)}")
     without = {split.task for split in prepared.splits if split.split == "train"}
     without -= {split.task for split in prepared.splits if split.split == "validation"}
     if without:
-        logger.info(
-            "%s: no validation split of task %s; VALIDATION_SHARE=0.1 makes one of a tenth of the "
-            "training queries",
-            prepared.collection,
-            ", ".join(sorted(without)),
-        )
+        fix = "VALIDATION_SHARE=0.1 makes one of a tenth of the training queries"
+        say(f"no validation split of task {', '.join(sorted(without))}; {fix}")
 
 
 def _listed(left_out: Mapping[str, int]) -> str:

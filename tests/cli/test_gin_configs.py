@@ -9,10 +9,10 @@ import pytest
 
 from taser_jax.cli import command_table, configuration
 from taser_jax.cli.command_table import load
-from taser_jax.cli.gin_files import gin_directory
+from taser_jax.cli.gin_files import gin_directory, packaged
 from taser_jax.storage.errors import ConfigError
 
-FILES = sorted(str(path.relative_to(gin_directory())) for path in gin_directory().rglob("*.gin"))
+FILES = packaged()
 # Command, and files that are read one after another.
 TOGETHER = [
     *(

@@ -38,34 +38,33 @@ def plain(planned: Plan) -> Plan:
     return dataclasses.replace(planned, learning_rate=0, seconds=0)
 
 
-def test_the_95th_percentile_is_rounded_up_and_bounded():
-    counts = [*range(1, 101)]
-    fitted = fit_length(counts, longest=256)
-    assert (fitted.tokens, fitted.cut, fitted.median) == (96, 0.04, 50)
-    assert fit_length(counts, longest=64).tokens == 64
-    assert fit_length(counts, longest=64).cut == 0.36
-    assert fit_length(counts, longest=64, given=8).tokens == 8
+@pytest.mark.parametrize(
+    ("counts", "options", "fitted"),
+    [
+        # The 95th percentile is rounded up and bounded.
+        (range(1, 101), {"longest": 256}, (96, 0.04, 50)),
+        (range(1, 101), {"longest": 64}, (64, 0.36, 50)),
+        (range(1, 101), {"longest": 64, "given": 8}, (8, 0.92, 50)),
+        # Nothing is cut below the length of a pretrained model.
+        ([10] * 99 + [200], {"longest": 256, "share": 1.0}, (208, 0.0, 10)),
+        ([10] * 99 + [300], {"longest": 256, "share": 1.0}, (256, 0.01, 10)),
+    ],
+)
+def test_lengths_follow_the_texts(counts, options, fitted):
+    assert dataclasses.astuple(fit_length(counts, **options)) == fitted
 
 
 QUERY = fit_length([10] * 20, longest=64)
 PASSAGE = fit_length([40] * 80 + [200] * 20, longest=256)
 
 
-def test_buckets_save_a_quarter_or_are_left_out():
+def test_buckets_save_a_quarter_and_half_of_the_texts_are_padded_to_that_of_the_median():
     assert (QUERY.tokens, PASSAGE.tokens) == (16, 208)
     assert length_buckets(QUERY, PASSAGE) == [16, 48]
     assert length_buckets(QUERY, QUERY) == []
-
-
-def test_half_of_the_texts_are_padded_to_the_bucket_of_the_median():
     assert padded_length(QUERY, [16, 48]) == 16
     assert padded_length(PASSAGE, [16, 48]) == (48 + 208) / 2
     assert padded_length(PASSAGE, []) == 208
-
-
-def test_nothing_is_cut_below_the_length_of_a_pretrained_model():
-    assert fit_length([10] * 99 + [200], longest=256, share=1.0).tokens == 208
-    assert fit_length([10] * 99 + [300], longest=256, share=1.0).tokens == 256
 
 
 @pytest.mark.parametrize(
@@ -119,47 +118,34 @@ def test_folds_train_and_encode_their_pools_and_time_counts_from_the_start():
 
 
 @pytest.mark.parametrize(
-    ("minutes", "steps", "frozen", "rounds", "seconds"),
+    ("minutes", "steps", "frozen", "rounds", "tokens", "seconds"),
     [
-        (30, 200, 0, 2, 865),
+        (30, 200, 0, 2, None, 865),
         # 60 + 1.5 x 30 + 3 x 120 s are fixed, a step of both rounds takes 2 s.
-        (13, 157, 0, 2, 779),
+        (13, 157, 0, 2, None, 779),
         # 97 steps would fit. With half of the blocks a step of both rounds takes 1 s; the states
         # cost half an encoding once, and three half encodings read them.
-        (11, 200, 3, 2, 545),
+        (11, 200, 3, 2, None, 545),
         # 75 steps would fit. One round: 60 + 30 + 1.5 x 120 s are fixed, a step takes 0.5 s.
-        (7, 200, 3, 1, 370),
-        (5, 60, 3, 1, 300),
+        (7, 200, 3, 1, None, 370),
+        (5, 60, 3, 1, None, 300),
         # No step would fit. The last block alone: 60 + 30 + (5 + 2) / 6 x 120 s are fixed, a step
         # takes a sixth of a second.
-        (4, 60, 5, 1, 240),
-        (2, 20, 5, 1, 230 + 20 / 6),
-    ],
-)
-def test_a_budget_costs_steps_then_blocks_then_a_round(minutes, steps, frozen, rounds, seconds):
-    planned = plan(COSTS, WANTED, minutes=minutes / 0.9, pretrained=True)
-    assert planned.seconds == pytest.approx(seconds)
-    expected = {"steps": steps, "frozen_blocks": frozen, "rounds": rounds}
-    assert plain(planned) == plain(dataclasses.replace(WANTED, **expected))
-
-
-@pytest.mark.parametrize(
-    ("minutes", "steps", "tokens", "seconds"),
-    [
-        (4, 60, None, 240),
+        (4, 60, 5, 1, None, 240),
         # 60 + 30 + 140 / 2 s are fixed, a step takes a twelfth of a second.
-        (3, 200, 128, 160 + 200 / 12),
-        (2.75, 60, 128, 165),
+        (3, 200, 5, 1, 128, 160 + 200 / 12),
+        (2.75, 60, 5, 1, 128, 165),
         # 60 + 30 + 140 / 4 s are fixed; no 20 steps fit.
-        (2, 20, 64, 125 + 20 / 24),
+        (2, 20, 5, 1, 64, 125 + 20 / 24),
     ],
 )
-def test_a_budget_then_cuts_passages(minutes, steps, tokens, seconds):
+def test_a_budget_costs_steps_then_blocks_then_a_round_then_tokens(
+    minutes, steps, frozen, rounds, tokens, seconds
+):
     costs = dataclasses.replace(COSTS, shorter={128: 0.5, 64: 0.25})
     planned = plan(costs, WANTED, minutes=minutes / 0.9, pretrained=True)
     assert planned.seconds == pytest.approx(seconds)
-    expected = Plan(32, steps, 5e-5, 5, 1, 0, passage_tokens=tokens)
-    assert plain(planned) == plain(expected)
+    assert plain(planned) == plain(Plan(32, steps, 5e-5, frozen, rounds, 0, passage_tokens=tokens))
 
 
 def test_passages_are_cut_to_quarters_of_their_length_and_cost_their_batches_tokens():
@@ -171,11 +157,14 @@ def test_passages_are_cut_to_quarters_of_their_length_and_cost_their_batches_tok
 
 
 def test_what_is_set_stays_as_it_is():
+    # Not even the shortest plan fits: 20 steps of the last block, in one round.
+    shortest = plan(COSTS, WANTED, minutes=2, pretrained=True)
+    assert (shortest.steps, shortest.frozen_blocks, shortest.rounds) == (20, 5, 1)
+    assert shortest.seconds == pytest.approx(230 + 20 / 6)
     for name, value in {"steps": 200, "rounds": 2, "frozen_blocks": 0}.items():
         chosen = plan(COSTS, WANTED, minutes=2, pretrained=True, fixed=[name])
         assert getattr(chosen, name) == value
         assert chosen.seconds > 120
-    assert plan(COSTS, WANTED, minutes=2, pretrained=True).steps == 20
 
 
 def test_random_weights_are_not_frozen():
@@ -185,15 +174,6 @@ def test_random_weights_are_not_frozen():
 
 UNITS = st.integers(0, 8).map(lambda n: n / 8)
 PAIRS = st.lists(st.tuples(UNITS, UNITS), min_size=2, max_size=12)
-
-
-def test_a_gain_by_hand():
-    first = {"a": np.array([1.0, 0.5, 0.0, 0.5]), "b": np.array([0.5, 0.5])}
-    second = {"a": np.array([0.0, 0.5, 0.0, 0.5]), "b": np.array([0.25, 0.75])}
-    # Differences 1, 0, 0, 0 and 1/4, -1/4: means 1/4 and 0; variances 1/4 and 1/8.
-    gain = paired_gain(first, second)
-    assert gain.mean == 0.125
-    assert gain.error == pytest.approx(math.sqrt(0.25 / 4 + 0.125 / 2) / 2, rel=1e-12)
 
 
 def test_one_query_tells_nothing():
@@ -215,18 +195,6 @@ def test_gains_are_those_of_exact_arithmetic(tasks):
     other_way = paired_gain(second, first)
     assert other_way.mean == pytest.approx(-gain.mean, abs=1e-12)
     assert other_way.error == pytest.approx(gain.error, abs=1e-12)
-
-
-def test_a_sure_gain_is_recommended_before_a_large_one():
-    gains = {
-        "large, unsure": Gain(0.05, 0.06),
-        "sure": Gain(0.02, 0.005),
-        "sure loss": Gain(-0.02, 0.001),
-    }
-    assert recommend(gains, "untrained") == "sure"
-    assert recommend({"large, unsure": gains["large, unsure"]}, "untrained") == "untrained"
-    assert recommend({}, "untrained") == "untrained"
-    assert recommend({"same": Gain(0.0, 0.0)}, "untrained") == "untrained"
 
 
 @given(
