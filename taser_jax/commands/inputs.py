@@ -9,11 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
-from taser_jax.data.token_store.store import TokenStore
 from taser_jax.evaluation.metrics import AnswerMatch, AnswerMatcher
 from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
 from taser_jax.retrieval.runs import NO_ROW, Run, read_trec_run
-from taser_jax.storage.artifacts import require_equal, split_path
+from taser_jax.storage.artifacts import split_path
 from taser_jax.storage.errors import ConfigError, check_known
 
 # Passages read at once.
@@ -145,17 +144,3 @@ class PassageHeads:
             for row, passage in zip(block, self.store.get_many(block), strict=True):
                 self._known[row] = passage.page_id, passage.title
         return [self._known[row] for row in rows]
-
-
-def check_collection(tokens: TokenStore, store: PassageStore) -> None:
-    """Rejects tokens of another version of the collection.
-
-    Raises:
-        FingerprintError: naming both.
-    """
-    require_equal(
-        f"token store {tokens.directory}",
-        {"collection": tokens.metadata.collection_fingerprint},
-        {"collection": store.fingerprint},
-        "run `taser tokenize` again, or correct DATA_DIR",
-    )

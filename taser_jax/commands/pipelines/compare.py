@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -25,6 +25,7 @@ from taser_jax.interop import collections_by_name
 from taser_jax.interop.hub import fetch, read_encoder_settings
 from taser_jax.interop.pretrained import Pretrained, pretrained_bert, pretrained_normalization
 from taser_jax.models.batch import Normalization
+from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.storage.errors import ConfigError, check_known
 from taser_jax.storage.progress import logger
@@ -278,13 +279,13 @@ class _Run:
             dtype = "bfloat16"
             reason = "more fits into these minutes: the processor multiplies bfloat16"
             self._decide(reason, BertConfig__dtype=dtype)
-        self.systems = {
-            name: dataclasses.replace(
-                system,
-                model=compare_parts.with_weights(system.model, self.pretrained, dtype=dtype),
-            )
-            for name, system in self.systems.items()
-        }
+        self._change_models(
+            functools.partial(compare_parts.with_weights, pretrained=self.pretrained, dtype=dtype)
+        )
+
+    def _change_models(self, change: Callable[[ModelConfig], ModelConfig]) -> None:
+        for name, system in self.systems.items():
+            self.systems[name] = dataclasses.replace(system, model=change(system.model))
 
     def _distinct_queries(self, split: str) -> int:
         """Number of different texts among a split's queries, over all tasks that have it."""
@@ -398,12 +399,7 @@ class _Run:
             validation=validation,
         )
         self.setting = dataclasses.replace(self.setting, training=training)
-        self.systems = {
-            name: dataclasses.replace(
-                system, model=compare_parts.with_trained_experts(system.model, chosen)
-            )
-            for name, system in self.systems.items()
-        }
+        self._change_models(functools.partial(compare_parts.with_trained_experts, chosen=chosen))
         return chosen
 
 

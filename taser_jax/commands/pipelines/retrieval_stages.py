@@ -17,7 +17,7 @@ from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.commands.encode import encode
 from taser_jax.commands.evaluate import EvaluationConfig, evaluate
 from taser_jax.commands.import_model import import_model
-from taser_jax.commands.inputs import check_collection, check_own_passages
+from taser_jax.commands.inputs import check_own_passages
 from taser_jax.commands.mine import mine
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.search import bm25, index, search
@@ -33,7 +33,7 @@ from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.retrieval.fusion import HybridConfig
 from taser_jax.retrieval.index import IndexConfig
 from taser_jax.retrieval.mining import AnswerContaining, MiningConfig
-from taser_jax.storage.artifacts import file_name
+from taser_jax.storage.artifacts import file_name, require_equal
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.objective import ObjectiveConfig
 
@@ -119,7 +119,12 @@ class Setting:
         store = TokenStore.open(self.token_store)
         collection = store.metadata.collection
         passages = PassageStore.open(self.data_dir, collection)
-        check_collection(store, passages)
+        require_equal(
+            f"token store {store.directory}",
+            {"collection": store.metadata.collection_fingerprint},
+            {"collection": passages.fingerprint},
+            "run `taser tokenize` again, or correct DATA_DIR",
+        )
         self.evaluation.check_tasks(store.tasks)
         check_own_passages(self.own_passage_tasks, passages, self.data_dir, collection)
         return store
