@@ -20,12 +20,7 @@ from taser_jax.data.collections.store import (
     write_queries,
 )
 from taser_jax.data.prepare import collection as preparation
-from taser_jax.data.prepare.collection import (
-    PassageFiles,
-    PreparedCollection,
-    left_out_directory,
-    write_left_out,
-)
+from taser_jax.data.prepare.collection import PassageFiles, left_out_directory, write_left_out
 from taser_jax.data.prepare.splits import PrepareOptions, Tasks
 from taser_jax.data.pydocs.build import TASKS, build_pydocs
 from taser_jax.devices.hosts import writes
@@ -206,17 +201,16 @@ def drawn_by_hash(queries: Sequence[Query], count: int) -> list[Query]:
     return [query for query in queries if query.id in drawn]
 
 
-def prepare_files(*, data_dir: FilePath, collection: str, **options: Any) -> PreparedCollection:
+def prepare_files(*, data_dir: FilePath, collection: str, **options: Any) -> None:
     """As `data.prepare.collection.prepare`, as the collection's only writer; logs a summary."""
     directory = collection_directory(data_dir, collection)
     with one_writer(directory):
         check_kind(directory, [COLLECTION])
         prepared = preparation.prepare(data_dir=data_dir, collection=collection, **options)
     _report(prepared, data_dir)
-    return prepared
 
 
-def _report(prepared: PreparedCollection, data_dir: FilePath) -> None:
+def _report(prepared: preparation.PreparedCollection, data_dir: FilePath) -> None:
     say = functools.partial(logger.info, "%s: %s", prepared.collection)
     changed = f"{prepared.merged:,} duplicates merged, {prepared.renamed:,} renamed"
     changed += _listed(prepared.left_out)
