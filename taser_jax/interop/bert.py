@@ -22,11 +22,11 @@ from taser_jax.interop.tensors import (
     params_from_tensors,
     size_words,
 )
-from taser_jax.models.batch import Role, Tokens
-from taser_jax.models.bert import BertEncoder
+from taser_jax.models.batch import Role
 from taser_jax.models.bert_config import BertConfig, Family
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.dual_encoder import Params
+from taser_jax.models.dual_encoder import DualEncoder, Params
+from taser_jax.models.parameters import abstract_params
 from taser_jax.storage.errors import ConfigError
 
 # Frequencies of rotary positions, which some checkpoints have.
@@ -69,17 +69,14 @@ def encoder_from_tensors(
 @functools.lru_cache(maxsize=8)
 def bert_leaves(config: BertConfig) -> list[Leaf]:
     """All parameters of a plain encoder."""
-    tokens = Tokens(np.zeros((1, 1), np.int32), np.ones((1, 1), bool))
-    drawn = jax.eval_shape(
-        lambda key: BertEncoder(config).init(key, tokens, role=Role.QUERY), jax.random.key(0)
-    )
+    shapes = abstract_params(DualEncoder(DualEncoderConfig(bert=config)))["encoder"]
     fused = FORMATS[config.family].fused
     parts = {
         name: (place, len(names)) for names in fused.values() for place, name in enumerate(names)
     }
     return [
         dataclasses.replace(leaf, part=parts.get("/".join(leaf.path[1:-1]), leaf.part))
-        for leaf in leaves_of(drawn["params"], lambda path: tensor_name(path, config.family))
+        for leaf in leaves_of(shapes, lambda path: tensor_name(path, config.family))
     ]
 
 
@@ -106,7 +103,8 @@ def _canonical(
 ) -> dict[str, np.ndarray]:
     """The encoder's tensors without prefix, with LayerNorm's current names."""
     format = FORMATS[config.family]
-    table, usual = format.token_table, ("", f"{config.family.value}.")
+    table = tensor_name(("embeddings", "token", "embedding"), config.family)
+    usual = ("", f"{config.family.value}.")
     prefixes = sorted(name.removesuffix(table) for name in tensors if name.endswith(table))
     if not prefixes:
         problem = f"no tensor is named ...{table}; there are {listed(sorted(tensors))}"

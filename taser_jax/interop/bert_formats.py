@@ -26,10 +26,8 @@ _ACTIVATIONS = {
     "silu": Activation.SILU,
     "swiglu": Activation.SILU,
 }
-_WRITTEN_ACTIVATIONS = {
-    **{activation: activation.value for activation in Activation},
-    Activation.GELU_TANH: "gelu_new",
-}
+# The first name of each is written.
+_WRITTEN_ACTIVATIONS = {activation: name for name, activation in reversed(_ACTIVATIONS.items())}
 _ANOTHER = "choose another checkpoint"
 # As `Format.constants`, in every family.
 _ENCODERS = {
@@ -128,11 +126,6 @@ class Format:
     fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     unused: tuple[str, ...] = ()
     has_pooler: bool = True
-
-    @property
-    def token_table(self) -> str:
-        """Name of the tensor of token embeddings."""
-        return f"{self.names['embeddings/token']}.weight"
 
 
 _EMBEDDINGS = {

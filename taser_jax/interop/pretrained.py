@@ -6,7 +6,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from taser_jax.data.text.vocabularies import Vocabulary
 
 Source = str | os.PathLike[str]
-Config = TypeVar("Config", BertConfig, T5Config)
 
 # Of training, never of a checkpoint.
 _NUMERICS = ("dropout_rate", "dtype", "remat", "scan")
@@ -72,7 +71,8 @@ def pretrained_bert(
     config = bert_config(directory)
     check_room(directory, config)
     sizes = _first_blocks(config, num_layers, where=str(source))
-    return _with_numerics(sizes, numerics, "attention_dropout_rate", "attention")
+    names = (*_NUMERICS, "attention_dropout_rate", "attention")
+    return dataclasses.replace(sizes, **{name: getattr(numerics, name) for name in names})
 
 
 @builds
@@ -114,12 +114,8 @@ def pretrained_t5(source: Source, *, numerics: T5Config = T5Config()) -> T5Confi
     """
     directory = fetch(source)
     sizes = _t5_sizes(directory, _t5x_tree(directory))
-    return _with_numerics(sizes, numerics, "initialization")
-
-
-def _with_numerics(sizes: Config, numerics: Config, *names: str) -> Config:
-    values = {name: getattr(numerics, name) for name in (*_NUMERICS, *names)}
-    return dataclasses.replace(sizes, **values)
+    names = (*_NUMERICS, "initialization")
+    return dataclasses.replace(sizes, **{name: getattr(numerics, name) for name in names})
 
 
 def _t5x_tree(directory: pathlib.Path) -> Params | None:

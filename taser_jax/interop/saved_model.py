@@ -56,9 +56,6 @@ def export_saved_model(source: ExportSource, output_dir: pathlib.Path) -> None:
         ConfigError: lengths without room for special tokens and prompt.
         DataError: the vocabulary is missing or damaged.
     """
-    check_length(source.passage_length)
-    vocabulary = source.vocabulary
-    query_room(vocabulary, source.query_length, prompt=source.query_settings.prompt)
     variables = {
         name: tf.Variable(np.asarray(leaf), trainable=False)
         for name, leaf in leaves_by_path(source.params).items()
@@ -66,7 +63,7 @@ def export_saved_model(source: ExportSource, output_dir: pathlib.Path) -> None:
     # The checkpoint names variables by their paths from here.
     module = tf.Module()
     module.params = unflatten_dict(variables, sep="/")
-    module.texts = TextGraph(vocabulary)
+    module.texts = TextGraph(source.vocabulary)
     queries, passages = _text_functions(source, tuple(variables.values()), module.texts)
     text = tf.TensorSpec([None], tf.string)
     encode_query = tf.function(queries, input_signature=[text], autograph=False)

@@ -29,25 +29,20 @@ from taser_jax.interop.export_source import (
     prompt_text,
 )
 from taser_jax.interop.t5 import t5_leaves, t5_to_json
-from taser_jax.interop.tensors import Tensors, params_to_tensors
+from taser_jax.interop.tensors import SAFETENSORS, Tensors, params_to_tensors
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.batch import Normalization, Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.dual_encoder import ModelConfig, Params, Towers
+from taser_jax.models.dual_encoder import ModelConfig, Towers
+from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.storage.errors import ConfigError
 
-WEIGHTS = "model.safetensors"
 _FORMAT = "sentence_transformers"
-_TRANSFORMER = "sentence_transformers.models.Transformer"
-_POOLING = "sentence_transformers.models.Pooling"
-_ROUTER = "sentence_transformers.models.Router"
-_NORMALIZE = "sentence_transformers.models.Normalize"
-_DENSE = "sentence_transformers.models.Dense"
-_POOLING_DIR, _DENSE_DIR, _NORMALIZE_DIR = "1_Pooling", "2_Dense", "2_Normalize"
+_LIBRARY = "sentence_transformers.models"
+_DENSE = "2_Dense"
 # A module of our own, whose file travels with the model.
 _DECODER = "first_decoder_output.FirstDecoderOutput"
-_DECODER_DIR = "1_FirstDecoderOutput"
 _DECODER_FILE = f"{_DECODER.partition('.')[0]}.py"
 # sentence-transformers' name of a route -> the role's directory.
 _ROUTES = {"query": Role.QUERY, "document": Role.PASSAGE}
@@ -121,8 +116,13 @@ def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path)
     for name, role in paths.items():
         write_model(source, role, output_dir / name, serves_both=len(paths) == 1)
     if len(paths) > 1:
-        _write_router(config, output_dir, _prompts(source))
-        _write_code(config, output_dir)
+        _write_router(source, config, output_dir)
+    if _decodes(config):
+        # Beside every modules.json, where it is looked for.
+        for modules in list(output_dir.rglob("modules.json")):
+            shutil.copyfile(
+                pathlib.Path(__file__).with_name(_DECODER_FILE), modules.with_name(_DECODER_FILE)
+            )
 
 
 def _paths(source: ExportSource) -> tuple[PlainConfig, Mapping[str, Role]]:
@@ -181,76 +181,33 @@ def write_model(
     """
     config = source.config
     assert isinstance(config, PlainConfig)
-    directory.mkdir(exist_ok=True)
+    modules = _modules(config)
+    for name, (_, content) in modules.items():
+        (directory / name).mkdir(exist_ok=True)
+        _write_json(directory / name / "config.json", content)
     length = source.length(role)
-    prompt = ids_before_queries(source) if role is Role.QUERY else source.passage_prompt
     settings: dict[str, object] = {"max_seq_length": length, "do_lower_case": False}
     if isinstance(config, T5DualEncoderConfig):
-        _write_t5(source.params[config.tower_name(role, source.task)], config, directory)
+        params, leaves = source.params[config.tower_name(role, source.task)], t5_leaves(_t5(config))
+        if _DENSE in modules:
+            kernel = np.asarray(params["projection_layer"]["kernel"], np.float32)
+            tensors = {"linear.weight": np.ascontiguousarray(kernel.T)}
+            _write_tensors(directory / _DENSE / SAFETENSORS, tensors)
     else:
         params = plain_encoder(source.params, config, role, task=source.task)
-        _write_json(directory / "config.json", config_to_json(config.bert))
-        _write_tensors(directory / WEIGHTS, params_to_tensors(params, bert_leaves(config.bert)))
+        leaves = bert_leaves(config.bert)
         if FORMATS[config.bert.family].has_pooler:
             settings["model_args"] = {"add_pooling_layer": False}
-    write_tokenizer(
-        source.vocabulary_dir,
-        directory,
-        max_length=length,
-        prompt=prompt,
-    )
+    _write_tensors(directory / SAFETENSORS, params_to_tensors(params, leaves))
+    prompt = ids_before_queries(source) if role is Role.QUERY else source.passage_prompt
+    write_tokenizer(source.vocabulary_dir, directory, max_length=length, prompt=prompt)
     if serves_both:
         settings["query_length"] = source.query_length
         settings["document_length"] = source.passage_length
     _write_json(directory / "sentence_bert_config.json", settings)
-    for name in _modules(config):
-        (directory / name).mkdir(exist_ok=True)
-    if isinstance(config, T5DualEncoderConfig) and _decodes(config):
-        _write_json(directory / _DECODER_DIR / "config.json", t5_to_json(config.t5))
-        _write_code(config, directory)
-    else:
-        _write_json(
-            directory / _POOLING_DIR / "config.json",
-            {
-                "embedding_dimension": config.transformer.embed_dim,
-                "pooling_mode": _pooling(config).value,
-                "include_prompt": True,
-            },
-        )
-    if _NORMALIZE_DIR in _modules(config):
-        _write_json(directory / _NORMALIZE_DIR / "config.json", {})
     by_itself = _QUERY if role is Role.QUERY and not serves_both else None
-    _write_modules(directory, _modules(config), _prompts(source), default=by_itself)
-
-
-def _write_t5(tower: Params, config: T5DualEncoderConfig, directory: pathlib.Path) -> None:
-    """Hugging Face's T5Model or T5EncoderModel, and a dense module where there is a projection."""
-    t5 = config.t5 if _decodes(config) else dataclasses.replace(config.t5, num_decoder_layers=0)
-    _write_json(directory / "config.json", t5_to_json(t5))
-    _write_tensors(directory / WEIGHTS, params_to_tensors(tower, t5_leaves(t5)))
-    if config.projection_dim is None:
-        return
-    kernel = np.asarray(tower["projection_layer"]["kernel"], np.float32)
-    dense = directory / _DENSE_DIR
-    dense.mkdir()
-    _write_tensors(dense / WEIGHTS, {"linear.weight": np.ascontiguousarray(kernel.T)})
-    settings = {
-        "in_features": kernel.shape[0],
-        "out_features": kernel.shape[1],
-        "bias": False,
-        "activation_function": "torch.nn.modules.linear.Identity",
-    }
-    _write_json(dense / "config.json", settings)
-
-
-def _prompts(source: ExportSource) -> dict[str, str]:
-    """Name -> text before a query; empty if the tokenizer adds the prompt."""
-    text = prompt_text(source.query_settings.prompt, source.vocabulary)
-    return {_QUERY: text or "", "document": ""}
-
-
-def _pooling(config: PlainConfig) -> Pooling:
-    return config.pooling if isinstance(config, DualEncoderConfig) else Pooling.MEAN
+    types = {name: kind for name, (kind, _) in modules.items()}
+    _write_modules(source, types, directory, default=by_itself)
 
 
 def _decodes(config: PlainConfig) -> bool:
@@ -259,27 +216,49 @@ def _decodes(config: PlainConfig) -> bool:
     return isinstance(config, T5DualEncoderConfig) and config.embedding is not mean
 
 
-def _write_code(config: PlainConfig, directory: pathlib.Path) -> None:
-    """The module of our own where the model has it, beside modules.json, where it is looked for."""
+def _t5(config: T5DualEncoderConfig) -> T5Config:
+    """What Hugging Face's T5Model or T5EncoderModel has of the T5."""
+    return config.t5 if _decodes(config) else dataclasses.replace(config.t5, num_decoder_layers=0)
+
+
+def _modules(config: PlainConfig) -> dict[str, tuple[str, Mapping[str, object]]]:
+    """Directory -> type and config.json of encoder, pooling, projection and normalisation."""
+    pooling, projection_dim = Pooling.MEAN, None
+    if isinstance(config, T5DualEncoderConfig):
+        encoder, projection_dim = t5_to_json(_t5(config)), config.projection_dim
+    else:
+        encoder, pooling = config_to_json(config.bert), config.pooling
+    modules: dict[str, tuple[str, Mapping[str, object]]] = {
+        "": (f"{_LIBRARY}.Transformer", encoder)
+    }
     if _decodes(config):
-        shutil.copyfile(pathlib.Path(__file__).with_name(_DECODER_FILE), directory / _DECODER_FILE)
-
-
-def _modules(config: PlainConfig) -> dict[str, str]:
-    """Directory -> type, in order."""
-    modules = {"": _TRANSFORMER}
-    modules |= {_DECODER_DIR: _DECODER} if _decodes(config) else {_POOLING_DIR: _POOLING}
-    if isinstance(config, T5DualEncoderConfig) and config.projection_dim is not None:
-        modules[_DENSE_DIR] = _DENSE
+        modules["1_FirstDecoderOutput"] = (_DECODER, encoder)
+    else:
+        pools = {
+            "embedding_dimension": config.transformer.embed_dim,
+            "pooling_mode": pooling.value,
+            "include_prompt": True,
+        }
+        modules["1_Pooling"] = (f"{_LIBRARY}.Pooling", pools)
+    if projection_dim is not None:
+        dense = {
+            "in_features": config.transformer.embed_dim,
+            "out_features": projection_dim,
+            "bias": False,
+            "activation_function": "torch.nn.modules.linear.Identity",
+        }
+        modules[_DENSE] = (f"{_LIBRARY}.Dense", dense)
     if config.normalization is Normalization.L2:
-        modules[_NORMALIZE_DIR] = _NORMALIZE
+        modules["2_Normalize"] = (f"{_LIBRARY}.Normalize", {})
     return modules
 
 
-def _write_router(config: PlainConfig, directory: pathlib.Path, prompts: Mapping[str, str]) -> None:
+def _write_router(source: ExportSource, config: PlainConfig, directory: pathlib.Path) -> None:
     """Routes queries and documents to the roles' directories, without copying them."""
     structure = {
-        route: {f"{role.value}/{name}".rstrip("/"): kind for name, kind in _modules(config).items()}
+        route: {
+            f"{role.value}/{name}".rstrip("/"): kind for name, (kind, _) in _modules(config).items()
+        }
         for route, role in _ROUTES.items()
     }
     _write_json(
@@ -292,32 +271,30 @@ def _write_router(config: PlainConfig, directory: pathlib.Path, prompts: Mapping
             "parameters": {"default_route": "document", "allow_empty_key": True},
         },
     )
-    _write_modules(directory, {"": _ROUTER}, prompts)
+    _write_modules(source, {"": f"{_LIBRARY}.Router"}, directory)
 
 
 def _write_modules(
+    source: ExportSource,
+    types: Mapping[str, str],
     directory: pathlib.Path,
-    modules: Mapping[str, str],
-    prompts: Mapping[str, str],
     *,
     default: str | None = None,
 ) -> None:
-    _write_json(
-        directory / "modules.json",
-        [
-            {"idx": i, "name": str(i), "path": path, "type": kind}
-            for i, (path, kind) in enumerate(modules.items())
-        ],
-    )
-    _write_json(
-        directory / "config_sentence_transformers.json",
-        {
-            "model_type": "SentenceTransformer",
-            "prompts": prompts,
-            "default_prompt_name": default,
-            "similarity_fn_name": "dot",
-        },
-    )
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": kind}
+        for i, (path, kind) in enumerate(types.items())
+    ]
+    _write_json(directory / "modules.json", modules)
+    # Empty if the tokenizer adds the prompt.
+    text = prompt_text(source.query_settings.prompt, source.vocabulary) or ""
+    settings = {
+        "model_type": "SentenceTransformer",
+        "prompts": {_QUERY: text, "document": ""},
+        "default_prompt_name": default,
+        "similarity_fn_name": "dot",
+    }
+    _write_json(directory / "config_sentence_transformers.json", settings)
 
 
 def _write_tensors(path: pathlib.Path, tensors: Tensors) -> None:

@@ -90,11 +90,9 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
     Raises:
         ConfigError: the vocabulary is a SentencePiece, but no unigram model.
     """
-    params = {name: np.asarray(leaf) for name, leaf in leaves_by_path(source.params).items()}
-    safetensors.numpy.save_file(
-        {name: np.ascontiguousarray(leaf) for name, leaf in params.items()},
-        output_dir / PARAMETERS_FILE,
-    )
+    leaves = leaves_by_path(source.params).items()
+    params = {name: np.ascontiguousarray(leaf) for name, leaf in leaves}
+    safetensors.numpy.save_file(params, output_dir / PARAMETERS_FILE)
     shutil.copytree(source.vocabulary_dir, output_dir / VOCABULARY)
     for role in Role:
         length, prompt = source.length(role), source.prompt(role)

@@ -24,11 +24,11 @@ from taser_jax.interop.tensors import (
     size_words,
     weights,
 )
-from taser_jax.models.batch import Tokens
-from taser_jax.models.dual_encoder import Params
+from taser_jax.models.dual_encoder import DualEncoder, Params
 from taser_jax.models.layers import SIZES
-from taser_jax.models.parameters import check_same_parameters
-from taser_jax.models.t5 import T5, PositionBias, T5Config
+from taser_jax.models.parameters import abstract_params, check_same_parameters
+from taser_jax.models.t5 import PositionBias, T5Config
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.typed_files import Natural, Positive, PositiveNumber, Share, typed
 
@@ -123,12 +123,10 @@ def t5_from_t5x(tree: Params, config: T5Config, *, where: str) -> Params:
 @functools.lru_cache(maxsize=8)
 def t5_leaves(config: T5Config) -> list[Leaf]:
     """Every parameter of a T5; of its encoder alone without decoder layers."""
-    tokens = Tokens(np.zeros((1, 1), np.int32), np.ones((1, 1), bool))
-    method = "first_decoder_output" if config.num_decoder_layers else "encode"
-    drawn = jax.eval_shape(
-        lambda key: T5(config).init(key, tokens, method=method), jax.random.key(0)
-    )
-    return leaves_of(drawn["params"], tensor_name)
+    decodes = bool(config.num_decoder_layers)
+    embedding = T5Embedding.FIRST_DECODER_OUTPUT if decodes else T5Embedding.ENCODER_MEAN
+    model = DualEncoder(T5DualEncoderConfig(t5=config, embedding=embedding))
+    return leaves_of(abstract_params(model)["encoder"], tensor_name)
 
 
 def tensor_name(path: Path) -> str:
@@ -167,13 +165,8 @@ def _unscanned(tree: Params) -> Params:
     return result
 
 
-def _count_layers(stack: Params) -> int:
-    """Number of `layers_i` of an encoder or decoder."""
-    return sum(bool(re.fullmatch(r"layers_\d+", name)) for name in stack)
-
-
 class _File(msgspec.Struct, kw_only=True):
-    """Fields of `T5Config` under the names of Hugging Face, and one more."""
+    """Fields of `T5Config` under the names of Hugging Face."""
 
     vocab_size: Positive
     embed_dim: Positive = msgspec.field(name="d_model")
@@ -186,7 +179,7 @@ class _File(msgspec.Struct, kw_only=True):
     max_distance: Positive = msgspec.field(name="relative_attention_max_distance", default=128)
     dropout_rate: Share = 0.1
     rms_norm_epsilon: PositiveNumber = msgspec.field(name="layer_norm_epsilon", default=1e-6)
-    feed_forward_proj: str = "relu"
+    mlp_activations: str = msgspec.field(name="feed_forward_proj", default="relu")
 
 
 def t5_config(directory: pathlib.Path) -> T5Config:
@@ -210,17 +203,15 @@ def t5_config(directory: pathlib.Path) -> T5Config:
         file.num_decoder_layers = 0
     elif file.num_decoder_layers is None:
         file.num_decoder_layers = file.num_layers
-    feed_forward = file.feed_forward_proj
+    feed_forward = file.mlp_activations
     if feed_forward not in _FEED_FORWARDS:
         problem = f"feed_forward_proj is {feed_forward!r}, not {' or '.join(_FEED_FORWARDS)}"
         raise ConfigError(problem, where=where, fix="choose another checkpoint")
-    fields = msgspec.structs.asdict(file)
-    del fields["feed_forward_proj"]
-    return T5Config(
-        **fields,
-        mlp_activations=_FEED_FORWARDS[feed_forward],
-        position_bias=_POSITIONS[kind],
-    )
+    fields = msgspec.structs.asdict(file) | {
+        "mlp_activations": _FEED_FORWARDS[feed_forward],
+        "position_bias": _POSITIONS[kind],
+    }
+    return T5Config(**fields)
 
 
 def t5_to_json(config: T5Config) -> dict[str, object]:
@@ -228,14 +219,13 @@ def t5_to_json(config: T5Config) -> dict[str, object]:
     kind = next(name for name, bias in _POSITIONS.items() if bias is config.position_bias)
     feed_forwards = {activations: name for name, activations in _FEED_FORWARDS.items()}
     model = "Model" if config.num_decoder_layers else "EncoderModel"
-    names = [name for name in _File.__struct_fields__ if name != "feed_forward_proj"]
-    fields = {name: getattr(config, name) for name in names}
+    fields = {name: getattr(config, name) for name in _File.__struct_fields__}
     fields["num_decoder_layers"] = config.num_decoder_layers or config.num_layers
-    file = _File(**fields, feed_forward_proj=feed_forwards[config.mlp_activations])
+    fields["mlp_activations"] = feed_forwards[config.mlp_activations]
     return {
         "architectures": [f"{'T5' if kind == 't5' else 'UMT5'}{model}"],
         "model_type": kind,
-        **msgspec.to_builtins(file),
+        **msgspec.to_builtins(_File(**fields)),
         "is_encoder_decoder": bool(config.num_decoder_layers),
         "pad_token_id": 0,
         "eos_token_id": 1,
@@ -269,16 +259,18 @@ def t5x_t5_config(tree: Params, *, where: str) -> T5Config:
         raise ConfigError(problem, where=where, fix="give a T5X checkpoint of a T5")
     feed_forward = "gated-gelu" if ("mlp", "wi_0", "kernel") in block else "relu"
     heads, buckets = positions.shape
-    fields = {
-        "vocab_size": table.shape[0],
-        "embed_dim": table.shape[1],
-        "num_layers": _count_layers(tree["encoder"]),
-        "num_decoder_layers": _count_layers(tree.get("decoder", {})),
-        "num_heads": heads,
-        "head_dim": math.prod(query.shape[1:]) // heads,
-        "mlp_dim": mlp.shape[0],
-        "num_buckets": buckets,
-        "mlp_activations": _FEED_FORWARDS[feed_forward],
-        "position_bias": PositionBias.PER_LAYER if shared is None else PositionBias.SHARED,
+    layers = {
+        stack: sum(name.startswith("layers_") for name in tree.get(stack, {})) for stack in _PARTS
     }
-    return T5Config(**fields)
+    return T5Config(
+        vocab_size=table.shape[0],
+        embed_dim=table.shape[1],
+        num_layers=layers["encoder"],
+        num_decoder_layers=layers["decoder"],
+        num_heads=heads,
+        head_dim=math.prod(query.shape[1:]) // heads,
+        mlp_dim=mlp.shape[0],
+        num_buckets=buckets,
+        mlp_activations=_FEED_FORWARDS[feed_forward],
+        position_bias=PositionBias.PER_LAYER if shared is None else PositionBias.SHARED,
+    )

@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 import ml_dtypes  # noqa: F401  # NumPy knows bfloat16 by it
 import msgspec
@@ -191,12 +190,11 @@ def leaves_of(shapes: Params, name_of: Callable[[Path], str]) -> list[Leaf]:
     """The leaves of an encoder.
 
     Args:
-        shapes: its parameters, abstract ones, boxed by Flax or not.
+        shapes: its parameters; abstract ones will do.
         name_of: path -> Hugging Face's name.
     """
     leaves = []
-    for keys, array in jax.tree_util.tree_leaves_with_path(shapes):
-        path = tuple(str(key.key) for key in keys if hasattr(key, "key"))
+    for path, array in flatten_dict(shapes).items():
         is_kernel = path[-1] in ("kernel", "rel_embedding")
         inputs = 1 + (path[-2] == "out") if is_kernel else 0
         leaves.append(Leaf(path, name_of(path), tuple(array.shape), inputs))

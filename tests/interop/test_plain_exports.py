@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from bert_checkpoints import byte_level_tokenizer
 from tiny_source import (
     DETERMINISTIC,
     PASSAGE_LENGTH,
@@ -19,17 +20,22 @@ from tiny_source import (
     QUERY_LENGTH,
     TEXTS,
     TITLES,
+    embed,
     embed_passages,
     embed_queries,
     tiny_source,
 )
 
-from taser_jax.data.text.preprocessors import passage_ids
+from taser_jax.data.text.preprocessors import encode_queries, passage_ids
+from taser_jax.data.text.vocabularies import TokenizerJsonVocabulary
 from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop import onnx, sentence_transformers
 from taser_jax.interop.export_source import ExportSource, write_card
-from taser_jax.interop.pretrained import Pretrained, read_pretrained
-from taser_jax.models.batch import Normalization, Role
+from taser_jax.interop.hub import read_encoder_settings
+from taser_jax.interop.pretrained import Pretrained, pretrained_bert, read_pretrained
+from taser_jax.interop.stablehlo import lower_encoder
+from taser_jax.models.batch import Normalization, Role, Tokens
+from taser_jax.models.bert_config import Family, RotaryConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.routing import Routing
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
@@ -216,3 +222,63 @@ def test_what_is_no_plain_bert_is_refused_with_the_formats_that_can(tmp_path):
     ):
         with pytest.raises(ConfigError, match=message):
             onnx.check(config)
+
+
+SENTENCES = ["the cats sat on the mat", "cats", "a </s> in été", "the mat " * 20]
+ROTARY = {
+    Family.MODERNBERT: RotaryConfig(local_window=4, global_every=2),
+    Family.NOMIC_BERT: RotaryConfig(theta=1000.0, global_every=1),
+}
+
+
+def byte_pairs():
+    tokenizer = byte_level_tokenizer(SENTENCES, size=300)
+    return TokenizerJsonVocabulary(tokenizer.to_str().encode("utf-8"))
+
+
+# Positions after an offset, and rotary ones; each family beside Hugging Face is in tests/parity.
+EXPORTED = (Family.ROBERTA, Family.MODERNBERT)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        family if family in EXPORTED else pytest.param(family, marks=pytest.mark.release)
+        for family in Family
+        if family is not Family.BERT
+    ],
+)
+def test_there_and_back(tmp_path, family, sentence_transformer):
+    vocabulary = byte_pairs()
+    pooling = Pooling.LAST if family is Family.MODERNBERT else Pooling.MEAN
+    source = tiny_source(
+        tmp_path,
+        experts=DETERMINISTIC,
+        vocabulary=vocabulary,
+        bert={"family": family, "rotary": ROTARY.get(family, RotaryConfig())},
+        pooling=pooling,
+    )
+    ids = {name: tuple(vocabulary.encode([name])[0]) for name in ("the", "cats")}
+    settings = QuerySettings(prompt=ids["the"])
+    source = dataclasses.replace(source, query_settings=settings, passage_prompt=ids["cats"])
+    output = tmp_path / "out"
+    output.mkdir()
+    sentence_transformers.export_sentence_transformers(source, output)
+    model = sentence_transformer(output)
+    same(model.encode_query(SENTENCES), embed_queries(source, SENTENCES, settings))
+    embeddings = model.encode_document([("A cat", text) for text in SENTENCES])
+    same(embeddings, embed_passages(source, ["A cat"] * len(SENTENCES), SENTENCES))
+
+    queries = encode_queries(SENTENCES, vocabulary, length=QUERY_LENGTH, settings=settings)
+    program = lower_encoder(source.config, Role.QUERY, length=QUERY_LENGTH, any_length=True)
+    for tokens in (queries, Tokens(queries.ids[1:3, :4], queries.mask[1:3, :4])):
+        embeddings = program.call(source.params, tokens.ids, tokens.mask)
+        same(embeddings, embed(source, Role.QUERY, tokens))
+
+    config = source.config
+    found_settings = read_encoder_settings(output / "query")
+    assert found_settings.pooling is pooling
+    assert pretrained_bert(output / "query", numerics=config.bert) == config.bert
+    weights = Pretrained(str(output / "query"), passage_source=str(output / "passage"))
+    again = read_pretrained(weights, config=config, params=source.params)
+    jax.tree.map(np.testing.assert_array_equal, again, source.params)

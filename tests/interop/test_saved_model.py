@@ -125,7 +125,6 @@ def test_parameters_lie_there_once_and_come_back_bit_for_bit(det_r):
     variables = {n.removeprefix(prefix).removesuffix(suffix): reader.get_tensor(n) for n in names}
     params = unflatten_dict(variables, sep="/")
     jax.tree.map(np.testing.assert_array_equal, params, source.params)
-    assert jax.tree.structure(params) == jax.tree.structure(source.params)
     assert b"taser_jax/models" not in (directory / "saved_model.pb").read_bytes(), "local paths"
 
 

@@ -113,7 +113,6 @@ def test_programs_are_of_three_platforms_and_without_weights(det_r):
     source, directory = det_r
     tokens = some_tokens(source, Role.QUERY, 2)
     params = run_snippet(directory, Role.QUERY, tokens.ids, tokens.mask).params
-    assert jax.tree.structure(params) == jax.tree.structure(source.params)
     jax.tree.map(np.testing.assert_array_equal, params, source.params)
     vocabulary = load_vocabulary(directory / "vocabulary")
     assert vocabulary.fingerprint == source.vocabulary.fingerprint

@@ -1,7 +1,9 @@
 """T5X checkpoints written here, by hand and by orbax, read back."""
 
+import functools
 import os
 
+import jax
 import ml_dtypes
 import msgpack
 import numpy as np
@@ -22,13 +24,8 @@ TARGET = {
 
 
 def assert_same(arrays, expected):
-    assert arrays.keys() == expected.keys()
-    for name, value in expected.items():
-        if isinstance(value, dict):
-            assert_same(arrays[name], value)
-        else:
-            assert arrays[name].dtype == value.dtype
-            np.testing.assert_array_equal(arrays[name], value)
+    """Dtypes, too."""
+    jax.tree.map(functools.partial(np.testing.assert_array_equal, strict=True), arrays, expected)
 
 
 def test_legacy_with_edge_chunks_and_inline_leaves(tmp_path):

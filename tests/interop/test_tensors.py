@@ -2,6 +2,7 @@ import json
 import struct
 import sys
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,18 +13,12 @@ from taser_jax.interop.tensors import read_tensors
 from taser_jax.storage.errors import ConfigError, DataError
 
 
-def assert_equal(tensors, expected):
-    assert tensors.keys() == expected.keys()
-    for name, array in expected.items():
-        np.testing.assert_array_equal(tensors[name], array)
-
-
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_one_file(tmp_path, dtype):
     tensors = random_tensors() | {"ids": np.arange(3), "half": np.array([1.5, -2.0], dtype)}
     save_file(tensors, tmp_path / "model.safetensors")
     loaded = read_tensors(tmp_path)
-    assert_equal(loaded, tensors)
+    jax.tree.map(np.testing.assert_array_equal, loaded, tensors)
     assert loaded["half"].dtype == dtype
 
 
@@ -35,7 +30,7 @@ def test_shards(tmp_path):
         weight_map |= dict.fromkeys(names, file)
     index = json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map})
     (tmp_path / "model.safetensors.index.json").write_text(index, encoding="utf-8")
-    assert_equal(read_tensors(tmp_path), tensors)
+    jax.tree.map(np.testing.assert_array_equal, read_tensors(tmp_path), tensors)
     (tmp_path / file).unlink()
     with pytest.raises(DataError, match=r"model-00002-of-00002.*cannot be read: No such"):
         read_tensors(tmp_path)
