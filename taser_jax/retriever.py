@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.data.token_store.store import Titles
-from taser_jax.interop.hub import fetch, read_encoder_settings, read_prompts
+from taser_jax.interop.hub import MODULES_FILE, fetch, read_encoder_settings, read_prompts
 from taser_jax.interop.pretrained import Pretrained, pretrained_bert, read_pretrained
 from taser_jax.models.batch import Role
 from taser_jax.models.bert_config import BertConfig
@@ -164,15 +163,13 @@ class Retriever:
         without_dropout = BertConfig(dropout_rate=0.0, attention_dropout_rate=0.0)
         bert = pretrained_bert(directory, numerics=without_dropout)
         settings = read_encoder_settings(directory)
-        config = DualEncoderConfig(bert=bert)
+        config = DualEncoderConfig(
+            bert=bert, pooling=settings.pooling, normalization=settings.normalization
+        )
         vocabulary = load_vocabulary(directory, rows=bert.vocab_size)
         facts: dict[str, object] = {}
-        longest = bert.max_length
-        if settings is not None:
-            longest = min(settings.max_length or longest, longest)
-            config = dataclasses.replace(
-                config, pooling=settings.pooling, normalization=settings.normalization
-            )
+        longest = min(settings.max_length or bert.max_length, bert.max_length)
+        if (directory / MODULES_FILE).is_file():
             prompts = map(list, read_prompts(directory, vocabulary))
             facts = dict(zip(("query_prompt", "passage_prompt"), prompts, strict=True))
             facts["titles"] = Titles.JOIN.value

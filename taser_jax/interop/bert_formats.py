@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import field
 
-from taser_jax.interop.tensors import Kind, Layers, read_config
+from taser_jax.interop.tensors import Kind, Layers, check_room, read_config
 from taser_jax.models.bert_config import BertConfig, Family, RotaryConfig
 from taser_jax.models.layers import Activation
 from taser_jax.storage.errors import ConfigError
@@ -252,7 +252,8 @@ def bert_config(directory: pathlib.Path) -> BertConfig:
         directory: the checkpoint's directory.
 
     Raises:
-        DataError: there is no config.json, it is not JSON, or a size is missing or invalid.
+        DataError: there is no config.json, it is not JSON, or a size is missing, invalid, or too
+            large for the weights.
         ConfigError: another architecture, or an unsupported variant of one.
     """
     where, values, kind = read_config(directory)
@@ -275,7 +276,9 @@ def bert_config(directory: pathlib.Path) -> BertConfig:
         "activation": _ACTIVATIONS[file.activation],
         "rotary": _rotary(file, where),
     }
-    return BertConfig(**fields)
+    config = BertConfig(**fields)
+    check_room(directory, config)
+    return config
 
 
 def _family(kind: Kind, where: str) -> Family:

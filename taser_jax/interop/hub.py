@@ -169,19 +169,19 @@ class EncoderSettings:
         max_length: maximum tokens per text; None if not recorded.
     """
 
-    pooling: Pooling
-    normalization: Normalization
+    pooling: Pooling = Pooling.CLS
+    normalization: Normalization = Normalization.NONE
     max_length: int | None = None
 
 
-def read_encoder_settings(directory: pathlib.Path) -> EncoderSettings | None:
+def read_encoder_settings(directory: pathlib.Path) -> EncoderSettings:
     """Reads modules.json and the files that it names.
 
     Args:
         directory: the checkpoint's directory.
 
     Returns:
-        The settings; None where the directory has no modules.json (a plain checkpoint).
+        The settings; [CLS] as it is where the directory has no modules.json (a plain checkpoint).
 
     Raises:
         ConfigError: an unsupported module or pooling.
@@ -189,7 +189,7 @@ def read_encoder_settings(directory: pathlib.Path) -> EncoderSettings | None:
     """
     modules_path = directory / MODULES_FILE
     if not modules_path.is_file():
-        return None
+        return EncoderSettings()
     # The classes have moved between packages under the same names.
     modules = {
         module.type.rpartition(".")[2]: module for module in read_typed(modules_path, list[_Module])

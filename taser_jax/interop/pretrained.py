@@ -18,7 +18,7 @@ from taser_jax.interop.bert_formats import bert_config
 from taser_jax.interop.hub import fetch, read_encoder_settings, read_projection
 from taser_jax.interop.t5 import t5_config, t5_from_t5x, t5_from_tensors, t5x_t5_config
 from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x
-from taser_jax.interop.tensors import CONFIG_FILE, Path, check_room, check_sizes, read_tensors
+from taser_jax.interop.tensors import CONFIG_FILE, Path, check_sizes, read_tensors
 from taser_jax.models.batch import Normalization, Role
 from taser_jax.models.bert_config import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
@@ -67,10 +67,7 @@ def pretrained_bert(
         DataError: the source does not exist or is damaged.
         ConfigError: another architecture, or blocks that it does not have.
     """
-    directory = fetch(source)
-    config = bert_config(directory)
-    check_room(directory, config)
-    sizes = _first_blocks(config, num_layers, where=str(source))
+    sizes = _first_blocks(bert_config(fetch(source)), num_layers, where=str(source))
     names = (*_NUMERICS, "attention_dropout_rate", "attention")
     return dataclasses.replace(sizes, **{name: getattr(numerics, name) for name in names})
 
@@ -78,15 +75,13 @@ def pretrained_bert(
 @builds
 def pretrained_pooling(source: Source) -> Pooling:
     """The pooling that a checkpoint's modules.json names; [CLS] without a modules.json."""
-    settings = read_encoder_settings(fetch(source))
-    return Pooling.CLS if settings is None else settings.pooling
+    return read_encoder_settings(fetch(source)).pooling
 
 
 @builds
 def pretrained_normalization(source: Source) -> Normalization:
     """The normalisation that a checkpoint's modules.json names; NONE without a modules.json."""
-    settings = read_encoder_settings(fetch(source))
-    return Normalization.NONE if settings is None else settings.normalization
+    return read_encoder_settings(fetch(source)).normalization
 
 
 def _first_blocks(checkpoint: BertConfig, num_layers: int | None, *, where: str) -> BertConfig:
@@ -128,9 +123,7 @@ def _t5_sizes(directory: pathlib.Path, tree: Params | None) -> T5Config:
     """Sizes of a T5X checkpoint's tree, or of a Hugging Face directory."""
     if tree is not None:
         return t5x_t5_config(tree, where=str(directory))
-    config = t5_config(directory)
-    check_room(directory, config)
-    return config
+    return t5_config(directory)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,11 +63,30 @@ def export_saved_model(source: ExportSource, output_dir: pathlib.Path) -> None:
     # The checkpoint names variables by their paths from here.
     module = tf.Module()
     module.params = unflatten_dict(variables, sep="/")
-    module.texts = TextGraph(source.vocabulary)
-    queries, passages = _text_functions(source, tuple(variables.values()), module.texts)
+    module.texts = graph = TextGraph(source.vocabulary)
+    embed_query, embed_passage = (_embed_fn(source, tuple(variables.values()), r) for r in Role)
+
+    def query(queries: tf.Tensor) -> dict[str, tf.Tensor]:
+        settings = source.query_settings
+        queries = normalize_queries(queries, settings.normalization)
+        return embed_query(graph.query_ids(queries, source.query_length, prompt=settings.prompt))
+
+    def passage(titles: tf.Tensor, texts: tf.Tensor) -> dict[str, tf.Tensor]:
+        message = "titles and texts differ in number: a passage without a title has an empty one"
+        same = tf.debugging.assert_equal(tf.size(titles), tf.size(texts), message)
+        with tf.control_dependencies([same]):
+            titles = tf.identity(titles)
+        if source.titles is Titles.JOIN:
+            joined = tf.strings.join([titles, texts], separator=" ")
+            texts = tf.where(tf.strings.length(titles) > 0, joined, texts)
+        if source.titles is not Titles.INCLUDE:
+            titles = tf.zeros_like(titles)
+        prompt = source.passage_prompt
+        return embed_passage(graph.passage_ids(titles, texts, source.passage_length, prompt=prompt))
+
     text = tf.TensorSpec([None], tf.string)
-    encode_query = tf.function(queries, input_signature=[text], autograph=False)
-    encode_passage = tf.function(passages, input_signature=[text, text], autograph=False)
+    encode_query = tf.function(query, input_signature=[text], autograph=False)
+    encode_passage = tf.function(passage, input_signature=[text, text], autograph=False)
     signatures = {
         "encode_query": encode_query,
         "serving_default": encode_query,
@@ -99,33 +118,6 @@ passage_embeddings = passages["embedding"]
 scores = tf.matmul(query_embeddings, passage_embeddings, transpose_b=True)
 """
     return CardTexts("saved_model", contents, code, ("tensorflow",))
-
-
-def _text_functions(
-    source: ExportSource, variables: Sequence[tf.Variable], graph: TextGraph
-) -> tuple[Callable[..., dict[str, tf.Tensor]], Callable[..., dict[str, tf.Tensor]]]:
-    """Queries -> {"embedding": [batch, dim]}, and the same of titles and texts."""
-    embed_query, embed_passage = (_embed_fn(source, variables, role) for role in Role)
-
-    def encode_query(queries: tf.Tensor) -> dict[str, tf.Tensor]:
-        settings = source.query_settings
-        queries = normalize_queries(queries, settings.normalization)
-        return embed_query(graph.query_ids(queries, source.query_length, prompt=settings.prompt))
-
-    def encode_passage(titles: tf.Tensor, texts: tf.Tensor) -> dict[str, tf.Tensor]:
-        message = "titles and texts differ in number: a passage without a title has an empty one"
-        same = tf.debugging.assert_equal(tf.size(titles), tf.size(texts), message)
-        with tf.control_dependencies([same]):
-            titles = tf.identity(titles)
-        if source.titles is Titles.JOIN:
-            joined = tf.strings.join([titles, texts], separator=" ")
-            texts = tf.where(tf.strings.length(titles) > 0, joined, texts)
-        if source.titles is not Titles.INCLUDE:
-            titles = tf.zeros_like(titles)
-        prompt = source.passage_prompt
-        return embed_passage(graph.passage_ids(titles, texts, source.passage_length, prompt=prompt))
-
-    return encode_query, encode_passage
 
 
 def _embed_fn(

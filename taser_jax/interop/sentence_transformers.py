@@ -49,6 +49,8 @@ _ROUTES = {"query": Role.QUERY, "document": Role.PASSAGE}
 _QUERY = "query"
 
 PlainConfig = DualEncoderConfig | T5DualEncoderConfig
+# Directory of a module -> its type, and its config.json.
+Modules = dict[str, tuple[str, Mapping[str, object]]]
 
 
 def plain_paths(config: ModelConfig, *, prompt: Sequence[int] = ()) -> Mapping[str, Role]:
@@ -206,8 +208,7 @@ def write_model(
         settings["document_length"] = source.passage_length
     _write_json(directory / "sentence_bert_config.json", settings)
     by_itself = _QUERY if role is Role.QUERY and not serves_both else None
-    types = {name: kind for name, (kind, _) in modules.items()}
-    _write_modules(source, types, directory, default=by_itself)
+    _write_modules(source, modules, directory, default=by_itself)
 
 
 def _decodes(config: PlainConfig) -> bool:
@@ -221,16 +222,14 @@ def _t5(config: T5DualEncoderConfig) -> T5Config:
     return config.t5 if _decodes(config) else dataclasses.replace(config.t5, num_decoder_layers=0)
 
 
-def _modules(config: PlainConfig) -> dict[str, tuple[str, Mapping[str, object]]]:
-    """Directory -> type and config.json of encoder, pooling, projection and normalisation."""
+def _modules(config: PlainConfig) -> Modules:
+    """Those of encoder, pooling, projection and normalisation."""
     pooling, projection_dim = Pooling.MEAN, None
     if isinstance(config, T5DualEncoderConfig):
         encoder, projection_dim = t5_to_json(_t5(config)), config.projection_dim
     else:
         encoder, pooling = config_to_json(config.bert), config.pooling
-    modules: dict[str, tuple[str, Mapping[str, object]]] = {
-        "": (f"{_LIBRARY}.Transformer", encoder)
-    }
+    modules: Modules = {"": (f"{_LIBRARY}.Transformer", encoder)}
     if _decodes(config):
         modules["1_FirstDecoderOutput"] = (_DECODER, encoder)
     else:
@@ -264,28 +263,26 @@ def _write_router(source: ExportSource, config: PlainConfig, directory: pathlib.
     _write_json(
         directory / "router_config.json",
         {
-            "types": {
-                name: kind for modules in structure.values() for name, kind in modules.items()
-            },
+            "types": structure["query"] | structure["document"],
             "structure": {route: list(modules) for route, modules in structure.items()},
             "parameters": {"default_route": "document", "allow_empty_key": True},
         },
     )
-    _write_modules(source, {"": f"{_LIBRARY}.Router"}, directory)
+    _write_modules(source, {"": (f"{_LIBRARY}.Router", {})}, directory)
 
 
 def _write_modules(
     source: ExportSource,
-    types: Mapping[str, str],
+    modules: Modules,
     directory: pathlib.Path,
     *,
     default: str | None = None,
 ) -> None:
-    modules = [
+    listed = [
         {"idx": i, "name": str(i), "path": path, "type": kind}
-        for i, (path, kind) in enumerate(types.items())
+        for i, (path, (kind, _)) in enumerate(modules.items())
     ]
-    _write_json(directory / "modules.json", modules)
+    _write_json(directory / "modules.json", listed)
     # Empty if the tokenizer adds the prompt.
     text = prompt_text(source.query_settings.prompt, source.vocabulary) or ""
     settings = {

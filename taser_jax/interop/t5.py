@@ -17,6 +17,7 @@ from taser_jax.interop.tensors import (
     Layers,
     Leaf,
     Path,
+    check_room,
     leaves_of,
     listed,
     params_from_tensors,
@@ -189,7 +190,8 @@ def t5_config(directory: pathlib.Path) -> T5Config:
         directory: the checkpoint's directory.
 
     Raises:
-        DataError: there is no config.json, it is not JSON, or a size is missing or invalid.
+        DataError: there is no config.json, it is not JSON, or a size is missing, invalid, or too
+            large for the weights.
         ConfigError: another architecture, or an unsupported variant of T5.
     """
     where, values, described = read_config(directory)
@@ -211,7 +213,9 @@ def t5_config(directory: pathlib.Path) -> T5Config:
         "mlp_activations": _FEED_FORWARDS[feed_forward],
         "position_bias": _POSITIONS[kind],
     }
-    return T5Config(**fields)
+    config = T5Config(**fields)
+    check_room(directory, config)
+    return config
 
 
 def t5_to_json(config: T5Config) -> dict[str, object]:

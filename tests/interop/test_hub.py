@@ -105,7 +105,7 @@ WITHOUT_PROMPTS = {"pooling_mode": "mean", "include_prompt": False}
 
 
 def test_pooling_norm_and_length(tmp_path):
-    assert read_encoder_settings(tmp_path) is None
+    assert read_encoder_settings(tmp_path) == EncoderSettings(Pooling.CLS, Normalization.NONE)
     write_modules(
         tmp_path, kinds=("Transformer", "Pooling"), package=NEW, pooling={"pooling_mode": "cls"}
     )

@@ -35,9 +35,9 @@ from taser_jax.interop.hub import read_encoder_settings
 from taser_jax.interop.pretrained import Pretrained, pretrained_bert, read_pretrained
 from taser_jax.interop.stablehlo import lower_encoder
 from taser_jax.models.batch import Normalization, Role, Tokens
-from taser_jax.models.bert_config import Family, RotaryConfig
+from taser_jax.models.bert_config import BertConfig, Family, RotaryConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.routing import Routing
+from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.storage.errors import ConfigError
 
@@ -49,7 +49,6 @@ KINDS = {
     "shared": {"pooling": Pooling.MEAN, "normalization": Normalization.L2},
 }
 TOLERANCE = 1e-5
-LENGTHS = {Role.QUERY: QUERY_LENGTH, Role.PASSAGE: PASSAGE_LENGTH}
 PAIRS = [(title, text) if title else text for title, text in zip(TITLES, TEXTS, strict=True)]
 GIVEN = {Role.QUERY: TEXTS, Role.PASSAGE: PAIRS}
 
@@ -110,7 +109,7 @@ def test_each_path_is_a_model_by_itself(exported, sentence_transformer):
     transformers = pytest.importorskip("transformers")
     for directory, role in exported.paths:
         model = sentence_transformer(directory)
-        assert model.max_seq_length == LENGTHS[role]
+        assert model.max_seq_length == exported.source.length(role)
         assert model.similarity_fn_name == "dot"
         normalised = exported.source.config.normalization is Normalization.L2
         expected = ["Transformer", "Pooling", "Normalize"][: 2 + normalised]
@@ -210,15 +209,12 @@ def test_onnx_gives_the_models_own_embeddings(tmp_path):
         assert session.get_inputs()[0].shape == ["batch", "length"]
 
 
-def tiny(tmp_path: pathlib.Path, **changes: Any) -> DualEncoderConfig:
-    return tiny_source(tmp_path, **changes).config
-
-
-def test_what_is_no_plain_bert_is_refused_with_the_formats_that_can(tmp_path):
+def test_what_is_no_plain_bert_is_refused_with_the_formats_that_can():
+    routed = ExpertConfig(num_experts=2, routing=Routing.SEQUENCE)
     for config, message in (
-        (tiny(tmp_path, experts={"num_experts": 2, "routing": Routing.SEQUENCE}), "or stablehlo"),
+        (DualEncoderConfig(experts=routed), "or stablehlo"),
         (T5DualEncoderConfig(), "'onnx' is a format of BERTs(.|\n)*saved_model or stablehlo"),
-        (tiny(tmp_path, bert={"head_dim": 4}), "heads x head_dim"),
+        (DualEncoderConfig(bert=BertConfig(head_dim=4)), "heads x head_dim"),
     ):
         with pytest.raises(ConfigError, match=message):
             onnx.check(config)
@@ -229,11 +225,6 @@ ROTARY = {
     Family.MODERNBERT: RotaryConfig(local_window=4, global_every=2),
     Family.NOMIC_BERT: RotaryConfig(theta=1000.0, global_every=1),
 }
-
-
-def byte_pairs():
-    tokenizer = byte_level_tokenizer(SENTENCES, size=300)
-    return TokenizerJsonVocabulary(tokenizer.to_str().encode("utf-8"))
 
 
 # Positions after an offset, and rotary ones; each family beside Hugging Face is in tests/parity.
@@ -249,7 +240,8 @@ EXPORTED = (Family.ROBERTA, Family.MODERNBERT)
     ],
 )
 def test_there_and_back(tmp_path, family, sentence_transformer):
-    vocabulary = byte_pairs()
+    byte_pairs = byte_level_tokenizer(SENTENCES, size=300)
+    vocabulary = TokenizerJsonVocabulary(byte_pairs.to_str().encode("utf-8"))
     pooling = Pooling.LAST if family is Family.MODERNBERT else Pooling.MEAN
     source = tiny_source(
         tmp_path,

@@ -50,11 +50,13 @@ def test_comparing_counts_the_queries_that_differ(exported, tmp_path, monkeypatc
     assert "1 of 2 queries, 0 in its order" in capsys.readouterr().out
 
 
+def engine(package):
+    pytest.importorskip(package, reason="examples/stores: engines are not of the test extra")
+
+
 def load_of(script, exported):
     """The script's `load`; sqlite-vec takes embeddings of length 1 alone."""
-    pytest.importorskip(
-        ENGINES[script], reason="examples/stores: engines are not of the test extra"
-    )
+    engine(ENGINES[script])
     if script == "sqlite_vec_store":
         exported.facts["normalization"] = "l2"
     return __import__(script).load
@@ -108,7 +110,7 @@ def test_a_full_disk_is_told(exported, place_of, script):
 
 
 def test_an_absent_service_is_told(exported, monkeypatch):
-    pytest.importorskip("psycopg", reason="examples/stores: engines are not of the test extra")
+    engine("psycopg")
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"postgresql://127.0.0.1:{unused.getsockname()[1]}/postgres"
@@ -133,6 +135,6 @@ def test_what_a_store_says_is_the_last_word(exported, monkeypatch):
 
 
 def test_inner_products_are_not_for_sqlite_vec(exported, tmp_path):
-    pytest.importorskip("sqlite_vec", reason="examples/stores: engines are not of the test extra")
+    engine("sqlite_vec")
     with pytest.raises(SystemExit, match="embeddings of length 1"):
         __import__("sqlite_vec_store").load(exported, tmp_path)

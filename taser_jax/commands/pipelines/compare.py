@@ -210,9 +210,8 @@ class _Run:
             self.stages.run("vocab", make_vocabulary, output_dir=vocabulary, size=size, **self.data)
         else:
             vocabulary = fetch(self.pretrained)
-            settings = read_encoder_settings(vocabulary)
             positions = pretrained_bert(self.pretrained).max_length
-            own = min(positions, (settings and settings.max_length) or positions)
+            own = min(positions, read_encoder_settings(vocabulary).max_length or positions)
         fitted = self.stages.run(
             f"lengths{again}",
             compare_parts.fit_lengths,
