@@ -147,13 +147,7 @@ _BERT_NAMES = {
 }
 _QKV = ("attention/query", "attention/key", "attention/value")
 FORMATS = {
-    Family.BERT: Format(
-        "BertModel",
-        _Bert,
-        {"pad_token_id": 0},
-        "encoder.layer.",
-        _BERT_NAMES,
-    ),
+    Family.BERT: Format("BertModel", _Bert, {"pad_token_id": 0}, "encoder.layer.", _BERT_NAMES),
     Family.DISTILBERT: Format(
         "DistilBertModel",
         _DistilBert,
