@@ -7,7 +7,6 @@ import sys
 import jax
 import numpy as np
 import pytest
-import tokenizers
 from tiny_source import (
     T5_PASSAGES,
     T5_QUERIES,
@@ -17,13 +16,11 @@ from tiny_source import (
     t5_vocabulary,
 )
 
-from taser_jax.data.text.preprocessors import passage_ids, query_ids
 from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop.export_source import check_exported
 from taser_jax.interop.hub import read_projection
 from taser_jax.interop.pretrained import Pretrained, pretrained_t5, read_pretrained
 from taser_jax.interop.sentence_transformers import export_sentence_transformers
-from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.batch import Normalization, Role
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.t5 import PositionBias
@@ -34,27 +31,6 @@ from taser_jax.storage.errors import ConfigError
 @pytest.fixture(scope="module")
 def vocabulary():
     return t5_vocabulary()
-
-
-# Of its ids the last is one of T5's extra ids, after those of the model.
-@pytest.mark.parametrize("prompt", [(), (5, 9), (41,)])
-def test_the_tokenizer_gives_our_ids(vocabulary, tmp_path, prompt):
-    vocabulary.save(str(tmp_path / "vocabulary"))
-    write_tokenizer(tmp_path / "vocabulary", tmp_path, max_length=12, prompt=prompt)
-    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    texts = [
-        *T5_QUERIES,
-        "  odd   spaces ",
-        "½ ﬁ Ⅷ ÅNGSTRÖM 北京 😀",
-        "the\tcity\nof",
-        "wide\u3000\u00a0",
-    ]
-    ours = query_ids(texts, vocabulary, 100, prompt=prompt)
-    assert [tokenizer.encode(text).ids for text in texts] == [list(ids) for ids in ours]
-    tokenizer.enable_truncation(12)
-    titled = [pair for pair in T5_PASSAGES if pair[0]]
-    pairs = [tokenizer.encode(*pair).ids for pair in titled]
-    assert pairs == passage_ids(*zip(*titled, strict=True), vocabulary, 12, prompt=prompt)
 
 
 def embeddings_of(source, role):

@@ -3,9 +3,10 @@ import subprocess
 
 import pytest
 from sentence_models import save_bert_pieces
+from tiny_source import T5_PASSAGES, T5_QUERIES, T5_TEXTS, t5_vocabulary
 from tokenizers import Tokenizer
 
-from taser_jax.data.text.preprocessors import query_ids
+from taser_jax.data.text.preprocessors import passage_ids, query_ids
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.interop.tokenizer_files import write_tokenizer
@@ -50,15 +51,30 @@ def test_settings(vocabulary, tmp_path):
     assert set(PIECES[:5]) <= set(map(str, settings.values()))
 
 
-@pytest.mark.parametrize("prompt", [(), (7, 3)])
-def test_ids_of_a_sentencepiece_of_berts_are_the_vocabularys(tmp_path, prompt):
-    texts = ["the river flows", "a dog and a cat " * 9, ""]
-    learned = [*texts, *json.__doc__.splitlines(), *subprocess.__doc__.splitlines()]
-    save_bert_pieces(tmp_path / "vocabulary", learned, 100)
+def pieces_of_bert(directory):
+    learned = [*T5_TEXTS, *json.__doc__.splitlines(), *subprocess.__doc__.splitlines()]
+    save_bert_pieces(directory, learned, 100)
+
+
+def pieces_of_t5(directory):
+    t5_vocabulary().save(str(directory))
+
+
+# Of T5's ids, the last is one of its extra ids, after those of the model.
+@pytest.mark.parametrize("prompt", [(), (5, 3), (41,)])
+@pytest.mark.parametrize("save", [pieces_of_bert, pieces_of_t5])
+def test_ids_of_a_sentencepiece_model_are_the_vocabularys(tmp_path, save, prompt):
+    save(tmp_path / "vocabulary")
+    vocabulary = load_vocabulary(tmp_path / "vocabulary")
     tokenizer = Tokenizer.from_file(str(written(tmp_path, prompt=prompt) / "tokenizer.json"))
-    tokenizer.enable_truncation(12)
-    ours = query_ids(texts, load_vocabulary(tmp_path / "vocabulary"), 12, prompt=prompt)
-    assert [tokenizer.encode(text).ids for text in texts] == [list(ids) for ids in ours]
+    odd = ["  odd   spaces ", "½ ﬁ Ⅷ ÅNGSTRÖM 北京 😀", "the\tcity\nof", "wide\u3000\u00a0"]
+    texts, pairs = [*T5_QUERIES, *odd], [pair for pair in T5_PASSAGES if pair[0]]
+    for length in (100, 12):
+        tokenizer.enable_truncation(length)
+        ours = query_ids(texts, vocabulary, length, prompt=prompt)
+        assert [tokenizer.encode(text).ids for text in texts] == [list(ids) for ids in ours]
+        ours = passage_ids(*zip(*pairs, strict=True), vocabulary, length, prompt=prompt)
+        assert [tokenizer.encode(*pair).ids for pair in pairs] == ours
 
 
 @pytest.mark.parametrize("without", ["vocab.txt", "tokenizer_config.json", "tokenizer.json"])
