@@ -14,14 +14,7 @@ import jax
 import numpy as np
 
 from taser_jax.interop.bert_formats import FORMATS
-from taser_jax.interop.tensors import (
-    Leaf,
-    Path,
-    leaves_of,
-    listed,
-    params_from_tensors,
-    size_words,
-)
+from taser_jax.interop.tensors import Leaf, Path, leaves_of, listed, params_from_tensors, size_words
 from taser_jax.models.batch import Role
 from taser_jax.models.bert_config import BertConfig, Family
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig

@@ -122,12 +122,6 @@ def prompt_text(ids: Sequence[int], vocabulary: Vocabulary) -> str | None:
     return text if vocabulary.encode([text]) == [list(ids)] else None
 
 
-def ids_before_queries(source: ExportSource) -> tuple[int, ...]:
-    """The prompt's ids if no text yields them, so that the tokenizer must add them; else none."""
-    ids = source.query_settings.prompt
-    return ids if prompt_text(ids, source.vocabulary) is None else ()
-
-
 def check_exported(config: ModelConfig, task: str | None) -> None:
     """Refuses models that one program per role cannot stand for.
 

@@ -21,13 +21,7 @@ from safetensors.numpy import save_file
 
 from taser_jax.interop.bert import bert_leaves, plain_encoder
 from taser_jax.interop.bert_formats import FORMATS, config_to_json
-from taser_jax.interop.export_source import (
-    PASSAGE_INPUTS,
-    CardTexts,
-    ExportSource,
-    ids_before_queries,
-    prompt_text,
-)
+from taser_jax.interop.export_source import PASSAGE_INPUTS, CardTexts, ExportSource, prompt_text
 from taser_jax.interop.t5 import t5_leaves, t5_to_json
 from taser_jax.interop.tensors import SAFETENSORS, Tensors, params_to_tensors
 from taser_jax.interop.tokenizer_files import write_tokenizer
@@ -130,8 +124,14 @@ def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path)
 def _paths(source: ExportSource) -> tuple[PlainConfig, Mapping[str, Role]]:
     config = source.config
     assert isinstance(config, PlainConfig)
-    prompt = ids_before_queries(source) or source.passage_prompt
+    prompt = _ids_before_queries(source) or source.passage_prompt
     return config, plain_paths(config, prompt=prompt)
+
+
+def _ids_before_queries(source: ExportSource) -> tuple[int, ...]:
+    """The prompt's ids if no text yields them, so that the tokenizer must add them; else none."""
+    ids = source.query_settings.prompt
+    return ids if prompt_text(ids, source.vocabulary) is None else ()
 
 
 def card_texts(source: ExportSource) -> CardTexts:
@@ -201,7 +201,7 @@ def write_model(
         if FORMATS[config.bert.family].has_pooler:
             settings["model_args"] = {"add_pooling_layer": False}
     _write_tensors(directory / SAFETENSORS, params_to_tensors(params, leaves))
-    prompt = ids_before_queries(source) if role is Role.QUERY else source.passage_prompt
+    prompt = _ids_before_queries(source) if role is Role.QUERY else source.passage_prompt
     write_tokenizer(source.vocabulary_dir, directory, max_length=length, prompt=prompt)
     if serves_both:
         settings["query_length"] = source.query_length
