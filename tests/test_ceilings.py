@@ -33,12 +33,12 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_542,
     "cli": 1_218,
-    "commands": 4_466,
+    "commands": 4_465,
     "data": 5_485,
     "devices": 1_053,
     "evaluation": 1_281,
-    "interop": 2_681,
-    "loose files": 358,
+    "interop": 2_612,
+    "loose files": 355,
     "models": 2_285,
     "optim": 841,
     "retrieval": 2_136,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_261,
 }
 OTHERS = {
-    "lines of code": 29_259,
+    "lines of code": 29_186,
     "percent of code that imports or raises": 13.9,
     "files": 188,
     "lines of the longest file": 415,
