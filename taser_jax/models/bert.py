@@ -125,6 +125,8 @@ class Block(nn.Module):
         Returns:
             Hidden states, and the statistics of a learned router.
         """
+        if not self.deterministic:
+            hidden = layers.row_by_row(hidden)
         config, block_input = self.config, hidden
         if self.output is EncoderOutput.FIRST_TOKEN:
             block_input, mask_out = hidden[:, :1], mask[:, :1]

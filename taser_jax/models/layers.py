@@ -12,6 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Bool, Float, UInt32
 
 from taser_jax.devices.mesh import current_shard
@@ -217,6 +218,18 @@ def softmax_mean(
     dropped = dropout(weights).astype(values.dtype)
     mean = float32_einsum("bhqk,bhkd->bhqd", dropped, values) / weights.sum(-1, keepdims=True)
     return mean.astype(values.dtype)
+
+
+def row_by_row(
+    states: Float[Array, "batch length embed"],
+) -> Float[Array, "batch length embed"]:
+    """The states; on a GPU in this order in memory.
+
+    XLA would put the batch or the positions innermost, as pooling likes to read them, and transpose
+    the states for every product. Only for training: an export must not hold the constraint.
+    """
+    rows = functools.partial(with_layout_constraint, layouts=Layout(tuple(range(states.ndim))))
+    return jax.lax.platform_dependent(states, cuda=rows, rocm=rows, default=lambda x: x)
 
 
 def copies(initializer: Initializer) -> Initializer:

@@ -273,6 +273,22 @@ def test_a_training_step_lowers_for_cuda(monkeypatch, pooling, calls):
     assert len(re.findall(r"@__cudnn\$fmhaSoftmaxBackward\(", text)) == calls
 
 
+@pytest.mark.parametrize(
+    ("platform", "train", "are_kept"),
+    [("cuda", True, True), ("cuda", False, False), ("tpu", True, False)],
+)
+def test_states_keep_their_order_in_memory_in_a_gpus_training_alone(platform, train, are_kept):
+    model = tiny_model(bert=tiny_bert(num_layers=1))
+
+    @jax.jit
+    def embeddings(params):
+        return encode(model, params, TEXTS, Role.PASSAGE, train=train, rngs=RNGS).embeddings
+
+    traced = embeddings.trace(abstract_params(model))
+    program = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert ("@LayoutConstraint" in program) == are_kept
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("pooling", Pooling)
 def test_cudnn_is_asked_for_what_the_others_compute(monkeypatch, pooling):

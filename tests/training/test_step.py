@@ -50,6 +50,23 @@ def test_named_keys_are_stable_and_distinct():
     assert len({tuple(jax.random.key_data(key).tolist()) for key in keys}) == 3
 
 
+def test_steps_of_a_gpu_have_options_of_their_own(monkeypatch):
+    plain, _ = default_step()(fresh(), BATCHES)
+    options = []
+    jit = jax.jit
+
+    def record(function, *, compiler_options=None, **how):
+        options.append(compiler_options)
+        return jit(function, compiler_options=compiler_options, **how)
+
+    monkeypatch.setattr(jax, "jit", record)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    step = make_train_step(MODEL, OPTIMIZER, seed=3, schedule=lambda step: 0.5 / (1 + step))
+    state, _ = step(fresh(), BATCHES)
+    assert {"xla_gpu_dot_merger_threshold_mb": 0} in options
+    assert_close(state.params, plain.params, atol=0)
+
+
 def test_training_learns_and_reports():
     step, state = default_step(), fresh()
     history = []
