@@ -39,16 +39,16 @@ ROOMS = {
     "evaluation": 1_281,
     "interop": 2_612,
     "loose files": 355,
-    "models": 2_285,
+    "models": 2_293,
     "optim": 841,
     "retrieval": 2_136,
     "serving": 486,
     "storage": 1_274,
     "systems": 2_892,
-    "training": 1_261,
+    "training": 1_268,
 }
 OTHERS = {
-    "lines of code": 29_186,
+    "lines of code": 29_201,
     "percent of code that imports or raises": 13.9,
     "files": 188,
     "lines of the longest file": 415,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 102,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_991,
+    "words of documentation": 34_995,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
