@@ -264,7 +264,8 @@ def t5x_t5_config(tree: Params, *, where: str) -> T5Config:
     feed_forward = "gated-gelu" if ("mlp", "wi_0", "kernel") in block else "relu"
     heads, buckets = positions.shape
     layers = {
-        stack: sum(name.startswith("layers_") for name in tree.get(stack, {})) for stack in _PARTS
+        stack: sum(bool(re.fullmatch(r"layers_\d+", name)) for name in tree.get(stack, {}))
+        for stack in _PARTS
     }
     return T5Config(
         vocab_size=table.shape[0],

@@ -184,8 +184,8 @@ def _freeze(params: Params, trainable: PyTree[bool] | None) -> Params:
     )
 
 
-# XLA joins products with one kernel, such as those of queries and of passages, and copies the
-# states of both for it: a tenth of TASER's step.
+# XLA would join products with one kernel, such as those of queries and of passages, and copy the
+# states of both for it.
 _GPU_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 0}
 
 StepFunction = Callable[
