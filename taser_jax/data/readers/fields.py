@@ -136,6 +136,8 @@ def xml_elements(path: FilePath, *tags: str) -> Iterator[tuple[str, Element]]:
             for event in parser.read_events():
                 element = event[-1]
                 assert isinstance(element, Element)
+                # Of a name in a namespace, {http://...}topic, the last part counts.
+                element.tag = element.tag.rpartition("}")[2]
                 if element.tag in tags:
                     yield where, element
                     # Millions of elements would fill the memory.
@@ -149,7 +151,7 @@ def xml_elements(path: FilePath, *tags: str) -> Iterator[tuple[str, Element]]:
 class Role(enum.Enum):
     """What a field holds; the value lists the names that it goes by, the usual one first."""
 
-    ID = "id _id docid doc_id pid docno document_id"
+    ID = "id _id docid doc_id pid docno document_id cord_uid"
     TITLE = "title heading headline subject name"
     TEXT = "text passage body content contents document abstract context definition"
     PAGE = "wikipedia_id page_id"

@@ -212,7 +212,7 @@ def read_kilt(path: FilePath) -> Iterator[Question]:
 def topic_tag(path: FilePath) -> str:
     """The tag of each topic in a file of TREC's: top in SGML, topic in XML; else empty."""
     start = "\n".join(first_lines(path, 20))
-    match = re.match(r"(?i)(<[^>]*>[\s\]>]*)*?<(top|topic)\b", start.lstrip())
+    match = re.match(r"(?i)(<[^>]*>[\s\]>]*)*?<(?:\w+:)?(top|topic)\b", start.lstrip())
     return match[2] if match else ""
 
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 
 import pytest
 from written_files import write
@@ -64,6 +65,8 @@ def test_columns_go_by_the_header_not_by_their_place(tmp_path):
     # Nor is any fourth field a page: made queries would all be of one.
     record = {"id": "0", "text": "c", "title": "T", "lang": "en", "date": None, "source": "x"}
     assert passages(write(tmp_path / "six.jsonl", [record])) == [Passage("0", "c", "T")]
+    cord = write(tmp_path / "metadata.csv", "cord_uid,sha,title,abstract\nug7v,,T,c\n")
+    assert passages(cord) == [Passage("ug7v", "c", "T")]
 
 
 def test_a_field_beyond_all_measure_is_an_open_quote(tmp_path, monkeypatch):
@@ -231,6 +234,8 @@ FIRE = """<?xml version="1.0"?>
     ("content", "questions"),
     [
         (COVID, [("1", "coronavirus origin"), ("2", "how does it respond to cold & heat")]),
+        (TOUCHE.replace("<topics", "<topics xmlns='http://t.org'"), [("3", "Tea?")]),
+        (re.sub("<(/?)", r"<\1t:", TOUCHE).replace(">", " xmlns:t='u'>", 1), [("3", "Tea?")]),
         (CLINICAL, [("1", "Patient is a 45-year-old man with a tumour.")]),
         (DECISIONS, [("7", "A 78 year old male.")]),
         (DECISIONS.replace("description", "narrative"), [("7", "A man.")]),
@@ -239,7 +244,18 @@ FIRE = """<?xml version="1.0"?>
         (FIRE, [("26", "Singur")]),
         ("<top>\n<num> Number: 4\n<title>\n<desc> Description:\nmore\n</top>\n", [("4", "more")]),
     ],
-    ids=["covid", "free text", "decisions", "summary", "diseases", "number", "fire", "sgml"],
+    ids=[
+        "covid",
+        "namespace",
+        "prefix",
+        "free text",
+        "decisions",
+        "summary",
+        "diseases",
+        "number",
+        "fire",
+        "sgml",
+    ],
 )
 def test_topics_of_trec_are_their_title_or_query_or_else_the_next_part(
     tmp_path, content, questions
