@@ -11,7 +11,6 @@ import tiny_training
 from taser_jax.assembly.data import DeviceBatches
 from taser_jax.assembly.plans import MultitaskTraining, lengths_in, make_plan
 from taser_jax.data.batches.every_task import TaskBatchingConfig
-from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import make_mesh
 from taser_jax.devices.partitioning import Partitioner
 
@@ -24,8 +23,7 @@ EVERY_TASK = MultitaskTraining(batching=TaskBatchingConfig(total=32, num_negativ
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     directory = tmp_path_factory.mktemp("ragged") / "tokens"
-    tiny_training.write_token_store(directory, least_words=1)
-    return TokenStore.open(directory)
+    return tiny_training.write_token_store(directory, least_words=1)
 
 
 @pytest.mark.parametrize(
@@ -33,15 +31,15 @@ def store(tmp_path_factory):
 )
 def test_shapes_are_those_of_the_stores_batches(training, store):
     queries = {task: store.queries(task, "train") for task in store.tasks}
+    partitioner = Partitioner(make_mesh(training.mesh))
     plan = make_plan(
         training,
         query_length=store.metadata.query_length,
         passage_length=store.metadata.passage_length,
-        partitioner=Partitioner(make_mesh(training.mesh)),
+        partitioner=partitioner,
         store=store,
         queries=queries,
     )
-    partitioner = Partitioner(make_mesh(training.mesh))
     assert " x 9, " in str(plan.facts["length_groups"])
     # What a loss that is not finite is told with.
     told = DeviceBatches(plan.stream, queries, partitioner).describe(0)

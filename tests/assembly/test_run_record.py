@@ -78,15 +78,14 @@ def changed(**values):
     return SETTINGS | {name.replace("__", "."): value for name, value in values.items()}
 
 
+def without(word):
+    return {name: value for name, value in SETTINGS.items() if word not in name}
+
+
 @pytest.fixture
 def model_dir(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"settings": SETTINGS}))
     return tmp_path
-
-
-def without_validation():
-    settings = {name: v for name, v in SETTINGS.items() if "validation" not in name}
-    return settings | {"training.validation": None}
 
 
 @pytest.mark.parametrize(
@@ -97,10 +96,13 @@ def without_validation():
             changed(training__loop__train_steps=600, training__length_buckets=(16,)),
             {"training.loop.train_steps": (300, 600), "training.length_buckets": ([8, 16], [16])},
         ),
-        (without_validation(), {"training.validation.batch_size": (8, "unset")}),
+        (
+            without("validation") | {"training.validation": None},
+            {"training.validation.batch_size": (8, "unset")},
+        ),
         # Settings of another version of the code: one that it added, one that it dropped.
         (changed(training__objective__label_smoothing=0.0), {}),
-        ({name: v for name, v in SETTINGS.items() if "optimizer" not in name}, {}),
+        (without("optimizer"), {}),
     ],
 )
 def test_steps_and_validation_may_change(model_dir, caplog, settings, changes):
@@ -119,8 +121,7 @@ def test_steps_and_validation_may_change(model_dir, caplog, settings, changes):
         (changed(data__queries__faq="b2"), "data.queries.faq: was a1, now b2"),
         (changed(data__queries__news="c3"), "data.queries.news: was unset, now c3"),
         (
-            {name: v for name, v in SETTINGS.items() if "multitask" not in name}
-            | {"training.multitask.batching.total": 64},
+            without("multitask") | {"training.multitask.batching.total": 64},
             "multitask: was None, now unset",
         ),
     ],
