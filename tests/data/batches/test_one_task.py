@@ -1,5 +1,6 @@
 import collections
 import dataclasses
+import functools
 import logging
 
 import jax
@@ -58,10 +59,7 @@ def with_config(**changes):
     return dataclasses.replace(CONFIG, **changes)
 
 
-def same(a, b):
-    return jax.tree.structure(a) == jax.tree.structure(b) and all(
-        np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    )
+assert_same = functools.partial(jax.tree.map, np.testing.assert_array_equal)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +72,8 @@ def same(a, b):
     ],
 )
 def test_which_of_a_querys_own_positives_may_be_its_hard_negatives(changes, allowed, tmp_path):
-    store, tasks = write_store(tmp_path, {"t": ([[5, 7], [9]], [[5, 7, 20], [21]])})
-    config = BatchingConfig(batch_size=2, num_negatives=1, **changes)
-    stream = BatchStream(store, tasks, config)
+    data = write_store(tmp_path, {"t": ([[5, 7], [9]], [[5, 7, 20], [21]])})
+    stream = BatchStream(*data, BatchingConfig(batch_size=2, num_negatives=1, **changes))
     drawn = set()
     for step in range(40):
         rows = stream.rows(step)
@@ -87,11 +84,9 @@ def test_which_of_a_querys_own_positives_may_be_its_hard_negatives(changes, allo
 
 def test_golden_by_hand(tmp_path):
     # Query 0 has positives 5 and 7, query 1 has 7, query 2 has 5 (gold) and 30.
-    store, tasks = write_store(
-        tmp_path, {"t": ([[5, 7], [7], [5, 30]], [[20], [21], [22, 22, 30]])}
-    )
+    data = write_store(tmp_path, {"t": ([[5, 7], [7], [5, 30]], [[20], [21], [22, 22, 30]])})
     config = BatchingConfig(batch_size=3, false_negatives=FalseNegatives.MASK, seed=4)
-    rows = BatchStream(store, tasks, config).rows(0)
+    rows = BatchStream(*data, config).rows(0)
     at = {int(query): place for place, query in enumerate(rows.query_rows)}
     assert sorted(at) == [0, 1, 2]
     assert rows.positive_index.tolist() == [0, 2, 4]
@@ -103,9 +98,9 @@ def test_golden_by_hand(tmp_path):
     expected[at[0], 2 * at[1]] = True  # 7 is another positive of query 0
     expected[at[0], 2 * at[2]] = True  # 5 again, as query 2's positive
     expected[at[2], 2 * at[0]] = True  # 5 again, as query 0's positive
-    np.testing.assert_array_equal(BatchStream(store, tasks, config).batch(0).ignore, expected)
+    np.testing.assert_array_equal(BatchStream(*data, config).batch(0).ignore, expected)
     unmasked = dataclasses.replace(config, false_negatives=FalseNegatives.KEEP)
-    assert not BatchStream(store, tasks, unmasked).batch(0).ignore.any()
+    assert not BatchStream(*data, unmasked).batch(0).ignore.any()
 
 
 def test_rows_and_ignore_against_brute_force(toy, caplog):
@@ -143,9 +138,8 @@ def test_rows_and_ignore_against_brute_force(toy, caplog):
 
 
 def test_draws_are_uniform(tmp_path):
-    store, tasks = write_store(tmp_path, {"t": ([[0, 1, 2, 3]], [list(range(10, 16))])})
-    config = with_config(batch_size=30, num_negatives=2, rates={})
-    stream = BatchStream(store, tasks, config)
+    data = write_store(tmp_path, {"t": ([[0, 1, 2, 3]], [list(range(10, 16))])})
+    stream = BatchStream(*data, with_config(batch_size=30, num_negatives=2, rates={}))
     steps = [stream.rows(step).passage_rows.reshape(30, 3) for step in range(100)]
     draws = np.concatenate(steps).tolist()
     positives = collections.Counter(draw[0] for draw in draws)
@@ -158,15 +152,12 @@ def test_draws_are_uniform(tmp_path):
 
 @pytest.mark.parametrize("size", [8, 13, 16, 23])
 def test_each_pass_is_a_permutation_filled_from_its_beginning(tmp_path, size):
-    store, tasks = write_store(tmp_path, {"t": random_task(size, 3)})
-    stream = BatchStream(store, tasks, with_config(rates={}))
-    assert stream.steps_per_epoch == -(-size // 8)
+    stream = BatchStream(*write_store(tmp_path, {"t": random_task(size, 3)}), with_config(rates={}))
+    steps = stream.steps_per_epoch
+    assert steps == -(-size // 8)
     passes = []
     for whole_pass in range(4):
-        steps = range(
-            whole_pass * stream.steps_per_epoch, (whole_pass + 1) * stream.steps_per_epoch
-        )
-        batches = [stream.rows(step).query_rows for step in steps]
+        batches = [stream.rows(whole_pass * steps + step).query_rows for step in range(steps)]
         assert all(len(set(batch.tolist())) == 8 for batch in batches)
         order = np.concatenate(batches)
         assert sorted(order[:size]) == list(range(size))
@@ -176,19 +167,17 @@ def test_each_pass_is_a_permutation_filled_from_its_beginning(tmp_path, size):
 
 
 def test_resuming_gives_the_same_batches(toy):
-    store, tasks = toy
-    stream = BatchStream(store, tasks, CONFIG)
+    stream, resumed = BatchStream(*toy, CONFIG), BatchStream(*toy, CONFIG)
     batches = [stream.batch(step) for step in range(40)]
-    resumed = BatchStream(store, tasks, CONFIG)
-    assert all(same(resumed.batch(step), batches[step]) for step in range(25, 40))
-    assert all(same(stream.batch(step), batches[step]) for step in reversed(range(40)))
-    other = BatchStream(store, tasks, with_config(seed=1))
-    assert not any(same(other.batch(step), batches[step]) for step in range(40))
+    assert_same([resumed.batch(step) for step in range(25, 40)], batches[25:])
+    assert_same([stream.batch(step) for step in reversed(range(40))], batches[::-1])
+    other = BatchStream(*toy, with_config(seed=1))
+    for step, batch in enumerate(batches):
+        assert not np.array_equal(other.batch(step).passage_rows, batch.passage_rows)
 
 
 def test_tokens_are_the_rows_tokens(toy):
-    store, tasks = toy
-    stream = BatchStream(store, tasks, CONFIG)
+    stream = BatchStream(*toy, CONFIG)
     rows, batch = stream.rows(5), stream.batch(5)
     np.testing.assert_array_equal(batch.query_rows, rows.query_rows)
     np.testing.assert_array_equal(batch.passage_rows, rows.passage_rows)
@@ -200,10 +189,9 @@ def test_tokens_are_the_rows_tokens(toy):
 @pytest.mark.parametrize("parts", [[(0,), (1,)], [(0, 3), (1, 2)], [(0,), (1,), (2,), (3,)]])
 def test_hosts_together_make_the_batch_of_one(toy, parts):
     """A host's parts need not be neighbours."""
-    store, tasks = toy
-    whole = BatchStream(store, tasks, CONFIG)
+    whole = BatchStream(*toy, CONFIG)
     count = sum(map(len, parts))
-    hosts = [BatchStream(store, tasks, CONFIG, share=HostShare(part, count)) for part in parts]
+    hosts = [BatchStream(*toy, CONFIG, share=HostShare(part, count)) for part in parts]
     assert {host.fingerprint for host in hosts} == {whole.fingerprint}
     order = np.argsort(np.concatenate(parts))
     for step in (0, 3, 17):
@@ -214,13 +202,12 @@ def test_hosts_together_make_the_batch_of_one(toy, parts):
             of_parts = np.concatenate([np.split(a, len(parts[0])) for a in leaves])
             return np.concatenate(of_parts[order])
 
-        assert same(jax.tree.map(joined, *made), whole.batch(step))
+        assert_same(jax.tree.map(joined, *made), whole.batch(step))
 
 
 def test_a_set_smaller_than_a_batch(tmp_path):
-    store, tasks = write_store(tmp_path, {"t": random_task(5, 3)})
-    config = with_config(rates={})
-    stream = BatchStream(store, tasks, config)
+    data, config = write_store(tmp_path, {"t": random_task(5, 3)}), with_config(rates={})
+    stream = BatchStream(*data, config)
     rows, ignore = stream.rows(0), stream.batch(0).ignore
     assert collections.Counter(rows.query_rows.tolist()).most_common(1)[0][1] == 2
     # A query's copy brings the query's positives: none of them counts as a negative.
@@ -229,7 +216,7 @@ def test_a_set_smaller_than_a_batch(tmp_path):
         others = rows.positive_index[copies[copies != i]]
         assert ignore[i, others].all()
     with pytest.raises(ConfigError, match=r"5 queries do not fill a batch of 8"):
-        BatchStream(store, tasks, dataclasses.replace(config, false_negatives=FalseNegatives.KEEP))
+        BatchStream(*data, dataclasses.replace(config, false_negatives=FalseNegatives.KEEP))
 
 
 def test_fingerprint_follows_data_and_configuration(toy):
@@ -241,12 +228,8 @@ def test_fingerprint_follows_data_and_configuration(toy):
         BatchStream(store, {"nq": tasks["nq"]}, with_config(rates={})).fingerprint,
     ]
     for change in (
-        {"batch_size": 4},
-        {"num_negatives": 1},
-        {"false_negatives": FalseNegatives.KEEP},
-        {"positives": PositiveChoice.FIRST},
-        {"seed": 1},
-        {"rates": {}},
+        *({"batch_size": 4}, {"num_negatives": 1}, {"seed": 1}, {"rates": {}}),
+        *({"false_negatives": FalseNegatives.KEEP}, {"positives": PositiveChoice.FIRST}),
     ):
         others.append(BatchStream(store, tasks, with_config(**change)).fingerprint)
     assert len({base, *others}) == 9

@@ -1,6 +1,7 @@
 """Texts in groups of similar length: the same texts in the same order, with less padding."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -52,9 +53,7 @@ def restored(texts: TokenGroups, length: int) -> Tokens:
     return Tokens(ids[texts.place], mask[texts.place])
 
 
-def assert_same(tokens: Tokens, expected: Tokens) -> None:
-    np.testing.assert_array_equal(tokens.mask, expected.mask)
-    np.testing.assert_array_equal(tokens.ids, expected.ids)
+assert_same = functools.partial(jax.tree.map, np.testing.assert_array_equal)
 
 
 def shape_of(array) -> tuple[tuple[int, ...], np.dtype]:
@@ -85,15 +84,12 @@ def test_a_layout_by_hand():
 
 
 def test_a_group_by_hand():
-    texts = TokenArray(
-        np.array([[1, 2, 3], [4, 0, 0], [5, 6, 0], [7, 0, 0]]), np.array([3, 1, 2, 1])
-    )
+    ids = np.array([[1, 2, 3], [4, 0, 0], [5, 6, 0], [7, 0, 0]])
+    texts = TokenArray(ids, np.array([3, 1, 2, 1]))
     layout = Layout(sizes=(2, 2), lengths=(1, 4))
     grouped = layout.group(texts, np.array([2, 3, 0, 1]), HostShare())
-    assert [group.ids.tolist() for group in grouped.groups] == [
-        [[7], [4]],
-        [[5, 6, 0, 0], [1, 2, 3, 0]],
-    ]
+    groups = [group.ids.tolist() for group in grouped.groups]
+    assert groups == [[[7], [4]], [[5, 6, 0, 0], [1, 2, 3, 0]]]
     assert grouped.place.tolist() == [2, 0, 3, 1]
 
 
@@ -117,7 +113,7 @@ def test_batches_are_those_of_full_padding(store):
         planned = in_groups(abstract, sizes_of(batch.queries), sizes_of(batch.passages))
         assert jax.tree.map(shape_of, planned) == jax.tree.map(shape_of, batch)
         without = [dataclasses.replace(b, queries=0, passages=0) for b in (batch, expected)]
-        jax.tree.map(np.testing.assert_array_equal, *without)
+        assert_same(*without)
     # The first steps decide the groups; later ones that do not fit are padded in full.
     assert all(fits[: PADDING.steps])
     assert not all(fits)
@@ -132,15 +128,10 @@ def test_batches_are_those_of_full_padding(store):
 
 
 def test_hosts_make_their_parts_of_every_group(store):
-    whole = BatchStream(store, tasks_of(store), CONFIG, padding=PADDING).batch(5)
-    parts = [
-        BatchStream(
-            store, tasks_of(store), CONFIG, padding=PADDING, share=HostShare((host,), 2)
-        ).batch(5)
-        for host in range(2)
-    ]
+    stream = functools.partial(BatchStream, store, tasks_of(store), CONFIG, padding=PADDING)
+    parts = [stream(share=HostShare((host,), 2)).batch(5) for host in range(2)]
     joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-    jax.tree.map(np.testing.assert_array_equal, joined, whole)
+    assert_same(joined, stream().batch(5))
 
 
 def test_every_tasks_batch_is_grouped_or_none_is(store):

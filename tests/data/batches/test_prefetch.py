@@ -6,26 +6,19 @@ import pytest
 from taser_jax.data.batches.stream import prefetch
 
 
-class Stream:
-    def __init__(self, fails_at=None):
-        self.made, self.fails_at = [], fails_at
-
-    def batch(self, step):
-        if step == self.fails_at:
-            raise ValueError(f"step {step} failed")
-        self.made.append(step)
-        return step
+def same(value):
+    return value
 
 
 def threads():
     return [thread for thread in threading.enumerate() if thread.name == "prefetch_0"]
 
 
-def settle(stream):
+def settle(made):
     """Waits until the thread has made all it may."""
     before = None
-    while before != len(stream.made):
-        before = len(stream.made)
+    while before != len(made):
+        before = len(made)
         time.sleep(0.05)
 
 
@@ -36,24 +29,29 @@ def test_yields_every_step_in_order_and_ends():
         names.add(threading.current_thread().name)
         return batch * 10
 
-    out = list(prefetch(Stream().batch, 3, 8, put))
+    out = list(prefetch(same, 3, 8, put))
     assert out == [(3, 30), (4, 40), (5, 50), (6, 60), (7, 70)]
     assert names == {"prefetch_0"}
-    assert list(prefetch(Stream().batch, 5, 5, lambda batch: batch)) == []
+    assert list(prefetch(same, 5, 5, same)) == []
     assert threads() == []
 
 
 def test_works_ahead_by_two_and_no_more():
-    stream = Stream()
-    batches = prefetch(stream.batch, 0, 100, lambda batch: batch)
+    made = []
+    batches = prefetch(made.append, 0, 100, same)
     next(batches)
-    settle(stream)
-    assert stream.made == [0, 1, 2]
+    settle(made)
+    assert made == [0, 1, 2]
     batches.close()
 
 
 def test_errors_surface_at_their_step():
-    batches = prefetch(Stream(fails_at=2).batch, 0, 5, lambda batch: batch)
+    def batch(step):
+        if step == 2:
+            raise ValueError("step 2 failed")
+        return step
+
+    batches = prefetch(batch, 0, 5, same)
     assert [next(batches), next(batches)] == [(0, 0), (1, 1)]
     with pytest.raises(ValueError, match="step 2 failed"):
         next(batches)
@@ -63,11 +61,11 @@ def test_errors_surface_at_their_step():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        next(prefetch(Stream().batch, 0, 5, put))
+        next(prefetch(same, 0, 5, put))
 
 
 def test_closing_early_joins_the_thread():
-    batches = prefetch(Stream().batch, 0, 1000, lambda batch: batch)
+    batches = prefetch(same, 0, 1000, same)
     next(batches)
     assert len(threads()) == 1
     batches.close()
