@@ -30,7 +30,8 @@ use_environment() {
     echo "installing taser_jax$extra into .venv ..."
     .venv/bin/python -m pip install --quiet --upgrade pip || return
     # Python compiles the modules that are imported; compiling all of them takes longer than what they are for.
-    .venv/bin/python -m pip install --quiet --no-compile --editable ".$extra" || return
+    # setuptools warns at every editable installation; errors are shown.
+    PYTHONWARNINGS=ignore::UserWarning .venv/bin/python -m pip install --quiet --no-compile --editable ".$extra" || return
     printf '%s' "$wanted" >"$stamp"
   fi
   export PATH="$root/.venv/bin:$PATH"
