@@ -48,11 +48,7 @@ def toy(monkeypatch, tmp_path):
 
 def test_a_finished_command_returns_0(toy):
     seen = []
-
-    def remember(message, config_text):
-        seen.append((message, config_text))
-
-    toy(remember)
+    toy(lambda message, config_text: seen.append((message, config_text)))
     assert cli.run(["toy", "--gin.MESSAGE=a b"]) == 0
     assert cli.run(["toy", "--gin.MESSAGE", "c"]) == 0
     assert cli.run(["toy", "--gin_bindings=MESSAGE = d"]) == 0
@@ -133,6 +129,8 @@ def test_a_second_interrupt_ends_at_once_without_a_traceback():
         (["prepare", "pydocs", "--multihost"], "runs on one host"),
         (["compare", "my_beir", "--multihost"], "`taser compare` runs on one host"),
         (["train", "--gin.LERNING_RATE=1"], "macro LERNING_RATE is set"),
+        # A macro of another command is answered with the nearest of this one's.
+        (["encode", "--gin.RUNS_DIR=2"], "fix: did you mean EMBEDDINGS_DIR?"),
         (["train", "--gin_file=runs/taser_bse.gin"], "did you mean runs/taser_base.gin?"),
         (["train"], "--gin_file=models/taser.gin --gin.MODEL_DIR=..."),
         (["encode", "--dry_run"], "`taser encode` has no dry run"),
@@ -161,10 +159,8 @@ def test_parsing():
     assert arguments.flags.files == ("a.gin", "b.gin")
     assert arguments.flags.bindings == (("X", "1=2"),)
     assert arguments.flags.search_paths == ("c", "d")
-    assert arguments.dry_run
-    assert arguments.multihost
     assert arguments.coordinator_timeout == 9
-    assert not arguments.help
+    assert (arguments.dry_run, arguments.multihost, arguments.help) == (True, True, False)
     assert cli.parse(["train"]).flags.files == ("runs/train.gin",)
     with pytest.raises(ConfigError, match="no command"):
         cli.parse(["--help"])
@@ -220,12 +216,7 @@ TINY = [
         (
             TINY,
             {"tensorflow", "tensorflow_datasets", "orbax.checkpoint", "scipy", "matplotlib"},
-            [
-                "total ",
-                "GiB per device",
-                "still to be set: MODEL_DIR, TOKEN_STORE",
-                "negatives per",
-            ],
+            ["total ", "GiB per device", "set: MODEL_DIR, TOKEN_STORE", "negatives per"],
         ),
     ],
 )
