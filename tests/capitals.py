@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 from collections.abc import Mapping
 
@@ -74,6 +75,12 @@ class Capitals:
     def bm25(self, runs_dir: pathlib.Path, **more: object) -> None:
         index_dir = self.root / "bm25"
         succeed("bm25", *self.where, *gin(BM25_RUNS_DIR=runs_dir, BM25_INDEX_DIR=index_dir, **more))
+
+
+def mined(negatives_dir: pathlib.Path, task: str) -> list[set[str]]:
+    """Ids of the negatives of each training query."""
+    lines = (negatives_dir / f"{task}.train.jsonl").read_text().splitlines()
+    return [{IDS[row] for row in json.loads(line)["rows"]} for line in lines]
 
 
 def mteb_task(

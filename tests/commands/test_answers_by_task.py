@@ -4,7 +4,7 @@ import json
 import pathlib
 
 import pytest
-from capitals import IDS, PASSAGES
+from capitals import IDS, PASSAGES, mined
 from small_world import gin, refused, succeed
 
 from taser_jax.commands.inputs import answer_matcher
@@ -43,28 +43,24 @@ def _where(root: pathlib.Path) -> list[str]:
     return gin(DATA_DIR=root / "data", COLLECTION="sets")
 
 
-def _mined(directory: pathlib.Path, task: str) -> set[str]:
-    [line] = (directory / f"{task}.train.jsonl").read_text().splitlines()
-    return {IDS[row] for row in json.loads(line)["rows"]}
-
-
 def test_mining_drops_what_each_set_counts_as_an_answer(sets, tmp_path):
     mine = ["mine", *_where(sets), *gin(RUNS_DIR=sets / "runs")]
     mine += gin("MiningConfig", answer_containing="drop")
     succeed(*mine, *gin(NEGATIVES_DIR=tmp_path / "both"), *REGEX)
-    # "Seine" is in p0 and p1 (gold), "Tiber" in p3 and p5 (gold).
-    assert "p0" not in _mined(tmp_path / "both", "trec")
-    assert "p3" not in _mined(tmp_path / "both", "capital")
-    # As a string, no passage holds the pattern.
     succeed(*mine, *gin(NEGATIVES_DIR=tmp_path / "strings"))
-    assert _mined(tmp_path / "strings", "trec") == _mined(tmp_path / "both", "trec") | {"p0"}
-    assert _mined(tmp_path / "strings", "capital") == _mined(tmp_path / "both", "capital")
+    ([trec], [capital]) = (mined(tmp_path / "both", task) for task in ("trec", "capital"))
+    # "Seine" is in p0 and p1 (gold), "Tiber" in p3 and p5 (gold).
+    assert "p0" not in trec
+    assert "p3" not in capital
+    # As a string, no passage holds the pattern.
+    assert mined(tmp_path / "strings", "trec") == [trec | {"p0"}]
+    assert mined(tmp_path / "strings", "capital") == [capital]
 
 
 def test_evaluation_judges_each_set_by_its_own_match_or_by_its_positives(sets, tmp_path, capsys):
     evaluate = ["evaluate", *_where(sets), *gin(RUNS_DIR=sets / "runs", SYSTEM="BM25")]
-    evaluate += gin(EVAL_OUTPUT_DIR=tmp_path) + gin("EvaluationConfig", judge="answers")
-    evaluate += gin("EvaluationConfig", measures=["R@5"])
+    evaluate += gin(EVAL_OUTPUT_DIR=tmp_path)
+    evaluate += gin("EvaluationConfig", judge="answers", measures=["R@5"])
     # As a string the pattern is in no passage, but its positive is found.
     by_positives = gin("EvaluationConfig", qrels_tasks=["trec"])
     for options, expected in ((REGEX, 1.0), ([], 0.0), (by_positives, 1.0)):
@@ -72,9 +68,9 @@ def test_evaluation_judges_each_set_by_its_own_match_or_by_its_positives(sets, t
         tasks = json.loads((tmp_path / "results" / "bm25.json").read_text())["tasks"]
         assert tasks["capital"]["metrics"]["R@5"] == 1.0
         assert tasks["trec"]["metrics"]["R@5"] == expected
-        said = capsys.readouterr().err
-        assert f"R@5 {(1 + expected) / 2:.4f} (macro: mean over 2 tasks)" in said
-        assert f"R@5 {(1 + expected) / 2:.4f} (micro: all queries pooled" in said
+        said, mean = capsys.readouterr().err, (1 + expected) / 2
+        assert f"R@5 {mean:.4f} (macro: mean over 2 tasks)" in said
+        assert f"R@5 {mean:.4f} (micro: all queries pooled" in said
 
 
 def test_alpha_is_chosen_by_each_sets_own_match(sets, tmp_path, capsys):

@@ -1,26 +1,20 @@
 """`taser mine` on passages and questions checked by hand."""
 
-import json
 import os
 import pathlib
 
 import pytest
 import recipes
-from capitals import IDS
+from capitals import IDS, mined
 from small_world import gin, succeed
+from written_files import run_of
 
 from taser_jax.assembly.data import training_queries
 from taser_jax.commands.mine import mine
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.token_store.negatives import read_metadata, write_negatives
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.retrieval.runs import read_trec_run
 from taser_jax.storage.errors import FingerprintError
-
-
-def _mined(directory: pathlib.Path, task: str) -> list[set[str]]:
-    lines = (directory / f"{task}.train.jsonl").read_text().splitlines()
-    return [{IDS[row] for row in json.loads(line)["rows"]} for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -33,22 +27,17 @@ def runs_dir(capitals, tmp_path_factory) -> pathlib.Path:
 def test_drop_leaves_out_positives_and_passages_with_an_answer(capitals, runs_dir, tmp_path):
     arguments = ["mine", *capitals.where, *gin(RUNS_DIR=runs_dir)]
     succeed(*arguments, *gin(NEGATIVES_DIR=tmp_path / "keep"))
-    succeed(
-        *arguments,
-        *gin(NEGATIVES_DIR=tmp_path / "drop"),
-        *gin("MiningConfig", answer_containing="drop"),
-    )
+    drop = gin("MiningConfig", answer_containing="drop")
+    succeed(*arguments, *gin(NEGATIVES_DIR=tmp_path / "drop"), *drop)
     # Every passage with "capital", "France" or "Italy" but the gold; p1 names Paris, the answer.
-    france, italy = _mined(tmp_path / "keep", "capital")
+    france, italy = mined(tmp_path / "keep", "capital")
     assert france == {"p1", "p2", "p3", "p4", "p6"}
     assert italy == {"p0", "p2", "p4", "p5", "p6"}
-    dropped_france, dropped_italy = _mined(tmp_path / "drop", "capital")
-    assert dropped_france == france - {"p1"}
-    assert dropped_italy == italy
-    metadata = json.loads((tmp_path / "drop" / "metadata.json").read_text())
+    assert mined(tmp_path / "drop", "capital") == [france - {"p1"}, italy]
+    metadata = read_metadata(tmp_path / "drop")
     store = PassageStore.open(capitals.root / "data", "capitals")
     assert metadata["collection_fingerprint"] == store.fingerprint
-    facts = read_metadata(tmp_path / "drop")["files"]["capital.train.jsonl"]
+    facts = metadata["files"]["capital.train.jsonl"]
     assert facts["mining"]["answer_containing"] == "drop"
     statistics = facts["statistics"]
     # Both positives, and p1, which names Paris.
@@ -67,7 +56,7 @@ def test_queries_without_answers_are_judged_by_qrels(capitals, runs_dir, tmp_pat
         *gin("MiningConfig", answer_containing="drop"),
     )
     # "river in France": all that names France or a river, but p0 and p1, which are judged.
-    assert _mined(output, "rivers") == [{"p2", "p5"}, {"p1", "p3", "p4"}]
+    assert mined(output, "rivers") == [{"p2", "p5"}, {"p1", "p3", "p4"}]
     assert os.path.samefile(output / read_metadata(output)["source"], runs_dir)
 
 
@@ -78,16 +67,15 @@ def test_compare_mines_no_positive(capitals, runs_dir, tmp_path, round_of):
     data = {"data_dir": str(capitals.root / "data"), "collection": "capitals"}
     config = getattr(setting, round_of)
     mine(runs_dir=str(runs_dir), output_dir=str(tmp_path), config=config, **data)
-    store = PassageStore.open(**data)
     for task in ("capital", "rivers"):
-        run = read_trec_run(runs_dir / f"{task}.train.trec", store.row_of)
+        run = run_of(runs_dir / f"{task}.train.trec")
         queries = QuerySet.open(**data, task=task, split="train")
-        for query, ranked, negatives in zip(queries, run.rows, _mined(tmp_path, task), strict=True):
+        for query, negatives in zip(queries, mined(tmp_path, task), strict=True):
             positives = {IDS[row] for row in query.positives}
-            assert positives <= {IDS[row] for row in ranked if row >= 0}, "else this cannot fail"
+            assert positives <= run[query.id].keys(), "else this cannot fail"
             assert negatives
             assert not negatives & positives
-    assert _mined(tmp_path, "rivers")[0] == {"p2", "p5"}
+    assert mined(tmp_path, "rivers")[0] == {"p2", "p5"}
 
 
 def test_training_leaves_out_dropped_queries_and_refuses_rows_of_another_collection(
@@ -97,28 +85,25 @@ def test_training_leaves_out_dropped_queries_and_refuses_rows_of_another_collect
     ids = tokens.queries("code", "train").query_ids
     own = tokens.metadata.collection_fingerprint
     rows = [[]] + [[1]] * (len(ids) - 1)
-    for name, lines, dropped, collection in (
-        ("drop", rows, {ids[0]}, own),
-        ("random", rows, (), own),
-        ("other", [[2]] * len(ids), (), own),
-        ("foreign", rows, (), "another"),
-    ):
+
+    def write(name: str, rows: list[list[int]], dropped=(), collection: str = own) -> str:
         write_negatives(
             *(tmp_path / name, "code", "train"),
             query_ids=ids,
-            rows=lines,
-            scores=[[0.5] * len(line) for line in lines],
+            rows=rows,
+            scores=[[0.5] * len(line) for line in rows],
             dropped=dropped,
             metadata={"collection_fingerprint": collection, "source": "hand"},
         )
+        return str(tmp_path / name)
 
-    def read(*names: str) -> list[str]:
-        directories = [str(tmp_path / name) for name in names]
+    def read(*directories: str) -> list[str]:
         queries = training_queries(tokens, task_names=["code"], negatives_dirs=directories)
         return queries["code"].query_ids
 
-    assert read("drop") == ids[1:]
-    assert read("random") == ids
-    assert read("drop", "other") == ids, "another directory has a negative for it"
+    drop, other = write("drop", rows, {ids[0]}), write("other", [[2]] * len(ids))
+    assert read(drop) == ids[1:]
+    assert read(write("random", rows)) == ids
+    assert read(drop, other) == ids, "another directory has a negative for it"
     with pytest.raises(FingerprintError, match=f"(?s)another.*{own}"):
-        read("foreign")
+        read(write("foreign", rows, collection="another"))

@@ -7,6 +7,7 @@ import types
 
 import numpy as np
 import pytest
+from written_files import run_of, write_run
 
 from taser_jax.commands.pipelines import cross_validation
 from taser_jax.commands.pipelines.compare_plan import fold_numbers
@@ -16,19 +17,14 @@ from taser_jax.commands.pipelines.cross_validation import (
     hold_out,
     rank_held_out,
 )
-from taser_jax.data.collections.store import (
-    PassageStore,
-    QuerySet,
-    write_collection,
-    write_queries,
-)
+from taser_jax.data.collections.store import PassageStore, QuerySet, write_collection, write_queries
 from taser_jax.data.token_store.negatives import read_negatives, write_negatives
 from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.fusion import DEFAULT_SHARE
-from taser_jax.retrieval.runs import Run, read_trec_run, write_trec_run
 from taser_jax.storage.records import Passage, Query
 
 QUERIES = 12
+TOY = {"collection": "toy", "measure": "nDCG@10"}
 
 
 @pytest.fixture
@@ -37,23 +33,18 @@ def data_dir(tmp_path) -> str:
     data_dir = str(tmp_path / "data")
     write_collection(data_dir, "toy", [Passage(f"p{n}", f"word{n} other") for n in range(20)])
     for split in ("train", "validation", "test"):
-        queries = [
-            Query(f"{split}{n}", f"word{n}", "words", positives=(n,)) for n in range(QUERIES)
-        ]
+        queries = [Query(f"{split}{n}", f"word{n}", "words", (n,)) for n in range(QUERIES)]
         write_queries(data_dir, "toy", "words", split, queries)
     return data_dir
 
 
-def write_run(
-    data_dir: str, directory: pathlib.Path, split: str, rows: list[list[int]], top: float = 1.0
+def write_lists(
+    directory: pathlib.Path, split: str, lists: list[list[int]], top: float = 1.0
 ) -> pathlib.Path:
     """Lists of rows, best first, with scores top, top / 2, ..."""
-    scores = np.array([[top / (rank + 1) for rank in range(len(line))] for line in rows])
-    run = Run(
-        [f"{split}{n}" for n in range(QUERIES)], np.array(rows, np.int32), scores.astype(np.float32)
-    )
-    ids = PassageStore.open(data_dir, "toy").ids
-    write_trec_run(directory / f"words.{split}.trec", run, ids=ids)
+    scored = [{f"p{row}": top / rank for rank, row in enumerate(rows, start=1)} for rows in lists]
+    ranked = {f"{split}{n}": scores for n, scores in enumerate(scored)}
+    write_run(directory / f"words.{split}.trec", ranked)
     return directory
 
 
@@ -80,9 +71,7 @@ def hold(data_dir: str, root: pathlib.Path, runs: dict[str, str], **options) -> 
 
 def test_a_fold_is_held_out_of_negatives_and_ranked_in_its_pool(data_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(cross_validation, "DEPTH", 1)
-    lists = [[n, (n + 1) % 20, 19] for n in range(QUERIES)]
-    runs = write_run(data_dir, tmp_path / "runs", "train", lists)
-    store = PassageStore.open(data_dir, "toy")
+    runs = write_lists(tmp_path / "runs", "train", [[n, (n + 1) % 20, 19] for n in range(QUERIES)])
     ids = [f"train{n}" for n in range(QUERIES)]
     rows = {"words": [[(n + 1) % 20] for n in range(QUERIES)]}
     negatives_dir = write_all_negatives(data_dir, tmp_path / "negatives", rows)
@@ -96,20 +85,17 @@ def test_a_fold_is_held_out_of_negatives_and_ranked_in_its_pool(data_dir, tmp_pa
         numbers = fold_numbers([f"word{n}" for n in range(QUERIES)], 3)
         assert held == [ids[n] for n in np.flatnonzero(numbers == fold)]
         lines = read_negatives(root / "negatives", "words", "train", ids)
-        assert [id for id, line in zip(ids, lines, strict=True) if line.is_dropped] == held
-        for id, line in zip(ids, lines, strict=True):
-            number = int(id.removeprefix("train"))
+        for number, (id, line) in enumerate(zip(ids, lines, strict=True)):
+            assert line.is_dropped == (id in held)
             assert line.rows.tolist() == ([] if id in held else [(number + 1) % 20])
         # The pool has the first passage of each list: what is not in it is cut from the lists.
         pool = {int(id.removeprefix("train")) for id in held}
         assert set(fold_json["pool"]) == pool
-        run = read_trec_run(root / "bm25" / "words.train.trec", store.row_of)
-        assert run.query_ids == held
-        for id, rows in zip(run.query_ids, run.rows.tolist(), strict=True):
+        run = run_of(root / "bm25" / "words.train.trec")
+        assert list(run) == held
+        for id, scores in run.items():
             number = int(id.removeprefix("train"))
-            assert [row for row in rows if row >= 0] == [
-                row for row in (number, number + 1) if row in pool
-            ]
+            assert list(scores) == [f"p{row}" for row in (number, number + 1) if row in pool]
         seen += held
     assert sorted(seen) == sorted(ids)
 
@@ -117,10 +103,9 @@ def test_a_fold_is_held_out_of_negatives_and_ranked_in_its_pool(data_dir, tmp_pa
 def test_a_task_of_few_queries_has_none_in_some_folds(data_dir, tmp_path):
     """Two tasks: one asks for what the other asks, and has fewer queries than there are folds."""
     write_queries(data_dir, "toy", "few", "train", [Query("few0", "word0", "few", positives=(0,))])
-    store, tasks = PassageStore.open(data_dir, "toy"), ["words", "few"]
-    runs = write_run(data_dir, tmp_path / "runs", "train", [[n, 19] for n in range(QUERIES)])
-    few = Run(["few0"], np.array([[0, 19]], np.int32), np.array([[1.0, 0.5]], np.float32))
-    write_trec_run(runs / "few.train.trec", few, ids=store.ids)
+    tasks = ["words", "few"]
+    runs = write_lists(tmp_path / "runs", "train", [[n, 19] for n in range(QUERIES)])
+    write_run(runs / "few.train.trec", {"few0": {"p0": 1.0, "p19": 0.5}})
     rows = {"words": [[19]] * QUERIES, "few": [[19]]}
     options = {"negatives_dir": write_all_negatives(data_dir, tmp_path / "negatives", rows)}
     options |= {"tasks": tasks, "folds": 5}
@@ -134,14 +119,13 @@ def test_a_task_of_few_queries_has_none_in_some_folds(data_dir, tmp_path):
     assert emptied[fold] == ["few"]
     assert "train0" in held[fold]["words"]
     chosen = choose(
+        **TOY,
         data_dir=data_dir,
-        collection="toy",
         tasks=tasks,
         split="train",
         dense_dirs={"dense": [str(root / "dense") for root in folds]},
         sparse_dirs=[str(root / "bm25") for root in folds],
         baseline="dense + BM25",
-        measure="nDCG@10",
         k=10,
     )
     assert chosen.queries == QUERIES + 1
@@ -176,28 +160,27 @@ def test_no_list_has_the_querys_own_passage(data_dir, tmp_path, monkeypatch):
     held = json.loads((fold / "fold.json").read_text())
     assert {store.row_of(id) for id in held["queries"]["own"]} & set(held["pool"])
     for folder in (pathlib.Path(runs), *(fold / name for name in ("bm25", "dense", "trained"))):
-        results = [line.split() for line in (folder / "own.train.trec").read_text().splitlines()]
-        assert results, folder
-        assert all(query != passage for query, _, passage, *_ in results), folder
+        run = run_of(folder / "own.train.trec")
+        assert run, folder
+        assert not any(query in scores for query, scores in run.items()), folder
 
 
 def choice(data_dir: str, tmp_path: pathlib.Path, trained: list[list[int]], split="validation"):
     """The untrained model has each positive second, BM25 never."""
     others = [[18, n] for n in range(QUERIES)]
     dense = {
-        "untrained": [write_run(data_dir, tmp_path / "untrained", split, others)],
-        "trained": [write_run(data_dir, tmp_path / "trained", split, trained, top=60.0)],
+        "untrained": [write_lists(tmp_path / "untrained", split, others)],
+        "trained": [write_lists(tmp_path / "trained", split, trained, top=60.0)],
     }
-    sparse = write_run(data_dir, tmp_path / "bm25", split, [[18, 19]] * QUERIES, top=6.0)
+    sparse = write_lists(tmp_path / "bm25", split, [[18, 19]] * QUERIES, top=6.0)
     return choose(
+        **TOY,
         data_dir=data_dir,
-        collection="toy",
         tasks=["words"],
         split=split,
         dense_dirs=dense,
         sparse_dirs=[sparse],
         baseline="untrained + BM25",
-        measure="nDCG@10",
         k=10,
     )
 
@@ -216,20 +199,18 @@ def test_a_model_that_gains_everywhere_is_chosen(data_dir, tmp_path):
 
 def test_test_queries_choose_nothing_and_alpha_follows_the_widths_of_the_lists(data_dir, tmp_path):
     """The first list has cosines, the second is ten times as wide as BM25's."""
-    best = [[n, 18] for n in range(QUERIES)]
-    chosen = choice(data_dir, tmp_path, best, split="test")
+    chosen = choice(data_dir, tmp_path, [[n, 18] for n in range(QUERIES)], split="test")
     assert (chosen.row, chosen.queries, chosen.gains) == ("untrained + BM25", 0, {})
     assert chosen.alphas == {"untrained": DEFAULT_SHARE, "trained": 10 * DEFAULT_SHARE}
 
 
 def test_bm25_keeps_the_default_unless_another_is_better(data_dir, tmp_path):
     chosen = choose_bm25(
+        **TOY,
         data_dir=data_dir,
-        collection="toy",
         splits=["train", "validation"],
         candidates=[Bm25Config(), Bm25Config(k1=1.5, b=0.75)],
         output_dir=str(tmp_path / "grid"),
-        measure="nDCG@10",
     )
     # Both find every word.
     assert chosen == 0
