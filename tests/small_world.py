@@ -29,6 +29,15 @@ def gin(target: str = "", /, **values: object) -> list[str]:
     return [f"--gin.{prefix}{name}={value}" for name, value in values.items()]
 
 
+# Bindings of a tiny model and its training.
+SIX_STEPS = [
+    *gin("BertConfig", embed_dim=32, num_layers=2, num_heads=2, head_dim=16, mlp_dim=64),
+    *gin(TRAIN_STEPS=6, BATCH_SIZE=16, WARMUP_STEPS=2),
+    *gin("BertConfig", dropout_rate=0.0, attention_dropout_rate=0.0),
+    *gin("ValidationConfig", num_batches=0),
+]
+
+
 @dataclasses.dataclass(frozen=True)
 class SmallWorld:
     """A prepared and tokenised collection of about 500 passages.
@@ -54,12 +63,15 @@ class SmallWorld:
             *gin(DATA_DIR=self.data_dir, COLLECTION="small", TASKS=list(TASKS)),
             *gin(PACKAGES=["json", "statistics", "optax"]),
         )
-        run(
-            *("tokenize", *gin(DATA_DIR=self.data_dir)),
-            *gin(VOCABULARY=self.root / "vocabulary", VOCAB_SIZE=1000),
+        run(*self.tokenize(self.token_store), *gin(VOCAB_SIZE=1000))
+
+    def tokenize(self, token_store: pathlib.Path) -> list[str]:
+        """Arguments of `taser tokenize`, with the vocabulary that is there."""
+        return [
+            *("tokenize", *gin(DATA_DIR=self.data_dir, VOCABULARY=self.root / "vocabulary")),
             *gin(MIXTURE_OR_TASK_NAME="small", MIXTURE_OR_TASK_MODULE="small_tasks"),
-            *gin(TASK_FEATURE_LENGTHS={"query": 16, "passage": 32}, TOKEN_STORE=self.token_store),
-        )
+            *gin(TASK_FEATURE_LENGTHS={"query": 16, "passage": 32}, TOKEN_STORE=token_store),
+        ]
 
     def compare(self, output_dir: pathlib.Path, *bindings: str) -> list[str]:
         """Arguments of `taser pipeline taser`: six steps of two tiny models in each round."""
@@ -72,10 +84,7 @@ class SmallWorld:
             *gin("dpr/DualEncoderConfig", towers="separate", bert="@dpr/BertConfig()"),
             # One block is enough for what DPR is here for, and compiles sooner.
             *gin("dpr/BertConfig", num_layers=1),
-            *gin("BertConfig", embed_dim=32, num_layers=2, num_heads=2, head_dim=16, mlp_dim=64),
-            *gin(TRAIN_STEPS=6, BATCH_SIZE=16, WARMUP_STEPS=2),
-            *gin("BertConfig", dropout_rate=0.0, attention_dropout_rate=0.0),
-            *gin("ValidationConfig", num_batches=0),
+            *SIX_STEPS,
             *gin(TOP_K=100),
             *gin("IndexConfig", kind="exact"),
             *bindings,

@@ -4,60 +4,45 @@ import hashlib
 import json
 
 import pytest
-from small_world import TASKS, gin, refused, succeed
+from small_world import gin, refused, succeed
 from written_files import tsv
 
 from taser_jax.commands.prepare import drawn_by_hash
 from taser_jax.data.collections.store import list_tasks
-from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.data.token_store.store import TokenStore
 from taser_jax.storage.records import Query
 
 
 def test_a_misspelled_task_of_pydocs_is_refused(tmp_path, capsys):
-    message = refused(
-        capsys, "prepare", "pydocs", *gin(DATA_DIR=tmp_path / "data", TASKS=["code", "sumary"])
-    )
+    given = gin(DATA_DIR=tmp_path / "data", TASKS=["code", "sumary"])
+    message = refused(capsys, "prepare", "pydocs", *given)
     assert "no task sumary" in message
     assert "name some of code, example" in message
 
 
-def test_vocabulary_and_token_store(small_world):
-    assert sorted(list_tasks(small_world.data_dir, "small")) == sorted(TASKS)
-    vocabulary = load_vocabulary(small_world.root / "vocabulary")
-    metadata = TokenStore.open(small_world.token_store).metadata
-    assert vocabulary.size == 1000
-    assert metadata.vocabulary_fingerprint == vocabulary.fingerprint
-    assert (metadata.query_length, metadata.passage_length) == (16, 32)
+def test_a_token_store_has_the_weights_of_its_mixture(small_world):
     weights = json.loads((small_world.token_store / "mixture.json").read_text())["weights"]
     assert weights == {"summary": 1.0, "code": 1.0}
 
 
 def test_another_vocabulary_in_the_directory_is_refused(small_world, tmp_path, capsys):
-    arguments = gin(DATA_DIR=small_world.data_dir, COLLECTION="small", VOCAB_SIZE=500)
-    arguments += gin(VOCABULARY=small_world.root / "vocabulary", TOKEN_STORE=tmp_path)
-    message = refused(capsys, "tokenize", *arguments)
-    assert "1000 entries is here" in message
+    arguments = [*small_world.tokenize(tmp_path), *gin(VOCAB_SIZE=500)]
+    assert "1000 entries is here" in refused(capsys, *arguments)
 
 
 @pytest.mark.parametrize("name", ["vocab.txt", "config.json", "spiece.model"])
 def test_a_vocabulary_of_weights_is_never_replaced(tmp_path, capsys, name):
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert" / name).write_text("precious")
-    message = refused(
-        capsys,
-        *("tokenize", *gin(DATA_DIR=tmp_path, COLLECTION="docs", VOCABULARY=tmp_path / "bert")),
-        *gin(VOCAB_SIZE=100, TOKEN_STORE=tmp_path / "tokens"),
-    )
+    where = gin(DATA_DIR=tmp_path, VOCABULARY=tmp_path / "bert", TOKEN_STORE=tmp_path / "tokens")
+    message = refused(capsys, "tokenize", *where, *gin(COLLECTION="docs", VOCAB_SIZE=100))
     assert f"here is {name}: a vocabulary of pretrained weights" in message
     assert "leave VOCAB_SIZE out to take this vocabulary" in message
     assert [path.read_text() for path in (tmp_path / "bert").iterdir()] == ["precious"]
 
 
 def test_tokenize_names_a_module_that_is_not_there(small_world, tmp_path, capsys):
-    where = gin(DATA_DIR=small_world.data_dir, VOCABULARY=small_world.root / "vocabulary")
-    where += gin(MIXTURE_OR_TASK_NAME="small", TOKEN_STORE=tmp_path / "tokens")
-    message = refused(capsys, "tokenize", *where, *gin(MIXTURE_OR_TASK_MODULE="no_such_tasks"))
+    module = gin(MIXTURE_OR_TASK_MODULE="no_such_tasks")
+    message = refused(capsys, *small_world.tokenize(tmp_path / "tokens"), *module)
     assert "cannot import 'no_such_tasks'" in message
 
 
