@@ -40,8 +40,7 @@ FORMATS = ("sentence_transformers", "saved_model", "stablehlo")
 
 def make_model(model_dir, *, facts=FACTS):
     """What `taser train` leaves, at step 0."""
-    bert = tiny_bert(vocab_size=len(PIECES), num_layers=1)
-    config = DualEncoderConfig(bert=bert)
+    config = DualEncoderConfig(bert=tiny_bert(vocab_size=len(PIECES), num_layers=1))
     params = draw_params(DualEncoder(config), jax.random.key(0))
     checkpoints = Checkpoints(model_dir)
     checkpoints.save(TrainState(jnp.zeros((), jnp.int32), params, ()), step=0, about={})
@@ -66,27 +65,20 @@ def model_dir(tmp_path_factory):
 
 @pytest.fixture
 def nothing_is_read(monkeypatch):
-    def fail(*args, **kwargs):
-        raise AssertionError("the model was read")
-
-    monkeypatch.setattr(export, "load_model", fail)
+    monkeypatch.setattr(export, "load_model", lambda *_, **__: pytest.fail("the model was read"))
 
 
 def arguments(model_dir, output_dir, formats=FORMATS, **more):
-    where = gin(MODEL_DIR=model_dir, EXPORT_DIR=output_dir)
-    where += gin("export_model", formats=list(formats), **more)
-    return ["export", *where]
-
-
-def result(system, value):
-    return SystemResult(system=system, tasks={"rivers": TaskResult({"R@1": value}, 3)})
+    what = gin("export_model", formats=list(formats), **more)
+    return ["export", *gin(MODEL_DIR=model_dir, EXPORT_DIR=output_dir), *what]
 
 
 @pytest.fixture(scope="module")
 def exported(model_dir):
     output_dir = model_dir.parent / "out"
     for system, value in (("DPR", 0.5), ("TASER", 0.75)):
-        write_result(model_dir.parent / "results", result(system, value))
+        row = SystemResult(system=system, tasks={"rivers": TaskResult({"R@1": value}, 3)})
+        write_result(model_dir.parent / "results", row)
     more = {"results_dir": model_dir.parent, "system": "TASER"}
     succeed(*arguments(model_dir, output_dir, **more))
     return output_dir
@@ -101,8 +93,7 @@ def test_every_format_has_a_directory_a_card_and_facts(exported, model_dir):
     model = load_model(model_dir)
     for format in FORMATS:
         facts = json.loads((exported / format / "export.json").read_text(encoding="utf-8"))
-        assert facts["format_version"] == 1
-        assert facts["format"] == format
+        assert (facts["format_version"], facts["format"]) == (1, format)
         vocabulary = WordPieceVocabulary(PIECES).fingerprint
         expected = {"model": model.fingerprint, "vocabulary": vocabulary, "data": "ab"}
         assert facts["fingerprints"] == expected
@@ -135,8 +126,7 @@ def test_a_directory_that_is_not_empty_is_refused(capsys, tmp_path, model_dir, n
     (tmp_path / "out" / "stablehlo").mkdir(parents=True)
     (tmp_path / "out" / "stablehlo" / "mine.txt").write_text("precious")
     message = refused(capsys, *arguments(model_dir, tmp_path / "out"))
-    assert "there is something here already" in message
-    assert "stablehlo" in message
+    assert "stablehlo: there is something here already" in message
     assert [path.name for path in (tmp_path / "out").rglob("*")] == ["stablehlo", "mine.txt"]
 
 
@@ -242,9 +232,8 @@ def test_texts_are_as_in_the_training_of_the_task(capsys, tmp_path):
 
 
 def test_one_of_several_systems_must_be_named(capsys, tmp_path, exported, model_dir):
-    more = {"results_dir": model_dir.parent}
-    message = refused(capsys, *arguments(model_dir, tmp_path / "out", **more))
-    assert "results of 2 systems, 'DPR', 'TASER'" in message
+    given = arguments(model_dir, tmp_path / "out", results_dir=model_dir.parent)
+    assert "results of 2 systems, 'DPR', 'TASER'" in refused(capsys, *given)
 
 
 def test_an_export_that_fails_leaves_nothing(tmp_path, model_dir, monkeypatch):

@@ -4,7 +4,6 @@ import pathlib
 import re
 
 import pytest
-import recipes
 from small_world import gin, refused, succeed
 
 from taser_jax.cli import configuration
@@ -25,11 +24,6 @@ FLOW = ("prepare", "tokenize", "train", "encode", "search", "evaluate", "bm25")
 FLOW += ("mine", "hybrid", "analyze", "export", "pipeline taser", "pipeline ance")
 
 
-def text(project: pathlib.Path) -> str:
-    """The project's Gin file."""
-    return (project / "faq.gin").read_text()
-
-
 def resolve(name: str, *arguments: str) -> configuration.Resolved:
     """What the command line resolves to, with whatever is still required left open."""
     parsed = cli.parse([*name.split(), *arguments])
@@ -42,24 +36,21 @@ def resolve(name: str, *arguments: str) -> configuration.Resolved:
 def test_every_command_takes_it_alone(name, project):
     resolved = resolve(name, "--gin_file=faq.gin", "--gin_import=faq_tasks")
     # What is still required is not the project's: other formats' files, pretrained weights, ...
-    assert not set(resolved.unset) & set(re.findall(r"^(\w+) = ", text(project), re.MULTILINE))
+    macros = re.findall(r"^(\w+) = ", (project / "faq.gin").read_text(), re.MULTILINE)
+    assert not set(resolved.unset) & set(macros)
     assert not resolved.unset or name not in FLOW
     # Its questions are TSV, and its model is trained from scratch.
     pretrained = {"pretrained_bert", "pretrained_pooling", "pretrained_normalization"}
-    allowed = {
-        "import": pretrained,
-        "quickstart": pretrained,
-        "pipeline moma": {"BertFusionConfig"},
-    }.get(name, set())
-    assert {binding.split(".")[0] for binding in resolved.unused} <= allowed
+    allowed = dict.fromkeys(("import", "quickstart"), pretrained)
+    allowed["pipeline moma"] = {"BertFusionConfig"}
+    unused = {binding.split(".")[0] for binding in resolved.unused}
+    assert unused <= allowed.get(name, set())
 
 
 def test_training_reads_the_defaults_and_the_project(project):
-    training = recipes.value("train", "training", "runs/train.gin", "faq.gin")
-    assert (training.loop.train_steps, training.batching.batch_size) == (300, 32)
     resolved = resolve("train", "--gin_file=faq.gin").text
-    assert "MODEL_DIR = 'faq/model'" in resolved
-    assert "train.model_dir = %MODEL_DIR" in resolved
+    for line in ("MODEL_DIR = 'faq/model'", "train.model_dir = %MODEL_DIR", "BATCH_SIZE = 32"):
+        assert line in resolved
     # A recipe configures the command itself; the project's file only changes what it sets.
     resolved = resolve("train", "--gin_file=runs/taser_base.gin", "--gin_file=faq.gin").text
     assert "BertConfig.dtype = 'bfloat16'" in resolved

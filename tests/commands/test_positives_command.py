@@ -2,6 +2,7 @@
 
 import pytest
 from small_world import gin, refused, succeed
+from written_files import write_all
 
 from taser_jax.commands.prepare import Bm25Positives, find_positives
 from taser_jax.data.collections.store import QuerySet, write_collection, write_queries
@@ -22,16 +23,11 @@ TEXTS = (
 def world(tmp_path):
     """Questions with answers, one of which no passage contains."""
     data_dir = str(tmp_path / "data")
-    write_collection(
-        data_dir, "c", [Passage(id=f"p{row}", text=text) for row, text in enumerate(TEXTS)]
-    )
-    questions = (
-        ("a", "what is the capital of france", ("Paris",)),
-        ("b", "which bread is best", ("rye", "wheat")),
-        ("c", "who wrote the first program", (r"born in 18\d\d",)),
-    )
+    write_collection(data_dir, "c", [Passage(f"p{row}", text) for row, text in enumerate(TEXTS)])
     queries = [
-        Query(id=id, text=text, task="qa", answers=answers) for id, text, answers in questions
+        Query("a", "what is the capital of france", "qa", answers=("Paris",)),
+        Query("b", "which bread is best", "qa", answers=("rye", "wheat")),
+        Query("c", "who wrote the first program", "qa", answers=(r"born in 18\d\d",)),
     ]
     for split in ("train", "validation", "test"):
         write_queries(data_dir, "c", "qa", split, queries)
@@ -58,9 +54,8 @@ def test_passages_with_an_answer_are_positives_and_the_others_hard_negatives(wor
     lost = (left_out_directory(world, "c") / "qa_bm25.train.txt").read_text()
     assert lost.splitlines() == ["b: which bread is best", "c: who wrote the first program"]
     # Judged by their answers: all of them.
-    assert {id: query.positives for id, query in read(world, "test").items()} == dict.fromkeys(
-        "abc", ()
-    )
+    judged = {id: query.positives for id, query in read(world, "test").items()}
+    assert judged == dict.fromkeys("abc", ())
     assert list(read(world, "train", "qa")) == ["a", "b", "c"]
 
 
@@ -83,12 +78,13 @@ def test_what_has_no_answers_or_no_name_is_refused(world, tmp_path):
 
 
 def test_they_are_found_when_files_are_prepared(tmp_path, capsys):
-    (tmp_path / "quiz").mkdir()
     lines = [f"{row}\t{text}\n" for row, text in enumerate(TEXTS)]
-    (tmp_path / "quiz" / "passages.tsv").write_text("id\ttext\n" + "".join(lines))
-    (tmp_path / "quiz" / "quiz.test.qa.csv").write_text("capital of spain\t['Madrid']\n")
-    (tmp_path / "quiz" / "quiz.train.qa.csv").write_text("capital of france\t['Paris']\n")
-    prepare = ["prepare", str(tmp_path / "quiz")]
+    files = {
+        "passages.tsv": "id\ttext\n" + "".join(lines),
+        "quiz.test.qa.csv": "capital of spain\t['Madrid']\n",
+        "quiz.train.qa.csv": "capital of france\t['Paris']\n",
+    }
+    prepare = ["prepare", str(write_all(tmp_path / "quiz", files))]
     prepare += gin(DATA_DIR=tmp_path / "data", BM25_INDEX_DIR=tmp_path / "bm25")
     # Without them, a question that has only answers can't be trained on.
     assert "there are no queries" in refused(capsys, *prepare)

@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from small_world import gin, refused, succeed
-from store_world import DIM, PASSAGES, TABLE, StoreWorld
+from store_world import DIM, PASSAGES, QUERIES, TABLE, StoreWorld
 from test_export_command import make_model
 from written_files import run_of
 
@@ -101,7 +101,6 @@ def test_the_model_must_be_the_embeddings_own_and_its_exports_encode_queries(
 ):
     make_model(tmp_path / "model")
     fingerprint = load_model(tmp_path / "model").fingerprint
-    (tmp_path / "own").mkdir()
     own = StoreWorld(tmp_path / "own", model=fingerprint).make()
     out = gin(MODEL_DIR=tmp_path / "model", EXPORT_DIR=tmp_path / "out")
     succeed("export", "sentence_transformers", *out)
@@ -109,17 +108,14 @@ def test_the_model_must_be_the_embeddings_own_and_its_exports_encode_queries(
     facts = json.loads((tmp_path / "out" / "embeddings" / "metadata.json").read_text())
     assert facts["query_encoders"] == {"sentence_transformers": "../sentence_transformers"}
     assert facts["prompts"] == {"query": "", "document": ""}
-    other = gin(MODEL_DIR=tmp_path / "model", EXPORT_DIR=tmp_path / "other")
-    message = refused(
-        capsys, "export", "embeddings", *other, *gin(EMBEDDINGS_DIR=world.embeddings), *world.where
-    )
+    others = world.export(tmp_path / "other", "embeddings")
+    message = refused(capsys, *others, *gin(MODEL_DIR=tmp_path / "model"))
     assert "model m1" in message
     assert fingerprint in message
 
 
 def test_embeddings_of_another_collection_are_refused(tmp_path, capsys, world, capitals):
-    where = gin(MODEL_DIR=None, EXPORT_DIR=tmp_path, EMBEDDINGS_DIR=world.embeddings)
-    message = refused(capsys, "export", "embeddings", *where, *capitals.where)
+    message = refused(capsys, *world.export(tmp_path, "embeddings"), *capitals.where)
     assert world.store.fingerprint in message
     assert not list(tmp_path.iterdir())
 
@@ -159,8 +155,7 @@ def test_an_imported_export_is_searched_like_the_original(tmp_path, exported, wo
         succeed(*_search(world, embeddings, tmp_path / name))
     runs = [(tmp_path / name / "runs" / "nq.test.trec").read_text() for name in ("ours", "back")]
     assert runs[0] == runs[1]
-    out = gin(MODEL_DIR=None, EXPORT_DIR=tmp_path / "out", EMBEDDINGS_DIR=tmp_path / "e")
-    succeed("export", "embeddings", *out, *world.where)
+    succeed(*world.export(tmp_path / "out", "embeddings"), *gin(EMBEDDINGS_DIR=tmp_path / "e"))
     again, first = (
         pyarrow.parquet.read_table(out / "embeddings" / "queries" / "nq.test.parquet")
         for out in (tmp_path / "out", exported)
@@ -168,26 +163,21 @@ def test_an_imported_export_is_searched_like_the_original(tmp_path, exported, wo
     assert again.equals(first)
 
 
-def _foreign(directory: pathlib.Path, embeddings, ids=None, name="any") -> pathlib.Path:
+def _foreign(source: pathlib.Path, embeddings, ids: list[str], name="any") -> None:
     """Parquet of another model: two columns, a list of any length, rows in another order."""
     order = np.random.default_rng(0).permutation(len(embeddings))
-    ids = [f"p{row}" for row in range(len(embeddings))] if ids is None else ids
     columns = {"id": [ids[row] for row in order], "embedding": [embeddings[row] for row in order]}
-    directory.mkdir(parents=True, exist_ok=True)
-    pyarrow.parquet.write_table(pyarrow.table(columns), directory / f"{name}.parquet")
-    return directory
-
-
-def _foreign_queries(source: pathlib.Path, embeddings, ids=None) -> pathlib.Path:
-    ids = [f"q{row}" for row in range(len(embeddings))] if ids is None else ids
-    return _foreign(source / "queries", embeddings, ids, name="nq.test")
+    (source / "queries").mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.table(columns), source / f"{name}.parquet")
 
 
 def test_embeddings_of_another_model_in_any_order_are_searched_without_it(tmp_path, world):
     doubles = TABLE[:PASSAGES].astype(np.float64)
     doubles /= np.linalg.norm(doubles, axis=1, keepdims=True)
-    source = _foreign(tmp_path / "f", doubles.tolist())
-    _foreign_queries(source, TABLE[PASSAGES:].tolist())
+    source = tmp_path / "f"
+    _foreign(source, doubles.tolist(), [f"p{row}" for row in range(PASSAGES)])
+    ids = [f"q{row}" for row in range(QUERIES)]
+    _foreign(source, TABLE[PASSAGES:].tolist(), ids, "queries/nq.test")
     (source / "metadata.json").write_text('{"dtype": "float64", "made by": "another library"}')
     succeed(*_import(world, source, tmp_path / "e"))
     imported = Embeddings(tmp_path / "e")
@@ -215,18 +205,18 @@ def _with(rows: dict[int, object]) -> list[object]:
         (_with({}), {3: "x"}, None, "id 'x' is no passage of the collection"),
         (_with({5: [1.0, 2.0]}), {}, None, "embeddings of 2, 16 numbers"),
         (_with({5: [float("nan")] * DIM}), {}, None, "id 'p5' has NaN"),
-        (_with({}), {}, (TABLE[:2, :8], ["q0", "q1"]), "8 dimensions, and passages 16"),
-        (_with({}), {}, (TABLE[:2], ["q1", "x"]), "id 'x' is no query of this split"),
+        (_with({}), {}, (TABLE[:2, :8].tolist(), ["q0", "q1"]), "8 dimensions, and passages 16"),
+        (_with({}), {}, (TABLE[:2].tolist(), ["q1", "x"]), "id 'x' is no query of this split"),
     ],
 )
 def test_files_that_do_not_fit_are_refused(
     tmp_path, capsys, world, embeddings, ids, queries, words
 ):
     names = [ids.get(row, f"p{row}") for row in range(len(embeddings))]
-    source = _foreign(tmp_path / "f", embeddings, names)
+    _foreign(tmp_path / "f", embeddings, names)
     if queries is not None:
-        _foreign_queries(source, queries[0].tolist(), queries[1])
-    assert words in refused(capsys, *_import(world, source, tmp_path / "e"))
+        _foreign(tmp_path / "f", *queries, "queries/nq.test")
+    assert words in refused(capsys, *_import(world, tmp_path / "f", tmp_path / "e"))
     assert not (tmp_path / "e" / "metadata.json").exists()
 
 
@@ -258,8 +248,7 @@ def test_codes_are_printed_with_the_recall_they_cost(tmp_path, capsys, world):
     decoded = Embeddings(tmp_path / "e")[:]
     np.testing.assert_allclose(decoded, TABLE[:PASSAGES], atol=0.51 * facts["scale"])
     succeed(*_import(world, tmp_path / "binary" / "embeddings", tmp_path / "b"))
-    signs = Embeddings(tmp_path / "b")[:]
-    np.testing.assert_array_equal(signs, np.sign(TABLE[:PASSAGES]))
+    np.testing.assert_array_equal(Embeddings(tmp_path / "b")[:], np.sign(TABLE[:PASSAGES]))
 
 
 @pytest.mark.parametrize(("codes", "normalization"), [("int8", "l2"), ("binary", "none")])
@@ -267,12 +256,10 @@ def test_codes_are_imported_with_the_normalization_that_they_have(
     tmp_path, world, codes, normalization
 ):
     table = TABLE[:PASSAGES] / np.linalg.norm(TABLE[:PASSAGES], axis=1, keepdims=True)
-    whole, store = tmp_path / "whole", world.store
-    write_embeddings(whole, table, {"collection": store.fingerprint}, "l2")
-    out = gin(MODEL_DIR=None, EXPORT_DIR=tmp_path / "out", EMBEDDINGS_DIR=whole, CODES=codes)
-    succeed("export", "embeddings", *out, *world.where)
+    whole = tmp_path / "whole"
+    write_embeddings(whole, table, {"collection": world.store.fingerprint}, "l2")
+    succeed(*world.export(tmp_path / "out", "embeddings"), *gin(EMBEDDINGS_DIR=whole, CODES=codes))
     succeed(*_import(world, tmp_path / "out" / "embeddings", tmp_path / "e"))
     imported = Embeddings(tmp_path / "e")
-    lengths = np.linalg.norm(imported[:], axis=1)
-    assert np.abs(lengths - 1).max() > 1e-3
+    assert np.abs(np.linalg.norm(imported[:], axis=1) - 1).max() > 1e-3
     assert imported.metadata.normalization == normalization

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import pathlib
-import types
 from unittest import mock
 
 import jax
@@ -50,27 +49,22 @@ def test_a_measurement_begins_again_and_counts_what_it_computed(
     def encode_rows(_, __, rows, **___) -> None:
         assert (rows[0], rows[-1], len(rows)) == (0, 1279, 64)
 
-    monotonic = types.SimpleNamespace(monotonic=clock.__next__)
-    monkeypatch.setattr(compare_parts, "time", monotonic)
+    monkeypatch.setattr(compare_parts, "time", mock.Mock(monotonic=clock.__next__))
     monkeypatch.setattr(compare_parts, "train", train)
     monkeypatch.setattr(compare_parts, "encode_rows", encode_rows)
-    loaded = types.SimpleNamespace(encode_fn=lambda role: None, batch_multiple=1)
-    monkeypatch.setattr(compare_parts, "load_model", lambda _: loaded)
-    store = types.SimpleNamespace(passages=range(1280))
-    monkeypatch.setattr(compare_parts.TokenStore, "open", lambda _: store)
+    monkeypatch.setattr(compare_parts, "load_model", lambda _: mock.Mock(batch_multiple=1))
+    monkeypatch.setattr(compare_parts.TokenStore, "open", lambda _: mock.Mock(passages=range(1280)))
+    training = tiny_training.training_config(train_steps=6)
     costs = compare_parts.measure(
         model_dir=str(tmp_path / "measured"),
         token_store="",
         model=tiny_training.model_config().with_transformer(num_layers=3),
-        training=dataclasses.replace(
-            tiny_training.training_config(train_steps=6), train_from_block=frozen, num_chunks=chunks
-        ),
+        training=dataclasses.replace(training, train_from_block=frozen, num_chunks=chunks),
         encode=EncodeConfig(),
     )
-    assert costs == pytest.approx(
-        # Of five seconds, six steps took one and a half.
-        {"step_seconds": step_seconds, "start_seconds": 3.5, "encode_seconds": 10.0}
-    )
+    # Of five seconds, six steps took one and a half.
+    expected = {"step_seconds": step_seconds, "start_seconds": 3.5, "encode_seconds": 10.0}
+    assert costs == pytest.approx(expected)
     assert not left.exists()
 
 
@@ -125,10 +119,8 @@ def test_a_collection_is_named_after_its_folders():
     # What collections may be called: ASCII, and no longer than 200 bytes.
     assert collection_name(["Données", "文档"]) == "donn_es"
     assert collection_directory("data", collection_name(["文档"])).name == "c_"
-    assert (
-        collection_directory("data", collection_name(["x" * 150] * 2)).name
-        == "x" * 150 + "_" + "x" * 39
-    )
+    long = collection_name(["x" * 150] * 2)
+    assert collection_directory("data", long).name == "x" * 150 + "_" + "x" * 39
 
 
 def test_files_of_all_folders_have_their_sizes(tmp_path, monkeypatch):
@@ -145,17 +137,12 @@ def test_lengths_have_room_for_prompts(tmp_path):
     WordPieceVocabulary(words).save(str(tmp_path / "words"))
     write_collection(tmp_path, "c", [Passage("p", "a a a a a")])
     write_queries(tmp_path, "c", "t", "test", [Query("q", "a a a a a", "t", (0,))])
+    where = {"data_dir": str(tmp_path), "collection": "c", "vocabulary": str(tmp_path / "words")}
 
     def tokens(**prompts: str) -> dict[str, int]:
         settings = json.dumps({"prompts": prompts})
         (tmp_path / "words" / "config_sentence_transformers.json").write_text(settings)
-        fitted = fit_lengths(
-            data_dir=str(tmp_path),
-            collection="c",
-            vocabulary=str(tmp_path / "words"),
-            own_length=None,
-            given={},
-        )
+        fitted = fit_lengths(**where, own_length=None, given={})
         return {side: fit.tokens for side, fit in fitted.items()}
 
     assert tokens() == {"query": 16, "passage": 16}

@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 from dataclasses import dataclass
+from unittest import mock
 
 import pytest
 from small_world import never
@@ -44,19 +45,15 @@ def test_other_inputs_are_named(tmp_path, inputs, named):
     stages = Stages(tmp_path)
     for tasks, function in ((("x",), work), (["x"], never(work))):
         stages.run("train", function, steps=3, tasks=tasks)
-    with pytest.raises(ConfigError, match=rf"(?s)train\.json.*{named}"):
+    with pytest.raises(ConfigError, match=rf"(?s)train\.json.*{named}.*choose another directory"):
         stages.run("train", never(work), **inputs)
 
 
-def test_a_record_killed_while_written_is_no_record(tmp_path, monkeypatch):
-    def killed(source, target):
-        raise KeyboardInterrupt
-
+def test_a_record_killed_while_written_is_no_record(tmp_path):
     stages = Stages(tmp_path)
-    monkeypatch.setattr(os, "replace", killed)
-    with pytest.raises(KeyboardInterrupt):
+    killed = mock.patch.object(os, "replace", side_effect=KeyboardInterrupt)
+    with killed, pytest.raises(KeyboardInterrupt):
         stages.run("train", work)
-    monkeypatch.undo()
     assert not stages.finished()
     stages.run("train", work)
     assert stages.record("train").outputs == work()
@@ -191,8 +188,7 @@ def test_tokenising_depends_on_the_passages_and_queries_of_its_tasks(tmp_path, m
         return stage_inputs(tokenize, arguments, tmp_path)["data_dir.fingerprint"]
 
     def written(task, text):
-        queries = [Query("q", text, task, (0,))]
-        write_queries(data_dir, collection, task, "train", queries)
+        write_queries(data_dir, collection, task, "train", [Query("q", text, task, (0,))])
         return fingerprint()
 
     write_collection(data_dir, collection, [Passage("p", "text")])
