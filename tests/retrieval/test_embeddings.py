@@ -37,46 +37,44 @@ class Encoder:
         return np.einsum("bl,bld->bd", weights, TABLE[tokens.ids]).astype(np.float32)
 
 
-@pytest.fixture
-def tokens():
-    rng = np.random.default_rng(1)
-    lengths = rng.integers(1, 31, 150).astype(np.int32)
-    ids = rng.integers(1, 50, (150, 30)) * (np.arange(30) < lengths[:, None])
-    return TokenArray(ids=ids.astype(np.int32), lengths=lengths)
+RNG = np.random.default_rng(1)
+LENGTHS = RNG.integers(1, 31, 150).astype(np.int32)
+IDS = RNG.integers(1, 50, (150, 30)) * (np.arange(30) < LENGTHS[:, None])
+TOKENS = TokenArray(ids=IDS.astype(np.int32), lengths=LENGTHS)
 
 
-def one_by_one(tokens):
+def one_by_one(texts):
+    """Σ_l table[id_l] / (1 + l) in float64."""
+    real = [ids[:length] for ids, length in zip(texts.ids, texts.lengths, strict=True)]
+    weights = 1 / (1.0 + np.arange(texts.ids.shape[1]))
+    return np.stack([weights[: len(ids)] @ TABLE[ids] for ids in real])
+
+
+EXPECTED = one_by_one(TOKENS)
+
+
+def encode(directory, encoder=None, tokens=TOKENS, config=CONFIG):
+    encoder = encoder or Encoder()
+    assert encode_texts(encoder, tokens, directory, fingerprints=FINGERPRINTS, config=config)
+    return Embeddings(directory)
+
+
+def test_buckets_equal_one_by_one_in_few_shapes(tmp_path):
     encoder = Encoder()
-    return np.concatenate([encoder(tokens.tokens(np.array([i]))) for i in range(150)])
-
-
-def encode(tokens, directory, encoder=None, **changes):
-    finished = encode_texts(
-        encoder or Encoder(),
-        tokens,
-        directory,
-        fingerprints=FINGERPRINTS,
-        **{"config": CONFIG, **changes},
-    )
-    return Embeddings(directory) if finished else None
-
-
-def test_buckets_equal_one_by_one_in_few_shapes(tokens, tmp_path):
-    encoder = Encoder()
-    embeddings = encode(tokens, tmp_path / "e", encoder)
-    np.testing.assert_allclose(embeddings[:], one_by_one(tokens), atol=1e-5)
+    embeddings = encode(tmp_path / "e", encoder)
+    np.testing.assert_allclose(embeddings[:], EXPECTED, atol=1e-5)
     assert set(encoder.shapes) <= {(4, 30), (4, 24), (8, 16), (16, 8)}
     computed = sum(batch * length for batch, length in encoder.shapes)
     assert computed < 0.8 * 150 * 30
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(1, [1]), (3, [4]), (4, [4]), (9, [8, 8])])
-def test_few_texts_take_a_power_of_two_of_rows_and_more_full_batches(tokens, count, sizes):
+def test_few_texts_take_a_power_of_two_of_rows_and_more_full_batches(count, sizes):
     encoder = Encoder()
-    shortest = np.argsort(tokens.lengths, kind="stable")[:count]
+    shortest = np.argsort(LENGTHS, kind="stable")[:count]
     config = dataclasses.replace(CONFIG, batch_tokens=64)
-    embeddings = encode_rows(encoder, tokens, shortest, config=config)
-    np.testing.assert_allclose(embeddings, one_by_one(tokens)[shortest], atol=1e-5)
+    embeddings = encode_rows(encoder, TOKENS, shortest, config=config)
+    np.testing.assert_allclose(embeddings, EXPECTED[shortest], atol=1e-5)
     assert encoder.shapes == [(size, 8) for size in sizes]
 
 
@@ -89,24 +87,22 @@ def test_batches_hold_as_many_tokens_as_the_platform_likes():
     assert EncodeConfig(batch_tokens=640).batch_size(64, platform="tpu") == 8
 
 
-def test_files_are_row_aligned_and_named(tokens, tmp_path):
-    embeddings = encode(tokens, tmp_path / "e")
+def test_files_are_row_aligned_and_named(tmp_path):
+    embeddings = encode(tmp_path / "e")
     names = sorted(path.name for path in (tmp_path / "e").glob("*.npy"))
     assert names == [f"embeddings-0000{i}-of-00004.npy" for i in range(4)]
     assert [len(np.load(tmp_path / "e" / name)) for name in names] == [40, 40, 40, 30]
-    everything = one_by_one(tokens)
     for start, stop in [(0, 1), (39, 41), (35, 125), (150, 150), (100, 999)]:
-        np.testing.assert_allclose(embeddings[start:stop], everything[start:stop], atol=1e-5)
+        np.testing.assert_allclose(embeddings[start:stop], EXPECTED[start:stop], atol=1e-5)
     rows = np.array([149, 0, 40, 40, 7])
-    np.testing.assert_allclose(embeddings.take(rows), everything[rows], atol=1e-5)
+    np.testing.assert_allclose(embeddings.take(rows), EXPECTED[rows], atol=1e-5)
 
 
-def test_killed_in_the_second_shard_resumes_without_the_first(tokens, tmp_path):
-    whole = encode(tokens, tmp_path / "whole")
-    per_shard = Encoder()
-    encode(tokens, tmp_path / "count", per_shard)
+def test_killed_in_the_second_shard_resumes_without_the_first(tmp_path):
+    undisturbed = Encoder()
+    whole = encode(tmp_path / "whole", undisturbed)
     with pytest.raises(KeyboardInterrupt):
-        encode(tokens, tmp_path / "e", Encoder(stop_after=len(per_shard.shapes) // 2 - 1))
+        encode(tmp_path / "e", Encoder(stop_after=len(undisturbed.shapes) // 2 - 1))
     finished = sorted((tmp_path / "e").glob("*.npy"))
     assert 1 <= len(finished) < 4
     with pytest.raises(DataError, match="no finished embeddings"):
@@ -114,57 +110,56 @@ def test_killed_in_the_second_shard_resumes_without_the_first(tokens, tmp_path):
     written_at = finished[0].stat().st_mtime_ns
 
     again = Encoder()
-    resumed = encode(tokens, tmp_path / "e", again)
-    assert len(again.shapes) < len(per_shard.shapes)
+    resumed = encode(tmp_path / "e", again)
+    assert len(again.shapes) < len(undisturbed.shapes)
     assert finished[0].stat().st_mtime_ns == written_at
     np.testing.assert_array_equal(resumed[:], whole[:])
     assert not list((tmp_path / "e").glob("*.partial"))
 
     idle = Encoder()
-    encode(tokens, tmp_path / "e", idle)
+    encode(tmp_path / "e", idle)
     assert idle.shapes == []
 
 
-def test_bfloat16_is_the_rounded_float32(tokens, tmp_path):
-    exact = encode(tokens, tmp_path / "float32")[:]
+def test_bfloat16_is_the_rounded_float32(tmp_path):
+    exact = encode(tmp_path / "float32")[:]
     config = dataclasses.replace(CONFIG, dtype=EmbeddingDtype.BFLOAT16)
-    rounded = encode(tokens, tmp_path / "bfloat16", config=config)
+    rounded = encode(tmp_path / "bfloat16", config=config)
     assert rounded[:].dtype == ml_dtypes.bfloat16
     np.testing.assert_allclose(rounded[:].astype(np.float32), exact, rtol=2**-8)
     size = (tmp_path / "bfloat16" / "embeddings-00000-of-00004.npy").stat().st_size
     assert size == 128 + 40 * 6 * 2
 
 
-def test_other_model_or_collection_is_refused(tokens, tmp_path):
-    encode(tokens, tmp_path / "e")
+def test_other_model_or_collection_is_refused(tmp_path):
+    encode(tmp_path / "e")
     with pytest.raises(FingerprintError, match="model m1"):
         Embeddings(tmp_path / "e", fingerprints={"model": "m2"})
     with pytest.raises(FingerprintError, match="shard_rows 40"):
-        encode(tokens, tmp_path / "e", config=EncodeConfig(shard_rows=50))
+        encode(tmp_path / "e", config=EncodeConfig(shard_rows=50))
 
 
-def test_nan_names_the_row_and_nothing_is_kept_and_no_texts_are_refused(tokens, tmp_path):
+def test_nan_names_the_row_and_nothing_is_kept_and_no_texts_are_refused(tmp_path):
     def broken(batch):
-        bad = (batch.ids == tokens.ids[17, : batch.ids.shape[1]]).all(axis=1)
+        bad = (batch.ids == IDS[17, : batch.ids.shape[1]]).all(axis=1)
         return np.where(bad[:, None], np.nan, Encoder()(batch))
 
     with pytest.raises(DataError, match="row 17: the model's embedding has NaN"):
-        encode(tokens, tmp_path / "e", broken)
+        encode(tmp_path / "e", broken)
     assert not list((tmp_path / "e").glob("*.npy*"))
     nothing = TokenArray(ids=np.zeros((0, 4), np.int32), lengths=np.zeros(0, np.int32))
     with pytest.raises(DataError, match="no texts"):
-        encode(nothing, tmp_path / "e")
+        encode(tmp_path / "e", tokens=nothing)
 
 
-def make_queries(task="nq", *, count=24, seed=1):
-    rng = np.random.default_rng(seed)
-    lists = [rng.integers(1, 50, rng.integers(1, 20)).tolist() for _ in range(count)]
+def make_queries(task="nq"):
+    rng = np.random.default_rng(1)
     return TokenizedQueries.from_lists(
         task,
         "test",
-        query_ids=[f"{task}/{number}" for number in range(count)],
-        tokens=lists,
-        positives=[[0]] * count,
+        query_ids=[f"{task}/{number}" for number in range(24)],
+        tokens=[rng.integers(1, 50, rng.integers(1, 20)).tolist() for _ in range(24)],
+        positives=[[0]] * 24,
         length=20,
         vocabulary_size=50,
     )
@@ -186,12 +181,7 @@ def test_queries_on_several_processes_equal_one_by_one(tmp_path):
     assert encode_split(queries, tmp_path, process_index=1, process_count=3, config=config)
     sharded = QueryEmbeddings.of_split(tmp_path, "nq", "test")
     assert len(list(sharded.directory.glob("embeddings-*.npy"))) == 4
-    # Σ_l table[id_l] / (1 + l) in float64.
-    expected = [
-        sum(TABLE[id].astype(np.float64) / (1 + place) for place, id in enumerate(ids[:length]))
-        for ids, length in zip(queries.ids, queries.lengths, strict=True)
-    ]
-    np.testing.assert_allclose(sharded[:], expected, atol=1e-5)
+    np.testing.assert_allclose(sharded[:], one_by_one(queries), atol=1e-5)
     assert sharded.query_ids == queries.query_ids
 
 

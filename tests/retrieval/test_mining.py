@@ -41,28 +41,41 @@ def contains_answer(queries, rows):
     return matcher.hits(rows, [answers[query] for query in queries])
 
 
+def four_a_page(rows):
+    return [f"page {row // 4}" for row in rows]
+
+
+GOLD, PAGES = ({"excluded": excluded, "count": 9} for excluded in (Excluded.GOLD, Excluded.PAGES))
+DROP = {"answer_containing": AnswerContaining.DROP}
+QUARTER, HALF = ({"relative_margin": margin, "depth": 5} for margin in (0.25, 0.5))
+
+
 @pytest.mark.parametrize(
-    ("options", "rows", "statistics"),
+    ("options", "rows", "left_out"),
     [
-        ({}, [[8, 5], [], [2, 6]], (3, 4, 3, 0, 1, 1)),
-        ({"count": 9, "depth": 5}, [[8, 5, 9], [], [2, 6, 7, 0, 5]], (3, 8, 3, 0, 3, 1)),
-        (
-            {"excluded": Excluded.GOLD, "count": 9},
-            [[8, 5, 4], [], [2, 6, 7, 0]],
-            (3, 7, 2, 0, 3, 1),
-        ),
-        ({"answer_containing": AnswerContaining.DROP}, [[5], [], [2, 6]], (3, 3, 3, 1, 2, 1)),
+        ({}, [[8, 5], [], [2, 6]], {Reason.POSITIVE: 3}),
+        ({"count": 9, "depth": 5}, [[8, 5, 9], [], [2, 6, 7, 0, 5]], {Reason.POSITIVE: 3}),
+        (GOLD, [[8, 5, 4], [], [2, 6, 7, 0]], {Reason.POSITIVE: 2}),
+        # Query 0 has positives on pages 0 and 1: of 8 3 5 4 only 8 is on another one.
+        (PAGES, [[8], [], [2, 6, 7, 0]], {Reason.POSITIVE: 3, Reason.PAGE: 1}),
+        (DROP, [[5], [], [2, 6]], {Reason.POSITIVE: 3, Reason.ANSWER: 1}),
+        # Positive 3 scores 4, so that a negative may score 3, or 2; query 2 has no positive.
+        (QUARTER, [[5, 9], [], []], {Reason.POSITIVE: 3, Reason.MARGIN: 1 + 5}),
+        (HALF, [[9], [], []], {Reason.POSITIVE: 3, Reason.MARGIN: 2 + 5}),
     ],
 )
 @pytest.mark.parametrize("form", [list, Ragged.from_lists])
-def test_golden(options, rows, statistics, form):
+def test_golden(options, rows, left_out, form):
     config = MiningConfig(**{"depth": 4, "count": 2, **options})
-    mined = mine_negatives(RESULT, form(POSITIVES), config=config, contains_answer=contains_answer)
+    look_up = {"contains_answer": contains_answer, "pages_of": four_a_page}
+    mined = mine_negatives(RESULT, form(POSITIVES), config=config, **look_up)
     assert mined.rows == rows
-    queries, negatives, positive, answered, below, without = statistics
-    left_out = dict.fromkeys(Reason, 0) | {Reason.POSITIVE: positive, Reason.ANSWER: answered}
+    left_out = dict.fromkeys(Reason, 0) | left_out
+    lengths = [len(line) for line in rows]
+    below = sum(length < config.count for length in lengths)
     # Query 2 has no positive; the run has those of the others.
-    assert mined.statistics == MiningStatistics(queries, negatives, left_out, below, without, 1)
+    statistics = MiningStatistics(3, sum(lengths), left_out, below, lengths.count(0), 1)
+    assert mined.statistics == statistics
     assert mined.positive_scores.tolist() == [4, 1, -INF]
     score_of = [
         dict(zip(r, s, strict=True)) for r, s in zip(RESULT.rows, RESULT.scores, strict=True)
@@ -80,10 +93,6 @@ def random_case(seed, queries=300, depth=20, passages=60):
     positives = [rng.permutation(passages)[: rng.integers(0, 6)].tolist() for _ in range(queries)]
     answered = rng.random((queries, passages)) < 0.3
     return SearchResult(rows, scores), positives, answered
-
-
-def four_a_page(rows):
-    return [f"page {row // 4}" for row in rows]
 
 
 def oracle(result, positives, answered, config):
@@ -164,32 +173,7 @@ def test_samples_are_uniform():
     np.testing.assert_allclose(counts[1:], 6000 / 9, atol=115)
 
 
-def test_passages_of_a_positives_page_are_left_out_and_pages_must_be_known():
-    """Query 0 has positives on pages 0 and 1: of 8 3 5 4 only 8 is on another one."""
-    options = {"config": MiningConfig(depth=4, count=9, excluded=Excluded.PAGES)}
-    positives = [[3, 4], [1], [7]]
-    mined = mine_negatives(RESULT, positives, pages_of=four_a_page, **options)
-    assert mined.rows == [[8], [], [2, 0]]
-    # Query 0 loses 3, 4 and then 5; query 1 its positive; query 2 its positive 7 and then 6.
-    assert mined.statistics.left_out[Reason.POSITIVE] == 2 + 1 + 1
-    assert mined.statistics.left_out[Reason.PAGE] == 1 + 0 + 1
+def test_pages_must_be_known():
+    config = MiningConfig(depth=4, count=9, excluded=Excluded.PAGES)
     with pytest.raises(ConfigError, match="pages are to be left out"):
-        mine_negatives(RESULT, positives, pages_of=lambda rows: [""] * len(rows), **options)
-
-
-# Powers of two, so that margins are exact: positive 3 scores 4, and 1 scores 1 at rank 4.
-SCORED = result_of([[8, 3, 5, 4, 9], [6, 7, 2, 1, -1]], [[5, 4, 3, 2, 1], [8, 4, 2, 1, -INF]])
-
-
-# At 50% a negative scores at most 2, and at most 0.5; at 25% at most 3, and 0.75.
-@pytest.mark.parametrize(
-    ("margin", "rows", "left_out"), [(0.5, [[4, 9], []], 2 + 3), (0.25, [[5, 4, 9], []], 1 + 3)]
-)
-def test_margins_by_hand(margin, rows, left_out):
-    config = MiningConfig(depth=5, count=9, relative_margin=margin)
-    mined = mine_negatives(SCORED, [[3], [1]], config=config)
-    assert mined.rows == rows
-    assert mined.positive_scores.tolist() == [4, 1]
-    expected = dict.fromkeys(Reason, 0) | {Reason.POSITIVE: 2, Reason.MARGIN: left_out}
-    assert mined.statistics.left_out == expected
-    assert mined.statistics.queries_without == 1
+        mine_negatives(RESULT, POSITIVES, config=config, pages_of=lambda rows: [""] * len(rows))

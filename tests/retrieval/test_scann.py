@@ -23,19 +23,18 @@ pytestmark = pytest.mark.needs("scann")
 FINGERPRINTS = {"model": "m1", "collection": "c1"}
 
 
-@pytest.fixture(scope="module")
-def clustered():
-    """Passages around centres and queries near them: what trees and codes are made for."""
-    rng = np.random.default_rng(0)
-    centres = rng.standard_normal((40, 16))
-    passages = centres[rng.integers(0, 40, 3000)] + 0.3 * rng.standard_normal((3000, 16))
-    queries = centres[rng.integers(0, 40, 100)] + 0.3 * rng.standard_normal((100, 16))
-    return passages.astype(np.float32), queries.astype(np.float32)
+RNG = np.random.default_rng(0)
+CENTRES = RNG.standard_normal((40, 16))
+# Passages around centres and queries near them: what trees and codes are made for.
+PASSAGES, QUERIES = (
+    (CENTRES[RNG.integers(0, 40, n)] + 0.3 * RNG.standard_normal((n, 16))).astype(np.float32)
+    for n in (3000, 100)
+)
 
 
-def build(embeddings, directory, queries=None, **config):
+def build(directory, passages=PASSAGES, queries=QUERIES, **config):
     return build_scann(
-        embeddings,
+        passages,
         directory,
         fingerprints=FINGERPRINTS,
         config=ScannConfig(**{"recall_k": 10, "threads": 1, **config}),
@@ -45,69 +44,55 @@ def build(embeddings, directory, queries=None, **config):
 
 @pytest.mark.parametrize("structure", [Structure.BRUTE_FORCE, Structure.HASHED, Structure.TREE])
 @pytest.mark.parametrize("shard_passages", [3000, 1100])
-def test_recall_target_is_met_with_true_scores(clustered, tmp_path, structure, shard_passages):
-    embeddings, queries = clustered
-    searcher = build(
-        embeddings,
-        tmp_path / "index",
-        queries,
-        structure=structure,
-        shard_passages=shard_passages,
-        recall_target=0.9,
-    )
+def test_recall_target_is_met_with_true_scores(tmp_path, structure, shard_passages):
+    options = {"structure": structure, "shard_passages": shard_passages, "recall_target": 0.9}
+    searcher = build(tmp_path / "index", **options)
     assert len(list((tmp_path / "index").glob("shard-*"))) == -(-3000 // shard_passages)
-    hits = searcher.search(queries, 10)
-    exact = ExactSearcher(embeddings).search(queries, 10)
-    same = [
-        len(set(a) & set(b)) for a, b in zip(hits.rows.tolist(), exact.rows.tolist(), strict=True)
-    ]
-    assert np.mean(same) / 10 >= 0.9
+    hits = searcher.search(QUERIES, 10)
+    exact = ExactSearcher(PASSAGES).search(QUERIES, 10)
+    assert measure_recall(hits, exact) >= 0.9
     assert searcher.effort.recall >= 0.9
-    products = np.einsum("qd,qkd->qk", queries, embeddings[hits.rows])
+    products = np.einsum("qd,qkd->qk", QUERIES, PASSAGES[hits.rows])
     np.testing.assert_allclose(hits.scores, products, rtol=1e-4, atol=1e-4)
     if structure is Structure.BRUTE_FORCE:
         np.testing.assert_array_equal(hits.rows, exact.rows)
 
 
-def test_missing_results_never_become_row_0(clustered, tmp_path):
-    embeddings, queries = clustered
-    searcher = build(embeddings, tmp_path / "index", queries, structure=Structure.TREE)
+def test_missing_results_never_become_row_0(tmp_path):
+    searcher = build(tmp_path / "index", structure=Structure.TREE)
     # One leaf of 54 holds far fewer than 1,000 passages: ScaNN fills up with id 0 and NaN.
-    few = searcher._shards.search(queries, 1000, SearchEffort(leaves=1, reorder=1000, recall=0.0))
+    few = searcher._shards.search(QUERIES, 1000, SearchEffort(leaves=1, reorder=1000, recall=0.0))
     missing = few.rows == -1
     assert missing.any()
     assert np.isneginf(few.scores[missing]).all()
     assert np.isfinite(few.scores[~missing]).all()
     assert ((few.rows == 0).sum(axis=1) <= 1).all()
-    products = np.einsum("qd,qkd->qk", queries, embeddings[few.rows])
+    products = np.einsum("qd,qkd->qk", QUERIES, PASSAGES[few.rows])
     np.testing.assert_allclose(few.scores[~missing], products[~missing], rtol=1e-4, atol=1e-4)
 
 
 def test_fewer_passages_than_k(tmp_path):
-    passages = np.eye(3, dtype=np.float32)
-    searcher = build(passages, tmp_path / "index")
+    searcher = build(tmp_path / "index", np.eye(3, dtype=np.float32), None)
     hits = searcher.search(np.array([[3, 1, 2]], np.float32), 5)
     assert hits.rows.tolist() == [[0, 2, 1, -1, -1]]
     assert hits.scores.tolist() == [[3, 2, 1, -np.inf, -np.inf]]
     assert searcher.search(np.zeros((0, 3), np.float32), 5).rows.shape == (0, 5)
 
 
-def test_built_once_and_reused(clustered, tmp_path, monkeypatch):
-    embeddings, queries = clustered
-    first = build(embeddings, tmp_path / "index", queries, structure=Structure.HASHED)
+def test_built_once_and_reused(tmp_path, monkeypatch):
+    first = build(tmp_path / "index", structure=Structure.HASHED)
     monkeypatch.setattr(scann, "build_shard", None)
-    again = build(embeddings, tmp_path / "index", queries, structure=Structure.HASHED)
+    again = build(tmp_path / "index", structure=Structure.HASHED)
     opened = ScannSearcher(tmp_path / "index", fingerprints=FINGERPRINTS)
     monkeypatch.setattr(scann, "_RESIDENT_BYTES", 0)
     streamed = ScannSearcher(tmp_path / "index")
     for searcher in (again, opened, streamed, streamed):
-        hits, expected = searcher.search(queries, 10), first.search(queries, 10)
+        hits, expected = searcher.search(QUERIES, 10), first.search(QUERIES, 10)
         np.testing.assert_array_equal(hits.rows, expected.rows)
         np.testing.assert_array_equal(hits.scores, expected.scores)
 
 
-def test_a_killed_build_keeps_its_finished_shards(clustered, tmp_path, monkeypatch):
-    embeddings, queries = clustered
+def test_a_killed_build_keeps_its_finished_shards(tmp_path, monkeypatch):
     sizes = []
     real = scann.build_shard
 
@@ -119,13 +104,13 @@ def test_a_killed_build_keeps_its_finished_shards(clustered, tmp_path, monkeypat
 
     monkeypatch.setattr(scann, "build_shard", killed_at_the_third)
     with pytest.raises(KeyboardInterrupt):
-        build(embeddings, tmp_path / "index", queries, shard_passages=1000)
+        build(tmp_path / "index", shard_passages=1000)
     with pytest.raises(DataError, match="no finished scann index"):
         ScannSearcher(tmp_path / "index")
     monkeypatch.setattr(
         scann, "build_shard", lambda rows, *rest: sizes.append(0) or real(rows, *rest)
     )
-    build(embeddings, tmp_path / "index", queries, shard_passages=1000)
+    build(tmp_path / "index", shard_passages=1000)
     assert sizes == [1000, 1000, 0]
 
 
