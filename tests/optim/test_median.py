@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from taser_jax.optim.median import MedianOver, lower_median
 from taser_jax.storage.errors import ConfigError
@@ -103,14 +104,9 @@ def test_nonzero_ignores_zeros_and_a_task_of_zeros_has_median_zero():
 
 def test_with_shardings_devices_exchange_once_per_split_and_pass():
     rng = np.random.default_rng(4)
-    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
-    specs = [
-        PartitionSpec(None, "model"),
-        PartitionSpec("model", None),
-        PartitionSpec("model", "data"),
-        PartitionSpec(None, ("data", "model")),
-        PartitionSpec(),
-    ]
+    both = ("data", "model")
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), both)
+    specs = [P(None, "model"), P("model", None), P("model", "data"), P(None, both), P()]
     shardings = [NamedSharding(mesh, spec) for spec in specs]
     values = [rng.normal(size=(5, 32, 64)).astype(np.float32) for _ in specs]
     values[1][:, :20] = 0
@@ -125,7 +121,7 @@ def test_with_shardings_devices_exchange_once_per_split_and_pass():
         return lower_median(values, factors=factors, guess=guess, shardings=shardings)
 
     put = [
-        jax.device_put(value, NamedSharding(mesh, PartitionSpec(None, *spec)))
+        jax.device_put(value, NamedSharding(mesh, P(None, *spec)))
         for value, spec in zip(values, specs, strict=True)
     ]
     others = [jax.device_put(f, s) for f, s in zip(factors, shardings, strict=True)]
