@@ -64,22 +64,6 @@ def test_one_chunk_is_the_plain_step(params, monkeypatch):
     assert one_chunk == program(1) != two_chunks
 
 
-def test_rows_of_a_chunk_and_their_order():
-    seen = []
-
-    def encode(params, inputs, key):
-        jax.debug.callback(lambda rows: seen.append(rows.tolist()), inputs, ordered=True)
-        return inputs * params, inputs.sum()
-
-    (rows,), total = batch_loss.encode_groups(
-        encode, jnp.float32(10.0), [jnp.arange(6.0)], [jax.random.key(0)], num_chunks=2
-    )
-    jax.effects_barrier()
-    assert seen == [[0, 2, 4], [1, 3, 5]]
-    assert rows.tolist() == [0, 10, 20, 30, 40, 50]
-    assert total == 15
-
-
 @pytest.mark.slow
 def test_memory_falls_with_the_number_of_chunks():
     wide, batch = TinyEncoder(dim=32, hidden=512, dropout=0.0), tiny_batch(64, length=16)

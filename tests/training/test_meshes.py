@@ -66,10 +66,7 @@ def on_one_device():
 
 @pytest.mark.parametrize(
     ("config", "num_devices"),
-    [
-        (MeshConfig(fsdp=4), 4),
-        (MeshConfig(replica=2, data=1, fsdp=2, model=2), 8),
-    ],
+    [(MeshConfig(fsdp=4), 4), (MeshConfig(replica=2, data=1, fsdp=2, model=2), 8)],
     ids=str,
 )
 def test_losses_do_not_depend_on_the_mesh(config, num_devices, on_one_device, capfd):
@@ -103,12 +100,13 @@ def initial(model):
     return jax.jit(functools.partial(parameters.init_params, model))(jax.random.key(0))
 
 
-def gradient(model, *, num_chunks=2, regularizer=None):
-    objective = ObjectiveConfig(regularizer=regularizer)
-    loss = make_loss(model, objective=objective, num_chunks=num_chunks)
+def gradient(model, **options):
+    """A compiled function of (params, batch, step) -> ((loss, metrics), gradients)."""
+    loss = make_loss(model, **options)
 
     def value_and_gradient(params, batch, step):
-        return jax.value_and_grad(lambda params: loss(params, batch, step=step)[0])(params)
+        of_params = functools.partial(loss, batch=batch, step=step)
+        return jax.value_and_grad(of_params, has_aux=True)(params)
 
     return jax.jit(value_and_gradient)
 
@@ -130,14 +128,15 @@ def compiled_text(step, params, batch, **axes):
 def test_dropout_and_routing_noise_are_those_of_one_device():
     experts = ExpertConfig(num_experts=2, blocks=(1,), routing=Routing.SEQUENCE)
     model, batch = DualEncoder(DualEncoderConfig(NOISY, experts)), BATCHES[0]
-    step, params = gradient(model, regularizer=RoutingRegularizer(weight=0.5)), initial(model)
+    objective = ObjectiveConfig(regularizer=RoutingRegularizer(weight=0.5))
+    step, params = gradient(model, objective=objective, num_chunks=2), initial(model)
     expected = step(params, batch, jnp.int32(3))
     mesh, placed = on_devices(params, batch, data=8)
     with mesh:
         sharded = step(*placed)
     assert_close(sharded, expected, atol=2e-6, rtol=2e-4)
     # Another step's masks are others: the comparison above is not one of masks that drop nothing.
-    assert float(step(params, batch, jnp.int32(4))[0]) != float(expected[0])
+    assert step(params, batch, jnp.int32(4))[0][0] != expected[0][0]
 
 
 def exchanged_in_loops(text):
@@ -153,7 +152,7 @@ def exchanged_in_loops(text):
 
 def test_gradients_are_exchanged_once_per_step():
     model = DualEncoder(DualEncoderConfig(BERT))
-    step, params = gradient(model), initial(model)
+    step, params = gradient(model, num_chunks=2), initial(model)
     assert exchanged_in_loops(compiled_text(step, params, BATCHES[0], data=8)) == []
     # Where devices hold parts of the parameters, each chunk's gradients are shared out at once.
     assert exchanged_in_loops(compiled_text(step, params, BATCHES[0], data=4, fsdp=2))
@@ -178,13 +177,6 @@ def grouped(batches, *, multiple):
     ]
 
 
-def loss_and_gradients(model, params, batch, **options):
-    loss = make_loss(model, train=False, **options)
-    return jax.jit(
-        jax.value_and_grad(lambda params: loss(params, batch, step=jnp.int32(0)), has_aux=True)
-    )(params)  # fmt: skip
-
-
 def test_loss_and_gradients_are_those_of_full_padding():
     # Inference skips an expert that no token of a group chose: a gate that is not chosen would then
     # get another gradient in a small group than in the whole batch.
@@ -193,9 +185,9 @@ def test_loss_and_gradients_are_those_of_full_padding():
     )
     model = DualEncoder(DualEncoderConfig(BERT, experts, pooling=Pooling.MEAN))
     params = initial(model)
-    padded = loss_and_gradients(model, params, BATCHES[0])
+    padded = gradient(model, train=False)(params, BATCHES[0], jnp.int32(0))
     (batch,) = grouped(BATCHES[:1], multiple=2)
-    in_groups = loss_and_gradients(model, params, batch, num_chunks=2)
+    in_groups = gradient(model, train=False, num_chunks=2)(params, batch, jnp.int32(0))
     assert "routing/entropy" in in_groups[0][1]
     np.testing.assert_allclose(in_groups[0][0], padded[0][0], rtol=1e-6)
     # Sums of other orders: up to the rounding of gradients of 8.
@@ -219,7 +211,7 @@ def test_devices_exchange_the_gradients_of_all_groups_once():
 
     def exchanged(batch):
         """Numbers that each of eight devices gives to all-reduces, in a step of this batch."""
-        text = compiled_text(gradient(model, num_chunks=1), params, batch, data=8)
+        text = compiled_text(gradient(model), params, batch, data=8)
         reduced = [c for c in read_collectives(text, num_devices=8) if c.kind == "all-reduce"]
         return sum(each.num_bytes for each in reduced) // 4
 

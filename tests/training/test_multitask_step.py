@@ -39,6 +39,9 @@ def build(config=TSAGE, model=MODEL, tasks=TASKS):
     return build_multitask_optimizer(config, ADAM, shapes(model), tasks=tasks, total_steps=8)
 
 
+ONE_FOR_ALL = build_optimizer(ADAM, shapes(PLAIN), total_steps=8)
+
+
 def fresh(optimizer, model=MODEL, **kwargs) -> TrainState:
     return init_state(functools.partial(init, model), optimizer, jax.random.key(0), **kwargs)
 
@@ -102,16 +105,13 @@ def adam(state):
 
 
 def test_summed_gradients_and_chunks_give_the_naive_step():
-    plain = build_optimizer(ADAM, shapes(PLAIN), total_steps=8)
     add_up = optax.stateless(lambda grads, _: jax.tree.map(lambda leaf: leaf.sum(0), grads))
-    optimizer = optax.chain(add_up, plain)
-    stacked, metrics = make_multitask_step(PLAIN, optimizer, tasks=TASKS)(
-        fresh(optimizer, PLAIN), BATCHES
-    )
-    step = make_multitask_step(
-        PLAIN, plain, tasks=TASKS, gradients=TaskGradients.SUMMED, num_chunks=2
-    )
-    summed, other = step(fresh(plain, PLAIN), BATCHES)
+    optimizer = optax.chain(add_up, ONE_FOR_ALL)
+    step = make_multitask_step(PLAIN, optimizer, tasks=TASKS)
+    stacked, metrics = step(fresh(optimizer, PLAIN), BATCHES)
+    options = {"gradients": TaskGradients.SUMMED, "num_chunks": 2}
+    step = make_multitask_step(PLAIN, ONE_FOR_ALL, tasks=TASKS, **options)
+    summed, other = step(fresh(ONE_FOR_ALL, PLAIN), BATCHES)
     assert_close(adam(summed).mu, adam(stacked).mu)
     assert float(other["grad_norm"]) == pytest.approx(float(metrics["grad_norm"]), rel=1e-4)
     assert "weight/nq" not in other
@@ -123,9 +123,7 @@ def test_eight_devices_do_not_change_a_step(gradients):
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
     replicated = NamedSharding(mesh, PartitionSpec())
     is_tsage = gradients is TaskGradients.STACKED
-    optimizer = (
-        build(TSAGE, PLAIN) if is_tsage else build_optimizer(ADAM, shapes(PLAIN), total_steps=8)
-    )
+    optimizer = build(TSAGE, PLAIN) if is_tsage else ONE_FOR_ALL
     shardings = jax.tree.map(lambda _: replicated, shapes(PLAIN))
     shardings["wi"]["kernel"] = NamedSharding(mesh, PartitionSpec(None, "model"))
     shardings["wo"]["kernel"] = NamedSharding(mesh, PartitionSpec("model", None))

@@ -11,11 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from task_problem import COMBINERS, OPTIMIZER, TASKS, steps, tree
 
 from taser_jax.optim.median import MedianOver
-from taser_jax.optim.multitask import (
-    Combiner,
-    MultitaskConfig,
-    build_multitask_optimizer,
-)
+from taser_jax.optim.multitask import Combiner, MultitaskConfig, build_multitask_optimizer
 from taser_jax.optim.optimizers import build_optimizer
 from taser_jax.optim.tsage import TSageConfig
 from taser_jax.training.state import TrainState

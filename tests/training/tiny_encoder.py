@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from tiny_models import one_block, tiny_bert
 
-from taser_jax.models.batch import Encoded, Role, RoutingStatistics, Tokens
+from taser_jax.models.batch import Encoded, Role, Tokens
+from taser_jax.models.routing import GateGradient, routing_statistics, straight_through_gates
 
 BERT = tiny_bert(num_layers=1)
 T5 = one_block(dropout_rate=0.0)
@@ -41,22 +42,16 @@ class TinyEncoder(nn.Module):
         x = (x * weight).sum(1) / weight.sum(1)
         if not self.routed:
             return Encoded(nn.Dense(self.dim, name="wo")(x), None)
-        logits = nn.Dense(2, name="router")(x)
-        p = nn.softmax(logits)
-        if train:
-            logits = logits + jax.random.gumbel(self.make_rng("routing"), logits.shape)
-        choice = jax.nn.one_hot(jnp.argmax(logits, -1), 2)
-        gate = choice + p - jax.lax.stop_gradient(p)
-        outputs = jnp.stack([nn.Dense(self.dim, name=f"wo_{e}")(x) for e in range(2)], 1)
-        sums = RoutingStatistics(
-            probability_sum=p.sum(0)[None],
-            entropy_sum=-(p * jnp.log(p)).sum()[None],
-            choice_count=choice.sum(0)[None],
-            count=jnp.full((1,), float(len(p))),
-            logit_sum=jnp.zeros((1, 2)),
-            logit_square_sum=jnp.zeros((1, 2)),
+        logits = nn.Dense(2, name="router")(x)[:, None]
+        gates = straight_through_gates(
+            logits,
+            noise_key=self.make_rng("routing") if train else None,
+            temperature=1.0,
+            gradient=GateGradient.ALL_EXPERTS,
         )
-        return Encoded((outputs * gate[..., None]).sum(1), sums)
+        outputs = jnp.stack([nn.Dense(self.dim, name=f"wo_{e}")(x) for e in range(2)], 2)
+        sums = routing_statistics(logits, jnp.ones(logits.shape[:2], bool))
+        return Encoded((outputs * gates).sum(2), jax.tree.map(lambda leaf: leaf[None], sums))
 
 
 def init(model: TinyEncoder, key: jax.Array, *, length: int = 5):

@@ -101,12 +101,9 @@ def initial_state() -> TrainState:
     return TrainState(step=jnp.int32(0), params={"weight": jnp.float32(1.0)}, opt_state=())
 
 
-def run(directory, config, *, batches=None, train_step=toy_step, validate=None, writers=None):
+def run(directory, config, *, batches=None, train_step=toy_step, validate=None):
     checkpoints = Checkpoints(directory, CheckpointConfig(keep_latest=20, selection=Selection.NLL))
-    if writers is None:
-        writers = [
-            JsonlWriter(directory / "metrics.jsonl", resume_step=checkpoints.latest_step or 0)
-        ]
+    lines = JsonlWriter(directory / "metrics.jsonl", resume_step=checkpoints.latest_step or 0)
     try:
         return loop.train(
             initial_state(),
@@ -117,7 +114,7 @@ def run(directory, config, *, batches=None, train_step=toy_step, validate=None, 
             about=ABOUT,
             cost=COST,
             validate=validate,
-            writers=writers,
+            writers=[lines],
         )
     finally:
         checkpoints.close()
