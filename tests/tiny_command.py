@@ -18,6 +18,16 @@ import tiny_training
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 
 
+def environment(folder: pathlib.Path) -> dict[str, str]:
+    """Of a command in a process of its own, whose compiled programs `folder` keeps."""
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")]),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+
+
 @dataclasses.dataclass(frozen=True)
 class TinyCommand:
     """`python -m taser_jax.cli.main train` with everything but MODEL_DIR settled.
@@ -39,13 +49,6 @@ class TinyCommand:
         self, model_dir: pathlib.Path, *bindings: str, **streams: Any
     ) -> subprocess.Popen[str]:
         """Starts it; `streams` are further arguments of `subprocess.Popen`."""
-        cache = self.folder / "compiled"
-        environment = os.environ | {
-            "PYTHONPATH": str(REPOSITORY),
-            "JAX_PLATFORMS": "cpu",
-            "JAX_COMPILATION_CACHE_DIR": str(cache),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        }
         return subprocess.Popen(
             [
                 *(sys.executable, "-m", "taser_jax.cli.main", "train"),
@@ -55,7 +58,7 @@ class TinyCommand:
                 f"--gin.TRAIN_STEPS={self.train_steps}",
                 *bindings,
             ],
-            env=environment,
+            env=environment(self.folder),
             cwd=self.folder,
             text=True,
             **{"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE} | streams,

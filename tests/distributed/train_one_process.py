@@ -57,7 +57,7 @@ def main(phase: str, process_count: int, folder: pathlib.Path) -> None:
         commands_that_differ(folder, process_id)
         stages_and_errors(folder, process_id, hosts, TaserError)
         clocks_that_differ(process_id)
-        encode_passages(folder)
+        encode_passages(folder, "embeddings")
         # The test kills a process of this training; what is left of it goes on in "resumed".
         wait_at_step(4)
         train_into("killed")
@@ -82,20 +82,18 @@ def before_each_step(call) -> None:
     """Makes trainings of this process call it with the number of steps done."""
     from taser_jax.assembly import program
 
-    def calling_steps_of(make):
-        def make_calling(*args, **kwargs):
-            train_step = make(*args, **kwargs)
+    make = program.make_train_step
 
-            def calling(state, batches):
-                call(int(state.step))
-                return train_step(state, batches)
+    def make_calling(*args, **kwargs):
+        train_step = make(*args, **kwargs)
 
-            return calling
+        def calling(state, batches):
+            call(int(state.step))
+            return train_step(state, batches)
 
-        return make_calling
+        return calling
 
-    program.make_train_step = calling_steps_of(program.make_train_step)
-    program.make_multitask_step = calling_steps_of(program.make_multitask_step)
+    program.make_train_step = make_calling
 
 
 def run_command(folder, name: str, process_id: int, *flags: str) -> None:
@@ -180,14 +178,14 @@ def clocks_that_differ(process_id: int) -> None:
     assert not agree_to_save(past, logs=False)
 
 
-def encode_passages(folder) -> None:
+def encode_passages(folder, name: str) -> dict[str, str]:
     from taser_jax.commands.encode import encode
     from taser_jax.retrieval.encoding import EncodeConfig
 
-    encode(
+    return encode(
         model_dir=str(folder / "model_2"),
         token_store=str(folder / "tokens"),
-        output_dir=str(folder / "embeddings"),
+        output_dir=str(folder / name),
         config=EncodeConfig(shard_rows=10),
     )
 
