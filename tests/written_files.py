@@ -7,7 +7,7 @@ import json
 import pathlib
 from collections.abc import Iterable, Mapping
 
-Content = str | Iterable[object]
+Content = str | bytes | Iterable[object]
 
 
 def json_lines(*records: object) -> str:
@@ -16,8 +16,9 @@ def json_lines(*records: object) -> str:
 
 
 def write(path: pathlib.Path, content: Content) -> pathlib.Path:
-    """Writes text, or records as JSON lines; `.gz` is compressed, and folders are made."""
-    data = (content if isinstance(content, str) else json_lines(*content)).encode()
+    """Writes text, bytes, or records as JSON lines; `.gz` is compressed, and folders are made."""
+    text = content if isinstance(content, str | bytes) else json_lines(*content)
+    data = text.encode() if isinstance(text, str) else text
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path

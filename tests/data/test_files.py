@@ -6,7 +6,8 @@ import tracemalloc
 
 import pytest
 import tensorflow as tf
-from etils.epath import backend, gpath
+from etils.epath import backend
+from written_files import write
 
 from taser_jax.data import files
 from taser_jax.data.files import json_lines, json_records, numbered_lines
@@ -14,23 +15,13 @@ from taser_jax.data.readers.passages import read_passages
 from taser_jax.storage.errors import DataError
 
 
-def _write(path, content: bytes) -> str:
-    if path.suffix == ".gz":
-        content = gzip.compress(content)
-    path.write_bytes(content)
-    return str(path)
-
-
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
 def test_numbered_lines_keeps_newlines_and_only_splits_at_line_feeds(tmp_path, name):
-    path = _write(tmp_path / name, "\ufeffone\r\ntwo\u2028still two\nthrée".encode())
-    assert list(files.numbered_lines(path)) == [
-        (1, "one\r\n"),
-        (2, "two\u2028still two\n"),
-        (3, "thrée"),
-    ]
+    lines = ["one\r\n", "two\u2028still two\n", "thrée"]
+    path = write(tmp_path / name, "\ufeff" + "".join(lines))
+    assert list(files.numbered_lines(path)) == list(enumerate(lines, start=1))
     with files.open_text(path) as text:
-        assert text.read() == "one\r\ntwo\u2028still two\nthrée"
+        assert text.read() == "".join(lines)
 
 
 def test_a_pipe_is_refused_at_once(tmp_path):
@@ -52,24 +43,15 @@ class _LocalGFile:
 
 @pytest.fixture
 def bucket(tmp_path, monkeypatch):
-    class Backend(type(backend.tf_backend)):
-        gfile = _LocalGFile(tmp_path)
-
-    def choose(self):
-        return Backend() if self._uri_scheme == "gs" else backend.os_backend
-
-    monkeypatch.setattr(gpath._GPath, "_backend", property(choose))
+    monkeypatch.setattr(type(backend.tf_backend), "gfile", _LocalGFile(tmp_path))
     return tmp_path
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json"])
 def test_a_path_with_a_scheme_is_read_through_tensorflow(bucket, name):
-    content = (
-        b'[{"a": 1},\n{"a": "\xc3\xa9"}]' if name == "a.json" else b'{"a": 1}\n{"a": "\xc3\xa9"}\n'
-    )
-    _write(bucket / name, content)
-    path = f"gs://bucket/{name}"
-    assert [record["a"] for _, record in files.json_records(path)] == [1, "é"]
+    content = '[{"a": 1},\n{"a": "é"}]' if name == "a.json" else '{"a": 1}\n{"a": "é"}\n'
+    write(bucket / name, content)
+    assert [record["a"] for _, record in files.json_records(f"gs://bucket/{name}")] == [1, "é"]
     with pytest.raises(DataError, match=r"missing\.tsv: cannot be read: No such file"):
         list(files.numbered_lines("gs://bucket/missing.tsv"))
 
@@ -77,29 +59,32 @@ def test_a_path_with_a_scheme_is_read_through_tensorflow(bucket, name):
 @pytest.mark.parametrize("read", [files.numbered_lines, files.json_records])
 def test_a_missing_file_is_named(tmp_path, read):
     with pytest.raises(DataError, match=r"nowhere\.txt: cannot be read: No such file"):
-        for _ in read(tmp_path / "nowhere.txt"):
-            pass
+        list(read(tmp_path / "nowhere.txt"))
 
 
 @pytest.mark.parametrize("name", ["empty.txt", "empty.txt.gz"])
 @pytest.mark.parametrize("read", [files.numbered_lines, files.json_records])
 def test_an_empty_file_is_an_error(tmp_path, name, read):
-    path = _write(tmp_path / name, b"")
+    path = write(tmp_path / name, b"")
     with pytest.raises(DataError, match="the file is empty"):
         list(read(path))
 
 
 def test_bytes_that_are_not_utf8_are_named_with_their_line(tmp_path):
-    path = _write(tmp_path / "latin.txt", b"fine\ncaf\xe9\n")
+    path = write(tmp_path / "latin.txt", b"fine\ncaf\xe9\n")
     lines = files.numbered_lines(path)
     assert next(lines) == (1, "fine\n")
     with pytest.raises(DataError, match=r"latin\.txt:2: not UTF-8: byte 0xe9"):
         next(lines)
     with files.open_text(path) as text, pytest.raises(UnicodeDecodeError):
         text.read()
-    array = _write(tmp_path / "latin.json", b'[{"a": "caf\xe9"}]')
+    array = write(tmp_path / "latin.json", b'[{"a": "caf\xe9"}]')
     with pytest.raises(DataError, match=r"latin\.json: not UTF-8"):
         list(files.json_records(array))
+    # As Windows calls Unicode.
+    path = write(tmp_path / "windows.txt", "text\n".encode("utf-16"))
+    with pytest.raises(DataError, match=r"windows\.txt:1: not UTF-8: .*\n  fix: .*-f utf-16"):
+        list(files.numbered_lines(path))
 
 
 @pytest.mark.parametrize(
@@ -115,12 +100,12 @@ def test_a_damaged_gzip_is_named(tmp_path, content):
 
 
 def test_json_lines_names_the_malformed_line(tmp_path):
-    path = _write(tmp_path / "a.jsonl", b'{"a": 1}\n\n{"a": 2\n')
+    path = write(tmp_path / "a.jsonl", b'{"a": 1}\n\n{"a": 2\n')
     records = files.json_lines(path)
     assert next(records) == (1, {"a": 1})
     with pytest.raises(DataError, match=r"a\.jsonl:3: not valid JSON.*\n  fix: "):
         next(records)
-    path = _write(tmp_path / "b.jsonl", b'{"a": 1}\n["a"]\n')
+    path = write(tmp_path / "b.jsonl", b'{"a": 1}\n["a"]\n')
     with pytest.raises(DataError, match=r"b\.jsonl:2: found a JSON list"):
         list(files.json_lines(path))
 
@@ -132,19 +117,19 @@ def test_a_json_array_is_streamed_whatever_the_chunk(tmp_path, monkeypatch, inde
         {"n": n, "text": 'quote " \\ tab\t é \u2028 ]}', "t": [True, None, -1.5e-3], "d": {}}
         for n in range(9)
     ]
-    path = _write(tmp_path / "a.json", json.dumps(rows, indent=indent).encode())
+    path = write(tmp_path / "a.json", json.dumps(rows, indent=indent))
     monkeypatch.setattr(files, "_CHUNK", chunk)
     assert [record for _, record in files.json_records(path)] == rows
 
 
 def test_a_json_array_reports_the_line_each_value_starts_on(tmp_path):
-    path = _write(tmp_path / "a.json", b'\n[\n {"a":\n 1},\n\n {"a": 2}, {"a": 3}\n]\n')
+    path = write(tmp_path / "a.json", b'\n[\n {"a":\n 1},\n\n {"a": 2}, {"a": 3}\n]\n')
     assert [line for line, _ in files.json_records(path)] == [3, 6, 6]
 
 
 def test_a_json_array_is_read_no_further_than_asked(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_CHUNK", 16)
-    path = _write(tmp_path / "a.json", b'[{"a": 1}, {"a": 2}, ' + b" " * 200 + b"{broken")
+    path = write(tmp_path / "a.json", b'[{"a": 1}, {"a": 2}, ' + b" " * 200 + b"{broken")
     assert len(list(itertools.islice(files.json_records(path), 2))) == 2
 
 
@@ -160,7 +145,7 @@ def test_a_json_array_is_read_no_further_than_asked(tmp_path, monkeypatch):
 )
 def test_a_broken_json_array_names_the_line(tmp_path, monkeypatch, chunk, content, message):
     monkeypatch.setattr(files, "_CHUNK", chunk)
-    path = _write(tmp_path / "a.json", content)
+    path = write(tmp_path / "a.json", content)
     with pytest.raises(DataError, match=r"a\.json" + message):
         list(files.json_records(path))
 
@@ -180,16 +165,11 @@ def a_mebibyte(monkeypatch):
         (numbered_lines, "a.json.gz", b'{"a": 1}\n'),
         (json_lines, "a.json.gz", b'{"a": 1}\n'),
         (json_records, "a.json.gz", b'[{"a": 1},\n{"b": "'),
-        (
-            read_passages,
-            "m.xml.gz",
-            b"<DescriptorRecordSet><DescriptorRecord><ConceptList>\n<Concept><ScopeNote>",
-        ),
+        (read_passages, "m.xml.gz", b"<DescriptorRecordSet><DescriptorRecord>\n<ScopeNote>"),
     ],
 )
 def test_a_line_beyond_the_limit_is_named_before_it_takes_memory(tmp_path, read, name, start):
-    path = tmp_path / name
-    path.write_bytes(gzip.compress(start + b"x" * SIZE, compresslevel=1))
+    path = write(tmp_path / name, start + b"x" * SIZE)
     tracemalloc.start()
     with pytest.raises(DataError, match=rf"{name}:2: longer than 1 MiB"):
         list(read(path))
@@ -200,11 +180,8 @@ def test_a_line_beyond_the_limit_is_named_before_it_takes_memory(tmp_path, read,
 
 @pytest.mark.usefixtures("a_mebibyte")
 def test_lines_up_to_the_limit_are_read(tmp_path):
-    path = tmp_path / "a.jsonl"
     line = json.dumps({"a": "x" * ((1 << 20) - 11)}) + "\n"
     assert len(line) == (1 << 20) - 1
-    path.write_text(f"{line} {line}")
-    assert len(list(json_lines(path))) == 2
-    path.write_text(f"{line}  {line}")
+    assert len(list(json_lines(write(tmp_path / "a.jsonl", f"{line} {line}")))) == 2
     with pytest.raises(DataError, match=r"a\.jsonl:2: longer than 1 MiB"):
-        list(json_lines(path))
+        list(json_lines(write(tmp_path / "a.jsonl", f"{line}  {line}")))

@@ -5,6 +5,7 @@ import unicodedata
 
 import pytest
 import tokenizers
+from written_files import write_all
 
 from taser_jax.data.text.vocabularies import TokenizerJsonVocabulary, load_vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary, wordpiece_tokenizer
@@ -23,15 +24,12 @@ SPECIAL = [
 
 def write(directory, *, tokenizer=None, config=None, words=PIECES, model_config=None):
     """A directory as transformers writes it; None leaves a file out."""
-    directory.mkdir(exist_ok=True)
+    values = {"tokenizer.json": tokenizer, "tokenizer_config.json": config}
+    values["config.json"] = model_config
+    files = {name: json.dumps(value) for name, value in values.items() if value is not None}
     if words is not None:
-        text = "".join(f"{word}\n" for word in words)
-        (directory / "vocab.txt").write_text(text, encoding="utf-8")
-    files = {"tokenizer.json": tokenizer, "tokenizer_config.json": config}
-    for name, value in (files | {"config.json": model_config}).items():
-        if value is not None:
-            (directory / name).write_text(json.dumps(value), encoding="utf-8")
-    return directory
+        files["vocab.txt"] = "".join(f"{word}\n" for word in words)
+    return write_all(directory, files)
 
 
 def tokenizer_json(*, lower_case=True, added=(), **parts):
@@ -40,26 +38,6 @@ def tokenizer_json(*, lower_case=True, added=(), **parts):
     around = {"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]}
     changed = {name: value[name] | changes for name, changes in parts.items()}
     return value | {"added_tokens": [*SPECIAL, *added], "post_processor": around} | changed
-
-
-def theirs(directory, texts):
-    tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
-    tokenizer.encode_special_tokens = True  # "[CLS]" in a text is ordinary text
-    return [e.ids for e in tokenizer.encode_batch(texts, add_special_tokens=False)]
-
-
-@pytest.mark.parametrize("lower_case", [True, False])
-def test_each_casing_gives_the_ids_of_tokenizers(tmp_path, lower_case):
-    write(tmp_path / "hf", tokenizer=tokenizer_json(lower_case=lower_case), words=None)
-    write(tmp_path / "old", config={"do_lower_case": lower_case, "strip_accents": lower_case})
-    expected = theirs(tmp_path / "hf", TEXTS)
-    for name in ("hf", "old"):
-        ours = load_vocabulary(tmp_path / name)
-        ours.save(tmp_path / "saved")
-        for vocabulary in (ours, load_vocabulary(tmp_path / "saved")):
-            assert vocabulary.encode(TEXTS) == expected
-            usual = WordPieceVocabulary(PIECES, lower_case=lower_case)
-            assert vocabulary.fingerprint == usual.fingerprint
 
 
 ADDED = _FLAGS | {"id": 18, "content": "newword", "special": False}
@@ -80,7 +58,10 @@ ADDED = _FLAGS | {"id": 18, "content": "newword", "special": False}
 def test_tokenizers_of_other_settings_are_taken_as_they_are(tmp_path, tokenizer):
     vocabulary = load_vocabulary(write(tmp_path, tokenizer=tokenizer))
     assert isinstance(vocabulary, TokenizerJsonVocabulary)
-    assert vocabulary.encode(TEXTS) == theirs(tmp_path, TEXTS)
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    theirs.encode_special_tokens = True  # "[CLS]" in a text is ordinary text
+    expected = [e.ids for e in theirs.encode_batch(TEXTS, add_special_tokens=False)]
+    assert vocabulary.encode(TEXTS) == expected
     assert (vocabulary.cls_id, vocabulary.sep_id) == (2, 3)
     ids = tokenizer["model"]["vocab"] | {t["content"]: t["id"] for t in tokenizer["added_tokens"]}
     assert vocabulary.size == 1 + max(ids.values())
@@ -137,12 +118,8 @@ def test_the_graph_has_the_same_ids_in_either_casing():
 
 
 def test_tokenizer_json_decides_on_words_and_tokenizer_config_on_splitting(tmp_path):
-    write(
-        tmp_path,
-        tokenizer=tokenizer_json(),
-        words=[*PIECES[:6], "other"],
-        config={"do_lower_case": False},
-    )
+    config = {"do_lower_case": False, "strip_accents": False}
+    write(tmp_path, tokenizer=tokenizer_json(), words=[*PIECES[:6], "other"], config=config)
     cased = WordPieceVocabulary(PIECES, lower_case=False)
     assert load_vocabulary(tmp_path).fingerprint == cased.fingerprint
 

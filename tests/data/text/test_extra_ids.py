@@ -5,6 +5,7 @@ import json
 import pytest
 import seqio
 from sentence_models import t5_model
+from written_files import write
 
 from taser_jax.data.text.vocabularies import SentencePieceVocabulary, load_vocabulary
 from taser_jax.storage.errors import DataError
@@ -21,10 +22,7 @@ def model() -> bytes:
 @pytest.fixture
 def checkpoint(tmp_path, model):
     """A T5 checkpoint's directory, as far as its vocabulary goes."""
-    directory = tmp_path / "t5"
-    directory.mkdir()
-    (directory / "spiece.model").write_bytes(model)
-    return directory
+    return write(tmp_path / "t5" / "spiece.model", model).parent
 
 
 def test_ids_and_size_are_seqios(model, checkpoint):

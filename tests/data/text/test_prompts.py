@@ -17,14 +17,10 @@ from taser_jax.storage.records import Passage, Query
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "nq", "a", "b", "c", "fact", "checking"]
 CLS, SEP, NQ, A, B, C = 2, 3, 4, 5, 6, 7
+VOCABULARY = WordPieceVocabulary(PIECES)
 TASK_FILES = pathlib.Path(__file__).resolve().parents[3] / "tasks"
 
 pytestmark = pytest.mark.usefixtures("empty_registries")
-
-
-@pytest.fixture(scope="module")
-def vocabulary():
-    return WordPieceVocabulary(PIECES)
 
 
 @pytest.fixture(scope="module")
@@ -37,25 +33,39 @@ def data_dir(tmp_path_factory) -> str:
     return data_dir
 
 
-def test_name_marker_and_nothing(vocabulary):
-    assert TaskPrompt().ids(vocabulary) == []
+@pytest.fixture
+def tokenized(data_dir, tmp_path):
+    """Makes the token store of a task or mixture, where another one may be."""
+    return lambda name: tokenize_collection(
+        data_dir=data_dir,
+        mixture=retrieval.find_mixture(name),
+        vocabulary=VOCABULARY,
+        query_length=6,
+        passage_length=8,
+        output_dir=tmp_path / "tokens",
+        replace=True,
+    )
+
+
+def test_name_marker_and_nothing():
+    assert TaskPrompt().ids(VOCABULARY) == []
     name = TaskPrompt(Prompt.NAME, name="NQ", family=Family.FACT_CHECKING)
-    assert name.ids(vocabulary) == [NQ, SEP]
-    assert TaskPrompt(Prompt.NAME, name="NQ", separator="c").ids(vocabulary) == [NQ, C]
+    assert name.ids(VOCABULARY) == [NQ, SEP]
+    assert TaskPrompt(Prompt.NAME, name="NQ", separator="c").ids(VOCABULARY) == [NQ, C]
     marker = TaskPrompt(Prompt.MARKER, family=Family.FACT_CHECKING)
-    assert marker.ids(vocabulary) == [8, 9]
+    assert marker.ids(VOCABULARY) == [8, 9]
     spare = WordPieceVocabulary([*PIECES, "[unused1]", "[unused2]"])
     assert marker.ids(spare) == [11]
     with pytest.raises(ConfigError, match=r"(?s)'<extra_id_1>' is not a piece.*extra_ids=100"):
-        TaskPrompt(Prompt.NAME, name="NQ", separator="<extra_id_1>").ids(vocabulary)
+        TaskPrompt(Prompt.NAME, name="NQ", separator="<extra_id_1>").ids(VOCABULARY)
     with pytest.raises(ConfigError, match="'name' without its"):
         TaskPrompt(Prompt.NAME)
     with pytest.raises(ConfigError, match="'marker' without its"):
         TaskPrompt(Prompt.MARKER, name="NQ")
 
 
-def test_pieces_by_name_in_both_kinds_of_vocabulary(vocabulary):
-    assert [vocabulary.id_of(piece) for piece in ("nq", "[SEP]", "x")] == [4, 3, None]
+def test_pieces_by_name_in_both_kinds_of_vocabulary():
+    assert [VOCABULARY.id_of(piece) for piece in ("nq", "[SEP]", "x")] == [4, 3, None]
     model = t5_model(["a b c nq", "b c a nq"] * 5, 16, user_defined_symbols=["<extra_id_1>"])
     t5 = SentencePieceVocabulary(model)
     assert (t5.id_of("</s>"), t5.id_of("<pad>"), t5.id_of("<extra_id_2>")) == (1, 0, None)
@@ -68,35 +78,35 @@ def test_pieces_by_name_in_both_kinds_of_vocabulary(vocabulary):
     assert ids == [[extra, *t5.encode(["a b c"])[0][:3], 1]]
 
 
-def test_long_queries_are_cut_after_the_prompt(vocabulary):
+def test_long_queries_are_cut_after_the_prompt():
     texts = ["a b c", "", "c"]
-    ids = query_ids(texts, vocabulary, 6, prompt=[NQ, SEP])
+    ids = query_ids(texts, VOCABULARY, 6, prompt=[NQ, SEP])
     assert ids == [[CLS, NQ, SEP, A, B, SEP], [CLS, NQ, SEP, SEP], [CLS, NQ, SEP, C, SEP]]
     # Without a limit nothing is cut, without a prompt nothing is added.
-    assert query_ids(texts, vocabulary, None, prompt=[NQ])[0] == [CLS, NQ, A, B, C, SEP]
-    assert query_ids(texts, vocabulary, 6)[0] == [CLS, A, B, C, SEP]
-    assert query_ids(texts[:0], vocabulary, 6, prompt=[NQ]) == []
+    assert query_ids(texts, VOCABULARY, None, prompt=[NQ])[0] == [CLS, NQ, A, B, C, SEP]
+    assert query_ids(texts, VOCABULARY, 6)[0] == [CLS, A, B, C, SEP]
+    assert query_ids(texts[:0], VOCABULARY, 6, prompt=[NQ]) == []
 
 
-def test_a_prompt_that_eats_the_whole_length(vocabulary, data_dir, tmp_path):
+def test_a_prompt_that_eats_the_whole_length(tokenized, tmp_path):
     with pytest.raises(ConfigError, match="leaves no room") as error:
-        query_ids(["a"], vocabulary, 4, prompt=[NQ, SEP])
+        query_ids(["a"], VOCABULARY, 4, prompt=[NQ, SEP])
     assert error.match("5 tokens or more")
     prompt = TaskPrompt(Prompt.NAME, name="a b c")
     retrieval.add_retrieval_task("toy_long", collection="toy", task="long", prompt=prompt)
     with pytest.raises(ConfigError, match=r"task 'toy_long', query length 6: the prompt of 4"):
-        _tokenize("toy_long", vocabulary, data_dir, tmp_path, query_length=6)
+        tokenized("toy_long")
     assert not tmp_path.joinpath("tokens", "passages").exists()
 
 
-def test_each_task_has_its_own_length_and_prompt_in_a_token_store(vocabulary, data_dir, tmp_path):
+def test_each_task_has_its_own_length_and_prompt_in_a_token_store(tokenized):
     name, curly = TaskPrompt(Prompt.NAME, name="NQ"), QueryNormalization.CURLY_APOSTROPHE
     retrieval.add_retrieval_task(
         "t_short", collection="toy", task="short", prompt=name, normalization=curly
     )
     retrieval.add_retrieval_task("t_long", collection="toy", task="long", query_length=12)
     retrieval.add_retrieval_mixture("t", ["t_short", ("t_long", 2.0)])
-    store = _tokenize("t", vocabulary, data_dir, tmp_path, query_length=6)
+    store = tokenized("t")
     short, long = (store.queries(task, "train").tokens([0, 1]) for task in ("short", "long"))
     assert short.ids.tolist() == [[CLS, NQ, SEP, A, B, SEP]] * 2
     assert (long.ids.shape, np.sum(long.mask, 1).tolist()) == ((2, 12), [5, 12])
@@ -107,31 +117,14 @@ def test_each_task_has_its_own_length_and_prompt_in_a_token_store(vocabulary, da
     }
     assert recorded == {"short": (6, curly.value, (NQ, SEP)), "long": (12, "none", ())}
 
-    # Another length or prompt of one task is another store.
-    first = store.metadata.fingerprint
-    assert (
-        _tokenize("t", vocabulary, data_dir, tmp_path, query_length=6).metadata.fingerprint == first
-    )
+    # Another length of one task is another store.
     retrieval.add_retrieval_task("u_long", collection="toy", task="long", query_length=9)
     retrieval.add_retrieval_mixture("u", ["t_short", "u_long"])
-    store = _tokenize("u", vocabulary, data_dir, tmp_path, query_length=6)
-    assert store.queries("long", "train").ids.shape == (2, 9)
-
-
-def _tokenize(name, vocabulary, data_dir, tmp_path, *, query_length):
-    return tokenize_collection(
-        data_dir=data_dir,
-        mixture=retrieval.find_mixture(name),
-        vocabulary=vocabulary,
-        query_length=query_length,
-        passage_length=8,
-        output_dir=tmp_path / "tokens",
-        replace=True,
-    )
+    assert tokenized("u").queries("long", "train").ids.shape == (2, 9)
 
 
 @pytest.mark.parametrize("module", ["kilt", "kilt_mini"])
-def test_kilts_task_files(module, vocabulary):
+def test_kilts_task_files(module):
     names = runpy.run_path(str(TASK_FILES / f"{module}.py"))["TASKS"]
     lengths = {task: length for task, (_, _, length) in names.items()}
     for mixture in (module, f"{module}_name", f"{module}_name_t5", f"{module}_marker"):
