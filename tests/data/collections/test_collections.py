@@ -1,6 +1,7 @@
 import dataclasses
 import logging
 import os
+import weakref
 
 import numpy as np
 import pytest
@@ -72,21 +73,18 @@ def test_rows_run_on_across_shards(tmp_path, monkeypatch):
 
 
 def test_building_is_a_stream(tmp_path):
-    alive, most = 0, 0
+    alive, most = weakref.WeakSet(), 0
 
     class Watched(Passage):
-        __slots__ = ()
-
-        def __del__(self):
-            nonlocal alive
-            alive -= 1
+        """As instances of `Passage` itself are not, it may be referred to weakly."""
 
     def passages():
-        nonlocal alive, most
+        nonlocal most
         for number in range(10_000):
-            alive += 1
-            most = max(most, alive)
-            yield Watched(str(number), "text")
+            passage = Watched(str(number), "text")
+            alive.add(passage)
+            most = max(most, len(alive))
+            yield passage
 
     _write(tmp_path, passages())
     assert most < 3000
@@ -97,25 +95,23 @@ def test_the_fingerprint_follows_content_and_order_only(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(records, "_PER_SHARD", 1)
         assert _write(tmp_path / "1").fingerprint == fingerprint
-    others = [
-        PASSAGES[::-1],
-        PASSAGES[:3],
-        [Passage("z", *("first text", "One", "p1")), *PASSAGES[1:]],
-        [Passage("a", "first text!", "One", "p1"), *PASSAGES[1:]],
-        [Passage("a", "first text", "Two", "p1"), *PASSAGES[1:]],
-        [Passage("a", "first text", "One", "p2"), *PASSAGES[1:]],
-    ]
+    others = [PASSAGES[::-1], PASSAGES[:3]]
+    for change in ({"id": "z"}, {"text": "first text!"}, {"title": "Two"}, {"page_id": "p2"}):
+        others.append([dataclasses.replace(PASSAGES[0], **change), *PASSAGES[1:]])
     fingerprints = {_write(tmp_path / "2", passages).fingerprint for passages in others}
     aliased = _write(tmp_path / "2", aliases={"other": 1})
     assert len(fingerprints | {fingerprint, aliased.fingerprint}) == 8
     assert aliased.row_of("other") == 1
 
 
-def test_new_content_replaces_the_old_with_a_warning(tmp_path, caplog):
+def test_new_content_replaces_the_old_with_a_warning_and_its_queries_are_refused(tmp_path, caplog):
     _write(tmp_path)
+    write_queries(tmp_path, "tiny", "nq", "train", QUERIES)
     with caplog.at_level(logging.WARNING, "taser"):
         assert len(_write(tmp_path, _many(9))) == 9
     assert "must be made again" in caplog.text
+    with pytest.raises(FingerprintError, match="taser prepare"):
+        QuerySet.open(tmp_path, "tiny", "nq", "train")
 
 
 def test_a_build_that_is_interrupted_leaves_what_was_there(tmp_path):
@@ -166,10 +162,8 @@ def test_queries_come_back_as_they_were(tmp_path):
         assert queries.collection_fingerprint == store.fingerprint
     write_queries(tmp_path, "tiny", "nq", "test", QUERIES[:1])
     write_queries(tmp_path, "tiny", "alpha", "validation", [Query("x", "y", "alpha")])
-    assert collections.list_tasks(tmp_path, "tiny") == {
-        "alpha": ["validation"],
-        "nq": ["train", "test"],
-    }
+    tasks = collections.list_tasks(tmp_path, "tiny")
+    assert tasks == {"alpha": ["validation"], "nq": ["train", "test"]}
     assert collections.list_tasks(tmp_path, "other") == {}
 
 
@@ -180,21 +174,13 @@ def test_query_fingerprints_follow_every_field(tmp_path):
         *({}, {"id": "p"}, {"text": "u"}, {"positives": (2, 1)}, {"relevance": (2, 1)}),
         *({"hard_negatives": (0,)}, {"answers": ("ab",)}),
     )
-    variants = [dataclasses.replace(query, **change) for change in changes]
-    fingerprints = [
-        write_queries(tmp_path, "tiny", "nq", "train", [variant]).fingerprint
-        for variant in variants
-    ]
-    assert len(set(fingerprints)) == len(variants)
-    assert write_queries(tmp_path, "tiny", "nq", "train", [query]).fingerprint == fingerprints[0]
 
+    def fingerprint(**change):
+        changed = dataclasses.replace(query, **change)
+        return write_queries(tmp_path, "tiny", "nq", "train", [changed]).fingerprint
 
-def test_queries_of_a_replaced_collection_are_refused(tmp_path):
-    _write(tmp_path)
-    write_queries(tmp_path, "tiny", "nq", "train", QUERIES)
-    _write(tmp_path, _many(9))
-    with pytest.raises(FingerprintError, match="taser prepare"):
-        QuerySet.open(tmp_path, "tiny", "nq", "train")
+    assert len({fingerprint(**change) for change in changes}) == len(changes)
+    assert fingerprint() == fingerprint()
 
 
 @pytest.mark.parametrize(

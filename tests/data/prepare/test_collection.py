@@ -13,7 +13,7 @@ from taser_jax.data.prepare.mapping import (
     MISSING_POSITIVES,
     WITHOUT_POSITIVE,
 )
-from taser_jax.data.prepare.splits import PrepareOptions, QuestionFiles
+from taser_jax.data.prepare.splits import QuestionFiles
 from taser_jax.storage.errors import ConfigError, DataError, StorageError
 
 
@@ -80,9 +80,8 @@ def test_evaluation_questions_have_answers_and_positives(tmp_path, prepare_here,
     judged = QuestionFiles("dev.jsonl", qrels="qrels.tsv")
     tasks = {"nq": {"validation": judged, "test": "t.jsonl"}, "qa": {"test": "dev.qa.csv"}}
     prepared = prepare_here("p.tsv", tasks)
-    assert [
-        (q.id, q.positives, q.relevance, q.answers) for q in queries_of("nq", "validation")
-    ] == [
+    found = queries_of("nq", "validation")
+    assert [(query.id, query.positives, query.relevance, query.answers) for query in found] == [
         ("a1", (2,), (), ("Ada",)),
         ("a2", (1, 0), (2, 1), ("1815", "'15")),
         ("a3", (), (), ("so",)),
@@ -166,18 +165,13 @@ def test_a_name_or_folder_that_cannot_be(tmp_path, prepare_here):
         ({"entity_tasks": ("aida",)}, "entity_tasks: it names 'aida'; the tasks are t"),
         ({"task_shares": {"t": {"train": 1.0}}}, "shares {'train': 1.0}"),
         ({"distractors": 2.0}, "1 or less"),
+        ({"validation_last": 5, "split_groups": {"t": "^."}}, "validation_last, whose questions"),
+        ({"validation_last": -1}, "validation_last is -1"),
     ],
 )
 def test_settings_that_cannot_be(prepare_here, arguments, message):
     with pytest.raises(ConfigError, match=message):
         prepare_here(**{"passages": "p.tsv", "queries": {"t": "q.tsv"}, **arguments})
-
-
-def test_last_queries_and_groups_do_not_go_together():
-    with pytest.raises(ConfigError, match="validation_last, whose questions"):
-        PrepareOptions(validation_last=5, split_groups={"t": "^."})
-    with pytest.raises(ConfigError, match="validation_last is -1"):
-        PrepareOptions(validation_last=-1)
 
 
 def _beir(folder, prefix, documents):

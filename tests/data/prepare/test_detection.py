@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 
 import pytest
 from written_files import write_all
@@ -14,91 +13,56 @@ PASSAGES = "id\ttext\ttitle\np1\tsome text\tA title\n"
 QRELS = "query-id\tcorpus-id\tscore\n"
 DPR = {"question": "q?", "answers": ["a"], "positive_ctxs": []}
 KILT = {"id": "1", "input": "q", "output": [{"answer": "a"}]}
+# Name of a file -> its content, and what it is taken for.
 BEIR = {
-    "corpus.jsonl.gz": [{"_id": "1"}],
-    "queries.jsonl.gz": [{"_id": "1"}],
-    "qrels/dev.tsv.gz": QRELS,
-    "qrels/test.tsv.gz": QRELS,
-    "notes.json": "{}",
+    "corpus.jsonl.gz": ([{"_id": "1"}], "passages"),
+    "queries.jsonl.gz": ([{"_id": "1"}], "folder.validation", "folder.test"),
+    # "dev" is our validation; the task is the folder's.
+    "qrels/dev.tsv.gz": (QRELS, "folder.validation qrels"),
+    "qrels/test.tsv.gz": (QRELS, "folder.test qrels"),
+    "notes.json": ("{}",),
 }
 FILES_OF_DPR = {
-    "psgs.tsv.gz": PASSAGES,
-    "nq-train.json.gz": json.dumps([DPR]),
-    "nq-dev.qa.csv": "q?\t['a']\n",
-    "trivia.test.jsonl": [DPR],
-    "one.json": [DPR],
-    "README.md": "text",
-    "scores.json": '{\n "a": 1\n}',
+    "psgs.tsv.gz": (PASSAGES, "passages"),
+    "nq-train.json.gz": (json.dumps([DPR]), "nq.train"),
+    "nq-dev.qa.csv": ("q?\t['a']\n", "nq.validation"),
+    "trivia.test.jsonl": ([DPR], "trivia.test"),
+    "one.json": ([DPR], "one.train+validation+test"),
+    "README.md": ("text",),
+    "scores.json": ('{\n "a": 1\n}',),
 }
 FILES_OF_KILT = {
-    "passages.tsv": "id\ttext\ttitle\twikipedia_id\tparagraph_id\n1\tx\tX\t7\t0\n",
-    "fever-train-kilt.jsonl": [KILT],
-    "fever-dev-kilt.jsonl": [KILT],
+    "passages.tsv": ("id\ttext\ttitle\twikipedia_id\tparagraph_id\n1\tx\tX\t7\t0\n", "passages"),
+    # KILT's test sets are blind: dev is for tests, and train is divided.
+    "fever-train-kilt.jsonl": ([KILT], "fever.train+validation"),
+    "fever-dev-kilt.jsonl": ([KILT], "fever.test"),
 }
 TABLES = {
-    "passages.tsv": PASSAGES,
-    "faq.train.queries.tsv": "1\thow many 3\n",
-    "faq.train.qrels.tsv": "1 0 p1 1\n",
-    "faq.dev.queries.csv": "id,text\n3,when\n",
-    "faq.dev.qrels.csv": "qid,doc_id,relevance\n3,p1,1\n",
-    "faq.dev.run.csv": "qid,doc_id,rank,score\n3,p1,1,0.5\n",
-    "unjudged.tsv": "3\twhy\n",
+    "passages.tsv": (PASSAGES, "passages"),
+    "faq.train.queries.tsv": ("1\thow many 3\n", "faq.train"),
+    "faq.train.qrels.tsv": ("1 0 p1 1\n", "faq.train qrels"),
+    "faq.dev.queries.csv": ("id,text\n3,when\n", "faq.validation"),
+    "faq.dev.qrels.csv": ("qid,doc_id,relevance\n3,p1,1\n", "faq.validation qrels"),
+    "faq.dev.run.csv": ("qid,doc_id,rank,score\n3,p1,1,0.5\n",),
+    "unjudged.tsv": ("3\twhy\n",),
 }
 
 
 @pytest.mark.parametrize(
-    ("files", "passages", "questions"),
-    [
-        (
-            BEIR,
-            "corpus.jsonl.gz",
-            {
-                # "dev" is our validation; the task is the folder's.
-                "folder.validation": "queries.jsonl.gz qrels/dev.tsv.gz",
-                "folder.test": "queries.jsonl.gz qrels/test.tsv.gz",
-            },
-        ),
-        (
-            FILES_OF_DPR,
-            "psgs.tsv.gz",
-            {
-                "nq.train": "nq-train.json.gz",
-                "nq.validation": "nq-dev.qa.csv",
-                "trivia.test": "trivia.test.jsonl",
-                "one.train+validation+test": "one.json",
-            },
-        ),
-        (
-            FILES_OF_KILT,
-            "passages.tsv",
-            {
-                # KILT's test sets are blind: dev is for tests, and train is divided.
-                "fever.test": "fever-dev-kilt.jsonl",
-                "fever.train+validation": "fever-train-kilt.jsonl",
-            },
-        ),
-        (
-            TABLES,
-            "passages.tsv",
-            {
-                "faq.train": "faq.train.queries.tsv faq.train.qrels.tsv",
-                "faq.validation": "faq.dev.queries.csv faq.dev.qrels.csv",
-            },
-        ),
-    ],
-    ids=["beir", "dpr", "kilt", "tables"],
+    "files", [BEIR, FILES_OF_DPR, FILES_OF_KILT, TABLES], ids=["beir", "dpr", "kilt", "tables"]
 )
-def test_formats_by_names_and_first_lines(tmp_path, files, passages, questions):
-    folder = write_all(tmp_path / "folder", files)
+def test_formats_by_names_and_first_lines(tmp_path, files):
+    folder = write_all(tmp_path / "folder", {name: parts[0] for name, parts in files.items()})
     detected = detect(folder)
-    assert detected.passages == (str(folder / passages),)
-    assert {
-        f"{task}.{split}": " ".join(
-            os.path.relpath(path, folder) for path in (asked.questions, asked.qrels) if path
-        )
-        for task, splits in detected.tasks.items()
-        for split, asked in splits.items()
-    } == questions
+    found = {(path, "passages") for path in detected.passages}
+    for task, splits in detected.tasks.items():
+        for split, asked in splits.items():
+            found.add((asked.questions, f"{task}.{split}"))
+            if asked.qrels:
+                found.add((asked.qrels, f"{task}.{split} qrels"))
+    assert found == {
+        (str(folder / name), part) for name, (_, *parts) in files.items() for part in parts
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,9 @@
 """Texts and ids as other programs write them: taken as they are meant, or named with file and line.
 
-Ids that run files and qrels cannot hold were found after training; halves of characters were
-tracebacks.
+Ids that run files and qrels cannot hold were found after training.
 """
 
 import codecs
-import json
 
 import pytest
 from written_files import json_lines
@@ -67,27 +65,6 @@ def test_an_id_that_run_files_cannot_hold_is_refused_where_it_comes_in(tmp_path,
         write_queries(tmp_path, "own", "t", "test", [Query(" 1", "text", "t")])
 
 
-@pytest.mark.parametrize(
-    ("file", "record", "place"),
-    [
-        ("corpus.jsonl", {"_id": "d3", "text": "a \ud83d"}, "corpus.jsonl:3, field 'text'"),
-        ("corpus.jsonl", {"_id": "\udc00", "text": "a"}, "corpus.jsonl:3, field '_id'"),
-        ("queries.jsonl", {"_id": "q2", "text": "\ud800"}, "queries.jsonl:2, field 'text'"),
-    ],
-)
-def test_halves_of_characters_are_named(prepare_beir, file, record, place):
-    before = {"corpus.jsonl": CORPUS, "queries.jsonl": QUERIES}[file]
-    with pytest.raises(DataError, match=rf"{place}: one half of a character of two") as raised:
-        prepare_beir(**{file: json_lines(*before, record)})
-    assert r"such as \ud800" in str(raised.value)
-
-
-def test_both_halves_are_one_character(prepare_beir):
-    whole = json.dumps({"_id": "d3", "text": "\U0001f600"})
-    assert r"\ud83d\ude00" in whole
-    assert prepare_beir(**{"corpus.jsonl": json_lines(*CORPUS) + whole})[2].text == "\U0001f600"
-
-
 CONVERSIONS = {
     "Windows": lambda text: codecs.BOM_UTF8 + text.replace("\n", "\r\n").encode(),
     "no final newline": lambda text: text.removesuffix("\n").encode(),
@@ -109,10 +86,3 @@ def test_files_as_editors_leave_them_are_the_same(tmp_path, prepare_beir, querie
     for suffix, content in (("qa.csv", "who?\t['Ada']\n"), ("tsv", "q1\twho?\n")):
         (tmp_path / f"q.{suffix}").write_bytes(CONVERSIONS[name](content))
         assert [entry.text for entry in read_questions(tmp_path / f"q.{suffix}")] == ["who?"]
-
-
-def test_text_as_windows_calls_unicode_is_named(tmp_path):
-    path = tmp_path / "p.tsv"
-    path.write_bytes("1\ttext\n".encode("utf-16"))
-    with pytest.raises(DataError, match=r"p\.tsv:1: not UTF-8: .*\n  fix: .*-f utf-16"):
-        list(read_passages(path))

@@ -4,10 +4,11 @@ import csv
 import io
 import logging
 
+import pyarrow.parquet
 import pytest
 from written_files import write_all
 
-from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.data.collections.store import PassageStore, list_tasks
 from taser_jax.data.prepare.detection import given_passages
 from taser_jax.data.prepare.mapping import EMPTY_QUESTIONS, MISSING_QUERIES
 from taser_jax.storage.errors import DataError
@@ -21,6 +22,16 @@ QUESTIONS = ["which city", "which river", "which animals"]
 def _table(rows: list[list[str]], delimiter: str = ",") -> str:
     file = io.StringIO()
     csv.writer(file, delimiter=delimiter, lineterminator="\n").writerows(rows)
+    return file.getvalue()
+
+
+def _arrow(*, parquet: bool = True, **columns: list[str]) -> bytes:
+    table, file = pyarrow.table(columns), io.BytesIO()
+    if parquet:
+        pyarrow.parquet.write_table(table, file)
+    else:
+        with pyarrow.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
     return file.getvalue()
 
 
@@ -48,50 +59,31 @@ PASSAGES = {
         f"<DOC>\n<DOCNO> {id} </DOCNO>\n<TITLE>{title}</TITLE>\n<TEXT>\n{text}\n</TEXT>\n</DOC>\n"
         for title, text, id in ROWS
     ),
-    "docs.parquet": "",
+    "docs.parquet": _arrow(doc_id=list("abc"), heading=TITLES, body=TEXTS),
 }
 
 
 @pytest.mark.parametrize("name", PASSAGES)
-def test_passages_alone_by_the_names_of_their_fields(tmp_path, prepare_notes, name):
-    files = {name: PASSAGES[name]}
-    if name == "docs.parquet":
-        import pyarrow.parquet
-
-        table = pyarrow.table({"doc_id": list("abc"), "heading": TITLES, "body": TEXTS})
-        (tmp_path / "notes").mkdir()
-        pyarrow.parquet.write_table(table, tmp_path / "notes" / name)
-        files = {}
-    prepared, store = prepare_notes(files)
+def test_passages_alone_by_the_names_of_their_fields(prepare_notes, name):
+    prepared, store = prepare_notes({name: PASSAGES[name]})
     assert [[passage.title, passage.text, passage.id] for passage in store] == ROWS
     assert prepared.splits == ()
 
 
 @pytest.mark.parametrize("saved", [True, False], ids=["save_to_disk", "cloned"])
-def test_a_hugging_face_dataset(tmp_path, saved, prepare_notes):
-    import pyarrow.parquet
-
-    folder = write_all(tmp_path / "notes", {"dataset_dict.json" if saved else "README.md": "{}"})
+def test_a_hugging_face_dataset(tmp_path, saved, prepare_notes, queries_of):
+    files = {"dataset_dict.json" if saved else "README.md": "{}"}
     shards = ("train", "00000-of-00002"), ("train", "00001-of-00002"), ("test", "00000-of-00001")
-    for row, (split, shard) in enumerate(shards):
-        table = pyarrow.table({"anchor": [QUESTIONS[row]], "positive": [TEXTS[row]]})
-        path = folder / "data" / f"{split}-{shard}.parquet"
-        if saved:
-            path = folder / split / f"data-{shard}.arrow"
-        path.parent.mkdir(exist_ok=True)
-        if saved:
-            with pyarrow.ipc.new_stream(path, table.schema) as writer:
-                writer.write_table(table)
-        else:
-            pyarrow.parquet.write_table(table, path)
-    _, store = prepare_notes({})
+    for (split, shard), question, text in zip(shards, QUESTIONS, TEXTS, strict=True):
+        name = f"{split}/data-{shard}.arrow" if saved else f"data/{split}-{shard}.parquet"
+        files[name] = _arrow(parquet=not saved, anchor=[question], positive=[text])
+    _, store = prepare_notes(files)
     assert sorted(passage.text for passage in store) == sorted(TEXTS)
     assert list_tasks(tmp_path / "data", "c") == {"notes": ["train", "test"]}
-    (query,) = QuerySet.open(tmp_path / "data", "c", "notes", "test")
+    (query,) = queries_of("notes", "test")
     assert (query.text, store[query.positives[0]].text) == (QUESTIONS[2], TEXTS[2])
-    path.write_text("no rows")
-    with pytest.raises(DataError, match=rf"{path.name}: no rows of Arrow"):
-        prepare_notes({})
+    with pytest.raises(DataError, match=rf"{name}: no rows of Arrow"):
+        prepare_notes({name: "no rows"})
 
 
 def test_a_heading_stands_with_what_follows(prepare_notes):
@@ -101,8 +93,7 @@ def test_a_heading_stands_with_what_follows(prepare_notes):
 
 
 def test_rows_without_ids_are_numbered(prepare_notes):
-    rows = [row[:2] for row in ROWS]
-    _, store = prepare_notes({"passages.csv": _table([["title", "text"], *rows])})
+    _, store = prepare_notes({"passages.csv": "title,text\nBern,A city\nAare,A river\nX,x\n"})
     assert list(store.ids) == ["0", "1", "2"]
 
 
@@ -150,16 +141,12 @@ PAIRS = [
 
 
 @pytest.mark.parametrize("files", PAIRS, ids=lambda files: next(iter(files)))
-def test_pairs_are_passages_and_queries(tmp_path, files, prepare_notes):
+def test_pairs_are_passages_and_queries(tmp_path, files, prepare_notes, queries_of):
     # Answers and pairs come without ids; a repeated passage is one.
     prepared, store = prepare_notes(files)
     assert sorted(passage.text for passage in store) == sorted(TEXTS)
-    queries = [
-        query
-        for task, splits in list_tasks(tmp_path / "data", "c").items()
-        for split in splits
-        for query in QuerySet.open(tmp_path / "data", "c", task, split)
-    ]
+    [task] = list_tasks(tmp_path / "data", "c")
+    queries = queries_of(task, "train")
     assert {q.text: store[q.positives[0]].text for q in queries} == dict(
         zip(QUESTIONS, TEXTS, strict=True)
     )
@@ -169,12 +156,11 @@ def test_pairs_are_passages_and_queries(tmp_path, files, prepare_notes):
     assert prepared.left_out == {}
 
 
-def test_pairs_of_several_splits_share_their_passages(tmp_path, prepare_notes):
+def test_pairs_of_several_splits_share_their_passages(prepare_notes, queries_of):
     records = _pairs("anchor", "positive")
-    files = {"train.jsonl": records, "test.jsonl": records[:1]}
-    prepared, store = prepare_notes(files)
+    prepared, store = prepare_notes({"train.jsonl": records, "test.jsonl": records[:1]})
     assert (len(store), prepared.merged) == (3, 1)
-    [query] = QuerySet.open(tmp_path / "data", "c", "notes", "test")
+    [query] = queries_of("notes", "test")
     assert store[query.positives[0]].text == TEXTS[0]
 
 
@@ -200,17 +186,12 @@ XML = f'<?xml version="1.0"?>\n<topics task="COVIDSearch">\n{XML_TOPICS}</topics
     ],
 )
 def test_trecs_topics_and_judgements_are_test_queries(
-    tmp_path, topics_file, topics, qrels_file, prepare_notes
+    tmp_path, topics_file, topics, qrels_file, prepare_notes, queries_of
 ):
-    files = {
-        topics_file: topics,
-        qrels_file: "0 0 a 1\n1 0 b 2\n2 0 c 0\n9 0 a 1\n",
-        "docs.csv": TABLE,
-    }
-    prepared, _ = prepare_notes(files)
+    qrels = {qrels_file: "0 0 a 1\n1 0 b 2\n2 0 c 0\n9 0 a 1\n"}
+    prepared, _ = prepare_notes({topics_file: topics, "docs.csv": TABLE, **qrels})
     assert list_tasks(tmp_path / "data", "c") == {"notes": ["test"]}
-    queries = list(QuerySet.open(tmp_path / "data", "c", "notes", "test"))
-    assert [(q.id, q.text, q.positives, q.relevance) for q in queries] == [
+    assert [(q.id, q.text, q.positives, q.relevance) for q in queries_of("notes", "test")] == [
         ("0", QUESTIONS[0], (0,), ()),
         ("1", QUESTIONS[1], (1,), (2,)),
         ("2", QUESTIONS[2], (), ()),
@@ -228,12 +209,11 @@ def test_trecs_topics_and_judgements_are_test_queries(
         ("notes.test.queries.jsonl", '{"_id": "0", "text": "who?"}\n{"_id": "1", "text": ""}\n'),
     ],
 )
-def test_empty_questions_are_left_out(tmp_path, file, content, prepare_notes):
+def test_empty_questions_are_left_out(file, content, prepare_notes, queries_of):
     qrels = {"notes.test.qrels.tsv": "0 0 a 1\n1 0 b 1\n"}
     prepared, _ = prepare_notes({file: content, "docs.csv": TABLE, **qrels})
     (split,) = prepared.splits
-    queries = QuerySet.open(tmp_path / "data", "c", split.task, "test")
-    assert [query.text for query in queries] == ["who?"]
+    assert [query.text for query in queries_of("notes", "test")] == ["who?"]
     assert split.left_out[EMPTY_QUESTIONS] == 1
     with pytest.raises(DataError, match=r":[23]: the question is empty"):
         prepare_notes({}, strict=True)
@@ -284,10 +264,7 @@ def test_an_id_that_cannot_be_saved_is_not_taken():
 
 
 def test_a_column_name_that_stands_twice_is_refused(prepare_notes):
-    rows = [["a", "b", "c"]]
-    with pytest.raises(
-        DataError, match=r"passages.csv:1.*two columns have one name: id, text, text"
-    ):
-        prepare_notes({"passages.csv": _table([["id", "text", "text"], *rows])})
-    _, store = prepare_notes({"passages.csv": _table([["id", "text", "", ""], [*"ab", "", ""]])})
+    with pytest.raises(DataError, match=r"s\.csv:1.*two columns have one name: id, text, text"):
+        prepare_notes({"passages.csv": "id,text,text\na,b,c\n"})
+    _, store = prepare_notes({"passages.csv": "id,text,,\na,b,,\n"})
     assert [passage.text for passage in store] == ["b"]

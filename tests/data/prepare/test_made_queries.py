@@ -30,7 +30,7 @@ def data_dir(tmp_path) -> str:
 def test_what_asks_is_not_in_what_answers(data_dir):
     splits = make_queries(data_dir=data_dir, collection="made", source="notes")
     assert splits == {TASK: ["train", "validation", "test"]}
-    store, changed = list(PassageStore.open(data_dir, "made")), set()
+    store, changed, titles = list(PassageStore.open(data_dir, "made")), set(), 0
     assert [passage.id for passage in store] == [passage.id for passage in PASSAGES]
     pages: dict[str, set[str]] = {}
     for split in splits[TASK]:
@@ -43,13 +43,13 @@ def test_what_asks_is_not_in_what_answers(data_dir):
                 assert sorted(words) == sorted(f"{whole.title} {whole.text}".split())
                 pages.setdefault(whole.page_id, set()).add(split)
                 changed.add(row)
-            is_title = query.text.startswith("The title")
+            is_title = query.id.startswith("title:")
+            assert query.text.startswith("The title") == is_title
+            titles += is_title
             assert len(query.positives) == (2 if is_title else 1)
     assert all(len(page_splits) == 1 for page_splits in pages.values())
     # Every passage has a query here, half the titled pages by their titles.
     assert changed == set(range(len(PASSAGES)))
-    queries = [q for s in splits[TASK] for q in QuerySet.open(data_dir, "made", TASK, s)]
-    titles = sum(query.id.startswith("title:") for query in queries)
     assert 15 < titles < 45
 
 

@@ -22,14 +22,12 @@ def prepared(tmp_path, prepare_here):
     """Prepares as many passages as queries; 0 and 1 share their passage, and the last has none."""
 
     def prepare_beir(queries: int, *splits: str, **options):
+        judged = [f"q{n} d{max(n, 1)} {int(n < queries - 1)}" for n in range(queries)]
         beir(
             tmp_path / "beir",
             corpus={f"d{n}": f"passage {n}" for n in range(queries)},
             queries={f"q{n}": f"query q{n}" for n in range(queries)},
-            **{
-                split: [f"q{n} d{max(n, 1)} {int(n < queries - 1)}" for n in range(queries)]
-                for split in splits
-            },
+            **dict.fromkeys(splits, judged),
         )
         return prepare_here(directories={"t": "beir"}, **options).splits
 

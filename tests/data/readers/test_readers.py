@@ -10,13 +10,7 @@ from written_files import write
 
 from taser_jax.data.readers import fields
 from taser_jax.data.readers.fields import content_id, read_qrels
-from taser_jax.data.readers.passages import (
-    PARAGRAPH_END,
-    LeftOut,
-    Span,
-    chunk_page,
-    read_passages,
-)
+from taser_jax.data.readers.passages import PARAGRAPH_END, LeftOut, Span, chunk_page, read_passages
 from taser_jax.data.readers.questions import Question, read_kilt, read_questions
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage
@@ -28,28 +22,18 @@ def passages(path, left_out: LeftOut | None = None) -> list[Passage]:
 
 @pytest.mark.parametrize("name", ["psgs.tsv", "psgs.tsv.gz"])
 def test_a_header_brings_csv_quotes(tmp_path, name):
-    path = write(
-        tmp_path / name,
-        "id\ttext\ttitle\n"
-        '1\t"He said ""no"", and left."\tNo\n'
-        "2\tplain\t\n"
-        '3\t"two\nlines"\t"A ""B"""\n'
-        "4\tit's 5' 10\" tall\tBob\n"
-        '5\t"Yes" she said\t"open\n'
-        "6\tlast\tZ\n",
-    )
-    assert passages(path) == [
-        Passage("1", 'He said "no", and left.', "No"),
-        Passage("2", "plain", ""),
-        Passage("3", "two\nlines", 'A "B"'),
-        Passage("4", "it's 5' 10\" tall", "Bob"),
+    rows = {
+        '1\t"He said ""no"", and left."\tNo\n': (2, Passage("1", 'He said "no", and left.', "No")),
+        "2\tplain\t\n": (3, Passage("2", "plain", "")),
+        '3\t"two\nlines"\t"A ""B"""\n': (4, Passage("3", "two\nlines", 'A "B"')),
+        "4\tit's 5' 10\" tall\tBob\n": (6, Passage("4", "it's 5' 10\" tall", "Bob")),
         # No quotes of csv's: as they are.
-        Passage("5", '"Yes" she said', '"open'),
-        Passage("6", "last", "Z"),
-    ]
-    assert [located.where for located in read_passages(path)] == [
-        f"{path}:{line}" for line in (2, 3, 4, 6, 7, 8)
-    ]
+        '5\t"Yes" she said\t"open\n': (7, Passage("5", '"Yes" she said', '"open')),
+        "6\tlast\tZ\n": (8, Passage("6", "last", "Z")),
+    }
+    path = write(tmp_path / name, "".join(["id\ttext\ttitle\n", *rows]))
+    found = [(located.where, located.passage) for located in read_passages(path)]
+    assert found == [(f"{path}:{line}", passage) for line, passage in rows.values()]
 
 
 def test_columns_go_by_the_header_not_by_their_place(tmp_path):
@@ -293,20 +277,18 @@ def test_training_rows_in_json_and_jsonl(tmp_path, name):
 
 
 def test_qa_csv_bare_and_in_pyserini_quotes(tmp_path):
-    path = write(
-        tmp_path / "q.qa.csv.gz",
-        "who?\t['Ada', \"O'Hara\"]\n"
-        'when?\t["1815"]\n'
-        'quoted?\t"[""5\' 10"", ""a \\""b\\""""]"\n'
-        'the "Charge" of?\t["Crimean War", "x\\\\s?y"]\n'
-        "none?\t[]\n",
-    )
-    assert [(q.text, q.answers, q.where.rpartition(":")[2]) for q in read_questions(path)] == [
-        ("who?", ("Ada", "O'Hara"), "1"),
-        ("when?", ("1815",), "2"),
-        ("quoted?", ("5' 10", 'a "b"'), "3"),
-        ('the "Charge" of?', ("Crimean War", "x\\s?y"), "4"),
-        ("none?", (), "5"),
+    rows = {
+        "who?\t['Ada', \"O'Hara\"]\n": ("Ada", "O'Hara"),
+        'when?\t["1815"]\n': ("1815",),
+        'quoted?\t"[""5\' 10"", ""a \\""b\\""""]"\n': ("5' 10", 'a "b"'),
+        'the "Charge" of?\t["Crimean War", "x\\\\s?y"]\n': ("Crimean War", "x\\s?y"),
+        "none?\t[]\n": (),
+    }
+    path = write(tmp_path / "q.qa.csv.gz", "".join(rows))
+    found = [(question.where, question.text, question.answers) for question in read_questions(path)]
+    assert found == [
+        (f"{path}:{line}", row.partition("\t")[0], answers)
+        for line, (row, answers) in enumerate(rows.items(), start=1)
     ]
     path = write(tmp_path / "q.csv", 'question,answers\nwho?,"[""Ada"", \'Lovelace\']"\nwhen?,[]\n')
     answers = [(question.text, question.answers) for question in read_questions(path)]
@@ -322,21 +304,19 @@ def _query(**fields) -> dict:
 
 def test_a_query_with_every_kind_of_provenance(tmp_path):
     place = {"start_paragraph_id": 2, "end_paragraph_id": 3}
-    record = _query(
-        output=[
-            {"answer": "Bern", "provenance": [{"wikipedia_id": "7", "title": "Bern", **place}]},
-            {
-                "provenance": [
-                    {"wikipedia_id": 8, **place, "start_character": 5, "end_character": 9},
-                    {"wikipedia_id": "8", **place, "start_character": -1, "end_character": -1},
-                    {"wikipedia_id": None, "passage_id": 12},
-                ]
-            },
-            {"answer": "the city of Bern"},
-            # Or P1 would drop the passages that contain the word "supports".
-            {"answer": "SUPPORTS"},
-        ]
-    )
+    others = [
+        {"wikipedia_id": 8, **place, "start_character": 5, "end_character": 9},
+        {"wikipedia_id": "8", **place, "start_character": -1, "end_character": -1},
+        {"wikipedia_id": None, "passage_id": 12},
+    ]
+    outputs = [
+        {"answer": "Bern", "provenance": [{"wikipedia_id": "7", "title": "Bern", **place}]},
+        {"provenance": others},
+        {"answer": "the city of Bern"},
+        # Or P1 would drop the passages that contain the word "supports".
+        {"answer": "SUPPORTS"},
+    ]
+    record = _query(output=outputs)
     path = write(tmp_path / "q.jsonl.gz", [record, {"id": 5, "input": "blind?"}])
     query, blind = read_kilt(path)
     assert (query.where, query.id, query.text) == (f"{path}:1", "q1", "capital?")
@@ -358,6 +338,7 @@ def test_a_query_with_every_kind_of_provenance(tmp_path):
 
 HEADER = "id\ttext\ttitle\n1\ta\tb\n"
 PASSAGE = {"_id": "d1", "text": "first"}
+HALF = r"one half of a character of two .*such as \\ud800"
 # Name and content of a file, and what is said of it.
 BAD_PASSAGES = [
     ("p.tsv", f"{HEADER}2\tno title\n", ":3: 2 columns, not 3: id, text"),
@@ -369,6 +350,8 @@ BAD_PASSAGES = [
     ("c.jsonl", [PASSAGE, {"text": "x"}], ":2, field 'id': the id is empty"),
     ("c.jsonl", [PASSAGE, {"_id": "d9"}], ":2, field 'text': no field 'text'"),
     ("c.jsonl", [PASSAGE, {**PASSAGE, "title": [3]}], r":2, field 'title': found \[3\]"),
+    ("c.jsonl", [PASSAGE, {**PASSAGE, "text": "a \ud83d"}], rf":2, field 'text': {HALF}"),
+    ("c.jsonl", [PASSAGE, {**PASSAGE, "_id": "\udc00"}], rf":2, field '_id': {HALF}"),
     ("c.jsonl", TERMS[:1], r": there is no passage(.|\n)*a definition"),
     ("k.jsonl", [PAGE, {**PAGE, "wikipedia_id": None}], ":2: .*field 'wikipedia_id'"),
     ("k.jsonl", [PAGE, {**PAGE, "text": "A city."}], ":2, field 'text': .* expected a list"),
@@ -402,6 +385,7 @@ BAD_QUESTIONS = [
     ("q.qa.csv", "who?\t[__import__('os').getcwd()]\n", ":1, field 'answers': expected a list"),
     ("q.qa.csv", "who?\n", ":1: 1 columns, not 2: a question and answers"),
     ("q.tsv", "q1 who?\n", ":1: 1 columns"),
+    ("q.jsonl", [{"_id": "q1", "text": "\ud800"}], rf":1, field 'text': {HALF}"),
     ("q.jsonl", [_query(output="Bern")], ":1, field 'output': .*: expected a list"),
     ("q.jsonl", [_query(output=[{"provenance": [7]}])], r":1, .*output\[0\].provenance\[0\]"),
     ("q.jsonl", [{"id": "1", "answers": ["Ada"]}], ":1, field 'question': no field 'question'"),

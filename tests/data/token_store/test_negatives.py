@@ -32,9 +32,8 @@ def test_file_is_as_documented(tmp_path):
 
 def test_reads_aligned_with_the_queries(tmp_path):
     write(tmp_path)
-    lines = read_negatives(
-        tmp_path, "squad", "train", ["q1", "unseen", "q0"], collection_fingerprint="c0"
-    )
+    ids = ["q1", "unseen", "q0"]
+    lines = read_negatives(tmp_path, "squad", "train", ids, collection_fingerprint="c0")
     assert [line.rows.tolist() for line in lines] == [[7], [], [5, 3]]
     assert not any(line.is_dropped for line in lines)
 
@@ -61,12 +60,8 @@ def test_each_file_has_facts_of_its_own(tmp_path):
 
 def test_dropped_queries_come_back(tmp_path):
     path = write(tmp_path, rows=[[5, 3], []], scores=[[2.0, 1.0], []], dropped={"q1"})
-    assert json.loads(path.read_text().splitlines()[1]) == {
-        "query_id": "q1",
-        "rows": [],
-        "scores": [],
-        "dropped": True,
-    }
+    second = json.loads(path.read_text().splitlines()[1])
+    assert second == {"query_id": "q1", "rows": [], "scores": [], "dropped": True}
     second, first = read_negatives(tmp_path, "squad", "train", ["q1", "q0"])
     assert (first.is_dropped, second.is_dropped) == (False, True)
 

@@ -20,14 +20,9 @@ def make_writer(directory, **changes):
 def write(directory, passages=PASSAGES, query=(2, 5, 3), **changes):
     writer = make_writer(directory, **changes)
     writer.write_passages(iter(passages), count=len(passages))
-    writer.write_queries(
-        "squad/v1",
-        "train",
-        query_ids=["q0", "q1"],
-        tokens=[query, [2, 3]],
-        positives=[[2, 0], [1]],
-        hard_negatives=[[], [0, 2]],
-    )
+    texts = {"query_ids": ["q0", "q1"], "tokens": [query, [2, 3]]}
+    rows = {"positives": [[2, 0], [1]], "hard_negatives": [[], [0, 2]]}
+    writer.write_queries("squad/v1", "train", **texts, **rows)
     return writer
 
 
@@ -137,9 +132,8 @@ def test_wrong_counts(tmp_path):
         make_writer(tmp_path).write_passages(PASSAGES, count=1)
     with pytest.raises(DataError, match=r"3 passages\n  expected: 4"):
         make_writer(tmp_path).write_passages(PASSAGES, count=4)
-    with pytest.raises(
-        DataError, match="1 query ids, 2 lists of positives and 2 of hard negatives for 2 token"
-    ):
+    told = "1 query ids, 2 lists of positives and 2 of hard negatives for 2 token"
+    with pytest.raises(DataError, match=told):
         make_writer(tmp_path).write_queries(
             "t", "train", query_ids=["a"], tokens=[[1], [1]], positives=[[0], [0]]
         )
