@@ -6,11 +6,13 @@ import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from capitals import PASSAGES
 from small_world import gin, succeed
+from written_files import run_of
 
 from taser_jax import Passage, Retriever
 from taser_jax.data.collections.store import PassageStore, QuerySet, write_collection
@@ -21,7 +23,7 @@ from taser_jax.retrieval.bm25 import Bm25Index, title_and_text
 from taser_jax.retrieval.exact import ExactSearcher
 from taser_jax.retrieval.fusion import DEFAULT_SHARE
 from taser_jax.retrieval.passages import Collection, Passages
-from taser_jax.retrieval.runs import read_trec_run
+from taser_jax.retrieval.runs import SearchResult
 from taser_jax.retriever_parts import RETRIEVER_FILE, RetrieverParts, read_parts, write_parts
 from taser_jax.serving.engine import Engine, Work
 from taser_jax.storage.errors import ConfigError, DataError, TaserError
@@ -59,6 +61,12 @@ def hybrid_dir(parts, compared, tmp_path):
     return tmp_path
 
 
+def scores_of(result: SearchResult, ids: Sequence[str], query: int) -> dict[str, float]:
+    """Passage -> score of a query's results."""
+    found = zip(result.rows[query], result.scores[query], strict=True)
+    return {ids[row]: float(score) for row, score in found if row >= 0}
+
+
 @pytest.fixture
 def on_disk(tmp_path):
     """The capitals on disk, the first with a duplicate merged into it; embeddings are unit axes."""
@@ -79,17 +87,15 @@ def test_searches_as_the_command_does(trained, parts, compared, tmp_path):
     where = gin(DATA_DIR=parts.data_dir, COLLECTION="small", INDEX_DIR=parts.index_dir)
     embeddings = compared / "taser-2" / "embeddings"
     succeed("search", *where, *gin(RUNS_DIR=tmp_path, EMBEDDINGS_DIR=embeddings, TASKS=["code"]))
-    store = PassageStore.open(parts.data_dir, "small")
-    run = read_trec_run(tmp_path / "code.test.trec", row_of=store.row_of)
+    run = run_of(tmp_path / "code.test.trec")
     queries = QuerySet.open(parts.data_dir, "small", "code", "test")
     texts = {query.id: query.text for query in queries}
-    hits = trained.search([texts[id] for id in run.query_ids[:5]], k=10)
-    for best, rows, scores in zip(hits, run.rows, run.scores, strict=False):
-        np.testing.assert_allclose([hit.score for hit in best], scores[:10], atol=1e-4)
+    asked = list(run)[:5]
+    for id, best in zip(asked, trained.search([texts[id] for id in asked], k=10), strict=True):
+        scores = [hit.score for hit in best]
+        np.testing.assert_allclose(scores, list(run[id].values())[:10], atol=1e-4)
         # Batches of another size round otherwise, which may exchange two passages.
-        score_of = {store.ids[row]: score for row, score in zip(rows, scores, strict=True)}
-        for hit in best:
-            assert score_of[hit.passage.id] == pytest.approx(hit.score, abs=1e-4)
+        np.testing.assert_allclose(scores, [run[id][hit.passage.id] for hit in best], atol=1e-4)
 
 
 def test_a_hybrid_search_adds_bm25s_scores(parts, compared, hybrid_dir):
@@ -104,10 +110,7 @@ def test_a_hybrid_search_adds_bm25s_scores(parts, compared, hybrid_dir):
     store = PassageStore.open(parts.data_dir, parts.collection)
     for number, hits in enumerate(hybrid):
         by_dense = {hit.passage.id: hit.score for hit in dense[number]}
-        rows, scores = sparse.rows[number], sparse.scores[number]
-        by_bm25 = {
-            store.ids[row]: float(s) for row, s in zip(rows, scores, strict=True) if row >= 0
-        }
+        by_bm25 = scores_of(sparse, store.ids, number)
         # What a list lacks has its least score; BM25 knows no word of the second question.
         least_dense, least_bm25 = min(by_dense.values()), min(by_bm25.values(), default=0.0)
         sums = {
@@ -131,19 +134,15 @@ def test_a_hybrid_search_of_changed_passages_is_bm25_built_anew(
     store = list(PassageStore.open(parts.data_dir, parts.collection))
     retriever.remove([store[0].id, store[5].id])
     retriever.add(CAPITALS)
-    retriever.update([dataclasses.replace(store[7], text="Paris and the Seine, list by list")])
-    live = {passage.id: passage for passage in [*store[1:5], store[6], *store[8:], *CAPITALS]}
-    live[store[7].id] = dataclasses.replace(store[7], text="Paris and the Seine, list by list")
+    changed = dataclasses.replace(store[7], text="Paris and the Seine, list by list")
+    retriever.update([changed])
+    others = [*store[1:5], store[6], *store[8:], *CAPITALS]
+    live = {passage.id: passage for passage in [*others, changed]}
     assert len(retriever) == len(live)
     texts = [title_and_text(passage) for passage in live.values()]
     index = Bm25Index.build(texts, tmp_path / "bm25", config=config)
     question = "which list is on the Seine in Paris"
-    result, ids = index.search([question], len(live)), list(live)
-    expected = {
-        ids[row]: float(score)
-        for row, score in zip(result.rows[0], result.scores[0], strict=True)
-        if row >= 0
-    }
+    expected = scores_of(index.search([question], len(live)), list(live), 0)
     (hits,) = retriever.search([question], k=len(live), hybrid=True)
     assert {hit.passage.id: hit.passage for hit in hits} == live
     assert {hit.passage.id: hit.sparse for hit in hits if hit.sparse is not None} == expected
@@ -151,10 +150,9 @@ def test_a_hybrid_search_of_changed_passages_is_bm25_built_anew(
     retriever.save(saved)
     again = Retriever.load(saved)
     assert again.has_hybrid
-    assert [(hit.passage.id, round(hit.score, 4)) for hit in hits] == [
-        (hit.passage.id, round(hit.score, 4))
-        for hit in again.search([question], k=len(live), hybrid=True)[0]
-    ]
+    (after,) = again.search([question], k=len(live), hybrid=True)
+    ranked, reloaded = ([(hit.passage.id, round(hit.score, 4)) for hit in h] for h in (hits, after))
+    assert reloaded == ranked
 
 
 def test_without_a_comparison_alpha_is_the_default(minilm, tmp_path):
