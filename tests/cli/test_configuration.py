@@ -259,11 +259,6 @@ def test_a_scope_reaches_what_its_references_are_made_of(resolve):
         resolve(text, "hot/SauceConfig.flavour=salty", function=plate)
 
 
-@dataclasses.dataclass
-class Part:
-    size: int = 1
-
-
 @pytest.mark.parametrize(
     ("hint", "good", "bad"),
     [
@@ -280,7 +275,7 @@ class Part:
         (Mapping[str, str | Mapping[str, str]], [{"t": "p"}, {"t": {"s": "p"}}], [{"t": 1}, "p"]),
         (str | os.PathLike[str], ["a"], [1]),
         (Literal["a", "b"], ["a"], ["c"]),
-        (Part | None, [Part(), None], ["part", Part]),
+        (SauceConfig | None, [SauceConfig(), None], ["part", SauceConfig]),
         (object, [1, "a", None], []),
     ],
 )
@@ -292,7 +287,7 @@ def test_what_an_annotation_allows(hint: object, good: list[object], bad: list[o
 def test_annotations_and_what_to_write():
     assert shown(Mapping[str, int] | None) == "Mapping[str, int] | None"
     assert shown(str | os.PathLike[str]) == "str | PathLike[str]"
-    assert (shown(Part | None), shown(int)) == ("Part | None", "int")
+    assert (shown(SauceConfig | None), shown(int)) == ("SauceConfig | None", "int")
     assert fix_of("faq", Sequence[str] | None) == "write ['faq']"
     assert fix_of("good", Mapping[str, str]) == "write {'good': 'good'}"
     assert fix_of(3, Mapping[str, str]) is None

@@ -11,33 +11,25 @@ from taser_jax.cli.command_table import load
 from taser_jax.cli.gin_files import gin_directory, packaged
 
 FILES = packaged()
-# Command, and files that are read one after another.
-TOGETHER = [
-    *(
-        ("train", f"runs/taser_base.gin {beside}.gin")
-        for beside in (
-            *("models/bert_pretrained", "models/routing_regularizer", "models/taser_released"),
-            *("optim/naive", "optim/pcgrad", "optim/cgd", "optim/gradnorm"),
-            *("optim/tsage", "optim/tsage_released"),
-        )
-    ),
-    *(
-        ("train", f"runs/train.gin {models}.gin")
-        for models in (
-            *("models/bert_tiny.gin models/shared", "models/modernbert_tiny.gin models/taser"),
-            *("models/t5_base", "models/t5_1_1_base", "models/sentence_t5", "models/t5_fusion"),
-            *("models/bert_fusion", "models/t5_base.gin models/t5_pretrained"),
-        )
-    ),
-    ("pipeline moma", "runs/moma_mini.gin"),
-    ("pipeline taser", "runs/open_qa_pretrained.gin runs/taser_claims.gin"),
-    ("pipeline ance", "runs/pydocs_ance.gin optim/tsage.gin"),
-    ("pipeline ance", "runs/kilt_mini_ance.gin optim/tsage.gin runs/kilt_mini_tsage.gin"),
-    *(
-        ("pipeline ance", f"runs/kilt_mini_ance.gin optim/{other}.gin")
-        for other in ("pcgrad", "cgd", "gradnorm")
-    ),
-]
+# Command and recipe -> files that are read after it.
+TOGETHER = {
+    ("train", "runs/taser_base"): [
+        *("models/bert_pretrained", "models/routing_regularizer", "models/taser_released"),
+        *("optim/naive", "optim/pcgrad", "optim/cgd", "optim/gradnorm"),
+        *("optim/tsage", "optim/tsage_released"),
+    ],
+    ("train", "runs/train"): [
+        *("models/bert_tiny models/shared", "models/modernbert_tiny models/taser"),
+        *("models/t5_base", "models/t5_1_1_base", "models/sentence_t5", "models/t5_fusion"),
+        *("models/bert_fusion", "models/t5_base models/t5_pretrained"),
+    ],
+    ("pipeline moma", "runs/moma_mini"): [""],
+    ("pipeline taser", "runs/open_qa_pretrained"): ["runs/taser_claims"],
+    ("pipeline ance", "runs/pydocs_ance"): ["optim/tsage"],
+    ("pipeline ance", "runs/kilt_mini_ance"): [
+        *("optim/tsage runs/kilt_mini_tsage", "optim/pcgrad", "optim/cgd", "optim/gradnorm")
+    ],
+}
 
 
 def _text(file: str) -> str:
@@ -72,7 +64,9 @@ def _pairs() -> Iterator[tuple[str, tuple[str, ...]]]:
         if file not in parts:
             bound = {line.partition(".")[0] for line in _lines(file)}
             yield from ((names[function], (file,)) for function in bound & names.keys())
-    yield from ((name, tuple(files.split())) for name, files in TOGETHER)
+    for (name, recipe), others in TOGETHER.items():
+        for files in others:
+            yield name, tuple(f"{file}.gin" for file in (recipe, *files.split()))
 
 
 PAIRS = sorted(set(_pairs()))
@@ -91,8 +85,7 @@ def test_it_resolves(name, gin_files):
         assert re.search(rf"\b{re.escape(name.split('/')[-1])}\b", "\n".join(comments)), name
     bindings = tuple((name, "something") for name in resolved.unset)
     flags = dataclasses.replace(flags, bindings=bindings)
-    again = configuration.resolve(function, flags=flags, recipe_of=recipe_of)
-    assert again.unset == ()
+    assert configuration.resolve(function, flags=flags, recipe_of=recipe_of).unset == ()
 
 
 def test_every_file_is_in_a_recipe_that_is_resolved():
