@@ -19,40 +19,29 @@ SIZES = [
 def command(name: str, world: SmallWorld, made: pathlib.Path, out: pathlib.Path) -> list[str]:
     """A command that reads a finished comparison and writes to `out`."""
     data = gin(DATA_DIR=world.data_dir, COLLECTION="small")
-    round_1 = made / "taser-1"
+    round_1, exported = made / "taser-1", out.parent / "exported"
+    encoded = gin(EMBEDDINGS_DIR=round_1 / "embeddings")
     arguments = {
         "prepare": [
             *gin(DIRECTORIES="pydocs", DATA_DIR=out, COLLECTION="c"),
             *gin(TASKS=["summary"], PACKAGES=["json"]),
         ],
         "tokenize": [
-            *gin(DATA_DIR=world.data_dir, VOCABULARY=out / "words", TOKEN_STORE=out / "tokens"),
-            *gin(VOCAB_SIZE=1000),
-            *gin(MIXTURE_OR_TASK_NAME="small", MIXTURE_OR_TASK_MODULE="small_tasks"),
-            *gin(TASK_FEATURE_LENGTHS={"query": 16, "passage": 32}),
+            *world.tokenize(out / "tokens")[1:],
+            *gin(VOCABULARY=out / "words", VOCAB_SIZE=1000),
         ],
         "bm25": [*data, *gin(BM25_RUNS_DIR=out / "runs", BM25_INDEX_DIR=out / "index")],
-        "encode": gin(
-            MODEL_DIR=round_1 / "model", TOKEN_STORE=world.token_store, EMBEDDINGS_DIR=out
-        ),
-        "search": [
-            *(*data, *gin(EMBEDDINGS_DIR=round_1 / "embeddings")),
-            *gin(INDEX_DIR=out / "index", RUNS_DIR=out / "runs"),
+        "encode": [
+            *gin(MODEL_DIR=round_1 / "model", TOKEN_STORE=world.token_store, EMBEDDINGS_DIR=out)
         ],
+        "search": [*data, *encoded, *gin(INDEX_DIR=out / "index", RUNS_DIR=out / "runs")],
         "mine": [*data, *gin(RUNS_DIR=round_1 / "runs", NEGATIVES_DIR=out)],
-        "evaluate": [*(*data, *gin(RUNS_DIR=round_1 / "runs", EVAL_OUTPUT_DIR=out, SYSTEM="s"))],
-        "export": [
-            *("embeddings", *data, *gin(MODEL_DIR=None, EXPORT_DIR=out)),
-            *gin(EMBEDDINGS_DIR=round_1 / "embeddings"),
-        ],
-        "import": [
-            *("embeddings", *data, *gin(EMBEDDINGS_DIR=out)),
-            *gin(SOURCE=out.parent / "exported" / "embeddings"),
-        ],
+        "evaluate": [*data, *gin(RUNS_DIR=round_1 / "runs", EVAL_OUTPUT_DIR=out, SYSTEM="s")],
+        "export": ["embeddings", *data, *encoded, *gin(MODEL_DIR=None, EXPORT_DIR=out)],
+        "import": ["embeddings", *data, *gin(EMBEDDINGS_DIR=out, SOURCE=exported / "embeddings")],
     }
     if name == "import":
-        exported = gin(EXPORT_DIR=out.parent / "exported", EMBEDDINGS_DIR=round_1 / "embeddings")
-        succeed("export", "embeddings", *data, *gin(MODEL_DIR=None), *exported)
+        succeed("export", *arguments["export"], *gin(EXPORT_DIR=exported))
     return [name, *arguments[name]]
 
 

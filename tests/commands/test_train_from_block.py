@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny_training
 
-from taser_jax.assembly.model_directory import load_model
+from taser_jax.assembly.model_directory import load_model, read_settings
 from taser_jax.assembly.plans import MultitaskTraining
 from taser_jax.assembly.text_sources import frozen_texts
 from taser_jax.commands.encode import encode
@@ -41,9 +41,9 @@ def ragged_store_dir(tmp_path_factory):
     return directory
 
 
-SHARED = ExpertConfig(
-    num_experts=2, blocks=(1, 2), routing=Routing.TOKEN, gate_sharing=GateSharing.SHARED
-)
+GATE = {"routing": Routing.TOKEN, "gate_sharing": GateSharing.SHARED}
+SHARED = dataclasses.replace(MODEL, experts=ExpertConfig(num_experts=2, blocks=(1, 2), **GATE))
+ALL_TRAIN = OptimizerConfig(updates=((".*", Update.TRAIN),))
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,8 @@ SHARED = ExpertConfig(
     [
         ({"train_from_block": 2}, "2 frozen blocks of 2 leave none"),
         ({"train_from_block": -1}, "-1 frozen blocks"),
-        (
-            {"train_from_block": 1, "optimizer": OptimizerConfig(updates=((".*", Update.TRAIN),))},
-            "and OptimizerConfig.updates others",
-        ),
-        (
-            {"train_from_block": 1, "model": dataclasses.replace(MODEL, experts=SHARED)},
-            "blocks 1 are frozen; their router serves all",
-        ),
+        ({"train_from_block": 1, "optimizer": ALL_TRAIN}, "and OptimizerConfig.updates others"),
+        ({"train_from_block": 1, "model": SHARED}, "blocks 1 are frozen; their router serves all"),
     ],
 )
 def test_what_cannot_be_frozen(changes, told, tiny_store_dir, tmp_path):
@@ -77,11 +71,8 @@ VALIDATED = tiny_training.training_config(train_steps=3)
 def metrics_of(store_dir, model_dir, **changes):
     training = {"loop": VALIDATED.loop, "validation": VALIDATED.validation, "train_from_block": 1}
     start(store_dir, model_dir, **{**training, **changes})
-    lines = [json.loads(line) for line in (model_dir / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {name: value for name, value in line.items() if not name.endswith("_second")}
-        for line in lines
-    ]
+    lines = map(json.loads, (model_dir / "metrics.jsonl").read_text().splitlines())
+    return [{name: v for name, v in line.items() if not name.endswith("_second")} for line in lines]
 
 
 def check_saved(model_dir):
@@ -122,6 +113,7 @@ def test_cached_states_train_and_validate_as_tokens_do(changes, ragged_store_dir
     longer = dataclasses.replace(VALIDATED.loop, train_steps=4)
     gone_on = metrics_of(ragged_store_dir, tmp_path / "states_of", loop=longer, **exact)
     assert gone_on[:3] == metrics
+    assert read_settings(tmp_path / "states_of")["training.loop.train_steps"] == 4
     assert {path: path.stat().st_mtime_ns for path in states_dir.rglob("states.npy")} == made
 
 
@@ -152,11 +144,8 @@ def test_towers_of_the_same_weights_share_states(ragged_store_dir, tmp_path):
     separate = tied.clone(config=dataclasses.replace(plain, towers=Towers.SEPARATE))
     copies = {name: params["encoder"] for name in separate.config.tower_names}
     nothing = queries_of(store.queries("second", "validation"), np.zeros(0, np.int64))
-    options = {
-        "store": store,
-        "queries": [store.queries("first", "validation"), nothing],
-        "dtype": EmbeddingDtype.FLOAT32,
-    }
+    queries = [store.queries("first", "validation"), nothing]
+    options = {"store": store, "queries": queries, "dtype": EmbeddingDtype.FLOAT32}
     made = frozen_texts(str(tmp_path), model=tied, params=params, **options)
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("states.npy")}
     assert len(times) == 2, "an empty split has no states"

@@ -80,11 +80,6 @@ def write_files(folder: pathlib.Path) -> None:
 def test_from_files_to_a_table_with_one_gin_file(small_world: SmallWorld, tmp_path: pathlib.Path):
     write_files(tmp_path / "faq")
     (tmp_path / "smaller.gin").write_text(SMALLER)
-    small = [
-        *("tokenize", *gin(DATA_DIR=small_world.data_dir)),
-        *gin(VOCABULARY=small_world.root / "vocabulary"),
-        *gin(TASK_FEATURE_LENGTHS={"query": 16, "passage": 32}),
-    ]
     (tmp_path / "own_code.py").write_text(
         "from taser_jax.tasks import add_retrieval_task\n"
         "add_retrieval_task('own', collection='c', query_preprocessors=[lambda data: data])\n"
@@ -103,13 +98,10 @@ def test_from_files_to_a_table_with_one_gin_file(small_world: SmallWorld, tmp_pa
         project("evaluate", *gin(RUNS_DIR="faq/bm25/runs", SYSTEM="BM25")),
         project("hybrid"),
         project("ask", *gin(QUESTIONS=["where is the comet"])),
-        [
-            *(*small, *gin(TOKEN_STORE=tmp_path / "again")),
-            *gin(MIXTURE_OR_TASK_NAME="small", MIXTURE_OR_TASK_MODULE="small_tasks"),
-        ],
+        small_world.tokenize(tmp_path / "again"),
         # The only one that is refused.
         [
-            *(*small, *gin(TOKEN_STORE=tmp_path / "refused")),
+            *small_world.tokenize(tmp_path / "refused"),
             *gin(MIXTURE_OR_TASK_NAME="own", MIXTURE_OR_TASK_MODULE="own_code"),
         ],
     )

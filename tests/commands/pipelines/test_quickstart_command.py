@@ -3,7 +3,7 @@
 import functools
 
 import pytest
-from small_world import gin, never, refused, succeed
+from small_world import SIX_STEPS, gin, never, refused, succeed
 from stage_calls import check_every_argument, without_work
 
 from taser_jax.commands.pipelines import retrieval_stages, taser
@@ -24,11 +24,8 @@ def test_quickstart_and_again(tmp_path, monkeypatch, capsys):
         "--gin.SYSTEMS={'TASER': @taser/System()}",
         *gin("quickstart", rounds=1, vocabulary_size=1000, query_length=16, passage_length=32),
         "--gin.taser/ExpertConfig.shared_per_specialized=1",
-        *gin("BertConfig", embed_dim=32, num_layers=2, num_heads=2, head_dim=16, mlp_dim=64),
-        *gin("BertConfig", dropout_rate=0.0, attention_dropout_rate=0.0),
-        *gin(TRAIN_STEPS=6, WARMUP_STEPS=2, BATCH_SIZE=16, TASKS=["lookup"]),
-        *gin("ValidationConfig", num_batches=0),
-        *gin(QUESTIONS=questions),
+        *SIX_STEPS,
+        *gin(TASKS=["lookup"], QUESTIONS=questions),
     ]
     succeed(*arguments)
     first = capsys.readouterr().out
@@ -54,8 +51,7 @@ def test_every_argument_of_every_stage_counts(small_world, tmp_path, monkeypatch
     """The stages of `quickstart` without their work; each argument is changed in turn."""
     output = tmp_path / "out"
     row = SystemResult("TASER (mined negatives)", {"code": TaskResult({"R@20": 0.5}, 9)})
-    table = ResultsTable.of([row])
-    monkeypatch.setattr(taser, "print_table", lambda *_, **__: table)
+    monkeypatch.setattr(taser, "print_table", lambda *_, **__: ResultsTable.of([row]))
     monkeypatch.setattr(taser, "answer", lambda *_, **__: None)
     with monkeypatch.context() as patched:
         calls = without_work(patched)
