@@ -36,23 +36,20 @@ CONFIG = AnalysisConfig(num_batches=2, median_over=MedianOver.NONZERO)
 def write_model(model_dir, combiner=Combiner.NAIVE, *, steps=STEPS):
     """What a multi-task training leaves: parameters and optimiser states of some steps."""
     config = tiny_training.model_config()
+    facts = {"data_fingerprint": "another"}
+    if combiner is Combiner.TSAGE:
+        facts["tsage_beta"] = 0.9
     write_run_record(
         model_dir,
         model_config=config,
-        facts={"data_fingerprint": "another"}
-        | ({"tsage_beta": 0.9} if combiner is Combiner.TSAGE else {}),
+        facts=facts,
         parameter_table="",
         config_text="",
         vocabulary=None,
     )
     model = DualEncoder(config)
-    optimizer = build_multitask_optimizer(
-        MultitaskConfig(combiner),
-        OptimizerConfig(),
-        abstract_params(model),
-        tasks=TASKS,
-        total_steps=8,
-    )
+    settings = (MultitaskConfig(combiner), OptimizerConfig(), abstract_params(model))
+    optimizer = build_multitask_optimizer(*settings, tasks=TASKS, total_steps=8)
     checkpoints = Checkpoints(model_dir, CheckpointConfig(keep_latest=len(steps)))
     for step in steps:
         state = init_state(functools.partial(init_params, model), optimizer, jax.random.key(step))
@@ -67,14 +64,12 @@ def with_average(state, rng):
     """A state whose T-SAGE average is drawn."""
 
     def draw(path, leaf):
-        is_average = ".average" in jax.tree_util.keystr(path)
-        return (
-            jnp.asarray(np.exp(2 * rng.normal(size=leaf.shape)), leaf.dtype) if is_average else leaf
-        )
+        if ".average" not in jax.tree_util.keystr(path):
+            return leaf
+        return jnp.asarray(np.exp(2 * rng.normal(size=leaf.shape)), leaf.dtype)
 
-    return dataclasses.replace(
-        state, opt_state=jax.tree_util.tree_map_with_path(draw, state.opt_state)
-    )
+    opt_state = jax.tree_util.tree_map_with_path(draw, state.opt_state)
+    return dataclasses.replace(state, opt_state=opt_state)
 
 
 @pytest.fixture(scope="module")
@@ -98,10 +93,8 @@ def start(model_dirs, store_dir, output_dir, **options):
 @pytest.fixture(scope="module")
 def analyzed(models, tiny_store_dir, tmp_path_factory):
     output_dir = tmp_path_factory.mktemp("analysis") / "out"
-    findings = start(
-        {name: str(models / name) for name in ("tsage", "naive")}, tiny_store_dir, output_dir
-    )
-    return findings, output_dir
+    model_dirs = {name: str(models / name) for name in ("tsage", "naive")}
+    return start(model_dirs, tiny_store_dir, output_dir), output_dir
 
 
 def test_counts_are_those_of_the_checkpoints_parameters_alone(analyzed):
@@ -124,8 +117,7 @@ def test_it_leaves_tables_and_figures_with_their_data(analyzed):
     assert names == {"analysis.md", "analysis.json", "checksums.txt", *figures}
     for name in figures:
         assert (directory / name).read_bytes().startswith(b"\x89PNG")
-    saved = json.loads((directory / "analysis.json").read_text())
-    whole = saved["specialties"][-1]
+    whole = json.loads((directory / "analysis.json").read_text())["specialties"][-1]
     assert (whole["model"], whole["step"]) == ("naive", 8)
     total = findings.specialties[-1].total
     assert whole["parameters"].pop("all")["specialty"] == total.specialty.tolist()

@@ -104,15 +104,14 @@ def on_four_chips(tmp_path, *arguments: str, small: tuple[str, ...] = SMALL) -> 
     return cli.run(["compile", *small, *where, *arguments])
 
 
+CHUNKED = ["--gin.TrainingConfig.num_chunks=2", "--gin.BertConfig.remat=block"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words", "absent"),
     [
         ([], ["num_chunks=2", "BertConfig.remat=block"], "num_chunks=4"),
-        (
-            ["--gin.TrainingConfig.num_chunks=2", "--gin.BertConfig.remat=block"],
-            ["num_chunks=4"],
-            "remat=",
-        ),
+        (CHUNKED, ["num_chunks=4"], "remat="),
     ],
 )
 def test_a_recipe_that_does_not_fit_says_what_would(
@@ -125,8 +124,7 @@ def test_a_recipe_that_does_not_fit_says_what_would(
     assert all(word in shown.err for word in ["MESH_FSDP", *words, "more chips"]), shown.err
     assert absent not in shown.err
     assert "does not fit, 40.00 of 15.00 GiB" in shown.out
-    memory = {"peak": 40 * 2**30, "hbm": 15 * 2**30}
-    assert compiler.report() == {"fits": False, "memory": memory}
+    assert compiler.report() == {"fits": False, "memory": {"peak": 40 * 2**30, "hbm": 15 * 2**30}}
 
 
 def test_a_training_step_that_compiles_and_does_not_fit_shows_its_figures(
@@ -145,20 +143,13 @@ def test_a_training_step_that_compiles_and_does_not_fit_shows_its_figures(
     assert training["memory"]["arguments"] == 2**34
 
 
-@pytest.mark.parametrize(
-    ("flags", "tasks"),
-    [
-        ([], {"any": 16}),
-        (
-            [
-                *("--gin_file=optim/tsage.gin", *gin("TaskBatchingConfig", total=16)),
-                *gin("TaskBatchingConfig", num_negatives=1),
-                *gin("compile_recipe", task_sizes={"large": 1, "small": 1}),
-            ],
-            {"large": 8, "small": 8},
-        ),
-    ],
-)
+TSAGE = [
+    *("--gin_file=optim/tsage.gin", *gin("TaskBatchingConfig", total=16, num_negatives=1)),
+    *gin("compile_recipe", task_sizes={"large": 1, "small": 1}),
+]
+
+
+@pytest.mark.parametrize(("flags", "tasks"), [([], {"any": 16}), (TSAGE, {"large": 8, "small": 8})])
 def test_texts_of_known_lengths_are_in_groups(flags, tasks, tmp_path, capsys, compiler):
     """Queries of 8 tokens, passages of 16 in a bucket of 32: 3 in 9 positions are padding."""
     lengths = "{'query': {0: 8, 1: 8}, 'passage': {0: 16, 1: 16}}"

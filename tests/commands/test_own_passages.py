@@ -20,12 +20,9 @@ OWN = gin(OWN_PASSAGE_TASKS=["arguana"])
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> pathlib.Path:
     root = tmp_path_factory.mktemp("arguments")
-    folder = beir(
-        root / "beir",
-        corpus=CORPUS,
-        queries={id: CORPUS[id] for id in QUERIES},
-        test=[f"{query} {passage} 1" for query, passage in QUERIES.items()],
-    )
+    judged = [f"{query} {passage} 1" for query, passage in QUERIES.items()]
+    asked = {id: CORPUS[id] for id in QUERIES}
+    folder = beir(root / "beir", corpus=CORPUS, queries=asked, test=judged)
     succeed("prepare", *_where(root), *gin(DIRECTORIES={"arguana": str(folder)}))
     return root
 

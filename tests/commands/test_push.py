@@ -34,18 +34,15 @@ class Hub(http.server.BaseHTTPRequestHandler):
             self.made.append(json.loads(body))
             self.reply(200, {"url": f"http://{self.headers['Host']}/us/taser", "id": "us/taser"})
         elif self.path == "/api/models/us/taser/preupload/main":
-            files = [
-                {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
-                for file in json.loads(body)["files"]
-            ]
+            way = {"uploadMode": "regular", "shouldIgnore": False}
+            files = [{"path": file["path"], **way} for file in json.loads(body)["files"]]
             self.reply(200, {"files": files})
         elif self.path.startswith("/api/validate-yaml"):
             self.reply(200, {"warnings": [], "errors": []})
         elif self.path == "/api/models/us/taser/commit/main":
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":
-                    content = base64.b64decode(line["value"]["content"])
-                    self.files[line["value"]["path"]] = content
+                    self.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
             url = f"http://{self.headers['Host']}/us/taser/commit/1"
             self.reply(200, {"success": True, "commitUrl": url, "commitOid": "1", "hookOutput": ""})
         else:
@@ -89,8 +86,7 @@ def exported(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_files_arrive_as_they_are(hub, exported: pathlib.Path):
-    url = push(repo="us/taser", export_dir=str(exported))
-    assert url.endswith("/us/taser/commit/1")
+    assert push(repo="us/taser", export_dir=str(exported)).endswith("/us/taser/commit/1")
     assert (hub.made[0]["name"], hub.made[0]["visibility"]) == ("taser", "private")
     assert hub.files == {
         path.relative_to(exported).as_posix(): path.read_bytes()

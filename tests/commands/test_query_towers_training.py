@@ -47,8 +47,7 @@ def test_it_starts_as_the_tied_model_and_validates_every_task(tiny_store_dir, tm
     tied, several = load_model(tied_dir), load_model(tmp_path / "q_spec")
     for tower in several.params.values():
         assert_close(tower, tied.params["encoder"], rtol=1e-7, atol=1e-7)
-    lines = (tied_dir / "metrics.jsonl").read_text().splitlines()
-    validated = json.loads(lines[-1])
+    validated = json.loads((tied_dir / "metrics.jsonl").read_text().splitlines()[-1])
     # Validation takes each task's tower: as copies they are judged as the tied one was.
     for name, value in summary.validation.items():
         assert value == pytest.approx(validated[f"validation/{name}"], rel=1e-4), name

@@ -219,7 +219,6 @@ def test_alpha_is_shrunk_by_hand():
     # Seven queries of Cranfield: log α = (7 log 0.1 + 30 log 0.5) / 37.
     seven = math.exp((7 * math.log(0.1) + 30 * math.log(0.5)) / 37)
     assert shrunk_alpha(0.1, default=0.5, queries=7) == pytest.approx(seven)
-    assert seven > 0.35
     # The dense list alone may be a candidate.
     assert shrunk_alpha(0.0, default=0.5, queries=7) == 0.0
     assert shrunk_alpha(0.5, default=0.0, queries=7) == 0.0
@@ -244,10 +243,8 @@ def test_folds_part_the_queries_and_keep_equal_texts_together(texts, folds):
     numbers = fold_numbers(texts, folds)
     assert len(numbers) == len(texts)
     assert set(numbers.tolist()) <= set(range(folds))
-    assert len({(text, fold) for text, fold in zip(texts, numbers.tolist(), strict=True)}) == len(
-        set(texts)
-    )
-    # The distinct texts are spread evenly.
     one_each = dict(zip(texts, numbers.tolist(), strict=True))
+    assert [one_each[text] for text in texts] == numbers.tolist()
+    # The distinct texts are spread evenly.
     sizes = [list(one_each.values()).count(fold) for fold in range(folds)]
     assert max(sizes) - min(sizes) <= 1

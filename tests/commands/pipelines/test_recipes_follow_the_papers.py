@@ -10,6 +10,7 @@ from written_files import write_all
 
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.assembly.validator import PoolConfig
+from taser_jax.cli.command_table import COMMANDS
 from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.data.batches.stream import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.collections.store import QuerySet, list_tasks
@@ -42,8 +43,7 @@ def batchings(value: object) -> list[BatchingConfig | TaskBatchingConfig]:
     if isinstance(value, list | tuple):
         return [each for part in value for each in batchings(part)]
     if dataclasses.is_dataclass(value):
-        parts = [getattr(value, field.name) for field in dataclasses.fields(value)]
-        return batchings(parts)
+        return batchings([getattr(value, field.name) for field in dataclasses.fields(value)])
     return []
 
 
@@ -67,19 +67,13 @@ def test_papers_keep_false_negatives_and_train_on_first_positives(command, param
 
 
 @pytest.mark.parametrize(
-    ("command", "files"),
-    [
-        ("pipeline taser", ["runs/pipeline_taser.gin"]),
-        ("compare", ["runs/compare.gin"]),
-        ("pipeline ance", ["runs/pipeline_ance.gin"]),
-        ("pipeline moma", ["runs/pipeline_moma.gin"]),
-        ("pipeline muf", ["runs/pipeline_muf.gin"]),
-    ],
+    "command", ["compare", *(f"pipeline {name}" for name in ("taser", "ance", "moma", "muf"))]
 )
-def test_what_a_user_labelled_is_no_negative_unless_a_recipe_is_a_papers(command, files):
+def test_what_a_user_labelled_is_no_negative_unless_a_recipe_is_a_papers(command):
+    recipe = COMMANDS[command].gin_file
     # `compare` decides the steps.
     steps = "None" if command == "compare" else "1"
-    setting = recipes.value(command, "setting", *files, TRAIN_STEPS=steps)
+    setting = recipes.value(command, "setting", recipe, TRAIN_STEPS=steps)
     for mining in (setting.first_mining, setting.second_mining):
         assert mining.excluded is Excluded.POSITIVES
     choices = {(config.false_negatives, config.positives) for config in batchings(setting)}
@@ -160,8 +154,7 @@ def test_the_collection_has_all_sets_and_relations(tmp_path):
         lines = ["{question}\t{answers}\n".format(**_question(n)) for n in range(30, 34)]
         files[f"retriever/qas/{name}-test.csv"] = "".join(lines)
     for place, relation in enumerate(RELATIONS):
-        question = json.dumps([_question(place)])
-        files[f"entity_questions/test/P{relation}.test.json"] = question
+        files[f"entity_questions/test/P{relation}.test.json"] = json.dumps([_question(place)])
     source, data_dir = write_all(tmp_path / "source", files), tmp_path / "data"
     recipe = "--gin_file=runs/odqa_prepare.gin"
     succeed("prepare", recipe, *gin(DATA_DIR=data_dir, SOURCE_DIR=source))
