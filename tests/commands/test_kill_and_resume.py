@@ -2,11 +2,10 @@
 
 import contextlib
 import fcntl
-import functools
-import json
 import os
 import pathlib
 import pty
+import re
 import signal
 import subprocess
 import termios
@@ -26,8 +25,7 @@ STEPS = 60
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory, tiny_store_dir) -> tiny_command.TinyCommand:
-    folder = tmp_path_factory.mktemp("command")
-    command = tiny_command.TinyCommand(folder, tiny_store_dir, STEPS)
+    command = tiny_command.TinyCommand(tmp_path_factory.mktemp("command"), tiny_store_dir, STEPS)
     command.prepare()
     return command
 
@@ -42,33 +40,27 @@ def uninterrupted(command) -> pathlib.Path:
 
 def last_step_written(model_dir: pathlib.Path) -> int:
     path = model_dir / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    for line in reversed(lines):
-        try:
-            return int(json.loads(line)["step"])
-        except ValueError:
-            continue
-    return 0
+    steps = re.findall(r'"step": (\d+)[,}]', path.read_text()) if path.exists() else []
+    return int(steps[-1]) if steps else 0
 
 
-def unfinished(model_dir: pathlib.Path) -> list[str]:
-    names = os.listdir(model_dir) if model_dir.exists() else []
-    return [name for name in names if name.endswith(".orbax-checkpoint-tmp")]
+def unfinished(model_dir: pathlib.Path) -> set[pathlib.Path]:
+    return set(model_dir.glob("*.orbax-checkpoint-tmp"))
 
 
 def has_reached(model_dir: pathlib.Path, step: int) -> bool:
     return last_step_written(model_dir) >= step
 
 
-def is_saving(model_dir: pathlib.Path, before: set[str]) -> bool:
-    return bool(set(unfinished(model_dir)) - before)
+def is_saving(model_dir: pathlib.Path, before: set[pathlib.Path]) -> bool:
+    return bool(unfinished(model_dir) - before)
 
 
 def signal_when(
-    process: subprocess.Popen[str], condition: Callable[[], bool], number: signal.Signals
+    process: subprocess.Popen[str], number: signal.Signals, holds: Callable[..., bool], *given: Any
 ) -> int:
     """Sends a signal the moment a condition holds; the exit code then."""
-    while not condition():
+    while not holds(*given):
         assert process.poll() is None, f"ended before the signal: {process.stderr.read()}"
         time.sleep(0.0005)
     process.send_signal(number)
@@ -101,16 +93,14 @@ def test_killed_again_and_again_also_in_the_middle_of_a_save(command, uninterrup
     model_dir = command.folder / f"killed-{saves}"
     for step in steps:
         process = command.start(model_dir)
-        reached = functools.partial(has_reached, model_dir, step)
-        assert signal_when(process, reached, signal.SIGKILL) == -signal.SIGKILL
+        assert signal_when(process, signal.SIGKILL, has_reached, model_dir, step) == -signal.SIGKILL
         assert not (model_dir / f"checkpoint_{STEPS}").exists()
     in_a_save = 0
     for _ in range(6):
         process = command.start(model_dir)
         # Left by the kill before, until the new process has cleaned up.
-        before = set(unfinished(model_dir))
-        saving = functools.partial(is_saving, model_dir, before)
-        signal_when(process, saving, signal.SIGKILL)
+        before = unfinished(model_dir)
+        signal_when(process, signal.SIGKILL, is_saving, model_dir, before)
         # Only a kill that left the save unfinished counts.
         in_a_save += is_saving(model_dir, before)
         if in_a_save == saves:
@@ -128,9 +118,7 @@ def test_killed_again_and_again_also_in_the_middle_of_a_save(command, uninterrup
 def test_sigterm_saves_and_exits_with_its_own_code(command, uninterrupted):
     model_dir = command.folder / "preempted"
     process = command.start(model_dir)
-    reached = functools.partial(has_reached, model_dir, 23)
-    code = signal_when(process, reached, signal.SIGTERM)
-    assert code == EXIT_PREEMPTED
+    assert signal_when(process, signal.SIGTERM, has_reached, model_dir, 23) == EXIT_PREEMPTED
     saved = [path.name for path in model_dir.iterdir() if path.name.startswith("checkpoint_")]
     newest = max(int(name.removeprefix("checkpoint_")) for name in saved)
     assert 23 <= newest < STEPS

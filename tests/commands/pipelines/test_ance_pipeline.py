@@ -38,15 +38,12 @@ def arguments(world: SmallWorld, output_dir: pathlib.Path, *bindings: str) -> li
         *gin("BertConfig", dropout_rate=0.0, attention_dropout_rate=0.0),
         *gin(WARM_UP_STEPS=3, TRAIN_STEPS=3, WARMUP_STEPS=1),
         *gin("Episodes", count=1),
-        *gin("TaskBatchingConfig", total=16),
-        *gin("ValidationConfig", num_batches=1),
+        *gin("TaskBatchingConfig", total=16, num_negatives=1),
+        *gin("ValidationConfig", num_batches=1, pool=None, batch_size=8),
         *gin("IndexConfig", kind="exact"),
         *gin("second/MiningConfig", choice="sample", count=20),
         *gin("MiningConfig", count=20),
         *gin("TSageConfig", median_over="nonzero"),
-        "--gin.TaskBatchingConfig.num_negatives=1",
-        "--gin.ValidationConfig.pool=None",
-        "--gin.ValidationConfig.batch_size=8",
         *bindings,
     ]
 
@@ -69,10 +66,8 @@ def test_taco_dr_is_six_uniform_episodes_and_one_of_t_sage():
 def test_the_annealed_schedule_gets_the_episode():
     """τ = 64·0.5^(a − 4) from the fourth episode on: infinite, 64, 32, 16, 8 for 3 to 7."""
     tsage = TSageConfig(temperature_schedule=TemperatureSchedule.ANNEALED)
-    training = dataclasses.replace(
-        training_config(train_steps=5),
-        multitask=MultitaskTraining(TaskBatchingConfig(), MultitaskConfig(tsage=tsage)),
-    )
+    multitask = MultitaskTraining(TaskBatchingConfig(), MultitaskConfig(tsage=tsage))
+    training = dataclasses.replace(training_config(train_steps=5), multitask=multitask)
     temperatures = [
         temperature_of(each.multitask.combiner.tsage)
         for each in number_episodes([Episodes(training, count=7)]).values()
@@ -108,8 +103,7 @@ def test_no_episode_trains_on_the_batches_of_another():
 
 
 def test_every_model_is_a_row(finished):
-    lines = figures(finished)
-    assert [(line["system"], line["task"]) for line in lines] == [
+    assert [(line["system"], line["task"]) for line in figures(finished)] == [
         (row, task) for row in ROWS for task in (*sorted(TASKS), "average")
     ]
 
@@ -152,8 +146,7 @@ def test_refused_before_anything_is_done(finished, small_world, tmp_path, capsys
         (gin("pipeline_ance", branch_after=1), "branch_after 1, warm_up_dir None"),
         (gin(TOP_K=50), "mining considers the first 100"),
     ):
-        told = refused(capsys, *arguments(small_world, tmp_path / "out", *bindings))
-        assert words in told
+        assert words in refused(capsys, *arguments(small_world, tmp_path / "out", *bindings))
 
 
 def test_every_argument_of_every_stage_counts_and_a_branch_has_the_next_episode(

@@ -4,6 +4,7 @@ import json
 import math
 import pathlib
 import random
+import tempfile
 
 import pytest
 from bert_checkpoints import write_modules, write_with_vocabulary
@@ -206,27 +207,23 @@ def test_a_budget_freezes_blocks_that_the_untrained_model_shares_and_cuts_passag
 
 
 def test_bad_arguments(tmp_path, capsys):
-    folder = _beir(tmp_path / "hills", 1)
+    def told(*arguments: str) -> str:
+        return refused(capsys, "compare", *arguments, f"--out={tempfile.mkdtemp(dir=tmp_path)}")
+
+    folder, other = _beir(tmp_path / "hills", 1), _beir(tmp_path / "moors", 1)
     assert "taser compare DIRECTORY" in refused(capsys, "compare")
-    output = f"--out={tmp_path / 'out'}"
-    assert "dpr, shared, taser" in refused(capsys, "compare", folder, output, "--systems=bert")
-    assert "the same name" in refused(capsys, "compare", folder, folder, f"{output}2")
-    problem = refused(capsys, "compare", folder, f"{output}5", "--queries=make")
-    assert "there are queries of hills" in problem
+    assert "dpr, shared, taser" in told(folder, "--systems=bert")
+    assert "the same name" in told(folder, folder)
+    assert "there are queries of hills" in told(folder, "--queries=make")
     notes = write_all(tmp_path / "notes", {"a.txt": "A river.", "b.txt": "A sea."})
-    problem = refused(capsys, "compare", str(notes), f"{output}6", "--queries=mine")
-    assert "write --queries=make" in problem
+    assert "write --queries=make" in told(str(notes), "--queries=mine")
     for budget in ("--memory=0", "--minutes=-1"):
-        assert "expected: a number above 0" in refused(capsys, "compare", folder, output, budget)
-    message = refused(capsys, "compare", folder, f"{output}4", "--gin.VALIDATION_SHARE=0.0")
-    assert "no task has a validation split" in message
+        assert "expected: a number above 0" in told(folder, budget)
+    assert "no task has a validation split" in told(folder, "--gin.VALIDATION_SHARE=0.0")
     (tmp_path / "hills" / "qrels" / "train.tsv").unlink()
-    message = refused(capsys, "compare", folder, output)
-    assert "hills: no train split, and nothing is pretrained" in message
-    other = pathlib.Path(_beir(tmp_path / "moors", 1))
-    (other / "qrels" / "test.tsv").unlink()
-    message = refused(capsys, "compare", str(other), f"{output}3")
-    assert "task moors has no test split" in message
+    assert "hills: no train split, and nothing is pretrained" in told(folder)
+    (tmp_path / "moors" / "qrels" / "test.tsv").unlink()
+    assert "task moors has no test split" in told(other)
 
 
 _ALPHAS = {"Shared": 0.5, "TASER": 0.5, "own": 0.5, "Pretrained, untrained": 0.5}
@@ -310,10 +307,9 @@ def test_a_collection_without_queries_is_encoded_and_indexed(
     for written in (folder, f"{folder}/"):
         succeed("compare", written, f"--out={output}", pretrained)
     assert f"under {output}: index, export." in capsys.readouterr().out
-    untrained = ("import", "encode", "index")
     assert Stages(output).finished() == {
         *("prepare", "lengths", "tokenize", "export"),
-        *(f"pretrained-untrained-{stage}" for stage in untrained),
+        *(f"pretrained-untrained-{stage}" for stage in ("import", "encode", "index")),
     }
     left = json.loads((output / "retriever.json").read_text())
     assert left["model_dir"] == "pretrained-untrained/model"
