@@ -7,11 +7,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 TASKS = ("nq", "fever", "wow")
 SHAPES = {"bias": (16,), "kernel": (24, 16), "scale": ()}
-SPECS = {
-    "bias": ("model",),
-    "kernel": ("data", "model"),
-    "scale": (),
-}
+SPECS = {"bias": ("model",), "kernel": ("data", "model"), "scale": ()}
 
 
 def loss(params, batch):
@@ -59,20 +55,14 @@ def put(params, devices=1):
 
 def flat(params):
     """All parameters as one float64 vector, in the order of the tree's leaves."""
-    return np.concatenate(
-        [np.asarray(leaf, np.float64).reshape(-1) for leaf in jax.tree.leaves(params)]
-    )
+    return np.concatenate([np.float64(leaf).reshape(-1) for leaf in jax.tree.leaves(params)])
 
 
 def sensitivities(params, batch):
     """|g·θ| in float64, [tasks, parameters]."""
     theta = flat(params)
-    return np.stack(
-        [
-            np.abs(flat(batch[task]["a"]) * (theta - flat(batch[task]["c"])) * theta)
-            for task in TASKS
-        ]
-    )
+    parts = [(flat(batch[task]["a"]), flat(batch[task]["c"])) for task in TASKS]
+    return np.stack([np.abs(a * (theta - c) * theta) for a, c in parts])
 
 
 def lower_medians(values, *, nonzero=False):

@@ -1,5 +1,6 @@
 """Answer matching against a direct implementation of the rule, list by list."""
 
+import contextlib
 import random
 import unicodedata
 
@@ -26,24 +27,19 @@ def oracle_tokens(text):
 def oracle_has_answer(answers, text):
     """Sublist by sublist, as the rule is told; an empty answer is a sublist of anything."""
     words = oracle_tokens(text)
-    for answer in answers:
-        answer_words = oracle_tokens(answer)
-        for start in range(len(words) - len(answer_words) + 1):
-            if words[start : start + len(answer_words)] == answer_words:
-                return True
-    return False
+    return any(
+        words[start : start + len(answer)] == answer
+        for answer in map(oracle_tokens, answers)
+        for start in range(len(words) - len(answer) + 1)
+    )
 
 
 def oracle_regex(answers, text):
+    text, flags = unicodedata.normalize("NFD", text), regex.I | regex.U | regex.M
     for answer in answers:
-        try:
-            pattern = regex.compile(
-                unicodedata.normalize("NFD", answer), regex.I | regex.U | regex.M
-            )
-        except (regex.error, RecursionError):
-            continue
-        if pattern.search(unicodedata.normalize("NFD", text)):
-            return True
+        with contextlib.suppress(regex.error, RecursionError):
+            if regex.search(unicodedata.normalize("NFD", answer), text, flags):
+                return True
     return False
 
 
@@ -96,12 +92,6 @@ def test_golden_regex(pattern, text, expected):
     assert oracle_regex([pattern], text) is expected
 
 
-def test_tokens_golden():
-    assert tokenize("U.S. Röntgen's 3½\u00ad") == [
-        *("u", ".", "s", "."), "ro\u0308ntgen", "'", "s", "3½",
-    ]  # fmt: skip
-
-
 # Short words over few letters, so that sublists, near misses and joins of tokens all occur; marks,
 # ligatures, cased letters beyond ASCII, separators, controls and unassigned points.
 ALPHABET = "ab1. -'A\u0301é\u00a0\tΣσςİßﬁ\u200b\n東\u0378😀½"
@@ -118,10 +108,7 @@ def test_equals_the_oracle_on_random_text(letters):
     for _ in range(4000):
         text, answers = random_text(rng, 24), [random_text(rng, 5) for _ in range(2)]
         if letters == "ascii":
-            text, answers = (
-                text.encode("ascii", "ignore").decode(),
-                [answer.encode("ascii", "ignore").decode() for answer in answers],
-            )
+            text, *answers = (t.encode("ascii", "ignore").decode() for t in (text, *answers))
         assert tokenize(text) == oracle_tokens(text)
         expected = oracle_has_answer(answers, text)
         outcomes.append(expected)

@@ -1,7 +1,5 @@
 """Commitment against a float64 oracle, and noise against correlations and a simulation."""
 
-from __future__ import annotations
-
 import math
 
 import jax
@@ -40,22 +38,16 @@ def committed(*averages, devices=1):
         }
         for of_step in averages
     )
-    return commitments(
-        ((40 * number, of_step) for number, of_step in enumerate(placed, 1)),
-        {40 * number: UNKNOWN for number in range(1, len(averages) + 1)},
-        beta=0.9,
-        temperature=TEMPERATURE,
-    )
+    samples = {40 * number: UNKNOWN for number in range(1, len(averages) + 1)}
+    steps = zip(samples, placed, strict=True)
+    return commitments(steps, samples, beta=0.9, temperature=TEMPERATURE)
 
 
 def test_commitment_by_hand():
     """Averages of five parameters; 0, 1, 2 and 4 are specific at first, and 0 and 2 stay."""
     first = jnp.array([[9.0, 0, 0, 1, 9], [0, 9, 9, 1, 0]])
     second = jnp.array([[9.0, 9, 0, 9, 2], [0, 0, 1, 0, 2]])
-    averages = [
-        (5, {"a": (first[0],), "b": (first[1],)}),
-        (9, {"a": (second[0],), "b": (second[1],)}),
-    ]
+    averages = [(step, {"a": (a,), "b": (b,)}) for step, (a, b) in ((5, first), (9, second))]
     sample = np.full((2, 2, 100), 5.0)
     (of_steps,) = commitments(averages, {9: sample}, beta=0.9, temperature=TEMPERATURE)
     assert of_steps[:4] == (5, 9, 4, 2)
@@ -127,10 +119,9 @@ def test_rates_of_heavy_tailed_noise_equal_a_float64_simulation():
 
 
 def test_specialty_of_noise_equals_a_float64_simulation_and_has_no_preference():
-    values = heavy_tails(4)
     # Each parameter prefers task 1, which noise must not.
-    counts = noise_specialty(values * np.array([1.0, 9.0, 1.0])[:, None], temperature=TEMPERATURE)
-    drawn = values * np.array([1.0, 9.0, 1.0])[:, None]
+    drawn = heavy_tails(4) * np.array([1.0, 9.0, 1.0])[:, None]
+    counts = noise_specialty(drawn, temperature=TEMPERATURE)
     mean = np.random.default_rng(1).permuted(drawn, axis=1).mean(axis=0)
     is_specific, entropy = specific(mean)
     assert counts.share(Specialty.SPECIFIC) == pytest.approx(is_specific.mean(), rel=0.05)

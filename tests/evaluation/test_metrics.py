@@ -3,15 +3,7 @@
 import numpy as np
 import pytest
 
-from taser_jax.evaluation.metrics import (
-    AnswerMatcher,
-    Evaluation,
-    evaluate_answers,
-    evaluate_qrels,
-    group_averages,
-    hit_measures,
-    qrels_of,
-)
+from taser_jax.evaluation import metrics
 from taser_jax.retrieval.runs import Run
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Query
@@ -23,6 +15,9 @@ def make_run(query_ids, rows, scores):
     return Run(query_ids, np.array(rows, np.int32), np.array(scores, np.float32))
 
 
+ONE = make_run(["a"], [[1]], [[1]])
+
+
 def test_golden():
     # a ranks 3, 1, 2 (grades 0, 2, 1); b finds nothing; c is not in the run; x is not judged.
     run = make_run(
@@ -31,7 +26,7 @@ def test_golden():
         [[3, 2, 1], [-np.inf] * 3, [0.1, 0.9, 0.5]],
     )
     qrels = {"a": {1: 2, 2: 1, 3: 0}, "b": {1: 1}, "c": {5: 1}}
-    evaluation = evaluate_qrels(run, qrels, ALL)
+    evaluation = metrics.evaluate_qrels(run, qrels, ALL)
     assert evaluation.query_ids == ("a", "b", "c")
     ndcg = (2 / np.log2(3)) / (2 + 1 / np.log2(3))
     expected = [0, 1, 1 / 2, 1 / 2, 1 / 2, ndcg, 1 / 2, (1 / 2 + 2 / 3) / 2]
@@ -81,19 +76,17 @@ def random_case(seed, queries=40, depth=12):
 def test_equals_the_formulas(cutoff):
     run, qrels = random_case(seed=cutoff)
     measures = [f"{family}@{cutoff}" for family in ("R", "Recall", "MRR", "nDCG")] + ["MAP"]
-    evaluation = evaluate_qrels(run, qrels, measures)
+    evaluation = metrics.evaluate_qrels(run, qrels, measures)
     for index, query_id in enumerate(run.query_ids):
-        expected = oracle(
-            run.rows[index].tolist(), run.scores[index].tolist(), qrels[query_id], cutoff
-        )
-        for name in measures:
-            assert evaluation.values[name][index] == pytest.approx(expected[name]), (query_id, name)
+        found = (run.rows[index].tolist(), run.scores[index].tolist())
+        values = {name: values[index] for name, values in evaluation.values.items()}
+        assert values == pytest.approx(oracle(*found, qrels[query_id], cutoff)), query_id
     assert 0 < evaluation.averages()[f"R@{cutoff}"] < 1
 
 
 def test_order_of_candidates_and_queries_blocks_and_padding_do_not_matter(monkeypatch):
     run, qrels = random_case(seed=0)
-    expected = evaluate_qrels(run, qrels).averages()
+    expected = metrics.evaluate_qrels(run, qrels).averages()
     rng = np.random.default_rng(1)
     queries, columns = rng.permutation(40), rng.permutation(12)
     shuffled = Run(
@@ -102,37 +95,37 @@ def test_order_of_candidates_and_queries_blocks_and_padding_do_not_matter(monkey
         np.pad(run.scores[queries][:, columns], ((0, 0), (3, 0)), constant_values=-np.inf),
     )
     monkeypatch.setattr("taser_jax.evaluation.metrics._BLOCK", 7)
-    assert evaluate_qrels(shuffled, qrels).averages() == pytest.approx(expected)
+    assert metrics.evaluate_qrels(shuffled, qrels).averages() == pytest.approx(expected)
 
 
 def test_answers_golden():
     texts = ["Paris is big", "London", "Rome and Paris", "Bern"]
-    matcher = AnswerMatcher(lambda rows: [texts[row] for row in rows])
+    matcher = metrics.AnswerMatcher(lambda rows: [texts[row] for row in rows])
     # a: rows ranked 1, 2, 0, so the first hit is at 2; b: none; d: absent from the run.
     run = make_run(["b", "a"], [[0, 1, 3], [0, 1, 2]], [[3, 2, 1], [1, 3, 2]])
     answers = {"a": ("Paris",), "b": ("Oslo", "Kiev"), "d": ("Bern",), "e": ()}
-    evaluation = evaluate_answers(run, answers, matcher, ("R@1", "R@2", "MRR@3"))
+    evaluation = metrics.evaluate_answers(run, answers, matcher, ("R@1", "R@2", "MRR@3"))
     assert evaluation.query_ids == ("a", "b", "d", "e")
     assert evaluation.averages() == {"R@1": 0, "R@2": 1 / 4, "MRR@3": 1 / 8}
 
 
 def test_hits_deeper_than_the_run(caplog):
-    values = hit_measures(np.array([[False, True]]), ["R@1", "R@5", "MRR@5", "MRR@1"])
+    values = metrics.hit_measures(np.array([[False, True]]), ["R@1", "R@5", "MRR@5", "MRR@1"])
     assert {name: value.item() for name, value in values.items()} == {
         "R@1": 0, "R@5": 1, "MRR@5": 0.5, "MRR@1": 0,
     }  # fmt: skip
-    assert hit_measures(np.zeros((2, 0), bool), ["R@1"])["R@1"].tolist() == [0, 0]
-    evaluate_qrels(make_run(["a"], [[1]], [[1]]), {"a": {1: 1}}, ["R@5"])
+    assert metrics.hit_measures(np.zeros((2, 0), bool), ["R@1"])["R@1"].tolist() == [0, 0]
+    metrics.evaluate_qrels(ONE, {"a": {1: 1}}, ["R@5"])
     assert "needs 5 results, but the run has 1 per query" in caplog.text
 
 
 def test_macro_and_micro():
     groups = [
-        Evaluation(("a", "b", "c"), {"R@20": np.array([1.0, 1.0, 0.0])}),
-        Evaluation(("d",), {"R@20": np.array([0.0])}),
-        Evaluation(("e",), {"R@5": np.array([1.0])}),
+        metrics.Evaluation(("a", "b", "c"), {"R@20": np.array([1.0, 1.0, 0.0])}),
+        metrics.Evaluation(("d",), {"R@20": np.array([0.0])}),
+        metrics.Evaluation(("e",), {"R@5": np.array([1.0])}),
     ]
-    assert group_averages(groups, "R@20") == (pytest.approx(1 / 3), pytest.approx(1 / 2))
+    assert metrics.group_averages(groups, "R@20") == (pytest.approx(1 / 3), pytest.approx(1 / 2))
 
 
 def test_qrels_of_queries():
@@ -141,28 +134,26 @@ def test_qrels_of_queries():
         Query("b", "?", "t"),
         Query("c", "?", "t", positives=(2, 4), relevance=(2, 1)),
     ]
-    assert qrels_of(queries) == {"a": {3: 1, 1: 1}, "c": {2: 2, 4: 1}}
+    assert metrics.qrels_of(queries) == {"a": {3: 1, 1: 1}, "c": {2: 2, 4: 1}}
     with pytest.raises(DataError, match="no query has a positive"):
-        qrels_of([queries[1]])
+        metrics.qrels_of([queries[1]])
 
 
 @pytest.mark.parametrize(
     "name", ["R", "R@0", "R@", "R@x", "recall_5", "NDCG@10", "R@-1", "P", "Rprec@5"]
 )
 def test_unknown_measures_are_refused(name):
-    run = make_run(["a"], [[1]], [[1]])
     with pytest.raises(ConfigError, match=f"measure '{name}'"):
-        evaluate_qrels(run, {"a": {1: 1}}, [name])
+        metrics.evaluate_qrels(ONE, {"a": {1: 1}}, [name])
 
 
 def test_what_cannot_be_evaluated_is_refused():
-    run = make_run(["a"], [[1]], [[1]])
-    matcher = AnswerMatcher(lambda rows: ["text" for _ in rows])
+    matcher = metrics.AnswerMatcher(lambda rows: ["text" for _ in rows])
     with pytest.raises(DataError, match="none of the 1 queries"):
-        evaluate_qrels(run, {"b": {1: 1}})
+        metrics.evaluate_qrels(ONE, {"b": {1: 1}})
     with pytest.raises(DataError, match="none of the 0 queries"):
-        evaluate_qrels(run, {})
+        metrics.evaluate_qrels(ONE, {})
     with pytest.raises(DataError, match="no question has an answer"):
-        evaluate_answers(run, {"a": ()}, matcher)
+        metrics.evaluate_answers(ONE, {"a": ()}, matcher)
     with pytest.raises(ConfigError, match="measure 'nDCG@10'"):
-        evaluate_answers(run, {"a": ("text",)}, matcher, ["nDCG@10"])
+        metrics.evaluate_answers(ONE, {"a": ("text",)}, matcher, ["nDCG@10"])

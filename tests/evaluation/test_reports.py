@@ -112,7 +112,7 @@ def test_files_are_written_and_names_format_nothing(tmp_path):
     path = TABLE.write(tmp_path / "tables")
     assert path.read_text() == TABLE.to_markdown()
     assert path.with_suffix(".csv").read_text() == TABLE.to_csv()
-    tasks = {"a|b\n# c": TaskResult({"R@1": 0.5}, 10), "t": TaskResult({"R@1": 0.5}, 10)}
+    tasks = dict.fromkeys(("a|b\n# c", "t"), TaskResult({"R@1": 0.5}, 10))
     lines = ResultsTable.of([SystemResult("<b>[z](u)", tasks)]).to_markdown().splitlines()
     assert "### a\\|b # c (10 queries)" in lines
     assert "| &lt;b>[z\\](u) | 50.0 |" in lines
@@ -204,9 +204,7 @@ def test_per_query_values_read_back_exactly(tmp_path):
     write_per_query(path, evaluation)
     read_back = read_per_query(path)
     assert read_back.query_ids == evaluation.query_ids
-    assert list(read_back.values) == list(values)
-    for name in values:
-        np.testing.assert_array_equal(read_back.values[name], values[name])
+    np.testing.assert_equal([*read_back.values.items()], [*values.items()])
 
 
 @pytest.mark.parametrize(

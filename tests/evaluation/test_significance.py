@@ -1,7 +1,5 @@
 """Paired tests of two systems over queries, against a loop."""
 
-import functools
-
 import numpy as np
 import pytest
 
@@ -93,7 +91,6 @@ def test_a_task_without_a_measure_has_no_part_in_its_mean():
 
 
 MEASURES = ("R@1", "R@20")
-write = functools.partial(write_row, split="test")
 
 
 def drawn(share, count, seed):
@@ -116,7 +113,7 @@ def rows(tmp_path):
         "nq alone": {"nq": drawn(0.6, 300, 4)},
     }
     for system, tasks in rows.items():
-        write(tmp_path, system, tasks)
+        write_row(tmp_path, system, tasks, split="test")
     return rows
 
 
@@ -176,7 +173,8 @@ def test_the_plot_draws_differences_and_intervals_of_averages(rows, tmp_path):
 
 
 def test_rows_of_other_queries_are_refused_by_name(rows, tmp_path):
-    write(tmp_path, "TASER", {"nq": drawn(0.7, 299, 2), "squad": rows["TASER"]["squad"]})
+    fewer = {"nq": drawn(0.7, 299, 2), "squad": rows["TASER"]["squad"]}
+    write_row(tmp_path, "TASER", fewer, split="test")
     with pytest.raises(DataError) as refused:
         compared(tmp_path)
     message = str(refused.value)

@@ -1,6 +1,5 @@
 """Sensitivities and specialty against float64 oracles, on one device and eight."""
 
-import functools
 import math
 
 import jax
@@ -8,54 +7,37 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import quadratic
+from tiny_models import assert_close
 
-from taser_jax.evaluation.specialty import (
-    ACTIVATED,
-    BINS_PER_MEDIAN,
-    NUM_BINS,
-    SPECIFIC_ENTROPY,
-    Specialty,
-    add_up,
-    count_leaf,
-    entropy_edges,
-    make_measures,
-    most_sensitive_task,
-    sampled_places,
-    sensitivity,
-    specialty_of,
-    task_entropy,
-    total_sensitivities,
-)
+from taser_jax.evaluation import specialty
 from taser_jax.optim.median import MedianOver
 from taser_jax.storage.errors import DataError
 
 PARAMS = quadratic.tree(np.random.default_rng(7))
-SILENT, SPECIFIC, SHARED = Specialty
+SILENT, SPECIFIC, SHARED = specialty.Specialty
 TEMPERATURE = 2.0
 
 
-def draw(seed=0, tasks=3):
+def draw():
     """A total a task of each leaf; a quarter of the values small, some of them all 0."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     totals = {}
     for name, shape in quadratic.SHAPES.items():
-        values = np.exp(2 * rng.normal(size=(tasks, *shape))).astype(np.float32)
+        values = np.exp(2 * rng.normal(size=(3, *shape))).astype(np.float32)
         small = rng.uniform(size=shape) < 0.25
         values = np.where(small, values * np.float32(1e-3), values)
         totals[name] = np.where(rng.uniform(size=shape) < 0.1, np.float32(0), values)
     return totals
 
 
-def count(values, *, devices=1, medians=None, temperature=2.0):
+def count(values, *, devices=1, medians=np.ones(3, np.float32), temperature=2.0):
     """Counts of each leaf."""
-    tasks = len(values["bias"])
-    medians = np.ones(tasks, np.float32) if medians is None else medians
     placed = [
         quadratic.put({name: leaf[task] for name, leaf in values.items()}, devices)
-        for task in range(tasks)
+        for task in range(3)
     ]
     return {
-        name: count_leaf(
+        name: specialty.count_leaf(
             tuple(tree[name] for tree in placed),
             medians,
             temperature=temperature,
@@ -73,19 +55,16 @@ def test_worked_example():
     nobody's. (0.05, 0.09, 0): not activated.
     """
     values = jnp.array([[8.0, 0, 1, 0.05], [0, 5, 1, 0.09], [0, 0, 1, 0]])
-    entropy = task_entropy(values, 2.0)
-    np.testing.assert_allclose(entropy[:3], [0.1774, 0.5046, math.log(3)], atol=1e-4)
-    kinds = specialty_of(values, entropy)
-    assert kinds.tolist() == [SPECIFIC, SHARED, SHARED, SILENT]
-    assert most_sensitive_task(values).tolist() == [0, 1, 3, 1]
     sharding = quadratic.put({"bias": np.zeros(16)})["bias"].sharding
-    counts = count_leaf(tuple(values * 3), jnp.full(3, 3.0), temperature=2.0, sharding=sharding)
+    counts = specialty.count_leaf(
+        tuple(values * 3), jnp.full(3, 3.0), temperature=2.0, sharding=sharding
+    )
     assert counts.size == 4
     assert counts.specialty.tolist() == [[0, 1, 0, 0], [1, 0, 0, 0], [0, 1, 0, 1]]
     # Not activated parameters have no entropy bin; ln 3 is in the last one.
     assert counts.entropy.tolist() == [1, 0, 0, 0, 1, *[0] * 7, 1]
     assert counts.mean_entropy == pytest.approx((0.1774 + 0.5046 + math.log(3)) / 3, abs=1e-3)
-    assert counts.share(Specialty.SPECIFIC) == 0.25
+    assert counts.share(specialty.Specialty.SPECIFIC) == 0.25
     assert counts.specific_by_task().tolist() == [0.25, 0, 0]
     # Task 1 has the values 0, 5, 1, 0.09, in tenths.
     assert np.flatnonzero(counts.sensitivity[1]).tolist() == [0, 10, 50]
@@ -95,37 +74,36 @@ def test_worked_example():
 def test_everything_equals_a_float64_oracle(temperature):
     values = draw()
     medians = np.array([0.5, 1.0, 3.0], np.float32)
-    counts = add_up(count(values, medians=medians, temperature=temperature).values())
+    counts = specialty.add_up(count(values, medians=medians, temperature=temperature).values())
     single = np.concatenate([v.reshape(3, -1) for v in values.values()], 1) / medians[:, None]
-    edges = np.append(np.arange(NUM_BINS) / BINS_PER_MEDIAN, np.inf)
+    edges = np.append(np.arange(specialty.NUM_BINS) / specialty.BINS_PER_MEDIAN, np.inf)
     expected = [np.histogram(row, edges)[0] for row in single]
     np.testing.assert_array_equal(counts.sensitivity, expected)
     flat = single.astype(np.float64)
-    activated = flat.max(0) >= ACTIVATED
+    activated = flat.max(0) >= specialty.ACTIVATED
     owner = np.where((flat == flat.max(0)).sum(0) == 1, flat.argmax(0), 3)
     entropy, _ = quadratic.entropy(flat, temperature)
-    specific = entropy < SPECIFIC_ENTROPY
+    specific = entropy < specialty.SPECIFIC_ENTROPY
     kind = np.where(activated, np.where(specific, SPECIFIC, SHARED), SILENT)
     expected = np.zeros((3, 4), int)
     np.add.at(expected, (kind, owner), 1)
     np.testing.assert_array_equal(counts.specialty, expected)
     assert set(kind.tolist()) == {SILENT, SPECIFIC, SHARED}
-    bins, _ = np.histogram(entropy[activated], entropy_edges(3))
+    bins, _ = np.histogram(entropy[activated], specialty.entropy_edges(3))
     assert np.abs(counts.entropy - bins).sum() <= 2
     assert counts.entropy_sum == pytest.approx(entropy[activated].sum(), rel=1e-5)
 
 
 def test_eight_devices_count_what_one_counts():
     # Counts are too small to differ by this and not be equal; sums of entropies round.
-    same = functools.partial(np.testing.assert_allclose, rtol=1e-5)
-    jax.tree.map(same, count(draw(), devices=8), count(draw()))
+    assert_close(count(draw(), devices=8), count(draw()), rtol=1e-5, atol=0)
 
 
 def test_no_device_gets_more_than_its_part_of_a_leaf():
     """The compiled count has no collective but sums, and no array with the whole leaf's entries."""
     placed = quadratic.put({"kernel": np.zeros((24, 16), np.float32)}, 8)["kernel"]
     options = {"temperature": 2.0, "sharding": placed.sharding}
-    text = count_leaf.lower((placed,) * 3, jnp.ones(3), **options).compile().as_text()
+    text = specialty.count_leaf.lower((placed,) * 3, jnp.ones(3), **options).compile().as_text()
     assert "all-reduce" in text
     assert "all-gather" not in text
     assert "24,16]" not in text
@@ -133,12 +111,12 @@ def test_no_device_gets_more_than_its_part_of_a_leaf():
 
 def test_counts_of_leaves_beyond_two_billion_add_up():
     leaf = jax.tree.map(lambda a: np.full_like(a, 2**31 - 1, np.int32), count(draw())["bias"])
-    assert add_up([leaf, leaf]).entropy[0] == 2**32 - 2
+    assert specialty.add_up([leaf, leaf]).entropy[0] == 2**32 - 2
 
 
 def measured(params, batches, *, losses=quadratic.LOSSES, over=MedianOver.ALL):
-    measures = make_measures(losses)
-    return total_sensitivities(measures, params, batches, checkpoint="step 4", over=over)
+    measures = specialty.make_measures(losses)
+    return specialty.total_sensitivities(measures, params, batches, checkpoint="step 4", over=over)
 
 
 def flat(sensitivities):
@@ -185,7 +163,7 @@ def test_it_is_the_first_order_change_of_the_loss_when_a_parameter_is_zeroed():
     def loss(params, batch):
         return batch * jnp.sin(params["scale"]) + jnp.sum(params["bias"])
 
-    sensitivities = sensitivity(loss, params, 3.0)
+    sensitivities = specialty.sensitivity(loss, params, 3.0)
     zeroed = loss({**params, "scale": 0.0}, 3.0)
     assert float(sensitivities["scale"]) == pytest.approx(
         float(loss(params, 3.0) - zeroed), rel=1e-3
@@ -215,24 +193,24 @@ def test_a_median_of_zero_says_what_to_do():
 
 def test_places_are_spread_evenly_over_all_parameters():
     params = [np.zeros((70, 100)), np.zeros(3_000), np.zeros(())]
-    a, b, c = sampled_places(params, 1_000)
+    a, b, c = specialty.sampled_places(params, 1_000)
     assert len(a) + len(b) + len(c) == 1_000
     assert len(a) == pytest.approx(700, abs=2)
     assert all(len(set(at)) == len(at) for at in (a, b, c))
     assert (a.max() < 7_000, b.max() < 3_000) == (True, True)
     # Not the same few columns in every row.
     assert len(set(a % 100)) == 100
-    everything = sampled_places(params, 10**6)
+    everything = specialty.sampled_places(params, 10**6)
     assert [at.tolist() for at in everything] == [[*range(7_000)], [*range(3_000)], [0]]
 
 
 @pytest.mark.parametrize(("devices", "sampled"), [(1, 10**6), (8, 60)])
 def test_the_sample_holds_each_batchs_sensitivities_in_its_medians(devices, sampled):
     batches = quadratic.batches(3)
-    measures = make_measures(quadratic.LOSSES, sampled=sampled)
+    measures = specialty.make_measures(quadratic.LOSSES, sampled=sampled)
     placed = quadratic.put(PARAMS, devices)
-    sample = total_sensitivities(measures, placed, batches, checkpoint="here").sample
-    places = sampled_places(jax.tree.leaves(PARAMS), sampled)
+    sample = specialty.total_sensitivities(measures, placed, batches, checkpoint="here").sample
+    places = specialty.sampled_places(jax.tree.leaves(PARAMS), sampled)
     starts = np.cumsum([0, *(leaf.size for leaf in PARAMS.values())])
     chosen = np.concatenate([at + start for at, start in zip(places, starts, strict=False)])
     expected = np.stack([quadratic.sensitivities(PARAMS, batch) for batch in batches])
