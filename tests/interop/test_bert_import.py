@@ -5,7 +5,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from bert_checkpoints import random_tensors, tensor_shapes, write_config
+from bert_checkpoints import random_tensors, write_config
 
 from taser_jax.interop.bert import bert_leaves, encoder_from_tensors
 from taser_jax.interop.bert_formats import bert_config, config_to_json
@@ -115,13 +115,10 @@ def test_what_is_exported_comes_back_bit_for_bit():
     tensors = random_tensors(7)
     params = encoder_from_tensors(tensors, TINY, where="x")
     exported = params_to_tensors(params, bert_leaves(TINY))
-    assert {n: t.shape for n, t in exported.items()} == tensor_shapes()
     jax.tree.map(np.testing.assert_array_equal, exported, tensors)
-    again = encoder_from_tensors(exported, TINY, where="x")
-    jax.tree.map(np.testing.assert_array_equal, again, params)
 
 
-ADAPTER = {"encoder.layer.0.output.adapter.weight": np.zeros(3, np.float32)}
+ADAPTER = "encoder.layer.0.output.adapter.weight"
 WEIGHT = "encoder.layer.0.output.dense.weight"
 LOST = ("encoder.layer.1.output.dense.bias", "embeddings.LayerNorm.weight")
 TWO = random_tensors(prefix="question.") | random_tensors(prefix="context.")
@@ -140,17 +137,9 @@ TWO = random_tensors(prefix="question.") | random_tensors(prefix="context.")
             ConfigError,
             r"checkpoint-x: embeddings.*weight has shape \(40, 8\), not \(40, 16\)",
         ),
-        (
-            random_tensors() | ADAPTER,
-            DataError,
-            r"does not have: encoder\.layer\.0\.output\.adapter",
-        ),
+        (random_tensors() | {ADAPTER: np.zeros(3)}, DataError, f"does not have: {ADAPTER}"),
         (random_tensors() | {WEIGHT: np.zeros((16, 24), np.int8)}, DataError, "is int8"),
-        (
-            random_tensors() | {WEIGHT: np.full((16, 24), np.nan, np.float32)},
-            DataError,
-            "has NaN",
-        ),
+        (random_tensors() | {WEIGHT: np.full((16, 24), np.nan, np.float32)}, DataError, "has NaN"),
         ({"shared.weight": np.zeros(2)}, ConfigError, r"there are shared\.weight"),
         (TWO, ConfigError, r"2 encoders, under context\., question\."),
     ],

@@ -5,7 +5,6 @@ The hub is a folder on this machine, or a port that nobody answers at: no networ
 
 import fnmatch
 import json
-import pathlib
 import shutil
 import socket
 import time
@@ -17,15 +16,7 @@ from huggingface_hub import constants
 
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.interop import hub
-from taser_jax.interop.hub import (
-    EncoderSettings,
-    fetch,
-    prompt_texts,
-    read_encoder_settings,
-    read_prompts,
-    recorded_name,
-    template_prompt,
-)
+from taser_jax.interop.hub import EncoderSettings, fetch, prompt_texts, read_encoder_settings
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.batch import Normalization
 from taser_jax.models.bert_dual_encoder import Pooling
@@ -35,7 +26,7 @@ ADVICE = r"(?s)the Hugging Face hub did not provide it.*fix: .*path of the direc
 
 
 @pytest.fixture
-def served(tmp_path, monkeypatch) -> pathlib.Path:
+def served(tmp_path, monkeypatch):
     """What a hub has as us/tiny; downloads take what they ask for, and keep it."""
     directory, _ = write_checkpoint(tmp_path / "served")
     for name in ("vocab.txt", "README.md", "pytorch_model.bin"):
@@ -73,8 +64,8 @@ def test_a_hub_that_never_answers_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub, "_TIMEOUT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        monkeypatch.setattr(constants, "ENDPOINT", address)
+        port = silent.getsockname()[1]
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
         start = time.monotonic()
         with pytest.raises(DataError, match=ADVICE):
             fetch("us/tiny")
@@ -100,17 +91,24 @@ def test_pytorch_files_where_there_is_nothing_else(served):
     assert (fetch("us/tiny") / "pytorch_model.bin").is_file()
 
 
-NEW = "sentence_transformers.sentence_transformer.modules"
 WITHOUT_PROMPTS = {"pooling_mode": "mean", "include_prompt": False}
+NEW = {
+    "package": "sentence_transformers.sentence_transformer.modules",
+    "kinds": ("Transformer", "Pooling"),
+    "pooling": {"pooling_mode": "cls"},
+}
 
 
-def test_pooling_norm_and_length(tmp_path):
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, EncoderSettings(Pooling.MEAN, Normalization.L2, max_length=128)),
+        (NEW, EncoderSettings(Pooling.CLS, Normalization.NONE, max_length=128)),
+    ],
+)
+def test_pooling_norm_and_length(tmp_path, files, expected):
     assert read_encoder_settings(tmp_path) == EncoderSettings(Pooling.CLS, Normalization.NONE)
-    write_modules(
-        tmp_path, kinds=("Transformer", "Pooling"), package=NEW, pooling={"pooling_mode": "cls"}
-    )
-    expected = EncoderSettings(Pooling.CLS, Normalization.NONE, max_length=128)
-    assert read_encoder_settings(tmp_path) == expected
+    assert read_encoder_settings(write_modules(tmp_path, **files)) == expected
 
 
 @pytest.mark.parametrize(
@@ -124,11 +122,6 @@ def test_pooling_norm_and_length(tmp_path):
 )
 def test_prompts_of_both_roles(tmp_path, prompts):
     write_modules(tmp_path, prompts={"query": "query: ", **prompts})
-    assert read_encoder_settings(tmp_path) == EncoderSettings(
-        pooling=Pooling.MEAN,
-        normalization=Normalization.L2,
-        max_length=128,
-    )
     assert prompt_texts(tmp_path) == ("query: ", "passage: ")
 
 
@@ -145,22 +138,21 @@ def test_prompts_under_other_names_are_refused(tmp_path):
 
 def test_a_prompt_of_the_tokenizer_is_before_the_texts_of_both_roles(tmp_path):
     """As `write_tokenizer` puts it there: it is no text of `prompts`."""
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "find", ":", "text"]
-    vocabulary = WordPieceVocabulary(pieces)
+    vocabulary = WordPieceVocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "find", ":", "text"])
     vocabulary.save(str(tmp_path / "words"))
     write_modules(tmp_path, prompts={"query": "find"})
     write_tokenizer(tmp_path / "words", tmp_path, max_length=8, prompt=(6, 3))
-    assert template_prompt(tmp_path) == (6, 3)
-    assert read_prompts(tmp_path, vocabulary) == ((6, 3, 4), (6, 3))
+    assert hub.template_prompt(tmp_path) == (6, 3)
+    assert hub.read_prompts(tmp_path, vocabulary) == ((6, 3, 4), (6, 3))
     write_tokenizer(tmp_path / "words", tmp_path, max_length=8)
-    assert read_prompts(tmp_path, vocabulary) == ((4,), ())
+    assert hub.read_prompts(tmp_path, vocabulary) == ((4,), ())
 
 
 def test_a_local_folder_is_recorded_by_its_whole_path(tmp_path, monkeypatch):
     (tmp_path / "weights" / "bert").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert recorded_name("weights/bert") == str(tmp_path.resolve() / "weights" / "bert")
-    assert recorded_name("google-bert/bert-base-uncased") == "google-bert/bert-base-uncased"
+    assert hub.recorded_name("weights/bert") == str(tmp_path.resolve() / "weights" / "bert")
+    assert hub.recorded_name("google-bert/bert-base-uncased") == "google-bert/bert-base-uncased"
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,8 @@ def test_two_checkpoints_one_a_role(checkpoint, shared, plain, tmp_path):
     params = loaded(checkpoint, separate, passage_source=str(other))
     passage = encoder_from_tensors(tensors, shared.bert, where="x")
     same(params, {"query_encoder": plain, "passage_encoder": passage})
-    message = "embeddings/.* of the query encoder is not the passage encoder's"
+    same(loaded(checkpoint, shared, passage_source=str(checkpoint)), {"encoder": plain})
+    message = r"(?s)passage_source.*embeddings/.* is not the passage encoder's.*towers='separate'"
     with pytest.raises(ConfigError, match=message):
         loaded(checkpoint, shared, passage_source=str(other))
 

@@ -1,6 +1,7 @@
 """T5 from Hugging Face's and T5X's files into dual encoders; files that cannot be used."""
 
 import dataclasses
+import itertools
 import json
 
 import jax
@@ -11,6 +12,7 @@ from flax.traverse_util import unflatten_dict
 from hugging_face_parity import t5_to_tensors
 from legacy_t5x import write_legacy
 from safetensors.numpy import save_file
+from tiny_models import tiny_t5
 
 from taser_jax.interop.pretrained import Pretrained, pretrained_t5, read_pretrained
 from taser_jax.interop.t5 import (
@@ -21,29 +23,18 @@ from taser_jax.interop.t5 import (
     t5_to_json,
     t5x_t5_config,
 )
-from taser_jax.models.dual_encoder import DualEncoder, Towers
+from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params
 from taser_jax.models.t5 import PositionBias, T5Config, T5Initialization
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.storage.errors import ConfigError, DataError
 
-T5_CONFIG = T5Config(
-    vocab_size=11,
-    embed_dim=6,
-    num_layers=2,
-    num_decoder_layers=3,
-    num_heads=2,
-    head_dim=4,
-    mlp_dim=5,
-    num_buckets=8,
-    max_distance=128,
+PLAIN = tiny_t5(
+    vocab_size=11, embed_dim=6, num_decoder_layers=3, head_dim=4, mlp_dim=5, max_distance=128
 )
-GATED = {"mlp_activations": ("gelu", "linear")}
-VARIANTS = {"t5": {}, "1.1": GATED, "umt5": GATED | {"position_bias": PositionBias.PER_LAYER}}
-
-
-def variant(name, **changes):
-    return T5Config(**{**vars(T5_CONFIG), **VARIANTS[name], **changes})
+GATED = dataclasses.replace(PLAIN, mlp_activations=("gelu", "linear"))
+UMT5 = dataclasses.replace(GATED, position_bias=PositionBias.PER_LAYER)
+CONFIGS = {"t5": PLAIN, "1.1": GATED, "umt5": UMT5}
 
 
 def random_t5(config, seed=0):
@@ -65,11 +56,9 @@ def joined_heads(tree, path=()):
     """As T5X has them: heads and kv in one axis."""
     if isinstance(tree, dict):
         return {name: joined_heads(node, (*path, name)) for name, node in tree.items()}
-    if tree.ndim == 3:
-        return (
-            tree.reshape(-1, tree.shape[-1]) if path[-2] == "out" else tree.reshape(len(tree), -1)
-        )
-    return tree
+    if tree.ndim < 3:
+        return tree
+    return tree.reshape(-1, tree.shape[-1]) if path[-2] == "out" else tree.reshape(len(tree), -1)
 
 
 def scanned(tree):
@@ -93,30 +82,23 @@ def assert_same(params, expected):
     jax.tree.map(np.testing.assert_array_equal, params, expected)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_hugging_face_round_trip(name, tmp_path):
-    config = variant(name)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_hugging_face_round_trip(config, tmp_path):
     params = random_t5(config)
     table = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
     ignored = {"lm_head.weight": (11, 6), "encoder.embed_tokens.weight": (11, 6), table: (8, 2)}
     extra = {name: np.zeros(shape, np.float32) for name, shape in ignored.items()}
     directory = write_hugging_face(tmp_path / "hf", params, config, **extra)
     assert pretrained_t5(directory) == config
-    towers = loaded(
-        directory, T5DualEncoderConfig(t5=config, towers=Towers.SEPARATE, query_tasks=("a", "b"))
-    )
-    assert towers.keys() == {"query_encoder_a", "query_encoder_b", "passage_encoder"}
-    for tower in towers.values():
-        assert_same(tower, params)
+    assert_same(loaded(directory, T5DualEncoderConfig(t5=config)), {"encoder": params})
 
 
 # T5X's scanned models, such as those of umT5, have a position table in each block.
 @pytest.mark.parametrize(
-    ("name", "layout"),
-    [*((name, layout) for name in VARIANTS for layout in (joined_heads, dict)), ("umt5", scanned)],
+    ("config", "layout"),
+    [*itertools.product(CONFIGS.values(), (joined_heads, dict)), (UMT5, scanned)],
 )
-def test_t5x_layouts(name, layout):
-    config = variant(name)
+def test_t5x_layouts(config, layout):
     params = random_t5(config)
     tree = {**layout(params)}
     tree["decoder"] = {**tree["decoder"], "logits_dense": {"kernel": np.zeros((6, 11))}}
@@ -125,7 +107,7 @@ def test_t5x_layouts(name, layout):
 
 
 def test_t5x_checkpoint_into_an_encoder_with_its_projection(tmp_path):
-    t5 = variant("1.1", num_decoder_layers=0)
+    t5 = dataclasses.replace(GATED, num_decoder_layers=0)
     params = random_t5(t5)
     kernel = np.arange(18, dtype=np.float32).reshape(6, 3)
     target = {**joined_heads(params), "projection_layer": {"kernel": kernel}}
@@ -145,58 +127,44 @@ def test_t5x_checkpoint_into_an_encoder_with_its_projection(tmp_path):
 
 
 def test_an_encoder_alone_takes_what_it_needs(tmp_path):
-    config = variant("t5")
-    params = random_t5(config)
-    directory = write_hugging_face(tmp_path / "hf", params, config)
-    dual = T5DualEncoderConfig(t5=config, embedding=T5Embedding.ENCODER_MEAN, projection_dim=2)
+    params = random_t5(PLAIN)
+    directory = write_hugging_face(tmp_path / "hf", params, PLAIN)
+    dual = T5DualEncoderConfig(t5=PLAIN, embedding=T5Embedding.ENCODER_MEAN, projection_dim=2)
     tower = loaded(directory, dual)["encoder"]
     assert tower.keys() == {"token_embedder", "encoder", "projection_layer"}
     assert_same(tower["encoder"], params["encoder"])
     # Drawn later.
     assert isinstance(tower["projection_layer"]["kernel"], jax.ShapeDtypeStruct)
-    alone = variant("t5", num_decoder_layers=0)
+    alone = dataclasses.replace(PLAIN, num_decoder_layers=0)
     directory = write_hugging_face(tmp_path / "alone", random_t5(alone), alone)
     assert t5_config(directory).num_decoder_layers == 0
 
 
-def test_each_role_starts_from_weights_of_its_own(tmp_path):
-    """As exported with two towers, or with a prompt for one role."""
-    query, passage = (random_t5(T5_CONFIG, seed) for seed in (0, 1))
-    directories = [
-        str(write_hugging_face(tmp_path / name, params, T5_CONFIG))
-        for name, params in (("query", query), ("passage", passage))
-    ]
-    separate = T5DualEncoderConfig(t5=T5_CONFIG, towers=Towers.SEPARATE)
-    towers = loaded(directories[0], separate, passage_source=directories[1])
-    assert_same(towers, {"query_encoder": query, "passage_encoder": passage})
-    tied = T5DualEncoderConfig(t5=T5_CONFIG)
-    assert_same(loaded(directories[0], tied, passage_source=directories[0]), {"encoder": query})
-    with pytest.raises(ConfigError, match=r"(?s)passage_source.*towers='separate'"):
-        loaded(directories[0], tied, passage_source=directories[1])
-
-
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("other", "message"),
     [
-        ({"vocab_size": 12}, r"(?s)vocab_size 11.*vocab_size 12.*own vocabulary"),
+        (
+            dataclasses.replace(PLAIN, vocab_size=12),
+            r"(?s)vocab_size 11.*vocab_size 12.*own vocabulary",
+        ),
         (GATED, r"(?s)\('relu',\).*\('gelu', 'linear'\)"),
     ],
 )
-def test_a_model_of_other_sizes_is_refused(changes, message, tmp_path):
-    directory = write_hugging_face(tmp_path / "hf", random_t5(T5_CONFIG), T5_CONFIG)
+def test_a_model_of_other_sizes_is_refused(other, message, tmp_path):
+    directory = write_hugging_face(tmp_path / "hf", random_t5(PLAIN), PLAIN)
     with pytest.raises(ConfigError, match=message):
-        loaded(directory, T5DualEncoderConfig(t5=variant("t5", **changes)))
+        loaded(directory, T5DualEncoderConfig(t5=other))
 
 
 def test_files_that_contradict_their_configuration(tmp_path):
-    params = random_t5(T5_CONFIG)
+    params = random_t5(PLAIN)
     name = "encoder.block.2.layer.1.DenseReluDense.wo.weight"
     more = {name: np.ones((6, 5), np.float32)}
-    directory = write_hugging_face(tmp_path / "hf", params, T5_CONFIG, **more)
+    directory = write_hugging_face(tmp_path / "hf", params, PLAIN, **more)
     with pytest.raises(DataError, match=r"(?s)does not have: encoder\.block\.2.*merge adapters"):
-        loaded(directory, T5DualEncoderConfig(t5=T5_CONFIG))
+        loaded(directory, T5DualEncoderConfig(t5=PLAIN))
     with pytest.raises(ConfigError, match="no tensor is named shared"):
-        t5_from_tensors(more, T5_CONFIG, where="x")
+        t5_from_tensors(more, PLAIN, where="x")
 
 
 @pytest.mark.parametrize(
@@ -208,18 +176,17 @@ def test_files_that_contradict_their_configuration(tmp_path):
     ],
 )
 def test_configurations_that_cannot_be_used(changes, error, message, tmp_path):
-    value = t5_to_json(T5_CONFIG) | changes
-    (tmp_path / "config.json").write_text(json.dumps(value))
+    (tmp_path / "config.json").write_text(json.dumps(t5_to_json(PLAIN) | changes))
     with pytest.raises(error, match=message):
         t5_config(tmp_path)
 
 
 def test_trees_that_are_no_t5():
-    params = random_t5(T5_CONFIG)
+    params = random_t5(PLAIN)
     params["encoder"]["layers_0"]["mlp"]["wi"]["bias"] = np.ones(5)
     for tree in ({"embeddings": {"token": np.ones(1)}}, params):
         with pytest.raises(ConfigError, match=r"(?s)not a T5: the checkpoint has \w+/"):
             t5x_t5_config(tree, where="t5x")
     del params["encoder"]["layers_1"]["mlp"]["wo"]
     with pytest.raises(ConfigError, match="encoder/layers_1/mlp/wo/kernel has shape None"):
-        t5_from_t5x(params, T5_CONFIG, where="t5x")
+        t5_from_t5x(params, PLAIN, where="t5x")

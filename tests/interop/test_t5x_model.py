@@ -3,14 +3,10 @@
 tests/shared_data/test_t5x_live.py trains with T5X itself.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
-import pathlib
 import sys
 import types
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +46,7 @@ LENGTHS = {
 class BaseModel:
     """What T5X's own does in `__init__`."""
 
-    def __init__(self, optimizer_def: Any) -> None:
+    def __init__(self, optimizer_def):
         self.optimizer_def = optimizer_def
 
 
@@ -70,22 +66,22 @@ def t5x_model():
 
 
 @pytest.fixture(scope="module")
-def store_dir(tmp_path_factory) -> pathlib.Path:
+def store_dir(tmp_path_factory):
     directory = tmp_path_factory.mktemp("t5x") / "tokens"
     write_token_store(directory, num_passages=6, num_queries=8, least_words=4)
     return directory
 
 
 @pytest.fixture(scope="module")
-def mined(store_dir) -> tuple[pathlib.Path, list[list[int]]]:
-    """Two negatives of each query: the rows after its positive."""
+def mined(store_dir):
+    """Rows of each query's positive and two negatives, those after it; where these are mined."""
     queries = TokenStore.open(store_dir).queries("first", "train")
-    rows = [[(int(p[0]) + shift) % 6 for shift in (1, 2)] for p in queries.positives]
+    rows = (np.array(list(queries.positives)) + np.arange(3)) % 6
     write_negatives(
         store_dir.parent / "negatives",
         *("first", "train"),
         query_ids=queries.query_ids,
-        rows=rows,
+        rows=rows[:, 1:].tolist(),
         scores=[[1.0, 0.5]] * len(rows),
         metadata={"collection_fingerprint": "collection-0"},
     )
@@ -93,7 +89,7 @@ def mined(store_dir) -> tuple[pathlib.Path, list[list[int]]]:
 
 
 @pytest.fixture(scope="module")
-def converted(t5x_model, store_dir, mined) -> dict[str, np.ndarray]:
+def converted(t5x_model, store_dir, mined):
     """All queries as T5X batches them."""
     import seqio
 
@@ -116,18 +112,15 @@ def make(t5x_model, config=CONFIG, *, batch_size=8):
 
 
 def test_features_are_queries_and_positives_before_their_negatives(converted, store_dir, mined):
-    store = TokenStore.open(store_dir)
-    queries = store.queries("first", "train")
-    np.testing.assert_array_equal(converted["queries"], queries.ids)
-    for row, ids in enumerate(converted["passages"].reshape(8, 3, PASSAGE_LENGTH)):
-        rows = [queries.positives[row][0], *mined[1][row]]
-        np.testing.assert_array_equal(ids, store.passages.tokens(rows).ids)
+    store, (_, rows) = TokenStore.open(store_dir), mined
+    np.testing.assert_array_equal(converted["queries"], store.queries("first", "train").ids)
+    passages = store.passages.tokens(rows.ravel())
+    np.testing.assert_array_equal(converted["passages"].reshape(24, PASSAGE_LENGTH), passages.ids)
 
 
 def test_the_loss_is_that_of_our_step_on_the_same_batch(t5x_model, converted, store_dir, mined):
     store, params = TokenStore.open(store_dir), draw(jax.random.key(3))
-    queries = store.queries("first", "train")
-    rows = np.array([r for i, n in enumerate(mined[1]) for r in (queries.positives[i][0], *n)])
+    queries, rows = store.queries("first", "train"), mined[1].ravel()
     positive_index = np.arange(8) * 3
     batch = Batch(
         queries=Tokens(queries.ids.astype(np.int32), queries.ids != 0),
@@ -203,15 +196,10 @@ def test_what_t5x_would_misread_is_refused(t5x_model, tmp_path, start, positives
 def test_what_t5x_trained_is_read_bit_for_bit_or_refused(tmp_path):
     params = draw(jax.random.key(3))
     write_t5x(tmp_path, params, step=5)
-    source = Pretrained(str(tmp_path))
-    abstract = abstract_params(DualEncoder(CONFIG))
-    loaded = read_pretrained(source, config=CONFIG, params=abstract, vocabulary=None)
-    for path, values in flatten_dict(params).items():
-        np.testing.assert_array_equal(flatten_dict(loaded)[path], values)
+    read = functools.partial(read_pretrained, Pretrained(str(tmp_path)), vocabulary=None)
+    loaded = read(config=CONFIG, params=abstract_params(DualEncoder(CONFIG)))
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
     wider = model_config(width=32)
-    with pytest.raises(
-        ConfigError, match=r"(?s)parameter encoder/.*\(16,\), in the .*\(32,\).*model that"
-    ):
-        read_pretrained(
-            source, config=wider, params=abstract_params(DualEncoder(wider)), vocabulary=None
-        )
+    message = r"(?s)parameter encoder/.*\(16,\), in the .*\(32,\).*model that"
+    with pytest.raises(ConfigError, match=message):
+        read(config=wider, params=abstract_params(DualEncoder(wider)))
