@@ -7,6 +7,7 @@ import pytest
 import tiny_training
 
 from taser_jax.data.collections.store import write_collection
+from taser_jax.data.token_store.arrays import Ragged
 from taser_jax.data.token_store.store import QueryNormalization, QuerySettings, TokenStore
 from taser_jax.retrieval.runs import Run, SearchResult
 from taser_jax.storage.records import Passage
@@ -47,13 +48,11 @@ def test_the_lookup_trains_on_all_memories(mixture, tmp_path):
     source = mixture.stores[0]
     queries = source.queries("first", "validation")
     gold = mixture.gold("source", queries.positives)
-    lookup = Run(
-        queries.query_ids,
-        np.tile(np.array([50, 51, 52, 53], np.int32), (16, 1)),
-        np.zeros((16, 4), np.float32),
+    data = dataclasses.replace(
+        queries,
+        positives=Ragged.from_lists([*rows, 50] for rows in gold),
+        hard_negatives=Ragged.from_lists([[51, 52, 53]] * len(queries)),
     )
-    positives, negatives = distil(gold, lookup, np.ones((16, 2), np.float32), learned=1)
-    data = dataclasses.replace(queries, positives=positives, hard_negatives=negatives)
     joined = write_joined_store(tmp_path / "joined", mixture, source, [data])
     assert len(joined) == 60
     rows = np.array([0, 47, 59])
@@ -64,7 +63,7 @@ def test_the_lookup_trains_on_all_memories(mixture, tmp_path):
     np.testing.assert_array_equal(read.ids, queries.ids)
     assert read.query_ids == queries.query_ids
     assert read.positives[0].tolist() == [queries.positives[0][0], 50]
-    assert sorted(read.hard_negatives[0].tolist()) == [51, 52, 53]
+    assert read.hard_negatives[0].tolist() == [51, 52, 53]
 
 
 def test_a_trained_lookup_knows_the_prompts_of_the_source(mixture, tmp_path):

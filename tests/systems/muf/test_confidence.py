@@ -61,9 +61,8 @@ def confidences(members, vectors, result, **options):
     def embed(block):
         return jnp.array(members)[:, block[:, 0].astype(int)]
 
-    get = vectors.__getitem__
     options = {"temperatures": (0.1, 1.0), "k": K, **options}
-    return query_confidence(embed, queries, get, result, **options)
+    return query_confidence(embed, queries, vectors.__getitem__, result, **options)
 
 
 def test_blocks_and_temperatures_change_nothing():
