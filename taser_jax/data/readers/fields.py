@@ -159,7 +159,9 @@ class Role(enum.Enum):
     QUESTION = "question query anchor claim"
     ANSWERS = "answers answer response"
     POSITIVE = "positive positives pos positive_passages positive_ctxs"
-    NEGATIVE = "negative negatives neg hard_negatives hard_negative hard_negative_ctxs"
+    NEGATIVE = (
+        "negative negatives neg hard_negatives hard_negative hard_negative_ctxs negative_passages"
+    )
     OTHER_NEGATIVE = "negative_ctxs"
     QUERY_ID = "query_id qid question_id topic_id topic"
     PASSAGE_ID = "passage_id corpus_id"
@@ -264,6 +266,11 @@ class Record:
         """The passages that answer its question: its positives, or else its text or answer."""
         return next(filter(None, map(self.passages, _ANSWERING)), ())
 
+    def is_refuted(self) -> bool:
+        """Whether a grade of 0 or below says that what it quotes is no answer."""
+        grade = str(self.values.get(self.first(Role.RELEVANCE) or ""))
+        return re.fullmatch(r"-\d.*|0+(\.0+)?|False", grade) is not None
+
     def is_pair(self) -> bool:
         """Whether it has a question and quotes a passage that answers it."""
         return None not in (self.first(Role.QUESTION), self.first(*_ANSWERING))
@@ -271,7 +278,7 @@ class Record:
 
 def is_json(path: FilePath) -> bool:
     """Whether the name is that of a JSON or JSON-lines file, gzipped or not."""
-    return os.fspath(path).removesuffix(".gz").endswith((".json", ".jsonl"))
+    return os.fspath(path).lower().removesuffix(".gz").endswith((".json", ".jsonl"))
 
 
 def read_json(path: FilePath) -> Iterator[Record]:
@@ -294,14 +301,16 @@ def read_records(path: FilePath) -> Iterator[Record] | None:
     """
     if is_json(path):
         return read_json(path)
-    if os.fspath(path).endswith((".parquet", ".arrow")):
+    if os.fspath(path).lower().endswith((".parquet", ".arrow")):
         return _placed(path, enumerate(_arrow(path), start=1))
     for delimiter in _DELIMITERS:
         rows = quoted_rows(path, delimiter)
         where, header = next(rows, ("", []))
         names = [name.strip() for name in header]
-        # A header has two names at least that are known.
-        if sum(map(len, roles_of(tuple(names)).values())) >= 2:
+        known = roles_of(tuple(names))
+        # A header has two names at least that are known; of a .csv or .tsv, a text's is enough.
+        is_named = re.search(r"(?i)\.[ct]sv\b", os.fspath(path)) and Role.TEXT in known
+        if is_named or sum(map(len, known.values())) >= 2:
             # Spreadsheets write empty columns, too.
             if len(filled := list(filter(None, names))) > len(set(filled)):
                 problem = f"two columns have one name: {', '.join(filled)}"

@@ -128,7 +128,8 @@ def read_questions(path: FilePath, *, pairs: bool = False) -> Iterator[Question]
     JSON, JSON lines, Parquet or a table with a header, of {question, answers, id} or synonyms
     (`fields.Role`), with the passages of anchor/positive/negative pairs, or DPR's positive_ctxs,
     negative_ctxs and hard_negative_ctxs (a context is {title, text} and optionally passage_id or
-    psg_id).
+    psg_id). Of pairs with a grade (relevance, label), the rows of a question are one, and what is
+    graded 0 or below is a hard negative.
 
     JSON lines of {_id, text}: BEIR's.
 
@@ -155,12 +156,24 @@ def read_questions(path: FilePath, *, pairs: bool = False) -> Iterator[Question]
     """
     if is_kilt(path):
         yield from read_kilt(path)
-    else:
-        yield from (_question(record, pairs=pairs) for record in _records(path))
+        return
+    graded: dict[str, Question] = {}
+    for record in _records(path):
+        question = _question(record, pairs=pairs)
+        if not pairs or record.first(Role.RELEVANCE) is None:
+            yield question
+        elif (asked := graded.setdefault(question.text, question)) is not question:
+            graded[question.text] = dataclasses.replace(
+                asked,
+                answers=asked.answers + question.answers,
+                positives=asked.positives + question.positives,
+                hard_negatives=asked.hard_negatives + question.hard_negatives,
+            )
+    yield from graded.values()
 
 
 def _records(path: FilePath) -> Iterator[Record]:
-    name = os.fspath(path).removesuffix(".gz")
+    name = os.fspath(path).lower().removesuffix(".gz")
     if not name.endswith(".qa.csv") and (records := fields.read_records(path)) is not None:
         return records
     if tag := topic_tag(path):
@@ -239,14 +252,19 @@ def _xml_topics(path: FilePath, tag: str) -> Iterator[Record]:
 
 
 def _question(record: Record, *, pairs: bool = False) -> Question:
+    answers = _answers(record)
+    positives = record.positives() if pairs else record.passages(Role.POSITIVE)
+    # As in DPR, a question without hard negatives falls back on its other negatives.
+    negatives = record.passages(Role.NEGATIVE) or record.passages(Role.OTHER_NEGATIVE)
+    if pairs and record.is_refuted():
+        answers, positives, negatives = (), (), positives + negatives
     return Question(
         where=record.where,
         text=record.string(Role.QUESTION, Role.TEXT, required="question"),
         id=record.string(Role.ID, Role.QUERY_ID),
-        answers=_answers(record),
-        positives=record.positives() if pairs else record.passages(Role.POSITIVE),
-        # As in DPR, a question without hard negatives falls back on its other negatives.
-        hard_negatives=record.passages(Role.NEGATIVE) or record.passages(Role.OTHER_NEGATIVE),
+        answers=answers,
+        positives=positives,
+        hard_negatives=negatives,
     )
 
 
@@ -255,6 +273,9 @@ def _answers(record: Record) -> tuple[str, ...]:
     if field is None:
         return ()
     value = record.values[field]
+    if isinstance(value, dict):
+        # SQuAD's, as Hugging Face has it: {text, answer_start}.
+        value = value.get("text", value)
     # One answer may stand alone, a list of them may not.
     if isinstance(value, str) and field != "answers":
         return (value,) if value.strip() else ()

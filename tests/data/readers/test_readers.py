@@ -295,6 +295,23 @@ def test_qa_csv_bare_and_in_pyserini_quotes(tmp_path):
     assert answers == [("who?", ("Ada", "Lovelace")), ("when?", ())]
 
 
+def test_rows_of_pairs_with_a_grade_are_one_question(tmp_path):
+    rows = "q,c,1\nr,d,0\nq,e,0\nq,d,-1\nq,f,2\n"
+    path = write(tmp_path / "train.csv", f"query,passage,label\n{rows}")
+    quoted = [
+        (question.text, [p.text for p in question.positives], len(question.hard_negatives))
+        for question in read_questions(path, pairs=True)
+    ]
+    assert quoted == [("q", ["c", "f"], 2), ("r", [], 1)]
+    assert [passage.text for passage in passages(path)] == ["c", "d", "e", "f"]
+
+
+def test_answers_in_squads_form_on_hugging_face(tmp_path):
+    row = {"id": "1", "question": "who?", "context": "Ada.", "answers": {"text": ["Ada"]}}
+    [question] = read_questions(write(tmp_path / "train.jsonl", [row]), pairs=True)
+    assert (question.answers, question.positives[0].text) == (("Ada",), "Ada.")
+
+
 GOLD = {"answer": "Bern", "provenance": [{"wikipedia_id": "7", "title": "Bern"}]}
 
 
