@@ -232,7 +232,7 @@ def _malformed_json(path: FilePath, line: int, error: Exception) -> DataError:
     problem = str(error)
     if isinstance(error, json.JSONDecodeError):
         problem = f"{error.msg} (column {error.colno})"
-    fix = "correct the line, or write the file again with a JSON library"
+    fix = "correct it; each line is one object, or the file one array of objects"
     return DataError(f"not valid JSON: {problem}", where=f"{os.fspath(path)}:{line}", fix=fix)
 
 
@@ -245,7 +245,7 @@ def _not_utf8(where: str, error: UnicodeDecodeError) -> DataError:
     bad = error.object[error.start : error.start + 1].hex()
     # Windows' "Unicode" begins with one of these.
     utf_16 = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    fix = f"convert it, for example with iconv -f {'utf-16' if utf_16 else 'latin1'} -t utf-8"
+    fix = f"convert it, for example with iconv -f {'utf-16' if utf_16 else 'windows-1252'} -t utf-8"
     return DataError(f"not UTF-8: byte 0x{bad} ({error.reason})", where=where, fix=fix)
 
 

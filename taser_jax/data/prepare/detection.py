@@ -34,14 +34,18 @@ _FILES = (
     *(".json", ".jsonl", ".tsv", ".csv", ".txt", ".parquet", ".arrow"),
     *(".sgml", ".xml", ".qrels", ".trec"),
 )
-_SPLIT_WORDS = {"train": "train", "dev": "validation", "valid": "validation"} | {
-    split: split for split in SPLITS
+_SPLIT_WORDS = {
+    "train": "train",
+    **dict.fromkeys(("validation", "dev", "val", "valid"), "validation"),
+    "test": "test",
 }
 # Words of file names that are not part of a task's name.
 _OTHER_WORDS = {
     *("queries", "questions", "query", "qa", "kilt", "dpr", "biencoder", "qrels", "data"),
-    "topics",
+    *("topics", "small"),
 }
+# Those that count between underscores, too, as in train_queries.
+_WORDS = "|".join((*_SPLIT_WORDS, "queries", "questions", "topics", "qrels"))
 
 
 class _Role(enum.Enum):
@@ -53,6 +57,7 @@ class _Role(enum.Enum):
     QRELS = "judgements"
     QUERIES = "queries of id and text"
     TOPICS = "TREC's topics"
+    OTHER = "no columns or fields of known names"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,13 +106,15 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> Detected:
     """
     folder = pathlib.Path(directory)
     if not folder.is_dir():
-        fix = "check the spelling, or give a file of passages as PASSAGES"
-        raise ConfigError("no such folder", where=os.fspath(directory), fix=fix)
+        fix = "check the spelling, or give `taser prepare` a file of passages as PASSAGES"
+        problem = "it is a file" if folder.exists() else "no such folder"
+        fix = "give the folder that it is in" if folder.exists() else fix
+        raise ConfigError(problem, where=os.fspath(directory), fix=fix)
     _refuse_twins(folder)
     name = name or folder.resolve().name
     corpus = _of_name(folder, "corpus.jsonl")
     if corpus is not None and (folder / "qrels").is_dir():
-        return Detected((corpus,), {name: _of_beir(folder)})
+        return Detected((corpus,), {_task_name(name): _of_beir(folder)})
     files: dict[_Role, list[str]] = {role: [] for role in _Role}
     for path in _files(folder):
         if (found := _role(path)) is not None:
@@ -141,6 +148,11 @@ def detect(directory: str | os.PathLike[str], name: str = "") -> Detected:
             for file in of_role
         ]
         raise _unknown(folder, described)
+    for file in files[_Role.OTHER]:
+        logger.warning("%s is left out: %s", file, _Role.OTHER.value)
+    beside = {str(file) for file in text_files(folder)}.difference(*files.values())
+    if beside and passages != [str(folder)]:
+        logger.warning("%d text files are left out: %s has the passages", len(beside), passages[0])
     quoting = {file: QuestionFiles(file) for file in (*files[_Role.KILT], *files[_Role.PAIRS])}
     tasks = _by_task(judged | quoting, name, files[_Role.TOPICS])
     if files[_Role.KILT]:
@@ -164,7 +176,7 @@ def given_passages(source: PassageSource) -> Iterator[Passage]:
     """Passages of a file or folder, of texts, records or a data frame, or passages as they are.
 
     A text or record without an id gets one from its content, so that equal ones are one passage.
-    Empty and repeated passages of files are left out, and counted in the log.
+    Empty passages, and repeated ones of files, are left out, and counted in the log.
 
     Example:
         >>> [(one.title, one.text) for one in given_passages([{"heading": "a", "content": "b"}])]
@@ -178,24 +190,28 @@ def given_passages(source: PassageSource) -> Iterator[Passage]:
         ConfigError: a path that does not exist, or a folder of no known format.
         DataError: malformed input.
     """
-    if isinstance(source, Mapping | Passage):
+    # A column alone, which has a list, is no table.
+    if hasattr(source, "__arrow_c_stream__") and not hasattr(source, "to_list"):
+        import pyarrow
+
+        try:
+            source = pyarrow.table(source).to_pylist()
+        except pyarrow.ArrowException as error:
+            fix = "give a column values of one type, as in astype(str)"
+            raise DataError(f"no table of Arrow: {error}", where="passages", fix=fix) from error
+    if isinstance(source, Mapping | Passage) or not isinstance(source, os.PathLike | Iterable):
         # The keys of a dictionary are texts, too.
         fix = "write [passage] to add one"
         raise DataError(f"found one {type(source).__name__}", where="passages", fix=fix)
-    if hasattr(source, "__arrow_c_stream__"):
-        import pyarrow
-
-        source = pyarrow.table(source).to_pylist()
-    if isinstance(source, str) or not isinstance(source, Iterable):
+    left_out, where = LeftOut(), "passages"
+    if isinstance(source, str | os.PathLike):
+        where = os.fspath(source)
         if not os.path.exists(source):
             fix = "check the spelling; write [text] to add a text"
-            raise ConfigError("no such file or folder", where=os.fspath(source), fix=fix)
-        left_out = LeftOut()
+            raise ConfigError("no such file or folder", where=where, fix=fix)
         for path in detect(source).passages if os.path.isdir(source) else (source,):
             yield from (entry.passage for entry in read_passages(path, left_out))
-        for kind, count in left_out.counts.items():
-            logger.warning("%s: %d %s are left out", os.fspath(source), count, kind)
-        return
+        source = ()
     for number, entry in enumerate(source):
         record = {"text": entry} if isinstance(entry, str) else entry
         if isinstance(record, Mapping):
@@ -204,26 +220,32 @@ def given_passages(source: PassageSource) -> Iterator[Passage]:
             fix = "write a text, a dictionary or a Passage"
             raise DataError(f"found {entry!r}", where=f"passage {number}", fix=fix)
         id = check_id(record.id or content_id(record.title, record.text), where=f"passage {number}")
-        yield dataclasses.replace(record, id=id)
+        if record.text.strip() or record.title.strip():
+            yield dataclasses.replace(record, id=id)
+        else:
+            left_out.counts["empty passages"] += 1
+    for kind, count in left_out.counts.items():
+        logger.warning("%s: %d %s are left out", where, count, kind)
 
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
     """The files of a folder, or the tables of a Hugging Face dataset."""
     if any((folder / name).exists() for name in ("dataset_dict.json", "dataset_info.json")):
-        tables = folder.rglob("*.arrow")
+        # Not cache-*.arrow, which `map` leaves there.
+        tables = folder.rglob("data*.arrow")
     else:
         tables = folder.glob("data/*.parquet")
     # Further shards are read with the first.
-    return sorted(set(map(first_shard, tables))) or sorted(folder.iterdir())
+    return sorted(set(map(first_shard, tables))) or sorted(folder.glob("[!.]*"))
 
 
 def _of_beir(folder: pathlib.Path) -> dict[str, QuestionFiles]:
     """Split -> the queries judged in it; layout as published with Thakur et al., 2021."""
     queries = _of_name(folder, "queries.jsonl")
     splits = {}
-    for name in ("train", "dev", "test"):
+    for name, split in _SPLIT_WORDS.items():
         if queries and (qrels := _of_name(folder / "qrels", f"{name}.tsv")):
-            splits[_SPLIT_WORDS[name]] = QuestionFiles(queries, qrels=qrels)
+            splits[split] = QuestionFiles(queries, qrels=qrels)
     if not splits:
         raise _unknown(folder, ["corpus.jsonl, but no queries.jsonl with judgements in qrels/"])
     return splits
@@ -236,33 +258,37 @@ def _of_name(folder: pathlib.Path, name: str) -> str | None:
 
 def _role(path: pathlib.Path) -> _Role | None:
     """The role of a file by its name and first lines; None if it has none of these roles."""
-    name = path.name.removesuffix(".gz")
+    name = path.name.lower().removesuffix(".gz")
     is_data = name.endswith(_FILES) or name.startswith(("topics", "qrels"))
     if not is_data or not path.is_file() or not path.stat().st_size:
         return None
     if name.endswith(".qa.csv"):
         return _Role.PAIRS
+    # Others of these are texts.
+    other = None if name.endswith(".txt") else _Role.OTHER
     try:
         if (records := read_records(path)) is not None:
-            return _role_of_fields(name, next(records, Record("", {})))
+            return _role_of_fields(name, next(records, Record("", {}))) or other
     except DataError as error:
         # A program's settings, say: no array of records, nor one a line.
         if not name.endswith(".json"):
             raise
-        logger.warning("%s is left out: %s", path, error.problem)
+        problem = "neither an array of objects nor one a line"
+        logger.warning("%s is left out: %s (%s)", path, problem, error.problem)
         return None
     if topic_tag(path):
         return _Role.TOPICS
     lines = first_lines(path, 2) or [""]
     if lines[0].lstrip().lower().startswith("<doc>"):
         return _Role.PASSAGES
-    columns = lines[-1].split("\t")
-    if re.fullmatch(r"\S+\s+\S+\s+\S+\s+-?\d+", lines[0]) and lines[0].count("\t") != 1:
+    tabs = [line.count("\t") for line in lines]
+    if re.fullmatch(r"\S+\s+\S+\s+\S+\s+-?\d+", lines[0]) and tabs[0] != 1:
         return _Role.QRELS
-    if len(columns) < 2:
-        return None
+    # A text may have a line with tabs.
+    if not tabs[-1] or (name.endswith(".txt") and tabs[0] != tabs[-1]):
+        return other
     # Passages may have no title.
-    has_title = len(columns) > 2 or "passage" in name or "corpus" in name
+    has_title = tabs[-1] > 1 or re.search("passage|corpus|collection", name)
     return _Role.PASSAGES if has_title else _Role.QUERIES
 
 
@@ -288,10 +314,18 @@ def _name_of(path: str) -> _Name:
     file = pathlib.Path(path)
     stem, shards = re.subn(SHARD, "", file.name.split(".gz")[0].rpartition(".")[0])
     stem = f"{file.parent.name}.{stem}" if shards and file.parent.name in SPLITS else stem
-    words = [word for word in re.split(r"[.\-]", stem.removesuffix(".qa")) if word]
+    stem = re.sub(
+        rf"(?i)(?<![^\W_])({_WORDS})(?![^\W_])", lambda word: f".{word[1].lower()}.", stem
+    )
+    words = [word.strip("_") for word in re.split(r"[.\-]", stem.removesuffix(".qa"))]
     split = next((_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS), "")
-    task = [word for word in words if word not in _SPLIT_WORDS and word not in _OTHER_WORDS]
+    task = [word for word in words if word not in {"", *_SPLIT_WORDS, *_OTHER_WORDS}]
     return _Name("-".join(task), split)
+
+
+def _task_name(name: str) -> str:
+    """The name of a file or folder as that of a task: "FAQ (1)" is "FAQ_1"."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._-") or "task"
 
 
 def _by_task(
@@ -300,7 +334,7 @@ def _by_task(
     tasks: dict[str, dict[str, QuestionFiles]] = {}
     for path, questions in files.items():
         named = _name_of(path)
-        task = named.task or name
+        task = _task_name(named.task or name)
         split = named.split or ("test" if path in topics else WHOLE)
         other = tasks.setdefault(task, {}).setdefault(split, questions)
         if other is not questions:
@@ -311,8 +345,9 @@ def _by_task(
 
 
 def _unknown(folder: pathlib.Path, described: Sequence[str]) -> ConfigError:
+    nothing = f"no file of text ({', '.join(_FILES)})"
     return ConfigError(
-        f"no collection is recognised; found {'; '.join(described) or 'no file of text'}",
+        f"no collection is recognised; found {'; '.join(described) or nothing}",
         where=str(folder),
         expected="one file of passages (a table or JSON lines with id, title and text), questions "
         "with their passages, or .txt, .md and .html files; queries beside judgements as in "

@@ -230,6 +230,12 @@ class QuestionMapper:
             problem = f"not one of its {len(judgements):,} queries is among those of {questions}"
             fix = "give the qrels of these questions"
             raise DataError(problem, where=os.fspath(files.qrels or ""), fix=fix)
+        judged = [judgement for of_query in judgements.values() for judgement in of_query]
+        if judged and all(self._row_of_id(each.passage_id, each.where) is None for each in judged):
+            problem = f"not one of its {len(judged):,} passages is in the collection"
+            example = f"such as {judged[0].passage_id!r}, as the passages' file has them"
+            fix = f"write ids, {example}, in a column or field named id"
+            raise DataError(problem, where=os.fspath(files.qrels or ""), fix=fix)
         for id in missing:
             absent = f"the query {id!r} is not in {questions}"
             where = f"{judgements[id][0].where}, field 'query-id'"

@@ -25,7 +25,8 @@ from taser_jax.storage.typed_files import typed
 PASSAGE_WORDS = 100
 # Rows of a table without a header in which titles and texts are compared.
 _COMPARED = 100
-TEXT_SUFFIXES = (".txt", ".md", ".html", ".htm")
+# Paths of text files; what is hidden is a program's.
+_TEXTS = re.compile(r"(?si)(?!(.*/)?(\.|__MACOSX/)).*\.(txt|md|html?)(\.gz)?").fullmatch
 _SECTION = "Section::::"
 _IDS = (Role.ID, Role.PASSAGE_ID)
 _FIX_PAGE = "write {wikipedia_id, wikipedia_title, text: [paragraph, ...]}"
@@ -93,7 +94,8 @@ def read_passages(
 
     KILT's knowledge source, which is cut into passages of `words` (`chunk_page`).
 
-    A folder of .txt, .md and .html, also cut: title from the first heading, or the file's name.
+    .txt, .md and .html, or a folder of them, also cut: title from the first heading, or the file's
+    name.
 
     Args:
         path: local or gs://, plain or `.gz`; a folder must be local.
@@ -133,15 +135,17 @@ def read_passages(
 
 
 def _located(path: FilePath, words: int) -> Iterator[LocatedPassage]:
-    name = os.fspath(path).removesuffix(".gz")
+    name = os.fspath(path).lower().removesuffix(".gz")
     if os.path.isdir(path):
-        yield from _of_texts(pathlib.Path(path), words)
+        yield from _of_texts(text_files(pathlib.Path(path)), pathlib.Path(path), words)
     elif (records := fields.read_records(path)) is not None:
         yield from _of_records(path, records, words)
     elif [line.strip().upper() for line in first_lines(path)] == ["<DOC>"]:
         yield from _of_trec(path)
     elif name.endswith(".xml"):
         yield from _scope_notes(path)
+    elif _TEXTS(os.path.basename(name)) and "\t" not in "".join(first_lines(path)):
+        yield from _of_texts([pathlib.Path(path)], pathlib.Path(path).parent, words)
     else:
         for row in _columns(path):
             yield LocatedPassage(row.where, Passage(*map(str, row.values.values())))
@@ -161,7 +165,7 @@ def _of_records(path: FilePath, records: Iterator[Record], words: int) -> Iterat
     for number, record in enumerate(records):
         if not _is_undefined_term(record):
             passage = passage_of(record)
-            if not has_ids:
+            if not has_ids and not passage.id:
                 passage = dataclasses.replace(passage, id=str(number))
             yield LocatedPassage(record.where, passage, _paragraph(record))
 
@@ -298,14 +302,17 @@ def _scope_notes(path: FilePath) -> Iterator[LocatedPassage]:
 
 
 def text_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The text files of a folder and of those in it, sorted."""
-    named = (path for path in folder.rglob("*") if path.suffix.lower() in TEXT_SUFFIXES)
+    """The text files of a folder and of those in it, sorted; not what `taser compare` wrote."""
+    results = {path.parent for path in folder.rglob("decided.gin")}
+    paths = (path for path in folder.rglob("*") if _TEXTS(path.relative_to(folder).as_posix()))
     # A copied site may have folders of such names.
-    return sorted(path for path in named if not path.is_dir())
+    return sorted(path for path in paths if not path.is_dir() and results.isdisjoint(path.parents))
 
 
-def _of_texts(folder: pathlib.Path, words: int) -> Iterator[LocatedPassage]:
-    for path in text_files(folder):
+def _of_texts(
+    paths: list[pathlib.Path], folder: pathlib.Path, words: int
+) -> Iterator[LocatedPassage]:
+    for path in paths:
         content = "".join(line for _, line in numbered_lines(path)) if path.stat().st_size else ""
         name = re.sub(r"\s+", "_", path.relative_to(folder).as_posix())
         title, paragraphs = _title_and_paragraphs(path, content)
@@ -316,13 +323,14 @@ def _of_texts(folder: pathlib.Path, words: int) -> Iterator[LocatedPassage]:
 
 def _title_and_paragraphs(path: pathlib.Path, content: str) -> tuple[str, list[str]]:
     title = ""
-    if path.suffix.lower() in (".html", ".htm"):
+    name, _, ending = path.name.removesuffix(".gz").rpartition(".")
+    if ending.lower() in ("html", "htm"):
         page = _Page()
         page.feed(content)
         page.close()
         title = "".join(page.title)
         content = "\n\n".join("".join(block) for block in page.blocks)
-    elif path.suffix.lower() == ".md":
+    elif ending.lower() == "md":
         # In code "#" begins a comment.
         code = r"(?ms)^ *(```|~~~)[^`\n]*\n.*?(^ *\1|\Z)"
         prose = re.sub(code, lambda block: " " * len(block[0]), content)
@@ -331,7 +339,7 @@ def _title_and_paragraphs(path: pathlib.Path, content: str) -> tuple[str, list[s
             title = heading[1]
             content = content[: heading.start()] + content[heading.end() :]
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", content)]
-    return " ".join(title.split()) or path.stem, [part for part in paragraphs if part]
+    return " ".join(title.split()) or name, [part for part in paragraphs if part]
 
 
 def _windows(paragraphs: list[str], words: int) -> list[str]:

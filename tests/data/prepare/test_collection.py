@@ -54,6 +54,7 @@ def files(tmp_path):
         "merged.tsv": "x 0 2 1\n",
         "twice.tsv": "x 0 1 1\nx 0 2 0\nx 0 1 2\nx 0 1 2\nx 0 2 1\n",
         "foreign.tsv": "b1 0 1 1\n",
+        "absent.tsv": "x 0 77 1\n",
     }
     return write_all(tmp_path, contents)
 
@@ -136,6 +137,7 @@ def test_contradicting_judgements_count_once_with_the_highest_grade(prepare_here
     [
         ("twice.jsonl", None, r"jsonl:2, field 'id': the id 'q' was already used at .*jsonl:1"),
         ("q.tsv", "foreign.tsv", r"foreign\.tsv: not one of its 1"),
+        ("q.tsv", "absent.tsv", r"absent\.tsv: not one of its 1 passages is in the .*\n.*'77'"),
         ("none.jsonl", None, r"none\.jsonl: cannot be read"),
     ],
 )

@@ -47,9 +47,28 @@ TABLES = {
     "unjudged.tsv": ("3\twhy\n",),
 }
 
+MS_MARCO = {
+    "collection.tsv": ("0\tsome text\n", "passages"),
+    "queries.train.tsv": ("1\thow\n", "folder.train"),
+    "qrels.train.tsv": ("1\t0\t0\t1\n", "folder.train qrels"),
+    "queries.dev.small.tsv": ("2\twhy\n", "folder.validation"),
+    "qrels.dev.small.tsv": ("2\t0\t0\t1\n", "folder.validation qrels"),
+}
+NAMES = {
+    "Passages.CSV": ("ID,TEXT\np1,some text\n", "passages"),
+    "train_queries.tsv": ("1\thow\n", "folder.train"),
+    "train_qrels.tsv": ("1 0 p1 1\n", "folder.train qrels"),
+    "my_faq_val.jsonl": ([DPR], "my_faq.validation"),
+    "my_faq_Test.JSONL": ([DPR], "my_faq.test"),
+    "Über (1).json": ([DPR], "ber_1.train+validation+test"),
+    "._Passages.CSV": ("\0",),
+}
+
 
 @pytest.mark.parametrize(
-    "files", [BEIR, FILES_OF_DPR, FILES_OF_KILT, TABLES], ids=["beir", "dpr", "kilt", "tables"]
+    "files",
+    [BEIR, FILES_OF_DPR, FILES_OF_KILT, TABLES, MS_MARCO, NAMES],
+    ids=["beir", "dpr", "kilt", "tables", "ms marco", "names"],
 )
 def test_formats_by_names_and_first_lines(tmp_path, files):
     folder = write_all(tmp_path / "folder", {name: parts[0] for name, parts in files.items()})
@@ -69,7 +88,11 @@ def test_formats_by_names_and_first_lines(tmp_path, files):
     ("files", "message"),
     [
         ({}, "no such folder"),
-        ({"picture.png": "x"}, "found no file of text"),
+        ({"picture.png": "x"}, r"found no file of text \(\.json, "),
+        (
+            {"nli.csv": "premise,hypothesis\n", "a.json": "{}"},
+            "found a.json: no col.*; nli.csv: no",
+        ),
         (
             {"a.tsv": PASSAGES, "b.tsv": PASSAGES, "nq-train.json": [DPR]},
             r"a\.tsv: passages; b\.tsv: passages; nq-train\.json",
@@ -94,6 +117,17 @@ def test_what_is_not_recognised_is_listed(tmp_path, files, message):
         write_all(tmp_path / "folder", files)
     with pytest.raises(ConfigError, match=message):
         detect(tmp_path / "folder")
+
+
+def test_what_is_not_read_is_named(tmp_path, caplog):
+    files = {"a.md": "x", "b.txt": "list\n\tone\t2\n", "clicks.csv": "url,day\n"}
+    assert detect(write_all(tmp_path / "notes", files)).passages == (str(tmp_path / "notes"),)
+    with caplog.at_level(logging.WARNING, logger="taser"):
+        detect(write_all(tmp_path / "notes", {"links.csv": "name,content\na,b\n"}))
+    assert "2 text files are left out: " in caplog.text
+    assert "clicks.csv is left out: no columns" in caplog.text
+    with pytest.raises(ConfigError, match=r"links\.csv: it is a file"):
+        detect(tmp_path / "notes" / "links.csv")
 
 
 def test_queries_and_judgements_alone_are_named(tmp_path, caplog):

@@ -77,6 +77,7 @@ def test_a_hugging_face_dataset(tmp_path, saved, prepare_notes, queries_of):
     for (split, shard), question, text in zip(shards, QUESTIONS, TEXTS, strict=True):
         name = f"{split}/data-{shard}.arrow" if saved else f"data/{split}-{shard}.parquet"
         files[name] = _arrow(parquet=not saved, anchor=[question], positive=[text])
+        files[f"{split}/cache-0f.arrow" if saved else ".lock"] = files[name]
     _, store = prepare_notes(files)
     assert sorted(passage.text for passage in store) == sorted(TEXTS)
     assert list_tasks(tmp_path / "data", "c") == {"notes": ["train", "test"]}
@@ -95,6 +96,13 @@ def test_a_heading_stands_with_what_follows(prepare_notes):
 def test_rows_without_ids_are_numbered(prepare_notes):
     _, store = prepare_notes({"passages.csv": "title,text\nBern,A city\nAare,A river\nX,x\n"})
     assert list(store.ids) == ["0", "1", "2"]
+    # Of a table by its name one known column is enough.
+    _, store = prepare_notes({"passages.csv": "url,text\nx,A city\ny,A river\n"})
+    assert [passage.text for passage in store] == ["A city", "A river"]
+    _, store = prepare_notes(
+        {"passages.csv": "", "corpus.jsonl": [{"text": "a"}, {"id": "b", "text": "b"}]}
+    )
+    assert list(store.ids) == ["0", "b"]
 
 
 def test_a_folder_of_text_files(prepare_notes):
@@ -107,6 +115,11 @@ def test_a_folder_of_text_files(prepare_notes):
         "<h1>Head</h1><p>one &amp; two</p><script>no()</script><p>three</p></body></html>",
         "bare.html": "<h2>Only a heading</h2><p>text</p>",
         "empty.txt": "",
+        "packed.MD.gz": "# Packed\n\ntext",
+        ".obsidian/plugin.md": "no page",
+        "__MACOSX/._page.html": "\0",
+        "results/decided.gin": "",
+        "results/export/README.md": "a model",
     }
     prepared, store = prepare_notes(files, passage_words=5)
     passages = {passage.id: (passage.title, passage.text, passage.page_id) for passage in store}
@@ -119,6 +132,7 @@ def test_a_folder_of_text_files(prepare_notes):
         "code.md#1": ("Use", "```bash # install pip ```", "code.md"),
         "code.md#2": ("Use", "run", "code.md"),
         "deep.md/page.md#0": ("A heading", "intro body", "deep.md/page.md"),
+        "packed.MD.gz#0": ("Packed", "text", "packed.MD.gz"),
         "page.html#0": ("The title", "Head one & two three", "page.html"),
     }
     assert prepared.left_out == {"empty passages": 1}
@@ -137,6 +151,7 @@ PAIRS = [
     {"faq.train.csv": _table([["Question", "Answer"], *ASKED])},
     {"qa.train.jsonl": _pairs("question", "context")},
     {"triplets.train.jsonl": _pairs("anchor", "positive", "negative_1")},
+    {"triplets.train.json": _pairs("query", "positive_passages", "negative_passages")},
 ]
 
 
@@ -249,6 +264,8 @@ def test_what_a_retriever_adds_skips_empty_and_repeated_passages_of_files(tmp_pa
         assert [(passage.id, passage.text) for passage in given_passages(path)] == [("1", "one")]
     assert "notes.tsv: 1 empty passages are left out" in caplog.text
     assert "notes.tsv: 1 repeated passages are left out" in caplog.text
+    page = write_all(tmp_path, {"page.md": "# Bern\n\nA city.\n"}) / "page.md"
+    assert list(given_passages(page)) == [Passage("page.md#0", "A city.", "Bern", "page.md")]
 
 
 @pytest.mark.parametrize("one", [{"id": "1", "text": "body"}, Passage("1", "body")])
