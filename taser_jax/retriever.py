@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Float
@@ -39,6 +40,7 @@ from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage
 
+T = TypeVar("T")
 # For models whose run.json records no lengths.
 _QUERY_LENGTH, _PASSAGE_LENGTH = 32, 256
 
@@ -237,7 +239,7 @@ class Retriever:
         Raises:
             ConfigError: a string instead of a list.
         """
-        _check_list(texts, "texts")
+        texts = _listed(texts, "texts")
         tokens = encode_queries(
             texts, self.vocabulary, length=self.query_length, settings=self.texts.queries
         )
@@ -247,7 +249,7 @@ class Retriever:
         self, passages: Sequence[Passage | str]
     ) -> Float[np.ndarray, "passages dim"]:
         """Embeddings of passages; a string is a passage without title."""
-        _check_list(passages, "passages")
+        passages = _listed(passages, "passages")
         tokens = encode_passages(
             [p if isinstance(p, Passage) else Passage(id="", text=p) for p in passages],
             self.vocabulary,
@@ -301,7 +303,7 @@ class Retriever:
             ConfigError: a string instead of a list.
             DataError: an id that is not there.
         """
-        _check_list(ids, "ids")
+        ids = _listed(ids, "ids")
         for id in ids:
             if self._passages.find(id) is None:
                 fix = "give ids of passages that are there"
@@ -346,7 +348,7 @@ class Retriever:
         Raises:
             ConfigError: a string instead of a list, an empty question, k below 1, or no passages.
         """
-        _check_list(questions, "questions")
+        questions = _listed(questions, "questions")
         if not all(map(str.strip, questions)):
             raise ConfigError("an empty question", where="Retriever.search", fix="ask something")
         embeddings = self.encode_queries(questions)
@@ -381,7 +383,12 @@ def _taken(id: str, where: str) -> DataError:
     return DataError(f"another passage has the id {id!r}", where=where, fix=fix)
 
 
-def _check_list(values: Sequence[object], name: str) -> None:
+def _listed(values: Iterable[T], name: str) -> list[T]:
     if isinstance(values, str):
         problem = f"{name} is a string, not a list"
         raise ConfigError(problem, where="Retriever", fix=f"write [{name}]")
+    listed = list(values)
+    for value in listed:
+        if not isinstance(value, str | Passage):
+            raise ConfigError(f"{name} has {value!r}", where="Retriever", fix="write a string")
+    return listed

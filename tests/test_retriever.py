@@ -197,10 +197,16 @@ def test_passages_of_every_form_are_the_same(trained, tmp_path):
     texts = ["a text", "another", "a text"]
     first, second, third = given_passages(texts)
     assert first == third != second
+    assert list(given_passages(pandas.Series([*texts, " "]))) == [first, second, third]
+    with pytest.raises(DataError, match=r"no table of Arrow(.|\n)*one type"):
+        list(given_passages(pandas.DataFrame({"id": [1, "b"], "text": texts[:2]})))
     retriever = Retriever(trained.model, trained.vocabulary, facts=trained.facts)
     retriever.add(texts)
     retriever.add(texts)
     assert len(retriever) == len(retriever.search(["a text"], k=9)[0]) == 2
+    assert len(retriever.search(text for text in texts)) == 3
+    retriever.remove(iter([second.id]))
+    assert len(retriever) == 1
 
 
 @pytest.mark.parametrize(
@@ -209,6 +215,7 @@ def test_passages_of_every_form_are_the_same(trained, tmp_path):
         ("no/such/file", "no such file or folder"),
         ([3], "passage 0: found 3"),
         ([{"title": "no text"}], "no field 'text'"),
+        (None, "found one NoneType"),
         ([Passage("1", "a"), Passage("1", "b")], "another passage has the id '1'"),
     ],
 )
@@ -326,8 +333,12 @@ def test_bad_questions_are_refused(trained):
         trained.search("what is Python?")
     with pytest.raises(ConfigError, match="an empty question"):
         trained.search(["what is Python?", " "])
+    with pytest.raises(ConfigError, match=r"questions has None\n.*fix: write a string"):
+        trained.search(["what is Python?", None])
     with pytest.raises(ConfigError, match="k is 0"):
         trained.search(["what is Python?"], k=0)
+    # Not as many rows as were asked for.
+    assert len(trained.search(["what is Python?"], k=10**15)[0]) == len(trained)
     assert trained.search([]) == []
 
 

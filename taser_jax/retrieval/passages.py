@@ -172,9 +172,7 @@ class Passages:
         Raises:
             ConfigError: k below 1.
         """
-        if k < 1:
-            # An index is asked for more, where passages on disk were removed.
-            raise ConfigError(f"k is {k}", where="search", expected="at least 1")
+        k = self._at_most(k)
         results = []
         if self.collection is not None:
             result = self.collection.searcher.search(embeddings, k + len(self._removed))
@@ -186,6 +184,13 @@ class Passages:
             results.append(SearchResult(rows, result.scores))
         return merge(results, k)
 
+    def _at_most(self, k: int) -> int:
+        """The number of passages to return, where k may be more than there are."""
+        if k < 1:
+            # An index is asked for more, where passages on disk were removed.
+            raise ConfigError(f"k is {k}", where="search", expected="at least 1")
+        return int(min(k, len(self)))
+
     def hybrid_search(
         self, questions: Sequence[str], embeddings: Float[np.ndarray, "queries dim"], *, k: int
     ) -> list[list[Hit]]:
@@ -196,6 +201,7 @@ class Passages:
             embeddings: of the same questions.
             k: passages per question.
         """
+        k = self._at_most(k)
         config = HybridConfig(depth=max(k, HybridConfig.depth))
         numbers = [str(number) for number in range(len(questions))]
         dense = Run.of(numbers, self.search(embeddings, config.depth))
