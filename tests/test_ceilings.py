@@ -34,21 +34,21 @@ ROOMS = {
     "assembly": 1_542,
     "cli": 1_218,
     "commands": 4_465,
-    "data": 5_486,
+    "data": 5_551,
     "devices": 1_053,
     "evaluation": 1_281,
     "interop": 2_613,
-    "loose files": 355,
+    "loose files": 362,
     "models": 2_293,
     "optim": 841,
-    "retrieval": 2_136,
+    "retrieval": 2_140,
     "serving": 486,
     "storage": 1_274,
     "systems": 2_892,
     "training": 1_268,
 }
 OTHERS = {
-    "lines of code": 29_203,
+    "lines of code": 29_279,
     "percent of code that imports or raises": 13.9,
     "files": 188,
     "lines of the longest file": 415,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 102,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_970,
+    "words of documentation": 34_984,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
