@@ -1,21 +1,20 @@
-"""An encoder written a second time, in float64 NumPy, one sequence and one token at a time."""
+"""An encoder written a second time, in float64 NumPy, one sequence at a time."""
 
 import math
 import operator
 
 import jax
 import numpy as np
-
-_ERF = np.vectorize(math.erf)
+from scipy.special import erf
 
 
 def layer_norm(x, p, epsilon=1e-12):
-    mean, variance = x.mean(), x.var()
-    return (x - mean) / math.sqrt(variance + epsilon) * p["scale"] + p["bias"]
+    mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + epsilon) * p["scale"] + p["bias"]
 
 
 def gelu(x):
-    return x * 0.5 * (1 + _ERF(x / math.sqrt(2)))
+    return x * 0.5 * (1 + erf(x / math.sqrt(2)))
 
 
 def dense(x, p):
@@ -51,24 +50,15 @@ def encode(params, ids, mask, *, num_heads, choose, router_input="ffn_input", su
     outputs = []
     for row, real in zip(ids, mask, strict=True):
         row = row[: int(real.sum())]
-        e = p["embeddings"]
-        hidden = np.stack(
-            [
-                layer_norm(
-                    e["token"]["embedding"][token]
-                    + e["position"]["embedding"][place]
-                    + e["type"]["embedding"][0],
-                    e["layer_norm"],
-                )
-                for place, token in enumerate(row)
-            ]
-        )
+        tables = p["embeddings"]
+        token, position, kind = (tables[n]["embedding"] for n in ("token", "position", "type"))
+        hidden = layer_norm(token[row] + position[: len(row)] + kind[0], tables["layer_norm"])
         for i in range(sum(name.startswith("layers_") for name in p)):
             layer = p[f"layers_{i}"]
             attended = hidden + attention(hidden, layer["attention"], num_heads)
-            attended = np.stack([layer_norm(x, layer["attention_layer_norm"]) for x in attended])
+            attended = layer_norm(attended, layer["attention_layer_norm"])
             if "mlp" in layer:
-                hidden = np.stack([feed_forward(x, layer["mlp"]) for x in attended])
+                hidden = feed_forward(attended, layer["mlp"])
                 continue
             router = layer.get("router", p.get("router"))
             read = attended if router_input == "ffn_input" else hidden

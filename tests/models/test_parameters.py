@@ -1,23 +1,98 @@
-"""What files hold of models: configurations as JSON, there and back, field by field."""
+"""Parameters by number and name, and configurations as JSON, there and back, field by field."""
 
 import functools
 import json
 
 import pytest
-from tiny_models import tiny_bert, tiny_t5
+from tiny_models import tiny_bert, tiny_model, tiny_t5, tiny_t5_model
 
+from taser_jax.devices.partitioning import leaves_by_path
 from taser_jax.models.batch import Normalization
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.bert_layers import AttentionKernel
-from taser_jax.models.dual_encoder import Towers
+from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.fusion import BertFusionConfig, FusedStates, T5FusionConfig
-from taser_jax.models.parameters import config_to_json, read_config
-from taser_jax.models.routing import ExpertConfig, Routing
+from taser_jax.models.parameters import (
+    abstract_params,
+    config_to_json,
+    logical_axes,
+    parameter_count,
+    read_config,
+)
+from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
 from taser_jax.models.stack import Remat
-from taser_jax.models.t5 import PositionBias, T5Initialization
+from taser_jax.models.t5 import PositionBias, T5Config, T5Initialization
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.storage.errors import ConfigError, TaserError
+
+SMALL = {"embed_dim": 512, "num_layers": 6, "num_decoder_layers": 6, "num_heads": 8}
+SMALL_1_1 = {"embed_dim": 512, "num_layers": 8, "num_decoder_layers": 8, "num_heads": 6}
+GATED = ("gelu", "linear")
+SEQUENCE = {"num_experts": 2, "routing": Routing.SEQUENCE}
+ONE_GATE = {"num_experts": 4, "routing": Routing.TOKEN, "gate_sharing": GateSharing.SHARED}
+COUNTS = {
+    "DPR": (DualEncoderConfig(towers=Towers.SEPARATE), 217_783_296),
+    "Seq-R": (DualEncoderConfig(experts=ExpertConfig(**SEQUENCE)), 127_787_520 + 4 * 1_538),
+    "one gate": (DualEncoderConfig(experts=ExpertConfig(**ONE_GATE)), 165_579_264 + 3_076),
+    "t5-base": (T5DualEncoderConfig(), 222_903_552),
+    "its encoder": (T5DualEncoderConfig(embedding=T5Embedding.ENCODER_MEAN), 109_628_544),
+    "t5-small": (T5DualEncoderConfig(T5Config(mlp_dim=2048, **SMALL)), 60_506_624),
+    # 76,961,152 with its language-model head, which is another table of 32,128 rows.
+    "t5-v1_1-small": (
+        T5DualEncoderConfig(T5Config(mlp_dim=1024, mlp_activations=GATED, **SMALL_1_1)),
+        76_961_152 - 32_128 * 512,
+    ),
+}
+
+
+@pytest.mark.parametrize(("config", "expected"), COUNTS.values(), ids=COUNTS)
+def test_parameter_counts_of_published_models(config, expected):
+    assert parameter_count(abstract_params(DualEncoder(config))) == expected
+
+
+EMBED_HEADS, HEADS_EMBED = ("embed", "heads", "kv"), ("heads", "kv", "embed")
+BERT_PARAMETERS = {
+    "embeddings/token/embedding": ((50, 16), ("vocab", "embed")),
+    "embeddings/position/embedding": ((12, 16), ("length", "embed")),
+    "layers_0/attention/query/kernel": ((16, 2, 8), EMBED_HEADS),
+    "layers_0/attention/out/kernel": ((2, 8, 16), HEADS_EMBED),
+    "layers_0/mlp/wi/kernel": ((16, 24), ("embed", "mlp")),
+    "layers_1/experts/wo/kernel": ((2, 24, 16), ("expert", "mlp", "embed")),
+    "layers_1/experts/layer_norm/scale": ((2, 16), ("expert", "embed")),
+    "layers_1/router/kernel": ((16, 2), ("embed", "expert")),
+}
+# The names are T5X's.
+T5_PARAMETERS = {
+    "token_embedder/embedding": ((50, 16), ("vocab", "embed")),
+    "encoder/relpos_bias/rel_embedding": ((2, 8), ("heads", None)),
+    "encoder/layers_1/attention/query/kernel": ((16, 2, 6), EMBED_HEADS),
+    "encoder/layers_1/attention/out/kernel": ((2, 6, 16), HEADS_EMBED),
+    "encoder/layers_1/pre_attention_layer_norm/scale": ((16,), ("embed",)),
+    "encoder/layers_1/mlp/wi_1/kernel": ((16, 24), ("embed", "mlp")),
+    "encoder/layers_1/mlp/wo/kernel": ((24, 16), ("mlp", "embed")),
+    "decoder/layers_0/self_attention/value/kernel": ((16, 2, 6), EMBED_HEADS),
+    "decoder/layers_0/encoder_decoder_attention/key/kernel": ((16, 2, 6), EMBED_HEADS),
+    "decoder/layers_0/pre_cross_attention_layer_norm/scale": ((16,), ("embed",)),
+    "decoder/decoder_norm/scale": ((16,), ("embed",)),
+    "projection_layer/kernel": ((16, 10), ("embed", None)),
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (tiny_model(experts=SEQUENCE), BERT_PARAMETERS),
+        (tiny_t5_model(t5=tiny_t5(mlp_activations=GATED), projection_dim=10), T5_PARAMETERS),
+    ],
+    ids=["bert", "t5"],
+)
+def test_parameter_paths_shapes_and_axes(model, expected):
+    shapes, axes = (leaves_by_path(of(model)["encoder"]) for of in (abstract_params, logical_axes))
+    for path, (shape, names) in expected.items():
+        assert (shapes[path].shape, tuple(axes[path])) == (shape, names)
+    assert shapes.keys() == axes.keys()
+
 
 CONFIGS = [
     DualEncoderConfig(),
@@ -30,7 +105,7 @@ CONFIGS = [
     T5DualEncoderConfig(),
     T5DualEncoderConfig(
         t5=tiny_t5(
-            mlp_activations=("gelu", "linear"),
+            mlp_activations=GATED,
             remat=Remat.BLOCK,
             initialization=T5Initialization.RESCALED,
             position_bias=PositionBias.PER_LAYER,
