@@ -1,16 +1,12 @@
 from __future__ import annotations
 
-import dataclasses
-import types
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from tiny_models import tiny_batch
 
-from taser_jax.devices.mesh import MESH_AXES, MeshConfig, device_grid, make_mesh
+from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import (
     Partitioner,
     assign,
@@ -20,25 +16,16 @@ from taser_jax.devices.partitioning import (
 )
 from taser_jax.storage.errors import ConfigError
 
-SHAPES = {
-    "table": (30522, 768),
-    "wi": (768, 3072),
-    "experts": (2, 768, 3072),
-    "query": (768, 12, 64),
-    "out": (12, 64, 768),
-    "scale": (768,),
+KINDS = {
+    "table": ((30522, 768), P("vocab", "embed")),
+    "wi": ((768, 3072), P("embed", "mlp")),
+    "experts": ((2, 768, 3072), P("expert", "embed", "mlp")),
+    "query": ((768, 12, 64), P("embed", "heads", "kv")),
+    "out": ((12, 64, 768), P("heads", "kv", "embed")),
+    "scale": ((768,), P("embed")),
 }
-AXES = {
-    "table": P("vocab", "embed"),
-    "wi": P("embed", "mlp"),
-    "experts": P("expert", "embed", "mlp"),
-    "query": P("embed", "heads", "kv"),
-    "out": P("heads", "kv", "embed"),
-    "scale": P("embed"),
-}
-
-
-PARAMETERS = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in SHAPES.items()}
+AXES = {name: axes for name, (_, axes) in KINDS.items()}
+PARAMETERS = {name: jax.ShapeDtypeStruct(shape, "float32") for name, (shape, _) in KINDS.items()}
 
 
 @pytest.mark.parametrize(
@@ -117,89 +104,6 @@ def test_batches_that_do_not_divide():
     Partitioner(make_mesh(MeshConfig(model=4))).check_batch_size(6)
     with pytest.raises(ConfigError, match="12 rows of queries/ids on this host"):
         partitioner.put_batch(tiny_batch(12))
-
-
-@dataclasses.dataclass(frozen=True)
-class Chip:
-    """What JAX's mesh makers and we ask of a TPU."""
-
-    id: int
-    process_index: int
-    coords: tuple[int, int, int]
-    slice_index: int = 0
-    core_on_chip: int = 0
-    platform: str = "tpu"
-    device_kind: str = "TPU v5 lite"
-
-
-def pod(width=4, length=4, slices=1):
-    """Slices of v5e; a host has a square of two by two chips, as real ones have."""
-    chips = []
-    for slice_index in range(slices):
-        for x in range(width):
-            for y in range(length):
-                host = (slice_index * (width // 2) + x // 2) * (length // 2) + y // 2
-                chips.append(Chip(len(chips), host, (x, y, 0), slice_index))
-    return chips
-
-
-def chips_partitioner(config, devices):
-    partitioner = Partitioner(make_mesh())
-    partitioner.mesh = types.SimpleNamespace(
-        devices=device_grid(config, devices),
-        shape=dict(zip(MESH_AXES, config.shape(len(devices)), strict=True)),
-    )
-    return partitioner
-
-
-@pytest.mark.parametrize(
-    ("config", "by_slice"),
-    [
-        (MeshConfig(replica=2), [(0, 0), (1, 1)]),
-        (MeshConfig(replica=4, fsdp=4), [(0, 0), (1, 0), (2, 1), (3, 1)]),
-        (MeshConfig(replica=2, fsdp=4, model=2), [(0, 0), (1, 1)]),
-    ],
-)
-def test_replicas_are_slices(config, by_slice):
-    grid = device_grid(config, pod(slices=2))
-    assert grid.shape == config.shape(32)
-    assert len(set(grid.flat)) == 32
-    for replica, slice_index in by_slice:
-        assert {chip.slice_index for chip in grid[replica].flat} == {slice_index}
-
-
-def test_slices_that_the_axis_cannot_span():
-    message = r"1 devices along replica, which must span 2 slices\n.*a multiple of 2"
-    with pytest.raises(ConfigError, match=message):
-        device_grid(MeshConfig(), pod(slices=2))
-
-
-def test_other_devices_slices_are_no_slices():
-    """JAX numbers a GPU machine's hosts as slices."""
-    hosts = [dataclasses.replace(chip, platform="gpu") for chip in pod(slices=2)]
-    hosts = [dataclasses.replace(chip, device_kind="H100") for chip in hosts]
-    assert device_grid(MeshConfig(), hosts).shape == (1, 32, 1, 1)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [MeshConfig(), MeshConfig(fsdp=-1, data=1), MeshConfig(fsdp=4), MeshConfig(model=4),
-     MeshConfig(data=2, fsdp=2, model=4), MeshConfig(model=2), MeshConfig(model=8)],
-)  # fmt: skip
-def test_hosts_of_a_pod_hold_the_whole_batch(config):
-    """A host's chips are neighbours on the torus, and seldom neighbours in the mesh."""
-    partitioner = chips_partitioner(config, pod())
-    shares = [partitioner.share_of(host) for host in range(4)]
-    assert {share.count for share in shares} == {partitioner.batch_devices}
-    held = np.concatenate([share.rows(32) for share in shares])
-    assert set(held.tolist()) == set(range(32))
-    # Twice only where a part's devices belong to two hosts.
-    chips = {part: set() for part in range(partitioner.batch_devices)}
-    grid = partitioner.mesh.devices.reshape(partitioner.batch_devices, -1)
-    for part, devices in enumerate(grid):
-        chips[part] = {chip.process_index for chip in devices}
-    for host, share in enumerate(shares):
-        assert share.parts == tuple(part for part, hosts in chips.items() if host in hosts)
 
 
 @pytest.mark.parametrize(
