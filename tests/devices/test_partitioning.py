@@ -88,10 +88,8 @@ def test_batches_are_whole_and_split(config):
     placed = partitioner.put_batch(batch)
     for local, array in zip(jax.tree.leaves(batch), jax.tree.leaves(placed), strict=True):
         np.testing.assert_array_equal(np.asarray(array), local)
-        parts = len(local) // partitioner.batch_devices
-        assert {shard.data.shape for shard in array.addressable_shards} == {
-            (parts, *local.shape[1:])
-        }
+        shape = (len(local) // partitioner.batch_devices, *local.shape[1:])
+        assert {shard.data.shape for shard in array.addressable_shards} == {shape}
     assert partitioner.host_share.rows(8).tolist() == list(range(8))
 
 
@@ -126,11 +124,8 @@ PARAMS = {"encoder": {"layers_0": {"kernel": np.ones(2), "bias": np.ones(1)}, "s
 
 
 def test_paths_are_written_as_t5x_writes_them():
-    assert list(leaves_by_path(PARAMS)) == [
-        "encoder/layers_0/bias",
-        "encoder/layers_0/kernel",
-        "encoder/scale",
-    ]
+    paths = ["encoder/layers_0/bias", "encoder/layers_0/kernel", "encoder/scale"]
+    assert list(leaves_by_path(PARAMS)) == paths
 
 
 def test_each_parameter_gets_its_rules_value():

@@ -69,11 +69,7 @@ def encode(params, ids, mask, *, num_heads, choose, router_input="ffn_input", su
                 choices = [int(np.argmax(dense(u, router))) for u in read]
             else:
                 choices = [choose] * len(attended)
-            hidden = np.stack(
-                [
-                    feed_forward(x, jax.tree.map(operator.itemgetter(c), layer["experts"]))
-                    for x, c in zip(attended, choices, strict=True)
-                ]
-            )
+            experts = [jax.tree.map(operator.itemgetter(c), layer["experts"]) for c in choices]
+            hidden = np.stack([*map(feed_forward, attended, experts)])
         outputs.append(hidden)
     return outputs

@@ -40,42 +40,31 @@ def test_inference_runs_the_first_expert_of_the_roles_group(role, num_experts, p
     np.testing.assert_allclose(embeddings, np.stack(expected), atol=1e-5, rtol=0)
 
 
+OPTIONS = ("routing", "gate_sharing", "router_input", "sequence_summary")
 LEARNED = [*itertools.product([Routing.SEQUENCE, Routing.TOKEN], GateSharing, RouterInput)]
-
-
 # Every two of the three options meet in these four of the eight combinations.
-BY_CLS = [(*LEARNED[place], SequenceSummary.CLS, Pooling.CLS) for place in (0, 3, 5, 6)]
+BY_CLS = [((*LEARNED[place], SequenceSummary.CLS), Pooling.CLS) for place in (0, 3, 5, 6)]
 # With [CLS] pooling the last block computes one row, and its router still reads all tokens.
 BY_MEAN = [
-    (Routing.SEQUENCE, GateSharing.PER_BLOCK, router_input, SequenceSummary.MEAN, pooling)
+    ((Routing.SEQUENCE, GateSharing.PER_BLOCK, router_input, SequenceSummary.MEAN), pooling)
     for router_input, pooling in itertools.product(RouterInput, (Pooling.CLS, Pooling.MEAN))
 ]
 
 
-@pytest.mark.parametrize(
-    ("routing", "sharing", "router_input", "summary", "pooling"), BY_CLS + BY_MEAN
-)
-def test_learned_routing_takes_the_argmax_at_inference(
-    routing, sharing, router_input, summary, pooling
-):
-    experts = {
-        "num_experts": 3,
-        "blocks": (1, 2),
-        "routing": routing,
-        "gate_sharing": sharing,
-        "router_input": router_input,
-        "sequence_summary": summary,
-    }
+@pytest.mark.parametrize(("options", "pooling"), BY_CLS + BY_MEAN)
+def test_learned_routing_takes_the_argmax_at_inference(options, pooling):
+    experts = {"num_experts": 3, "blocks": (1, 2)} | dict(zip(OPTIONS, options, strict=True))
     model = tiny_model(experts=experts, pooling=pooling)
     params, tokens = random_params(model), tiny_tokens(batch=8)
-    of_router = {"choose": routing.value, "router_input": router_input.value}
-    hidden = oracle(params["encoder"], tokens, summary=summary.value, **of_router)
+    routing, _, router_input, summary = (option.value for option in options)
+    of_router = {"choose": routing, "router_input": router_input}
+    hidden = oracle(params["encoder"], tokens, summary=summary, **of_router)
     encoded = encode(model, params, tokens, Role.QUERY)
     expected = np.stack([POOL[pooling](h) for h in hidden])
     np.testing.assert_allclose(encoded.embeddings, expected, atol=1e-5, rtol=0)
     # The draw uses more than one expert, or the test would prove little.
     assert (np.asarray(encoded.routing.choice_count) > 0).sum() > len(encoded.routing.count)
-    if summary is SequenceSummary.MEAN:
+    if summary == "mean":
         # [CLS] would have chosen otherwise.
         from_cls = [POOL[pooling](h) for h in oracle(params["encoder"], tokens, **of_router)]
         assert np.abs(from_cls - expected).max() > 1e-2

@@ -1,3 +1,4 @@
+import functools
 import re
 
 import jax
@@ -135,11 +136,9 @@ def test_dropout_acts_in_training_only_and_in_attention_too(caplog):
 
 
 def test_texts_longer_than_the_position_table_are_refused():
+    draw = functools.partial(init_params, tiny_model(), query_length=4, passage_length=13)
     with pytest.raises(ConfigError, match="max_length = 12"):
-        jax.eval_shape(
-            lambda key: init_params(tiny_model(), key, query_length=4, passage_length=13),
-            jax.random.key(0),
-        )
+        jax.eval_shape(draw, jax.random.key(0))
 
 
 def test_normalised_embeddings_have_the_direction_of_plain_ones_and_length_one():
@@ -191,11 +190,9 @@ def test_towers_start_as_copies():
 def test_a_query_without_its_tasks_tower_is_refused():
     model = DualEncoder(Q_SPEC)
     for task, message in ((None, "without a task"), ("trex", "of task 'trex'")):
+        ask = functools.partial(encode, model, role=Role.QUERY, task=task)
         with pytest.raises(ConfigError, match=f"(?s){message}.*nq, fever"):
-            jax.eval_shape(
-                lambda p, task=task: encode(model, p, tiny_tokens(), Role.QUERY, task=task),
-                abstract_params(model),
-            )
+            jax.eval_shape(ask, abstract_params(model), tiny_tokens())
 
 
 # One text of padding alone.

@@ -90,9 +90,8 @@ def test_every_call_and_every_key_has_a_mask_of_its_own(impl):
     x = jnp.ones((8, 32))
 
     def run(seed):
-        return Twice(0.5, deterministic=False).apply(
-            {}, x, rngs={"dropout": jax.random.key(seed, impl=impl)}
-        )
+        rngs = {"dropout": jax.random.key(seed, impl=impl)}
+        return Twice(0.5, deterministic=False).apply({}, x, rngs=rngs)
 
     first, second = run(0)
     other, _ = run(1)

@@ -1,5 +1,7 @@
 """Blocks in one loop: the same function of the same parameters, compiled in less time."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -79,17 +81,14 @@ def test_blocks_run_in_order_with_their_own_parameters_and_draws(scanned):
     stack = Stack(scanned)
     initial = stack.init({"params": jax.random.key(0), "dropout": jax.random.key(1)}, jnp.ones(1))
     assert jax.tree.structure(initial["params"]) == jax.tree.structure(params)
-    hidden, statistics = stack.apply({"params": params}, jnp.ones(1), rngs=RNGS)
+    apply = functools.partial(stack.apply, {"params": params}, jnp.ones(1), rngs=RNGS)
+    hidden, statistics = apply()
     # (((1·2·3 + 1)·5·7 + 1)·11·13 + 1)·17
     assert hidden.tolist() == [598_043]
     assert [factor for factor, _ in statistics] == factors
     assert len({float(draw) for _, draw in statistics}) == len(factors)
-    again = stack.apply({"params": params}, jnp.ones(1), rngs=RNGS)[1]
-    assert again == statistics
-    program = str(
-        jax.make_jaxpr(lambda p: stack.apply({"params": p}, jnp.ones(1), rngs=RNGS))(params)
-    )
-    assert program.count("scan[") == scanned
+    assert apply()[1] == statistics
+    assert str(jax.make_jaxpr(apply)()).count("scan[") == scanned
 
 
 def bert_of(num_layers, *, num_experts=2, blocks=(2, 4), pooling=Pooling.MEAN, **fixed):
@@ -104,9 +103,8 @@ def bert_of(num_layers, *, num_experts=2, blocks=(2, 4), pooling=Pooling.MEAN, *
 def t5_of(num_layers, **fixed):
     def build(**option):
         sizes = {"num_layers": num_layers, "num_decoder_layers": num_layers}
-        return tiny_models.tiny_t5_model(
-            t5=tiny_models.tiny_t5(**{"dropout_rate": 0.0} | sizes | fixed | option)
-        )
+        t5 = tiny_models.tiny_t5(**{"dropout_rate": 0.0} | sizes | fixed | option)
+        return tiny_models.tiny_t5_model(t5=t5)
 
     return build
 
@@ -132,13 +130,11 @@ PER_LAYER = {"remat": Remat.BLOCK, "position_bias": PositionBias.PER_LAYER}
 )
 def test_neither_a_loop_nor_rematerialisation_changes_outputs_or_gradients(build, option, values):
     models = [build(**{option: value}) for value in values]
-    params = tiny_models.random_params(models[0])
+    params, tokens = tiny_models.random_params(models[0]), tiny_models.tiny_tokens()
 
     def outputs_and_gradients(model):
         def total(params):
-            encoded = tiny_models.encode(
-                model, params, tiny_models.tiny_tokens(), Role.QUERY, train=True, rngs=RNGS
-            )
+            encoded = tiny_models.encode(model, params, tokens, Role.QUERY, train=True, rngs=RNGS)
             return encoded.embeddings[:, 0].sum(), encoded
 
         return jax.jit(jax.grad(total, has_aux=True))(params)

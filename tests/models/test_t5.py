@@ -36,14 +36,13 @@ def test_rescaled_initialisation_gives_the_same_outputs(kind):
     params = random_params(standard)
     assert standard.config.initial_params(params) == params
     scaled = rescaled.config.initial_params(params)
-    np.testing.assert_allclose(
-        embeddings(rescaled, scaled), embeddings(standard, params), atol=1e-4
-    )
-    ratios = leaves_by_path(
-        jax.tree.map(
-            lambda a, b: round(float(jnp.abs(a).sum() / jnp.abs(b).sum()), 3), params, scaled
-        )
-    )
+    outputs = embeddings(rescaled, scaled), embeddings(standard, params)
+    np.testing.assert_allclose(*outputs, atol=1e-4)
+
+    def ratio(a, b):
+        return round(float(jnp.abs(a).sum() / jnp.abs(b).sum()), 3)
+
+    ratios = leaves_by_path(jax.tree.map(ratio, params, scaled))
     divided = {"token_embedder/embedding": 100, "out/kernel": 100, "wo/kernel": 10}
     divided["wi/kernel" if kind == "t5" else "wi_1/kernel"] = 10
     for path, ratio in ratios.items():
