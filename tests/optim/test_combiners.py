@@ -204,9 +204,8 @@ def test_the_naive_optimiser_takes_summed_gradients(reduction):
 @pytest.mark.parametrize("combiner", COMBINERS)
 def test_one_task_gives_the_plain_optimisers_update(combiner):
     plain = build_optimizer(OPTIMIZER, PARAMS, total_steps=5)
-    optimizer = build_multitask_optimizer(
-        MultitaskConfig(combiner), OPTIMIZER, PARAMS, tasks=("a",), total_steps=5
-    )
+    config = MultitaskConfig(combiner)
+    optimizer = build_multitask_optimizer(config, OPTIMIZER, PARAMS, tasks=("a",), total_steps=5)
     problem = steps(3, tasks=1)
     combined, _ = run(optimizer, PARAMS, problem)
     alone = [(jax.tree.map(lambda leaf: leaf[0], grads), losses) for grads, losses in problem]

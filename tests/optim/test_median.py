@@ -10,10 +10,7 @@ from jax.sharding import PartitionSpec as P
 from taser_jax.optim.median import MedianOver, lower_median
 from taser_jax.storage.errors import ConfigError
 
-median = jax.jit(lambda values, guess: lower_median(values, guess=guess))
-median_of_products = jax.jit(
-    lambda values, factors, guess: lower_median(values, factors=factors, guess=guess)
-)
+median = jax.jit(lower_median, static_argnames="over")
 SHAPES = ((40, 30), (77,), (), (5, 6, 7))
 INF = 0x7F800000
 
@@ -84,7 +81,7 @@ def test_it_equals_a_sort_whatever_the_distribution(guess):
         "right": expected,
         "wrong": rng.integers(0, INF + 1, len(rows)).astype(np.int32),
     }[guess]
-    medians = median(values, start)
+    medians = median(values, guess=start)
     np.testing.assert_array_equal(medians.bits, expected, err_msg=str([*by_name]))
     np.testing.assert_array_equal(np.asarray(medians.value).view(np.int32), expected)
     assert int(medians.passes) <= 15
@@ -96,10 +93,10 @@ def test_nonzero_ignores_zeros_and_a_task_of_zeros_has_median_zero():
     rows[rng.random(rows.shape) < 0.7] = 0
     rows[2] = 0
     values = split(rows)
-    medians = jax.jit(lambda v: lower_median(v, over=MedianOver.NONZERO))(values)
+    medians = median(values, over=MedianOver.NONZERO)
     np.testing.assert_array_equal(medians.bits, sorted_median(values, nonzero=True))
     assert float(medians.value[2]) == 0
-    np.testing.assert_array_equal(median(values, np.zeros(3, np.int32)).bits, [0, 0, 0])
+    np.testing.assert_array_equal(median(values, guess=np.zeros(3, np.int32)).bits, [0, 0, 0])
 
 
 def test_with_shardings_devices_exchange_once_per_split_and_pass():
@@ -112,7 +109,7 @@ def test_with_shardings_devices_exchange_once_per_split_and_pass():
     values[1][:, :20] = 0
     factors = [rng.normal(size=(32, 64)).astype(np.float32) for _ in specs]
     guess = jnp.full(5, 0x3F000000, jnp.int32)
-    on_one = median_of_products(values, factors, guess)
+    on_one = median(values, factors=factors, guess=guess)
     products = [value * factor for value, factor in zip(values, factors, strict=True)]
     np.testing.assert_array_equal(on_one.bits, sorted_median(products))
 
@@ -120,14 +117,11 @@ def test_with_shardings_devices_exchange_once_per_split_and_pass():
     def on_all(values, factors):
         return lower_median(values, factors=factors, guess=guess, shardings=shardings)
 
-    put = [
-        jax.device_put(value, NamedSharding(mesh, P(None, *spec)))
-        for value, spec in zip(values, specs, strict=True)
-    ]
-    others = [jax.device_put(f, s) for f, s in zip(factors, shardings, strict=True)]
-    on_eight = on_all(put, others)
+    of_tasks = [NamedSharding(mesh, P(None, *spec)) for spec in specs]
+    put = jax.device_put((values, factors), (of_tasks, shardings))
+    on_eight = on_all(*put)
     jax.tree.map(np.testing.assert_array_equal, on_one, on_eight)
-    program = on_all.lower(put, others).compile().as_text()
+    program = on_all.lower(*put).compile().as_text()
     assert "all-gather" not in program
     # Arrays split over model alone add up together, those over data and model likewise.
     assert len(re.findall(r" all-reduce(?:-start)?\(", program)) <= 2
@@ -137,7 +131,7 @@ def test_no_product_is_kept():
     values = [jax.ShapeDtypeStruct((4, 256, 128), jnp.float32)]
     factors = [jax.ShapeDtypeStruct((256, 128), jnp.float32)]
     guess = jax.ShapeDtypeStruct((4,), jnp.int32)
-    memory = median_of_products.lower(values, factors, guess).compile().memory_analysis()
+    memory = median.lower(values, factors=factors, guess=guess).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 4 * 256 * 128
 
 
@@ -159,6 +153,6 @@ def test_rows_of_different_scales_take_few_passes():
     expected = sorted_median(values)
     near = (expected.view(np.float32) * np.float32(1.3)).view(np.int32)
     for guess, most in ((np.zeros(2, np.int32), 8), (near, 6), (expected, 6)):
-        medians = median(values, guess)
+        medians = median(values, guess=guess)
         np.testing.assert_array_equal(medians.bits, expected)
         assert int(medians.passes) <= most

@@ -45,11 +45,8 @@ def test_equals_the_formula_with_ties_by_row(tmp_path):
     passages = [" ".join(rng.choice(words, rng.integers(1, 12))) for _ in range(200)]
     passages += passages[:50]  # exact ties
     queries = [" ".join(rng.choice([*words, "unknown"], 4)) for _ in range(30)]
-    index = bm25.Bm25Index.build(
-        passages,
-        tmp_path / "index",
-        config=bm25.Bm25Config(k1=1.2, b=0.7, stemming=bm25.Stemming.NONE),
-    )
+    config = bm25.Bm25Config(k1=1.2, b=0.7, stemming=bm25.Stemming.NONE)
+    index = bm25.Bm25Index.build(passages, tmp_path / "index", config=config)
     for k in (5, 40, 300):
         hits = index.search(queries, k)
         for line, query in enumerate(queries):
@@ -113,9 +110,8 @@ def test_opened_equals_built_and_is_not_built_again(tmp_path):
     opened = bm25.Bm25Index(tmp_path / "index", fingerprints=fingerprints)
     for index in (again, opened):
         assert index.config == built.config
-        np.testing.assert_array_equal(
-            index.search(["two"], 2).scores, built.search(["two"], 2).scores
-        )
+        scores = [each.search(["two"], 2).scores for each in (index, built)]
+        np.testing.assert_array_equal(*scores)
 
 
 def test_another_collection_or_configuration_is_refused(tmp_path):

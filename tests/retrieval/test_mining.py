@@ -157,9 +157,8 @@ def test_equals_the_oracle(answer_containing, excluded, depth, margin):
     some = SearchResult(result.rows[:50][:, columns], result.scores[:50][:, columns])
     again = mine_negatives(some, positives[:50], config=sampled_config, **options)
     assert again.rows == sampled.rows[:50]
-    other = mine_negatives(
-        result, positives, config=dataclasses.replace(sampled_config, seed=1), **options
-    )
+    other_seed = dataclasses.replace(sampled_config, seed=1)
+    other = mine_negatives(result, positives, config=other_seed, **options)
     assert other.rows != sampled.rows
 
 

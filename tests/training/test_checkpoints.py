@@ -26,22 +26,13 @@ from taser_jax.training.state import TrainState
 
 ABOUT = {"data": "abc", "seed": 0}
 OPTIMIZER = optax.adam(1e-3)
+abstract = functools.partial(jax.tree.map, ocp.utils.to_shape_dtype_struct)
 
 
 def make_state(value: float = 1.0, *, size: int = 16) -> TrainState:
-    params = {
-        "encoder": {
-            "kernel": jnp.arange(size * 4, dtype=jnp.float32).reshape(size, 4) * value,
-            "bias": jnp.full((4,), value),
-        }
-    }
+    kernel = jnp.arange(size * 4, dtype=jnp.float32).reshape(size, 4) * value
+    params = {"encoder": {"kernel": kernel, "bias": jnp.full((4,), value)}}
     return TrainState(step=jnp.int32(0), params=params, opt_state=OPTIMIZER.init(params))
-
-
-def abstract(tree):
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree
-    )
 
 
 def save_all(directory, config, metrics_by_step):
@@ -250,10 +241,8 @@ Q_SPEC = ("query_encoder_nq", "query_encoder_fever", "passage_encoder")
 
 def tower(seed, size=6):
     keys = jax.random.split(jax.random.key(seed))
-    return {
-        "layers_0": {"kernel": jax.random.normal(keys[0], (size, 4))},
-        "bias": jax.random.normal(keys[1], (4,)),
-    }
+    kernel, bias = jax.random.normal(keys[0], (size, 4)), jax.random.normal(keys[1], (4,))
+    return {"layers_0": {"kernel": kernel}, "bias": bias}
 
 
 def write_towers(folder, names):

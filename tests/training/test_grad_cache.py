@@ -27,15 +27,12 @@ def one_after_another(encode, params, groups, keys, *, num_chunks):
     if num_chunks == 1:
         rows, sums = encode(params, tokens, key)
         return [rows], sums
-    chunks = [
-        encode(
-            params,
-            jax.tree.map(lambda array, c=c: array[c::num_chunks], tokens),
-            jax.random.fold_in(key, c),
-        )
-        for c in range(num_chunks)
-    ]
-    parts, sums = zip(*chunks, strict=True)
+
+    def encode_chunk(c):
+        chunk = jax.tree.map(lambda array: array[c::num_chunks], tokens)
+        return encode(params, chunk, jax.random.fold_in(key, c))
+
+    parts, sums = zip(*map(encode_chunk, range(num_chunks)), strict=True)
     rows = jnp.stack(parts, axis=1).reshape(len(tokens.ids), -1)
     return [rows], jax.tree.map(lambda *leaves: sum(leaves), *sums)
 

@@ -171,10 +171,8 @@ def test_regulariser_equals_the_float64_oracle(kind, weight):
         RoutingMeasure.INFORMATION: entropy((q + p) / 2) - per_input,
     }[kind]
     regularizer = RoutingRegularizer(kind=kind, weight=weight)
-    result = jax.jit(lambda q, p: regularization(regularizer, sums_of(q), sums_of(p)))(
-        queries, passages
-    )
-    assert result == pytest.approx(-weight * of_blocks.mean(), rel=1e-5)
+    term = jax.jit(lambda q, p: regularization(regularizer, sums_of(q), sums_of(p)))
+    assert term(queries, passages) == pytest.approx(-weight * of_blocks.mean(), rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", RoutingMeasure)

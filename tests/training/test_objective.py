@@ -63,9 +63,8 @@ def test_equals_the_float64_oracle(name):
 
 
 def test_eight_devices_give_the_loss_and_gradients_of_one():
-    function = jax.jit(
-        jax.value_and_grad(lambda *a: objective_of(EVERYTHING, Normalization.L2)(*a)[0], (0, 1))
-    )
+    objective = objective_of(EVERYTHING, Normalization.L2)
+    function = jax.jit(jax.value_and_grad(lambda *batch: objective(*batch)[0], (0, 1)))
     loss, gradients = function(QUERIES, PASSAGES, BATCH)
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
     placed = jax.device_put((QUERIES, PASSAGES, BATCH), sharding)

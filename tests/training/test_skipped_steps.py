@@ -36,15 +36,12 @@ class Steps:
     def __init__(self, optimizer, params=PARAMS):
         self.state = TrainState(jnp.int32(0), params, optimizer.init(params))
         self.report = None
-        self._apply = jax.jit(
-            functools.partial(apply_gradients, optimizer=optimizer, key=jax.random.key(0))
-        )
+        apply = functools.partial(apply_gradients, optimizer=optimizer, key=jax.random.key(0))
+        self._apply = jax.jit(apply)
 
     def take(self, gradients, losses):
-        tasks = len(losses)
-        squares = [
-            jnp.square(leaf).reshape(tasks, -1).sum(1) for leaf in jax.tree.leaves(gradients)
-        ]
+        tasks, leaves = len(losses), jax.tree.leaves(gradients)
+        squares = [jnp.square(leaf).reshape(tasks, -1).sum(1) for leaf in leaves]
         sums = {"losses": jnp.asarray(losses), "squared_norms": jnp.asarray(sum(squares))}
         self.state, _, self.report = self._apply(self.state, gradients, **sums)
         return self

@@ -42,10 +42,8 @@ def default_step():
 
 def test_named_keys_are_stable_and_distinct():
     # First four bytes of SHA-256("dropout"), little endian; not Python's salted hash.
-    expected = jax.random.fold_in(jax.random.key(7), 0x290A4C1B)
-    assert jnp.array_equal(
-        jax.random.key_data(named_key(7, "dropout")), jax.random.key_data(expected)
-    )
+    pair = named_key(7, "dropout"), jax.random.fold_in(jax.random.key(7), 0x290A4C1B)
+    assert jnp.array_equal(*map(jax.random.key_data, pair))
     keys = [named_key(0, "dropout"), named_key(0, "routing"), named_key(1, "dropout")]
     assert len({tuple(jax.random.key_data(key).tolist()) for key in keys}) == 3
 
