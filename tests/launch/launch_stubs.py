@@ -19,6 +19,10 @@ TRAIN = ("--", "train", "--gin_file=runs/taser_base.gin", "--gin.MODEL_DIR=gs://
 MINE = f"taser_jax-{getpass.getuser()}"
 TPU = ("--name=pod", "--zone=us-central2-b")
 SLICES = (*TPU, "--type=v4-32", "--slices=2")
+# Launchers that make what they run on: of one slice, and of several.
+ONE = ("tpu_vm.sh", *TPU, "--type=v4-32")
+SEVERAL = ("tpu_multislice.sh", *SLICES)
+EITHER = pytest.mark.parametrize("launcher", [ONE, SEVERAL], ids=["one slice", "slices"])
 XPK = ("--cluster=tpus", "--workload=taser-1", "--type=v5litepod-64", "--image=r/taser:1")
 
 STUBBED = ("gcloud", "xpk", "docker", "srun", "sbatch", "ssh", "scp")
@@ -29,7 +33,8 @@ NOT_FOUND = (
 )
 # What docker says of an image that was pushed, and under another name before.
 PUSHED = ("image inspect", "other/taser@sha256:00\nr/taser@sha256:1234\n", 0)
-DENIED = "ERROR: (gcloud.compute.tpus) PERMISSION_DENIED: The caller does not have permission."
+# In place of taser: runs until it is told to stop.
+STAYS = "trap 'sleep 1; echo saved; exit 75' TERM; echo ready; while true; do sleep 0.1; done"
 
 
 def program(path: pathlib.Path, text: str) -> str:
@@ -120,12 +125,10 @@ class Stubs:
         """Words of each call of that gcloud, a line each."""
         return (self.folder / "asked").read_text()
 
-    def start(
-        self, script: str, *arguments: str, checkout: pathlib.Path = LAUNCH.parent, **options
-    ):
-        """Starts a launcher of a checkout."""
+    def start(self, script: str, *arguments: str, **options) -> subprocess.Popen[str]:
+        """Starts a launcher."""
         return subprocess.Popen(
-            ["bash", str(checkout / "launch" / script), *arguments],
+            ["bash", str(LAUNCH / script), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -134,18 +137,27 @@ class Stubs:
             **options,
         )
 
-    def run(self, script: str, *arguments: str, **options) -> subprocess.CompletedProcess[str]:
-        """Runs a launcher to its end, in this process where it is this checkout's `launch.py`."""
+    def run(
+        self, script: str, *arguments: str, status: int = 0, **options
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a launcher, which must end with this status.
+
+        In this process, where it is this checkout's `launch.py`.
+        """
         launcher = script.removesuffix(".sh")
         if launcher in launch.FLOWS and not options:
-            return self._run_here(launcher, arguments)
-        with self.start(script, *arguments, **options) as process:
-            try:
-                output, errors = process.communicate(timeout=60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise
-        return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
+            completed = self._run_here(launcher, arguments)
+        else:
+            path = options.pop("checkout", LAUNCH.parent) / "launch" / script
+            completed = subprocess.run(
+                ["bash", str(path), *arguments],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                **options,
+            )
+        assert completed.returncode == status, completed.stderr
+        return completed
 
     def _run_here(
         self, launcher: str, arguments: tuple[str, ...]
@@ -165,14 +177,16 @@ class Stubs:
     @property
     def calls(self) -> list[list[str]]:
         """Words of each call, in order."""
-        path = self.folder / "calls.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [json.loads(line) for line in self._lines("calls.jsonl")]
 
     @property
     def sleeps(self) -> int:
         """How often a launcher has waited."""
-        path = self.folder / "sleeps"
-        return len(path.read_text().splitlines()) if path.exists() else 0
+        return len(self._lines("sleeps"))
+
+    def _lines(self, name: str) -> list[str]:
+        path = self.folder / name
+        return path.read_text().splitlines() if path.exists() else []
 
     @property
     def runs(self) -> list[list[str]]:

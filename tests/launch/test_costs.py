@@ -3,13 +3,12 @@
 import signal
 
 import pytest
-from launch_stubs import MINE, SLICES, TPU, TRAIN, Stubs, finished, node, queued
+from launch_stubs import EITHER, MINE, ONE, SEVERAL, TPU, TRAIN, finished, node, queued
 
 pytestmark = pytest.mark.slow
 
-MADE = (*TPU, "--type=v4-32", "--skip_install", "--retries=1")
+MADE = (*ONE, "--skip_install", "--retries=1")
 DELETE = "gcloud compute tpus tpu-vm delete pod --zone=us-central2-b --quiet"
-CHECKPOINT = "gs://bucket/my model/checkpoint_1/"
 CREATE = "ERROR: (gcloud.compute.tpus.tpu-vm.create) "
 
 
@@ -17,44 +16,42 @@ def last_line(completed) -> str:
     return completed.stderr.splitlines()[-1]
 
 
-def plan(completed) -> str:
-    return "\n".join(line for line in completed.stdout.splitlines() if line.startswith("# "))
-
-
 @pytest.mark.parametrize(
-    ("kind", "chips", "runtime"),
+    ("kind", "chips", "runtime", "price"),
     [
-        ("v3-8", 4, "tpu-ubuntu2204-base"),
-        ("v4-32", 16, "tpu-ubuntu2204-base"),
-        ("v5p-8", 4, "v2-alpha-tpuv5"),
-        ("v5litepod-16", 16, "v2-alpha-tpuv5-lite"),
-        ("v6e-8", 8, "v2-alpha-tpuv6e"),
+        ("v3-8", 4, "tpu-ubuntu2204-base", "not known for v3-8"),
+        ("v4-32", 16, "tpu-ubuntu2204-base", "not known for v4-32; give --price_per_hour=DOLLARS"),
+        # 4 chips at 4.20 dollars.
+        ("v5p-8", 4, "v2-alpha-tpuv5", "about $16.80 an hour"),
+        # 16 chips at 1.20 dollars.
+        ("v5litepod-16", 16, "v2-alpha-tpuv5-lite", "about $19.20 an hour on demand, by the list"),
+        ("v6e-8", 8, "v2-alpha-tpuv6e", "not known for v6e-8"),
     ],
 )
-def test_the_plan_names_chips_runtime_price_retries_and_deletion(stubs, kind, chips, runtime):
-    options = (f"--type={kind}", "--spot", "--retries=7")
-    completed = stubs.run("tpu_vm.sh", "--dry_run", *TPU, *options, *TRAIN)
-    assert completed.returncode == 0, completed.stderr
-    told = plan(completed)
-    assert f"us-central2-b: 1 TPU slice of {kind}, {chips} chips, runtime {runtime}" in told
-    assert "price: --spot; " in told
-    assert "retries: 7" in told
-    assert "deletion (--delete=success): after the command has finished, if gs://" in told
-    assert DELETE in told
-    assert f"--version={runtime} " in completed.stdout
+def test_the_plan_names_chips_runtime_price_retries_and_deletion(
+    stubs, kind, chips, runtime, price
+):
+    options = (f"--type={kind}", "--retries=7")
+    told = stubs.run("tpu_vm.sh", "--dry_run", *TPU, *options, *TRAIN).stdout
+    assert f"us-central2-b: 1 TPU slice of {kind}, {chips} chips, runtime {runtime}\n" in told
+    assert f"# price: on demand; {price}" in told
+    assert "# retries: 7" in told
+    assert "# deletion (--delete=success): after the command has finished, if gs://" in told
+    assert f" By hand: {DELETE}\n" in told
+    assert f"--version={runtime} " in told
 
 
 def test_the_plan_of_several_slices_and_of_a_runtime_that_is_given(stubs):
     options = ("--version=mine", "--max_run_duration=10h")
-    completed = stubs.run("tpu_multislice.sh", "--dry_run", *SLICES, *options, *TRAIN)
-    assert "2 TPU slices of v4-32, 32 chips, runtime mine" in plan(completed)
-    assert "price: --max-run-duration=10h; " in plan(completed)
-    request = next(
-        line for line in completed.stdout.splitlines() if "queued-resources create" in line
-    )
-    words = request.split()
-    assert words[:2] == ["gcloud", "alpha"]
-    assert {"--provisioning-model=flex-start", "--max-run-duration=10h"} <= set(words)
+    told = stubs.run(*SEVERAL, "--dry_run", *options, *TRAIN).stdout
+    assert "2 TPU slices of v4-32, 32 chips, runtime mine\n" in told
+    assert "# price: --max-run-duration=10h; " in told
+    (request,) = (line.split() for line in told.splitlines() if "queued-resources create" in line)
+    assert request[:2] == ["gcloud", "alpha"]
+    assert {"--provisioning-model=flex-start", "--max-run-duration=10h"} <= set(request)
+    # Each is paid for.
+    told = stubs.run(*SEVERAL, "--dry_run", "--type=v5litepod-64", *TRAIN).stdout
+    assert "# price: on demand; about $153.60 an hour" in told
 
 
 def test_one_slice_of_flex_start_has_a_name_of_its_own(stubs):
@@ -71,8 +68,7 @@ def test_flags_of_real_projects_reach_gcloud(stubs):
         *("--labels=team=search,stage=", "--gcloud", "--network=n", "--metadata=a=b c"),
     )
     stubs.answer(states=["ABSENT"])
-    completed = stubs.run("tpu_vm.sh", *MADE, *options, *TRAIN)
-    assert completed.returncode == 0, completed.stderr
+    stubs.run(*MADE, *options, *TRAIN)
     (create,) = stubs.asked("tpu-vm", "create")
     assert create[7:-2] == [
         *("--reserved", "--internal-ips"),
@@ -84,7 +80,7 @@ def test_flags_of_real_projects_reach_gcloud(stubs):
 
 def test_a_reservation_and_iap_are_of_the_alpha_commands(stubs):
     options = ("--reservation=mine", "--internal_ip", "--iap", "--setup=sudo mount /dev/sdb /mnt")
-    completed = stubs.run("tpu_vm.sh", "--dry_run", *MADE, *options, *TRAIN)
+    completed = stubs.run(*MADE, "--dry_run", *options, *TRAIN)
     lines = [line for line in completed.stdout.splitlines() if line.startswith("gcloud ")]
     assert all(line.startswith("gcloud alpha compute tpus tpu-vm ") for line in lines)
     create, setup, run = lines
@@ -109,12 +105,10 @@ def test_a_reservation_and_iap_are_of_the_alpha_commands(stubs):
         "HTTPError 403: Quota exceeded for resource 'TPUS'",
     ],
 )
-@pytest.mark.parametrize("script", ["tpu_vm.sh", "tpu_multislice.sh"])
-def test_a_quota_of_any_kind_is_named_and_not_asked_for_again(stubs, script, said):
-    slices = ("--slices=2",) if script == "tpu_multislice.sh" else ()
+@EITHER
+def test_a_quota_of_any_kind_is_named_and_not_asked_for_again(stubs, launcher, said):
     stubs.answer((" create", CREATE + said, 1), states=["ABSENT"])
-    completed = stubs.run(script, *MADE, *slices, *TRAIN)
-    assert completed.returncode == 2
+    completed = stubs.run(*launcher, "--skip_install", *TRAIN, status=2)
     assert "the project's quota is too small: " in completed.stderr
     assert said in completed.stderr
     assert "--internal_ip needs no address" in completed.stderr
@@ -135,8 +129,7 @@ def test_a_quota_of_any_kind_is_named_and_not_asked_for_again(stubs, script, sai
 )
 def test_a_queued_resource_that_failed_is_an_error_unless_capacity_lacked(stubs, error):
     stubs.answer(states=[queued("FAILED", **error), "ABSENT"])
-    completed = stubs.run("tpu_multislice.sh", *SLICES, "--skip_install", *TRAIN)
-    assert completed.returncode == 2
+    completed = stubs.run(*SEVERAL, "--skip_install", *TRAIN, status=2)
     assert "queued resource pod FAILED: {" in completed.stderr
     assert error.get("message", "") in completed.stderr
     # Its name is free for the next request.
@@ -145,70 +138,50 @@ def test_a_queued_resource_that_failed_is_an_error_unless_capacity_lacked(stubs,
     assert stubs.sleeps == 0
 
 
-def ending(stubs: Stubs, *options: str, status: int = 0, label: str = MINE):
-    run = ("_host.sh", finished(status=status), int(status != 0))
-    stubs.answer(run, ("storage ls", CHECKPOINT, 0), states=[node("READY", label)])
-    return stubs.run("tpu_vm.sh", *MADE, *options, *TRAIN)
+DELETED = "TPU pod was deleted; nothing is billed any more"
+UNFINISHED = "the command has not finished; --delete=success"
+BILLED = "TPU pod is READY and billed until you delete it"
 
 
 @pytest.mark.parametrize(
-    ("options", "status", "deleted"),
+    ("delete", "status", "label", "last"),
     [
-        ((), 0, True),
-        ((), 1, False),
-        (("--delete=success",), 2, False),
-        (("--delete=always",), 0, True),
-        (("--delete=always",), 1, True),
-        (("--delete=never",), 0, False),
+        ("success", 0, MINE, DELETED),
+        ("success", 1, MINE, f"{BILLED} ({UNFINISHED}): {DELETE}"),
+        ("always", 0, MINE, DELETED),
+        ("always", 1, MINE, DELETED),
+        ("never", 0, MINE, f"{BILLED} (as you say): {DELETE}"),
+        ("always", 0, "taser_jax-somebody", f"{BILLED} (others made it): {DELETE}"),
     ],
 )
-def test_what_is_deleted_and_what_is_still_billed(stubs, options, status, deleted):
-    completed = ending(stubs, *options, status=status)
-    assert completed.returncode == status
-    assert len(stubs.asked("tpu-vm", "delete")) == deleted
-    if deleted:
-        assert last_line(completed) == "TPU pod was deleted; nothing is billed any more"
-    else:
-        assert last_line(completed).startswith("TPU pod is READY and billed until you delete it")
-        assert last_line(completed).endswith(f": {DELETE}")
-
-
-def test_a_tpu_that_others_made_is_left_alone(stubs):
-    completed = ending(stubs, "--delete=always", label="taser_jax-somebody")
-    assert completed.returncode == 0
-    assert stubs.asked("tpu-vm", "delete") == []
-    assert "billed until you delete it (others made it)" in last_line(completed)
+def test_what_is_deleted_and_what_is_still_billed(stubs, delete, status, label, last):
+    run = ("_host.sh", finished(status=status), int(status != 0))
+    stubs.answer(run, states=[node("READY", label)])
+    completed = stubs.run(*MADE, f"--delete={delete}", *TRAIN, status=status)
+    assert last_line(completed) == last
+    assert len(stubs.asked("tpu-vm", "delete")) == (last == DELETED)
 
 
 def test_a_deletion_that_fails_is_reported(stubs):
-    refused = (" delete ", "ERROR: (gcloud) PERMISSION_DENIED: no", 1)
-    stubs.answer(("storage ls", CHECKPOINT, 0), refused)
-    completed = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
-    assert completed.returncode == 0
+    stubs.answer((" delete ", "ERROR: (gcloud) PERMISSION_DENIED: no", 1))
+    completed = stubs.run(*MADE, "--delete=always", *TRAIN)
     assert "PERMISSION_DENIED" in completed.stderr
-    assert "billed until you delete it (gcloud did not delete it): gcloud" in last_line(completed)
+    assert last_line(completed) == f"{BILLED} (gcloud did not delete it): {DELETE}"
 
 
 def test_a_state_that_gcloud_does_not_tell_may_be_billed(stubs):
     stubs.answer(states=["READY", "ERROR: (gcloud) UNAVAILABLE: x"])
-    completed = stubs.run("tpu_vm.sh", *MADE, "--delete=never", *TRAIN)
+    completed = stubs.run(*MADE, "--delete=never", *TRAIN)
     assert last_line(completed) == f"TPU pod may still run and be billed; delete it: {DELETE}"
 
 
-@pytest.mark.parametrize("delete", ["always", "success"])
-def test_ctrl_c_asks_nothing_and_prints_the_same(stubs, delete):
+@pytest.mark.parametrize(("delete", "last"), [("always", DELETED), ("success", UNFINISHED)])
+def test_ctrl_c_asks_nothing_and_prints_the_same(stubs, delete, last):
     stubs.gcloud(node("READY"), "*ssh*) echo connected; exec tail -f /dev/null;;")
-    with stubs.start("tpu_vm.sh", *MADE, f"--delete={delete}", *TRAIN) as launcher:
-        for line in launcher.stdout:
-            if line == "connected\n":
-                break
+    with stubs.start(*MADE, f"--delete={delete}", *TRAIN) as launcher:
+        assert "connected\n" in iter(launcher.stdout.readline, "")
         launcher.send_signal(signal.SIGINT)
         _, errors = launcher.communicate(timeout=30)
     assert launcher.returncode == 130
-    asked = stubs.asked_of_gcloud
-    if delete == "always":
-        assert errors.splitlines()[-1] == "TPU pod was deleted; nothing is billed any more"
-        assert "tpu-vm delete pod" in asked
-    else:
-        assert "the command has not finished; --delete=success" in errors.splitlines()[-1]
-        assert "tpu-vm delete" not in asked
+    assert last in errors.splitlines()[-1]
+    assert ("tpu-vm delete pod" in stubs.asked_of_gcloud) == (last == DELETED)

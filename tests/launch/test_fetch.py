@@ -22,21 +22,24 @@ def fetch(*arguments: object) -> int:
     return _FETCH.main(*map(str, arguments))
 
 
-def write(path: pathlib.Path, content: bytes, *, time: int = 10**9) -> None:
+def write(path: pathlib.Path, content: bytes, *, time: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     os.utime(path, (time, time))
 
 
+def write_store(root: pathlib.Path, mark: str, *, time: int = 10**9) -> None:
+    """Something like a token store: two arrays, a vocabulary and the metadata."""
+    for name in ("passages/ids.npy", "queries/qa/train/ids.npy"):
+        write(root / name, mark.encode() * LARGE, time=time)
+    write(root / "vocabulary" / "vocab.txt", f"{mark}\n".encode(), time=time)
+    write(root / "metadata.json", f'{{"fingerprint": "{mark}"}}'.encode(), time=time)
+
+
 @pytest.fixture
 def store(tmp_path) -> pathlib.Path:
-    """Something like a token store: two arrays, a vocabulary and the metadata."""
-    root = tmp_path / "tokens"
-    for name in ("passages/ids.npy", "queries/qa/train/ids.npy"):
-        write(root / name, b"1" * LARGE)
-    write(root / "vocabulary" / "vocab.txt", b"a\n")
-    write(root / "metadata.json", b'{"fingerprint": "1"}')
-    return root
+    write_store(tmp_path / "tokens", "1")
+    return tmp_path / "tokens"
 
 
 def content(root: pathlib.Path) -> dict[str, bytes]:
@@ -52,11 +55,7 @@ def test_arrays_that_are_there_are_not_copied_again(tmp_path, store, capsys):
 
 def make_again(store: pathlib.Path) -> None:
     """Another store, of files of the same sizes."""
-    later = 10**9 + 1
-    for name in ("passages/ids.npy", "queries/qa/train/ids.npy"):
-        write(store / name, b"2" * LARGE, time=later)
-    write(store / "vocabulary" / "vocab.txt", b"b\n", time=later)
-    write(store / "metadata.json", b'{"fingerprint": "2"}', time=later)
+    write_store(store, "2", time=10**9 + 1)
 
 
 def test_a_store_made_again_in_the_same_size_is_copied_again(tmp_path, store):

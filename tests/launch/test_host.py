@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from launch_stubs import LAUNCH, TPU, TRAIN, program
+from launch_stubs import LAUNCH, STAYS, TPU, TRAIN, program
 
 pytestmark = pytest.mark.slow
 
@@ -45,9 +45,6 @@ def test_a_host_reports_its_status(tmp_path):
     assert status == 75
     assert output.startswith("train|a b|--multihost|")
     assert "taser-status 75 on " in output
-
-
-STAYS = "trap 'echo saved; exit 75' TERM; echo ready; while true; do sleep 0.1; done"
 
 
 def test_a_host_that_must_stop_lets_taser_save(tmp_path):
@@ -124,17 +121,11 @@ def environment(checkout: pathlib.Path, **programs: str) -> pathlib.Path:
     return folder
 
 
-def test_local_runs_in_the_checkout_wherever_it_is_called(checkout, tmp_path):
+def test_local_runs_in_the_checkout_wherever_it_is_called(stubs, checkout, tmp_path):
     told = 'for word; do printf "%s|" "$word"; done; pwd'
     environment(checkout, python="exit 0", pip="", taser=told)
-    completed = subprocess.run(
-        ["bash", str(checkout / "launch" / "local.sh"), "--directory=my dir"],
-        env=os.environ | {"PYTHON": sys.executable},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert completed.returncode == 0, completed.stderr
+    caller = {"cwd": tmp_path, "env": os.environ | {"PYTHON": sys.executable}}
+    completed = stubs.run("local.sh", "--directory=my dir", checkout=checkout, **caller)
     lines = [line for line in completed.stdout.splitlines() if "|" in line]
     assert len(lines) == 3
     assert {line.split("|")[-1] for line in lines} == {str(checkout)}
@@ -153,9 +144,10 @@ def test_what_installs_on_a_host_ends_as_its_steps_do(
     home = tmp_path / "home"
     asked = f'echo "$*" >>{home}/asked; mkdir -p .venv'
     program(home / ".local" / "bin" / "uv", f"{asked}\n{uv}")
-    if archive:
-        names = ["launch", "setup.py", "pyproject.toml"]
-        subprocess.run(["tar", "-czf", home / "taser_jax.tgz", *names], cwd=checkout, check=True)
+
+    def send() -> None:
+        command = ["tar", "-czf", home / "taser_jax.tgz", "launch", "setup.py", "pyproject.toml"]
+        subprocess.run(command, cwd=checkout, check=True)
 
     def run() -> int:
         return subprocess.run(
@@ -165,6 +157,8 @@ def test_what_installs_on_a_host_ends_as_its_steps_do(
             capture_output=True,
         ).returncode
 
+    if archive:
+        send()
     assert run() == status
     if status == 0:
         # The locked versions first; a second start finds them.
@@ -175,7 +169,7 @@ def test_what_installs_on_a_host_ends_as_its_steps_do(
         assert "--no-deps --no-build-isolation --editable ." in package
         # Other versions are installed again.
         (checkout / "setup.py").write_text("other")
-        subprocess.run(["tar", "-czf", home / "taser_jax.tgz", *names], cwd=checkout, check=True)
+        send()
         assert run() == 0
         assert len((home / "asked").read_text().splitlines()) == 6
 
