@@ -6,11 +6,13 @@ import builtins
 import contextlib
 import errno
 import io
+import itertools
 import os
 import pathlib
 import resource
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -24,6 +26,13 @@ def flip(path: pathlib.Path, position: int = -1) -> None:
     content[position] ^= 1
     path.write_bytes(content)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+
+
+def killed_at_call(number: int, function: Callable[..., Any]) -> mock.Mock:
+    """The function, which a kill ends at its call of this number."""
+    before, after = itertools.repeat(mock.DEFAULT, number - 1), itertools.repeat(mock.DEFAULT)
+    calls = itertools.chain(before, [KeyboardInterrupt], after)
+    return mock.Mock(wraps=function, side_effect=calls)
 
 
 @contextlib.contextmanager

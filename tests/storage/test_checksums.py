@@ -8,7 +8,8 @@ import shutil
 import numpy as np
 import pytest
 import tiny_training
-from disks import flip
+from disks import flip, killed_at_call
+from embedding_files import embedded
 
 from taser_jax.cli import main as cli
 from taser_jax.data.token_store.negatives import read_negatives, write_negatives
@@ -28,17 +29,6 @@ IDS = ["s", "h", "t"]
 def tokens(tmp_path) -> pathlib.Path:
     tiny_training.write_token_store(tmp_path / "tokens")
     return tmp_path / "tokens"
-
-
-def embedded(directory: pathlib.Path, rows: np.ndarray) -> pathlib.Path:
-    """A finished directory of these embeddings."""
-    metadata = {"kind": "embeddings", "format_version": 1, "fingerprints": {"model": "m"}}
-    sizes = {"num_rows": len(rows), "dim": rows.shape[1], "shard_rows": 65536, "dtype": "float32"}
-    path = directory / "embeddings-00000-of-00001.npy"
-    with artifacts.replacing(path) as scratch, open(scratch, "wb") as file:
-        np.save(file, rows)
-    artifacts.write_json(directory / artifacts.METADATA, {**metadata, **sizes})
-    return directory
 
 
 def test_the_checksum_is_the_standards(tmp_path):
@@ -61,18 +51,11 @@ def test_a_replaced_file_has_one_line(tmp_path):
 @pytest.mark.parametrize("killed_at", [1, 2, 3])
 def test_a_file_is_never_damaged_by_a_kill(tmp_path, monkeypatch, killed_at, is_new):
     """At each of the three renames that replace it, the file is the old or the new, and checked."""
-    path, renames, rename = tmp_path / "a.json", [], os.replace
+    path = tmp_path / "a.json"
     if not is_new:
         artifacts.write_json(path, {"x": 1})
-
-    def dying_rename(source: pathlib.Path, target: pathlib.Path) -> None:
-        renames.append(target)
-        if len(renames) == killed_at:
-            raise KeyboardInterrupt
-        rename(source, target)
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", dying_rename)
+        patch.setattr(os, "replace", killed_at_call(killed_at, os.replace))
         with pytest.raises(KeyboardInterrupt):
             artifacts.write_json(path, {"x": 22})
     old = {"absent": True} if is_new else {"x": 1}

@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+from embedding_files import embedded
 
 from taser_jax.assembly.data import MIXTURE_FILE, with_mixture_rates
 from taser_jax.assembly.model_directory import read_facts
@@ -21,28 +22,13 @@ from taser_jax.storage.errors import DataError, TaserError
 from taser_jax.storage.typed_files import read_json
 
 DEEP, LONG = "[" * 1_000_000, '{"a": ' + "9" * 5000 + "}"
-EMBEDDINGS = {
-    "kind": "embeddings",
-    "format_version": 1,
-    "fingerprints": {"model": "m"},
-    "num_rows": 3,
-    "dim": 2,
-    "dtype": "float32",
-    "shard_rows": 8,
-}
 
 
-def embeddings(tmp_path, **changed):
-    array = np.zeros((3, 2), np.float32)
-    np.save(tmp_path / "embeddings-00000-of-00001.npy", array)
-    write_json(tmp_path / "metadata.json", {**EMBEDDINGS, **changed})
-    return Embeddings(tmp_path)
-
-
-@pytest.mark.parametrize("text", [DEEP, LONG, '{"a": ' * 2000, "nul\0", ""])
-def test_what_python_does_not_parse_is_named(tmp_path, text):
-    (tmp_path / "a.json").write_text(text)
-    with pytest.raises(DataError, match=r"a\.json: not JSON"):
+@pytest.mark.parametrize("text", [DEEP, LONG, '{"a": ' * 2000, "nul\0", "", "{", "\xff", "[1]"])
+def test_what_is_no_object_is_named(tmp_path, text):
+    (tmp_path / "a.json").write_text(text, encoding="latin1")
+    message = "expected an object" if text == "[1]" else "not JSON"
+    with pytest.raises(DataError, match=rf"a\.json: {message}"):
         read_json(tmp_path / "a.json")
 
 
@@ -62,9 +48,11 @@ def test_a_byte_order_mark_is_taken(tmp_path):
     ],
 )
 def test_metadata_of_embeddings(tmp_path, changed, message):
-    assert len(embeddings(tmp_path)) == 3
+    rows = np.zeros((3, 2), np.float32)
+    assert len(Embeddings(embedded(tmp_path, rows))) == 3
+    embedded(tmp_path, rows, **changed)
     with pytest.raises(DataError, match=rf"metadata\.json, field(.|\n)*{message}|{message}"):
-        embeddings(tmp_path, **changed)
+        Embeddings(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,16 @@ import json
 import os
 import pathlib
 import re
-import signal
 import subprocess
 import sys
 import time
 import types
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 from disks import read_only
+from script_calls import REPOSITORY
 
 from taser_jax.cli import main as cli
 from taser_jax.cli.command_table import COMMANDS
@@ -34,6 +35,7 @@ with one_writer(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()
 """
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(REPOSITORY)}
 HOLDS_LOCK = re.compile(rf"being written by process {os.getpid()} on ")
 OWN_KINDS = {
     "tokenize": "token store",
@@ -45,6 +47,7 @@ OWN_KINDS = {
 }
 # What they write has a directory of its own, or none that others read.
 NOT_ARTEFACTS = {"init", "compile", "plan", "ask", "export", "verify", "serve", "push"}
+EVERY_WRITER = pytest.mark.parametrize("name", sorted(COMMANDS.keys() - NOT_ARTEFACTS))
 # The functions that write, of commands that do not always.
 WRITERS = {"memory": "add_memory", "prepare": "prepare_pydocs"}
 
@@ -52,20 +55,14 @@ WRITERS = {"memory": "add_memory", "prepare": "prepare_pydocs"}
 @contextlib.contextmanager
 def another_process(directory: pathlib.Path) -> Iterator[subprocess.Popen[str]]:
     """A process that writes there until it is killed."""
-    root = pathlib.Path(__file__).resolve().parents[2]
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(directory)],
-        env=os.environ | {"PYTHONPATH": str(root)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout.readline() == "held\n"
-        yield process
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+    command = [sys.executable, "-c", HOLDER, str(directory)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env=ENVIRONMENT, text=True, **pipes) as process:
+        try:
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -129,19 +126,17 @@ def refusal(directory: pathlib.Path) -> str:
     code += "with one_writer(sys.argv[1]): print('free')"
     told = subprocess.run(
         [sys.executable, "-c", code, str(directory)],
-        env=os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).resolve().parents[2])},
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
     )
     return told.stdout + told.stderr
 
 
-def make_link(path: pathlib.Path) -> None:
-    path.symlink_to(path.parent.parent / "precious")
-
-
 @pytest.mark.parametrize(
-    "make", [make_link, pathlib.Path.mkdir, os.mkfifo], ids=["link", "folder", "fifo"]
+    "make",
+    [lambda path: path.symlink_to("../precious"), pathlib.Path.mkdir, os.mkfifo],
+    ids=["link", "folder", "fifo"],
 )
 def test_what_lies_in_the_locks_place_is_named_and_stays(tmp_path, make):
     (tmp_path / "precious").write_text("mine")
@@ -188,65 +183,56 @@ def test_another_user_is_refused_and_takes_over_from_a_killed_one(tmp_path):
     assert not (directory / LOCK).exists()
 
 
+MODEL = "gs://bucket/model"
+OTHERS = '{"pid": 7, "host": "b", "command": "taser train", "since": "2026"}'
+
+
 @pytest.fixture
-def quick(monkeypatch) -> None:
-    """Locks in buckets that are renewed, and given up, within a second."""
+def lock(bucket, monkeypatch) -> pathlib.Path:
+    """The lock of a model in a bucket; it is renewed, and given up, within a second."""
     for name, seconds in (("_RENEWAL", 0.05), ("_PATIENCE", 1.5), ("_SETTLING", 0.1)):
         monkeypatch.setattr(publishing, name, seconds)
+    (bucket.folder / "bucket/model").mkdir(parents=True)
+    return bucket.folder / "bucket/model" / LOCK
 
 
-def test_the_second_writer_of_a_bucket_is_refused(bucket, quick, monkeypatch):
-    address = "gs://bucket/model"
-    with one_writer(address):
-        with one_writer(address):
+def test_the_second_writer_of_a_bucket_is_refused(lock, monkeypatch):
+    with one_writer(MODEL):
+        with one_writer(MODEL):
             pass
         # As another process would, which holds nothing.
         with monkeypatch.context() as patch:
             patch.setattr(publishing, "_held", set())
-            with pytest.raises(
-                BusyError, match=f"{address}: being written by process {os.getpid()} "
-            ):
-                one_writer(address).__enter__()
-    assert not list((bucket.folder / "bucket/model").iterdir())
+            with pytest.raises(BusyError, match=f"^{MODEL}: {HOLDS_LOCK.pattern}"):
+                one_writer(MODEL).__enter__()
+    assert not list(lock.parent.iterdir())
 
 
-def test_a_killed_writers_lock_in_a_bucket_ends(bucket, quick):
-    left = bucket.folder / "bucket/model" / LOCK
-    left.parent.mkdir(parents=True)
-    left.write_text('{"pid": 1, "host": "gone", "command": "taser train", "since": "2026"}')
-    with one_writer("gs://bucket/model"):
-        assert json.loads(left.read_text())["pid"] == os.getpid()
+def test_a_killed_writers_lock_in_a_bucket_ends(lock):
+    lock.write_text(OTHERS)
+    with one_writer(MODEL):
+        assert json.loads(lock.read_text())["pid"] == os.getpid()
 
 
-def test_of_two_that_come_at_once_to_a_bucket_one_stays(bucket, quick, monkeypatch):
+def test_of_two_that_come_at_once_to_a_bucket_one_stays(lock, monkeypatch):
     """The other has looked before this one wrote, and writes after it."""
-    path = bucket.folder / "bucket/model" / LOCK
-    settle = time.sleep
-
-    def other_writes(seconds: float) -> None:
-        path.write_text('{"pid": 7, "host": "b", "command": "taser train", "since": "2026"}')
-        settle(0)
-
-    monkeypatch.setattr(time, "sleep", other_writes)
+    monkeypatch.setattr(time, "sleep", lambda seconds: lock.write_text(OTHERS))
     with pytest.raises(BusyError, match="process 7 on b"):
-        one_writer("gs://bucket/model").__enter__()
-    assert '"pid": 7' in path.read_text()
+        one_writer(MODEL).__enter__()
+    assert '"pid": 7' in lock.read_text()
 
 
-def test_a_lock_that_its_holder_is_writing_is_not_gone(bucket, quick, monkeypatch):
-    path = bucket.folder / "bucket/model" / LOCK
-    path.parent.mkdir(parents=True)
-    path.write_text('{"pid": 7, "host": "b", "command": "taser train", "since": "2026"}')
-    renewed = path.read_text().replace("2026", "2027")
+def test_a_lock_that_its_holder_is_writing_is_not_gone(lock, monkeypatch):
+    lock.write_text(OTHERS)
     overwritten = []
 
     def holder_writes(seconds: float) -> None:
-        overwritten.append(path.read_text())
-        path.write_text("" if len(overwritten) == 1 else renewed)
+        overwritten.append(lock.read_text())
+        lock.write_text("" if len(overwritten) == 1 else OTHERS.replace("2026", "2027"))
 
     monkeypatch.setattr(time, "sleep", holder_writes)
     with pytest.raises(BusyError, match=r"process 7 on b .*since 2027"):
-        one_writer("gs://bucket/model").__enter__()
+        one_writer(MODEL).__enter__()
     assert overwritten[1:] == [""]
 
 
@@ -269,15 +255,13 @@ def test_a_directory_that_cannot_be_written_is_read_without_a_lock(tmp_path, mon
 
 
 def test_a_full_disk_is_named(tmp_path, monkeypatch):
-    def full(*_: object) -> str:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("taser_jax.storage.publishing._holder", full)
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(publishing, "_holder", mock.Mock(side_effect=full))
     with pytest.raises(StorageError, match="No space left"), one_writer(tmp_path / "out"):
         raise AssertionError("not locked")
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - NOT_ARTEFACTS))
+@EVERY_WRITER
 def test_every_command_that_writes_an_artefact_is_its_only_writer(name, held):
     directory, pid = held
     # Only what it writes is locked: nothing else is looked at before.
@@ -285,7 +269,7 @@ def test_every_command_that_writes_an_artefact_is_its_only_writer(name, held):
         write_to(directory, name)
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - NOT_ARTEFACTS))
+@EVERY_WRITER
 def test_a_directory_that_cannot_be_made_is_named_before_anything_is_computed(
     name, tmp_path, monkeypatch
 ):
@@ -303,7 +287,7 @@ def test_a_directory_that_cannot_be_made_is_named_before_anything_is_computed(
     assert "choose a directory you may write to" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - NOT_ARTEFACTS))
+@EVERY_WRITER
 @pytest.mark.parametrize(
     ("file", "content", "kind"),
     [
@@ -343,14 +327,7 @@ def write_to(directory: pathlib.Path, name: str) -> None:
     module = importlib.import_module(f"taser_jax.{command.module}")
     function = getattr(module, WRITERS.get(name, command.function))
     arguments = dict.fromkeys(inspect.signature(function).parameters)
-    given = {
-        "output_dir": str(directory),
-        "model_dir": str(directory),
-        "memory_dir": str(directory),
-        "index_dir": str(directory),
-        "data_dir": str(directory.parent),
-        "collection": directory.name,
-        "setting": types.SimpleNamespace(output_dir=directory),
-    }
-    arguments |= {name: value for name, value in given.items() if name in arguments}
-    function(**arguments)
+    given = dict.fromkeys(["output_dir", "model_dir", "memory_dir", "index_dir"], str(directory))
+    given |= {"data_dir": str(directory.parent), "collection": directory.name}
+    given |= {"setting": types.SimpleNamespace(output_dir=directory)}
+    function(**arguments | {name: given[name] for name in given.keys() & arguments})
