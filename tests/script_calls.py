@@ -131,6 +131,13 @@ def run_script(
     return [" ".join(words) for words in given], ran.stdout
 
 
+def run_python(script: str, *arguments: str | os.PathLike[str], **env: str) -> str:
+    """What a program that must succeed prints, by its path in benchmarks/."""
+    command = [sys.executable, BENCHMARKS / script, *arguments]
+    ran = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | env)
+    return ran.stdout
+
+
 def value(call: str, name: str) -> str:
     """Of a binding in a command that `run_script` returned, as given."""
     return call.split(f"--gin.{name}=")[1].split()[0]

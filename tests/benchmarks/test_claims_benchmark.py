@@ -1,19 +1,18 @@
 """TASER's claims: what their command runs, and their intervals from values by query."""
 
-import gzip
 import json
 import pathlib
-import sys
 
 import pytest
+import written_files
 from bert_checkpoints import write_with_vocabulary
-from script_calls import load_script, run_script, write_hits
+from script_calls import run_python, run_script, write_hits
 from small_world import figures, gin, succeed
 
 pytestmark = pytest.mark.slow
 
 MEASURES = ("R@1", "R@5", "R@20", "R@100")
-QUESTION = '{"question": "?", "positive_ctxs": [{"title": "t", "text": "x"}]}\n'
+QUESTION = {"question": "?", "positive_ctxs": [{"title": "t", "text": "x"}]}
 # Row -> how many of a task's ten queries have a hit.
 ROWS = {
     "BM25": 6,
@@ -35,26 +34,9 @@ def write(folder: pathlib.Path, rows: dict[str, int], *, seeds: int) -> None:
             write_hits(directory, system, hits, measures=MEASURES, parameters=parameters)
 
 
-def run(folder: pathlib.Path, *, seeds: str) -> tuple[list[str], str]:
-    """Runs the benchmark with a stand-in for `taser`; the commands it gave and claims.md."""
-    for name in ("squad/squad_split_train", "nq_qed/nq_qed_train"):
-        path = folder / "source" / f"{name}.dpr.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".jsonl.gz").write_bytes(gzip.compress(QUESTION.encode()))
-    calls, printed = run_script(
-        *("benchmarks/open_qa/claims.sh", folder / "source", folder / "out", "minilm"),
-        folder=folder,
-        SEEDS=seeds,
-    )
-    text = (folder / "out" / "claims.md").read_text()
-    assert text.strip() in printed
-    return calls, text
-
-
-def claims_of(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def claims_of(folder: pathlib.Path) -> str:
     """claims.md of the values that are there."""
-    monkeypatch.setattr(sys, "argv", ["claims.py", str(folder / "out")])
-    load_script("open_qa/claims.py").main()
+    run_python("open_qa/claims.py", folder / "out")
     return (folder / "out" / "claims.md").read_text()
 
 
@@ -66,7 +48,15 @@ def cells(text: str, block: str, claim: str) -> list[str]:
 
 def test_every_claim_has_its_effect_and_intervals(tmp_path):
     write(tmp_path, ROWS, seeds=3)
-    calls, text = run(tmp_path, seeds="0 2")
+    for name in ("squad/squad_split_train", "nq_qed/nq_qed_train"):
+        written_files.write(tmp_path / "source" / f"{name}.dpr.jsonl.gz", [QUESTION])
+    calls, printed = run_script(
+        *("benchmarks/open_qa/claims.sh", tmp_path / "source", tmp_path / "out", "minilm"),
+        folder=tmp_path,
+        SEEDS="0 2",
+    )
+    text = (tmp_path / "out" / "claims.md").read_text()
+    assert text.strip() in printed
     assert all("'passage': 128" in call for call in calls if call.startswith("tokenize"))
     pipelines = [call for call in calls if call.startswith("pipeline taser ")]
     for call, seed in zip(pipelines, (0, 2), strict=True):
@@ -75,8 +65,8 @@ def test_every_claim_has_its_effect_and_intervals(tmp_path):
         assert "--gin_file=runs/taser_claims.gin" in call
         assert call.endswith(f"--gin.PRETRAINED_LAYERS=3 --gin.RANDOM_SEED={seed}")
     assert text.startswith("TASER Det-R has 600 parameters, 0.60 of DPR's 1,000.")
-    printed = cells(text, "R@20, average", "(a) TASER Det-R over DPR")
-    assert (printed[0], printed[5]) == ("+20.0", "3")
+    average = cells(text, "R@20, average", "(a) TASER Det-R over DPR")
+    assert (average[0], average[5]) == ("+20.0", "3")
     assert cells(text, "R@20, nq", "(c) TASER Det-R + BM25 over BM25")[5] == "3"
     assert "(b) DPR: mined negatives over BM25's" in text
     # The four numbered claims of which the rows are there; the smaller hybrid is that over Det-R.
@@ -93,10 +83,10 @@ def test_every_claim_has_its_effect_and_intervals(tmp_path):
     assert "(c) DPR + BM25" not in text
 
 
-def test_from_pretrained_weights_level_with_dpr_is_enough(tmp_path, monkeypatch):
+def test_from_pretrained_weights_level_with_dpr_is_enough(tmp_path):
     rows = {"Pretrained, untrained": 4, "Shared (BM25 negatives)": 5, "Shared (mined negatives)": 6}
     write(tmp_path, ROWS | rows, seeds=2)
-    text = claims_of(tmp_path, monkeypatch)
+    text = claims_of(tmp_path)
     assert cells(text, "R@20, average", "TASER Det-R over DPR, non-inferiority")[5] == "2"
     findings = json.loads((tmp_path / "out" / "claims.json").read_text())
     assert {finding["number"] for finding in findings} == {None}
@@ -105,7 +95,7 @@ def test_from_pretrained_weights_level_with_dpr_is_enough(tmp_path, monkeypatch)
 
 
 @pytest.mark.release
-def test_its_recipe_trains_every_router(small_world, tmp_path, monkeypatch):
+def test_its_recipe_trains_every_router(small_world, tmp_path):
     vocabulary = small_world.root / "vocabulary"
     checkpoint = write_with_vocabulary(tmp_path / "minilm", vocabulary, num_layers=3)
     output = tmp_path / "out" / "seed-0"
@@ -122,4 +112,4 @@ def test_its_recipe_trains_every_router(small_world, tmp_path, monkeypatch):
     systems = ("DPR", "Shared", "TASER Det-R")
     systems += ("TASER Seq-R", "TASER Seq-R, token mean", "TASER Tok-R")
     assert rows[2:8] == [f"{system} (BM25 negatives)" for system in systems]
-    assert "(c) TASER Det-R + BM25 over BM25" in claims_of(tmp_path, monkeypatch)
+    assert "(c) TASER Det-R + BM25 over BM25" in claims_of(tmp_path)

@@ -30,19 +30,19 @@ def command(status: int, *, fits: bool | None, told: str = ""):
     return run
 
 
-def test_a_step_that_fits_and_one_that_does_not(benchmark, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("status", "fits", "told", "attempts"),
+    [(0, True, "", 1), (2, False, "TrainingConfig.num_chunks=8", 3)],
+)
+def test_a_step_that_fits_and_one_that_does_not(
+    benchmark, tmp_path, monkeypatch, status, fits, told, attempts
+):
     row = benchmark.ROWS[0]
-    monkeypatch.setattr(benchmark.subprocess, "run", command(0, fits=True))
+    monkeypatch.setattr(benchmark.subprocess, "run", command(status, fits=fits, told=told))
     benchmark.compile_row(row, tmp_path, effort="quick", padding="full")
-    record = json.loads((tmp_path / row.name / "row.json").read_text())
-    assert [attempt["fits"] for attempt in record["attempts"]] == [True]
-    monkeypatch.setattr(
-        benchmark.subprocess, "run", command(2, fits=False, told="TrainingConfig.num_chunks=8")
-    )
-    benchmark.compile_row(row, tmp_path, effort="quick", padding="full")
-    record = json.loads((tmp_path / row.name / "row.json").read_text())
-    assert [attempt["fits"] for attempt in record["attempts"]] == [False] * 3
-    assert record["attempts"][-1]["num_chunks"] == 8
+    made = json.loads((tmp_path / row.name / "row.json").read_text())["attempts"]
+    assert [attempt["fits"] for attempt in made] == [fits] * attempts
+    assert fits or made[-1]["num_chunks"] == 8
 
 
 @pytest.mark.parametrize(

@@ -76,11 +76,7 @@ def pipelines(calls: list[str]) -> dict[tuple[str, str], str]:
 
 def headline(directory: pathlib.Path, number: int, measure: str) -> dict[str, Any]:
     findings = json.loads((directory / "claims.json").read_text())
-    [line] = [
-        finding
-        for finding in findings
-        if finding["number"] == number and finding["measure"] == measure
-    ]
+    [line] = (each for each in findings if (each["number"], each["measure"]) == (number, measure))
     return line
 
 

@@ -3,13 +3,12 @@
 import dataclasses
 import json
 import re
-import sys
 from types import ModuleType
 
 import numpy as np
 import pytest
 from scipy import stats
-from script_calls import REPOSITORY, load_script
+from script_calls import REPOSITORY, load_script, run_python
 
 from taser_jax.evaluation.metrics import Evaluation
 
@@ -156,28 +155,20 @@ def test_over_seeds_is_scipys_paired_test_of_the_seeds_means(claims):
     assert finding.over_seeds.p_value == pytest.approx(expected.pvalue)
 
 
-def findings(claims) -> list:
+def test_the_eleven_lines_come_from_the_files_alone(claims, tmp_path):
     """Of claims 3 and 1, in this order, and of one beside them."""
-    pairs = [
-        claims.Pair("hybrid over BM25", row((1, 1, 1, 0), (1, 1, 1, 1)), row(NOTHING, NOTHING)),
-        claims.Pair("hybrid over Det-R", row((1, 1, 1, 0), (1, 1, 1, 0)), row(NOTHING, NOTHING)),
-    ]
-    beside = claims.Claim("a", [pairs[0]])
-    third = claims.registered(3, pairs, claims.Combined.SMALLEST)
-    return [
-        *claims.find([third, beside], "R@20", command="run.sh SOURCE"),
-        *claims.find(
-            [claims.registered(1, [claims.Pair("a", row(NOTHING), row(NOTHING))])],
-            "R@20",
-            command="run.sh",
-        ),
-    ]
-
-
-def test_the_eleven_lines_come_from_the_files_alone(claims, tmp_path, monkeypatch, capsys):
     for name in ("open_qa", "kilt_mini"):
         (tmp_path / "results" / name).mkdir(parents=True)
-    written = findings(claims)
+    three, four = (1, 1, 1, 0), (1, 1, 1, 1)
+    pairs = [
+        claims.Pair("hybrid over BM25", row(three, four), row(NOTHING, NOTHING)),
+        claims.Pair("hybrid over Det-R", row(three, three), row(NOTHING, NOTHING)),
+    ]
+    third = claims.registered(3, pairs, claims.Combined.SMALLEST)
+    beside = claims.Claim("a", [pairs[0]])
+    first = claims.registered(1, [claims.Pair("a", row(NOTHING), row(NOTHING))])
+    written = claims.find([third, beside], "R@20", command="run.sh SOURCE")
+    written += claims.find([first], "R@20", command="run.sh")
     file = tmp_path / "results" / "open_qa" / "claims.json"
     claims.write_json(written, file)
     assert claims.read_json(file) == written
@@ -185,10 +176,9 @@ def test_the_eleven_lines_come_from_the_files_alone(claims, tmp_path, monkeypatc
     assert of_third["over_seeds"] == {"low": 75.0, "high": 75.0, "p_value": 0.0}
     assert (beside["number"], beside["headline"], of_first["over_seeds"]) == (None, False, None)
     claims.write_json([], tmp_path / "results" / "kilt_mini" / "claims.json")
-    flags = [str(tmp_path / "results"), f"--figure={tmp_path / 'claims.png'}"]
-    monkeypatch.setattr(sys, "argv", ["opening.py", *flags])
-    load_script("opening.py").main()
-    lines = capsys.readouterr().out.splitlines()[2:]
+    figure = tmp_path / "claims.png"
+    printed = run_python("opening.py", tmp_path / "results", f"--figure={figure}")
+    lines = printed.splitlines()[2:]
     assert [int(line.split(".")[0].removeprefix("| ")) for line in lines] == [*range(1, 12)]
     assert [line.split(" | ")[-2] for line in lines] == [
         *("refuted", "not run yet", "undecided"),
@@ -198,4 +188,4 @@ def test_the_eleven_lines_come_from_the_files_alone(claims, tmp_path, monkeypatc
         "| 3. A hybrid is ahead of both its parts | open_qa: hybrid over Det-R | R@20 | +75.0 "
         "| [+25.0, +100.0] | [+75.0, +75.0] | 2 | undecided | `run.sh SOURCE` |"
     )
-    assert (tmp_path / "claims.png").read_bytes().startswith(b"\x89PNG")
+    assert figure.read_bytes().startswith(b"\x89PNG")

@@ -1,16 +1,12 @@
 """MoMA on two cores: what its command runs, how it divides the data, what its table says."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
-from script_calls import REPOSITORY, run_script, write_hits
+from script_calls import run_python, run_script, write_hits
 from written_files import beir, write
 
 pytestmark = pytest.mark.slow
-FOLDER = REPOSITORY / "benchmarks/moma_mini"
 
 
 @pytest.fixture
@@ -37,11 +33,8 @@ def shared(tmp_path):
 
 
 def test_the_source_is_taken_out_of_the_encyclopedia(shared, tmp_path):
-    command = [sys.executable, FOLDER / "split_data.py", shared, tmp_path / "out"]
-    thinned = {**os.environ, "TARGET_DISTRACTORS": "0.25"}
-    printed = subprocess.run(
-        command, check=True, capture_output=True, text=True, env=thinned
-    ).stdout
+    folders = (shared, tmp_path / "out")
+    printed = run_python("moma_mini/split_data.py", *folders, TARGET_DISTRACTORS="0.25")
     source = (tmp_path / "out/source.tsv").read_text().splitlines()
     assert [line.split("\t")[0] for line in source] == ["id", "0", "1", "3"]
     assert source[1].startswith('0\t"A ""text"" 0"\t')
@@ -64,7 +57,8 @@ def test_the_source_is_taken_out_of_the_encyclopedia(shared, tmp_path):
 
 def test_one_pipeline_for_all_rows(shared, tmp_path):
     calls, _ = run_script(
-        *(FOLDER / "run.sh", shared, tmp_path / "out", "minilm", "--gin.TRAIN_STEPS=7"),
+        *("benchmarks/moma_mini/run.sh", shared, tmp_path / "out", "minilm"),
+        "--gin.TRAIN_STEPS=7",
         folder=tmp_path,
         SEEDS="3 4",
         ROWS="none learned",
@@ -92,7 +86,7 @@ def test_claim_9_is_about_its_four_targets_and_the_table_about_all(tmp_path):
     (tmp_path / "seed-0/stages/episode-1-distil.json").write_text(
         json.dumps({"outputs": {"attention": [record]}})
     )
-    subprocess.run([sys.executable, FOLDER / "table.py", tmp_path], check=True, capture_output=True)
+    run_python("moma_mini/table.py", tmp_path)
     findings = json.loads((tmp_path / "claims.json").read_text())
     effects = {finding["number"]: (finding["headline"], finding["effect"]) for finding in findings}
     # Four targets gain 50 points, the fifth loses 10.
@@ -110,8 +104,7 @@ def test_the_gate_asks_the_last_episode_of_the_source(tmp_path, hits, verdict):
     rows |= {"MoMA (episode-2)": hits, "MoMA without learning (episode-2)": 9}
     for system, count in rows.items():
         write_hits(tmp_path / "seed-0", system, {"squad": count})
-    command = [sys.executable, FOLDER / "table.py", tmp_path, "--gate"]
-    subprocess.run(command, check=True, capture_output=True)
+    run_python("moma_mini/table.py", tmp_path, "--gate")
     first = json.loads((tmp_path / "claims.json").read_text())[0]
     assert (first["number"], first["headline"], first["verdict"]) == (9, True, verdict)
     assert first["effect"] == pytest.approx(10 * (hits - 3))

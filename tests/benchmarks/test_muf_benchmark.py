@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 from bert_checkpoints import write_with_vocabulary
-from script_calls import REPOSITORY, load_script, write_hits
+from script_calls import REPOSITORY, load_script, run_python, write_hits
 from written_files import beir, write
 
 from taser_jax.data.collections.store import QuerySet
@@ -39,8 +39,7 @@ def test_rows_have_their_spread_and_claims_their_intervals(tmp_path: pathlib.Pat
     write_seed(tmp_path / "seed-0", rows, auroc=0.5)
     write_seed(tmp_path / "seed-1", {**rows, "MUF": 0.6}, auroc=0.7)
     (tmp_path / "seed-2").mkdir()
-    command = [sys.executable, REPOSITORY / "benchmarks/muf/table.py", tmp_path]
-    subprocess.run(command, check=True, capture_output=True)
+    run_python("muf/table.py", tmp_path)
     text = (tmp_path / "muf.md").read_text()
     assert text.startswith("2 seeds.")
     # Mean of 80 and 60, standard deviation of two values 20 apart.
@@ -113,8 +112,7 @@ def test_all_of_it_on_a_few_questions(tmp_path: pathlib.Path):
     }
     assert all(films.values())
     assert sum(map(len, films.values())) == len(set.union(*films.values())) == 10
-    other = [sys.executable, REPOSITORY / "benchmarks/muf/other_weights.py", tmp_path / "out"]
-    printed = subprocess.run(other, check=True, capture_output=True, text=True).stdout
+    printed = run_python("muf/other_weights.py", tmp_path / "out")
     assert "| Weights by margin over Equal weights |" in printed
     assert "| Weights by classifier over Equal weights |" in printed
     judged = (tmp_path / "out" / "seed-0" / "domains.csv").read_text()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tiny_training
 from script_calls import load_script
+from written_files import write
 
 pytestmark = pytest.mark.slow
 
@@ -13,22 +14,13 @@ pytestmark = pytest.mark.slow
 VALIDATION = {8, 18, 27, 37, 49, 68, 79, 85, 96, 111, 112, 114, 120, 158}
 
 
-def question(number, passage):
-    return {
-        "qid": str(number),
-        "question": f"q{number}",
-        "answers": ["a"],
-        "positive_ctxs": [{"title": "t", "text": f"passage {passage}"}],
-    }
-
-
 def test_questions_are_split_by_a_hash_of_their_passage(tmp_path):
-    lines = [json.dumps(question(number, number // 5)) for number in range(1000)]
-    path = tmp_path / "set.dpr.jsonl"
-    path.write_text("\n".join(lines) + "\n")
-    written = load_script("open_qa/split_questions.py").split_file(
-        path, tmp_path / "out", one_in=16
-    )
+    contexts = [[{"title": "t", "text": f"passage {number // 5}"}] for number in range(1000)]
+    asked = [{"question": f"q{n}", "positive_ctxs": own} for n, own in enumerate(contexts)]
+    path = write(tmp_path / "set.dpr.jsonl", asked)
+    lines = path.read_text().splitlines()
+    script = load_script("open_qa/split_questions.py")
+    written = script.split_file(path, tmp_path / "out", one_in=16)
     questions = {split: file.read_text().splitlines() for split, file in written.items()}
     assert questions["validation"] == [
         line for number, line in enumerate(lines) if number // 5 in VALIDATION

@@ -1,11 +1,10 @@
 """Benchmarks that time steps and encoding run at toy size and print what they promise."""
 
 import json
-import subprocess
 import sys
 
 import pytest
-from script_calls import REPOSITORY, load_script
+from script_calls import load_script, run_python
 
 pytestmark = pytest.mark.slow
 
@@ -115,10 +114,8 @@ def test_traffic_by_hand():
 
 
 def test_cached_states_are_the_same_queries():
-    command = [sys.executable, REPOSITORY / "benchmarks/query_encoding.py", "--layers=1"]
-    command += ["--embed_dim=64", "--batch=2", "--documents=3", "--repeats=1"]
-    command += ["--query_length=8", "--document_length=16"]
-    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    sizes = ("--layers=1", "--embed_dim=64", "--query_length=8", "--document_length=16")
+    out = run_python("query_encoding.py", *sizes, "--batch=2", "--documents=3", "--repeats=1")
     lines = {line.pop("figure"): line for line in map(json.loads, out.splitlines())}
     assert lines["agreement of cached states"]["largest_difference"] < 1e-4
     flops = [lines[name]["gigaflops"] for name in ("plain queries", "fused queries")]

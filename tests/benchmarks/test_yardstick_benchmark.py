@@ -10,7 +10,6 @@ from small_world import SmallWorld, figures, gin, succeed
 from written_files import beir
 
 from taser_jax.assembly.model_directory import load_model
-from taser_jax.evaluation.results import SystemResult, TaskResult, write_result
 from taser_jax.models.parameters import parameter_count
 
 pytestmark = pytest.mark.slow
@@ -31,20 +30,15 @@ def run(
     )
 
 
-def results(folder: pathlib.Path, **rows: tuple[float, ...]) -> None:
-    for number, (system, values) in enumerate(rows.items()):
-        metrics = {
-            task: TaskResult({"R@20": value}, 10) for task, value in zip(TASKS, values, strict=True)
-        }
-        write_result(folder, SystemResult(system, metrics, 1000 * number or None))
+def hits(folder: pathlib.Path, system: str, *counts: int, parameters: int | None = None) -> None:
+    """A row of so many of ten queries by task."""
+    of_tasks = dict(zip(TASKS, counts, strict=True))
+    write_hits(folder, system, of_tasks, measures=["R@20"], parameters=parameters)
 
 
 def test_it_runs_the_recipe_and_prints_the_table(tmp_path: pathlib.Path):
-    results(
-        tmp_path / "out/comparison/results",
-        BM25=(0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3),
-        **{TASER: (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.3)},
-    )
+    hits(tmp_path / "out/comparison", "BM25", 9, 8, 7, 6, 5, 4, 3)
+    hits(tmp_path / "out/comparison", TASER, 10, 10, 10, 10, 10, 10, 3, parameters=1000)
     calls, printed = run(tmp_path, "--gin.TRAIN_STEPS=20")
     assert [call.split()[0] for call in calls] == ["prepare", "tokenize", "pipeline"]
     assert f"--gin.SOURCE_DIR={tmp_path}/source/kilt_mini" in calls[0]
@@ -65,14 +59,8 @@ def test_beir_sets_are_parted_and_scored_as_the_models_are_and_trained(tmp_path:
     header = "query-id\tcorpus-id\tscore"
     judged = [f"q{number}\tp{number}\t1" for number in range(40)]
     source = tmp_path / "source/beir/scifact"
-    beir(
-        source,
-        corpus={"p0": "x"},
-        queries={"q0": "?"},
-        train=judged,
-        test=["t0 p0 1"],
-        ending=".gz",
-    )
+    files = {"train": judged, "test": ["t0 p0 1"], "ending": ".gz"}
+    beir(source, corpus={"p0": "x"}, queries={"q0": "?"}, **files)
     comparison = tmp_path / "out/beir/scifact/comparison"
     comparison.mkdir(parents=True)
     (comparison / "table.md").write_text("the table\n")
@@ -87,11 +75,10 @@ def test_beir_sets_are_parted_and_scored_as_the_models_are_and_trained(tmp_path:
     assert splits["dev"] == [header, *held_out]
     assert splits["train"] == [header, *(line for line in judged if line not in held_out)]
     assert splits["test"] == [header, "t0\tp0\t1"]
-    name = "corpus.jsonl.gz"
-    assert (parted / name).read_bytes() == (source / name).read_bytes()
-    commands = ["prepare", "tokenize", "pipeline"]
-    commands += ["encode", "search", "evaluate"] * 2
-    assert [call.split()[0] for call in calls] == commands
+    assert (parted / "corpus.jsonl.gz").samefile(source / "corpus.jsonl.gz")
+    assert [call.split()[0] for call in calls] == [
+        *("prepare", "tokenize", "pipeline", *["encode", "search", "evaluate"] * 2)
+    ]
     assert f"--gin.OUTPUT_DIR={comparison} " in calls[2]
     assert f"--gin.MODEL_DIR={tmp_path}/out/comparison/shared-1/model" in calls[3]
     assert calls[-1].endswith(f"--gin.SYSTEM=TASER, zero-shot --gin.EVAL_OUTPUT_DIR={comparison}")
@@ -99,10 +86,8 @@ def test_beir_sets_are_parted_and_scored_as_the_models_are_and_trained(tmp_path:
 
 
 def test_claim_11_is_about_the_worst_task(tmp_path: pathlib.Path):
-    comparison = tmp_path / "out" / "comparison"
-    for system, counts in (("BM25", (5,) * 7), (TASER, (9, 8, 7, 6, 9, 8, 7))):
-        hits = dict(zip(TASKS, counts, strict=True))
-        write_hits(comparison, system, hits, measures=["R@20"])
+    hits(tmp_path / "out/comparison", "BM25", *[5] * 7)
+    hits(tmp_path / "out/comparison", TASER, 9, 8, 7, 6, 9, 8, 7)
     run(tmp_path)
     findings = json.loads((tmp_path / "out" / "claims.json").read_text())
     [worst] = [finding for finding in findings if finding["headline"]]
