@@ -305,11 +305,10 @@ def test_concurrent_requests_share_batches_and_too_many_are_refused():
 
 
 def test_a_reload_replaces_model_and_index_at_once_and_loses_nothing():
-    versions = iter(range(1, 100))
     loaded: list[int] = []
 
     def load() -> FakeRetriever:
-        version = next(versions)
+        version = len(loaded) + 1
         loaded.append(version)
         if version == 3:
             raise OSError("half of an index")

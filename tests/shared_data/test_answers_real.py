@@ -9,6 +9,7 @@ import unicodedata
 import numpy as np
 import pytest
 import regex
+from read_by_hand import lines
 
 from taser_jax.evaluation.metrics import AnswerMatch, AnswerMatcher, tokenize
 
@@ -35,8 +36,7 @@ def passages(path):
 
 
 def answer_lists(path):
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        return [ast.literal_eval(line.rstrip("\n").split("\t")[1]) for line in file]
+    return [ast.literal_eval(line.split("\t")[1]) for line in lines(path)]
 
 
 @pytest.mark.parametrize("name", ["squad", "nq_qed"])
@@ -71,8 +71,7 @@ def test_curated_trec_patterns(shared_data):
         lambda passage_rows: [texts[row] for row in passage_rows], match=AnswerMatch.REGEX
     )
     hits = matcher.hits(rows, patterns)
-    for query, pattern_list in enumerate(patterns):
-        (pattern,) = pattern_list
+    for query, (pattern,) in enumerate(patterns):
         compiled = regex.compile(unicodedata.normalize("NFD", pattern), FLAGS)
         assert hits[query].tolist() == [
             compiled.search(unicodedata.normalize("NFD", texts[row])) is not None

@@ -1,29 +1,26 @@
 """BM25 on SciFact: nDCG@10 beside Anserini's published 0.679 (flat, k1 0.9, b 0.4)."""
 
-import gzip
 import json
 import math
+
+import pytest
+from read_by_hand import lines
 
 from taser_jax.retrieval.bm25 import Bm25Index
 
 
 def test_scifact_ndcg(shared_data, tmp_path):
-    def lines(name):
-        with gzip.open(shared_data / "beir" / "scifact" / name, "rt", encoding="utf-8") as file:
-            return file.readlines()
-
-    corpus = [json.loads(line) for line in lines("corpus.jsonl.gz")]
-    queries = {
-        record["_id"]: record["text"] for record in map(json.loads, lines("queries.jsonl.gz"))
-    }
+    folder = shared_data / "beir" / "scifact"
+    corpus = [json.loads(line) for line in lines(folder / "corpus.jsonl.gz")]
+    queries = map(json.loads, lines(folder / "queries.jsonl.gz"))
+    texts = {record["_id"]: record["text"] for record in queries}
     relevant: dict[str, set[str]] = {}
-    for line in lines("qrels/test.tsv.gz")[1:]:
+    for line in lines(folder / "qrels/test.tsv.gz")[1:]:
         query_id, passage_id, _ = line.split()
         relevant.setdefault(query_id, set()).add(passage_id)
-    index = Bm25Index.build(
-        (f"{record['title']} {record['text']}" for record in corpus), tmp_path / "index"
-    )
-    results = index.search([queries[query_id] for query_id in relevant], 10)
+    passages = (f"{record['title']} {record['text']}" for record in corpus)
+    index = Bm25Index.build(passages, tmp_path / "index")
+    results = index.search([texts[query_id] for query_id in relevant], 10)
 
     def ndcg(rows, gold):
         gain = sum(
@@ -33,9 +30,6 @@ def test_scifact_ndcg(shared_data, tmp_path):
         )
         return gain / sum(1 / math.log2(rank + 2) for rank in range(min(len(gold), 10)))
 
-    scores = [
-        ndcg(rows, gold)
-        for rows, gold in zip(results.rows.tolist(), relevant.values(), strict=True)
-    ]
+    scores = list(map(ndcg, results.rows.tolist(), relevant.values()))
     assert len(scores) == 300
-    assert abs(sum(scores) / 300 - 0.679) < 0.005
+    assert sum(scores) / 300 == pytest.approx(0.679, abs=0.005)

@@ -34,35 +34,22 @@ STEPS, BATCH_SIZE, RATE = 10, 8, 3e-3
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples" / "t5x"
 TASER = model_config()
 DPR = dataclasses.replace(TASER, experts=ExpertConfig(), towers=Towers.SEPARATE)
-T5 = T5DualEncoderConfig(
-    t5=T5Config(
-        vocab_size=96,
-        embed_dim=16,
-        num_layers=1,
-        num_decoder_layers=1,
-        num_heads=2,
-        head_dim=8,
-        mlp_dim=32,
-        dropout_rate=0.0,
-    )
-)
-# The same in the examples' Gin files.
-BERT = (
-    *("BertConfig.vocab_size=96", "BertConfig.embed_dim=16"),
-    *("BertConfig.num_layers=1", "BertConfig.num_heads=2"),
-    *("BertConfig.head_dim=8", "BertConfig.mlp_dim=32"),
-    "BertConfig.dropout_rate=0.0",
-    "BertConfig.attention_dropout_rate=0.0",
-    "DualEncoderConfig.pooling='mean'",
-)
+T5_SIZES = {"vocab_size": 96, "embed_dim": 16, "num_layers": 1, "num_decoder_layers": 1}
+T5_SIZES |= {"num_heads": 2, "head_dim": 8, "mlp_dim": 32, "dropout_rate": 0.0}
+T5 = T5DualEncoderConfig(t5=T5Config(**T5_SIZES))
+
+
+def bindings(config: object, *names: str) -> list[str]:
+    """The same in the examples' Gin files."""
+    return [f"{type(config).__name__}.{name}={getattr(config, name)}" for name in names]
+
+
+BERT_SIZES = (*T5_SIZES.keys() - {"num_decoder_layers"}, "attention_dropout_rate")
+BERT = (*bindings(TASER.bert, *BERT_SIZES), "DualEncoderConfig.pooling='mean'")
 BINDINGS = {
     "dpr": BERT,
     "taser": (*BERT, "ExpertConfig.num_experts=2", "ExpertConfig.blocks=(1,)"),
-    "st5_encdec": (
-        *("T5Config.vocab_size=96", "T5Config.embed_dim=16", "T5Config.num_layers=1"),
-        *("T5Config.num_decoder_layers=1", "T5Config.num_heads=2"),
-        *("T5Config.head_dim=8", "T5Config.mlp_dim=32", "T5Config.dropout_rate=0.0"),
-    ),
+    "st5_encdec": bindings(T5.t5, *T5_SIZES),
 }
 
 
@@ -81,7 +68,7 @@ def store(tmp_path_factory) -> pathlib.Path:
     return directory
 
 
-def train_with_t5x(packages, store, model, directory, *bindings, start=None):
+def train_with_t5x(packages, store, model, directory, *more, start=None):
     """`python -m t5x.train` with the examples' Gin files."""
     environment = {
         **{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
@@ -104,7 +91,7 @@ def train_with_t5x(packages, store, model, directory, *bindings, start=None):
             *(sys.executable, "-m", "t5x.train", f"--gin_search_paths={EXAMPLES}"),
             *(f"--gin_file={file}" for file in files),
             *(f"--gin.{name}={value}" for name, value in gin.items()),
-            *(f"--gin.{binding}" for binding in (*BINDINGS[model], *bindings)),
+            *(f"--gin.{binding}" for binding in (*BINDINGS[model], *more)),
         ],
         capture_output=True,
         text=True,

@@ -1,8 +1,7 @@
 """Metrics equal the outputs that trec_eval ships for its own test runs, to all four digits."""
 
-import gzip
-
 import pytest
+from read_by_hand import lines
 
 from taser_jax.data.readers.fields import read_qrels
 from taser_jax.evaluation.metrics import evaluate_qrels
@@ -29,25 +28,23 @@ OFFICIAL = {
 }
 
 
-def lines(path):
-    with gzip.open(path, "rt") as file:
-        return [line.split() for line in file]
+def rows(path):
+    return [line.split() for line in lines(path)]
 
 
 def evaluate(directory, scratch, *, run, qrels, depth, measures):
     """trec_eval breaks ties by passage id, last first: rows in that order make it our rule too."""
-    ids = {line[2] for line in lines(directory / run) + lines(directory / qrels)}
+    ids = {line[2] for line in rows(directory / run) + rows(directory / qrels)}
     row_of = {id: row for row, id in enumerate(sorted(ids, reverse=True))}.__getitem__
     # results.trunc carries columns of another program behind the six.
     six_columns = scratch / "run.trec"
-    six_columns.write_text("".join(" ".join(line[:6]) + "\n" for line in lines(directory / run)))
+    six_columns.write_text("".join(" ".join(line[:6]) + "\n" for line in rows(directory / run)))
     retrieved = read_trec_run(six_columns, row_of)
     retrieved = Run(retrieved.query_ids, retrieved.rows[:, :depth], retrieved.scores[:, :depth])
     judged = {}
     for judgement in read_qrels(directory / qrels):
-        judged.setdefault(judgement.query_id, {})[row_of(judgement.passage_id)] = (
-            judgement.relevance
-        )
+        row = row_of(judgement.passage_id)
+        judged.setdefault(judgement.query_id, {})[row] = judgement.relevance
     return evaluate_qrels(retrieved, judged, tuple(measures))
 
 
@@ -67,7 +64,7 @@ def evaluate(directory, scratch, *, run, qrels, depth, measures):
 def test_equals_trec_eval(shared_data, tmp_path, run, qrels, depth, output, measures):
     directory = shared_data / "metrics" / "trec_eval_tests"
     evaluation = evaluate(directory, tmp_path, run=run, qrels=qrels, depth=depth, measures=measures)
-    expected = {(line[0], line[1]): line[2] for line in lines(directory / output) if len(line) == 3}
+    expected = {(line[0], line[1]): line[2] for line in rows(directory / output) if len(line) == 3}
     compared = set()
     for ours, theirs in measures.items():
         per_query = zip(evaluation.query_ids, evaluation.values[ours], strict=True)
