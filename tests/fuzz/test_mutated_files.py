@@ -6,6 +6,7 @@ a sample; the slow run has more than 20,000 cases.
 
 import json
 import pathlib
+import re
 from collections.abc import Iterable
 
 import numpy as np
@@ -87,51 +88,42 @@ TOKENS = (
 def mutated(content: bytes, rng: np.random.Generator) -> bytes:
     """The content after one to three changes."""
     for _ in range(rng.integers(1, 4)):
-        content = _CHANGES[rng.integers(len(_CHANGES))](content, rng)
+        change = _CHANGES[rng.integers(len(_CHANGES))]
+        content = change(content, int(rng.integers(len(content) + 1)), rng)
     return content
 
 
-def _flip(content: bytes, rng: np.random.Generator) -> bytes:
-    at = _place(content, rng)
+def _flip(content: bytes, at: int, rng: np.random.Generator) -> bytes:
     return content[:at] + bytes([rng.integers(256)]) + content[at + 1 :]
 
 
-def _insert(content: bytes, rng: np.random.Generator) -> bytes:
-    at = _place(content, rng)
+def _insert(content: bytes, at: int, rng: np.random.Generator) -> bytes:
     return content[:at] + TOKENS[rng.integers(len(TOKENS))] + content[at:]
 
 
-def _delete(content: bytes, rng: np.random.Generator) -> bytes:
-    at = _place(content, rng)
+def _delete(content: bytes, at: int, rng: np.random.Generator) -> bytes:
     return content[:at] + content[at + int(rng.integers(1, 20)) :]
 
 
-def _repeat(content: bytes, rng: np.random.Generator) -> bytes:
-    at = _place(content, rng)
+def _repeat(content: bytes, at: int, rng: np.random.Generator) -> bytes:
     stop = at + int(rng.integers(1, 200))
     return content[:stop] + content[at:]
 
 
-def _truncate(content: bytes, rng: np.random.Generator) -> bytes:
-    return content[: _place(content, rng)]
+def _truncate(content: bytes, at: int, rng: np.random.Generator) -> bytes:
+    return content[:at]
 
 
-def _exchange_lines(content: bytes, rng: np.random.Generator) -> bytes:
+def _exchange_lines(content: bytes, at: int, rng: np.random.Generator) -> bytes:
     lines = content.splitlines(keepends=True)
     return b"".join(lines[i] for i in rng.permutation(len(lines)))
 
 
-def _put_for_a_value(content: bytes, rng: np.random.Generator) -> bytes:
+def _put_for_a_value(content: bytes, at: int, rng: np.random.Generator) -> bytes:
     """One token between separators becomes another."""
-    parts = content.replace(b":", b",").split(b",")
-    place = int(rng.integers(len(parts)))
-    start = sum(len(part) + 1 for part in parts[:place])
-    token = TOKENS[rng.integers(len(TOKENS))]
-    return content[:start] + token + content[start + len(parts[place]) :]
-
-
-def _place(content: bytes, rng: np.random.Generator) -> int:
-    return int(rng.integers(len(content) + 1))
+    parts = re.split(rb"([,:])", content)
+    parts[2 * rng.integers(len(parts) // 2 + 1)] = TOKENS[rng.integers(len(TOKENS))]
+    return b"".join(parts)
 
 
 _CHANGES = (_flip, _insert, _delete, _repeat, _truncate, _exchange_lines, _put_for_a_value)

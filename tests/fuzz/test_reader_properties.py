@@ -6,7 +6,7 @@ import json
 import pathlib
 import string
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hypothesis import HealthCheck, given, settings
@@ -31,13 +31,9 @@ def with_words(texts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     return texts.filter(lambda text: bool(text.strip()))
 
 
-def unique(records: st.SearchStrategy, key: Callable) -> st.SearchStrategy:
-    return st.lists(records, min_size=1, max_size=5, unique_by=key)
-
-
 def passages(text: st.SearchStrategy[str], ids: st.SearchStrategy[str] = ID) -> st.SearchStrategy:
     any_passage = st.builds(Passage, id=ids, text=with_words(text), title=text)
-    return unique(any_passage, lambda passage: passage.id)
+    return st.lists(any_passage, min_size=1, max_size=5, unique_by=lambda passage: passage.id)
 
 
 # The same examples each time.
