@@ -36,14 +36,10 @@ def write_zarr(path, array, chunks, **changes):
         (path / (".".join(map(str, index)) or "0")).write_bytes(gzip.compress(chunk.tobytes()))
 
 
-def zarr_leaf(name, *, driver="gfile", at_top=False):
-    kvstore = {"driver": driver} if at_top else {"driver": driver, "path": name}
-    return {
-        "driver": "zarr",
-        "kvstore": kvstore,
-        "metadata": {},
-        **({"path": name} if at_top else {}),
-    }
+def zarr_leaf(name, *, at_top=False):
+    path, kvstore = {"path": name}, {"driver": "gfile"}
+    leaf = path | {"kvstore": kvstore} if at_top else {"kvstore": kvstore | path}
+    return {"driver": "zarr", "metadata": {}, **leaf}
 
 
 def write_index(directory, tree):
@@ -52,13 +48,13 @@ def write_index(directory, tree):
     (directory / "checkpoint").write_bytes(content)
 
 
-def write_legacy(directory, target, *, step=7, version=3, inline=("scale", "rel_embedding")):
-    """A checkpoint of `target`; leaves named in `inline` lie in the msgpack file."""
+def write_legacy(directory, target, *, step=7, version=3):
+    """A checkpoint of `target`; scales and relative positions lie in the msgpack file."""
 
     def visit(node, path):
         if isinstance(node, dict):
             return {name: visit(child, (*path, name)) for name, child in node.items()}
-        if path[-1] in inline:
+        if path[-1] in ("scale", "rel_embedding"):
             return node
         name = ".".join(("target", *path))
         write_zarr(directory / name, node, [max(1, -(-size // 2)) for size in node.shape])

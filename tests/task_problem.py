@@ -20,11 +20,11 @@ OPTIMIZER = OptimizerConfig(
 )
 
 
-def tree(rng, *leading, scale=1.0):
+def tree(rng, *leading):
     """A parameter tree with leading axes in front of each shape."""
     return {
         "encoder": {
-            name: np.asarray(scale * rng.normal(size=(*leading, *shape)), np.float32)
+            name: np.asarray(rng.normal(size=(*leading, *shape)), np.float32)
             for name, shape in SHAPES.items()
         }
     }
