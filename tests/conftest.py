@@ -28,6 +28,8 @@ import pytest
 from jaxtyping import install_import_hook
 
 jax.config.update("jax_num_cpu_devices", 8)
+# PyTorch's triton ends a process that has TensorFlow.
+sys.modules["triton"] = None  # type: ignore[assignment]
 # What tests write need not outlast a power cut: a pipeline waits nine seconds for the disk.
 os.fsync = lambda handle: None
 # Tracing makes many objects and little garbage, which Python's 700 would look for too often.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import pathlib
+import sys
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -116,6 +117,9 @@ scores = query_embeddings @ passage_embeddings.T
 
 def _export(directory: pathlib.Path, path: pathlib.Path) -> None:
     """Writes a sentence-transformers directory as one ONNX file, pooling and normalisation too."""
+    if "tensorflow" in sys.modules:
+        # PyTorch's triton ends a process that has TensorFlow; an export needs none.
+        sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
     import torch
     import transformers
     from sentence_transformers import SentenceTransformer
