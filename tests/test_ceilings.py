@@ -37,7 +37,7 @@ ROOMS = {
     "data": 5_551,
     "devices": 1_053,
     "evaluation": 1_281,
-    "interop": 2_613,
+    "interop": 2_616,
     "loose files": 362,
     "models": 2_293,
     "optim": 841,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_268,
 }
 OTHERS = {
-    "lines of code": 29_279,
+    "lines of code": 29_282,
     "percent of code that imports or raises": 13.9,
     "files": 188,
     "lines of the longest file": 415,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 102,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_984,
+    "words of documentation": 34_982,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
