@@ -27,15 +27,9 @@ def test_checksum_does_not_depend_on_process_hash_seed_or_environment(tmp_path):
         "HTTP_PROXY": "secret",
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p) or os.getcwd(),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", CHECKSUM],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-    )
-    assert done.stdout == f"checksum {built(SMALL).checksum}\n"
+    command = [sys.executable, "-c", CHECKSUM]
+    told = subprocess.check_output(command, env=environment, cwd=tmp_path, text=True)
+    assert told == f"checksum {built(SMALL).checksum}\n"
 
 
 def test_a_missing_package_is_reported():
@@ -103,14 +97,11 @@ def test_ids_are_unique_and_positives_are_rows(collection):
 
 
 def test_no_page_of_a_held_out_query_is_trained_on(collection):
-    trained, held_out = (
-        {
-            collection.passages[row].page_id
-            for query in _all_queries(collection, splits)
-            for row in query.positives
-        }
-        for splits in (["train"], ["validation", "test"])
-    )
+    def pages(*splits):
+        queries = _all_queries(collection, splits)
+        return {collection.passages[row].page_id for query in queries for row in query.positives}
+
+    trained, held_out = pages("train"), pages("validation", "test")
     assert held_out
     assert not trained & held_out
 

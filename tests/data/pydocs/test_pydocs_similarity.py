@@ -24,11 +24,8 @@ def test_similar_pairs_equal_all_pairs(threshold):
         frozenset((str(w),) for w in rng.integers(0, 12, size=rng.integers(0, 9)))
         for _ in range(120)
     ]
-    expected = {
-        (i, j)
-        for i, j in itertools.combinations(range(len(sets)), 2)
-        if jaccard(sets[i], sets[j]) >= threshold
-    }
+    every = itertools.combinations(range(len(sets)), 2)
+    expected = {(i, j) for i, j in every if jaccard(sets[i], sets[j]) >= threshold}
     pairs = list(similar_pairs(sets, threshold))
     assert len(pairs) == len(set(pairs))
     assert set(pairs) == expected

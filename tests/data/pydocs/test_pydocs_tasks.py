@@ -39,33 +39,25 @@ def test_a_summary_is_cut_only_where_twenty_words_remain():
     cuts = cut_elements([long, short], asked)
     assert cuts == [{0}, set()]
     corpus = build_corpus([long, short], cuts)
-    assert [p.text for p in corpus.passages] == [
-        FILLER,
-        "Divides one thing by another. Only a few words more here.",
-    ]
+    texts = [passage.text for passage in corpus.passages]
+    assert texts == [FILLER, "Divides one thing by another. Only a few words more here."]
 
 
 def test_at_most_two_parameters_rarest_first_and_shared_text_is_cut_everywhere():
-    args = "\n\nArgs:\n  axis: the axis along which it is computed.\n  {}: {}\n  {}: {}\n"
-    first = (
-        "Sums.\n\n"
-        + FILLER
-        + args.format("p", "first rare text of it", "q", "second rare text is here")
-    )
-    other = (
-        "Mean.\n\n"
-        + FILLER
-        + args.format("r", "third rare text is this", "s", "fourth rare text is that")
-    )
-    third = "Mode.\n\n" + FILLER + "\n\nArgs:\n  axis: the axis along which it is computed.\n"
-    objects = [documented("a.sum", first), documented("b.mean", other), documented("c.mode", third)]
-    asked = questions(objects, "parameter")
-    by_object = {
-        i: {q.candidate.detail for q in asked if q.candidate.target == i} for i in range(3)
+    axis = "axis: the axis along which it is computed."
+    parameters = {
+        "a.sum": ("p: first rare text of it", "q: second rare text is here"),
+        "b.mean": ("r: third rare text is this", "s: fourth rare text is that"),
+        "c.mode": (),
     }
-    assert by_object == {0: {"p", "q"}, 1: {"r", "s"}, 2: {"axis"}}
-    axis = next(q for q in asked if q.candidate.detail == "axis")
-    assert axis.gold == (2, 0, 1)
+    objects = [
+        documented(name, "\n  ".join([f"Sums.\n\n{FILLER}\n\nArgs:", axis, *others]))
+        for name, others in parameters.items()
+    ]
+    asked = questions(objects, "parameter")
+    parts = {(q.candidate.target, q.candidate.detail) for q in asked}
+    assert parts == {(0, "p"), (0, "q"), (1, "r"), (1, "s"), (2, "axis")}
+    assert [q.gold for q in asked if q.candidate.detail == "axis"] == [(2, 0, 1)]
     corpus = build_corpus(objects, cut_elements(objects, asked))
     assert not [p for p in corpus.passages if "axis along which" in p.text]
 
@@ -94,14 +86,11 @@ def test_see_also_is_answered_by_the_object_mentioned_in_the_nearest_scope():
 
 
 def test_code_and_example_queries():
-    body = (
-        "total = 0\nfor value in values:\n    total += weight * value\nreturn total / len(values)"
-    )
+    body = "total = 0\nfor value in values:\n    total += value\nreturn total / len(values)"
     objects = [documented("a.mean", "Mean.\n\n>>> mean([1, 2, 3], weight=2)\n4.0", body)]
     assert [q.candidate.text for q in questions(objects, "code")] == [" ".join(body.split())]
-    assert [q.candidate.text for q in questions(objects, "example")] == [
-        "mean([1, 2, 3], weight=2)"
-    ]
+    [example] = questions(objects, "example")
+    assert example.candidate.text == "mean([1, 2, 3], weight=2)"
 
 
 def test_near_copies_share_a_split_and_copies_their_gold():

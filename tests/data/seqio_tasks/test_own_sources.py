@@ -1,6 +1,5 @@
 """Tasks over SeqIO sources of one's own: what they yield becomes queries of the collection."""
 
-import csv
 import functools
 
 import pytest
@@ -16,7 +15,6 @@ from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage, Query
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefgh"]
-ROWS = [("a b", "p2", "p0"), ("c", "p1", "p2")]
 
 pytestmark = pytest.mark.usefixtures("empty_registries")
 
@@ -33,32 +31,23 @@ def from_csv(path):
 
     def dataset(split, shuffle_files, seed=None):
         columns = tf.data.experimental.CsvDataset(str(path), [tf.string] * 3)
-        return columns.map(
-            lambda query, positive, negative: {
-                "question": query,
-                "positives": tf.expand_dims(positive, 0),
-                "negative": negative,
-            }
-        )
+        return columns.map(lambda query, good, bad: {"question": query, "good": good, "bad": bad})
 
     return seqio.FunctionDataSource(dataset, splits=["train", "extra"])
 
 
-def renamed(dataset):
-    return dataset.map(
-        lambda row: {
-            "query": row["question"],
-            "positives": row["positives"],
-            "hard_negatives": row["negative"],
-        }
-    )
+def renamed(**fields):
+    return functools.partial(seqio.preprocessors.rekey, key_map=fields)
+
+
+RENAMED = renamed(query="question", positives="good", hard_negatives="bad")
 
 
 @pytest.fixture
 def tokenized(data_dir, tmp_path):
     """Registers a task over a source and makes its token store."""
 
-    def make(source, *, task="faq", preprocessors=(renamed,)):
+    def make(source, *, task="faq", preprocessors=(RENAMED,)):
         add_retrieval_task(
             task, collection="toy", source=source, source_preprocessors=preprocessors
         )
@@ -77,8 +66,7 @@ def tokenized(data_dir, tmp_path):
 @pytest.fixture
 def csv_file(tmp_path):
     path = tmp_path / "faq.csv"
-    with open(path, "w", newline="") as file:
-        csv.writer(file).writerows(ROWS)
+    path.write_text("a b,p2,p0\nc,p1,p2\n")
     return path
 
 
@@ -91,10 +79,8 @@ def test_a_csv_file_becomes_queries_of_the_collection(tokenized, csv_file, data_
     assert stored.ids[:, :4].tolist() == [[2, *letters[:2], 3], [2, letters[2], 3, 0]]
     # Later commands read the queries there.
     queries = list(QuerySet.open(data_dir, "toy", "faq", "train"))
-    assert [(q.text, q.positives, q.hard_negatives) for q in queries] == [
-        ("a b", (2,), (0,)),
-        ("c", (1,), (2,)),
-    ]
+    found = [(query.text, query.positives, query.hard_negatives) for query in queries]
+    assert found == [("a b", (2,), (0,)), ("c", (1,), (2,))]
     # The same source again is fine; another one under the same name is not.
     remove("faq")
     tokenized(from_csv(csv_file))
@@ -106,12 +92,8 @@ def test_a_csv_file_becomes_queries_of_the_collection(tokenized, csv_file, data_
 
 
 def test_a_generator_with_ids_and_one_positive(tokenized, data_dir):
-    examples = [{"query": "a", "query_id": "mine", "positives": "p1"}]
-
     def dataset(split, shuffle_files, seed=None):
-        return tf.data.Dataset.from_tensor_slices(
-            {name: [example[name] for example in examples] for name in examples[0]}
-        )
+        return tf.data.Dataset.from_tensors({"query": "a", "query_id": "mine", "positives": "p1"})
 
     source = seqio.FunctionDataSource(dataset, splits=["validation"])
     store = tokenized(source, preprocessors=())
@@ -123,14 +105,13 @@ def test_a_generator_with_ids_and_one_positive(tokenized, data_dir):
 def test_a_data_set_of_tfds(tokenized, data_dir, tmp_path):
     """As TFDS stores one, found by its name, and read without its code."""
     rows = {"train": [("x", "a b", ["p2", "p0"]), ("y", "c", ["p1"])], "test": [("z", "d", ["p0"])]}
+    text = tfds.features.Text()
+    features = {"question": text, "id": text, "gold": tfds.features.Sequence(text)}
     tfds.dataset_builders.store_as_tfds_dataset(
         name="faq_set",
         version="1.0.0",
         data_dir=tmp_path / "tfds",
-        features=tfds.features.FeaturesDict(
-            {"question": tfds.features.Text(), "id": tfds.features.Text()}
-            | {"gold": tfds.features.Sequence(tfds.features.Text())}
-        ),
+        features=tfds.features.FeaturesDict(features),
         split_datasets={
             split: [
                 (id, {"question": question, "gold": gold, "id": id})
@@ -139,10 +120,9 @@ def test_a_data_set_of_tfds(tokenized, data_dir, tmp_path):
             for split, examples in rows.items()
         },
     )
-    fields = {"query": "question", "query_id": "id", "positives": "gold"}
     store = tokenized(
         seqio.TfdsDataSource("faq_set:1.0.0", tfds_data_dir=str(tmp_path / "tfds")),
-        preprocessors=[functools.partial(seqio.preprocessors.rekey, key_map=fields)],
+        preprocessors=[renamed(query="question", query_id="id", positives="gold")],
     )
     assert store.tasks == {"faq": ["train", "test"]}
     splits = {
@@ -156,8 +136,8 @@ def test_a_data_set_of_tfds(tokenized, data_dir, tmp_path):
 @pytest.mark.parametrize(
     ("row", "preprocessors", "words"),
     [
-        ("a,p9,p0", (renamed,), r"split 'train', example 0: no passage has the id 'p9'"),
-        ("a,p1,p0", (), "no query, but negative, positives, question"),
+        ("a,p9,p0", (RENAMED,), r"split 'train', example 0: no passage has the id 'p9'"),
+        ("a,p1,p0", (), "no query, but bad, good, question"),
     ],
 )
 def test_a_bad_example_is_named(tokenized, csv_file, row, preprocessors, words):

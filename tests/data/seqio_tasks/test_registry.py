@@ -13,14 +13,10 @@ from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Passage, Query
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz", "'", "find"]
+VOCABULARY = WordPieceVocabulary(PIECES)
 TASK_FILES = pathlib.Path(__file__).resolve().parents[3] / "tasks"
 
 pytestmark = pytest.mark.usefixtures("empty_registries")
-
-
-@pytest.fixture(scope="module")
-def vocabulary():
-    return WordPieceVocabulary(PIECES)
 
 
 @pytest.fixture(scope="module")
@@ -29,24 +25,17 @@ def data_dir(tmp_path_factory) -> str:
     write_collection(data_dir, "toy", [Passage(str(i), "a b c", "t" * (i % 2)) for i in range(6)])
     for task, split, count in (("one", "train", 3), ("two", "train", 5), ("two", "test", 2)):
         queries = [
-            Query(
-                f"{task}{i}",
-                f"a’{'b ' * i}",
-                task,
-                positives=(i, 5)[: 1 + i % 2],
-                hard_negatives=(4,) * i,
-            )
+            Query(f"{task}{i}", f"a’{'b ' * i}", task, (i, 5)[: 1 + i % 2], (), (4,) * i)
             for i in range(count)
         ]
         write_queries(data_dir, "toy", task, split, queries)
     return data_dir
 
 
-def test_examples_of_a_task(data_dir, vocabulary):
-    retrieval.add_retrieval_task(
-        "toy_one", collection="toy", task="one", normalization=QueryNormalization.CURLY_APOSTROPHE
-    )
-    with use_data(data_dir=data_dir, vocabulary=vocabulary):
+def test_examples_of_a_task(data_dir):
+    curly = QueryNormalization.CURLY_APOSTROPHE
+    retrieval.add_retrieval_task("toy_one", collection="toy", task="one", normalization=curly)
+    with use_data(data_dir=data_dir, vocabulary=VOCABULARY):
         task = seqio.get_mixture_or_task("toy_one")
         dataset = task.get_dataset({"query": 5}, split="train", shuffle=False)
         assert task.num_input_examples("train") == 3
@@ -62,23 +51,21 @@ def test_examples_of_a_task(data_dir, vocabulary):
     assert (last["positives"].tolist(), last["hard_negatives"].tolist()) == ([1, 5], [4])
 
 
-def test_seqio_mixes_and_states_rates(data_dir, vocabulary):
+def test_seqio_mixes_and_states_rates(data_dir):
     retrieval.add_retrieval_task("toy_one", collection="toy", task="one")
     retrieval.add_retrieval_task("toy_two", collection="toy", task="two")
     retrieval.add_retrieval_mixture("both", [("toy_one", 2.0), "toy_two"], default_rate=1.0)
     assert seqio.MixtureRegistry.get("both").total_rate == 3.0
     assert retrieval.find_mixture("both").weights() == {"one": 2.0, "two": 1.0}
-    retrieval.add_retrieval_mixture(
-        "by_size", ["toy_one", ("toy_two", seqio.mixing_rate_num_examples)], default_rate=1.0
-    )
-    with use_data(data_dir=data_dir, vocabulary=vocabulary):
+    by_size = ["toy_one", ("toy_two", seqio.mixing_rate_num_examples)]
+    retrieval.add_retrieval_mixture("by_size", by_size, default_rate=1.0)
+    with use_data(data_dir=data_dir, vocabulary=VOCABULARY):
         assert retrieval.find_mixture("by_size").weights() == {"one": 1.0, "two": 5.0}
         add = seqio.MixtureRegistry.add
         add("seqios", ["toy_one", ("toy_two", 2.0)], default_rate=seqio.mixing_rate_num_examples)
         assert retrieval.find_mixture("seqios").weights() == {"one": 3.0, "two": 2.0}
-        mixed = seqio.get_mixture_or_task("both").get_dataset(
-            {"query": 8}, split="train", shuffle=False, num_epochs=1
-        )
+        both = seqio.get_mixture_or_task("both")
+        mixed = both.get_dataset({"query": 8}, split="train", shuffle=False, num_epochs=1)
         assert sum(1 for _ in mixed) > 3
     assert retrieval.find_mixture("toy_two").weights() == {"two": 1.0}
 
@@ -132,13 +119,10 @@ def test_task_files_register_without_data():
     for name in ("pydocs", "open_qa", "template"):
         runpy.run_path(str(TASK_FILES / f"{name}.py"))
     pydocs = retrieval.find_mixture("pydocs").tasks
-    assert {task.query_set for task in pydocs} == {
-        "summary", "parameter", "example", "code", "see_also", "lookup"
-    }  # fmt: skip
-    assert [task.name for task in retrieval.find_mixture("open_qa").tasks] == [
-        "open_qa_nq",
-        "open_qa_squad",
-    ]
+    names = {"summary", "parameter", "example", "code", "see_also", "lookup"}
+    assert {task.query_set for task in pydocs} == names
+    open_qa = retrieval.find_mixture("open_qa").tasks
+    assert [task.name for task in open_qa] == ["open_qa_nq", "open_qa_squad"]
     assert tuple(pydocs[0].splits) == ("train", "validation", "test")
     assert retrieval.find_mixture("my_mixture").weights() == {"questions": 2.0, "claims": 1.0}
 

@@ -89,10 +89,8 @@ def test_same_inputs_are_not_tokenised_again(settings, tmp_path):
     assert (again.metadata, ids.stat().st_mtime_ns) == (first.metadata, before)
 
     shorter = settings | {"passage_length": 12, "replace": True}
-    with pytest.raises(
-        ConfigError,
-        match=r"(?s)another token store is here: lengths\.passage 16, now 12.*another TOKEN_STORE",
-    ):
+    told = r"(?s)another token store is here: lengths\.passage 16, now 12.*another TOKEN_STORE"
+    with pytest.raises(ConfigError, match=told):
         make(**shorter | {"replace": False}, **output)
     cased = WordPieceVocabulary(PIECES, lower_case=False)
     with pytest.raises(ConfigError, match=f"vocabulary .*, now {cased.fingerprint}"):
@@ -116,48 +114,37 @@ def test_what_is_no_store_is_not_replaced(settings, tmp_path):
 
 
 def test_a_changed_preprocessor_is_noticed(settings, tmp_path):
-    def register(prompt: str) -> None:
-        retrieval.remove("toy_two")
-        source = f"lambda d: d.map(lambda x: {{**x, 'query': '{prompt} ' + x['query']}})"
-        function = eval(source)
+    only = settings | {"mixture": "toy_two", "output_dir": tmp_path / "tokens"}
+    for prompt in "ab":
+        function = eval(f"lambda d: d.map(lambda x: {{**x, 'query': '{prompt} ' + x['query']}})")
+        # Without a source, it is told by its name.
         function.__name__ = function.__qualname__ = f"put_{prompt}"
+        retrieval.remove("toy_two")
         retrieval.add_retrieval_task(
             "toy_two", collection="toy", task="two", query_preprocessors=[function]
         )
-
-    only = settings | {"mixture": "toy_two", "output_dir": tmp_path / "tokens"}
-    for prompt in ("a", "b"):
-        register(prompt)
         store = make(**only, replace=True)
         assert store.queries("two", "train").ids[0, 1] == PIECES.index(prompt)
 
 
-@pytest.mark.parametrize("titles", [Titles.OMIT, Titles.JOIN])
-def test_other_passages_and_an_open_vocabulary(settings, tmp_path, titles):
-    retrieval.add_passages("toy", titles=titles)
+@pytest.mark.parametrize(
+    ("titles", "text"), [(Titles.OMIT, ""), (Titles.JOIN, ""), (Titles.INCLUDE, "ba")]
+)
+def test_other_passages_and_an_open_vocabulary(settings, tmp_path, titles, text):
+    prompt = TaskPrompt(Prompt.TEXT, text=" ".join(text)) if text else TaskPrompt()
+    retrieval.add_passages("toy", titles=titles, prompt=prompt)
     vocabulary = load_vocabulary(settings["vocabulary"])
-    changes = {"vocabulary": vocabulary, "mixture": "toy_one"}
-    store = make(**settings | changes, output_dir=tmp_path)
-    expected = encode_passages(PASSAGES, vocabulary, length=16, titles=titles)
+    only = settings | {"vocabulary": vocabulary, "mixture": "toy_one", "output_dir": tmp_path}
+    store = make(**only)
+    ids = tuple(PIECES.index(piece) for piece in text)
+    expected = encode_passages(PASSAGES, vocabulary, length=16, titles=titles, prompt=ids)
     np.testing.assert_array_equal(store.passages.ids, expected.ids)
-    assert store.metadata.titles == titles.value
+    assert (store.metadata.titles, store.metadata.passage_prompt) == (titles.value, ids)
     assert store.tasks == {"one": ["train", "test"]}
     assert json.loads((tmp_path / tokenize.INPUTS).read_text())["mixture_or_task"] == "toy_one"
-
-
-def test_a_prompt_before_passages(settings, tmp_path):
-    prompt = TaskPrompt(Prompt.TEXT, text="b a")
-    retrieval.add_passages("toy", prompt=prompt)
-    vocabulary = load_vocabulary(settings["vocabulary"])
-    only = settings | {"mixture": "toy_one"}
-    store = make(**only, output_dir=tmp_path / "tokens")
-    ids = tuple(PIECES.index(piece) for piece in "ba")
-    assert store.metadata.passage_prompt == ids
-    expected = encode_passages(PASSAGES, vocabulary, length=16, prompt=ids)
-    np.testing.assert_array_equal(store.passages.ids, expected.ids)
     retrieval.add_passages("toy")
     with pytest.raises(ConfigError, match="another token store is here"):
-        make(**only, output_dir=tmp_path / "tokens")
+        make(**only)
 
 
 @pytest.mark.parametrize(
