@@ -145,9 +145,9 @@ def untrained(options: argparse.Namespace) -> None:
     root = options.out / "untrained"
     stages = RetrievalStages(setting(options, root, seed=0, objective=LABELS))
     stages.bm25(("train", "test"))
-    stages.untrained("untrained", root, model(options))
-    stages.retrieve("untrained", root, splits=("test",))
-    stages.evaluate("untrained", root / "runs", parameters=None)
+    stages.import_model("untrained", model(options))
+    stages.retrieve("untrained", splits=("test",))
+    stages.evaluate("untrained", "untrained", parameters=None)
     stages.stages.run(
         "mine",
         mine,
@@ -172,18 +172,18 @@ def run(name: str, seed: int, options: argparse.Namespace) -> None:
         model=model(options),
         training=shared.training,
     )
-    stages.retrieve(label, root, splits=("test",))
-    stages.evaluate(name, root / "runs", parameters=None)
+    stages.retrieve(label, splits=("test",))
+    stages.evaluate(name, label, parameters=None)
     stages.stages.run(
         f"{label}-search-{FEW}",
         search,
         embeddings_dir=root / "embeddings",
         index_dir=root / f"index-{FEW}",
-        output_dir=root / f"runs-{FEW}",
+        output_dir=output / f"{label}-{FEW}" / "runs",
         config=IndexConfig(dim=FEW),
         **stages.common,
     )
-    stages.evaluate(cut(name), root / f"runs-{FEW}", parameters=None)
+    stages.evaluate(cut(name), f"{label}-{FEW}", parameters=None)
 
 
 def cut(name: str) -> str:

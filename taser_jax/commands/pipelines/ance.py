@@ -88,7 +88,7 @@ def pipeline_ance(
         raise ConfigError(problem, where="pipeline_ance", expected=expected)
     with pipeline_records(setting.output_dir, config_text):
         setting.open_tokens()
-        run = _AnceRun(setting, model, name, keep_embeddings)
+        run = _AnceRun(setting, model, name, keeps_embeddings=keep_embeddings)
         trainings = number_episodes(episodes, after=branch_after)
         if warm_up_dir is None:
             before = run.warm_up()
@@ -99,72 +99,61 @@ def pipeline_ance(
         return print_table(setting, run.rows, by_task=setting.evaluation.measures[0])
 
 
-@dataclasses.dataclass
-class _AnceRun:
+class _AnceRun(RetrievalStages):
     """The stages of one run, whose methods evaluate rows.
 
     A model's folder has model/ and, where an episode follows, negatives/.
     """
 
-    setting: Setting
-    model: ModelConfig
-    name: str
-    keep_embeddings: bool
-    rows: list[str] = dataclasses.field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._root = pathlib.Path(self.setting.output_dir)
-        self._retrieval = RetrievalStages(self.setting)
+    def __init__(
+        self, setting: Setting, model: ModelConfig, name: str, *, keeps_embeddings: bool
+    ) -> None:
+        super().__init__(setting)
+        self._model, self._name, self._keeps_embeddings = model, name, keeps_embeddings
 
     def warm_up(self) -> pathlib.Path:
         """BM25's negatives, a training on them, and its negatives for the first episode."""
-        self.rows.append(self._retrieval.bm25(("train", "test")))
-        trained = self._retrieval.train(
+        self.bm25(("train", "test"))
+        trained = self.train(
             WARM_UP,
-            self._root / WARM_UP / "model",
-            self.model,
+            self._model,
             self.setting.training,
-            negatives_dirs=[self._root / "bm25" / "negatives"],
+            negatives_dirs=[self.root / "bm25" / "negatives"],
         )
-        return self._retrieve(WARM_UP, trained, next_episode=1)
+        return self._add_row(WARM_UP, trained, next_episode=1)
 
     def episode(
         self, number: int, training: TrainingConfig, before: pathlib.Path, *, is_last: bool
     ) -> pathlib.Path:
         """Trains on the negatives of the model before; mines for the next episode."""
         label = f"episode-{number}"
-        trained = self._retrieval.train(
+        trained = self.train(
             label,
-            self._root / label / "model",
-            self.model,
+            self._model,
             # A checkpoint has all parameters: pretrained weights are for the first training.
             dataclasses.replace(training, pretrained=None),
             negatives_dirs=[before / "negatives"],
             initial_checkpoint=selected_checkpoint(before / "model"),
         )
-        root = self._retrieve(label, trained, next_episode=None if is_last else number + 1)
-        if not self.keep_embeddings and before.parent == self._root:
+        folder = self._add_row(label, trained, next_episode=None if is_last else number + 1)
+        if not self._keeps_embeddings and before.parent == self.root:
             _forget_embeddings(before)
-        return root
+        return folder
 
-    def _retrieve(
+    def _add_row(
         self, label: str, trained: TrainSummary, *, next_episode: int | None
     ) -> pathlib.Path:
         """Encodes, searches and evaluates; mines where an episode follows."""
-        root = self._root / label
-        searched = ("test",) if next_episode is None else ("train", "test")
-        self._retrieval.retrieve(label, root, splits=searched)
+        self.retrieve(label, splits=("test",) if next_episode is None else ("train", "test"))
         if next_episode is not None:
-            mining = _mining_for(self.setting.second_mining, next_episode)
-            self._retrieval.mine(label, root, mining)
-        row = self._retrieval.evaluate(
-            f"{self.name} ({label})",
-            root / "runs",
+            self.mine(label, _mining_for(self.setting.second_mining, next_episode))
+        self.evaluate(
+            f"{self._name} ({label})",
+            label,
             parameters=trained.parameters,
             details={"training": f"{trained.seconds:.0f} s"},
         )
-        self.rows.append(row)
-        return root
+        return self.root / label
 
 
 def number_episodes(groups: Sequence[Episodes], *, after: int = 0) -> dict[int, TrainingConfig]:

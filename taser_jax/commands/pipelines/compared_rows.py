@@ -58,7 +58,7 @@ class ComparedRows:
         self._root = pathlib.Path(self.setting.output_dir)
         self._data = {"data_dir": self.setting.data_dir, "collection": self.collection}
         self._comparison = Comparison(self.setting)
-        self._stages = self._comparison.retrieval.stages
+        self._stages = self._comparison.stages
         # Row of a dense model -> its folder; of trained systems that of the last round.
         self._folders = {} if self.untrained is None else {UNTRAINED: file_name(UNTRAINED)}
         if self.chosen is not None:
@@ -75,19 +75,19 @@ class ComparedRows:
         """All rows, and the choice among them."""
         comparison, chosen = self._comparison, self.chosen
         splits = [split for split in ("test", DEVELOPMENT, "train") if self._tasks(split)]
-        order = [comparison.retrieval.bm25(splits)]
+        comparison.bm25(splits)
         if self.untrained is not None:
-            order.append(comparison.untrained(UNTRAINED, self.untrained, splits))
+            comparison.untrained(UNTRAINED, self.untrained, splits)
         rounds = 0 if chosen is None else chosen.rounds
         for number in range(1, rounds + 1):
             for name, system in self.systems.items():
-                order.append(comparison.round(name, system, number, is_last=number == rounds))
+                comparison.round(name, system, number, is_last=number == rounds)
         choice = self._choice()
         by = f"{choice.queries} queries" if choice.queries else "default"
         for name, folder in self._folders.items():
-            order.append(comparison.add_bm25(name, folder, alpha=choice.alphas[name], chosen_by=by))
+            comparison.add_bm25(name, folder, alpha=choice.alphas[name], chosen_by=by)
         measures = self.setting.evaluation.measures
-        table = print_table(self.setting, order, by_task=measures[-1])
+        table = print_table(self.setting, comparison.rows, by_task=measures[-1])
         self._finish(choice)
         return table
 
@@ -149,11 +149,11 @@ class ComparedRows:
             tasks = system.tasks or setting.tasks
             if emptied:
                 tasks = [task for task in tasks or self._tasks("train") if task not in emptied]
-            self._comparison.retrieval.train(
+            self._comparison.train(
                 f"fold-{number}-{label}",
-                model_dir,
                 system.model,
                 system.training(dataclasses.replace(setting.training, loop=loop)),
+                model_dir=model_dir,
                 tasks=tasks,
                 negatives_dirs=[root / "negatives"],
             )
@@ -253,8 +253,7 @@ class ComparedRows:
             training=dataclasses.replace(setting.training, states_dir=None),
         )
         model_dir = pathlib.Path(parts.model_dir)
-        retrieval = RetrievalStages(setting)
-        retrieval.retrieve("whole", root, splits=(), encoded=(), model_dir=model_dir)
+        RetrievalStages(setting).retrieve("whole", splits=(), encoded=(), model_dir=model_dir)
         whole = dataclasses.replace(parts, index_dir=str(root / "index"), collection=collection)
         if parts.alpha is not None:
             bm25_dir = root / "bm25"

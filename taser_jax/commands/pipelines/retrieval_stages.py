@@ -153,18 +153,21 @@ def row_name(system: str, number: int, first_negatives: Sequence[str] = (BM25,))
 class RetrievalStages:
     """Stages of one pipeline directory, in terms of the commands they run.
 
-    Args:
-        setting: what all stages share.
+    A model has a label, which is its folder and the prefix of its stages.
 
     Attributes:
-        stages: those that are finished, below the output directory.
+        setting: what all stages share.
+        root: the directory.
+        stages: those that are finished there.
         store: the token store.
         common: arguments of all commands that read the collection.
+        rows: names of the table's rows, in the order in which they were evaluated.
     """
 
     def __init__(self, setting: Setting) -> None:
-        self._setting = setting
+        self.setting, self.root = setting, pathlib.Path(setting.output_dir)
         self.stages = Stages(setting.output_dir)
+        self.rows: list[str] = []
         self.store = TokenStore.open(setting.token_store)
         self.common: dict[str, object] = {
             "data_dir": setting.data_dir,
@@ -177,30 +180,29 @@ class RetrievalStages:
             "own_passage_tasks": list(setting.own_passage_tasks),
         }
 
-    def bm25(self, splits: Sequence[str]) -> str:
-        """BM25's runs, negatives of training queries, and row; returns the row's name."""
-        root = pathlib.Path(self._setting.output_dir) / "bm25"
+    def bm25(self, splits: Sequence[str]) -> None:
+        """BM25's runs, negatives of training queries, and row."""
         self.stages.run(
             "bm25-search",
             _bm25_runs,
-            output_dir=root / "runs",
-            index_dir=root / "index",
+            output_dir=self.root / "bm25" / "runs",
+            index_dir=self.root / "bm25" / "index",
             splits=splits,
-            config=self._setting.bm25,
+            config=self.setting.bm25,
             **self._searched,
         )
         if "train" in splits:
-            self.mine("bm25", root, self._setting.first_mining)
-        return self.evaluate(BM25, root / "runs", parameters=None)
+            self.mine("bm25", self.setting.first_mining)
+        self.evaluate(BM25, "bm25", parameters=None)
 
-    def untrained(self, label: str, root: pathlib.Path, model: ModelConfig) -> int:
-        """Imports the pretrained weights as `root`'s model; returns its number of parameters."""
-        pretrained, tokens = self._setting.training.pretrained, self.store.metadata
+    def import_model(self, label: str, model: ModelConfig) -> int:
+        """Imports the pretrained weights as a model; returns its number of parameters."""
+        pretrained, tokens = self.setting.training.pretrained, self.store.metadata
         assert pretrained is not None
         return self.stages.run(
             f"{label}-import",
             import_model,
-            model_dir=root / "model",
+            model_dir=self.root / label / "model",
             model=model,
             pretrained=pretrained,
             vocabulary=str(self.store.vocabulary_directory),
@@ -210,10 +212,10 @@ class RetrievalStages:
     def train(
         self,
         label: str,
-        model_dir: pathlib.Path,
         model: ModelConfig,
         training: TrainingConfig,
         *,
+        model_dir: pathlib.Path | None = None,
         negatives_dirs: Sequence[pathlib.Path] = (),
         tasks: Sequence[str] | None = None,
         initial_checkpoint: epath.Path | None = None,
@@ -224,15 +226,15 @@ class RetrievalStages:
         `inputs` are further fields of `TrainingData`.
         """
         data = TrainingData(
-            inputs.pop("token_store", self._setting.token_store),
-            tasks=tasks or self._setting.tasks,
+            inputs.pop("token_store", self.setting.token_store),
+            tasks=tasks or self.setting.tasks,
             negatives_dirs=list(map(str, negatives_dirs)),
             **inputs,
         )
         summary = self.stages.run(
             f"{label}-train",
             train,
-            model_dir=model_dir,
+            model_dir=model_dir or self.root / label / "model",
             data=data,
             model=model,
             training=training,
@@ -243,24 +245,22 @@ class RetrievalStages:
     def retrieve(
         self,
         label: str,
-        root: pathlib.Path,
         *,
         splits: Sequence[str],
         encoded: Sequence[str] | None = None,
         model_dir: pathlib.Path | None = None,
         documents: Mapping[str, object] = types.MappingProxyType({}),
     ) -> None:
-        """Encodes collection and queries with `root`'s model, indexes and searches the splits.
+        """Encodes collection and queries with a model, indexes and searches the splits.
 
         Args:
-            label: prefix of the stages' names.
-            root: where embeddings, indexes and runs go.
+            label: the model's.
             splits: splits to search.
             encoded: splits whose queries are encoded; None means all.
-            model_dir: the model; None is `root`'s.
+            model_dir: the model; None is that in the label's folder.
             documents: arguments of `encode` for queries with documents.
         """
-        setting, training = self._setting, self._setting.training
+        setting, training, root = self.setting, self.setting.training, self.root / label
         own, embeddings_dir = model_dir or root / "model", root / "embeddings"
         # The blocks that training freezes are an untrained model's, too.
         frozen = read_facts(own).get("train_from_block", training.train_from_block)
@@ -304,41 +304,41 @@ class RetrievalStages:
                 **self._searched,
             )
 
-    def mine(self, label: str, root: pathlib.Path, config: MiningConfig) -> None:
-        """Mines from `root`'s runs of the training queries."""
+    def mine(self, label: str, config: MiningConfig) -> None:
+        """Mines from a model's runs of the training queries."""
         self.stages.run(
             f"{label}-mine",
             mine,
-            runs_dir=root / "runs",
-            output_dir=root / "negatives",
+            runs_dir=self.root / label / "runs",
+            output_dir=self.root / label / "negatives",
             config=config,
-            regex_tasks=self._setting.evaluation.regex_tasks,
+            regex_tasks=self.setting.evaluation.regex_tasks,
             **self.common,
         )
 
     def evaluate(
         self,
         row: str,
-        runs_dir: pathlib.Path,
+        label: str,
         *,
         parameters: int | None,
         details: Mapping[str, str] | None = None,
-    ) -> str:
-        """Evaluates the test runs as a row of the directory's table; returns the row's name."""
+    ) -> None:
+        """Evaluates a model's test runs as a row of the directory's table."""
         self.stages.run(
             f"{file_name(row)}-evaluate",
             evaluate,
-            runs_dir=runs_dir,
-            output_dir=self._setting.output_dir,
+            runs_dir=self.root / label / "runs",
+            output_dir=self.setting.output_dir,
             system=row,
-            config=self._setting.evaluation,
+            config=self.setting.evaluation,
             parameters=parameters,
             details=details,
             # Rows are tested once all are there.
             significance=None,
             **self.common,
         )
-        return row
+        self.rows.append(row)
 
 
 @writes("{output_dir}", "{index_dir}")

@@ -88,23 +88,19 @@ def pipeline_taser(
         comparison = Comparison(
             setting, first_negatives=tuple(first_negatives), keeps_first_negatives=len(sets) == 1
         )
-        order = [comparison.retrieval.bm25(("train", DEVELOPMENT, "test"))]
+        comparison.bm25(("train", DEVELOPMENT, "test"))
         for name, system in untrained_systems.items():
-            order.append(comparison.untrained(name, system))
+            comparison.untrained(name, system)
         for number in range(1, rounds + 1):
             for name, system in systems.items():
-                order.append(comparison.round(name, system, number, is_last=number == rounds))
+                comparison.round(name, system, number, is_last=number == rounds)
         for name in hybrid_systems:
-            order.append(comparison.add_bm25(name, f"{file_name(name)}-{rounds}"))
-        return print_table(setting, order, by_task=setting.evaluation.measures[-1])
+            comparison.add_bm25(name, f"{file_name(name)}-{rounds}")
+        return print_table(setting, comparison.rows, by_task=setting.evaluation.measures[-1])
 
 
-class Comparison:
-    """The stages of one comparison, in terms of the commands they run.
-
-    Attributes:
-        retrieval: those around a training.
-    """
+class Comparison(RetrievalStages):
+    """The stages of one comparison of systems."""
 
     def __init__(
         self,
@@ -113,73 +109,63 @@ class Comparison:
         first_negatives: tuple[str, ...] = (BM25,),
         keeps_first_negatives: bool = False,
     ) -> None:
-        self._setting = setting
+        super().__init__(setting)
         self._first_negatives, self._keeps_first = first_negatives, keeps_first_negatives
-        self._root = pathlib.Path(setting.output_dir)
-        self.retrieval = RetrievalStages(setting)
-        self._stages = self.retrieval.stages
         # Folder of a model -> its parameters, and what a hybrid's row says of its training.
         self._models: dict[str, tuple[int, dict[str, str]]] = {}
 
-    def untrained(self, name: str, system: System, splits: Sequence[str] | None = None) -> str:
-        """Encodes, indexes, searches and evaluates a pretrained model; returns its row's name.
+    def untrained(self, name: str, system: System, splits: Sequence[str] | None = None) -> None:
+        """Encodes, indexes, searches and evaluates a pretrained model.
 
         With no split there are no queries: it is encoded and indexed.
         """
         label = file_name(name)
-        root = self._root / label
-        parameters = self.retrieval.untrained(label, root, system.model)
+        parameters = self.import_model(label, system.model)
         self._models[label] = parameters, {}
         if splits is None:
             splits = (DEVELOPMENT, "test")
             splits = ("train", *splits) if name in self._first_negatives else splits
-        self.retrieval.retrieve(label, root, splits=splits, encoded=splits)
-        if not splits:
-            return name
+        self.retrieve(label, splits=splits, encoded=splits)
         if name in self._first_negatives:
-            self.retrieval.mine(label, root, self._setting.second_mining)
-        details = {"training": "none"}
-        return self.retrieval.evaluate(name, root / "runs", parameters=parameters, details=details)
+            self.mine(label, self.setting.second_mining)
+        if splits:
+            self.evaluate(name, label, parameters=parameters, details={"training": "none"})
 
-    def round(self, name: str, system: System, number: int, *, is_last: bool) -> str:
+    def round(self, name: str, system: System, number: int, *, is_last: bool) -> None:
         """Trains, encodes, indexes, searches, mines and evaluates one round.
 
-        Nothing mines with the last round, so its training queries are not encoded. Returns the
-        row's name.
+        Nothing mines with the last round, so its training queries are not encoded.
         """
-        setting = self._setting
         label = f"{file_name(name)}-{number}"
-        root = self._root / label
-        training = system.training(setting.training)
+        training = system.training(self.setting.training)
         sources = [file_name(each) for each in self._first_negatives]
         if number > 1:
             mined = f"{file_name(name)}-{number - 1}"
             sources = ["bm25", mined] if self._keeps_first else [mined]
-        trained = self.retrieval.train(
+        trained = self.train(
             label,
-            root / "model",
             system.model,
             training,
             tasks=system.tasks,
-            negatives_dirs=[self._root / source / "negatives" for source in sources],
+            negatives_dirs=[self.root / source / "negatives" for source in sources],
         )
         masked = {"false negatives": training.batching.false_negatives.value}
         self._models[label] = trained.parameters, masked
         splits = (*(() if is_last else ("train",)), DEVELOPMENT, "test")
-        self.retrieval.retrieve(label, root, splits=splits, encoded=splits)
+        self.retrieve(label, splits=splits, encoded=splits)
         if not is_last:
-            self.retrieval.mine(label, root, setting.second_mining)
-        return self.retrieval.evaluate(
+            self.mine(label, self.setting.second_mining)
+        self.evaluate(
             row_name(name, number, self._first_negatives),
-            root / "runs",
+            label,
             parameters=trained.parameters,
             details={**masked, "training": f"{trained.seconds:.0f} s"},
         )
 
     def add_bm25(
         self, name: str, label: str, *, alpha: float | None = None, chosen_by: str = ""
-    ) -> str:
-        """Joins a model's runs with BM25's; returns its row's name.
+    ) -> None:
+        """Joins a model's runs with BM25's, as a row of their own.
 
         Args:
             name: the model's name in the row's.
@@ -187,32 +173,27 @@ class Comparison:
             alpha: weight of BM25; None chooses it on the development split.
             chosen_by: what chose a given `alpha`, for the row.
         """
-        setting = self._setting
-        root = self._root / f"{label}-bm25"
-        alphas = self._stages.run(
+        setting, joined = self.setting, f"{label}-bm25"
+        alphas = self.stages.run(
             f"{label}-hybrid",
             hybrid,
-            dense_dir=self._root / label / "runs",
-            sparse_dir=self._root / "bm25" / "runs",
-            output_dir=root / "runs",
+            dense_dir=self.root / label / "runs",
+            sparse_dir=self.root / "bm25" / "runs",
+            output_dir=self.root / joined / "runs",
             development_split=DEVELOPMENT,
             alpha=alpha,
             k=setting.k,
             measure=setting.hybrid_measure,
             config=setting.hybrid,
             evaluation=setting.evaluation,
-            **self.retrieval.common,
+            **self.common,
         )
         low, high = min(alphas.values()), max(alphas.values())
         shown = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
         parameters, details = self._models[label]
         alpha_shown = f"{shown} ({chosen_by})" if chosen_by else shown
-        return self.retrieval.evaluate(
-            f"{name} + BM25",
-            root / "runs",
-            parameters=parameters,
-            details={**details, "alpha": alpha_shown},
-        )
+        details = {**details, "alpha": alpha_shown}
+        self.evaluate(f"{name} + BM25", joined, parameters=parameters, details=details)
 
 
 def print_table(setting: Setting, rows: Sequence[str], *, by_task: str) -> ResultsTable:

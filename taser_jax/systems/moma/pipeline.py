@@ -73,14 +73,14 @@ def pipeline_moma(
     with pipeline_records(setting.output_dir, config_text):
         setting.open_tokens()
         run = MomaStages(setting, model, moma, name)
-        rows: list[str] = []
-        warmed = run.warm_up(rows)
+        warmed = run.warm_up()
         trainings = number_episodes(episodes)
-        finished = {}
-        for kind in map(LookupTraining, moma.compared):
-            finished[kind] = _alternate(run, kind, warmed, trainings, lookup_training, rows)
+        finished = {
+            kind: _alternate(run, kind, warmed, trainings, lookup_training)
+            for kind in map(LookupTraining, moma.compared)
+        }
         _search_targets(run, finished)
-        return print_table(setting, rows, by_task=setting.evaluation.measures[0])
+        return print_table(setting, run.rows, by_task=setting.evaluation.measures[0])
 
 
 def _alternate(
@@ -89,7 +89,6 @@ def _alternate(
     warmed: Trained,
     trainings: Mapping[int, TrainingConfig],
     lookup_training: TrainingConfig | None,
-    rows: list[str],
 ) -> tuple[Trained, Trained | None]:
     """The last end retriever and lookup, from the warmed-up model; None without a lookup."""
     end, lookup = warmed, None if kind is LookupTraining.NONE else warmed
@@ -110,7 +109,7 @@ def _alternate(
             lookup = run.train_lookup(label, training, lookup, joined)
             documents = run.look_up(lookup)
         row = f"{run.row(kind)} (episode-{number})"
-        run.retrieve(end, rows, row, documents, mined=number < len(trainings))
+        run.add_row(row, end, documents, mined=number < len(trainings))
     return end, lookup
 
 
@@ -130,76 +129,69 @@ def _search_targets(
     untrained = run.untrained()
     for name, path in run.moma.targets.items():
         target = _Target(run, name, path)
-        rows = [target.retrieval.bm25(("test",))]
+        target.bm25(("test",))
         if untrained is not None:
-            rows.append(target.search(UNTRAINED.capitalize(), untrained, None))
+            target.add_row(UNTRAINED.capitalize(), untrained, None)
         for kind, (end, lookup) in finished.items():
             row = run.row(kind)
             if lookup is None:
-                rows.append(target.search(row, end, None))
+                target.add_row(row, end, None)
                 continue
             swapped = {**run.moma.memories, name: path}
             del swapped[SOURCE]
             if kind is LookupTraining.LEARNED:
-                rows.append(target.search(f"{row}, no documents", end, None))
+                target.add_row(f"{row}, no documents", end, None)
                 documents = target.look_up(lookup, run.moma.memories, "without-target")
-                rows.append(target.search(f"{row} without target", end, documents))
+                target.add_row(f"{row} without target", end, documents)
             documents = target.look_up(lookup, swapped, "documents")
-            rows.append(target.search(row, end, documents))
+            target.add_row(row, end, documents)
         write_table(
             target.root,
-            systems=rows,
+            systems=target.rows,
             by_task=run.setting.evaluation.measures[0],
             significance=run.setting.significance,
         )
 
 
-class _Target:
-    """One target's stages and folder.
-
-    Attributes:
-        root: the folder.
-        retrieval: its stages.
-    """
+class _Target(RetrievalStages):
+    """One target's stages and folder."""
 
     def __init__(self, run: MomaStages, name: str, path: str) -> None:
-        self._run, self._path, self.root = run, path, run.root / "targets" / name
+        self._run = run
         setting = dataclasses.replace(
             run.setting,
             training=with_own_states(run.setting.training, f"targets/{name}"),
-            output_dir=str(self.root),
+            output_dir=str(run.root / "targets" / name),
             token_store=path,
             tasks=None,
             own_passage_tasks=(),
         )
-        self.retrieval = RetrievalStages(setting)
+        super().__init__(setting)
 
     def look_up(self, lookup: Trained, memories: Mapping[str, str], folder: str) -> Documents:
         """The documents that a lookup finds for the target's queries in these memories."""
         root = self.root / f"{lookup.label}-{folder}"
         documents = Documents(root / "memories", root / "documents")
-        self.retrieval.stages.run(
+        self.stages.run(
             root.name,
             look_up,
             **self._run.mixture(lookup, memories),
             memory_dir=documents.memory_dir,
-            token_store=self._path,
+            token_store=self.setting.token_store,
             output_dir=documents.directory,
             splits=["test"],
             k=self._run.moma.documents,
         )
         return documents
 
-    def search(self, row: str, end: Trained, documents: Documents | None) -> str:
-        """The row of an end retriever, with or without documents."""
+    def add_row(self, row: str, end: Trained, documents: Documents | None) -> None:
+        """Searches with an end retriever, with or without documents, and evaluates."""
         label = end.label if documents is None else f"{end.label}-{documents.directory.parent.name}"
-        root = self.root / label
-        self.retrieval.retrieve(
+        self.retrieve(
             label,
-            root,
             splits=("test",),
             encoded=("test",),
             model_dir=end.directory,
             documents=self._run.read_with(end, documents),
         )
-        return self.retrieval.evaluate(row, root / "runs", parameters=end.parameters)
+        self.evaluate(row, label, parameters=end.parameters)

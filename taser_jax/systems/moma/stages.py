@@ -114,8 +114,8 @@ class Documents:
     directory: pathlib.Path
 
 
-class MomaStages:
-    """The stages of one run; methods append the rows they evaluate.
+class MomaStages(RetrievalStages):
+    """The stages of one run.
 
     Args:
         setting: what all stages share.
@@ -125,10 +125,8 @@ class MomaStages:
     """
 
     def __init__(self, setting: Setting, model: ModelConfig, moma: MomaConfig, name: str) -> None:
-        self.setting, self.moma, self._model, self._name = setting, moma, model, name
-        self.root = pathlib.Path(setting.output_dir)
-        self._retrieval = RetrievalStages(setting)
-        self._stages = self._retrieval.stages
+        super().__init__(setting)
+        self.moma, self._model, self._name = moma, model, name
         self._embeddings = pathlib.Path(moma.shared_embeddings or self.root / "embeddings-by-text")
 
     def row(self, kind: LookupTraining) -> str:
@@ -139,15 +137,15 @@ class MomaStages:
             LookupTraining.NONE: "No memory",
         }[kind]
 
-    def warm_up(self, rows: list[str]) -> Trained:
+    def warm_up(self) -> Trained:
         """A training on BM25's negatives, without documents; both components start from it."""
-        rows.append(self._retrieval.bm25(("train", "test")))
+        self.bm25(("train", "test"))
         untrained = self.untrained()
         if untrained is not None:
-            self.retrieve(untrained, rows, UNTRAINED.capitalize(), None, mined=False)
+            self.add_row(UNTRAINED.capitalize(), untrained, None, mined=False)
         negatives = self.root / "bm25" / "negatives"
         trained = self._train(WARM_UP, self.setting.training, untrained, negatives_dirs=[negatives])
-        self.retrieve(trained, rows, f"{self._name} ({WARM_UP}, no memory)", None)
+        self.add_row(f"{self._name} ({WARM_UP}, no memory)", trained, None)
         return trained
 
     def untrained(self) -> Trained | None:
@@ -162,9 +160,8 @@ class MomaStages:
                 fix = "set PRETRAINED, or frozen_passages=False"
                 raise ConfigError(title, where="MomaConfig.frozen_passages", fix=fix)
             return None
-        directory = self.root / UNTRAINED
-        parameters = self._retrieval.untrained(UNTRAINED, directory, self._model)
-        return Trained(UNTRAINED, directory / "model", parameters)
+        parameters = self.import_model(UNTRAINED, self._model)
+        return Trained(UNTRAINED, self.root / UNTRAINED / "model", parameters)
 
     def look_up(self, lookup: Trained) -> Documents:
         """Encodes the mixture with the lookup's passage tower, and finds documents for all queries.
@@ -174,7 +171,7 @@ class MomaStages:
         moma = self.moma
         memory_dir = self.root / "memories" / self.shared_embeddings(lookup).name
         directory = self.root / lookup.label / "documents"
-        self._stages.run(
+        self.stages.run(
             f"{lookup.label}-look-up",
             look_up,
             **self.mixture(lookup, moma.memories),
@@ -223,7 +220,7 @@ class MomaStages:
         """The lookup's training data: gold and most attended documents (equations 10 to 12)."""
         setting, directory = self.setting, self.root / label / "joined"
         training = setting.training
-        self._stages.run(
+        self.stages.run(
             f"{label}-distil",
             distil_queries,
             output_dir=directory,
@@ -232,7 +229,7 @@ class MomaStages:
             memory_dir=documents.memory_dir,
             augmentation_dir=documents.directory,
             documents=self.moma.documents,
-            tasks=setting.tasks or list(self._retrieval.store.tasks),
+            tasks=setting.tasks or list(self.store.tasks),
             learned=self.moma.learned_positives,
             config=setting.encode,
             states_dir=training.states_dir if training.train_from_block else None,
@@ -248,26 +245,18 @@ class MomaStages:
         training = with_own_states(training, "joined")
         return self._train(f"{label}-lookup", training, before, token_store=str(joined))
 
-    def retrieve(
-        self,
-        end: Trained,
-        rows: list[str],
-        row: str,
-        documents: Documents | None,
-        *,
-        mined: bool = True,
+    def add_row(
+        self, row: str, end: Trained, documents: Documents | None, *, mined: bool = True
     ) -> None:
         """Searches the source, evaluates, and mines negatives of the training queries."""
-        root = end.directory.parent
-        self._retrieval.retrieve(
+        self.retrieve(
             end.label,
-            root,
             splits=("train", "test") if mined else ("test",),
             documents=self.read_with(end, documents),
         )
         if mined:
-            self._retrieval.mine(end.label, root, self.setting.second_mining)
-        rows.append(self._retrieval.evaluate(row, root / "runs", parameters=end.parameters))
+            self.mine(end.label, self.setting.second_mining)
+        self.evaluate(row, end.label, parameters=end.parameters)
 
     def _train(
         self, label: str, training: TrainingConfig, before: Trained | None, **inputs: Any
@@ -276,17 +265,15 @@ class MomaStages:
 
         Where passages are frozen, look-ups and retrieval have encoded them by then.
         """
-        directory, checkpoint = self.root / label / "model", None
+        checkpoint = None
         if before is not None and before.label != UNTRAINED:
             checkpoint = selected_checkpoint(before.directory)
             training = dataclasses.replace(training, pretrained=None)
         if self.moma.frozen_passages:
             assert before is not None
             inputs["shared_embeddings"] = str(self.shared_embeddings(before))
-        summary = self._retrieval.train(
-            label, directory, self._model, training, initial_checkpoint=checkpoint, **inputs
-        )
-        return Trained(label, directory, summary.parameters)
+        summary = self.train(label, self._model, training, initial_checkpoint=checkpoint, **inputs)
+        return Trained(label, self.root / label / "model", summary.parameters)
 
 
 def with_own_states(training: TrainingConfig, name: str) -> TrainingConfig:

@@ -107,13 +107,13 @@ class MufStages:
     def model(self, name: str, system: System, *, with_ensemble: bool) -> None:
         """Trains, encodes and indexes a model, and a specialist's ensemble."""
         label, setting = file_name(name), self._setting
-        root, training = self._root / label, system.training(setting.training)
+        training = system.training(setting.training)
         tasks, negatives = list(system.tasks or self._tasks), self._root / "bm25" / "negatives"
         trained = self._retrieval.train(
-            label, root / "model", system.model, training, negatives_dirs=[negatives], tasks=tasks
+            label, system.model, training, negatives_dirs=[negatives], tasks=tasks
         )
-        self._retrieval.retrieve(label, root, splits=())
-        member_parameters = 0
+        self._retrieval.retrieve(label, splits=())
+        root, member_parameters = self._root / label, 0
         if with_ensemble:
             self._stages.run(
                 f"{label}-ensemble",
@@ -131,10 +131,9 @@ class MufStages:
     def untrained(self, name: str, system: System) -> None:
         """Imports, encodes and indexes a model with its pretrained weights."""
         label = file_name(name)
-        root = self._root / label
-        parameters = self._retrieval.untrained(label, root, system.model)
-        self._retrieval.retrieve(label, root, splits=())
-        self._models[name] = _Model(root, parameters)
+        parameters = self._retrieval.import_model(label, system.model)
+        self._retrieval.retrieve(label, splits=())
+        self._models[name] = _Model(self._root / label, parameters)
 
     def fusions(self, specialists: Mapping[str, System]) -> list[str]:
         """Runs all fusions; returns their rows, without those of sizes and of the oracle."""
