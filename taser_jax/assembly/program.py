@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -268,9 +269,9 @@ def training_job(
         ConfigError: settings that contradict each other.
         DataError: tasks or queries that are missing, negatives of other passages.
     """
-    augmentation = None
+    augmentation: QueryDocuments | None = None
     if inputs.augmentation_dir and store is not None:
-        augmentation = QUERY_DOCUMENTS.get()(
+        augmentation = pkgutil.resolve_name(QUERY_DOCUMENTS)(
             inputs.augmentation_dir, per_query=inputs.documents, config=model, store=store
         )
     if augmentation is not None and training.multitask is not None:

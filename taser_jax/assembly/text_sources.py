@@ -1,6 +1,6 @@
 """What models read in place of a token store's tokens.
 
-States of frozen blocks are computed once; later trainings read them. Systems register queries with
+States of frozen blocks are computed once; later trainings read them. Systems offer queries with
 documents, and passages as embeddings.
 """
 
@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import os
 import pathlib
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -39,8 +38,6 @@ from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import bar, logger
 from taser_jax.storage.typed_files import to_plain
 
-Offer = TypeVar("Offer")
-
 # At least the size of a NumPy file's header.
 _HEADER = 128
 _VERSION = 1
@@ -50,38 +47,6 @@ _LENGTH_MULTIPLE = 16
 
 DocumentStates = Callable[[Texts, int, str], Texts]
 """Documents, the tokens that they are padded to, and their fingerprint -> their states."""
-
-
-class Registered(Generic[Offer]):
-    """A place that a system's module fills, so that no core room imports a system.
-
-    The module is imported when a configuration first asks for the place: a command that does not,
-    loads none of it.
-
-    Example:
-        >>> DOUBLED: Registered[Callable[[int], int]] = Registered("twice")  # in core
-        >>> DOUBLED.register(lambda number: 2 * number)  # in twice.py
-        >>> DOUBLED.get()(21)  # in core
-        42
-
-    Args:
-        module: name of the module that fills it.
-    """
-
-    def __init__(self, module: str) -> None:
-        self._module = module
-        self._offer: Offer | None = None
-
-    def register(self, offer: Offer) -> None:
-        """Fills the place."""
-        self._offer = offer
-
-    def get(self) -> Offer:
-        """What the module registers."""
-        if self._offer is None:
-            importlib.import_module(self._module)
-        assert self._offer is not None, f"{self._module} registers nothing here"
-        return self._offer
 
 
 @runtime_checkable
@@ -137,14 +102,12 @@ class SharedEmbeddings(Protocol):
         """
 
 
+# No core room imports a system: what a system offers is named, for `pkgutil.resolve_name`, and its
+# module is imported when a configuration first asks for it.
 # Opens the documents that a system looked up, K per query, for the model that fuses them.
-QUERY_DOCUMENTS: Registered[Callable[..., QueryDocuments]] = Registered(
-    "taser_jax.systems.moma.query_documents"
-)
-# A directory and the token store of the passages -> their embeddings.
-SHARED_EMBEDDINGS: Registered[Callable[..., SharedEmbeddings]] = Registered(
-    "taser_jax.systems.moma.memory"
-)
+QUERY_DOCUMENTS = "taser_jax.systems.moma.query_documents:Augmentation.open"
+# A directory and the token store of the passages -> their `SharedEmbeddings`.
+SHARED_EMBEDDINGS = "taser_jax.systems.moma.memory:TowerEmbeddings"
 
 
 def frozen_texts(

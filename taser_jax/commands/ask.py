@@ -6,13 +6,13 @@ import dataclasses
 import ipaddress
 import os
 import pathlib
+import pkgutil
 import socket
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from taser_jax.assembly.model_directory import read_facts
 from taser_jax.assembly.run_record import task_names
-from taser_jax.assembly.text_sources import Registered
 from taser_jax.devices.hosts import keep_compiled_programs
 from taser_jax.retrieval.passages import Hit
 from taser_jax.retriever import Retriever
@@ -41,9 +41,8 @@ class Answer:
 
 
 # They get the questions and, by name, those arguments of `ask` that concern them.
-Answerer = Callable[..., list[Answer]]
-FUSION: Registered[Answerer] = Registered("taser_jax.systems.muf.fuse")
-MEMORIES: Registered[Answerer] = Registered("taser_jax.systems.moma.augment")
+FUSION = "taser_jax.systems.muf.fuse:ask_fused"
+MEMORIES = "taser_jax.systems.moma.augment:ask_augmented"
 
 
 def ask(
@@ -98,9 +97,10 @@ def ask(
         problem = f"{questions!r} is no list of questions, or one of them is empty"
         fix = "write `taser ask how do I sort a list`"
         raise ConfigError(problem, where="QUESTIONS", fix=fix)
+    answers: list[Answer]
     asked = {"task": task, "query_length": query_length, "k": k}
     if fusion_dir is not None:
-        answers = FUSION.get()(questions, fusion_dir=fusion_dir, **asked)
+        answers = pkgutil.resolve_name(FUSION)(questions, fusion_dir=fusion_dir, **asked)
     else:
         if model_dir is None and read_parts(directory) is None:
             problem = "no retriever.json, which `taser compare` writes"
@@ -120,7 +120,8 @@ def ask(
         )
         if memory_dir is not None:
             memories = {"memory_dir": memory_dir, "lookup_dir": lookup_dir, "documents": documents}
-            answers = MEMORIES.get()(questions, retriever, data_dir=data_dir, **memories, **asked)
+            ask_augmented = pkgutil.resolve_name(MEMORIES)
+            answers = ask_augmented(questions, retriever, data_dir=data_dir, **memories, **asked)
         else:
             hits = retriever.search(questions, k=k, hybrid=retriever.has_hybrid)
             answers = [Answer(best) for best in hits]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pkgutil
 from collections.abc import Sequence
 
 import jax
@@ -82,7 +83,7 @@ def encode(
     states: TextSource | None = None
     augmentation: text_sources.QueryDocuments | None = None
     if augmentation_dir:
-        augmentation = text_sources.QUERY_DOCUMENTS.get()(
+        augmentation = pkgutil.resolve_name(text_sources.QUERY_DOCUMENTS)(
             augmentation_dir, per_query=documents, config=model.model.config, store=store
         )
         states, queries = augmentation, [augmentation.renamed(split) for split in queries]
@@ -100,8 +101,8 @@ def encode(
     passages: Texts = store.passages if states is None else states.passages
     with phase("encode passages"):
         if shared_embeddings:
-            shared = text_sources.SHARED_EMBEDDINGS.get()(shared_embeddings, store)
-            passages = shared.encoded_by(model, config=config)
+            shared = pkgutil.resolve_name(text_sources.SHARED_EMBEDDINGS)
+            passages = shared(shared_embeddings, store).encoded_by(model, config=config)
         encode_texts(
             model.encode_fn(Role.PASSAGE),
             passages,

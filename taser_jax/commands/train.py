@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import pkgutil
 import time
 from collections.abc import Mapping
 
@@ -19,7 +20,7 @@ from taser_jax.assembly.model_directory import write_run_record
 from taser_jax.assembly.plans import TrainingConfig
 from taser_jax.assembly.program import TrainingJob, step_cost, training_job, without_frozen
 from taser_jax.assembly.run_record import check_settings, make_writers, settings_of
-from taser_jax.assembly.text_sources import SHARED_EMBEDDINGS, frozen_texts
+from taser_jax.assembly.text_sources import SHARED_EMBEDDINGS, SharedEmbeddings, frozen_texts
 from taser_jax.assembly.validator import Validator
 from taser_jax.data.batches.every_task import Stream
 from taser_jax.data.batches.stream import TextSource
@@ -218,7 +219,8 @@ def _other_texts(
             augmentation=job.augmentation,
         )
     if shared_embeddings:
-        texts = SHARED_EMBEDDINGS.get()(shared_embeddings, store).for_training(
+        shared: SharedEmbeddings = pkgutil.resolve_name(SHARED_EMBEDDINGS)(shared_embeddings, store)
+        texts = shared.for_training(
             program.model.config,
             params,
             trainable=trainable(without_frozen(training, program.model.config), params),

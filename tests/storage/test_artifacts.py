@@ -3,13 +3,10 @@
 import errno
 import os
 import pathlib
-import sys
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from taser_jax.assembly.text_sources import Registered
 from taser_jax.storage import artifacts
 from taser_jax.storage.errors import DataError, StorageError
 
@@ -69,13 +66,3 @@ def test_fingerprints_are_of_content_and_order():
 def test_the_file_of_a_split_is_in_its_folder_whatever_the_task_is_called():
     assert artifacts.split_path("runs", "nq", "test", ".trec") == pathlib.Path("runs/nq.test.trec")
     assert artifacts.split_path("runs", "../a b", "test").name == "..%2Fa%20b.test"
-
-
-def test_the_module_that_fills_a_place_is_imported_when_it_is_asked_for(tmp_path, monkeypatch):
-    place: Registered[Callable[[int], int]] = Registered("twice_for_a_test")
-    sys_path = tmp_path / "twice_for_a_test.py"
-    sys_path.write_text("import sys\nsys.place.register(lambda number: 2 * number)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "place", place, raising=False)
-    assert "twice_for_a_test" not in sys.modules
-    assert place.get()(21) == 42

@@ -13,7 +13,7 @@ from jaxtyping import Float32
 
 from taser_jax.assembly.data import query_sets
 from taser_jax.assembly.model_directory import LoadedModel, check_vocabulary, load_model
-from taser_jax.commands.ask import MEMORIES, Answer
+from taser_jax.commands.ask import Answer
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
@@ -273,6 +273,3 @@ def documents_shown(
             lines.append(f"   {share:3.0f}%  {name}  [{scores[place]:.2f}]  {text}")
         by_query.append(lines)
     return by_query
-
-
-MEMORIES.register(ask_augmented)

@@ -22,7 +22,6 @@ from taser_jax.assembly.model_directory import (
     load_model,
     passage_fingerprint,
 )
-from taser_jax.assembly.text_sources import SHARED_EMBEDDINGS
 from taser_jax.data.batches.stream import Texts, TextSource
 from taser_jax.data.token_store.arrays import TokenArray, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
@@ -237,9 +236,6 @@ def _parts(
         fix = "keep each passage tower's embeddings in a directory of their own"
         require_equal(f"embeddings by text {directory}", part.fingerprints, fingerprints, fix)
     return parts, np.concatenate([np.zeros(0, np.uint64), *hashes])
-
-
-SHARED_EMBEDDINGS.register(TowerEmbeddings)
 
 
 class MemoryAction(enum.Enum):

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from taser_jax.assembly.model_directory import LoadedModel
-from taser_jax.assembly.text_sources import QUERY_DOCUMENTS, DocumentStates
+from taser_jax.assembly.text_sources import DocumentStates
 from taser_jax.data.batches.stream import Texts
 from taser_jax.data.token_store.arrays import CachedStates, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
@@ -172,6 +172,3 @@ def _attention(
 ) -> jax.Array:
     _, attention = encode_with_attention(model, params, texts, task=task)
     return jnp.maximum(attention, jnp.finfo(attention.dtype).min)
-
-
-QUERY_DOCUMENTS.register(Augmentation.open)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from taser_jax.commands.ask import FUSION, Answer
+from taser_jax.commands.ask import Answer
 from taser_jax.commands.evaluate import EvaluationConfig
 from taser_jax.commands.inputs import (
     PassageHeads,
@@ -377,6 +377,3 @@ def ask_fused(
         note = ", ".join(f"{name} {w:.2f}" for name, w in named)
         answers.append(Answer(hits, note=f"   w: {note}"))
     return answers
-
-
-FUSION.register(ask_fused)
