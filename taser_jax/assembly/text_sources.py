@@ -85,7 +85,7 @@ class SharedEmbeddings(Protocol):
         params: Params,
         *,
         trainable: PyTree[bool],
-        others: TextSource | None,
+        others: TextSource,
     ) -> TextSource:
         """All passages, for a training that leaves the passage tower alone.
 
@@ -93,7 +93,7 @@ class SharedEmbeddings(Protocol):
             config: the model to train.
             params: its parameters before training.
             trainable: tree shaped as these; False where training leaves them alone.
-            others: what the queries are replaced by; None keeps their tokens.
+            others: what is read of the queries.
 
         Raises:
             ConfigError: the passage tower is trained.

@@ -215,8 +215,8 @@ class Validator:
         config: sizes.
         objective: the objective, for its temperature.
         partitioner: devices; every host calls this with the same arguments.
+        texts: what the model reads; the store itself where it reads tokens.
         false_negatives: what the loss makes of known positives among a query's negatives.
-        states: what is read in place of the store's tokens: states, documents or embeddings.
         buckets: lengths that texts, sorted by length, are padded to; none pads to the store's.
     """
 
@@ -229,8 +229,8 @@ class Validator:
         *,
         objective: ObjectiveConfig,
         partitioner: Partitioner,
+        texts: TextSource,
         false_negatives: FalseNegatives = FalseNegatives.MASK,
-        states: TextSource | None = None,
         buckets: Sequence[int] = (),
     ) -> None:
         check_validated_tasks(tasks, config)
@@ -239,10 +239,8 @@ class Validator:
         self._config, self._store, self._partitioner = config, store, partitioner
         tasks = {task: _with_positives(queries) for task, queries in tasks.items()}
         self._tasks = tasks
-        self._passages: Texts = store.passages if states is None else states.passages
-        self._queries: Mapping[str, Texts] = (
-            tasks if states is None else {t: states.of_queries(each) for t, each in tasks.items()}
-        )
+        self._passages = texts.passages
+        self._queries = {task: texts.of_queries(queries) for task, queries in tasks.items()}
         self._query_tasks = model.query_tasks
         self._temperature, self._buckets = objective.temperature, np.array(sorted(buckets), int)
         self._streams = {

@@ -11,7 +11,7 @@ import jax
 from taser_jax.assembly import text_sources
 from taser_jax.assembly.data import query_sets
 from taser_jax.assembly.model_directory import check_vocabulary, load_model, read_facts
-from taser_jax.data.batches.stream import Texts, TextSource
+from taser_jax.data.batches.stream import TextSource
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import keep_compiled_programs, wait_for_all, writes
 from taser_jax.models.batch import Role
@@ -80,15 +80,15 @@ def encode(
         "passages": store.metadata.passages_fingerprint,
     }
     config = dataclasses.replace(config, batch_multiple=model.batch_multiple)
-    states: TextSource | None = None
+    texts: TextSource = store
     augmentation: text_sources.QueryDocuments | None = None
     if augmentation_dir:
         augmentation = pkgutil.resolve_name(text_sources.QUERY_DOCUMENTS)(
             augmentation_dir, per_query=documents, config=model.model.config, store=store
         )
-        states, queries = augmentation, [augmentation.renamed(split) for split in queries]
+        texts, queries = augmentation, [augmentation.renamed(split) for split in queries]
     if states_dir:
-        model, states = text_sources.model_on_states(
+        model, texts = text_sources.model_on_states(
             model,
             states_dir,
             blocks=read_facts(model_dir).get("train_from_block", frozen_blocks or 0),
@@ -98,7 +98,7 @@ def encode(
             augmentation=augmentation,
         )
     hosts = jax.process_count()
-    passages: Texts = store.passages if states is None else states.passages
+    passages = texts.passages
     with phase("encode passages"):
         if shared_embeddings:
             shared = pkgutil.resolve_name(text_sources.SHARED_EMBEDDINGS)
@@ -119,7 +119,7 @@ def encode(
                 model.encode_fn(Role.QUERY, task=split.task),
                 split,
                 output_dir,
-                states=None if states is None else states.of_queries(split),
+                texts=texts.of_queries(split),
                 fingerprints=fingerprints,
                 config=config,
                 # Most splits are a single shard, so each begins at another host.

@@ -181,14 +181,12 @@ def _run(
     params = state.params
     if resume_step and (training.states_dir or shared_embeddings):
         params = checkpoints.restore_params(program.state.params, step=resume_step)
-    texts = _other_texts(job, store, params, shared_embeddings)
-    if texts is not None:
-        stream = stream.on_texts(texts)
+    texts = _texts(job, store, params, shared_embeddings)
     with jax.set_mesh(program.partitioner.mesh):
         return loop.train(
             state,
             train_step=program.train_step,
-            batches=DeviceBatches(stream, job.queries, program.partitioner),
+            batches=DeviceBatches(stream.on_texts(texts), job.queries, program.partitioner),
             checkpoints=checkpoints,
             config=training.loop,
             about=about,
@@ -202,12 +200,12 @@ def _run(
         )
 
 
-def _other_texts(
+def _texts(
     job: TrainingJob, store: TokenStore, params: Params, shared_embeddings: str | None
-) -> TextSource | None:
-    """What the model reads in place of the store's tokens: documents, states or embeddings."""
+) -> TextSource:
+    """What the model reads: the store's tokens, or documents, states or embeddings for them."""
     training, program = job.training, job.program
-    texts: TextSource | None = job.augmentation
+    texts: TextSource = store if job.augmentation is None else job.augmentation
     if training.states_dir:
         texts = frozen_texts(
             training.states_dir,
@@ -237,7 +235,7 @@ def _identity(job: TrainingJob, stream: Stream) -> dict[str, object]:
     return {"data": stream.fingerprint, "model": fingerprint([config]), "seed": job.training.seed}
 
 
-def _validator(job: TrainingJob, store: TokenStore, states: TextSource | None) -> Validator | None:
+def _validator(job: TrainingJob, store: TokenStore, texts: TextSource) -> Validator | None:
     training = job.training
     if training.validation is None:
         return None
@@ -250,7 +248,7 @@ def _validator(job: TrainingJob, store: TokenStore, states: TextSource | None) -
         objective=training.objective,
         partitioner=job.program.partitioner,
         false_negatives=batching.false_negatives,
-        states=states,
+        texts=texts,
         buckets=training.length_buckets,
     )
 

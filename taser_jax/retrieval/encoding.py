@@ -252,7 +252,7 @@ def encode_queries(
     embeddings_dir: FilePath,
     *,
     fingerprints: Mapping[str, str],
-    states: Texts | None = None,
+    texts: Texts | None = None,
     config: EncodeConfig = EncodeConfig(),
     process_index: int = 0,
     process_count: int = 1,
@@ -266,7 +266,7 @@ def encode_queries(
         queries: the split, from the token store.
         embeddings_dir: where the passages' embeddings are.
         fingerprints: those of the passages' embeddings; that of the queries' tokens is added.
-        states: states of the queries, in place of their tokens.
+        texts: what the model reads of the queries; None is their tokens.
         config: sizes of batches and shards.
         process_index: which process this is.
         process_count: how many share the work.
@@ -281,7 +281,7 @@ def encode_queries(
     """
     return encode_texts(
         encode_fn,
-        states or queries,
+        texts or queries,
         queries_directory(embeddings_dir, queries.task, queries.split),
         kind=QueryEmbeddings.KIND,
         fingerprints={**fingerprints, "queries": queries.fingerprint},

@@ -46,6 +46,7 @@ def validate(store, *queries, false_negatives=FalseNegatives.MASK, buckets=(), *
         dataclasses.replace(config, **changes),
         objective=ObjectiveConfig(),
         partitioner=partitioner,
+        texts=store,
         false_negatives=false_negatives,
         buckets=buckets,
     )

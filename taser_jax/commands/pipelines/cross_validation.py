@@ -15,7 +15,7 @@ from taser_jax.commands.evaluate import EvaluationConfig, judge_run
 from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
 from taser_jax.commands.pipelines import compare_plan
 from taser_jax.commands.search import best_run, bm25, development_set
-from taser_jax.data.batches.stream import Texts, TextSource
+from taser_jax.data.batches.stream import TextSource
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.token_store.negatives import read_metadata, read_negatives, write_negatives
 from taser_jax.data.token_store.store import TokenStore
@@ -201,9 +201,9 @@ def rank_held_out(
     fold = read_json(pathlib.Path(fold_dir) / _FOLD)
     pool = np.array(fold["pool"], np.int64)
     splits = {task: tokens.queries(task, "train") for task in fold["queries"]}
-    states: TextSource | None = None
+    texts: TextSource = tokens
     if states_dir is not None:
-        model, states = model_on_states(
+        model, texts = model_on_states(
             model,
             states_dir,
             blocks=read_facts(model_dir)["train_from_block"],
@@ -211,13 +211,12 @@ def rank_held_out(
             store=tokens,
             queries=list(splits.values()),
         )
-    texts: Texts = tokens.passages if states is None else states.passages
-    passages = encode_rows(model.encode_fn(Role.PASSAGE), texts, pool, config=config)
+    passages = encode_rows(model.encode_fn(Role.PASSAGE), texts.passages, pool, config=config)
     for task, ids in fold["queries"].items():
         queries = splits[task]
         embeddings = encode_rows(
             model.encode_fn(Role.QUERY, task=task),
-            queries if states is None else states.of_queries(queries),
+            texts.of_queries(queries),
             _lines(queries.query_ids, ids),
             config=config,
         )

@@ -153,7 +153,7 @@ class Texts(Protocol):
 
 @runtime_checkable
 class TextSource(Protocol):
-    """Texts that replace a token store's tokens in batches: states, or queries with documents."""
+    """What a model reads: a token store's tokens, states, embeddings, or queries with documents."""
 
     @property
     def passages(self) -> Texts:

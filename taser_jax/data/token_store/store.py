@@ -195,6 +195,10 @@ class TokenStore:
     def __len__(self) -> int:
         return len(self.passages)
 
+    def of_queries(self, queries: TokenizedQueries) -> TokenizedQueries:
+        """The queries as they are: as a `TextSource`, the store is of tokens."""
+        return queries
+
     def queries(self, task: str, split: str) -> TokenizedQueries:
         """One task's split.
 

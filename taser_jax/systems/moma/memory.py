@@ -133,15 +133,15 @@ class PassagesInPlace:
 
     Attributes:
         passages: the passages, as embeddings.
-        others: what the queries are replaced by; None keeps their tokens.
+        others: what is read of the queries.
     """
 
     passages: Texts
-    others: TextSource | None
+    others: TextSource
 
     def of_queries(self, queries: TokenizedQueries) -> Texts:
-        """These queries with their documents, or as they are."""
-        return queries if self.others is None else self.others.of_queries(queries)
+        """These queries as `others` has them."""
+        return self.others.of_queries(queries)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +167,7 @@ class TowerEmbeddings:
         params: Params,
         *,
         trainable: PyTree[bool],
-        others: TextSource | None,
+        others: TextSource,
     ) -> PassagesInPlace:
         """All passages, if the tower that made them is the model's and stays as it is."""
         name = config.tower_name(Role.PASSAGE, None)

@@ -20,7 +20,7 @@ from jaxtyping import Float32
 
 from taser_jax.assembly.model_directory import LoadedModel
 from taser_jax.assembly.text_sources import DocumentStates
-from taser_jax.data.batches.stream import Texts
+from taser_jax.data.batches.stream import Texts, TextSource
 from taser_jax.data.token_store.arrays import CachedStates, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Augmented, EncoderInput, static_task
@@ -59,16 +59,14 @@ class Augmentation:
         directory: what `taser augment` wrote.
         per_query: documents fused with each query, K.
         config: the model that fuses them.
-        passages: the token store's passages, unchanged or as states.
-        states: states of frozen blocks in place of the queries' tokens; None keeps tokens.
+        texts: the token store, or states of frozen blocks in place of its tokens.
         of_documents: likewise in place of the documents' tokens.
     """
 
     directory: str
     per_query: int
     config: ModelConfig
-    passages: Texts
-    states: CachedStates | None = None
+    texts: TextSource
     of_documents: DocumentStates | None = None
 
     @classmethod
@@ -84,13 +82,16 @@ class Augmentation:
             raise config.no_fusion()
         if per_query < 1:
             raise ConfigError(f"{per_query} documents", where="DOCUMENTS", expected="1 or more")
-        return cls(os.fspath(directory), per_query, config, store.passages)
+        return cls(os.fspath(directory), per_query, config, store)
 
     def on_states(self, states: CachedStates, of_documents: DocumentStates) -> Augmentation:
         """The same with states of frozen blocks in place of tokens; embeddings stay."""
-        return dataclasses.replace(
-            self, passages=states.passages, states=states, of_documents=of_documents
-        )
+        return dataclasses.replace(self, texts=states, of_documents=of_documents)
+
+    @property
+    def passages(self) -> Texts:
+        """The store's passages, as tokens or states."""
+        return self.texts.passages
 
     def of_queries(self, queries: TokenizedQueries) -> AugmentedTexts:
         """These queries with their documents.
@@ -118,8 +119,7 @@ class Augmentation:
             raise DataError(title, where=where, fix=fix)
         rows = rows[[line_of[query_id] for query_id in queries.query_ids], : self.per_query]
         reader = document_reader(self.config, mixture, self.of_documents)
-        own = queries if self.states is None else self.states.of_queries(queries)
-        return AugmentedTexts(own, rows, reader)
+        return AugmentedTexts(self.texts.of_queries(queries), rows, reader)
 
     def renamed(self, queries: TokenizedQueries) -> TokenizedQueries:
         """The same queries with a fingerprint that depends on their documents."""

@@ -145,7 +145,8 @@ def test_no_list_has_the_querys_own_passage(data_dir, tmp_path, monkeypatch):
 
     encoded = types.SimpleNamespace(fingerprints={}, query_ids=ids, take=lambda rows: vectors[rows])
     model = types.SimpleNamespace(encode_fn=lambda *_, **__: None, batch_multiple=1)
-    tokens = types.SimpleNamespace(queries=lambda *_: encoded, passages=None)
+    texts = {"passages": None, "of_queries": lambda _: encoded}
+    tokens = types.SimpleNamespace(queries=lambda *_: encoded, **texts)
     monkeypatch.setattr(cross_validation, "Embeddings", lambda _: encoded)
     monkeypatch.setattr(cross_validation.QueryEmbeddings, "of_split", lambda *_, **__: encoded)
     monkeypatch.setattr(cross_validation.TokenStore, "open", lambda _: tokens)
