@@ -91,7 +91,6 @@ class FinishedRun:
                 name,
                 dataclasses.replace(typed(plain, Specialist, where=name), members=members),
                 self.directory / "specialists" / file_name(name),
-                data_dir=self._fusion["data_dir"],
                 store=store,
                 weighing=dataclasses.replace(self.weighing, temperatures=(temperatures[name],)),
                 evaluation=EvaluationConfig(),

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from taser_jax.commands import inputs
-from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.prepare.collection import gold_path
 from taser_jax.data.readers.questions import Question, read_kilt
 from taser_jax.devices.hosts import first_host_only, writes
@@ -139,12 +139,12 @@ def evaluate(
     """
     store = PassageStore.open(data_dir, collection)
     heads = inputs.PassageHeads(store)
-    config.check_tasks(list_tasks(data_dir, collection))
+    config.check_tasks(store.tasks)
     # Before another system's values by query are replaced.
     results.check_system(pathlib.Path(output_dir) / "results", system, split)
     evaluations = {}
-    for task in inputs.tasks_with(data_dir, collection, split=split, tasks=tasks):
-        queries = QuerySet.open(data_dir, collection, task, split)
+    for task in inputs.tasks_with(store, split=split, tasks=tasks):
+        queries = store.queries(task, split)
         run = inputs.read_task_run(runs_dir, queries, store)
         check_complete(run, where=inputs.run_path(runs_dir, task, split))
         with phase(f"evaluate {system} on {task} {split}"):

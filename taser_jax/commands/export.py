@@ -21,7 +21,7 @@ from taser_jax.assembly.model_directory import (
     read_model_config,
 )
 from taser_jax.assembly.run_record import TextSettings, text_settings
-from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.results import read_results
@@ -335,7 +335,7 @@ def export_stores(
     queries = [
         (
             QueryEmbeddings.of_split(source.embeddings_dir, task, split, fingerprints=prints),
-            QuerySet.open(source.data_dir, source.collection, task, split),
+            store.queries(task, split),
         )
         for task, split in encoded_splits(source.embeddings_dir)
     ]

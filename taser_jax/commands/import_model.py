@@ -17,7 +17,7 @@ from taser_jax.assembly.model_directory import (
     read_model_config,
     write_model,
 )
-from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import Titles
 from taser_jax.devices.hosts import writes
@@ -149,10 +149,7 @@ def import_embeddings(*, source: str, output_dir: str, data_dir: str, collection
     store = PassageStore.open(data_dir, collection)
     with phase("import embeddings"):
         embedding_files.import_embeddings(
-            pathlib.Path(source),
-            pathlib.Path(output_dir),
-            store=store,
-            open_queries=functools.partial(QuerySet.open, data_dir, collection),
+            pathlib.Path(source), pathlib.Path(output_dir), store=store
         )
     logger.info("%s: %d passages in %s", source, len(store), output_dir)
     return len(store)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.evaluation.metrics import AnswerMatch, AnswerMatcher
 from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
 from taser_jax.retrieval.runs import NO_ROW, Run, read_trec_run
@@ -25,8 +25,7 @@ def run_path(runs_dir: str | pathlib.Path, task: str, split: str) -> pathlib.Pat
 
 
 def tasks_with(
-    data_dir: str,
-    collection: str,
+    store: PassageStore,
     *,
     split: str,
     tasks: Sequence[str] | None = None,
@@ -36,8 +35,7 @@ def tasks_with(
     """The tasks of a collection that have a split.
 
     Args:
-        data_dir: folder of collections.
-        collection: its name.
+        store: its passages.
         split: "train", "validation" or "test".
         tasks: tasks wanted; None means every task that has the split.
         where: the setting that names the split, for messages.
@@ -46,7 +44,7 @@ def tasks_with(
     Raises:
         ConfigError: a task wanted does not exist or has no such split, or none has it.
     """
-    splits_of = list_tasks(data_dir, collection)
+    splits_of = store.tasks
     check_known(tasks or (), splits_of, where="TASKS")
     for task in tasks or ():
         if split not in splits_of[task]:
@@ -55,7 +53,7 @@ def tasks_with(
             raise ConfigError(problem, where=where, fix=fix)
     with_split = list(tasks or ()) or sorted(task for task in splits_of if split in splits_of[task])
     if not with_split:
-        problem = f"no task of collection {collection!r} has a split {split!r}"
+        problem = f"no task of collection {store.name!r} has a split {split!r}"
         raise ConfigError(problem, where=where, fix=fix or "prepare queries for it")
     return with_split
 
@@ -82,18 +80,15 @@ def own_rows(store: PassageStore, query_ids: Sequence[str]) -> np.ndarray:
     return np.array([NO_ROW if row is None else row for row in rows], np.int32)
 
 
-def check_own_passages(
-    own_passage_tasks: Sequence[str], store: PassageStore, data_dir: str, collection: str
-) -> None:
+def check_own_passages(own_passage_tasks: Sequence[str], store: PassageStore) -> None:
     """Refuses a task that does not exist, or none of whose queries has the id of a passage.
 
     Raises:
         ConfigError: naming the task.
     """
-    splits_of = list_tasks(data_dir, collection)
-    check_known(own_passage_tasks, splits_of, where="OWN_PASSAGE_TASKS")
+    check_known(own_passage_tasks, store.tasks, where="OWN_PASSAGE_TASKS")
     for task in own_passage_tasks:
-        sets = (QuerySet.open(data_dir, collection, task, split) for split in splits_of[task])
+        sets = (store.queries(task, split) for split in store.tasks[task])
         if all(store.find(query.id) is None for queries in sets for query in queries):
             problem = f"no query of task {task!r} has the id of a passage"
             fix = "leave the task out: its queries are no passages, or have other ids"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from taser_jax.commands import inputs
-from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.negatives import write_negatives
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.evaluation.metrics import AnswerMatch, AnswerMatcher
@@ -57,10 +57,10 @@ def mine(
     """
     store = PassageStore.open(data_dir, collection)
     heads = inputs.PassageHeads(store)
-    check_known(regex_tasks, list_tasks(data_dir, collection), where="REGEX_TASKS")
+    check_known(regex_tasks, store.tasks, where="REGEX_TASKS")
     counts = {}
-    for task in inputs.tasks_with(data_dir, collection, split=split, tasks=tasks):
-        queries = list(queries_set := QuerySet.open(data_dir, collection, task, split))
+    for task in inputs.tasks_with(store, split=split, tasks=tasks):
+        queries = list(queries_set := store.queries(task, split))
         run = inputs.read_task_run(runs_dir, queries_set, store)
         if run.rows.shape[1] < config.depth:
             # Not an error: BM25 only finds passages that share a word; collections may be small.

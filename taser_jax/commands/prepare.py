@@ -13,9 +13,7 @@ from typing import Any
 from taser_jax.commands.inputs import answer_matcher, open_bm25
 from taser_jax.data.collections.store import (
     PassageStore,
-    QuerySet,
     collection_directory,
-    list_tasks,
     write_collection,
     write_queries,
 )
@@ -258,17 +256,16 @@ def find_positives(
     if options.index_dir is None:
         problem = "no directory for BM25's index"
         raise ConfigError(problem, where="BM25_INDEX_DIR", fix="set --gin.BM25_INDEX_DIR=...")
-    splits_of = list_tasks(data_dir, collection)
-    check_known([*tasks, *options.regex_tasks], splits_of, where=where)
+    store = PassageStore.open(data_dir, collection)
+    check_known([*tasks, *options.regex_tasks], store.tasks, where=where)
     if set(tasks) & set(tasks.values()) or len(set(tasks.values())) < len(tasks):
         fix = "give each a new name of its own: {'webq': 'webq_bm25'}"
         raise ConfigError(f"tasks {dict(tasks)}", where=where, fix=fix)
-    store = PassageStore.open(data_dir, collection)
     index = open_bm25(store, options.index_dir, options.config)
     for task, name in tasks.items():
         matching = AnswerMatch.REGEX if task in options.regex_tasks else AnswerMatch.STRING
-        for split in splits_of[task]:
-            queries = list(QuerySet.open(data_dir, collection, task, split))
+        for split in store.tasks[task]:
+            queries = list(store.queries(task, split))
             if not any(query.answers for query in queries):
                 problem = f"no {split} question of {task!r} has answers"
                 raise ConfigError(problem, where=where, fix="leave the task out")

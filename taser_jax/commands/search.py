@@ -75,8 +75,8 @@ def search(
         problem = f"the tag is {tag!r}, and a run file's columns are separated by white space"
         raise ConfigError(problem, where="search.tag", fix="write one word")
     store = PassageStore.open(data_dir, collection)
-    inputs.check_own_passages(own_passage_tasks, store, data_dir, collection)
-    names = inputs.tasks_with(data_dir, collection, split=split, tasks=tasks)
+    inputs.check_own_passages(own_passage_tasks, store)
+    names = inputs.tasks_with(store, split=split, tasks=tasks)
     if not (pathlib.Path(index_dir) / METADATA).is_file():
         with one_writer(index_dir):
             check_kind(index_dir, INDEX_KINDS)
@@ -128,11 +128,11 @@ def bm25(
         The run files.
     """
     store = PassageStore.open(data_dir, collection)
-    inputs.check_own_passages(own_passage_tasks, store, data_dir, collection)
+    inputs.check_own_passages(own_passage_tasks, store)
     sparse = inputs.open_bm25(store, index_dir, config)
     paths = []
-    for task in inputs.tasks_with(data_dir, collection, split=split, tasks=tasks):
-        texts = {query.id: query.text for query in QuerySet.open(data_dir, collection, task, split)}
+    for task in inputs.tasks_with(store, split=split, tasks=tasks):
+        texts = {query.id: query.text for query in store.queries(task, split)}
         with phase(f"BM25 search of {task} {split}"):
             result = sparse.search(list(texts.values()), k + (task in own_passage_tasks))
         run = best_run(result, list(texts), store, task, k, own_passage_tasks)
@@ -261,7 +261,7 @@ def hybrid(
         ConfigError: α must be chosen, and no task has a development set, or one of them has none.
     """
     store = PassageStore.open(data_dir, collection)
-    names = inputs.tasks_with(data_dir, collection, split=split, tasks=tasks)
+    names = inputs.tasks_with(store, split=split, tasks=tasks)
 
     def both(queries: QuerySet) -> tuple[Run, Run]:
         dense = inputs.read_task_run(dense_dir, queries, store)
@@ -269,8 +269,7 @@ def hybrid(
 
     if alpha is None:
         development = inputs.tasks_with(
-            data_dir,
-            collection,
+            store,
             split=development_split,
             tasks=config.tasks or tasks,
             where="hybrid.development_split, on which alpha is chosen",
@@ -282,11 +281,11 @@ def hybrid(
                 *both(queries), queries, heads, measure=measure, evaluation=evaluation
             )
             for task in development
-            for queries in [QuerySet.open(data_dir, collection, task, development_split)]
+            for queries in [store.queries(task, development_split)]
         }
         config = _settled(config, [(runs.dense, runs.sparse) for runs in sets.values()])
         alphas = _choose(sets, names, measure=measure, k=k, config=config)
-    runs = {task: both(QuerySet.open(data_dir, collection, task, split)) for task in names}
+    runs = {task: both(store.queries(task, split)) for task in names}
     if alpha is not None:
         config = _settled(config, list(runs.values()))
         alphas = dict.fromkeys(names, alpha)

@@ -14,7 +14,7 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow
@@ -245,11 +245,7 @@ def _write_faiss(embeddings: Embeddings, store: PassageStore, directory: pathlib
 
 
 def import_embeddings(
-    source: pathlib.Path,
-    directory: pathlib.Path,
-    *,
-    store: PassageStore,
-    open_queries: Callable[[str, str], QuerySet],
+    source: pathlib.Path, directory: pathlib.Path, *, store: PassageStore
 ) -> dict[str, str]:
     """Reads Parquet of `id` and `embedding`, in any order of rows, into our directories.
 
@@ -259,8 +255,7 @@ def import_embeddings(
     Args:
         source: directory of the Parquet files.
         directory: gets what `taser encode` writes.
-        store: the passages that the ids name.
-        open_queries: (task, split) -> the queries that the ids of its file name.
+        store: the collection, whose passages and queries the ids name.
 
     Returns:
         Fingerprints of model and collection. For a model that is not named, the former is that of
@@ -299,7 +294,7 @@ def import_embeddings(
     for path in sorted((source / QUERIES).glob("*.parquet")):
         task, split = split_of(path.stem)
         ids, embeddings = _read([path], Coding(), where=path)
-        of_split = {query.id for query in open_queries(task, split)}
+        of_split = {query.id for query in store.queries(task, split)}
         unknown = [id for id in ids if id not in of_split]
         _refuse(unknown, "is no query of this split", path)
         if embeddings.shape[1] != ordered.shape[1]:

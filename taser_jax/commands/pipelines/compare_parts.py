@@ -20,7 +20,7 @@ from taser_jax.commands.pipelines import compare_plan
 from taser_jax.commands.pipelines.retrieval_stages import System
 from taser_jax.commands.prepare import prepare_files
 from taser_jax.commands.train import train
-from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.data.collections.store import PassageStore, list_tasks
 from taser_jax.data.prepare.splits import PrepareOptions
 from taser_jax.data.text.preprocessors import passage_ids
 from taser_jax.data.text.vocabularies import load_vocabulary
@@ -351,14 +351,14 @@ def fit_lengths(
     """
     words = load_vocabulary(vocabulary)
     prompts = read_prompts(pathlib.Path(vocabulary), words)
+    store = PassageStore.open(data_dir, collection)
     texts = [
         queries[row].text
-        for task, splits in list_tasks(data_dir, collection).items()
+        for task, splits in store.tasks.items()
         for split in splits
-        for queries in [QuerySet.open(data_dir, collection, task, split)]
+        for queries in [store.queries(task, split)]
         for row in _sampled(len(queries))
     ]
-    store = PassageStore.open(data_dir, collection)
     passages = store.get_many(_sampled(len(store)))
     titles, bodies = [passage.title for passage in passages], [passage.text for passage in passages]
     counts = {

@@ -75,7 +75,7 @@ def hold_out(
     root = pathlib.Path(output_dir)
     ranked: dict[str, list[str]] = {}
     runs: dict[tuple[str, str], Run] = {}
-    sets = [QuerySet.open(data_dir, collection, task, "train") for task in tasks]
+    sets = [store.queries(task, "train") for task in tasks]
     numbers = compare_plan.fold_numbers(
         [query.text for queries in sets for query in queries], folds
     )
@@ -268,7 +268,7 @@ def choose(
     for name, directories in dense_dirs.items():
         sets: dict[str, fusion.DevelopmentSet] = {}
         for task in tasks:
-            queries = QuerySet.open(data_dir, collection, task, split)
+            queries = store.queries(task, split)
             parts = [
                 lists
                 for dense, sparse in zip(directories, sparse_dirs, strict=True)
@@ -367,8 +367,8 @@ def choose_bm25(
                 config=config,
                 own_passage_tasks=own_passage_tasks,
             )
-            for task in tasks_with(data_dir, collection, split=split):
-                queries = QuerySet.open(data_dir, collection, task, split)
+            for task in tasks_with(store, split=split):
+                queries = store.queries(task, split)
                 scores = judge_run(read_task_run(runs, queries, store), queries, heads, judged)
                 values[-1][f"{task}.{split}"] = scores.values[measure]
     gains = {

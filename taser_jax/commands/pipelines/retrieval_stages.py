@@ -126,7 +126,7 @@ class Setting:
             "run `taser tokenize` again, or correct DATA_DIR",
         )
         self.evaluation.check_tasks(store.tasks)
-        check_own_passages(self.own_passage_tasks, passages, self.data_dir, collection)
+        check_own_passages(self.own_passage_tasks, passages)
         return store
 
 

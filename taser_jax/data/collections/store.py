@@ -84,6 +84,15 @@ class PassageStore(RecordDataset[Passage]):
         """
         return cls(_passages_directory(data_dir, collection))
 
+    @property
+    def tasks(self) -> dict[str, list[str]]:
+        """Task of the collection -> its splits, as `list_tasks` has them."""
+        return list_tasks(self.directory.parent.parent, self.directory.parent.name)
+
+    def queries(self, task: str, split: str) -> QuerySet:
+        """Opens a task's queries, as `QuerySet.open` does."""
+        return QuerySet.open(self.directory.parent.parent, self.directory.parent.name, task, split)
+
     def _decoded(self, record: Mapping[str, Any]) -> Passage:
         return Passage(**{name: record[name].decode() for name in PASSAGE_FIELDS})
 

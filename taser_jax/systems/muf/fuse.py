@@ -155,13 +155,12 @@ def fuse(
     """
     parts = {name: Specialist.of(folder, members) for name, folder in specialists.items()}
     store = PassageStore.open(data_dir, collection)
-    names = tasks_with(data_dir, collection, split=split, tasks=tasks)
-    check_own_passages(own_passage_tasks, store, data_dir, collection)
+    names = tasks_with(store, split=split, tasks=tasks)
+    check_own_passages(own_passage_tasks, store)
     _check(specialists, weighing, split=split, bm25=bm25)
     opened = open_specialists(
         parts,
         lists_dir or pathlib.Path(output_dir) / "specialists",
-        data_dir=data_dir,
         store=store,
         weighing=weighing,
         evaluation=evaluation,
@@ -176,7 +175,7 @@ def fuse(
         write_trec_run(path, best, ids=store.ids, tag=tag)
 
     for task in names:
-        queries, weigh = QuerySet.open(data_dir, collection, task, split), None
+        queries, weigh = store.queries(task, split), None
         if oracle is not None:
             weigh = functools.partial(
                 oracle_weights,
@@ -192,7 +191,7 @@ def fuse(
         arrays.save(split_path(pathlib.Path(output_dir) / "lists", task, split))
         write("runs", task, arrays.run, tag=tag)
         if bm25.runs_dir is not None:
-            development = QuerySet.open(data_dir, collection, task, VALIDATION)
+            development = store.queries(task, VALIDATION)
             settled = _choose_alpha(chosen[task], development, store, weighing, evaluation, bm25, k)
             [alphas[task]] = settled.alphas or ()
             sparse = read_task_run(bm25.runs_dir, queries, store)
@@ -338,7 +337,6 @@ def ask_fused(
     opened = open_specialists(
         specialists,
         path.parent / "specialists",
-        data_dir=record.data_dir,
         store=store,
         weighing=weighing,
         evaluation=EvaluationConfig(),

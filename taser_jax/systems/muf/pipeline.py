@@ -20,6 +20,7 @@ from taser_jax.commands.pipelines.retrieval_stages import (
     check_untrained,
 )
 from taser_jax.commands.pipelines.stages import pipeline_records
+from taser_jax.data.collections.store import PassageStore
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.results import read_results
@@ -94,9 +95,8 @@ class MufStages:
             "evaluation": setting.evaluation,
             "own_passage_tasks": list(setting.own_passage_tasks),
         }
-        self._tasks = tasks_with(
-            setting.data_dir, collection, split=tables.TEST, tasks=setting.tasks
-        )
+        passages = PassageStore.open(setting.data_dir, collection)
+        self._tasks = tasks_with(passages, split=tables.TEST, tasks=setting.tasks)
         self._models: dict[str, _Model] = {}
         self.rows: dict[str, tables.Evaluations] = {}
 

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from taser_jax.commands.evaluate import EvaluationConfig, Judge, judge_run
 from taser_jax.commands.inputs import PassageHeads, own_rows
-from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.data.collections.store import PassageStore
 from taser_jax.evaluation.metrics import AnswerMatch
 from taser_jax.retrieval import runs
 from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
@@ -108,7 +108,6 @@ class OpenSpecialist:
         name: for messages.
         files: where its files are.
         directory: where its results are stored.
-        data_dir: folder of collections.
         store: the collection.
         weighing: depth of its lists, how its confidences are computed and its temperature chosen.
         evaluation: the criterion for hits: whether the first passage of a list is relevant.
@@ -121,7 +120,6 @@ class OpenSpecialist:
     name: str
     files: Specialist
     directory: pathlib.Path
-    data_dir: str
     store: PassageStore
     weighing: Weighing
     evaluation: EvaluationConfig
@@ -293,7 +291,7 @@ class OpenSpecialist:
     def _calibrate(self) -> TemperatureChoice:
         """ECE over the validation queries of the tasks that the specialist was trained on."""
         grid, split = self.weighing.temperatures, VALIDATION
-        splits = list_tasks(self.data_dir, self.store.name)
+        splits = self.store.tasks
         tasks = [task for task in self.members.tasks if split in splits.get(task, ())]
         if not tasks:
             title = f"there are no {split} queries of {', '.join(self.members.tasks)}"
@@ -302,7 +300,7 @@ class OpenSpecialist:
         judged = dataclasses.replace(self.evaluation, measures=("R@1",), page_only_tasks=())
         confidences, correct = [], []
         for task in tasks:
-            queries = QuerySet.open(self.data_dir, self.store.name, task, split)
+            queries = self.store.queries(task, split)
             run = self.lists(task, split)
             evaluation = judge_run(run, queries, PassageHeads(self.store), judged)
             right = dict(zip(evaluation.query_ids, evaluation.values["R@1"], strict=True))

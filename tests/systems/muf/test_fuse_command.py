@@ -171,7 +171,7 @@ def test_a_temperature_alone_is_that_of_all_and_needs_no_validation_queries(
     small_world, specialists, tmp_path, monkeypatch
 ):
     splits = {task: ["train", "test"] for task in specialists}
-    monkeypatch.setattr("taser_jax.systems.muf.specialists.list_tasks", lambda *_: splits)
+    monkeypatch.setattr(PassageStore, "tasks", splits)
     alone = dataclasses.replace(weighing(), temperatures=(0.5,))
     summary = start(tmp_path / "alone", small_world, specialists, weighing=alone)
     assert summary.temperatures == dict.fromkeys(specialists, 0.5)
