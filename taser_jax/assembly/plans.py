@@ -103,6 +103,28 @@ TextLengths = Mapping[str, LengthQuantiles]
 
 
 @dataclasses.dataclass(frozen=True)
+class TrainingTexts:
+    """What batches are drawn from: a token store or, without one, how many texts and how long.
+
+    Attributes:
+        query_length: tokens per query; with a batch of every task and a store, each task's
+            longest query decides.
+        passage_length: tokens per passage.
+        store: tokens; None in a dry run without data.
+        queries: task -> queries to train on, in the order of the task axis.
+        task_sizes: task -> training queries, for a batch of every task without a store.
+        lengths: how long texts are, without a store; None pads all to one length.
+    """
+
+    query_length: int
+    passage_length: int
+    store: TokenStore | None
+    queries: Mapping[str, TokenizedQueries]
+    task_sizes: Mapping[str, int] | None = None
+    lengths: TextLengths | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class BatchPlan:
     """The batches of a training's steps.
 
@@ -160,30 +182,19 @@ def _typical(quantiles: LengthQuantiles, groups: Sequence[TextsShape]) -> tuple[
 
 def make_plan(
     training: TrainingConfig,
+    texts: TrainingTexts,
     *,
-    query_length: int,
-    passage_length: int,
     partitioner: Partitioner,
-    store: TokenStore | None,
-    queries: Mapping[str, TokenizedQueries],
     query_tasks: Sequence[str] = (),
-    task_sizes: Mapping[str, int] | None = None,
-    text_lengths: TextLengths | None = None,
     memory: DocumentsShape | None = None,
 ) -> BatchPlan:
     """The plan of a configuration.
 
     Args:
         training: how batches are drawn, and encoded in how many chunks.
-        query_length: tokens per query; with a batch of every task and a store, each task's
-            longest query decides.
-        passage_length: tokens per passage.
+        texts: what batches are drawn from.
         partitioner: the devices.
-        store: tokens; None in a dry run without data.
-        queries: task -> queries to train on, in the order of the task axis.
         query_tasks: the model's tasks with a query tower of their own.
-        task_sizes: task -> number of queries, if there is no store.
-        text_lengths: how long texts are, if there is no store; None pads all to one length.
         memory: sizes of the documents fused with each query, for batches of one task; None fuses
             none.
 
@@ -200,23 +211,20 @@ def make_plan(
     if multitask is not None:
         stream, sizes, lengths, facts = _every_task(
             multitask,
-            query_length=query_length,
+            texts,
             partitioner=partitioner,
             padding=padding,
             num_chunks=training.num_chunks,
-            store=store,
-            queries=queries,
-            task_sizes=task_sizes or {},
         )
     else:
-        size, task = training.batching.batch_size, next(iter((*query_tasks, *queries, "any")))
+        size, task = training.batching.batch_size, next(iter((*query_tasks, *texts.queries, "any")))
         partitioner.check_batch_size(size)
         check_chunks(size, training.num_chunks, num_shards=devices)
-        if store is not None:
-            rated = with_mixture_rates(training.batching, store, queries)
+        if texts.store is not None:
+            rated = with_mixture_rates(training.batching, texts.store, texts.queries)
             share = partitioner.host_share
-            stream = BatchStream(store, queries, rated, share=share, padding=padding)
-        sizes, lengths = {task: size}, {task: query_length}
+            stream = BatchStream(texts.store, texts.queries, rated, share=share, padding=padding)
+        sizes, lengths = {task: size}, {task: texts.query_length}
         counts = f"{size * candidates - 1} = {size} queries x {candidates} passages - 1"
         facts = {
             "negatives_per_query": f"{counts}, {_devices()}",
@@ -225,12 +233,12 @@ def make_plan(
     batches = {
         task: abstract_batch(
             (sizes[task], lengths[task]),
-            (sizes[task] * candidates, passage_length),
+            (sizes[task] * candidates, texts.passage_length),
             memory=memory if multitask is None else None,
         )
         for task in sizes
     }
-    layouts = _drawn_layouts(batches, text_lengths, padding) if stream is None else stream.layouts
+    layouts = _drawn_layouts(batches, texts.lengths, padding) if stream is None else stream.layouts
     if multitask is None and layouts:
         of_any = [_grouped(batches[task], layout) for layout in layouts.values()]
         batches = {task: max(of_any, key=lambda batch: batch.tokens)}
@@ -246,21 +254,18 @@ def make_plan(
 
 def _every_task(
     multitask: MultitaskTraining,
+    texts: TrainingTexts,
     *,
-    query_length: int,
     partitioner: Partitioner,
     padding: Padding,
     num_chunks: int,
-    store: TokenStore | None,
-    queries: Mapping[str, TokenizedQueries],
-    task_sizes: Mapping[str, int],
 ) -> tuple[every_task.Stream | None, Mapping[str, int], Mapping[str, int], dict[str, object]]:
     """The batches of every task in a step: their stream, queries, tokens of a query, and facts."""
     batching, devices = multitask.batching, partitioner.batch_devices
-    if store is not None:
+    if texts.store is not None:
         stream = every_task.TaskBatchStream(
-            store,
-            queries,
+            texts.store,
+            texts.queries,
             batching,
             num_devices=devices,
             num_chunks=num_chunks,
@@ -281,14 +286,14 @@ def _every_task(
             "false_negatives": batching.false_negatives.value,
         }
         return stream, sizes, stream.query_lengths, facts
-    if not task_sizes:
+    if not texts.task_sizes:
         problem = "no token store, and a batch of every task in each step"
         fix = "run `taser tokenize` first; for `taser compile`, set compile_recipe.task_sizes"
         raise ConfigError(problem, where="TOKEN_STORE", fix=fix)
     sizes = every_task.step_batch_sizes(
-        batching, task_sizes, num_devices=devices, num_chunks=num_chunks
+        batching, texts.task_sizes, num_devices=devices, num_chunks=num_chunks
     )
-    return None, sizes, dict.fromkeys(sizes, query_length), {}
+    return None, sizes, dict.fromkeys(sizes, texts.query_length), {}
 
 
 def _drawn_layouts(

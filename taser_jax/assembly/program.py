@@ -11,7 +11,7 @@ import jax
 import optax
 
 from taser_jax.assembly import data
-from taser_jax.assembly.plans import BatchPlan, TextLengths, TrainingConfig, make_plan
+from taser_jax.assembly.plans import BatchPlan, TrainingConfig, TrainingTexts, make_plan
 from taser_jax.assembly.run_record import data_facts
 from taser_jax.assembly.text_sources import QUERY_DOCUMENTS, QueryDocuments
 from taser_jax.assembly.validator import SPLIT, check_validated_tasks
@@ -46,8 +46,7 @@ class Program:
 
     Attributes:
         model: the dual encoder; its vocabulary is the token store's.
-        query_length: tokens per query.
-        passage_length: tokens per passage.
+        texts: what its batches are drawn from.
         partitioner: the devices.
         plan: the batches of a step.
         parameter_table: every parameter with its shape, axes and sharding.
@@ -60,8 +59,7 @@ class Program:
     """
 
     model: DualEncoder
-    query_length: int
-    passage_length: int
+    texts: TrainingTexts
     partitioner: Partitioner
     plan: BatchPlan
     parameter_table: str
@@ -75,13 +73,9 @@ class Program:
 def make_program(
     model_config: ModelConfig,
     training: TrainingConfig,
+    texts: TrainingTexts,
     *,
     partitioner: Partitioner,
-    store: TokenStore | None,
-    queries: Mapping[str, TokenizedQueries],
-    feature_lengths: Mapping[str, int],
-    task_sizes: Mapping[str, int] | None = None,
-    text_lengths: TextLengths | None = None,
     documents: int = 0,
 ) -> Program:
     """Shapes, shardings and the step of a configuration.
@@ -89,31 +83,22 @@ def make_program(
     Args:
         model_config: the dual encoder.
         training: how it is trained.
+        texts: what its batches are drawn from.
         partitioner: devices, of this machine or of a topology.
-        store: tokens; None in a dry run without data.
-        queries: task -> queries to train on.
-        feature_lengths: {"query": ..., "passage": ...}; checked against the token store.
-        task_sizes: task -> training queries, for a batch of every task without a store.
-        text_lengths: how long texts are, without a store.
         documents: documents fused with each query, K; 0 for queries alone.
 
     Raises:
         ConfigError: settings that contradict each other or do not fit the devices or the tokens.
     """
-    query_length, passage_length = data.lengths(store, feature_lengths)
-    model = DualEncoder(data.fit_vocabulary(model_config, store), training.train_from_block)
+    query_length, passage_length = texts.query_length, texts.passage_length
+    model = DualEncoder(data.fit_vocabulary(model_config, texts.store), training.train_from_block)
     training = dataclasses.replace(training, optimizer=without_frozen(training, model.config))
-    data.check_query_towers(model.config, queries, where="train queries of the token store")
+    data.check_query_towers(model.config, texts.queries, where="train queries of the token store")
     plan = make_plan(
         training,
-        query_length=query_length,
-        passage_length=passage_length,
+        texts,
         partitioner=partitioner,
-        store=store,
-        queries=queries,
         query_tasks=model.query_tasks,
-        task_sizes=task_sizes,
-        text_lengths=text_lengths,
         memory=model.config.documents_shape(documents, passage_length) if documents else None,
     )
     params, axes = abstract_params(model), logical_axes(model)
@@ -145,8 +130,7 @@ def make_program(
     )
     return Program(
         model=model,
-        query_length=query_length,
-        passage_length=passage_length,
+        texts=texts,
         partitioner=partitioner,
         plan=plan,
         parameter_table=parameter_table(params, logical_axes=axes, shardings=shardings),
@@ -292,10 +276,8 @@ def training_job(
     program = make_program(
         model,
         training,
+        TrainingTexts(*data.lengths(store, inputs.feature_lengths or {}), store, queries),
         partitioner=Partitioner(make_mesh(training.mesh)),
-        store=store,
-        queries=queries,
-        feature_lengths=inputs.feature_lengths or {},
     )
     validation_queries = read(SPLIT) if training.validation else {}
     selection, loop = training.checkpoints.selection.value, training.loop
@@ -320,8 +302,8 @@ def training_job(
     facts = {
         "parameters": f"{parameter_count(program.state.params):,}",
         "pretrained": training.pretrained and recorded_name(training.pretrained.source),
-        "query_length": program.query_length,
-        "passage_length": program.passage_length,
+        "query_length": program.texts.query_length,
+        "passage_length": program.texts.passage_length,
         "train_steps": training.loop.train_steps,
         "train_from_block": training.train_from_block,
         "selection": selection,

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 from etils import epath
 
-from taser_jax.assembly.data import open_store, training_queries
-from taser_jax.assembly.plans import TextLengths, TrainingConfig, lengths_in
+from taser_jax.assembly.data import lengths, open_store, training_queries
+from taser_jax.assembly.plans import TextLengths, TrainingConfig, TrainingTexts, lengths_in
 from taser_jax.assembly.program import Program, make_program
 from taser_jax.devices.compiler import CompilerEffort, OutOfMemory, compile_step
 from taser_jax.devices.mesh import MeshConfig, Topology, make_mesh, open_topology
@@ -88,12 +88,10 @@ def compile_recipe(
     program = make_program(
         model,
         training,
+        TrainingTexts(
+            *lengths(store, feature_lengths or {}), store, queries, task_sizes, text_lengths
+        ),
         partitioner=partitioner,
-        store=store,
-        queries=queries,
-        feature_lengths=feature_lengths or {},
-        task_sizes=task_sizes,
-        text_lengths=text_lengths,
         documents=documents if model.fuses else 0,
     )
     logger.info(

@@ -9,7 +9,7 @@ import pytest
 import tiny_training
 
 from taser_jax.assembly.data import DeviceBatches
-from taser_jax.assembly.plans import MultitaskTraining, lengths_in, make_plan
+from taser_jax.assembly.plans import MultitaskTraining, TrainingTexts, lengths_in, make_plan
 from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.devices.mesh import make_mesh
 from taser_jax.devices.partitioning import Partitioner
@@ -34,11 +34,8 @@ def test_shapes_are_those_of_the_stores_batches(training, store):
     partitioner = Partitioner(make_mesh(training.mesh))
     plan = make_plan(
         training,
-        query_length=store.metadata.query_length,
-        passage_length=store.metadata.passage_length,
+        TrainingTexts(store.metadata.query_length, store.metadata.passage_length, store, queries),
         partitioner=partitioner,
-        store=store,
-        queries=queries,
     )
     assert " x 9, " in str(plan.facts["length_groups"])
     # What a loss that is not finite is told with.
