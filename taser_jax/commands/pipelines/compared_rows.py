@@ -21,7 +21,6 @@ from taser_jax.commands.pipelines.retrieval_stages import (
 from taser_jax.commands.pipelines.taser import Comparison, answer, print_table
 from taser_jax.commands.tokenize import tokenize
 from taser_jax.data.collections.store import PassageStore, QuerySet
-from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.retrieval.bm25 import Bm25Config
@@ -32,11 +31,10 @@ from taser_jax.storage.progress import logger
 UNTRAINED = "Pretrained, untrained"
 
 
-@dataclasses.dataclass
-class ComparedRows:
+class ComparedRows(Comparison):
     """The stages of a comparison whose settings are decided.
 
-    Attributes:
+    Args:
         setting: what all stages share.
         systems: row -> system to train.
         untrained: the pretrained weights as one plain tower; None for random weights.
@@ -46,53 +44,52 @@ class ComparedRows:
         whole: the collection whose passages the queries were cut out of: what is left searches it.
     """
 
-    setting: Setting
-    systems: Mapping[str, System]
-    untrained: System | None
-    collection: str
-    splits: Mapping[str, Sequence[str]]
-    chosen: Plan | None
-    whole: str | None = None
-
-    def __post_init__(self) -> None:
-        self._root = pathlib.Path(self.setting.output_dir)
-        self._data = {"data_dir": self.setting.data_dir, "collection": self.collection}
-        self._comparison = Comparison(self.setting)
-        self._stages = self._comparison.stages
+    def __init__(
+        self,
+        setting: Setting,
+        systems: Mapping[str, System],
+        untrained: System | None,
+        collection: str,
+        splits: Mapping[str, Sequence[str]],
+        chosen: Plan | None,
+        whole: str | None = None,
+    ) -> None:
+        super().__init__(setting)
+        self._systems, self._untrained, self._chosen = systems, untrained, chosen
+        self._splits, self._whole = splits, whole
+        self._data = {"data_dir": setting.data_dir, "collection": collection}
         # Row of a dense model -> its folder; of trained systems that of the last round.
-        self._folders = {} if self.untrained is None else {UNTRAINED: file_name(UNTRAINED)}
-        if self.chosen is not None:
-            rounds = self.chosen.rounds
-            self._folders |= {name: f"{file_name(name)}-{rounds}" for name in self.systems}
+        self._folders = {} if untrained is None else {UNTRAINED: file_name(UNTRAINED)}
+        if chosen is not None:
+            self._folders |= {name: f"{file_name(name)}-{chosen.rounds}" for name in systems}
 
     def index_only(self) -> None:
         """A collection without queries: the pretrained model and its index, ready to ask."""
-        assert self.untrained is not None
-        self._comparison.untrained(UNTRAINED, self.untrained, splits=())
+        assert self._untrained is not None
+        self.untrained(UNTRAINED, self._untrained, splits=())
         self._leave(UNTRAINED, self._folders[UNTRAINED])
 
     def compare(self) -> ResultsTable:
         """All rows, and the choice among them."""
-        comparison, chosen = self._comparison, self.chosen
         splits = [split for split in ("test", DEVELOPMENT, "train") if self._tasks(split)]
-        comparison.bm25(splits)
-        if self.untrained is not None:
-            comparison.untrained(UNTRAINED, self.untrained, splits)
-        rounds = 0 if chosen is None else chosen.rounds
+        self.bm25(splits)
+        if self._untrained is not None:
+            self.untrained(UNTRAINED, self._untrained, splits)
+        rounds = 0 if self._chosen is None else self._chosen.rounds
         for number in range(1, rounds + 1):
-            for name, system in self.systems.items():
-                comparison.round(name, system, number, is_last=number == rounds)
+            for name, system in self._systems.items():
+                self.round(name, system, number, is_last=number == rounds)
         choice = self._choice()
         by = f"{choice.queries} queries" if choice.queries else "default"
         for name, folder in self._folders.items():
-            comparison.add_bm25(name, folder, alpha=choice.alphas[name], chosen_by=by)
+            self.add_bm25(name, folder, alpha=choice.alphas[name], chosen_by=by)
         measures = self.setting.evaluation.measures
-        table = print_table(self.setting, comparison.rows, by_task=measures[-1])
+        table = print_table(self.setting, self.rows, by_task=measures[-1])
         self._finish(choice)
         return table
 
     def _tasks(self, split: str) -> list[str]:
-        return [task for task, there in self.splits.items() if split in there]
+        return [task for task, there in self._splits.items() if split in there]
 
     @property
     def _baseline(self) -> str:
@@ -101,14 +98,14 @@ class ComparedRows:
 
     def _choice(self) -> Choice:
         """What is recommended: cross-validated, by the validation queries, or by default."""
-        setting, bm25 = self.setting, self._root / "bm25" / "runs"
-        dense = {name: [self._root / folder / "runs"] for name, folder in self._folders.items()}
+        setting, bm25 = self.setting, self.root / "bm25" / "runs"
+        dense = {name: [self.root / folder / "runs"] for name, folder in self._folders.items()}
         split, sparse = DEVELOPMENT if self._tasks(DEVELOPMENT) else "test", [bm25]
-        if self.chosen is not None and self.chosen.folds:
-            folds = [self._fold(number, self.chosen) for number in range(self.chosen.folds)]
+        if self._chosen is not None and self._chosen.folds:
+            folds = [self._fold(number, self._chosen) for number in range(self._chosen.folds)]
             split, sparse = "train", [fold / "bm25" for fold in folds]
             dense = {name: [fold / file_name(name) for fold in folds] for name in dense}
-        chosen = self._stages.run(
+        chosen = self.stages.run(
             "choose",
             choose,
             tasks=self._tasks(split),
@@ -126,15 +123,15 @@ class ComparedRows:
 
     def _fold(self, number: int, chosen: Plan) -> pathlib.Path:
         """Trains each system without a fold's queries, and ranks these with it."""
-        setting, root = self.setting, self._root / "folds" / str(number)
-        names = ["bm25", *([] if self.untrained is None else [file_name(UNTRAINED)])]
-        emptied = self._stages.run(
+        setting, root = self.setting, self.root / "folds" / str(number)
+        names = ["bm25", *([] if self._untrained is None else [file_name(UNTRAINED)])]
+        emptied = self.stages.run(
             f"fold-{number}",
             hold_out,
             tasks=self._tasks("train"),
-            runs_dirs={name: self._root / name / "runs" for name in names},
-            embeddings_dirs={name: self._root / name / "embeddings" for name in names[1:]},
-            negatives_dir=self._root / "bm25" / "negatives",
+            runs_dirs={name: self.root / name / "runs" for name in names},
+            embeddings_dirs={name: self.root / name / "embeddings" for name in names[1:]},
+            negatives_dir=self.root / "bm25" / "negatives",
             output_dir=root,
             fold=number,
             folds=chosen.folds,
@@ -143,13 +140,13 @@ class ComparedRows:
         )
         steps = max(1, chosen.steps * (chosen.folds - 1) // chosen.folds)
         loop = dataclasses.replace(setting.training.loop, train_steps=steps)
-        for name, system in self.systems.items():
+        for name, system in self._systems.items():
             label = file_name(name)
             model_dir = root / "models" / label
             tasks = system.tasks or setting.tasks
             if emptied:
                 tasks = [task for task in tasks or self._tasks("train") if task not in emptied]
-            self._comparison.train(
+            self.train(
                 f"fold-{number}-{label}",
                 system.model,
                 system.training(dataclasses.replace(setting.training, loop=loop)),
@@ -157,7 +154,7 @@ class ComparedRows:
                 tasks=tasks,
                 negatives_dirs=[root / "negatives"],
             )
-            self._stages.run(
+            self.stages.run(
                 f"fold-{number}-{label}-rank",
                 rank_held_out,
                 model_dir=model_dir,
@@ -178,8 +175,8 @@ class ComparedRows:
         name, folder = choice.row, self._folders[choice.row.removesuffix(" + BM25")]
         is_hybrid = name not in self._folders
         row = name
-        if not is_hybrid and name != UNTRAINED and self.chosen is not None:
-            row = row_name(name, self.chosen.rounds)
+        if not is_hybrid and name != UNTRAINED and self._chosen is not None:
+            row = row_name(name, self._chosen.rounds)
         print(f"\nRecommended: {row}")
         if name in choice.gains:
             gain, error = (100 * value for value in choice.gains[name])
@@ -200,7 +197,7 @@ class ComparedRows:
             for name, (mean, error) in choice.gains.items()
         }
         recommended = {"row": row, "alpha": alpha, "queries": choice.queries, "gains": gains}
-        write_json(self._root / "recommended.json", recommended)
+        write_json(self.root / "recommended.json", recommended)
         queries = QuerySet.open(**self._data, task=self._tasks("test")[0], split="test")
         lines = sorted({0, len(queries) // 3, 2 * len(queries) // 3})
         self._leave(row, folder, questions=[queries[line].text for line in lines], alpha=alpha)
@@ -211,37 +208,38 @@ class ComparedRows:
         """Leaves retriever.json, prints what it finds, and exports the row's model."""
         if questions:
             print(f"\nTest queries, answered by {row}:")
-        model_dir, index_dir = (str(self._root / folder / name) for name in ("model", "index"))
-        parts = RetrieverParts(model_dir, index_dir, self.setting.data_dir, self.collection)
+        model_dir, index_dir = (str(self.root / folder / name) for name in ("model", "index"))
+        parts = RetrieverParts(
+            model_dir, index_dir, self._data["data_dir"], self._data["collection"]
+        )
         if alpha is not None:
-            bm25_dir = str(self._root / "bm25" / "index")
+            bm25_dir = str(self.root / "bm25" / "index")
             parts = dataclasses.replace(parts, bm25_dir=bm25_dir, alpha=alpha)
-        answer(questions, self._root, parts, task=next(iter(self.splits), None))
-        if self.whole is not None:
-            parts = self._index_whole(parts, self.whole)
-        self._stages.run(
+        answer(questions, self.root, parts, task=next(iter(self._splits), None))
+        if self._whole is not None:
+            parts = self._index_whole(parts, self._whole)
+        self.stages.run(
             "export",
             export_model,
             model_dir=parts.model_dir,
-            output_dir=self._root / "export",
-            **({"results_dir": self._root, "system": row} if questions else {}),
+            output_dir=self.root / "export",
+            **({"results_dir": self.root, "system": row} if questions else {}),
         )
         left = "table.md, .csv and .png, runs, index, export" if questions else "index, export"
-        print(f"\nAll of it is under {self._root}: {left}.")
-        print(f"In Python: taser_jax.Retriever.load({str(self._root)!r}).search(['your question'])")
+        print(f"\nAll of it is under {self.root}: {left}.")
+        print(f"In Python: taser_jax.Retriever.load({str(self.root)!r}).search(['your question'])")
 
     def _index_whole(self, parts: RetrieverParts, collection: str) -> RetrieverParts:
         """Indexes the passages as they were before queries were cut out of them."""
-        setting, root = self.setting, self._root / "whole"
+        setting, root = self.setting, self.root / "whole"
         data = {"data_dir": parts.data_dir, "collection": collection}
-        tokens = TokenStore.open(setting.token_store)
-        self._stages.run(
+        self.stages.run(
             "whole-tokenize",
             tokenize,
-            vocabulary=str(tokens.vocabulary_directory),
+            vocabulary=str(self.store.vocabulary_directory),
             feature_lengths={
-                "query": tokens.metadata.query_length,
-                "passage": tokens.metadata.passage_length,
+                "query": self.store.metadata.query_length,
+                "passage": self.store.metadata.passage_length,
             },
             output_dir=root / "tokens",
             **data,
@@ -258,9 +256,9 @@ class ComparedRows:
         if parts.alpha is not None:
             bm25_dir = root / "bm25"
             config = setting.bm25
-            self._stages.run("whole-bm25", _index_bm25, index_dir=bm25_dir, config=config, **data)
+            self.stages.run("whole-bm25", _index_bm25, index_dir=bm25_dir, config=config, **data)
             whole = dataclasses.replace(whole, bm25_dir=str(bm25_dir))
-        write_parts(self._root, whole)
+        write_parts(self.root, whole)
         return whole
 
 

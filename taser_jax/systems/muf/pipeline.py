@@ -67,7 +67,7 @@ class _Model:
     member_parameters: int = 0
 
 
-class MufStages:
+class MufStages(RetrievalStages):
     """The stages of one directory.
 
     Args:
@@ -75,21 +75,19 @@ class MufStages:
         fusion: how specialists are fused.
 
     Attributes:
-        rows: row -> its values by query, of all fusions so far.
+        values: row -> its values by query, of all fusions so far.
     """
 
     def __init__(self, setting: Setting, fusion: Fusion) -> None:
-        self._setting, self._fusion = setting, fusion
-        self._root = pathlib.Path(setting.output_dir)
         # BM25's lists are as deep as the specialists' that they are added to.
-        deep = dataclasses.replace(setting, k=max(setting.k, fusion.weighing.fusion.depth))
-        self._retrieval = RetrievalStages(deep)
-        self._stages = self._retrieval.stages
-        collection = self._retrieval.store.metadata.collection
+        super().__init__(
+            dataclasses.replace(setting, k=max(setting.k, fusion.weighing.fusion.depth))
+        )
+        self._fusion, collection = fusion, self.store.metadata.collection
         self._fusing: dict[str, Any] = {
             "data_dir": setting.data_dir,
             "collection": collection,
-            "lists_dir": self._root / "specialists",
+            "lists_dir": self.root / "specialists",
             "weighing": fusion.weighing,
             "k": setting.k,
             "evaluation": setting.evaluation,
@@ -98,24 +96,18 @@ class MufStages:
         passages = PassageStore.open(setting.data_dir, collection)
         self._tasks = tasks_with(passages, split=tables.TEST, tasks=setting.tasks)
         self._models: dict[str, _Model] = {}
-        self.rows: dict[str, tables.Evaluations] = {}
-
-    def bm25(self) -> None:
-        """BM25's runs, hard negatives and row."""
-        self._retrieval.bm25(("train", DEVELOPMENT, tables.TEST))
+        self.values: dict[str, tables.Evaluations] = {}
 
     def model(self, name: str, system: System, *, with_ensemble: bool) -> None:
         """Trains, encodes and indexes a model, and a specialist's ensemble."""
-        label, setting = file_name(name), self._setting
+        label, setting = file_name(name), self.setting
         training = system.training(setting.training)
-        tasks, negatives = list(system.tasks or self._tasks), self._root / "bm25" / "negatives"
-        trained = self._retrieval.train(
-            label, system.model, training, negatives_dirs=[negatives], tasks=tasks
-        )
-        self._retrieval.retrieve(label, splits=())
-        root, member_parameters = self._root / label, 0
+        tasks, negatives = list(system.tasks or self._tasks), self.root / "bm25" / "negatives"
+        trained = self.train(label, system.model, training, negatives_dirs=[negatives], tasks=tasks)
+        self.retrieve(label, splits=())
+        root, member_parameters = self.root / label, 0
         if with_ensemble:
-            self._stages.run(
+            self.stages.run(
                 f"{label}-ensemble",
                 _ensemble,
                 embeddings_dir=root / "embeddings",
@@ -131,9 +123,9 @@ class MufStages:
     def untrained(self, name: str, system: System) -> None:
         """Imports, encodes and indexes a model with its pretrained weights."""
         label = file_name(name)
-        parameters = self._retrieval.import_model(label, system.model)
-        self._retrieval.retrieve(label, splits=())
-        self._models[name] = _Model(self._root / label, parameters)
+        parameters = self.import_model(label, system.model)
+        self.retrieve(label, splits=())
+        self._models[name] = _Model(self.root / label, parameters)
 
     def fusions(self, specialists: Mapping[str, System]) -> list[str]:
         """Runs all fusions; returns their rows, without those of sizes and of the oracle."""
@@ -178,14 +170,14 @@ class MufStages:
         A single model's lists are taken as they are. Stage and folder depend on the models, so that
         a specialist can be added to a finished run.
         """
-        setting = self._setting
+        setting = self.setting
         label = f"{file_name(row)}-{fingerprint_json(list(names))[:6]}"
-        root, tasks = self._root / "fusions" / label, tasks or self._tasks
+        root, tasks = self.root / "fusions" / label, tasks or self._tasks
         fusing = self._fusing | ({} if weighing is None else {"weighing": weighing})
         folders, bm25 = {row: "runs"}, AddedBm25()
         if oracle is None:
             folders[tables.with_bm25(row)] = "runs_bm25"
-            runs_dir = str(self._root / "bm25" / "runs")
+            runs_dir = str(self.root / "bm25" / "runs")
             bm25 = AddedBm25(runs_dir, setting.hybrid, setting.hybrid_measure)
         models = {name: self._models[name] for name in names}
         count = members or self._fusion.ensemble.model.members
@@ -195,7 +187,7 @@ class MufStages:
             model.parameters + count * model.member_parameters for model in models.values()
         )
         read = ("embeddings", "exact", "ensemble")
-        self._stages.run(
+        self.stages.run(
             f"{label}-fuse",
             _fuse_and_evaluate,
             folders=folders,
@@ -213,9 +205,9 @@ class MufStages:
             **fusing,
         )
         for name in folders:
-            self.rows[name] = evaluations = tables.read_row(root, name, tasks, split=tables.TEST)
+            self.values[name] = evaluations = tables.read_row(root, name, tasks, split=tables.TEST)
             [evaluated] = read_results(root / "results", [name])
-            tables.write_row(self._root, name, evaluations, split=tables.TEST, evaluated=evaluated)
+            tables.write_row(self.root, name, evaluations, split=tables.TEST, evaluated=evaluated)
 
 
 @functools.wraps(ensemble)
@@ -321,7 +313,7 @@ def pipeline_muf(
     check_untrained(setting, untrained, trained, where="pipeline_muf.untrained")
     with pipeline_records(setting.output_dir, config_text):
         run = MufStages(setting, fusion)
-        run.bm25()
+        run.bm25(("train", DEVELOPMENT, tables.TEST))
         for name, system in untrained.items():
             run.untrained(name, system)
         for name, system in trained.items():
@@ -332,7 +324,7 @@ def pipeline_muf(
             run.fuse(name, [name])
         shown = tables.write_tables(
             setting,
-            run.rows,
+            run.values,
             run.own(specialists),
             specialists=list(specialists),
             models=models,

@@ -266,7 +266,7 @@ def test_every_argument_of_every_stage_counts(
     flags.append(f"--systems={','.join(candidates)}")
     with monkeypatch.context() as patched:
         patched.setattr(compare.PassageStore, "open", lambda *_, **__: range(40))
-        patched.setattr(compared_rows.TokenStore, "open", lambda _: tokens)
+        patched.setattr(TokenStore, "open", lambda _: tokens)
         patched.setattr(compared_rows.QuerySet, "open", lambda *_, **__: queries)
         patched.setattr(compared_rows, "print_table", lambda *_, **__: None)
         patched.setattr(compared_rows, "answer", lambda *_, **__: None)
@@ -300,7 +300,7 @@ def test_a_collection_without_queries_is_encoded_and_indexed(
     """The stages without their work: nothing is trained, searched or judged."""
     output, tokens = tmp_path / "out", TokenStore.open(small_world.token_store)
     monkeypatch.setattr(compare.PassageStore, "open", lambda *_, **__: range(40))
-    monkeypatch.setattr(compared_rows.TokenStore, "open", lambda _: tokens)
+    monkeypatch.setattr(TokenStore, "open", lambda _: tokens)
     without_work(monkeypatch, _OUTPUTS | {"prepare_detected": {}})
     pretrained = f"--pretrained={_minilm_like(tmp_path / 'bert')}"
     folder = _beir(tmp_path / "hills", 1)
