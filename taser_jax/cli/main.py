@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import inspect
-import logging
 import os
 import signal
 import sys
@@ -20,8 +19,7 @@ from taser_jax.cli.command_line import Arguments, command_help, overview, parse
 from taser_jax.cli.command_table import GROUPS, load
 from taser_jax.cli.gin_files import show_gin
 from taser_jax.storage import errors, progress, publishing
-
-logger = logging.getLogger("taser")
+from taser_jax.storage.progress import logger
 
 # Commands that do not coordinate hosts: each host would write the same files.
 _ONE_HOST = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,12 +13,11 @@ import jax
 
 from taser_jax.storage import progress
 from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import logger
 from taser_jax.storage.typed_files import Checked, Natural, NaturalNumber, Positive
 from taser_jax.training import watch
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.state import Params, TrainState
-
-logger = logging.getLogger("taser")
 
 BatchT = TypeVar("BatchT")
 BatchT_co = TypeVar("BatchT_co", covariant=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import logging
 from collections.abc import Mapping
 
 import numpy as np
@@ -29,8 +28,7 @@ from taser_jax.devices.mesh import HostShare
 from taser_jax.models.batch import Augmented, Batch, Embedded, EncoderInput, TokenGroups
 from taser_jax.storage.artifacts import fingerprint_json
 from taser_jax.storage.errors import ConfigError
-
-logger = logging.getLogger("taser")
+from taser_jax.storage.progress import logger
 
 
 @dataclasses.dataclass(frozen=True)

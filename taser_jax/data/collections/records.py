@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import array
 import itertools
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypedDict, TypeVar
 
@@ -30,6 +29,7 @@ from taser_jax.storage.artifacts import (
     write_json,
 )
 from taser_jax.storage.errors import DataError
+from taser_jax.storage.progress import logger
 from taser_jax.storage.records import (
     HashIndex,
     Ids,
@@ -47,7 +47,6 @@ FORMAT_VERSION = 1
 PASSAGE_FIELDS = ("id", "text", "title", "page_id")
 _BLOCK = 2048
 _PER_SHARD = 1 << 18
-logger = logging.getLogger("taser")
 R = TypeVar("R")
 
 

@@ -6,7 +6,6 @@ import array
 import dataclasses
 import hashlib
 import json
-import logging
 import os
 import pathlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +37,6 @@ from taser_jax.storage.records import Passage, Query, check_id, hash_share, norm
 _DEFAULTS = PrepareOptions()
 
 PassageFiles = FilePath | Sequence[FilePath] | Mapping[str, FilePath]
-logger = logging.getLogger("taser")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import logging
 import os
 import pathlib
 import re
@@ -26,9 +25,9 @@ from taser_jax.data.readers.passages import LeftOut, passage_of, read_passages, 
 from taser_jax.data.readers.questions import topic_tag
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.progress import logger
 from taser_jax.storage.records import Passage, check_id
 
-logger = logging.getLogger("taser")
 PassageSource = FilePath | Iterable[Passage | str | Mapping[str, object]]
 _FILES = (
     *(".json", ".jsonl", ".tsv", ".csv", ".txt", ".parquet", ".arrow"),

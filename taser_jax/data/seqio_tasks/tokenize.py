@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,13 +27,12 @@ from taser_jax.data.token_store.store import (
 from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.storage import artifacts
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.progress import phase, track
+from taser_jax.storage.progress import logger, phase, track
 from taser_jax.storage.records import Query
 from taser_jax.storage.typed_files import flatten
 
 INPUTS = "inputs.json"
 _BLOCK = 4096
-logger = logging.getLogger("taser")
 
 
 def tokenize_collection(
