@@ -172,9 +172,9 @@ def frozen_texts(
     if augmentation is None:
         return states
     if len({maker.fingerprint(tower) for tower in params}) > 1:
-        title = "documents are encoded by the queries' tower, whose frozen blocks are its own"
+        problem = "documents are encoded by the queries' tower, whose frozen blocks are its own"
         fix = "start all towers from the same pretrained weights, or drop states_dir"
-        raise ConfigError(title, where="TrainingConfig.states_dir", fix=fix)
+        raise ConfigError(problem, where="TrainingConfig.states_dir", fix=fix)
 
     def of_documents(documents: Texts, length: int, fingerprint: str) -> StateRows:
         return maker.rows(

@@ -143,9 +143,9 @@ def check_documents(count: int, available: int) -> None:
         ConfigError: naming both.
     """
     if not 1 <= count <= available:
-        title = f"{count} documents per query of a mixture of {available}"
+        problem = f"{count} documents per query of a mixture of {available}"
         fix = f"set DOCUMENTS to 1 to {available}"
-        raise ConfigError(title, where="DOCUMENTS", fix=fix)
+        raise ConfigError(problem, where="DOCUMENTS", fix=fix)
 
 
 def _look_up(
@@ -210,8 +210,8 @@ def ask_augmented(
     """
     if lookup_dir is None:
         fix = "give the model that `taser memory add` encoded them with"
-        title = "no model looks documents up in the memories"
-        raise ConfigError(title, where="LOOKUP_DIR", fix=fix)
+        problem = "no model looks documents up in the memories"
+        raise ConfigError(problem, where="LOOKUP_DIR", fix=fix)
     model, mixture = retriever.model, Mixture.open(memory_dir)
     if not model.model.config.fuses:
         raise model.model.config.no_fusion()

@@ -136,9 +136,9 @@ class Mixture:
         self.stores = [TokenStore.open(memory.token_store) for memory in manifest.memories]
         for memory, store in zip(manifest.memories, self.stores, strict=True):
             if store.metadata.passages_fingerprint != memory.passages:
-                title = f"the tokens of memory {memory.name!r} have changed since they were added"
+                problem = f"the tokens of memory {memory.name!r} have changed since they were added"
                 fix = f"remove {memory.name!r} and add it again"
-                raise FingerprintError(title, where=str(store.directory), fix=fix)
+                raise FingerprintError(problem, where=str(store.directory), fix=fix)
         hashes = np.concatenate([text_hashes(store.passages) for store in self.stores])
         self._starts = np.cumsum([0, *map(len, self.stores)])
         _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)

@@ -351,9 +351,9 @@ def add_memory(
     )
     memories = {memory.name: memory for memory in before.memories}
     if name in memories and memories[name].collection != added.collection:
-        title = f"memory {name!r} is collection {memories[name].collection!r}"
+        problem = f"memory {name!r} is collection {memories[name].collection!r}"
         fix = f"choose another NAME, or `taser memory remove` {name!r} first"
-        raise ConfigError(title, where=memory_dir, fix=fix)
+        raise ConfigError(problem, where=memory_dir, fix=fix)
     with phase(f"memory {name}"):
         encoded = encode_missing(before.embeddings_dir, model, store, config=config)
     memories[name] = added

@@ -105,18 +105,18 @@ class Augmentation:
         where = str(split_path(self.directory, queries.task, queries.split))
         rows = looked_up.arrays["rows"]
         if rows.shape[1] < self.per_query:
-            title = f"{self.per_query} documents per query of {rows.shape[1]} looked up"
+            problem = f"{self.per_query} documents per query of {rows.shape[1]} looked up"
             fix = "lower DOCUMENTS, or augment with a larger k"
-            raise ConfigError(title, where=where, fix=fix)
+            raise ConfigError(problem, where=where, fix=fix)
         mixture = Mixture.open(pathlib.Path(where) / looked_up.fingerprints[MEMORY_DIR])
         fix = "the memories have changed: run `taser augment` again"
         require_equal(where, looked_up.fingerprints, mixture.fingerprints, fix)
         line_of = {query_id: line for line, query_id in enumerate(looked_up.query_ids)}
         missing = [query_id for query_id in queries.query_ids if query_id not in line_of]
         if missing:
-            title = f"{len(missing)} queries have no documents, {missing[0]!r} for example"
+            problem = f"{len(missing)} queries have no documents, {missing[0]!r} for example"
             fix = "augment the token store's queries again, into another directory"
-            raise DataError(title, where=where, fix=fix)
+            raise DataError(problem, where=where, fix=fix)
         rows = rows[[line_of[query_id] for query_id in queries.query_ids], : self.per_query]
         reader = document_reader(self.config, mixture, self.of_documents)
         return AugmentedTexts(self.texts.of_queries(queries), rows, reader)

@@ -85,13 +85,13 @@ class MomaConfig:
 
     def __post_init__(self) -> None:
         if SOURCE not in self.memories:
-            title = f"the memories are {', '.join(self.memories) or 'none'}"
+            problem = f"the memories are {', '.join(self.memories) or 'none'}"
             fix = f"name the token store of the queries' positives {SOURCE!r}"
-            raise ConfigError(title, where="MomaConfig.memories", fix=fix)
+            raise ConfigError(problem, where="MomaConfig.memories", fix=fix)
         if not 0 <= self.learned_positives <= self.documents <= LOOKUP_DEPTH:
-            title = f"{self.learned_positives} learned positives of {self.documents} documents"
+            problem = f"{self.learned_positives} learned positives of {self.documents} documents"
             fix = f"set learned_positives <= documents <= {LOOKUP_DEPTH}"
-            raise ConfigError(title, where="MomaConfig", fix=fix)
+            raise ConfigError(problem, where="MomaConfig", fix=fix)
         if self.memories[SOURCE] in self.targets.values():
             fix = "name collections that training does not see"
             raise ConfigError("a target is the source", where="MomaConfig.targets", fix=fix)
@@ -156,9 +156,9 @@ class MomaStages(RetrievalStages):
         """
         if self.setting.training.pretrained is None:
             if self.moma.frozen_passages:
-                title = "passages are frozen, and nothing has trained their tower"
+                problem = "passages are frozen, and nothing has trained their tower"
                 fix = "set PRETRAINED, or frozen_passages=False"
-                raise ConfigError(title, where="MomaConfig.frozen_passages", fix=fix)
+                raise ConfigError(problem, where="MomaConfig.frozen_passages", fix=fix)
             return None
         parameters = self.import_model(UNTRAINED, self._model)
         return Trained(UNTRAINED, self.root / UNTRAINED / "model", parameters)

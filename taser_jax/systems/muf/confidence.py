@@ -138,9 +138,9 @@ def query_confidence(
         confidences[:, start:stop] = np.asarray(block)[:, : stop - start]
     if not np.isfinite(confidences).all():
         line = int(np.argmin(np.isfinite(confidences).all(axis=0)))
-        title = f"the confidence of query {line} is not a number"
+        problem = f"the confidence of query {line} is not a number"
         fix = "train the ensemble again, with a lower learning rate"
-        raise DataError(title, where="confidence", fix=fix)
+        raise DataError(problem, where="confidence", fix=fix)
     return confidences
 
 

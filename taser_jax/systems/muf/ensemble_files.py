@@ -110,8 +110,8 @@ class SpecialistVectors:
             with_positive = np.flatnonzero(queries.positives.lengths)
             if not len(with_positive):
                 where = f"task {task!r}, split {split!r}"
-                title = f"none of {len(queries)} queries has a positive to train the ensemble with"
-                raise DataError(title, where=where, fix="leave the task out")
+                problem = f"none of {len(queries)} queries has a positive to train with"
+                raise DataError(problem, where=where, fix="leave the task out")
             tokenized[task] = queries_of(queries, with_positive)
             row_of = {query_id: row for row, query_id in enumerate(encoded.query_ids)}
             rows = np.array([row_of[query_id] for query_id in tokenized[task].query_ids])
@@ -213,9 +213,9 @@ class Ensemble:
             ConfigError: it has fewer.
         """
         if not 2 <= members <= self.config.members:
-            title = f"{members} members of an ensemble of {self.config.members}"
+            problem = f"{members} members of an ensemble of {self.config.members}"
             fix = f"take 2 to {self.config.members}, or train a larger ensemble"
-            raise ConfigError(title, where="fuse.members", fix=fix)
+            raise ConfigError(problem, where="fuse.members", fix=fix)
         params = jax.tree.map(lambda leaf: leaf[:members], self.params)
         total = artifacts.fingerprint_json([self.fingerprints["ensemble"], members])
         return dataclasses.replace(

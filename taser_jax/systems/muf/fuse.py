@@ -285,9 +285,9 @@ def _of_task(
         if task not in specialist.members.tasks
     }
     if not others:
-        title = f"every specialist was trained on {task!r}"
+        problem = f"every specialist was trained on {task!r}"
         fix = "add specialists of other tasks, or set it to 'included'"
-        raise ConfigError(title, where="fuse.domain", fix=fix)
+        raise ConfigError(problem, where="fuse.domain", fix=fix)
     return others
 
 
@@ -296,14 +296,14 @@ def _check(
 ) -> None:
     names = {file_name(name) for name in specialists}
     if not specialists or len(names) < len(specialists):
-        title = f"the specialists are {', '.join(specialists) or 'none'}"
+        problem = f"the specialists are {', '.join(specialists) or 'none'}"
         fix = "give at least one, and names that differ in letters or digits"
-        raise ConfigError(title, where="SPECIALISTS", fix=fix)
+        raise ConfigError(problem, where="SPECIALISTS", fix=fix)
     calibrates = weighing.fusion.weighs(len(specialists)) and len(weighing.temperatures) > 1
     if split == VALIDATION and (calibrates or bm25.runs_dir is not None):
-        title = f"queries of {split!r} would choose what is then reported on them"
+        problem = f"queries of {split!r} would choose what is then reported on them"
         fix = "fuse another split, or give one of Weighing.temperatures and add no BM25"
-        raise ConfigError(title, where="SPLIT", fix=fix)
+        raise ConfigError(problem, where="SPLIT", fix=fix)
 
 
 def ask_fused(
@@ -347,9 +347,9 @@ def ask_fused(
     for name, specialist in opened.items():
         model_dir = specialists[name].model_dir
         if model_dir is None:
-            title = f"specialist {name!r} has no model to encode questions with"
+            problem = f"specialist {name!r} has no model to encode questions with"
             fix = "put it beside the specialist's embeddings as model, and run `taser fuse` again"
-            raise ConfigError(title, where=str(path), fix=fix)
+            raise ConfigError(problem, where=str(path), fix=fix)
         retriever = Retriever.load(model_dir, task=task, query_length=query_length)
         require_equal(
             f"model {model_dir}",

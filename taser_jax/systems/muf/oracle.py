@@ -52,9 +52,9 @@ class BayesianConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.initial < self.evaluations:
-            title = f"{self.initial} of {self.evaluations} evaluations are random"
+            problem = f"{self.initial} of {self.evaluations} evaluations are random"
             fix = "set fewer random ones than evaluations"
-            raise ConfigError(title, where="BayesianConfig", fix=fix)
+            raise ConfigError(problem, where="BayesianConfig", fix=fix)
 
 
 def oracle_weights(

@@ -361,9 +361,9 @@ def without_each(
     """
     tasks = [task for system in specialists.values() for task in system.tasks or ()]
     if not joint or len(set(tasks)) < len(tasks):
-        title = f"there are {len(joint)} joint models, and specialists of {', '.join(tasks)}"
+        problem = f"there are {len(joint)} joint models, and specialists of {', '.join(tasks)}"
         fix = "bind a joint model and specialists without a common task, or set it to 'none'"
-        raise ConfigError(title, where="pipeline_muf.leave_one_out", fix=fix)
+        raise ConfigError(problem, where="pipeline_muf.leave_one_out", fix=fix)
     name, system = next(iter(joint.items()))
     models = {}
     for left_out in specialists:
@@ -386,20 +386,20 @@ def _check(
     names = [*specialists, *joint]
     rows = [*names, *tables.OTHER_ROWS]
     if len(specialists) < 2 or len(set(map(file_name, rows))) < len(rows):
-        title = f"the models are {', '.join(names) or 'none'}"
+        problem = f"the models are {', '.join(names) or 'none'}"
         fix = "give two specialists at least, and names that differ from the tables' other rows"
-        raise ConfigError(title, where="pipeline_muf", fix=fix)
+        raise ConfigError(problem, where="pipeline_muf", fix=fix)
     for name, system in specialists.items():
         if not system.tasks:
             fix = f"bind {file_name(name)}/System.tasks = ['...']"
             raise ConfigError(f"specialist {name!r} has no tasks", where="System.tasks", fix=fix)
     for name, system in {**specialists, **joint}.items():
         if unknown := sorted(set(system.tasks or ()) - tasks.keys()):
-            title = f"{name!r} is to be trained on {', '.join(unknown)}"
+            problem = f"{name!r} is to be trained on {', '.join(unknown)}"
             fix = f"choose tasks of the token store: {', '.join(tasks)}"
-            raise ConfigError(title, where="System.tasks", fix=fix)
+            raise ConfigError(problem, where="System.tasks", fix=fix)
     left = [name for name in specialists if name != fusion.left_out]
     if fusion.left_out is not None and not 1 < len(left) < len(specialists):
-        title = f"without {fusion.left_out!r} the specialists are {', '.join(left)}"
+        problem = f"without {fusion.left_out!r} the specialists are {', '.join(left)}"
         fix = f"name one of three or more, or set it to None: there are {', '.join(specialists)}"
-        raise ConfigError(title, where="Fusion.left_out", fix=fix)
+        raise ConfigError(problem, where="Fusion.left_out", fix=fix)

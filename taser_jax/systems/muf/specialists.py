@@ -244,11 +244,11 @@ class OpenSpecialist:
             ConfigError: it has none.
         """
         if self.ensemble is None:
-            title = f"specialist {self.name!r} has no ensemble that weighs its lists"
+            problem = f"specialist {self.name!r} has no ensemble that weighs its lists"
             fix = (
                 "run `taser ensemble` for it; only weighting='equal' with its own domain needs none"
             )
-            raise ConfigError(title, where="SPECIALISTS", fix=fix)
+            raise ConfigError(problem, where="SPECIALISTS", fix=fix)
         return self.ensemble
 
     def _computed_once(
@@ -294,9 +294,9 @@ class OpenSpecialist:
         splits = self.store.tasks
         tasks = [task for task in self.members.tasks if split in splits.get(task, ())]
         if not tasks:
-            title = f"there are no {split} queries of {', '.join(self.members.tasks)}"
+            problem = f"there are no {split} queries of {', '.join(self.members.tasks)}"
             fix = "give one temperature in Weighing.temperatures, or prepare that split"
-            raise ConfigError(title, where=f"calibration of {self.name}", fix=fix)
+            raise ConfigError(problem, where=f"calibration of {self.name}", fix=fix)
         judged = dataclasses.replace(self.evaluation, measures=("R@1",), page_only_tasks=())
         confidences, correct = [], []
         for task in tasks:

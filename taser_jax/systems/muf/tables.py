@@ -222,11 +222,11 @@ def draw_mixes(
     share, rest = divmod(config.queries, max(len(tasks), 1))
     if not tasks or rest or any(sizes.get(task, 0) < share for task in tasks):
         shown = ", ".join(f"{task} {sizes.get(task, 'unknown')}" for task in tasks)
-        title = (
+        problem = (
             f"{config.sets} mixes of {config.queries} queries; there are of {shown or 'no task'}"
         )
         fix = "take equal shares of known tasks, none larger than its task"
-        raise ConfigError(title, where="MixedConfig", fix=fix)
+        raise ConfigError(problem, where="MixedConfig", fix=fix)
 
     def lines(number: int, place: int, task: str) -> Int[np.ndarray, " drawn"]:
         return np.random.default_rng([0, number, place]).permutation(sizes[task])[:share]
