@@ -17,15 +17,9 @@ from taser_jax.retrieval.bm25 import Bm25Index, title_and_text
 from taser_jax.retrieval.embeddings import write_embeddings
 from taser_jax.retrieval.index import build_index
 from taser_jax.retrieval.passages import Passages, Sparse
-from taser_jax.storage.artifacts import (
-    FilePath,
-    check_version,
-    is_remote,
-    read_json,
-    write_json,
-)
+from taser_jax.storage.artifacts import FilePath, is_remote, write_json
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.typed_files import typed
+from taser_jax.storage.typed_files import read_typed
 
 RETRIEVER_FILE = "retriever.json"
 _VERSION = 1
@@ -87,20 +81,18 @@ def read_parts(directory: FilePath) -> RetrieverParts | None:
     path = pathlib.Path(directory) / RETRIEVER_FILE
     if not path.is_file():
         return None
-    value = read_json(path, fix=_FIX)
-    check_version(value, _VERSION, where=path, fix=_FIX)
-    parts = typed(value, RetrieverParts, where=str(path), fix=_FIX)
+    parts = read_typed(path, RetrieverParts, fix=_FIX, version=_VERSION)
     if (parts.bm25_dir is None) != (parts.alpha is None):
         raise DataError("one of bm25_dir and alpha without the other", where=str(path), fix=_FIX)
+    named = {name: folder for name in _FOLDERS if (folder := getattr(parts, name)) is not None}
     folders = {
         # A path would lose one slash of gs://.
-        name: value[name] if is_remote(value[name]) else str(path.parent / value[name])
-        for name in _FOLDERS
-        if name in value
+        name: folder if is_remote(folder) else str(path.parent / folder)
+        for name, folder in named.items()
     }
     for name, folder in sorted(folders.items()):
         if not is_remote(folder) and not os.path.isdir(folder):
-            problem = f"{name} is {value[name]!r}, and no such folder is there any more"
+            problem = f"{name} is {named[name]!r}, and no such folder is there any more"
             fix = "move that folder back, or write into this file where it is now"
             raise DataError(problem, where=str(path), fix=fix)
     return RetrieverParts(**folders, collection=parts.collection, alpha=parts.alpha)

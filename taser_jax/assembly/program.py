@@ -30,12 +30,7 @@ from taser_jax.optim.multitask import Combiner, build_multitask_optimizer, reads
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
 from taser_jax.training.multitask_step import TaskGradients, make_multitask_step
-from taser_jax.training.state import (
-    TrainState,
-    init_state,
-    parameter_table,
-    state_shardings,
-)
+from taser_jax.training.state import TrainState, init_state, parameter_table, state_shardings
 from taser_jax.training.step import TrainStep, make_train_step
 from taser_jax.training.watch import StepCost
 

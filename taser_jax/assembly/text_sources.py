@@ -20,12 +20,7 @@ from jaxtyping import PyTree
 
 from taser_jax.assembly.model_directory import LoadedModel
 from taser_jax.data.batches.stream import Texts, TextSource
-from taser_jax.data.token_store.arrays import (
-    STATES,
-    CachedStates,
-    StateRows,
-    TokenizedQueries,
-)
+from taser_jax.data.token_store.arrays import STATES, CachedStates, StateRows, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import MeshConfig, make_mesh
 from taser_jax.devices.partitioning import Partitioner, parameter_path

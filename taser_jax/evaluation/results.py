@@ -17,17 +17,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from taser_jax.evaluation.metrics import Evaluation
-from taser_jax.storage.artifacts import (
-    FilePath,
-    check_version,
-    file_name,
-    read_json,
-    replacing,
-    write_json,
-)
+from taser_jax.storage.artifacts import FilePath, file_name, replacing, write_json
 from taser_jax.storage.checksums import check_file
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.typed_files import typed
+from taser_jax.storage.typed_files import read_typed
 
 FORMAT_VERSION = 1
 
@@ -205,6 +198,4 @@ def read_per_query(path: FilePath) -> Evaluation:
 
 def _load(path: pathlib.Path) -> SystemResult:
     again = "evaluate the system again, or move the file away"
-    value = read_json(path, fix=again)
-    check_version(value, FORMAT_VERSION, where=path, fix=again)
-    return typed(value, SystemResult, where=str(path), fix=again)
+    return read_typed(path, SystemResult, fix=again, version=FORMAT_VERSION)

@@ -19,18 +19,12 @@ import numpy as np
 from etils import epath
 
 from taser_jax.storage import checksums, publishing
-from taser_jax.storage.errors import (
-    ConfigError,
-    DataError,
-    FingerprintError,
-    TaserError,
-    storage_errors,
-)
+from taser_jax.storage.errors import ConfigError, DataError, FingerprintError, storage_errors
 from taser_jax.storage.publishing import FilePath, is_remote
-from taser_jax.storage.typed_files import Metadata, read_json, typed
+from taser_jax.storage.typed_files import Metadata, check_version, read_json, typed
 
 # Re-exported: readers and writers of artefacts need them, too.
-__all__ = ["FilePath", "Metadata", "is_remote", "read_json", "storage_errors"]
+__all__ = ["FilePath", "Metadata", "check_version", "is_remote", "read_json", "storage_errors"]
 
 M = TypeVar("M", bound=Metadata)
 
@@ -145,29 +139,6 @@ def write_bytes(path: FilePath, content: bytes, *, recorded: bool = True) -> Non
 def write_json(path: FilePath, value: object) -> None:
     """Writes one indented JSON value atomically and records its checksum."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
-def check_version(
-    value: Mapping[str, Any],
-    version: int,
-    *,
-    where: FilePath,
-    fix: str,
-    error: type[TaserError] = DataError,
-) -> None:
-    """Refuses a format version that this code does not read.
-
-    Args:
-        value: what was read; its "format_version" is compared.
-        version: the one that is read.
-        where: the file it came from.
-        fix: what the message advises.
-        error: what is raised.
-    """
-    written = value.get("format_version")
-    if written != version:
-        expected = f"format version {version}"
-        raise error(f"format version {written}", where=os.fspath(where), expected=expected, fix=fix)
 
 
 def read_metadata(

@@ -18,7 +18,7 @@ import msgspec
 from etils import epath
 
 from taser_jax.storage import checksums
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import ConfigError, DataError, TaserError
 from taser_jax.storage.publishing import FilePath, is_remote
 
 T = TypeVar("T")
@@ -177,8 +177,36 @@ def check_regular(path: FilePath) -> None:
             )
 
 
+def check_version(
+    value: Mapping[str, Any],
+    version: int,
+    *,
+    where: FilePath,
+    fix: str,
+    error: type[TaserError] = DataError,
+) -> None:
+    """Refuses a format version that this code does not read.
+
+    Args:
+        value: what was read; its "format_version" is compared.
+        version: the one that is read.
+        where: the file it came from.
+        fix: what the message advises.
+        error: what is raised.
+    """
+    written = value.get("format_version")
+    if written != version:
+        expected = f"format version {version}"
+        raise error(f"format version {written}", where=os.fspath(where), expected=expected, fix=fix)
+
+
 def read_typed(
-    path: FilePath, kind: type[T], *, fix: str | None = None, absent: T | None = None
+    path: FilePath,
+    kind: type[T],
+    *,
+    fix: str | None = None,
+    absent: T | None = None,
+    version: int | None = None,
 ) -> T:
     """A JSON file, local or gs://, as a type.
 
@@ -190,10 +218,11 @@ def read_typed(
         kind: as for `typed`.
         fix: what the message advises.
         absent: returned if there is no such file; None makes that an error.
+        version: its format version; None if it has none.
 
     Raises:
-        DataError: it cannot be read, was damaged, is not JSON, has a lone surrogate, or has a field
-            that is not what it must be.
+        DataError: it cannot be read, was damaged, is not JSON, has a lone surrogate, is of another
+            version, or has a field that is not what it must be.
     """
     where = os.fspath(path)
     check_regular(path)
@@ -211,6 +240,9 @@ def read_typed(
     except (ValueError, RecursionError) as error:
         raise DataError(f"not JSON: {error}", where=where, fix=fix) from error
     check_text(value, written=written, where=where, fix=fix)
+    if version is not None:
+        facts = typed(value, dict[str, Any], where=where, fix=fix)
+        check_version(facts, version, where=where, fix=fix or "")
     return typed(value, kind, where=where, fix=fix)
 
 

@@ -28,9 +28,9 @@ from taser_jax.data.text.wordpiece import (
     whole,
 )
 from taser_jax.storage import checksums
-from taser_jax.storage.artifacts import check_version, read_json, require_equal
+from taser_jax.storage.artifacts import require_equal
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.typed_files import Natural, Positive, read_typed, typed
+from taser_jax.storage.typed_files import Natural, Positive, read_typed
 
 MODEL_FILE = "sentencepiece.model"
 _ADDED_TOKENS_FILE = "added_tokens.json"
@@ -137,9 +137,7 @@ def read_metadata(directory: str) -> VocabularyMetadata:
     """
     path, again = f"{directory}/{METADATA}", "delete the directory and train the vocabulary again"
     checksums.check_directory(directory, fix=again)
-    value = read_json(path, fix=again)
-    check_version(value, FORMAT_VERSION, where=path, fix=again)
-    return typed(value, VocabularyMetadata, where=path, fix=again)
+    return read_typed(path, VocabularyMetadata, fix=again, version=FORMAT_VERSION)
 
 
 class TokenizerJsonVocabulary(SavedVocabulary):

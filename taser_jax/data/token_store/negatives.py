@@ -20,6 +20,7 @@ from jaxtyping import Float32, Int32
 from taser_jax.storage import artifacts
 from taser_jax.storage.checksums import check_file
 from taser_jax.storage.errors import DataError
+from taser_jax.storage.typed_files import read_typed
 
 FORMAT_VERSION = 2
 _REMAKE = "mine them again with `taser mine` to a new directory"
@@ -110,9 +111,7 @@ def read_metadata(directory: artifacts.FilePath) -> dict[str, Any]:
     path = pathlib.Path(directory) / artifacts.METADATA
     if not path.is_file():
         raise DataError("no negatives here", where=str(path), fix=_REMAKE)
-    metadata = artifacts.read_json(path, fix=_REMAKE)
-    artifacts.check_version(metadata, FORMAT_VERSION, where=path, fix=_REMAKE)
-    return metadata
+    return read_typed(path, dict[str, Any], fix=_REMAKE, version=FORMAT_VERSION)
 
 
 def read_negatives(

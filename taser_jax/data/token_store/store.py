@@ -22,10 +22,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from taser_jax.data.token_store.arrays import Ragged, TokenArray, TokenizedQueries, load_array
-from taser_jax.storage.artifacts import METADATA, FilePath, check_version, read_json
+from taser_jax.storage.artifacts import METADATA, FilePath, read_json
 from taser_jax.storage.checksums import check_directory
 from taser_jax.storage.errors import ConfigError, DataError, did_you_mean
-from taser_jax.storage.typed_files import read_typed, typed
+from taser_jax.storage.typed_files import read_typed
 
 FORMAT_VERSION = 1
 # The ids of a token store depend on this version as well as on its settings; it is raised when
@@ -236,9 +236,7 @@ def _read_metadata(directory: pathlib.Path) -> TokenStoreMetadata:
         state = "is unfinished: it has no metadata.json" if directory.is_dir() else "does not exist"
         raise DataError(f"the token store {state}", where=str(directory), fix=_REMAKE)
     check_directory(directory, fix=_REMAKE)
-    value = read_json(path, fix=_REMAKE)
-    check_version(value, FORMAT_VERSION, where=path, fix=_REMAKE)
-    metadata = typed(value, TokenStoreMetadata, where=str(path), fix=_REMAKE)
+    metadata = read_typed(path, TokenStoreMetadata, fix=_REMAKE, version=FORMAT_VERSION)
     if metadata.preprocessing_version != PREPROCESSING_VERSION:
         raise DataError(
             f"texts became tokens by version {metadata.preprocessing_version} of the code",
