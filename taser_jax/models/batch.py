@@ -212,9 +212,7 @@ class Batch:
         return sum(count * length for count, length in self.sides) + queries * documents
 
 
-def groups_of(
-    texts: EncoderInput | TokenGroups,
-) -> tuple[EncoderInput, ...]:
+def groups_of(texts: EncoderInput | TokenGroups) -> tuple[EncoderInput, ...]:
     """The arrays of one side."""
     return texts.groups if isinstance(texts, TokenGroups) else (texts,)
 

@@ -77,11 +77,7 @@ def segment_attention(
 
 
 def encode_with_attention(
-    model: nn.Module,
-    params: Params,
-    texts: Augmented,
-    *,
-    task: str | None = None,
+    model: nn.Module, params: Params, texts: Augmented, *, task: str | None = None
 ) -> tuple[Float[Array, "batch dim"], Float[Array, "batch segments"]]:
     """Embeddings of augmented queries, and the attention to the query's own tokens and documents.
 

@@ -84,10 +84,7 @@ class Meter:
         self._total_steps += self._steps_since
         self._total_seconds += seconds
         tokens, flops = sum(map(float, self._tokens)), self._flops / seconds
-        rates = {
-            "steps_per_second": rate,
-            "model_flops_per_second": flops,
-        }
+        rates = {"steps_per_second": rate, "model_flops_per_second": flops}
         if self._positions:
             rates["tokens_per_second"] = tokens / seconds
             rates["padding"] = 1.0 - tokens / self._positions

@@ -203,11 +203,7 @@ class QuestionSplit:
 
 
 def question_splits(
-    tasks: Tasks,
-    options: PrepareOptions,
-    *,
-    base: FilePath = "",
-    label: str = "",
+    tasks: Tasks, options: PrepareOptions, *, base: FilePath = "", label: str = ""
 ) -> list[QuestionSplit]:
     """The questions of each task and split.
 

@@ -243,10 +243,7 @@ def token_ids(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[lis
 
 
 def train_vocabulary(
-    texts: Iterable[str],
-    *,
-    size: int,
-    output_dir: str | os.PathLike[str],
+    texts: Iterable[str], *, size: int, output_dir: str | os.PathLike[str]
 ) -> WordPieceVocabulary:
     """Trains a WordPiece vocabulary and saves it where `load_vocabulary` finds it.
 
