@@ -87,6 +87,10 @@ class LoadedModel:
         devices = self.partitioner.batch_devices
         return devices * -(-8 // devices)
 
+    def frozen(self, blocks: int) -> LoadedModel:
+        """The same with its first blocks frozen: it then reads their states in place of tokens."""
+        return dataclasses.replace(self, model=self.model.clone(frozen_blocks=blocks))
+
     def encode_fn(self, role: Role, *, task: str | None = None) -> EncodeFn:
         """Tokens -> float32 embeddings on the devices, [batch, dim]; any batch size."""
         static = static_task(self.model.query_tasks, task)

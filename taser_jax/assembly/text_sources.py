@@ -6,7 +6,6 @@ documents, and passages as embeddings.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import pathlib
@@ -181,40 +180,6 @@ def frozen_texts(
         )
 
     return augmentation.on_states(states, of_documents)
-
-
-def model_on_states(
-    model: LoadedModel,
-    directory: str,
-    *,
-    blocks: int,
-    dtype: EmbeddingDtype,
-    store: TokenStore,
-    queries: Sequence[TokenizedQueries],
-    augmentation: QueryDocuments | None = None,
-) -> tuple[LoadedModel, TextSource]:
-    """A saved model with its first blocks frozen, and the states that it reads in place of tokens.
-
-    Args:
-        model: the model.
-        directory: as for `frozen_texts`, which has the other arguments, too.
-        blocks: number of its blocks that were frozen in training.
-        dtype: dtype of the states.
-        store: the token store.
-        queries: query sets whose states are wanted.
-        augmentation: documents of the queries; None has none.
-    """
-    module = model.model.clone(frozen_blocks=blocks)
-    texts = frozen_texts(
-        directory,
-        dtype=dtype,
-        model=module,
-        params=model.params,
-        store=store,
-        queries=queries,
-        augmentation=augmentation,
-    )
-    return dataclasses.replace(model, model=module), texts
 
 
 class _Maker:

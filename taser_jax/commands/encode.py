@@ -88,11 +88,12 @@ def encode(
         )
         texts, queries = augmentation, [augmentation.renamed(split) for split in queries]
     if states_dir:
-        model, texts = text_sources.model_on_states(
-            model,
+        model = model.frozen(read_facts(model_dir).get("train_from_block", frozen_blocks or 0))
+        texts = text_sources.frozen_texts(
             states_dir,
-            blocks=read_facts(model_dir).get("train_from_block", frozen_blocks or 0),
             dtype=states_dtype,
+            model=model.model,
+            params=model.params,
             store=store,
             queries=queries,
             augmentation=augmentation,

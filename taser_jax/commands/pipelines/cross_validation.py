@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
 from taser_jax.assembly.model_directory import load_model, read_facts
-from taser_jax.assembly.text_sources import model_on_states
+from taser_jax.assembly.text_sources import frozen_texts
 from taser_jax.commands.evaluate import EvaluationConfig, judge_run
 from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
 from taser_jax.commands.pipelines import compare_plan
@@ -203,11 +203,12 @@ def rank_held_out(
     splits = {task: tokens.queries(task, "train") for task in fold["queries"]}
     texts: TextSource = tokens
     if states_dir is not None:
-        model, texts = model_on_states(
-            model,
+        model = model.frozen(read_facts(model_dir)["train_from_block"])
+        texts = frozen_texts(
             states_dir,
-            blocks=read_facts(model_dir)["train_from_block"],
             dtype=states_dtype,
+            model=model.model,
+            params=model.params,
             store=tokens,
             queries=list(splits.values()),
         )

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Int
 
 from taser_jax.assembly.model_directory import load_model, read_facts
-from taser_jax.assembly.text_sources import model_on_states
+from taser_jax.assembly.text_sources import frozen_texts
 from taser_jax.commands.pipelines.retrieval_stages import DEVELOPMENT
 from taser_jax.data.batches.stream import TextSource
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
@@ -204,11 +204,12 @@ def distil_queries(
         for split in (DEVELOPMENT, "train")
     }
     if states_dir:
-        model, texts = model_on_states(
-            model,
+        model = model.frozen(read_facts(model_dir).get("train_from_block", 0))
+        texts = frozen_texts(
             states_dir,
-            blocks=read_facts(model_dir).get("train_from_block", 0),
             dtype=states_dtype,
+            model=model.model,
+            params=model.params,
             store=store,
             queries=by_split["train"],
             augmentation=augmentation,
