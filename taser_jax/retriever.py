@@ -263,7 +263,7 @@ class Retriever:
     def _encode(self, tokens: TokenArray, encode_fn: EncodeFn, *, multiple: int) -> np.ndarray:
         if not len(tokens):
             return np.zeros((0, self.model.model.config.embedding_dim), np.float32)
-        config = EncodeConfig(batch_multiple=self.model.batch_multiple, length_multiple=multiple)
+        config = EncodeConfig(length_multiple=multiple)
         return encode_rows(encode_fn, tokens, np.arange(len(tokens)), config=config)
 
     def add(self, source: PassageSource) -> None:

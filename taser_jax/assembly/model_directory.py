@@ -81,12 +81,6 @@ class LoadedModel:
         """Fingerprint of what encodes passages."""
         return passage_fingerprint(self.model.config, self.params)
 
-    @property
-    def batch_multiple(self) -> int:
-        """Batch sizes must be multiples of this: the number of devices, at least 8."""
-        devices = self.partitioner.batch_devices
-        return devices * -(-8 // devices)
-
     def frozen(self, blocks: int) -> LoadedModel:
         """The same with its first blocks frozen: it then reads their states in place of tokens."""
         return dataclasses.replace(self, model=self.model.clone(frozen_blocks=blocks))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pkgutil
 from collections.abc import Sequence
 
@@ -79,7 +78,6 @@ def encode(
         "vocabulary": store.metadata.vocabulary_fingerprint,
         "passages": store.metadata.passages_fingerprint,
     }
-    config = dataclasses.replace(config, batch_multiple=model.batch_multiple)
     texts: TextSource = store
     augmentation: text_sources.QueryDocuments | None = None
     if augmentation_dir:

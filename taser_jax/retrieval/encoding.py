@@ -50,8 +50,8 @@ class EncodeConfig(Checked):
         batch_tokens: tokens of one batch, padding included: a bucket of length l has batches of
             batch_tokens // l texts, so every bucket fills the device equally. None means 2,048 on
             a CPU, whose caches should hold a batch, and 16,384 elsewhere.
-        batch_multiple: batch sizes are multiples of this, and at least this: the number of devices,
-            which `taser encode` sets.
+        batch_multiple: batch sizes are at least this, and multiples of the number of this host's
+            devices.
         length_multiple: batches are padded to multiples of this many tokens. At most
             max length / length_multiple shapes are compiled.
         shard_rows: texts per shard; a killed run loses at most one shard's work. Lower it where
@@ -80,7 +80,9 @@ class EncodeConfig(Checked):
         if tokens is None:
             on_cpu = (platform or jax.default_backend()) == "cpu"
             tokens = _CPU_BATCH_TOKENS if on_cpu else _BATCH_TOKENS
-        return max(tokens // length // self.batch_multiple, 1) * self.batch_multiple
+        devices = jax.local_device_count()
+        multiple = devices * -(-self.batch_multiple // devices)
+        return max(tokens // length // multiple, 1) * multiple
 
 
 def encode_texts(

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -41,6 +42,11 @@ RNG = np.random.default_rng(1)
 LENGTHS = RNG.integers(1, 31, 150).astype(np.int32)
 IDS = RNG.integers(1, 50, (150, 30)) * (np.arange(30) < LENGTHS[:, None])
 TOKENS = TokenArray(ids=IDS.astype(np.int32), lengths=LENGTHS)
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+    monkeypatch.setattr(jax, "local_device_count", lambda: 1)
 
 
 def one_by_one(texts):

@@ -258,7 +258,6 @@ def measure(
     loaded, passages = load_model(model_dir), TokenStore.open(token_store).passages
     shutil.rmtree(model_dir)
     rows = np.linspace(0, len(passages) - 1, min(_ENCODED, len(passages))).astype(np.int64)
-    encode = dataclasses.replace(encode, batch_multiple=loaded.batch_multiple)
     for _ in ("compiled", "timed"):
         start = time.monotonic()
         encode_rows(loaded.encode_fn(Role.PASSAGE), passages, rows, config=encode)

@@ -197,7 +197,6 @@ def rank_held_out(
     """
     tokens, store = TokenStore.open(token_store), PassageStore.open(data_dir, collection)
     model = load_model(model_dir)
-    config = dataclasses.replace(encode, batch_multiple=model.batch_multiple)
     fold = read_json(pathlib.Path(fold_dir) / _FOLD)
     pool = np.array(fold["pool"], np.int64)
     splits = {task: tokens.queries(task, "train") for task in fold["queries"]}
@@ -212,14 +211,14 @@ def rank_held_out(
             store=tokens,
             queries=list(splits.values()),
         )
-    passages = encode_rows(model.encode_fn(Role.PASSAGE), texts.passages, pool, config=config)
+    passages = encode_rows(model.encode_fn(Role.PASSAGE), texts.passages, pool, config=encode)
     for task, ids in fold["queries"].items():
         queries = splits[task]
         embeddings = encode_rows(
             model.encode_fn(Role.QUERY, task=task),
             texts.of_queries(queries),
             _lines(queries.query_ids, ids),
-            config=config,
+            config=encode,
         )
         best = _best(embeddings, passages, pool, k + (task in own_passage_tasks))
         ranked = best_run(best, ids, store, task, k, own_passage_tasks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -158,7 +157,6 @@ def _look_up(
     config: EncodeConfig,
 ) -> SearchResult:
     """The best K documents of each query, without its `gold`."""
-    config = dataclasses.replace(config, batch_multiple=model.batch_multiple)
     encode = model.encode_fn(Role.QUERY, task=queries.task)
     embeddings = encode_rows(encode, queries, np.arange(len(queries)), config=config)
     if gold is None:
@@ -230,10 +228,9 @@ def ask_augmented(
         result.rows,
         query_documents.document_reader(model.model.config, mixture),
     )
-    config = EncodeConfig(batch_multiple=model.batch_multiple)
     encode = model.encode_fn(Role.QUERY, task=task)
-    embeddings = encode_rows(encode, texts, np.arange(len(questions)), config=config)
-    attention = query_documents.document_attention(model, texts, task=task, config=config)
+    embeddings = encode_rows(encode, texts, np.arange(len(questions)), config=EncodeConfig())
+    attention = query_documents.document_attention(model, texts, task=task, config=EncodeConfig())
     shown = documents_shown(mixture, result, attention, data_dir=data_dir)
     hits = retriever.search_embeddings(embeddings, k=k)
     return [Answer(best, sources=lines) for best, lines in zip(hits, shown, strict=True)]

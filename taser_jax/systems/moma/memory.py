@@ -209,7 +209,6 @@ def encode_missing(
     part_dir.mkdir(parents=True, exist_ok=True)
     with replacing(part_dir / _HASHES) as scratch, open(scratch, "wb") as file:
         np.save(file, new_hashes)
-    config = dataclasses.replace(config, batch_multiple=model.batch_multiple)
     encode_fn = model.encode_fn(Role.PASSAGE)
     encode_texts(encode_fn, new, part_dir, fingerprints=fingerprints, config=config)
     return len(new)

@@ -157,13 +157,12 @@ def document_attention(
         task: the queries' task.
         config: sizes of batches.
     """
-    devices = dataclasses.replace(config, batch_multiple=model.batch_multiple)
     static = static_task(model.model.query_tasks, task)
 
     def attend(batch: EncoderInput) -> jax.Array:
         return _attention(model.params, model.put(batch), model=model.model, task=static)
 
-    return encode_rows(attend, texts, np.arange(len(texts.lengths)), config=devices)
+    return encode_rows(attend, texts, np.arange(len(texts.lengths)), config=config)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "task"))

@@ -52,7 +52,7 @@ def test_a_measurement_begins_again_and_counts_what_it_computed(
     monkeypatch.setattr(compare_parts, "time", mock.Mock(monotonic=clock.__next__))
     monkeypatch.setattr(compare_parts, "train", train)
     monkeypatch.setattr(compare_parts, "encode_rows", encode_rows)
-    monkeypatch.setattr(compare_parts, "load_model", lambda _: mock.Mock(batch_multiple=1))
+    monkeypatch.setattr(compare_parts, "load_model", lambda _: mock.Mock())
     monkeypatch.setattr(compare_parts.TokenStore, "open", lambda _: mock.Mock(passages=range(1280)))
     training = tiny_training.training_config(train_steps=6)
     costs = compare_parts.measure(

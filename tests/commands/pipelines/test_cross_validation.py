@@ -144,7 +144,7 @@ def test_no_list_has_the_querys_own_passage(data_dir, tmp_path, monkeypatch):
     negatives_dir = write_all_negatives(data_dir, tmp_path / "negatives", rows)
 
     encoded = types.SimpleNamespace(fingerprints={}, query_ids=ids, take=lambda rows: vectors[rows])
-    model = types.SimpleNamespace(encode_fn=lambda *_, **__: None, batch_multiple=1)
+    model = types.SimpleNamespace(encode_fn=lambda *_, **__: None)
     texts = {"passages": None, "of_queries": lambda _: encoded}
     tokens = types.SimpleNamespace(queries=lambda *_: encoded, **texts)
     monkeypatch.setattr(cross_validation, "Embeddings", lambda _: encoded)
