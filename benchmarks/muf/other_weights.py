@@ -21,7 +21,6 @@ from jaxtyping import Float, Int
 from muf_tasks import COLLECTION, SPECIALISTS
 
 from taser_jax.commands.evaluate import EvaluationConfig, Judge, judge_run
-from taser_jax.commands.inputs import PassageHeads
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.retrieval.embeddings import QueryEmbeddings
@@ -115,7 +114,7 @@ class Seed:
         weights = weights_of(weigh(task, split), config)
         fused = fuse_runs(self.runs(task, split), weights, config)
         queries = QuerySet.open(self._data_dir, COLLECTION, task, split)
-        return judge_run(fused, queries, PassageHeads(self._store), EVALUATION)
+        return judge_run(fused, queries, self._store, EVALUATION)
 
     def _vectors(self, task: str, split: str) -> Float[np.ndarray, "queries dim"]:
         directory = self._directory / "minilm-untrained" / "embeddings"

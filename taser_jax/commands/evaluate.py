@@ -138,7 +138,6 @@ def evaluate(
         The system's row.
     """
     store = PassageStore.open(data_dir, collection)
-    heads = inputs.PassageHeads(store)
     config.check_tasks(store.tasks)
     # Before another system's values by query are replaced.
     results.check_system(pathlib.Path(output_dir) / "results", system, split)
@@ -148,7 +147,7 @@ def evaluate(
         run = inputs.read_task_run(runs_dir, queries, store)
         check_complete(run, where=inputs.run_path(runs_dir, task, split))
         with phase(f"evaluate {system} on {task} {split}"):
-            evaluation = judge_run(run, queries, heads, config)
+            evaluation = judge_run(run, queries, store, config)
         per_query = results.per_query_path(output_dir, system, task, split)
         results.write_per_query(per_query, evaluation)
         if config.judge_of(task) is Judge.KILT:
@@ -157,8 +156,8 @@ def evaluate(
                 pathlib.Path(output_dir) / "kilt" / f"{per_query.stem}.jsonl",
                 run,
                 inputs={query.id: query.text for query in _gold(queries)},
-                pages_of=heads.pages,
-                titles_of=heads.titles,
+                pages_of=store.pages,
+                titles_of=store.titles,
                 ids=store.ids,
             )
         evaluations[task] = evaluation
@@ -216,7 +215,7 @@ def _log_averages(
 
 
 def judge_run(
-    run: Run, queries: QuerySet, heads: inputs.PassageHeads, config: EvaluationConfig
+    run: Run, queries: QuerySet, store: PassageStore, config: EvaluationConfig
 ) -> metrics.Evaluation:
     """Scores one run.
 
@@ -229,18 +228,18 @@ def judge_run(
     if judge is Judge.QRELS:
         return metrics.evaluate_qrels(run, metrics.qrels_of(queries), measures)
     if judge is Judge.KILT:
-        return judge_kilt(run, queries, heads, measures)
+        return judge_kilt(run, queries, store, measures)
     answers = {query.id: query.answers for query in queries}
     if not any(answers.values()):
         problem = f"no query of task {queries.task!r} has answers"
         fix = "judge by 'qrels', name the task in qrels_tasks, or prepare it with answers"
         raise ConfigError(problem, where="EvaluationConfig.judge", fix=fix)
-    matcher = inputs.answer_matcher(heads.store, config.match_of(queries.task))
+    matcher = inputs.answer_matcher(store, config.match_of(queries.task))
     return metrics.evaluate_answers(run, answers, matcher, measures)
 
 
 def judge_kilt(
-    run: Run, queries: QuerySet, heads: inputs.PassageHeads, measures: Sequence[str]
+    run: Run, queries: QuerySet, store: PassageStore, measures: Sequence[str]
 ) -> metrics.Evaluation:
     """Page measures by the official gold, others by gold passages; over all queries of the gold.
 
@@ -258,7 +257,7 @@ def judge_kilt(
     }
     values: dict[str, np.ndarray] = {}
     if by_page := [name for name in measures if kilt.is_page_measure(name)]:
-        pages = kilt.ranked_pages(run, heads.pages)
+        pages = kilt.ranked_pages(run, store.pages)
         values |= kilt.evaluate_pages(pages, gold, by_page).values
     if by_passage := [name for name in measures if not kilt.is_page_measure(name)]:
         by_gold = metrics.evaluate_qrels(run, metrics.qrels_of(queries), by_passage)

@@ -1,4 +1,4 @@
-"""What several commands share: tasks of a collection, run files, pages and titles, devices."""
+"""What several commands share: tasks of a collection, run files, answers in passages."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
 from taser_jax.retrieval.runs import NO_ROW, Run, read_trec_run
 from taser_jax.storage.artifacts import split_path
 from taser_jax.storage.errors import ConfigError, check_known
-
-# Passages read at once.
-_BLOCK = 4096
 
 
 def run_path(runs_dir: str | pathlib.Path, task: str, split: str) -> pathlib.Path:
@@ -111,31 +108,3 @@ def answer_matcher(store: PassageStore, match: AnswerMatch) -> AnswerMatcher:
 @functools.lru_cache(maxsize=1)
 def _matchers_of(directory: str, fingerprint: str) -> dict[AnswerMatch, AnswerMatcher]:
     return {}
-
-
-class PassageHeads:
-    """Pages and titles of passages, each read once for all runs.
-
-    Args:
-        store: the passages.
-    """
-
-    def __init__(self, store: PassageStore) -> None:
-        self.store = store
-        self._known: dict[int, tuple[str, str]] = {}
-
-    def pages(self, rows: Sequence[int]) -> list[str]:
-        """Page ids of rows, in their order; empty where the collection has none."""
-        return [page for page, _ in self._read(rows)]
-
-    def titles(self, rows: Sequence[int]) -> list[str]:
-        """Titles of rows, in their order."""
-        return [title for _, title in self._read(rows)]
-
-    def _read(self, rows: Sequence[int]) -> list[tuple[str, str]]:
-        missing = sorted({row for row in rows if row not in self._known})
-        for start in range(0, len(missing), _BLOCK):
-            block = missing[start : start + _BLOCK]
-            for row, passage in zip(block, self.store.get_many(block), strict=True):
-                self._known[row] = passage.page_id, passage.title
-        return [self._known[row] for row in rows]

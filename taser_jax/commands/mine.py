@@ -56,7 +56,6 @@ def mine(
         ConfigError: an unknown task, or settings under which no query has a negative.
     """
     store = PassageStore.open(data_dir, collection)
-    heads = inputs.PassageHeads(store)
     check_known(regex_tasks, store.tasks, where="REGEX_TASKS")
     counts = {}
     for task in inputs.tasks_with(store, split=split, tasks=tasks):
@@ -82,7 +81,7 @@ def mine(
                 [query.positives for query in queries],
                 config=task_config,
                 contains_answer=_answers_among(answers, matcher) if drops else None,
-                pages_of=heads.pages,
+                pages_of=store.pages,
             )
         logger.info("%s %s: %s", task, split, mined.statistics)
         if count := mined.statistics.queries_without:

@@ -275,10 +275,9 @@ def hybrid(
             where="hybrid.development_split, on which alpha is chosen",
             fix="set hybrid.alpha=1.0, say, or run `taser prepare` with VALIDATION_SHARE=0.1",
         )
-        heads = inputs.PassageHeads(store)
         sets = {
             task: development_set(
-                *both(queries), queries, heads, measure=measure, evaluation=evaluation
+                *both(queries), queries, store, measure=measure, evaluation=evaluation
             )
             for task in development
             for queries in [store.queries(task, development_split)]
@@ -299,7 +298,7 @@ def development_set(
     dense: Run,
     sparse: Run,
     queries: QuerySet,
-    heads: inputs.PassageHeads,
+    store: PassageStore,
     *,
     measure: str,
     evaluation: EvaluationConfig,
@@ -308,7 +307,7 @@ def development_set(
     config = dataclasses.replace(evaluation, measures=(measure,), page_only_tasks=())
 
     def values(run: Run) -> np.ndarray:
-        judged = judge_run(run, queries, heads, config)
+        judged = judge_run(run, queries, store, config)
         line_of = {query_id: line for line, query_id in enumerate(judged.query_ids)}
         lines = [line_of[query_id] for query_id in run.query_ids if query_id in line_of]
         return judged.values[measure][lines]

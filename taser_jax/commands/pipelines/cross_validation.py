@@ -12,7 +12,7 @@ from jaxtyping import Float32, Float64, Int64
 from taser_jax.assembly.model_directory import load_model, read_facts
 from taser_jax.assembly.text_sources import frozen_texts
 from taser_jax.commands.evaluate import EvaluationConfig, judge_run
-from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
+from taser_jax.commands.inputs import read_task_run, run_path, tasks_with
 from taser_jax.commands.pipelines import compare_plan
 from taser_jax.commands.search import best_run, bm25, development_set
 from taser_jax.data.batches.stream import TextSource
@@ -261,7 +261,6 @@ def choose(
         The choice.
     """
     store = PassageStore.open(data_dir, collection)
-    heads = PassageHeads(store)
     alphas: dict[str, float] = {}
     values: dict[str, dict[str, Float64[np.ndarray, " queries"]]] = {}
     count = 0
@@ -276,7 +275,7 @@ def choose(
             ]
             dense, sparse = map(_joined, zip(*parts, strict=True))
             sets[task] = development_set(
-                dense, sparse, queries, heads, measure=measure, evaluation=evaluation
+                dense, sparse, queries, store, measure=measure, evaluation=evaluation
             )
         settled = fusion.settle(config, [(each.dense, each.sparse) for each in sets.values()])
         default = fusion.default_alpha(settled)
@@ -352,7 +351,7 @@ def choose_bm25(
         own_passage_tasks: as for `taser search`.
     """
     store = PassageStore.open(data_dir, collection)
-    heads, judged = PassageHeads(store), dataclasses.replace(evaluation, measures=(measure,))
+    judged = dataclasses.replace(evaluation, measures=(measure,))
     values: list[dict[str, Float64[np.ndarray, " queries"]]] = []
     for number, config in enumerate(candidates):
         runs, index = (f"{output_dir}/{number}/{name}" for name in ("runs", "index"))
@@ -369,7 +368,7 @@ def choose_bm25(
             )
             for task in tasks_with(store, split=split):
                 queries = store.queries(task, split)
-                scores = judge_run(read_task_run(runs, queries, store), queries, heads, judged)
+                scores = judge_run(read_task_run(runs, queries, store), queries, store, judged)
                 values[-1][f"{task}.{split}"] = scores.values[measure]
     gains = {
         str(number): compare_plan.paired_gain(each, values[0]) for number, each in enumerate(values)

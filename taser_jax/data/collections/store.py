@@ -46,6 +46,8 @@ from taser_jax.storage.records import (
 )
 
 SPLITS = ("train", "validation", "test")
+# Passages read at once.
+_BLOCK = 4096
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # Folders have this name, some with a suffix; file systems allow 255 bytes.
 _LONGEST_NAME = 200
@@ -70,6 +72,8 @@ class PassageStore(RecordDataset[Passage]):
         self._by_id = HashIndex.open(directory, "id")
         self._by_content = HashIndex.open(directory, "content")
         self._aliases = load_aliases(directory)
+        # Row -> page and title, of those asked for.
+        self._headings: dict[int, tuple[str, str]] = {}
 
     @classmethod
     def open(cls, data_dir: FilePath, collection: str) -> PassageStore:
@@ -115,6 +119,22 @@ class PassageStore(RecordDataset[Passage]):
             if self.ids[row] == id:
                 return row
         return self._aliases.get(id)
+
+    def pages(self, rows: Sequence[int]) -> list[str]:
+        """Page ids of rows, each read once; empty where the collection has none."""
+        return [page for page, _ in self._headings_of(rows)]
+
+    def titles(self, rows: Sequence[int]) -> list[str]:
+        """Titles of rows, each read once."""
+        return [title for _, title in self._headings_of(rows)]
+
+    def _headings_of(self, rows: Sequence[int]) -> list[tuple[str, str]]:
+        missing = sorted({row for row in rows if row not in self._headings})
+        for start in range(0, len(missing), _BLOCK):
+            block = missing[start : start + _BLOCK]
+            for row, passage in zip(block, self.get_many(block), strict=True):
+                self._headings[row] = passage.page_id, passage.title
+        return [self._headings[row] for row in rows]
 
     def rows_with(self, *, title: str, text: str) -> list[int]:
         """Rows with this title and text, ignoring white space and Unicode form."""

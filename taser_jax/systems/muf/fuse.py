@@ -17,7 +17,6 @@ from jaxtyping import Float
 from taser_jax.commands.ask import Answer
 from taser_jax.commands.evaluate import EvaluationConfig
 from taser_jax.commands.inputs import (
-    PassageHeads,
     check_own_passages,
     read_task_run,
     run_path,
@@ -258,7 +257,7 @@ def _choose_alpha(
             developed.run,
             sparse,
             queries,
-            PassageHeads(store),
+            store,
             measure=bm25.measure,
             evaluation=evaluation,
         )

@@ -13,7 +13,7 @@ from jaxtyping import Float, Float32
 from msgspec import Meta
 
 from taser_jax.commands.evaluate import EvaluationConfig, Judge, judge_run
-from taser_jax.commands.inputs import PassageHeads, own_rows
+from taser_jax.commands.inputs import own_rows
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.evaluation.metrics import AnswerMatch
 from taser_jax.retrieval import runs
@@ -302,7 +302,7 @@ class OpenSpecialist:
         for task in tasks:
             queries = self.store.queries(task, split)
             run = self.lists(task, split)
-            evaluation = judge_run(run, queries, PassageHeads(self.store), judged)
+            evaluation = judge_run(run, queries, self.store, judged)
             right = dict(zip(evaluation.query_ids, evaluation.values["R@1"], strict=True))
             lines = [line for line, query_id in enumerate(run.query_ids) if query_id in right]
             confidences.append(self._own_confidences(task, split, grid)[:, lines])
