@@ -290,10 +290,7 @@ class PassageMerger:
 
 
 def _write_split(
-    data_dir: FilePath,
-    collection: str,
-    mapper: QuestionMapper,
-    validation_share: float,
+    data_dir: FilePath, collection: str, mapper: QuestionMapper, validation_share: float
 ) -> list[QuerySet]:
     """Writes the queries of a split, or of training and validation, and KILT's gold."""
     split = mapper.split

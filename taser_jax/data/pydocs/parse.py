@@ -84,9 +84,7 @@ _BACKTICKS = re.compile(r"(`{1,2})([^`]+)\1_{0,2}")
 _CITATION = re.compile(r"\s*\[\w+\]_")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\"'(\[]?[A-Z0-9*])")
 _ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|vs|cf|eq|fig|resp|approx|al)|\b[A-Z])\.$", re.I)
-_SIGNATURE = re.compile(
-    r"[\w.]+\((?:[^()]|\([^()]*\))*\)(?:\s*->\s*\S+(?:\s+\S+){0,3}(?<!\.))?",
-)
+_SIGNATURE = re.compile(r"[\w.]+\((?:[^()]|\([^()]*\))*\)(?:\s*->\s*\S+(?:\s+\S+){0,3}(?<!\.))?")
 
 
 def words(text: str) -> list[str]:

@@ -205,10 +205,7 @@ class _TokenizerConfig(TypedDict, total=False):
 
 
 def load_vocabulary(
-    path: str | os.PathLike[str],
-    *,
-    extra_ids: int | None = None,
-    rows: int | None = None,
+    path: str | os.PathLike[str], *, extra_ids: int | None = None, rows: int | None = None
 ) -> Vocabulary:
     """Loads a vocabulary from a local or `gs://` path.
 

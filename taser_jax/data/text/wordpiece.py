@@ -113,11 +113,7 @@ class WordPieceVocabulary(SavedVocabulary):
     file = VOCAB_FILE
 
     def __init__(
-        self,
-        pieces: Sequence[str],
-        *,
-        lower_case: bool = True,
-        where: str = VOCAB_FILE,
+        self, pieces: Sequence[str], *, lower_case: bool = True, where: str = VOCAB_FILE
     ) -> None:
         self.pieces = tuple(pieces)
         self.lower_case = lower_case
