@@ -207,9 +207,8 @@ class TrainingJob:
 
     Attributes:
         training: its configuration.
+        inputs: what it reads.
         program: the step.
-        store: tokens; None in a dry run without data.
-        queries: task -> queries to train on.
         validation_queries: task -> queries to validate with.
         pretrained: weights to start from.
         augmentation: documents of the queries; None where they are encoded alone.
@@ -217,9 +216,8 @@ class TrainingJob:
     """
 
     training: TrainingConfig
+    inputs: data.TrainingData
     program: Program
-    store: TokenStore | None
-    queries: Mapping[str, TokenizedQueries]
     validation_queries: Mapping[str, TokenizedQueries]
     pretrained: Params | None
     augmentation: QueryDocuments | None
@@ -308,5 +306,5 @@ def training_job(
     if store is not None and program.plan.stream is not None:
         facts |= data_facts(program.plan.stream, store, train_steps=training.loop.train_steps)
     return TrainingJob(
-        training, program, store, queries, validation_queries, pretrained, augmentation, facts
+        training, inputs, program, validation_queries, pretrained, augmentation, facts
     )

@@ -123,7 +123,6 @@ def train(
                 checkpoints=checkpoints,
                 config_text=config_text,
                 initial_checkpoint=initial_checkpoint,
-                shared_embeddings=data.shared_embeddings,
             )
         return TrainSummary(
             parameters=parameter_count(job.program.state.params),
@@ -149,14 +148,14 @@ def _run(
     checkpoints: Checkpoints,
     config_text: str,
     initial_checkpoint: str | None,
-    shared_embeddings: str | None,
 ) -> loop.TrainResult:
-    training, program, store, stream = job.training, job.program, job.store, job.program.plan.stream
+    training, program, stream = job.training, job.program, job.program.plan.stream
+    store, queries = program.texts.store, program.texts.queries
     assert store is not None
     assert stream is not None
     about = _identity(job, stream)
     resume_step = checkpoints.latest_step or 0
-    settings = settings_of(program.model.config, training, store=store, queries=job.queries)
+    settings = settings_of(program.model.config, training, store=store, queries=queries)
     if resume_step:
         training.loop.check_done(resume_step)
         check_settings(model_dir, settings, step=resume_step)
@@ -179,14 +178,14 @@ def _run(
         if not resume_step:
             state = _start(job, state, initial_checkpoint)
     params = state.params
-    if resume_step and (training.states_dir or shared_embeddings):
+    if resume_step and (training.states_dir or job.inputs.shared_embeddings):
         params = checkpoints.restore_params(program.state.params, step=resume_step)
-    texts = _texts(job, store, params, shared_embeddings)
+    texts = _texts(job, store, params)
     with jax.set_mesh(program.partitioner.mesh):
         return loop.train(
             state,
             train_step=program.train_step,
-            batches=DeviceBatches(stream.on_texts(texts), job.queries, program.partitioner),
+            batches=DeviceBatches(stream.on_texts(texts), queries, program.partitioner),
             checkpoints=checkpoints,
             config=training.loop,
             about=about,
@@ -200,9 +199,7 @@ def _run(
         )
 
 
-def _texts(
-    job: TrainingJob, store: TokenStore, params: Params, shared_embeddings: str | None
-) -> TextSource:
+def _texts(job: TrainingJob, store: TokenStore, params: Params) -> TextSource:
     """What the model reads: the store's tokens, or documents, states or embeddings for them."""
     training, program = job.training, job.program
     texts: TextSource = store if job.augmentation is None else job.augmentation
@@ -213,11 +210,11 @@ def _texts(
             model=program.model,
             params=params,
             store=store,
-            queries=[*job.queries.values(), *job.validation_queries.values()],
+            queries=[*program.texts.queries.values(), *job.validation_queries.values()],
             augmentation=job.augmentation,
         )
-    if shared_embeddings:
-        shared: SharedEmbeddings = pkgutil.resolve_name(SHARED_EMBEDDINGS)(shared_embeddings, store)
+    if directory := job.inputs.shared_embeddings:
+        shared: SharedEmbeddings = pkgutil.resolve_name(SHARED_EMBEDDINGS)(directory, store)
         texts = shared.for_training(
             program.model.config,
             params,
