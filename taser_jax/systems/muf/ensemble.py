@@ -15,6 +15,7 @@ from taser_jax.assembly.run_record import make_writers
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices import hosts
 from taser_jax.devices.mesh import peak_flops
+from taser_jax.devices.partitioning import placed
 from taser_jax.models.parameters import parameters_fingerprint
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.storage.artifacts import fingerprint_json, follow_plan, storage_errors, write_text
@@ -188,9 +189,6 @@ def _restored(
     placement: MemberPlacement,
 ) -> Params:
     """The members of a checkpoint, without those added to fill the devices."""
-    placed = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placement.replicated),
-        jax.eval_shape(init, jax.random.key(0)),
-    )
-    restored = checkpoints.restore_params(placed, step=step)
+    shapes = placed(jax.eval_shape(init, jax.random.key(0)), placement.replicated)
+    restored = checkpoints.restore_params(shapes, step=step)
     return jax.tree.map(lambda leaf: np.asarray(leaf)[: placement.members], restored)
