@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import pathlib
 import re
 import sys
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 
 import bm25s
 import numpy as np
+import regex
 import Stemmer
 from bm25s.tokenization import Tokenizer
 
@@ -19,7 +22,7 @@ from taser_jax.storage import artifacts, checksums
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 from taser_jax.storage.progress import track
 from taser_jax.storage.publishing import one_writer
-from taser_jax.storage.records import Passage
+from taser_jax.storage.records import UNSPACED, Passage
 from taser_jax.storage.typed_files import Checked, NaturalNumber, Share, to_plain
 
 _KIND = "bm25 index"
@@ -27,6 +30,13 @@ _VERSION = 2
 # Words of queries whose stems are not computed again; about 50 MiB.
 _REMEMBERED = 1 << 18
 _WORD = re.compile(r"\w+")
+# Letters with their marks of scripts without spaces between words; a run of them, or a word.
+_LETTER = regex.compile(rf"(?=[\p{{L}}\p{{N}}])[{UNSPACED}]\p{{M}}*")
+_RUN = regex.compile(rf"(?:{_LETTER.pattern})+|(?:(?!{_LETTER.pattern})[\p{{L}}\p{{N}}\p{{M}}_])+")
+# Full-width letters and digits, and half-width kana.
+_OF_OTHER_WIDTH = re.compile("[\uff01-\uff9f]+")
+# What the standard library's faster engine splits otherwise.
+_NEEDS_RUNS = regex.compile(rf"[{UNSPACED}\p{{M}}\uff01-\uff9f]")
 # With a straight, curly or full-width apostrophe, as in Lucene.
 _POSSESSIVE = re.compile(r"(?<=\w)['\u2019\uff07]s\b")
 
@@ -64,7 +74,8 @@ class Bm25Config(Checked):
     Attributes:
         k1: saturation of term frequency; raise it (1.5) for long passages.
         b: strength of length normalisation, 0 to 1; raise it (0.75) where lengths differ widely.
-        stemming: PORTER is that of Lucene's English analyser; set NONE for other languages.
+        stemming: PORTER is that of Lucene's English analyser; set NONE for other languages. Those
+            without spaces between words have letters and pairs of letters as words.
         stopwords: words to ignore; set NONE for other languages.
         possessives: treatment of a possessive 's.
     """
@@ -219,13 +230,31 @@ def _best_rows(scores: np.ndarray, k: int) -> np.ndarray:
     return candidates[np.argsort(-scores[candidates], kind="stable")][:k]
 
 
+def _words(text: str) -> list[str]:
+    """Words, of composed characters; of a script without spaces letters and pairs of them.
+
+    Example:
+        >>> _words("Tokyo は東京")
+        ['Tokyo', 'は', '東', '京', 'は東', '東京']
+    """
+    text = unicodedata.normalize("NFC", text)
+    if text.isascii() or not _NEEDS_RUNS.search(text):
+        return _WORD.findall(text)
+    text = _OF_OTHER_WIDTH.sub(lambda run: unicodedata.normalize("NFKC", run[0]), text)
+    words: list[str] = []
+    for run in _RUN.findall(text):
+        letters = _LETTER.findall(run)
+        words += letters + list(map("".join, itertools.pairwise(letters))) if letters else [run]
+    return words
+
+
 def _tokenizer(config: Bm25Config) -> Tokenizer:
     """Text -> ids of stems; each distinct word is stemmed once."""
     strips = config.possessives is Possessives.STRIP
     stems = config.stemming is not Stemming.NONE
 
     def split(text: str) -> list[str]:
-        return _WORD.findall(_POSSESSIVE.sub("", text) if strips else text)
+        return _words(_POSSESSIVE.sub("", text) if strips else text)
 
     return Tokenizer(
         splitter=split,

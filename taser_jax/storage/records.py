@@ -22,6 +22,8 @@ from taser_jax.storage.typed_files import Natural, read_typed
 
 # Categories of white space, line ends, control characters and lone surrogates.
 _SPLITTING = ("Cc", "Cs", "Zs", "Zl", "Zp")
+# For `regex`, within brackets: scripts without spaces between words.
+UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}ー\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
 _IDS, _OFFSETS, _ALIASES = "ids.txt", "id_offsets.npy", "aliases.json"
 
 

@@ -2,6 +2,7 @@
 
 import collections
 import math
+import unicodedata
 
 import numpy as np
 import pytest
@@ -87,6 +88,22 @@ def test_stems_and_stopwords(tmp_path):
     assert stemmed.search(["CAT run", "the a"], 1).rows.tolist() == [[1], [-1]]
     plain = bm25.Bm25Index.build(texts, tmp_path / "plain", config=PLAIN)
     assert plain.search(["CAT run", "the a"], 2).rows.tolist() == [[-1, -1], [2, 1]]
+
+
+def test_words_of_all_scripts(tmp_path):
+    texts = [
+        "北京是中国的首都。东京是日本的首都。",
+        "上海是中国最大的城市",
+        unicodedata.normalize("NFD", "Müller läuft"),
+        "กรุงเทพเป็นเมืองหลวงของประเทศไทย",
+        "नई दिल्ली भारत",
+        "Ｐｙｔｈｏｎ ３",
+        "ﾃﾞｰﾀ",
+        "mu ller tallinn द ल ร งเทพเป",
+    ]
+    index = bm25.Bm25Index.build(texts, tmp_path / "index")
+    queries = ["日本", "上海", "müller", "กรุงเทพ", "दिल्ली", "python", "3", "データ", "猫"]
+    assert index.search(queries, 1).rows.tolist() == [[n] for n in (0, 1, 2, 3, 4, 5, 5, 6, -1)]
 
 
 @pytest.mark.parametrize("config", [bm25.Bm25Config(), PLAIN])
