@@ -12,17 +12,20 @@ import re
 from collections.abc import Iterator, Mapping
 
 import msgspec
+import regex
 
 from taser_jax.data.files import first_lines, numbered_lines
 from taser_jax.data.readers import fields
 from taser_jax.data.readers.fields import PARAGRAPH_END, Record, Role, Span
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
-from taser_jax.storage.records import Passage, check_id
+from taser_jax.storage.records import UNSPACED, Passage, check_id
 from taser_jax.storage.typed_files import typed
 
 # Words per passage of what is cut, as in DPR's and Maillard's passages.
 PASSAGE_WORDS = 100
+# A word or, in scripts without spaces between words, a letter; and what separates it from the next.
+_WORD = regex.compile(rf"(?:[{UNSPACED}]\p{{M}}*|[^ {UNSPACED}]+)\p{{P}}* ?")
 # Rows of a table without a header in which titles and texts are compared.
 _COMPARED = 100
 # Paths of text files; what is hidden is a program's.
@@ -345,18 +348,19 @@ def _title_and_paragraphs(path: pathlib.Path, content: str) -> tuple[str, list[s
 def _windows(paragraphs: list[str], words: int) -> list[str]:
     """Paragraphs joined to passages of up to `words` words; longer ones are cut.
 
-    What is shorter than a fifth, such as a heading, is joined to what follows in any case.
+    What is shorter than a fifth, such as a heading, is joined to what follows in any case. Where a
+    script has no spaces between words, each letter counts as one.
 
     Example:
         of 3 words: "a b", "c", "d e f g" are "a b c", "d e f", "g".
     """
     windows: list[list[str]] = []
     for paragraph in paragraphs:
-        split = paragraph.split()
+        split = _WORD.findall(f"{paragraph} ")
         if windows and (len(windows[-1]) + len(split) <= words or len(windows[-1]) < words / 5):
             split = windows.pop() + split
         windows += [split[at : at + words] for at in range(0, len(split), words)]
-    return [" ".join(window) for window in windows]
+    return ["".join(window).rstrip() for window in windows]
 
 
 class _Page(html.parser.HTMLParser):

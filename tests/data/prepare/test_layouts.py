@@ -93,6 +93,12 @@ def test_a_heading_stands_with_what_follows(prepare_notes):
     assert [passage.text.split()[0] for passage in store] == ["##", "word9"]
 
 
+def test_text_without_spaces_is_cut_by_letters(prepare_notes):
+    _, store = prepare_notes({"a.txt": "上海是最大的城市。水很深。Read this, now"}, passage_words=6)
+    texts = ["上海是最大的", "城市。水很深。Read", "this, now"]
+    assert [passage.text for passage in store] == texts
+
+
 def test_rows_without_ids_are_numbered(prepare_notes):
     _, store = prepare_notes({"passages.csv": "title,text\nBern,A city\nAare,A river\nX,x\n"})
     assert list(store.ids) == ["0", "1", "2"]
