@@ -34,21 +34,21 @@ ROOMS = {
     "assembly": 1_473,
     "cli": 1_217,
     "commands": 4_401,
-    "data": 5_540,
+    "data": 5_542,
     "devices": 1_053,
     "evaluation": 1_272,
     "interop": 2_616,
     "loose files": 354,
     "models": 2_287,
     "optim": 841,
-    "retrieval": 2_138,
+    "retrieval": 2_155,
     "serving": 486,
-    "storage": 1_276,
+    "storage": 1_277,
     "systems": 2_853,
     "training": 1_264,
 }
 OTHERS = {
-    "lines of code": 29_071,
+    "lines of code": 29_091,
     "percent of code that imports or raises": 13.9,
     "files": 188,
     "lines of the longest file": 415,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 102,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 34_982,
+    "words of documentation": 34_998,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
