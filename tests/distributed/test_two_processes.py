@@ -46,16 +46,11 @@ class Together:
         self.processes = []
         port = free_port()
         for index, log in enumerate(self.logs):
-            arguments = map(str, (PROGRAM, phase, count, folder))
+            command = [sys.executable, *map(str, (PROGRAM, phase, count, folder))]
+            where = environment(folder, port, count, index)
             with log.open("w") as file:
-                self.processes.append(
-                    subprocess.Popen(
-                        [sys.executable, *arguments],
-                        env=environment(folder, port, count, index),
-                        stdout=file,
-                        stderr=file,
-                    )
-                )
+                process = subprocess.Popen(command, env=where, stdout=file, stderr=file)
+            self.processes.append(process)
 
     def told(self) -> str:
         return "\n".join(log.read_text()[-4000:] for log in self.logs)

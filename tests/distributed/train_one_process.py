@@ -133,14 +133,8 @@ def preempted(folder, process_id: int) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     before_each_step(signal_once)
-    run_command(
-        folder,
-        "preempted",
-        process_id,
-        "--gin.TRAIN_STEPS=3000",
-        "--gin.EVAL_PERIOD=0",
-        "--gin.CHECKPOINT_PERIOD=0",
-    )
+    flags = ["--gin.TRAIN_STEPS=3000", "--gin.EVAL_PERIOD=0", "--gin.CHECKPOINT_PERIOD=0"]
+    run_command(folder, "preempted", process_id, *flags)
 
 
 def stages_and_errors(folder, process_id, hosts, error_type) -> None:
