@@ -119,8 +119,8 @@ def test_sigterm_saves_and_exits_with_its_own_code(command, uninterrupted):
     model_dir = command.folder / "preempted"
     process = command.start(model_dir)
     assert signal_when(process, signal.SIGTERM, has_reached, model_dir, 23) == EXIT_PREEMPTED
-    saved = [path.name for path in model_dir.iterdir() if path.name.startswith("checkpoint_")]
-    newest = max(int(name.removeprefix("checkpoint_")) for name in saved)
+    saved = model_dir.glob("checkpoint_*")
+    newest = max(int(path.name.removeprefix("checkpoint_")) for path in saved)
     assert 23 <= newest < STEPS
     assert last_step_written(model_dir) == newest
     done = command.run(model_dir)

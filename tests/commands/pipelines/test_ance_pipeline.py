@@ -129,11 +129,9 @@ def test_embeddings_that_nothing_needs_go(finished, small_world, tmp_path):
     assert (finished / "warm-up" / "embeddings").exists(), "another run's files stay"
     assert not (output / "episode-1" / "embeddings").exists()
     assert (output / "episode-2" / "embeddings").exists()
-    first, second = (
-        load_model(output / label / "model").params for label in ("episode-1", "episode-2")
-    )
-    changed = jax.tree.map(lambda a, b: bool(np.any(np.asarray(a) != np.asarray(b))), first, second)
-    assert any(jax.tree.leaves(changed))
+    models = (load_model(output / label / "model") for label in ("episode-1", "episode-2"))
+    first, second = (jax.tree.leaves(model.params) for model in models)
+    assert any(np.any(a != b) for a, b in zip(first, second, strict=True))
 
 
 def test_refused_before_anything_is_done(finished, small_world, tmp_path, capsys):

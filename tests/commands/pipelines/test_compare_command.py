@@ -10,7 +10,7 @@ import pytest
 from bert_checkpoints import write_modules, write_with_vocabulary
 from small_world import figures, never, refused, succeed
 from stage_calls import check_every_argument, without_work
-from written_files import beir, write_all
+from written_files import beir, run_of, write_all
 
 from taser_jax import Retriever
 from taser_jax.commands.pipelines import (
@@ -87,8 +87,7 @@ def test_two_folders_to_a_retriever(tmp_path, monkeypatch, capsys):
     assert '"mean"' in model
     assert '"l2"' in model
     _check_choice(output, printed.out)
-    hits = Retriever.load(output, task="seas").search(["river sea 20"], k=2)
-    assert len(hits[0]) == 2
+    assert len(Retriever.load(output, task="seas").search(["river sea 20"], k=2)[0]) == 2
 
     finished = Stages(output).finished()
     monkeypatch.setattr(retrieval_stages, "train", never(retrieval_stages.train))
@@ -107,8 +106,7 @@ def _check_choice(output: pathlib.Path, printed: str) -> None:
     assert f"\nRecommended: {chosen['row']}\n" in printed
     for fold in (output / "folds").iterdir():
         ranked = json.loads((fold / "fold.json").read_text())["queries"]["hills"]
-        run = (fold / "taser" / "hills.train.trec").read_text().splitlines()
-        assert {line.split()[0] for line in run} == set(ranked)
+        assert run_of(fold / "taser" / "hills.train.trec").keys() == set(ranked)
     counts = [
         len(QuerySet.open(output / "data", "hills_seas", task, "train"))
         for task in ("hills", "seas")
@@ -195,11 +193,10 @@ def test_a_budget_freezes_blocks_that_the_untrained_model_shares_and_cuts_passag
         output_dir=str(tmp_path / "plain"),
         k=100,
     )
-    on_states, plain = (
-        {tuple(line.split()[0:3:2]): float(line.split()[4]) for line in path.open()}
-        for path in (fold / "taser" / name, tmp_path / "plain" / name)
-    )
-    assert on_states == pytest.approx(plain, abs=0.02)
+    on_states, plain = run_of(fold / "taser" / name), run_of(tmp_path / "plain" / name)
+    assert on_states.keys() == plain.keys()
+    for query, scores in plain.items():
+        assert on_states[query] == pytest.approx(scores, abs=0.02)
     assert any((output / "states" / "queries").rglob("states.npy"))
     # What has finished is not run again.
     succeed(*arguments)
