@@ -118,7 +118,8 @@ def evaluate(
 ) -> results.SystemResult:
     """Scores a system's runs and rebuilds the table of all systems in `output_dir`.
 
-    Averages are over all queries of the split; a query missing from the run counts as zero.
+    Averages are over all queries of the split, by qrels over those with a positive; a query missing
+    from the run counts as zero.
 
     Args:
         runs_dir: run files of the split.
@@ -161,6 +162,9 @@ def evaluate(
                 ids=store.ids,
             )
         evaluations[task] = evaluation
+        if (lacking := len(queries) - evaluation.num_queries) > 0:
+            told = "%s %s: %d of %d queries have no positive and are left out of averages"
+            logger.warning(told, task, split, lacking, len(queries))
     result = results.SystemResult(
         system=system,
         tasks={task: results.TaskResult.of(evaluation) for task, evaluation in evaluations.items()},

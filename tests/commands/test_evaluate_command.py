@@ -9,10 +9,12 @@ import pytest
 from small_world import gin, refused, succeed
 from written_files import run_of, write_run
 
-from taser_jax.commands.evaluate import EvaluationConfig, Judge
+from taser_jax.commands.evaluate import EvaluationConfig, Judge, evaluate
 from taser_jax.commands.search import hybrid
+from taser_jax.data.collections.store import write_collection, write_queries
 from taser_jax.retrieval.fusion import ChosenFor, HybridConfig
 from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.records import Passage, Query
 
 
 def _result(output: pathlib.Path, system: str) -> dict:
@@ -55,6 +57,17 @@ def test_queries_without_results_are_counted_and_most_of_them_refused(capitals, 
     message = refused(capsys, *_evaluate(capitals, runs_dir, task="capital"))
     assert "capital.test.trec: 2 of 3 queries have no result" in message
     assert "results for at least 50% of them" in message
+
+
+def test_queries_without_a_positive_are_told(runs_dir, tmp_path, caplog):
+    write_collection(tmp_path / "data", "c", [Passage(id="p0", text="Aare")])
+    queries = [Query("r0", "Bern's river?", "rivers", (0,)), Query("r1", "Rome's?", "rivers")]
+    write_queries(tmp_path / "data", "c", "rivers", "test", queries)
+    write_run(runs_dir / "rivers.test.trec", {"r0": {"p0": 1}, "r1": {"p0": 1}})
+    where = {"runs_dir": str(runs_dir), "data_dir": str(tmp_path / "data"), "collection": "c"}
+    result = evaluate(**where, output_dir=str(tmp_path / "out"), system="hand", tasks=["rivers"])
+    assert result.tasks["rivers"].num_queries == 1
+    assert "rivers test: 1 of 2 queries have no positive and are left out" in caplog.text
 
 
 def test_by_answers(capitals, runs_dir, tmp_path):
