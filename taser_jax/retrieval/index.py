@@ -27,7 +27,7 @@ from taser_jax.retrieval.exact import (
     check_search,
     measure_recall,
 )
-from taser_jax.retrieval.runs import SearchResult
+from taser_jax.retrieval.runs import SearchResult, top_k
 from taser_jax.retrieval.scann import KIND as SCANN_KIND
 from taser_jax.retrieval.scann import (
     REBUILD,
@@ -167,7 +167,8 @@ class FaissSearcher:
         check_search(query_embeddings, k, dim=self._dim)
         queries = np.ascontiguousarray(query_embeddings, np.float32)
         scores, rows = self._index.search(queries, k)
-        return SearchResult(rows.astype(np.int32), np.where(rows < 0, np.float32(-np.inf), scores))
+        # FAISS orders equal scores in its own way.
+        return top_k(rows, scores, k)
 
 
 def build_faiss(

@@ -51,6 +51,16 @@ def test_built_and_opened_find_the_same(tmp_path, kind):
         np.testing.assert_array_equal(searcher.search(QUERIES, 7).rows, RANKED[:, :7])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_scores_are_in_the_order_of_rows(tmp_path, kind):
+    twice = np.concatenate([TABLE, TABLE])
+    write_embeddings(tmp_path / "embeddings", twice, {"model": "m1", "collection": "c1"}, "none")
+    config = IndexConfig(kind=kind)
+    searcher = build_index(tmp_path / "embeddings", tmp_path / "index", config=config)
+    pairs = np.stack([RANKED[:, :4], RANKED[:, :4] + len(TABLE)], axis=2)
+    np.testing.assert_array_equal(searcher.search(QUERIES, 8).rows, pairs.reshape(-1, 8))
+
+
 @pytest.mark.parametrize("kind", LIBRARIES)
 def test_without_its_library_its_extra_is_named_at_once(tmp_path, monkeypatch, kind):
     monkeypatch.setitem(sys.modules, kind.value, None)
