@@ -9,14 +9,14 @@ import pytest
 import tensorflow as tf
 from flax.traverse_util import unflatten_dict
 from tiny_source import (
-    DETERMINISTIC,
     PIECES,
     TEXTS,
     TITLES,
+    embed_given,
     embed_passages,
     embed_queries,
+    exported,
     t5_source,
-    t5_vocabulary,
     tiny_source,
 )
 
@@ -34,12 +34,6 @@ LOADER = """
 import json, sys
 import numpy as np
 import tensorflow as tf
-try:
-    tf.saved_model.load(sys.argv[1])
-except RuntimeError as error:
-    assert "Op type not registered" in str(error), error
-else:
-    raise AssertionError("loads without tensorflow_text")
 import tensorflow_text
 model = tf.saved_model.load(sys.argv[1])
 results = {}
@@ -53,13 +47,6 @@ assert not foreign, foreign
 """
 
 
-def exported(directory, source, **texts):
-    source, output_dir = dataclasses.replace(source, **texts), directory / "saved_model"
-    output_dir.mkdir()
-    export_saved_model(source, output_dir)
-    return source, output_dir
-
-
 def run(directory, role, *texts):
     """What a signature makes of texts, in this process."""
     signature = tf.saved_model.load(str(directory)).signatures[f"encode_{role.value}"]
@@ -68,10 +55,15 @@ def run(directory, role, *texts):
     return signature(**inputs)["embedding"].numpy()
 
 
+def same(embeddings, expected):
+    np.testing.assert_allclose(embeddings, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.fixture(scope="module")
 def det_r(tmp_path_factory):
     directory = tmp_path_factory.mktemp("det_r")
-    return exported(directory, tiny_source(directory, experts=DETERMINISTIC))
+    source = tiny_source(directory)
+    return source, exported(export_saved_model, source, directory)
 
 
 def test_a_process_with_tensorflow_alone_gives_our_embeddings(det_r, tmp_path):
@@ -80,14 +72,10 @@ def test_a_process_with_tensorflow_alone_gives_our_embeddings(det_r, tmp_path):
     passages = [{"titles": TITLES, "texts": TEXTS}, {"titles": TITLES[1:2], "texts": TEXTS[1:2]}]
     texts = {"encode_query": queries, "encode_passage": passages, "serving_default": queries[:1]}
     (tmp_path / "texts.json").write_text(json.dumps(texts))
-    output = tmp_path / "embeddings.npz"
-    arguments = [str(directory), str(tmp_path / "texts.json"), str(output)]
-    done = subprocess.run(
-        [sys.executable, "-c", LOADER, *arguments], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    embeddings = dict(np.load(output))
-    by_query, by_passage = (embed_queries(source, TEXTS), embed_passages(source, TITLES, TEXTS))
+    arguments = [directory, tmp_path / "texts.json", tmp_path / "embeddings.npz"]
+    subprocess.run([sys.executable, "-c", LOADER, *arguments], check=True)
+    embeddings = np.load(arguments[-1])
+    by_query, by_passage = (embed_given(source, role) for role in Role)
     for name, expected in {
         "encode_query.0": by_query,
         "encode_query.1": by_query[:1],
@@ -96,19 +84,16 @@ def test_a_process_with_tensorflow_alone_gives_our_embeddings(det_r, tmp_path):
         "encode_passage.1": by_passage[1:2],
         "serving_default.0": by_query,
     }.items():
-        np.testing.assert_allclose(embeddings[name], expected, rtol=1e-5, atol=1e-5)
+        same(embeddings[name], expected)
     assert np.abs(by_query[0] - by_query[1]).max() > 0.1
     assert np.abs(by_passage[0] - embed_passages(source, [""], TEXTS[:1])).max() > 0.1
 
 
 def test_t5_with_separate_towers(tmp_path):
-    towers = {"towers": Towers.SEPARATE, "query_tasks": ("nq", "fever")}
-    source, directory = exported(tmp_path, t5_source(tmp_path, t5_vocabulary(), **towers))
-    for embeddings, expected in (
-        (run(directory, Role.QUERY, TEXTS), embed_queries(source, TEXTS)),
-        (run(directory, Role.PASSAGE, TITLES, TEXTS), embed_passages(source, TITLES, TEXTS)),
-    ):
-        np.testing.assert_allclose(embeddings, expected, rtol=1e-5, atol=1e-5)
+    source = t5_source(tmp_path, towers=Towers.SEPARATE, query_tasks=("nq", "fever"))
+    directory = exported(export_saved_model, source, tmp_path)
+    same(run(directory, Role.QUERY, TEXTS), embed_given(source, Role.QUERY))
+    same(run(directory, Role.PASSAGE, TITLES, TEXTS), embed_given(source, Role.PASSAGE))
 
 
 def test_titles_and_texts_of_different_number_are_refused(det_r):
@@ -131,23 +116,21 @@ def test_parameters_lie_there_once_and_come_back_bit_for_bit(det_r):
 @pytest.mark.parametrize("titles", [Titles.JOIN, Titles.OMIT])
 def test_learned_routing_and_texts_as_in_training(tmp_path, titles):
     experts = {"num_experts": 3, "routing": Routing.SEQUENCE}
-    settings = QuerySettings(QueryNormalization.CURLY_APOSTROPHE, (PIECES.index("the"),))
-    source, directory = exported(
-        tmp_path,
+    source = dataclasses.replace(
         tiny_source(tmp_path, experts=experts, pooling=Pooling.MEAN),
-        query_settings=settings,
+        query_settings=QuerySettings(QueryNormalization.CURLY_APOSTROPHE, (PIECES.index("the"),)),
         passage_prompt=(PIECES.index("city"),),
         titles=titles,
     )
+    directory = exported(export_saved_model, source, tmp_path)
     queries = run(directory, Role.QUERY, ["’", "city’"])
-    expected = embed_queries(source, ["the '", "the city'"])
-    np.testing.assert_allclose(queries, expected, rtol=1e-5, atol=1e-5)
+    plain = dataclasses.replace(source, query_settings=QuerySettings())
+    same(queries, embed_queries(plain, ["the '", "the city'"]))
     # The first keeps its curly apostrophe here, the second has no prompt.
-    other = embed_queries(source, ["the ’", "city'"])
+    other = embed_queries(plain, ["the ’", "city'"])
     assert (np.abs(queries - other).max(axis=1) > 1e-3).all()
     passages = run(directory, Role.PASSAGE, TITLES, TEXTS)
-    expected = embed_passages(source, TITLES, TEXTS, titles)
-    np.testing.assert_allclose(passages, expected, rtol=1e-5, atol=1e-5)
-    unprompted = dataclasses.replace(source, passage_prompt=())
-    for other in (embed_passages(source, TITLES, TEXTS), embed_passages(unprompted, TITLES, TEXTS)):
+    same(passages, embed_given(source, Role.PASSAGE))
+    for changes in ({"titles": Titles.INCLUDE}, {"passage_prompt": ()}):
+        other = embed_given(dataclasses.replace(source, **changes), Role.PASSAGE)
         assert np.abs(passages - other).max() > 1e-3

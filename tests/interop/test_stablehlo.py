@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import re
 import subprocess
 import sys
@@ -9,16 +10,8 @@ import numpy as np
 import pytest
 import tokenizers
 from jax import export
-from tiny_source import (
-    DETERMINISTIC,
-    PIECES,
-    QUERY_LENGTH,
-    embed,
-    some_tokens,
-    t5_source,
-    t5_vocabulary,
-    tiny_source,
-)
+from tiny_models import tiny_tokens
+from tiny_source import PIECES, QUERY_LENGTH, embed, exported, t5_source, tiny_source
 
 from taser_jax.data.text.preprocessors import encode_queries, passage_ids
 from taser_jax.data.text.vocabularies import load_vocabulary
@@ -34,34 +27,12 @@ from taser_jax.models.stack import Remat
 
 pytestmark = pytest.mark.slow
 
+TOKEN_ROUTING = {"num_experts": 2, "routing": Routing.TOKEN, "gate_sharing": GateSharing.SHARED}
 MODELS = {
-    "tok_r": {
-        "experts": {"num_experts": 2, "routing": Routing.TOKEN, "gate_sharing": GateSharing.SHARED},
-        "pooling": Pooling.MEAN,
-    },
+    "tok_r": functools.partial(tiny_source, experts=TOKEN_ROUTING, pooling=Pooling.MEAN),
     # QSpec: a query encoder a task, as TACO-DR embeds.
-    "t5": {"kind": "t5", "towers": Towers.SEPARATE, "query_tasks": ("nq", "fever")},
+    "t5": functools.partial(t5_source, towers=Towers.SEPARATE, query_tasks=("nq", "fever")),
 }
-
-
-def exported(directory, *, kind="bert", **changes):
-    output_dir = directory / "stablehlo"
-    output_dir.mkdir()
-    if kind == "t5":
-        source = t5_source(directory, t5_vocabulary(), **changes)
-        export_stablehlo(source, output_dir)
-    else:
-        source = tiny_source(directory, **changes)
-        export_stablehlo(on_gpu(source), output_dir)
-    return source, output_dir
-
-
-def on_gpu(source):
-    """With a kernel that no CPU has, as models trained on GPUs come."""
-    bert = dataclasses.replace(
-        source.config.bert, attention=AttentionKernel.CUDNN, remat=Remat.BLOCK
-    )
-    return dataclasses.replace(source, config=dataclasses.replace(source.config, bert=bert))
 
 
 def run_snippet(directory, role, ids, mask):
@@ -73,15 +44,21 @@ def run_snippet(directory, role, ids, mask):
 
 @pytest.fixture(scope="module")
 def det_r(tmp_path_factory):
-    return exported(tmp_path_factory.mktemp("det_r"), experts=DETERMINISTIC)
+    """Exported with a kernel that no CPU has, as models trained on GPUs come."""
+    directory = tmp_path_factory.mktemp("det_r")
+    source = tiny_source(directory)
+    bert = {"attention": AttentionKernel.CUDNN, "remat": Remat.BLOCK}
+    on_gpu = tiny_source(directory, bert=bert)
+    return source, exported(export_stablehlo, on_gpu, directory)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_embeddings_equal_ours_at_every_size(tmp_path, name):
-    source, directory = exported(tmp_path, **MODELS[name])
+    source = MODELS[name](tmp_path)
+    directory = exported(export_stablehlo, source, tmp_path)
     tolerance = {"atol": 1e-5} if name == "t5" else {"rtol": 1e-6, "atol": 2e-6}
     for role in Role:
-        tokens = some_tokens(source, role, 5)
+        tokens = tiny_tokens(5, source.length(role))
         expected = embed(source, role, tokens)
         # The last text has one token; T5's programs pad what is shorter than training's lengths.
         for rows, length in ((slice(5), None), (slice(1), None), (slice(4, 5), 3)):
@@ -98,11 +75,10 @@ def test_embeddings_equal_ours_at_every_size(tmp_path, name):
 
 
 def test_bfloat16_activations_stay(tmp_path):
-    source, directory = exported(tmp_path, bert={"dtype": "bfloat16"}, experts=DETERMINISTIC)
-    tokens = some_tokens(source, Role.QUERY, 5)
+    source = tiny_source(tmp_path, bert={"dtype": "bfloat16"})
+    directory, tokens = exported(export_stablehlo, source, tmp_path), tiny_tokens(5, QUERY_LENGTH)
     embeddings = run_snippet(directory, Role.QUERY, tokens.ids, tokens.mask).embeddings
-    exact = dataclasses.replace(source.config.bert, dtype="float32")
-    exact = dataclasses.replace(source, config=dataclasses.replace(source.config, bert=exact))
+    exact = tiny_source(tmp_path)
     np.testing.assert_allclose(embeddings, embed(source, Role.QUERY, tokens), atol=0.1)
     assert np.abs(np.asarray(embeddings) - embed(exact, Role.QUERY, tokens)).max() > 1e-4
     assert embeddings.dtype == np.float32
@@ -111,7 +87,7 @@ def test_bfloat16_activations_stay(tmp_path):
 def test_programs_are_of_three_platforms_and_without_weights(det_r):
     """These lie there once, and come back bit for bit."""
     source, directory = det_r
-    tokens = some_tokens(source, Role.QUERY, 2)
+    tokens = tiny_tokens(2, QUERY_LENGTH)
     params = run_snippet(directory, Role.QUERY, tokens.ids, tokens.mask).params
     jax.tree.map(np.testing.assert_array_equal, params, source.params)
     vocabulary = load_vocabulary(directory / "vocabulary")
@@ -129,7 +105,7 @@ def test_programs_are_of_three_platforms_and_without_weights(det_r):
 
 def test_the_snippet_runs_without_taser_jax(det_r, tmp_path):
     source, directory = det_r
-    tokens = some_tokens(source, Role.QUERY, 4)
+    tokens = tiny_tokens(4, QUERY_LENGTH)
     np.savez(tmp_path / "tokens.npz", ids=tokens.ids, mask=tokens.mask)
     program = (
         "import sys, numpy\n"
@@ -140,10 +116,9 @@ def test_the_snippet_runs_without_taser_jax(det_r, tmp_path):
         "foreign = ('taser_jax', 'flax', 'tensorflow')\n"
         "assert not [name for name in sys.modules if name.partition('.')[0] in foreign]\n"
     )
-    output = tmp_path / "embeddings.npy"
-    arguments = [str(directory), str(tmp_path / "tokens.npz"), str(output)]
+    arguments = [directory, tmp_path / "tokens.npz", tmp_path / "embeddings.npy"]
     subprocess.run([sys.executable, "-c", program, *arguments], check=True)
-    np.testing.assert_allclose(np.load(output), embed(source, Role.QUERY, tokens), atol=2e-6)
+    np.testing.assert_allclose(np.load(arguments[-1]), embed(source, Role.QUERY, tokens), atol=2e-6)
 
 
 @pytest.mark.parametrize("prompt", [(), ("the", "[SEP]")])
@@ -151,9 +126,11 @@ def test_the_card_converts_texts_to_our_ids_without_us(det_r, tmp_path, prompt, 
     source, directory = det_r
     settings = QuerySettings(prompt=tuple(PIECES.index(piece) for piece in prompt))
     if prompt:
-        texts_settings = {"query_settings": settings, "passage_prompt": settings.prompt[:1]}
-        source, directory = dataclasses.replace(source, **texts_settings), tmp_path
-        monkeypatch.setattr(stablehlo, "lower_encoder", lambda *_, **__: stub_program())
+        prompts = {"query_settings": settings, "passage_prompt": settings.prompt[:1]}
+        source, directory = dataclasses.replace(source, **prompts), tmp_path
+        # Only the files around the program count.
+        stub = types.SimpleNamespace(serialize=lambda: b"")
+        monkeypatch.setattr(stablehlo, "lower_encoder", lambda *_, **__: stub)
         export_stablehlo(source, tmp_path)
     code = card_texts(source).code.partition("import pathlib")[0]
     vocabulary = load_vocabulary(directory / "vocabulary")
@@ -167,12 +144,7 @@ def test_the_card_converts_texts_to_our_ids_without_us(det_r, tmp_path, prompt, 
     np.testing.assert_array_equal(names["ids"], ours.ids[:, :width])
     np.testing.assert_array_equal(names["mask"], ours.mask[:, :width])
     assert ours.mask[:, :width].sum() == ours.mask.sum()
-    file = directory / "passage_tokenizer" / "tokenizer.json"
-    tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    file = str(directory / "passage_tokenizer" / "tokenizer.json")
+    tokenizer = tokenizers.Tokenizer.from_file(file)
     passages = passage_ids(texts[:1], texts[2:], vocabulary, 20, prompt=source.passage_prompt)
     assert [tokenizer.encode(texts[0], texts[2]).ids] == passages
-
-
-def stub_program():
-    """Where only the files around the program count."""
-    return types.SimpleNamespace(serialize=lambda: b"")

@@ -1,7 +1,5 @@
 """The scripts of examples/stores, with those engines that are installed."""
 
-from __future__ import annotations
-
 import pathlib
 import socket
 import sys

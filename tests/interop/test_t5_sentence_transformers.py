@@ -1,20 +1,14 @@
 """T5 encoders as sentence-transformers directories: the model's own embeddings, to 1e-5."""
 
 import dataclasses
+import functools
 import json
 import sys
 
 import jax
 import numpy as np
 import pytest
-from tiny_source import (
-    T5_PASSAGES,
-    T5_QUERIES,
-    embed_passages,
-    embed_queries,
-    t5_source,
-    t5_vocabulary,
-)
+from tiny_source import PAIRS, TEXTS, embed_given, exported, t5_source
 
 from taser_jax.data.token_store.store import QuerySettings
 from taser_jax.interop.export_source import check_exported
@@ -28,36 +22,12 @@ from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.storage.errors import ConfigError
 
 
-@pytest.fixture(scope="module")
-def vocabulary():
-    return t5_vocabulary()
-
-
-def embeddings_of(source, role):
-    if role is Role.QUERY:
-        return embed_queries(source, T5_QUERIES, source.query_settings)
-    return embed_passages(source, *zip(*T5_PASSAGES, strict=True))
-
-
-def exported(source, directory):
-    directory.mkdir()
-    export_sentence_transformers(source, directory)
-    return directory
-
-
 @pytest.fixture
-def loaded(tmp_path, monkeypatch):
+def loaded(tmp_path, monkeypatch, sentence_transformer):
     """Opens a model with its own module; transformers keeps what it imports in a folder here."""
-    library = pytest.importorskip("sentence_transformers")
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
     monkeypatch.setattr(sys, "path", [*sys.path])
-
-    def load(directory):
-        return library.SentenceTransformer(
-            str(directory), device="cpu", local_files_only=True, trust_remote_code=True
-        )
-
-    return load
+    return functools.partial(sentence_transformer, trust_remote_code=True)
 
 
 @pytest.mark.slow
@@ -71,36 +41,32 @@ def loaded(tmp_path, monkeypatch):
     ],
 )
 @pytest.mark.parametrize("embedding", T5Embedding)
-def test_embeddings_are_the_models_own(vocabulary, tmp_path, loaded, embedding, changes, prompt):
-    source = t5_source(tmp_path, vocabulary, embedding=embedding, **changes)
+def test_embeddings_are_the_models_own(tmp_path, loaded, embedding, changes, prompt):
+    source = t5_source(tmp_path, embedding=embedding, **changes)
     source = dataclasses.replace(source, query_settings=QuerySettings(prompt=prompt))
-    model = loaded(exported(source, tmp_path / "out"))
-    passages = [(title, text) if title else text for title, text in T5_PASSAGES]
-    by_role = {
-        Role.QUERY: model.encode_query(T5_QUERIES),
-        Role.PASSAGE: model.encode_document(passages),
-    }
-    for role, embeddings in by_role.items():
-        ours = embeddings_of(source, role)
+    model = loaded(exported(export_sentence_transformers, source, tmp_path))
+    given = {Role.QUERY: model.encode_query(TEXTS), Role.PASSAGE: model.encode_document(PAIRS)}
+    for role, embeddings in given.items():
+        ours = embed_given(source, role)
         assert np.abs(np.diff(ours, axis=0)).max() > 0.01
         np.testing.assert_allclose(embeddings, ours, atol=1e-5)
 
 
 @pytest.mark.slow
-def test_a_decoders_output_survives_what_others_save(vocabulary, tmp_path, loaded):
+def test_a_decoders_output_survives_what_others_save(tmp_path, loaded):
     """sentence-transformers saves the encoder alone, and the decoder in its module's folder."""
-    source = t5_source(tmp_path, vocabulary, t5={"num_decoder_layers": 2})
-    model = loaded(exported(source, tmp_path / "out"))
-    before = model.encode_query(T5_QUERIES)
+    source = t5_source(tmp_path, t5={"num_decoder_layers": 2})
+    model = loaded(exported(export_sentence_transformers, source, tmp_path))
+    before = model.encode_query(TEXTS)
     model.save(str(tmp_path / "saved"))
-    np.testing.assert_array_equal(loaded(tmp_path / "saved").encode_query(T5_QUERIES), before)
-    assert np.abs(before - embeddings_of(source, Role.QUERY)).max() < 1e-5
+    np.testing.assert_array_equal(loaded(tmp_path / "saved").encode_query(TEXTS), before)
+    assert np.abs(before - embed_given(source, Role.QUERY)).max() < 1e-5
 
 
 @pytest.mark.parametrize("changes", [{"t5": {"num_decoder_layers": 2}}, {"projection_dim": 5}])
-def test_what_was_exported_returns_bit_for_bit(vocabulary, tmp_path, changes):
-    source = t5_source(tmp_path, vocabulary, **changes)
-    directory = exported(source, tmp_path / "out")
+def test_what_was_exported_returns_bit_for_bit(tmp_path, changes):
+    source = t5_source(tmp_path, **changes)
+    directory = exported(export_sentence_transformers, source, tmp_path)
     config = dataclasses.replace(source.config, t5=pretrained_t5(directory))
     assert config.t5.num_decoder_layers == source.config.t5.num_decoder_layers
     drawn = jax.tree.map(np.zeros_like, source.params)
@@ -118,10 +84,7 @@ def test_a_projection_that_is_more_than_a_kernel_is_refused(tmp_path):
         read_projection(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("task", "told"), [(None, "without a task"), ("trivia", "(?s)'trivia'.*: nq, fever")]
-)
-def test_a_model_of_several_query_encoders_needs_a_task(task, told):
-    towers = {"towers": Towers.SEPARATE, "query_tasks": ("nq", "fever")}
-    with pytest.raises(ConfigError, match=told):
-        check_exported(T5DualEncoderConfig(**towers), task)
+def test_a_model_of_several_query_encoders_needs_a_task():
+    config = T5DualEncoderConfig(towers=Towers.SEPARATE, query_tasks=("nq", "fever"))
+    with pytest.raises(ConfigError, match=r"(?s)'trivia'.*: nq, fever"):
+        check_exported(config, "trivia")

@@ -1,22 +1,21 @@
 """Tiny trained-looking models with their vocabularies, a BERT and a T5, ready for export."""
 
+import functools
+
 import jax
 import numpy as np
 from sentence_models import t5_model
-from tiny_models import encode, random_params
+from tiny_models import encode, random_params, tiny_bert, tiny_t5
 
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import SentencePieceVocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
-from taser_jax.data.token_store.store import QuerySettings, Titles
 from taser_jax.interop.export_source import ExportSource
-from taser_jax.models.batch import Role, Tokens
-from taser_jax.models.bert import BertConfig
+from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.models.stack import Remat
-from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.storage.records import Passage
 
@@ -31,26 +30,43 @@ TEXTS = [
     "a b c a b c a b c a b c a b c a b c",
     "is a city",
 ]
-T5_LENGTHS = {Role.QUERY: 8, Role.PASSAGE: 12}
+PAIRS = [(title, text) if title else text for title, text in zip(TITLES, TEXTS, strict=True)]
+GIVEN = {Role.QUERY: TEXTS, Role.PASSAGE: PAIRS}
 T5_QUERIES = ["on which river lies Paris?", "", "the capital " * 9, "Zürich"]
 T5_TITLES = ["Paris", "", "Rome", "the city of Rome " * 3]
 T5_TEXTS = ["It lies on the Seine.", "No title.", "", "the capital " * 9]
 T5_PASSAGES = list(zip(T5_TITLES, T5_TEXTS, strict=True))
-DPR = {}
 DETERMINISTIC = {"num_experts": 2}
 
 
-def tiny_source(directory, *, experts=DPR, vocabulary=None, bert=None, **changes):
-    """Block 1 of two is shared; 2 is specialised where `experts` says so. All weights are large."""
-    vocabulary = vocabulary or WordPieceVocabulary(PIECES)
-    vocabulary.save(str(directory / "vocabulary"))
-    sizes = {"vocab_size": vocabulary.size, "embed_dim": 16, "num_layers": 2, "num_heads": 2}
-    sizes |= {"head_dim": 8, "mlp_dim": 24, "max_length": 12}
+def tiny_source(directory, *, experts=DETERMINISTIC, vocabulary=None, bert=None, **changes):
+    """Block 1 of two is shared; 2 is specialised as `experts` says. All weights are large."""
     config = DualEncoderConfig(
-        bert=BertConfig(**(sizes | (bert or {}))),
+        # More rows than the vocabulary has pieces.
+        bert=tiny_bert(**(bert or {})),
         experts=ExpertConfig(blocks=(2,), **experts),
         **changes,
     )
+    return _source(directory, config, vocabulary or WordPieceVocabulary(PIECES))
+
+
+@functools.cache
+def t5_vocabulary() -> SentencePieceVocabulary:
+    """With pad, end and unknown first, and nothing that is put before a text."""
+    model = t5_model([*T5_QUERIES, *T5_TITLES, *T5_TEXTS] * 3, 60, num_threads=1)
+    return SentencePieceVocabulary(model, extra_ids=3)
+
+
+def t5_source(directory, *, t5=None, **changes) -> ExportSource:
+    """Large random weights; `t5` and `changes` are fields of the configurations."""
+    # T5's tables have more rows than its vocabulary.
+    sizes = {"vocab_size": t5_vocabulary().size + 3, "num_layers": 1, "num_decoder_layers": 1}
+    t5 = tiny_t5(remat=Remat.BLOCK, **sizes | (t5 or {}))
+    return _source(directory, T5DualEncoderConfig(t5=t5, **changes), t5_vocabulary())
+
+
+def _source(directory, config, vocabulary):
+    vocabulary.save(str(directory / "vocabulary"))
     return ExportSource(
         config=config,
         params=jax.device_get(random_params(DualEncoder(config))),
@@ -58,32 +74,16 @@ def tiny_source(directory, *, experts=DPR, vocabulary=None, bert=None, **changes
         query_length=QUERY_LENGTH,
         passage_length=PASSAGE_LENGTH,
         fingerprint="0123456789abcdef",
-    )
-
-
-def t5_vocabulary() -> SentencePieceVocabulary:
-    """With pad, end and unknown first, and nothing that is put before a text."""
-    model = t5_model([*T5_QUERIES, *T5_TITLES, *T5_TEXTS] * 3, 60, num_threads=1)
-    return SentencePieceVocabulary(model, extra_ids=3)
-
-
-def t5_source(directory, vocabulary, *, t5=None, **changes) -> ExportSource:
-    """Large random weights; `t5` and `changes` are fields of the configurations."""
-    vocabulary.save(str(directory / "vocabulary"))
-    sizes = {"vocab_size": vocabulary.size + 3}  # T5's tables have more rows than its vocabulary
-    sizes |= {"embed_dim": 16, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 2}
-    sizes |= {"head_dim": 6, "mlp_dim": 24, "num_buckets": 8, "max_distance": 12}
-    sizes |= t5 or {}
-    config = T5DualEncoderConfig(t5=T5Config(remat=Remat.BLOCK, **sizes), **changes)
-    return ExportSource(
-        config=config,
-        params=jax.device_get(random_params(DualEncoder(config))),
-        vocabulary_dir=directory / "vocabulary",
-        query_length=T5_LENGTHS[Role.QUERY],
-        passage_length=T5_LENGTHS[Role.PASSAGE],
-        fingerprint="0123456789abcdef",
         task="fever" if config.query_tasks else None,
     )
+
+
+def exported(export, source, directory):
+    """A new folder of the directory, after `export` has written a source there."""
+    output_dir = directory / "out"
+    output_dir.mkdir()
+    export(source, output_dir)
+    return output_dir
 
 
 def embed(source, role, tokens):
@@ -92,30 +92,27 @@ def embed(source, role, tokens):
     return np.asarray(encoded.embeddings)
 
 
-def embed_queries(source, texts, settings=QuerySettings()):
-    """What taser_jax itself makes of queries."""
+def embed_queries(source, texts):
+    """What taser_jax itself makes of queries, as the source's settings have them."""
+    settings = source.query_settings
     tokens = encode_queries(texts, source.vocabulary, length=source.query_length, settings=settings)
     return embed(source, Role.QUERY, tokens)
 
 
-def embed_passages(source, titles, texts, form=Titles.INCLUDE):
-    """What taser_jax itself makes of passages, after the source's prompt."""
+def embed_passages(source, titles, texts):
+    """What taser_jax itself makes of passages, as the source's settings have them."""
     tokens = encode_passages(
         [Passage("", text, title) for title, text in zip(titles, texts, strict=True)],
         source.vocabulary,
         length=source.passage_length,
-        titles=form,
+        titles=source.titles,
         prompt=source.passage_prompt,
     )
     return embed(source, Role.PASSAGE, tokens)
 
 
-def some_tokens(source, role, count, seed=3):
-    """Rows of random ids and lengths, the last of [CLS] alone."""
-    rng = np.random.default_rng(seed)
-    length = source.length(role)
-    lengths = rng.integers(2, length + 1, count)
-    lengths[-1:] = 1
-    mask = np.arange(length) < lengths[:, None]
-    ids = rng.integers(5, source.vocabulary.size, mask.shape)
-    return Tokens(np.where(mask, ids, 0).astype(np.int32), mask)
+def embed_given(source, role):
+    """What taser_jax itself makes of `GIVEN`."""
+    if role is Role.QUERY:
+        return embed_queries(source, TEXTS)
+    return embed_passages(source, TITLES, TEXTS)
