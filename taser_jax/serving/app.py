@@ -14,7 +14,7 @@ import pathlib
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -122,6 +122,8 @@ class Server:
                 Route("/metrics", self._answered(self._show_metrics)),
             ],
             lifespan=self._lifespan,
+            # Paths and methods that there are not.
+            exception_handlers={HTTPException: _refusal},
         )
 
     @contextlib.asynccontextmanager
@@ -170,7 +172,7 @@ class Server:
         try:
             return await handler(request)
         except HTTPException as error:
-            return _error(error.status_code, error.detail)
+            return await _refusal(request, error)
         except QueueFullError:
             retry = {"Retry-After": str(_RETRY_SECONDS)}
             return _error(429, "too many requests wait; try again", headers=retry)
@@ -308,7 +310,12 @@ def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-def _error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+async def _refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _error(error.status_code, error.detail, error.headers)
+
+
+def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
     return JSONResponse({"error": {"message": message}}, status, headers)
 
 

@@ -178,6 +178,15 @@ def test_a_malformed_body_is_refused(client, body, message):
     assert message.lower() in answer.json()["error"]["message"].lower()
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/search", 405), ("GET", "/x", 404)]
+)
+def test_what_is_not_there_is_refused_like_a_malformed_body(client, method, path, status):
+    answer = client.request(method, path)
+    assert answer.status_code == status
+    assert answer.json()["error"]["message"]
+
+
 # Also halves of surrogate pairs, which JSON can write and UTF-8 cannot.
 _TEXTS = st.text(st.characters(), max_size=9) | st.sampled_from(["who?", "\ud800", "\0", " "])
 _VALUES = st.recursive(
