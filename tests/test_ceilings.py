@@ -42,13 +42,13 @@ ROOMS = {
     "models": 2_287,
     "optim": 841,
     "retrieval": 2_155,
-    "serving": 486,
+    "serving": 490,
     "storage": 1_277,
     "systems": 2_853,
     "training": 1_264,
 }
 OTHERS = {
-    "lines of code": 29_094,
+    "lines of code": 29_098,
     "percent of code that imports or raises": 13.9,
     "files": 188,
     "lines of the longest file": 415,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 102,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 35_001,
+    "words of documentation": 35_014,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
