@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import importlib
 import inspect
@@ -328,6 +329,8 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
+    if hint in _enums(hint):
+        return isinstance(value, hint) or value in [member.value for member in hint]
     is_class = dataclasses.is_dataclass(hint) or inspect.isabstract(hint)
     if is_class or hint in (str, bool, type(None)):
         return isinstance(value, hint)
@@ -355,14 +358,24 @@ def at_home(value: object) -> object:
 
 
 def shown(hint: Any) -> str:
-    """An annotation as it is written in code.
+    """An annotation as it is written in code, enums by their values.
 
     Example:
         >>> shown(Mapping[str, int] | None)
         'Mapping[str, int] | None'
     """
     text = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
-    return re.sub(r"[\w.]+\.(?=\w)", "", text)
+    text = re.sub(r"[\w.]+\.(?=\w)", "", text)
+    for kind in _enums(hint):
+        choices = " | ".join(repr(member.value) for member in kind)
+        text = re.sub(rf"\b{kind.__name__}\b", choices, text)
+    return text
+
+
+def _enums(hint: Any) -> list[type[enum.Enum]]:
+    if inspect.isclass(hint) and issubclass(hint, enum.Enum):
+        return [hint]
+    return [kind for part in typing.get_args(hint) for kind in _enums(part)]
 
 
 def fix_of(value: Any, hint: Any) -> str | None:

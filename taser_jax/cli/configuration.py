@@ -67,6 +67,10 @@ class Resolved:
     unset: tuple[str, ...]
 
 
+class _Unset(enum.Enum):
+    UNSET = "what is still to be set in a dry run; commands get None"
+
+
 def configurable(target: Callable[..., object]) -> Callable[..., object]:
     """Wraps a dataclass or function so that Gin may give enums by value and tuples as lists.
 
@@ -108,6 +112,8 @@ def configurable(target: Callable[..., object]) -> Callable[..., object]:
 
 def _convert(value: Any, hint: Any, *, where: str) -> Any:
     """Converts a value to its type hint: values to enum members, lists to tuples; expands `~`."""
+    if value is _Unset.UNSET:
+        return None
     value = at_home(value)
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     options = typing.get_args(hint) if is_union else (hint,)
@@ -125,8 +131,7 @@ def _convert(value: Any, hint: Any, *, where: str) -> Any:
             expected=f"one of {', '.join(map(repr, choices))}",
             fix=did_you_mean(value, choices) or "use one of those",
         )
-    # A dry run gives None for what is still to be set.
-    if hint is not None and value is not None and not fits(value, hint):
+    if hint is not None and not fits(value, hint):
         expected, fix = shown(hint), fix_of(value, hint)
         raise ConfigError(f"{value!r}", where=_with_macro(where), expected=expected, fix=fix)
     if isinstance(value, list) and any(typing.get_origin(option) is tuple for option in options):
@@ -207,7 +212,8 @@ def resolve(
             fix=" ".join(map(_how_to_set, unset)),
         )
     for setting in unset:
-        gin.bind_parameter(f"{setting}/gin.macro.value" if setting.isupper() else setting, None)
+        parameter = f"{setting}/gin.macro.value" if setting.isupper() else setting
+        gin.bind_parameter(parameter, _Unset.UNSET)
     reached = used | _reachable(name, bindings)
     own = {_selector(target) for target in targets}
     return Resolved(

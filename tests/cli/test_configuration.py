@@ -41,7 +41,7 @@ class GarnishConfig:
 def cook(
     *,
     dish: str,
-    sauce: SauceConfig = SauceConfig(),
+    sauce: SauceConfig | None = SauceConfig(),
     portions: Positive = 1,
     note: str = "",
     garnish: GarnishConfig | None = None,
@@ -161,6 +161,7 @@ def test_bare_strings(written, value):
         ("", "GarnishConfig.sauce=None", "`cook` never uses GarnishConfig.sauce", "fix:"),
         ("", "spicy/SauceConfig.amount=2", "never uses spicy/SauceConfig.amount", "fix:"),
         ("", "FLAVOUR=swet", "SauceConfig.flavour: 'swet' is not a choice", "mean sweet?"),
+        ("", "SauceConfig.flavour=None", "SauceConfig.flavour: None", "'sweet' | 'salty'"),
         ("", "cook.portions=0", "cook: portions is 0", "an integer, 1 or more"),
         ("OTHER = 1\nGarnishConfig.sauce = %OTHER", "OTHER=2", "`cook` never uses OTHER", "fix:"),
         ("SauceConfg.amount = 1", "DISH=pie", "unknown name 'SauceConfg'", "fix:"),
@@ -276,6 +277,7 @@ def test_a_scope_reaches_what_its_references_are_made_of(resolve):
         (str | os.PathLike[str], ["a"], [1]),
         (Literal["a", "b"], ["a"], ["c"]),
         (SauceConfig | None, [SauceConfig(), None], ["part", SauceConfig]),
+        (Sequence[tuple[str, Flavour]], [[("a", "sweet")]], [[("a", "sour")], [("a", None)]]),
         (object, [1, "a", None], []),
     ],
 )
@@ -287,6 +289,7 @@ def test_what_an_annotation_allows(hint: object, good: list[object], bad: list[o
 def test_annotations_and_what_to_write():
     assert shown(Mapping[str, int] | None) == "Mapping[str, int] | None"
     assert shown(str | os.PathLike[str]) == "str | PathLike[str]"
+    assert shown(Sequence[Flavour] | None) == "Sequence['sweet' | 'salty'] | None"
     assert (shown(SauceConfig | None), shown(int)) == ("SauceConfig | None", "int")
     assert fix_of("faq", Sequence[str] | None) == "write ['faq']"
     assert fix_of("good", Mapping[str, str]) == "write {'good': 'good'}"
