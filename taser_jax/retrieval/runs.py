@@ -11,6 +11,7 @@ import functools
 import math
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -172,6 +173,8 @@ def read_trec_run(
 ) -> Run:
     """Reads TREC's six columns; the order comes from scores, as in trec_eval, not from ranks.
 
+    Of several ids of one row, which has merged equal passages, the best score counts.
+
     Args:
         path: the file; gzipped where it ends in .gz.
         row_of: passage id -> row; raises DataError or KeyError where the id is unknown.
@@ -186,7 +189,7 @@ def read_trec_run(
         check_file(path, fix="run the command that wrote the run again, such as `taser search`")
     # Most passages are results of several queries.
     row_of = functools.cache(row_of)
-    by_query: dict[str, dict[int, float]] = {id: {} for id in query_ids or ()}
+    by_query: dict[str, dict[str, float]] = {id: {} for id in query_ids or ()}
     # Of queries without results: BM25 finds none in another language.
     has_none = bool(by_query) and os.path.isfile(path) and not os.path.getsize(path)
     for number, line in () if has_none else numbered_lines(path):
@@ -203,25 +206,28 @@ def read_trec_run(
             raise DataError(f"query {query_id!r} is not in this query set", where=where, fix=fix)
         results = by_query.setdefault(query_id, {})
         try:
-            row = row_of(passage_id)
+            row_of(passage_id)
         except (DataError, KeyError) as error:
             problem = f"passage {passage_id!r} is not in this collection"
             fix = "read the file with the collection it was made for"
             raise DataError(problem, where=where, fix=fix) from error
-        if row in results:
+        if passage_id in results:
             raise DataError(f"passage {passage_id!r} twice for query {query_id!r}", where=where)
         try:
-            results[row] = float(score_text)
+            score = float(score_text)
         except ValueError:
-            results[row] = math.nan
-        if not math.isfinite(results[row]):
+            score = math.nan
+        # One string for all of its lines.
+        results[sys.intern(passage_id)] = score
+        if not math.isfinite(score):
             problem = f"score {score_text!r} is no finite number"
             raise DataError(problem, where=where, fix="search again")
     k = max(map(len, by_query.values()), default=0)
     rows = np.full((len(by_query), k), NO_ROW, np.int64)
     scores = np.full((len(by_query), k), -np.inf, np.float32)
     for line_index, results in enumerate(by_query.values()):
-        rows[line_index, : len(results)] = list(results.keys())
+        # Equal passages under two ids are one row.
+        rows[line_index, : len(results)] = list(map(row_of, results))
         scores[line_index, : len(results)] = list(results.values())
     return Run.of(list(by_query), top_k(rows, scores, k))
 

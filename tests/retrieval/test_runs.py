@@ -100,6 +100,13 @@ def test_order_is_by_score_then_row_whatever_the_ranks_say(tmp_path):
     assert runs.read_trec_run(tmp_path / "run", ROW_OF).rows.tolist() == [[5, 2, 9]]
 
 
+def test_of_two_ids_of_a_row_the_best_score_counts(tmp_path):
+    """Equal passages of another tool's collection, which are one here."""
+    (tmp_path / "run").write_text("q Q0 p9 1 1.0 t\nq Q0 p2 2 0.5 t\nq Q0 twin 3 2.5 t\n")
+    run = runs.read_trec_run(tmp_path / "run", {"p9": 9, "p2": 2, "twin": 2}.__getitem__)
+    assert (run.rows.tolist(), run.scores[0, :2].tolist()) == ([[2, 9, -1]], [2.5, 1.0])
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
