@@ -41,14 +41,14 @@ ROOMS = {
     "loose files": 354,
     "models": 2_287,
     "optim": 841,
-    "retrieval": 2_155,
+    "retrieval": 2_157,
     "serving": 490,
     "storage": 1_277,
     "systems": 2_853,
     "training": 1_264,
 }
 OTHERS = {
-    "lines of code": 29_114,
+    "lines of code": 29_116,
     "percent of code that imports or raises": 13.9,
     "files": 188,
     "lines of the longest file": 415,
