@@ -15,6 +15,7 @@ from taser_jax.data.collections.store import (
     write_queries,
 )
 from taser_jax.data.prepare.splits import SHARES, sampled, split_of
+from taser_jax.data.readers.passages import WORD
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage, Query, hash_share
@@ -24,7 +25,7 @@ TASK = "made"
 _MOST = {"train": 20_000, "validation": 1000, "test": 1000}
 # Words of a query, and of what remains of its passage, at least.
 _FEWEST_WORDS = 4
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[^\W\d_]|[\"'(])")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[^\W\d_]|[\"'(])|(?<=[。！？])\s*(?=\w)")
 
 
 def make_queries(*, data_dir: FilePath, collection: str, source: str) -> dict[str, list[str]]:
@@ -77,7 +78,7 @@ def _made(passages: Iterable[Passage]) -> Iterator[tuple[str, Query, dict[int, P
     for (page, title), of_page in pages.items():
         if title and hash_share(f"title\t{page}") < 0.5:
             without = {row: _without_title(passage) for row, passage in of_page.items()}
-            if all(len(passage.text.split()) >= _FEWEST_WORDS for passage in without.values()):
+            if all(_words(passage.text) >= _FEWEST_WORDS for passage in without.values()):
                 id = f"title:{next(iter(of_page.values())).id}"
                 yield page, Query(id, title, TASK, positives=tuple(without)), without
                 continue
@@ -86,6 +87,10 @@ def _made(passages: Iterable[Passage]) -> Iterator[tuple[str, Query, dict[int, P
                 sentence, rest = cut
                 query = Query(f"sentence:{passage.id}", sentence, TASK, positives=(row,))
                 yield page, query, {row: dataclasses.replace(passage, text=rest)}
+
+
+def _words(text: str) -> int:
+    return len(WORD.findall(" ".join(text.split())))
 
 
 def _without_title(passage: Passage) -> Passage:
@@ -101,5 +106,5 @@ def _sentence(passage: Passage) -> tuple[str, str] | None:
     share = hash_share(f"sentence\t{passage.id}")
     number = 0 if share < 0.5 else int((2 * share - 1) * len(sentences))
     rest = " ".join(sentences[:number] + sentences[number + 1 :])
-    long_enough = min(len(sentences[number].split()), len(rest.split())) >= _FEWEST_WORDS
+    long_enough = min(_words(sentences[number]), _words(rest)) >= _FEWEST_WORDS
     return (sentences[number], rest) if long_enough else None

@@ -25,7 +25,7 @@ from taser_jax.storage.typed_files import typed
 # Words per passage of what is cut, as in DPR's and Maillard's passages.
 PASSAGE_WORDS = 100
 # A word or, in scripts without spaces between words, a letter; and what separates it from the next.
-_WORD = regex.compile(rf"(?:[{UNSPACED}]\p{{M}}*|[^ {UNSPACED}]+)\p{{P}}* ?")
+WORD = regex.compile(rf"(?:[{UNSPACED}]\p{{M}}*|[^ {UNSPACED}]+)\p{{P}}* ?")
 # Rows of a table without a header in which titles and texts are compared.
 _COMPARED = 100
 # Paths of text files; what is hidden is a program's.
@@ -356,7 +356,7 @@ def _windows(paragraphs: list[str], words: int) -> list[str]:
     """
     windows: list[list[str]] = []
     for paragraph in paragraphs:
-        split = _WORD.findall(f"{paragraph} ")
+        split = WORD.findall(f"{paragraph} ")
         if windows and (len(windows[-1]) + len(split) <= words or len(windows[-1]) < words / 5):
             split = windows.pop() + split
         windows += [split[at : at + words] for at in range(0, len(split), words)]

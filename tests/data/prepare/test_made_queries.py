@@ -53,6 +53,17 @@ def test_what_asks_is_not_in_what_answers(data_dir):
     assert 15 < titles < 45
 
 
+def test_sentences_of_chinese_end_without_a_space(tmp_path):
+    texts = [f"这里是{number}号城市。那里有{number}条大河！谁住在那里？" for number in range(30)]
+    write_collection(tmp_path, "notes", [Passage(f"p{n}", text) for n, text in enumerate(texts)])
+    for split in make_queries(data_dir=tmp_path, collection="made", source="notes")[TASK]:
+        for query in QuerySet.open(tmp_path, "made", TASK, split):
+            (row,) = query.positives
+            assert query.text in texts[row]
+            assert query.text[-1] in "。！？"
+            assert query.text not in PassageStore.open(tmp_path, "made")[row].text
+
+
 def test_no_more_queries_than_are_of_use(data_dir, monkeypatch):
     most = {"train": 7, "validation": 2, "test": 3}
     monkeypatch.setattr(made_queries, "_MOST", most)
