@@ -34,7 +34,7 @@ ROOMS = {
     "assembly": 1_473,
     "cli": 1_233,
     "commands": 4_404,
-    "data": 5_542,
+    "data": 5_545,
     "devices": 1_053,
     "evaluation": 1_272,
     "interop": 2_616,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_264,
 }
 OTHERS = {
-    "lines of code": 29_116,
+    "lines of code": 29_119,
     "percent of code that imports or raises": 13.9,
     "files": 188,
     "lines of the longest file": 415,
@@ -60,7 +60,7 @@ OTHERS = {
     "Any in annotations": 103,
     "modules that train imports": 75,
     # README.md and docs/*.md, without the pages that are generated.
-    "words of documentation": 35_014,
+    "words of documentation": 35_012,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
