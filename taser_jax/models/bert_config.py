@@ -21,8 +21,9 @@ class AttentionKernel(enum.Enum):
 
     EINSUM moves the heads into the batch dimension before the products, and can drop attention
     probabilities. CUDNN is cuDNN's flash attention (NVIDIA GPUs, bfloat16), which needs even
-    numbers of queries and keys; otherwise, as with [CLS] pooling's one query, with a bias b, or
-    while attention dropout is active (training with `attention_dropout_rate` > 0), it is EINSUM.
+    numbers of queries and keys; otherwise, as with [CLS] pooling's one query, with a bias b, while
+    attention dropout is active (training with `attention_dropout_rate` > 0), or on other devices,
+    it is EINSUM.
     """
 
     EINSUM = "einsum"

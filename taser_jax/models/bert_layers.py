@@ -127,7 +127,11 @@ class SelfAttention(nn.Module):
 
         dropping = self.dropout_rate > 0 and not self.deterministic
         is_even = not (query.shape[1] % 2 or key.shape[1] % 2)
-        if self.kernel is AttentionKernel.CUDNN and is_even and bias is None and not dropping:
+        by_cudnn = self.kernel is AttentionKernel.CUDNN
+        if by_cudnn and jax.default_backend() != "gpu":
+            _log_once("attention: einsum, since cuDNN's kernel needs an NVIDIA GPU")
+            by_cudnn = False
+        if by_cudnn and is_even and bias is None and not dropping:
             # A mask would need a bias for every query and key. Texts are padded at their ends, so
             # lengths are enough; a text without tokens gets length 1, or its softmax would be NaN.
             attended = jax.nn.dot_product_attention(
@@ -138,7 +142,7 @@ class SelfAttention(nn.Module):
                 implementation="cudnn",
             )
         else:
-            if self.kernel is AttentionKernel.CUDNN and dropping:
+            if by_cudnn and dropping:
                 _log_once("attention: einsum while training, since cuDNN's kernel has no dropout")
             dropout = Dropout(self.dropout_rate, deterministic=self.deterministic)
             attended = _einsum_attention(query, key, value, mask, bias, dropout)

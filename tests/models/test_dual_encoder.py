@@ -113,7 +113,7 @@ def test_bfloat16_activations_keep_float32_parameters_and_outputs(make):
     jax.tree.map(np.testing.assert_array_equal, again, encoded)
 
 
-def test_dropout_acts_in_training_only_and_in_attention_too(caplog):
+def test_dropout_acts_in_training_only_and_in_attention_too(caplog, monkeypatch):
     caplog.set_level("INFO", logger="taser")
     bert_layers._log_once.cache_clear()
     tokens = tiny_tokens()
@@ -127,7 +127,10 @@ def test_dropout_acts_in_training_only_and_in_attention_too(caplog):
 
     plain, dropped = embeddings(train=False), embeddings(train=True)
     assert np.abs(np.asarray(plain - dropped)).max() > 1e-2
-    # Without attention dropout of its own, CUDNN gives way while training.
+    # CUDNN gives way without a GPU and, having no attention dropout of its own, while training.
+    np.testing.assert_array_equal(embeddings(train=False, attention=AttentionKernel.CUDNN), plain)
+    assert caplog.text.count("needs an NVIDIA GPU") == 1
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     by_kernel = embeddings(train=True, attention=AttentionKernel.CUDNN)
     np.testing.assert_array_equal(by_kernel, dropped)
     assert caplog.text.count("attention: einsum while training") == 1
@@ -209,6 +212,7 @@ def attending(kernel, pooling, **sizes):
 def test_a_training_step_lowers_for_cuda(monkeypatch, pooling, calls):
     from jax._src.cudnn import fused_attention_stablehlo
 
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
     model = attending(AttentionKernel.CUDNN, pooling, dtype="bfloat16", num_layers=1)
 
@@ -251,6 +255,7 @@ def test_cudnn_is_asked_for_what_the_others_compute(monkeypatch, pooling):
         return attention(*arrays, implementation="xla", **options)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", record)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     models = [attending(k, pooling) for k in (AttentionKernel.EINSUM, AttentionKernel.CUDNN)]
     params = random_params(models[0])
     einsum, cudnn = (encode(m, params, TEXTS, Role.PASSAGE).embeddings for m in models)
