@@ -156,6 +156,8 @@ def _run(
     about = _identity(job, stream)
     resume_step = checkpoints.latest_step or 0
     settings = settings_of(program.model.config, training, store=store, queries=queries)
+    # It is not read again, so that it may have moved.
+    settings["initial_checkpoint"] = bool(initial_checkpoint)
     if resume_step:
         training.loop.check_done(resume_step)
         check_settings(model_dir, settings, step=resume_step)
