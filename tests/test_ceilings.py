@@ -33,13 +33,13 @@ SLACK = 0.03
 ROOMS = {
     "assembly": 1_473,
     "cli": 1_233,
-    "commands": 4_404,
+    "commands": 4_405,
     "data": 5_545,
     "devices": 1_053,
     "evaluation": 1_272,
     "interop": 2_616,
     "loose files": 354,
-    "models": 2_287,
+    "models": 2_291,
     "optim": 841,
     "retrieval": 2_157,
     "serving": 490,
@@ -48,7 +48,7 @@ ROOMS = {
     "training": 1_264,
 }
 OTHERS = {
-    "lines of code": 29_119,
+    "lines of code": 29_124,
     "percent of code that imports or raises": 13.9,
     "files": 188,
     "lines of the longest file": 415,
