@@ -1,7 +1,5 @@
 """Memories plugged in and out, documents looked up, and a training on queries with documents."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import types
@@ -33,10 +31,13 @@ from taser_jax.systems.moma.memory import (
 )
 from taser_jax.systems.moma.query_documents import Augmentation, read_lookup
 
+PLAIN = tiny_training.model_config()
+TWO_BLOCKS = dataclasses.replace(PLAIN.bert, num_layers=2)
+TRAINING = tiny_training.training_config(train_steps=3, evaluation_period=3)
+
 
 def fusion(**changes):
-    plain = tiny_training.model_config()
-    fields = {"bert": plain.bert, "pooling": plain.pooling, "towers": Towers.SEPARATE}
+    fields = {"bert": PLAIN.bert, "pooling": PLAIN.pooling, "towers": Towers.SEPARATE}
     return BertFusionConfig(**fields | {"decoder_layers": 1} | changes)
 
 
@@ -70,6 +71,14 @@ def look_up(world, memory_dir, output_dir, **changes):
 def add(world, directory, name, number, **changes):
     arguments = {"token_store": world.stores[number], "model_dir": world.model_dir}
     return add_memory(name=name, memory_dir=directory, **arguments | changes)
+
+
+@pytest.fixture(scope="module")
+def given(world, mixture_dir, tmp_path_factory):
+    """Arguments of what reads three of four documents looked up for each query."""
+    documents = str(tmp_path_factory.mktemp("documents"))
+    look_up(world, mixture_dir, documents, k=4)
+    return {"token_store": world.stores[0], "augmentation_dir": documents, "documents": 3}
 
 
 @pytest.mark.slow
@@ -168,117 +177,93 @@ def test_training_queries_can_do_without_their_own_positives(world, mixture_dir,
     "documents",
     [FusedStates.TOKENS, pytest.param(FusedStates.EMBEDDINGS, marks=pytest.mark.release)],
 )
-def test_training_and_encoding_take_documents(world, mixture_dir, tmp_path, documents):
-    config, store = fusion(documents=documents), world.stores[0]
-    augmentation = str(tmp_path / "documents")
-    look_up(world, mixture_dir, augmentation, k=4)
-    training = tiny_training.training_config(train_steps=3, evaluation_period=3)
-    about = {"model": config, "training": training}
-    data = TrainingData(store, augmentation_dir=augmentation, documents=3)
-    summary = train(model_dir=str(tmp_path / "model"), data=data, **about)
+def test_training_and_encoding_take_documents(given, tmp_path, documents):
+    config, data, model_dir = fusion(documents=documents), TrainingData(**given), tmp_path / "model"
+    summary = train(model_dir=str(model_dir), data=data, model=config, training=TRAINING)
     assert np.isfinite(summary.validation["nll"])
-    trained = load_model(tmp_path / "model")
+    trained = load_model(model_dir)
     assert np.abs(trained.params["query_encoder"]["fusion_projection"]["kernel"]).max() > 0
-    encode(
-        model_dir=str(tmp_path / "model"),
-        token_store=store,
-        output_dir=str(tmp_path / "embeddings"),
-        augmentation_dir=augmentation,
-        documents=3,
-        tasks=["first"],
-    )
-    encoded = QueryEmbeddings.of_split(tmp_path / "embeddings", "first", "validation")
-    tokens = TokenStore.open(store)
-    texts = Augmentation.open(augmentation, per_query=3, config=config, store=tokens).of_queries(
-        tokens.queries("first", "validation")
-    )
-    rows = np.arange(16)
-    fused = trained.encode_fn(Role.QUERY)(texts.tokens(rows))
+    output_dir = str(tmp_path / "embeddings")
+    encode(model_dir=str(model_dir), output_dir=output_dir, tasks=["first"], **given)
+    encoded = QueryEmbeddings.of_split(output_dir, "first", "validation")
+    store, documents_dir = TokenStore.open(given["token_store"]), given["augmentation_dir"]
+    looked_up = Augmentation.open(documents_dir, per_query=3, config=config, store=store)
+    texts = looked_up.of_queries(store.queries("first", "validation")).tokens(np.arange(16))
+    fused = trained.encode_fn(Role.QUERY)(texts)
     np.testing.assert_allclose(encoded[:], fused, atol=1e-5)
-    alone = trained.encode_fn(Role.QUERY)(texts.tokens(rows).query)
+    alone = trained.encode_fn(Role.QUERY)(texts.query)
     assert np.abs(np.asarray(alone) - np.asarray(fused)).max() > 1e-6
     more = dataclasses.replace(data, documents=5)
-    with pytest.raises(ConfigError, match=r"5 documents per query of 4 looked up"):
-        train(model_dir=str(tmp_path / "x"), data=more, **about)
-    plain = {**about, "model": tiny_training.model_config()}
-    with pytest.raises(ConfigError, match="this model fuses none"):
-        train(model_dir=str(tmp_path / "x"), data=data, **plain)
+    for documents, model, message in (
+        (more, config, "5 documents per query of 4 looked up"),
+        (data, PLAIN, "this model fuses none"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            train(model_dir=str(tmp_path / "x"), data=documents, model=model, training=TRAINING)
 
 
-def test_attention_to_cached_states_is_that_to_tokens(world, mixture_dir, tmp_path, monkeypatch):
-    bert = dataclasses.replace(tiny_training.model_config().bert, num_layers=2)
-    model_dir, documents = tmp_path / "model", str(tmp_path / "documents")
-    tiny_training.write_untrained(model_dir, fusion(bert=bert, towers=Towers.TIED), world.stores[0])
+def test_attention_to_cached_states_is_that_to_tokens(
+    world, mixture_dir, given, tmp_path, monkeypatch
+):
+    model_dir, model = tmp_path / "model", fusion(bert=TWO_BLOCKS, towers=Towers.TIED)
+    tiny_training.write_untrained(model_dir, model, world.stores[0])
     monkeypatch.setattr(distillation, "read_facts", lambda _: {"train_from_block": 2})
-    look_up(world, mixture_dir, documents, k=3)
-    shares, stores = [], []
+    shares, positives = [], []
     for states_dir in (None, str(tmp_path / "states")):
-        stores.append(str(tmp_path / f"joined-{states_dir is None}"))
+        output_dir = str(tmp_path / f"joined-{states_dir is None}")
         outputs = distillation.distil_queries(
-            output_dir=stores[-1],
-            token_store=world.stores[0],
+            output_dir=output_dir,
             model_dir=str(model_dir),
             memory_dir=mixture_dir,
-            augmentation_dir=documents,
-            documents=3,
             tasks=["first"],
             learned=1,
             states_dir=states_dir,
+            **given,
         )
         shares += outputs["attention"]
+        queries = TokenStore.open(output_dir).queries("first", "train")
+        positives.append([*map(list, queries.positives)])
     on_tokens, on_states = shares
     assert on_tokens["task"] == "first"
     assert on_states["attention"] == pytest.approx(on_tokens["attention"], abs=1e-5)
-    of_tokens, of_states = (TokenStore.open(store).queries("first", "train") for store in stores)
-    assert len(of_states) > 0
-    assert [*map(list, of_states.positives)] == [*map(list, of_tokens.positives)]
+    assert positives[0] == positives[1] != []
     [folder] = (tmp_path / "states" / "documents").iterdir()
     assert (folder / "states.npy").exists()
     # Towers that are no copies of each other, as after training both.
     monkeypatch.setattr(BertFusionConfig, "initial_params", lambda _, params: params)
-    training = dataclasses.replace(
-        tiny_training.training_config(train_steps=3),
-        train_from_block=1,
-        states_dir=str(tmp_path / "apart"),
-    )
-    data = TrainingData(world.stores[0], augmentation_dir=documents, documents=3)
+    apart = {"train_from_block": 1, "states_dir": str(tmp_path / "apart")}
+    about = {"data": TrainingData(**given), "model": fusion(bert=TWO_BLOCKS)}
+    about["training"] = dataclasses.replace(TRAINING, **apart)
     with pytest.raises(ConfigError, match="whose frozen blocks are its own"):
-        train(model_dir=str(tmp_path / "x"), data=data, model=fusion(bert=bert), training=training)
+        train(model_dir=str(tmp_path / "x"), **about)
 
 
 @pytest.mark.release
 @pytest.mark.slow
-def test_documents_as_cached_states_train_and_encode_as_tokens_do(world, mixture_dir, tmp_path):
-    documents, states_dir = str(tmp_path / "documents"), str(tmp_path / "states")
-    look_up(world, mixture_dir, documents, k=3)
-    bert = dataclasses.replace(tiny_training.model_config().bert, num_layers=2)
-    model = fusion(bert=bert, towers=Towers.TIED)
-    frozen = dataclasses.replace(
-        tiny_training.training_config(train_steps=3, evaluation_period=3), train_from_block=1
-    )
-    about = {"token_store": world.stores[0], "augmentation_dir": documents, "documents": 3}
+def test_documents_as_cached_states_train_and_encode_as_tokens_do(given, tmp_path):
+    model = fusion(bert=TWO_BLOCKS, towers=Towers.TIED)
     queries = []
-    for states in ({}, {"states_dir": states_dir, "states_dtype": EmbeddingDtype.FLOAT32}):
+    cached = {"states_dir": str(tmp_path / "states"), "states_dtype": EmbeddingDtype.FLOAT32}
+    for states in ({}, cached):
         model_dir, output_dir = (str(tmp_path / f"{part}-{len(states)}") for part in "me")
-        training = dataclasses.replace(frozen, **states)
-        train(model_dir=model_dir, data=TrainingData(**about), model=model, training=training)
-        encode(model_dir=model_dir, output_dir=output_dir, tasks=["first"], **states, **about)
-        encoded = QueryEmbeddings.of_split(output_dir, "first", "validation")
-        queries.append(encoded[:])
+        training = dataclasses.replace(TRAINING, train_from_block=1, **states)
+        train(model_dir=model_dir, data=TrainingData(**given), model=model, training=training)
+        encode(model_dir=model_dir, output_dir=output_dir, tasks=["first"], **states, **given)
+        queries.append(QueryEmbeddings.of_split(output_dir, "first", "validation")[:])
     np.testing.assert_allclose(*queries, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("action", "given", "missing"),
+    ("action", "arguments", "missing"),
     [
         (MemoryAction.ADD, {"name": "wiki"}, "TOKEN_STORE"),
         (MemoryAction.ADD, {"name": "wiki", "token_store": "tokens"}, "MODEL_DIR"),
         (MemoryAction.REMOVE, {}, "NAME"),
     ],
 )
-def test_an_action_needs_what_it_reads(action, given, missing, tmp_path):
+def test_an_action_needs_what_it_reads(action, arguments, missing, tmp_path):
     with pytest.raises(ConfigError, match=f"{missing} is missing"):
-        memory(action=action, memory_dir=str(tmp_path), **given)
+        memory(action=action, memory_dir=str(tmp_path), **arguments)
 
 
 @pytest.mark.slow
@@ -313,10 +298,9 @@ def test_memories_that_have_changed_are_refused(world, tmp_path):
     documents = str(tmp_path / "documents")
     look_up(world, directory, documents, k=4)
     remove_memory(name="more", memory_dir=directory)
-    training = tiny_training.training_config(train_steps=2)
     data = TrainingData(world.stores[0], augmentation_dir=documents, documents=2)
     with pytest.raises(FingerprintError, match="the memories have changed"):
-        train(model_dir=str(tmp_path / "m"), data=data, model=fusion(), training=training)
+        train(model_dir=str(tmp_path / "m"), data=data, model=fusion(), training=TRAINING)
     add(world, directory, "more", 1, **more)
     (store / "checksums.txt").unlink()
     metadata = store / "metadata.json"

@@ -52,10 +52,8 @@ def check_provenance(small_world, output_dir, capsys):
 
 def results_of(directory):
     """Runs and looked-up documents of all targets, by path."""
-    contents = {}
-    for path in [*directory.rglob("*.trec"), *directory.rglob("arrays.npz")]:
-        contents[path.relative_to(directory)] = path.read_bytes()
-    return contents
+    paths = [*directory.rglob("*.trec"), *directory.rglob("arrays.npz")]
+    return {path.relative_to(directory): path.read_bytes() for path in paths}
 
 
 ROWS = ["No memory", "MoMA without learning", "MoMA"]

@@ -31,7 +31,7 @@ TRAINING = EnsembleTraining(
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory, tiny_store_dir):
+def store(tiny_store_dir):
     return TokenStore.open(tiny_store_dir)
 
 

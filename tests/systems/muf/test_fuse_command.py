@@ -10,7 +10,6 @@ import pytest
 from tiny_specialist import write_specialist
 
 from taser_jax.commands.inputs import read_task_run
-from taser_jax.commands.search import bm25
 from taser_jax.data.batches.stream import BatchingConfig
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.token_store.store import TokenStore
@@ -27,9 +26,9 @@ from taser_jax.systems.muf.ensemble_files import Ensemble, EnsembleConfig, Ensem
 from taser_jax.systems.muf.fuse import AddedBm25, Domain, fuse, join
 from taser_jax.systems.muf.specialists import Weighing
 
-DEPTH, K, MEMBERS, TEMPERATURES = 30, 20, 3, (0.1, 1.0, 10.0)
+DEPTH, K, TEMPERATURES = 30, 20, (0.1, 1.0, 10.0)
 TRAINING = EnsembleTraining(
-    model=EnsembleConfig(MEMBERS, (8,)),
+    model=EnsembleConfig(3, (8,)),
     batching=BatchingConfig(batch_size=8, num_negatives=0),
     optimizer=OptimizerConfig(learning_rate=1e-2),
     epochs=1,
@@ -65,28 +64,27 @@ def put_together(directory, folder, **others):
     return str(directory)
 
 
-def weighing(**fusion):
-    return Weighing(FusionConfig(**{"depth": DEPTH, "k": DEPTH} | fusion), K, TEMPERATURES)
-
-
-EQUAL = weighing(weighting=Weighting.EQUAL)
-
-
-def start(output_dir, small_world, specialists, **options):
-    settings = {"weighing": weighing(), "k": 5}
-    return fuse(
-        specialists=specialists,
-        data_dir=str(small_world.data_dir),
-        collection="small",
-        output_dir=str(output_dir),
-        **(settings | options),
-    )
+FUSION = FusionConfig(depth=DEPTH, k=DEPTH)
+WEIGHING = Weighing(FUSION, K, TEMPERATURES)
+EQUAL = Weighing(dataclasses.replace(FUSION, weighting=Weighting.EQUAL), K, TEMPERATURES)
 
 
 @pytest.fixture(scope="module")
-def fused(small_world, specialists, tmp_path_factory):
+def start(small_world, specialists):
+    """Fuses the two specialists, or with other arguments, into a directory."""
+    about = {"data_dir": str(small_world.data_dir), "collection": "small", "weighing": WEIGHING}
+
+    def run(output_dir, **changes):
+        given = {"specialists": specialists, "k": 5} | about | changes
+        return fuse(output_dir=str(output_dir), **given)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def fused(start, tmp_path_factory):
     output_dir = tmp_path_factory.mktemp("fused") / "out"
-    return output_dir, start(output_dir, small_world, specialists)
+    return output_dir, start(output_dir)
 
 
 def list_of(output_dir, name, task):
@@ -126,7 +124,7 @@ def test_lists_are_weighed_by_each_specialists_confidence(fused, small_world, sp
             expected = confidence_of(folder, task, runs[place], summary.temperatures[name])
             np.testing.assert_allclose(arrays.arrays["confidence"][:, place], expected, atol=1e-4)
         weights = weights_of(arrays.arrays["confidence"])
-        expected = fuse_runs(runs, weights, FusionConfig(depth=DEPTH, k=DEPTH))
+        expected = fuse_runs(runs, weights, FUSION)
         np.testing.assert_array_equal(arrays.run.rows, expected.rows)
         queries = QuerySet.open(small_world.data_dir, "small", task, "test")
         written = read_task_run(output_dir / "runs", queries, store)
@@ -134,89 +132,67 @@ def test_lists_are_weighed_by_each_specialists_confidence(fused, small_world, sp
         np.testing.assert_array_equal(written.rows, best.rows)
 
 
-def test_a_second_fusion_searches_nothing_anew(fused, small_world, specialists, monkeypatch):
+def test_a_second_fusion_searches_nothing_anew(fused, start, monkeypatch):
     output_dir, summary = fused
-
-    def fail(*arguments):
-        pytest.fail("searched again")
-
-    monkeypatch.setattr(ExactSearcher, "search", fail)
-    again = start(output_dir, small_world, specialists)
-    assert again == summary
+    monkeypatch.setattr(ExactSearcher, "search", lambda *_: pytest.fail("searched again"))
+    assert start(output_dir) == summary
     lists_dir = str(output_dir / "specialists")
-    other = start(
-        output_dir.parent / "equal", small_world, specialists, lists_dir=lists_dir, weighing=EQUAL
-    )
+    other = start(output_dir.parent / "equal", lists_dir=lists_dir, weighing=EQUAL)
     assert other.temperatures == {}
 
 
 def test_results_with_own_passages_are_not_taken_for_those_without(
-    small_world, specialists, tmp_path, monkeypatch
+    start, specialists, tmp_path, monkeypatch
 ):
     # Its queries are no passages.
     monkeypatch.setattr("taser_jax.systems.muf.fuse.check_own_passages", lambda *_: None)
-    only = {"tasks": ["code"]}
-    own = {**only, "own_passage_tasks": ["code"]}
-    start(tmp_path, small_world, specialists, **only)
+    own = {"tasks": ["code"], "own_passage_tasks": ["code"]}
+    start(tmp_path, tasks=["code"])
     with pytest.raises(FingerprintError, match=r"made from depth 30\n.*own passages left out"):
-        start(tmp_path, small_world, specialists, **own)
+        start(tmp_path, **own)
     for name in specialists:
         shutil.rmtree(tmp_path / "specialists" / name / "lists")
         shutil.rmtree(tmp_path / "specialists" / name / "confidence")
     with pytest.raises(FingerprintError, match=r"temperature.json was made from judge qrels, k 20"):
-        start(tmp_path, small_world, specialists, **own)
+        start(tmp_path, **own)
 
 
 def test_a_temperature_alone_is_that_of_all_and_needs_no_validation_queries(
-    small_world, specialists, tmp_path, monkeypatch
+    start, specialists, tmp_path, monkeypatch
 ):
     splits = {task: ["train", "test"] for task in specialists}
     monkeypatch.setattr(PassageStore, "tasks", splits)
-    alone = dataclasses.replace(weighing(), temperatures=(0.5,))
-    summary = start(tmp_path / "alone", small_world, specialists, weighing=alone)
+    summary = start(tmp_path / "alone", weighing=Weighing(FUSION, K, (0.5,)))
     assert summary.temperatures == dict.fromkeys(specialists, 0.5)
     with pytest.raises(ConfigError, match="there are no validation queries of summary"):
-        start(tmp_path / "several", small_world, specialists)
+        start(tmp_path / "several")
 
 
-def test_one_specialist_is_its_own_list_and_needs_no_ensemble(small_world, specialists, tmp_path):
-    alone = {"joint": put_together(tmp_path / "joint", specialists["code"], ensemble=None)}
-    start(tmp_path, small_world, alone)
-    arrays = fused_lists(tmp_path, "summary")
-    own = list_of(tmp_path, "joint", "summary")
+def test_one_specialist_is_its_own_list_and_needs_no_ensemble(start, specialists, tmp_path):
+    joint = put_together(tmp_path / "joint", specialists["code"], ensemble=None)
+    start(tmp_path, specialists={"joint": joint})
+    arrays, own = fused_lists(tmp_path, "summary"), list_of(tmp_path, "joint", "summary")
     np.testing.assert_array_equal(arrays.run.rows, own.rows)
     np.testing.assert_allclose(arrays.run.scores, own.scores)
 
 
-def test_without_the_domain_a_task_is_left_to_the_others(fused, small_world, specialists, tmp_path):
+def test_without_the_domain_a_task_is_left_to_the_others(fused, start, tmp_path):
     output_dir, _ = fused
-    lists_dir = str(output_dir / "specialists")
-    start(tmp_path, small_world, specialists, lists_dir=lists_dir, domain=Domain.LEFT_OUT)
+    start(tmp_path, lists_dir=str(output_dir / "specialists"), domain=Domain.LEFT_OUT)
     for task, other in (("summary", "code"), ("code", "summary")):
-        arrays = fused_lists(tmp_path, task)
+        arrays, own = fused_lists(tmp_path, task), list_of(output_dir, other, task)
         assert arrays.columns == (other,)
-        own = list_of(output_dir, other, task)
         np.testing.assert_array_equal(arrays.run.rows, own.rows)
 
 
-def test_bm25_is_added_with_a_weight_for_each_task(fused, small_world, specialists, tmp_path):
-    output_dir, _ = fused
+def test_bm25_is_added_with_a_weight_for_each_task(fused, start, tmp_path):
+    lists_dir = str(fused[0] / "specialists")
     for split in ("validation", "test"):
-        bm25(
-            data_dir=str(small_world.data_dir),
-            collection="small",
-            output_dir=str(tmp_path / "bm25"),
-            index_dir=str(tmp_path / "index"),
-            split=split,
-            k=50,
-        )
-    summary = start(
-        tmp_path / "out",
-        small_world,
-        specialists,
-        lists_dir=str(output_dir / "specialists"),
-        bm25=AddedBm25(str(tmp_path / "bm25"), HybridConfig(depth=50, alphas=(0.5, 50.0))),
-    )
+        # Runs that stand in for BM25's.
+        start(tmp_path / "sparse", lists_dir=lists_dir, weighing=EQUAL, split=split)
+    runs_dir = str(tmp_path / "sparse" / "runs")
+    added = AddedBm25(runs_dir, HybridConfig(depth=5, alphas=(0.5, 50.0)))
+    summary = start(tmp_path / "out", lists_dir=lists_dir, bm25=added)
     assert summary.alphas.keys() == {"summary", "code"}
     assert set(summary.alphas.values()) <= {0.5, 50.0}
     assert (tmp_path / "out" / "runs_bm25" / "code.test.trec").exists()
@@ -234,18 +210,19 @@ def test_queries_without_any_confidence_are_counted(caplog):
     np.testing.assert_array_equal(fused.run.rows, run.rows)
 
 
-def test_what_does_not_belong_together_is_refused(small_world, specialists, tmp_path):
+def test_what_does_not_belong_together_is_refused(start, specialists, tmp_path):
     of_summary, of_code = specialists["summary"], specialists["code"]
-    mixed = put_together(tmp_path / "ensemble", of_summary, ensemble=of_code)
-    with pytest.raises(FingerprintError, match="train an ensemble on this model's embeddings"):
-        start(tmp_path, small_world, {"a": mixed, "b": of_code})
-    mixed = put_together(tmp_path / "index", of_summary, index=of_code)
-    with pytest.raises(FingerprintError, match="search this model's embeddings"):
-        start(tmp_path, small_world, {"a": mixed, "b": of_code})
-    lists_dir = str(tmp_path / "lists")
-    start(tmp_path / "1", small_world, {"a": of_summary}, lists_dir=lists_dir, weighing=EQUAL)
+    for part, message in (
+        ("ensemble", "train an ensemble on this model's embeddings"),
+        ("index", "search this model's embeddings"),
+    ):
+        mixed = put_together(tmp_path / part, of_summary, **{part: of_code})
+        with pytest.raises(FingerprintError, match=message):
+            start(tmp_path, specialists={"a": mixed, "b": of_code})
+    lists = {"lists_dir": str(tmp_path / "lists"), "weighing": EQUAL}
+    start(tmp_path / "1", specialists={"a": of_summary}, **lists)
     with pytest.raises(FingerprintError, match="name another directory"):
-        start(tmp_path / "2", small_world, {"a": of_code}, lists_dir=lists_dir, weighing=EQUAL)
+        start(tmp_path / "2", specialists={"a": of_code}, **lists)
 
 
 @pytest.mark.parametrize(
@@ -271,15 +248,14 @@ def test_what_does_not_belong_together_is_refused(small_world, specialists, tmp_
         ),
     ],
 )
-def test_bad_settings(change, words, small_world, specialists, tmp_path):
-    options = dict(change)
-    names = options.pop("specialists", tuple(specialists))
-    given = dict(zip(names, specialists.values(), strict=False))
-    if "lacks" in options:
-        lacks = {options.pop("lacks"): None}
-        given["summary"] = put_together(tmp_path / "folder", given["summary"], **lacks)
+def test_bad_settings(change, words, start, specialists, tmp_path):
+    options = {"specialists": specialists, "lacks": None} | change
+    lacks, given = options.pop("lacks"), options.pop("specialists")
+    given = dict(zip(given, specialists.values(), strict=False))
+    if lacks:
+        given["summary"] = put_together(tmp_path / "folder", given["summary"], **{lacks: None})
     with pytest.raises(ConfigError, match=words):
-        start(tmp_path, small_world, given, **options)
+        start(tmp_path, specialists=given, **options)
 
 
 @pytest.mark.parametrize("temperatures", [(), (0.1, -1.0)])

@@ -2,12 +2,11 @@
 
 import csv
 import json
-import pathlib
 import shutil
 
 import numpy as np
 import pytest
-from small_world import SmallWorld, gin, refused, succeed
+from small_world import gin, refused, succeed
 from tiny_training import training_config
 
 from taser_jax.commands.pipelines.retrieval_stages import System
@@ -28,7 +27,7 @@ ORACLES = ["Oracle indicator", "Oracle Bayesian"]
 FUSED = ["MUF", "MUF without the domain", "Equal weights"]
 
 
-def arguments(world: SmallWorld, output_dir: pathlib.Path, *bindings: str) -> list[str]:
+def arguments(world, output_dir, *bindings):
     """Four steps of a tiny model for each system; small ensembles of three."""
     return [
         *("pipeline", "muf", "--gin_file=runs/pipeline_muf.gin"),
@@ -63,13 +62,9 @@ def finished(small_world, tmp_path_factory):
     return directory
 
 
-def lines(directory, name):
-    with open(directory / f"{name}.csv", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def rows(directory, name):
-    return list(dict.fromkeys(line["system"] for line in lines(directory, name)))
+    with open(directory / f"{name}.csv", newline="") as file:
+        return list(dict.fromkeys(line["system"] for line in csv.DictReader(file)))
 
 
 def values(directory, system, task, measure="R@20"):
