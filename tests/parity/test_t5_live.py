@@ -24,17 +24,21 @@ import make_t5_golden as hf
 pytestmark = pytest.mark.slow
 
 
+def read_back(model, directory):
+    """Our configuration and parameters, from what transformers saves."""
+    model.save_pretrained(directory)
+    config = t5_config(directory)
+    return config, t5_from_tensors(read_tensors(directory), config, where="live")
+
+
 @pytest.mark.parametrize(
-    "kind",
-    ["umt5", *(pytest.param(kind, marks=pytest.mark.release) for kind in ("t5", "t5_1_1"))],
+    "kind", ["umt5", *(pytest.param(kind, marks=pytest.mark.release) for kind in ("t5", "t5_1_1"))]
 )
 def test_saved_models_of_real_bucket_sizes(kind, tmp_path):
     sizes = {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
     model = hf.random_model(kind, seed=1, **sizes)
-    model.save_pretrained(tmp_path)
-    config = t5_config(tmp_path)
+    config, params = read_back(model, tmp_path)
     assert (config.num_buckets, config.max_distance) == (32, 128)
-    params = t5_from_tensors(read_tensors(tmp_path), config, where="live")
     # Long enough for every bucket, the one beyond 128 tokens too.
     ids, mask = hf.random_inputs(length=140, seed=1)
     outputs = t5_outputs(config, params, ids, mask)
@@ -47,14 +51,12 @@ def test_fused_queries_are_a_decoder_over_joined_encoder_outputs(tmp_path):
     from transformers.modeling_outputs import BaseModelOutput
 
     model = hf.random_model("t5", seed=3)
-    model.save_pretrained(tmp_path)
-    config = t5_config(tmp_path)
-    params = t5_from_tensors(read_tensors(tmp_path), config, where="live")
-    query_ids, query_mask = hf.random_inputs(length=6, seed=4)
+    config, params = read_back(model, tmp_path)
+    query_ids, query_mask = (array[:2] for array in hf.random_inputs(length=6, seed=4))
     ids, mask = hf.random_inputs(length=9, seed=5)
     present = np.array([[True, True], [True, False]])
     texts = Augmented(
-        Tokens(query_ids[:2], query_mask[:2]),
+        Tokens(query_ids, query_mask),
         Tokens(ids.reshape(2, 2, 9), mask.reshape(2, 2, 9)),
         present,
     )
@@ -70,10 +72,9 @@ def test_fused_queries_are_a_decoder_over_joined_encoder_outputs(tmp_path):
 
     with torch.no_grad():
         documents = states(ids, mask).reshape(2, 18, -1)
-        joined = torch.cat([states(query_ids[:2], query_mask[:2]), documents], dim=1)
-        real = np.concatenate(
-            [query_mask[:2], (mask.reshape(2, 2, 9) & present[..., None]).reshape(2, 18)], axis=1
-        )
+        joined = torch.cat([states(query_ids, query_mask), documents], dim=1)
+        of_documents = (mask.reshape(2, 2, 9) & present[..., None]).reshape(2, 18)
+        real = np.concatenate([query_mask, of_documents], axis=1)
         model.set_attn_implementation("eager")
         output = model(
             encoder_outputs=BaseModelOutput(last_hidden_state=joined),
