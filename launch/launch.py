@@ -526,6 +526,8 @@ TERMINALS = [name for name in ("stdout", "stderr") if getattr(sys, name).isatty(
 
 
 def _stop(number: int, _: object) -> None:
+    # A terminal that closes sends it twice, as the kernel and as the shell: once ends the run.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if number == signal.SIGHUP:
         for name in TERMINALS:
             setattr(sys, name, io.StringIO())
