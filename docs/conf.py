@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+import sys
 from typing import Any
 
 from pygments.lexers.python import PythonLexer
@@ -12,6 +13,8 @@ from sphinx.application import Sphinx
 import taser_jax
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+# PyTorch's triton ends a process that has TensorFlow.
+sys.modules["triton"] = None  # type: ignore[assignment]
 
 project = "taser_jax"
 author = copyright = "The taser_jax authors"
