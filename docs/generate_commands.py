@@ -19,6 +19,7 @@ from typing import Any
 from taser_jax.cli import command_line, command_table
 from taser_jax.cli.command_line import description, entries, options, shown_default
 from taser_jax.cli.gin_files import read
+from taser_jax.storage.typed_files import is_enum
 
 PATH = pathlib.Path(__file__).resolve().parent / "commands.md"
 HEAD = f"""\
@@ -116,7 +117,7 @@ def _notes(gin_file: str) -> list[str]:
 
 def _enum(hint: Any) -> type[enum.Enum] | None:
     for option in typing.get_args(hint) or (hint,):
-        if inspect.isclass(option) and issubclass(option, enum.Enum):
+        if is_enum(option):
             return option
     return None
 

@@ -32,7 +32,7 @@ SLACK = 0.03
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
     "assembly": 1_473,
-    "cli": 1_233,
+    "cli": 1_231,
     "commands": 4_405,
     "data": 5_545,
     "devices": 1_053,
@@ -43,12 +43,12 @@ ROOMS = {
     "optim": 841,
     "retrieval": 2_157,
     "serving": 490,
-    "storage": 1_277,
+    "storage": 1_276,
     "systems": 2_853,
     "training": 1_264,
 }
 OTHERS = {
-    "lines of code": 29_124,
+    "lines of code": 29_122,
     "percent of code that imports or raises": 13.9,
     "files": 188,
     "lines of the longest file": 415,

@@ -17,7 +17,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from taser_jax.storage.typed_files import BUILDERS
+from taser_jax.storage.typed_files import BUILDERS, is_enum
 
 # Commands of two words, by their first.
 GROUPS = {"pipeline": "run several stages"}
@@ -329,7 +329,7 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    if hint in _enums(hint):
+    if is_enum(hint):
         return isinstance(value, hint) or value in [member.value for member in hint]
     is_class = dataclasses.is_dataclass(hint) or inspect.isabstract(hint)
     if is_class or hint in (str, bool, type(None)):
@@ -373,7 +373,7 @@ def shown(hint: Any) -> str:
 
 
 def _enums(hint: Any) -> list[type[enum.Enum]]:
-    if inspect.isclass(hint) and issubclass(hint, enum.Enum):
+    if is_enum(hint):
         return [hint]
     return [kind for part in typing.get_args(hint) for kind in _enums(part)]
 

@@ -23,7 +23,7 @@ import gin
 from taser_jax.cli import command_table, gin_files
 from taser_jax.cli.command_table import at_home, fits, fix_of, shown
 from taser_jax.storage.errors import ConfigError, did_you_mean
-from taser_jax.storage.typed_files import check_ranges
+from taser_jax.storage.typed_files import check_ranges, is_enum
 
 _PRETRAINED = "PRETRAINED"
 # The class that loads the weights it names.
@@ -117,9 +117,7 @@ def _convert(value: Any, hint: Any, *, where: str) -> Any:
     value = at_home(value)
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     options = typing.get_args(hint) if is_union else (hint,)
-    enums = [
-        option for option in options if inspect.isclass(option) and issubclass(option, enum.Enum)
-    ]
+    enums = list(filter(is_enum, options))
     if isinstance(value, str) and enums and str not in options:
         for kind in enums:
             if value in [member.value for member in kind]:

@@ -12,7 +12,7 @@ import re
 import stat
 import typing
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeGuard, TypeVar
 
 import msgspec
 from etils import epath
@@ -365,6 +365,11 @@ def parts_of(value: object) -> Mapping[str, Any] | None:
     return {str(key): part for key, part in value.items()} if isinstance(value, Mapping) else None
 
 
+def is_enum(hint: object) -> TypeGuard[type[enum.Enum]]:
+    """Whether an annotation, or a part of one, is an enum."""
+    return isinstance(hint, type) and issubclass(hint, enum.Enum)
+
+
 def _choices(hint: Any, field: str) -> list[object]:
     """Values of the enum that a field must be of; empty for a field of another type."""
     for name in re.findall(r"\w+", field):
@@ -372,8 +377,5 @@ def _choices(hint: Any, field: str) -> list[object]:
             parts = (hint, *typing.get_args(hint))
             hints = (typing.get_type_hints(part) for part in parts if isinstance(part, type))
             hint = next((names[name] for names in hints if name in names), None)
-    values: list[object] = []
-    for part in (hint, *typing.get_args(hint)):
-        if isinstance(part, type) and issubclass(part, enum.Enum):
-            values += [member.value for member in part]
-    return values
+    parts = (hint, *typing.get_args(hint))
+    return [member.value for part in parts if is_enum(part) for member in part]

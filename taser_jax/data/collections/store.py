@@ -8,6 +8,7 @@ Layout of a collection; each part appears whole:
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -88,7 +89,7 @@ class PassageStore(RecordDataset[Passage]):
         """
         return cls(_passages_directory(data_dir, collection))
 
-    @property
+    @functools.cached_property
     def tasks(self) -> dict[str, list[str]]:
         """Task of the collection -> its splits, as `list_tasks` has them."""
         return list_tasks(self.directory.parent.parent, self.directory.parent.name)
