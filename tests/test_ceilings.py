@@ -34,7 +34,7 @@ ROOMS = {
     "assembly": 1_473,
     "cli": 1_231,
     "commands": 4_405,
-    "data": 5_545,
+    "data": 5_546,
     "devices": 1_053,
     "evaluation": 1_272,
     "interop": 2_616,
