@@ -185,7 +185,10 @@ class QuestionSplit:
                 yield question
 
     def _group(self, question: Question) -> str:
-        """What decides the question's split: its id, a part of it, or the page of its positives."""
+        """What decides its split: its id, a part of it, its text, or the page of its positives."""
+        if self.pairs and self.task not in self.options.split_groups:
+            # Of rows that ask the same, one in training would answer one in a test.
+            return question.text
         if self.task not in self.options.split_by_page:
             # Without a pattern the whole id.
             pattern = self.options.split_groups.get(self.task, "(?s).*")

@@ -128,8 +128,8 @@ def read_questions(path: FilePath, *, pairs: bool = False) -> Iterator[Question]
     JSON, JSON lines, Parquet or a table with a header, of {question, answers, id} or synonyms
     (`fields.Role`), with the passages of anchor/positive/negative pairs, or DPR's positive_ctxs,
     negative_ctxs and hard_negative_ctxs (a context is {title, text} and optionally passage_id or
-    psg_id). Of pairs with a grade (relevance, label), the rows of a question are one, and what is
-    graded 0 or below is a hard negative.
+    psg_id). Of pairs, the rows of a question are one, unless they have ids of their own and no
+    grade (relevance, label); what is graded 0 or below is a hard negative.
 
     JSON lines of {_id, text}: BEIR's.
 
@@ -157,19 +157,20 @@ def read_questions(path: FilePath, *, pairs: bool = False) -> Iterator[Question]
     if is_kilt(path):
         yield from read_kilt(path)
         return
-    graded: dict[str, Question] = {}
+    rows: dict[tuple[str, str], Question] = {}
     for record in _records(path):
         question = _question(record, pairs=pairs)
-        if not pairs or record.first(Role.RELEVANCE) is None:
+        key = (question.text, question.id if record.first(Role.RELEVANCE) is None else "")
+        if not pairs or not question.text.strip():
             yield question
-        elif (asked := graded.setdefault(question.text, question)) is not question:
-            graded[question.text] = dataclasses.replace(
+        elif (asked := rows.setdefault(key, question)) is not question:
+            rows[key] = dataclasses.replace(
                 asked,
                 answers=asked.answers + question.answers,
                 positives=asked.positives + question.positives,
                 hard_negatives=asked.hard_negatives + question.hard_negatives,
             )
-    yield from graded.values()
+    yield from rows.values()
 
 
 def _records(path: FilePath) -> Iterator[Record]:

@@ -185,6 +185,18 @@ def test_pairs_of_several_splits_share_their_passages(prepare_notes, queries_of)
     assert store[query.positives[0]].text == TEXTS[0]
 
 
+@pytest.mark.parametrize("columns", [["anchor", "positive"], ["anchor", "positive", "id"]])
+def test_rows_that_ask_the_same_are_in_one_split(columns, prepare_notes, queries_of):
+    rows = [[f"q{n // 3}", f"text {n}", str(n)][: len(columns)] for n in range(300)]
+    prepare_notes({"pairs.csv": _table([columns, *rows])})
+    of_split = {split: queries_of("pairs", split) for split in ("train", "validation", "test")}
+    asked = [{query.text for query in queries} for queries in of_split.values()]
+    assert sum(map(len, asked)) == len(set.union(*asked)) == 100
+    # With ids of their own they remain queries of their own.
+    rows_of = {len(query.positives) for queries in of_split.values() for query in queries}
+    assert rows_of == ({1} if "id" in columns else {3})
+
+
 # Some of TREC's files begin with an empty line.
 SGML = "\n" + "".join(
     f"<top>\n<num> Number: {n}\n<title> {text}\n\n<desc> Description:\nmore\n</top>\n\n"
