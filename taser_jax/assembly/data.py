@@ -18,7 +18,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.batch import Batch
 from taser_jax.models.dual_encoder import ModelConfig
-from taser_jax.storage.errors import ConfigError, check_known
+from taser_jax.storage.errors import ConfigError, check_known, check_names_some
 from taser_jax.storage.progress import logger
 from taser_jax.storage.typed_files import read_typed
 
@@ -72,6 +72,7 @@ def training_queries(
         negatives_dirs: from `taser mine`; a directory without this task and split adds nothing.
         split: split of the queries.
     """
+    check_names_some(task_names)
     names = task_names or [task for task, splits in store.tasks.items() if split in splits]
     tasks = {}
     for name in names:

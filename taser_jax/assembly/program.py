@@ -13,7 +13,11 @@ import optax
 from taser_jax.assembly import data
 from taser_jax.assembly.plans import BatchPlan, TrainingConfig, TrainingTexts, make_plan
 from taser_jax.assembly.run_record import data_facts
-from taser_jax.assembly.text_sources import QUERY_DOCUMENTS, QueryDocuments
+from taser_jax.assembly.text_sources import (
+    QUERY_DOCUMENTS,
+    QueryDocuments,
+    check_states_can_be_kept,
+)
 from taser_jax.assembly.validator import SPLIT, check_validated_tasks
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
@@ -272,8 +276,14 @@ def training_job(
         TrainingTexts(*data.lengths(store, inputs.feature_lengths or {}), store, queries),
         partitioner=Partitioner(make_mesh(training.mesh)),
     )
+    if training.states_dir:
+        check_states_can_be_kept(training.train_from_block)
     validation_queries = read(SPLIT) if training.validation else {}
     selection, loop = training.checkpoints.selection.value, training.loop
+    if loop.patience and not (training.validation and loop.evaluation_period):
+        problem = f"patience of {loop.patience} validations, and none before the end"
+        fix = "set EVAL_PERIOD and TrainingConfig.validation, or a patience of 0"
+        raise ConfigError(problem, where="LoopConfig.patience", fix=fix)
     several = loop.validates_first or 0 < loop.evaluation_period < loop.train_steps
     if several and training.validation and selection not in training.validation.metrics:
         measured = ", ".join(training.validation.metrics) or "nothing"

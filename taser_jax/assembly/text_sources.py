@@ -104,6 +104,20 @@ QUERY_DOCUMENTS = "taser_jax.systems.moma.query_documents:Augmentation.open"
 SHARED_EMBEDDINGS = "taser_jax.systems.moma.memory:TowerEmbeddings"
 
 
+def check_states_can_be_kept(frozen_blocks: int) -> None:
+    """Refuses a directory for states where nothing is frozen, or on several hosts.
+
+    Raises:
+        ConfigError: naming the blocks and hosts.
+    """
+    hosts = jax.process_count()
+    if not frozen_blocks or hosts > 1:
+        problem = f"{frozen_blocks} frozen blocks, {hosts} hosts, and a directory for states"
+        expected = "at least one frozen block, on one host"
+        fix = "set train_from_block" if hosts == 1 else "drop states_dir, or train on one host"
+        raise ConfigError(problem, where="TrainingConfig.states_dir", expected=expected, fix=fix)
+
+
 def frozen_texts(
     directory: str,
     *,
@@ -135,12 +149,7 @@ def frozen_texts(
         FingerprintError: the directory has states of other weights, tokens or blocks.
         StorageError: it cannot be written.
     """
-    if not model.frozen_blocks or jax.process_count() > 1:
-        hosts = jax.process_count()
-        problem = f"{model.frozen_blocks} frozen blocks, {hosts} hosts, and a directory for states"
-        expected = "at least one frozen block, on one host"
-        fix = "set train_from_block" if hosts == 1 else "drop states_dir, or train on one host"
-        raise ConfigError(problem, where="TrainingConfig.states_dir", expected=expected, fix=fix)
+    check_states_can_be_kept(model.frozen_blocks)
     maker = _Maker(dtype, model, params)
     passages = maker.rows(
         pathlib.Path(directory) / "passages",

@@ -322,7 +322,7 @@ def _check_macros(bindings: _Bindings, referenced: set[str], *, given: Collectio
         raise ConfigError(
             f"macro {name} is set, but nothing refers to it",
             where=name,
-            expected=f"one of {', '.join(sorted(referenced))}",
+            expected=f"one of {', '.join(sorted(referenced))}" if referenced else "no macro here",
             fix=did_you_mean(name, usable) or "check the spelling, or remove it",
         )
 

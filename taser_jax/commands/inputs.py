@@ -13,7 +13,7 @@ from taser_jax.evaluation.metrics import AnswerMatch, AnswerMatcher
 from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
 from taser_jax.retrieval.runs import NO_ROW, Run, read_trec_run
 from taser_jax.storage.artifacts import split_path
-from taser_jax.storage.errors import ConfigError, check_known
+from taser_jax.storage.errors import ConfigError, check_known, check_names_some
 
 
 def run_path(runs_dir: str | pathlib.Path, task: str, split: str) -> pathlib.Path:
@@ -39,9 +39,10 @@ def tasks_with(
         fix: what to do where it is missing; None means to take or prepare another.
 
     Raises:
-        ConfigError: a task wanted does not exist or has no such split, or none has it.
+        ConfigError: a task wanted does not exist or has no such split, or none has it or is wanted.
     """
     splits_of = store.tasks
+    check_names_some(tasks)
     check_known(tasks or (), splits_of, where="TASKS")
     for task in tasks or ():
         if split not in splits_of[task]:

@@ -8,7 +8,7 @@ import errno
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 EXIT_USER_ERROR = 2
@@ -88,6 +88,17 @@ def check_known(
     if unknown := sorted(set(names).difference(there)):
         fix = f"name some of {', '.join(sorted(there)) or '(none)'}"
         raise ConfigError(f"no {what} {', '.join(unknown)}", where=where, fix=fix)
+
+
+def check_names_some(tasks: Sequence[str] | None) -> None:
+    """Rejects a list of tasks without any; None means all.
+
+    Raises:
+        ConfigError: it is empty.
+    """
+    if tasks is not None and not tasks:
+        fix = "name at least one task, or set None for all"
+        raise ConfigError("a list without a task", where="TASKS", fix=fix)
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str | None:

@@ -179,6 +179,11 @@ def test_what_is_wrong_is_named_with_what_is_right(resolve, line, binding, messa
     assert fix in str(error.value)
 
 
+def test_where_no_macro_is_referred_to_none_is_expected(resolve):
+    with pytest.raises(ConfigError, match=r"(?s)macro PIE is set.*expected: no macro here"):
+        resolve("cook.dish = 'soup'\n", "PIE=1")
+
+
 def test_required_values_are_all_named_with_how_to_set_them(resolve):
     fix = r"(?s)DISH, cook\.portions not set.*--gin\.DISH=\.\.\. --gin\.cook\.portions=\.\.\."
     with pytest.raises(ConfigError, match=fix):

@@ -11,10 +11,12 @@ from taser_jax.assembly.model_directory import load_model
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, parameter_count
 from taser_jax.storage.errors import ConfigError, FingerprintError, StorageError
+from taser_jax.training.loop import LoopConfig
 from taser_jax.training.objective import ObjectiveConfig
 
 TRAINING = tiny_training.training_config(train_steps=40, evaluation_period=20)
 UNEVEN = tiny_training.training_config(train_steps=1, batch_size=12)
+AT_THE_END = dataclasses.replace(TRAINING, loop=LoopConfig(train_steps=4, patience=2))
 TOO_WIDE = dataclasses.replace(TRAINING, objective=ObjectiveConfig(matryoshka_dims=(8, 32)))
 
 
@@ -92,11 +94,15 @@ def _without_loss():
         ({"initial_checkpoint": "nowhere/checkpoint_1"}, "no checkpoint here"),
         ({"training": TOO_WIDE}, "of a model with 16 dimensions"),
         ({"training": _without_loss()}, "by nll, and validation measures average_rank, mrr"),
+        ({"data": {"tasks": []}}, "TASKS: a list without a task"),
+        ({"training": dataclasses.replace(TRAINING, states_dir="states")}, "0 frozen blocks"),
+        ({"training": AT_THE_END}, "patience of 2 validations, and none before the end"),
     ],
 )
 def test_what_cannot_be_trained_is_reported_first(tmp_path, tiny_store_dir, options, words):
-    with pytest.raises(ConfigError, match=words):
-        start(tmp_path / "model", tiny_store_dir, **options)
+    for dry_run in (True, False):
+        with pytest.raises(ConfigError, match=words):
+            start(tmp_path / "model", tiny_store_dir, dry_run=dry_run, **options)
 
 
 def test_a_full_disk_under_the_metrics_is_reported(tmp_path, tiny_store_dir, monkeypatch):

@@ -109,7 +109,9 @@ def task_batch_sizes(
             fix=f"the next total that fits is {max(-(-total // multiple), len(sizes)) * multiple}",
         )
     seats = total // multiple
-    weights = np.asarray([float(size) for size in sizes.values()]) ** (1.0 / temperature)
+    # Shares of the largest set: near a temperature of 0 the powers of the sizes would overflow.
+    weights = np.asarray(list(sizes.values())) / max(sizes.values())
+    weights = weights ** (1.0 / temperature)
     quotas = seats * weights / weights.sum() - 1.0
     given = np.maximum(np.floor(quotas), 0.0).astype(int)
     left = seats - len(sizes) - int(given.sum())

@@ -50,6 +50,8 @@ def test_sizes_of_two_sets_by_hand():
     # A small set keeps one seat beside a very large one.
     sizes = task_batch_sizes({"a": 10**9, "b": 1, "c": 1}, total=4, temperature=1.0)
     assert sizes == {"a": 2, "b": 1, "c": 1}
+    # Towards a temperature of 0 the largest set takes what the others do not need.
+    assert task_batch_sizes({"a": 182, "b": 62}, total=8, temperature=1e-3) == {"a": 7, "b": 1}
 
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0, 1e9])
