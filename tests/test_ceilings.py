@@ -31,10 +31,10 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 1_473,
+    "assembly": 1_486,
     "cli": 1_231,
-    "commands": 4_405,
-    "data": 5_549,
+    "commands": 4_408,
+    "data": 5_550,
     "devices": 1_053,
     "evaluation": 1_272,
     "interop": 2_616,
@@ -43,12 +43,12 @@ ROOMS = {
     "optim": 841,
     "retrieval": 2_157,
     "serving": 490,
-    "storage": 1_276,
+    "storage": 1_280,
     "systems": 2_853,
     "training": 1_264,
 }
 OTHERS = {
-    "lines of code": 29_125,
+    "lines of code": 29_146,
     "percent of code that imports or raises": 13.9,
     "files": 188,
     "lines of the longest file": 415,
